@@ -1,0 +1,1 @@
+//! The CNI protocol and the plugin margay-ipam.

@@ -1,0 +1,1 @@
+//! Which store: from NetConf, environment, file or URL to an open store.

@@ -1,0 +1,1 @@
+//! The IPAM data model and the allocator; speaks kv and nothing else.

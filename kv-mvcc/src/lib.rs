@@ -1,0 +1,5 @@
+//! Revisions, history and watches on top of any ordered table.
+
+mod table;
+
+pub use table::{MAX_ROW_BYTES, Table, View, Visit, Write};

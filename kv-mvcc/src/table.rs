@@ -1,0 +1,66 @@
+//! The seam: what an engine must offer so that everything else can stand on it.
+
+use std::fmt::Debug;
+use std::ops::ControlFlow;
+
+use kv::Result;
+
+/// The largest value of one row, in bytes. Larger values are cut into several rows above this seam.
+pub const MAX_ROW_BYTES: usize = 96 * 1024;
+
+/// A change of one row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// Set the row.
+    Put(Vec<u8>, Vec<u8>),
+    /// Remove the row, if it is there.
+    Delete(Vec<u8>),
+}
+
+/// What a scan calls with each row's key and value; it stops on `Break`.
+pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
+
+/// An ordered table of rows on some engine. Calls block; they are made on threads that may.
+///
+/// An engine must see to it that
+///
+/// 1. a commit is atomic, and durable (against power loss too) when it returns `Ok`;
+/// 2. a view is a consistent snapshot: it shows all of a commit or nothing, and no later one;
+/// 3. no view shows a commit that is not durable yet;
+/// 4. rows are ordered by unsigned byte comparison of their keys;
+/// 5. after a commit that failed, later commits fail with `Poisoned` until [`Table::recover`] has succeeded.
+pub trait Table: Debug + Send + Sync + 'static {
+    /// A snapshot of the table. It is short-lived: a view may hold up commits as long as it exists.
+    ///
+    /// # Errors
+    /// `Io`, `Corrupt`.
+    fn view(&self) -> Result<Box<dyn View + '_>>;
+
+    /// Applies all writes or none; no row is named twice. Only one commit runs at a time: callers see to that.
+    ///
+    /// # Errors
+    /// `NoSpace` or `CommitIo` if the engine failed and what it did is not known; `Poisoned` after such a failure.
+    fn commit(&self, writes: &[Write]) -> Result<()>;
+
+    /// Makes the table usable again after a failed commit, by reopening the engine: afterwards views show what is
+    /// really there, all of that commit or nothing of it.
+    ///
+    /// # Errors
+    /// `Io`, `Corrupt`; the table stays poisoned.
+    fn recover(&self) -> Result<()>;
+}
+
+/// A snapshot of a [`Table`].
+pub trait View {
+    /// The value of a row.
+    ///
+    /// # Errors
+    /// `Io`, `Corrupt`.
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>>;
+
+    /// Calls `visit` with the rows from `from` (inclusive) to `to` (exclusive), ascending, until it breaks.
+    ///
+    /// # Errors
+    /// `Io`, `Corrupt`.
+    fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()>;
+}

@@ -1,0 +1,402 @@
+//! What can go wrong, and whether a write that went wrong may have happened all the same.
+
+use std::borrow::Cow;
+use std::error::Error as StdError;
+use std::fmt;
+
+use crate::key::{Key, Revision};
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What was being done when it failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Opening or creating the store.
+    Open,
+    /// Reading.
+    Range,
+    /// Writing, or a transaction that only reads.
+    Txn,
+    /// Watching.
+    Watch,
+    /// Compacting.
+    Compact,
+    /// A call of [`transact`](crate::transact) as a whole.
+    Transact,
+    /// Closing.
+    Close,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Open => "open",
+            Self::Range => "read",
+            Self::Txn => "transaction",
+            Self::Watch => "watch",
+            Self::Compact => "compaction",
+            Self::Transact => "update",
+            Self::Close => "close",
+        })
+    }
+}
+
+/// Whether a write that failed has changed the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// It did not and will not happen.
+    NotApplied,
+    /// It may have happened, or may still happen.
+    Unknown,
+}
+
+/// What is wrong with a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InvalidArgument {
+    /// A key without bytes.
+    EmptyKey,
+    /// A key over the limit.
+    KeyTooLong {
+        /// How long it is, in bytes.
+        bytes: usize,
+    },
+    /// A branch that puts a key twice, or puts it and deletes it.
+    DuplicateKey(Key),
+    /// More compares, or operations in one branch, than allowed.
+    TooManyOps {
+        /// How many there are.
+        count: usize,
+    },
+    /// A watch of a range in which no key can be.
+    EmptyWatchRange,
+    /// A revision below 1 where a real one is needed.
+    RevisionNotSet,
+    /// A [`Transaction`](crate::Transaction) that writes a key that it has not read.
+    UnguardedWrite(Key),
+}
+
+impl fmt::Display for InvalidArgument {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::EmptyKey => f.write_str("a key is empty"),
+            Self::KeyTooLong { bytes } => {
+                write!(f, "a key is {bytes} bytes long, over the limit of {}", crate::MAX_KEY_BYTES)
+            }
+            Self::DuplicateKey(key) => write!(f, "key {key} is written twice in one branch of a transaction"),
+            Self::TooManyOps { count } => write!(
+                f,
+                "a transaction has {count} compares or operations in one branch, over the limit of {}",
+                crate::MAX_TXN_OPS
+            ),
+            Self::EmptyWatchRange => f.write_str("the range to watch is empty"),
+            Self::RevisionNotSet => f.write_str("a revision of at least 1 is needed"),
+            Self::UnguardedWrite(key) => write!(f, "key {key} is written without having been read"),
+        }
+    }
+}
+
+/// Why a store did not let somebody in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Auth {
+    /// No valid user, password or token.
+    Unauthenticated,
+    /// The user may not do this.
+    Denied,
+    /// The permissions changed while the request was on its way.
+    OldRevision,
+}
+
+/// What kind of error it is: match on this, never on text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The request can never be carried out.
+    InvalidArgument(InvalidArgument),
+    /// The request, or a value in it, is over the size limit.
+    TooLarge {
+        /// How large it is, in bytes.
+        bytes: usize,
+    },
+    /// The revision asked for is below the compaction mark.
+    Compacted {
+        /// The mark: the oldest revision that can be read; unset if the store did not say.
+        compact_revision: Revision,
+    },
+    /// The revision asked for is above the store's.
+    FutureRevision,
+    /// The store has no room. Whether the write happened is not certain on every store.
+    NoSpace,
+    /// The store has too much to do and refused the request unread.
+    Throttled,
+    /// Authentication or permission.
+    Auth(Auth),
+    /// The request never left: no connection.
+    NotSent,
+    /// The member asked has no leader.
+    NoLeader,
+    /// Another process holds the store, and it did not come free in time.
+    Locked,
+    /// An earlier error left the handle unable to write; open the store again.
+    Poisoned,
+    /// The handle was closed.
+    Closed,
+    /// No answer in time.
+    Timeout,
+    /// The connection broke; a watch may be opened again at `resume_from`.
+    Disconnected {
+        /// The revision after the last one delivered; unset for anything but a watch.
+        resume_from: Revision,
+    },
+    /// The answer could not be decoded.
+    Undecodable,
+    /// The engine reported an error while committing.
+    CommitIo,
+    /// The operating system reported an error while reading or opening.
+    Io,
+    /// There is no store at this place, and it was not to be created.
+    Missing,
+    /// The store is damaged.
+    Corrupt,
+    /// The store is in a format that this program does not know.
+    UnknownFormat {
+        /// The format that was found.
+        found: u32,
+    },
+    /// The store's revision went back: a restored backup, or another store under the same name.
+    RevisionRegressed,
+    /// A [`Transaction`](crate::Transaction) guards more than one commit can check.
+    ReadSetTooLarge {
+        /// How many guards it has.
+        guards: usize,
+    },
+    /// Other writers got in between at every attempt.
+    Conflict {
+        /// How many attempts there were.
+        attempts: u32,
+    },
+    /// What is asked for is not supported here.
+    Unsupported,
+}
+
+impl ErrorKind {
+    /// What this kind of failure says of a write; everything that is not known to be definite is unknown.
+    pub fn outcome(&self) -> Outcome {
+        match self {
+            Self::InvalidArgument(_)
+            | Self::TooLarge { .. }
+            | Self::Compacted { .. }
+            | Self::FutureRevision
+            | Self::Throttled
+            | Self::Auth(_)
+            | Self::NotSent
+            | Self::NoLeader
+            | Self::Locked
+            | Self::Poisoned
+            | Self::Closed
+            | Self::Missing
+            | Self::UnknownFormat { .. }
+            | Self::RevisionRegressed
+            | Self::ReadSetTooLarge { .. }
+            | Self::Conflict { .. }
+            | Self::Unsupported => Outcome::NotApplied,
+            Self::NoSpace
+            | Self::Timeout
+            | Self::Disconnected { .. }
+            | Self::Undecodable
+            | Self::CommitIo
+            | Self::Io
+            | Self::Corrupt => Outcome::Unknown,
+        }
+    }
+
+    /// True if the same request may succeed a little later.
+    pub fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Self::Throttled
+                | Self::NotSent
+                | Self::NoLeader
+                | Self::Locked
+                | Self::Timeout
+                | Self::Disconnected { .. }
+                | Self::Undecodable
+                | Self::Auth(Auth::OldRevision)
+        )
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InvalidArgument(what) => what.fmt(f),
+            Self::TooLarge { bytes } => write!(
+                f,
+                "the request or a value in it is too large ({bytes} bytes, the limit is {})",
+                crate::MAX_REQUEST_BYTES
+            ),
+            Self::Compacted { compact_revision } if compact_revision.is_set() => {
+                write!(f, "the revision asked for has been compacted; the oldest readable one is {compact_revision}")
+            }
+            Self::Compacted { .. } => f.write_str("the revision asked for has been compacted"),
+            Self::FutureRevision => f.write_str("the revision asked for does not exist yet"),
+            Self::NoSpace => f.write_str("no space left"),
+            Self::Throttled => f.write_str("the store has too many requests"),
+            Self::Auth(Auth::Unauthenticated) => f.write_str("not authenticated"),
+            Self::Auth(Auth::Denied) => f.write_str("permission denied"),
+            Self::Auth(Auth::OldRevision) => f.write_str("permissions changed meanwhile"),
+            Self::NotSent => f.write_str("no connection"),
+            Self::NoLeader => f.write_str("the cluster has no leader"),
+            Self::Locked => f.write_str("the store is in use by another process"),
+            Self::Poisoned => f.write_str("an earlier error stopped all writing until the store is opened again"),
+            Self::Closed => f.write_str("the store has been closed"),
+            Self::Timeout => f.write_str("no answer in time"),
+            Self::Disconnected { .. } => f.write_str("the connection broke"),
+            Self::Undecodable => f.write_str("the answer could not be decoded"),
+            Self::CommitIo => f.write_str("the commit failed"),
+            Self::Io => f.write_str("input or output failed"),
+            Self::Missing => f.write_str("there is no store here"),
+            Self::Corrupt => f.write_str("the store is damaged"),
+            Self::UnknownFormat { found } => {
+                write!(f, "the store has format {found}, which this version does not know")
+            }
+            Self::RevisionRegressed => f.write_str("the store's revision went back"),
+            Self::ReadSetTooLarge { guards } => {
+                write!(f, "one commit cannot guard {guards} keys and ranges")
+            }
+            Self::Conflict { attempts } => write!(f, "other writers got in between {attempts} times"),
+            Self::Unsupported => f.write_str("not supported"),
+        }
+    }
+}
+
+/// An error of a store.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    operation: Operation,
+    store: Cow<'static, str>,
+    outcome: Outcome,
+    detail: Option<String>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error of `kind` in `operation` on the store called `store` (an engine's name or an address, never a secret).
+    pub fn new(kind: ErrorKind, operation: Operation, store: impl Into<Cow<'static, str>>) -> Self {
+        let outcome = match operation {
+            Operation::Txn | Operation::Compact | Operation::Transact => kind.outcome(),
+            Operation::Open | Operation::Range | Operation::Watch | Operation::Close => Outcome::NotApplied,
+        };
+        Self(Box::new(Inner { kind, operation, store: store.into(), outcome, detail: None, source: None }))
+    }
+
+    /// With the error that caused it.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// With what a person should know or do, in one sentence.
+    #[must_use]
+    pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
+        self.0.detail = Some(detail.into());
+        self
+    }
+
+    /// With another outcome than the kind alone implies. `NotApplied` needs proof, such as having looked.
+    #[must_use]
+    pub fn with_outcome(mut self, outcome: Outcome) -> Self {
+        self.0.outcome = outcome;
+        self
+    }
+
+    /// What kind of error it is.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0.kind
+    }
+
+    /// What was being done.
+    pub fn operation(&self) -> Operation {
+        self.0.operation
+    }
+
+    /// The store's name.
+    pub fn store(&self) -> &str {
+        &self.0.store
+    }
+
+    /// Whether what was asked for may have happened all the same.
+    pub fn outcome(&self) -> Outcome {
+        self.0.outcome
+    }
+
+    /// What a person should know or do, if there is something to say.
+    pub fn detail(&self) -> Option<&str> {
+        self.0.detail.as_deref()
+    }
+}
+
+impl fmt::Display for Error {
+    /// One line: store, operation, kind, detail and all sources.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.0.store, self.0.operation, self.0.kind)?;
+        if let Some(detail) = &self.0.detail {
+            write!(f, ": {detail}")?;
+        }
+        let mut source = self.source();
+        while let Some(error) = source {
+            write!(f, ": {error}")?;
+            source = error.source();
+        }
+        if self.0.outcome == Outcome::Unknown {
+            f.write_str(" (it may have been carried out all the same)")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Error")
+            .field("kind", &self.0.kind)
+            .field("operation", &self.0.operation)
+            .field("store", &self.0.store)
+            .field("outcome", &self.0.outcome)
+            .field("detail", &self.0.detail)
+            .field("source", &self.0.source)
+            .finish()
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|source| source as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_outcome_follows_kind_and_operation() {
+        assert_eq!(Error::new(ErrorKind::Timeout, Operation::Txn, "s").outcome(), Outcome::Unknown);
+        assert_eq!(Error::new(ErrorKind::Timeout, Operation::Range, "s").outcome(), Outcome::NotApplied);
+        assert_eq!(Error::new(ErrorKind::NotSent, Operation::Txn, "s").outcome(), Outcome::NotApplied);
+        assert_eq!(Error::new(ErrorKind::NoSpace, Operation::Txn, "s").outcome(), Outcome::Unknown);
+    }
+
+    #[test]
+    fn display_is_one_line_with_sources() {
+        let error = Error::new(ErrorKind::Io, Operation::Open, "redb")
+            .with_detail("check the folder's permissions")
+            .with_source(std::io::Error::other("boom"));
+        assert_eq!(error.to_string(), "redb: open: input or output failed: check the folder's permissions: boom");
+        assert!(error.source().is_some());
+    }
+}

@@ -1,0 +1,178 @@
+//! What can be written on the four methods of a store.
+
+use async_trait::async_trait;
+use futures::StreamExt;
+
+use crate::error::Result;
+use crate::key::{Key, Range, Revision, Value};
+use crate::request::{Compare, Content, Op, RangeRequest, Txn, WatchRequest};
+use crate::response::{Kv, OpResult, RangeResponse, TxnResponse};
+use crate::store::{Store, WatchStream};
+
+/// How many keys a page of a listing holds.
+const PAGE: i64 = 500;
+
+/// A state of a range, and everything that happens to it from then on.
+pub struct Snapshot {
+    /// The revision of the state.
+    pub revision: Revision,
+    /// The keys at that revision, ascending.
+    pub kvs: Vec<Kv>,
+    /// What comes after it, without gap or repeat.
+    pub changes: WatchStream,
+}
+
+impl std::fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Snapshot").field("revision", &self.revision).field("kvs", &self.kvs).finish_non_exhaustive()
+    }
+}
+
+/// Shorthands for callers, implemented for every [`Store`]; nobody implements this by hand.
+#[async_trait]
+pub trait StoreExt: Store {
+    /// One key at the latest revision.
+    ///
+    /// # Errors
+    /// Those of [`Store::range`].
+    async fn get(&self, key: impl Into<Key> + Send) -> Result<Option<Kv>> {
+        Ok(self.range(RangeRequest::new(Range::key(key))).await?.kvs.pop())
+    }
+
+    /// All of a range at one revision, read in pages, so that no answer is too large and no store is held up for long.
+    ///
+    /// # Errors
+    /// Those of [`Store::range`]; `Compacted` if the history moved past the revision between two pages.
+    async fn list(&self, range: Range) -> Result<RangeResponse> {
+        self.list_at(range, Revision::UNSET, Content::Full).await
+    }
+
+    /// Like [`list`](Self::list), at a given revision (below 1: the latest) and with as much of each key as asked for.
+    ///
+    /// # Errors
+    /// Those of [`list`](Self::list).
+    async fn list_at(&self, range: Range, at: Revision, content: Content) -> Result<RangeResponse> {
+        let request =
+            |range: Range, at: Revision| RangeRequest::new(range).with_at(at).with_limit(PAGE).with_content(content);
+        let mut listing = self.range(request(range.clone(), at)).await?;
+        let at = if at.is_set() { at } else { listing.revision };
+        let (_, end) = range.bounds();
+        while listing.more
+            && let Some(last) = listing.kvs.last()
+        {
+            let from = last.key.successor();
+            let rest = match &end {
+                Some(end) => Range::FromTo(from, end.clone()),
+                None => Range::From(from),
+            };
+            let page = self.range(request(rest, at)).await?;
+            listing.kvs.extend(page.kvs);
+            listing.more = page.more;
+        }
+        Ok(listing)
+    }
+
+    /// How many keys a range has.
+    ///
+    /// # Errors
+    /// Those of [`Store::range`].
+    async fn count(&self, range: Range) -> Result<u64> {
+        Ok(self.range(RangeRequest::new(range).with_content(Content::CountOnly)).await?.count)
+    }
+
+    /// Writes a key whatever is there, and returns the revision of the write.
+    ///
+    /// # Errors
+    /// Those of [`Store::txn`].
+    async fn put(&self, key: impl Into<Key> + Send, value: impl Into<Value> + Send) -> Result<Revision> {
+        Ok(self.txn(Txn::new().with_success([Op::put(key, value)])).await?.revision)
+    }
+
+    /// Writes a key if it is absent: the revision of the write, or else what is there.
+    ///
+    /// # Errors
+    /// Those of [`Store::txn`].
+    async fn create(
+        &self,
+        key: impl Into<Key> + Send,
+        value: impl Into<Value> + Send,
+    ) -> Result<Result<Revision, Option<Kv>>> {
+        self.update_if(key, value, Revision::UNSET).await
+    }
+
+    /// Writes a key if it was last written at `mod_revision` (unset: if it is absent): the revision of the write, or
+    /// else what is there.
+    ///
+    /// # Errors
+    /// Those of [`Store::txn`].
+    async fn update_if(
+        &self,
+        key: impl Into<Key> + Send,
+        value: impl Into<Value> + Send,
+        mod_revision: Revision,
+    ) -> Result<Result<Revision, Option<Kv>>> {
+        let key = key.into();
+        let value = value.into();
+        Ok(conditional(self, key.clone(), mod_revision, Op::put(key, value)).await?.map(|answer| answer.revision))
+    }
+
+    /// Deletes a range, and returns how many keys that were.
+    ///
+    /// # Errors
+    /// Those of [`Store::txn`].
+    async fn delete(&self, range: Range) -> Result<u64> {
+        let answer = self.txn(Txn::new().with_success([Op::delete_range(range)])).await?;
+        Ok(answer
+            .results
+            .iter()
+            .map(|result| if let OpResult::Delete { count, .. } = result { *count } else { 0 })
+            .sum())
+    }
+
+    /// Deletes a key if it was last written at `mod_revision`: the revision of the deletion, or else what is there.
+    ///
+    /// # Errors
+    /// Those of [`Store::txn`].
+    async fn delete_if(
+        &self,
+        key: impl Into<Key> + Send,
+        mod_revision: Revision,
+    ) -> Result<Result<Revision, Option<Kv>>> {
+        let key = key.into();
+        Ok(conditional(self, key.clone(), mod_revision, Op::delete(key)).await?.map(|answer| answer.revision))
+    }
+
+    /// The state of a range, and a watch from the revision after it: the way to follow a range without gap or repeat.
+    ///
+    /// # Errors
+    /// Those of [`list`](Self::list) and of [`Store::watch`].
+    async fn snapshot_then_watch(&self, range: Range) -> Result<Snapshot> {
+        let listing = self.list(range.clone()).await?;
+        let changes = self.watch(WatchRequest::new(range, listing.revision.next())).await?;
+        Ok(Snapshot { revision: listing.revision, kvs: listing.kvs, changes: changes.boxed() })
+    }
+}
+
+impl<S: Store + ?Sized> StoreExt for S {}
+
+/// Runs `op` if `key` was last written at `mod_revision`; otherwise says what is there.
+async fn conditional<S: Store + ?Sized>(
+    store: &S,
+    key: Key,
+    mod_revision: Revision,
+    op: Op,
+) -> Result<Result<TxnResponse, Option<Kv>>> {
+    let txn = Txn::new()
+        .with_compares([Compare::unchanged(key.clone(), mod_revision)])
+        .with_success([op])
+        .with_failure([Op::range(Range::Key(key))]);
+    let answer = store.txn(txn).await?;
+    if answer.succeeded {
+        return Ok(Ok(answer));
+    }
+    let found = answer.results.into_iter().find_map(|result| match result {
+        OpResult::Range(mut found) => found.kvs.pop(),
+        _ => None,
+    });
+    Ok(Err(found))
+}

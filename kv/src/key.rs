@@ -1,0 +1,294 @@
+//! Keys, values, revisions, and the spans of keys that a request can name.
+
+use std::borrow::Borrow;
+use std::fmt;
+
+use bytes::Bytes;
+
+/// A key: raw bytes, ordered by unsigned byte comparison, a proper prefix before what it is a prefix of.
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(Bytes);
+
+impl Key {
+    /// A key of these bytes. Whether a store takes it (not empty, not too long) is checked with the request.
+    pub fn new(bytes: impl Into<Bytes>) -> Self {
+        Self(bytes.into())
+    }
+
+    /// The bytes of the key.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The bytes of the key, shared rather than copied.
+    pub fn bytes(&self) -> Bytes {
+        self.0.clone()
+    }
+
+    /// The smallest key after this one: itself and a zero byte. Where the next page of a listing starts.
+    #[must_use]
+    pub fn successor(&self) -> Self {
+        let mut bytes = Vec::with_capacity(self.0.len() + 1);
+        bytes.extend_from_slice(&self.0);
+        bytes.push(0);
+        Self(bytes.into())
+    }
+
+    /// The smallest key after all keys that begin with this one; `None` if there is none (empty, or all 0xff).
+    pub fn prefix_end(&self) -> Option<Self> {
+        let last = self.0.iter().rposition(|byte| *byte != 0xff)?;
+        let mut bytes = self.0[..=last].to_vec();
+        bytes[last] += 1;
+        Some(Self(bytes.into()))
+    }
+
+    /// True if the key has no bytes, which no store accepts.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Display for Key {
+    /// The key as text; bytes that are not printable ASCII are escaped.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0.escape_ascii())
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+impl From<&str> for Key {
+    fn from(text: &str) -> Self {
+        Self(Bytes::copy_from_slice(text.as_bytes()))
+    }
+}
+
+impl From<String> for Key {
+    fn from(text: String) -> Self {
+        Self(text.into())
+    }
+}
+
+impl From<&[u8]> for Key {
+    fn from(bytes: &[u8]) -> Self {
+        Self(Bytes::copy_from_slice(bytes))
+    }
+}
+
+impl From<Vec<u8>> for Key {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes.into())
+    }
+}
+
+impl Borrow<[u8]> for Key {
+    fn borrow(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A value: raw bytes. An empty value is a value, not an absence.
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Value(Bytes);
+
+impl Value {
+    /// A value of these bytes.
+    pub fn new(bytes: impl Into<Bytes>) -> Self {
+        Self(bytes.into())
+    }
+
+    /// The bytes of the value.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// True if there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Debug for Value {
+    /// The length and the first bytes only: values can be large.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = &self.0[..self.0.len().min(40)];
+        let rest = if shown.len() < self.0.len() { "..." } else { "" };
+        write!(f, "\"{}{rest}\" ({} bytes)", shown.escape_ascii(), self.0.len())
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Self {
+        Self(Bytes::copy_from_slice(text.as_bytes()))
+    }
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Self {
+        Self(text.into())
+    }
+}
+
+impl From<&[u8]> for Value {
+    fn from(bytes: &[u8]) -> Self {
+        Self(Bytes::copy_from_slice(bytes))
+    }
+}
+
+impl From<Vec<u8>> for Value {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes.into())
+    }
+}
+
+/// A point in the one total order of writes. A fresh store is at 1 and its first write gets 2; 0 means "not set".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision(i64);
+
+impl Revision {
+    /// No revision: "latest" in a read, "absent" in a compare.
+    pub const UNSET: Self = Self(0);
+
+    /// The revision with this number. Numbers below 1 mean "latest" in a read and are refused elsewhere.
+    pub const fn new(number: i64) -> Self {
+        Self(number)
+    }
+
+    /// The number.
+    pub const fn get(self) -> i64 {
+        self.0
+    }
+
+    /// The revision after this one.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+
+    /// True for a real revision, that is 1 or more.
+    pub const fn is_set(self) -> bool {
+        self.0 >= 1
+    }
+}
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Which keys a request is about. Spans are half open; one that ends before it starts is empty, not an error.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Range {
+    /// This one key.
+    Key(Key),
+    /// All keys that begin with these bytes; the empty prefix is [`Range::All`].
+    Prefix(Key),
+    /// From the first key, inclusive, to the second, exclusive.
+    FromTo(Key, Key),
+    /// From this key on.
+    From(Key),
+    /// Every key.
+    All,
+}
+
+impl Range {
+    /// The one key.
+    pub fn key(key: impl Into<Key>) -> Self {
+        Self::Key(key.into())
+    }
+
+    /// All keys that begin with `prefix`.
+    pub fn prefix(prefix: impl Into<Key>) -> Self {
+        Self::Prefix(prefix.into())
+    }
+
+    /// The first key that may be in the range (inclusive) and where it ends (exclusive; `None` = no upper bound).
+    pub fn bounds(&self) -> (Key, Option<Key>) {
+        match self {
+            Self::Key(key) => (key.clone(), Some(key.successor())),
+            Self::Prefix(prefix) => (prefix.clone(), prefix.prefix_end()),
+            Self::FromTo(from, to) => (from.clone(), Some(to.clone())),
+            Self::From(from) => (from.clone(), None),
+            Self::All => (Key::default(), None),
+        }
+    }
+
+    /// True if the key is in the range.
+    pub fn contains(&self, key: &[u8]) -> bool {
+        match self {
+            Self::Key(only) => only.as_bytes() == key,
+            Self::Prefix(prefix) => key.starts_with(prefix.as_bytes()),
+            Self::FromTo(from, to) => from.as_bytes() <= key && key < to.as_bytes(),
+            Self::From(from) => from.as_bytes() <= key,
+            Self::All => true,
+        }
+    }
+
+    /// True if no key can be in the range.
+    pub fn is_empty(&self) -> bool {
+        matches!(self, Self::FromTo(from, to) if from >= to)
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Key(key) => write!(f, "{key}"),
+            Self::Prefix(prefix) => write!(f, "{prefix}*"),
+            Self::FromTo(from, to) => write!(f, "[{from}, {to})"),
+            Self::From(from) => write!(f, "[{from}, )"),
+            Self::All => f.write_str("*"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefix_end_drops_trailing_ff() {
+        assert_eq!(Key::from("a").prefix_end(), Some(Key::from("b")));
+        assert_eq!(Key::new(vec![b'w', 0xff]).prefix_end(), Some(Key::from("x")));
+        assert_eq!(Key::new(vec![0xff, 0xff]).prefix_end(), None);
+        assert_eq!(Key::default().prefix_end(), None);
+    }
+
+    #[test]
+    fn bounds_agree_with_contains() {
+        let keys: Vec<Vec<u8>> =
+            [&b"a"[..], b"a\0", b"ab", b"b", b"\xff", b"\xff\xff", b"a\xff", b""].map(<[u8]>::to_vec).to_vec();
+        let ranges = [
+            Range::key("a"),
+            Range::prefix("a"),
+            Range::prefix(vec![0xff]),
+            Range::prefix(""),
+            Range::FromTo("a".into(), "b".into()),
+            Range::FromTo("b".into(), "a".into()),
+            Range::From("ab".into()),
+            Range::All,
+        ];
+        for range in &ranges {
+            let (from, to) = range.bounds();
+            for key in &keys {
+                let within = from.as_bytes() <= &key[..] && to.as_ref().is_none_or(|to| &key[..] < to.as_bytes());
+                assert_eq!(range.contains(key), within, "{range} and {}", key.escape_ascii());
+            }
+        }
+    }
+
+    #[test]
+    fn keys_print_escaped() {
+        assert_eq!(Key::new(vec![b'k', 0, 0xff]).to_string(), "k\\x00\\xff");
+    }
+}

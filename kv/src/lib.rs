@@ -1,0 +1,27 @@
+//! What a store is: an ordered map of keys to values in which every write has a revision.
+//!
+//! The semantics are etcd v3's; the numbered rules are in `SEMANTICS.md` beside this crate, and the crate
+//! `conformance` turns each of them into a case. Three groups of people meet here:
+//!
+//! - **Who writes a store** implements the four methods of [`Store`].
+//! - **Who uses a store** holds an `Arc<dyn Store>`, calls [`StoreExt`], and changes things through [`transact`].
+//! - **Who tests or measures** puts a wrapper of [`wrap`] around a store.
+
+mod error;
+mod ext;
+mod key;
+mod request;
+mod response;
+mod store;
+// mod transact;
+mod validate;
+pub mod wrap;
+
+pub use error::{Auth, Error, ErrorKind, InvalidArgument, Operation, Outcome, Result};
+pub use ext::{Snapshot, StoreExt};
+pub use key::{Key, Range, Revision, Value};
+pub use request::{Compare, CompareOp, Content, Op, Prev, RangeRequest, Target, Txn, TxnRange, WatchRequest};
+pub use response::{Batch, Event, EventKind, Kv, OpResult, RangeResponse, TxnResponse};
+pub use store::{Store, WatchStream};
+// pub use transact::{Committed, Deadline, TransactOptions, Transaction, transact};
+pub use validate::{MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_TXN_OPS, MAX_VALUE_BYTES};

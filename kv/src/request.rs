@@ -1,0 +1,305 @@
+//! What is asked of a store. Built with `new` and `with_*`; fields are public to read, and more may come.
+
+use crate::key::{Key, Range, Revision, Value};
+
+/// How much of what was found comes back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Content {
+    /// Keys, values and metadata.
+    #[default]
+    Full,
+    /// Keys and metadata; values are empty.
+    KeysOnly,
+    /// Only the number of keys.
+    CountOnly,
+}
+
+/// Whether a write or an event brings along what was there before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Prev {
+    /// It does not.
+    #[default]
+    Omit,
+    /// It does.
+    Return,
+}
+
+/// A read: a range of keys at one revision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RangeRequest {
+    /// Which keys.
+    pub range: Range,
+    /// The state of which revision; below 1 means the latest.
+    pub at: Revision,
+    /// How many keys come back at the most; 0 or less means all.
+    pub limit: i64,
+    /// What comes back of each.
+    pub content: Content,
+}
+
+impl RangeRequest {
+    /// All of the range, in full, at the latest revision.
+    pub fn new(range: Range) -> Self {
+        Self { range, at: Revision::UNSET, limit: 0, content: Content::Full }
+    }
+
+    /// As it was at this revision.
+    #[must_use]
+    pub fn with_at(mut self, at: Revision) -> Self {
+        self.at = at;
+        self
+    }
+
+    /// No more than this many keys; 0 or less means all.
+    #[must_use]
+    pub fn with_limit(mut self, limit: i64) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// What comes back of each key.
+    #[must_use]
+    pub fn with_content(mut self, content: Content) -> Self {
+        self.content = content;
+        self
+    }
+}
+
+/// How a [`Target`] is compared: the stored thing on the left, the given one on the right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CompareOp {
+    /// Stored = given.
+    Equal,
+    /// Stored != given.
+    NotEqual,
+    /// Stored < given.
+    Less,
+    /// Stored > given.
+    Greater,
+}
+
+impl CompareOp {
+    /// Applies the operator.
+    pub fn holds<T: Ord + ?Sized>(self, stored: &T, given: &T) -> bool {
+        match self {
+            Self::Equal => stored == given,
+            Self::NotEqual => stored != given,
+            Self::Less => stored < given,
+            Self::Greater => stored > given,
+        }
+    }
+}
+
+/// What a compare looks at. An absent key has version, create and mod revision 0, and fails every value compare.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Target {
+    /// How often the key was written since it was created.
+    Version(i64),
+    /// The revision that created the key.
+    CreateRevision(Revision),
+    /// The revision that last wrote the key.
+    ModRevision(Revision),
+    /// The value, compared as unsigned bytes.
+    Value(Value),
+}
+
+/// A condition of a [`Txn`]: it holds if it holds for every key in the range; an empty range counts as one absent key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Compare {
+    /// Which keys.
+    pub range: Range,
+    /// The operator.
+    pub op: CompareOp,
+    /// What is compared.
+    pub target: Target,
+}
+
+impl Compare {
+    /// `target` of every key in `range` against the given value.
+    pub fn new(range: Range, op: CompareOp, target: Target) -> Self {
+        Self { range, op, target }
+    }
+
+    /// The key was last written at exactly this revision; [`Revision::UNSET`] means that it is absent.
+    pub fn unchanged(key: impl Into<Key>, mod_revision: Revision) -> Self {
+        Self::new(Range::Key(key.into()), CompareOp::Equal, Target::ModRevision(mod_revision))
+    }
+
+    /// The key is absent.
+    pub fn absent(key: impl Into<Key>) -> Self {
+        Self::unchanged(key, Revision::UNSET)
+    }
+
+    /// Nothing in the range was written after this revision. Deletions leave no trace that this would see.
+    pub fn nothing_newer(range: Range, revision: Revision) -> Self {
+        Self::new(range, CompareOp::Less, Target::ModRevision(revision.next()))
+    }
+}
+
+/// A read inside a [`Txn`]. It has no revision: it sees the state that the operations before it have made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TxnRange {
+    /// Which keys.
+    pub range: Range,
+    /// How many keys come back at the most; 0 or less means all.
+    pub limit: i64,
+    /// What comes back of each.
+    pub content: Content,
+}
+
+impl TxnRange {
+    /// All of the range, in full.
+    pub fn new(range: Range) -> Self {
+        Self { range, limit: 0, content: Content::Full }
+    }
+
+    /// No more than this many keys; 0 or less means all.
+    #[must_use]
+    pub fn with_limit(mut self, limit: i64) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// What comes back of each key.
+    #[must_use]
+    pub fn with_content(mut self, content: Content) -> Self {
+        self.content = content;
+        self
+    }
+}
+
+/// One operation of a [`Txn`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Op {
+    /// Write a key.
+    Put {
+        /// Which key.
+        key: Key,
+        /// Its new value.
+        value: Value,
+        /// Whether the old value comes back.
+        prev: Prev,
+    },
+    /// Delete every key of a range; deleting nothing succeeds.
+    Delete {
+        /// Which keys.
+        range: Range,
+        /// Whether what was deleted comes back.
+        prev: Prev,
+    },
+    /// Read.
+    Range(TxnRange),
+}
+
+impl Op {
+    /// Write `key`, without asking for what was there.
+    pub fn put(key: impl Into<Key>, value: impl Into<Value>) -> Self {
+        Self::Put { key: key.into(), value: value.into(), prev: Prev::Omit }
+    }
+
+    /// Delete one key, without asking for what was there.
+    pub fn delete(key: impl Into<Key>) -> Self {
+        Self::Delete { range: Range::Key(key.into()), prev: Prev::Omit }
+    }
+
+    /// Delete a range, without asking for what was there.
+    pub fn delete_range(range: Range) -> Self {
+        Self::Delete { range, prev: Prev::Omit }
+    }
+
+    /// Read a range in full.
+    pub fn range(range: Range) -> Self {
+        Self::Range(TxnRange::new(range))
+    }
+
+    /// The same operation, bringing along what was there before. Reads stay as they are.
+    #[must_use]
+    pub fn with_prev(mut self) -> Self {
+        match &mut self {
+            Self::Put { prev, .. } | Self::Delete { prev, .. } => *prev = Prev::Return,
+            Self::Range(_) => {}
+        }
+        self
+    }
+
+    /// True for operations that can change the store.
+    pub fn is_write(&self) -> bool {
+        !matches!(self, Self::Range(_))
+    }
+}
+
+/// Compares, what to do if all of them hold, and what to do otherwise; atomic, at one revision.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Txn {
+    /// All must hold, on the state before the transaction, for `success` to run; none means that it runs.
+    pub compares: Vec<Compare>,
+    /// Runs in order if the compares hold.
+    pub success: Vec<Op>,
+    /// Runs in order if one of them does not.
+    pub failure: Vec<Op>,
+}
+
+impl Txn {
+    /// A transaction that does nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// With these compares added.
+    #[must_use]
+    pub fn with_compares(mut self, compares: impl IntoIterator<Item = Compare>) -> Self {
+        self.compares.extend(compares);
+        self
+    }
+
+    /// With these operations added to the branch that runs if the compares hold.
+    #[must_use]
+    pub fn with_success(mut self, ops: impl IntoIterator<Item = Op>) -> Self {
+        self.success.extend(ops);
+        self
+    }
+
+    /// With these operations added to the branch that runs if a compare does not hold.
+    #[must_use]
+    pub fn with_failure(mut self, ops: impl IntoIterator<Item = Op>) -> Self {
+        self.failure.extend(ops);
+        self
+    }
+
+    /// True if neither branch can change the store.
+    pub fn is_read_only(&self) -> bool {
+        !self.success.iter().chain(&self.failure).any(Op::is_write)
+    }
+}
+
+/// A watch: every event in a range from a revision on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WatchRequest {
+    /// Which keys; it must not be empty.
+    pub range: Range,
+    /// The first revision of which events come; at least 1. There is no "now": read at R, then watch from R + 1.
+    pub start: Revision,
+    /// Whether events bring along what was there before.
+    pub prev: Prev,
+}
+
+impl WatchRequest {
+    /// Events of `range` from `start` on, inclusive.
+    pub fn new(range: Range, start: Revision) -> Self {
+        Self { range, start, prev: Prev::Omit }
+    }
+
+    /// Whether events bring along what was there before.
+    #[must_use]
+    pub fn with_prev(mut self, prev: Prev) -> Self {
+        self.prev = prev;
+        self
+    }
+}

@@ -1,0 +1,95 @@
+//! What a store answers.
+
+use std::time::SystemTime;
+
+use crate::key::{Key, Revision, Value};
+
+/// A stored key: its value and where it stands in the order of writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kv {
+    /// The key.
+    pub key: Key,
+    /// Its value; empty in a keys-only answer.
+    pub value: Value,
+    /// The revision that created the key.
+    pub create_revision: Revision,
+    /// The revision that last wrote it.
+    pub mod_revision: Revision,
+    /// How often it was written since it was created; 1 at creation.
+    pub version: i64,
+}
+
+/// The answer to a range, alone or inside a transaction.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RangeResponse {
+    /// The store's revision when the answer was made, also for a read of the past. For a range inside a transaction
+    /// it is the transaction's revision.
+    pub revision: Revision,
+    /// The keys that were found, ascending; cut at the limit, and empty when only the count was asked for.
+    pub kvs: Vec<Kv>,
+    /// How many keys match, whatever the limit.
+    pub count: u64,
+    /// True if the limit cut something off.
+    pub more: bool,
+}
+
+/// The answer to one operation of a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OpResult {
+    /// Of a put.
+    Put {
+        /// What was there before, if it was asked for and there was something.
+        prev: Option<Kv>,
+    },
+    /// Of a delete.
+    Delete {
+        /// How many keys were deleted.
+        count: u64,
+        /// What was there before, ascending, if it was asked for.
+        prevs: Vec<Kv>,
+    },
+    /// Of a read.
+    Range(RangeResponse),
+}
+
+/// The answer to a transaction. A compare that fails is an answer, not an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TxnResponse {
+    /// The store's revision after the transaction.
+    pub revision: Revision,
+    /// True if the compares held.
+    pub succeeded: bool,
+    /// One result for each operation of the branch that ran, in order.
+    pub results: Vec<OpResult>,
+}
+
+/// What happened to a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EventKind {
+    /// It was written.
+    Put,
+    /// It was deleted.
+    Delete,
+}
+
+/// One change of one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What happened.
+    pub kind: EventKind,
+    /// The key after it; for a deletion only the key and, as `mod_revision`, the revision of the deletion.
+    pub kv: Kv,
+    /// The key before it, if it was asked for. Absent for a creation, and possibly at or below the compaction mark.
+    pub prev: Option<Kv>,
+}
+
+/// All events of one revision that a watch is about, in the order in which they happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// The revision.
+    pub revision: Revision,
+    /// When it was committed, as far as the store knows. It never goes back from one revision to the next.
+    pub time: Option<SystemTime>,
+    /// The events; at least one.
+    pub events: Vec<Event>,
+}

@@ -1,0 +1,251 @@
+//! The one place that says which requests every store refuses, and why. Limits: `SEMANTICS.md`, section X.
+
+use std::collections::BTreeSet;
+
+use crate::error::{Error, ErrorKind, InvalidArgument, Operation, Result};
+use crate::key::{Key, Range, Revision};
+use crate::request::{Compare, Op, RangeRequest, Target, Txn, WatchRequest};
+
+/// The longest key, in bytes.
+pub const MAX_KEY_BYTES: usize = 4096;
+/// The largest value, in bytes.
+pub const MAX_VALUE_BYTES: usize = 1_500_000;
+/// The largest transaction, in bytes of its keys and values and 32 more for each compare and operation. It lies between
+/// the largest value, which must fit, and the 1,572,864 bytes that etcd takes.
+pub const MAX_REQUEST_BYTES: usize = 1_550_000;
+/// The most compares, and the most operations in each branch, of one transaction.
+pub const MAX_TXN_OPS: usize = 128;
+/// What a compare or an operation costs on the wire besides its bytes, rounded up.
+const OP_OVERHEAD_BYTES: usize = 32;
+
+/// Spells a refusal out as an error of the store that was asked.
+fn refuse<T>(kind: ErrorKind, operation: Operation, store: &'static str) -> Result<T> {
+    Err(Error::new(kind, operation, store))
+}
+
+impl RangeRequest {
+    /// Refuses what no store answers. Every [`Store::range`](crate::Store::range) begins with this.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, in the name of `store`.
+    pub fn check(&self, store: &'static str) -> Result<()> {
+        check_range(&self.range).or_else(|kind| refuse(kind, Operation::Range, store))
+    }
+}
+
+impl WatchRequest {
+    /// Refuses what no store answers. Every [`Store::watch`](crate::Store::watch) begins with this.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, in the name of `store`.
+    pub fn check(&self, store: &'static str) -> Result<()> {
+        let checked = if self.range.is_empty() {
+            Err(InvalidArgument::EmptyWatchRange.into())
+        } else if !self.start.is_set() {
+            Err(InvalidArgument::RevisionNotSet.into())
+        } else {
+            check_range(&self.range)
+        };
+        checked.or_else(|kind| refuse(kind, Operation::Watch, store))
+    }
+}
+
+impl Revision {
+    /// Refuses a revision that no store compacts to. Every [`Store::compact`](crate::Store::compact) begins with this.
+    ///
+    /// # Errors
+    /// `InvalidArgument` below 1, in the name of `store`.
+    pub fn check(self, store: &'static str) -> Result<()> {
+        if self.is_set() {
+            return Ok(());
+        }
+        refuse(InvalidArgument::RevisionNotSet.into(), Operation::Compact, store)
+    }
+}
+
+impl Txn {
+    /// Refuses what no store carries out. Every [`Store::txn`](crate::Store::txn) begins with this.
+    ///
+    /// # Errors
+    /// `InvalidArgument` or `TooLarge`, in the name of `store`; either is definite.
+    pub fn check(&self, store: &'static str) -> Result<()> {
+        self.find_fault().or_else(|kind| refuse(kind, Operation::Txn, store))
+    }
+
+    /// How many bytes count against [`MAX_REQUEST_BYTES`].
+    pub fn size(&self) -> usize {
+        let compares: usize = self.compares.iter().map(compare_bytes).sum();
+        let ops: usize = self.success.iter().chain(&self.failure).map(op_bytes).sum();
+        compares + ops
+    }
+
+    fn find_fault(&self) -> Result<(), ErrorKind> {
+        for count in [self.compares.len(), self.success.len(), self.failure.len()] {
+            if count > MAX_TXN_OPS {
+                return Err(InvalidArgument::TooManyOps { count }.into());
+            }
+        }
+        for compare in &self.compares {
+            check_range(&compare.range)?;
+        }
+        for branch in [&self.success, &self.failure] {
+            check_branch(branch)?;
+        }
+        match self.size() {
+            bytes if bytes > MAX_REQUEST_BYTES => Err(ErrorKind::TooLarge { bytes }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// One branch: its keys, its values, and that it writes no key twice.
+fn check_branch(ops: &[Op]) -> Result<(), ErrorKind> {
+    let mut puts = BTreeSet::new();
+    for op in ops {
+        match op {
+            Op::Put { key, value, .. } => {
+                check_key(key)?;
+                if value.len() > MAX_VALUE_BYTES {
+                    return Err(ErrorKind::TooLarge { bytes: value.len() });
+                }
+                if !puts.insert(key) {
+                    return Err(InvalidArgument::DuplicateKey(key.clone()).into());
+                }
+            }
+            Op::Delete { range, .. } => check_range(range)?,
+            Op::Range(read) => check_range(&read.range)?,
+        }
+    }
+    for op in ops {
+        if let Op::Delete { range, .. } = op
+            && let Some(key) = puts.iter().find(|key| range.contains(key.as_bytes()))
+        {
+            return Err(InvalidArgument::DuplicateKey((*key).clone()).into());
+        }
+    }
+    Ok(())
+}
+
+fn check_key(key: &Key) -> Result<(), ErrorKind> {
+    if key.is_empty() {
+        return Err(InvalidArgument::EmptyKey.into());
+    }
+    check_length(key)
+}
+
+fn check_length(key: &Key) -> Result<(), ErrorKind> {
+    match key.as_bytes().len() {
+        bytes if bytes > MAX_KEY_BYTES => Err(InvalidArgument::KeyTooLong { bytes }.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Only a single key must not be empty: an empty bound is the start of all keys, an empty prefix is all of them.
+fn check_range(range: &Range) -> Result<(), ErrorKind> {
+    match range {
+        Range::Key(key) => check_key(key),
+        Range::Prefix(key) | Range::From(key) => check_length(key),
+        Range::FromTo(from, to) => check_length(from).and_then(|()| check_length(to)),
+        Range::All => Ok(()),
+    }
+}
+
+fn range_bytes(range: &Range) -> usize {
+    match range {
+        Range::Key(key) => key.as_bytes().len(),
+        Range::Prefix(key) | Range::From(key) => 2 * key.as_bytes().len(),
+        Range::FromTo(from, to) => from.as_bytes().len() + to.as_bytes().len(),
+        Range::All => 2,
+    }
+}
+
+fn compare_bytes(compare: &Compare) -> usize {
+    let given = match &compare.target {
+        Target::Value(value) => value.len(),
+        _ => 0,
+    };
+    OP_OVERHEAD_BYTES + range_bytes(&compare.range) + given
+}
+
+fn op_bytes(op: &Op) -> usize {
+    OP_OVERHEAD_BYTES
+        + match op {
+            Op::Put { key, value, .. } => key.as_bytes().len() + value.len(),
+            Op::Delete { range, .. } => range_bytes(range),
+            Op::Range(read) => range_bytes(&read.range),
+        }
+}
+
+impl From<InvalidArgument> for ErrorKind {
+    fn from(what: InvalidArgument) -> Self {
+        Self::InvalidArgument(what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::CompareOp;
+
+    fn kind(txn: &Txn) -> Option<ErrorKind> {
+        txn.check("test").err().map(|error| error.kind().clone())
+    }
+
+    fn duplicate(key: &str) -> Option<ErrorKind> {
+        Some(InvalidArgument::DuplicateKey(key.into()).into())
+    }
+
+    #[test]
+    fn a_branch_writes_a_key_once() {
+        let put = || Op::put("k", "v");
+        assert_eq!(kind(&Txn::new().with_success([put(), put()])), duplicate("k"));
+        assert_eq!(kind(&Txn::new().with_success([put(), Op::delete("k")])), duplicate("k"));
+        assert_eq!(kind(&Txn::new().with_failure([Op::delete_range(Range::All), put()])), duplicate("k"));
+        assert_eq!(kind(&Txn::new().with_success([put()]).with_failure([put()])), None);
+        assert_eq!(kind(&Txn::new().with_success([Op::delete("k"), Op::delete_range(Range::prefix("k"))])), None);
+        let apart = [Op::delete_range(Range::FromTo("c".into(), "d".into())), Op::put("d", "v")];
+        assert_eq!(kind(&Txn::new().with_success(apart)), None);
+    }
+
+    #[test]
+    fn counts_and_sizes_are_limited() {
+        let puts = |count: usize| (0..count).map(|i| Op::put(format!("k{i}"), "v"));
+        assert_eq!(kind(&Txn::new().with_success(puts(128)).with_failure(puts(128))), None);
+        assert_eq!(kind(&Txn::new().with_success(puts(129))), Some(InvalidArgument::TooManyOps { count: 129 }.into()));
+        let large = vec![0; MAX_VALUE_BYTES + 1];
+        assert_eq!(
+            kind(&Txn::new().with_success([Op::put("k", large.clone())])),
+            Some(ErrorKind::TooLarge { bytes: large.len() })
+        );
+        let quarter = || vec![0; 400_000];
+        let four = ["a", "b", "c", "d"].map(|key| Op::put(key, quarter()));
+        assert!(matches!(kind(&Txn::new().with_success(four)), Some(ErrorKind::TooLarge { .. })));
+    }
+
+    #[test]
+    fn keys_are_neither_empty_nor_long() {
+        let empty = Some(ErrorKind::from(InvalidArgument::EmptyKey));
+        assert_eq!(kind(&Txn::new().with_success([Op::put("", "v")])), empty);
+        assert_eq!(kind(&Txn::new().with_success([Op::delete("")])), empty);
+        assert_eq!(kind(&Txn::new().with_failure([Op::range(Range::key(""))])), empty);
+        let compare = Compare::new(Range::key(""), CompareOp::Equal, Target::Version(0));
+        assert_eq!(kind(&Txn::new().with_compares([compare])), empty);
+        assert!(RangeRequest::new(Range::prefix("")).check("test").is_ok());
+        let key = |bytes: usize| vec![b'k'; bytes];
+        assert_eq!(kind(&Txn::new().with_success([Op::put(key(4096), "v")])), None);
+        assert_eq!(
+            kind(&Txn::new().with_success([Op::put(key(4097), "v")])),
+            Some(InvalidArgument::KeyTooLong { bytes: 4097 }.into())
+        );
+    }
+
+    #[test]
+    fn watches_need_a_range_and_a_start() {
+        let start = Revision::new(1);
+        assert!(WatchRequest::new(Range::All, start).check("test").is_ok());
+        let none = WatchRequest::new(Range::FromTo("b".into(), "a".into()), start);
+        assert!(none.check("test").is_err());
+        assert!(WatchRequest::new(Range::All, Revision::UNSET).check("test").is_err());
+        assert!(Revision::UNSET.check("test").is_err());
+    }
+}
