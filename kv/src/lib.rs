@@ -13,7 +13,7 @@ mod key;
 mod request;
 mod response;
 mod store;
-// mod transact;
+mod transact;
 mod validate;
 pub mod wrap;
 
@@ -23,5 +23,5 @@ pub use key::{Key, Range, Revision, Value};
 pub use request::{Compare, CompareOp, Content, Op, Prev, RangeRequest, Target, Txn, TxnRange, WatchRequest};
 pub use response::{Batch, Event, EventKind, Kv, OpResult, RangeResponse, TxnResponse};
 pub use store::{Store, WatchStream};
-// pub use transact::{Committed, Deadline, TransactOptions, Transaction, transact};
+pub use transact::{Committed, Deadline, TransactOptions, Transaction, transact};
 pub use validate::{MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_TXN_OPS, MAX_VALUE_BYTES};

@@ -1,0 +1,318 @@
+//! What the body of a transaction reads and writes through.
+
+use std::collections::BTreeMap;
+
+use futures::future::try_join_all;
+
+use super::{Deadline, out_of_time, pause};
+use crate::error::{Error, ErrorKind, InvalidArgument, Operation, Result};
+use crate::key::{Key, Range, Revision, Value};
+use crate::request::{Content, Op, RangeRequest, Txn, TxnRange};
+use crate::response::{Kv, OpResult, RangeResponse};
+use crate::store::Store;
+use crate::validate::MAX_TXN_OPS;
+
+/// The most keys that a guarded listing may return: etcd checks each of them in the apply loop of every member.
+pub(crate) const MAX_GUARDED_LIST: usize = 64;
+
+/// One attempt of [`transact`](super::transact).
+///
+/// The first reply fixes the revision of the attempt; everything that is read later is read as of that revision. What
+/// is read with [`get`](Self::get) and [`list`](Self::list) guards the commit. What is read with a `snapshot_*` method
+/// does not: who uses one must know why a change of it does no harm. Reads see the writes made before them.
+#[derive(Debug)]
+pub struct Transaction<'s> {
+    pub(super) store: &'s dyn Store,
+    pub(super) deadline: Deadline,
+    /// The revision of the attempt; unset until the first reply.
+    pub(super) at: Revision,
+    /// Keys as they are at `at`, present or absent.
+    seen: BTreeMap<Key, Option<Kv>>,
+    /// Ranges of which `seen` holds every key.
+    listed: Vec<Range>,
+    /// Keys that the commit relies on, with their mod revisions; unset for absent ones.
+    pub(super) guards: BTreeMap<Key, Revision>,
+    /// Ranges that the commit relies on.
+    pub(super) guarded_ranges: Vec<Range>,
+    /// What will be written; `None` deletes.
+    pub(super) writes: BTreeMap<Key, Option<Value>>,
+    stale: bool,
+}
+
+impl<'s> Transaction<'s> {
+    pub(super) fn new(store: &'s dyn Store, deadline: Deadline) -> Self {
+        Self {
+            store,
+            deadline,
+            at: Revision::UNSET,
+            seen: BTreeMap::new(),
+            listed: Vec::new(),
+            guards: BTreeMap::new(),
+            guarded_ranges: Vec::new(),
+            writes: BTreeMap::new(),
+            stale: false,
+        }
+    }
+
+    /// The revision that this attempt reads; unset before its first read.
+    pub fn revision(&self) -> Revision {
+        self.at
+    }
+
+    /// True if history moved past the revision of the attempt, so that it has to start anew.
+    pub(super) fn is_stale(&self) -> bool {
+        self.stale
+    }
+
+    /// Reads many keys and ranges in one round trip, so that reading them later costs none. It guards nothing.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn prefetch(
+        &mut self,
+        keys: impl IntoIterator<Item = Key>,
+        ranges: impl IntoIterator<Item = Range>,
+    ) -> Result<()> {
+        let keys = keys.into_iter().filter(|key| !self.knows(key)).map(Range::Key);
+        let mut wanted: Vec<Range> = keys.collect();
+        wanted.extend(ranges.into_iter().filter(|range| !self.listed.contains(range)));
+        wanted.sort();
+        wanted.dedup();
+        self.fetch(wanted).await
+    }
+
+    /// One key. The commit will fail if it has changed by then.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn get(&mut self, key: &Key) -> Result<Option<Value>> {
+        let value = self.snapshot_get(key).await?;
+        let revision = match self.seen.get(key) {
+            Some(Some(kv)) => kv.mod_revision,
+            _ => Revision::UNSET,
+        };
+        self.guards.insert(key.clone(), revision);
+        Ok(value)
+    }
+
+    /// Every key of a range, ascending. The commit will fail if any has changed, come or gone by then.
+    ///
+    /// # Errors
+    /// Those of the store; `ReadSetTooLarge` if there are more than 64.
+    pub async fn list(&mut self, range: &Range) -> Result<Vec<(Key, Value)>> {
+        self.load(range).await?;
+        let (from, to) = range.bounds();
+        let present: Vec<(Key, Revision)> = span(&self.seen, &from, to.as_ref())
+            .filter_map(|(key, kv)| kv.as_ref().map(|kv| (key.clone(), kv.mod_revision)))
+            .collect();
+        if present.len() > MAX_GUARDED_LIST {
+            return Err(self.error(ErrorKind::ReadSetTooLarge { guards: present.len() }));
+        }
+        self.guard_range(range);
+        self.guards.extend(present);
+        Ok(self.known(range))
+    }
+
+    /// Every key of a range, ascending. The commit will fail if any has come or changed by then, but not if one has
+    /// gone: for lists of which an entry less does no harm. Costs one guard, however many keys there are.
+    ///
+    /// # Errors
+    /// Those of the store; `ReadSetTooLarge` if there are more than 64.
+    pub async fn list_none_newer(&mut self, range: &Range) -> Result<Vec<(Key, Value)>> {
+        self.load(range).await?;
+        let known = self.known(range);
+        if known.len() > MAX_GUARDED_LIST {
+            return Err(self.error(ErrorKind::ReadSetTooLarge { guards: known.len() }));
+        }
+        self.guard_range(range);
+        Ok(known)
+    }
+
+    /// True if there is no key in a range, without a guard and without reading values.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn snapshot_is_empty(&mut self, range: &Range) -> Result<bool> {
+        let request = RangeRequest::new(range.clone()).with_at(self.at).with_limit(1).with_content(Content::KeysOnly);
+        let answer = self.ask(async |store| store.range(request.clone()).await).await?;
+        if !self.at.is_set() {
+            self.at = answer.revision;
+        }
+        Ok(answer.kvs.is_empty())
+    }
+
+    /// One key, without a guard.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn snapshot_get(&mut self, key: &Key) -> Result<Option<Value>> {
+        if let Some(written) = self.writes.get(key) {
+            return Ok(written.clone());
+        }
+        if !self.knows(key) {
+            self.fetch(vec![Range::Key(key.clone())]).await?;
+        }
+        Ok(self.seen.get(key).and_then(|kv| kv.as_ref().map(|kv| kv.value.clone())))
+    }
+
+    /// Every key of a range, ascending, without a guard.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn snapshot_list(&mut self, range: &Range) -> Result<Vec<(Key, Value)>> {
+        self.load(range).await?;
+        Ok(self.known(range))
+    }
+
+    /// Which of these keys are absent, in one round trip that moves no values. A hint, newer than the attempt's
+    /// revision: [`get`](Self::get) the one that matters before relying on it.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn probe_absent(&mut self, keys: &[Key]) -> Result<Vec<Key>> {
+        let mut absent = Vec::new();
+        for keys in keys.chunks(MAX_TXN_OPS) {
+            let ops = keys
+                .iter()
+                .map(|key| Op::Range(TxnRange::new(Range::Key(key.clone())).with_content(Content::CountOnly)));
+            let answer = self.ask(async |store| store.txn(Txn::new().with_success(ops.clone())).await).await?;
+            for (key, result) in keys.iter().zip(answer.results) {
+                if matches!(result, OpResult::Range(found) if found.count == 0) {
+                    absent.push(key.clone());
+                }
+            }
+        }
+        Ok(absent)
+    }
+
+    /// Writes a key at the commit. It must have been read with [`get`](Self::get) or [`list`](Self::list).
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it has not: an unguarded write could not be settled if its reply were lost.
+    pub fn put(&mut self, key: &Key, value: impl Into<Value>) -> Result<()> {
+        self.write(key, Some(value.into()))
+    }
+
+    /// Deletes a key at the commit. It must have been read with [`get`](Self::get) or [`list`](Self::list).
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it has not.
+    pub fn delete(&mut self, key: &Key) -> Result<()> {
+        self.write(key, None)
+    }
+
+    /// True if something will be written.
+    pub fn has_writes(&self) -> bool {
+        !self.writes.is_empty()
+    }
+
+    fn guard_range(&mut self, range: &Range) {
+        if !self.guarded_ranges.contains(range) {
+            self.guarded_ranges.push(range.clone());
+        }
+    }
+
+    fn write(&mut self, key: &Key, value: Option<Value>) -> Result<()> {
+        if !self.guards.contains_key(key) {
+            return Err(self.error(InvalidArgument::UnguardedWrite(key.clone()).into()));
+        }
+        self.writes.insert(key.clone(), value);
+        Ok(())
+    }
+
+    /// True if nothing needs to be read to know this key.
+    fn knows(&self, key: &Key) -> bool {
+        self.seen.contains_key(key) || self.listed.iter().any(|range| range.contains(key.as_bytes()))
+    }
+
+    /// Makes sure that every key of the range is in `seen`.
+    async fn load(&mut self, range: &Range) -> Result<()> {
+        let known = match range {
+            Range::Key(key) => self.knows(key),
+            _ => self.listed.contains(range),
+        };
+        if known { Ok(()) } else { self.fetch(vec![range.clone()]).await }
+    }
+
+    /// The range as this transaction sees it: what was read, under what it writes.
+    fn known(&self, range: &Range) -> Vec<(Key, Value)> {
+        let (from, to) = range.bounds();
+        let mut present: BTreeMap<&Key, &Value> = span(&self.seen, &from, to.as_ref())
+            .filter_map(|(key, kv)| kv.as_ref().map(|kv| (key, &kv.value)))
+            .collect();
+        for (key, value) in span(&self.writes, &from, to.as_ref()) {
+            match value {
+                Some(value) => present.insert(key, value),
+                None => present.remove(key),
+            };
+        }
+        present.into_iter().map(|(key, value)| (key.clone(), value.clone())).collect()
+    }
+
+    /// Reads ranges in full: the first time in one transaction that fixes the revision, later at that revision.
+    async fn fetch(&mut self, mut ranges: Vec<Range>) -> Result<()> {
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        if !self.at.is_set() {
+            let later = ranges.split_off(ranges.len().min(MAX_TXN_OPS));
+            let ops = ranges.iter().cloned().map(Op::range);
+            let answer = self.ask(async |store| store.txn(Txn::new().with_success(ops.clone())).await).await?;
+            self.at = answer.revision;
+            for (range, result) in ranges.into_iter().zip(answer.results) {
+                if let OpResult::Range(found) = result {
+                    self.remember(range, found);
+                }
+            }
+            ranges = later;
+        }
+        let at = self.at;
+        let reads = ranges.iter().map(|range| RangeRequest::new(range.clone()).with_at(at));
+        let reads: Vec<RangeRequest> = reads.collect();
+        let answers =
+            self.ask(async |store| try_join_all(reads.iter().map(|read| store.range(read.clone()))).await).await?;
+        for (range, found) in ranges.into_iter().zip(answers) {
+            self.remember(range, found);
+        }
+        Ok(())
+    }
+
+    fn remember(&mut self, range: Range, found: RangeResponse) {
+        for kv in found.kvs {
+            self.seen.insert(kv.key.clone(), Some(kv));
+        }
+        match range {
+            Range::Key(key) => {
+                self.seen.entry(key).or_insert(None);
+            }
+            range => self.listed.push(range),
+        }
+    }
+
+    /// Asks the store, and again while it says that a little later may do. Reads may always be asked again.
+    async fn ask<T>(&mut self, question: impl AsyncFn(&dyn Store) -> Result<T>) -> Result<T> {
+        for attempt in 1.. {
+            match question(self.store).await {
+                Err(error) if error.kind().is_transient() && !self.deadline.work_is_over() => {
+                    pause(attempt, self.deadline.remaining_for_work()).await;
+                }
+                Err(error) => {
+                    self.stale |= matches!(error.kind(), ErrorKind::Compacted { .. });
+                    return Err(error);
+                }
+                answer => return answer,
+            }
+        }
+        Err(out_of_time())
+    }
+
+    pub(super) fn error(&self, kind: ErrorKind) -> Error {
+        Error::new(kind, Operation::Transact, "store")
+    }
+}
+
+/// The entries of `map` from `from` (inclusive) to `to` (exclusive).
+fn span<'m, V>(map: &'m BTreeMap<Key, V>, from: &Key, to: Option<&Key>) -> impl Iterator<Item = (&'m Key, &'m V)> {
+    let to = to.cloned();
+    map.range(from.clone()..).take_while(move |(key, _)| to.as_ref().is_none_or(|to| *key < to))
+}
