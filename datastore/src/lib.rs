@@ -1,1 +1,24 @@
-//! Which store: from NetConf, environment, file or URL to an open store.
+//! Which store: from NetConf, environment or URL to an open store.
+//!
+//! Two halves. The first only decides and is pure: [`for_netconf`] (the plugin) and [`for_operator`] (the command
+//! `margay`) turn configuration into a [`Location`]; the environment is a function that the caller passes in, and is
+//! not even called where a NetConf names an embedded store. The second half, [`open`], opens a location.
+
+mod conflist;
+
+mod engines;
+mod environment;
+mod error;
+mod location;
+mod netconf;
+mod open;
+mod operator;
+mod settings;
+
+pub use conflist::DEFAULT_CONF_DIR;
+pub use environment::{Environment, process_environment};
+pub use error::{Candidate, ConfigError, Result};
+pub use location::{DEFAULT_REDB_PATH, DEFAULT_SLED_PATH, Etcd, Location};
+pub use netconf::{NetConfStore, for_netconf};
+pub use open::{Create, OpenStore, open};
+pub use operator::{Chosen, Source, for_operator};

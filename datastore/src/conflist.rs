@@ -1,0 +1,121 @@
+//! The stores that the CNI configuration of this host names.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::error::{Candidate, ConfigError};
+use crate::netconf::{NetConfStore, for_netconf};
+
+/// Where container runtimes keep their CNI configuration.
+pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
+
+/// What a folder of CNI configuration says about stores.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Each store once, in the order of the files' names.
+    pub(crate) candidates: Vec<Candidate>,
+    /// The first plugin that is for us, but leads to no store.
+    pub(crate) broken: Option<(PathBuf, ConfigError)>,
+    /// What could not be read, a sentence each.
+    pub(crate) unreadable: Vec<String>,
+}
+
+/// Reads every `.conflist`, `.conf` and `.json` file of a folder. An absent folder is an empty one.
+pub(crate) fn scan(dir: &Path) -> Found {
+    let mut found = Found::default();
+    let mut files = match configuration_files(dir) {
+        Ok(files) => files,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return found,
+        Err(error) => {
+            found.unreadable.push(format!("{}: {error}", dir.display()));
+            return found;
+        }
+    };
+    files.sort();
+    for file in files {
+        match plugins(&file) {
+            Ok(plugins) => plugins.iter().for_each(|plugin| found.add(&file, plugin)),
+            Err(problem) => found.unreadable.push(format!("{}: {problem}", file.display())),
+        }
+    }
+    found
+}
+
+impl Found {
+    fn add(&mut self, file: &Path, plugin: &Value) {
+        let Some(conf) = plugin.as_object().and_then(store_settings) else {
+            return;
+        };
+        // An operator's shell is not the runtime's: its environment has nothing to do with what the file means.
+        match for_netconf(&conf, &|_| None) {
+            Ok(location) => {
+                if !self.candidates.iter().any(|known| known.location == location) {
+                    self.candidates.push(Candidate { location, file: file.to_owned() });
+                }
+            }
+            Err(error) => {
+                self.broken.get_or_insert_with(|| (file.to_owned(), error));
+            }
+        }
+    }
+}
+
+fn configuration_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        let known =
+            path.extension().is_some_and(|extension| ["conflist", "conf", "json"].iter().any(|e| extension == *e));
+        if known && path.is_file() {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+/// The plugins of one file: those of a list, or the one that the file is.
+fn plugins(file: &Path) -> Result<Vec<Value>, String> {
+    let text = fs::read(file).map_err(|error| error.to_string())?;
+    let mut conf: Value = serde_json::from_slice(&text).map_err(|error| format!("not valid JSON: {error}"))?;
+    match conf.as_object_mut().and_then(|conf| conf.remove("plugins")) {
+        Some(Value::Array(plugins)) => Ok(plugins),
+        Some(_) => Err("\"plugins\" is not a list".into()),
+        None => Ok(vec![conf]),
+    }
+}
+
+/// The store settings of a plugin, if it is one whose addresses come from us.
+fn store_settings(plugin: &Map<String, Value>) -> Option<NetConfStore> {
+    let ipam = field(plugin, "ipam").and_then(Value::as_object).map(|ipam| text(ipam, "type")).unwrap_or_default();
+    if !matches!(ipam.as_str(), "margay-ipam" | "calico-ipam") && text(plugin, "type") != "margay-ipam" {
+        return None;
+    }
+    let kubernetes = |name| {
+        field(plugin, "kubernetes").and_then(Value::as_object).map(|section| text(section, name)).unwrap_or_default()
+    };
+    Some(NetConfStore {
+        datastore_type: text(plugin, "datastore_type"),
+        datastore_path: text(plugin, "datastore_path"),
+        etcd_endpoints: text(plugin, "etcd_endpoints"),
+        etcd_discovery_srv: text(plugin, "etcd_discovery_srv"),
+        etcd_key_file: text(plugin, "etcd_key_file"),
+        etcd_cert_file: text(plugin, "etcd_cert_file"),
+        etcd_ca_cert_file: text(plugin, "etcd_ca_cert_file"),
+        kubeconfig: kubernetes("kubeconfig"),
+        k8s_api_root: kubernetes("k8s_api_root"),
+        called_as_calico_ipam: ipam == "calico-ipam",
+    })
+}
+
+/// A member of an object. Like Go's decoder it does not mind the case of the name.
+fn field<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
+    object.get(name).or_else(|| object.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value))
+}
+
+/// A member that is text; empty if it is absent or something else, which the plugin itself refuses.
+fn text(object: &Map<String, Value>, name: &str) -> String {
+    field(object, name).and_then(Value::as_str).unwrap_or_default().to_owned()
+}

@@ -1,0 +1,166 @@
+//! Why configuration does not lead to a store.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::location::Location;
+
+/// A result of the half that decides.
+pub type Result<T, E = ConfigError> = std::result::Result<T, E>;
+
+/// A store that a file of the CNI configuration folder names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The store.
+    pub location: Location,
+    /// The first file that names it.
+    pub file: PathBuf,
+}
+
+/// Why configuration does not lead to a store. Nothing that may be a secret is kept in it.
+///
+/// [`Display`](fmt::Display) says what is wrong, with Calico's words where Calico has any; [`advice`](Self::advice)
+/// says what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A datastore type that nobody knows.
+    UnknownType(String),
+    /// An etcd store is wanted, and nothing says where it is.
+    NoEndpoints,
+    /// Both endpoints and an SRV domain.
+    EndpointsAndDiscovery,
+    /// The Kubernetes API as a datastore.
+    Kubernetes,
+    /// The environment names an embedded store, NetConf an etcd or Kubernetes one.
+    Contradiction {
+        /// The type in the environment.
+        environment: String,
+    },
+    /// A path together with a datastore that has none.
+    PathWithoutEmbedded,
+    /// A path that is not absolute.
+    RelativePath {
+        /// The setting: `datastore_path` or `DATASTORE_PATH`.
+        setting: &'static str,
+    },
+    /// A user or a password in an address.
+    SecretInAddress,
+    /// Not a URL.
+    NotAUrl {
+        /// What was given, if it is an absolute path.
+        path: Option<String>,
+    },
+    /// A URL of a scheme that nobody knows.
+    UnknownScheme(String),
+    /// The URL of an embedded store without an absolute path.
+    UrlPath(String),
+    /// The URL of an embedded store with something after the path.
+    UrlOptions(String),
+    /// An etcd URL with more than hosts and ports.
+    EtcdUrl,
+    /// The command was asked to work on a store that is gone when it ends.
+    MemoryStore,
+    /// The CNI configuration names several stores.
+    SeveralStores(Vec<Candidate>),
+    /// No store is named, and some of the CNI configuration could not be read.
+    UnreadableConfiguration(Vec<String>),
+    /// The only file that could name a store leads to none.
+    InFile {
+        /// The file.
+        file: PathBuf,
+        /// Why it leads to none.
+        error: Box<ConfigError>,
+    },
+}
+
+impl ConfigError {
+    /// What to do about it: one or two sentences.
+    pub fn advice(&self) -> String {
+        match self {
+            Self::UnknownType(_) => "set datastore_type to sled, redb or etcdv3".into(),
+            Self::NoEndpoints => {
+                "for an etcd cluster set etcd_endpoints (or ETCD_ENDPOINTS); for a store on this host \
+                                  set \"datastore_type\" to \"sled\" or \"redb\""
+                    .into()
+            }
+            Self::EndpointsAndDiscovery => "remove one of the two".into(),
+            Self::Kubernetes => {
+                "keep the addresses in etcd (datastore_type etcdv3) or on this host (datastore_type sled or redb)"
+                    .into()
+            }
+            Self::Contradiction { .. } => {
+                "remove DATASTORE_TYPE from the environment, or set datastore_type in the network configuration".into()
+            }
+            Self::PathWithoutEmbedded => "set the datastore type to sled or redb, or remove the path".into(),
+            Self::RelativePath { .. } => "give a path that begins with /".into(),
+            Self::SecretInAddress => {
+                "remove user and password from the address; an address shows up in logs and process lists".into()
+            }
+            Self::NotAUrl { path: Some(path) } => format!("did you mean sled://{path} or redb://{path}?"),
+            Self::NotAUrl { path: None } | Self::UnknownScheme(_) => {
+                "store URLs are sled:///path, redb:///path and etcd://host:port".into()
+            }
+            Self::UrlPath(scheme) => format!("write it with three slashes: {scheme}:///var/lib/margay/ipam.{scheme}"),
+            Self::UrlOptions(_) => "a store URL ends with the path and has no ? or # in it".into(),
+            Self::EtcdUrl => "write it as etcd://host:port[,host:port]".into(),
+            Self::MemoryStore => "name a store that stays, such as sled:///var/lib/margay/ipam.sled".into(),
+            Self::SeveralStores(candidates) => match candidates.first() {
+                Some(first) => format!("say which one is meant, such as --store {}", first.location),
+                None => "say which one is meant with --store URL".into(),
+            },
+            Self::UnreadableConfiguration(_) => "repair the file, or say which store is meant with --store URL".into(),
+            Self::InFile { error, .. } => {
+                format!("{}; or say which store is meant with --store URL", error.advice())
+            }
+        }
+    }
+}
+
+impl fmt::Display for ConfigError {
+    /// What is wrong.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownType(found) => write!(f, "unknown datastore type: {found}"),
+            Self::NoEndpoints => f.write_str("no etcd endpoints specified"),
+            Self::EndpointsAndDiscovery => f.write_str(
+                "multiple discovery or bootstrap options specified, use either \"etcdEndpoints\" or \
+                 \"etcdDiscoverySrv\"",
+            ),
+            Self::Kubernetes => f.write_str("datastore type kubernetes is not supported"),
+            Self::Contradiction { environment } => write!(
+                f,
+                "the environment asks for datastore type {environment}, the network configuration for etcd or Kubernetes"
+            ),
+            Self::PathWithoutEmbedded => f.write_str("a datastore path is set, but the datastore is not on this host"),
+            Self::RelativePath { setting } => write!(f, "{setting} is not an absolute path"),
+            Self::SecretInAddress => f.write_str("a store's address has a user or a password in it"),
+            Self::NotAUrl { path: Some(path) } => write!(f, "{path} is a path, not a store URL"),
+            Self::NotAUrl { path: None } => f.write_str("this is not a store URL"),
+            Self::UnknownScheme(scheme) => write!(f, "{scheme}:// is not a kind of store"),
+            Self::UrlPath(scheme) => write!(f, "the {scheme}:// URL has no absolute path"),
+            Self::UrlOptions(scheme) => write!(f, "the {scheme}:// URL has more in it than a path"),
+            Self::EtcdUrl => f.write_str("the etcd URL has more in it than hosts and ports"),
+            Self::MemoryStore => f.write_str("a store in memory is gone when the command ends"),
+            Self::SeveralStores(candidates) => {
+                f.write_str("the CNI configuration names several stores:")?;
+                candidates
+                    .iter()
+                    .try_for_each(|candidate| write!(f, "\n  {} (in {})", candidate.location, candidate.file.display()))
+            }
+            Self::UnreadableConfiguration(problems) => {
+                write!(f, "cannot tell which store is meant: {}", problems.join("; "))
+            }
+            Self::InFile { file, error } => write!(f, "{}: {error}", file.display()),
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::InFile { error, .. } => Some(&**error),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Which store a plugin works on.
+
+use crate::environment::{Environment, overriding};
+use crate::error::{ConfigError, Result};
+use crate::location::Location;
+use crate::settings::{Cluster, Settings};
+
+/// What a NetConf says about the store; absent and empty are the same.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NetConfStore {
+    /// `datastore_type`: `sled`, `redb`, `local`, `etcdv3` or `kubernetes`.
+    pub datastore_type: String,
+    /// `datastore_path`: the folder of an embedded store, an absolute path.
+    pub datastore_path: String,
+    /// `etcd_endpoints`: a comma list of URLs.
+    pub etcd_endpoints: String,
+    /// `etcd_discovery_srv`: a domain.
+    pub etcd_discovery_srv: String,
+    /// `etcd_key_file`.
+    pub etcd_key_file: String,
+    /// `etcd_cert_file`.
+    pub etcd_cert_file: String,
+    /// `etcd_ca_cert_file`.
+    pub etcd_ca_cert_file: String,
+    /// `kubernetes.kubeconfig`.
+    pub kubeconfig: String,
+    /// `kubernetes.k8s_api_root`.
+    pub k8s_api_root: String,
+    /// True if the plugin runs under the name `calico-ipam`.
+    pub called_as_calico_ipam: bool,
+}
+
+impl NetConfStore {
+    /// The NetConf's own settings, without the environment.
+    pub(crate) fn settings(&self) -> Settings {
+        let signs =
+            [&self.etcd_key_file, &self.etcd_cert_file, &self.etcd_ca_cert_file, &self.kubeconfig, &self.k8s_api_root];
+        let meant = signs.into_iter().any(|sign| !sign.is_empty());
+        Settings {
+            datastore_type: self.datastore_type.clone(),
+            path: self.datastore_path.clone(),
+            etcd_endpoints: self.etcd_endpoints.clone(),
+            etcd_discovery_srv: self.etcd_discovery_srv.clone(),
+            cluster: if meant { Cluster::Meant } else { Cluster::Absent },
+            path_setting: "datastore_path",
+        }
+    }
+}
+
+/// The store that a plugin works on, from its NetConf and the environment that it was called in.
+///
+/// - A NetConf that names an embedded store (`sled`, `redb`, `local`, or a `datastore_path` alone) decides alone: the
+///   environment is not looked at, since a runtime's ADD and DEL may run in different ones.
+/// - Otherwise the environment counts as it does for Calico: each setting of the NetConf beats the variable of the same
+///   purpose, and the variable with the prefix `CALICO_` beats both.
+/// - Called as `calico-ipam`, or with any etcd or Kubernetes setting, a missing endpoint is Calico's error; it never
+///   leads to a store on this host. Nothing configured at all means [`Location::default`].
+///
+/// # Errors
+/// Those of [`ConfigError`] that are about types, endpoints, paths and contradictions.
+pub fn for_netconf(conf: &NetConfStore, env: &Environment<'_>) -> Result<Location> {
+    let own = conf.settings();
+    if own.names_embedded() || (own.datastore_type.is_empty() && !own.path.is_empty()) {
+        if own.datastore_type.is_empty() && own.means_cluster() {
+            return Err(ConfigError::PathWithoutEmbedded);
+        }
+        return own.location();
+    }
+    let mut merged = merge(&own, env);
+    if own.means_cluster() {
+        if merged.names_embedded() {
+            return Err(ConfigError::Contradiction { environment: merged.datastore_type });
+        }
+        // A path in the environment belongs to another network's store on this host.
+        merged.path = own.path;
+        // An empty variable can take the endpoints away, but not the intention.
+        merged.cluster = Cluster::Meant;
+    }
+    if conf.called_as_calico_ipam && merged.path.is_empty() && !merged.names_embedded() {
+        merged.cluster = Cluster::Meant;
+    }
+    merged.location()
+}
+
+/// The NetConf's settings and the environment's, by Calico's precedence.
+fn merge(own: &Settings, env: &Environment<'_>) -> Settings {
+    let outer = Settings::from_environment(env);
+    let pick = |name: &str, own: &str, outer: String| {
+        if own.is_empty() || overriding(env, name).is_some() { outer } else { own.to_owned() }
+    };
+    let kubernetes =
+        ["KUBECONFIG", "K8S_API_ENDPOINT"].into_iter().any(|name| !crate::environment::variable(env, name).is_empty());
+    let meant = kubernetes || [own.cluster, outer.cluster].contains(&Cluster::Meant);
+    Settings {
+        datastore_type: pick("DATASTORE_TYPE", &own.datastore_type, outer.datastore_type),
+        path_setting: if own.path.is_empty() { outer.path_setting } else { own.path_setting },
+        path: if own.path.is_empty() { outer.path } else { own.path.clone() },
+        etcd_endpoints: pick("ETCD_ENDPOINTS", &own.etcd_endpoints, outer.etcd_endpoints),
+        etcd_discovery_srv: pick("ETCD_DISCOVERY_SRV", &own.etcd_discovery_srv, outer.etcd_discovery_srv),
+        cluster: if meant { Cluster::Meant } else { Cluster::Absent },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::location::{DEFAULT_REDB_PATH, DEFAULT_SLED_PATH};
+
+    fn conf(set: impl FnOnce(&mut NetConfStore)) -> NetConfStore {
+        let mut conf = NetConfStore::default();
+        set(&mut conf);
+        conf
+    }
+
+    fn with(conf: &NetConfStore, env: &[(&str, &str)]) -> Result<Location> {
+        for_netconf(conf, &|name| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    fn etcd(endpoints: &[&str]) -> Location {
+        Location::Etcd(crate::Etcd {
+            endpoints: endpoints.iter().map(|e| (*e).to_owned()).collect(),
+            discovery_srv: String::new(),
+        })
+    }
+
+    #[test]
+    fn an_embedded_netconf_never_asks_the_environment() {
+        let cases = [
+            ("sled", "", Location::Sled(DEFAULT_SLED_PATH.into())),
+            ("local", "", Location::Sled(DEFAULT_SLED_PATH.into())),
+            ("redb", "", Location::Redb(DEFAULT_REDB_PATH.into())),
+            ("sled", "/a", Location::Sled("/a".into())),
+            ("redb", "/a", Location::Redb("/a".into())),
+            ("", "/a", Location::Sled("/a".into())),
+        ];
+        for (kind, path, expected) in cases {
+            for called_as_calico_ipam in [false, true] {
+                let conf = NetConfStore {
+                    datastore_type: kind.into(),
+                    datastore_path: path.into(),
+                    called_as_calico_ipam,
+                    ..NetConfStore::default()
+                };
+                let found = for_netconf(&conf, &|name| panic!("asked for {name}"));
+                assert_eq!(found.unwrap(), expected, "{kind:?} {path:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_named_engine_wins_over_cluster_settings_beside_it() {
+        let conf = conf(|c| {
+            c.datastore_type = "sled".into();
+            c.kubeconfig = "/k".into();
+        });
+        assert_eq!(with(&conf, &[]).unwrap(), Location::default());
+    }
+
+    #[test]
+    fn nothing_at_all_is_the_default() {
+        assert_eq!(with(&NetConfStore::default(), &[]).unwrap(), Location::Sled(DEFAULT_SLED_PATH.into()));
+    }
+
+    #[test]
+    fn a_missing_endpoint_never_falls_back() {
+        let confs = [
+            conf(|c| c.called_as_calico_ipam = true),
+            conf(|c| c.datastore_type = "etcdv3".into()),
+            conf(|c| c.etcd_key_file = "/k".into()),
+            conf(|c| c.etcd_cert_file = "/k".into()),
+            conf(|c| c.etcd_ca_cert_file = "/k".into()),
+            conf(|c| c.kubeconfig = "/k".into()),
+            conf(|c| c.k8s_api_root = "https://k".into()),
+        ];
+        for conf in &confs {
+            let error = with(conf, &[]).unwrap_err();
+            assert_eq!(error.to_string(), "no etcd endpoints specified", "{conf:?}");
+            assert!(error.advice().contains("etcd_endpoints"));
+        }
+        for name in ["ETCD_KEY_FILE", "CALICO_ETCD_CA_CERT_FILE", "KUBECONFIG", "K8S_API_ENDPOINT"] {
+            assert_eq!(with(&NetConfStore::default(), &[(name, "x")]).unwrap_err(), ConfigError::NoEndpoints, "{name}");
+        }
+        assert_eq!(
+            with(&NetConfStore::default(), &[("DATASTORE_TYPE", "etcdv3")]).unwrap_err(),
+            ConfigError::NoEndpoints
+        );
+    }
+
+    #[test]
+    fn types_are_checked() {
+        let conf = |kind: &str| conf(|c| c.datastore_type = kind.into());
+        assert_eq!(with(&conf("foo"), &[]).unwrap_err().to_string(), "unknown datastore type: foo");
+        assert_eq!(with(&conf("Sled"), &[]).unwrap_err(), ConfigError::UnknownType("Sled".into()));
+        assert_eq!(with(&conf("kubernetes"), &[]).unwrap_err(), ConfigError::Kubernetes);
+        let env = [("DATASTORE_TYPE", "bar"), ("ETCD_ENDPOINTS", "http://a:1")];
+        assert_eq!(with(&NetConfStore::default(), &env).unwrap_err(), ConfigError::UnknownType("bar".into()));
+    }
+
+    #[test]
+    fn calicos_precedence() {
+        let own = conf(|c| c.etcd_endpoints = "http://own:1".into());
+        assert_eq!(with(&own, &[("ETCD_ENDPOINTS", "http://env:1")]).unwrap(), etcd(&["http://own:1"]));
+        assert_eq!(with(&own, &[("CALICO_ETCD_ENDPOINTS", "http://c:1")]).unwrap(), etcd(&["http://c:1"]));
+        // Set but empty counts as set.
+        assert_eq!(with(&own, &[("CALICO_ETCD_ENDPOINTS", "")]).unwrap_err(), ConfigError::NoEndpoints);
+        let none = conf(|c| c.called_as_calico_ipam = true);
+        assert_eq!(
+            with(&none, &[("ETCD_ENDPOINTS", "http://a:1,http://b:1")]).unwrap(),
+            etcd(&["http://a:1", "http://b:1"])
+        );
+        let both = conf(|c| {
+            c.etcd_endpoints = "http://a:1".into();
+            c.etcd_discovery_srv = "d".into();
+        });
+        assert!(with(&both, &[]).unwrap_err().to_string().starts_with("multiple discovery or bootstrap options"));
+    }
+
+    #[test]
+    fn the_environment_alone_may_name_an_embedded_store() {
+        for called_as_calico_ipam in [false, true] {
+            let conf = NetConfStore { called_as_calico_ipam, ..NetConfStore::default() };
+            let env = [("DATASTORE_TYPE", "redb"), ("DATASTORE_PATH", "/a")];
+            assert_eq!(with(&conf, &env).unwrap(), Location::Redb("/a".into()));
+            assert_eq!(with(&conf, &[("DATASTORE_PATH", "/a")]).unwrap(), Location::Sled("/a".into()));
+            assert_eq!(
+                with(&conf, &[("DATASTORE_PATH", "/a"), ("ETCD_ENDPOINTS", "http://a:1")]).unwrap_err(),
+                ConfigError::PathWithoutEmbedded
+            );
+        }
+    }
+
+    #[test]
+    fn the_environment_cannot_turn_a_cluster_into_a_local_store() {
+        let conf = conf(|c| c.etcd_endpoints = "http://a:1".into());
+        for name in ["DATASTORE_TYPE", "CALICO_DATASTORE_TYPE"] {
+            assert_eq!(
+                with(&conf, &[(name, "sled")]).unwrap_err(),
+                ConfigError::Contradiction { environment: "sled".into() }
+            );
+        }
+        assert_eq!(with(&conf, &[("DATASTORE_PATH", "/a")]).unwrap(), etcd(&["http://a:1"]));
+    }
+
+    #[test]
+    fn paths_are_absolute_and_belong_to_embedded_stores() {
+        let relative = conf(|c| {
+            c.datastore_type = "sled".into();
+            c.datastore_path = "a/b".into();
+        });
+        assert_eq!(with(&relative, &[]).unwrap_err().to_string(), "datastore_path is not an absolute path");
+        let env = [("DATASTORE_PATH", "a/b")];
+        assert_eq!(
+            with(&NetConfStore::default(), &env).unwrap_err().to_string(),
+            "DATASTORE_PATH is not an absolute path"
+        );
+        for kind in ["", "etcdv3"] {
+            let mixed = conf(|c| {
+                c.datastore_type = kind.into();
+                c.etcd_endpoints = "http://a:1".into();
+                c.datastore_path = "/a".into();
+            });
+            assert_eq!(with(&mixed, &[]).unwrap_err(), ConfigError::PathWithoutEmbedded);
+        }
+    }
+
+    #[test]
+    fn an_endpoint_with_a_password_is_refused_without_repeating_it() {
+        let conf = conf(|c| c.etcd_endpoints = "http://root:hunter2@a:1".into());
+        let error = with(&conf, &[]).unwrap_err();
+        assert_eq!(error, ConfigError::SecretInAddress);
+        assert!(!format!("{error} {}", error.advice()).contains("hunter2"));
+    }
+}

@@ -1,0 +1,77 @@
+//! From a location to an open store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kv::{Error, ErrorKind, Operation, Result, Store};
+
+use crate::engines::{self, Opened};
+use crate::location::Location;
+
+/// Whether a store that is not there is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Create {
+    /// No: its absence is an error of kind `Missing`.
+    Never,
+    /// Yes, with its folder and the folders above it.
+    IfMissing,
+}
+
+/// An open store. An embedded one keeps every other process out until it is closed, so close it as soon as possible.
+#[derive(Debug)]
+pub struct OpenStore {
+    opened: Opened,
+}
+
+impl OpenStore {
+    /// The store.
+    pub fn store(&self) -> Arc<dyn Store> {
+        self.opened.store()
+    }
+
+    /// Waits for what is in flight and closes the store, whoever else still holds it; their calls fail with `Closed`.
+    ///
+    /// # Errors
+    /// What the engine reports. Everything that was acknowledged is durable all the same.
+    pub async fn close(self) -> Result<()> {
+        self.opened.close().await
+    }
+}
+
+/// Opens a store. An embedded one is opened by one process at a time; others wait their turn, for `wait` at the most.
+///
+/// Must be called on a tokio runtime.
+///
+/// # Errors
+/// `Missing` if there is nothing and `create` says never; `Locked` if the turn did not come in time; `Unsupported` for
+/// etcd, which this version cannot open, and for an engine that this build was made without; else the engine's.
+pub async fn open(location: &Location, create: Create, wait: Duration) -> Result<OpenStore> {
+    let opened = match location {
+        Location::Sled(path) => engines::sled(path, create, wait).await?,
+        Location::Redb(path) => engines::redb(path, create, wait).await?,
+        Location::Memory => engines::memory()?,
+        Location::Etcd(_) => {
+            return Err(unsupported("etcd")
+                .with_detail("this version of Margay cannot open etcd yet; use a sled:// or redb:// store"));
+        }
+    };
+    Ok(OpenStore { opened })
+}
+
+/// The error for a kind of store that cannot be opened.
+pub(crate) fn unsupported(store: &'static str) -> Error {
+    Error::new(ErrorKind::Unsupported, Operation::Open, store)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn etcd_is_recognised_and_refused() {
+        let location = "etcd://127.0.0.1:2379".parse().unwrap();
+        let error = open(&location, Create::Never, Duration::ZERO).await.unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("cannot open etcd yet"), "{error}");
+    }
+}

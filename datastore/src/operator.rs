@@ -1,0 +1,208 @@
+//! Which store the operator's command works on.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::conflist::scan;
+use crate::environment::Environment;
+use crate::error::{ConfigError, Result};
+use crate::location::Location;
+use crate::settings::Settings;
+
+/// What the choice of a store rests on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Source {
+    /// The URL that was given.
+    Url,
+    /// The environment.
+    Environment,
+    /// A file of the CNI configuration.
+    File(PathBuf),
+    /// Nothing: it is the default.
+    Default,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Url => f.write_str("--store"),
+            Self::Environment => f.write_str("from the environment"),
+            Self::File(file) => write!(f, "named in {}", file.display()),
+            Self::Default => f.write_str("the default"),
+        }
+    }
+}
+
+/// The store to work on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// The store.
+    pub location: Location,
+    /// What the choice rests on; worth telling unless it is [`Source::Url`].
+    pub source: Source,
+    /// Configuration that could not be read and might have named another store, a sentence each.
+    pub unreadable: Vec<String>,
+}
+
+/// The store that the operator's command works on: the URL if there is one, else what the environment names
+/// (`DATASTORE_TYPE`, `DATASTORE_PATH`, `ETCD_ENDPOINTS`, ..., with or without `CALICO_`), else the one store that the
+/// CNI configuration in `conf_dir` names, else the default.
+///
+/// A `KUBECONFIG` in the environment means nothing here: operators have one for other purposes.
+///
+/// # Errors
+/// [`ConfigError::SeveralStores`] if there is more than one; otherwise what is wrong with the URL, the environment or
+/// the only file.
+pub fn for_operator(url: Option<&str>, env: &Environment<'_>, conf_dir: &Path) -> Result<Chosen> {
+    let chosen = |location, source| Chosen { location, source, unreadable: Vec::new() };
+    if let Some(url) = url {
+        return match url.parse()? {
+            Location::Memory => Err(ConfigError::MemoryStore),
+            location => Ok(chosen(location, Source::Url)),
+        };
+    }
+    let settings = Settings::from_environment(env);
+    if settings.names_a_store() {
+        return Ok(chosen(settings.location()?, Source::Environment));
+    }
+    from_configuration(conf_dir)
+}
+
+fn from_configuration(conf_dir: &Path) -> Result<Chosen> {
+    let mut found = scan(conf_dir);
+    match (found.candidates.len(), found.broken, found.candidates.pop()) {
+        (1, _, Some(one)) => {
+            Ok(Chosen { location: one.location, source: Source::File(one.file), unreadable: found.unreadable })
+        }
+        (_, _, Some(last)) => {
+            found.candidates.push(last);
+            Err(ConfigError::SeveralStores(found.candidates))
+        }
+        (_, Some((file, error)), None) => Err(ConfigError::InFile { file, error: Box::new(error) }),
+        (_, None, None) if !found.unreadable.is_empty() => Err(ConfigError::UnreadableConfiguration(found.unreadable)),
+        (_, None, None) => {
+            Ok(Chosen { location: Location::default(), source: Source::Default, unreadable: Vec::new() })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn choose(url: Option<&str>, env: &[(&str, &str)], dir: &Path) -> Result<Chosen> {
+        let env = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        for_operator(url, &env, dir)
+    }
+
+    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        dir
+    }
+
+    const SLED: &str = r#"{"name":"a","plugins":[{"type":"bridge","datastore_type":"sled","datastore_path":"/a",
+        "ipam":{"type":"margay-ipam"}},{"type":"portmap"}]}"#;
+    const REDB: &str = r#"{"name":"b","type":"bridge","Datastore_Type":"redb","ipam":{"type":"margay-ipam"}}"#;
+    const CALICO: &str = r#"{"name":"k8s","plugins":[{"type":"calico","datastore_type":"kubernetes",
+        "ipam":{"type":"calico-ipam"},"kubernetes":{"kubeconfig":"/etc/cni/net.d/calico-kubeconfig"}}]}"#;
+    const OTHER: &str = r#"{"name":"o","type":"bridge","ipam":{"type":"host-local","subnet":"10.0.0.0/24"}}"#;
+
+    #[test]
+    fn the_url_beats_all() {
+        let dir = folder(&[("1.conflist", SLED), ("2.conf", REDB)]);
+        let chosen = choose(Some("redb:///x"), &[("DATASTORE_TYPE", "sled")], dir.path()).unwrap();
+        assert_eq!((chosen.location, chosen.source), (Location::Redb("/x".into()), Source::Url));
+        assert_eq!(choose(Some("memory:"), &[], dir.path()).unwrap_err(), ConfigError::MemoryStore);
+    }
+
+    #[test]
+    fn the_environment_beats_the_configuration() {
+        let dir = folder(&[("1.conflist", SLED)]);
+        let cases: [(&[(&str, &str)], &str); 4] = [
+            (&[("DATASTORE_TYPE", "redb")], "redb:///var/lib/margay/ipam.redb"),
+            (&[("DATASTORE_PATH", "/x")], "sled:///x"),
+            (&[("CALICO_DATASTORE_PATH", "/x"), ("DATASTORE_PATH", "/y")], "sled:///x"),
+            (&[("ETCD_ENDPOINTS", "https://a:1"), ("KUBECONFIG", "/k")], "etcd+https://a:1"),
+        ];
+        for (env, expected) in cases {
+            let chosen = choose(None, env, dir.path()).unwrap();
+            assert_eq!(chosen.location.to_string(), expected);
+            assert_eq!(chosen.source, Source::Environment);
+        }
+        assert_eq!(
+            choose(None, &[("DATASTORE_TYPE", "foo")], dir.path()).unwrap_err(),
+            ConfigError::UnknownType("foo".into())
+        );
+    }
+
+    #[test]
+    fn a_kubeconfig_in_the_shell_means_nothing() {
+        let chosen = choose(None, &[("KUBECONFIG", "/k")], folder(&[]).path()).unwrap();
+        assert_eq!(chosen, Chosen { location: Location::default(), source: Source::Default, unreadable: Vec::new() });
+    }
+
+    #[test]
+    fn an_absent_folder_is_an_empty_one() {
+        let dir = folder(&[]);
+        assert_eq!(choose(None, &[], &dir.path().join("none")).unwrap().source, Source::Default);
+    }
+
+    #[test]
+    fn the_one_store_of_the_configuration() {
+        let dir = folder(&[("1.conflist", SLED), ("2.conf", OTHER), ("3.conf", SLED), ("4.conf.bak", REDB)]);
+        let chosen = choose(None, &[], dir.path()).unwrap();
+        assert_eq!(chosen.location, Location::Sled("/a".into()));
+        assert_eq!(chosen.source, Source::File(dir.path().join("1.conflist")));
+    }
+
+    #[test]
+    fn several_stores_are_listed() {
+        let dir = folder(&[("1.conflist", SLED), ("2.json", REDB)]);
+        let error = choose(None, &[], dir.path()).unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains("sled:///a (in ") && said.contains("1.conflist)"), "{said}");
+        assert!(said.contains("redb:///var/lib/margay/ipam.redb (in ") && said.contains("2.json)"), "{said}");
+        assert!(error.advice().contains("--store sled:///a"), "{}", error.advice());
+    }
+
+    #[test]
+    fn a_calico_on_kubernetes_is_an_error_alone_and_no_matter_beside_a_store() {
+        let dir = folder(&[("10-calico.conflist", CALICO)]);
+        let error = choose(None, &[], dir.path()).unwrap_err();
+        assert!(
+            error.to_string().ends_with("10-calico.conflist: datastore type kubernetes is not supported"),
+            "{error}"
+        );
+        assert!(error.advice().contains("--store URL"));
+        let dir = folder(&[("10-calico.conflist", CALICO), ("20.conf", REDB)]);
+        assert_eq!(choose(None, &[], dir.path()).unwrap().location, Location::Redb(crate::DEFAULT_REDB_PATH.into()));
+    }
+
+    #[test]
+    fn broken_files_are_never_overlooked() {
+        for text in ["{", "[", r#"{"plugins": 1}"#, "\u{0}"] {
+            let dir = folder(&[("1.conflist", text)]);
+            let error = choose(None, &[], dir.path()).unwrap_err();
+            assert!(matches!(&error, ConfigError::UnreadableConfiguration(_)), "{text}: {error}");
+            assert!(error.to_string().contains("1.conflist"), "{error}");
+            let dir = folder(&[("1.conflist", text), ("2.conf", SLED)]);
+            let chosen = choose(None, &[], dir.path()).unwrap();
+            assert_eq!(chosen.location, Location::Sled("/a".into()));
+            assert_eq!(chosen.unreadable.len(), 1);
+        }
+    }
+
+    #[test]
+    fn odd_shapes_are_not_ours() {
+        for text in ["[]", "1", "null", r#"{"plugins":[1,null,{"ipam":7}]}"#, r#"{"ipam":{"type":3}}"#] {
+            let dir = folder(&[("1.conf", text)]);
+            assert_eq!(choose(None, &[], dir.path()).unwrap().source, Source::Default, "{text}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The rules that lead from settings, wherever they came from, to a location.
+
+use std::path::{Path, PathBuf};
+
+use crate::environment::{Environment, variable};
+use crate::error::{ConfigError, Result};
+use crate::location::{DEFAULT_REDB_PATH, DEFAULT_SLED_PATH, Etcd, Location, endpoints};
+
+/// What is configured; empty means not set.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings {
+    pub(crate) datastore_type: String,
+    pub(crate) path: String,
+    pub(crate) etcd_endpoints: String,
+    pub(crate) etcd_discovery_srv: String,
+    /// Whether there is any other sign of etcd or Kubernetes: TLS files, a kubeconfig, the address of an API server.
+    pub(crate) cluster: Cluster,
+    /// The name of the setting that the path is from.
+    pub(crate) path_setting: &'static str,
+}
+
+/// Whether something points to a cluster, so that a store on this host would be the wrong answer to a gap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Cluster {
+    #[default]
+    Absent,
+    Meant,
+}
+
+impl Settings {
+    /// What the environment says. Only signs that are about the datastore count: everybody who works with Kubernetes
+    /// has a `KUBECONFIG`, so the caller adds that one where it matters.
+    pub(crate) fn from_environment(env: &Environment<'_>) -> Self {
+        let get = |name| variable(env, name);
+        let tls = ["ETCD_KEY_FILE", "ETCD_CERT_FILE", "ETCD_CA_CERT_FILE"];
+        Self {
+            datastore_type: get("DATASTORE_TYPE"),
+            path: get("DATASTORE_PATH"),
+            etcd_endpoints: get("ETCD_ENDPOINTS"),
+            etcd_discovery_srv: get("ETCD_DISCOVERY_SRV"),
+            cluster: if tls.into_iter().any(|name| !get(name).is_empty()) { Cluster::Meant } else { Cluster::Absent },
+            path_setting: "DATASTORE_PATH",
+        }
+    }
+
+    /// True if something here says which store is meant.
+    pub(crate) fn names_a_store(&self) -> bool {
+        !self.datastore_type.is_empty() || !self.path.is_empty() || self.means_cluster()
+    }
+
+    /// True if there is any etcd or Kubernetes setting, the type included.
+    pub(crate) fn means_cluster(&self) -> bool {
+        self.has_cluster_setting() || matches!(self.datastore_type.as_str(), "etcdv3" | "kubernetes")
+    }
+
+    fn has_cluster_setting(&self) -> bool {
+        self.cluster == Cluster::Meant || !self.etcd_endpoints.is_empty() || !self.etcd_discovery_srv.is_empty()
+    }
+
+    /// True if the type is one of an embedded store.
+    pub(crate) fn names_embedded(&self) -> bool {
+        matches!(self.datastore_type.as_str(), "sled" | "redb" | "local")
+    }
+
+    /// The location. Without a type it is an embedded store only if nothing points to a cluster.
+    pub(crate) fn location(&self) -> Result<Location> {
+        match self.datastore_type.as_str() {
+            "sled" | "local" => Ok(Location::Sled(self.path_or(DEFAULT_SLED_PATH)?)),
+            "redb" => Ok(Location::Redb(self.path_or(DEFAULT_REDB_PATH)?)),
+            "etcdv3" => self.etcd(),
+            "kubernetes" => Err(ConfigError::Kubernetes),
+            "" if self.has_cluster_setting() => self.etcd(),
+            "" => Ok(Location::Sled(self.path_or(DEFAULT_SLED_PATH)?)),
+            other => Err(ConfigError::UnknownType(other.to_owned())),
+        }
+    }
+
+    fn path_or(&self, default: &str) -> Result<PathBuf> {
+        match self.path.as_str() {
+            "" => Ok(default.into()),
+            path if Path::new(path).is_absolute() => Ok(path.into()),
+            _ => Err(ConfigError::RelativePath { setting: self.path_setting }),
+        }
+    }
+
+    fn etcd(&self) -> Result<Location> {
+        if !self.path.is_empty() {
+            return Err(ConfigError::PathWithoutEmbedded);
+        }
+        if self.etcd_discovery_srv.is_empty() {
+            return Ok(Location::Etcd(Etcd { endpoints: endpoints(&self.etcd_endpoints)?, ..Etcd::default() }));
+        }
+        if self.etcd_endpoints.is_empty() {
+            let discovery_srv = self.etcd_discovery_srv.clone();
+            return Ok(Location::Etcd(Etcd { discovery_srv, ..Etcd::default() }));
+        }
+        Err(ConfigError::EndpointsAndDiscovery)
+    }
+}
