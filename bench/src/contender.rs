@@ -1,0 +1,130 @@
+//! A program that is run over and over, and the state that it works on.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::{Outcome, Programs};
+
+/// One of the programs that are compared.
+#[derive(Clone, Debug)]
+pub(crate) enum Contender {
+    /// A process that does nothing.
+    Empty { program: PathBuf },
+    /// A process that opens, commits to and closes a sled store.
+    Sled { program: PathBuf, store: PathBuf },
+    /// An IPAM plugin.
+    Plugin { name: &'static str, program: PathBuf, netconf: String },
+}
+
+/// The pool that every plugin allocates from.
+const POOL: &str = "10.0.0.0/16";
+
+impl Contender {
+    /// Debian's host-local, keeping its files under `folder`.
+    pub(crate) fn host_local(programs: &Programs, folder: &Path) -> Self {
+        let data = folder.join("host-local");
+        let netconf = format!(
+            r#"{{"cniVersion":"1.0.0","name":"bench","type":"bridge","ipam":{{"type":"host-local","dataDir":"{}","ranges":[[{{"subnet":"{POOL}"}}]]}}}}"#,
+            data.display()
+        );
+        Self::Plugin { name: "host-local", program: programs.host_local.clone(), netconf }
+    }
+
+    /// Margay's plugin on an embedded store under `folder`.
+    pub(crate) fn margay(programs: &Programs, folder: &Path, name: &'static str, engine: &str) -> Self {
+        let store = folder.join(format!("ipam.{engine}"));
+        let netconf = format!(
+            r#"{{"cniVersion":"1.0.0","name":"bench","type":"bridge","nodename":"node1","datastore_type":"{engine}","datastore_path":"{}","ipam":{{"type":"margay-ipam","subnet":"{POOL}"}}}}"#,
+            store.display()
+        );
+        Self::Plugin { name, program: programs.plugin.clone(), netconf }
+    }
+
+    /// What it is called in the report.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Empty { .. } => "an empty process",
+            Self::Sled { .. } => "bare sled: open, commit, close",
+            Self::Plugin { name, .. } => name,
+        }
+    }
+
+    /// How long one run takes: an ADD for plugins, of container `id`.
+    pub(crate) fn add(&self, id: &str) -> Outcome<Duration> {
+        match self {
+            Self::Empty { program } => run(Command::new(program), ""),
+            Self::Sled { program, store } => {
+                let mut command = Command::new(program);
+                command.arg(store).arg(id);
+                run(command, "")
+            }
+            Self::Plugin { program, netconf, .. } => run(plugin(program, "ADD", id), netconf),
+        }
+    }
+
+    /// How long the DEL of container `id` takes, for plugins.
+    pub(crate) fn del(&self, id: &str) -> Outcome<Option<Duration>> {
+        match self {
+            Self::Plugin { program, netconf, .. } => run(plugin(program, "DEL", id), netconf).map(Some),
+            Self::Empty { .. } | Self::Sled { .. } => Ok(None),
+        }
+    }
+
+    /// The netconf and program, for plugins.
+    pub(crate) fn as_plugin(&self) -> Option<(&Path, &str)> {
+        match self {
+            Self::Plugin { program, netconf, .. } => Some((program, netconf)),
+            Self::Empty { .. } | Self::Sled { .. } => None,
+        }
+    }
+}
+
+/// An invocation of a plugin with the environment that a container runtime gives it.
+pub(crate) fn plugin(program: &Path, verb: &str, id: &str) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().envs([
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", id),
+        ("CNI_NETNS", "/run/netns/none"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/usr/lib/cni"),
+    ]);
+    command
+}
+
+/// Runs a program to its end, and says how long that took. It must succeed.
+pub(crate) fn run(mut command: Command, input: &str) -> Outcome<Duration> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let start = Instant::now();
+    let mut child = command.spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program that does not read its input may be gone already.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    let output = child.wait_with_output()?;
+    let elapsed = start.elapsed();
+    if output.status.success() {
+        return Ok(elapsed);
+    }
+    let said =
+        String::from_utf8_lossy(if output.stdout.is_empty() { &output.stderr } else { &output.stdout }).into_owned();
+    Err(format!("{command:?} failed: {said}").into())
+}
+
+/// Copies a folder with all that is in it.
+pub(crate) fn copy_folder(from: &Path, to: &Path) -> Outcome<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_folder(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,44 @@
+//! Medians, ratios and tables.
+
+use std::time::Duration;
+
+use comfy_table::presets::ASCII_MARKDOWN;
+use comfy_table::{CellAlignment, Table};
+
+/// Times of one contender.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Times(Vec<Duration>);
+
+impl Times {
+    pub(crate) fn push(&mut self, time: Duration) {
+        self.0.push(time);
+    }
+
+    /// The time that `share` (0 to 1) of the runs did not exceed, in milliseconds.
+    pub(crate) fn quantile(&self, share: f64) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        let last = sorted.len().saturating_sub(1);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index into a short list")]
+        let index = (last as f64 * share).round() as usize;
+        sorted.get(index).map_or(f64::NAN, |time| time.as_secs_f64() * 1000.0)
+    }
+
+    pub(crate) fn median(&self) -> f64 {
+        self.quantile(0.5)
+    }
+}
+
+/// Prints a table under a title; the first column is text, the others are numbers.
+#[expect(clippy::print_stdout, reason = "the report is what this program is for")]
+pub(crate) fn print(title: &str, header: &[&str], rows: Vec<Vec<String>>) {
+    let mut table = Table::new();
+    table.load_style(ASCII_MARKDOWN).set_header(header.to_vec());
+    for row in rows {
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!("\n{title}\n\n{table}");
+}

@@ -1,0 +1,93 @@
+//! One caller: whole cold processes, one after another, the contenders in turns.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use nix::sys::resource::{UsageWho, getrusage};
+
+use crate::contender::{Contender, copy_folder, plugin, run as run_process};
+use crate::report::{Times, print};
+use crate::{Outcome, Programs};
+
+/// How many containers exist before measuring begins.
+const RESIDENTS: u32 = 40;
+/// How many times each contender is measured.
+const ROUNDS: u32 = 300;
+
+/// Measures ADD and DEL, memory and size.
+pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
+    let redb = Contender::margay(programs, folder, "margay-ipam on redb", "redb");
+    let sled = Contender::margay(programs, folder, "margay-ipam on sled", "sled");
+    let host_local = Contender::host_local(programs, folder);
+    for contender in [&redb, &sled, &host_local] {
+        for resident in 0..RESIDENTS {
+            contender.add(&format!("resident{resident}"))?;
+        }
+    }
+    let floor_store = folder.join("floor.sled");
+    copy_folder(&folder.join("ipam.sled/sled"), &floor_store)?;
+    let bare_sled = Contender::Sled { program: programs.floor_sled.clone(), store: floor_store };
+    let empty = Contender::Empty { program: programs.floor_empty.clone() };
+
+    let contenders = [empty, host_local, redb.clone(), bare_sled, sled];
+    let mut adds = vec![Times::default(); contenders.len()];
+    let mut dels = vec![Times::default(); contenders.len()];
+    for round in 0..ROUNDS {
+        for turn in 0..contenders.len() {
+            let who = (turn + round as usize) % contenders.len();
+            let id = format!("c{round}");
+            adds[who].push(contenders[who].add(&id)?);
+            if let Some(time) = contenders[who].del(&id)? {
+                dels[who].push(time);
+            }
+        }
+    }
+    let [empty, host_local, _, bare_sled, _] = [0, 1, 2, 3, 4].map(|who| adds[who].median());
+    let row = |who: usize| {
+        let (times, median) = (&adds[who], adds[who].median());
+        let del = if dels[who].median().is_nan() { String::from("-") } else { format!("{:.2}", dels[who].median()) };
+        vec![
+            contenders[who].name().to_owned(),
+            format!("{median:.2}"),
+            format!("{:.2}", times.quantile(0.9)),
+            format!("{:.2}", median / host_local),
+            format!("{:.2}", median / bare_sled),
+            format!("{:.1}", median / empty),
+            del,
+        ]
+    };
+    print(
+        &format!("Cold ADD, whole process, {ROUNDS} runs each in turns, {RESIDENTS} containers resident (ms)"),
+        &["", "ADD p50", "p90", "/ host-local", "/ bare sled", "/ empty", "DEL p50"],
+        (0..contenders.len()).map(row).collect(),
+    );
+    memory_and_size(programs, &redb)
+}
+
+fn memory_and_size(programs: &Programs, redb: &Contender) -> Outcome<()> {
+    let (program, netconf) = redb.as_plugin().ok_or("not a plugin")?;
+    let mut peak = plugin(Path::new(&std::env::current_exe()?), "ADD", "peak");
+    peak.args(["peak-of".as_ref(), program.as_os_str(), netconf.as_ref()]);
+    let kib: f64 = String::from_utf8(peak.output()?.stdout)?.trim().parse()?;
+    redb.del("peak")?;
+    let bytes = fs::metadata(&programs.plugin)?.len();
+    print(
+        "One ADD on redb",
+        &["", "MiB", "at most"],
+        vec![
+            vec!["peak memory".into(), format!("{:.1}", kib / 1024.0), "12".into()],
+            vec!["the plugin's file".into(), format!("{:.1}", bytes as f64 / f64::from(1 << 20)), "8".into()],
+        ],
+    );
+    Ok(())
+}
+
+/// Runs a plugin with our own environment, and prints the most memory that it had, in KiB.
+#[expect(clippy::print_stdout, reason = "read by the process that measures")]
+pub(crate) fn print_peak_of(arguments: &[String]) -> Outcome<()> {
+    let [program, netconf] = arguments else { return Err("usage: bench peak-of PROGRAM NETCONF".into()) };
+    run_process(Command::new(program), netconf)?;
+    println!("{}", getrusage(UsageWho::RUSAGE_CHILDREN)?.max_rss());
+    Ok(())
+}
