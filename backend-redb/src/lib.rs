@@ -1,1 +1,35 @@
-//! The table on redb.
+//! A store on redb: one file, crash safe, two syncs for a commit.
+//!
+//! The store is a folder; see [`kv_mvcc::local`] for what is in it and who may use it when.
+
+mod error;
+mod file;
+mod table;
+
+use std::path::Path;
+
+use kv::Result;
+use kv_mvcc::Table;
+use kv_mvcc::local::Engine;
+
+/// redb, as an engine of [`kv_mvcc::local`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Redb;
+
+impl Engine for Redb {
+    fn name(&self) -> &'static str {
+        "redb"
+    }
+
+    fn entry(&self) -> &'static str {
+        "db.redb"
+    }
+
+    fn files(&self) -> &'static [&'static str] {
+        &["db.redb"]
+    }
+
+    fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>> {
+        Ok(Box::new(table::RedbTable::open(entry, store)?))
+    }
+}

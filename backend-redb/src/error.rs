@@ -1,0 +1,111 @@
+//! What redb's errors mean. The only place that looks at them.
+
+use std::io;
+
+use kv::{Error, ErrorKind, Operation};
+
+/// Turns redb's error in `operation` on `store` into ours.
+pub(crate) fn from_redb(store: &str, operation: Operation, error: impl Into<redb::Error>) -> Error {
+    let error = error.into();
+    Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
+}
+
+/// Turns an error of the operating system in `operation` on `store` into ours.
+pub(crate) fn from_io(store: &str, operation: Operation, error: io::Error) -> Error {
+    from_redb(store, operation, redb::Error::Io(error))
+}
+
+fn kind(operation: Operation, error: &redb::Error) -> ErrorKind {
+    match error {
+        redb::Error::Io(error) => io_kind(operation, error),
+        redb::Error::DatabaseAlreadyOpen => ErrorKind::Locked,
+        redb::Error::ValueTooLarge(bytes) => ErrorKind::TooLarge { bytes: *bytes },
+        redb::Error::UpgradeRequired(found) => ErrorKind::UnknownFormat { found: u32::from(*found) },
+        redb::Error::PreviousIo | redb::Error::LockPoisoned(_) => ErrorKind::Poisoned,
+        redb::Error::DatabaseClosed => ErrorKind::Closed,
+        // There is one table, which only this crate makes: another shape of it is as much damage as a bad checksum.
+        redb::Error::Corrupted(_)
+        | redb::Error::RepairAborted
+        | redb::Error::TableTypeMismatch { .. }
+        | redb::Error::TableIsMultimap(_)
+        | redb::Error::TableIsNotMultimap(_)
+        | redb::Error::TypeDefinitionChanged { .. }
+        | redb::Error::TableDoesNotExist(_) => ErrorKind::Corrupt,
+        _ => otherwise(operation),
+    }
+}
+
+fn io_kind(operation: Operation, error: &io::Error) -> ErrorKind {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => ErrorKind::NoSpace,
+        // The file ends before a page that it should have, or it is no file of redb's.
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => ErrorKind::Corrupt,
+        _ => otherwise(operation),
+    }
+}
+
+fn otherwise(operation: Operation) -> ErrorKind {
+    match operation {
+        Operation::Txn | Operation::Compact | Operation::Transact => ErrorKind::CommitIo,
+        _ => ErrorKind::Io,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::Location;
+
+    use kv::Outcome;
+
+    use super::*;
+
+    fn io(kind: io::ErrorKind) -> redb::Error {
+        redb::Error::Io(kind.into())
+    }
+
+    #[test]
+    fn each_error_has_its_kind() {
+        let rows = [
+            (io(io::ErrorKind::StorageFull), ErrorKind::NoSpace),
+            (io(io::ErrorKind::QuotaExceeded), ErrorKind::NoSpace),
+            (io(io::ErrorKind::FileTooLarge), ErrorKind::NoSpace),
+            (io(io::ErrorKind::UnexpectedEof), ErrorKind::Corrupt),
+            (io(io::ErrorKind::InvalidData), ErrorKind::Corrupt),
+            (io(io::ErrorKind::Other), ErrorKind::CommitIo),
+            (redb::Error::DatabaseAlreadyOpen, ErrorKind::Locked),
+            (redb::Error::ValueTooLarge(9), ErrorKind::TooLarge { bytes: 9 }),
+            (redb::Error::UpgradeRequired(2), ErrorKind::UnknownFormat { found: 2 }),
+            (redb::Error::PreviousIo, ErrorKind::Poisoned),
+            (redb::Error::LockPoisoned(Location::caller()), ErrorKind::Poisoned),
+            (redb::Error::DatabaseClosed, ErrorKind::Closed),
+            (redb::Error::Corrupted("x".into()), ErrorKind::Corrupt),
+            (redb::Error::RepairAborted, ErrorKind::Corrupt),
+            (redb::Error::TableIsMultimap("x".into()), ErrorKind::Corrupt),
+            (redb::Error::TableIsNotMultimap("x".into()), ErrorKind::Corrupt),
+            (redb::Error::TableDoesNotExist("x".into()), ErrorKind::Corrupt),
+            (redb::Error::TransactionInProgress, ErrorKind::CommitIo),
+        ];
+        for (error, expected) in rows {
+            let text = error.to_string();
+            let ours = from_redb("redb", Operation::Txn, error);
+            assert_eq!(ours.kind(), &expected, "{text}");
+            assert!(ours.to_string().contains(&text), "{ours} keeps {text}");
+        }
+    }
+
+    #[test]
+    fn an_error_while_reading_is_no_failed_commit() {
+        for operation in [Operation::Open, Operation::Range] {
+            let error = from_io("redb", operation, io::ErrorKind::PermissionDenied.into());
+            assert_eq!(error.kind(), &ErrorKind::Io);
+        }
+    }
+
+    #[test]
+    fn only_refusals_are_definite() {
+        let outcome = |error| from_redb("redb", Operation::Txn, error).outcome();
+        assert_eq!(outcome(redb::Error::PreviousIo), Outcome::NotApplied);
+        assert_eq!(outcome(io(io::ErrorKind::StorageFull)), Outcome::Unknown);
+        assert_eq!(outcome(io(io::ErrorKind::Other)), Outcome::Unknown);
+    }
+}

@@ -1,0 +1,157 @@
+//! One table of redb as ordered rows.
+
+use std::fs::{File, OpenOptions};
+use std::ops::ControlFlow;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+use kv::{Error, ErrorKind, Operation, Result};
+use kv_mvcc::{Table, View, Visit, Write};
+use redb::{Builder, Database, ReadOnlyTable, ReadableDatabase, TableDefinition, TableError};
+
+use crate::error::{from_io, from_redb};
+use crate::file::{DbFile, Switch};
+
+const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
+
+/// Pages kept in memory: enough for one commit, and little beside the rest of a plugin process.
+const CACHE_BYTES: usize = 2 * 1024 * 1024;
+
+/// The table of a redb file.
+#[derive(Debug)]
+pub(crate) struct RedbTable {
+    path: PathBuf,
+    store: String,
+    /// `None` only after a failed attempt to open it again. Views hold it for reading, so that the file can be closed
+    /// for good before it is opened again.
+    database: RwLock<Option<Opened>>,
+}
+
+/// An open database whose end writes nothing.
+#[derive(Debug)]
+struct Opened {
+    database: Database,
+    switch: Switch,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.switch.close();
+    }
+}
+
+impl RedbTable {
+    /// Opens the file, or makes it.
+    pub(crate) fn open(path: &Path, store: &str) -> Result<Self> {
+        let opened = open(path, store)?;
+        Ok(Self { path: path.to_owned(), store: store.to_owned(), database: RwLock::new(Some(opened)) })
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Option<Opened>> {
+        // A panic in the engine does not break what the lock guards, the `Option`.
+        self.database.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn not_open(&self, operation: Operation) -> Error {
+        Error::new(ErrorKind::Poisoned, operation, self.store.clone())
+    }
+}
+
+fn open(path: &Path, store: &str) -> Result<Opened> {
+    let io = |error| from_io(store, Operation::Open, error);
+    let (file, switch) = DbFile::new(open_file(path).map_err(io)?);
+    let database = Builder::new()
+        .set_cache_size(CACHE_BYTES)
+        .create_with_backend(file)
+        .map_err(|error| from_redb(store, Operation::Open, error))?;
+    let opened = Opened { database, switch };
+    opened.switch.opened().map_err(io)?;
+    Ok(opened)
+}
+
+fn open_file(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+}
+
+impl Table for RedbTable {
+    fn view(&self) -> Result<Box<dyn View + '_>> {
+        let failed = |error: redb::Error| from_redb(&self.store, Operation::Range, error);
+        let guard = self.read();
+        let opened = guard.as_ref().ok_or_else(|| self.not_open(Operation::Range))?;
+        let transaction = opened.database.begin_read().map_err(|error| failed(error.into()))?;
+        let rows = match transaction.open_table(ROWS) {
+            Ok(rows) => Some(rows),
+            // Nothing has been committed yet.
+            Err(TableError::TableDoesNotExist(_)) => None,
+            Err(error) => return Err(failed(error.into())),
+        };
+        Ok(Box::new(RedbView { rows, store: &self.store, _open: guard }))
+    }
+
+    fn commit(&self, writes: &[Write]) -> Result<()> {
+        let guard = self.read();
+        let opened = guard.as_ref().ok_or_else(|| self.not_open(Operation::Txn))?;
+        commit(&opened.database, writes).map_err(|error| from_redb(&self.store, Operation::Txn, error))
+    }
+
+    fn recover(&self) -> Result<()> {
+        let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
+        // Closed before it is opened again: the file is locked as long as it is open.
+        *guard = None;
+        *guard = Some(open(&self.path, &self.store)?);
+        Ok(())
+    }
+}
+
+fn commit(database: &Database, writes: &[Write]) -> Result<(), redb::Error> {
+    let mut transaction = database.begin_write()?;
+    // Durability is redb's default, immediate. Quick repair: see `file`.
+    transaction.set_quick_repair(true);
+    {
+        let mut rows = transaction.open_table(ROWS)?;
+        for write in writes {
+            match write {
+                Write::Put(key, value) => rows.insert(key.as_slice(), value.as_slice())?,
+                Write::Delete(key) => rows.remove(key.as_slice())?,
+            };
+        }
+    }
+    transaction.commit()?;
+    Ok(())
+}
+
+struct RedbView<'a> {
+    // Above the guard, since fields are dropped in this order: nothing of the database may outlive it.
+    rows: Option<ReadOnlyTable<&'static [u8], &'static [u8]>>,
+    store: &'a str,
+    _open: RwLockReadGuard<'a, Option<Opened>>,
+}
+
+impl RedbView<'_> {
+    fn failed(&self, error: impl Into<redb::Error>) -> Error {
+        from_redb(self.store, Operation::Range, error)
+    }
+}
+
+impl View for RedbView<'_> {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let Some(rows) = &self.rows else { return Ok(None) };
+        let row = rows.get(key).map_err(|error| self.failed(error))?;
+        Ok(row.map(|value| value.value().to_vec()))
+    }
+
+    fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
+        let Some(rows) = &self.rows else { return Ok(()) };
+        if from >= to {
+            return Ok(());
+        }
+        for row in rows.range(from..to).map_err(|error| self.failed(error))? {
+            let (key, value) = row.map_err(|error| self.failed(error))?;
+            if let ControlFlow::Break(()) = visit(key.value(), value.value()) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! A table that holds the turn at its store, whose engine may panic, and that refuses writes after a failed one.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kv::{Error, ErrorKind, Operation, Result};
+
+use super::errors::Place;
+use super::queue::Turn;
+use crate::table::{Table, View, Visit, Write};
+
+/// A table of an engine on disk.
+///
+/// Engines panic on some damaged files; here that becomes `Corrupt`. After a commit that failed, whatever the reason,
+/// commits are refused until [`Table::recover`] has succeeded. On drop the engine closes first, then the turn ends.
+#[derive(Debug)]
+pub(super) struct Guarded {
+    table: Option<Box<dyn Table>>,
+    poisoned: AtomicBool,
+    place: Place,
+    // Below `table`, since fields are dropped in this order.
+    _turn: Turn,
+}
+
+impl Guarded {
+    pub(super) fn new(table: Box<dyn Table>, place: Place, turn: Turn) -> Self {
+        Self { table: Some(table), poisoned: AtomicBool::new(false), place, _turn: turn }
+    }
+
+    fn table(&self, operation: Operation) -> Result<&dyn Table> {
+        // Only a drop takes it away.
+        self.table.as_deref().ok_or_else(|| Error::new(ErrorKind::Closed, operation, self.place.store.clone()))
+    }
+}
+
+impl Table for Guarded {
+    fn view(&self) -> Result<Box<dyn View + '_>> {
+        let table = self.table(Operation::Range)?;
+        let view = caught(&self.place, Operation::Range, || table.view())?;
+        Ok(Box::new(GuardedView { view: Some(view), place: &self.place }))
+    }
+
+    fn commit(&self, writes: &[Write]) -> Result<()> {
+        if self.poisoned.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Poisoned, Operation::Txn, self.place.store.clone()));
+        }
+        let table = self.table(Operation::Txn)?;
+        let result = caught(&self.place, Operation::Txn, || table.commit(writes));
+        if result.is_err() {
+            self.poisoned.store(true, Ordering::Release);
+        }
+        result
+    }
+
+    fn recover(&self) -> Result<()> {
+        let table = self.table(Operation::Open)?;
+        caught(&self.place, Operation::Open, || table.recover())?;
+        self.poisoned.store(false, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let table = self.table.take();
+        // There is nobody to tell, and nothing is lost: what was committed is durable.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(table)));
+    }
+}
+
+struct GuardedView<'a> {
+    view: Option<Box<dyn View + 'a>>,
+    place: &'a Place,
+}
+
+impl GuardedView<'_> {
+    fn view(&self) -> Result<&dyn View> {
+        self.view.as_deref().ok_or_else(|| Error::new(ErrorKind::Closed, Operation::Range, self.place.store.clone()))
+    }
+}
+
+impl View for GuardedView<'_> {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let view = self.view()?;
+        caught(self.place, Operation::Range, || view.get(key))
+    }
+
+    fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
+        let view = self.view()?;
+        caught(self.place, Operation::Range, || view.scan(from, to, visit))
+    }
+}
+
+impl Drop for GuardedView<'_> {
+    fn drop(&mut self) {
+        let view = self.view.take();
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(view)));
+    }
+}
+
+/// Runs `f`; its panic is the engine's word for damage. Damage comes with advice.
+pub(super) fn caught<T>(place: &Place, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(f))
+        .unwrap_or_else(|panic| {
+            let text = panic
+                .downcast_ref::<&str>()
+                .map(|text| (*text).to_owned())
+                .or_else(|| panic.downcast_ref::<String>().cloned())
+                .unwrap_or_default();
+            Err(Error::new(ErrorKind::Corrupt, operation, place.store.clone())
+                .with_source(format!("the engine gave up: {text}")))
+        })
+        .map_err(|error| place.advise(error))
+}

@@ -1,0 +1,80 @@
+//! The file `store.id`: what the folder holds, and which store it is.
+//!
+//! It is written when all else is in place, so its being there says that a store was once complete. An engine that
+//! opens empty beside it has lost its rows.
+
+use std::fmt;
+
+use uuid::Uuid;
+
+/// The layout of the folder.
+pub(super) const FORMAT: u32 = 1;
+
+/// The content of `store.id`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    /// The engine's name.
+    pub(super) engine: String,
+    /// The layout of the folder.
+    pub(super) format: u32,
+    /// The store's own id, which a row of its table repeats. Nil in a layout that is not ours.
+    pub(super) id: Uuid,
+}
+
+impl Identity {
+    /// Of a store of `engine` in the layout that this program writes.
+    pub(super) fn new(engine: &str, id: Uuid) -> Self {
+        Self { engine: engine.to_owned(), format: FORMAT, id }
+    }
+
+    /// Reads the file's text; `None` if it is damaged. A format that is not ours ends the reading: its lines may
+    /// mean something else.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let mut engine = None;
+        let mut format = None;
+        let mut id = None;
+        for line in text.lines() {
+            match line.split_once(' ')? {
+                ("engine", value) => engine = Some(value.to_owned()),
+                ("format", value) => format = Some(value.parse().ok()?),
+                ("id", value) => id = value.parse().ok(),
+                _ => {}
+            }
+        }
+        let (engine, format) = (engine?, format?);
+        if format != FORMAT {
+            return Some(Self { engine, format, id: id.unwrap_or_default() });
+        }
+        Some(Self { engine, format, id: id? })
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "engine {}", self.engine)?;
+        writeln!(f, "format {}", self.format)?;
+        writeln!(f, "id {}", self.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_reads_what_it_writes() {
+        let identity = Identity::new("redb", Uuid::from_u128(7));
+        let text = "engine redb\nformat 1\nid 00000000-0000-0000-0000-000000000007\n";
+        assert_eq!(identity.to_string(), text);
+        assert_eq!(Identity::parse(text), Some(identity));
+    }
+
+    #[test]
+    fn damage_is_seen() {
+        for text in ["", "\0\0\0\0", "engine redb\n", "engine redb\nformat 1\n", "engine redb\nformat 1\nid 7\n"] {
+            assert_eq!(Identity::parse(text), None, "{text:?}");
+        }
+        let later = Identity::parse("engine redb\nformat 9\nshape round\n").unwrap();
+        assert_eq!((later.engine.as_str(), later.format), ("redb", 9));
+    }
+}

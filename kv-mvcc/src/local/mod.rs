@@ -1,0 +1,21 @@
+//! What all engines that keep a store on disk share: the folder, the queue in front of it, and its identity.
+//!
+//! A store is a folder, private to its owner:
+//!
+//! ```text
+//! queue      the lock file: one process at a time, first come first served (never unlinked)
+//! store.id   engine, layout and id; written last, so it tells a damaged store from a new one
+//! creating   there only while the store is being made
+//! db.redb    the engine's own: a file of redb, or
+//! sled/      a folder of sled
+//! ```
+
+mod errors;
+mod folder;
+mod guarded;
+mod holder;
+mod identity;
+mod open;
+mod queue;
+
+pub use open::{Create, Engine, OpenOptions};

@@ -1,0 +1,251 @@
+//! The queue in front of a store: one process at a time, first come first served.
+//!
+//! The queue is made of nothing but byte locks (open file description locks) on one file that is never unlinked; the
+//! file stays empty. Ticket `n` is a write lock on byte `n`. Whoever comes takes the first byte above all bytes that
+//! are locked, and has the turn once a read lock on all bytes before it is granted. The kernel frees a dead process's
+//! byte, so neither a dead holder nor a dead waiter stops the others, and a dead waiter lets nobody pass the holder.
+//!
+//! Why two callers never have the turn at once, although drawing a ticket is not one step: suppose tickets `a < b` both
+//! have it. `b` found all bytes before it free, so `a` was locked only after that, when `b` was locked already. But
+//! after locking its byte `a` looks for locked bytes above it, finds `b`, and draws again.
+//!
+//! These locks belong to the open file, not to the process: two opens in one process queue like any other two.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+
+/// The turn at a store. It ends when it is dropped, or when the process does.
+///
+/// A child that was forked without exec shares the open file; it does not keep the turn when this is dropped, but it
+/// does if the parent is killed.
+#[derive(Debug)]
+pub(super) struct Turn {
+    file: File,
+}
+
+/// Why there is no turn.
+#[derive(Debug)]
+pub(super) enum TurnError {
+    /// The turn did not come in time.
+    Late,
+    /// The operating system's error.
+    Io(io::Error),
+}
+
+impl From<io::Error> for TurnError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl Turn {
+    /// Waits for the turn in the queue `path`, at most `wait`; `open` opens that file for reading and writing.
+    pub(super) fn take(
+        path: &Path,
+        wait: Duration,
+        open: impl Fn(&Path) -> io::Result<File>,
+    ) -> Result<Self, TurnError> {
+        let deadline = Instant::now().checked_add(wait);
+        loop {
+            let turn = Self { file: open(path)? };
+            let ticket = draw(&turn.file)?;
+            if !try_lock(&turn.file, Lock::Read, Bytes::before(ticket))? {
+                wait_for(&turn.file, ticket, deadline)?;
+            }
+            // Somebody may have moved the folder away while we waited, and then this is another store's queue.
+            if is_same_file(&turn.file, path)? {
+                return Ok(turn);
+            }
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // Closing would do it too, but not as long as a forked child shares the open file.
+        let _ = set(&self.file, Lock::None, Bytes::ALL);
+    }
+}
+
+/// Takes the first ticket above all others.
+fn draw(file: &File) -> io::Result<i64> {
+    let mut from = 0;
+    loop {
+        let ticket = first_free(file, from)?;
+        if !try_lock(file, Lock::Write, Bytes::one(ticket))? {
+            // Somebody else was quicker.
+            from = ticket;
+            continue;
+        }
+        let above = ticket + 1;
+        match locked_until(file, above)? {
+            None => return Ok(ticket),
+            Some(_) => {
+                set(file, Lock::None, Bytes::one(ticket))?;
+                from = above;
+            }
+        }
+    }
+}
+
+/// The first byte at or above `from` such that neither it nor any byte above it is locked.
+fn first_free(file: &File, mut from: i64) -> io::Result<i64> {
+    while let Some(end) = locked_until(file, from)? {
+        from = end;
+    }
+    Ok(from)
+}
+
+/// Waits until all bytes before `ticket` are free.
+///
+/// The kernel's wait has no time limit, so it is done by a thread of its own, which shares the open file and with it
+/// the locks. If we give up first, dropping the turn frees our ticket at once; the thread, when it gets through, holds
+/// nothing but read locks on bytes that others have left, and closes the file.
+fn wait_for(file: &File, ticket: i64, deadline: Option<Instant>) -> Result<(), TurnError> {
+    if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+        return Err(TurnError::Late);
+    }
+    let given_up = Arc::new(AtomicBool::new(false));
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let (shared, flag) = (file.try_clone()?, Arc::clone(&given_up));
+    thread::Builder::new().name("margay-queue".to_owned()).spawn(move || {
+        let _ = sender.send(block(&shared, ticket, &flag));
+    })?;
+    let result = receive(&receiver, deadline);
+    given_up.store(true, Ordering::Relaxed);
+    result
+}
+
+fn receive(receiver: &Receiver<io::Result<()>>, deadline: Option<Instant>) -> Result<(), TurnError> {
+    let received = match deadline {
+        None => receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        Some(deadline) => receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())),
+    };
+    match received {
+        Ok(result) => result.map_err(TurnError::Io),
+        Err(RecvTimeoutError::Timeout) => Err(TurnError::Late),
+        Err(RecvTimeoutError::Disconnected) => Err(TurnError::Io(io::Error::other("the waiting thread ended"))),
+    }
+}
+
+/// Waits first for the ticket just before ours, then for all before ours.
+///
+/// All would be enough. But then every waiter would wait for the holder's byte, and the kernel would wake them all at
+/// each turn's end.
+fn block(file: &File, ticket: i64, given_up: &AtomicBool) -> io::Result<()> {
+    for bytes in [Bytes::one(ticket - 1), Bytes::before(ticket)] {
+        if given_up.load(Ordering::Relaxed) {
+            break;
+        }
+        lock(file, Lock::Read, bytes)?;
+    }
+    Ok(())
+}
+
+fn is_same_file(file: &File, path: &Path) -> io::Result<bool> {
+    let ours = file.metadata()?;
+    match std::fs::metadata(path) {
+        Ok(theirs) => Ok((ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Lock {
+    Read,
+    Write,
+    None,
+}
+
+/// A range of bytes; a length of 0 means without end, and is never wanted for "no bytes".
+#[derive(Clone, Copy)]
+struct Bytes {
+    start: i64,
+    len: i64,
+}
+
+impl Bytes {
+    const ALL: Self = Self { start: 0, len: 0 };
+
+    fn one(ticket: i64) -> Self {
+        Self { start: ticket, len: 1 }
+    }
+
+    fn before(ticket: i64) -> Self {
+        Self { start: 0, len: ticket }
+    }
+
+    fn from(start: i64) -> Self {
+        Self { start, len: 0 }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the kernel's constants are 0, 1 and 2")]
+fn flock(lock: Lock, bytes: Bytes) -> libc::flock {
+    let kind = match lock {
+        Lock::Read => libc::F_RDLCK,
+        Lock::Write => libc::F_WRLCK,
+        Lock::None => libc::F_UNLCK,
+    };
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: bytes.start,
+        l_len: bytes.len,
+        l_pid: 0,
+    }
+}
+
+/// Where the first range that ends above `from` and that somebody else has locked ends, if there is one.
+fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
+    let mut probe = flock(Lock::Write, Bytes::from(from));
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
+    if i32::from(probe.l_type) == libc::F_UNLCK {
+        return Ok(None);
+    }
+    match probe.l_start.checked_add(probe.l_len) {
+        Some(end) if probe.l_len > 0 && end < i64::MAX => Ok(Some(end)),
+        // No ticket looks like this: another program has locked the file to its end.
+        _ => Err(io::Error::other("another program has locked the whole file")),
+    }
+}
+
+/// Locks the bytes if nobody is in the way. No bytes are always free.
+fn try_lock(file: &File, lock: Lock, bytes: Bytes) -> io::Result<bool> {
+    if bytes.len == 0 {
+        return Ok(true);
+    }
+    match set(file, lock, bytes) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn set(file: &File, lock: Lock, bytes: Bytes) -> io::Result<()> {
+    fcntl(file, FcntlArg::F_OFD_SETLK(&flock(lock, bytes)))?;
+    Ok(())
+}
+
+/// Locks the bytes as soon as nobody is in the way.
+fn lock(file: &File, lock: Lock, bytes: Bytes) -> io::Result<()> {
+    loop {
+        match fcntl(file, FcntlArg::F_OFD_SETLKW(&flock(lock, bytes))) {
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
