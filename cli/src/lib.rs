@@ -1,1 +1,90 @@
-//! The operator command margay.
+//! The operator command `margay`.
+//!
+//! A command is read ([`args`]), the store is chosen and opened ([`store`]), the verb runs and gives an [`answer`], the
+//! store is closed, and only then something is printed: the answer on stdout, everything else on stderr.
+
+mod answer;
+mod args;
+mod error;
+mod holder;
+mod output;
+mod pools;
+mod reservations;
+mod store;
+mod usage;
+mod verbs;
+
+use std::ffi::OsString;
+use std::io::Write;
+
+use clap::Parser;
+use datastore::Environment;
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::args::{Cli, LogLevel};
+use crate::error::{Failure, Result};
+
+/// Runs the command and returns its exit code: 0, or 1 if something failed, wrong usage included.
+///
+/// `args` begins with the program's name, as [`std::env::args_os`] does.
+pub fn run(
+    args: impl IntoIterator<Item = OsString>,
+    env: &Environment<'_>,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> u8 {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(usage) => return explain(&usage, out, err),
+    };
+    log_to_stderr(cli.log_level);
+    match execute(&cli, env, out, err) {
+        Ok(()) => 0,
+        Err(failure) => {
+            failure.print(err);
+            u8::from(!failure.silent)
+        }
+    }
+}
+
+fn execute(cli: &Cli, env: &Environment<'_>, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
+    let chosen = store::choose(cli, env, err)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .map_err(|error| Failure::new(format!("cannot start: {error}")))?;
+    let answer = runtime.block_on(verbs::run(&cli.command, &chosen.location))?;
+    answer.print(cli.output, out, err)
+}
+
+/// Prints help and version on stdout, and what is wrong with the usage on stderr.
+fn explain(usage: &clap::Error, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
+    let text = usage.render();
+    if usage.use_stderr() {
+        _ = write!(err, "{text}");
+        return 1;
+    }
+    match write!(out, "{text}").and_then(|()| out.flush()) {
+        Ok(()) => 0,
+        Err(error) => {
+            let failure = Failure::from(error);
+            failure.print(err);
+            u8::from(!failure.silent)
+        }
+    }
+}
+
+fn log_to_stderr(level: LogLevel) {
+    let level = match level {
+        LogLevel::Off => LevelFilter::OFF,
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let subscriber =
+        tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false).finish();
+    // A program that runs several commands in one process has a subscriber after the first.
+    _ = tracing::subscriber::set_global_default(subscriber);
+}

@@ -1,0 +1,42 @@
+//! What a command answers: text for people, JSON for programs, and notes beside it.
+
+use std::io::Write;
+
+use serde::Serialize;
+
+use crate::args::Format;
+use crate::error::{Failure, Result};
+
+/// The answer of a command. It is printed when the store is closed already, so that a slow reader holds up nobody.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    text: String,
+    json: String,
+    notes: Vec<String>,
+}
+
+impl Answer {
+    /// An answer in both forms.
+    pub(crate) fn new(text: impl Into<String>, json: &impl Serialize) -> Result<Self> {
+        let json = serde_json::to_string_pretty(json).map_err(|error| Failure::new(format!("JSON: {error}")))?;
+        Ok(Self { text: text.into(), json, notes: Vec::new() })
+    }
+
+    /// With something that a person should know beside the answer.
+    pub(crate) fn note(mut self, note: impl Into<String>) -> Self {
+        self.notes.push(note.into());
+        self
+    }
+
+    /// Prints the answer on `out` and the notes on `err`.
+    pub(crate) fn print(&self, format: Format, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
+        for note in &self.notes {
+            _ = writeln!(err, "note: {note}");
+        }
+        match format {
+            Format::Table => writeln!(out, "{}", self.text.trim_end_matches('\n'))?,
+            Format::Json => writeln!(out, "{}", self.json)?,
+        }
+        Ok(out.flush()?)
+    }
+}

@@ -1,0 +1,257 @@
+//! What can be typed.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use ipnet::IpNet;
+
+const EXAMPLES: &str = "\
+Examples:
+  margay pool create main 10.65.0.0/16
+  margay pool create lab 10.70.0.0/24 --gateway 10.70.0.1
+  margay ipam show --show-blocks
+  margay ipam show --ip 10.65.0.5
+  margay ipam release --ip 10.65.0.5
+  margay pool list --store redb:///var/lib/margay/ipam.redb -o json
+
+Which store:
+  1. --store URL
+  2. the environment: DATASTORE_TYPE, DATASTORE_PATH, ETCD_ENDPOINTS
+  3. the one store that the CNI configuration in /etc/cni/net.d names
+  4. sled:///var/lib/margay/ipam.sled
+Unless --store was given, the first line on stderr says which one it is.
+
+The answer goes to stdout, everything else to stderr. The exit code is 0, or 1
+if something failed.";
+
+const GLOBAL: &str = "Global options";
+
+/// Manage the IP addresses of containers: pools, reservations, and who has which address.
+#[derive(Debug, Parser)]
+#[command(name = "margay", version, after_help = EXAMPLES, propagate_version = true, max_term_width = 110)]
+pub(crate) struct Cli {
+    /// The store to work on: sled:///path or redb:///path
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "URL")]
+    pub(crate) store: Option<String>,
+
+    /// How to print the answer; in JSON, counts are strings
+    #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
+    pub(crate) output: Format,
+
+    /// Where to look for the CNI configuration that names the store
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR", default_value = datastore::DEFAULT_CONF_DIR)]
+    pub(crate) cni_conf_dir: PathBuf,
+
+    /// What to log on stderr
+    #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = LogLevel::Warn, value_name = "LEVEL")]
+    pub(crate) log_level: LogLevel,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+// The values say enough by themselves: a doc comment on a variant would blow up every help text.
+
+/// How an answer is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    Table,
+    Json,
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Pools: the ranges that addresses are taken from
+    #[command(subcommand, visible_alias = "pools")]
+    Pool(Pool),
+    /// Reservations: addresses that are never handed out
+    #[command(subcommand, visible_alias = "reservations")]
+    Reservation(Reservation),
+    /// Addresses: how many there are, who has them, taking them back
+    #[command(subcommand)]
+    Ipam(Ipam),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Pool {
+    /// Make a pool, and the store if there is none yet
+    #[command(after_help = "\
+Examples:
+  margay pool create main 10.65.0.0/16
+  margay pool create main6 fd00:10:65::/48 --block-size 122
+  margay pool create lab 10.70.0.0/24 --gateway 10.70.0.1
+  margay pool create racks-b 10.80.0.0/16 --node-selector \"rack == 'b'\"")]
+    Create(PoolCreate),
+    /// List the pools
+    #[command(visible_alias = "ls")]
+    List,
+    /// Delete a pool from which no address is in use
+    #[command(
+        visible_alias = "rm",
+        after_help = "\
+A pool from which addresses are in use is left alone. See them with: margay ipam show --show-blocks"
+    )]
+    Delete {
+        /// The pool's name
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolCreate {
+    /// The pool's name: lower-case letters, digits, '-' and '.'
+    pub(crate) name: String,
+
+    /// The range, such as 10.65.0.0/16 or fd00:10:65::/48
+    #[arg(value_parser = cidr)]
+    pub(crate) cidr: IpNet,
+
+    /// The prefix length of the blocks that nodes take from the pool: 20 to 32, for IPv6 116 to 128 [default: 26, for
+    /// IPv6 122, or the whole pool if it is smaller]
+    #[arg(long, value_name = "BITS")]
+    pub(crate) block_size: Option<u8>,
+
+    /// For a bridged network: reserve this address as its gateway, and the network and broadcast addresses
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) gateway: Option<IpAddr>,
+
+    /// Which nodes may use the pool, in Calico's selector language [default: all()]
+    #[arg(long, value_name = "SELECTOR")]
+    pub(crate) node_selector: Option<String>,
+
+    /// Which namespaces may use the pool, in Calico's selector language [default: all of them]
+    #[arg(long, value_name = "SELECTOR")]
+    pub(crate) namespace_selector: Option<String>,
+
+    /// Use the pool only where a network asks for it by name
+    #[arg(long)]
+    pub(crate) manual: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Reservation {
+    /// Reserve addresses, so that they are never handed out
+    #[command(after_help = "\
+Examples:
+  margay reservation create routers 10.65.0.1 10.65.0.2
+  margay reservation create dhcp 10.70.0.128/25
+
+An address that is in use stays in use; it is only not handed out again.")]
+    Create {
+        /// The reservation's name: lower-case letters, digits, '-' and '.'
+        name: String,
+        /// Addresses and ranges
+        #[arg(required = true, value_name = "CIDR", value_parser = cidr_or_address)]
+        cidrs: Vec<IpNet>,
+    },
+    /// List the reservations
+    #[command(visible_alias = "ls")]
+    List,
+    /// Delete a reservation: its addresses can be handed out again
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// The reservation's name
+        name: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Ipam {
+    /// Show how many addresses there are and how many are in use, or who has one
+    #[command(after_help = "\
+Examples:
+  margay ipam show
+  margay ipam show --show-blocks
+  margay ipam show --ip 10.65.0.5
+  margay ipam show -o json | jq '.pools[] | {name, available}'")]
+    Show(Show),
+    /// Take addresses back from whoever has them
+    #[command(after_help = "\
+Examples:
+  margay ipam release --ip 10.65.0.5
+  margay ipam release --handle mynet.0a1b2c
+  margay ipam release --container 0a1b2c
+
+A released address can be handed out at once. Release nothing that a running container still has.")]
+    Release(Release),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Show {
+    /// Show every block of every pool
+    #[arg(long, conflicts_with = "ip")]
+    pub(crate) show_blocks: bool,
+
+    /// Show who has this address
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) ip: Option<IpAddr>,
+}
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("what").required(true))]
+pub(crate) struct Release {
+    /// Release this address
+    #[arg(long, value_name = "ADDRESS", group = "what")]
+    pub(crate) ip: Option<IpAddr>,
+
+    /// Release all addresses of this handle, as `ipam show --ip` prints it
+    #[arg(long, value_name = "HANDLE", group = "what")]
+    pub(crate) handle: Option<String>,
+
+    /// Release all addresses of this container, in every network
+    #[arg(long, value_name = "ID", group = "what")]
+    pub(crate) container: Option<String>,
+}
+
+/// A range without host bits; a bare address is refused, since a pool of one address is rarely what is meant.
+fn cidr(text: &str) -> Result<IpNet, String> {
+    let net: IpNet = text.parse().map_err(|_| "not a range such as 10.65.0.0/16 or fd00:10:65::/48".to_owned())?;
+    masked(net)
+}
+
+/// A range without host bits, or an address.
+fn cidr_or_address(text: &str) -> Result<IpNet, String> {
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok(address.into());
+    }
+    let net: IpNet = text.parse().map_err(|_| "not an address or a range such as 10.65.0.0/28".to_owned())?;
+    masked(net)
+}
+
+fn masked(net: IpNet) -> Result<IpNet, String> {
+    let trunc = net.trunc();
+    if trunc == net { Ok(net) } else { Err(format!("it has host bits set; did you mean {trunc}?")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn ranges_have_no_host_bits() {
+        assert_eq!(cidr("10.65.0.0/16").unwrap().to_string(), "10.65.0.0/16");
+        assert!(cidr("10.65.0.1/16").unwrap_err().contains("10.65.0.0/16"));
+        assert!(cidr("10.65.0.1").is_err());
+        assert_eq!(cidr_or_address("fd00::1").unwrap().to_string(), "fd00::1/128");
+        assert!(cidr_or_address("10.0.0.0/33").is_err());
+    }
+}

@@ -1,0 +1,62 @@
+//! Why a command failed, told to a person.
+
+use std::fmt::Display;
+use std::io;
+
+use datastore::ConfigError;
+
+/// A result of a command.
+pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
+
+/// A command that failed: what is wrong, and what to do about it if that can be said.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    message: String,
+    hint: Option<String>,
+    /// The reader of stdout went away: not worth a word.
+    pub(crate) silent: bool,
+}
+
+impl Failure {
+    /// A failure with nothing to advise.
+    pub(crate) fn new(message: impl Display) -> Self {
+        Self { message: message.to_string(), hint: None, silent: false }
+    }
+
+    /// With what to do.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Prints it as everything else on stderr is printed. Where stderr fails there is nobody left to tell.
+    pub(crate) fn print(&self, err: &mut dyn io::Write) {
+        if self.silent {
+            return;
+        }
+        _ = writeln!(err, "error: {}", self.message);
+        if let Some(hint) = &self.hint {
+            _ = writeln!(err, "hint: {hint}");
+        }
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Self::new(&error).hint(error.advice())
+    }
+}
+
+impl From<kv::Error> for Failure {
+    fn from(error: kv::Error) -> Self {
+        Self::new(error)
+    }
+}
+
+impl From<io::Error> for Failure {
+    /// An error of stdout, the only thing that a command writes to by itself.
+    fn from(error: io::Error) -> Self {
+        let silent = error.kind() == io::ErrorKind::BrokenPipe;
+        Self { silent, ..Self::new(format!("cannot write the answer: {error}")) }
+    }
+}

@@ -1,0 +1,38 @@
+//! How answers look. Nothing here knows a store.
+
+use std::fmt::Display;
+
+use serde::Serializer;
+
+mod number;
+mod table;
+
+pub(crate) use number::{five_digits, part};
+pub(crate) use table::{Column, render};
+
+/// Serialises what can be printed as a string.
+pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+/// Text from the store as it may go to a terminal: control characters are escaped.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut safe, c| {
+        if c.is_control() {
+            safe.extend(c.escape_default());
+        } else {
+            safe.push(c);
+        }
+        safe
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        assert_eq!(printable("a\u{1b}[2Jb\n'\u{e9}"), "a\\u{1b}[2Jb\\n'\u{e9}");
+    }
+}

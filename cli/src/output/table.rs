@@ -1,0 +1,38 @@
+//! Tables in the look of calicoctl.
+
+use comfy_table::{Cell, CellAlignment, ContentLineStyle, LineStyle, Table, TableStyle};
+
+const LINE: LineStyle = LineStyle::new('+', '-', '+', '+');
+const CONTENT: ContentLineStyle = ContentLineStyle::new('|', '|', '|');
+const STYLE: TableStyle = TableStyle::new()
+    .top_border(LINE)
+    .header_lines(CONTENT)
+    .header_separator(LINE)
+    .content_lines(CONTENT)
+    .bottom_border(LINE);
+
+/// How the cells of a column stand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Column {
+    /// Text, on the left.
+    Text(&'static str),
+    /// A number, on the right.
+    Number(&'static str),
+}
+
+/// A table with centred headings, ending in a line break. It is as wide as its content, whatever the terminal.
+pub(crate) fn render(columns: &[Column], rows: &[Vec<String>]) -> String {
+    let mut table = Table::new();
+    table.load_style(STYLE);
+    table.set_header(columns.iter().map(|column| {
+        let (Column::Text(title) | Column::Number(title)) = column;
+        Cell::new(title).set_alignment(CellAlignment::Center)
+    }));
+    table.add_rows(rows);
+    for (index, column) in columns.iter().enumerate() {
+        if let (Column::Number(_), Some(column)) = (column, table.column_mut(index)) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    format!("{table}\n")
+}

@@ -1,0 +1,170 @@
+//! Pools as `pool list` and `pool create` show them, and the block size that fits one.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::Serialize;
+
+use crate::answer::Answer;
+use crate::error::{Failure, Result};
+use crate::output::{Column, as_text, render};
+
+/// A pool, told in a row.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PoolRow {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its range.
+    #[serde(serialize_with = "as_text")]
+    pub(crate) cidr: IpNet,
+    /// The prefix length of its blocks.
+    pub(crate) block_size: u8,
+    /// Which nodes may use it.
+    pub(crate) node_selector: String,
+    /// Which namespaces may use it; empty means all.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) namespace_selector: String,
+    /// Whether networks get addresses from it without naming it: `Automatic` or `Manual`.
+    pub(crate) assignment_mode: String,
+    /// Whether it is disabled.
+    pub(crate) disabled: bool,
+    /// The gateway, if it is the pool of a bridged network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) gateway: Option<IpAddr>,
+}
+
+#[derive(Serialize)]
+struct Pools<'a> {
+    pools: &'a [PoolRow],
+}
+
+/// The answer of `pool list`.
+pub(crate) fn listing(pools: &[PoolRow]) -> Result<Answer> {
+    let columns = [
+        Column::Text("NAME"),
+        Column::Text("CIDR"),
+        Column::Text("BLOCKS"),
+        Column::Text("GATEWAY"),
+        Column::Text("NODES"),
+        Column::Text("STATE"),
+    ];
+    let rows: Vec<Vec<String>> = pools.iter().map(row).collect();
+    let answer = Answer::new(render(&columns, &rows), &Pools { pools })?;
+    Ok(if pools.is_empty() {
+        answer.note("there is no pool yet; make one with: margay pool create NAME CIDR")
+    } else {
+        answer
+    })
+}
+
+fn row(pool: &PoolRow) -> Vec<String> {
+    let state = match (pool.disabled, pool.assignment_mode.as_str()) {
+        (true, _) => "disabled",
+        (false, "Manual") => "by name only",
+        (false, _) => "enabled",
+    };
+    vec![
+        pool.name.clone(),
+        pool.cidr.to_string(),
+        format!("/{}", pool.block_size),
+        pool.gateway.map(|gateway| gateway.to_string()).unwrap_or_default(),
+        pool.node_selector.clone(),
+        state.to_owned(),
+    ]
+}
+
+/// The block size of a new pool, and what to tell about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BlockSize {
+    /// The prefix length.
+    pub(crate) bits: u8,
+    /// Why it is not the usual one.
+    pub(crate) note: Option<String>,
+}
+
+/// The block size for a pool: the one that is wanted, else /26 or /122, else the whole of a pool that is smaller.
+///
+/// # Errors
+/// The wanted size is none that a block can have, or larger than the pool.
+pub(crate) fn block_size(cidr: IpNet, wanted: Option<u8>) -> Result<BlockSize> {
+    let (smallest, largest, usual) = if cidr.addr().is_ipv4() { (32, 20, 26) } else { (128, 116, 122) };
+    let pool = cidr.prefix_len();
+    match wanted {
+        Some(bits) if !(largest..=smallest).contains(&bits) => {
+            Err(Failure::new(format!("--block-size {bits} is not between {largest} and {smallest}")))
+        }
+        Some(bits) if bits < pool => Err(Failure::new(format!("a block of /{bits} does not fit into pool {cidr}"))
+            .hint(format!("leave --block-size away, or give one between {pool} and {smallest}"))),
+        Some(bits) => Ok(BlockSize { bits, note: None }),
+        None if pool > usual => {
+            let note = format!("the block size is /{pool}, the whole pool, since the usual /{usual} does not fit in");
+            Ok(BlockSize { bits: pool, note: Some(note) })
+        }
+        None => Ok(BlockSize { bits: usual, note: None }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Format;
+
+    fn size(cidr: &str, wanted: Option<u8>) -> Result<BlockSize> {
+        block_size(cidr.parse().unwrap(), wanted)
+    }
+
+    #[test]
+    fn the_block_size_fits_the_pool() {
+        let usual = |bits| BlockSize { bits, note: None };
+        assert_eq!(size("10.0.0.0/16", None).unwrap(), usual(26));
+        assert_eq!(size("10.0.0.0/26", None).unwrap(), usual(26));
+        assert_eq!(size("fd00::/64", None).unwrap(), usual(122));
+        assert_eq!(size("10.0.0.0/16", Some(20)).unwrap(), usual(20));
+        assert_eq!(size("10.0.0.0/28", Some(32)).unwrap(), usual(32));
+        let small = size("10.0.0.0/28", None).unwrap();
+        assert_eq!(small.bits, 28);
+        assert!(small.note.unwrap().contains("/28"));
+        assert_eq!(size("fd00::/126", None).unwrap().bits, 126);
+        assert_eq!(size("10.0.0.0/32", None).unwrap().bits, 32);
+    }
+
+    #[test]
+    fn a_block_size_that_cannot_be_is_refused() {
+        for (cidr, wanted) in [("10.0.0.0/16", 19), ("10.0.0.0/16", 33), ("fd00::/64", 26), ("10.0.0.0/28", 26)] {
+            assert!(size(cidr, Some(wanted)).is_err(), "{cidr} {wanted}");
+        }
+    }
+
+    #[test]
+    fn a_listing() {
+        let pool = PoolRow {
+            name: "lab".into(),
+            cidr: "10.70.0.0/24".parse().unwrap(),
+            block_size: 26,
+            node_selector: "all()".into(),
+            namespace_selector: String::new(),
+            assignment_mode: "Automatic".into(),
+            disabled: false,
+            gateway: Some("10.70.0.1".parse().unwrap()),
+        };
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        listing(std::slice::from_ref(&pool)).unwrap().print(Format::Table, &mut out, &mut err).unwrap();
+        let expected = "\
++------+--------------+--------+-----------+-------+---------+
+| NAME |     CIDR     | BLOCKS |  GATEWAY  | NODES |  STATE  |
++------+--------------+--------+-----------+-------+---------+
+| lab  | 10.70.0.0/24 | /26    | 10.70.0.1 | all() | enabled |
++------+--------------+--------+-----------+-------+---------+
+";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+        let mut out = Vec::new();
+        listing(&[pool]).unwrap().print(Format::Json, &mut out, &mut err).unwrap();
+        let found: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        let expected = serde_json::json!({"pools": [{
+            "name": "lab", "cidr": "10.70.0.0/24", "block_size": 26, "node_selector": "all()",
+            "assignment_mode": "Automatic", "disabled": false, "gateway": "10.70.0.1",
+        }]});
+        assert_eq!(found, expected);
+        assert!(err.is_empty());
+    }
+}

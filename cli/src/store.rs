@@ -1,0 +1,38 @@
+//! The store that a command works on.
+
+use std::io::Write;
+use std::time::Duration;
+
+use datastore::{Chosen, Create, Environment, Location, OpenStore, Source, for_operator};
+use kv::ErrorKind;
+
+use crate::args::Cli;
+use crate::error::{Failure, Result};
+
+/// How long a command waits for its turn on an embedded store. Plugins hold it for milliseconds.
+const WAIT: Duration = Duration::from_secs(30);
+
+/// Chooses the store, and says which one it is unless it was given.
+pub(crate) fn choose(cli: &Cli, env: &Environment<'_>, err: &mut dyn Write) -> Result<Chosen> {
+    let chosen = for_operator(cli.store.as_deref(), env, &cli.cni_conf_dir)?;
+    for problem in &chosen.unreadable {
+        _ = writeln!(err, "warning: skipped {problem}");
+    }
+    if chosen.source != Source::Url {
+        _ = writeln!(err, "store: {} ({})", chosen.location, chosen.source);
+    }
+    Ok(chosen)
+}
+
+/// Opens the store.
+pub(crate) async fn open(location: &Location, create: Create) -> Result<OpenStore> {
+    datastore::open(location, create, WAIT).await.map_err(|error| match error.kind() {
+        ErrorKind::Missing => Failure::new(format!("there is no store at {location}")).hint(format!(
+            "if this is the right place, make one with: margay --store {location} pool create NAME CIDR"
+        )),
+        ErrorKind::Locked => {
+            Failure::from(error).hint("some other command or program has the store open; end it, or try again")
+        }
+        _ => Failure::from(error),
+    })
+}
