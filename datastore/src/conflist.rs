@@ -90,7 +90,7 @@ fn plugins(file: &Path) -> Result<Vec<Value>, String> {
 /// The store settings of a plugin, if it is one whose addresses come from us.
 fn store_settings(plugin: &Map<String, Value>) -> Option<NetConfStore> {
     let ipam = field(plugin, "ipam").and_then(Value::as_object).map(|ipam| text(ipam, "type")).unwrap_or_default();
-    if !matches!(ipam.as_str(), "margay-ipam" | "calico-ipam") && text(plugin, "type") != "margay-ipam" {
+    if !matches!(ipam.as_str(), "margay-ipam" | "calico-ipam") && !text(plugin, "type").starts_with("margay") {
         return None;
     }
     let kubernetes = |name| {
