@@ -86,7 +86,11 @@ impl Shared {
         self.file.sync_data()
     }
 
-    /// Before anything but a header is touched while opening.
+    fn check_open(&self) -> io::Result<()> {
+        if matches!(*self.phase(), Phase::Closed) { Err(closed()) } else { Ok(()) }
+    }
+
+    /// Before anything is done to the file that the header that waits has a part in.
     fn settle(&self) -> io::Result<()> {
         let mut phase = self.phase();
         match *phase {
@@ -103,15 +107,16 @@ fn closed() -> io::Error {
 
 impl StorageBackend for DbFile {
     fn len(&self) -> io::Result<u64> {
-        self.0.settle()?;
+        // A header that waits is within the file: redb wrote one when it made the file.
+        self.0.check_open()?;
         Ok(self.0.file.metadata()?.len())
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         if offset < HEADER_BYTES as u64 {
             self.0.settle()?;
-        } else if matches!(*self.0.phase(), Phase::Closed) {
-            return Err(closed());
+        } else {
+            self.0.check_open()?;
         }
         self.0.file.read_exact_at(out, offset)
     }

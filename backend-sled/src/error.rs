@@ -1,0 +1,79 @@
+//! What sled's errors mean. The only place that looks at them.
+
+use std::io;
+
+use kv::{Error, ErrorKind, Operation};
+
+/// Turns sled's error in `operation` on `store` into ours.
+pub(crate) fn from_sled(store: &str, operation: Operation, error: sled::Error) -> Error {
+    Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
+}
+
+/// Turns an error of the operating system in `operation` on `store` into ours.
+pub(crate) fn from_io(store: &str, operation: Operation, error: io::Error) -> Error {
+    from_sled(store, operation, sled::Error::Io(error))
+}
+
+fn kind(operation: Operation, error: &sled::Error) -> ErrorKind {
+    match error {
+        sled::Error::Io(error) => io_kind(operation, error),
+        // The last is what damage to its small file of settings looks like: nobody else has changed them.
+        sled::Error::Corruption { .. }
+        | sled::Error::CollectionNotFound(_)
+        | sled::Error::ReportableBug(_)
+        | sled::Error::Unsupported(_) => ErrorKind::Corrupt,
+    }
+}
+
+fn io_kind(operation: Operation, error: &io::Error) -> ErrorKind {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => ErrorKind::NoSpace,
+        // A file ends before something that it should have, or has nonsense in it.
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => ErrorKind::Corrupt,
+        _ => match operation {
+            Operation::Txn | Operation::Compact | Operation::Transact => ErrorKind::CommitIo,
+            _ => ErrorKind::Io,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv::Outcome;
+
+    use super::*;
+
+    fn io(kind: io::ErrorKind) -> sled::Error {
+        sled::Error::Io(kind.into())
+    }
+
+    #[test]
+    fn each_error_has_its_kind() {
+        let rows = [
+            (io(io::ErrorKind::StorageFull), ErrorKind::NoSpace),
+            (io(io::ErrorKind::QuotaExceeded), ErrorKind::NoSpace),
+            (io(io::ErrorKind::FileTooLarge), ErrorKind::NoSpace),
+            (io(io::ErrorKind::UnexpectedEof), ErrorKind::Corrupt),
+            (io(io::ErrorKind::InvalidData), ErrorKind::Corrupt),
+            (io(io::ErrorKind::Other), ErrorKind::CommitIo),
+            (sled::Error::Corruption { at: None, bt: () }, ErrorKind::Corrupt),
+            (sled::Error::CollectionNotFound(sled::IVec::from(b"x")), ErrorKind::Corrupt),
+            (sled::Error::ReportableBug("x".into()), ErrorKind::Corrupt),
+            (sled::Error::Unsupported("x".into()), ErrorKind::Corrupt),
+        ];
+        for (error, expected) in rows {
+            let text = error.to_string();
+            let ours = from_sled("sled", Operation::Txn, error);
+            assert_eq!(ours.kind(), &expected, "{text}");
+            assert_eq!(ours.outcome(), Outcome::Unknown, "{text}");
+            assert!(ours.to_string().contains(&text), "{ours} keeps {text}");
+        }
+    }
+
+    #[test]
+    fn an_error_while_reading_is_no_failed_commit() {
+        for operation in [Operation::Open, Operation::Range] {
+            assert_eq!(from_io("sled", operation, io::ErrorKind::PermissionDenied.into()).kind(), &ErrorKind::Io);
+        }
+    }
+}

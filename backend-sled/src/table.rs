@@ -1,0 +1,216 @@
+//! One tree of sled as ordered rows.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io;
+use std::ops::ControlFlow;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kv::{Error, ErrorKind, Operation, Result};
+use kv_mvcc::{Table, View, Visit, Write};
+use sled::{Batch, Config, Db};
+
+use crate::error::{from_io, from_sled};
+
+/// sled's page cache: little beside the rest of a plugin process.
+const CACHE_BYTES: u64 = 4 * 1024 * 1024;
+
+/// How long sled may take to let go of its file: its threads end some time after the last handle is dropped.
+const RELEASE: Duration = Duration::from_secs(5);
+
+/// The table of a sled folder.
+///
+/// sled's own `flush` writes but never syncs, its scans are no snapshots, and what is applied can be read at once. So
+/// a commit is one batch, a flush and a sync of our own, all under a lock that views hold for reading.
+#[derive(Debug)]
+pub(crate) struct SledTable {
+    path: PathBuf,
+    store: String,
+    /// `None` after a failed commit, until it is opened again.
+    database: RwLock<Option<Opened>>,
+}
+
+#[derive(Debug)]
+struct Opened {
+    /// `None` only while it is being dropped.
+    database: Option<Db>,
+    /// Our own handle on sled's log, opened before the first write: an error in writing back is told to it.
+    log: File,
+    blobs: PathBuf,
+}
+
+impl SledTable {
+    /// Opens the folder, or makes it.
+    pub(crate) fn open(path: &Path, store: &str) -> Result<Self> {
+        let opened = Opened::open(path, store)?;
+        Ok(Self { path: path.to_owned(), store: store.to_owned(), database: RwLock::new(Some(opened)) })
+    }
+
+    fn not_open(&self, operation: Operation) -> Error {
+        Error::new(ErrorKind::Poisoned, operation, self.store.clone())
+    }
+}
+
+impl Opened {
+    fn open(path: &Path, store: &str) -> Result<Self> {
+        let io = |error| from_io(store, Operation::Open, error);
+        let log = open_log(path).map_err(io)?;
+        if !wait_until_free(&log).map_err(io)? {
+            return Err(Error::new(ErrorKind::Locked, Operation::Open, store.to_owned())
+                .with_detail("another program has opened the sled files in it"));
+        }
+        let database = Config::new()
+            .path(path)
+            .cache_capacity(CACHE_BYTES)
+            .flush_every_ms(None)
+            .open()
+            .map_err(|error| from_sled(store, Operation::Open, error))?;
+        let opened = Self { database: Some(database), log, blobs: path.join("blobs") };
+        // A process that was killed between flush and sync leaves what can be read but is not durable yet, and opening
+        // has written a new snapshot whose name is not durable yet.
+        opened.sync().and_then(|()| File::open(path)?.sync_all()).map_err(io)?;
+        Ok(opened)
+    }
+
+    fn database(&self) -> Result<&Db, sled::Error> {
+        self.database.as_ref().ok_or_else(|| sled::Error::Io(io::Error::other("the store has been closed")))
+    }
+
+    fn commit(&self, writes: &[Write]) -> Result<(), sled::Error> {
+        let mut batch = Batch::default();
+        for write in writes {
+            match write {
+                Write::Put(key, value) => batch.insert(key.as_slice(), value.as_slice()),
+                Write::Delete(key) => batch.remove(key.as_slice()),
+            }
+        }
+        let database = self.database()?;
+        database.apply_batch(batch)?;
+        database.flush()?;
+        Ok(self.sync()?)
+    }
+
+    /// Makes durable what sled has written.
+    fn sync(&self) -> io::Result<()> {
+        // sled puts a page that does not fit in a quarter of a log segment in a file of its own and never syncs it.
+        // Rows are cut so that only very long keys lead to that; it is slow then, not unsafe.
+        let mut blobs = false;
+        for entry in fs::read_dir(&self.blobs)? {
+            match File::open(entry?.path()) {
+                Ok(blob) => blob.sync_all()?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+            blobs = true;
+        }
+        if blobs {
+            File::open(&self.blobs)?.sync_all()?;
+        }
+        self.log.sync_data()
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        drop(self.database.take());
+        // Whoever opens the store next must find it free. Nothing can be done if it is not.
+        let _ = wait_until_free(&self.log);
+    }
+}
+
+/// Opens sled's log, in a folder made for it if need be.
+fn open_log(path: &Path) -> io::Result<File> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path.join("db"))
+}
+
+/// Waits until sled has let go of its log. It locks it by `flock`, and so do we for a moment.
+fn wait_until_free(log: &File) -> io::Result<bool> {
+    let started = Instant::now();
+    let mut pause = Duration::from_micros(50);
+    loop {
+        match log.try_lock() {
+            Ok(()) => {
+                log.unlock()?;
+                return Ok(true);
+            }
+            Err(TryLockError::Error(error)) => return Err(error),
+            Err(TryLockError::WouldBlock) if started.elapsed() > RELEASE => return Ok(false),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(5));
+    }
+}
+
+impl Table for SledTable {
+    fn view(&self) -> Result<Box<dyn View + '_>> {
+        // A panic in the engine does not break what the lock guards, the `Option`.
+        let opened = self.database.read().unwrap_or_else(PoisonError::into_inner);
+        if opened.is_none() {
+            return Err(self.not_open(Operation::Range));
+        }
+        Ok(Box::new(SledView { opened, store: &self.store }))
+    }
+
+    fn commit(&self, writes: &[Write]) -> Result<()> {
+        let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
+        let opened = guard.as_ref().ok_or_else(|| self.not_open(Operation::Txn))?;
+        opened.commit(writes).map_err(|error| {
+            // sled may show the batch already, and nobody knows whether it is durable.
+            *guard = None;
+            from_sled(&self.store, Operation::Txn, error)
+        })
+    }
+
+    fn recover(&self) -> Result<()> {
+        let mut opened = self.database.write().unwrap_or_else(PoisonError::into_inner);
+        // Closed before it is opened again: the log is locked as long as it is open.
+        *opened = None;
+        *opened = Some(Opened::open(&self.path, &self.store)?);
+        Ok(())
+    }
+}
+
+struct SledView<'a> {
+    opened: RwLockReadGuard<'a, Option<Opened>>,
+    store: &'a str,
+}
+
+impl SledView<'_> {
+    fn failed(&self, error: sled::Error) -> Error {
+        from_sled(self.store, Operation::Range, error)
+    }
+
+    fn database(&self) -> Result<&Db> {
+        let closed = || Error::new(ErrorKind::Closed, Operation::Range, self.store.to_owned());
+        let opened = self.opened.as_ref().ok_or_else(closed)?;
+        opened.database().map_err(|error| self.failed(error))
+    }
+}
+
+impl View for SledView<'_> {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let value = self.database()?.get(key).map_err(|error| self.failed(error))?;
+        Ok(value.map(|value| value.to_vec()))
+    }
+
+    fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
+        if from >= to {
+            return Ok(());
+        }
+        for row in self.database()?.range(from..to) {
+            let (key, value) = row.map_err(|error| self.failed(error))?;
+            if let ControlFlow::Break(()) = visit(&key, &value) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
