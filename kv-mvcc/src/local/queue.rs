@@ -83,20 +83,24 @@ fn draw(file: &File) -> io::Result<i64> {
     let mut from = 0;
     loop {
         let ticket = first_free(file, from)?;
-        if !try_lock(file, Lock::Write, Bytes::one(ticket))? {
-            // Somebody else was quicker.
-            from = ticket;
-            continue;
+        if claim(file, ticket)? {
+            return Ok(ticket);
         }
-        let above = ticket + 1;
-        match locked_until(file, above)? {
-            None => return Ok(ticket),
-            Some(_) => {
-                set(file, Lock::None, Bytes::one(ticket))?;
-                from = above;
-            }
-        }
+        // Somebody else was quicker.
+        from = ticket;
     }
+}
+
+/// Takes a ticket that seemed free, if it still is and if there is none above it.
+fn claim(file: &File, ticket: i64) -> io::Result<bool> {
+    if !try_lock(file, Lock::Write, Bytes::one(ticket))? {
+        return Ok(false);
+    }
+    let highest = locked_until(file, ticket + 1)?.is_none();
+    if !highest {
+        set(file, Lock::None, Bytes::one(ticket))?;
+    }
+    Ok(highest)
 }
 
 /// The first byte at or above `from` such that neither it nor any byte above it is locked.
@@ -249,3 +253,7 @@ fn lock(file: &File, lock: Lock, bytes: Bytes) -> io::Result<()> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;

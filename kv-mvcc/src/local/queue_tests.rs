@@ -1,0 +1,341 @@
+//! Tests of the queue, with threads and with processes. The processes are this test binary again, told by
+//! environment variables what to do.
+
+use std::env;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::local::{folder, holder};
+
+const LONG: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(100);
+
+fn queue() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("queue");
+    (folder, path)
+}
+
+fn take(path: &Path, wait: Duration) -> Result<Turn, TurnError> {
+    Turn::take(path, wait, folder::open_or_create)
+}
+
+fn is_late(result: Result<Turn, TurnError>) -> bool {
+    matches!(result, Err(TurnError::Late))
+}
+
+/// Waits until so many have drawn a ticket.
+fn wait_for_tickets(path: &Path, count: i64) {
+    let file = folder::open(path).unwrap();
+    let started = Instant::now();
+    while first_free(&file, 0).unwrap() < count {
+        assert!(started.elapsed() < LONG, "nobody came");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A process that does `role` at the queue; it says a line when it has come so far.
+struct Process(Child, BufReader<ChildStdout>);
+
+impl Process {
+    fn start(role: &str, path: &Path) -> Self {
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "local::queue::tests::one_caller_alone_has_the_turn_at_once", "--nocapture"])
+            .env("QUEUE_ROLE", role)
+            .env("QUEUE_PATH", path)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self(child, output)
+    }
+
+    /// What it says next that is meant for us.
+    fn said(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.1.read_line(&mut line).unwrap(), 0, "it ended without a word");
+            if let Some((_, word)) = line.split_once("queue:") {
+                return word.trim().to_owned();
+            }
+        }
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Also what the other tests start as a process of its own.
+#[test]
+fn one_caller_alone_has_the_turn_at_once() {
+    match env::var("QUEUE_ROLE").as_deref() {
+        Ok("hold") => {
+            let _turn = take(&role_path(), LONG).unwrap();
+            println!("queue: have");
+            thread::sleep(LONG);
+        }
+        Ok("hold with a child") => {
+            let _turn = take(&role_path(), LONG).unwrap();
+            let child = Command::new("sleep").arg("60").spawn().unwrap();
+            println!("queue: {}", child.id());
+            thread::sleep(LONG);
+        }
+        Ok("compete") => {
+            println!("queue: ready");
+            let turns = compete(&role_path(), &|| {
+                // The name of a file that can be there only once.
+                let mark = role_path().with_extension("mark");
+                fs::File::create_new(&mark).expect("nobody else has the turn");
+                fs::remove_file(&mark).unwrap();
+            });
+            println!("queue: {turns}");
+        }
+        _ => {
+            let (_folder, path) = queue();
+            let started = Instant::now();
+            drop(take(&path, Duration::ZERO).unwrap());
+            drop(take(&path, Duration::ZERO).unwrap());
+            assert!(started.elapsed() < SHORT);
+            assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+        }
+    }
+}
+
+fn role_path() -> PathBuf {
+    env::var_os("QUEUE_PATH").unwrap().into()
+}
+
+/// Takes turns from the moment a file `go` is there until a file `stop` is; gives how many.
+fn compete(path: &Path, in_turn: &dyn Fn()) -> usize {
+    let flag = |name: &str| path.with_file_name(name).exists();
+    while !flag("go") {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let mut turns = 0;
+    while !flag("stop") {
+        let _turn = take(path, LONG).unwrap();
+        in_turn();
+        turns += 1;
+    }
+    turns
+}
+
+/// While all compete nobody gets more than his share. At the start and end of a run not all do.
+fn assert_fair(turns: &[usize]) {
+    let (least, most) = (turns.iter().min().unwrap(), turns.iter().max().unwrap());
+    let mean = turns.iter().sum::<usize>() / turns.len();
+    assert!(mean >= 10, "too few turns to tell: {turns:?}");
+    assert!(most - least <= 3 + mean / 10, "{turns:?}");
+}
+
+#[test]
+fn threads_take_turns_one_at_a_time_and_in_fair_shares() {
+    let (folder, path) = queue();
+    let inside = AtomicUsize::new(0);
+    let in_turn = || {
+        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+        thread::sleep(Duration::from_micros(200));
+        assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1);
+    };
+    let turns: Vec<usize> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..32).map(|_| scope.spawn(|| compete(&path, &in_turn))).collect();
+        fs::write(folder.path().join("go"), "").unwrap();
+        thread::sleep(Duration::from_millis(1500));
+        fs::write(folder.path().join("stop"), "").unwrap();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_fair(&turns);
+}
+
+#[test]
+fn processes_take_turns_one_at_a_time_and_in_fair_shares() {
+    let (folder, path) = queue();
+    let mut processes: Vec<_> = (0..32).map(|_| Process::start("compete", &path)).collect();
+    for process in &mut processes {
+        assert_eq!(process.said(), "ready");
+    }
+    fs::write(folder.path().join("go"), "").unwrap();
+    thread::sleep(Duration::from_secs(2));
+    fs::write(folder.path().join("stop"), "").unwrap();
+    let turns: Vec<usize> = processes.iter_mut().map(|process| process.said().parse().unwrap()).collect();
+    assert_fair(&turns);
+}
+
+#[test]
+fn whoever_comes_first_is_served_first() {
+    let (_folder, path) = queue();
+    let turn = take(&path, LONG).unwrap();
+    let served = std::sync::Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for n in 1..=10 {
+            scope.spawn({
+                let (path, served) = (&path, &served);
+                move || {
+                    let _turn = take(path, LONG).unwrap();
+                    served.lock().unwrap().push(n);
+                }
+            });
+            wait_for_tickets(&path, n + 1);
+        }
+        drop(turn);
+    });
+    assert_eq!(*served.lock().unwrap(), (1..=10).collect::<Vec<_>>());
+}
+
+/// Between looking for a free ticket and taking it, others may have come, and gone.
+#[test]
+fn a_ticket_below_another_is_given_back() {
+    let (_folder, path) = queue();
+    let (ours, theirs) = (folder::open_or_create(&path).unwrap(), folder::open_or_create(&path).unwrap());
+    assert!(claim(&theirs, 5).unwrap());
+    assert!(!claim(&ours, 3).unwrap());
+    assert!(!claim(&ours, 5).unwrap());
+    assert_eq!(locked_until(&theirs, 0).unwrap(), None, "nothing is left locked");
+    assert_eq!(draw(&ours).unwrap(), 6);
+}
+
+#[test]
+fn a_killed_holder_is_replaced_at_once() {
+    let (_folder, path) = queue();
+    let mut holder = Process::start("hold", &path);
+    assert_eq!(holder.said(), "have");
+    assert!(is_late(take(&path, SHORT)));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| take(&path, LONG).map(|_| Instant::now()));
+        wait_for_tickets(&path, 2);
+        let killed = Instant::now();
+        holder.kill();
+        let served = waiting.join().unwrap().unwrap();
+        assert!(served.duration_since(killed) < Duration::from_secs(1));
+    });
+}
+
+#[test]
+fn a_killed_waiter_lets_nobody_pass_the_holder() {
+    let (_folder, path) = queue();
+    let turn = take(&path, LONG).unwrap();
+    let mut waiter = Process::start("hold", &path);
+    wait_for_tickets(&path, 2);
+    thread::scope(|scope| {
+        let behind = scope.spawn(|| take(&path, Duration::from_millis(500)).is_err());
+        wait_for_tickets(&path, 3);
+        waiter.kill();
+        assert!(behind.join().unwrap(), "the holder was passed");
+    });
+    drop(turn);
+    take(&path, Duration::ZERO).unwrap();
+}
+
+#[test]
+fn giving_up_frees_the_place() {
+    let (_folder, path) = queue();
+    let turn = take(&path, LONG).unwrap();
+    let started = Instant::now();
+    assert!(is_late(take(&path, SHORT)));
+    assert!(started.elapsed() >= SHORT && started.elapsed() < SHORT * 20);
+    assert!(is_late(take(&path, Duration::ZERO)));
+    let file = folder::open(&path).unwrap();
+    assert_eq!(first_free(&file, 0).unwrap(), 1, "only the holder's ticket is left");
+    drop(turn);
+    take(&path, Duration::ZERO).unwrap();
+}
+
+#[test]
+fn those_behind_one_who_gave_up_are_served() {
+    let (_folder, path) = queue();
+    let turn = take(&path, LONG).unwrap();
+    thread::scope(|scope| {
+        let impatient = scope.spawn(|| is_late(take(&path, SHORT * 3)));
+        wait_for_tickets(&path, 2);
+        let patient = scope.spawn(|| take(&path, LONG).is_ok());
+        wait_for_tickets(&path, 3);
+        assert!(impatient.join().unwrap());
+        drop(turn);
+        assert!(patient.join().unwrap());
+    });
+}
+
+#[test]
+fn two_names_of_one_file_are_one_queue() {
+    let (folder, path) = queue();
+    let turn = take(&path, LONG).unwrap();
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let detour = folder.path().join(".").join("queue");
+    for other in [&link, &detour] {
+        assert!(is_late(take(other, Duration::ZERO)));
+    }
+    drop(turn);
+    drop(take(&link, Duration::ZERO).unwrap());
+    drop(take(&detour, Duration::ZERO).unwrap());
+}
+
+#[test]
+fn a_program_started_by_the_holder_does_not_keep_the_turn() {
+    let (_folder, path) = queue();
+    let mut holder = Process::start("hold with a child", &path);
+    let child = holder.said();
+    holder.kill();
+    let turn = take(&path, Duration::from_secs(1));
+    assert!(fs::exists(format!("/proc/{child}")).unwrap(), "the child lives on");
+    Command::new("kill").arg(&child).status().unwrap();
+    turn.unwrap();
+}
+
+#[test]
+fn the_queue_of_a_folder_that_was_moved_away_does_not_count() {
+    let (folder, _) = queue();
+    let store = folder.path().join("store");
+    let path = store.join("queue");
+    fs::create_dir(&store).unwrap();
+    let turn = take(&path, LONG).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let turn = take(&path, LONG).unwrap();
+            assert!(is_same_file(&turn.file, &path).unwrap());
+        });
+        wait_for_tickets(&path, 2);
+        fs::rename(&store, folder.path().join("old")).unwrap();
+        fs::create_dir(&store).unwrap();
+        drop(turn);
+        waiting.join().unwrap();
+    });
+}
+
+#[test]
+fn another_programs_lock_is_an_error() {
+    let (_folder, path) = queue();
+    let file = folder::open_or_create(&path).unwrap();
+    set(&file, Lock::Write, Bytes::ALL).unwrap();
+    assert!(matches!(take(&path, SHORT), Err(TurnError::Io(_))));
+}
+
+#[test]
+fn the_holder_can_be_named() {
+    let (_folder, path) = queue();
+    let turn = take(&path, LONG).unwrap();
+    let mut waiter = Process::start("hold", &path);
+    wait_for_tickets(&path, 2);
+    assert!(holder::find(&path).unwrap().starts_with(&format!("{} (", std::process::id())));
+    drop(turn);
+    assert_eq!(waiter.said(), "have");
+    assert!(holder::find(&path).unwrap().starts_with(&format!("{} (", waiter.0.id())));
+    waiter.kill();
+    assert_eq!(holder::find(&path), None);
+}
