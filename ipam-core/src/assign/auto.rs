@@ -1,0 +1,279 @@
+//! Any free addresses of one family: from the host's own blocks, from a newly claimed one, or borrowed.
+//!
+//! Guards: the blocks and affinities that change. Blocks that are passed over are read without a guard: one that gets
+//! room meanwhile was merely missed, and no commit depends on it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use kv::Range;
+use time::{Duration, OffsetDateTime};
+
+use super::request::AssignRequest;
+use super::search::{existing, next_chunk, walk};
+use crate::error::{Error, Result};
+use crate::model::{AffinityState, Attribute, Block, Owner, Pool, keys};
+use crate::net::Family;
+use crate::pools::Blocks;
+use crate::surroundings::{Surroundings, passes_over, pool_holding};
+use crate::workset::{BLOCKS_AT_ONCE, Found, Workset};
+
+/// An empty block of another host is taken over only when it was claimed at least so long ago: a host that has just
+/// claimed a block is about to use it.
+const RECLAIM_AGE: Duration = Duration::seconds(60);
+/// How many blocks that the host should not have are given back in one assignment.
+const MOST_LEFT_AT_ONCE: usize = 4;
+
+/// One family of an assignment.
+#[derive(Debug)]
+pub(super) struct Pass<'a> {
+    pub(super) request: &'a AssignRequest,
+    pub(super) around: &'a Surroundings,
+    pub(super) family: Family,
+    pub(super) wanted: usize,
+    pub(super) holder: &'a Attribute,
+    pub(super) handle: &'a str,
+    /// The pools to take from, in order.
+    pub(super) pools: &'a [&'a Pool],
+    pub(super) owner: Owner,
+    pub(super) now: OffsetDateTime,
+}
+
+/// Where to go on when the host's own blocks are used up.
+enum Claim {
+    /// It has one more block now.
+    Block(IpNet),
+    /// No block can be claimed, but this one has room to borrow from.
+    Borrow(IpNet),
+    /// There is no room anywhere.
+    Nothing,
+}
+
+impl Pass<'_> {
+    /// Assigns all that is wanted.
+    ///
+    /// # Errors
+    /// `Exhausted`, `BlockLimit` or `NoNewBlocks` if there is not enough.
+    pub(super) async fn run(&self, work: &mut Workset<'_, '_>) -> Result<Vec<(IpAddr, IpNet)>> {
+        let mut taken = Vec::new();
+        let mut own = self.take_from_own(work, &mut taken).await?;
+        while taken.len() < self.wanted {
+            let may_claim = self.around.config.auto_allocate_blocks() && own < self.limit();
+            match self.claim(work, may_claim).await? {
+                Claim::Block(cidr) => {
+                    own += 1;
+                    self.take(work, cidr, &mut taken).await?;
+                }
+                Claim::Borrow(cidr) => self.take(work, cidr, &mut taken).await?,
+                Claim::Nothing => return Err(self.short(taken.len(), own)),
+            }
+        }
+        Ok(taken)
+    }
+
+    /// How many blocks the host may have.
+    fn limit(&self) -> usize {
+        if !self.around.host.limited {
+            return usize::MAX;
+        }
+        usize::try_from(self.around.config.block_limit(self.request.max_blocks)).unwrap_or(usize::MAX)
+    }
+
+    fn short(&self, assigned: usize, own: usize) -> Error {
+        let config = &self.around.config;
+        if !config.auto_allocate_blocks() {
+            return Error::NoNewBlocks;
+        }
+        if own >= self.limit() {
+            return Error::BlockLimit;
+        }
+        let names: Vec<String> = self.pools.iter().map(|pool| pool.cidr().to_string()).collect();
+        let message = if config.strict_affinity() {
+            "No more free affine blocks and strict affinity enabled".to_owned()
+        } else {
+            format!("No IPs available in pools: [{}]", names.join(" "))
+        };
+        Error::Exhausted { family: self.family, assigned, requested: self.wanted, messages: vec![message] }
+    }
+
+    /// Takes what there is in the host's own blocks, mending what a foreign writer left half done, and returns how many
+    /// blocks the host has in these pools.
+    async fn take_from_own(&self, work: &mut Workset<'_, '_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<usize> {
+        let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else { return Ok(0) };
+        let affine = work.affinities(&Range::Prefix(prefix)).await?;
+        let (kept, others): (Vec<_>, Vec<_>) =
+            affine.into_iter().partition(|(cidr, _)| pool_holding(self.pools.iter().copied(), *cidr).is_some());
+        self.leave(work, &others).await?;
+
+        let mut own = 0;
+        for chunk in kept.chunks(BLOCKS_AT_ONCE) {
+            work.read_ahead(chunk.iter().map(|(cidr, _)| *cidr)).await?;
+            for (cidr, state) in chunk {
+                if self.is_own(work, *cidr, *state, taken.len() < self.wanted).await? {
+                    own += 1;
+                    self.take(work, *cidr, taken).await?;
+                }
+            }
+        }
+        Ok(own)
+    }
+
+    /// True if the block behind an affinity is the host's, as it should be. Affinities that are stale are dropped; where
+    /// something is to be taken, unfinished ones are finished and missing blocks are made.
+    async fn is_own(
+        &self,
+        work: &mut Workset<'_, '_>,
+        cidr: IpNet,
+        state: AffinityState,
+        is_needed: bool,
+    ) -> Result<bool> {
+        match work.find(cidr).await? {
+            Found::Damaged => return Ok(false),
+            Found::There(block) if !block.is_owned_by(&self.owner) => {
+                work.drop_affinity(&self.owner, cidr).await?;
+                return Ok(false);
+            }
+            Found::There(_) if state == AffinityState::Confirmed || !is_needed => return Ok(true),
+            // Rewriting the block makes whoever is about to take it away start anew.
+            Found::There(_) => drop(work.change(cidr, |_| ()).await?),
+            Found::Absent if !is_needed => return Ok(true),
+            Found::Absent => self.create(work, cidr).await?,
+        }
+        work.confirm_affinity(&self.owner, cidr).await?;
+        Ok(true)
+    }
+
+    /// Gives back empty blocks of pools that are there and do not select the node any more.
+    async fn leave(&self, work: &mut Workset<'_, '_>, others: &[(IpNet, AffinityState)]) -> Result<()> {
+        let unselected = others.iter().map(|(cidr, _)| *cidr).filter(|cidr| {
+            pool_holding(&self.around.pools, *cidr).is_some_and(|pool| passes_over(pool, &self.around.host.labels))
+        });
+        for cidr in unselected.take(MOST_LEFT_AT_ONCE).collect::<Vec<_>>() {
+            let is_empty = match work.find(cidr).await? {
+                Found::There(block) => block.is_owned_by(&self.owner) && block.is_empty(),
+                Found::Absent | Found::Damaged => false,
+            };
+            if is_empty {
+                work.change(cidr, Block::clear_owner).await?;
+                work.drop_affinity(&self.owner, cidr).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes as many addresses from a block as are still wanted.
+    async fn take(&self, work: &mut Workset<'_, '_>, cidr: IpNet, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
+        let missing = self.wanted - taken.len();
+        if missing == 0 || !self.has_room(work, cidr).await? {
+            return Ok(());
+        }
+        let reservations = &self.around.reservations;
+        let assign = |block: &mut Block| block.assign_auto(missing, self.holder, reservations);
+        let assigned = work.change(cidr, assign).await?.unwrap_or_default();
+        taken.extend(assigned.into_iter().map(|ip| (ip, cidr)));
+        work.touch_handle(self.handle, cidr);
+        Ok(())
+    }
+
+    async fn has_room(&self, work: &mut Workset<'_, '_>, cidr: IpNet) -> Result<bool> {
+        Ok(match work.find(cidr).await? {
+            Found::There(block) => block.free_count(&self.around.reservations) > 0,
+            Found::Absent | Found::Damaged => false,
+        })
+    }
+
+    /// Makes a new block of the host's.
+    async fn create(&self, work: &mut Workset<'_, '_>, cidr: IpNet) -> Result<()> {
+        let block = Block::new(cidr, Some(&self.owner), self.now, self.request.host_reserved.as_ref());
+        work.create(block.map_err(|error| Error::Invalid(error.to_string()))?).await
+    }
+
+    /// Claims a block that is not there yet; else one that is the host's without an affinity, or that is empty and has
+    /// been for a while; else names one to borrow from.
+    async fn claim(&self, work: &mut Workset<'_, '_>, may_claim: bool) -> Result<Claim> {
+        if may_claim {
+            for pool in self.pools {
+                if let Some(cidr) = self.find_new(work, pool).await? {
+                    self.create(work, cidr).await?;
+                    work.confirm_affinity(&self.owner, cidr).await?;
+                    return Ok(Claim::Block(cidr));
+                }
+            }
+        }
+        let mut borrow = None;
+        for pool in self.pools {
+            for chunk in existing(work, pool, self.walk(pool)).await?.chunks(BLOCKS_AT_ONCE) {
+                work.read_ahead(chunk.iter().copied()).await?;
+                for cidr in chunk {
+                    match self.judge(work, *cidr).await? {
+                        Verdict::Reclaim(former) if may_claim => {
+                            self.take_over(work, *cidr, former).await?;
+                            return Ok(Claim::Block(*cidr));
+                        }
+                        Verdict::Reclaim(_) | Verdict::Borrow if !self.around.config.strict_affinity() => {
+                            borrow = borrow.or(Some(*cidr));
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+        Ok(borrow.map_or(Claim::Nothing, Claim::Borrow))
+    }
+
+    /// The first block of a pool, from the host's start point on, that is not stored.
+    async fn find_new(&self, work: &mut Workset<'_, '_>, pool: &Pool) -> Result<Option<IpNet>> {
+        let mut walk = self.walk(pool);
+        while let Some(chunk) = next_chunk(&mut walk) {
+            let wanted: Vec<IpNet> =
+                chunk.into_iter().filter(|cidr| !self.around.reservations.covers(*cidr) && !work.is_changed(*cidr)).collect();
+            let names: Vec<kv::Key> = wanted.iter().map(|cidr| keys::block(*cidr)).collect();
+            let absent: BTreeSet<kv::Key> = work.tx.probe_absent(&names).await?.into_iter().collect();
+            for cidr in wanted.into_iter().filter(|cidr| absent.contains(&keys::block(*cidr))) {
+                if matches!(work.find(cidr).await?, Found::Absent) {
+                    return Ok(Some(cidr));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn walk(&self, pool: &Pool) -> Blocks {
+        walk(pool, &self.around.host.name, self.now)
+    }
+
+    /// What a stored block is good for.
+    async fn judge(&self, work: &mut Workset<'_, '_>, cidr: IpNet) -> Result<Verdict> {
+        let Found::There(block) = work.find(cidr).await? else { return Ok(Verdict::Nothing) };
+        if block.free_count(&self.around.reservations) == 0 {
+            return Ok(Verdict::Nothing);
+        }
+        let owner = block.owner();
+        let is_old = block.claim_age(self.now).is_none_or(|age| age >= RECLAIM_AGE);
+        Ok(match owner {
+            Some(owner) if owner == self.owner => Verdict::Reclaim(None),
+            None if block.is_empty() => Verdict::Reclaim(None),
+            Some(Owner::Host(name)) if block.is_empty() && is_old => Verdict::Reclaim(Some(Owner::Host(name))),
+            _ => Verdict::Borrow,
+        })
+    }
+
+    /// Makes a stored block the host's.
+    async fn take_over(&self, work: &mut Workset<'_, '_>, cidr: IpNet, former: Option<Owner>) -> Result<()> {
+        if let Some(former) = former {
+            work.drop_affinity(&former, cidr).await?;
+        }
+        work.change(cidr, |block| block.set_owner(&self.owner, self.now)).await?;
+        work.confirm_affinity(&self.owner, cidr).await
+    }
+}
+
+/// What a stored block is good for.
+enum Verdict {
+    /// It can become the host's; its former owner loses the affinity.
+    Reclaim(Option<Owner>),
+    /// An address can be borrowed from it.
+    Borrow,
+    Nothing,
+}

@@ -1,0 +1,163 @@
+//! Bridged networks: one pool of each family, a gateway, and the addresses that nobody may have.
+//!
+//! A bridge, ptp or macvlan network is a subnet with a network address, a broadcast address and a gateway. The first
+//! assignment for such a network writes them down as an IPReservation, `margay-bridge-<pool>`, in its own commit, with the
+//! gateway in an annotation: from then on every path keeps off them, on other nodes and in Calico too.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::request::Gateway;
+use crate::error::{BridgeError, Result};
+use crate::ipam::Ipam;
+use crate::model::keys::{self, ResourceKind};
+use crate::model::{AddressState, Document, IpReservation, Pool};
+use crate::net::{Family, nth};
+use crate::pools;
+use crate::surroundings::Surroundings;
+use crate::workset::Workset;
+
+/// The annotation of a bridge reservation that names the gateway.
+pub const GATEWAY_ANNOTATION: &str = "margay.io/gateway";
+
+/// The name of the reservation that a bridged network writes for its pool.
+pub fn reservation_name(pool: &str) -> String {
+    format!("margay-bridge-{pool}")
+}
+
+/// Makes sure that the reservation of a bridged network is there, and says which gateway its containers get.
+///
+/// Guards: the reservation, and the block of a gateway that is new.
+pub(super) async fn prepare(
+    ipam: &Ipam,
+    work: &mut Workset<'_, '_>,
+    around: &mut Surroundings,
+    pool: &Pool,
+    wanted: &Gateway,
+) -> Result<Option<IpAddr>> {
+    let cidr = pool.cidr();
+    if cidr.prefix_len() == cidr.max_prefix_len() {
+        return Err(BridgeError::PoolTooSmall { pool: pool.name().to_owned(), cidr }.into());
+    }
+    let name = reservation_name(pool.name());
+    let key = keys::resource(ResourceKind::IpReservation, &name);
+    let stored = work.tx.get(&key).await?;
+    let stored = stored.map(|value| IpReservation::decode(&key, value.as_bytes())).transpose()?;
+    let recorded = stored.as_ref().and_then(recorded_gateway);
+
+    let gateway = match wanted {
+        Gateway::None => None,
+        Gateway::First => recorded.or_else(|| first_host(cidr)),
+        Gateway::These(addresses) => addresses.iter().copied().find(|ip| Family::of(*ip) == Family::of_net(cidr)),
+    };
+    if let Some(gateway) = gateway {
+        check(cidr, gateway)?;
+        match recorded {
+            Some(recorded) if recorded != gateway => {
+                return Err(BridgeError::OtherGateway { wanted: gateway, recorded, reservation: name }.into());
+            }
+            Some(_) => {}
+            None => require_free(work, pool, gateway).await?,
+        }
+    }
+    let keep = recorded.or(gateway);
+    if stored.is_none() || keep != recorded {
+        let mut document = stored.unwrap_or_else(|| IpReservation::new(&name, &[], &ipam.uid(), ipam.now()));
+        document.set_networks(&reserved(cidr, keep));
+        if let Some(gateway) = keep {
+            document.resource_mut().set_annotation(GATEWAY_ANNOTATION, &gateway.to_string());
+        }
+        work.tx.put(&key, document.encode()?)?;
+        around.set_reservation(document);
+    }
+    Ok(gateway)
+}
+
+/// The gateway that a reservation records.
+pub(crate) fn recorded_gateway(reservation: &IpReservation) -> Option<IpAddr> {
+    reservation.resource().annotation(GATEWAY_ANNOTATION)?.parse().ok()
+}
+
+/// The first address that can be a host's: the one after the network address, where the network has one.
+pub fn first_host(cidr: IpNet) -> Option<IpAddr> {
+    nth(cidr, u128::from(!is_point_to_point(cidr)))
+}
+
+/// What nobody may have: network and broadcast address and the gateway. IPv6 has no broadcast address; its first
+/// address is the routers' anycast address. A network of two addresses has neither (RFC 3021, RFC 6164).
+pub(super) fn reserved(cidr: IpNet, gateway: Option<IpAddr>) -> Vec<IpNet> {
+    let mut addresses = Vec::new();
+    if !is_point_to_point(cidr) {
+        addresses.push(cidr.network());
+        if Family::of_net(cidr) == Family::V4 {
+            addresses.push(cidr.broadcast());
+        }
+    }
+    addresses.extend(gateway);
+    addresses.into_iter().map(IpNet::from).collect()
+}
+
+fn is_point_to_point(cidr: IpNet) -> bool {
+    cidr.prefix_len() + 1 == cidr.max_prefix_len()
+}
+
+/// Refuses a gateway that is not a host's address of the network.
+pub fn check(cidr: IpNet, gateway: IpAddr) -> Result<(), BridgeError> {
+    let is_host = cidr.contains(&gateway) && !reserved(cidr, None).contains(&IpNet::from(gateway));
+    if is_host { Ok(()) } else { Err(BridgeError::BadGateway { gateway, cidr }) }
+}
+
+/// Refuses a gateway whose address a container has.
+async fn require_free(work: &mut Workset<'_, '_>, pool: &Pool, gateway: IpAddr) -> Result<()> {
+    let Some(cidr) = pools::block_of(pool, gateway) else { return Ok(()) };
+    work.tx.get(&keys::block(cidr)).await?;
+    if let Some(block) = work.block(cidr).await?
+        && let AddressState::Assigned(entry) = block.lookup(gateway)
+    {
+        let handle = entry.handle().unwrap_or("an unknown owner").to_owned();
+        return Err(BridgeError::GatewayInUse { gateway, handle }.into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn net(text: &str) -> IpNet {
+        text.parse().unwrap()
+    }
+
+    fn texts(nets: &[IpNet]) -> Vec<String> {
+        nets.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_is_reserved_depends_on_size_and_family() {
+        let gateway = |text: &str| Some(text.parse().unwrap());
+        assert_eq!(
+            texts(&reserved(net("10.0.0.0/24"), gateway("10.0.0.1"))),
+            ["10.0.0.0/32", "10.0.0.255/32", "10.0.0.1/32"]
+        );
+        assert_eq!(texts(&reserved(net("10.0.0.0/31"), gateway("10.0.0.0"))), ["10.0.0.0/32"]);
+        assert_eq!(texts(&reserved(net("fd00::/64"), gateway("fd00::1"))), ["fd00::/128", "fd00::1/128"]);
+        assert_eq!(texts(&reserved(net("fd00::/127"), None)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_first_host_follows_the_network_address() {
+        assert_eq!(first_host(net("10.0.0.0/24")), Some("10.0.0.1".parse().unwrap()));
+        assert_eq!(first_host(net("10.0.0.4/31")), Some("10.0.0.4".parse().unwrap()));
+        assert_eq!(first_host(net("fd00::/64")), Some("fd00::1".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_gateway_is_a_host_address() {
+        let cidr = net("10.0.0.0/24");
+        assert!(check(cidr, "10.0.0.254".parse().unwrap()).is_ok());
+        for bad in ["10.0.0.0", "10.0.0.255", "10.0.1.1", "fd00::1"] {
+            assert!(check(cidr, bad.parse().unwrap()).is_err(), "{bad}");
+        }
+    }
+}

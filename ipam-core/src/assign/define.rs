@@ -1,0 +1,154 @@
+//! Pools that a network's own configuration defines, as host-local's does.
+//!
+//! The first assignment makes the pool in its own commit, and reserves what lies outside the configured ranges. When
+//! the configuration changes its ranges later, the reservation follows.
+
+use std::net::IpAddr;
+
+use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
+use kv::Range;
+
+use super::request::PoolDefinition;
+use crate::error::{BridgeError, Result};
+use crate::ipam::Ipam;
+use crate::model::keys::{self, ResourceKind};
+use crate::model::{Document, IpReservation, NewPool, Pool, check_new_pool, fitting_block_size};
+use crate::net::{Family, bounds, number};
+use crate::surroundings::Surroundings;
+use crate::workset::Workset;
+
+/// The name of the reservation that keeps what lies outside a configuration's ranges.
+pub fn reservation_name(pool: &str) -> String {
+    format!("margay-range-{pool}")
+}
+
+/// Makes sure that a defined pool and its reservation are there, and returns the pool's name.
+///
+/// Guards: the pool and the reservation; no pool and no reservation came or changed meanwhile.
+pub(super) async fn prepare(
+    ipam: &Ipam,
+    work: &mut Workset<'_, '_>,
+    around: &mut Surroundings,
+    definition: &PoolDefinition,
+) -> Result<String> {
+    let name = match around.pools.iter().find(|pool| pool.cidr() == definition.cidr) {
+        Some(pool) => pool.name().to_owned(),
+        None => create(ipam, work, around, definition).await?,
+    };
+    reserve_the_rest(ipam, work, around, &name, definition).await?;
+    Ok(name)
+}
+
+async fn create(
+    ipam: &Ipam,
+    work: &mut Workset<'_, '_>,
+    around: &mut Surroundings,
+    definition: &PoolDefinition,
+) -> Result<String> {
+    let PoolDefinition { name, cidr, .. } = definition;
+    if let Some(other) = around.pools.iter().find(|pool| pool.name() == name) {
+        let text = format!(
+            "this network's configuration says {cidr}, but its pool {name} has {}; delete the pool \
+             (margay pool delete {name}) when none of its addresses is in use, or give the network another name",
+            other.cidr()
+        );
+        return Err(BridgeError::BadRanges(text).into());
+    }
+    let new = NewPool::new(name, *cidr).with_block_size(fitting_block_size(*cidr, None));
+    let stored = work.tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(Some(Family::of_net(*cidr))))).await?;
+    let stored: Vec<IpNet> = stored.iter().filter_map(keys::parse_block).collect();
+    check_new_pool(&new, &around.pools, &stored).map_err(|error| BridgeError::BadRanges(error.to_string()))?;
+    let pool = Pool::new(&new, &ipam.uid(), ipam.now())?;
+    let key = keys::resource(ResourceKind::IpPool, name);
+    work.tx.get(&key).await?;
+    work.tx.put(&key, pool.encode()?)?;
+    around.pools.push(pool);
+    Ok(name.clone())
+}
+
+/// Writes the reservation of what lies outside the ranges, if that is not what is there.
+async fn reserve_the_rest(
+    ipam: &Ipam,
+    work: &mut Workset<'_, '_>,
+    around: &mut Surroundings,
+    pool: &str,
+    definition: &PoolDefinition,
+) -> Result<()> {
+    let name = reservation_name(pool);
+    let key = keys::resource(ResourceKind::IpReservation, &name);
+    let outside = outside(definition.cidr, &definition.ranges);
+    let stored = work.tx.get(&key).await?;
+    let stored = stored.map(|value| IpReservation::decode(&key, value.as_bytes())).transpose()?;
+    let texts: Vec<String> = outside.iter().map(ToString::to_string).collect();
+    let as_stored = stored.as_ref().map(IpReservation::texts).unwrap_or_default();
+    if texts == as_stored {
+        return Ok(());
+    }
+    let mut document = stored.unwrap_or_else(|| IpReservation::new(&name, &[], &ipam.uid(), ipam.now()));
+    document.set_networks(&outside);
+    work.tx.put(&key, document.encode()?)?;
+    around.set_reservation(document);
+    Ok(())
+}
+
+/// The parts of a network outside the given ranges (first and last address, both inclusive), as few networks as can be.
+/// No range at all means that nothing is outside.
+pub(super) fn outside(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
+    if ranges.is_empty() {
+        return Vec::new();
+    }
+    let mut inside: Vec<(u128, u128)> = ranges.iter().map(|(first, last)| (number(*first), number(*last))).collect();
+    inside.sort_unstable();
+    let (mut next, end) = bounds(cidr);
+    let mut gaps = Vec::new();
+    for (first, last) in inside {
+        if first > next {
+            gaps.push((next, first - 1));
+        }
+        match last.checked_add(1) {
+            Some(after) => next = next.max(after),
+            None => return networks(cidr, gaps),
+        }
+    }
+    if next <= end {
+        gaps.push((next, end));
+    }
+    networks(cidr, gaps)
+}
+
+/// Spans of addresses as networks.
+fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
+    let family = Family::of_net(cidr);
+    let span = |(first, last): (u128, u128)| -> Vec<IpNet> {
+        match (family.address(first), family.address(last)) {
+            (Some(IpAddr::V4(first)), Some(IpAddr::V4(last))) => Ipv4Subnets::new(first, last, 0).map(IpNet::V4).collect(),
+            (Some(IpAddr::V6(first)), Some(IpAddr::V6(last))) => Ipv6Subnets::new(first, last, 0).map(IpNet::V6).collect(),
+            _ => Vec::new(),
+        }
+    };
+    spans.into_iter().flat_map(span).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gaps(cidr: &str, ranges: &[(&str, &str)]) -> Vec<String> {
+        let ranges: Vec<_> = ranges.iter().map(|(a, b)| (a.parse().unwrap(), b.parse().unwrap())).collect();
+        outside(cidr.parse().unwrap(), &ranges).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_is_outside_is_covered_exactly() {
+        assert_eq!(gaps("10.0.0.0/24", &[]), Vec::<String>::new());
+        assert_eq!(gaps("10.0.0.0/24", &[("10.0.0.0", "10.0.0.255")]), Vec::<String>::new());
+        assert_eq!(gaps("10.0.0.0/24", &[("10.0.0.128", "10.0.0.255")]), ["10.0.0.0/25"]);
+        assert_eq!(
+            gaps("10.0.0.0/28", &[("10.0.0.10", "10.0.0.12"), ("10.0.0.2", "10.0.0.4")]),
+            ["10.0.0.0/31", "10.0.0.5/32", "10.0.0.6/31", "10.0.0.8/31", "10.0.0.13/32", "10.0.0.14/31"]
+        );
+        assert_eq!(gaps("::/126", &[("::1", "::2")]), ["::/128", "::3/128"]);
+        let last = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff";
+        assert_eq!(gaps("ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe/127", &[(last, last)]).len(), 1);
+    }
+}

@@ -1,0 +1,267 @@
+//! Giving addresses to an attachment.
+
+mod auto;
+pub mod bridge;
+pub mod define;
+mod request;
+mod search;
+mod specific;
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use kv::{Deadline, Range, Transaction};
+
+use auto::Pass;
+pub use request::{AssignRequest, Assigned, Gateway, PoolDefinition, Repeated, Wanted};
+use specific::Specific;
+
+use crate::attachment::{Attachment, BOOT, Claim, NODE};
+use crate::error::{BridgeError, Error, Result};
+use crate::ipam::Ipam;
+use crate::model::{Attribute, Document, Handle, Owner, Pool, keys};
+use crate::net::Family;
+use crate::pools::{self, PoolError, PoolQuery};
+use crate::surroundings::{Surroundings, pool_holding};
+use crate::workset::Workset;
+
+/// An address that the attachment has already.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    ip: IpAddr,
+    block: IpNet,
+    /// Whether it was given in this boot of the host, as far as that is known.
+    is_current: bool,
+}
+
+impl Ipam {
+    /// Gives addresses to an attachment: any free ones, or given ones. IPv4 and IPv6 together, and everything that has to
+    /// be made or mended for them, are one commit; if anything is missing, nothing happens.
+    ///
+    /// An attachment that asks again for what it has gets the same answer.
+    ///
+    /// # Errors
+    /// Those of [`Error`], with Calico's texts.
+    pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
+        Ok(self.transact(deadline, async |tx: &mut Transaction<'_>| self.assign_in(tx, request).await).await?.value)
+    }
+
+    async fn assign_in(&self, tx: &mut Transaction<'_>, request: &AssignRequest) -> Result<Vec<Assigned>> {
+        let handle = request.attachment.handle();
+        let node = &request.attachment.node;
+        let affinities = [Family::V4, Family::V6]
+            .into_iter()
+            .filter(|family| request.wants(*family))
+            .filter_map(|family| keys::affinities_prefix(&Owner::Host(node.clone()), Some(family)))
+            .map(Range::Prefix);
+        let around = Surroundings::read(self, tx, node, [keys::handle(&handle)], affinities).await?;
+        around.host.pin(tx)?;
+
+        let attachment = Attachment { node: around.host.name.clone(), ..request.attachment.clone() };
+        let mut attributes = request.attributes.clone();
+        attributes.insert(NODE.to_owned(), attachment.node.clone());
+        let holder = Attribute::new(Some(&handle), attachment.mark(&attributes));
+
+        let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
+        let held = held_by(&mut work, &attachment, &handle).await?;
+        let mut assignment = Assignment { ipam: self, request, around, holder, handle, held, answer: Vec::new() };
+        match &request.wanted {
+            Wanted::These(addresses) => assignment.these(&mut work, addresses).await?,
+            Wanted::Any { v4, v6 } => {
+                for (family, wanted) in [(Family::V4, *v4), (Family::V6, *v6)] {
+                    if wanted > 0 {
+                        assignment.any(&mut work, family, wanted).await?;
+                    }
+                }
+            }
+        }
+        let Assignment { answer, held, .. } = assignment;
+        renew(&mut work, &attachment, &held, &answer).await?;
+        work.write().await?;
+        Ok(answer)
+    }
+}
+
+impl AssignRequest {
+    fn wants(&self, family: Family) -> bool {
+        match &self.wanted {
+            Wanted::Any { v4, v6 } => if family == Family::V4 { *v4 > 0 } else { *v6 > 0 },
+            Wanted::These(_) => false,
+        }
+    }
+}
+
+/// An assignment on its way.
+struct Assignment<'a> {
+    ipam: &'a Ipam,
+    request: &'a AssignRequest,
+    around: Surroundings,
+    holder: Attribute,
+    handle: String,
+    held: Vec<Held>,
+    answer: Vec<Assigned>,
+}
+
+impl Assignment<'_> {
+    /// Any addresses of one family.
+    async fn any(&mut self, work: &mut Workset<'_, '_>, family: Family, wanted: usize) -> Result<()> {
+        let requested = self.requested_pools(work, family).await?;
+        let pools = self.select(family, &requested)?;
+        let mut gateway = None;
+        if let Some(wish) = &self.request.bridge {
+            if pools.len() > 1 {
+                let candidates = pools.iter().map(|pool| pool.name().to_owned()).collect();
+                return Err(BridgeError::SeveralPools { family, candidates }.into());
+            }
+            for pool in &pools {
+                gateway = bridge::prepare(self.ipam, work, &mut self.around, pool, wish).await?;
+            }
+        }
+        let of_pools = |held: &&Held| pool_holding(&pools, held.block).is_some();
+        let mut addresses: Vec<(IpAddr, IpNet)> =
+            self.held.iter().filter(of_pools).take(wanted).map(|held| (held.ip, held.block)).collect();
+        if addresses.len() < wanted {
+            let pass = Pass {
+                request: self.request,
+                around: &self.around,
+                family,
+                wanted: wanted - addresses.len(),
+                holder: &self.holder,
+                handle: &self.handle,
+                pools: &pools.iter().collect::<Vec<_>>(),
+                owner: self.around.host.owner(),
+                now: self.ipam.now(),
+            };
+            addresses.extend(pass.run(work).await?);
+        }
+        for (ip, block) in addresses {
+            let pool = pool_holding(&pools, block).map_or(block, Pool::cidr);
+            self.guard_pool(work, pool).await?;
+            self.answer.push(Assigned { ip, block, pool, gateway });
+        }
+        Ok(())
+    }
+
+    /// Given addresses.
+    async fn these(&mut self, work: &mut Workset<'_, '_>, addresses: &[IpAddr]) -> Result<()> {
+        for ip in addresses {
+            let requested = self.requested_pools(work, Family::of(*ip)).await?;
+            let assigned = self.this(work, *ip, &requested).await?;
+            self.guard_pool(work, assigned.pool).await?;
+            self.answer.push(assigned);
+        }
+        Ok(())
+    }
+
+    /// One given address.
+    async fn this(&mut self, work: &mut Workset<'_, '_>, ip: IpAddr, requested: &[IpNet]) -> Result<Assigned> {
+        let pool = pools::pool_of(&self.around.pools, ip, self.request.usage)?.clone();
+        let mut gateway = None;
+        if let Some(wish) = &self.request.bridge {
+            // A network that names its pools has no other addresses.
+            if !requested.is_empty() && !requested.contains(&pool.cidr()) {
+                return Err(PoolError::AddressOutside.into());
+            }
+            gateway = bridge::prepare(self.ipam, work, &mut self.around, &pool, wish).await?;
+        }
+        let held = self.held.iter().find(|held| held.ip == ip);
+        if let Some(held) = held
+            && self.request.repeated == Repeated::SameAnswer
+        {
+            return Ok(Assigned { ip, block: held.block, pool: pool.cidr(), gateway });
+        }
+        if self.request.bridge.is_some() && self.around.reservations.contains(ip) {
+            return Err(Error::Reserved(ip));
+        }
+        let block = self.specific().assign(work, ip, &pool).await?;
+        Ok(Assigned { ip, block, pool: pool.cidr(), gateway })
+    }
+
+    fn specific(&self) -> Specific<'_> {
+        Specific {
+            request: self.request,
+            around: &self.around,
+            holder: &self.holder,
+            handle: &self.handle,
+            owner: self.around.host.owner(),
+            now: self.ipam.now(),
+        }
+    }
+
+    /// The networks of the pools that the request names for a family; those that it defines are made first.
+    async fn requested_pools(&mut self, work: &mut Workset<'_, '_>, family: Family) -> Result<Vec<IpNet>> {
+        let mut names = Vec::new();
+        for definition in self.request.define.iter().filter(|one| Family::of_net(one.cidr) == family) {
+            names.push(define::prepare(self.ipam, work, &mut self.around, definition).await?);
+        }
+        if names.is_empty() {
+            names = self.request.pools(family).to_vec();
+        }
+        Ok(names
+            .iter()
+            .map(|text| pools::parse_requested(text, &self.around.pools, family))
+            .collect::<Result<_, PoolError>>()?)
+    }
+
+    /// The pools to take any address of a family from, in order.
+    fn select(&self, family: Family, requested: &[IpNet]) -> Result<Vec<Pool>, PoolError> {
+        let query = PoolQuery {
+            family,
+            requested,
+            node: &self.around.host.name,
+            node_labels: &self.around.host.labels,
+            namespace_labels: &self.request.namespace_labels,
+            wanted: self.request.usage,
+            host_reserved: self.request.host_reserved.as_ref(),
+        };
+        Ok(pools::select_pools(&self.around.pools, &query)?.into_iter().cloned().collect())
+    }
+
+    /// Makes the commit fail if the pool is deleted or changed meanwhile.
+    async fn guard_pool(&self, work: &mut Workset<'_, '_>, cidr: IpNet) -> Result<()> {
+        if let Some(pool) = self.around.pools.iter().find(|pool| pool.cidr() == cidr) {
+            work.tx.get(&keys::resource(keys::ResourceKind::IpPool, pool.name())).await?;
+        }
+        Ok(())
+    }
+}
+
+/// What the attachment has already, ascending. Not guarded: what is given back as an answer is true as of the revision
+/// that was read.
+async fn held_by(work: &mut Workset<'_, '_>, attachment: &Attachment, handle: &str) -> Result<Vec<Held>> {
+    let key = keys::handle(handle);
+    let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Vec::new()) };
+    let blocks: Vec<IpNet> = Handle::decode(&key, stored.as_bytes())?.blocks().map(|(cidr, _)| cidr).collect();
+    work.read_ahead(blocks.iter().copied()).await?;
+    let mut held = Vec::new();
+    for cidr in blocks {
+        let Some(block) = work.block(cidr).await? else { continue };
+        let own = block
+            .allocated()
+            .filter(|(_, entry)| entry.has_handle(handle) && attachment.claim(entry) == Claim::Own)
+            .map(|(ip, entry)| Held { ip, block: cidr, is_current: is_current(attachment, entry) });
+        held.extend(own);
+    }
+    Ok(held)
+}
+
+/// True if an allocation was given in this boot of the host, or nobody can tell.
+fn is_current(attachment: &Attachment, entry: &Attribute) -> bool {
+    attachment.boot.is_none() || entry.get(BOOT) == attachment.boot.as_deref()
+}
+
+/// Notes this boot on what was given in an earlier one and is asked for again: a runtime starts a container again after
+/// a reboot, and what is left over from before is told from what is in use by this attribute.
+async fn renew(
+    work: &mut Workset<'_, '_>,
+    attachment: &Attachment,
+    held: &[Held],
+    answer: &[Assigned],
+) -> Result<()> {
+    let answered = |held: &&Held| !held.is_current && answer.iter().any(|assigned| assigned.ip == held.ip);
+    for old in held.iter().filter(answered) {
+        let Some(boot) = &attachment.boot else { continue };
+        work.change(old.block, |block| block.set_attribute(old.ip, BOOT, boot)).await?;
+    }
+    Ok(())
+}

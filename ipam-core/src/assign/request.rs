@@ -1,0 +1,126 @@
+//! What is asked of an assignment, and what comes of it.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::attachment::Attachment;
+use crate::model::{HostReserved, Labels, PoolUse};
+use crate::net::Family;
+
+/// Which addresses are wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Any, so many of each family.
+    Any {
+        /// How many IPv4 addresses.
+        v4: usize,
+        /// How many IPv6 addresses.
+        v6: usize,
+    },
+    /// These, all or none.
+    These(Vec<IpAddr>),
+}
+
+/// What happens when an attachment asks for a given address that it has already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Repeated {
+    /// It gets the same answer again.
+    #[default]
+    SameAnswer,
+    /// It is refused, as Calico does.
+    Refused,
+}
+
+/// The gateway that a bridged network wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Gateway {
+    /// None.
+    None,
+    /// The one on record, or else the first host address.
+    First,
+    /// One address of each family.
+    These(Vec<IpAddr>),
+}
+
+/// A pool that the network's own configuration defines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolDefinition {
+    /// Its name.
+    pub name: String,
+    /// Its network.
+    pub cidr: IpNet,
+    /// What may be handed out of it: first and last addresses, both inclusive. None means all of it.
+    pub ranges: Vec<(IpAddr, IpAddr)>,
+}
+
+/// What is asked of an assignment. It is carried out as a whole, in one commit, or not at all.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct AssignRequest {
+    /// For whom. Its handle and attributes are recorded.
+    pub attachment: Attachment,
+    /// Further attributes to record: `pod`, `namespace`, `timestamp`.
+    pub attributes: BTreeMap<String, String>,
+    /// Which addresses.
+    pub wanted: Wanted,
+    /// What happens when it has them already.
+    pub repeated: Repeated,
+    /// The pools to take IPv4 addresses from, by name or network; none means those that select the node.
+    pub v4_pools: Vec<String>,
+    /// The same for IPv6.
+    pub v6_pools: Vec<String>,
+    /// What the addresses are for.
+    pub usage: PoolUse,
+    /// The labels of the namespace, for pools with a namespace selector.
+    pub namespace_labels: Labels,
+    /// How many blocks the host may have at most, besides what the settings say; 0 for no limit of its own.
+    pub max_blocks: u32,
+    /// What the host keeps for itself in each new block.
+    pub host_reserved: Option<HostReserved>,
+    /// For a bridged network the gateway that it wants; `None` for a routed one.
+    pub bridge: Option<Gateway>,
+    /// Pools to be made first, if they are not there.
+    pub define: Vec<PoolDefinition>,
+}
+
+impl AssignRequest {
+    /// These addresses for this attachment, on a routed network, for a workload.
+    pub fn new(attachment: Attachment, wanted: Wanted) -> Self {
+        Self {
+            attachment,
+            attributes: BTreeMap::new(),
+            wanted,
+            repeated: Repeated::SameAnswer,
+            v4_pools: Vec::new(),
+            v6_pools: Vec::new(),
+            usage: PoolUse::Workload,
+            namespace_labels: Labels::new(),
+            max_blocks: 0,
+            host_reserved: None,
+            bridge: None,
+            define: Vec::new(),
+        }
+    }
+
+    pub(super) fn pools(&self, family: Family) -> &[String] {
+        match family {
+            Family::V4 => &self.v4_pools,
+            Family::V6 => &self.v6_pools,
+        }
+    }
+}
+
+/// One address of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assigned {
+    /// The address.
+    pub ip: IpAddr,
+    /// Its block.
+    pub block: IpNet,
+    /// Its pool's network.
+    pub pool: IpNet,
+    /// The gateway of its pool, for a bridged network that wants one.
+    pub gateway: Option<IpAddr>,
+}

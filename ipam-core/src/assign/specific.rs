@@ -1,0 +1,51 @@
+//! Given addresses, all or none.
+//!
+//! Guards: the blocks that change, and the affinity of a block that is new. As in Calico, node selectors and the limit of
+//! blocks are not looked at, and a reserved address is given to who asks for it on a routed network; on a bridged one it
+//! is somebody's gateway or outside the configured range, and is refused.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use time::OffsetDateTime;
+
+use super::request::AssignRequest;
+use crate::error::{Error, Result};
+use crate::model::{Attribute, Block, NotOwner, Owner, Pool};
+use crate::pools::{self, PoolError};
+use crate::surroundings::Surroundings;
+use crate::workset::Workset;
+
+/// What the addresses of one request have in common.
+#[derive(Debug)]
+pub(super) struct Specific<'a> {
+    pub(super) request: &'a AssignRequest,
+    pub(super) around: &'a Surroundings,
+    pub(super) holder: &'a Attribute,
+    pub(super) handle: &'a str,
+    pub(super) owner: Owner,
+    pub(super) now: OffsetDateTime,
+}
+
+impl Specific<'_> {
+    /// Assigns an address of a pool, and returns its block.
+    pub(super) async fn assign(&self, work: &mut Workset<'_, '_>, ip: IpAddr, pool: &Pool) -> Result<IpNet> {
+        let cidr = pools::block_of(pool, ip).ok_or(PoolError::AddressOutside)?;
+        if work.block(cidr).await?.is_none() {
+            let block = Block::new(cidr, Some(&self.owner), self.now, self.request.host_reserved.as_ref());
+            work.create(block.map_err(|error| Error::Invalid(error.to_string()))?).await?;
+            work.confirm_affinity(&self.owner, cidr).await?;
+        }
+        if self.around.config.strict_affinity() {
+            let verdict = work.block(cidr).await?.map_or(Ok(()), |block| block.require_owner(&self.owner));
+            verdict.map_err(|error| match error {
+                NotOwner::Nobody(block) => Error::BlockWithoutAffinity(block),
+                _ => Error::BlockOfAnotherHost,
+            })?;
+        }
+        let assigned = work.change(cidr, |block| block.assign_specific(ip, self.holder)).await?;
+        assigned.unwrap_or(Ok(())).map_err(|error| Error::AlreadyAssigned(error.0))?;
+        work.touch_handle(self.handle, cidr);
+        Ok(cidr)
+    }
+}

@@ -1,0 +1,218 @@
+//! Why the allocator did not do what it was asked to.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::model::Malformed;
+use crate::net::Family;
+use crate::pools::PoolError;
+
+/// A result of the allocator.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of the allocator. Where Calico has the same error, the text is Calico's.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The store.
+    Store(kv::Error),
+    /// A stored document that has to be read is damaged.
+    Malformed(Malformed),
+    /// No pool can serve the request.
+    Pool(PoolError),
+    /// The node is not registered, and others are.
+    UnknownNode(String),
+    /// A wanted address is in use, or cooling down.
+    AlreadyAssigned(IpAddr),
+    /// A wanted address of a bridged network is reserved.
+    Reserved(IpAddr),
+    /// A wanted address lies in another host's block, and affinity is strict.
+    BlockOfAnotherHost,
+    /// A wanted address lies in a block without owner, and affinity is strict.
+    BlockWithoutAffinity(IpNet),
+    /// The host has as many blocks as it may have, and nothing is free in them or elsewhere.
+    BlockLimit,
+    /// New blocks must not be claimed, and nothing is free.
+    NoNewBlocks,
+    /// Fewer addresses are free than were asked for.
+    Exhausted {
+        /// The family that ran short.
+        family: Family,
+        /// How many could have been assigned.
+        assigned: usize,
+        /// How many were asked for.
+        requested: usize,
+        /// What stood in the way, pool by pool.
+        messages: Vec<String>,
+    },
+    /// A bridged network needs exactly one pool of each family.
+    Bridge(BridgeError),
+    /// An address is not assigned.
+    NotAssigned(IpAddr),
+    /// An address is not held by the handle, or not with the sequence number, that a release names.
+    ReleaseConflict(String),
+    /// A pool, reservation or other resource is there already.
+    Exists(String),
+    /// A pool, reservation or other resource is not there.
+    NotFound(String),
+    /// A pool cannot be made like this.
+    Invalid(String),
+    /// A pool still has addresses in use.
+    PoolInUse {
+        /// The pool's name.
+        pool: String,
+        /// How many of its addresses are in use.
+        addresses: usize,
+    },
+}
+
+/// Why a bridged network cannot be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BridgeError {
+    /// More than one pool could serve a family.
+    SeveralPools {
+        /// The family.
+        family: Family,
+        /// The pools, by name.
+        candidates: Vec<String>,
+    },
+    /// A pool of one address has no room for a network.
+    PoolTooSmall {
+        /// The pool's name.
+        pool: String,
+        /// Its network.
+        cidr: IpNet,
+    },
+    /// The configured gateway lies outside the pool or is its network or broadcast address.
+    BadGateway {
+        /// The configured address.
+        gateway: IpAddr,
+        /// The pool's network.
+        cidr: IpNet,
+    },
+    /// The network is in use with another gateway already.
+    OtherGateway {
+        /// The configured address.
+        wanted: IpAddr,
+        /// The one on record.
+        recorded: IpAddr,
+        /// The reservation that records it.
+        reservation: String,
+    },
+    /// The gateway's address is held by a container.
+    GatewayInUse {
+        /// The address.
+        gateway: IpAddr,
+        /// Who holds it.
+        handle: String,
+    },
+    /// What host-local's keys describe does not fit the pools that are there.
+    BadRanges(String),
+}
+
+impl fmt::Display for BridgeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SeveralPools { family, candidates } => write!(
+                f,
+                "a bridged network needs exactly one {family} pool, and {} could serve it: {}; name one of them in {}",
+                candidates.len(),
+                candidates.join(", "),
+                if *family == Family::V4 { "ipv4_pools" } else { "ipv6_pools" },
+            ),
+            Self::PoolTooSmall { pool, cidr } => write!(
+                f,
+                "pool {pool} ({cidr}) has a single address, which leaves no room for a gateway; use a larger pool"
+            ),
+            Self::BadGateway { gateway, cidr } => write!(
+                f,
+                "gateway {gateway} is not a host address of {cidr}; name another one, or \"first\""
+            ),
+            Self::OtherGateway { wanted, recorded, reservation } => write!(
+                f,
+                "gateway {wanted} was asked for, but the network uses {recorded} (recorded in reservation {reservation}); \
+                 use that one, or delete the reservation when no container is left"
+            ),
+            Self::GatewayInUse { gateway, handle } => write!(
+                f,
+                "gateway {gateway} is in use as the address of {handle}; release that address, or name another gateway"
+            ),
+            Self::BadRanges(what) => f.write_str(what),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Store(error) => error.fmt(f),
+            Self::Malformed(error) => error.fmt(f),
+            Self::Pool(error) => error.fmt(f),
+            Self::UnknownNode(name) => write!(f, "resource does not exist: Node({name}) with error: <nil>"),
+            Self::AlreadyAssigned(ip) => {
+                write!(f, "resource already exists: {ip} with error: Address already assigned in block")
+            }
+            Self::Reserved(ip) => {
+                write!(f, "address {ip} is reserved, so that no container of a bridged network can have it")
+            }
+            Self::BlockOfAnotherHost => f.write_str("Block host affinity does not match"),
+            Self::BlockWithoutAffinity(block) => {
+                write!(f, "Attempt to assign from block {block} with no affinity")
+            }
+            Self::BlockLimit => f.write_str("cannot allocate new block due to per host block limit"),
+            Self::NoNewBlocks => f.write_str("failed to find or claim a block"),
+            Self::Exhausted { family, assigned, requested, messages } => {
+                write!(
+                    f,
+                    "failed to request {family} addresses: Assigned {assigned} out of {requested} requested {family} addresses"
+                )?;
+                messages.iter().try_for_each(|message| write!(f, "; {message}"))
+            }
+            Self::Bridge(error) => error.fmt(f),
+            Self::NotAssigned(ip) => write!(f, "{ip} is not assigned"),
+            Self::ReleaseConflict(what) => write!(f, "update conflict: {what}"),
+            Self::Exists(what) => write!(f, "{what} exists already"),
+            Self::NotFound(what) => write!(f, "{what} does not exist"),
+            Self::Invalid(what) => f.write_str(what),
+            Self::PoolInUse { pool, addresses } => {
+                write!(f, "pool {pool} still has {addresses} addresses in use")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Store(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<kv::Error> for Error {
+    fn from(error: kv::Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<Malformed> for Error {
+    fn from(error: Malformed) -> Self {
+        Self::Malformed(error)
+    }
+}
+
+impl From<PoolError> for Error {
+    fn from(error: PoolError) -> Self {
+        Self::Pool(error)
+    }
+}
+
+impl From<BridgeError> for Error {
+    fn from(error: BridgeError) -> Self {
+        Self::Bridge(error)
+    }
+}

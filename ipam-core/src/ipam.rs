@@ -1,0 +1,162 @@
+//! The allocator: a store, a clock, and one method for each verb.
+
+use std::sync::Arc;
+
+use kv::{Committed, Deadline, Key, Range, Store, TransactOptions, Transaction, transact};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::error::{Error, Result};
+use crate::model::keys::{self, ResourceKind};
+use crate::model::{Document, Labels, Node, Owner};
+
+/// Where the time comes from, so that tests can say what it is.
+pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
+
+/// Where the unique ids of new resources come from: random UUIDs, as text.
+pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// Where an embedded store keeps the name of its one node.
+const PINNED_NODE: &str = "/margay/v1/node";
+
+/// Which nodes may have addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nodes {
+    /// Those that are registered, as in a cluster.
+    Registered,
+    /// While none is registered, the one that asked first, under the name that it then had: on a store of a single
+    /// machine nobody registers it, and a host that is renamed stays the same. It has no labels and no limit of blocks.
+    /// Once a node is registered, as above.
+    FirstSeen,
+}
+
+/// The allocator on a store. Cheap to clone.
+#[derive(Clone)]
+pub struct Ipam {
+    store: Arc<dyn Store>,
+    nodes: Nodes,
+    clock: Clock,
+    uids: Uids,
+}
+
+impl std::fmt::Debug for Ipam {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ipam").field("store", &self.store).field("nodes", &self.nodes).finish_non_exhaustive()
+    }
+}
+
+impl Ipam {
+    /// The allocator on this store, by the system's clock.
+    pub fn new(store: Arc<dyn Store>, nodes: Nodes) -> Self {
+        Self { store, nodes, clock: Arc::new(OffsetDateTime::now_utc), uids: Arc::new(|| Uuid::new_v4().to_string()) }
+    }
+
+    /// With another clock.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// With another source of unique ids.
+    #[must_use]
+    pub fn with_uids(mut self, uids: Uids) -> Self {
+        self.uids = uids;
+        self
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// The time.
+    pub(crate) fn now(&self) -> OffsetDateTime {
+        (self.clock)()
+    }
+
+    /// A unique id for a new resource.
+    pub(crate) fn uid(&self) -> String {
+        (self.uids)()
+    }
+
+    /// Runs a verb's body as one transaction.
+    pub(crate) async fn transact<T>(
+        &self,
+        deadline: Deadline,
+        body: impl AsyncFnMut(&mut Transaction<'_>) -> Result<T>,
+    ) -> Result<Committed<T>> {
+        transact(&*self.store, &TransactOptions::new(deadline), body).await
+    }
+
+    /// What is known about the node of a request. [`Self::host_keys`] are to be read before.
+    pub(crate) async fn host(&self, tx: &mut Transaction<'_>, name: &str) -> Result<Host> {
+        let key = keys::resource(ResourceKind::Node, name);
+        if let Some(value) = tx.snapshot_get(&key).await? {
+            let node = Node::decode(&key, value.as_bytes())?;
+            return Ok(Host { name: name.to_owned(), labels: node.labels().clone(), limited: true, pin: Pin::None });
+        }
+        let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
+        if self.nodes == Nodes::Registered || !tx.snapshot_is_empty(&registered).await? {
+            return Err(Error::UnknownNode(name.to_owned()));
+        }
+        let pinned = tx.get(&PINNED_NODE.into()).await?;
+        let pinned = pinned.and_then(|value| String::from_utf8(value.as_bytes().to_vec()).ok());
+        let pin = if pinned.is_some() { Pin::None } else { Pin::Write };
+        Ok(Host { name: pinned.unwrap_or_else(|| name.to_owned()), labels: Labels::default(), limited: false, pin })
+    }
+
+    /// The keys that [`Self::host`] reads, to be read along with others.
+    pub(crate) fn host_keys(&self, name: &str) -> Vec<Key> {
+        let node = keys::resource(ResourceKind::Node, name);
+        match self.nodes {
+            Nodes::Registered => vec![node],
+            Nodes::FirstSeen => vec![node, PINNED_NODE.into()],
+        }
+    }
+
+    /// The name under which a store knows the node that calls itself `name`: another one only where the store has
+    /// pinned it and no node is registered.
+    pub(crate) async fn known_name(&self, tx: &mut Transaction<'_>, name: &str) -> Result<String> {
+        match self.host(tx, name).await {
+            Ok(host) => Ok(host.name),
+            // A node that was removed from the cluster still has addresses to give back.
+            Err(Error::UnknownNode(_)) => Ok(name.to_owned()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Whether the node's name is to be pinned with the commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pin {
+    None,
+    Write,
+}
+
+/// The node of a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Host {
+    /// The name under which the store knows it.
+    pub(crate) name: String,
+    /// Its labels.
+    pub(crate) labels: Labels,
+    /// Whether the limit of blocks per host holds for it.
+    pub(crate) limited: bool,
+    pin: Pin,
+}
+
+impl Host {
+    /// The node as the owner of blocks.
+    pub(crate) fn owner(&self) -> Owner {
+        Owner::Host(self.name.clone())
+    }
+
+    /// Pins the name, if that is due.
+    pub(crate) fn pin(&self, tx: &mut Transaction<'_>) -> Result<()> {
+        if self.pin == Pin::Write {
+            tx.put(&PINNED_NODE.into(), self.name.clone())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! What a block knows about an address that it has given out.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use time::OffsetDateTime;
+
+use super::codec::Field;
+use super::workload::same_handle;
+use crate::timestamps::Stamp;
+
+static NO_ATTRIBUTES: BTreeMap<String, String> = BTreeMap::new();
+
+/// The entry that one or more addresses of a block share: who holds them, or since when they rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attribute {
+    #[serde(default, skip_serializing_if = "Field::is_absent")]
+    handle_id: Field<String>,
+    #[serde(default, skip_serializing_if = "Field::is_absent")]
+    secondary: Field<BTreeMap<String, String>>,
+    #[serde(default, rename = "alternateOwnerAttrs", skip_serializing_if = "Field::is_absent")]
+    alternate: Field<BTreeMap<String, String>>,
+    #[serde(default, rename = "releasedAt", skip_serializing_if = "Field::is_absent")]
+    released_at: Field<Stamp>,
+    #[serde(flatten)]
+    extra: Map<String, Value>,
+}
+
+impl Attribute {
+    /// An entry for a new holder. What is empty is left out, as Calico does.
+    pub fn new(handle: Option<&str>, attributes: BTreeMap<String, String>) -> Self {
+        Self {
+            handle_id: handle.map_or(Field::Absent, |handle| Field::Is(handle.to_owned())),
+            secondary: if attributes.is_empty() { Field::Absent } else { Field::Is(attributes) },
+            ..Self::default()
+        }
+    }
+
+    /// The entry of addresses that were released now and rest until the cooldown is over.
+    pub(super) fn released(now: OffsetDateTime) -> Self {
+        Self { released_at: Field::Is(Stamp::new(now)), ..Self::default() }
+    }
+
+    /// The handle, as stored. It may carry a carriage return and more, left there by an old migration:
+    /// [`Self::has_handle`] compares rightly.
+    pub fn handle_id(&self) -> Option<&str> {
+        self.handle_id.get().map(String::as_str)
+    }
+
+    /// The handle without what an old migration left behind it: the part before the first carriage return.
+    pub fn handle(&self) -> Option<&str> {
+        self.handle_id().map(|id| id.split('\r').next().unwrap_or(id))
+    }
+
+    /// True if an address with this entry is held under this handle.
+    pub fn has_handle(&self, handle: &str) -> bool {
+        self.released_at().is_none() && self.handle_id().is_some_and(|id| same_handle(id, handle))
+    }
+
+    /// The attributes of the holder: `node`, `pod`, `namespace`, `timestamp` and others.
+    pub fn attributes(&self) -> &BTreeMap<String, String> {
+        self.secondary.get().unwrap_or(&NO_ATTRIBUTES)
+    }
+
+    /// One attribute of the holder.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.attributes().get(name).map(String::as_str)
+    }
+
+    /// Sets one attribute of the holder.
+    pub(super) fn set(&mut self, name: &str, value: &str) {
+        self.secondary.or_default().insert(name.to_owned(), value.to_owned());
+    }
+
+    /// The attributes of the other holder of an address that moves between two.
+    pub fn alternate_attributes(&self) -> &BTreeMap<String, String> {
+        self.alternate.get().unwrap_or(&NO_ATTRIBUTES)
+    }
+
+    /// When the addresses were released, if they rest.
+    pub fn released_at(&self) -> Option<OffsetDateTime> {
+        self.released_at.get().map(Stamp::at)
+    }
+
+    /// Moves the time of the release, for one that cannot be true.
+    pub(super) fn set_released_at(&mut self, at: OffsetDateTime) {
+        self.released_at = Field::Is(Stamp::new(at));
+    }
+
+    /// True if a new address of `other`'s holder can share this entry: the same handle and attributes, and nothing
+    /// beside them.
+    pub(super) fn can_serve(&self, other: &Self) -> bool {
+        self.handle_id() == other.handle_id()
+            && self.attributes() == other.attributes()
+            && self.alternate_attributes() == other.alternate_attributes()
+            && self.released_at() == other.released_at()
+            && self.extra == other.extra
+    }
+}

@@ -1,0 +1,434 @@
+//! A block: a small network whose addresses are given out one by one, and who holds them.
+
+mod parts;
+mod release;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use serde_json::Map;
+use time::{Duration, OffsetDateTime};
+
+use super::attribute::Attribute;
+use super::codec::{Field, net_text};
+use super::owner::Owner;
+use crate::net::{Count, Family};
+use crate::reservations::Reservations;
+use crate::timestamps::{Stamp, age, unix_nanos};
+
+pub use release::{ReleaseConflict, ReleaseConflictKind, ReleaseRequest, Released};
+
+/// The handle of the addresses that a Windows host keeps for itself in each of its blocks. They do not make a block
+/// used. Compared without regard to case.
+pub const WINDOWS_RESERVED_HANDLE: &str = "windows-reserved-ipam-handle";
+
+/// How many addresses a block may have at most: far more than the 4096 that a pool can ask for.
+pub const MAX_BLOCK_ADDRESSES: usize = 1 << 16;
+
+/// What is stored under a block's key.
+///
+/// Addresses are named by their ordinal: how many places after the first one of the block they are. An ordinal is
+/// either allocated, pointing at its [`Attribute`], or in the list of free ones, which is a queue: the head is given
+/// out, what is released goes to the end.
+///
+/// **Invariant** of every value of this type: there are as many allocations as addresses, each points at an attribute
+/// that exists, and the list of free ordinals holds each ordinal that is not allocated exactly once.
+///
+/// Operations change the value only. Call [`Self::bump`] exactly once before it is written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Block {
+    #[serde(with = "net_text")]
+    cidr: IpNet,
+    #[serde(default, skip_serializing_if = "Field::is_absent")]
+    affinity: Field<String>,
+    #[serde(default, skip_serializing_if = "Field::is_absent")]
+    affinity_claim_time: Field<Stamp>,
+    allocations: Vec<Option<usize>>,
+    unallocated: Vec<usize>,
+    #[serde(default, skip_serializing_if = "Field::is_absent")]
+    attributes: Field<Vec<Attribute>>,
+    #[serde(default, rename = "sequenceNumber", skip_serializing_if = "Field::is_absent")]
+    sequence_number: Field<u64>,
+    #[serde(default, rename = "sequenceNumberForAllocation", skip_serializing_if = "Field::is_absent")]
+    sequence_numbers: Field<BTreeMap<String, u64>>,
+    #[serde(default, skip_serializing_if = "Field::is_absent")]
+    deleted: Field<bool>,
+    #[serde(flatten)]
+    extra: Map<String, serde_json::Value>,
+}
+
+/// Addresses at both ends of each new block that a host keeps for itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostReserved {
+    /// How many at the start.
+    pub start: usize,
+    /// How many at the end.
+    pub end: usize,
+    /// The handle they are held under, usually [`WINDOWS_RESERVED_HANDLE`].
+    pub handle: String,
+    /// The attributes they are held with.
+    pub attributes: BTreeMap<String, String>,
+}
+
+/// What a block says about an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddressState<'a> {
+    /// It is not of this block.
+    Outside,
+    /// Nobody holds it. (It can still be reserved.)
+    Free,
+    /// It was released then, and rests.
+    CoolingDown(OffsetDateTime),
+    /// It is held.
+    Assigned(&'a Attribute),
+}
+
+/// What the cooldown step did to a block in memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Cooldown {
+    /// The addresses whose rest is over, now free.
+    pub freed: Vec<IpAddr>,
+    /// How many releases were dated so far ahead that they were moved to now. Write the block even if nothing else
+    /// changed, or they are moved again and again and the addresses rest for ever.
+    pub moved: usize,
+}
+
+/// A network that cannot be a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnusableBlock {
+    /// It has more than [`MAX_BLOCK_ADDRESSES`].
+    TooLarge(IpNet),
+    /// It has no address beside those that the host keeps for itself.
+    NothingLeft(IpNet),
+}
+
+impl fmt::Display for UnusableBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLarge(cidr) => {
+                write!(
+                    f,
+                    "block {cidr} has more than {MAX_BLOCK_ADDRESSES} addresses: give its pool a longer block size"
+                )
+            }
+            Self::NothingLeft(cidr) => write!(f, "block {cidr} is too small for what its host keeps for itself"),
+        }
+    }
+}
+
+impl std::error::Error for UnusableBlock {}
+
+/// The address is held already, or rests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AlreadyAssigned(pub IpAddr);
+
+impl fmt::Display for AlreadyAssigned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "resource already exists: {} with error: Address already assigned in block", self.0)
+    }
+}
+
+impl std::error::Error for AlreadyAssigned {}
+
+/// With strict affinity, the block is not the asker's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotOwner {
+    /// Somebody else owns it.
+    Other,
+    /// Nobody owns it.
+    Nobody(IpNet),
+}
+
+impl fmt::Display for NotOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Other => f.write_str("Block host affinity does not match"),
+            Self::Nobody(cidr) => write!(f, "Attempt to assign from block {cidr} with no affinity"),
+        }
+    }
+}
+
+impl std::error::Error for NotOwner {}
+
+/// The number of addresses of a block, where a block can have so many.
+fn capacity_of(cidr: IpNet) -> Option<usize> {
+    let count = usize::try_from(Count::of_net(cidr).to_u128()?).ok()?;
+    (count <= MAX_BLOCK_ADDRESSES).then_some(count)
+}
+
+impl Block {
+    /// A new block with all addresses free, but for those that the host keeps for itself. Its sequence numbers start at
+    /// the time in nanoseconds, so that a block that is deleted and made again never repeats one.
+    ///
+    /// # Errors
+    /// [`UnusableBlock`] if the network is too large, or too small for what the host keeps.
+    pub fn new(
+        cidr: IpNet,
+        owner: Option<&Owner>,
+        now: OffsetDateTime,
+        reserved: Option<&HostReserved>,
+    ) -> Result<Self, UnusableBlock> {
+        let cidr = cidr.trunc();
+        let size = capacity_of(cidr).ok_or(UnusableBlock::TooLarge(cidr))?;
+        let mut block = Self {
+            cidr,
+            affinity: Field::Null,
+            affinity_claim_time: Field::Absent,
+            allocations: vec![None; size],
+            unallocated: (0..size).collect(),
+            attributes: Field::Null,
+            sequence_number: Field::Is(unix_nanos(now)),
+            sequence_numbers: Field::Is(BTreeMap::new()),
+            deleted: Field::Is(false),
+            extra: Map::new(),
+        };
+        if let Some(reserved) = reserved {
+            block.keep_for_host(reserved)?;
+        }
+        if let Some(owner) = owner {
+            block.set_owner(owner, now);
+        }
+        Ok(block)
+    }
+
+    fn keep_for_host(&mut self, reserved: &HostReserved) -> Result<(), UnusableBlock> {
+        let size = self.allocations.len();
+        let end = size.checked_sub(reserved.end).filter(|end| *end > reserved.start);
+        let end = end.ok_or(UnusableBlock::NothingLeft(self.cidr))?;
+        self.unallocated = (reserved.start..end).collect();
+        if self.unallocated.len() == size {
+            return Ok(());
+        }
+        let attribute = Attribute::new(Some(&reserved.handle), reserved.attributes.clone());
+        let index = self.push_attribute(attribute);
+        for (ordinal, slot) in self.allocations.iter_mut().enumerate() {
+            if ordinal < reserved.start || ordinal >= end {
+                *slot = Some(index);
+            }
+        }
+        Ok(())
+    }
+
+    /// The network.
+    pub fn cidr(&self) -> IpNet {
+        self.cidr
+    }
+
+    /// The family of its addresses.
+    pub fn family(&self) -> Family {
+        Family::of_net(self.cidr)
+    }
+
+    /// How many addresses it has.
+    pub fn capacity(&self) -> usize {
+        self.allocations.len()
+    }
+
+    /// Who owns it.
+    pub fn owner(&self) -> Option<Owner> {
+        self.affinity.get().map(|text| Owner::from(text.as_str()))
+    }
+
+    /// True if it is this owner's.
+    pub fn is_owned_by(&self, owner: &Owner) -> bool {
+        self.owner().as_ref() == Some(owner)
+    }
+
+    /// With strict affinity: that this owner may take addresses from the block.
+    ///
+    /// # Errors
+    /// [`NotOwner`] if it is somebody else's or nobody's.
+    pub fn require_owner(&self, owner: &Owner) -> Result<(), NotOwner> {
+        match self.owner() {
+            Some(other) if other == *owner => Ok(()),
+            Some(_) => Err(NotOwner::Other),
+            None => Err(NotOwner::Nobody(self.cidr)),
+        }
+    }
+
+    /// Gives the block to an owner, as of now.
+    pub fn set_owner(&mut self, owner: &Owner, now: OffsetDateTime) {
+        self.affinity = Field::Is(owner.to_string());
+        self.affinity_claim_time = Field::Is(Stamp::new(now));
+    }
+
+    /// Takes the block from its owner. Who holds addresses of it keeps them.
+    pub fn clear_owner(&mut self) {
+        self.affinity = Field::Null;
+        self.affinity_claim_time = Field::Absent;
+    }
+
+    /// How long ago the block was claimed; a time in the future counts as now. `None` if that was not recorded: it was
+    /// very long ago.
+    pub fn claim_age(&self, now: OffsetDateTime) -> Option<Duration> {
+        self.affinity_claim_time.get().map(|stamp| age(now, stamp.at()))
+    }
+
+    /// The number that changes with each write of the block.
+    pub fn sequence_number(&self) -> u64 {
+        self.sequence_number.or_zero()
+    }
+
+    /// The block's sequence number when the address was last given out or released. 0 if that is not recorded.
+    pub fn sequence_number_of(&self, ip: IpAddr) -> u64 {
+        self.ordinal(ip).map_or(0, |ordinal| self.sequence_of(ordinal))
+    }
+
+    /// Counts one write of the block, and brings it to the current form. Call it once before each write of a changed
+    /// block, after all changes. After 2^64 - 1 comes 0.
+    pub fn bump(&mut self) {
+        self.sequence_number = Field::Is(self.sequence_number().wrapping_add(1));
+        self.sequence_numbers.or_default();
+        self.deleted = Field::Is(self.deleted.or_zero());
+        if self.affinity.is_absent() {
+            self.affinity = Field::Null;
+        }
+        if self.attributes.is_absent() {
+            self.attributes = Field::Null;
+        }
+    }
+
+    /// Frees the addresses whose rest is over; the first thing to do with a block that was read.
+    ///
+    /// An address rests for more than `cooldown_seconds` after its release, by the clock of `now`. With 0 or less no
+    /// address rests. Clocks differ: a release that is dated ahead counts as just now. Up to one cooldown ahead it is
+    /// left alone, so the address rests for two cooldowns at most. One that is further ahead is moved to now, so that it
+    /// ends too: either its writer's clock is wrong or ours is, and if it is ours, the address rests too short for once,
+    /// which harms less than an address that rests for ever.
+    pub fn apply_cooldown(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> Cooldown {
+        let rest = Duration::seconds(cooldown_seconds.max(0));
+        let mut done = Cooldown::default();
+        let mut over = vec![false; self.attributes().len()];
+        for (attribute, over) in self.attributes.get_mut().into_iter().flatten().zip(&mut over) {
+            let Some(released_at) = attribute.released_at() else { continue };
+            if rest.is_zero() || age(now, released_at) > rest {
+                *over = true;
+            } else if released_at - now > rest {
+                attribute.set_released_at(now);
+                done.moved += 1;
+            }
+        }
+        if over.contains(&true) {
+            for ordinal in self.ordinals_where(|index| over.get(index).copied().unwrap_or_default()) {
+                self.set_free(ordinal);
+                done.freed.extend(self.address(ordinal));
+            }
+            self.compact();
+        }
+        done
+    }
+
+    /// How many addresses could be given out now: free ones that are not reserved.
+    pub fn free_count(&self, reservations: &Reservations) -> usize {
+        self.free_addresses().filter(|ip| !reservations.contains(*ip)).count()
+    }
+
+    /// True if nobody holds an address of the block, but for those that a Windows host keeps for itself. An address
+    /// that rests makes the block not empty.
+    pub fn is_empty(&self) -> bool {
+        let mut entries = self.allocations.iter().flatten().filter_map(|index| self.attributes().get(*index));
+        entries.all(|entry| entry.handle_id().is_some_and(|id| id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE)))
+    }
+
+    /// Gives out up to `wanted` addresses, those that have been free for longest first. Reserved ones are passed over
+    /// and keep their place in the queue. Returns what was given out, possibly nothing.
+    pub fn assign_auto(&mut self, wanted: usize, holder: &Attribute, reservations: &Reservations) -> Vec<IpAddr> {
+        let (mut taken, mut addresses) = (Vec::new(), Vec::new());
+        for &ordinal in &self.unallocated {
+            if taken.len() == wanted {
+                break;
+            }
+            if let Some(ip) = self.address(ordinal).filter(|ip| !reservations.contains(*ip)) {
+                taken.push(ordinal);
+                addresses.push(ip);
+            }
+        }
+        self.set_taken(&taken, holder);
+        addresses
+    }
+
+    /// Gives out this address. Reservations are not looked at, as in Calico.
+    ///
+    /// # Errors
+    /// [`AlreadyAssigned`] if it is held, rests, or is not of this block.
+    pub fn assign_specific(&mut self, ip: IpAddr, holder: &Attribute) -> Result<(), AlreadyAssigned> {
+        match self.ordinal(ip) {
+            Some(ordinal) if self.allocations.get(ordinal) == Some(&None) => {
+                self.set_taken(&[ordinal], holder);
+                Ok(())
+            }
+            _ => Err(AlreadyAssigned(ip)),
+        }
+    }
+
+    fn set_taken(&mut self, taken: &[usize], holder: &Attribute) {
+        if taken.is_empty() {
+            return;
+        }
+        let same = self.attributes().iter().position(|entry| entry.can_serve(holder));
+        let index = same.unwrap_or_else(|| self.push_attribute(holder.clone()));
+        for &ordinal in taken {
+            if let Some(slot) = self.allocations.get_mut(ordinal) {
+                *slot = Some(index);
+            }
+            self.set_sequence(ordinal);
+        }
+        self.unallocated.retain(|ordinal| self.allocations.get(*ordinal) == Some(&None));
+    }
+
+    /// Sets one attribute of the holder of an address. Other addresses keep theirs, also where they shared the entry; an
+    /// address that nobody holds stays as it is.
+    pub fn set_attribute(&mut self, ip: IpAddr, name: &str, value: &str) {
+        let Some(mut entry) = self.attributes_of(ip).cloned() else { return };
+        entry.set(name, value);
+        let index = self.push_attribute(entry);
+        if let Some(slot) = self.ordinal(ip).and_then(|ordinal| self.allocations.get_mut(ordinal)) {
+            *slot = Some(index);
+        }
+        self.compact();
+    }
+
+    /// What the block says about an address.
+    pub fn lookup(&self, ip: IpAddr) -> AddressState<'_> {
+        let Some(slot) = self.ordinal(ip).and_then(|ordinal| self.allocations.get(ordinal)) else {
+            return AddressState::Outside;
+        };
+        match slot.and_then(|index| self.attributes().get(index)) {
+            None => AddressState::Free,
+            Some(entry) => entry.released_at().map_or(AddressState::Assigned(entry), AddressState::CoolingDown),
+        }
+    }
+
+    /// What is known about the holder of an address; `None` if nobody holds it.
+    pub fn attributes_of(&self, ip: IpAddr) -> Option<&Attribute> {
+        match self.lookup(ip) {
+            AddressState::Assigned(attribute) => Some(attribute),
+            _ => None,
+        }
+    }
+
+    /// The addresses that are not free, in ascending order, each with its entry: held ones and those that rest.
+    pub fn allocated(&self) -> impl Iterator<Item = (IpAddr, &Attribute)> {
+        self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {
+            let attribute = self.attributes().get((*slot)?)?;
+            Some((self.address(ordinal)?, attribute))
+        })
+    }
+
+    /// The free addresses in the order in which they will be given out, reserved ones among them.
+    pub fn free_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.unallocated.iter().filter_map(|ordinal| self.address(*ordinal))
+    }
+
+    /// The addresses held under a handle, in ascending order.
+    pub fn ips_by_handle(&self, handle: &str) -> Vec<IpAddr> {
+        self.allocated().filter(|(_, entry)| entry.has_handle(handle)).map(|(ip, _)| ip).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! What the operations on a block are made of: ordinals, entries, sequence numbers, and the check after reading.
+
+use std::net::IpAddr;
+
+use kv::{Key, Value};
+
+use super::{Attribute, Block, Field, capacity_of};
+use crate::model::codec::{Document, Malformed, from_json, to_json};
+use crate::model::keys;
+use crate::net::{nth, number};
+
+impl Block {
+    /// The ordinal of an address; `None` if it is not of this block.
+    pub(super) fn ordinal(&self, ip: IpAddr) -> Option<usize> {
+        if !self.cidr.contains(&ip) {
+            return None;
+        }
+        usize::try_from(number(ip).checked_sub(number(self.cidr.network()))?).ok()
+    }
+
+    /// The address of an ordinal; `None` if it lies outside.
+    pub(super) fn address(&self, ordinal: usize) -> Option<IpAddr> {
+        nth(self.cidr, ordinal as u128)
+    }
+
+    /// The entries that allocations point at.
+    pub(super) fn attributes(&self) -> &[Attribute] {
+        self.attributes.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Adds an entry and returns its index.
+    pub(super) fn push_attribute(&mut self, attribute: Attribute) -> usize {
+        let attributes = self.attributes.or_default();
+        attributes.push(attribute);
+        attributes.len() - 1
+    }
+
+    /// The allocated ordinals, ascending, whose entry's index passes the test.
+    pub(super) fn ordinals_where(&self, test: impl Fn(usize) -> bool) -> Vec<usize> {
+        let allocated = self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| Some((ordinal, (*slot)?)));
+        allocated.filter(|(_, index)| test(*index)).map(|(ordinal, _)| ordinal).collect()
+    }
+
+    /// Frees an allocated ordinal: to the end of the queue, its sequence number forgotten.
+    pub(super) fn set_free(&mut self, ordinal: usize) {
+        if let Some(slot) = self.allocations.get_mut(ordinal)
+            && slot.take().is_some()
+        {
+            self.unallocated.push(ordinal);
+            if let Some(numbers) = self.sequence_numbers.get_mut() {
+                numbers.remove(&ordinal.to_string());
+            }
+        }
+    }
+
+    pub(super) fn sequence_of(&self, ordinal: usize) -> u64 {
+        let numbers = self.sequence_numbers.get();
+        numbers.and_then(|numbers| numbers.get(&ordinal.to_string())).copied().unwrap_or(0)
+    }
+
+    /// Records the block's sequence number, as it is before this write counts it up, for an ordinal.
+    pub(super) fn set_sequence(&mut self, ordinal: usize) {
+        let number = self.sequence_number();
+        self.sequence_numbers.or_default().insert(ordinal.to_string(), number);
+    }
+
+    /// Drops the entries that no allocation points at and renumbers the others, their order kept.
+    pub(super) fn compact(&mut self) {
+        let Field::Is(attributes) = &mut self.attributes else { return };
+        let mut used = vec![false; attributes.len()];
+        for index in self.allocations.iter().flatten() {
+            if let Some(used) = used.get_mut(*index) {
+                *used = true;
+            }
+        }
+        // Where each entry moves to: the number of used ones before it.
+        let mut next = 0;
+        let moved: Vec<usize> = used
+            .iter()
+            .map(|used| {
+                let place = next;
+                next += usize::from(*used);
+                place
+            })
+            .collect();
+        let mut kept = used.iter();
+        attributes.retain(|_| kept.next().copied().unwrap_or_default());
+        for slot in self.allocations.iter_mut().flatten() {
+            if let Some(place) = moved.get(*slot) {
+                *slot = *place;
+            }
+        }
+    }
+
+    /// Checks what a block was read as, and heals what can be healed without a guess.
+    ///
+    /// The allocations say what is free; the queue only says in which order. So a queue that names an ordinal twice, or
+    /// one that is allocated or outside, loses it, and a free ordinal that it does not name is put at its end: an
+    /// address is then neither given out twice nor lost for ever.
+    fn check(&mut self, key: &Key) -> Result<(), Malformed> {
+        self.cidr = self.cidr.trunc();
+        if keys::parse_block(key) != Some(self.cidr) {
+            return Err(Malformed::new(key, format_args!("the block inside is {}", self.cidr)));
+        }
+        let size = capacity_of(self.cidr)
+            .ok_or_else(|| Malformed::new(key, format_args!("block {} has too many addresses", self.cidr)))?;
+        if self.allocations.len() != size {
+            let found = self.allocations.len();
+            return Err(Malformed::new(key, format_args!("{found} allocations for {size} addresses")));
+        }
+        let entries = self.attributes().len();
+        if let Some(index) = self.allocations.iter().flatten().find(|index| **index >= entries) {
+            return Err(Malformed::new(key, format_args!("an allocation points at attribute {index} of {entries}")));
+        }
+        self.heal_queue();
+        Ok(())
+    }
+
+    fn heal_queue(&mut self) {
+        let mut missing: Vec<bool> = self.allocations.iter().map(Option::is_none).collect();
+        // Keeps the first mention of each free ordinal, and leaves in `missing` those without any.
+        self.unallocated.retain(|ordinal| missing.get_mut(*ordinal).is_some_and(std::mem::take));
+        let lost = missing.iter().enumerate().filter_map(|(ordinal, missing)| missing.then_some(ordinal));
+        self.unallocated.extend(lost);
+    }
+}
+
+impl Document for Block {
+    fn decode(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
+        let mut block: Self = from_json(key, value)?;
+        block.check(key)?;
+        Ok(block)
+    }
+
+    fn encode(&self) -> Result<Value, Malformed> {
+        to_json(self)
+    }
+}

@@ -1,0 +1,211 @@
+//! Giving addresses of a block back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+
+use time::OffsetDateTime;
+
+use super::{AddressState, Attribute, Block};
+use crate::model::workload::same_handle;
+
+/// An address to be released, and what must be true of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReleaseRequest {
+    /// The address.
+    pub address: IpAddr,
+    /// The handle it must be held under, if any.
+    pub handle: Option<String>,
+    /// The sequence number it must have, if any.
+    pub sequence_number: Option<u64>,
+}
+
+impl ReleaseRequest {
+    /// A request that asks nothing of the address.
+    pub fn new(address: IpAddr) -> Self {
+        Self { address, handle: None, sequence_number: None }
+    }
+
+    /// Only if the address is held under this handle.
+    #[must_use]
+    pub fn with_handle(mut self, handle: impl Into<String>) -> Self {
+        self.handle = Some(handle.into());
+        self
+    }
+
+    /// Only if the address still has this sequence number.
+    #[must_use]
+    pub fn with_sequence_number(mut self, number: u64) -> Self {
+        self.sequence_number = Some(number);
+        self
+    }
+}
+
+/// What a release did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Released {
+    /// The addresses that were held and are not any more, in ascending order.
+    pub released: Vec<IpAddr>,
+    /// The addresses that nobody held: free, resting, or not of this block.
+    pub unallocated: Vec<IpAddr>,
+    /// How many addresses were released of each handle: what is to be taken from the handles.
+    pub by_handle: BTreeMap<String, usize>,
+}
+
+impl Released {
+    /// True if the block has changed, so that it is to be written.
+    pub fn changed(&self) -> bool {
+        !self.released.is_empty()
+    }
+}
+
+/// An address that is not what the request says. Nothing of the block was released.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReleaseConflict {
+    address: IpAddr,
+    kind: ReleaseConflictKind,
+}
+
+/// In what the address differs from the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReleaseConflictKind {
+    /// It has been given out or released again since.
+    SequenceNumber {
+        /// What the request says.
+        requested: u64,
+        /// What the block says.
+        stored: u64,
+    },
+    /// It is held under another handle, or none.
+    Handle {
+        /// What the request says.
+        requested: String,
+        /// What the block says; empty for none.
+        stored: String,
+    },
+}
+
+impl ReleaseConflict {
+    /// The address.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// In what it differs.
+    pub fn kind(&self) -> &ReleaseConflictKind {
+        &self.kind
+    }
+}
+
+impl fmt::Display for ReleaseConflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "update conflict: {}: ", self.address)?;
+        match &self.kind {
+            ReleaseConflictKind::SequenceNumber { requested, stored } => {
+                write!(f, "bad sequence number: requested {requested}, expected {stored}")
+            }
+            ReleaseConflictKind::Handle { requested, stored } => {
+                write!(f, "bad handle: requested {requested}, expected {stored}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ReleaseConflict {}
+
+impl Block {
+    /// Releases the held addresses of the block that pass the test.
+    ///
+    /// Released addresses rest for `cooldown_seconds` from now; with 0 or less they are free at once. The cooldown step
+    /// is part of this, so addresses whose rest is over become free too.
+    pub fn release_where(
+        &mut self,
+        now: OffsetDateTime,
+        cooldown_seconds: i64,
+        test: impl Fn(IpAddr, &Attribute) -> bool,
+    ) -> Released {
+        let held = self.allocated().filter(|(_, entry)| entry.released_at().is_none());
+        let addresses: Vec<IpAddr> = held.filter(|(ip, entry)| test(*ip, entry)).map(|(ip, _)| ip).collect();
+        self.release_held(addresses, now, cooldown_seconds)
+    }
+
+    /// Releases all addresses held under a handle; otherwise as [`Self::release_where`].
+    pub fn release_by_handle(&mut self, handle: &str, now: OffsetDateTime, cooldown_seconds: i64) -> Released {
+        self.release_where(now, cooldown_seconds, |_, entry| entry.has_handle(handle))
+    }
+
+    /// Releases addresses, all or nothing. An address that is named twice counts once, and must be what each request
+    /// says. One that nobody holds is returned as such. Otherwise as [`Self::release_where`].
+    ///
+    /// # Errors
+    /// [`ReleaseConflict`] if an address has another sequence number, or is held under another handle, than its request
+    /// says. The block is then unchanged.
+    pub fn release_addresses(
+        &mut self,
+        requests: &[ReleaseRequest],
+        now: OffsetDateTime,
+        cooldown_seconds: i64,
+    ) -> Result<Released, ReleaseConflict> {
+        let (mut held, mut unallocated) = (BTreeSet::new(), BTreeSet::new());
+        for request in requests {
+            let address = request.address;
+            match self.check_request(request)? {
+                true => held.insert(address),
+                false => unallocated.insert(address),
+            };
+        }
+        let mut released = self.release_held(held.into_iter().collect(), now, cooldown_seconds);
+        released.unallocated = unallocated.into_iter().collect();
+        Ok(released)
+    }
+
+    /// True if the address of a request is held, false if nobody holds it.
+    fn check_request(&self, request: &ReleaseRequest) -> Result<bool, ReleaseConflict> {
+        let address = request.address;
+        // Before anything else, as in Calico: who asks with an old number is mistaken even if the address is free.
+        if let Some(requested) = request.sequence_number {
+            let stored = self.sequence_number_of(address);
+            if requested != stored {
+                let kind = ReleaseConflictKind::SequenceNumber { requested, stored };
+                return Err(ReleaseConflict { address, kind });
+            }
+        }
+        let AddressState::Assigned(entry) = self.lookup(address) else { return Ok(false) };
+        match &request.handle {
+            Some(requested) if !same_handle(entry.handle_id().unwrap_or(""), requested) => {
+                let stored = entry.handle().unwrap_or("").to_owned();
+                let kind = ReleaseConflictKind::Handle { requested: requested.clone(), stored };
+                Err(ReleaseConflict { address, kind })
+            }
+            _ => Ok(true),
+        }
+    }
+
+    /// Marks held addresses as released now, then takes the cooldown step.
+    fn release_held(&mut self, released: Vec<IpAddr>, now: OffsetDateTime, cooldown_seconds: i64) -> Released {
+        if released.is_empty() {
+            return Released::default();
+        }
+        let mut by_handle = BTreeMap::new();
+        let ordinals: Vec<usize> = released.iter().filter_map(|ip| self.ordinal(*ip)).collect();
+        for ip in &released {
+            let handle = self.attributes_of(*ip).and_then(Attribute::handle);
+            if let Some(handle) = handle.filter(|handle| !handle.is_empty()) {
+                *by_handle.entry(handle.to_owned()).or_default() += 1;
+            }
+        }
+        let marker = self.push_attribute(Attribute::released(now));
+        for ordinal in ordinals {
+            if let Some(slot) = self.allocations.get_mut(ordinal) {
+                *slot = Some(marker);
+            }
+            // While it rests, nobody who remembers the number it was given out with can release it once more.
+            self.set_sequence(ordinal);
+        }
+        self.compact();
+        // What else it frees or moves is written with the release.
+        let _freed = self.apply_cooldown(now, cooldown_seconds);
+        Released { released, unallocated: Vec::new(), by_handle }
+    }
+}

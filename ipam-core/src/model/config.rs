@@ -1,0 +1,151 @@
+//! The settings of the allocator that all nodes share.
+
+use kv::{Key, Value};
+use serde::{Deserialize, Serialize};
+use serde_json::Map;
+
+use super::codec::{Document, Field, Malformed, from_json, to_json};
+
+/// How many blocks a host may have where neither the configuration nor the request says.
+const DEFAULT_MAX_BLOCKS: u32 = 20;
+
+/// What is stored under the configuration's key.
+///
+/// Calico leaves out whatever is zero, so a stored `{}` says that new blocks must not be claimed. That differs from no
+/// configuration at all, which is [`IpamConfig::default`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IpamConfig {
+    #[serde(default, skip_serializing_if = "Field::is_absent")]
+    strict_affinity: Field<bool>,
+    #[serde(default, skip_serializing_if = "Field::is_absent")]
+    auto_allocate_blocks: Field<bool>,
+    #[serde(default, rename = "maxBlocksPerHost", skip_serializing_if = "Field::is_absent")]
+    max_blocks_per_host: Field<i64>,
+    #[serde(default, rename = "kubeVirtVMAddressPersistence", skip_serializing_if = "Field::is_absent")]
+    kubevirt_persistence: Field<String>,
+    #[serde(default, rename = "ipCooldownSeconds", skip_serializing_if = "Field::is_absent")]
+    cooldown_seconds: Field<i64>,
+    #[serde(flatten)]
+    extra: Map<String, serde_json::Value>,
+}
+
+impl Default for IpamConfig {
+    /// What holds where nothing is stored: borrowing and new blocks are allowed, no cooldown.
+    fn default() -> Self {
+        Self {
+            strict_affinity: Field::Absent,
+            auto_allocate_blocks: Field::Is(true),
+            max_blocks_per_host: Field::Absent,
+            kubevirt_persistence: Field::Is("Enabled".to_owned()),
+            cooldown_seconds: Field::Absent,
+            extra: Map::new(),
+        }
+    }
+}
+
+impl IpamConfig {
+    /// True if a host takes addresses of its own blocks only.
+    pub fn strict_affinity(&self) -> bool {
+        self.strict_affinity.or_zero()
+    }
+
+    /// True if a host may claim new blocks by itself.
+    pub fn auto_allocate_blocks(&self) -> bool {
+        self.auto_allocate_blocks.or_zero()
+    }
+
+    /// How many blocks a host may claim: the smaller of what is configured and what is requested, 0 in either meaning
+    /// nothing said; 20 if neither says anything.
+    pub fn block_limit(&self, requested: u32) -> u32 {
+        let configured = u32::try_from(self.max_blocks_per_host.or_zero().max(0)).unwrap_or(u32::MAX);
+        [configured, requested].into_iter().filter(|limit| *limit != 0).min().unwrap_or(DEFAULT_MAX_BLOCKS)
+    }
+
+    /// How many seconds a released address rests before it can be given out again. 0 or less: not at all.
+    pub fn cooldown_seconds(&self) -> i64 {
+        self.cooldown_seconds.or_zero()
+    }
+
+    /// Sets strict affinity.
+    #[must_use]
+    pub fn with_strict_affinity(mut self, strict: bool) -> Self {
+        self.strict_affinity = Field::unless_zero(strict);
+        self
+    }
+
+    /// Sets whether a host may claim new blocks by itself.
+    #[must_use]
+    pub fn with_auto_allocate_blocks(mut self, auto: bool) -> Self {
+        self.auto_allocate_blocks = Field::unless_zero(auto);
+        self
+    }
+
+    /// Sets the number of blocks per host; 0 for the default.
+    #[must_use]
+    pub fn with_max_blocks_per_host(mut self, max: u32) -> Self {
+        self.max_blocks_per_host = Field::unless_zero(max.into());
+        self
+    }
+
+    /// Sets how many seconds a released address rests; 0 for none.
+    #[must_use]
+    pub fn with_cooldown_seconds(mut self, seconds: u32) -> Self {
+        self.cooldown_seconds = Field::unless_zero(seconds.into());
+        self
+    }
+}
+
+impl Document for IpamConfig {
+    fn decode(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
+        from_json(key, value)
+    }
+
+    fn encode(&self) -> Result<Value, Malformed> {
+        to_json(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decode(value: &str) -> IpamConfig {
+        IpamConfig::decode(&Key::default(), value.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn empty_and_none_differ() {
+        assert!(!decode("{}").auto_allocate_blocks());
+        assert!(IpamConfig::default().auto_allocate_blocks());
+        assert_eq!(
+            IpamConfig::default().encode().unwrap().as_bytes(),
+            br#"{"auto_allocate_blocks":true,"kubeVirtVMAddressPersistence":"Enabled"}"#
+        );
+    }
+
+    #[test]
+    fn the_limit_is_the_smaller_one_that_is_said() {
+        for (stored, requested, limit) in [
+            ("{}", 0, 20),
+            ("{}", 1, 1),
+            ("{}", 50, 50),
+            (r#"{"maxBlocksPerHost":5}"#, 0, 5),
+            (r#"{"maxBlocksPerHost":5}"#, 2, 2),
+            (r#"{"maxBlocksPerHost":5}"#, 9, 5),
+            (r#"{"maxBlocksPerHost":-1}"#, 0, 20),
+            (r#"{"maxBlocksPerHost":null}"#, 0, 20),
+        ] {
+            assert_eq!(decode(stored).block_limit(requested), limit, "{stored} {requested}");
+        }
+    }
+
+    #[test]
+    fn zeros_are_left_out() {
+        let config = decode(r#"{"strict_affinity":true,"maxBlocksPerHost":2,"ipCooldownSeconds":60,"later":1}"#)
+            .with_strict_affinity(false)
+            .with_auto_allocate_blocks(true)
+            .with_max_blocks_per_host(0)
+            .with_cooldown_seconds(0);
+        assert_eq!(config.encode().unwrap().as_bytes(), br#"{"auto_allocate_blocks":true,"later":1}"#);
+    }
+}

@@ -1,0 +1,123 @@
+//! A handle: in which blocks a container has addresses, and how many.
+
+use std::collections::BTreeMap;
+
+use ipnet::IpNet;
+use kv::{Key, Value};
+use serde::{Deserialize, Serialize};
+use serde_json::Map;
+
+use super::codec::{Document, Field, Malformed, from_json, to_json};
+
+/// What is stored under a handle's key. The id is in the key alone.
+///
+/// The counts are hints: Calico adds what was asked for before it knows what it gets, so a count can be too high. The
+/// blocks say what is really held.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Handle {
+    // By the text of the network, so that an entry that is none survives.
+    #[serde(default, skip_serializing_if = "Field::is_absent")]
+    block: Field<BTreeMap<String, i64>>,
+    #[serde(default, skip_serializing_if = "Field::is_absent")]
+    deleted: Field<bool>,
+    #[serde(flatten)]
+    extra: Map<String, serde_json::Value>,
+}
+
+impl Handle {
+    /// A handle without any block, in the current form.
+    pub fn new() -> Self {
+        Self { block: Field::Is(BTreeMap::new()), deleted: Field::Is(false), extra: Map::new() }
+    }
+
+    /// The blocks that are named, in the order of their text. An entry that is no network is left out.
+    pub fn blocks(&self) -> impl Iterator<Item = (IpNet, i64)> {
+        let entries = self.block.get().into_iter().flatten();
+        entries.filter_map(|(text, count)| Some((text.parse::<IpNet>().ok()?.trunc(), *count)))
+    }
+
+    /// The count for one block; 0 if it is not named.
+    pub fn count(&self, block: IpNet) -> i64 {
+        self.block.get().and_then(|blocks| blocks.get(&block.to_string())).copied().unwrap_or(0)
+    }
+
+    /// Adds addresses of a block.
+    pub fn increment(&mut self, block: IpNet, by: usize) {
+        let by = i64::try_from(by).unwrap_or(i64::MAX);
+        let count = self.block.or_default().entry(block.to_string()).or_default();
+        // A negative count is damage; what is added now is certain.
+        *count = (*count).max(0).saturating_add(by);
+        self.deleted = Field::Is(self.deleted.or_zero());
+    }
+
+    /// Takes addresses of a block away; the entry goes when nothing is left of it. More than is there is not an error,
+    /// since counts are hints.
+    pub fn decrement(&mut self, block: IpNet, by: usize) {
+        let by = i64::try_from(by).unwrap_or(i64::MAX);
+        self.set(block, self.count(block).saturating_sub(by));
+    }
+
+    /// Sets the count for a block to what the block itself says; 0 or less removes the entry.
+    pub fn set(&mut self, block: IpNet, count: i64) {
+        let blocks = self.block.or_default();
+        if count > 0 {
+            blocks.insert(block.to_string(), count);
+        } else {
+            blocks.remove(&block.to_string());
+        }
+        self.deleted = Field::Is(self.deleted.or_zero());
+    }
+
+    /// True if no block is left, so that the key is to be deleted.
+    pub fn is_empty(&self) -> bool {
+        self.block.get().is_none_or(BTreeMap::is_empty)
+    }
+}
+
+impl Document for Handle {
+    fn decode(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
+        from_json(key, value)
+    }
+
+    fn encode(&self) -> Result<Value, Malformed> {
+        to_json(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_go_up_and_down() {
+        let (a, b) = ("10.0.0.0/26".parse().unwrap(), "fd80::40/122".parse().unwrap());
+        let mut handle = Handle::new();
+        assert!(handle.is_empty());
+        handle.increment(a, 1);
+        handle.increment(b, 2);
+        assert_eq!(
+            handle.encode().unwrap().as_bytes(),
+            br#"{"block":{"10.0.0.0/26":1,"fd80::40/122":2},"deleted":false}"#
+        );
+        assert_eq!(handle.blocks().collect::<Vec<_>>(), [(a, 1), (b, 2)]);
+        handle.decrement(b, 1);
+        assert_eq!(handle.count(b), 1);
+        handle.decrement(a, 5);
+        handle.decrement(b, 1);
+        assert!(handle.is_empty());
+        handle.decrement(b, 1);
+        assert!(handle.is_empty());
+    }
+
+    #[test]
+    fn damage_is_tolerated() {
+        let mut handle =
+            Handle::decode(&Key::default(), br#"{"block":{"nonsense":3,"10.0.0.0/26":-9223372036854775808}}"#).unwrap();
+        let block = "10.0.0.0/26".parse().unwrap();
+        assert_eq!(handle.blocks().count(), 1);
+        handle.increment(block, 2);
+        assert_eq!(handle.count(block), 2);
+        assert!(Handle::decode(&Key::default(), br#"{"block":null}"#).unwrap().is_empty());
+        assert!(Handle::decode(&Key::default(), br#"{"block":{"a":"b"}}"#).is_err());
+    }
+}

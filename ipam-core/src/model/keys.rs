@@ -1,0 +1,250 @@
+//! Where each document is stored: Calico's etcd keys, in both directions.
+//!
+//! Names are put into a key as they are. Parsing gives `None` for a key that is not of the kind, as Calico skips such
+//! keys in a listing.
+
+use ipnet::IpNet;
+use kv::Key;
+
+use super::Owner;
+use crate::net::Family;
+
+const IPAM: &str = "/calico/ipam/v2/";
+const RESOURCES: &str = "/calico/resources/v3/projectcalico.org/";
+
+/// The kinds of resource that have a key of their own here: the plural in the key, and the kind in the document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ResourceKind {
+    /// An address pool.
+    IpPool,
+    /// A set of addresses never to be handed out.
+    IpReservation,
+    /// A node of the cluster.
+    Node,
+}
+
+impl ResourceKind {
+    /// The kind as the document names it.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::IpPool => "IPPool",
+            Self::IpReservation => "IPReservation",
+            Self::Node => "Node",
+        }
+    }
+
+    /// The plural as the key names it.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::IpPool => "ippools",
+            Self::IpReservation => "ipreservations",
+            Self::Node => "nodes",
+        }
+    }
+}
+
+/// A network as a key holds it: `10.0.0.0-26`.
+fn net_segment(net: IpNet) -> String {
+    format!("{}-{}", net.addr(), net.prefix_len())
+}
+
+/// The network of a key's last segment, host bits cut off. `None` unless it is of the family that the key says.
+fn parse_net(family: &str, segment: &str) -> Option<IpNet> {
+    let (address, prefix) = segment.split_once('-')?;
+    let address = address.parse().ok()?;
+    let of = Family::of(address);
+    if of.key_segment() != family {
+        return None;
+    }
+    of.network(address, prefix.parse().ok()?)
+}
+
+fn text(key: &Key) -> Option<&str> {
+    std::str::from_utf8(key.as_bytes()).ok()
+}
+
+/// The key of a block.
+pub fn block(cidr: IpNet) -> Key {
+    format!("{IPAM}assignment/{}/block/{}", Family::of_net(cidr).key_segment(), net_segment(cidr)).into()
+}
+
+/// The block that a key is of.
+pub fn parse_block(key: &Key) -> Option<IpNet> {
+    let rest = text(key)?.strip_prefix(IPAM)?.strip_prefix("assignment/")?;
+    let (family, segment) = rest.split_once("/block/")?;
+    parse_net(family, segment)
+}
+
+/// What the keys of all blocks begin with, or of those of one family.
+pub fn blocks_prefix(family: Option<Family>) -> Key {
+    match family {
+        None => format!("{IPAM}assignment/").into(),
+        Some(family) => format!("{IPAM}assignment/{}/block/", family.key_segment()).into(),
+    }
+}
+
+/// The key of an owner's affinity to a block. `None` for an owner that cannot have one: no name, or a text that is
+/// neither a host nor a virtual owner.
+pub fn affinity(owner: &Owner, cidr: IpNet) -> Option<Key> {
+    let prefix = owner_segment(owner)?;
+    Some(format!("{prefix}/{}/block/{}", Family::of_net(cidr).key_segment(), net_segment(cidr)).into())
+}
+
+/// The owner and the block that an affinity's key is of.
+pub fn parse_affinity(key: &Key) -> Option<(Owner, IpNet)> {
+    let mut parts = text(key)?.strip_prefix(IPAM)?.split('/');
+    let (kind, name, family) = (parts.next()?, parts.next()?, parts.next()?);
+    if name.is_empty() || parts.next() != Some("block") {
+        return None;
+    }
+    let cidr = parse_net(family, parts.next()?)?;
+    let owner = match kind {
+        "host" => Owner::Host(name.to_owned()),
+        "virtual" => Owner::Virtual(name.to_owned()),
+        _ => return None,
+    };
+    parts.next().is_none().then_some((owner, cidr))
+}
+
+/// What the keys of one owner's affinities begin with, or of those of one family. `None` as for [`affinity`].
+pub fn affinities_prefix(owner: &Owner, family: Option<Family>) -> Option<Key> {
+    let prefix = owner_segment(owner)?;
+    Some(match family {
+        None => format!("{prefix}/").into(),
+        Some(family) => format!("{prefix}/{}/block/", family.key_segment()).into(),
+    })
+}
+
+/// What the keys of all hosts' affinities begin with.
+pub fn host_affinities_prefix() -> Key {
+    format!("{IPAM}host/").into()
+}
+
+/// What the keys of all virtual owners' affinities begin with.
+pub fn virtual_affinities_prefix() -> Key {
+    format!("{IPAM}virtual/").into()
+}
+
+/// The key that old versions kept for a host; only the removal of a host looks at it.
+pub fn legacy_host(name: &str) -> Key {
+    format!("{IPAM}host/{name}").into()
+}
+
+fn owner_segment(owner: &Owner) -> Option<String> {
+    let (kind, name) = match owner {
+        Owner::Host(name) => ("host", name),
+        Owner::Virtual(name) => ("virtual", name),
+        Owner::Other(_) => return None,
+    };
+    (!name.is_empty()).then(|| format!("{IPAM}{kind}/{name}"))
+}
+
+/// The key of a handle.
+pub fn handle(id: &str) -> Key {
+    format!("{IPAM}handle/{id}").into()
+}
+
+/// The handle id that a key is of.
+pub fn parse_handle(key: &Key) -> Option<&str> {
+    one_segment(text(key)?.strip_prefix(IPAM)?.strip_prefix("handle/")?)
+}
+
+/// What the keys of all handles begin with.
+pub fn handles_prefix() -> Key {
+    format!("{IPAM}handle/").into()
+}
+
+/// The key of the IPAM configuration.
+pub fn config() -> Key {
+    format!("{IPAM}config").into()
+}
+
+/// The key of a cluster-wide resource.
+pub fn resource(kind: ResourceKind, name: &str) -> Key {
+    format!("{RESOURCES}{}/{name}", kind.plural()).into()
+}
+
+/// The name of the resource that a key is of. `None` unless it is of that kind.
+pub fn parse_resource(kind: ResourceKind, key: &Key) -> Option<&str> {
+    one_segment(text(key)?.strip_prefix(RESOURCES)?.strip_prefix(kind.plural())?.strip_prefix('/')?)
+}
+
+/// What the keys of all resources of a kind begin with.
+pub fn resources_prefix(kind: ResourceKind) -> Key {
+    format!("{RESOURCES}{}/", kind.plural()).into()
+}
+
+fn one_segment(rest: &str) -> Option<&str> {
+    (!rest.is_empty() && !rest.contains('/')).then_some(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn net(text: &str) -> IpNet {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn keys_are_calicos() {
+        assert_eq!(block(net("10.65.166.128/26")), "/calico/ipam/v2/assignment/ipv4/block/10.65.166.128-26".into());
+        assert_eq!(
+            block(net("fd80:24e2:f998:72d6:c11:b42f:f17e:a680/122")),
+            "/calico/ipam/v2/assignment/ipv6/block/fd80:24e2:f998:72d6:c11:b42f:f17e:a680-122".into()
+        );
+        assert_eq!(
+            affinity(&Owner::Host("n".into()), net("10.0.0.0/26")),
+            Some("/calico/ipam/v2/host/n/ipv4/block/10.0.0.0-26".into())
+        );
+        assert_eq!(
+            affinity(&Owner::Virtual("load-balancer".into()), net("fd80::/122")),
+            Some("/calico/ipam/v2/virtual/load-balancer/ipv6/block/fd80::-122".into())
+        );
+        assert_eq!(affinity(&Owner::Host(String::new()), net("10.0.0.0/26")), None);
+        assert_eq!(affinity(&Owner::Other("x".into()), net("10.0.0.0/26")), None);
+        assert_eq!(handle("net1.c1"), "/calico/ipam/v2/handle/net1.c1".into());
+        assert_eq!(
+            resource(ResourceKind::IpPool, "main"),
+            "/calico/resources/v3/projectcalico.org/ippools/main".into()
+        );
+    }
+
+    #[test]
+    fn a_prefix_covers_its_keys_and_no_other_hosts() {
+        let a = affinities_prefix(&Owner::Host("a".into()), None).unwrap();
+        let ab = affinity(&Owner::Host("ab".into()), net("10.0.0.0/26")).unwrap();
+        assert!(!ab.as_bytes().starts_with(a.as_bytes()));
+        let own = affinity(&Owner::Host("a".into()), net("10.0.0.0/26")).unwrap();
+        assert!(own.as_bytes().starts_with(a.as_bytes()));
+    }
+
+    #[test]
+    fn what_is_no_such_key_does_not_parse() {
+        for key in [
+            "/calico/ipam/v2/assignment/ipv4/block/10.0.0.0",
+            "/calico/ipam/v2/assignment/ipv4/block/10.0.0.0-33",
+            "/calico/ipam/v2/assignment/ipv6/block/10.0.0.0-26",
+            "/calico/ipam/v2/assignment/ipv4/block/x/10.0.0.0-26",
+            "/calico/ipam/v2/assignment/ipv4/10.0.0.0-26",
+            "",
+        ] {
+            assert_eq!(parse_block(&key.into()), None, "{key}");
+        }
+        for key in [
+            "/calico/ipam/v2/host/a",
+            "/calico/ipam/v2/host//ipv4/block/10.0.0.0-26",
+            "/calico/ipam/v2/host/a/b/ipv4/block/10.0.0.0-26",
+            "/calico/ipam/v2/host/a/ipv4/block/10.0.0.0-26/x",
+            "/calico/ipam/v2/other/a/ipv4/block/10.0.0.0-26",
+        ] {
+            assert_eq!(parse_affinity(&key.into()), None, "{key}");
+        }
+        assert_eq!(parse_handle(&"/calico/ipam/v2/handle/a/b".into()), None);
+        assert_eq!(parse_handle(&"/calico/ipam/v2/handle/".into()), None);
+        let pools = ResourceKind::IpPool;
+        assert_eq!(parse_resource(pools, &"/calico/resources/v3/projectcalico.org/ippoolsx/a".into()), None);
+        assert_eq!(parse_resource(pools, &resource(pools, "a")), Some("a"));
+        assert_eq!(parse_block(&Key::from(&[0xff_u8, 0xfe][..])), None);
+    }
+}

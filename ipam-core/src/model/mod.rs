@@ -1,0 +1,37 @@
+//! The stored documents, exactly as Calico writes them: their keys, their JSON, and what may be done to each.
+//!
+//! A document that was read and not changed is written back equal, down to `null` against absent and to fields that
+//! this version does not know. What Calico wrote in earlier years is read too; a document that is changed is written in
+//! the current form.
+
+mod affinity;
+mod attribute;
+mod block;
+mod codec;
+mod config;
+mod handle;
+pub mod keys;
+mod node;
+mod owner;
+mod pool;
+mod pool_rules;
+mod reservation;
+mod resource;
+mod workload;
+
+pub use affinity::{Affinity, AffinityState};
+pub use attribute::Attribute;
+pub use block::{
+    AddressState, AlreadyAssigned, Block, Cooldown, HostReserved, MAX_BLOCK_ADDRESSES, NotOwner, ReleaseConflict,
+    ReleaseConflictKind, ReleaseRequest, Released, UnusableBlock, WINDOWS_RESERVED_HANDLE,
+};
+pub use codec::{Document, Malformed};
+pub use config::IpamConfig;
+pub use handle::Handle;
+pub use node::Node;
+pub use owner::Owner;
+pub use pool::{AssignmentMode, NewPool, Pool, PoolUse};
+pub use pool_rules::{InvalidPool, check_new_pool, default_block_size, fitting_block_size};
+pub use reservation::IpReservation;
+pub use resource::{Labels, Resource, check_name};
+pub use workload::{InvalidWorkload, handle_id, same_handle, workload_endpoint_name};

@@ -1,0 +1,375 @@
+//! An address pool: a network that is cut into blocks, and who may use it.
+
+use std::fmt;
+
+use ipnet::IpNet;
+use kv::{Key, Value};
+use serde_json::json;
+use time::OffsetDateTime;
+
+use super::codec::{Document, Malformed};
+use super::keys::{self, ResourceKind};
+use super::pool_rules::default_block_size;
+use super::resource::{Labels, Resource};
+use crate::net::Family;
+use crate::selector::{Selector, SelectorError};
+
+/// For what an address is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PoolUse {
+    /// A container.
+    Workload,
+    /// A tunnel of a node.
+    Tunnel,
+    /// A load balancer. A pool with this use has no other.
+    LoadBalancer,
+}
+
+impl PoolUse {
+    /// The name in a pool.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Workload => "Workload",
+            Self::Tunnel => "Tunnel",
+            Self::LoadBalancer => "LoadBalancer",
+        }
+    }
+}
+
+impl fmt::Display for PoolUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// Who chooses a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AssignmentMode {
+    /// The allocator, where its selectors match.
+    Automatic,
+    /// Only a request that names it.
+    Manual,
+}
+
+impl AssignmentMode {
+    /// The name in a pool.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Automatic => "Automatic",
+            Self::Manual => "Manual",
+        }
+    }
+}
+
+/// A pool to be made. Check it with [`super::check_new_pool`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NewPool {
+    /// The name.
+    pub name: String,
+    /// The network.
+    pub cidr: IpNet,
+    /// The prefix length of its blocks.
+    pub block_size: u8,
+    /// Which nodes it is for; `all()` for all.
+    pub node_selector: String,
+    /// Which namespaces it is for; empty for all.
+    pub namespace_selector: String,
+    /// What its addresses may be used for.
+    pub allowed_uses: Vec<PoolUse>,
+    /// Who chooses it.
+    pub assignment_mode: AssignmentMode,
+}
+
+impl NewPool {
+    /// A pool for all nodes, with blocks of the usual size.
+    pub fn new(name: impl Into<String>, cidr: IpNet) -> Self {
+        Self {
+            name: name.into(),
+            cidr,
+            block_size: default_block_size(Family::of_net(cidr)),
+            node_selector: "all()".to_owned(),
+            namespace_selector: String::new(),
+            allowed_uses: vec![PoolUse::Workload, PoolUse::Tunnel],
+            assignment_mode: AssignmentMode::Automatic,
+        }
+    }
+
+    /// Sets the prefix length of the blocks.
+    #[must_use]
+    pub fn with_block_size(mut self, block_size: u8) -> Self {
+        self.block_size = block_size;
+        self
+    }
+
+    /// Sets which nodes it is for.
+    #[must_use]
+    pub fn with_node_selector(mut self, selector: impl Into<String>) -> Self {
+        self.node_selector = selector.into();
+        self
+    }
+
+    /// Sets which namespaces it is for.
+    #[must_use]
+    pub fn with_namespace_selector(mut self, selector: impl Into<String>) -> Self {
+        self.namespace_selector = selector.into();
+        self
+    }
+
+    /// Sets what its addresses may be used for.
+    #[must_use]
+    pub fn with_allowed_uses(mut self, uses: impl Into<Vec<PoolUse>>) -> Self {
+        self.allowed_uses = uses.into();
+        self
+    }
+
+    /// Sets who chooses it.
+    #[must_use]
+    pub fn with_assignment_mode(mut self, mode: AssignmentMode) -> Self {
+        self.assignment_mode = mode;
+        self
+    }
+}
+
+/// What is stored under a pool's key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pool {
+    resource: Resource,
+    cidr: IpNet,
+    block_size: u8,
+}
+
+impl Pool {
+    /// The document of a new pool. `uid` is a random UUID.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the network or the block size is impossible, which [`super::check_new_pool`] says better.
+    pub fn new(new: &NewPool, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
+        let mut resource = Resource::new(ResourceKind::IpPool, &new.name, uid, now);
+        let uses: Vec<&str> = new.allowed_uses.iter().map(|used| used.as_str()).collect();
+        let mut spec = json!({
+            "cidr": new.cidr.trunc().to_string(),
+            "vxlanMode": "Never",
+            "ipipMode": "Never",
+            "blockSize": new.block_size,
+            "nodeSelector": new.node_selector,
+            "allowedUses": uses,
+            "assignmentMode": new.assignment_mode.as_str(),
+        });
+        if !new.namespace_selector.is_empty()
+            && let Some(spec) = spec.as_object_mut()
+        {
+            spec.insert("namespaceSelector".to_owned(), new.namespace_selector.as_str().into());
+        }
+        resource.set_part("spec", spec);
+        Self::read(&keys::resource(ResourceKind::IpPool, &new.name), resource)
+    }
+
+    fn read(key: &Key, resource: Resource) -> Result<Self, Malformed> {
+        let text = resource.spec("cidr").and_then(serde_json::Value::as_str).unwrap_or("");
+        let cidr: IpNet =
+            text.parse().map_err(|_| Malformed::new(key, format_args!("the pool's CIDR {text:?} is no network")))?;
+        let block_size = match resource.spec("blockSize") {
+            None => 0,
+            Some(size) => size
+                .as_u64()
+                .and_then(|size| u8::try_from(size).ok())
+                .ok_or_else(|| Malformed::new(key, format_args!("the pool's block size {size} is no prefix length")))?,
+        };
+        let block_size = if block_size == 0 { default_block_size(Family::of_net(cidr)) } else { block_size };
+        Ok(Self { resource, cidr: cidr.trunc(), block_size })
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        self.resource.name()
+    }
+
+    /// The network.
+    pub fn cidr(&self) -> IpNet {
+        self.cidr
+    }
+
+    /// The family of its addresses.
+    pub fn family(&self) -> Family {
+        Family::of_net(self.cidr)
+    }
+
+    /// The prefix length of its blocks.
+    pub fn block_size(&self) -> u8 {
+        self.block_size
+    }
+
+    /// The whole resource.
+    pub fn resource(&self) -> &Resource {
+        &self.resource
+    }
+
+    /// The whole resource, for its labels and annotations.
+    pub fn resource_mut(&mut self) -> &mut Resource {
+        &mut self.resource
+    }
+
+    /// True if the operator has switched it off.
+    pub fn is_disabled(&self) -> bool {
+        self.resource.spec("disabled").and_then(serde_json::Value::as_bool).unwrap_or(false)
+    }
+
+    /// Switches it off: nothing new is given out of it.
+    pub fn disable(&mut self) {
+        self.resource.set_spec("disabled", Some(true.into()));
+    }
+
+    /// Switches it on again.
+    pub fn enable(&mut self) {
+        self.resource.set_spec("disabled", None);
+    }
+
+    /// True if addresses may be given out of it at all: it is neither switched off, nor being deleted, nor marked as not
+    /// allocatable.
+    pub fn is_enabled(&self) -> bool {
+        !self.is_disabled() && !self.resource.is_being_deleted() && self.is_allocatable()
+    }
+
+    fn is_allocatable(&self) -> bool {
+        let conditions = self.resource.status("conditions").and_then(serde_json::Value::as_array);
+        !conditions
+            .into_iter()
+            .flatten()
+            .any(|condition| condition["type"] == "Allocatable" && condition["status"] == "False")
+    }
+
+    /// Who chooses it. A mode that this version does not know is not chosen by itself.
+    pub fn assignment_mode(&self) -> AssignmentMode {
+        match self.resource.spec("assignmentMode").and_then(serde_json::Value::as_str) {
+            None | Some("" | "Automatic") => AssignmentMode::Automatic,
+            Some(_) => AssignmentMode::Manual,
+        }
+    }
+
+    /// What its addresses may be used for, as stored; containers and tunnels if nothing is said.
+    pub fn allowed_uses(&self) -> Vec<&str> {
+        let stored = self.resource.spec("allowedUses").and_then(serde_json::Value::as_array);
+        let uses: Vec<&str> = stored.into_iter().flatten().filter_map(serde_json::Value::as_str).collect();
+        if uses.is_empty() { vec![PoolUse::Workload.as_str(), PoolUse::Tunnel.as_str()] } else { uses }
+    }
+
+    /// True if its addresses may be used for this.
+    pub fn allows(&self, wanted: PoolUse) -> bool {
+        self.allowed_uses().contains(&wanted.as_str())
+    }
+
+    /// Which nodes it is for, as stored; empty for all.
+    pub fn node_selector(&self) -> &str {
+        self.text("nodeSelector")
+    }
+
+    /// Which namespaces it is for, as stored; empty for all.
+    pub fn namespace_selector(&self) -> &str {
+        self.text("namespaceSelector")
+    }
+
+    fn text(&self, field: &str) -> &str {
+        self.resource.spec(field).and_then(serde_json::Value::as_str).unwrap_or("")
+    }
+
+    /// True if it is for a node with these labels.
+    ///
+    /// # Errors
+    /// [`SelectorError`] if its node selector cannot be read.
+    pub fn selects_node(&self, labels: &Labels) -> Result<bool, SelectorError> {
+        Ok(self.node_selector().parse::<Selector>()?.matches(labels))
+    }
+
+    /// True if it is for a namespace with these labels.
+    ///
+    /// # Errors
+    /// [`SelectorError`] if its namespace selector cannot be read.
+    pub fn selects_namespace(&self, labels: &Labels) -> Result<bool, SelectorError> {
+        Ok(self.namespace_selector().parse::<Selector>()?.matches(labels))
+    }
+}
+
+impl Document for Pool {
+    fn decode(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
+        Self::read(key, Resource::decode(ResourceKind::IpPool, key, value)?)
+    }
+
+    fn encode(&self) -> Result<Value, Malformed> {
+        self.resource.encode()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+
+    fn decode(spec: &str) -> Result<Pool, Malformed> {
+        Pool::decode(&keys::resource(ResourceKind::IpPool, "p"), format!("{{\"spec\":{spec}}}").as_bytes())
+    }
+
+    #[test]
+    fn defaults_are_applied_on_reading_only() {
+        let pool = decode(r#"{"cidr":"10.0.0.0/16","allowedUses":[],"blockSize":0,"nodeSelector":null}"#).unwrap();
+        assert_eq!((pool.block_size(), pool.assignment_mode()), (26, AssignmentMode::Automatic));
+        assert_eq!(pool.allowed_uses(), ["Workload", "Tunnel"]);
+        assert!(pool.selects_node(&Labels::new()).unwrap() && pool.selects_namespace(&Labels::new()).unwrap());
+        assert!(pool.is_enabled());
+        let text = String::from_utf8(pool.encode().unwrap().as_bytes().to_vec()).unwrap();
+        assert!(text.contains(r#""blockSize":0"#), "{text}");
+        assert_eq!(decode(r#"{"cidr":"fd80::/64"}"#).unwrap().block_size(), 122);
+    }
+
+    #[test]
+    fn a_pool_can_be_off_in_three_ways() {
+        let key = keys::resource(ResourceKind::IpPool, "p");
+        for (rest, enabled) in [
+            ("", true),
+            (
+                r#","status":{"conditions":[{"type":"Allocatable","status":"True"},{"type":"X","status":"False"}]}"#,
+                true,
+            ),
+            (r#","status":{"conditions":[{"type":"Allocatable","status":"False"}]}"#, false),
+            (r#","metadata":{"deletionTimestamp":"2026-11-21T00:00:00Z"}"#, false),
+            (r#","status":{"conditions":7}"#, true),
+        ] {
+            let text = format!(r#"{{"spec":{{"cidr":"10.0.0.0/16"}}{rest}}}"#);
+            assert_eq!(Pool::decode(&key, text.as_bytes()).unwrap().is_enabled(), enabled, "{text}");
+        }
+        let mut pool = decode(r#"{"cidr":"10.0.0.0/16"}"#).unwrap();
+        pool.disable();
+        assert!(!pool.is_enabled());
+        pool.enable();
+        assert!(pool.is_enabled());
+    }
+
+    #[test]
+    fn damaged_pools_are_errors() {
+        for spec in [
+            "{}",
+            r#"{"cidr":"x"}"#,
+            r#"{"cidr":"10.0.0.0/16","blockSize":-1}"#,
+            r#"{"cidr":"10.0.0.0/16","blockSize":"a"}"#,
+            "[]",
+            "null",
+        ] {
+            assert!(decode(spec).is_err(), "{spec}");
+        }
+    }
+
+    #[test]
+    fn a_new_pool_is_what_calico_writes() {
+        let new = NewPool::new("pool4", "10.65.0.0/16".parse().unwrap());
+        let pool = Pool::new(&new, "00000000-0000-4000-8000-000000000001", datetime!(2026-11-01 10:00 UTC)).unwrap();
+        let written: serde_json::Value = serde_json::from_slice(pool.encode().unwrap().as_bytes()).unwrap();
+        assert_eq!(
+            written,
+            json!({"kind":"IPPool","apiVersion":"projectcalico.org/v3","metadata":{"name":"pool4",
+                "uid":"00000000-0000-4000-8000-000000000001","creationTimestamp":"2026-11-01T10:00:00Z"},
+                "spec":{"cidr":"10.65.0.0/16","vxlanMode":"Never","ipipMode":"Never","blockSize":26,
+                "nodeSelector":"all()","allowedUses":["Workload","Tunnel"],"assignmentMode":"Automatic"}})
+        );
+    }
+}

@@ -1,0 +1,210 @@
+//! What a new pool must be like, as Calico checks it.
+
+use std::fmt;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use super::pool::{NewPool, Pool, PoolUse};
+use super::resource::check_name;
+use crate::net::{Family, overlap};
+use crate::selector::Selector;
+
+/// The prefix length of blocks where nothing is said: 64 addresses.
+pub fn default_block_size(family: Family) -> u8 {
+    match family {
+        Family::V4 => 26,
+        Family::V6 => 122,
+    }
+}
+
+/// The prefix length of blocks for a pool: what is wanted, or the default, but never blocks larger than the pool.
+pub fn fitting_block_size(cidr: IpNet, wanted: Option<u8>) -> u8 {
+    wanted.unwrap_or_else(|| default_block_size(Family::of_net(cidr))).max(cidr.prefix_len())
+}
+
+/// A pool that must not be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidPool {
+    field: &'static str,
+    value: String,
+    reason: String,
+}
+
+impl InvalidPool {
+    fn new(field: &'static str, value: impl fmt::Display, reason: impl fmt::Display) -> Self {
+        Self { field, value: value.to_string(), reason: reason.to_string() }
+    }
+
+    /// The field that is wrong.
+    pub fn field(&self) -> &'static str {
+        self.field
+    }
+
+    /// What is wrong with it.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+}
+
+impl fmt::Display for InvalidPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error with field {} = '{}' ({})", self.field, self.value, self.reason)
+    }
+}
+
+impl std::error::Error for InvalidPool {}
+
+/// Checks a new pool against the rules, the pools that exist, and the blocks that exist.
+///
+/// # Errors
+/// [`InvalidPool`] for the first rule that is broken: the name; a network that is strictly masked, not link-local and
+/// not IPv4 in disguise; blocks of /20 to /32, or /116 to /128, that fit into the pool; selectors that can be read and
+/// do not say `global()`; a use, with `LoadBalancer` only by itself; no other pool on the same addresses; no block of
+/// another size on them.
+pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result<(), InvalidPool> {
+    check_name(&new.name).map_err(|reason| InvalidPool::new("IPPool.Name", &new.name, reason))?;
+    check_network(new.cidr)?;
+    check_block_size(new)?;
+    check_selector("IPPool.NodeSelector", &new.node_selector)?;
+    check_selector("IPPool.NamespaceSelector", &new.namespace_selector)?;
+    check_uses(&new.allowed_uses)?;
+    check_neighbours(new, pools, blocks)
+}
+
+fn check_network(cidr: IpNet) -> Result<(), InvalidPool> {
+    let wrong = |reason: &str| Err(InvalidPool::new("IPPool.CIDR", cidr, reason));
+    if cidr != cidr.trunc() {
+        return wrong("IP pool CIDR is not strictly masked");
+    }
+    let clashes = match cidr {
+        IpNet::V4(_) => overlap(cidr, Ipv4Net::new_assert([169, 254, 0, 0].into(), 16).into()),
+        IpNet::V6(_) => overlap(cidr, Ipv6Net::new_assert([0xfe80, 0, 0, 0, 0, 0, 0, 0].into(), 10).into()),
+    };
+    match cidr {
+        IpNet::V4(_) if clashes => wrong("IP pool range overlaps with IPv4 Link Local range 169.254.0.0/16"),
+        IpNet::V6(_) if clashes => wrong("IP pool range overlaps with IPv6 Link Local range fe80::/10"),
+        IpNet::V6(net) if net.addr().to_ipv4_mapped().is_some() => wrong("IP pool range is IPv4 mapped into IPv6"),
+        _ => Ok(()),
+    }
+}
+
+fn check_block_size(new: &NewPool) -> Result<(), InvalidPool> {
+    let (least, most) = match new.cidr {
+        IpNet::V4(_) => (20, 32),
+        IpNet::V6(_) => (116, 128),
+    };
+    if !(least..=most).contains(&new.block_size) {
+        let reason = format_args!("block size must be between {least} and {most}").to_string();
+        return Err(InvalidPool::new("IPPool.BlockSize", new.block_size, reason));
+    }
+    if new.cidr.prefix_len() > new.block_size {
+        let reason = format_args!(
+            "IP pool size is too small for use with Calico IPAM. It must be equal to or greater than the block size, /{}",
+            new.block_size
+        )
+        .to_string();
+        return Err(InvalidPool::new("IPPool.CIDR", new.cidr, reason));
+    }
+    Ok(())
+}
+
+fn check_selector(field: &'static str, text: &str) -> Result<(), InvalidPool> {
+    match text.parse::<Selector>() {
+        Err(error) => Err(InvalidPool::new(field, text, error)),
+        Ok(selector) if selector.uses_global() => Err(InvalidPool::new(field, text, "global() is not allowed here")),
+        Ok(_) => Ok(()),
+    }
+}
+
+fn check_uses(uses: &[PoolUse]) -> Result<(), InvalidPool> {
+    let shown = uses.iter().map(|used| used.as_str()).collect::<Vec<_>>().join(",");
+    if uses.is_empty() {
+        return Err(InvalidPool::new("IPPool.AllowedUses", shown, "at least one use is needed"));
+    }
+    if uses.contains(&PoolUse::LoadBalancer) && uses.iter().any(|used| *used != PoolUse::LoadBalancer) {
+        return Err(InvalidPool::new(
+            "IPPool.AllowedUses",
+            shown,
+            "LoadBalancer cannot be used together with other uses",
+        ));
+    }
+    Ok(())
+}
+
+fn check_neighbours(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result<(), InvalidPool> {
+    if let Some(other) = pools.iter().find(|pool| pool.name() != new.name && overlap(pool.cidr(), new.cidr)) {
+        let reason =
+            format_args!("IPPool({}) CIDR overlaps with IPPool({}) CIDR {}", new.name, other.name(), other.cidr())
+                .to_string();
+        return Err(InvalidPool::new("IPPool.CIDR", new.cidr, reason));
+    }
+    let odd = |block: &&IpNet| overlap(**block, new.cidr) && block.prefix_len() != new.block_size;
+    if let Some(block) = blocks.iter().find(odd) {
+        let reason = format_args!("block {block} of another size exists inside").to_string();
+        return Err(InvalidPool::new("IPPool.BlockSize", new.block_size, reason));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+
+    fn new(cidr: &str, block_size: u8) -> NewPool {
+        NewPool::new("p", cidr.parse().unwrap()).with_block_size(block_size)
+    }
+
+    #[test]
+    fn each_rule_names_its_field() {
+        let other = NewPool::new("other", "10.1.0.0/16".parse().unwrap());
+        let pools = [Pool::new(&other, "u", datetime!(2026-01-01 0:00 UTC)).unwrap()];
+        let blocks = ["10.2.0.0/28".parse().unwrap()];
+        for (pool, field, reason) in [
+            (NewPool { name: "A".into(), ..new("10.0.0.0/16", 26) }, "IPPool.Name", "a-z"),
+            (new("10.0.0.1/16", 26), "IPPool.CIDR", "strictly masked"),
+            (new("169.254.1.0/24", 26), "IPPool.CIDR", "Link Local"),
+            (new("0.0.0.0/0", 26), "IPPool.CIDR", "Link Local"),
+            (new("fe80::/64", 122), "IPPool.CIDR", "Link Local"),
+            (new("::ffff:10.0.0.0/112", 122), "IPPool.CIDR", "mapped"),
+            (new("10.0.0.0/16", 19), "IPPool.BlockSize", "between 20 and 32"),
+            (new("10.0.0.0/16", 33), "IPPool.BlockSize", "between 20 and 32"),
+            (new("fd80::/64", 115), "IPPool.BlockSize", "between 116 and 128"),
+            (new("10.0.0.0/28", 26), "IPPool.CIDR", "too small"),
+            (new("10.0.0.0/16", 26).with_node_selector("a =="), "IPPool.NodeSelector", "string"),
+            (new("10.0.0.0/16", 26).with_node_selector("!global()"), "IPPool.NodeSelector", "global()"),
+            (new("10.0.0.0/16", 26).with_namespace_selector("("), "IPPool.NamespaceSelector", ""),
+            (new("10.0.0.0/16", 26).with_allowed_uses([]), "IPPool.AllowedUses", "at least one"),
+            (
+                new("10.0.0.0/16", 26).with_allowed_uses([PoolUse::LoadBalancer, PoolUse::Tunnel]),
+                "IPPool.AllowedUses",
+                "together",
+            ),
+            (new("10.1.2.0/24", 26), "IPPool.CIDR", "IPPool(p) CIDR overlaps with IPPool(other) CIDR 10.1.0.0/16"),
+            (new("10.0.0.0/8", 26), "IPPool.CIDR", "overlaps"),
+            (new("10.2.0.0/16", 26), "IPPool.BlockSize", "10.2.0.0/28"),
+        ] {
+            let error = check_new_pool(&pool, &pools, &blocks).unwrap_err();
+            assert_eq!(error.field(), field, "{error}");
+            assert!(error.reason().contains(reason), "{error}");
+        }
+        for good in [new("10.0.0.0/16", 26), new("10.0.0.0/32", 32), new("fd80::/64", 122), new("10.2.0.0/16", 28)] {
+            assert_eq!(check_new_pool(&good, &pools, &blocks), Ok(()));
+        }
+        assert_eq!(
+            check_new_pool(&new("10.0.0.1/16", 26), &[], &[]).unwrap_err().to_string(),
+            "error with field IPPool.CIDR = '10.0.0.1/16' (IP pool CIDR is not strictly masked)"
+        );
+    }
+
+    #[test]
+    fn blocks_shrink_to_fit() {
+        let net = |text: &str| text.parse().unwrap();
+        assert_eq!(fitting_block_size(net("10.0.0.0/16"), None), 26);
+        assert_eq!(fitting_block_size(net("10.0.0.0/28"), None), 28);
+        assert_eq!(fitting_block_size(net("10.0.0.0/28"), Some(26)), 28);
+        assert_eq!(fitting_block_size(net("fd80::/64"), Some(120)), 120);
+        assert_eq!(fitting_block_size(net("fd80::/126"), None), 126);
+    }
+}

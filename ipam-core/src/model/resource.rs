@@ -1,0 +1,199 @@
+//! The common shape of pools, reservations and nodes: kind, metadata, spec.
+
+use std::collections::BTreeMap;
+
+use kv::{Key, Value};
+use serde_json::Map;
+use time::OffsetDateTime;
+
+use super::codec::{Malformed, from_json, to_json};
+use super::keys::{self, ResourceKind};
+use crate::timestamps::rfc3339;
+
+/// Labels or annotations: names and their values.
+pub type Labels = BTreeMap<String, String>;
+
+type Object = Map<String, serde_json::Value>;
+
+/// A resource as it was read, with nothing lost: what this version does not know is passed on untouched.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resource {
+    name: String,
+    document: Object,
+}
+
+impl Resource {
+    /// A new resource with an empty spec. `uid` is a random UUID; the time is cut to the second.
+    pub fn new(kind: ResourceKind, name: &str, uid: &str, now: OffsetDateTime) -> Self {
+        let document = serde_json::json!({
+            "kind": kind.kind(),
+            "apiVersion": "projectcalico.org/v3",
+            "metadata": { "name": name, "uid": uid, "creationTimestamp": rfc3339(now) },
+            "spec": {},
+        });
+        let serde_json::Value::Object(document) = document else { return Self::empty(name) };
+        Self { name: name.to_owned(), document }
+    }
+
+    fn empty(name: &str) -> Self {
+        Self { name: name.to_owned(), document: Object::new() }
+    }
+
+    /// Reads a resource. The name is the key's, since some writers leave it out of the metadata.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the key is not of this kind, or the value is not an object.
+    pub(super) fn decode(kind: ResourceKind, key: &Key, value: &[u8]) -> Result<Self, Malformed> {
+        let name = keys::parse_resource(kind, key)
+            .ok_or_else(|| Malformed::new(key, format_args!("not the key of a resource of kind {}", kind.kind())))?;
+        Ok(Self { name: name.to_owned(), document: from_json(key, value)? })
+    }
+
+    /// Writes the resource.
+    pub(super) fn encode(&self) -> Result<Value, Malformed> {
+        to_json(&self.document)
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The unique id; empty if there is none.
+    pub fn uid(&self) -> &str {
+        self.metadata("uid").and_then(serde_json::Value::as_str).unwrap_or("")
+    }
+
+    /// When it was made, as stored; empty if that is not recorded.
+    pub fn creation_timestamp(&self) -> &str {
+        self.metadata("creationTimestamp").and_then(serde_json::Value::as_str).unwrap_or("")
+    }
+
+    /// True if somebody has asked for its deletion.
+    pub fn is_being_deleted(&self) -> bool {
+        self.metadata("deletionTimestamp").is_some_and(|stamp| !stamp.is_null())
+    }
+
+    /// The labels. A value that is not text is left out.
+    pub fn labels(&self) -> Labels {
+        text_map(self.metadata("labels"))
+    }
+
+    /// One annotation.
+    pub fn annotation(&self, name: &str) -> Option<&str> {
+        self.metadata("annotations")?.get(name)?.as_str()
+    }
+
+    /// Sets one annotation.
+    pub fn set_annotation(&mut self, name: &str, value: &str) {
+        let metadata = object(self.document.entry("metadata"));
+        object(metadata.entry("annotations")).insert(name.to_owned(), value.into());
+    }
+
+    /// Sets the labels, replacing all.
+    pub fn set_labels(&mut self, labels: &Labels) {
+        let metadata = object(self.document.entry("metadata"));
+        let labels = labels.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
+        metadata.insert("labels".to_owned(), serde_json::Value::Object(labels));
+    }
+
+    fn metadata(&self, field: &str) -> Option<&serde_json::Value> {
+        self.document.get("metadata")?.get(field)
+    }
+
+    /// A field of the spec; `null` counts as absent.
+    pub(super) fn spec(&self, field: &str) -> Option<&serde_json::Value> {
+        self.document.get("spec")?.get(field).filter(|value| !value.is_null())
+    }
+
+    /// Sets a field of the spec, or removes it as Go's `omitempty` does.
+    pub(super) fn set_spec(&mut self, field: &str, value: Option<serde_json::Value>) {
+        let spec = object(self.document.entry("spec"));
+        match value {
+            Some(value) => spec.insert(field.to_owned(), value),
+            None => spec.remove(field),
+        };
+    }
+
+    /// A field of the status.
+    pub(super) fn status(&self, field: &str) -> Option<&serde_json::Value> {
+        self.document.get("status")?.get(field)
+    }
+
+    /// Sets a whole part of the document.
+    pub(super) fn set_part(&mut self, part: &str, value: serde_json::Value) {
+        self.document.insert(part.to_owned(), value);
+    }
+}
+
+/// The object under an entry; what is there and is no object is replaced.
+fn object(entry: serde_json::map::Entry<'_>) -> &mut Object {
+    let value = entry.or_insert(serde_json::Value::Null);
+    loop {
+        match value {
+            serde_json::Value::Object(object) => return object,
+            _ => *value = serde_json::Value::Object(Object::new()),
+        }
+    }
+}
+
+/// A map of texts; what is not a text is left out.
+fn text_map(value: Option<&serde_json::Value>) -> Labels {
+    let entries = value.and_then(serde_json::Value::as_object).into_iter().flatten();
+    entries.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
+}
+
+/// Checks the name of a resource: what can be a DNS subdomain, as Calico asks for.
+///
+/// # Errors
+/// What is wrong with the name.
+pub fn check_name(name: &str) -> Result<(), &'static str> {
+    let good_part = |part: &str| {
+        part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+            && !part.is_empty()
+            && !part.starts_with('-')
+            && !part.ends_with('-')
+    };
+    if name.is_empty() {
+        Err("a name is needed")
+    } else if name.len() > 253 {
+        Err("a name has at most 253 characters")
+    } else if name.split('.').all(good_part) {
+        Ok(())
+    } else {
+        Err("a name has only a-z, 0-9, '-' and '.', and begins and ends each part with a letter or a digit")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_subdomains() {
+        for name in ["a", "pool4", "10-0-0-0-24", "a.b-c.d"] {
+            assert_eq!(check_name(name), Ok(()), "{name}");
+        }
+        for name in ["", "A", "a_b", "-a", "a-", "a..b", ".a", "a/b", "a b", &"a".repeat(254)] {
+            assert!(check_name(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_unknown_stays() {
+        let key = keys::resource(ResourceKind::Node, "n");
+        let text =
+            br#"{"apiVersion":"x","later":{"a":null},"metadata":{"creationTimestamp":null,"labels":{"a":"b","c":1}}}"#;
+        let mut node = Resource::decode(ResourceKind::Node, &key, text).unwrap();
+        assert_eq!(node.encode().unwrap().as_bytes(), text);
+        assert_eq!(node.name(), "n");
+        assert_eq!(node.labels(), Labels::from([("a".into(), "b".into())]));
+        node.set_annotation("x", "y");
+        node.set_spec("s", Some(1.into()));
+        node.set_spec("t", None);
+        assert_eq!(node.annotation("x"), Some("y"));
+        assert_eq!(node.spec("s"), Some(&1.into()));
+        assert!(Resource::decode(ResourceKind::Node, &key, b"[]").is_err());
+        assert!(Resource::decode(ResourceKind::IpPool, &key, b"{}").is_err());
+    }
+}

@@ -1,0 +1,214 @@
+//! Arithmetic on addresses and networks, the same for both families.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::{Serialize, Serializer};
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// The family of an address.
+    pub fn of(ip: IpAddr) -> Self {
+        if ip.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    /// The family of a network.
+    pub fn of_net(net: IpNet) -> Self {
+        Self::of(net.addr())
+    }
+
+    /// How many bits an address has: 32 or 128.
+    pub fn bits(self) -> u8 {
+        match self {
+            Self::V4 => 32,
+            Self::V6 => 128,
+        }
+    }
+
+    /// The family's part of a key: `ipv4` or `ipv6`.
+    pub fn key_segment(self) -> &'static str {
+        match self {
+            Self::V4 => "ipv4",
+            Self::V6 => "ipv6",
+        }
+    }
+
+    /// The address with this number. `None` if the number is too big for the family.
+    pub fn address(self, number: u128) -> Option<IpAddr> {
+        match self {
+            Self::V4 => u32::try_from(number).ok().map(|bits| Ipv4Addr::from_bits(bits).into()),
+            Self::V6 => Some(Ipv6Addr::from_bits(number).into()),
+        }
+    }
+
+    /// The network of `prefix` bits around an address. `None` if the family has fewer bits or the address is of the
+    /// other family.
+    pub fn network(self, ip: IpAddr, prefix: u8) -> Option<IpNet> {
+        let net = match (self, ip) {
+            (Self::V4, IpAddr::V4(ip)) => Ipv4Net::new(ip, prefix).ok()?.into(),
+            (Self::V6, IpAddr::V6(ip)) => Ipv6Net::new(ip, prefix).ok()?.into(),
+            _ => return None,
+        };
+        Some(IpNet::trunc(&net))
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+/// The number of an address: its bits as an integer.
+pub fn number(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(ip) => ip.to_bits().into(),
+        IpAddr::V6(ip) => ip.to_bits(),
+    }
+}
+
+/// The numbers of the first and the last address of a network, both inclusive.
+pub fn bounds(net: IpNet) -> (u128, u128) {
+    (number(net.network()), number(net.broadcast()))
+}
+
+/// The address `offset` places after the first one of a network. `None` if that lies outside.
+pub fn nth(net: IpNet, offset: u128) -> Option<IpAddr> {
+    let (first, last) = bounds(net);
+    let number = first.checked_add(offset).filter(|number| *number <= last)?;
+    Family::of_net(net).address(number)
+}
+
+/// True if the two networks share an address.
+pub fn overlap(a: IpNet, b: IpNet) -> bool {
+    a.contains(&b) || b.contains(&a)
+}
+
+/// A number of addresses: exact from 0 up to 2^128, which is all of IPv6 and one more than `u128` can hold.
+///
+/// Sums stop at 2^128. Shown, and serialised, as decimal text, since JSON readers lose what exceeds 2^53.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Count {
+    // Only with `low == 0`: the number is then 2^128. First, so that the derived order is the order of numbers.
+    all: bool,
+    low: u128,
+}
+
+impl Count {
+    /// No address.
+    pub const ZERO: Self = Self { all: false, low: 0 };
+    /// 2^128: as many as there are in IPv6.
+    pub const ALL: Self = Self { all: true, low: 0 };
+
+    /// This many.
+    pub const fn new(count: u128) -> Self {
+        Self { all: false, low: count }
+    }
+
+    /// How many addresses a network has.
+    pub fn of_net(net: IpNet) -> Self {
+        let host_bits = u32::from(Family::of_net(net).bits() - net.prefix_len());
+        1_u128.checked_shl(host_bits).map_or(Self::ALL, Self::new)
+    }
+
+    /// How many addresses lie between two numbers, both inclusive. 0 if `last` is before `first`.
+    pub fn of_span(first: u128, last: u128) -> Self {
+        match last.checked_sub(first) {
+            None => Self::ZERO,
+            Some(distance) => distance.checked_add(1).map_or(Self::ALL, Self::new),
+        }
+    }
+
+    /// The sum, at most 2^128.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        if self.all || other.all {
+            return Self::ALL;
+        }
+        self.low.checked_add(other.low).map_or(Self::ALL, Self::new)
+    }
+
+    /// The difference, at least 0.
+    #[must_use]
+    pub fn minus(self, other: Self) -> Self {
+        match (self.all, other.all) {
+            (_, true) => Self::ZERO,
+            (true, false) if other.low == 0 => Self::ALL,
+            // 2^128 - x, with x > 0, in arithmetic modulo 2^128.
+            (true, false) => Self::new(other.low.wrapping_neg()),
+            (false, false) => Self::new(self.low.saturating_sub(other.low)),
+        }
+    }
+
+    /// The number, where it fits. `None` for 2^128.
+    pub fn to_u128(self) -> Option<u128> {
+        (!self.all).then_some(self.low)
+    }
+
+    /// The number as a float, for percentages only.
+    #[expect(clippy::cast_precision_loss, reason = "a percentage needs no more")]
+    pub fn to_f64(self) -> f64 {
+        if self.all { (u128::MAX as f64) + 1.0 } else { self.low as f64 }
+    }
+}
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.all { f.pad("340282366920938463463374607431768211456") } else { f.pad(&self.low.to_string()) }
+    }
+}
+
+impl Serialize for Count {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl From<usize> for Count {
+    fn from(count: usize) -> Self {
+        Self::new(count as u128)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_exact_up_to_all_of_ipv6() {
+        let all = Count::of_net("::/0".parse().unwrap());
+        assert_eq!(all, Count::ALL);
+        assert_eq!(all.to_string(), "340282366920938463463374607431768211456");
+        assert_eq!(all.minus(Count::new(1)), Count::new(u128::MAX));
+        assert_eq!(all.minus(Count::ZERO), all);
+        assert_eq!(all.minus(all), Count::ZERO);
+        assert_eq!(Count::new(u128::MAX).plus(Count::new(1)), all);
+        assert!(all > Count::new(u128::MAX));
+        assert_eq!(Count::of_span(0, u128::MAX), all);
+        assert_eq!(Count::of_span(5, 4), Count::ZERO);
+        assert_eq!(Count::of_net("0.0.0.0/0".parse().unwrap()), Count::new(1 << 32));
+        assert_eq!(Count::of_net("10.0.0.1/32".parse().unwrap()), Count::new(1));
+        assert_eq!(serde_json::to_string(&Count::new(7)).unwrap(), "\"7\"");
+    }
+
+    #[test]
+    fn the_nth_address_stays_inside() {
+        let net: IpNet = "255.255.255.252/30".parse().unwrap();
+        assert_eq!(nth(net, 3), Some("255.255.255.255".parse().unwrap()));
+        assert_eq!(nth(net, 4), None);
+        let all: IpNet = "::/0".parse().unwrap();
+        assert_eq!(nth(all, u128::MAX), Some("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap()));
+    }
+}

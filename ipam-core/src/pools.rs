@@ -1,0 +1,246 @@
+//! Which pools an address may come from, and in which order their blocks are tried.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::model::{AssignmentMode, HostReserved, Labels, Pool, PoolUse};
+use crate::net::{Count, Family, number};
+use crate::selector::SelectorError;
+
+/// Why no pool can be used. The texts are Calico's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// A requested pool is neither a network nor the name of a pool.
+    UnknownName(String),
+    /// A requested pool is of the other family.
+    WrongFamily(IpAddr, Family),
+    /// No enabled pool has exactly this network.
+    NotGiven(IpNet),
+    /// No pool of the family is enabled, or none has large enough blocks.
+    NoneQualified,
+    /// No pool is for this node and namespace.
+    NoneForNode(String),
+    /// None of the pools may be used for this.
+    NoneForUse(PoolUse),
+    /// A selector of this pool cannot be read.
+    BadSelector(String, SelectorError),
+    /// The wanted address is in no enabled pool.
+    AddressOutside,
+    /// The wanted address is in a pool that may not be used for this.
+    AddressNotForUse {
+        /// The address.
+        ip: IpAddr,
+        /// The name of its pool.
+        pool: String,
+        /// For what it is wanted.
+        wanted: PoolUse,
+        /// What the pool may be used for.
+        allowed: Vec<String>,
+    },
+}
+
+impl fmt::Display for PoolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownName(text) => write!(f, "error parsing pool {text:?}: invalid CIDR address: {text}"),
+            Self::WrongFamily(ip, family) => write!(f, "\"{ip}\" isn't a {family} address"),
+            Self::NotGiven(net) => write!(f, "the given pool ({net}) does not exist, or is not enabled"),
+            Self::NoneQualified => f.write_str("cannot find a qualified ippool"),
+            Self::NoneForNode(node) => write!(f, "no configured Calico pools for node {node}"),
+            Self::NoneForUse(wanted) => {
+                write!(f, "cannot find a qualified ippool, no pools match the required use ({wanted})")
+            }
+            Self::BadSelector(pool, error) => write!(f, "pool {pool}: {error}"),
+            // The line feed is part of Calico's text.
+            Self::AddressOutside => f.write_str("The provided IP address is not in a configured pool\n"),
+            Self::AddressNotForUse { ip, pool, wanted, allowed } => write!(
+                f,
+                "IP address {ip} is in IP pool {pool:?}, which is not allowed for use \"{wanted}\" (allowedUses: [{}])",
+                allowed.join(" ")
+            ),
+        }
+    }
+}
+
+impl std::error::Error for PoolError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::BadSelector(_, error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// The network of a pool that a request names, by its network or by its name. Whether there is such a pool, and whether
+/// it is enabled, is for [`select_pools`] to say.
+///
+/// # Errors
+/// [`PoolError::UnknownName`] and [`PoolError::WrongFamily`].
+pub fn parse_requested(text: &str, pools: &[Pool], family: Family) -> Result<IpNet, PoolError> {
+    let by_name = || pools.iter().find(|pool| pool.name() == text).map(Pool::cidr);
+    let net = text.parse().ok().or_else(by_name).ok_or_else(|| PoolError::UnknownName(text.to_owned()))?.trunc();
+    if Family::of_net(net) == family { Ok(net) } else { Err(PoolError::WrongFamily(net.network(), family)) }
+}
+
+/// For whom pools are chosen.
+#[derive(Clone, Debug)]
+pub struct PoolQuery<'a> {
+    /// The family of the wanted addresses.
+    pub family: Family,
+    /// The networks of the pools that are asked for, in order; none to choose by selectors.
+    pub requested: &'a [IpNet],
+    /// The node that asks.
+    pub node: &'a str,
+    /// Its labels.
+    pub node_labels: &'a Labels,
+    /// The labels of the container's namespace.
+    pub namespace_labels: &'a Labels,
+    /// For what the addresses are wanted.
+    pub wanted: PoolUse,
+    /// What the node keeps for itself in each block.
+    pub host_reserved: Option<&'a HostReserved>,
+}
+
+/// The pools to take addresses from, in the order in which to try them.
+///
+/// `all` are all pools in the order of their names. Requested pools are taken in the order of the request, whatever
+/// their selectors and assignment mode say; else all that are automatic and select both node and namespace. In either
+/// case only enabled pools count, whose blocks hold more than the host keeps for itself, and that may be used for what
+/// is wanted.
+///
+/// # Errors
+/// [`PoolError`] if no pool is left, or a requested one is not there.
+pub fn select_pools<'a>(all: &'a [Pool], query: &PoolQuery<'_>) -> Result<Vec<&'a Pool>, PoolError> {
+    let usable: Vec<&Pool> = enabled_pools(all, query.family).filter(|pool| has_room(pool, query)).collect();
+    if usable.is_empty() && query.requested.is_empty() {
+        return Err(PoolError::NoneQualified);
+    }
+    let mut chosen = if query.requested.is_empty() { selected(&usable, query)? } else { requested(&usable, query)? };
+    if chosen.is_empty() {
+        return Err(PoolError::NoneForNode(query.node.to_owned()));
+    }
+    chosen.retain(|pool| pool.allows(query.wanted));
+    if chosen.is_empty() {
+        return Err(PoolError::NoneForUse(query.wanted));
+    }
+    Ok(chosen)
+}
+
+/// The pools of a family that addresses may be given out of at all.
+pub fn enabled_pools(all: &[Pool], family: Family) -> impl Iterator<Item = &Pool> {
+    all.iter().filter(move |pool| pool.family() == family && pool.is_enabled())
+}
+
+/// True if the pool's blocks fit into it and hold more than the host keeps of each for itself.
+fn has_room(pool: &Pool, query: &PoolQuery<'_>) -> bool {
+    let kept = query.host_reserved.map_or(0, |kept| kept.start.saturating_add(kept.end));
+    block_addresses(pool).is_some_and(|addresses| addresses > Count::from(kept))
+}
+
+/// How many addresses a block of the pool has. `None` if the pool cannot be cut into such blocks.
+fn block_addresses(pool: &Pool) -> Option<Count> {
+    let first = pool.family().network(pool.cidr().network(), pool.block_size())?;
+    (pool.block_size() >= pool.cidr().prefix_len()).then(|| Count::of_net(first))
+}
+
+fn requested<'a>(usable: &[&'a Pool], query: &PoolQuery<'_>) -> Result<Vec<&'a Pool>, PoolError> {
+    let mut chosen: Vec<&Pool> = Vec::new();
+    for net in query.requested {
+        let pool = usable.iter().find(|pool| pool.cidr() == *net).ok_or(PoolError::NotGiven(*net))?;
+        if !chosen.iter().any(|other| other.cidr() == *net) {
+            chosen.push(pool);
+        }
+    }
+    Ok(chosen)
+}
+
+fn selected<'a>(usable: &[&'a Pool], query: &PoolQuery<'_>) -> Result<Vec<&'a Pool>, PoolError> {
+    let mut chosen = Vec::new();
+    for pool in usable.iter().filter(|pool| pool.assignment_mode() == AssignmentMode::Automatic) {
+        if selects(pool, query.node_labels, query.namespace_labels)? {
+            chosen.push(*pool);
+        }
+    }
+    Ok(chosen)
+}
+
+/// True if the pool is for a node and a namespace with these labels.
+///
+/// # Errors
+/// [`PoolError::BadSelector`] if one of its selectors cannot be read.
+pub fn selects(pool: &Pool, node: &Labels, namespace: &Labels) -> Result<bool, PoolError> {
+    let both = pool.selects_node(node).and_then(|node| Ok(node && pool.selects_namespace(namespace)?));
+    both.map_err(|error| PoolError::BadSelector(pool.name().to_owned(), error))
+}
+
+/// The enabled pool that a wanted address is in.
+///
+/// # Errors
+/// [`PoolError::AddressOutside`] and [`PoolError::AddressNotForUse`].
+pub fn pool_of(all: &[Pool], ip: IpAddr, wanted: PoolUse) -> Result<&Pool, PoolError> {
+    let mut enabled = enabled_pools(all, Family::of(ip));
+    let pool = enabled.find(|pool| pool.cidr().contains(&ip)).ok_or(PoolError::AddressOutside)?;
+    if pool.allows(wanted) {
+        return Ok(pool);
+    }
+    let allowed = pool.allowed_uses().into_iter().map(str::to_owned).collect();
+    Err(PoolError::AddressNotForUse { ip, pool: pool.name().to_owned(), wanted, allowed })
+}
+
+/// The block of a pool that an address lies in. `None` if the address is not of the pool, or the pool cannot be cut into
+/// such blocks.
+pub fn block_of(pool: &Pool, ip: IpAddr) -> Option<IpNet> {
+    block_addresses(pool)?;
+    pool.cidr().contains(&ip).then(|| pool.family().network(ip, pool.block_size()))?
+}
+
+/// Where a host starts in the blocks of each pool: the 32-bit FNV-1 hash of its name, so that hosts begin at different
+/// blocks and rarely want the same one.
+pub fn start_of(host: &str) -> u64 {
+    let hash = host.bytes().fold(0x811c_9dc5_u32, |hash, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte));
+    hash.into()
+}
+
+/// All blocks of a pool, each once: from the one at `start`, modulo their number, to the last, then from the first on.
+///
+/// `start` is [`start_of`] the host, so that a host tends to the same blocks; a random number suits pools whose blocks
+/// are single addresses better, since such a block is never shared.
+pub fn blocks_from(pool: &Pool, start: u64) -> Blocks {
+    let count = block_addresses(pool).map_or(0, |_| {
+        let bits = u32::from(pool.block_size() - pool.cidr().prefix_len());
+        // Only ::/0 in blocks of one address has more than fits; leaving out its very last block harms nobody.
+        1_u128.checked_shl(bits).unwrap_or(u128::MAX)
+    });
+    let index = u128::from(start).checked_rem(count).unwrap_or(0);
+    Blocks { pool: pool.cidr(), block_size: pool.block_size(), count, index, left: count }
+}
+
+/// The blocks of a pool, from [`blocks_from`].
+#[derive(Clone, Debug)]
+pub struct Blocks {
+    pool: IpNet,
+    block_size: u8,
+    count: u128,
+    index: u128,
+    left: u128,
+}
+
+impl Iterator for Blocks {
+    type Item = IpNet;
+
+    fn next(&mut self) -> Option<IpNet> {
+        self.left = self.left.checked_sub(1)?;
+        let family = Family::of_net(self.pool);
+        // A block is at most as large as the pool, and all before it are inside the pool: nothing overflows.
+        let distance = self.index.checked_shl(u32::from(family.bits().saturating_sub(self.block_size))).unwrap_or(0);
+        self.index = if self.index + 1 == self.count { 0 } else { self.index + 1 };
+        let first = number(self.pool.network()).checked_add(distance)?;
+        family.network(family.address(first)?, self.block_size)
+    }
+}
+
+#[cfg(test)]
+mod tests;

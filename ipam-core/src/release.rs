@@ -1,0 +1,274 @@
+//! Giving addresses back: of an attachment, of a handle, or one by one. Each is one commit.
+//!
+//! Guards: every block that loses an address and the handles of those addresses, so that nothing is released that has
+//! been given to somebody else meanwhile. Which blocks to look at is read from the handle without a guard when nothing
+//! of it is found: then there is nothing to release, as of the revision that was read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use kv::{Deadline, Range, Transaction};
+
+use crate::attachment::{Attachment, Claim, NETWORK};
+use crate::error::{Error, Result};
+use crate::ipam::Ipam;
+use crate::model::keys::{self, ResourceKind};
+use crate::model::{Attribute, Block, Document, Handle, Node, Owner, Pool, ReleaseRequest, handle_id};
+use crate::pools;
+use crate::surroundings::{decode_all, passes_over, pool_holding, read_config};
+use crate::workset::Workset;
+
+/// What a release of single addresses did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReleasedAddresses {
+    /// Addresses that were held and are not any more.
+    pub released: Vec<IpAddr>,
+    /// Addresses that nobody held.
+    pub unallocated: Vec<IpAddr>,
+}
+
+impl Ipam {
+    /// Frees whatever is recorded for an attachment, and what its handle holds on its node without saying for which
+    /// interface. Nothing there is not an error, so that it can be repeated. `old_handles` are the handles under which
+    /// earlier versions of Calico kept a workload's addresses.
+    ///
+    /// # Errors
+    /// Those of the store, and damaged documents that stand in the way.
+    pub async fn release_attachment(
+        &self,
+        attachment: &Attachment,
+        old_handles: &[String],
+        deadline: Deadline,
+    ) -> Result<Vec<IpAddr>> {
+        let handle = attachment.handle();
+        let handles: Vec<String> = [handle].into_iter().chain(old_handles.iter().cloned()).collect();
+        let body = async |tx: &mut Transaction<'_>| {
+            prefetch(self, tx, &attachment.node, &handles).await?;
+            let mut own = attachment.clone();
+            own.node = self.known_name(tx, &attachment.node).await?;
+            let mine = |entry: &Attribute| own.claim(entry) != Claim::Foreign;
+            self.release_handles(tx, &handles, Some(&own.node), mine).await
+        };
+        Ok(self.transact(deadline, body).await?.value)
+    }
+
+    /// Frees all that a handle holds, on whatever node.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such handle; those of the store.
+    pub async fn release_by_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
+        let handles = [handle.to_owned()];
+        let body = async |tx: &mut Transaction<'_>| {
+            prefetch(self, tx, "", &handles).await?;
+            if tx.get(&keys::handle(handle)).await?.is_none() {
+                return Err(Error::NotFound(format!("handle {handle}")));
+            }
+            self.release_handles(tx, &handles, None, |_| true).await
+        };
+        Ok(self.transact(deadline, body).await?.value)
+    }
+
+    /// Frees all that is recorded for a container, in every network. A commit for each handle.
+    ///
+    /// # Errors
+    /// `NotFound` if nothing is recorded for the container; those of the store.
+    pub async fn release_by_container(&self, container: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
+        let blocks = kv::StoreExt::list(self.store(), Range::Prefix(keys::blocks_prefix(None))).await?;
+        let blocks = blocks.kvs.into_iter().map(|kv| (kv.key, kv.value)).collect::<Vec<_>>();
+        let mut handles = BTreeSet::new();
+        for block in decode_all::<Block>(&blocks) {
+            for (_, entry) in block.allocated() {
+                let Some(handle) = entry.handle() else { continue };
+                let recorded = entry.get(NETWORK).is_some_and(|network| handle_id(network, container) == handle);
+                if recorded || handle == container {
+                    handles.insert(handle.to_owned());
+                }
+            }
+        }
+        if handles.is_empty() {
+            return Err(Error::NotFound(format!("an address of container {container}")));
+        }
+        let mut released = Vec::new();
+        for handle in handles {
+            released.extend(self.release_by_handle(&handle, deadline).await?);
+        }
+        Ok(released)
+    }
+
+    /// Frees single addresses, all in one commit or none. Those that nobody holds are returned as such.
+    ///
+    /// # Errors
+    /// `ReleaseConflict` if one is held by another handle, or has another sequence number, than its request says.
+    pub async fn release_ips(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReleasedAddresses> {
+        let body = async |tx: &mut Transaction<'_>| {
+            let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
+            tx.prefetch([keys::config()], [pools_range.clone()]).await?;
+            let config = read_config(tx).await?;
+            let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range).await?);
+            let blocks = blocks_of(tx, &pools, requests).await?;
+            let mut work = Workset::new(tx, self.now(), config.cooldown_seconds());
+            work.read_ahead(blocks.keys().copied()).await?;
+            let mut done = ReleasedAddresses::default();
+            for (cidr, requests) in blocks {
+                self.release_from(&mut work, cidr, &requests, config.cooldown_seconds(), &mut done).await?;
+            }
+            work.write().await?;
+            Ok(done)
+        };
+        Ok(self.transact(deadline, body).await?.value)
+    }
+
+    /// Releases from one block.
+    async fn release_from(
+        &self,
+        work: &mut Workset<'_, '_>,
+        cidr: IpNet,
+        requests: &[ReleaseRequest],
+        cooldown_seconds: i64,
+        done: &mut ReleasedAddresses,
+    ) -> Result<()> {
+        let nobodys = || requests.iter().map(|request| request.address);
+        let Some(block) = work.block(cidr).await? else {
+            done.unallocated.extend(nobodys());
+            return Ok(());
+        };
+        if requests.iter().all(|request| block.attributes_of(request.address).is_none()) {
+            done.unallocated.extend(nobodys());
+            return Ok(());
+        }
+        let now = self.now();
+        let released = work.change(cidr, |block| block.release_addresses(requests, now, cooldown_seconds)).await?;
+        let Some(released) = released else { return Ok(()) };
+        let released = released.map_err(|conflict| Error::ReleaseConflict(conflict.to_string()))?;
+        for handle in released.by_handle.keys() {
+            work.touch_handle(handle, cidr);
+        }
+        done.released.extend(released.released);
+        done.unallocated.extend(released.unallocated);
+        Ok(())
+    }
+
+    /// Releases what the handles hold and `mine` says is to go.
+    async fn release_handles(
+        &self,
+        tx: &mut Transaction<'_>,
+        handles: &[String],
+        node: Option<&str>,
+        mine: impl Fn(&Attribute) -> bool,
+    ) -> Result<Vec<IpAddr>> {
+        let config = read_config(tx).await?;
+        let (now, rest) = (self.now(), config.cooldown_seconds());
+        let mut released = Vec::new();
+        let mut work = Workset::new(tx, now, rest);
+        let named = blocks_of_handles(&mut work, handles).await?;
+        work.read_ahead(named.iter().map(|(_, cidr)| *cidr)).await?;
+        let mut emptied = BTreeSet::new();
+        for (handle, cidr) in &named {
+            let test = |_: IpAddr, entry: &Attribute| entry.has_handle(handle) && mine(entry);
+            let found = match work.block(*cidr).await? {
+                None => Found::NoBlock,
+                Some(block) if block.allocated().any(|(ip, entry)| test(ip, entry)) => Found::Addresses,
+                Some(block) if block.ips_by_handle(handle).is_empty() => Found::NoBlock,
+                Some(_) => Found::Others,
+            };
+            match found {
+                Found::Others => continue,
+                // The handle names a block that holds nothing of it: a foreign writer was interrupted. Mend the handle.
+                Found::NoBlock => {}
+                Found::Addresses => {
+                    let change = work.change(*cidr, |block| (block.release_where(now, rest, test), block.is_empty()));
+                    if let Some((gone, empty)) = change.await? {
+                        released.extend(gone.released);
+                        if empty {
+                            emptied.insert(*cidr);
+                        }
+                    }
+                }
+            }
+            work.touch_handle(handle, *cidr);
+        }
+        if let Some(node) = node {
+            leave_unselected(&mut work, node, &emptied).await?;
+        }
+        work.write().await?;
+        released.sort_unstable();
+        Ok(released)
+    }
+}
+
+/// What a block that a handle names has for a release.
+enum Found {
+    Addresses,
+    Others,
+    NoBlock,
+}
+
+/// Reads in one round trip what a release by handle needs.
+async fn prefetch(ipam: &Ipam, tx: &mut Transaction<'_>, node: &str, handles: &[String]) -> Result<()> {
+    let node_keys = if node.is_empty() { Vec::new() } else { ipam.host_keys(node) };
+    let keys = handles.iter().map(|handle| keys::handle(handle)).chain([keys::config()]).chain(node_keys);
+    tx.prefetch(keys, [Range::Prefix(keys::resources_prefix(ResourceKind::IpPool))]).await?;
+    Ok(())
+}
+
+/// Which blocks the handles name.
+async fn blocks_of_handles(work: &mut Workset<'_, '_>, handles: &[String]) -> Result<Vec<(String, IpNet)>> {
+    let mut named = Vec::new();
+    for handle in handles {
+        let key = keys::handle(handle);
+        let Some(stored) = work.tx.snapshot_get(&key).await? else { continue };
+        let document = Handle::decode(&key, stored.as_bytes())?;
+        named.extend(document.blocks().map(|(cidr, _)| (handle.clone(), cidr)));
+    }
+    Ok(named)
+}
+
+/// Groups the requests by block: that of the pool which has the address, else any stored block that covers it.
+async fn blocks_of(
+    tx: &mut Transaction<'_>,
+    pools: &[Pool],
+    requests: &[ReleaseRequest],
+) -> Result<BTreeMap<IpNet, Vec<ReleaseRequest>>> {
+    let mut grouped: BTreeMap<IpNet, Vec<ReleaseRequest>> = BTreeMap::new();
+    let mut stored: Option<Vec<IpNet>> = None;
+    for request in requests {
+        let by_pool = pools.iter().find_map(|pool| pools::block_of(pool, request.address));
+        let cidr = match by_pool {
+            Some(cidr) => cidr,
+            None => {
+                if stored.is_none() {
+                    let listed = tx.snapshot_list(&Range::Prefix(keys::blocks_prefix(None))).await?;
+                    stored = Some(listed.iter().filter_map(|(key, _)| keys::parse_block(key)).collect());
+                }
+                let covers = |cidr: &&IpNet| cidr.contains(&request.address);
+                match stored.iter().flatten().find(covers) {
+                    Some(cidr) => *cidr,
+                    None => IpNet::from(request.address),
+                }
+            }
+        };
+        grouped.entry(cidr).or_default().push(request.clone());
+    }
+    Ok(grouped)
+}
+
+/// Gives back blocks of the node that have become empty and whose pool does not select the node (any more), as Calico
+/// does after a release. Node and pools are read without guards: if they change now, the next ADD sees to it.
+async fn leave_unselected(work: &mut Workset<'_, '_>, node: &str, emptied: &BTreeSet<IpNet>) -> Result<()> {
+    let owner = Owner::Host(node.to_owned());
+    let key = keys::resource(ResourceKind::Node, node);
+    let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(()) };
+    let labels = Node::decode(&key, stored.as_bytes())?.labels().clone();
+    let range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
+    let pools: Vec<Pool> = decode_all(&work.tx.snapshot_list(&range).await?);
+    for cidr in emptied {
+        let is_own = work.block(*cidr).await?.is_some_and(|block| block.is_owned_by(&owner));
+        let unselected = pool_holding(&pools, *cidr).is_some_and(|pool| passes_over(pool, &labels));
+        if is_own && unselected {
+            work.change(*cidr, Block::clear_owner).await?;
+            work.drop_affinity(&owner, *cidr).await?;
+        }
+    }
+    Ok(())
+}

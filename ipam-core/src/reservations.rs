@@ -1,0 +1,196 @@
+//! The addresses that reservations keep from being given out, as one set.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::model::IpReservation;
+use crate::net::{Count, Family, bounds, number};
+
+/// A set of reserved addresses, of both families.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reservations {
+    v4: Spans,
+    v6: Spans,
+}
+
+/// An entry of a reservation that is neither a network nor an address. It reserves nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SkippedReservation {
+    /// The name of the reservation.
+    pub reservation: String,
+    /// The entry.
+    pub entry: String,
+}
+
+/// Numbers of addresses as spans, both ends inclusive: ascending, and neither overlapping nor touching.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Spans(Vec<(u128, u128)>);
+
+impl Reservations {
+    /// The set of all that these networks hold.
+    pub fn new(networks: impl IntoIterator<Item = IpNet>) -> Self {
+        let (v4, v6): (Vec<_>, Vec<_>) = networks.into_iter().partition(|net| Family::of_net(*net) == Family::V4);
+        Self { v4: Spans::merge(v4), v6: Spans::merge(v6) }
+    }
+
+    /// The set of all that these reservations hold, and the entries that could not be read, for a log: as in Calico they
+    /// are passed over.
+    pub fn from_documents<'a>(
+        documents: impl IntoIterator<Item = &'a IpReservation>,
+    ) -> (Self, Vec<SkippedReservation>) {
+        let (mut networks, mut skipped) = (Vec::new(), Vec::new());
+        for document in documents {
+            for entry in document.texts() {
+                match parse_entry(&entry) {
+                    Some(net) => networks.push(net),
+                    None => skipped.push(SkippedReservation { reservation: document.name().to_owned(), entry }),
+                }
+            }
+        }
+        (Self::new(networks), skipped)
+    }
+
+    /// True if nothing is reserved.
+    pub fn is_empty(&self) -> bool {
+        self.v4.0.is_empty() && self.v6.0.is_empty()
+    }
+
+    /// True if the address is reserved.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        let number = number(ip);
+        self.of(Family::of(ip)).within(number, number).next().is_some()
+    }
+
+    /// True if every address of the network is reserved, by one reservation or by several together.
+    pub fn covers(&self, net: IpNet) -> bool {
+        self.count_in(net) == Count::of_net(net)
+    }
+
+    /// How many addresses of the network are reserved.
+    pub fn count_in(&self, net: IpNet) -> Count {
+        let (first, last) = bounds(net);
+        let parts = self.of(Family::of_net(net)).within(first, last);
+        parts.fold(Count::ZERO, |sum, (first, last)| sum.plus(Count::of_span(first, last)))
+    }
+
+    fn of(&self, family: Family) -> &Spans {
+        match family {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        }
+    }
+}
+
+impl Spans {
+    fn merge(networks: Vec<IpNet>) -> Self {
+        let mut spans: Vec<_> = networks.into_iter().map(bounds).collect();
+        spans.sort_unstable();
+        let mut merged: Vec<(u128, u128)> = Vec::with_capacity(spans.len());
+        for (first, last) in spans {
+            match merged.last_mut() {
+                Some(before) if first <= before.1.saturating_add(1) => before.1 = before.1.max(last),
+                _ => merged.push((first, last)),
+            }
+        }
+        Self(merged)
+    }
+
+    /// The parts of the spans that lie between two numbers, both inclusive.
+    fn within(&self, first: u128, last: u128) -> impl Iterator<Item = (u128, u128)> {
+        let start = self.0.partition_point(|span| span.1 < first);
+        let spans = self.0.get(start..).unwrap_or_default().iter().take_while(move |span| span.0 <= last);
+        spans.map(move |span| (span.0.max(first), span.1.min(last)))
+    }
+}
+
+/// An entry of a reservation: a network, of which host bits are cut off, or a single address.
+fn parse_entry(entry: &str) -> Option<IpNet> {
+    match entry.parse::<IpNet>() {
+        Ok(net) => Some(net.trunc()),
+        Err(_) => entry.parse::<IpAddr>().ok().map(IpNet::from),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use time::macros::datetime;
+
+    use super::*;
+    use crate::model::{Document, keys};
+
+    fn set(nets: &[&str]) -> Reservations {
+        Reservations::new(nets.iter().map(|net| net.parse().unwrap()))
+    }
+
+    fn net(text: &str) -> IpNet {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn the_union_counts() {
+        let set = set(&["10.0.0.0/27", "10.0.0.32/27", "10.0.0.16/28", "10.0.1.0/30", "255.255.255.255/32"]);
+        assert!(set.covers(net("10.0.0.0/26")));
+        assert!(set.covers(net("10.0.0.40/29")));
+        assert!(!set.covers(net("10.0.0.0/25")));
+        assert_eq!(set.count_in(net("10.0.0.0/16")), Count::new(68));
+        assert_eq!(set.count_in(net("0.0.0.0/0")), Count::new(69));
+        assert!(set.contains("10.0.1.3".parse().unwrap()) && !set.contains("10.0.1.4".parse().unwrap()));
+        assert!(set.contains("255.255.255.255".parse().unwrap()));
+        assert!(!set.contains("::a00:0".parse().unwrap()));
+        assert!(!Reservations::default().covers(net("10.0.0.0/32")));
+    }
+
+    #[test]
+    fn ipv6_is_exact_to_the_end() {
+        let all = set(&["::/1", "8000::/1"]);
+        assert_eq!(all.count_in(net("::/0")), Count::ALL);
+        assert!(all.covers(net("::/0")));
+        let most = set(&["::/1", "8000::/2", "c000::/2", "::/128"]);
+        assert!(most.covers(net("::/0")));
+        assert!(!set(&["::/1", "8000::/2", "c000::/3"]).covers(net("::/0")));
+        assert_eq!(set(&["::/0"]).count_in(net("fd80::/64")), Count::new(1 << 64));
+    }
+
+    #[test]
+    fn documents_may_hold_addresses_and_nonsense() {
+        let key = keys::resource(keys::ResourceKind::IpReservation, "r");
+        let text = br#"{"spec":{"reservedCIDRs":["10.0.0.1","10.0.0.9/30","fd80::1","nonsense",7,"10.0.0.0/33"]}}"#;
+        let document = IpReservation::decode(&key, text).unwrap();
+        let (set, skipped) = Reservations::from_documents([&document]);
+        assert_eq!(set.count_in(net("10.0.0.0/24")), Count::new(5));
+        assert!(set.contains("fd80::1".parse().unwrap()));
+        let entries: Vec<_> = skipped.iter().map(|skipped| skipped.entry.as_str()).collect();
+        assert_eq!(entries, ["nonsense", "7", "10.0.0.0/33"]);
+        for text in [&b"{}"[..], br#"{"spec":{"reservedCIDRs":null}}"#, br#"{"spec":{"reservedCIDRs":"x"}}"#] {
+            let document = IpReservation::decode(&key, text).unwrap();
+            assert!(Reservations::from_documents([&document]).0.is_empty());
+        }
+        let made = IpReservation::new("r", &[net("10.0.0.1/32")], "u", datetime!(2026-01-01 0:00 UTC));
+        assert_eq!(made.texts(), ["10.0.0.1/32"]);
+    }
+
+    proptest! {
+        #[test]
+        fn equals_a_set_of_addresses(
+            nets in prop::collection::vec((0_u32..256, 24_u8..=32), 0..8),
+            probe in (0_u32..256, 24_u8..=32),
+        ) {
+            let net = |(low, prefix): (u32, u8)| {
+                Family::V4.network(Family::V4.address(u128::from(0x0a00_0000 + low)).unwrap(), prefix).unwrap()
+            };
+            let nets: Vec<IpNet> = nets.into_iter().map(net).collect();
+            let probe = net(probe);
+            let set = Reservations::new(nets.clone());
+            let addresses = || (0..256_u128).filter_map(|low| Family::V4.address(0x0a00_0000 + low));
+            let inside = addresses().filter(|ip| probe.contains(ip)).collect::<Vec<_>>();
+            let reserved = inside.iter().filter(|ip| nets.iter().any(|net| net.contains(*ip))).count();
+            prop_assert_eq!(set.count_in(probe), Count::from(reserved));
+            prop_assert_eq!(set.covers(probe), reserved == inside.len());
+            for ip in addresses() {
+                prop_assert_eq!(set.contains(ip), nets.iter().any(|net| net.contains(&ip)));
+            }
+        }
+    }
+}

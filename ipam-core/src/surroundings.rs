@@ -1,0 +1,107 @@
+//! What an assignment has to know besides blocks: settings, reservations, pools and the node.
+
+use ipnet::IpNet;
+use kv::{ErrorKind, Key, Range, Transaction, Value};
+
+use crate::error::Result;
+use crate::ipam::{Host, Ipam};
+use crate::model::keys::{self, ResourceKind};
+use crate::model::{Document, IpReservation, IpamConfig, Labels, Pool};
+use crate::reservations::Reservations;
+
+/// The state of the store around an assignment.
+///
+/// The commit fails if a pool or a reservation has come or changed meanwhile, or the settings have: an address is never
+/// given out against a rule that was there first. A reservation that has gone does no harm, and the pool that is used is
+/// guarded by itself. Where there are more than 64 pools or reservations, which is more than a commit can check, only
+/// the pool that is used is guarded.
+#[derive(Debug)]
+pub(crate) struct Surroundings {
+    /// The settings.
+    pub(crate) config: IpamConfig,
+    /// All reserved addresses.
+    pub(crate) reservations: Reservations,
+    /// The documents behind them that are well formed.
+    pub(crate) reservation_documents: Vec<IpReservation>,
+    /// All pools, by name.
+    pub(crate) pools: Vec<Pool>,
+    /// The node.
+    pub(crate) host: Host,
+}
+
+impl Surroundings {
+    /// Reads everything in one round trip, with more keys and ranges that will be needed.
+    pub(crate) async fn read(
+        ipam: &Ipam,
+        tx: &mut Transaction<'_>,
+        node: &str,
+        also: impl IntoIterator<Item = Key>,
+        also_ranges: impl IntoIterator<Item = Range>,
+    ) -> Result<Self> {
+        let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
+        let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
+        let keys = ipam.host_keys(node).into_iter().chain([keys::config()]).chain(also);
+        let ranges = [pools.clone(), reservations.clone()].into_iter().chain(also_ranges);
+        tx.prefetch(keys, ranges).await?;
+
+        let host = ipam.host(tx, node).await?;
+        let config = read_config(tx).await?;
+        let pools = decode_all(&list_guarded_if_short(tx, &pools).await?);
+        let documents: Vec<IpReservation> = decode_all(&list_guarded_if_short(tx, &reservations).await?);
+        let reservations = set_of(&documents);
+        Ok(Self { config, reservations, reservation_documents: documents, pools, host })
+    }
+
+    /// Adds or replaces a reservation that is about to be written.
+    pub(crate) fn set_reservation(&mut self, document: IpReservation) {
+        self.reservation_documents.retain(|other| other.name() != document.name());
+        self.reservation_documents.push(document);
+        self.reservations = set_of(&self.reservation_documents);
+    }
+}
+
+fn set_of(documents: &[IpReservation]) -> Reservations {
+    let (reservations, skipped) = Reservations::from_documents(documents);
+    for entry in skipped {
+        tracing::warn!(reservation = %entry.reservation, entry = %entry.entry, "passing over an entry that is no network");
+    }
+    reservations
+}
+
+/// The pool that a block is of: the one that has its first address.
+pub(crate) fn pool_holding<'p>(pools: impl IntoIterator<Item = &'p Pool>, block: IpNet) -> Option<&'p Pool> {
+    pools.into_iter().find(|pool| pool.cidr().contains(&block.network()))
+}
+
+/// True if the pool is there for nodes with other labels only. A selector that cannot be read says nothing.
+pub(crate) fn passes_over(pool: &Pool, node: &Labels) -> bool {
+    pool.is_enabled() && pool.selects_node(node) == Ok(false)
+}
+
+/// The settings, guarded; the defaults if there are none.
+pub(crate) async fn read_config(tx: &mut Transaction<'_>) -> Result<IpamConfig> {
+    let key = keys::config();
+    Ok(match tx.get(&key).await? {
+        Some(value) => IpamConfig::decode(&key, value.as_bytes())?,
+        None => IpamConfig::default(),
+    })
+}
+
+async fn list_guarded_if_short(tx: &mut Transaction<'_>, range: &Range) -> Result<Vec<(Key, Value)>> {
+    match tx.list_none_newer(range).await {
+        Err(error) if matches!(error.kind(), ErrorKind::ReadSetTooLarge { .. }) => Ok(tx.snapshot_list(range).await?),
+        listed => Ok(listed?),
+    }
+}
+
+/// The documents of a listing that are well formed; Calico passes over the others, too.
+pub(crate) fn decode_all<D: Document>(listed: &[(Key, Value)]) -> Vec<D> {
+    let decoded = listed.iter().filter_map(|(key, value)| match D::decode(key, value.as_bytes()) {
+        Ok(document) => Some(document),
+        Err(error) => {
+            tracing::warn!(%error, "passing over a damaged document");
+            None
+        }
+    });
+    decoded.collect()
+}

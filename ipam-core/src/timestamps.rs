@@ -1,0 +1,134 @@
+//! The two ways in which Calico writes a time: RFC 3339 in whole seconds, and what Go's `Time.String` prints.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use time::format_description::BorrowedFormatItem;
+use time::format_description::well_known::Rfc3339;
+use time::macros::format_description;
+use time::{Duration, OffsetDateTime, PrimitiveDateTime, UtcOffset};
+
+const SECONDS: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
+const GO_SECONDS: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
+const GO_FRACTION: &[BorrowedFormatItem<'_>] =
+    format_description!("[year]-[month]-[day] [hour]:[minute]:[second].[subsecond]");
+
+/// A time as RFC 3339 in UTC and whole seconds, the fraction cut off: `2026-11-21T02:41:03Z`.
+pub fn rfc3339(at: OffsetDateTime) -> String {
+    // The format names only parts that every time has, so writing it cannot fail.
+    at.to_offset(UtcOffset::UTC).format(SECONDS).unwrap_or_default()
+}
+
+/// Reads RFC 3339, with or without a fraction, with any offset. `None` if the text is not that.
+pub fn parse_rfc3339(text: &str) -> Option<OffsetDateTime> {
+    OffsetDateTime::parse(text, &Rfc3339).ok()
+}
+
+/// A time as Go's `Time.String` prints it in UTC: `2026-11-21 02:41:03.956790656 +0000 UTC`, the fraction without
+/// trailing zeros and absent if it is 0.
+pub fn go_string(at: OffsetDateTime) -> String {
+    let at = at.to_offset(UtcOffset::UTC);
+    let format = if at.nanosecond() == 0 { GO_SECONDS } else { GO_FRACTION };
+    // As above: nothing in the format can be missing.
+    at.format(format).unwrap_or_default() + " +0000 UTC"
+}
+
+/// Reads what [`go_string`] writes. `None` for everything else.
+pub fn parse_go_string(text: &str) -> Option<OffsetDateTime> {
+    let text = text.strip_suffix(" +0000 UTC")?;
+    let format = if text.contains('.') { GO_FRACTION } else { GO_SECONDS };
+    PrimitiveDateTime::parse(text, format).ok().map(PrimitiveDateTime::assume_utc)
+}
+
+/// How long ago something was. A time in the future counts as now: clocks of nodes differ, and an age is never
+/// negative.
+pub fn age(now: OffsetDateTime, then: OffsetDateTime) -> Duration {
+    (now - then).max(Duration::ZERO)
+}
+
+/// Nanoseconds since 1970, what Calico starts a block's sequence numbers with. A time before 1970 counts as 0.
+pub fn unix_nanos(at: OffsetDateTime) -> u64 {
+    u64::try_from(at.unix_timestamp_nanos().max(0)).unwrap_or(u64::MAX)
+}
+
+/// A stored RFC 3339 time that keeps the very text it was read from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    text: String,
+    at: OffsetDateTime,
+}
+
+impl Stamp {
+    /// This time, cut to the second, as Calico stores it.
+    pub fn new(at: OffsetDateTime) -> Self {
+        let text = rfc3339(at);
+        let at = at.replace_nanosecond(0).unwrap_or(at);
+        Self { text, at }
+    }
+
+    /// The time.
+    pub fn at(&self) -> OffsetDateTime {
+        self.at
+    }
+}
+
+impl fmt::Display for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Serialize for Stamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.text)
+    }
+}
+
+impl<'de> Deserialize<'de> for Stamp {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        match parse_rfc3339(&text) {
+            Some(at) => Ok(Self { text, at }),
+            None => Err(serde::de::Error::custom(format_args!("{text:?} is not an RFC 3339 time"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+
+    #[test]
+    fn rfc3339_is_cut_to_seconds_in_utc() {
+        assert_eq!(rfc3339(datetime!(2026-11-21 02:41:03.999 UTC)), "2026-11-21T02:41:03Z");
+        assert_eq!(rfc3339(datetime!(2026-11-21 02:41:03 +02:00)), "2026-11-21T00:41:03Z");
+        assert_eq!(Stamp::new(datetime!(2026-11-21 02:41:03.999 UTC)).at(), datetime!(2026-11-21 02:41:03 UTC));
+    }
+
+    #[test]
+    fn go_prints_no_trailing_zeros() {
+        for (at, text) in [
+            (datetime!(2026-11-21 02:41:03.956790656 UTC), "2026-11-21 02:41:03.956790656 +0000 UTC"),
+            (datetime!(2026-11-21 03:08:37.198697360 UTC), "2026-11-21 03:08:37.19869736 +0000 UTC"),
+            (datetime!(2026-01-02 03:04:05.5 UTC), "2026-01-02 03:04:05.5 +0000 UTC"),
+            (datetime!(2026-01-02 03:04:05.000000001 UTC), "2026-01-02 03:04:05.000000001 +0000 UTC"),
+            (datetime!(2026-01-02 03:04:05 UTC), "2026-01-02 03:04:05 +0000 UTC"),
+            (datetime!(2026-01-02 03:04:05 +01:00), "2026-01-02 02:04:05 +0000 UTC"),
+        ] {
+            assert_eq!(go_string(at), text);
+            assert_eq!(parse_go_string(text), Some(at));
+        }
+        assert_eq!(parse_go_string("2026-01-02 03:04:05 +0100 CET"), None);
+    }
+
+    #[test]
+    fn ages_are_never_negative() {
+        let now = datetime!(2026-11-21 02:41:03 UTC);
+        assert_eq!(age(now, now + Duration::days(400)), Duration::ZERO);
+        assert_eq!(age(now, now - Duration::SECOND), Duration::SECOND);
+        assert_eq!(unix_nanos(datetime!(1960-01-01 00:00 UTC)), 0);
+        assert_eq!(unix_nanos(datetime!(1970-01-01 00:00:01 UTC)), 1_000_000_000);
+    }
+}

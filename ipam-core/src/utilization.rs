@@ -1,0 +1,161 @@
+//! How full the pools are.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::Serialize;
+
+use crate::model::{Block, Pool};
+use crate::net::Count;
+use crate::reservations::Reservations;
+
+/// How many addresses of a network there are, and what is with them.
+///
+/// An address can be both in use and reserved, when it was asked for by name; so the four numbers need not add up. An
+/// address that rests after its release counts as in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// All addresses.
+    pub capacity: Count,
+    /// Those that a block does not have free.
+    pub in_use: Count,
+    /// Those that are reserved.
+    pub reserved: Count,
+    /// Those that are neither.
+    pub available: Count,
+}
+
+/// How full a block is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BlockUsage {
+    /// The block.
+    #[serde(serialize_with = "as_text")]
+    pub cidr: IpNet,
+    /// Its numbers.
+    #[serde(flatten)]
+    pub usage: Usage,
+}
+
+/// How full a pool is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PoolUsage {
+    /// The name of the pool.
+    pub name: String,
+    /// Its network.
+    #[serde(serialize_with = "as_text")]
+    pub cidr: IpNet,
+    /// Its numbers.
+    #[serde(flatten)]
+    pub usage: Usage,
+    /// Its blocks, in the order in which they were given.
+    pub blocks: Vec<BlockUsage>,
+}
+
+/// How full everything is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Utilization {
+    /// The pools, in the order in which they were given.
+    pub pools: Vec<PoolUsage>,
+    /// The blocks that lie in no pool: their pool was deleted, or cut differently.
+    pub orphaned: Vec<BlockUsage>,
+}
+
+fn as_text<S: serde::Serializer>(net: &IpNet, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(net)
+}
+
+/// Counts. A block belongs to the first pool that holds all of it.
+pub fn utilization<'a>(
+    pools: impl IntoIterator<Item = &'a Pool>,
+    blocks: impl IntoIterator<Item = &'a Block>,
+    reservations: &Reservations,
+) -> Utilization {
+    let mut counted: Vec<Counted> = pools.into_iter().map(|pool| Counted::new(pool, reservations)).collect();
+    let mut orphaned = Vec::new();
+    for block in blocks {
+        let (usage, unreserved) = block_usage(block, reservations);
+        match counted.iter_mut().find(|pool| pool.usage.cidr.contains(&block.cidr())) {
+            Some(pool) => pool.add(usage, unreserved),
+            None => orphaned.push(usage),
+        }
+    }
+    Utilization { pools: counted.into_iter().map(Counted::finish).collect(), orphaned }
+}
+
+/// A pool while its blocks are counted.
+struct Counted {
+    usage: PoolUsage,
+    // Addresses in use that are not reserved too.
+    unreserved: Count,
+}
+
+impl Counted {
+    fn new(pool: &Pool, reservations: &Reservations) -> Self {
+        let cidr = pool.cidr();
+        let usage = Usage { capacity: Count::of_net(cidr), reserved: reservations.count_in(cidr), ..Usage::default() };
+        let usage = PoolUsage { name: pool.name().to_owned(), cidr, usage, blocks: Vec::new() };
+        Self { usage, unreserved: Count::ZERO }
+    }
+
+    fn add(&mut self, block: BlockUsage, unreserved: Count) {
+        self.usage.usage.in_use = self.usage.usage.in_use.plus(block.usage.in_use);
+        self.unreserved = self.unreserved.plus(unreserved);
+        self.usage.blocks.push(block);
+    }
+
+    fn finish(mut self) -> PoolUsage {
+        let usage = &mut self.usage.usage;
+        usage.available = usage.capacity.minus(usage.reserved).minus(self.unreserved);
+        self.usage
+    }
+}
+
+/// The numbers of a block, and how many of its addresses are in use and not reserved.
+fn block_usage(block: &Block, reservations: &Reservations) -> (BlockUsage, Count) {
+    let reserved = |ip: &IpAddr| reservations.contains(*ip);
+    let free = block.free_addresses().count();
+    let available = block.free_count(reservations);
+    let in_use = Count::from(block.capacity()).minus(Count::from(free));
+    let both = block.allocated().filter(|(ip, _)| reserved(ip)).count();
+    let usage = Usage {
+        capacity: Count::from(block.capacity()),
+        in_use,
+        reserved: reservations.count_in(block.cidr()),
+        available: Count::from(available),
+    };
+    (BlockUsage { cidr: block.cidr(), usage }, in_use.minus(Count::from(both)))
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+    use crate::model::{Attribute, NewPool};
+
+    #[test]
+    fn the_largest_pool_is_exact() {
+        let now = datetime!(2026-01-01 0:00 UTC);
+        let pool = Pool::new(&NewPool::new("all", "::/0".parse().unwrap()), "u", now).unwrap();
+        let mut block = Block::new("fd80::/122".parse().unwrap(), None, now, None).unwrap();
+        let _ = block.assign_auto(1, &Attribute::default(), &Reservations::default());
+        block.assign_specific("fd80::3f".parse().unwrap(), &Attribute::default()).unwrap();
+        let orphan = Block::new("10.0.0.0/26".parse().unwrap(), None, now, None).unwrap();
+        let reservations = Reservations::new(["fd80::30/124".parse().unwrap()]);
+        let counted = utilization([&pool], [&block, &orphan], &reservations);
+        let usage = counted.pools[0].usage;
+        assert_eq!(usage.capacity, Count::ALL);
+        assert_eq!((usage.in_use, usage.reserved), (Count::new(2), Count::new(16)));
+        // The second address is both in use and reserved.
+        assert_eq!(usage.available, Count::ALL.minus(Count::new(17)));
+        assert_eq!(counted.pools[0].blocks[0].usage.available, Count::new(64 - 17));
+        assert_eq!(counted.orphaned.len(), 1);
+        let empty = utilization([&pool], [], &Reservations::default());
+        assert_eq!(empty.pools[0].usage.available, Count::ALL);
+        assert_eq!(
+            serde_json::to_value(&empty.pools[0]).unwrap(),
+            serde_json::json!({"name":"all","cidr":"::/0","capacity":"340282366920938463463374607431768211456",
+                "in_use":"0","reserved":"0","available":"340282366920938463463374607431768211456","blocks":[]})
+        );
+    }
+}

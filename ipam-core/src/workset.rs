@@ -1,0 +1,198 @@
+//! What one transaction changes: blocks, and the handles and affinities that go with them.
+//!
+//! Blocks are looked at without a guard; one that is changed is guarded from then on. When the changes are written, each
+//! changed block counts one write, a handle's count for a block becomes what the block itself says, and a block that is
+//! empty and nobody's is deleted. So block, handle and affinity agree at every revision that we write, and a handle that
+//! a foreign writer left wrong is right again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+use kv::{Range, Transaction};
+use time::OffsetDateTime;
+
+use crate::error::{Error, Result};
+use crate::model::{Affinity, AffinityState, Block, Document, Handle, Owner, keys};
+
+/// How many blocks are read in one round trip.
+pub(crate) const BLOCKS_AT_ONCE: usize = 16;
+
+/// The blocks, handles and affinities that a transaction works on.
+#[derive(Debug)]
+pub(crate) struct Workset<'t, 's> {
+    /// The transaction, for everything else.
+    pub(crate) tx: &'t mut Transaction<'s>,
+    now: OffsetDateTime,
+    cooldown_seconds: i64,
+    /// Blocks as they are now; `None` for those that are not there.
+    blocks: BTreeMap<IpNet, Option<Block>>,
+    changed: BTreeSet<IpNet>,
+    /// The handles of which addresses came or went, by id, each with the blocks.
+    handles: BTreeMap<String, BTreeSet<IpNet>>,
+}
+
+/// What a search finds where a block can be.
+#[derive(Debug)]
+pub(crate) enum Found<'w> {
+    /// Nothing is stored.
+    Absent,
+    /// Something is stored that is no block.
+    Damaged,
+    /// A block.
+    There(&'w Block),
+}
+
+impl<'t, 's> Workset<'t, 's> {
+    /// An empty workset at this time; released addresses rest for so many seconds.
+    pub(crate) fn new(tx: &'t mut Transaction<'s>, now: OffsetDateTime, cooldown_seconds: i64) -> Self {
+        Self {
+            tx,
+            now,
+            cooldown_seconds,
+            blocks: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            handles: BTreeMap::new(),
+        }
+    }
+
+    /// Reads blocks ahead, several in one round trip.
+    pub(crate) async fn read_ahead(&mut self, blocks: impl IntoIterator<Item = IpNet>) -> Result<()> {
+        let unread = blocks.into_iter().filter(|cidr| !self.blocks.contains_key(cidr));
+        Ok(self.tx.prefetch(unread.map(keys::block), []).await?)
+    }
+
+    /// A block as it is now, released addresses freed whose rest is over; `None` if it is not there.
+    ///
+    /// # Errors
+    /// `Malformed` if what is stored is no block.
+    pub(crate) async fn block(&mut self, cidr: IpNet) -> Result<Option<&Block>> {
+        if !self.blocks.contains_key(&cidr) {
+            let key = keys::block(cidr);
+            let stored = self.tx.snapshot_get(&key).await?;
+            let block = stored.map(|value| Block::decode(&key, value.as_bytes())).transpose()?;
+            let rested = block.map(|mut block| {
+                let _ = block.apply_cooldown(self.now, self.cooldown_seconds);
+                block
+            });
+            self.blocks.insert(cidr, rested);
+        }
+        Ok(self.blocks.get(&cidr).and_then(Option::as_ref))
+    }
+
+    /// Like [`Self::block`], for searches: a damaged block is said in the log and passed over.
+    pub(crate) async fn find(&mut self, cidr: IpNet) -> Result<Found<'_>> {
+        match self.block(cidr).await {
+            Ok(_) => {}
+            Err(Error::Malformed(error)) => {
+                tracing::warn!(%cidr, %error, "passing over a damaged block");
+                return Ok(Found::Damaged);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(self.block(cidr).await?.map_or(Found::Absent, Found::There))
+    }
+
+    /// Changes a block that is there; the commit will fail if it has changed by then. `None` if it is not there.
+    pub(crate) async fn change<T>(&mut self, cidr: IpNet, change: impl FnOnce(&mut Block) -> T) -> Result<Option<T>> {
+        self.block(cidr).await?;
+        self.tx.get(&keys::block(cidr)).await?;
+        Ok(self.blocks.get_mut(&cidr).and_then(Option::as_mut).map(|block| {
+            self.changed.insert(cidr);
+            change(block)
+        }))
+    }
+
+    /// Adds a block that is not there.
+    pub(crate) async fn create(&mut self, block: Block) -> Result<()> {
+        let cidr = block.cidr();
+        self.tx.get(&keys::block(cidr)).await?;
+        self.blocks.insert(cidr, Some(block));
+        self.changed.insert(cidr);
+        Ok(())
+    }
+
+    /// True if the block will be written.
+    pub(crate) fn is_changed(&self, cidr: IpNet) -> bool {
+        self.changed.contains(&cidr)
+    }
+
+    /// Notes that a handle's addresses in a block have changed.
+    pub(crate) fn touch_handle(&mut self, id: &str, cidr: IpNet) {
+        self.handles.entry(id.to_owned()).or_default().insert(cidr);
+    }
+
+    /// Makes the owner's affinity to a block a confirmed one.
+    pub(crate) async fn confirm_affinity(&mut self, owner: &Owner, cidr: IpNet) -> Result<()> {
+        let Some(key) = keys::affinity(owner, cidr) else { return Ok(()) };
+        let affinity = match self.tx.get(&key).await? {
+            None => Affinity::new(AffinityState::Confirmed),
+            Some(value) => match Affinity::decode(&key, value.as_bytes()) {
+                Ok(stored) if stored.state() == AffinityState::Confirmed => return Ok(()),
+                Ok(mut stored) => {
+                    stored.set_state(AffinityState::Confirmed);
+                    stored
+                }
+                Err(_) => Affinity::new(AffinityState::Confirmed),
+            },
+        };
+        Ok(self.tx.put(&key, affinity.encode()?)?)
+    }
+
+    /// Deletes the owner's affinity to a block.
+    pub(crate) async fn drop_affinity(&mut self, owner: &Owner, cidr: IpNet) -> Result<()> {
+        if let Some(key) = keys::affinity(owner, cidr) {
+            self.tx.get(&key).await?;
+            self.tx.delete(&key)?;
+        }
+        Ok(())
+    }
+
+    /// The blocks of an owner in one family, ascending by key, each with the state of the affinity. Not guarded: the
+    /// block that is used says itself whose it is.
+    pub(crate) async fn affinities(&mut self, range: &Range) -> Result<Vec<(IpNet, AffinityState)>> {
+        let listed = self.tx.snapshot_list(range).await?;
+        let parsed = listed.iter().filter_map(|(key, value)| {
+            let (_, cidr) = keys::parse_affinity(key)?;
+            let state = Affinity::decode(key, value.as_bytes()).map_or(AffinityState::Unknown, |one| one.state());
+            Some((cidr, state))
+        });
+        Ok(parsed.collect())
+    }
+
+    /// Puts all changes into the transaction.
+    pub(crate) async fn write(mut self) -> Result<()> {
+        for (id, blocks) in std::mem::take(&mut self.handles) {
+            self.write_handle(&id, &blocks).await?;
+        }
+        for cidr in &self.changed {
+            let Some(Some(block)) = self.blocks.get_mut(cidr) else { continue };
+            let key = keys::block(*cidr);
+            if block.is_empty() && block.owner().is_none() {
+                self.tx.delete(&key)?;
+            } else {
+                block.bump();
+                self.tx.put(&key, block.encode()?)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_handle(&mut self, id: &str, blocks: &BTreeSet<IpNet>) -> Result<()> {
+        let key = keys::handle(id);
+        let stored = self.tx.get(&key).await?;
+        let mut handle = match stored {
+            Some(value) => Handle::decode(&key, value.as_bytes())?,
+            None => Handle::new(),
+        };
+        for cidr in blocks {
+            let held = self.block(*cidr).await?.map_or(0, |block| block.ips_by_handle(id).len());
+            handle.set(*cidr, i64::try_from(held).unwrap_or(i64::MAX));
+        }
+        if handle.is_empty() {
+            self.tx.delete(&key)?;
+        } else {
+            self.tx.put(&key, handle.encode()?)?;
+        }
+        Ok(())
+    }
+}
