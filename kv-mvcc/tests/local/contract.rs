@@ -1,0 +1,188 @@
+//! The duties of a `Table`, case by case.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use kv_mvcc::local::Engine;
+use kv_mvcc::{MAX_ROW_BYTES, Table, View, Write};
+use tempfile::TempDir;
+
+type Row = (Vec<u8>, Vec<u8>);
+
+/// An engine's table in a folder of its own.
+struct Fixture<'a> {
+    engine: &'a dyn Engine,
+    folder: TempDir,
+}
+
+impl<'a> Fixture<'a> {
+    fn new(engine: &'a dyn Engine) -> Self {
+        Self { engine, folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn open(&self) -> Box<dyn Table> {
+        self.engine.open(&self.folder.path().join(self.engine.entry()), "test").unwrap()
+    }
+}
+
+fn put(key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Write {
+    Write::Put(key.as_ref().to_vec(), value.as_ref().to_vec())
+}
+
+fn delete(key: impl AsRef<[u8]>) -> Write {
+    Write::Delete(key.as_ref().to_vec())
+}
+
+fn scan(view: &dyn View, from: &[u8], to: &[u8]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    view.scan(from, to, &mut |key, value| {
+        rows.push((key.to_vec(), value.to_vec()));
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    rows
+}
+
+fn keys(table: &dyn Table, from: &[u8], to: &[u8]) -> Vec<Vec<u8>> {
+    scan(&*table.view().unwrap(), from, to).into_iter().map(|(key, _)| key).collect()
+}
+
+fn size(path: &Path) -> u64 {
+    if path.is_dir() {
+        return path.read_dir().unwrap().map(|entry| size(&entry.unwrap().path())).sum();
+    }
+    path.metadata().unwrap().len()
+}
+
+pub fn a_new_table_is_empty(engine: &dyn Engine) {
+    let fixture = Fixture::new(engine);
+    let table = fixture.open();
+    let view = table.view().unwrap();
+    assert_eq!(view.get(b"a").unwrap(), None);
+    assert_eq!(scan(&*view, b"", b"\xff"), []);
+    drop(view);
+    table.commit(&[]).unwrap();
+    table.commit(&[delete("a")]).unwrap();
+    assert_eq!(table.view().unwrap().get(b"a").unwrap(), None);
+}
+
+pub fn rows_are_ordered_by_unsigned_bytes(engine: &dyn Engine) {
+    let fixture = Fixture::new(engine);
+    let table = fixture.open();
+    let ordered: [&[u8]; 8] = [b"\0", b"\0\0", b"a", b"a\0", b"aa", b"b", b"\x7f", b"\x80\xff"];
+    let writes: Vec<Write> = ordered.iter().rev().map(|key| put(key, "v")).collect();
+    table.commit(&writes).unwrap();
+    assert_eq!(keys(&*table, b"", b"\xff"), ordered);
+    assert_eq!(keys(&*table, b"a", b"b"), [&b"a"[..], b"a\0", b"aa"], "from is in, to is out");
+    assert_eq!(keys(&*table, b"a\0", b"a\0\0"), [b"a\0"]);
+    assert_eq!(keys(&*table, b"b", b"a"), [b""; 0], "an inverted range is empty");
+    assert_eq!(keys(&*table, b"a", b"a"), [b""; 0]);
+}
+
+pub fn a_scan_stops_when_it_is_told_to(engine: &dyn Engine) {
+    let fixture = Fixture::new(engine);
+    let table = fixture.open();
+    table.commit(&[put("a", "1"), put("b", "2"), put("c", "3")]).unwrap();
+    let mut seen = 0;
+    let view = table.view().unwrap();
+    view.scan(b"a", b"z", &mut |_, _| {
+        seen += 1;
+        if seen == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })
+    .unwrap();
+    assert_eq!(seen, 2);
+}
+
+pub fn a_commit_puts_replaces_and_deletes(engine: &dyn Engine) {
+    let fixture = Fixture::new(engine);
+    let table = fixture.open();
+    table.commit(&[put("a", "1"), put("b", "2"), put("empty", "")]).unwrap();
+    table.commit(&[put("a", "one"), delete("b"), put("c", "3"), delete("nothing")]).unwrap();
+    let expected: [Row; 3] = [("a".into(), "one".into()), ("c".into(), "3".into()), ("empty".into(), Vec::new())];
+    assert_eq!(scan(&*table.view().unwrap(), b"", b"\xff"), expected);
+    drop(table);
+    assert_eq!(scan(&*fixture.open().view().unwrap(), b"", b"\xff"), expected, "after opening it again");
+}
+
+pub fn large_rows_and_large_commits_come_back(engine: &dyn Engine) {
+    let fixture = Fixture::new(engine);
+    let table = fixture.open();
+    let value = |n: u32| vec![n.to_le_bytes()[0]; MAX_ROW_BYTES];
+    let key = |n: u32| [vec![b'k'; 4096], n.to_be_bytes().to_vec()].concat();
+    let writes: Vec<Write> = (0..1000).map(|n| put(key(n), value(n))).collect();
+    table.commit(&writes).unwrap();
+    drop(table);
+    let table = fixture.open();
+    let view = table.view().unwrap();
+    for n in 0..1000 {
+        assert!(view.get(&key(n)).unwrap() == Some(value(n)), "row {n}");
+    }
+    assert_eq!(scan(&*view, b"k", b"l").len(), 1000);
+}
+
+/// Readers beside a writer see all of a commit or nothing of it, within one view.
+pub fn a_view_is_a_snapshot(engine: &dyn Engine) {
+    let fixture = Fixture::new(engine);
+    let table = fixture.open();
+    let many: Vec<String> = (0..40).map(|n| format!("row{n:02}")).collect();
+    let commit = |n: u32| {
+        let writes: Vec<Write> = many.iter().map(|key| put(key, n.to_be_bytes())).collect();
+        table.commit(&writes).unwrap();
+    };
+    commit(0);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut last = 0;
+                while !done.load(Ordering::Acquire) {
+                    let view = table.view().unwrap();
+                    let rows = scan(&*view, b"row", b"rox");
+                    assert_eq!(rows.len(), many.len());
+                    let value = &rows[0].1;
+                    assert!(rows.iter().all(|(_, other)| other == value), "half a commit: {rows:?}");
+                    assert_eq!(view.get(b"row39").unwrap().as_ref(), Some(value));
+                    let now = u32::from_be_bytes(value.as_slice().try_into().unwrap());
+                    assert!(now >= last, "a view went back");
+                    last = now;
+                    drop(view);
+                    thread::yield_now();
+                }
+            });
+        }
+        for n in 1..200 {
+            commit(n);
+        }
+        done.store(true, Ordering::Release);
+    });
+}
+
+pub fn recovering_reopens_the_table(engine: &dyn Engine) {
+    let fixture = Fixture::new(engine);
+    let table = fixture.open();
+    for n in 0..20_u32 {
+        table.commit(&[put("n", n.to_be_bytes())]).unwrap();
+        table.recover().unwrap();
+        assert_eq!(table.view().unwrap().get(b"n").unwrap(), Some(n.to_be_bytes().to_vec()));
+    }
+}
+
+/// As CNI plugins do: open, commit, close, a thousand times. The state stays and the size is bounded.
+pub fn a_thousand_short_lives_leave_a_bounded_size(engine: &dyn Engine) {
+    let fixture = Fixture::new(engine);
+    let mut after_a_hundred = 0;
+    for n in 0..1000_u32 {
+        let table = fixture.open();
+        assert_eq!(table.view().unwrap().get(b"n").unwrap(), n.checked_sub(1).map(|n| n.to_be_bytes().to_vec()));
+        table
+            .commit(&[put("n", n.to_be_bytes()), put(format!("v{}", n % 50), vec![n.to_le_bytes()[0]; 5000])])
+            .unwrap();
+        if n == 100 {
+            after_a_hundred = size(fixture.folder.path());
+        }
+    }
+    let after_all = size(fixture.folder.path());
+    assert!(after_all <= after_a_hundred * 4, "{after_a_hundred} bytes grew to {after_all}");
+}
