@@ -66,9 +66,7 @@ impl Attachment {
         let same_node = allocation.get(NODE).is_none_or(|node| node == self.node);
         match (allocation.get(NETWORK), allocation.get(INTERFACE)) {
             (None, None) if same_node => Claim::Unmarked,
-            (Some(network), Some(interface))
-                if same_node && network == self.network && interface == self.interface =>
-            {
+            (Some(network), Some(interface)) if same_node && network == self.network && interface == self.interface => {
                 Claim::Own
             }
             _ => Claim::Foreign,

@@ -127,10 +127,9 @@ impl fmt::Display for BridgeError {
                 f,
                 "pool {pool} ({cidr}) has a single address, which leaves no room for a gateway; use a larger pool"
             ),
-            Self::BadGateway { gateway, cidr } => write!(
-                f,
-                "gateway {gateway} is not a host address of {cidr}; name another one, or \"first\""
-            ),
+            Self::BadGateway { gateway, cidr } => {
+                write!(f, "gateway {gateway} is not a host address of {cidr}; name another one, or \"first\"")
+            }
             Self::OtherGateway { wanted, recorded, reservation } => write!(
                 f,
                 "gateway {wanted} was asked for, but the network uses {recorded} (recorded in reservation {reservation}); \

@@ -45,14 +45,7 @@ pub(crate) enum Found<'w> {
 impl<'t, 's> Workset<'t, 's> {
     /// An empty workset at this time; released addresses rest for so many seconds.
     pub(crate) fn new(tx: &'t mut Transaction<'s>, now: OffsetDateTime, cooldown_seconds: i64) -> Self {
-        Self {
-            tx,
-            now,
-            cooldown_seconds,
-            blocks: BTreeMap::new(),
-            changed: BTreeSet::new(),
-            handles: BTreeMap::new(),
-        }
+        Self { tx, now, cooldown_seconds, blocks: BTreeMap::new(), changed: BTreeSet::new(), handles: BTreeMap::new() }
     }
 
     /// Reads blocks ahead, several in one round trip.

@@ -226,8 +226,10 @@ impl Pass<'_> {
     async fn find_new(&self, work: &mut Workset<'_, '_>, pool: &Pool) -> Result<Option<IpNet>> {
         let mut walk = self.walk(pool);
         while let Some(chunk) = next_chunk(&mut walk) {
-            let wanted: Vec<IpNet> =
-                chunk.into_iter().filter(|cidr| !self.around.reservations.covers(*cidr) && !work.is_changed(*cidr)).collect();
+            let wanted: Vec<IpNet> = chunk
+                .into_iter()
+                .filter(|cidr| !self.around.reservations.covers(*cidr) && !work.is_changed(*cidr))
+                .collect();
             let names: Vec<kv::Key> = wanted.iter().map(|cidr| keys::block(*cidr)).collect();
             let absent: BTreeSet<kv::Key> = work.tx.probe_absent(&names).await?.into_iter().collect();
             for cidr in wanted.into_iter().filter(|cidr| absent.contains(&keys::block(*cidr))) {

@@ -15,11 +15,19 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{AddressState, Document, IpReservation, Pool};
 use crate::net::{Family, nth};
 use crate::pools;
-use crate::surroundings::Surroundings;
 use crate::workset::Workset;
 
 /// The annotation of a bridge reservation that names the gateway.
 pub const GATEWAY_ANNOTATION: &str = "margay.io/gateway";
+
+/// What a bridged network has after [`prepare`].
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    /// Its gateway.
+    pub(crate) gateway: Option<IpAddr>,
+    /// The reservation, if it was made or changed.
+    pub(crate) written: Option<IpReservation>,
+}
 
 /// The name of the reservation that a bridged network writes for its pool.
 pub fn reservation_name(pool: &str) -> String {
@@ -29,13 +37,12 @@ pub fn reservation_name(pool: &str) -> String {
 /// Makes sure that the reservation of a bridged network is there, and says which gateway its containers get.
 ///
 /// Guards: the reservation, and the block of a gateway that is new.
-pub(super) async fn prepare(
+pub(crate) async fn prepare(
     ipam: &Ipam,
     work: &mut Workset<'_, '_>,
-    around: &mut Surroundings,
     pool: &Pool,
     wanted: &Gateway,
-) -> Result<Option<IpAddr>> {
+) -> Result<Prepared> {
     let cidr = pool.cidr();
     if cidr.prefix_len() == cidr.max_prefix_len() {
         return Err(BridgeError::PoolTooSmall { pool: pool.name().to_owned(), cidr }.into());
@@ -47,9 +54,12 @@ pub(super) async fn prepare(
     let recorded = stored.as_ref().and_then(recorded_gateway);
 
     let gateway = match wanted {
-        Gateway::None => None,
+        Gateway::Recorded => recorded,
         Gateway::First => recorded.or_else(|| first_host(cidr)),
-        Gateway::These(addresses) => addresses.iter().copied().find(|ip| Family::of(*ip) == Family::of_net(cidr)),
+        Gateway::These(addresses) => {
+            let configured = addresses.iter().copied().find(|ip| Family::of(*ip) == Family::of_net(cidr));
+            configured.or(recorded)
+        }
     };
     if let Some(gateway) = gateway {
         check(cidr, gateway)?;
@@ -61,17 +71,16 @@ pub(super) async fn prepare(
             None => require_free(work, pool, gateway).await?,
         }
     }
-    let keep = recorded.or(gateway);
-    if stored.is_none() || keep != recorded {
-        let mut document = stored.unwrap_or_else(|| IpReservation::new(&name, &[], &ipam.uid(), ipam.now()));
-        document.set_networks(&reserved(cidr, keep));
-        if let Some(gateway) = keep {
-            document.resource_mut().set_annotation(GATEWAY_ANNOTATION, &gateway.to_string());
-        }
-        work.tx.put(&key, document.encode()?)?;
-        around.set_reservation(document);
+    if stored.is_some() && gateway == recorded {
+        return Ok(Prepared { gateway, written: None });
     }
-    Ok(gateway)
+    let mut document = stored.unwrap_or_else(|| IpReservation::new(&name, &[], &ipam.uid(), ipam.now()));
+    document.set_networks(&reserved(cidr, gateway));
+    if let Some(gateway) = gateway {
+        document.resource_mut().set_annotation(GATEWAY_ANNOTATION, &gateway.to_string());
+    }
+    work.tx.put(&key, document.encode()?)?;
+    Ok(Prepared { gateway, written: Some(document) })
 }
 
 /// The gateway that a reservation records.

@@ -121,8 +121,12 @@ fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
     let family = Family::of_net(cidr);
     let span = |(first, last): (u128, u128)| -> Vec<IpNet> {
         match (family.address(first), family.address(last)) {
-            (Some(IpAddr::V4(first)), Some(IpAddr::V4(last))) => Ipv4Subnets::new(first, last, 0).map(IpNet::V4).collect(),
-            (Some(IpAddr::V6(first)), Some(IpAddr::V6(last))) => Ipv6Subnets::new(first, last, 0).map(IpNet::V6).collect(),
+            (Some(IpAddr::V4(first)), Some(IpAddr::V4(last))) => {
+                Ipv4Subnets::new(first, last, 0).map(IpNet::V4).collect()
+            }
+            (Some(IpAddr::V6(first)), Some(IpAddr::V6(last))) => {
+                Ipv6Subnets::new(first, last, 0).map(IpNet::V6).collect()
+            }
             _ => Vec::new(),
         }
     };

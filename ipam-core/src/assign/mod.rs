@@ -22,7 +22,7 @@ use crate::ipam::Ipam;
 use crate::model::{Attribute, Document, Handle, Owner, Pool, keys};
 use crate::net::Family;
 use crate::pools::{self, PoolError, PoolQuery};
-use crate::surroundings::{Surroundings, pool_holding};
+use crate::surroundings::{Surroundings, pool_holding, read_config};
 use crate::workset::Workset;
 
 /// An address that the attachment has already.
@@ -46,12 +46,30 @@ impl Ipam {
         Ok(self.transact(deadline, async |tx: &mut Transaction<'_>| self.assign_in(tx, request).await).await?.value)
     }
 
+    /// The addresses that an attachment has, and those that its handle has on its node without saying for which
+    /// interface; none if there are none.
+    ///
+    /// # Errors
+    /// Those of the store, and damaged documents.
+    pub async fn held(&self, attachment: &Attachment, deadline: Deadline) -> Result<Vec<IpAddr>> {
+        let body = async |tx: &mut Transaction<'_>| {
+            tx.prefetch(self.host_keys(&attachment.node).into_iter().chain([keys::handle(&attachment.handle())]), [])
+                .await?;
+            let own = Attachment { node: self.known_name(tx, &attachment.node).await?, ..attachment.clone() };
+            let rest = read_config(tx).await?.cooldown_seconds();
+            let mut work = Workset::new(tx, self.now(), rest);
+            let held = held_by(&mut work, &own, |claim| claim != Claim::Foreign).await?;
+            Ok(held.into_iter().map(|held| held.ip).collect())
+        };
+        Ok(self.transact(deadline, body).await?.value)
+    }
+
     async fn assign_in(&self, tx: &mut Transaction<'_>, request: &AssignRequest) -> Result<Vec<Assigned>> {
         let handle = request.attachment.handle();
         let node = &request.attachment.node;
         let affinities = [Family::V4, Family::V6]
             .into_iter()
-            .filter(|family| request.wants(*family))
+            .filter(|family| request.wanted.any_of(*family) > 0)
             .filter_map(|family| keys::affinities_prefix(&Owner::Host(node.clone()), Some(family)))
             .map(Range::Prefix);
         let around = Surroundings::read(self, tx, node, [keys::handle(&handle)], affinities).await?;
@@ -63,31 +81,16 @@ impl Ipam {
         let holder = Attribute::new(Some(&handle), attachment.mark(&attributes));
 
         let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
-        let held = held_by(&mut work, &attachment, &handle).await?;
+        let held = held_by(&mut work, &attachment, |claim| claim == Claim::Own).await?;
         let mut assignment = Assignment { ipam: self, request, around, holder, handle, held, answer: Vec::new() };
-        match &request.wanted {
-            Wanted::These(addresses) => assignment.these(&mut work, addresses).await?,
-            Wanted::Any { v4, v6 } => {
-                for (family, wanted) in [(Family::V4, *v4), (Family::V6, *v6)] {
-                    if wanted > 0 {
-                        assignment.any(&mut work, family, wanted).await?;
-                    }
-                }
-            }
+        assignment.these(&mut work, &request.wanted.these).await?;
+        for family in [Family::V4, Family::V6] {
+            assignment.any(&mut work, family, request.wanted.any_of(family)).await?;
         }
         let Assignment { answer, held, .. } = assignment;
         renew(&mut work, &attachment, &held, &answer).await?;
         work.write().await?;
         Ok(answer)
-    }
-}
-
-impl AssignRequest {
-    fn wants(&self, family: Family) -> bool {
-        match &self.wanted {
-            Wanted::Any { v4, v6 } => if family == Family::V4 { *v4 > 0 } else { *v6 > 0 },
-            Wanted::These(_) => false,
-        }
     }
 }
 
@@ -105,6 +108,9 @@ struct Assignment<'a> {
 impl Assignment<'_> {
     /// Any addresses of one family.
     async fn any(&mut self, work: &mut Workset<'_, '_>, family: Family, wanted: usize) -> Result<()> {
+        if wanted == 0 {
+            return Ok(());
+        }
         let requested = self.requested_pools(work, family).await?;
         let pools = self.select(family, &requested)?;
         let mut gateway = None;
@@ -114,10 +120,12 @@ impl Assignment<'_> {
                 return Err(BridgeError::SeveralPools { family, candidates }.into());
             }
             for pool in &pools {
-                gateway = bridge::prepare(self.ipam, work, &mut self.around, pool, wish).await?;
+                gateway = self.prepare_bridge(work, pool, wish).await?;
             }
         }
-        let of_pools = |held: &&Held| pool_holding(&pools, held.block).is_some();
+        let of_pools = |held: &&Held| {
+            pool_holding(&pools, held.block).is_some() && !self.answer.iter().any(|assigned| assigned.ip == held.ip)
+        };
         let mut addresses: Vec<(IpAddr, IpNet)> =
             self.held.iter().filter(of_pools).take(wanted).map(|held| (held.ip, held.block)).collect();
         if addresses.len() < wanted {
@@ -162,7 +170,7 @@ impl Assignment<'_> {
             if !requested.is_empty() && !requested.contains(&pool.cidr()) {
                 return Err(PoolError::AddressOutside.into());
             }
-            gateway = bridge::prepare(self.ipam, work, &mut self.around, &pool, wish).await?;
+            gateway = self.prepare_bridge(work, &pool, wish).await?;
         }
         let held = self.held.iter().find(|held| held.ip == ip);
         if let Some(held) = held
@@ -175,6 +183,20 @@ impl Assignment<'_> {
         }
         let block = self.specific().assign(work, ip, &pool).await?;
         Ok(Assigned { ip, block, pool: pool.cidr(), gateway })
+    }
+
+    /// Makes a pool ready for a bridged network, and returns its gateway.
+    async fn prepare_bridge(
+        &mut self,
+        work: &mut Workset<'_, '_>,
+        pool: &Pool,
+        wish: &Gateway,
+    ) -> Result<Option<IpAddr>> {
+        let prepared = bridge::prepare(self.ipam, work, pool, wish).await?;
+        if let Some(written) = prepared.written {
+            self.around.set_reservation(written);
+        }
+        Ok(prepared.gateway)
     }
 
     fn specific(&self) -> Specific<'_> {
@@ -226,9 +248,14 @@ impl Assignment<'_> {
     }
 }
 
-/// What the attachment has already, ascending. Not guarded: what is given back as an answer is true as of the revision
+/// What the attachment's handle holds of which `counts` says that it counts as the attachment's. Not guarded: what is given back as an answer is true as of the revision
 /// that was read.
-async fn held_by(work: &mut Workset<'_, '_>, attachment: &Attachment, handle: &str) -> Result<Vec<Held>> {
+async fn held_by(
+    work: &mut Workset<'_, '_>,
+    attachment: &Attachment,
+    counts: impl Fn(Claim) -> bool,
+) -> Result<Vec<Held>> {
+    let handle = &attachment.handle();
     let key = keys::handle(handle);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Vec::new()) };
     let blocks: Vec<IpNet> = Handle::decode(&key, stored.as_bytes())?.blocks().map(|(cidr, _)| cidr).collect();
@@ -238,7 +265,7 @@ async fn held_by(work: &mut Workset<'_, '_>, attachment: &Attachment, handle: &s
         let Some(block) = work.block(cidr).await? else { continue };
         let own = block
             .allocated()
-            .filter(|(_, entry)| entry.has_handle(handle) && attachment.claim(entry) == Claim::Own)
+            .filter(|(_, entry)| entry.has_handle(handle) && counts(attachment.claim(entry)))
             .map(|(ip, entry)| Held { ip, block: cidr, is_current: is_current(attachment, entry) });
         held.extend(own);
     }
@@ -252,12 +279,7 @@ fn is_current(attachment: &Attachment, entry: &Attribute) -> bool {
 
 /// Notes this boot on what was given in an earlier one and is asked for again: a runtime starts a container again after
 /// a reboot, and what is left over from before is told from what is in use by this attribute.
-async fn renew(
-    work: &mut Workset<'_, '_>,
-    attachment: &Attachment,
-    held: &[Held],
-    answer: &[Assigned],
-) -> Result<()> {
+async fn renew(work: &mut Workset<'_, '_>, attachment: &Attachment, held: &[Held], answer: &[Assigned]) -> Result<()> {
     let answered = |held: &&Held| !held.is_current && answer.iter().any(|assigned| assigned.ip == held.ip);
     for old in held.iter().filter(answered) {
         let Some(boot) = &attachment.boot else { continue };

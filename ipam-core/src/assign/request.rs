@@ -9,18 +9,34 @@ use crate::attachment::Attachment;
 use crate::model::{HostReserved, Labels, PoolUse};
 use crate::net::Family;
 
-/// Which addresses are wanted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// Any, so many of each family.
-    Any {
-        /// How many IPv4 addresses.
-        v4: usize,
-        /// How many IPv6 addresses.
-        v6: usize,
-    },
-    /// These, all or none.
-    These(Vec<IpAddr>),
+/// Which addresses are wanted: given ones, and any others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// These.
+    pub these: Vec<IpAddr>,
+    /// And so many other IPv4 addresses.
+    pub any_v4: usize,
+    /// And so many other IPv6 addresses.
+    pub any_v6: usize,
+}
+
+impl Wanted {
+    /// Any addresses, so many of each family.
+    pub fn any(v4: usize, v6: usize) -> Self {
+        Self { these: Vec::new(), any_v4: v4, any_v6: v6 }
+    }
+
+    /// These addresses.
+    pub fn these(addresses: impl Into<Vec<IpAddr>>) -> Self {
+        Self { these: addresses.into(), ..Self::default() }
+    }
+
+    pub(super) fn any_of(&self, family: Family) -> usize {
+        match family {
+            Family::V4 => self.any_v4,
+            Family::V6 => self.any_v6,
+        }
+    }
 }
 
 /// What happens when an attachment asks for a given address that it has already.
@@ -36,8 +52,8 @@ pub enum Repeated {
 /// The gateway that a bridged network wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gateway {
-    /// None.
-    None,
+    /// The one on record, if there is one.
+    Recorded,
     /// The one on record, or else the first host address.
     First,
     /// One address of each family.

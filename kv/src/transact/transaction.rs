@@ -6,6 +6,7 @@ use futures::future::try_join_all;
 
 use super::{Deadline, out_of_time, pause};
 use crate::error::{Error, ErrorKind, InvalidArgument, Operation, Result};
+use crate::ext::StoreExt;
 use crate::key::{Key, Range, Revision, Value};
 use crate::request::{Content, Op, RangeRequest, Txn, TxnRange};
 use crate::response::{Kv, OpResult, RangeResponse};
@@ -126,6 +127,20 @@ impl<'s> Transaction<'s> {
         }
         self.guard_range(range);
         Ok(known)
+    }
+
+    /// The keys of a range, ascending, without a guard and without reading values. What this transaction writes is not
+    /// among them.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn snapshot_keys(&mut self, range: &Range) -> Result<Vec<Key>> {
+        let at = self.at;
+        let listing = self.ask(async |store| store.list_at(range.clone(), at, Content::KeysOnly).await).await?;
+        if !self.at.is_set() {
+            self.at = listing.revision;
+        }
+        Ok(listing.kvs.into_iter().map(|kv| kv.key).collect())
     }
 
     /// True if there is no key in a range, without a guard and without reading values.

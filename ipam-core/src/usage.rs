@@ -1,0 +1,116 @@
+//! Reading for people: how full everything is, and who has an address. Nothing is changed, nothing is locked: all of an
+//! answer is from one revision.
+
+use std::net::IpAddr;
+
+use kv::{Content, Deadline, ErrorKind, Range, Revision, StoreExt, Transaction};
+
+use crate::error::Result;
+use crate::ipam::Ipam;
+use crate::model::keys::{self, ResourceKind};
+use crate::model::{AddressState, Attribute, Block, Document, IpReservation, Pool};
+use crate::pools;
+use crate::reservations::Reservations;
+use crate::surroundings::decode_all;
+use crate::utilization::{Utilization, utilization};
+
+/// How often a reading is begun anew because the store gave up the history it was reading.
+const READINGS: usize = 3;
+
+/// What is stored about an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holding {
+    /// Nobody has it.
+    Free,
+    /// It was given back, and rests.
+    Resting(Attribute),
+    /// Somebody has it.
+    Held(Attribute),
+}
+
+/// Pools and reservations, as they are stored.
+#[derive(Clone, Debug, Default)]
+pub struct Inventory {
+    /// All pools, by name.
+    pub pools: Vec<Pool>,
+    /// All reservations, by name.
+    pub reservations: Vec<IpReservation>,
+}
+
+impl Ipam {
+    /// How full the pools are, exact for any size, as of one revision.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn utilization(&self) -> Result<Utilization> {
+        let mut readings = 1;
+        loop {
+            match self.read_utilization().await {
+                Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) && readings < READINGS => {
+                    readings += 1
+                }
+                read => return Ok(read?),
+            }
+        }
+    }
+
+    async fn read_utilization(&self) -> kv::Result<Utilization> {
+        let blocks = self.read_all::<Block>(Range::Prefix(keys::blocks_prefix(None)), Revision::UNSET).await?;
+        let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
+        let pools = self.read_all::<Pool>(pools, blocks.1).await?.0;
+        let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
+        let reservations = self.read_all::<IpReservation>(reservations, blocks.1).await?.0;
+        let (reservations, _) = Reservations::from_documents(&reservations);
+        Ok(utilization(&pools, &blocks.0, &reservations))
+    }
+
+    /// All well-formed documents of a range, and the revision that was read.
+    async fn read_all<D: Document>(&self, range: Range, at: Revision) -> kv::Result<(Vec<D>, Revision)> {
+        let listing = self.store().list_at(range, at, Content::Full).await?;
+        let at = if at.is_set() { at } else { listing.revision };
+        let pairs: Vec<_> = listing.kvs.into_iter().map(|kv| (kv.key, kv.value)).collect();
+        Ok((decode_all(&pairs), at))
+    }
+
+    /// All pools and reservations.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn inventory(&self, deadline: Deadline) -> Result<Inventory> {
+        let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
+        let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
+        let body = async |tx: &mut Transaction<'_>| {
+            tx.prefetch([], [pools.clone(), reservations.clone()]).await?;
+            Ok(Inventory {
+                pools: decode_all(&tx.snapshot_list(&pools).await?),
+                reservations: decode_all(&tx.snapshot_list(&reservations).await?),
+            })
+        };
+        Ok(self.transact(deadline, body).await?.value)
+    }
+
+    /// Who has an address.
+    ///
+    /// # Errors
+    /// Those of the store; a damaged block.
+    pub async fn holding(&self, ip: IpAddr, deadline: Deadline) -> Result<Holding> {
+        let inventory = self.inventory(deadline).await?;
+        for cidr in inventory.pools.iter().filter_map(|pool| pools::block_of(pool, ip)) {
+            let key = keys::block(cidr);
+            let Some(stored) = self.store().get(key.clone()).await? else { continue };
+            let mut block = Block::decode(&key, stored.value.as_bytes())?;
+            let config = self.store().get(keys::config()).await?;
+            let config = config.map(|kv| crate::model::IpamConfig::decode(&kv.key, kv.value.as_bytes())).transpose()?;
+            let _ = block.apply_cooldown(self.now(), config.unwrap_or_default().cooldown_seconds());
+            return Ok(match block.lookup(ip) {
+                AddressState::Assigned(entry) => Holding::Held(entry.clone()),
+                AddressState::CoolingDown(_) => block
+                    .allocated()
+                    .find(|(held, _)| *held == ip)
+                    .map_or(Holding::Free, |(_, entry)| Holding::Resting(entry.clone())),
+                AddressState::Free | AddressState::Outside => Holding::Free,
+            });
+        }
+        Ok(Holding::Free)
+    }
+}

@@ -1,0 +1,322 @@
+//! Transactions on the in-memory store, with and without faults.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
+
+use kv::wrap::{Counting, Fault, Faulty};
+use kv::{
+    Committed, Deadline, Error, ErrorKind, InvalidArgument, Key, Op, Operation, Outcome, Range, Revision, Store,
+    StoreExt, TransactOptions, Transaction, Txn, Value, transact,
+};
+
+fn options() -> TransactOptions {
+    TransactOptions::new(Deadline::after(Duration::from_secs(20)))
+}
+
+fn number(value: Option<Value>) -> u64 {
+    value.map_or(0, |value| std::str::from_utf8(value.as_bytes()).unwrap().parse().unwrap())
+}
+
+/// Adds one to the number under a key.
+async fn increment(store: &dyn Store, key: &str) -> Result<Committed<u64>, Error> {
+    let key = Key::from(key);
+    transact(store, &options(), async |tx: &mut Transaction<'_>| {
+        let next = number(tx.get(&key).await?) + 1;
+        tx.put(&key, next.to_string())?;
+        Ok(next)
+    })
+    .await
+}
+
+async fn value_of(store: &dyn Store, key: &str) -> u64 {
+    number(store.get(key).await.unwrap().map(|kv| kv.value))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn concurrent_increments_are_all_counted() {
+    let store: Arc<dyn Store> = Arc::new(kv_mvcc::memory());
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move {
+                for _ in 0..50 {
+                    increment(&store, "n").await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(value_of(&store, "n").await, 400);
+}
+
+#[tokio::test]
+async fn reads_are_as_of_one_revision_and_prefetch_is_one_round_trip() {
+    let store = Counting::new(kv_mvcc::memory());
+    store.put("a", "1").await.unwrap();
+    store.put("p/1", "x").await.unwrap();
+    store.take();
+    let committed = transact(&store, &options(), async |tx: &mut Transaction<'_>| {
+        tx.prefetch([Key::from("a"), Key::from("b")], [Range::prefix("p/")]).await?;
+        store.put("a", "2").await?;
+        let a = number(tx.snapshot_get(&"a".into()).await?);
+        assert!(tx.get(&"b".into()).await?.is_none());
+        assert_eq!(tx.list(&Range::prefix("p/")).await?.len(), 1);
+        // Not prefetched, yet read as of the same revision.
+        let all = tx.snapshot_list(&Range::All).await?;
+        assert_eq!(all[0], (Key::from("a"), Value::from("1")));
+        Ok::<_, Error>(a)
+    })
+    .await
+    .unwrap();
+    assert_eq!((committed.value, committed.revision), (1, Revision::new(3)));
+    let counts = store.take();
+    assert_eq!((counts.txns, counts.ranges), (2, 1), "one prefetch, the write in between, and one read");
+}
+
+#[tokio::test]
+async fn a_transaction_sees_its_own_writes() {
+    let store = kv_mvcc::memory();
+    store.put("p/old", "1").await.unwrap();
+    transact(&store, &options(), async |tx: &mut Transaction<'_>| {
+        let (old, new) = (Key::from("p/old"), Key::from("p/new"));
+        tx.get(&old).await?;
+        tx.get(&new).await?;
+        tx.delete(&old)?;
+        tx.put(&new, "2")?;
+        assert_eq!(tx.get(&old).await?, None);
+        assert_eq!(tx.get(&new).await?, Some("2".into()));
+        assert_eq!(tx.list(&Range::prefix("p/")).await?, [(new.clone(), Value::from("2"))]);
+        Ok::<_, Error>(())
+    })
+    .await
+    .unwrap();
+    assert_eq!(store.list(Range::All).await.unwrap().kvs.len(), 1);
+}
+
+/// Runs a body that reads in a given way while another writer does something in between, once.
+async fn attempts_with(
+    read: impl AsyncFn(&mut Transaction<'_>) -> Result<(), Error>,
+    interfere: impl AsyncFn(&dyn Store),
+) -> u32 {
+    let store = kv_mvcc::memory();
+    for key in ["p/1", "p/2"] {
+        store.put(key, "x").await.unwrap();
+    }
+    let first = AtomicU32::new(0);
+    let target = Key::from("target");
+    transact(&store, &options(), async |tx: &mut Transaction<'_>| {
+        read(tx).await?;
+        tx.get(&target).await?;
+        if first.fetch_add(1, SeqCst) == 0 {
+            interfere(&store).await;
+        }
+        tx.put(&target, "done")
+    })
+    .await
+    .unwrap()
+    .attempts
+}
+
+#[tokio::test]
+async fn guards_notice_what_they_should() {
+    let prefix = Range::prefix("p/");
+    let list = async |tx: &mut Transaction<'_>| tx.list(&prefix).await.map(drop);
+    let growing = async |tx: &mut Transaction<'_>| tx.list_none_newer(&prefix).await.map(drop);
+    let snapshot = async |tx: &mut Transaction<'_>| tx.snapshot_list(&prefix).await.map(drop);
+    let change = async |store: &dyn Store| drop(store.put("p/1", "y").await.unwrap());
+    let add = async |store: &dyn Store| drop(store.put("p/3", "y").await.unwrap());
+    let remove = async |store: &dyn Store| drop(store.delete(Range::key("p/2")).await.unwrap());
+    let elsewhere = async |store: &dyn Store| drop(store.put("q", "y").await.unwrap());
+    assert_eq!(attempts_with(list, change).await, 2);
+    assert_eq!(attempts_with(list, add).await, 2);
+    assert_eq!(attempts_with(list, remove).await, 2);
+    assert_eq!(attempts_with(list, elsewhere).await, 1);
+    assert_eq!(attempts_with(growing, change).await, 2);
+    assert_eq!(attempts_with(growing, add).await, 2);
+    assert_eq!(attempts_with(growing, remove).await, 1);
+    assert_eq!(attempts_with(snapshot, change).await, 1);
+}
+
+#[tokio::test]
+async fn too_much_to_guard_is_an_error() {
+    let store = kv_mvcc::memory();
+    for i in 0..65 {
+        store.put(format!("p/{i}"), "x").await.unwrap();
+    }
+    let result =
+        transact(&store, &options(), async |tx: &mut Transaction<'_>| tx.list(&Range::prefix("p/")).await).await;
+    assert_eq!(*result.unwrap_err().kind(), ErrorKind::ReadSetTooLarge { guards: 65 });
+    let result = transact(&store, &options(), async |tx: &mut Transaction<'_>| {
+        for i in 0..121 {
+            let key = Key::from(format!("q/{i}"));
+            tx.get(&key).await?;
+            tx.put(&key, "x")?;
+        }
+        Ok::<_, Error>(())
+    })
+    .await;
+    assert_eq!(*result.unwrap_err().kind(), ErrorKind::ReadSetTooLarge { guards: 121 });
+}
+
+#[tokio::test]
+async fn a_blind_write_is_refused() {
+    let store = kv_mvcc::memory();
+    let result =
+        transact(&store, &options(), async |tx: &mut Transaction<'_>| tx.put(&Key::from("k"), "v")).await.unwrap_err();
+    assert_eq!(*result.kind(), ErrorKind::InvalidArgument(InvalidArgument::UnguardedWrite("k".into())));
+}
+
+#[tokio::test]
+async fn an_error_of_the_body_writes_nothing() {
+    let store = kv_mvcc::memory();
+    let result: Result<Committed<()>, Error> = transact(&store, &options(), async |tx: &mut Transaction<'_>| {
+        tx.get(&"k".into()).await?;
+        tx.put(&"k".into(), "v")?;
+        Err(Error::new(ErrorKind::Unsupported, Operation::Transact, "test"))
+    })
+    .await;
+    assert_eq!(*result.unwrap_err().kind(), ErrorKind::Unsupported);
+    assert!(store.get("k").await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_replies_and_lost_requests_are_settled() {
+    // The first transaction of each attempt is its read, the second its commit.
+    for faults in [
+        vec![None, Some(Fault::ReplyLost)],
+        vec![None, Some(Fault::RequestLost)],
+        vec![None, Some(Fault::ReplyLost), Some(Fault::ReplyLost), Some(Fault::RequestLost)],
+        vec![None, Some(Fault::RequestLost), Some(Fault::ReplyLost), Some(Fault::NotSent)],
+        vec![Some(Fault::ReplyLost), Some(Fault::NotSent), None, Some(Fault::NotSent)],
+    ] {
+        let inner = kv_mvcc::memory();
+        let store = Faulty::script(inner.clone(), faults.clone());
+        let committed = increment(&store, "n").await.unwrap();
+        assert_eq!(value_of(&inner, "n").await, 1, "{faults:?}");
+        let kv = inner.get("n").await.unwrap().unwrap();
+        assert_eq!(committed.revision, kv.mod_revision, "{faults:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_lands_late_is_not_done_twice() {
+    let inner = kv_mvcc::memory();
+    inner.put("n", "5").await.unwrap();
+    let store = Faulty::script(inner.clone(), [None, Some(Fault::Held)]);
+    assert_eq!(increment(&store, "n").await.unwrap().value, 6);
+    let late = store.deliver_held().await.unwrap();
+    assert_eq!(late.iter().map(|answer| answer.succeeded).collect::<Vec<_>>(), [false]);
+    assert_eq!(value_of(&inner, "n").await, 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_writer_is_told_from_our_own_lost_reply() {
+    // Our commit is lost on its way; before we ask again, somebody else writes the key.
+    let inner = kv_mvcc::memory();
+    inner.put("n", "5").await.unwrap();
+    let other = inner.clone();
+    let calls = AtomicU32::new(0);
+    let lost = Faulty::new(inner.clone(), move |operation| {
+        (operation == Operation::Txn && calls.fetch_add(1, SeqCst) == 1).then_some(Fault::RequestLost)
+    });
+    let store = Meddler { inner: lost, other, at: 1, calls: AtomicU32::new(0) };
+    let committed = increment(&store, "n").await.unwrap();
+    assert_eq!((committed.value, committed.attempts), (101, 2));
+    assert_eq!(value_of(&inner, "n").await, 101);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_deletion_is_settled_either_way() {
+    let inner = kv_mvcc::memory();
+    inner.put("k", "v").await.unwrap();
+    let store = Faulty::script(inner.clone(), [None, Some(Fault::ReplyLost)]);
+    let key = Key::from("k");
+    let committed = transact(&store, &options(), async |tx: &mut Transaction<'_>| {
+        tx.get(&key).await?;
+        tx.delete(&key)
+    })
+    .await
+    .unwrap();
+    assert_eq!((committed.revision, committed.attempts), (Revision::new(3), 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_settled_stays_unknown() {
+    let inner = kv_mvcc::memory();
+    let calls = AtomicU32::new(0);
+    let store = Faulty::new(inner, move |operation| {
+        (operation == Operation::Txn && calls.fetch_add(1, SeqCst) > 0).then_some(Fault::RequestLost)
+    });
+    let options = TransactOptions::new(Deadline::after(Duration::from_millis(200)));
+    let key = Key::from("k");
+    let error = transact(&store, &options, async |tx: &mut Transaction<'_>| {
+        tx.get(&key).await?;
+        tx.put(&key, "v")
+    })
+    .await
+    .unwrap_err();
+    assert_eq!(error.outcome(), Outcome::Unknown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn giving_up_names_the_last_refusal() {
+    let store = Faulty::new(kv_mvcc::memory(), |operation| (operation == Operation::Txn).then_some(Fault::NotSent));
+    let options = TransactOptions::new(Deadline::after(Duration::from_millis(100)));
+    let error =
+        transact(&store, &options, async |tx: &mut Transaction<'_>| tx.get(&"k".into()).await).await.unwrap_err();
+    assert_eq!((error.kind(), error.outcome()), (&ErrorKind::NotSent, Outcome::NotApplied));
+}
+
+#[tokio::test]
+async fn history_that_moves_on_starts_the_attempt_anew() {
+    let store = kv_mvcc::memory();
+    let revision = store.put("a", "1").await.unwrap();
+    let first = AtomicU32::new(0);
+    let committed = transact(&store, &options(), async |tx: &mut Transaction<'_>| {
+        tx.snapshot_get(&"a".into()).await?;
+        if first.fetch_add(1, SeqCst) == 0 {
+            let newer = store.put("a", "2").await?;
+            store.compact(newer).await?;
+            assert!(newer > revision);
+        }
+        tx.snapshot_get(&"b".into()).await
+    })
+    .await
+    .unwrap();
+    assert_eq!(committed.attempts, 2);
+}
+
+/// A store at which another writer adds a hundred after a given transaction.
+#[derive(Debug)]
+struct Meddler<S> {
+    inner: S,
+    other: kv_mvcc::MvccStore,
+    at: u32,
+    calls: AtomicU32,
+}
+
+#[async_trait::async_trait]
+impl<S: Store> Store for Meddler<S> {
+    async fn range(&self, request: kv::RangeRequest) -> kv::Result<kv::RangeResponse> {
+        self.inner.range(request).await
+    }
+
+    async fn txn(&self, txn: Txn) -> kv::Result<kv::TxnResponse> {
+        let answer = self.inner.txn(txn).await;
+        if self.calls.fetch_add(1, SeqCst) == self.at {
+            self.other.txn(Txn::new().with_success([Op::put("n", "100")])).await?;
+        }
+        answer
+    }
+
+    async fn watch(&self, request: kv::WatchRequest) -> kv::Result<kv::WatchStream> {
+        self.inner.watch(request).await
+    }
+
+    async fn compact(&self, revision: Revision) -> kv::Result<()> {
+        self.inner.compact(revision).await
+    }
+}
