@@ -1,0 +1,285 @@
+//! How rows are spelled: their keys, and the bytes of what they hold.
+//!
+//! One keyspace, told apart by the first byte of a key:
+//!
+//! | Key | Row |
+//! |---|---|
+//! | `m` name | metadata: `format`, `id`, `state` |
+//! | `c` key | the [`Pointer`] to the live value of a key |
+//! | `l` revision, sub | a [`LogRow`]: one change, without values |
+//! | `v` revision, sub, chunk | a piece of the value that was written there |
+//!
+//! Numbers in keys are big endian (8, 4 and 4 bytes), so that they sort. Each row begins with the version of its
+//! encoding and a CRC-32 over its key and the rest, so that a flipped bit, or a row in the wrong place, is found.
+
+use bincode::config::{Configuration, Limit, LittleEndian, Varint};
+use bincode::{Decode, Encode};
+use uuid::Uuid;
+
+use crate::table::MAX_ROW_BYTES;
+
+/// The format that new stores get, and the newest that is read.
+pub(crate) const FORMAT: u32 = 1;
+/// The oldest format that is read.
+pub(crate) const OLDEST_FORMAT: u32 = 1;
+
+/// The version of the encoding of rows.
+const ROW_VERSION: u8 = 1;
+/// The version and the checksum in front of each row.
+const SEAL_BYTES: usize = 5;
+/// The most bytes of a value that one row holds.
+const CHUNK_BYTES: usize = MAX_ROW_BYTES - SEAL_BYTES;
+
+/// Twice the longest key, and so more than any encoded row needs.
+const DECODE_LIMIT: usize = 2 * kv::MAX_KEY_BYTES;
+const BINCODE: Configuration<LittleEndian, Varint, Limit<DECODE_LIMIT>> =
+    bincode::config::standard().with_limit::<DECODE_LIMIT>();
+
+/// What is wrong with a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Damage(pub(crate) String);
+
+impl Damage {
+    fn row(key: &[u8], what: impl std::fmt::Display) -> Self {
+        Self(format!("row {} {what}", key.escape_ascii()))
+    }
+}
+
+/// Where a change stands in the order of all: the revision, and the place inside the transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Encode, Decode)]
+pub(crate) struct Place {
+    pub(crate) revision: u64,
+    pub(crate) sub: u32,
+}
+
+impl Place {
+    /// The first place of a revision.
+    pub(crate) fn first_of(revision: u64) -> Self {
+        Self { revision, sub: 0 }
+    }
+
+    /// The next place of the same revision.
+    pub(crate) fn next(self) -> Self {
+        Self { sub: self.sub + 1, ..self }
+    }
+}
+
+/// An entry without its key and value: its metadata, and where its value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) struct Pointer {
+    pub(crate) create_revision: u64,
+    pub(crate) version: u64,
+    /// Where it was written, which is where the value stands.
+    pub(crate) place: Place,
+    /// The bytes of the value.
+    pub(crate) len: u32,
+}
+
+impl Pointer {
+    /// How many rows the value has; an empty one has none.
+    pub(crate) fn chunks(&self) -> u32 {
+        u32::try_from((self.len as usize).div_ceil(CHUNK_BYTES)).unwrap_or(u32::MAX)
+    }
+}
+
+/// One change of one key.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) struct LogRow {
+    pub(crate) key: Vec<u8>,
+    /// When it was committed, in microseconds since 1970.
+    pub(crate) time: u64,
+    pub(crate) change: Change,
+    /// What was there before. Its value is kept as long as this row is.
+    pub(crate) prev: Option<Pointer>,
+}
+
+/// What a change made of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) enum Change {
+    Put(Pointer),
+    Delete,
+}
+
+/// The one row that says where the store stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) struct State {
+    /// The newest revision.
+    pub(crate) revision: u64,
+    /// The mark: the oldest revision that can be read; 0 if all can.
+    pub(crate) compacted: u64,
+    /// The first place of which a log row may still be there. What lies between it and the mark is on its way out.
+    pub(crate) swept: Place,
+    /// The bytes of all log rows, and of the superseded values that they keep.
+    pub(crate) log_bytes: u64,
+    /// When the newest revision was committed, in microseconds since 1970.
+    pub(crate) time: u64,
+    /// How many live keys there are.
+    pub(crate) live: u64,
+    /// The wrapping sum of [`fingerprint`] over all live keys: tells whether one of them was lost.
+    pub(crate) digest: u64,
+}
+
+impl State {
+    /// A store without keys; its first write gets revision 2.
+    pub(crate) const NEW: Self = Self {
+        revision: 1,
+        compacted: 0,
+        swept: Place { revision: 2, sub: 0 },
+        log_bytes: 0,
+        time: 0,
+        live: 0,
+        digest: 0,
+    };
+}
+
+/// A 64-bit hash of a live key and where it was written (FNV-1a, then mixed as MurmurHash3 does). It is on disk, in
+/// sums: it must stay as it is.
+pub(crate) fn fingerprint(key: &[u8], place: Place) -> u64 {
+    let written = place.revision.to_be_bytes().into_iter().chain(place.sub.to_be_bytes());
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in key.iter().copied().chain(written) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    hash ^ (hash >> 33)
+}
+
+// Keys of rows.
+
+pub(crate) const CURRENT: u8 = b'c';
+pub(crate) const LOG: u8 = b'l';
+pub(crate) const VALUE: u8 = b'v';
+
+pub(crate) const FORMAT_KEY: &[u8] = b"mformat";
+pub(crate) const ID_KEY: &[u8] = b"mid";
+pub(crate) const STATE_KEY: &[u8] = b"mstate";
+
+/// The row of a live key.
+pub(crate) fn current_key(key: &[u8]) -> Vec<u8> {
+    let mut row = Vec::with_capacity(1 + key.len());
+    row.push(CURRENT);
+    row.extend_from_slice(key);
+    row
+}
+
+/// The row of a change.
+pub(crate) fn log_key(place: Place) -> Vec<u8> {
+    let mut row = Vec::with_capacity(LOG_KEY_BYTES);
+    row.push(LOG);
+    row.extend_from_slice(&place.revision.to_be_bytes());
+    row.extend_from_slice(&place.sub.to_be_bytes());
+    row
+}
+
+const LOG_KEY_BYTES: usize = 13;
+
+/// The place that the key of a log row names.
+pub(crate) fn log_place(row: &[u8]) -> Result<Place, Damage> {
+    let parse = || {
+        let rest = row.strip_prefix(&[LOG])?;
+        let (revision, sub) = rest.split_first_chunk::<8>()?;
+        Some(Place { revision: u64::from_be_bytes(*revision), sub: u32::from_be_bytes(sub.try_into().ok()?) })
+    };
+    parse().ok_or_else(|| Damage::row(row, "has a key of the wrong length"))
+}
+
+/// A row of the value that was written at a place.
+pub(crate) fn value_key(place: Place, chunk: u32) -> Vec<u8> {
+    let mut row = Vec::with_capacity(17);
+    row.push(VALUE);
+    row.extend_from_slice(&place.revision.to_be_bytes());
+    row.extend_from_slice(&place.sub.to_be_bytes());
+    row.extend_from_slice(&chunk.to_be_bytes());
+    row
+}
+
+/// Where all rows with this first byte end.
+pub(crate) fn end_of(tag: u8) -> [u8; 1] {
+    [tag + 1]
+}
+
+// What rows hold.
+
+/// The rows of a value: keys and contents.
+pub(crate) fn value_rows(place: Place, value: &[u8]) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
+    value.chunks(CHUNK_BYTES).zip(0..).map(move |(piece, chunk)| {
+        let key = value_key(place, chunk);
+        let row = seal(&key, piece);
+        (key, row)
+    })
+}
+
+/// Encodes what the row `key` holds.
+pub(crate) fn encode<T: Encode>(key: &[u8], what: &T) -> Result<Vec<u8>, Damage> {
+    let payload =
+        bincode::encode_to_vec(what, BINCODE).map_err(|error| Damage::row(key, format_args!("is odd: {error}")))?;
+    Ok(seal(key, &payload))
+}
+
+/// Decodes what was found in the row `key`.
+pub(crate) fn decode<T: Decode<()>>(key: &[u8], row: &[u8]) -> Result<T, Damage> {
+    let payload = unseal(key, row)?;
+    match bincode::decode_from_slice(payload, BINCODE) {
+        Ok((what, used)) if used == payload.len() => Ok(what),
+        Ok(_) => Err(Damage::row(key, "is too long")),
+        Err(error) => Err(Damage::row(key, format_args!("cannot be decoded: {error}"))),
+    }
+}
+
+/// Puts version and checksum in front.
+fn seal(key: &[u8], payload: &[u8]) -> Vec<u8> {
+    let mut row = Vec::with_capacity(SEAL_BYTES + payload.len());
+    row.push(ROW_VERSION);
+    row.extend_from_slice(&checksum(key, payload).to_be_bytes());
+    row.extend_from_slice(payload);
+    row
+}
+
+/// Checks version and checksum, and takes them off.
+pub(crate) fn unseal<'r>(key: &[u8], row: &'r [u8]) -> Result<&'r [u8], Damage> {
+    match row.split_first_chunk::<SEAL_BYTES>() {
+        Some(([ROW_VERSION, sum @ ..], payload)) if u32::from_be_bytes(*sum) == checksum(key, payload) => Ok(payload),
+        Some(([ROW_VERSION, ..], _)) => Err(Damage::row(key, "fails its checksum")),
+        Some(([version, ..], _)) => Err(Damage::row(key, format_args!("has the unknown version {version}"))),
+        None => Err(Damage::row(key, "is cut off")),
+    }
+}
+
+fn checksum(key: &[u8], payload: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(key);
+    hasher.update(payload);
+    hasher.finalize()
+}
+
+/// The format row: 4 bytes big endian and their checksum. It stays like that in every format there will be.
+pub(crate) fn encode_format(format: u32) -> Vec<u8> {
+    let number = format.to_be_bytes();
+    [number, checksum(FORMAT_KEY, &number).to_be_bytes()].concat()
+}
+
+/// Reads the format row.
+pub(crate) fn decode_format(row: &[u8]) -> Result<u32, Damage> {
+    let parse = || {
+        let (number, rest) = row.split_first_chunk::<4>()?;
+        let sum = u32::from_be_bytes(*rest.first_chunk::<4>()?);
+        (sum == checksum(FORMAT_KEY, number)).then(|| u32::from_be_bytes(*number))
+    };
+    parse().ok_or_else(|| Damage::row(FORMAT_KEY, "fails its checksum"))
+}
+
+/// The row with the id of the store.
+pub(crate) fn encode_id(id: Uuid) -> Vec<u8> {
+    seal(ID_KEY, id.as_bytes())
+}
+
+/// Reads the row with the id of the store.
+pub(crate) fn decode_id(row: &[u8]) -> Result<Uuid, Damage> {
+    Uuid::from_slice(unseal(ID_KEY, row)?).map_err(|_| Damage::row(ID_KEY, "has the wrong length"))
+}
+
+/// What a log row counts for: its own bytes, and those of the superseded value that it keeps.
+pub(crate) fn log_cost(row_bytes: usize, prev: Option<&Pointer>) -> u64 {
+    (LOG_KEY_BYTES + row_bytes) as u64 + prev.map_or(0, |prev| u64::from(prev.len))
+}

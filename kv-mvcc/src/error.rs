@@ -1,0 +1,115 @@
+//! The errors that this crate itself makes, and the net under the engines.
+
+use std::any::Any;
+use std::error::Error as StdError;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use kv::{Error, ErrorKind, Operation, Outcome, Result, Revision};
+
+/// The store is damaged; `detail` says what was found.
+pub(crate) fn corrupt(store: &'static str, operation: Operation, detail: impl fmt::Display) -> Error {
+    Error::new(ErrorKind::Corrupt, operation, store)
+        .with_detail(format!("{detail}; restore the store from a backup, or move it away to start a new one"))
+}
+
+/// The revision asked for is below the mark.
+pub(crate) fn compacted(store: &'static str, operation: Operation, mark: u64) -> Error {
+    Error::new(ErrorKind::Compacted { compact_revision: revision(mark) }, operation, store)
+}
+
+/// The store was closed before the call began, so that nothing was done.
+pub(crate) fn closed(store: &'static str, operation: Operation) -> Error {
+    Error::new(ErrorKind::Closed, operation, store)
+}
+
+/// The number of a row as a revision.
+pub(crate) fn revision(number: u64) -> Revision {
+    Revision::new(number.cast_signed())
+}
+
+/// Calls into an engine. Engines panic over damaged files; that is an error as any other.
+///
+/// # Errors
+/// Those of `call`; `Corrupt` if it panicked.
+pub(crate) fn guarded<T>(store: &'static str, operation: Operation, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        Err(corrupt(store, operation, format_args!("the engine gave up: {}", panic_text(&*panic))))
+    })
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(text), _) => text,
+        (None, Some(text)) => text,
+        (None, None) => "no reason given",
+    }
+}
+
+/// One error for each of several calls that failed together.
+#[derive(Debug)]
+pub(crate) struct Shared(Arc<Error>);
+
+impl Shared {
+    pub(crate) fn new(error: Error) -> Self {
+        Self(Arc::new(error))
+    }
+
+    /// The error once more, with this outcome.
+    pub(crate) fn error(&self, store: &'static str, operation: Operation, outcome: Outcome) -> Error {
+        let mut error = Error::new(self.0.kind().clone(), operation, store).with_outcome(outcome);
+        if let Some(detail) = self.0.detail() {
+            error = error.with_detail(detail);
+        }
+        if self.0.source().is_some() {
+            error = error.with_source(Cause(Arc::clone(&self.0)));
+        }
+        error
+    }
+
+    /// What the error itself says of the outcome.
+    pub(crate) fn outcome(&self) -> Outcome {
+        self.0.outcome()
+    }
+}
+
+/// The source of a shared error, which cannot be cloned.
+#[derive(Debug)]
+struct Cause(Arc<Error>);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.source().map_or(Ok(()), |source| write!(f, "{source}"))
+    }
+}
+
+impl StdError for Cause {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source().and_then(StdError::source)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_error() {
+        let error = guarded::<()>("s", Operation::Range, || panic!("page {} is odd", 7)).unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Corrupt);
+        assert!(error.to_string().contains("page 7 is odd"), "{error}");
+    }
+
+    #[test]
+    fn a_shared_error_keeps_kind_detail_and_source() {
+        let error = Error::new(ErrorKind::CommitIo, Operation::Txn, "s")
+            .with_detail("disk full?")
+            .with_source(std::io::Error::other("boom"));
+        let shared = Shared::new(error);
+        let error = shared.error("s", Operation::Txn, Outcome::NotApplied);
+        assert_eq!(error.to_string(), "s: transaction: the commit failed: disk full?: boom");
+        assert_eq!(error.outcome(), Outcome::NotApplied);
+        assert_eq!(shared.outcome(), Outcome::Unknown);
+    }
+}

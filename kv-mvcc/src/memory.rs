@@ -1,0 +1,113 @@
+//! The table in memory: for tests, benchmarks and trying things out.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use kv::Result;
+
+use crate::options::Options;
+use crate::store::MvccStore;
+use crate::table::{Table, View, Visit, Write};
+
+type Map = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// A table that forgets everything with its last handle. Clones share their rows, so that opening a store on a clone
+/// is what reopening is for a store on disk.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryTable {
+    rows: Arc<RwLock<Map>>,
+}
+
+impl MemoryTable {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Table for MemoryTable {
+    fn view(&self) -> Result<Box<dyn View + '_>> {
+        Ok(Box::new(MemoryView(self.rows.read().unwrap_or_else(PoisonError::into_inner))))
+    }
+
+    fn commit(&self, writes: &[Write]) -> Result<()> {
+        let mut rows = self.rows.write().unwrap_or_else(PoisonError::into_inner);
+        for write in writes {
+            match write {
+                Write::Put(key, value) => {
+                    rows.insert(key.clone(), value.clone());
+                }
+                Write::Delete(key) => {
+                    rows.remove(key);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn recover(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Holds up commits for as long as it lives, as a view may.
+struct MemoryView<'t>(RwLockReadGuard<'t, Map>);
+
+impl View for MemoryView<'_> {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(self.0.get(key).cloned())
+    }
+
+    fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
+        // A map panics over a range that ends before it starts.
+        if from >= to {
+            return Ok(());
+        }
+        for (key, value) in self.0.range::<[u8], _>((std::ops::Bound::Included(from), std::ops::Bound::Excluded(to))) {
+            if let ControlFlow::Break(()) = visit(key, value) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A new, empty store in memory.
+pub fn memory() -> MvccStore {
+    let options = Options { name: "memory", ..Options::default() };
+    match MvccStore::open(Box::new(MemoryTable::new()), options) {
+        Ok(store) => store,
+        // An empty map is neither damaged nor full, and opening does nothing else that can fail.
+        Err(error) => unreachable!("an empty table in memory opens: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scans_are_half_open_and_stop_on_break() {
+        let table = MemoryTable::new();
+        let put = |key: &str| Write::Put(key.into(), b"v".to_vec());
+        table.commit(&[put("a"), put("b"), put("c")]).unwrap();
+        table.commit(&[Write::Delete(b"missing".to_vec())]).unwrap();
+        let keys = |from: &str, to: &str, most: usize| {
+            let mut keys = Vec::new();
+            table
+                .view()
+                .unwrap()
+                .scan(from.as_bytes(), to.as_bytes(), &mut |key, _| {
+                    keys.push(String::from_utf8(key.to_vec()).unwrap());
+                    if keys.len() == most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                })
+                .unwrap();
+            keys
+        };
+        assert_eq!(keys("a", "c", 9), ["a", "b"]);
+        assert_eq!(keys("", "z", 1), ["a"]);
+        assert!(keys("z", "a", 9).is_empty());
+        assert!(keys("b", "b", 9).is_empty());
+    }
+}

@@ -1,0 +1,87 @@
+//! What can be set when a store is opened.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use uuid::Uuid;
+
+/// How a store behaves, and what it must be. `Default` suits every caller but for the name.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What errors call the store: the engine's name.
+    pub name: &'static str,
+    /// How much history is kept.
+    pub retention: Retention,
+    /// Where the times of revisions come from.
+    pub clock: Clock,
+    /// The id that the store must have. With one, a table without rows is a damaged store rather than a new one.
+    pub expected_id: Option<Uuid>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { name: "store", retention: Retention::default(), clock: Clock::system(), expected_id: None }
+    }
+}
+
+/// How much history is kept: what lies beyond any of the three bounds is given up, a few revisions with each commit.
+/// The state at the newest revision is always there, whatever the bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// How many revisions can be read; `None` is unbounded.
+    pub revisions: Option<u64>,
+    /// How old a revision may be; `None` is unbounded. Applied only while the clock is within a day of the newest
+    /// revision, so that a clock that is far off does not take the history with it.
+    pub age: Option<Duration>,
+    /// How many bytes the log and the superseded values may have; `None` is unbounded.
+    pub bytes: Option<u64>,
+}
+
+impl Retention {
+    /// Everything is kept until somebody compacts.
+    pub const UNBOUNDED: Self = Self { revisions: None, age: None, bytes: None };
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self {
+            revisions: Some(10_000),
+            age: Some(Duration::from_secs(7 * 24 * 60 * 60)),
+            bytes: Some(32 * 1024 * 1024),
+        }
+    }
+}
+
+/// A source of time.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> SystemTime + Send + Sync>);
+
+impl Clock {
+    /// The system's clock.
+    pub fn system() -> Self {
+        Self::new(SystemTime::now)
+    }
+
+    /// A clock that calls `now`.
+    pub fn new(now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now))
+    }
+
+    /// Microseconds since 1970; 0 for anything before.
+    pub(crate) fn micros(&self) -> u64 {
+        let since = (self.0)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+/// The time that a row records.
+pub(crate) fn time(micros: u64) -> Option<SystemTime> {
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(micros))
+}

@@ -1,0 +1,191 @@
+//! Reading one revision for as long as it takes, in slices, so that commits get their turns in between.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use kv::{Error, ErrorKind, Key, Operation, Result, Revision, Value};
+
+use crate::codec::{Place, Pointer, State};
+use crate::entries::{Entries, Merge, Overlay, overlaid};
+use crate::error::compacted;
+use crate::rows::{Rows, VisitEntry};
+use crate::table::Table;
+
+/// How long one view may live while more is to be read.
+const SLICE: Duration = Duration::from_millis(5);
+/// How many rows are read between two looks at the time, and at least in each view.
+const ROWS_PER_LOOK: u32 = 64;
+
+/// How a pinned read holds its view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// A fresh view for each slice.
+    Slices,
+    /// One view to the end: for a read that compaction overtook again and again.
+    ToTheEnd,
+}
+
+/// The time that a view may live.
+#[derive(Clone, Copy)]
+struct Slice {
+    opened: Instant,
+    hold: Hold,
+}
+
+impl Slice {
+    fn begin(hold: Hold) -> Self {
+        Self { opened: Instant::now(), hold }
+    }
+
+    fn is_over(self) -> bool {
+        self.hold == Hold::Slices && self.opened.elapsed() >= SLICE
+    }
+}
+
+/// The store as it was at one revision.
+///
+/// What the table has now is what was there then, but for the keys that were changed since. Of those the first log row
+/// after the revision says what there was before; they are collected, view by view, as the log grows.
+pub(crate) struct Pinned<'t> {
+    table: &'t dyn Table,
+    store: &'static str,
+    /// The view in use; `then` covers all that it shows.
+    rows: Option<Rows<'t>>,
+    slice: Slice,
+    /// The store's revision when the read began.
+    current: u64,
+    /// The revision that is read.
+    at: u64,
+    /// The first place in the log of which it is not known yet what was there before.
+    seen: Place,
+    then: Overlay,
+}
+
+impl<'t> Pinned<'t> {
+    /// Pins a revision; the latest one if `at` is below 1. `floor` is a revision that the store has certainly reached.
+    ///
+    /// # Errors
+    /// `FutureRevision`, `Compacted`; `RevisionRegressed` if the store is behind `floor`.
+    pub(crate) fn open(
+        table: &'t dyn Table,
+        store: &'static str,
+        at: Revision,
+        floor: u64,
+        hold: Hold,
+    ) -> Result<Self> {
+        let rows = Rows::of(table, store)?;
+        let slice = Slice::begin(hold);
+        let State { revision, compacted: mark, .. } = rows.state()?;
+        if revision < floor {
+            return Err(Error::new(ErrorKind::RevisionRegressed, Operation::Range, store));
+        }
+        let at = if at.is_set() { at.get().unsigned_abs() } else { revision };
+        if at > revision {
+            return Err(Error::new(ErrorKind::FutureRevision, Operation::Range, store));
+        }
+        if at < mark {
+            return Err(compacted(store, Operation::Range, mark));
+        }
+        let (seen, then) = (Place::first_of(at + 1), Overlay::new());
+        let mut pinned = Self { table, store, rows: None, slice, current: revision, at, seen, then };
+        if pinned.catch_up(&rows, revision)? {
+            pinned.rows = Some(rows);
+        }
+        Ok(pinned)
+    }
+
+    /// The store's revision when the read began.
+    pub(crate) fn current(&self) -> u64 {
+        self.current
+    }
+
+    /// A view with time left, and all changes between the pinned revision and it.
+    fn ready(&mut self) -> Result<(&Rows<'t>, &Overlay, Slice)> {
+        let rows = match self.rows.take() {
+            Some(rows) if !self.slice.is_over() => rows,
+            old => {
+                // First of all: a commit may be waiting for it, and another view would wait for that commit.
+                drop(old);
+                self.fresh()?
+            }
+        };
+        Ok((self.rows.insert(rows), &self.then, self.slice))
+    }
+
+    /// A new view, of which all changes since the pinned revision are known.
+    fn fresh(&mut self) -> Result<Rows<'t>> {
+        loop {
+            let rows = Rows::of(self.table, self.store)?;
+            self.slice = Slice::begin(self.slice.hold);
+            let State { revision, compacted: mark, .. } = rows.state()?;
+            if self.at < mark {
+                return Err(compacted(self.store, Operation::Range, mark));
+            }
+            if self.catch_up(&rows, revision)? {
+                return Ok(rows);
+            }
+        }
+    }
+
+    /// Collects what the log says of changes up to `revision`. False if time ran out before its end.
+    fn catch_up(&mut self, rows: &Rows<'t>, revision: u64) -> Result<bool> {
+        if self.seen.revision > revision {
+            return Ok(true);
+        }
+        let (mut looked, mut complete) = (0, true);
+        rows.log(self.seen, revision, &mut |place, row, _| {
+            self.then.entry(Key::from(row.key)).or_insert(row.prev);
+            self.seen = place.next();
+            looked += 1;
+            if looked % ROWS_PER_LOOK == 0 && self.slice.is_over() {
+                complete = false;
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        })?;
+        if complete {
+            self.seen = Place::first_of(revision + 1);
+        }
+        Ok(complete)
+    }
+}
+
+impl Entries for Pinned<'_> {
+    fn entry(&mut self, key: &[u8]) -> Result<Option<Pointer>> {
+        let (rows, then, _) = self.ready()?;
+        then.get(key).map_or_else(|| rows.pointer(key), |then| Ok(*then))
+    }
+
+    fn each(&mut self, from: &[u8], to: Option<&[u8]>, visit: VisitEntry<'_>) -> Result<()> {
+        let mut from = from.to_vec();
+        loop {
+            let (rows, then, slice) = self.ready()?;
+            let mut merge = Merge::new(overlaid(then, &from, to));
+            let (mut looked, mut stopped, mut resume) = (0, false, None);
+            rows.pointers(&from, to, &mut |key, pointer| {
+                looked += 1;
+                if merge.before(key, visit).is_break() {
+                    stopped = true;
+                } else if looked % ROWS_PER_LOOK == 0 && slice.is_over() {
+                    resume = Some(key.to_vec());
+                } else {
+                    stopped = merge.entry(key, pointer, visit).is_break();
+                }
+                if stopped || resume.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })?;
+            match resume {
+                Some(key) => from = key,
+                None if stopped => return Ok(()),
+                None => {
+                    // Stopped or not, this is the end.
+                    let _ = merge.rest(visit);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn value(&mut self, pointer: &Pointer) -> Result<Value> {
+        self.ready()?.0.value(pointer)
+    }
+}

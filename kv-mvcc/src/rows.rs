@@ -1,0 +1,124 @@
+//! A view of the table, in terms of what its rows mean.
+
+use std::ops::ControlFlow;
+
+use kv::{Error, Operation, Result, Value};
+
+use crate::codec::{self, Damage, LogRow, Place, Pointer, State};
+use crate::error::corrupt;
+use crate::table::{Table, View};
+
+/// What a scan of entries calls with each key and its pointer.
+pub(crate) type VisitEntry<'a> = &'a mut dyn FnMut(&[u8], Pointer) -> ControlFlow<()>;
+/// What a scan of the log calls with each row: where it stands, what it says and what it counts for.
+pub(crate) type VisitLog<'a> = &'a mut dyn FnMut(Place, LogRow, u64) -> ControlFlow<()>;
+
+/// A view with typed reads.
+pub(crate) struct Rows<'t> {
+    view: Box<dyn View + 't>,
+    store: &'static str,
+}
+
+impl<'t> Rows<'t> {
+    /// A fresh view.
+    pub(crate) fn of(table: &'t dyn Table, store: &'static str) -> Result<Self> {
+        Ok(Self { view: table.view()?, store })
+    }
+
+    /// The view itself.
+    pub(crate) fn view(&self) -> &dyn View {
+        &*self.view
+    }
+
+    fn corrupt(&self, damage: Damage) -> Error {
+        corrupt(self.store, Operation::Range, damage.0)
+    }
+
+    /// Where the store stands.
+    pub(crate) fn state(&self) -> Result<State> {
+        match self.view.get(codec::STATE_KEY)? {
+            Some(row) => codec::decode(codec::STATE_KEY, &row).map_err(|damage| self.corrupt(damage)),
+            None => Err(self.corrupt(Damage("the row that says where the store stands is missing".to_owned()))),
+        }
+    }
+
+    /// The live entry of a key.
+    pub(crate) fn pointer(&self, key: &[u8]) -> Result<Option<Pointer>> {
+        let row_key = codec::current_key(key);
+        match self.view.get(&row_key)? {
+            Some(row) => codec::decode(&row_key, &row).map(Some).map_err(|damage| self.corrupt(damage)),
+            None => Ok(None),
+        }
+    }
+
+    /// The live entries from `from` (inclusive) to `to` (exclusive; `None`: all the rest), ascending.
+    pub(crate) fn pointers(&self, from: &[u8], to: Option<&[u8]>, visit: VisitEntry<'_>) -> Result<()> {
+        let from = codec::current_key(from);
+        let to = to.map_or_else(|| codec::end_of(codec::CURRENT).to_vec(), codec::current_key);
+        let mut damage = None;
+        self.view.scan(&from, &to, &mut |row_key, row| match codec::decode(row_key, row) {
+            Ok(pointer) => visit(row_key.get(1..).unwrap_or_default(), pointer),
+            Err(found) => {
+                damage = Some(found);
+                ControlFlow::Break(())
+            }
+        })?;
+        damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))
+    }
+
+    /// The log from `from` on to the end, which is at revision `newest`. A revision or a place that is missing on the
+    /// way is damage, not something to pass over.
+    pub(crate) fn log(&self, from: Place, newest: u64, visit: VisitLog<'_>) -> Result<()> {
+        // Revision 1 is the empty store.
+        let mut next = from.max(Place::first_of(2));
+        let mut broken = false;
+        let mut damage = None;
+        self.view.scan(&codec::log_key(next), &codec::end_of(codec::LOG), &mut |row_key, row| match decode_log(
+            row_key, row, next,
+        ) {
+            Ok((place, log_row)) => {
+                next = place.next();
+                let cost = codec::log_cost(row.len(), log_row.prev.as_ref());
+                let flow = visit(place, log_row, cost);
+                broken = flow.is_break();
+                flow
+            }
+            Err(found) => {
+                damage = Some(found);
+                ControlFlow::Break(())
+            }
+        })?;
+        // Nothing read yet of the revision that comes next means that the one before it was the last.
+        let reached = if next.sub > 0 { next.revision } else { next.revision - 1 };
+        if damage.is_none() && !broken && reached < newest {
+            damage = Some(Damage(format!("the log ends at revision {reached}, before the newest, {newest}")));
+        }
+        damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))
+    }
+
+    /// The value that a pointer points to.
+    pub(crate) fn value(&self, pointer: &Pointer) -> Result<Value> {
+        let len = pointer.len as usize;
+        let mut value = Vec::with_capacity(len);
+        for chunk in 0..pointer.chunks() {
+            let row_key = codec::value_key(pointer.place, chunk);
+            let missing = || Damage(format!("a value written at revision {} is missing", pointer.place.revision));
+            let row = self.view.get(&row_key)?.ok_or_else(|| self.corrupt(missing()))?;
+            value.extend_from_slice(codec::unseal(&row_key, &row).map_err(|damage| self.corrupt(damage))?);
+        }
+        if value.len() != len {
+            let detail = format!("a value written at revision {} has the wrong length", pointer.place.revision);
+            return Err(self.corrupt(Damage(detail)));
+        }
+        Ok(Value::new(value))
+    }
+}
+
+/// A log row that may come where `next` is expected: there, or at the start of the revision after it.
+fn decode_log(row_key: &[u8], row: &[u8], next: Place) -> Result<(Place, LogRow), Damage> {
+    let place = codec::log_place(row_key)?;
+    if place == next || (next.sub > 0 && place == Place::first_of(next.revision + 1)) {
+        return Ok((place, codec::decode(row_key, row)?));
+    }
+    Err(Damage(format!("a change at revision {} is missing from the log", next.revision)))
+}

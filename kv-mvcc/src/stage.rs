@@ -1,0 +1,220 @@
+//! What a group of transactions does to the store, worked out in memory before any of it is written.
+
+use std::collections::HashMap;
+
+use kv::{Error, ErrorKind, Key, Op, OpResult, Operation, Outcome, Prev, Range, Result, Txn, TxnResponse, Value};
+
+use crate::codec::{self, Change, LogRow, Place, Pointer, State, fingerprint};
+use crate::entries::{Entries, Merge, Overlay, all_hold, found_in, kv_of, overlaid, read, stamp};
+use crate::error::{corrupt, revision};
+use crate::rows::{Rows, VisitEntry};
+use crate::table::Write;
+
+/// The most that one transaction may touch, in bytes of rows. With what else its commit may hold (the rest of its
+/// group and expired history) that keeps a commit below 64 MiB.
+pub(crate) const MAX_TXN_TOUCHED_BYTES: usize = 48 * 1024 * 1024;
+/// What a change costs in rows besides its key (three times) and its value, rounded up.
+const CHANGE_OVERHEAD_BYTES: usize = 160;
+
+/// A state on top of the table's, and the changes that lead there.
+///
+/// The view is held while a group is staged. That holds up nobody: the only one who commits is the one who stages.
+pub(crate) struct Stage<'r, 't> {
+    rows: &'r Rows<'t>,
+    store: &'static str,
+    staged: Overlay,
+    fresh: HashMap<Place, Value>,
+    log: Vec<(Place, LogRow)>,
+    tally: Tally,
+    /// How the keys that the transaction at hand touches stood before it, for when it fails halfway.
+    undo: Vec<(Key, Option<Option<Pointer>>)>,
+}
+
+/// The numbers that go with the changes.
+#[derive(Clone, Copy)]
+struct Tally {
+    state: State,
+    bytes: usize,
+}
+
+impl<'r, 't> Stage<'r, 't> {
+    /// On top of the table, where the store stands at `state`.
+    pub(crate) fn new(rows: &'r Rows<'t>, store: &'static str, state: State) -> Self {
+        let tally = Tally { state, bytes: 0 };
+        Self { rows, store, staged: Overlay::new(), fresh: HashMap::new(), log: Vec::new(), tally, undo: Vec::new() }
+    }
+
+    /// Roughly how many bytes will be written.
+    pub(crate) fn bytes(&self) -> usize {
+        self.tally.bytes
+    }
+
+    /// Runs one transaction on top of those before it; `now` is in microseconds since 1970.
+    ///
+    /// # Errors
+    /// Those of reading, and `TooLarge`; the stage is then as it was before.
+    pub(crate) fn apply(&mut self, txn: &Txn, now: u64) -> Result<TxnResponse> {
+        let (before, log) = (self.tally, self.log.len());
+        let result = self.run(txn, now);
+        let undo = std::mem::take(&mut self.undo);
+        if result.is_err() {
+            for (key, staged) in undo.into_iter().rev() {
+                match staged {
+                    Some(staged) => self.staged.insert(key, staged),
+                    None => self.staged.remove(&key),
+                };
+            }
+            for (place, _) in self.log.drain(log..) {
+                self.fresh.remove(&place);
+            }
+            self.tally = before;
+        }
+        result.map_err(|error| error.with_outcome(Outcome::NotApplied))
+    }
+
+    fn run(&mut self, txn: &Txn, now: u64) -> Result<TxnResponse> {
+        let succeeded = all_hold(self, &txn.compares)?;
+        let ops = if succeeded { &txn.success } else { &txn.failure };
+        let mut place = Place::first_of(self.tally.state.revision + 1);
+        let time = now.max(self.tally.state.time);
+        let limit = self.tally.bytes + MAX_TXN_TOUCHED_BYTES;
+        let mut results = Vec::with_capacity(ops.len());
+        for op in ops {
+            results.push(self.run_op(op, &mut place, time)?);
+            if self.tally.bytes > limit {
+                let bytes = MAX_TXN_TOUCHED_BYTES + (self.tally.bytes - limit);
+                return Err(Error::new(ErrorKind::TooLarge { bytes }, Operation::Txn, self.store)
+                    .with_detail("it deletes too many keys at once; delete them in parts"));
+            }
+        }
+        if place.sub > 0 {
+            self.tally.state.revision = place.revision;
+            self.tally.state.time = time;
+        }
+        let at = revision(self.tally.state.revision);
+        stamp(&mut results, at);
+        Ok(TxnResponse { revision: at, succeeded, results })
+    }
+
+    fn run_op(&mut self, op: &Op, place: &mut Place, time: u64) -> Result<OpResult> {
+        match op {
+            Op::Put { key, value, prev } => {
+                let old = self.entry(key.as_bytes())?;
+                let before = match (old, prev) {
+                    (Some(old), Prev::Return) => Some(kv_of(key.clone(), &old, self.value(&old)?)),
+                    _ => None,
+                };
+                self.put(key, value, old, *place, time)?;
+                *place = place.next();
+                Ok(OpResult::Put { prev: before })
+            }
+            Op::Delete { range, prev } => self.delete(range, *prev, place, time),
+            Op::Range(request) => Ok(OpResult::Range(read(self, request)?)),
+            // A validated request has no operation that this crate does not know.
+            _ => Err(Error::new(ErrorKind::Unsupported, Operation::Txn, self.store)),
+        }
+    }
+
+    fn put(&mut self, key: &Key, value: &Value, old: Option<Pointer>, place: Place, time: u64) -> Result<()> {
+        // Requests are checked: a value is far shorter than that.
+        let len = u32::try_from(value.len())
+            .map_err(|_| Error::new(ErrorKind::TooLarge { bytes: value.len() }, Operation::Txn, self.store))?;
+        let (create_revision, version) = old.map_or((place.revision, 1), |old| (old.create_revision, old.version + 1));
+        let pointer = Pointer { create_revision, version, place, len };
+        self.fresh.insert(place, value.clone());
+        self.tally.bytes += value.len();
+        self.change(key, old, Some(pointer), place, time);
+        Ok(())
+    }
+
+    fn delete(&mut self, range: &Range, prev: Prev, place: &mut Place, time: u64) -> Result<OpResult> {
+        let found = found_in(self, range)?;
+        let count = found.len() as u64;
+        let mut prevs = Vec::new();
+        for (key, old) in found {
+            if prev == Prev::Return {
+                let value = self.value(&old)?;
+                prevs.push(kv_of(key.clone(), &old, value));
+            }
+            self.change(&key, Some(old), None, *place, time);
+            *place = place.next();
+        }
+        Ok(OpResult::Delete { count, prevs })
+    }
+
+    /// Records that a key goes from `old` to `new`.
+    fn change(&mut self, key: &Key, old: Option<Pointer>, new: Option<Pointer>, place: Place, time: u64) {
+        let state = &mut self.tally.state;
+        if let Some(old) = old {
+            state.live = state.live.wrapping_sub(1);
+            state.digest = state.digest.wrapping_sub(fingerprint(key.as_bytes(), old.place));
+        }
+        if let Some(new) = new {
+            state.live = state.live.wrapping_add(1);
+            state.digest = state.digest.wrapping_add(fingerprint(key.as_bytes(), new.place));
+        }
+        self.tally.bytes += 3 * key.as_bytes().len() + CHANGE_OVERHEAD_BYTES;
+        let change = new.map_or(Change::Delete, Change::Put);
+        self.log.push((place, LogRow { key: key.as_bytes().to_vec(), time, change, prev: old }));
+        let before = self.staged.insert(key.clone(), new);
+        self.undo.push((key.clone(), before));
+    }
+
+    /// The rows to write, all but that of the state, and where the store then stands. Empty if nothing had an effect.
+    ///
+    /// # Errors
+    /// `Corrupt` if a row cannot be encoded.
+    pub(crate) fn finish(self) -> Result<(Vec<Write>, State)> {
+        let damaged = |damage: codec::Damage| corrupt(self.store, Operation::Txn, damage.0);
+        let mut state = self.tally.state;
+        let mut writes = Vec::with_capacity(self.staged.len() + 2 * self.log.len() + 2);
+        for (place, row) in &self.log {
+            let key = codec::log_key(*place);
+            let bytes = codec::encode(&key, row).map_err(damaged)?;
+            state.log_bytes += codec::log_cost(bytes.len(), row.prev.as_ref());
+            writes.push(Write::Put(key, bytes));
+            if let Some(value) = self.fresh.get(place) {
+                writes.extend(codec::value_rows(*place, value.as_bytes()).map(|(key, row)| Write::Put(key, row)));
+            }
+        }
+        for (key, staged) in &self.staged {
+            let row_key = codec::current_key(key.as_bytes());
+            writes.push(match staged {
+                Some(pointer) => {
+                    let row = codec::encode(&row_key, pointer).map_err(damaged)?;
+                    Write::Put(row_key, row)
+                }
+                None => Write::Delete(row_key),
+            });
+        }
+        Ok((writes, state))
+    }
+}
+
+impl Entries for Stage<'_, '_> {
+    fn entry(&mut self, key: &[u8]) -> Result<Option<Pointer>> {
+        self.staged.get(key).map_or_else(|| self.rows.pointer(key), |staged| Ok(*staged))
+    }
+
+    fn each(&mut self, from: &[u8], to: Option<&[u8]>, visit: VisitEntry<'_>) -> Result<()> {
+        let mut merge = Merge::new(overlaid(&self.staged, from, to));
+        let mut stopped = false;
+        self.rows.pointers(from, to, &mut |key, pointer| {
+            let mut flow = merge.before(key, visit);
+            if flow.is_continue() {
+                flow = merge.entry(key, pointer, visit);
+            }
+            stopped = flow.is_break();
+            flow
+        })?;
+        if !stopped {
+            // Stopped or not, this is the end.
+            let _ = merge.rest(visit);
+        }
+        Ok(())
+    }
+
+    fn value(&mut self, pointer: &Pointer) -> Result<Value> {
+        self.fresh.get(&pointer.place).map_or_else(|| self.rows.value(pointer), |value| Ok(value.clone()))
+    }
+}

@@ -1,0 +1,246 @@
+//! The store: its handle, and what it shares.
+
+use std::fmt;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use async_trait::async_trait;
+use kv::{
+    ErrorKind, Op, OpResult, Operation, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnRange,
+    TxnResponse, WatchRequest, WatchStream,
+};
+use tokio::sync::{RwLock, watch};
+use tokio::task::spawn_blocking;
+use uuid::Uuid;
+
+use crate::codec::State;
+use crate::entries::{all_hold, read, stamp};
+use crate::error::{closed, guarded, revision};
+use crate::open::{Opened, open_table};
+use crate::options::{Clock, Options, Retention, time};
+use crate::pinned::{Hold, Pinned};
+use crate::table::Table;
+use crate::verify::{Verified, verify};
+use crate::watch::watch as watch_log;
+use crate::writer::{Job, Queue};
+
+/// How often a read of the latest state begins again, when compaction overtook it, before it stops making way.
+const READ_ATTEMPTS: usize = 4;
+
+/// A store with history and watches on an ordered table. Clones are handles to the same store.
+///
+/// It needs a tokio runtime, of either kind; all work on the table happens on the threads that may block.
+#[derive(Clone)]
+pub struct MvccStore {
+    inner: Arc<Inner>,
+}
+
+/// What all handles of a store, its watches and its writer share.
+pub(crate) struct Inner {
+    pub(crate) name: &'static str,
+    pub(crate) id: Uuid,
+    pub(crate) format: u32,
+    pub(crate) retention: Retention,
+    pub(crate) clock: Clock,
+    /// Whoever works on the table holds this for reading; closing takes the table out.
+    pub(crate) table: Arc<RwLock<Option<Box<dyn Table>>>>,
+    pub(crate) published: watch::Sender<Published>,
+    pub(crate) queue: Mutex<Queue>,
+    /// True while it is not known what became of a commit. Only the writer looks at it.
+    pub(crate) poisoned: AtomicBool,
+}
+
+/// What is known to be durable.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Published {
+    pub(crate) state: State,
+    /// True from the moment at which somebody closes the store.
+    pub(crate) closed: bool,
+}
+
+/// Where a store stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Status {
+    /// The newest revision.
+    pub revision: Revision,
+    /// The mark: the oldest revision that can be read; unset if all can.
+    pub compacted: Revision,
+    /// When the newest revision was committed; `None` before the first write.
+    pub time: Option<SystemTime>,
+    /// The bytes of the log and of the superseded values that it keeps.
+    pub log_bytes: u64,
+    /// How many keys there are.
+    pub live: u64,
+    /// The format of the rows.
+    pub format: u32,
+}
+
+impl MvccStore {
+    /// Opens the store on a table, or makes a new one if the table has no rows. This blocks.
+    ///
+    /// # Errors
+    /// `UnknownFormat` if a newer program wrote it and `Corrupt` if rows are missing or damaged, or if it is not the
+    /// store with [`Options::expected_id`]; the table is then as it was. Those of the table.
+    pub fn open(table: Box<dyn Table>, options: Options) -> Result<Self> {
+        let Options { name, retention, clock, expected_id } = options;
+        let Opened { id, format, state } = guarded(name, Operation::Open, || open_table(&*table, name, expected_id))?;
+        let (published, _) = watch::channel(Published { state, closed: false });
+        let table = Arc::new(RwLock::new(Some(table)));
+        let (queue, poisoned) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Self { inner: Arc::new(Inner { name, id, format, retention, clock, table, published, queue, poisoned }) })
+    }
+
+    /// The id that the store got when it was made.
+    pub fn id(&self) -> Uuid {
+        self.inner.id
+    }
+
+    /// Where the store stands.
+    pub fn status(&self) -> Status {
+        let state = self.inner.published.borrow().state;
+        Status {
+            revision: revision(state.revision),
+            compacted: revision(state.compacted),
+            time: time(state.time).filter(|_| state.time > 0),
+            log_bytes: state.log_bytes,
+            live: state.live,
+            format: self.inner.format,
+        }
+    }
+
+    /// Reads every row, in slices, and checks that it is whole and that all of them fit together.
+    ///
+    /// # Errors
+    /// `Corrupt` says what is wrong; those of the table.
+    pub async fn verify(&self) -> Result<Verified> {
+        self.inner.blocking(Operation::Range, |inner, table| verify(table, inner.name)).await
+    }
+
+    /// Closes the store for all its handles: waits for the work in flight, then drops the table. From the moment of the
+    /// call on, every new call and every watch fails with `Closed`. Closing again does nothing.
+    ///
+    /// A store that is dropped with its last handle instead closes its table on the thread that drops it.
+    ///
+    /// # Errors
+    /// `Corrupt` if the engine panicked over it.
+    pub async fn close(&self) -> Result<()> {
+        let name = self.inner.name;
+        self.inner.published.send_modify(|published| published.closed = true);
+        let table = Arc::clone(&self.inner.table).write_owned().await.take();
+        let closing = spawn_blocking(move || {
+            guarded(name, Operation::Close, move || {
+                drop(table);
+                Ok(())
+            })
+        });
+        // A runtime that shuts down drops the table with the task.
+        closing.await.unwrap_or(Ok(()))
+    }
+}
+
+impl fmt::Debug for MvccStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MvccStore").field("name", &self.inner.name).field("id", &self.inner.id).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    /// An error if somebody closed the store.
+    pub(crate) fn check_open(&self, operation: Operation) -> Result<()> {
+        if self.published.borrow().closed { Err(closed(self.name, operation)) } else { Ok(()) }
+    }
+
+    /// Works on the table, on a thread that may block.
+    ///
+    /// # Errors
+    /// Those of `work`; `Closed`; `Corrupt` if the engine panicked.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        self: &Arc<Self>,
+        operation: Operation,
+        work: impl FnOnce(&Self, &dyn Table) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.check_open(operation)?;
+        let table = Arc::clone(&self.table).read_owned().await;
+        let inner = Arc::clone(self);
+        let task = spawn_blocking(move || match table.as_deref() {
+            Some(table) => guarded(inner.name, operation, || work(&inner, table)),
+            None => Err(closed(inner.name, operation)),
+        });
+        // The task cannot panic, so it did not run: the runtime is shutting down.
+        task.await.unwrap_or_else(|_| Err(closed(self.name, operation)))
+    }
+
+    /// Reads at one revision; a read of the latest one begins again if compaction overtakes it.
+    fn pinned<T>(
+        &self,
+        table: &dyn Table,
+        at: Revision,
+        mut work: impl FnMut(&mut Pinned<'_>) -> Result<T>,
+    ) -> Result<T> {
+        for _ in 1..READ_ATTEMPTS {
+            let floor = self.published.borrow().state.revision;
+            let result =
+                Pinned::open(table, self.name, at, floor, Hold::Slices).and_then(|mut pinned| work(&mut pinned));
+            match result {
+                Err(error) if !at.is_set() && matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
+                result => return result,
+            }
+        }
+        let floor = self.published.borrow().state.revision;
+        work(&mut Pinned::open(table, self.name, at, floor, Hold::ToTheEnd)?)
+    }
+
+    fn range(&self, table: &dyn Table, request: RangeRequest) -> Result<RangeResponse> {
+        let RangeRequest { range, at, limit, content, .. } = request;
+        let request = TxnRange::new(range).with_limit(limit).with_content(content);
+        self.pinned(table, at, |pinned| {
+            let answer = read(pinned, &request)?;
+            Ok(RangeResponse { revision: revision(pinned.current()), ..answer })
+        })
+    }
+
+    fn read_only_txn(&self, table: &dyn Table, txn: &Txn) -> Result<TxnResponse> {
+        self.pinned(table, Revision::UNSET, |pinned| {
+            let succeeded = all_hold(pinned, &txn.compares)?;
+            let mut results = Vec::new();
+            for op in if succeeded { &txn.success } else { &txn.failure } {
+                if let Op::Range(request) = op {
+                    results.push(OpResult::Range(read(pinned, request)?));
+                }
+            }
+            let revision = revision(pinned.current());
+            stamp(&mut results, revision);
+            Ok(TxnResponse { revision, succeeded, results })
+        })
+    }
+}
+
+#[async_trait]
+impl Store for MvccStore {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        request.check(self.inner.name)?;
+        self.inner.blocking(Operation::Range, |inner, table| inner.range(table, request)).await
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        txn.check(self.inner.name)?;
+        if txn.is_read_only() {
+            return self.inner.blocking(Operation::Txn, move |inner, table| inner.read_only_txn(table, &txn)).await;
+        }
+        self.inner.submit(Operation::Txn, |reply| Job::Txn { txn, reply }).await
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        request.check(self.inner.name)?;
+        self.inner.check_open(Operation::Watch)?;
+        Ok(watch_log(Arc::clone(&self.inner), request))
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        revision.check(self.inner.name)?;
+        let revision = revision.get().unsigned_abs();
+        self.inner.submit(Operation::Compact, |reply| Job::Compact { revision, reply }).await
+    }
+}

@@ -1,0 +1,186 @@
+//! Watches: a cursor on the log that waits for the published revision.
+//!
+//! Catching up, following live, resuming, lagging and being overtaken by compaction are one and the same: read on from
+//! the cursor, if it is not below the mark.
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use futures::stream::unfold;
+use kv::{
+    Batch, Event, EventKind, Key, Kv, Operation, Prev, Range, Result, Revision, Value, WatchRequest, WatchStream,
+};
+use tokio::sync::watch;
+
+use crate::codec::{Change, LogRow, Place};
+use crate::entries::kv_of;
+use crate::error::{closed, compacted, revision};
+use crate::options::time;
+use crate::rows::Rows;
+use crate::store::{Inner, Published};
+use crate::table::Table;
+
+/// How long one look at the log may take.
+const SLICE: Duration = Duration::from_millis(5);
+/// How many rows are read between two looks at the time, and at least in each slice.
+const ROWS_PER_LOOK: u32 = 64;
+/// How many bytes of events one look at the log may gather; it always takes one event.
+const SLICE_BYTES: usize = 1024 * 1024;
+
+/// Watches a checked request.
+pub(crate) fn watch(inner: Arc<Inner>, request: WatchRequest) -> WatchStream {
+    let published = inner.published.subscribe();
+    let WatchRequest { range, start, prev, .. } = request;
+    let cursor = Cursor { next: Place::first_of(start.get().unsigned_abs()), partial: None };
+    let watcher =
+        Watcher { inner, published, range: Arc::new(range), prev, cursor, ready: VecDeque::new(), end: End::Open };
+    unfold(watcher, |mut watcher| async move { watcher.next().await.map(|item| (item, watcher)) }).boxed()
+}
+
+struct Watcher {
+    inner: Arc<Inner>,
+    published: watch::Receiver<Published>,
+    range: Arc<Range>,
+    prev: Prev,
+    cursor: Cursor,
+    ready: VecDeque<Batch>,
+    end: End,
+}
+
+/// Whether more can come.
+#[derive(PartialEq, Eq)]
+enum End {
+    Open,
+    Reached,
+}
+
+/// How far a watch has come.
+#[derive(Clone, Default)]
+struct Cursor {
+    /// The next place of the log to read.
+    next: Place,
+    /// What was found of a revision that is not read to its end.
+    partial: Option<Batch>,
+}
+
+/// What one look at the log has found.
+struct Found {
+    ready: VecDeque<Batch>,
+    cursor: Cursor,
+}
+
+impl Watcher {
+    async fn next(&mut self) -> Option<Result<Batch>> {
+        loop {
+            if let Some(batch) = self.ready.pop_front() {
+                return Some(Ok(batch));
+            }
+            if self.end == End::Reached {
+                return None;
+            }
+            if let Err(error) = self.advance().await {
+                self.end = End::Reached;
+                return Some(Err(error));
+            }
+        }
+    }
+
+    /// Waits until there is something after the cursor, and reads some of it.
+    async fn advance(&mut self) -> Result<()> {
+        let next = self.cursor.next.revision;
+        let reached = |published: &Published| published.closed || published.state.revision >= next;
+        // The sender lives as long as the store does, and this holds the store.
+        let closed_now = self.published.wait_for(reached).await.is_ok_and(|published| published.closed);
+        if closed_now {
+            return Err(closed(self.inner.name, Operation::Watch));
+        }
+        let (range, prev, cursor) = (Arc::clone(&self.range), self.prev, std::mem::take(&mut self.cursor));
+        let found = self
+            .inner
+            .blocking(Operation::Watch, move |inner, table| look(table, inner.name, &range, prev, cursor))
+            .await?;
+        (self.ready, self.cursor) = (found.ready, found.cursor);
+        Ok(())
+    }
+}
+
+/// Reads a slice of the log in one short view.
+fn look(table: &dyn Table, store: &'static str, range: &Range, prev: Prev, cursor: Cursor) -> Result<Found> {
+    let Cursor { mut next, mut partial } = cursor;
+    let rows = Rows::of(table, store)?;
+    let state = rows.state()?;
+    if next.revision < state.compacted {
+        return Err(compacted(store, Operation::Watch, state.compacted));
+    }
+    let mut gathered = Vec::new();
+    let (began, mut looked, mut bytes, mut complete) = (Instant::now(), 0, 0, true);
+    rows.log(next, state.revision, &mut |place, row, _| {
+        let time_is_up = looked > 0 && looked % ROWS_PER_LOOK == 0 && began.elapsed() >= SLICE;
+        if time_is_up || bytes >= SLICE_BYTES {
+            complete = false;
+            return ControlFlow::Break(());
+        }
+        looked += 1;
+        next = place.next();
+        if range.contains(&row.key) {
+            bytes += event_bytes(&row, prev);
+            gathered.push((place, row));
+        }
+        ControlFlow::Continue(())
+    })?;
+    let mut ready = VecDeque::new();
+    for (place, row) in gathered {
+        let time = time(row.time);
+        let event = event(&rows, place, row, prev)?;
+        match &mut partial {
+            Some(batch) if batch.revision == revision(place.revision) => batch.events.push(event),
+            _ => {
+                let batch = Batch { revision: revision(place.revision), time, events: vec![event] };
+                ready.extend(partial.replace(batch));
+            }
+        }
+    }
+    if complete {
+        ready.extend(partial.take());
+        next = Place::first_of(next.revision.max(state.revision + 1));
+    }
+    Ok(Found { ready, cursor: Cursor { next, partial } })
+}
+
+/// What a row counts for.
+fn event_bytes(row: &LogRow, prev: Prev) -> usize {
+    let new = match &row.change {
+        Change::Put(pointer) => pointer.len as usize,
+        Change::Delete => 0,
+    };
+    let old = row.prev.filter(|_| prev == Prev::Return).map_or(0, |prev| prev.len as usize);
+    row.key.len() + new + old
+}
+
+/// A row of the log as callers know it.
+fn event(rows: &Rows<'_>, place: Place, row: LogRow, prev: Prev) -> Result<Event> {
+    let key = Key::from(row.key);
+    let prev = match row.prev.filter(|_| prev == Prev::Return) {
+        Some(pointer) => Some(kv_of(key.clone(), &pointer, rows.value(&pointer)?)),
+        None => None,
+    };
+    Ok(match &row.change {
+        Change::Put(pointer) => {
+            let value = rows.value(pointer)?;
+            Event { kind: EventKind::Put, kv: kv_of(key, pointer, value), prev }
+        }
+        Change::Delete => {
+            let kv = Kv {
+                key,
+                value: Value::default(),
+                create_revision: Revision::UNSET,
+                mod_revision: revision(place.revision),
+                version: 0,
+            };
+            Event { kind: EventKind::Delete, kv, prev }
+        }
+    })
+}

@@ -1,0 +1,330 @@
+//! The one place that writes: a queue of jobs, and whoever drains it.
+//!
+//! Callers put a job into the queue and wait for its answer. The first one starts a task that drains the queue and ends
+//! when it is empty. Transactions that wait together are committed together, each at its own revision. A caller that goes
+//! away changes nothing: its job is done or, if nobody has begun it, dropped.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use kv::{Error, ErrorKind, Operation, Outcome, Result, Txn, TxnResponse};
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+
+use crate::codec::{self, State};
+use crate::error::{Shared, closed, compacted, corrupt, guarded};
+use crate::rows::Rows;
+use crate::stage::Stage;
+use crate::store::Inner;
+use crate::sweep::{self, Bounds};
+use crate::table::{Table, Write};
+
+/// The most transactions that share a commit.
+const GROUP_TXNS: usize = 256;
+/// A group takes no more transactions once it writes this much.
+const GROUP_BYTES: usize = 8 * 1024 * 1024;
+
+/// Where an answer goes.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
+
+/// Something to write.
+pub(crate) enum Job {
+    /// A transaction.
+    Txn { txn: Txn, reply: Reply<TxnResponse> },
+    /// Raise the mark.
+    Compact { revision: u64, reply: Reply<()> },
+    /// Take away what is below the mark, and say when it is done.
+    Sweep { reply: Reply<()> },
+}
+
+/// The jobs that nobody has begun.
+#[derive(Default)]
+pub(crate) struct Queue {
+    jobs: VecDeque<Job>,
+    /// True while a task drains the queue.
+    draining: bool,
+}
+
+impl Inner {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has a job done, and waits for its answer.
+    ///
+    /// # Errors
+    /// Those of the job; `Closed`.
+    pub(crate) async fn submit<T>(
+        self: &Arc<Self>,
+        operation: Operation,
+        job: impl FnOnce(Reply<T>) -> Job,
+    ) -> Result<T> {
+        self.check_open(operation)?;
+        let (reply, answer) = oneshot::channel();
+        self.enqueue(job(reply));
+        // No answer comes from a runtime that shuts down before, or while, the job is done.
+        let unknown = || closed(self.name, operation).with_outcome(Outcome::Unknown);
+        answer.await.unwrap_or_else(|_| Err(unknown()))
+    }
+
+    fn enqueue(self: &Arc<Self>, job: Job) {
+        let mut queue = self.queue();
+        queue.jobs.push_back(job);
+        if !std::mem::replace(&mut queue.draining, true) {
+            drop(queue);
+            let drainer = Drainer { inner: Arc::clone(self), finished: false };
+            spawn_blocking(move || drainer.run());
+        }
+    }
+}
+
+/// Drains the queue. If it is dropped before that is finished, the jobs are dropped with it, which their callers see.
+struct Drainer {
+    inner: Arc<Inner>,
+    finished: bool,
+}
+
+impl Drop for Drainer {
+    fn drop(&mut self) {
+        if !self.finished {
+            let mut queue = self.inner.queue();
+            queue.draining = false;
+            queue.jobs.clear();
+        }
+    }
+}
+
+impl Drainer {
+    fn run(mut self) {
+        let inner = Arc::clone(&self.inner);
+        let table = inner.table.blocking_read();
+        while let Some(job) = self.next() {
+            let Some(table) = table.as_deref() else {
+                refuse(job, inner.name);
+                continue;
+            };
+            // What engines do is caught where they are called. This keeps a fault of our own from stopping all writing:
+            // the job's answer is dropped, which says that its outcome is unknown.
+            let _ = catch_unwind(AssertUnwindSafe(|| inner.work(table, job)));
+        }
+    }
+
+    /// The next job; with none left, the drainer is finished.
+    fn next(&mut self) -> Option<Job> {
+        let mut queue = self.inner.queue();
+        let job = queue.jobs.pop_front();
+        if job.is_none() {
+            queue.draining = false;
+            drop(queue);
+            self.finished = true;
+        }
+        job
+    }
+}
+
+/// Answers a job that came after the store was closed.
+fn refuse(job: Job, store: &'static str) {
+    // Whoever is no longer there does not want to know.
+    match job {
+        Job::Txn { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
+        Job::Compact { reply, .. } => drop(reply.send(Err(closed(store, Operation::Compact)))),
+        // The mark is durable, which is what a compaction promises.
+        Job::Sweep { reply } => drop(reply.send(Ok(()))),
+    }
+}
+
+/// A group of transactions, worked out and not yet written.
+struct Group {
+    replies: Vec<(Reply<TxnResponse>, Result<TxnResponse>)>,
+    /// Where the store stands before.
+    old: Option<State>,
+    /// Where it stands after, if anything changes.
+    new: Option<(State, Vec<Write>)>,
+}
+
+impl Inner {
+    fn work(self: &Arc<Self>, table: &dyn Table, job: Job) {
+        match job {
+            Job::Txn { txn, reply } => self.work_group(table, txn, reply),
+            Job::Compact { revision, reply } => match self.compact(table, revision) {
+                Ok(()) => self.queue().jobs.push_back(Job::Sweep { reply }),
+                Err(error) => drop(reply.send(Err(error))),
+            },
+            Job::Sweep { reply } => match self.sweep_some(table) {
+                Ok(Progress::More) => self.queue().jobs.push_back(Job::Sweep { reply }),
+                Ok(Progress::Done) => drop(reply.send(Ok(()))),
+                Err(error) => {
+                    // The mark is durable; what is below it goes with later commits.
+                    tracing::warn!(%error, "rows below the compaction mark stay for now");
+                    drop(reply.send(Ok(())));
+                }
+            },
+        }
+    }
+
+    /// Does a transaction and those that wait right behind it.
+    fn work_group(&self, table: &dyn Table, txn: Txn, reply: Reply<TxnResponse>) {
+        let mut waiting = VecDeque::from([(txn, reply)]);
+        let mut group = Group { replies: Vec::new(), old: None, new: None };
+        let staged = self
+            .ensure_writable(table, Operation::Txn)
+            .and_then(|()| guarded(self.name, Operation::Txn, || self.stage(table, &mut waiting, &mut group)));
+        let failure = match (staged, group.old, group.new) {
+            (Err(error), ..) => Some(error.with_outcome(Outcome::NotApplied)),
+            (Ok(()), Some(old), Some((new, writes))) => self.commit(table, &writes, &old, new).err(),
+            (Ok(()), ..) => None,
+        };
+        let failure = failure.map(Shared::new);
+        let answer = |found: Result<TxnResponse>| match &failure {
+            Some(failure) => Err(failure.error(self.name, Operation::Txn, failure.outcome())),
+            None => found,
+        };
+        // Whoever is no longer there does not want to know.
+        for (reply, found) in group.replies {
+            let _ = reply.send(answer(found));
+        }
+        for (_, reply) in waiting {
+            let _ = reply.send(answer(Err(closed(self.name, Operation::Txn))));
+        }
+    }
+
+    /// Works out what a group does; `waiting` is refilled from the queue.
+    fn stage(
+        &self,
+        table: &dyn Table,
+        waiting: &mut VecDeque<(Txn, Reply<TxnResponse>)>,
+        group: &mut Group,
+    ) -> Result<()> {
+        let rows = Rows::of(table, self.name)?;
+        let old = rows.state()?;
+        group.old = Some(old);
+        let mut stage = Stage::new(&rows, self.name, old);
+        while let Some((txn, _)) = waiting.front() {
+            let answer = stage.apply(txn, self.clock.micros());
+            if let Some((_, reply)) = waiting.pop_front() {
+                group.replies.push((reply, answer));
+            }
+            if group.replies.len() < GROUP_TXNS && stage.bytes() < GROUP_BYTES {
+                waiting.extend(self.next_txn());
+            }
+        }
+        let (mut writes, mut new) = stage.finish()?;
+        if writes.is_empty() {
+            return Ok(());
+        }
+        let bounds = Bounds::at(&self.retention, self.clock.micros(), old.time);
+        let budget = sweep::budget(writes.len());
+        sweep::sweep(&rows, old.revision, &bounds, budget, &mut new, &mut writes)?;
+        group.new = Some((new, writes));
+        Ok(())
+    }
+
+    /// The next job, if it is a transaction that somebody still waits for.
+    fn next_txn(&self) -> Option<(Txn, Reply<TxnResponse>)> {
+        let mut queue = self.queue();
+        loop {
+            match queue.jobs.pop_front()? {
+                Job::Txn { reply, .. } if reply.is_closed() => {}
+                Job::Txn { txn, reply } => return Some((txn, reply)),
+                other => {
+                    queue.jobs.push_front(other);
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn compact(&self, table: &dyn Table, mark: u64) -> Result<()> {
+        self.ensure_writable(table, Operation::Compact)?;
+        let old = guarded(self.name, Operation::Compact, || Rows::of(table, self.name)?.state())
+            .map_err(|error| error.with_outcome(Outcome::NotApplied))?;
+        if mark <= old.compacted {
+            return Err(compacted(self.name, Operation::Compact, old.compacted));
+        }
+        if mark > old.revision {
+            return Err(Error::new(ErrorKind::FutureRevision, Operation::Compact, self.name));
+        }
+        self.commit(table, &[], &old, State { compacted: mark, ..old })
+    }
+
+    /// Takes away a slice of what is below the mark.
+    fn sweep_some(&self, table: &dyn Table) -> Result<Progress> {
+        self.ensure_writable(table, Operation::Compact)?;
+        let (old, new, writes) = guarded(self.name, Operation::Compact, || {
+            let rows = Rows::of(table, self.name)?;
+            let old = rows.state()?;
+            let (mut new, mut writes) = (old, Vec::new());
+            sweep::sweep(&rows, old.revision, &Bounds::MARK_ONLY, sweep::MAX_ROWS, &mut new, &mut writes)?;
+            Ok((old, new, writes))
+        })?;
+        if writes.is_empty() {
+            return Ok(Progress::Done);
+        }
+        self.commit(table, &writes, &old, new)?;
+        Ok(if writes.len() < sweep::MAX_ROWS { Progress::Done } else { Progress::More })
+    }
+
+    /// Commits, and publishes once that is durable. If the engine fails, the table is opened again to see what it did.
+    ///
+    /// # Errors
+    /// The engine's, with the outcome that was found; `Unknown` if nothing could be found out.
+    fn commit(&self, table: &dyn Table, writes: &[Write], old: &State, new: State) -> Result<()> {
+        let row = codec::encode(codec::STATE_KEY, &new)
+            .map_err(|damage| corrupt(self.name, Operation::Txn, damage.0).with_outcome(Outcome::NotApplied))?;
+        let mut all = Vec::with_capacity(writes.len() + 1);
+        all.extend_from_slice(writes);
+        all.push(Write::Put(codec::STATE_KEY.to_vec(), row));
+        let Err(error) = guarded(self.name, Operation::Txn, || table.commit(&all)) else {
+            self.publish(new);
+            return Ok(());
+        };
+        match self.recover(table) {
+            Ok(found) if found == new => {
+                tracing::warn!(%error, "the engine reported an error, but the commit is there");
+                Ok(())
+            }
+            Ok(found) if found == *old => Err(error.with_outcome(Outcome::NotApplied)),
+            Ok(_) | Err(_) => {
+                self.poisoned.store(true, Ordering::Relaxed);
+                Err(error.with_outcome(Outcome::Unknown))
+            }
+        }
+    }
+
+    /// Opens the table again, and says where the store really stands.
+    fn recover(&self, table: &dyn Table) -> Result<State> {
+        let state = guarded(self.name, Operation::Open, || {
+            table.recover()?;
+            Rows::of(table, self.name)?.state()
+        })?;
+        if state.revision < self.published.borrow().state.revision {
+            return Err(Error::new(ErrorKind::RevisionRegressed, Operation::Open, self.name));
+        }
+        self.publish(state);
+        Ok(state)
+    }
+
+    /// Tries again to find out what became of a commit, if one is in doubt.
+    fn ensure_writable(&self, table: &dyn Table, operation: Operation) -> Result<()> {
+        if !self.poisoned.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.recover(table)
+            .map_err(|error| Error::new(ErrorKind::Poisoned, operation, self.name).with_source(error))?;
+        self.poisoned.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Shows watchers what is durable.
+    fn publish(&self, state: State) {
+        self.published.send_modify(|published| published.state = state);
+    }
+}
+
+/// Whether there is more to take away.
+enum Progress {
+    More,
+    Done,
+}
