@@ -1,1 +1,32 @@
 //! The CNI protocol and the plugin margay-ipam.
+//!
+//! [`run`] is the whole program minus process input and output: it reads the environment and the configuration that it is
+//! given, checks them as Go's CNI library and Calico's `calico-ipam` do, asks an [`Allocator`] for what is to be done in the
+//! store, and prints the result in the configuration's version of CNI.
+
+mod args;
+mod bridged;
+mod env;
+mod error;
+mod gojson;
+mod identity;
+mod logging;
+mod netconf;
+mod netns;
+mod panics;
+mod prev_result;
+mod request;
+mod result;
+mod run;
+mod versions;
+mod wanted;
+
+pub use env::Environment;
+pub use error::{CniError, Code, Result};
+pub use identity::Host;
+pub use panics::install_hook;
+pub use request::{
+    AddRequest, Allocator, Assigned, Attachment, Bridged, CheckRequest, DelRequest, Gateway, Network, OwnPool, StoreAt,
+};
+pub use run::{Invocation, Logging, Name, Outcome, run};
+pub use versions::SUPPORTED;

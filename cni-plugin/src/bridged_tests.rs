@@ -1,0 +1,172 @@
+use super::*;
+
+fn settings(json: &str) -> Result<BridgedSettings> {
+    let conf = NetConf::decode(&Json::parse(json.as_bytes()).unwrap()).unwrap();
+    BridgedSettings::from_conf(&conf)
+}
+
+fn wrong(json: &str) -> String {
+    let error = settings(json).unwrap_err();
+    assert_eq!(error.code().number(), 7, "{error}");
+    error.message().to_owned()
+}
+
+fn at(address: &str) -> Gateway {
+    Gateway::At(address.parse().unwrap())
+}
+
+fn gateways(json: &str) -> (Gateway, Gateway) {
+    let network = settings(json).unwrap().network;
+    (network.gateway_v4, network.gateway_v6)
+}
+
+#[test]
+fn the_default_gateway_goes_with_the_type() {
+    let (none, first) = ((Gateway::None, Gateway::None), (Gateway::First, Gateway::First));
+    let cases = [
+        (r#"{"type":"ptp"}"#, first),
+        (r#"{"type":"bridge"}"#, none),
+        (r#"{"type":"bridge","isGateway":true}"#, first),
+        (r#"{"type":"bridge","isDefaultGateway":true}"#, first),
+        (r#"{"type":"macvlan","isGateway":true}"#, none),
+        (r#"{"type":"macvlan","ipam":{"gateway":"first"}}"#, first),
+        (r#"{"type":"macvlan","ipam":{"gateway":""}}"#, none),
+        (r#"{"type":"macvlan","ipam":{"subnet":"10.0.0.0/24"}}"#, first),
+    ];
+    for (json, expected) in cases {
+        assert_eq!(gateways(json), expected, "{json}");
+    }
+}
+
+#[test]
+fn given_gateways() {
+    assert_eq!(gateways(r#"{"ipam":{"gateway":"10.0.0.1"}}"#), (at("10.0.0.1"), Gateway::None));
+    assert_eq!(gateways(r#"{"type":"ptp","ipam":{"gateway":"fd00::1"}}"#), (Gateway::First, at("fd00::1")));
+    assert_eq!(gateways(r#"{"ipam":{"gateway":["fd00::1","10.0.0.1"]}}"#), (at("10.0.0.1"), at("fd00::1")));
+    assert_eq!(
+        wrong(r#"{"ipam":{"gateway":["10.0.0.1","10.0.0.2"]}}"#),
+        "ipam.gateway has several addresses of one family"
+    );
+    assert_eq!(wrong(r#"{"ipam":{"gateway":"last"}}"#), "ipam.gateway must be an address or \"first\", not \"last\"");
+    assert_eq!(wrong(r#"{"ipam":{"gateway":5}}"#), "ipam.gateway must be an address or \"first\", not a JSON number");
+    assert!(wrong(r#"{"ipam":{"gateway":["first"]}}"#).starts_with("ipam.gateway must be"));
+}
+
+#[test]
+fn masks() {
+    assert_eq!(settings("{}").unwrap().mask, Mask::Pool);
+    assert_eq!(settings(r#"{"ipam":{"mask":"pool"}}"#).unwrap().mask, Mask::Pool);
+    assert_eq!(settings(r#"{"ipam":{"mask":"block"}}"#).unwrap().mask, Mask::Block);
+    for mask in ["\"Pool\"", "24", "\"\"", "[]"] {
+        assert_eq!(wrong(&format!(r#"{{"ipam":{{"mask":{mask}}}}}"#)), "ipam.mask must be \"pool\" or \"block\"");
+    }
+}
+
+#[test]
+fn routes() {
+    let routes = settings(
+        r#"{"ipam":{"routes":[{"dst":"0.0.0.0/0"},{"DST":"fd00::/8","gw":"fd00::1","mtu":1400,"priority":0,"table":0,"x":1},{"dst":"10.1.2.3/8","gw":""}]}}"#,
+    )
+    .unwrap()
+    .routes;
+    let to = |dst: &str| Route::to(dst.parse().unwrap());
+    let options = RouteOptions { mtu: Some(1400), table: Some(0), ..RouteOptions::default() };
+    let middle = Route { gw: Some("fd00::1".parse().unwrap()), options, ..to("fd00::/8") };
+    assert_eq!(routes, [to("0.0.0.0/0"), middle, to("10.1.2.3/8")]);
+    assert!(wrong(r#"{"ipam":{"routes":{}}}"#).starts_with("ipam.routes must be a list"));
+    for route in ["{}", "5", r#"{"dst":5}"#] {
+        assert_eq!(wrong(&format!(r#"{{"ipam":{{"routes":[{route}]}}}}"#)), "a route in ipam.routes has no dst");
+    }
+    assert_eq!(wrong(r#"{"ipam":{"routes":[{"dst":"10.0.0.0"}]}}"#), "ipam.routes: dst \"10.0.0.0\" is not a CIDR");
+    assert_eq!(
+        wrong(r#"{"ipam":{"routes":[{"dst":"0.0.0.0/0","gw":"x"}]}}"#),
+        "ipam.routes: gw must be an address, not \"x\""
+    );
+    assert_eq!(
+        wrong(r#"{"ipam":{"routes":[{"dst":"0.0.0.0/0","mtu":"x"}]}}"#),
+        "ipam.routes: mtu is not a whole number"
+    );
+}
+
+#[test]
+fn calicos_networks_take_none_of_it() {
+    let refused = |ipam: &str| {
+        let json = format!(r#"{{"type":"calico","ipam":{ipam}}}"#);
+        refuse_on_calico(&NetConf::decode(&Json::parse(json.as_bytes()).unwrap()).unwrap())
+    };
+    refused(r#"{"subnet":"10.0.0.0/24"}"#).unwrap();
+    refused(r#"{"routes":null}"#).unwrap();
+    for key in ["mask", "gateway", "routes"] {
+        let error = refused(&format!(r#"{{"{key}":[]}}"#)).unwrap_err();
+        assert_eq!(error.message(), format!("ipam.{key} cannot be used with \"type\": \"calico\""));
+        assert_eq!(error.code().number(), 7);
+    }
+}
+
+fn pools(ipam: &str) -> Vec<String> {
+    let network = settings(&format!(r#"{{"ipam":{ipam}}}"#)).unwrap().network;
+    let range = |(first, last): &(IpAddr, IpAddr)| format!("{first}-{last}");
+    network
+        .own_pools
+        .iter()
+        .map(|p| format!("{} {}", p.subnet, p.ranges.iter().map(range).collect::<Vec<_>>().join(",")))
+        .collect()
+}
+
+#[test]
+fn pools_in_host_locals_words() {
+    assert!(pools("{}").is_empty());
+    assert!(pools(r#"{"ranges":[]}"#).is_empty());
+    assert!(pools(r#"{"ranges":[[]]}"#).is_empty());
+    assert_eq!(pools(r#"{"subnet":"10.0.0.0/24"}"#), ["10.0.0.0/24 10.0.0.1-10.0.0.254"]);
+    assert_eq!(pools(r#"{"subnet":"fd00::/64"}"#), ["fd00::/64 fd00::1-fd00::ffff:ffff:ffff:ffff"]);
+    assert_eq!(pools(r#"{"subnet":"0.0.0.0/0"}"#), ["0.0.0.0/0 0.0.0.1-255.255.255.254"]);
+    assert_eq!(
+        pools(r#"{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.10","rangeEnd":"10.0.0.20"}"#),
+        ["10.0.0.0/24 10.0.0.10-10.0.0.20"]
+    );
+    let both = r#"{"ranges":[[{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.100"},{"subnet":"10.0.0.0/24","rangeEnd":"10.0.0.9","gateway":"10.0.0.254"}],[{"subnet":"fd00::/120"}]]}"#;
+    assert_eq!(pools(both), ["10.0.0.0/24 10.0.0.1-10.0.0.9,10.0.0.100-10.0.0.254", "fd00::/120 fd00::1-fd00::ff"]);
+    assert_eq!(gateways(&format!(r#"{{"ipam":{both}}}"#)), (at("10.0.0.254"), Gateway::First));
+    // The outer key has the last word.
+    let outer = r#"{"ipam":{"gateway":"10.0.0.2","ranges":[[{"subnet":"10.0.0.0/24","gateway":"10.0.0.3"}]]}}"#;
+    assert_eq!(gateways(outer), (at("10.0.0.2"), Gateway::First));
+    let runtime = r#"{"runtimeConfig":{"ipRanges":[[{"subnet":"10.0.0.0/24"}]]}}"#;
+    assert_eq!(settings(runtime).unwrap().network.own_pools.len(), 1);
+}
+
+#[test]
+fn pools_that_cannot_be() {
+    let cases = [
+        (r#"{"subnet":"10.0.0.1/24"}"#, "subnet 10.0.0.1/24 has host bits set"),
+        (r#"{"subnet":"10.0.0.0"}"#, "subnet \"10.0.0.0\" is not a CIDR"),
+        (r#"{"subnet":5}"#, "subnet \"\" is not a CIDR"),
+        (r#"{"subnet":"10.0.0.0/31"}"#, "subnet 10.0.0.0/31 is too small to give out addresses"),
+        (r#"{"subnet":"fd00::/128"}"#, "subnet fd00::/128 is too small to give out addresses"),
+        (r#"{"rangeStart":"10.0.0.1"}"#, "ipam.rangeStart and ipam.rangeEnd need ipam.subnet"),
+        (r#"{"subnet":"10.0.0.0/24","rangeStart":"10.0.1.1"}"#, "rangeStart 10.0.1.1 is not in subnet 10.0.0.0/24"),
+        (r#"{"subnet":"10.0.0.0/24","rangeStart":"fd00::1"}"#, "rangeStart fd00::1 is not in subnet 10.0.0.0/24"),
+        (
+            r#"{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.9","rangeEnd":"10.0.0.8"}"#,
+            "rangeStart 10.0.0.9 is after rangeEnd 10.0.0.8",
+        ),
+        (r#"{"ranges":[{"subnet":"10.0.0.0/24"}]}"#, "ipam.ranges must be a list of lists of objects with a subnet"),
+        (r#"{"ranges":[[{}]]}"#, "ipam.ranges must be a list of lists of objects with a subnet"),
+        (
+            r#"{"ranges":[[{"subnet":"10.0.0.0/24"},{"subnet":"10.0.0.0/24"}]]}"#,
+            "the ranges 10.0.0.1-10.0.0.254 and 10.0.0.1-10.0.0.254 overlap",
+        ),
+        (
+            r#"{"ranges":[[{"subnet":"10.0.0.0/24"},{"subnet":"10.0.1.0/24"}]]}"#,
+            "a set of ranges has the subnets 10.0.0.0/24 and 10.0.1.0/24",
+        ),
+        (
+            r#"{"subnet":"10.0.0.0/24","ranges":[[{"subnet":"10.0.1.0/24"}]]}"#,
+            "the configuration defines several pools of one family",
+        ),
+        (r#"{"subnet":"10.0.0.0/24","ipv4_pools":["a"]}"#, "ipam defines pools of its own and names others"),
+    ];
+    for (ipam, expected) in cases {
+        assert_eq!(wrong(&format!(r#"{{"ipam":{ipam}}}"#)), expected, "{ipam}");
+    }
+}

@@ -1,0 +1,261 @@
+//! The environment that a plugin is called in: the `CNI_*` variables and their checks.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use crate::error::{CniError, Code, Result};
+
+/// The longest name that Linux gives an interface, in bytes.
+const MAX_INTERFACE_NAME: usize = 15;
+
+/// Environment variables, taken once and handed on, so that nothing reads those of the process by itself.
+#[derive(Clone, Debug, Default)]
+pub struct Environment(BTreeMap<OsString, OsString>);
+
+impl Environment {
+    /// The variables of this process.
+    pub fn of_this_process() -> Self {
+        Self(std::env::vars_os().collect())
+    }
+
+    /// The variable; an empty one counts as not set.
+    pub fn get(&self, name: &str) -> Option<&OsString> {
+        self.0.get(std::ffi::OsStr::new(name)).filter(|value| !value.is_empty())
+    }
+
+    /// The variable as text, empty if it is not set. Bytes that are not UTF-8 become replacement characters.
+    pub fn text(&self, name: &str) -> String {
+        self.get(name).map(|value| value.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    /// The variable as text, if it is set at all, be it to nothing.
+    pub fn lookup(&self, name: &str) -> Option<String> {
+        self.0.get(std::ffi::OsStr::new(name)).map(|value| value.to_string_lossy().into_owned())
+    }
+}
+
+impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(variables: I) -> Self {
+        Self(variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+    }
+}
+
+/// What a plugin can be asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Add,
+    Del,
+    Check,
+    Gc,
+    Status,
+    Version,
+    /// A word that is none of them. It is refused only after the configuration was looked at.
+    Unknown,
+}
+
+impl Verb {
+    fn parse(word: &str) -> Self {
+        match word {
+            "ADD" => Self::Add,
+            "DEL" => Self::Del,
+            "CHECK" => Self::Check,
+            "GC" => Self::Gc,
+            "STATUS" => Self::Status,
+            "VERSION" => Self::Version,
+            _ => Self::Unknown,
+        }
+    }
+
+    /// True if the verb is about one attachment of one container.
+    fn has_attachment(self) -> bool {
+        matches!(self, Self::Add | Self::Del | Self::Check)
+    }
+}
+
+/// Whether a network namespace that is the plugin's own is accepted (`CNI_NETNS_OVERRIDE`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OwnNetns {
+    Refused,
+    Accepted,
+}
+
+/// What the `CNI_*` variables say. What the verb does not need may be empty.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) verb: Verb,
+    /// The verb as it was given.
+    pub(crate) command: String,
+    pub(crate) container: String,
+    pub(crate) netns: Option<PathBuf>,
+    pub(crate) interface: String,
+    pub(crate) args: String,
+    pub(crate) own_netns: OwnNetns,
+}
+
+impl Call {
+    /// Reads and checks the variables in the order of Go's CNI library: first the form of each that the verb needs, then what
+    /// is missing, all at once. `CNI_PATH` is demanded as there, although the specification does not ask for it.
+    ///
+    /// # Errors
+    /// Code 4.
+    pub(crate) fn from_environment(env: &Environment) -> Result<Self> {
+        let command = env.text("CNI_COMMAND");
+        let verb = Verb::parse(&command);
+        let attachment = verb.has_attachment();
+        let container = env.text("CNI_CONTAINERID");
+        let interface = env.text("CNI_IFNAME");
+        if attachment && !container.is_empty() {
+            check_container(&container)?;
+        }
+        if attachment && !interface.is_empty() {
+            check_interface(&interface)?;
+        }
+        let needed = [
+            ("CNI_COMMAND", true),
+            ("CNI_CONTAINERID", attachment),
+            ("CNI_NETNS", matches!(verb, Verb::Add | Verb::Check)),
+            ("CNI_IFNAME", attachment),
+            ("CNI_PATH", !matches!(verb, Verb::Version | Verb::Unknown)),
+        ];
+        let missing: Vec<_> = needed
+            .into_iter()
+            .filter(|(name, needed)| *needed && env.get(name).is_none())
+            .map(|(name, _)| name)
+            .collect();
+        if !missing.is_empty() {
+            let message = format!("required env variables [{}] missing", missing.join(","));
+            return Err(CniError::new(Code::InvalidEnvironment, message));
+        }
+        let accepted = env.text("CNI_NETNS_OVERRIDE");
+        Ok(Self {
+            verb,
+            command,
+            container,
+            netns: env.get("CNI_NETNS").map(PathBuf::from),
+            interface,
+            args: env.text("CNI_ARGS"),
+            own_netns: if accepted == "1" || accepted.eq_ignore_ascii_case("true") {
+                OwnNetns::Accepted
+            } else {
+                OwnNetns::Refused
+            },
+        })
+    }
+}
+
+/// True for a name that CNI takes for networks and containers: a letter or digit, then letters, digits and `_.-`.
+pub(crate) fn is_valid_name(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
+}
+
+fn check_container(id: &str) -> Result<()> {
+    if is_valid_name(id) {
+        return Ok(());
+    }
+    Err(CniError::new(Code::InvalidEnvironment, "invalid characters in containerID").with_details(id))
+}
+
+fn check_interface(name: &str) -> Result<()> {
+    let wrong = |message: &str| Err(CniError::new(Code::InvalidEnvironment, message));
+    if name.len() > MAX_INTERFACE_NAME {
+        let details = format!("interface name should be less than {} characters", MAX_INTERFACE_NAME + 1);
+        return wrong("interface name is too long").map_err(|error| error.with_details(details));
+    }
+    if name == "." || name == ".." {
+        return wrong("interface name is . or ..");
+    }
+    if name.contains(|c: char| matches!(c, '/' | ':') || c.is_whitespace()) {
+        return wrong("interface name contains / or : or whitespace characters");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(changes: &[(&str, &str)]) -> Result<Call> {
+        let mut variables: BTreeMap<&str, &str> = [
+            ("CNI_COMMAND", "ADD"),
+            ("CNI_CONTAINERID", "c1"),
+            ("CNI_NETNS", "/run/netns/a"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", "/opt/cni/bin"),
+        ]
+        .into();
+        variables.extend(changes.iter().copied());
+        Call::from_environment(&variables.into_iter().collect())
+    }
+
+    fn error(changes: &[(&str, &str)]) -> (u32, String, String) {
+        let error = call(changes).unwrap_err();
+        (error.code().number(), error.message().to_owned(), error.details().to_owned())
+    }
+
+    fn missing(changes: &[(&str, &str)]) -> String {
+        let (code, message, details) = error(changes);
+        assert_eq!((code, details.as_str()), (4, ""));
+        message
+    }
+
+    #[test]
+    fn what_each_verb_needs() {
+        let none = [("CNI_CONTAINERID", ""), ("CNI_NETNS", ""), ("CNI_IFNAME", ""), ("CNI_PATH", "")];
+        let with = |verb| [&[("CNI_COMMAND", verb)], &none[..]].concat();
+        let all = "required env variables [CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH] missing";
+        assert_eq!(missing(&with("ADD")), all);
+        assert_eq!(missing(&with("CHECK")), all);
+        assert_eq!(missing(&with("DEL")), "required env variables [CNI_CONTAINERID,CNI_IFNAME,CNI_PATH] missing");
+        assert_eq!(missing(&with("GC")), "required env variables [CNI_PATH] missing");
+        assert_eq!(missing(&with("STATUS")), "required env variables [CNI_PATH] missing");
+        assert_eq!(call(&with("VERSION")).unwrap().verb, Verb::Version);
+        assert_eq!(call(&with("FOO")).unwrap().verb, Verb::Unknown);
+        assert_eq!(missing(&with("")), "required env variables [CNI_COMMAND] missing");
+    }
+
+    #[test]
+    fn forms_come_before_what_is_missing_and_containers_before_interfaces() {
+        let bad = [("CNI_CONTAINERID", "a b"), ("CNI_IFNAME", "a/b"), ("CNI_PATH", "")];
+        assert_eq!(error(&bad), (4, "invalid characters in containerID".into(), "a b".into()));
+        assert_eq!(error(&bad[1..]).1, "interface name contains / or : or whitespace characters");
+        assert_eq!(error(&bad[2..]).1, "required env variables [CNI_PATH] missing");
+        // A verb that does not need them does not look at them.
+        assert!(call(&[bad[0], bad[1], ("CNI_COMMAND", "GC")]).is_ok());
+    }
+
+    #[test]
+    fn names() {
+        for id in ["a", "0", "a.b_c-d", "a-"] {
+            assert!(call(&[("CNI_CONTAINERID", id)]).is_ok(), "{id}");
+        }
+        for id in ["-a", ".a", "_a", "a/b", "ä", "a\n"] {
+            assert_eq!(error(&[("CNI_CONTAINERID", id)]).2, id);
+        }
+        for name in ["eth0", "a", "...", "123456789012345"] {
+            assert!(call(&[("CNI_IFNAME", name)]).is_ok(), "{name}");
+        }
+        let long = (4, "interface name is too long".into(), "interface name should be less than 16 characters".into());
+        assert_eq!(error(&[("CNI_IFNAME", "1234567890123456")]), long);
+        assert_eq!(error(&[("CNI_IFNAME", "ääääääää")]), long);
+        assert_eq!(error(&[("CNI_IFNAME", ".")]).1, "interface name is . or ..");
+        for name in ["a:b", "a b", "a\u{a0}b", "a\tb"] {
+            assert!(error(&[("CNI_IFNAME", name)]).1.contains("whitespace"), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_override() {
+        for (text, expected) in [
+            ("1", OwnNetns::Accepted),
+            ("true", OwnNetns::Accepted),
+            ("TRUE", OwnNetns::Accepted),
+            ("yes", OwnNetns::Refused),
+            ("0", OwnNetns::Refused),
+            ("", OwnNetns::Refused),
+        ] {
+            assert_eq!(call(&[("CNI_NETNS_OVERRIDE", text)]).unwrap().own_netns, expected, "{text:?}");
+        }
+    }
+}

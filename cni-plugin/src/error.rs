@@ -1,0 +1,193 @@
+//! The error that a runtime is given: what it holds, and the JSON that is printed.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::gojson;
+
+/// A result of this crate.
+pub type Result<T, E = CniError> = std::result::Result<T, E>;
+
+/// The number that tells a runtime what kind of error it is: the CNI specification's well-known codes, and one of our
+/// own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Code {
+    /// 1: the configuration's version, or the verb in that version, is not for this plugin.
+    IncompatibleVersion,
+    /// 4: the environment lacks a variable or has a bad one.
+    InvalidEnvironment,
+    /// 5: reading standard input failed.
+    Io,
+    /// 6: the configuration cannot be decoded.
+    Decode,
+    /// 7: the configuration says something that cannot be carried out.
+    InvalidConfig,
+    /// 8: the network namespace is not one that a container can have.
+    InvalidNetns,
+    /// 11: nothing was done; the same call may succeed a little later.
+    TryAgain,
+    /// 100: the verb is one that this version of the plugin does not carry out.
+    NotImplemented,
+    /// 999: everything else.
+    Internal,
+}
+
+impl Code {
+    /// The number in the JSON.
+    pub fn number(self) -> u32 {
+        match self {
+            Self::IncompatibleVersion => 1,
+            Self::InvalidEnvironment => 4,
+            Self::Io => 5,
+            Self::Decode => 6,
+            Self::InvalidConfig => 7,
+            Self::InvalidNetns => 8,
+            Self::TryAgain => 11,
+            Self::NotImplemented => 100,
+            Self::Internal => 999,
+        }
+    }
+}
+
+/// An error as CNI prints it. It never holds the configuration as a whole, since that may have secrets in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CniError {
+    code: Code,
+    message: String,
+    details: String,
+}
+
+impl CniError {
+    /// An error without details.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), details: String::new() }
+    }
+
+    /// An error of code 999, which is what every plain error of Calico's plugin becomes.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(Code::Internal, message)
+    }
+
+    /// A setting that cannot be carried out (code 7).
+    pub fn config(message: impl Into<String>) -> Self {
+        Self::new(Code::InvalidConfig, message)
+    }
+
+    /// An error of code 999 that says what `error` and each of its sources say, joined with `: `. A source whose text
+    /// the message has already is not said twice.
+    pub fn from_error(error: &(dyn StdError + 'static)) -> Self {
+        let mut message = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            let text = cause.to_string();
+            if !message.contains(&text) {
+                message = format!("{message}: {text}");
+            }
+            source = cause.source();
+        }
+        Self::internal(message)
+    }
+
+    /// The same error with another code.
+    #[must_use]
+    pub fn with_code(mut self, code: Code) -> Self {
+        self.code = code;
+        self
+    }
+
+    /// The same error with details: what to do, or the value that is wrong. Empty details are not printed.
+    #[must_use]
+    pub fn with_details(mut self, details: impl Into<String>) -> Self {
+        self.details = details.into();
+        self
+    }
+
+    /// What kind of error it is.
+    pub fn code(&self) -> Code {
+        self.code
+    }
+
+    /// What is wrong.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// What to do about it, or the value that is wrong; may be empty.
+    pub fn details(&self) -> &str {
+        &self.details
+    }
+
+    /// The JSON for standard output: indented by four, without `cniVersion` and without a newline at the end, as Go's
+    /// CNI library prints it.
+    pub fn to_json(&self) -> String {
+        #[derive(Serialize)]
+        struct Printed<'a> {
+            code: u32,
+            msg: &'a str,
+            #[serde(skip_serializing_if = "str::is_empty")]
+            details: &'a str,
+        }
+        gojson::indented(&Printed { code: self.code.number(), msg: &self.message, details: &self.details })
+    }
+}
+
+impl fmt::Display for CniError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        if self.details.is_empty() { Ok(()) } else { write!(f, " ({})", self.details) }
+    }
+}
+
+impl StdError for CniError {}
+
+impl From<kv::Error> for CniError {
+    /// A store's error. What another attempt may well get past gets code 11 if nothing was written.
+    fn from(error: kv::Error) -> Self {
+        let busy = matches!(
+            error.kind(),
+            kv::ErrorKind::Locked
+                | kv::ErrorKind::Throttled
+                | kv::ErrorKind::NotSent
+                | kv::ErrorKind::NoLeader
+                | kv::ErrorKind::Conflict { .. }
+        );
+        Self::from_error(&error).with_code(if busy { Code::TryAgain } else { Code::Internal })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn printed_as_go_prints_it() {
+        let error = CniError::new(Code::InvalidConfig, "a <nil> & \"b\"\u{2028}").with_details("x\ny");
+        assert_eq!(
+            error.to_json(),
+            "{\n    \"code\": 7,\n    \"msg\": \"a \\u003cnil\\u003e \\u0026 \\\"b\\\"\\u2028\",\n    \"details\": \"x\\ny\"\n}"
+        );
+        assert_eq!(CniError::internal("m").to_json(), "{\n    \"code\": 999,\n    \"msg\": \"m\"\n}");
+    }
+
+    #[test]
+    fn the_causes_are_told_once() {
+        #[derive(Debug)]
+        struct Outer(std::io::Error);
+        impl fmt::Display for Outer {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("cannot open the store")
+            }
+        }
+        impl StdError for Outer {
+            fn source(&self) -> Option<&(dyn StdError + 'static)> {
+                Some(&self.0)
+            }
+        }
+        let error = CniError::from_error(&Outer(std::io::Error::other("disk on fire")));
+        assert_eq!(error.message(), "cannot open the store: disk on fire");
+        assert_eq!(error.code().number(), 999);
+    }
+}

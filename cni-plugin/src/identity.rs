@@ -1,0 +1,164 @@
+//! Who asks: the node, the container, the pod, and what is recorded of them with each address.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use ipam_core::timestamps::go_string;
+use time::OffsetDateTime;
+
+use crate::args::Args;
+use crate::env::Call;
+use crate::error::{CniError, Result};
+use crate::netconf::NetConf;
+use crate::request::Attachment;
+
+/// What the machine says of itself.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// The host name as the kernel has it.
+    pub hostname: String,
+    /// The kernel's boot id, if it tells.
+    pub boot_id: Option<String>,
+    /// The time.
+    pub now: OffsetDateTime,
+    /// The file with the node's name if the configuration names no other.
+    pub nodename_file: PathBuf,
+    /// A path that leads to the plugin's own network namespace.
+    pub own_netns: PathBuf,
+}
+
+impl Host {
+    /// The machine that this process runs on.
+    pub fn of_this_process() -> Self {
+        Self {
+            hostname: nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
+            boot_id: fs::read_to_string("/proc/sys/kernel/random/boot_id").ok(),
+            now: OffsetDateTime::now_utc(),
+            nodename_file: "/var/lib/calico/nodename".into(),
+            own_netns: crate::netns::OWN.into(),
+        }
+    }
+
+    /// The first 8 characters of the boot id.
+    fn boot(&self) -> Option<String> {
+        let id = self.boot_id.as_deref()?.trim();
+        (id.len() >= 8).then(|| id.chars().take(8).collect())
+    }
+
+    /// The node's name: the configuration's, else what stands in the node name file, else the configuration's old
+    /// `hostname`, else the host name in lower case.
+    ///
+    /// White space around the name is taken away wherever it comes from: a file ends with a newline when a person
+    /// wrote it, and no name has one.
+    pub(crate) fn node(&self, conf: &NetConf) -> String {
+        let file =
+            if conf.nodename_file.is_empty() { self.nodename_file.clone() } else { (&conf.nodename_file).into() };
+        let in_file = || fs::read(&file).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+        let sources: [&dyn Fn() -> String; 4] =
+            [&|| conf.nodename.clone(), &in_file, &|| conf.hostname.clone(), &|| self.hostname.to_lowercase()];
+        let names = sources.into_iter().map(|name| name().trim().to_owned());
+        names.into_iter().find(|name| !name.is_empty()).unwrap_or_default()
+    }
+}
+
+/// A container or a pod, as the books know it.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) attachment: Attachment,
+    /// The pod's namespace and name, if it is one.
+    pub(crate) pod: Option<(String, String)>,
+    /// The pod's namespace, else `default`.
+    pub(crate) namespace: String,
+}
+
+impl Identity {
+    pub(crate) fn new(conf: &NetConf, call: &Call, args: &Args, host: &Host) -> Self {
+        let is_pod = !args.pod.is_empty() && !args.pod_namespace.is_empty();
+        let pod = is_pod.then(|| (args.pod_namespace.clone(), args.pod.clone()));
+        let namespace = match &pod {
+            Some((namespace, _)) => namespace.clone(),
+            None if !args.test_namespace.is_empty() => args.test_namespace.clone(),
+            None => "default".to_owned(),
+        };
+        let attachment = Attachment {
+            network: conf.name.clone(),
+            container: call.container.clone(),
+            interface: call.interface.clone(),
+            node: host.node(conf),
+            boot: host.boot(),
+        };
+        Self { attachment, pod, namespace }
+    }
+
+    /// Refuses what Calico cannot make the name of a workload endpoint of.
+    ///
+    /// # Errors
+    /// Code 999 with Calico's text.
+    pub(crate) fn check_endpoint_name(&self) -> Result<()> {
+        let Attachment { node, container, interface, .. } = &self.attachment;
+        if node.is_empty() {
+            return Err(endpoint_error("node (field should be assigned)"));
+        }
+        let owner = match &self.pod {
+            Some((_, pod)) => ("pod", pod),
+            None => ("containerID", container),
+        };
+        for (field, value) in [("node", node), owner, ("endpoint", interface)] {
+            let reason = match value {
+                _ if value.is_empty() => "field should be assigned",
+                _ if value.starts_with('-') => "field must not begin with a '-'",
+                _ if value.ends_with('-') => "field must not end with a '-'",
+                _ => continue,
+            };
+            return Err(endpoint_error(&format!("{field} = '{value}' ({reason})")));
+        }
+        Ok(())
+    }
+
+    /// Refuses a node without a name.
+    ///
+    /// # Errors
+    /// Code 7.
+    pub(crate) fn check_node(&self) -> Result<()> {
+        if self.attachment.node.is_empty() {
+            return Err(CniError::config("the name of this node is not known").with_details("set nodename"));
+        }
+        Ok(())
+    }
+
+    /// What to record with an address.
+    pub(crate) fn attributes(&self, now: OffsetDateTime) -> BTreeMap<String, String> {
+        let Attachment { network, interface, node, boot, .. } = &self.attachment;
+        let mut attributes = BTreeMap::from([
+            ("node".to_owned(), node.clone()),
+            ("timestamp".to_owned(), go_string(now)),
+            ("margay.io/net".to_owned(), network.clone()),
+            ("margay.io/ifname".to_owned(), interface.clone()),
+        ]);
+        if let Some(boot) = boot {
+            attributes.insert("margay.io/boot".to_owned(), boot.clone());
+        }
+        if let Some((namespace, pod)) = &self.pod {
+            attributes.insert("namespace".to_owned(), namespace.clone());
+            attributes.insert("pod".to_owned(), pod.clone());
+        }
+        attributes
+    }
+
+    /// The handle that old versions of Calico used.
+    pub(crate) fn old_handle(&self) -> String {
+        match &self.pod {
+            Some((namespace, pod)) => format!("{namespace}.{pod}"),
+            None => self.attachment.container.clone(),
+        }
+    }
+}
+
+fn endpoint_error(field: &str) -> CniError {
+    CniError::internal(format!("error constructing WorkloadEndpoint name: error with field {field}"))
+}
+
+#[cfg(test)]
+#[path = "identity_tests.rs"]
+mod tests;

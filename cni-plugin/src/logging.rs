@@ -1,0 +1,103 @@
+//! The log: to standard error and, if configured, to a file; never to standard output.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::fmt::{self, MakeWriter};
+
+/// Sends the log of this process where the configuration says. A file that cannot be opened costs the log in the file, not
+/// the call. Only the first call in a process counts.
+pub(crate) fn install(level: &str, file: &str) {
+    let opened = (!file.is_empty()).then(|| open(Path::new(file)));
+    let (file, problem) = match opened {
+        None => (None, None),
+        Some(Ok(file)) => (Some(file), None),
+        Some(Err(error)) => (None, Some(error)),
+    };
+    let subscriber = fmt::fmt()
+        .with_max_level(filter(level))
+        .with_ansi(false)
+        .with_target(false)
+        .with_writer(Places { file })
+        .finish();
+    // An error means that somebody was first, and then the log is theirs.
+    if tracing::subscriber::set_global_default(subscriber).is_ok()
+        && let Some(error) = problem
+    {
+        tracing::warn!("cannot log to log_file_path: {error}");
+    }
+}
+
+/// Where lines go: standard error, and the file if there is one.
+struct Places {
+    file: Option<File>,
+}
+
+impl<'a> MakeWriter<'a> for Places {
+    type Writer = Line<'a>;
+
+    fn make_writer(&'a self) -> Line<'a> {
+        Line { file: self.file.as_ref() }
+    }
+}
+
+/// Writes to all places and never fails: an address may be committed by now, and a log that nobody reads or a full disk
+/// must not turn that into an error.
+struct Line<'a> {
+    file: Option<&'a File>,
+}
+
+impl Write for Line<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let _ = io::stderr().write_all(bytes);
+        if let Some(mut file) = self.file {
+            let _ = file.write_all(bytes);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The level: debug, info, warning or error in any case, else info.
+fn filter(level: &str) -> LevelFilter {
+    match level.to_ascii_lowercase().as_str() {
+        "debug" => LevelFilter::DEBUG,
+        "warn" | "warning" => LevelFilter::WARN,
+        "error" => LevelFilter::ERROR,
+        _ => LevelFilter::INFO,
+    }
+}
+
+/// Opens the file to append to it. Each process opens it anew, so it may be renamed away at any time.
+fn open(path: &Path) -> io::Result<File> {
+    if let Some(folder) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+    }
+    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels() {
+        let cases = [
+            ("DEBUG", LevelFilter::DEBUG),
+            ("Info", LevelFilter::INFO),
+            ("", LevelFilter::INFO),
+            ("loud", LevelFilter::INFO),
+            ("warning", LevelFilter::WARN),
+            ("error", LevelFilter::ERROR),
+        ];
+        for (level, expected) in cases {
+            assert_eq!(filter(level), expected, "{level}");
+        }
+    }
+}

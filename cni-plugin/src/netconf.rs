@@ -1,0 +1,416 @@
+//! The network configuration on standard input.
+
+use datastore::NetConfStore;
+
+use crate::env::is_valid_name;
+use crate::error::{CniError, Code, Result};
+use crate::gojson::Json;
+
+/// What a configuration says of its own that concerns address management. What is absent is empty.
+///
+/// It is read as Go reads it into Calico's structure: upper and lower case are the same in names, members that nobody
+/// knows are left aside, null is as good as absent, the last of several wins, and the first value of a wrong type is
+/// the error. The settings of bridged networks stay as they are until ADD needs them, so that a DEL never fails on them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NetConf {
+    pub(crate) name: String,
+    pub(crate) plugin: String,
+    pub(crate) nodename: String,
+    pub(crate) nodename_file: String,
+    pub(crate) hostname: String,
+    pub(crate) lock_file: String,
+    pub(crate) log_level: String,
+    pub(crate) log_file: String,
+    pub(crate) store: NetConfStore,
+    /// True if a request may use only one block (`windows_use_single_network`).
+    pub(crate) single_block: bool,
+    pub(crate) is_gateway: bool,
+    pub(crate) is_default_gateway: bool,
+    pub(crate) ipam: Ipam,
+    /// `args.cni.ips`.
+    pub(crate) args_ips: Option<Json>,
+    /// `runtimeConfig.ips`.
+    pub(crate) runtime_ips: Option<Json>,
+    /// `runtimeConfig.ipRanges`.
+    pub(crate) runtime_ranges: Option<Json>,
+    pub(crate) prev_result: Option<Json>,
+}
+
+/// The object `ipam`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ipam {
+    /// `assign_ipv4`: a text, of which only `false` has a meaning.
+    pub(crate) assign_ipv4: Option<String>,
+    /// `assign_ipv6`: a text, of which `true` has a meaning.
+    pub(crate) assign_ipv6: Option<String>,
+    pub(crate) ipv4_pools: Vec<String>,
+    pub(crate) ipv6_pools: Vec<String>,
+    pub(crate) mask: Option<Json>,
+    pub(crate) gateway: Option<Json>,
+    pub(crate) routes: Option<Json>,
+    pub(crate) subnet: Option<Json>,
+    pub(crate) range_start: Option<Json>,
+    pub(crate) range_end: Option<Json>,
+    pub(crate) ranges: Option<Json>,
+}
+
+/// The network's name, by CNI's own checks, which come before everything else that is in a configuration.
+///
+/// # Errors
+/// Code 6 if the text is no JSON object or the name no text, 7 if the name is missing or not a name.
+pub(crate) fn check_name(text: &[u8]) -> Result<Json> {
+    let decode = |reason: String| CniError::new(Code::Decode, format!("error unmarshall network config: {reason}"));
+    let conf = Json::parse(text).map_err(decode)?;
+    if !matches!(conf, Json::Object(_) | Json::Null) {
+        let kind = conf.kind();
+        return Err(decode(format!(
+            "json: cannot unmarshal {kind} into Go value of type struct {{ Name string \"json:\\\"name\\\"\" }}"
+        )));
+    }
+    let name = match conf.member("name") {
+        None => "",
+        Some(Json::String(name)) => name,
+        Some(other) => {
+            let kind = other.kind();
+            return Err(decode(format!("json: cannot unmarshal {kind} into Go struct field .name of type string")));
+        }
+    };
+    if name.is_empty() {
+        return Err(CniError::config("missing network name"));
+    }
+    if !is_valid_name(name) {
+        return Err(CniError::config("invalid characters found in network name").with_details(name));
+    }
+    Ok(conf)
+}
+
+impl NetConf {
+    /// Reads what concerns us.
+    ///
+    /// # Errors
+    /// Code 999 with Go's text for the first value of a wrong type.
+    pub(crate) fn decode(json: &Json) -> Result<Self> {
+        let mut conf = Self::default();
+        let mut decoder = Decoder::default();
+        decoder.members(json, "", "types.NetConf", |decoder, name, value| conf.member(decoder, name, value));
+        decoder.finish()?;
+        Ok(conf)
+    }
+
+    fn member(&mut self, d: &mut Decoder, name: &str, value: &Json) {
+        match name {
+            "name" => d.string(&mut self.name, value, "name"),
+            "type" => d.string(&mut self.plugin, value, "type"),
+            "nodename" => d.string(&mut self.nodename, value, "nodename"),
+            "nodename_file" => d.string(&mut self.nodename_file, value, "nodename_file"),
+            "hostname" => d.string(&mut self.hostname, value, "hostname"),
+            "ipam_lock_file" => d.string(&mut self.lock_file, value, "ipam_lock_file"),
+            "log_level" => d.string(&mut self.log_level, value, "log_level"),
+            "log_file_path" => d.string(&mut self.log_file, value, "log_file_path"),
+            "windows_use_single_network" => d.bool(&mut self.single_block, value, "windows_use_single_network"),
+            "isgateway" => d.bool(&mut self.is_gateway, value, "isGateway"),
+            "isdefaultgateway" => d.bool(&mut self.is_default_gateway, value, "isDefaultGateway"),
+            "ipam" => d.members(value, "ipam", "struct", |d, name, value| self.ipam.member(d, name, value)),
+            "kubernetes" => {
+                d.members(value, "kubernetes", "types.Kubernetes", |d, name, value| self.kubernetes(d, name, value));
+            }
+            "args" => d.members(value, "args", "types.Args", |d, name, value| {
+                if name == "cni" {
+                    d.members(value, "args.cni", "struct", |_, name, value| {
+                        keep_if(name == "ips", &mut self.args_ips, value);
+                    });
+                }
+            }),
+            "runtimeconfig" => d.members(value, "runtimeConfig", "types.RuntimeConfig", |_, name, value| {
+                keep_if(name == "ips", &mut self.runtime_ips, value);
+                keep_if(name == "ipranges", &mut self.runtime_ranges, value);
+            }),
+            "prevresult" => keep_if(true, &mut self.prev_result, value),
+            _ => self.datastore(d, name, value),
+        }
+    }
+
+    fn datastore(&mut self, d: &mut Decoder, name: &str, value: &Json) {
+        let store = &mut self.store;
+        match name {
+            "datastore_type" => d.string(&mut store.datastore_type, value, "datastore_type"),
+            "datastore_path" => d.string(&mut store.datastore_path, value, "datastore_path"),
+            "etcd_endpoints" => d.string(&mut store.etcd_endpoints, value, "etcd_endpoints"),
+            "etcd_discovery_srv" => d.string(&mut store.etcd_discovery_srv, value, "etcd_discovery_srv"),
+            "etcd_key_file" => d.string(&mut store.etcd_key_file, value, "etcd_key_file"),
+            "etcd_cert_file" => d.string(&mut store.etcd_cert_file, value, "etcd_cert_file"),
+            "etcd_ca_cert_file" => d.string(&mut store.etcd_ca_cert_file, value, "etcd_ca_cert_file"),
+            // Read by nobody, yet a wrong type is an error all the same.
+            "etcd_authority" | "etcd_scheme" | "calico_api_group" => d.string(&mut String::new(), value, name),
+            "log_file_max_size" | "log_file_max_age" | "log_file_max_count" => d.int(value, name),
+            "qps" => d.float(value, name),
+            "burst" => d.int(value, name),
+            "policy" => d.members(value, "policy", "types.Policy", |d, name, value| {
+                if name == "type" {
+                    d.string(&mut String::new(), value, "policy.type");
+                }
+            }),
+            _ => {}
+        }
+    }
+
+    fn kubernetes(&mut self, d: &mut Decoder, name: &str, value: &Json) {
+        match name {
+            "kubeconfig" => d.string(&mut self.store.kubeconfig, value, "kubernetes.kubeconfig"),
+            "k8s_api_root" => d.string(&mut self.store.k8s_api_root, value, "kubernetes.k8s_api_root"),
+            "node_name" => d.string(&mut String::new(), value, "kubernetes.node_name"),
+            _ => {}
+        }
+    }
+}
+
+impl Ipam {
+    fn member(&mut self, d: &mut Decoder, name: &str, value: &Json) {
+        match name {
+            "type" => d.string(&mut String::new(), value, "ipam.type"),
+            "assign_ipv4" => d.optional(&mut self.assign_ipv4, value, "ipam.assign_ipv4"),
+            "assign_ipv6" => d.optional(&mut self.assign_ipv6, value, "ipam.assign_ipv6"),
+            "ipv4_pools" => d.strings(&mut self.ipv4_pools, value, "ipam.ipv4_pools"),
+            "ipv6_pools" => d.strings(&mut self.ipv6_pools, value, "ipam.ipv6_pools"),
+            "mask" => keep_if(true, &mut self.mask, value),
+            "gateway" => keep_if(true, &mut self.gateway, value),
+            "routes" => keep_if(true, &mut self.routes, value),
+            "subnet" => keep_if(true, &mut self.subnet, value),
+            "rangestart" => keep_if(true, &mut self.range_start, value),
+            "rangeend" => keep_if(true, &mut self.range_end, value),
+            "ranges" => keep_if(true, &mut self.ranges, value),
+            _ => {}
+        }
+    }
+}
+
+fn keep_if(wanted: bool, target: &mut Option<Json>, value: &Json) {
+    if wanted && *value != Json::Null {
+        *target = Some(value.clone());
+    }
+}
+
+/// Puts values where they belong and remembers the first of a wrong type. `path` is the way to the value from the top
+/// of the configuration, as Go's errors print it.
+#[derive(Debug, Default)]
+pub(crate) struct Decoder {
+    error: Option<String>,
+}
+
+impl Decoder {
+    /// Calls `each` with the name, in lower case, and the value of every member.
+    pub(crate) fn members(
+        &mut self,
+        value: &Json,
+        path: &str,
+        kind: &str,
+        mut each: impl FnMut(&mut Self, &str, &Json),
+    ) {
+        match value {
+            Json::Object(members) => {
+                for (name, value) in members {
+                    each(self, &name.to_ascii_lowercase(), value);
+                }
+            }
+            Json::Null => {}
+            other => self.wrong(other, path, kind),
+        }
+    }
+
+    pub(crate) fn string(&mut self, target: &mut String, value: &Json, path: &str) {
+        match value {
+            Json::String(text) => target.clone_from(text),
+            Json::Null => {}
+            other => self.wrong(other, path, "string"),
+        }
+    }
+
+    pub(crate) fn optional(&mut self, target: &mut Option<String>, value: &Json, path: &str) {
+        let mut text = String::new();
+        self.string(&mut text, value, path);
+        *target = (*value != Json::Null).then_some(text);
+    }
+
+    pub(crate) fn strings(&mut self, target: &mut Vec<String>, value: &Json, path: &str) {
+        target.clear();
+        match value {
+            Json::Array(elements) => {
+                for element in elements {
+                    let mut text = String::new();
+                    self.string(&mut text, element, path);
+                    target.push(text);
+                }
+            }
+            Json::Null => {}
+            other => self.wrong(other, path, "[]string"),
+        }
+    }
+
+    pub(crate) fn bool(&mut self, target: &mut bool, value: &Json, path: &str) {
+        match value {
+            Json::Bool(flag) => *target = *flag,
+            Json::Null => {}
+            other => self.wrong(other, path, "bool"),
+        }
+    }
+
+    fn int(&mut self, value: &Json, path: &str) {
+        match value {
+            Json::Number(number) if number.is_i64() => {}
+            Json::Null => {}
+            other => self.wrong(other, path, "int"),
+        }
+    }
+
+    fn float(&mut self, value: &Json, path: &str) {
+        if !matches!(value, Json::Number(_) | Json::Null) {
+            self.wrong(value, path, "float32");
+        }
+    }
+
+    fn wrong(&mut self, value: &Json, path: &str, kind: &str) {
+        self.error.get_or_insert_with(|| {
+            let found = match value {
+                // Go repeats a number that is one, only not of the right kind.
+                Json::Number(number) if kind == "int" => format!("number {number}"),
+                other => other.kind().to_owned(),
+            };
+            format!("json: cannot unmarshal {found} into Go struct field NetConf.{path} of type {kind}")
+        });
+    }
+
+    /// # Errors
+    /// The first value of a wrong type, code 999.
+    pub(crate) fn finish(self) -> Result<()> {
+        self.error.map_or(Ok(()), |error| Err(CniError::internal(format!("failed to load netconf: {error}"))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decode(text: &str) -> Result<NetConf> {
+        NetConf::decode(&Json::parse(text.as_bytes()).unwrap())
+    }
+
+    fn wrong(text: &str) -> String {
+        let error = decode(text).unwrap_err();
+        assert_eq!(error.code().number(), 999);
+        let start = "failed to load netconf: json: cannot unmarshal ";
+        error.message().strip_prefix(start).unwrap().replacen("into Go struct field NetConf.", "", 1)
+    }
+
+    #[test]
+    fn as_go_reads_it() {
+        let conf = decode(
+            r#"{"NAME":"a","name":null,"Type":"bridge","nodename":"x","nodename":"y","unknown":[1],"IPAM":{"Assign_IPv4":"false",
+               "ipv4_pools":["p",null],"ipv6_pools":null},"ipam":{"assign_ipv6":"true"},"etcd_endpoints":"http://a:1",
+               "kubernetes":{"kubeconfig":"/k"},"isDefaultGateway":true,"qps":0.5,"log_file_max_age":3,"ipam_lock_file":"/l"}"#,
+        )
+        .unwrap();
+        assert_eq!((conf.name.as_str(), conf.plugin.as_str(), conf.nodename.as_str()), ("a", "bridge", "y"));
+        assert_eq!(conf.ipam.assign_ipv4.as_deref(), Some("false"));
+        assert_eq!(conf.ipam.assign_ipv6.as_deref(), Some("true"));
+        assert_eq!(conf.ipam.ipv4_pools, ["p", ""]);
+        assert!(conf.ipam.ipv6_pools.is_empty());
+        assert_eq!((conf.store.etcd_endpoints.as_str(), conf.store.kubeconfig.as_str()), ("http://a:1", "/k"));
+        assert!(conf.is_default_gateway && !conf.is_gateway);
+        assert_eq!(conf.lock_file, "/l");
+    }
+
+    #[test]
+    fn null_is_absent() {
+        let conf = decode(
+            r#"{"name":"a","ipam":null,"kubernetes":null,"args":null,"runtimeConfig":null,"prevResult":null,
+            "isGateway":null,"qps":null,"burst":null,"policy":null,"datastore_type":null}"#,
+        )
+        .unwrap();
+        assert!(conf.prev_result.is_none());
+        let conf =
+            decode(r#"{"ipam":{"assign_ipv4":"x","mask":null,"routes":null},"runtimeConfig":{"ips":null}}"#).unwrap();
+        assert!(conf.ipam.mask.is_none() && conf.ipam.routes.is_none() && conf.runtime_ips.is_none());
+        assert_eq!(decode(r#"{"ipam":{"assign_ipv4":"x","assign_ipv4":null}}"#).unwrap().ipam.assign_ipv4, None);
+    }
+
+    #[test]
+    fn every_text_must_be_one() {
+        let top = [
+            "type",
+            "nodename",
+            "nodename_file",
+            "hostname",
+            "ipam_lock_file",
+            "datastore_type",
+            "datastore_path",
+            "etcd_endpoints",
+            "etcd_discovery_srv",
+            "etcd_key_file",
+            "etcd_cert_file",
+            "etcd_ca_cert_file",
+            "etcd_authority",
+            "etcd_scheme",
+            "log_level",
+            "log_file_path",
+            "calico_api_group",
+        ];
+        for name in top {
+            assert_eq!(wrong(&format!(r#"{{"{name}":1}}"#)), format!("number {name} of type string"));
+        }
+        for (outer, name) in [
+            ("ipam", "type"),
+            ("ipam", "assign_ipv4"),
+            ("ipam", "assign_ipv6"),
+            ("kubernetes", "kubeconfig"),
+            ("policy", "type"),
+        ] {
+            assert_eq!(
+                wrong(&format!(r#"{{"{outer}":{{"{name}":true}}}}"#)),
+                format!("bool {outer}.{name} of type string")
+            );
+        }
+    }
+
+    #[test]
+    fn other_types() {
+        let cases = [
+            (r#"{"ipam":{"ipv4_pools":"x"}}"#, "string ipam.ipv4_pools of type []string"),
+            (r#"{"ipam":{"ipv6_pools":[1]}}"#, "number ipam.ipv6_pools of type string"),
+            (r#"{"ipam":[]}"#, "array ipam of type struct"),
+            (r#"{"kubernetes":"x"}"#, "string kubernetes of type types.Kubernetes"),
+            (r#"{"kubernetes":{"kubeconfig":{}}}"#, "object kubernetes.kubeconfig of type string"),
+            (r#"{"log_file_max_size":1.5}"#, "number 1.5 log_file_max_size of type int"),
+            (r#"{"log_file_max_size":"1"}"#, "string log_file_max_size of type int"),
+            (r#"{"qps":"1"}"#, "string qps of type float32"),
+            (r#"{"isGateway":"true"}"#, "string isGateway of type bool"),
+            (r#"{"args":5}"#, "number args of type types.Args"),
+            // The first one counts.
+            (r#"{"qps":"1","ipam":5}"#, "string qps of type float32"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(wrong(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_of_networks() {
+        let of = |text: &str| {
+            check_name(text.as_bytes()).map(|_| ()).map_err(|e| (e.code().number(), e.message().to_owned()))
+        };
+        of(r#"{"name":"net.1_a-b"}"#).unwrap();
+        for text in ["{}", "null", r#"{"name":""}"#, r#"{"name":null}"#] {
+            assert_eq!(of(text).unwrap_err(), (7, "missing network name".into()));
+        }
+        let bad = check_name(br#"{"name":"../x"}"#).unwrap_err();
+        assert_eq!((bad.message(), bad.details()), ("invalid characters found in network name", "../x"));
+        assert_eq!(
+            of(r#"{"name":5}"#).unwrap_err(),
+            (6, "error unmarshall network config: json: cannot unmarshal number into Go struct field .name of type string".into())
+        );
+        assert_eq!(
+            of("[]").unwrap_err().1,
+            "error unmarshall network config: json: cannot unmarshal array into Go value of type struct { Name string \"json:\\\"name\\\"\" }"
+        );
+        assert!(of("{not json").unwrap_err().1.starts_with("error unmarshall network config: "));
+    }
+}

@@ -1,0 +1,182 @@
+//! What the verbs ask of an allocator, and what it answers.
+//!
+//! Everything here was checked by the protocol layer as far as that goes without a store. No setting of the
+//! configuration has to be looked up elsewhere.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use datastore::Location;
+use ipnet::IpNet;
+
+use crate::error::Result;
+
+/// Keeps the books of addresses: what ADD, DEL and CHECK do once the protocol is settled.
+///
+/// Calls are synchronous and come one per process. An implementation opens the store at the request's location and closes
+/// it before it returns: the process may end right after.
+pub trait Allocator {
+    /// Assigns all that is asked for, or nothing: the wanted addresses, and as many others of each family as are asked
+    /// for.
+    ///
+    /// The same attachment that asks the same again gets the same answer; only on a Calico network a repeated wanted
+    /// address is an error, as it is for Calico. What is returned is committed: it stays assigned even if the result never
+    /// reaches the runtime, until a DEL.
+    ///
+    /// # Errors
+    /// The error is printed as it is. On a Calico network its texts are Calico's, with code 999.
+    fn add(&self, request: &AddRequest) -> Result<Vec<Assigned>>;
+
+    /// Releases what the attachment holds; that nothing is there, not even a store, is success.
+    ///
+    /// # Errors
+    /// The error is printed as it is; the runtime will call again.
+    fn del(&self, request: &DelRequest) -> Result<()>;
+
+    /// The addresses that the attachment holds, in any order; changes nothing. None at all is not an error here.
+    ///
+    /// # Errors
+    /// The error is printed as it is.
+    fn check(&self, request: &CheckRequest) -> Result<Vec<IpAddr>>;
+}
+
+/// Whose addresses they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// The network's name.
+    pub network: String,
+    /// The container id.
+    pub container: String,
+    /// The interface's name in the container.
+    pub interface: String,
+    /// The node's name; white space around it is gone.
+    pub node: String,
+    /// The first 8 characters of the kernel's boot id; `None` if the kernel does not tell.
+    pub boot: Option<String>,
+}
+
+impl Attachment {
+    /// The id of Calico's handle: network and container, with a dot between. Nothing can be read out of it again,
+    /// since both may have dots in them.
+    pub fn handle(&self) -> String {
+        format!("{}.{}", self.network, self.container)
+    }
+}
+
+/// Where the store is, and the lock that goes with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreAt {
+    /// The store.
+    pub location: Location,
+    /// `ipam_lock_file`, else Calico's own: the file that all of Calico's plugins on this host lock while they work on a
+    /// cluster's store. Embedded stores have a lock of their own.
+    pub lock_file: PathBuf,
+}
+
+/// What ADD asks for.
+#[derive(Clone, Debug)]
+pub struct AddRequest {
+    /// The store.
+    pub store: StoreAt,
+    /// Who asks.
+    pub attachment: Attachment,
+    /// What to record with each address: Calico's `node`, `timestamp`, for a pod `pod` and `namespace`, and our own
+    /// `margay.io/net`, `margay.io/ifname` and, if known, `margay.io/boot`. The timestamp is that of this call, so an equal request
+    /// made later differs in it.
+    pub attributes: BTreeMap<String, String>,
+    /// The namespace for selectors: the pod's, else `default`.
+    pub namespace: String,
+    /// Addresses that must be assigned, each once. On a Calico network, if there are any, nothing else is asked for.
+    pub wanted: Vec<IpAddr>,
+    /// How many IPv4 addresses to choose beside the wanted ones: 0 or 1.
+    pub count_v4: u32,
+    /// How many IPv6 addresses to choose beside the wanted ones: 0 or 1.
+    pub count_v6: u32,
+    /// `ipv4_pools` as configured: names or CIDRs, not checked; empty for any pool.
+    pub pools_v4: Vec<String>,
+    /// `ipv6_pools` as configured.
+    pub pools_v6: Vec<String>,
+    /// The most blocks of a family that this host may have for this request; `None` leaves it to the store's settings.
+    pub max_blocks: Option<u32>,
+    /// What kind of network it is.
+    pub network: Network,
+}
+
+/// What kind of network the addresses are for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// Routed, with Calico's rules and errors.
+    Calico,
+    /// One IP subnet on a wire: exactly one pool per family, in which network, broadcast and gateway address are never
+    /// given to a container.
+    Bridged(Bridged),
+}
+
+/// What a bridged network says of its pools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bridged {
+    /// The gateway of the IPv4 pool.
+    pub gateway_v4: Gateway,
+    /// The gateway of the IPv6 pool.
+    pub gateway_v6: Gateway,
+    /// Pools that the configuration itself defines with host-local's keys, at most one per family. If there is any, the
+    /// request names no others, and the store and the pools are made if they are missing.
+    pub own_pools: Vec<OwnPool>,
+}
+
+/// Which address of the pool is the gateway's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gateway {
+    /// None that the configuration knows of; one recorded with the pool counts.
+    #[default]
+    None,
+    /// The one recorded with the pool, else its first address after the network's.
+    First,
+    /// This one. That it lies in the pool is not checked yet.
+    At(IpAddr),
+}
+
+/// A pool in host-local's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnPool {
+    /// The subnet, without host bits; at most /30 or /126.
+    pub subnet: IpNet,
+    /// What may be given out: first and last address of each range, in ascending order, apart from each other, inside
+    /// of the subnet. Never empty.
+    pub ranges: Vec<(IpAddr, IpAddr)>,
+}
+
+/// What DEL asks for.
+#[derive(Clone, Debug)]
+pub struct DelRequest {
+    /// The store.
+    pub store: StoreAt,
+    /// Whose addresses to release.
+    pub attachment: Attachment,
+    /// The handle under which old versions of Calico recorded the same container: `<namespace>.<pod>`, or the bare
+    /// container id.
+    pub old_handle: String,
+}
+
+/// What CHECK asks for.
+#[derive(Clone, Debug)]
+pub struct CheckRequest {
+    /// The store.
+    pub store: StoreAt,
+    /// Whose addresses to look for.
+    pub attachment: Attachment,
+}
+
+/// An address that was assigned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Assigned {
+    /// The address.
+    pub address: IpAddr,
+    /// The prefix length of the block that it is in.
+    pub block_prefix: u8,
+    /// The prefix length of the pool that it is in.
+    pub pool_prefix: u8,
+    /// The pool's gateway, on a bridged network that has one.
+    pub gateway: Option<IpAddr>,
+}

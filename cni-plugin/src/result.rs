@@ -1,0 +1,212 @@
+//! What ADD prints, in each version of CNI.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::Serialize;
+
+use crate::bridged::{BridgedSettings, Mask};
+use crate::error::{CniError, Result};
+use crate::gojson;
+use crate::request::Assigned;
+use crate::versions;
+
+/// A route of a result.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Route {
+    pub(crate) dst: IpNet,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) gw: Option<IpAddr>,
+    #[serde(flatten)]
+    pub(crate) options: RouteOptions,
+}
+
+/// What a route may say beside its way; printed from CNI 0.3.0 on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct RouteOptions {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mtu: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) advmss: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) priority: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) table: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) scope: Option<i64>,
+}
+
+impl Route {
+    pub(crate) fn to(dst: IpNet) -> Self {
+        Self { dst, gw: None, options: RouteOptions::default() }
+    }
+}
+
+/// The addresses and routes of a result, IPv4 first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct AddResult {
+    ips: Vec<Ip>,
+    routes: Vec<Route>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Ip {
+    address: IpNet,
+    gateway: Option<IpAddr>,
+}
+
+impl AddResult {
+    /// Calico's result: the mask of the block, that of a host for a wanted address, and a route to each address as it is
+    /// printed, host bits included.
+    ///
+    /// # Errors
+    /// A prefix length that the allocator cannot mean.
+    pub(crate) fn calico(assigned: &[Assigned], wanted: &[IpAddr]) -> Result<Self> {
+        let prefix = |a: &Assigned| if wanted.contains(&a.address) { host_prefix(a.address) } else { a.block_prefix };
+        let ips = in_order(assigned, prefix)?;
+        let ips: Vec<_> = ips.into_iter().map(|ip| Ip { gateway: None, ..ip }).collect();
+        let routes = ips.iter().map(|ip| Route::to(ip.address)).collect();
+        Ok(Self { ips, routes })
+    }
+
+    /// What host-local would answer: the mask of the pool if not the block's is asked for, the gateway, the configured
+    /// routes.
+    ///
+    /// # Errors
+    /// A prefix length that the allocator cannot mean.
+    pub(crate) fn bridged(assigned: &[Assigned], settings: &BridgedSettings) -> Result<Self> {
+        let prefix = |a: &Assigned| match settings.mask {
+            Mask::Pool => a.pool_prefix,
+            Mask::Block => a.block_prefix,
+        };
+        Ok(Self { ips: in_order(assigned, prefix)?, routes: settings.routes.clone() })
+    }
+
+    /// The JSON in a version that the plugin speaks: indented by four, without a newline at the end.
+    ///
+    /// # Errors
+    /// Before 0.3.0 there must be an address.
+    pub(crate) fn to_json(&self, version: &str) -> Result<String> {
+        if versions::is_before(version, "0.3.0") {
+            self.before_030(version)
+        } else if versions::is_before(version, "1.0.0") {
+            Ok(self.before_100(version))
+        } else {
+            Ok(self.since_100(version))
+        }
+    }
+
+    fn before_030(&self, version: &str) -> Result<String> {
+        #[derive(Serialize)]
+        struct Family<'a> {
+            ip: IpNet,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            gateway: Option<IpAddr>,
+            #[serde(skip_serializing_if = "Vec::is_empty")]
+            routes: Vec<OldRoute<'a>>,
+        }
+        #[derive(Serialize)]
+        struct OldRoute<'a> {
+            dst: &'a IpNet,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            gw: Option<IpAddr>,
+        }
+        #[derive(Serialize)]
+        struct Printed<'a> {
+            #[serde(rename = "cniVersion")]
+            version: &'a str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            ip4: Option<Family<'a>>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            ip6: Option<Family<'a>>,
+            dns: Dns,
+        }
+        let family = |is_v4: bool| {
+            let ip = self.ips.iter().find(|ip| ip.address.addr().is_ipv4() == is_v4)?;
+            let routes = self.routes.iter().filter(|route| route.dst.addr().is_ipv4() == is_v4);
+            let routes = routes.map(|route| OldRoute { dst: &route.dst, gw: route.gw }).collect();
+            Some(Family { ip: ip.address, gateway: ip.gateway, routes })
+        };
+        let printed = Printed { version, ip4: family(true), ip6: family(false), dns: Dns {} };
+        if printed.ip4.is_none() && printed.ip6.is_none() {
+            return Err(no_addresses());
+        }
+        Ok(gojson::indented(&printed))
+    }
+
+    fn before_100(&self, version: &str) -> String {
+        #[derive(Serialize)]
+        struct Ip {
+            version: &'static str,
+            address: IpNet,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            gateway: Option<IpAddr>,
+        }
+        #[derive(Serialize)]
+        struct Printed<'a> {
+            #[serde(rename = "cniVersion")]
+            version: &'a str,
+            #[serde(skip_serializing_if = "Vec::is_empty")]
+            ips: Vec<Ip>,
+            #[serde(skip_serializing_if = "<[_]>::is_empty")]
+            routes: &'a [Route],
+            dns: Dns,
+        }
+        let ip = |ip: &self::Ip| Ip {
+            version: if ip.address.addr().is_ipv4() { "4" } else { "6" },
+            address: ip.address,
+            gateway: ip.gateway,
+        };
+        let ips = self.ips.iter().map(ip).collect();
+        gojson::indented(&Printed { version, ips, routes: &self.routes, dns: Dns {} })
+    }
+
+    fn since_100(&self, version: &str) -> String {
+        #[derive(Serialize)]
+        struct Ip {
+            address: IpNet,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            gateway: Option<IpAddr>,
+        }
+        #[derive(Serialize)]
+        struct Printed<'a> {
+            #[serde(rename = "cniVersion")]
+            version: &'a str,
+            #[serde(skip_serializing_if = "Vec::is_empty")]
+            ips: Vec<Ip>,
+            #[serde(skip_serializing_if = "<[_]>::is_empty")]
+            routes: &'a [Route],
+        }
+        let ips = self.ips.iter().map(|ip| Ip { address: ip.address, gateway: ip.gateway }).collect();
+        gojson::indented(&Printed { version, ips, routes: &self.routes })
+    }
+}
+
+/// The object `dns`, of which we never say anything.
+#[derive(Serialize)]
+struct Dns {}
+
+/// The error of results before 0.3.0 that have no address.
+pub(crate) fn no_addresses() -> CniError {
+    CniError::internal("cannot convert: no valid IP addresses")
+}
+
+fn host_prefix(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+fn in_order(assigned: &[Assigned], prefix: impl Fn(&Assigned) -> u8) -> Result<Vec<Ip>> {
+    let families = [true, false].into_iter();
+    let sorted = families.flat_map(|v4| assigned.iter().filter(move |a| a.address.is_ipv4() == v4));
+    let ip = |a: &Assigned| {
+        let prefix = prefix(a);
+        let address = IpNet::new(a.address, prefix)
+            .map_err(|_| CniError::internal(format!("address {} cannot have the prefix length {prefix}", a.address)))?;
+        Ok(Ip { address, gateway: a.gateway })
+    };
+    sorted.map(ip).collect()
+}
+
+#[cfg(test)]
+#[path = "result_tests.rs"]
+mod tests;

@@ -1,0 +1,378 @@
+//! The whole program but for process input and output.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use datastore::{ConfigError, Location};
+
+use crate::args::{AddressForm, Args};
+use crate::bridged::{BridgedSettings, refuse_on_calico};
+use crate::env::{Call, Environment, OwnNetns, Verb};
+use crate::error::{CniError, Code, Result};
+use crate::gojson::Json;
+use crate::identity::{Host, Identity};
+use crate::logging;
+use crate::netconf::{NetConf, check_name};
+use crate::netns;
+use crate::panics;
+use crate::prev_result;
+use crate::request::{AddRequest, Allocator, CheckRequest, DelRequest, Network, StoreAt};
+use crate::result::{AddResult, no_addresses};
+use crate::versions;
+use crate::wanted::wanted;
+
+/// The most that is read from standard input, in bytes. Real configurations have a few thousand.
+const MAX_STDIN: u64 = 4 << 20;
+
+/// The lock file of Calico's plugins.
+const DEFAULT_LOCK_FILE: &str = "/var/run/calico/ipam.lock";
+
+/// Where the log goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logging {
+    /// To standard error and, if configured, to a file, for the rest of the process.
+    Process,
+    /// Nowhere, or wherever the caller has arranged for.
+    Untouched,
+}
+
+/// All that a call of the plugin depends on, apart from standard input.
+#[derive(Clone, Debug)]
+pub struct Invocation {
+    /// Whether the plugin runs under the name `calico-ipam`.
+    pub name: Name,
+    /// The environment.
+    pub environment: Environment,
+    /// The machine.
+    pub host: Host,
+    /// Where the log goes.
+    pub logging: Logging,
+}
+
+/// The name that the plugin runs under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Name {
+    /// Its own, or any that is not `calico-ipam`.
+    Margay,
+    /// `calico-ipam`: every network is treated as one of Calico's.
+    CalicoIpam,
+}
+
+impl Name {
+    /// From the first argument of a process, which may be a path.
+    pub fn from_argument(argument: Option<&OsStr>) -> Self {
+        let file = argument.and_then(|argument| Path::new(argument).file_name());
+        if file == Some(OsStr::new("calico-ipam")) { Self::CalicoIpam } else { Self::Margay }
+    }
+}
+
+impl Invocation {
+    /// That of this process.
+    pub fn of_this_process() -> Self {
+        Self {
+            name: Name::from_argument(std::env::args_os().next().as_deref()),
+            environment: Environment::of_this_process(),
+            host: Host::of_this_process(),
+            logging: Logging::Process,
+        }
+    }
+}
+
+/// What the process has to print and to return.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// The exit status: 0 or 1.
+    pub exit: u8,
+    /// For standard output: one JSON document, or nothing.
+    pub stdout: String,
+    /// For standard error.
+    pub stderr: String,
+}
+
+/// Does what the environment asks for. Every error, a panic included, becomes CNI's error JSON.
+pub fn run(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allocator) -> Outcome {
+    if invocation.environment.get("CNI_COMMAND").is_none() {
+        return Outcome { exit: 0, stdout: String::new(), stderr: about() };
+    }
+    // Nothing that was borrowed here is used again after a panic.
+    let carried_out = catch_unwind(AssertUnwindSafe(|| carry_out(invocation, stdin, allocator)));
+    match carried_out.unwrap_or_else(|payload| Err(panics::error(&*payload))) {
+        Ok(stdout) => Outcome { exit: 0, stdout, stderr: String::new() },
+        Err(error) => {
+            tracing::error!(code = error.code().number(), "{error}");
+            Outcome { exit: 1, stdout: error.to_json(), stderr: String::new() }
+        }
+    }
+}
+
+fn about() -> String {
+    format!(
+        "Margay CNI IPAM plugin {}\nCNI protocol versions supported: {}\n",
+        env!("CARGO_PKG_VERSION"),
+        versions::SUPPORTED.join(", ")
+    )
+}
+
+fn carry_out(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allocator) -> Result<String> {
+    let call = Call::from_environment(&invocation.environment)?;
+    if call.verb == Verb::Version {
+        return Ok(versions::version_reply());
+    }
+    let json = check_name(&read(stdin)?)?;
+    let version = versions::configured(&json);
+    match call.verb {
+        Verb::Add => {
+            let version = version?;
+            versions::check_supported(version)?;
+            Context::new(invocation, call, &json)?.add(version, allocator)
+        }
+        Verb::Del => {
+            versions::check_supported(version?)?;
+            Context::new(invocation, call, &json)?.del(allocator)
+        }
+        Verb::Check => {
+            versions::check_verb("CHECK", "0.4.0", version?)?;
+            Context::new(invocation, call, &json)?.check(allocator)
+        }
+        Verb::Gc => {
+            versions::check_verb("GC", "1.1.0", version?)?;
+            Err(gc_error())
+        }
+        Verb::Status => {
+            let version = version?;
+            versions::check_verb("STATUS", "1.1.0", version)?;
+            Context::new(invocation, call, &json)?.status()
+        }
+        Verb::Unknown | Verb::Version => {
+            Err(CniError::new(Code::InvalidEnvironment, format!("unknown CNI_COMMAND: {}", call.command)))
+        }
+    }
+}
+
+/// GC frees nothing yet, and says so: success would make an operator believe that leaked addresses are free again. The
+/// error does no harm. Before GC a runtime's library has sent a DEL for each stale attachment that it remembers, and it
+/// goes on with the other plugins after an error.
+fn gc_error() -> CniError {
+    CniError::new(Code::NotImplemented, "GC is not supported yet, nothing was freed")
+        .with_details("free the addresses of containers that are gone with: margay ipam release --container ID")
+}
+
+fn read(stdin: &mut dyn Read) -> Result<Vec<u8>> {
+    let mut text = Vec::new();
+    stdin
+        .take(MAX_STDIN + 1)
+        .read_to_end(&mut text)
+        .map_err(|error| CniError::new(Code::Io, format!("error reading from stdin: {error}")))?;
+    if u64::try_from(text.len()).is_ok_and(|length| length > MAX_STDIN) {
+        let message = format!("error unmarshall network config: it is longer than {MAX_STDIN} bytes");
+        return Err(CniError::new(Code::Decode, message));
+    }
+    Ok(text)
+}
+
+/// Whose rules a network follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rules {
+    Calico,
+    Bridged,
+}
+
+/// A verb's configuration, decoded.
+struct Context<'a> {
+    host: &'a Host,
+    call: Call,
+    conf: NetConf,
+    rules: Rules,
+    store: StoreAt,
+}
+
+impl<'a> Context<'a> {
+    fn new(invocation: &'a Invocation, call: Call, json: &Json) -> Result<Self> {
+        let mut conf = NetConf::decode(json)?;
+        conf.store.called_as_calico_ipam = invocation.name == Name::CalicoIpam;
+        if invocation.logging == Logging::Process {
+            logging::install(&conf.log_level, &conf.log_file);
+        }
+        tracing::debug!(
+            verb = call.command,
+            network = conf.name,
+            container = call.container,
+            interface = call.interface,
+            "called"
+        );
+        let is_calico = invocation.name == Name::CalicoIpam || conf.plugin == "calico";
+        let rules = if is_calico { Rules::Calico } else { Rules::Bridged };
+        let lookup = |name: &str| invocation.environment.lookup(name);
+        let location = datastore::for_netconf(&conf.store, &lookup).map_err(|error| store_error(&error, rules))?;
+        let lock_file = if conf.lock_file.is_empty() { DEFAULT_LOCK_FILE } else { &conf.lock_file };
+        let store = StoreAt { location, lock_file: lock_file.into() };
+        Ok(Self { host: &invocation.host, call, conf, rules, store })
+    }
+
+    /// ADD. The namespace is checked before anything is assigned.
+    fn add(&self, version: &str, allocator: &dyn Allocator) -> Result<String> {
+        if self.is_own_netns() {
+            return Err(netns::own_netns_error());
+        }
+        let (args, identity) = self.identify()?;
+        if self.rules == Rules::Calico {
+            Args::check_again(&self.call.args)?;
+        }
+        let settings = self.bridged_settings()?;
+        let network = settings.as_ref().map_or(Network::Calico, |settings| Network::Bridged(settings.network.clone()));
+        let wanted = wanted(&self.conf, &args)?;
+        let (count_v4, count_v6) = self.counts(&network, &wanted);
+        check_counts(version, &wanted, count_v4 + count_v6)?;
+        let request = AddRequest {
+            store: self.store.clone(),
+            attributes: identity.attributes(self.host.now),
+            attachment: identity.attachment,
+            namespace: identity.namespace,
+            wanted,
+            count_v4,
+            count_v6,
+            pools_v4: self.conf.ipam.ipv4_pools.clone(),
+            pools_v6: self.conf.ipam.ipv6_pools.clone(),
+            max_blocks: self.conf.single_block.then_some(1),
+            network,
+        };
+        // Nothing asked for needs no store, as for Calico.
+        let nothing = request.wanted.is_empty() && count_v4 + count_v6 == 0;
+        let assigned = if nothing { Vec::new() } else { allocator.add(&request)? };
+        let result = match &settings {
+            None => AddResult::calico(&assigned, &request.wanted)?,
+            Some(settings) => AddResult::bridged(&assigned, settings)?,
+        };
+        let addresses: Vec<_> = assigned.iter().map(|assigned| assigned.address).collect();
+        tracing::info!(network = self.conf.name, container = self.call.container, ?addresses, "assigned");
+        result.to_json(version)
+    }
+
+    /// DEL. What is held is released also if the container's namespace is said to be our own, and the error comes after: a
+    /// process id in such a path may belong to a process of the host by now, and without the release the address would never
+    /// come back, however often the runtime calls.
+    fn del(&self, allocator: &dyn Allocator) -> Result<String> {
+        let own_netns = self.is_own_netns();
+        let (_, identity) = self.identify()?;
+        let old_handle = identity.old_handle();
+        allocator.del(&DelRequest { store: self.store.clone(), attachment: identity.attachment, old_handle })?;
+        tracing::info!(network = self.conf.name, container = self.call.container, "released");
+        if own_netns { Err(netns::own_netns_error()) } else { Ok(String::new()) }
+    }
+
+    /// CHECK: the attachment holds something, and all that the earlier result named.
+    fn check(&self, allocator: &dyn Allocator) -> Result<String> {
+        let (_, identity) = self.identify()?;
+        let expected = prev_result::addresses(self.conf.prev_result.as_ref())?;
+        let request = CheckRequest { store: self.store.clone(), attachment: identity.attachment };
+        let held = allocator.check(&request)?;
+        let missing: Vec<_> =
+            expected.iter().filter(|address| !held.contains(address)).map(IpAddr::to_string).collect();
+        let what = match missing.as_slice() {
+            [] if !held.is_empty() || self.asks_for_nothing() => return Ok(String::new()),
+            [] => "no address is recorded".to_owned(),
+            missing => format!("{} is not recorded", missing.join(", ")),
+        };
+        let who = &request.attachment;
+        Err(CniError::internal(format!(
+            "{what} for container {} interface {} in network {}",
+            who.container, who.interface, who.network
+        ))
+        .with_details("the container has to be made anew: its address may be given to another one"))
+    }
+
+    /// STATUS: whether an ADD with this configuration could be carried out as far as that can be told without the
+    /// store. A runtime takes a whole node out of service when STATUS fails, so what is not looked at is not an error.
+    fn status(&self) -> Result<String> {
+        self.bridged_settings().map(|_| String::new())
+    }
+
+    fn is_own_netns(&self) -> bool {
+        let netns = self.call.netns.as_deref().filter(|_| self.call.own_netns == OwnNetns::Refused);
+        netns.is_some_and(|netns| netns::is_own(netns, &self.host.own_netns))
+    }
+
+    fn identify(&self) -> Result<(Args, Identity)> {
+        let form = match self.rules {
+            Rules::Calico => AddressForm::Bare,
+            Rules::Bridged => AddressForm::BareOrCidr,
+        };
+        let args = Args::parse(&self.call.args, form)?;
+        let identity = Identity::new(&self.conf, &self.call, &args, self.host);
+        match self.rules {
+            Rules::Calico => identity.check_endpoint_name()?,
+            Rules::Bridged => identity.check_node()?,
+        }
+        Ok((args, identity))
+    }
+
+    /// The settings of a bridged network; `None` on one of Calico's.
+    fn bridged_settings(&self) -> Result<Option<BridgedSettings>> {
+        if self.rules == Rules::Calico {
+            if self.conf.plugin == "calico" {
+                refuse_on_calico(&self.conf)?;
+            }
+            return Ok(None);
+        }
+        let settings = BridgedSettings::from_conf(&self.conf)?;
+        if !settings.network.own_pools.is_empty() && matches!(self.store.location, Location::Etcd(_)) {
+            return Err(CniError::config("ipam defines a pool of its own, but the store is a cluster's")
+                .with_details("make the pool with: margay pool create, and name it in ipv4_pools or ipv6_pools"));
+        }
+        Ok(Some(settings))
+    }
+
+    fn asks_for_nothing(&self) -> bool {
+        let network = self.bridged_settings().ok().flatten().map_or(Network::Calico, |s| Network::Bridged(s.network));
+        self.counts(&network, &[]) == (0, 0)
+    }
+
+    /// How many addresses of each family to choose. Where the configuration defines pools, their families are meant. On a
+    /// bridged network a wanted address takes the place of a chosen one; on Calico's they take the place of all.
+    fn counts(&self, network: &Network, wanted: &[IpAddr]) -> (u32, u32) {
+        let ipam = &self.conf.ipam;
+        let own_pools = match network {
+            Network::Calico if !wanted.is_empty() => return (0, 0),
+            Network::Calico => &[],
+            Network::Bridged(bridged) => bridged.own_pools.as_slice(),
+        };
+        let has = |v4: bool| own_pools.iter().any(|pool| pool.subnet.addr().is_ipv4() == v4);
+        let is_wanted = |v4: bool| wanted.iter().any(|address| address.is_ipv4() == v4);
+        let off = |setting: &Option<String>| setting.as_deref() == Some("false");
+        let v4 = (own_pools.is_empty() || has(true)) && !off(&ipam.assign_ipv4);
+        let v6 = if own_pools.is_empty() {
+            ipam.assign_ipv6.as_deref() == Some("true")
+        } else {
+            has(false) && !off(&ipam.assign_ipv6)
+        };
+        (u32::from(v4 && !is_wanted(true)), u32::from(v6 && !is_wanted(false)))
+    }
+}
+
+/// Refuses what a result before 0.3.0 cannot tell, before anything is assigned.
+fn check_counts(version: &str, wanted: &[IpAddr], chosen: u32) -> Result<()> {
+    if !versions::is_before(version, "0.3.0") {
+        return Ok(());
+    }
+    if wanted.is_empty() && chosen == 0 {
+        return Err(no_addresses());
+    }
+    let of_family = |v4: bool| wanted.iter().filter(|address| address.is_ipv4() == v4).count();
+    if of_family(true) > 1 || of_family(false) > 1 {
+        return Err(CniError::config(format!(
+            "CNI {version} has results of one address per family, several are wanted"
+        ))
+        .with_details("set cniVersion to 0.3.0 or later"));
+    }
+    Ok(())
+}
+
+fn store_error(error: &ConfigError, rules: Rules) -> CniError {
+    match rules {
+        Rules::Calico => CniError::internal(error.to_string()),
+        Rules::Bridged => CniError::config(error.to_string()).with_details(error.advice()),
+    }
+}

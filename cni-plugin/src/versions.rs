@@ -1,0 +1,148 @@
+//! CNI versions: which the plugin speaks, and which verbs a configuration's version allows.
+
+use crate::error::{CniError, Code, Result};
+use crate::gojson::{Json, quoted, quoted_list};
+
+/// The versions that the plugin speaks, oldest first.
+pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+/// The newest version that the plugin knows.
+const NEWEST: &str = "1.1.0";
+
+/// What VERSION prints, newline included. It does not depend on the configuration.
+pub(crate) fn version_reply() -> String {
+    let supported: Vec<_> = SUPPORTED.iter().map(|version| quoted(version)).collect();
+    format!("{{\"cniVersion\":{},\"supportedVersions\":[{}]}}\n", quoted(NEWEST), supported.join(","))
+}
+
+/// The configuration's version; one that is absent, null or empty is 0.1.0.
+///
+/// # Errors
+/// Code 6 if it is not a string.
+pub(crate) fn configured(conf: &Json) -> Result<&str> {
+    match conf.member("cniVersion") {
+        None => Ok("0.1.0"),
+        Some(Json::String(text)) if text.is_empty() => Ok("0.1.0"),
+        Some(Json::String(text)) => Ok(text),
+        Some(other) => Err(CniError::new(
+            Code::Decode,
+            format!(
+                "decoding version from network config: json: cannot unmarshal {} into Go struct field .cniVersion of \
+                 type string",
+                other.kind()
+            ),
+        )),
+    }
+}
+
+/// Refuses a version that is not, letter by letter, one of ours.
+///
+/// # Errors
+/// Code 1.
+pub(crate) fn check_supported(version: &str) -> Result<()> {
+    if SUPPORTED.contains(&version) {
+        return Ok(());
+    }
+    let details = format!("config is {}, plugin supports {}", quoted(version), quoted_list(SUPPORTED));
+    Err(CniError::new(Code::IncompatibleVersion, "incompatible CNI versions").with_details(details))
+}
+
+/// Refuses a verb that came with a version after the configuration's, or a version after ours.
+///
+/// # Errors
+/// Code 1; code 6 if the version is not numbers.
+pub(crate) fn check_verb(verb: &str, since: &str, version: &str) -> Result<()> {
+    let refused =
+        |whose: &str| Err(CniError::new(Code::IncompatibleVersion, format!("{whose} version does not allow {verb}")));
+    let configured = parse(version)?;
+    if configured < parse(since)? {
+        return refused("config");
+    }
+    if parse(NEWEST)? < configured {
+        return refused("plugin");
+    }
+    check_supported(version)
+}
+
+/// True if `version`, one of ours, is older than `other`.
+pub(crate) fn is_before(version: &str, other: &str) -> bool {
+    matches!((parse(version), parse(other)), (Ok(a), Ok(b)) if a < b)
+}
+
+/// Up to three numbers with dots between; what is left out is 0.
+fn parse(version: &str) -> Result<[i64; 3]> {
+    let wrong = |message: String| CniError::new(Code::Decode, message);
+    let mut numbers = [0; 3];
+    let parts: Vec<_> = version.split('.').collect();
+    if parts.len() > numbers.len() {
+        return Err(wrong(format!("invalid version {}: too many parts", quoted(version))));
+    }
+    for ((number, part), name) in numbers.iter_mut().zip(parts).zip(["major", "minor", "micro"]) {
+        *number = part.parse().map_err(|error: std::num::ParseIntError| {
+            use std::num::IntErrorKind::{NegOverflow, PosOverflow};
+            let reason = match error.kind() {
+                PosOverflow | NegOverflow => "value out of range",
+                _ => "invalid syntax",
+            };
+            let part = quoted(part);
+            wrong(format!("failed to convert {name} version part {part}: strconv.Atoi: parsing {part}: {reason}"))
+        })?;
+    }
+    Ok(numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(verb: &str, since: &str, version: &str) -> String {
+        let error = check_verb(verb, since, version).unwrap_err();
+        format!("{} {}", error.code().number(), error.message())
+    }
+
+    #[test]
+    fn the_reply() {
+        assert_eq!(
+            version_reply(),
+            "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"0.1.0\",\"0.2.0\",\"0.3.0\",\"0.3.1\",\"0.4.0\",\"1.0.0\",\"1.1.0\"]}\n"
+        );
+    }
+
+    #[test]
+    fn versions_of_configurations() {
+        let of = |text: &str| configured(&Json::parse(text.as_bytes()).unwrap()).map(str::to_owned);
+        for text in ["{}", r#"{"cniVersion":""}"#, r#"{"cniVersion":null}"#] {
+            assert_eq!(of(text).unwrap(), "0.1.0");
+        }
+        assert_eq!(of(r#"{"CNIVERSION":"0.4.0"}"#).unwrap(), "0.4.0");
+        assert_eq!(of(r#"{"cniVersion":1}"#).unwrap_err().code(), Code::Decode);
+    }
+
+    #[test]
+    fn only_the_very_text_is_supported() {
+        for version in SUPPORTED {
+            check_supported(version).unwrap();
+        }
+        let error = check_supported("1.0").unwrap_err();
+        assert_eq!(
+            error.details(),
+            r#"config is "1.0", plugin supports ["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]"#
+        );
+    }
+
+    #[test]
+    fn gates() {
+        check_verb("CHECK", "0.4.0", "0.4.0").unwrap();
+        check_verb("GC", "1.1.0", "1.1.0").unwrap();
+        assert_eq!(refused("CHECK", "0.4.0", "0.3.1"), "1 config version does not allow CHECK");
+        assert_eq!(refused("GC", "1.1.0", "1.0.0"), "1 config version does not allow GC");
+        assert_eq!(refused("STATUS", "1.1.0", "2"), "1 plugin version does not allow STATUS");
+        assert_eq!(refused("CHECK", "0.4.0", "0.5.0"), "1 incompatible CNI versions");
+        assert_eq!(refused("GC", "1.1.0", "1.1.0.0"), "6 invalid version \"1.1.0.0\": too many parts");
+        assert_eq!(
+            refused("GC", "1.1.0", "1.x"),
+            "6 failed to convert minor version part \"x\": strconv.Atoi: parsing \"x\": invalid syntax"
+        );
+        assert!(refused("GC", "1.1.0", "99999999999999999999").ends_with("value out of range"));
+    }
+}

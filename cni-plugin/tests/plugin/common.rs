@@ -1,0 +1,102 @@
+//! What the tests of the whole plugin share: an allocator that answers what it is told, and ways to call the plugin.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::net::IpAddr;
+use std::process::{Command, Stdio};
+
+use cni_plugin::{
+    AddRequest, Allocator, Assigned, CheckRequest, CniError, DelRequest, Environment, Host, Invocation, Logging, Name,
+    Outcome, Result, run,
+};
+use serde_json::Value;
+
+/// Answers what it is told and remembers what it was asked.
+#[derive(Default)]
+pub(crate) struct Scripted {
+    pub(crate) add: Option<Result<Vec<Assigned>>>,
+    pub(crate) del: Option<Result<()>>,
+    pub(crate) check: Option<Result<Vec<IpAddr>>>,
+    pub(crate) added: RefCell<Vec<AddRequest>>,
+    pub(crate) deleted: RefCell<Vec<DelRequest>>,
+    pub(crate) checked: RefCell<Vec<CheckRequest>>,
+}
+
+fn unexpected<T>() -> Result<T> {
+    Err(CniError::internal("the test did not expect this call"))
+}
+
+impl Allocator for Scripted {
+    fn add(&self, request: &AddRequest) -> Result<Vec<Assigned>> {
+        self.added.borrow_mut().push(request.clone());
+        self.add.clone().unwrap_or_else(unexpected)
+    }
+
+    fn del(&self, request: &DelRequest) -> Result<()> {
+        self.deleted.borrow_mut().push(request.clone());
+        self.del.clone().unwrap_or_else(unexpected)
+    }
+
+    fn check(&self, request: &CheckRequest) -> Result<Vec<IpAddr>> {
+        self.checked.borrow_mut().push(request.clone());
+        self.check.clone().unwrap_or_else(unexpected)
+    }
+}
+
+/// The environment of a usual call of a verb.
+pub(crate) fn environment(verb: &str) -> BTreeMap<String, String> {
+    let variables = [
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", "c1"),
+        ("CNI_NETNS", "/var/run/netns/none"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/opt/cni/bin"),
+    ];
+    variables.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+/// A machine that is the same on every machine.
+pub(crate) fn host() -> Host {
+    Host {
+        hostname: "host-1".into(),
+        boot_id: Some("191b29e2-6a5a-43ab-90d5-e4a2f05417e4".into()),
+        now: time::macros::datetime!(2026-11-21 02:41:03 UTC),
+        nodename_file: "/no/such/file".into(),
+        own_netns: "/proc/self/ns/net".into(),
+    }
+}
+
+/// Calls the program as a function.
+pub(crate) fn call(name: Name, env: &BTreeMap<String, String>, stdin: &[u8], allocator: &dyn Allocator) -> Outcome {
+    let environment: Environment = env.iter().collect();
+    let invocation = Invocation { name, environment, host: host(), logging: Logging::Untouched };
+    run(&invocation, &mut &*stdin, allocator)
+}
+
+/// Calls the real binary in that environment and no other.
+pub(crate) fn call_binary(env: &BTreeMap<String, String>, stdin: &[u8]) -> Outcome {
+    finish(Command::new(env!("CARGO_BIN_EXE_margay-ipam")).env_clear().envs(env), stdin)
+}
+
+/// Runs a command to its end.
+pub(crate) fn finish(command: &mut Command, stdin: &[u8]) -> Outcome {
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // The plugin may end without reading all of it.
+    let _ = child.stdin.take().unwrap().write_all(stdin);
+    let output = child.wait_with_output().unwrap();
+    Outcome {
+        exit: output.status.code().unwrap().try_into().unwrap(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// The error on standard output: code, message and details.
+pub(crate) fn error_of(outcome: &Outcome) -> (u64, String, String) {
+    assert_eq!(outcome.exit, 1, "{outcome:?}");
+    let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let text = |name: &str| json[name].as_str().unwrap_or_default().to_owned();
+    (json["code"].as_u64().unwrap(), text("msg"), text("details"))
+}

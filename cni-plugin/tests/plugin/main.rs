@@ -1,0 +1,8 @@
+//! The whole plugin: as a function with an allocator that does what it is told, and as a process.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+mod garbage;
+mod process;
+mod transcript;
+mod verbs;

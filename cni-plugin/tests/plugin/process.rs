@@ -1,0 +1,147 @@
+//! The real process: its streams, its log and its exit status.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::{Command, Stdio};
+
+use crate::common::{call_binary, environment, error_of, finish};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_margay-ipam");
+
+#[test]
+fn without_a_verb_it_says_what_it_is() {
+    let outcome = call_binary(&Default::default(), b"");
+    assert_eq!((outcome.exit, outcome.stdout.as_str()), (0, ""));
+    assert_eq!(
+        outcome.stderr,
+        format!(
+            "Margay CNI IPAM plugin {}\nCNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n",
+            env!("CARGO_PKG_VERSION")
+        )
+    );
+}
+
+#[test]
+fn version_does_not_read_its_input() {
+    let env = [("CNI_COMMAND", "VERSION")];
+    let mut child =
+        Command::new(PROGRAM).env_clear().envs(env).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let open = child.stdin.take();
+    let output = child.wait_with_output().unwrap();
+    drop(open);
+    assert!(output.status.success() && output.stdout.starts_with(b"{\"cniVersion\":\"1.1.0\""));
+}
+
+#[test]
+fn the_name_it_is_called_by_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let link = folder.path().join("calico-ipam");
+    symlink(PROGRAM, &link).unwrap();
+    let conf = br#"{"name":"net1","type":"bridge"}"#;
+    let outcome = finish(Command::new(&link).env_clear().envs(environment("ADD")), conf);
+    assert_eq!(error_of(&outcome), (999, "no etcd endpoints specified".into(), String::new()));
+}
+
+#[test]
+fn a_result_that_cannot_be_printed_is_a_failure() {
+    for (verb, conf) in [
+        ("VERSION", ""),
+        (
+            "ADD",
+            r#"{"name":"net1","cniVersion":"1.0.0","type":"calico","datastore_type":"sled","ipam":{"assign_ipv4":"false"}}"#,
+        ),
+    ] {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let input = folder.path().join("conf");
+        fs::write(&input, conf).unwrap();
+        let status = Command::new(PROGRAM)
+            .env_clear()
+            .envs(environment(verb))
+            .stdin(File::open(&input).unwrap())
+            .stdout(full)
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
+        assert_eq!(status.code(), Some(1), "{verb}");
+    }
+}
+
+#[test]
+fn a_log_that_cannot_be_written_costs_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("conf");
+    let conf = r#"{"name":"net1","cniVersion":"1.0.0","type":"calico","datastore_type":"sled","log_level":"debug","log_file_path":"/dev/full","ipam":{"assign_ipv4":"false"}}"#;
+    fs::write(&input, conf).unwrap();
+    let output = Command::new(PROGRAM)
+        .env_clear()
+        .envs(environment("ADD"))
+        .stdin(File::open(&input).unwrap())
+        .stderr(OpenOptions::new().write(true).open("/dev/full").unwrap())
+        .output()
+        .unwrap();
+    assert_eq!(
+        (output.status.code(), output.stdout.as_slice()),
+        (Some(0), &b"{\n    \"cniVersion\": \"1.0.0\"\n}"[..])
+    );
+}
+
+#[test]
+fn the_log_goes_to_standard_error_and_to_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a/b/log");
+    let secret = "hunter2";
+    let conf = |level: &str, path: &str| {
+        format!(
+            r#"{{"name":"net1","type":"calico","datastore_type":"foo","log_level":"{level}","log_file_path":"{path}","policy":{{"k8s_auth_token":"{secret}"}},"etcd_endpoints":"http://u:{secret}@a:1"}}"#
+        )
+    };
+    let path = file.display().to_string();
+    let outcome = call_binary(&environment("ADD"), conf("DEBUG", &path).as_bytes());
+    assert_eq!(error_of(&outcome).1, "unknown datastore type: foo");
+    let log = fs::read_to_string(&file).unwrap();
+    assert!(log.contains("DEBUG") && log.contains("unknown datastore type: foo"), "{log}");
+    assert_eq!(log, outcome.stderr);
+    assert!(!log.contains(secret) && !outcome.stdout.contains(secret));
+    let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(file.parent().unwrap()), mode(&file)), (0o755, 0o600));
+    // The next one adds to it; at level error there is one line less.
+    call_binary(&environment("ADD"), conf("error", &path).as_bytes());
+    assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), log.lines().count() * 2 - 1);
+    // A place where no file can be is told, and that is all.
+    let outcome = call_binary(&environment("ADD"), conf("info", "/proc/no/such/folder/log").as_bytes());
+    assert_eq!(error_of(&outcome).1, "unknown datastore type: foo");
+    assert!(outcome.stderr.contains("cannot log to log_file_path"), "{}", outcome.stderr);
+}
+
+#[test]
+fn input_that_is_no_configuration() {
+    let deep = "[".repeat(100_000);
+    let nested = format!("{{\"name\":\"a\",\"x\":{}{}}}", "[".repeat(200), "]".repeat(200));
+    let long = " ".repeat((4 << 20) + 1);
+    let inputs: [&[u8]; 8] = [
+        b"",
+        b"\xff\xfe",
+        b"{\"name\":\"\xff\"}",
+        b"{",
+        deep.as_bytes(),
+        nested.as_bytes(),
+        long.as_bytes(),
+        b"\xef\xbb\xbf{}",
+    ];
+    for input in inputs {
+        let outcome = call_binary(&environment("ADD"), input);
+        let (code, message, _) = error_of(&outcome);
+        assert_eq!(code, 6, "{message}");
+        assert!(message.starts_with("error unmarshall network config: "), "{message}");
+        assert_eq!(outcome.stderr, "", "nothing is logged before there is a configuration");
+    }
+}
+
+#[test]
+fn input_that_cannot_be_read() {
+    let output =
+        Command::new(PROGRAM).env_clear().envs(environment("ADD")).stdin(File::open("/").unwrap()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("\"code\": 5"));
+}

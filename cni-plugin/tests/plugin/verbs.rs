@@ -1,0 +1,256 @@
+//! What each verb asks the allocator for, and what it makes of the answer.
+
+use std::net::IpAddr;
+
+use crate::common::{Scripted, call, environment, error_of};
+use cni_plugin::{Assigned, CniError, Code, Gateway, Name, Network};
+use datastore::Location;
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn one_address() -> Scripted {
+    let assigned =
+        Assigned { address: ip("10.0.0.5"), block_prefix: 26, pool_prefix: 24, gateway: Some(ip("10.0.0.1")) };
+    Scripted {
+        add: Some(Ok(vec![assigned])),
+        del: Some(Ok(())),
+        check: Some(Ok(vec![ip("10.0.0.5")])),
+        ..Scripted::default()
+    }
+}
+
+fn bridge(more: &str) -> String {
+    format!(r#"{{"cniVersion":"1.0.0","name":"net1","type":"bridge","datastore_type":"sled"{more}}}"#)
+}
+
+fn add(conf: &str, args: &str) -> (cni_plugin::Outcome, Scripted) {
+    let allocator = one_address();
+    let mut env = environment("ADD");
+    env.insert("CNI_ARGS".into(), args.into());
+    let outcome = call(Name::Margay, &env, conf.as_bytes(), &allocator);
+    (outcome, allocator)
+}
+
+/// Wanted addresses and the counts of the one request that an ADD led to.
+fn asked(conf: &str, args: &str) -> (Vec<String>, u32, u32) {
+    let (outcome, allocator) = add(conf, args);
+    assert_eq!(outcome.exit, 0, "{outcome:?}");
+    let requests = allocator.added.borrow();
+    assert_eq!(requests.len(), 1);
+    (requests[0].wanted.iter().map(ToString::to_string).collect(), requests[0].count_v4, requests[0].count_v6)
+}
+
+#[test]
+fn add_on_a_bridge() {
+    let (outcome, allocator) =
+        add(&bridge(r#","isGateway":true,"ipam":{"routes":[{"dst":"0.0.0.0/0"}],"ipv4_pools":["lab"]}"#), "");
+    assert_eq!(
+        outcome.stdout,
+        "{\n    \"cniVersion\": \"1.0.0\",\n    \"ips\": [\n        {\n            \"address\": \"10.0.0.5/24\",\n            \"gateway\": \"10.0.0.1\"\n        }\n    ],\n    \"routes\": [\n        {\n            \"dst\": \"0.0.0.0/0\"\n        }\n    ]\n}"
+    );
+    let requests = allocator.added.borrow();
+    let request = &requests[0];
+    assert_eq!(request.store.location, Location::Sled("/var/lib/margay/ipam.sled".into()));
+    assert_eq!(request.store.lock_file.to_str(), Some("/var/run/calico/ipam.lock"));
+    assert_eq!(request.attachment.handle(), "net1.c1");
+    assert_eq!((request.attachment.node.as_str(), request.attachment.boot.as_deref()), ("host-1", Some("191b29e2")));
+    assert_eq!(request.attributes["timestamp"], "2026-11-21 02:41:03 +0000 UTC");
+    assert_eq!(request.pools_v4, ["lab"]);
+    assert_eq!((request.max_blocks, request.namespace.as_str()), (None, "default"));
+    let Network::Bridged(bridged) = &request.network else { panic!("{request:?}") };
+    assert_eq!((bridged.gateway_v4, bridged.own_pools.len()), (Gateway::First, 0));
+}
+
+#[test]
+fn which_addresses_are_asked_for() {
+    let none: Vec<String> = Vec::new();
+    assert_eq!(asked(&bridge(""), ""), (none.clone(), 1, 0));
+    assert_eq!(asked(&bridge(r#","ipam":{"assign_ipv6":"true"}"#), ""), (none.clone(), 1, 1));
+    assert_eq!(asked(&bridge(r#","ipam":{"assign_ipv4":"no","assign_ipv6":"True"}"#), ""), (none.clone(), 1, 0));
+    assert_eq!(asked(&bridge(r#","ipam":{"subnet":"fd00::/64"}"#), ""), (none.clone(), 0, 1));
+    let dual = r#","ipam":{"ranges":[[{"subnet":"10.0.0.0/24"}],[{"subnet":"fd00::/64"}]]}"#;
+    assert_eq!(asked(&bridge(dual), ""), (none, 1, 1));
+    // A wanted address takes the place of the chosen one of its family.
+    assert_eq!(asked(&bridge(dual), "IP=10.0.0.7/24"), (vec!["10.0.0.7".into()], 0, 1));
+    assert_eq!(
+        asked(&bridge(r#","args":{"cni":{"ips":["10.0.0.7"]}},"runtimeConfig":{"ips":["fd00::7/64"]}"#), "IP=10.0.0.7"),
+        (vec!["10.0.0.7".into(), "fd00::7".into()], 0, 0)
+    );
+}
+
+#[test]
+fn on_calicos_networks_wanted_addresses_take_the_place_of_all() {
+    let conf = r#"{"cniVersion":"1.0.0","name":"net1","type":"calico","datastore_type":"sled","ipam":{"assign_ipv6":"true"},"windows_use_single_network":true}"#;
+    assert_eq!(asked(conf, "IP=10.0.0.7"), (vec!["10.0.0.7".into()], 0, 0));
+    assert_eq!(asked(conf, ""), (vec![], 1, 1));
+    let (outcome, allocator) = add(conf, "");
+    assert!(outcome.stdout.contains("\"10.0.0.5/26\"") && !outcome.stdout.contains("gateway"), "{}", outcome.stdout);
+    assert_eq!(allocator.added.borrow()[0].network, Network::Calico);
+    assert_eq!(allocator.added.borrow()[0].max_blocks, Some(1));
+    let (outcome, _) = add(conf, "IP=10.0.0.7/24");
+    assert!(error_of(&outcome).1.ends_with("invalid IP address: 10.0.0.7/24"));
+}
+
+#[test]
+fn the_name_calico_ipam_makes_every_network_calicos() {
+    let allocator = one_address();
+    let conf = bridge(r#","ipam":{"routes":[{"dst":"0.0.0.0/0"}]}"#);
+    let outcome = call(Name::CalicoIpam, &environment("ADD"), conf.as_bytes(), &allocator);
+    assert!(outcome.stdout.contains("\"dst\": \"10.0.0.5/26\""), "{}", outcome.stdout);
+    let from = |argument: &str| Name::from_argument(Some(argument.as_ref()));
+    assert_eq!(from("/opt/cni/bin/calico-ipam"), Name::CalicoIpam);
+    assert_eq!(from("calico-ipam"), Name::CalicoIpam);
+    assert_eq!(from("/opt/calico-ipam/margay-ipam"), Name::Margay);
+    assert_eq!(Name::from_argument(None), Name::Margay);
+}
+
+#[test]
+fn calicos_own_plugin_takes_no_settings_of_bridged_networks() {
+    for ipam in [r#"{"mask":"pool"}"#, r#"{"gateway":"first"}"#, r#"{"routes":[]}"#] {
+        let conf = format!(r#"{{"name":"net1","type":"calico","datastore_type":"sled","ipam":{ipam}}}"#);
+        let (outcome, allocator) = add(&conf, "");
+        assert_eq!(error_of(&outcome).0, 7, "{ipam}");
+        assert!(allocator.added.borrow().is_empty());
+        // An address that is held is released all the same.
+        assert_eq!(call(Name::Margay, &environment("DEL"), conf.as_bytes(), &allocator).exit, 0);
+    }
+}
+
+#[test]
+fn errors_come_before_any_work() {
+    let cases = [
+        (bridge(r#","ipam":{"mask":"x"}"#), 7, "ipam.mask must be \"pool\" or \"block\""),
+        (bridge("").replace("sled", "foo"), 7, "unknown datastore type: foo"),
+        (
+            bridge("").replace("1.0.0", "0.2.0").replace("}", r#","ipam":{"assign_ipv4":"false"}}"#),
+            999,
+            "cannot convert: no valid IP addresses",
+        ),
+        (
+            bridge(r#","runtimeConfig":{"ips":["10.0.0.1","10.0.0.2"]}"#).replace("1.0.0", "0.2.0"),
+            7,
+            "CNI 0.2.0 has results of one address per family, several are wanted",
+        ),
+        (
+            bridge(r#","ipam":{"subnet":"10.0.0.0/24"}"#)
+                .replace(r#""sled""#, r#""etcdv3","etcd_endpoints":"http://a:1""#),
+            7,
+            "ipam defines a pool of its own, but the store is a cluster's",
+        ),
+    ];
+    for (conf, code, message) in cases {
+        let (outcome, allocator) = add(&conf, "");
+        let (found, text, _) = error_of(&outcome);
+        assert_eq!((found, text.as_str()), (code, message), "{conf}");
+        assert!(allocator.added.borrow().is_empty());
+    }
+}
+
+#[test]
+fn the_own_namespace_is_refused_before_an_add_and_after_a_del() {
+    let message = "plugin's netns and netns from CNI_NETNS should not be the same";
+    let expected = (8, message.to_owned(), String::new());
+    let with_netns = |verb: &str| {
+        let mut env = environment(verb);
+        env.insert("CNI_NETNS".into(), "/proc/self/ns/net".into());
+        env
+    };
+    let conf = bridge("");
+    let allocator = one_address();
+    assert_eq!(error_of(&call(Name::Margay, &with_netns("ADD"), conf.as_bytes(), &allocator)), expected);
+    assert!(allocator.added.borrow().is_empty());
+    assert_eq!(error_of(&call(Name::Margay, &with_netns("DEL"), conf.as_bytes(), &allocator)), expected);
+    assert_eq!(allocator.deleted.borrow().len(), 1);
+    let mut accepted = with_netns("ADD");
+    accepted.insert("CNI_NETNS_OVERRIDE".into(), "True".into());
+    assert_eq!(call(Name::Margay, &accepted, conf.as_bytes(), &allocator).exit, 0);
+}
+
+#[test]
+fn del() {
+    let allocator = one_address();
+    let mut env = environment("DEL");
+    env.remove("CNI_NETNS");
+    env.insert("CNI_ARGS".into(), "K8S_POD_NAME=a;K8S_POD_NAMESPACE=b".into());
+    let outcome = call(Name::Margay, &env, bridge("").as_bytes(), &allocator);
+    assert_eq!((outcome.exit, outcome.stdout.as_str(), outcome.stderr.as_str()), (0, "", ""));
+    let requests = allocator.deleted.borrow();
+    assert_eq!((requests[0].attachment.handle().as_str(), requests[0].old_handle.as_str()), ("net1.c1", "b.a"));
+    // The settings of an ADD do not matter any more.
+    let allocator = one_address();
+    let conf = bridge(r#","ipam":{"mask":5,"routes":5,"ranges":5,"gateway":5},"runtimeConfig":{"ips":5}"#);
+    assert_eq!(call(Name::Margay, &env, conf.as_bytes(), &allocator).exit, 0);
+
+    let failing = Scripted { del: Some(Err(CniError::new(Code::TryAgain, "busy"))), ..Scripted::default() };
+    assert_eq!(error_of(&call(Name::Margay, &env, conf.as_bytes(), &failing)).0, 11);
+}
+
+#[test]
+fn check() {
+    let check = |more: &str, held: &[&str]| {
+        let held = held.iter().map(|address| ip(address)).collect();
+        let allocator = Scripted { check: Some(Ok(held)), ..Scripted::default() };
+        call(Name::Margay, &environment("CHECK"), bridge(more).as_bytes(), &allocator)
+    };
+    let earlier = r#","prevResult":{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.5/24","interface":2},{"address":"fd00::5/64"}]}"#;
+    let good = check(earlier, &["fd00::5", "10.0.0.5", "10.0.0.6"]);
+    assert_eq!((good.exit, good.stdout.as_str()), (0, ""));
+    assert_eq!(check("", &["10.0.0.5"]).exit, 0);
+    assert_eq!(check(r#","ipam":{"assign_ipv4":"false"}"#, &[]).exit, 0);
+    let (code, message, _) = error_of(&check(earlier, &["10.0.0.5"]));
+    assert_eq!(
+        (code, message.as_str()),
+        (999, "fd00::5 is not recorded for container c1 interface eth0 in network net1")
+    );
+    assert_eq!(error_of(&check("", &[])).1, "no address is recorded for container c1 interface eth0 in network net1");
+    for wrong in ["5", r#"[{"address":"x"}]"#, "[{}]"] {
+        assert_eq!(error_of(&check(&format!(r#","prevResult":{{"ips":{wrong}}}"#), &[])).0, 6);
+    }
+    let old = bridge("").replace("1.0.0", "0.3.1");
+    let outcome = call(Name::Margay, &environment("CHECK"), old.as_bytes(), &Scripted::default());
+    assert_eq!(error_of(&outcome), (1, "config version does not allow CHECK".into(), String::new()));
+}
+
+#[test]
+fn gc_and_status() {
+    let with = |verb: &str, version: &str, more: &str| {
+        let conf = bridge(more).replace("1.0.0", version);
+        call(Name::Margay, &environment(verb), conf.as_bytes(), &Scripted::default())
+    };
+    assert_eq!(error_of(&with("GC", "1.0.0", "")).1, "config version does not allow GC");
+    assert_eq!(error_of(&with("STATUS", "1.0.0", "")).1, "config version does not allow STATUS");
+    assert_eq!(error_of(&with("GC", "1.2.0", "")).1, "plugin version does not allow GC");
+    let (code, message, _) = error_of(&with("GC", "1.1.0", ""));
+    assert_eq!((code, message.as_str()), (100, "GC is not supported yet, nothing was freed"));
+    let ready = with("STATUS", "1.1.0", "");
+    assert_eq!((ready.exit, ready.stdout.as_str()), (0, ""));
+    assert_eq!(error_of(&with("STATUS", "1.1.0", r#","ipam":{"mask":1}"#)).0, 7);
+}
+
+#[test]
+fn a_panic_is_an_error() {
+    struct Broken;
+    impl cni_plugin::Allocator for Broken {
+        fn add(&self, _: &cni_plugin::AddRequest) -> cni_plugin::Result<Vec<Assigned>> {
+            panic!("index {} <out> of bounds", 5)
+        }
+        fn del(&self, _: &cni_plugin::DelRequest) -> cni_plugin::Result<()> {
+            unreachable!()
+        }
+        fn check(&self, _: &cni_plugin::CheckRequest) -> cni_plugin::Result<Vec<IpAddr>> {
+            std::panic::panic_any(5)
+        }
+    }
+    cni_plugin::install_hook();
+    let (code, message, details) = error_of(&call(Name::Margay, &environment("ADD"), bridge("").as_bytes(), &Broken));
+    assert_eq!(code, 999);
+    assert!(
+        message.starts_with("margay-ipam stopped at an error of its own: index 5 <out> of bounds at "),
+        "{message}"
+    );
+    assert!(details.contains("DEL is safe to repeat"));
+    let outcome = call(Name::Margay, &environment("CHECK"), bridge("").as_bytes(), &Broken);
+    assert!(error_of(&outcome).1.contains("no text"));
+}
