@@ -9,8 +9,8 @@ mod table;
 use std::path::Path;
 
 use kv::Result;
-use kv_mvcc::Table;
-use kv_mvcc::local::Engine;
+use kv_mvcc::local::{self, Engine, OpenOptions};
+use kv_mvcc::{MvccStore, Table};
 
 /// redb, as an engine of [`kv_mvcc::local`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,4 +32,20 @@ impl Engine for Redb {
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>> {
         Ok(Box::new(table::RedbTable::open(entry, store)?))
     }
+}
+
+/// Opens the store in the folder `path`; see [`local::open_blocking`] for what that means and for its errors.
+///
+/// # Errors
+/// Those of [`local::open_blocking`].
+pub async fn open(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
+    local::open(Redb, path, options).await
+}
+
+/// As [`open`], on the calling thread.
+///
+/// # Errors
+/// Those of [`local::open_blocking`].
+pub fn open_blocking(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
+    local::open_blocking(&Redb, path, options)
 }

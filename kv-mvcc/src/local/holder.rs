@@ -42,7 +42,7 @@ pub(super) fn find(path: &Path) -> Option<String> {
 }
 
 /// The byte on which an open file holds a write lock, from lines such as
-/// `lock:	1: OFDLCK ADVISORY  WRITE -1 fe:00:131 7 7`.
+/// `lock: 1: OFDLCK ADVISORY  WRITE -1 fe:00:131 7 7`.
 fn ticket(info: &str) -> Option<u64> {
     info.lines().find_map(|line| {
         let mut words = line.strip_prefix("lock:")?.split_whitespace();

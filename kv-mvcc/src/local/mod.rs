@@ -17,5 +17,6 @@ mod holder;
 mod identity;
 mod open;
 mod queue;
+mod store_folder;
 
-pub use open::{Create, Engine, OpenOptions};
+pub use open::{Create, Engine, OpenOptions, open, open_blocking};

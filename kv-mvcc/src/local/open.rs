@@ -1,31 +1,21 @@
 //! Opening and making a store on disk.
 
-use std::fs;
-use std::io;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use kv::{ErrorKind, Result};
+use kv::{Error, ErrorKind, Operation, Result};
 use uuid::Uuid;
 
-use super::errors::Place;
 use super::folder;
 use super::guarded::{Guarded, caught};
-use super::identity::{FORMAT, Identity};
-use super::queue::{Turn, TurnError};
+use super::store_folder::{Found, StoreFolder};
+use crate::options::{Clock, Options, Retention};
+use crate::store::MvccStore;
 use crate::table::Table;
 
-const QUEUE: &str = "queue";
-const IDENTITY: &str = "store.id";
-const IDENTITY_DRAFT: &str = "store.new";
-const MARKER: &str = "creating";
-
-/// The engines there are, by name and by what they keep in the folder.
-const ENGINES: [(&str, &str); 2] = [("redb", "db.redb"), ("sled", "sled")];
-
 /// An engine that keeps a table in a store's folder.
-pub trait Engine {
+pub trait Engine: Send + Sync {
     /// Its name, which is also its `datastore_type`.
     fn name(&self) -> &'static str;
 
@@ -61,11 +51,20 @@ pub struct OpenOptions {
     pub create: Create,
     /// How long to wait for the turn while other processes have the store.
     pub wait: Duration,
+    /// How much history is kept.
+    pub retention: Retention,
+    /// Where the times of revisions come from.
+    pub clock: Clock,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { create: Create::Never, wait: Duration::from_secs(10) }
+        Self {
+            create: Create::Never,
+            wait: Duration::from_secs(10),
+            retention: Retention::default(),
+            clock: Clock::system(),
+        }
     }
 }
 
@@ -83,16 +82,23 @@ impl OpenOptions {
         self.wait = wait;
         self
     }
+
+    /// With these bounds on the history that is kept.
+    #[must_use]
+    pub fn with_retention(mut self, retention: Retention) -> Self {
+        self.retention = retention;
+        self
+    }
+
+    /// With this source of time.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
 }
 
-/// A table that is open, in a folder whose identity is still to be settled.
-struct Prepared {
-    folder: StoreFolder,
-    table: Box<dyn Table>,
-    expects: Expects,
-}
-
-/// What `store.id` said.
+/// What `store.id` says, or what is to be written there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Expects {
     /// This store and no other.
@@ -103,159 +109,26 @@ enum Expects {
     New,
 }
 
-struct StoreFolder {
-    place: Place,
-    engine: &'static str,
-    entry: &'static str,
-    files: &'static [&'static str],
+/// Opens the store of `engine` in the folder `path`, on a thread that may block; see [`open_blocking`].
+///
+/// # Errors
+/// Those of [`open_blocking`].
+pub async fn open(engine: impl Engine + 'static, path: &Path, options: &OpenOptions) -> Result<MvccStore> {
+    let (name, path, options) = (engine.name(), path.to_owned(), options.clone());
+    tokio::task::spawn_blocking(move || open_blocking(&engine, &path, &options))
+        .await
+        .unwrap_or_else(|error| Err(Error::new(ErrorKind::Io, Operation::Open, name).with_source(error)))
 }
 
-impl StoreFolder {
-    fn new(engine: &dyn Engine, path: &Path) -> Result<Self> {
-        // A later change of the working folder must not lead a reopened engine astray.
-        let folder = std::path::absolute(path);
-        let folder = folder.as_deref().unwrap_or(path).to_owned();
-        let store = format!("{}://{}", engine.name(), folder.display());
-        Ok(Self { place: Place { store, folder }, engine: engine.name(), entry: engine.entry(), files: engine.files() })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.place.folder.join(name)
-    }
-
-    fn io<T>(&self, name: &str, result: io::Result<T>) -> Result<T> {
-        result.map_err(|error| self.place.io(&self.path(name), error))
-    }
-
-    fn exists(&self, name: &str) -> Result<bool> {
-        self.io(name, fs::exists(self.path(name)))
-    }
-
-    /// Waits for the turn; the folder and the queue are made first if they may be.
-    fn take_turn(&self, options: &OpenOptions) -> Result<Turn> {
-        let queue = self.path(QUEUE);
-        let opener = match options.create {
-            Create::Never => folder::open,
-            Create::IfMissing => {
-                self.make_folder()?;
-                folder::open_or_create
-            }
-        };
-        Turn::take(&queue, options.wait, opener).map_err(|error| match error {
-            TurnError::Late => self.place.late(&queue, options.wait),
-            TurnError::Io(error) if error.kind() == io::ErrorKind::NotFound => self.place.missing(),
-            TurnError::Io(error) => self.place.io(&queue, error),
-        })
-    }
-
-    /// Makes the folder, or sees to it that the one that is there may become a store: a slip of the pen must not turn
-    /// somebody's folder into one.
-    fn make_folder(&self) -> Result<()> {
-        let path = &self.place.folder;
-        if !path.is_dir() {
-            return folder::create(path).map_err(|error| self.place.io(path, error));
-        }
-        if self.exists(QUEUE)? {
-            return Ok(());
-        }
-        for entry in self.io("", fs::read_dir(path))? {
-            let name = self.io("", entry)?.file_name();
-            let known = [QUEUE, IDENTITY, IDENTITY_DRAFT, MARKER, "lost+found"]
-                .into_iter()
-                .chain(ENGINES.map(|(_, entry)| entry))
-                .any(|known| name == known);
-            if !known {
-                return Err(self.place.foreign_folder(&name.to_string_lossy()));
-            }
-        }
-        self.io("", folder::restrict(path, folder::FOLDER_MODE))
-    }
-
-    /// What is in the folder, once we have the turn.
-    fn look(&self) -> Result<Found> {
-        let text = match fs::read(self.path(IDENTITY)) {
-            Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(self.place.io(&self.path(IDENTITY), error)),
-        };
-        match text {
-            Some(text) => self.look_at_complete(&text),
-            None => self.look_at_incomplete(),
-        }
-    }
-
-    fn look_at_complete(&self, text: &str) -> Result<Found> {
-        let identity = Identity::parse(text).ok_or_else(|| self.place.damaged("its file store.id cannot be read"))?;
-        if identity.engine != self.engine {
-            return Err(self.place.other_engine(&identity.engine));
-        }
-        if identity.format != FORMAT {
-            return Err(self
-                .place
-                .error(ErrorKind::UnknownFormat { found: identity.format }, "a newer margay made it: use that one"));
-        }
-        for name in self.files {
-            let length = match fs::metadata(self.path(name)) {
-                Ok(metadata) if metadata.is_file() => metadata.len(),
-                Ok(_) => 0,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
-                Err(error) => return Err(self.place.io(&self.path(name), error)),
-            };
-            if length == 0 {
-                return Err(self.place.damaged(&format!("its file {name} is missing or empty")));
-            }
-        }
-        Ok(Found::Complete(identity.id))
-    }
-
-    fn look_at_incomplete(&self) -> Result<Found> {
-        for (engine, entry) in ENGINES {
-            if engine != self.engine && self.exists(entry)? {
-                return Err(self.place.other_engine(engine));
-            }
-        }
-        if self.exists(MARKER)? {
-            return Ok(Found::Unfinished);
-        }
-        if self.exists(self.entry)? { Ok(Found::Unnamed) } else { Ok(Found::Nothing) }
-    }
-
-    /// Leaves the folder as if nothing had been there, but for a mark that says so.
-    fn begin_creation(&self) -> Result<()> {
-        let marker = self.path(MARKER);
-        self.io(MARKER, folder::open_or_create(&marker).and_then(|file| file.sync_all()))?;
-        self.io("", folder::sync(&self.place.folder))?;
-        self.io(self.entry, folder::remove(&self.path(self.entry)))?;
-        self.io(IDENTITY_DRAFT, folder::remove(&self.path(IDENTITY_DRAFT)))
-    }
-
-    /// Writes the identity, the last step of a creation.
-    fn name(&self, id: Uuid) -> Result<()> {
-        self.io(self.entry, folder::sync_all(&self.path(self.entry)))?;
-        let identity = Identity::new(self.engine, id);
-        self.io(IDENTITY, folder::write(&self.path(IDENTITY), &identity.to_string()))
-    }
-
-    fn remove_marker(&self) -> Result<()> {
-        self.io(MARKER, folder::remove(&self.path(MARKER)))
-    }
-}
-
-/// What is in a store's folder.
-enum Found {
-    /// Nothing.
-    Nothing,
-    /// A creation that did not come to its end. Nobody has used that store yet.
-    Unfinished,
-    /// An engine's files without `store.id`.
-    Unnamed,
-    /// A store with this id.
-    Complete(Uuid),
-}
-
-/// Waits for the turn and opens the table, or makes it.
-fn prepare(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<Prepared> {
-    let folder = StoreFolder::new(engine, path)?;
+/// Waits for the turn and opens the store of `engine` in the folder `path`, or makes it. The turn ends when the store
+/// is closed or its last handle dropped.
+///
+/// # Errors
+/// `Missing` if there is none and none is to be made; `Locked` if the turn did not come in time; `Corrupt` if the store
+/// is damaged, which is left as it is; `Unsupported` if the folder holds something else; `UnknownFormat` for a later
+/// version's store; `Io` and `NoSpace`. Each says what to do.
+pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<MvccStore> {
+    let folder = StoreFolder::new(engine, path);
     let turn = folder.take_turn(options)?;
     let expects = match (folder.look()?, options.create) {
         (Found::Complete(id), _) => Expects::This(id),
@@ -267,36 +140,42 @@ fn prepare(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<Pr
         }
     };
     let entry = folder.path(engine.entry());
-    let table = caught(&folder.place, kv::Operation::Open, || engine.open(&entry, &folder.place.store))?;
-    let table: Box<dyn Table> = Box::new(Guarded::new(table, folder.place.clone(), turn));
+    let table = caught(&folder.place, Operation::Open, || engine.open(&entry, &folder.place.store))?;
+    let table = Guarded::new(table, folder.place.clone(), turn);
     let restricted = folder::restrict_all(&entry);
-    if expects == Expects::New {
-        folder.io(engine.entry(), restricted)?;
+    match expects {
+        Expects::New => folder.io(engine.entry(), restricted)?,
+        // Somebody who may use the store without owning it cannot change that.
+        Expects::This(_) | Expects::Any => drop(restricted),
     }
-    if expects != Expects::New && is_empty(&*table)? {
-        return Err(folder.place.damaged("all its rows are gone"));
+    if expects == Expects::Any && is_empty(&table)? {
+        return Err(folder.place.damaged("its file store.id and all its rows are gone"));
     }
-    Ok(Prepared { folder, table, expects })
+    let store = MvccStore::open(
+        Box::new(table),
+        Options {
+            name: engine.name(),
+            retention: options.retention,
+            clock: options.clock.clone(),
+            expected_id: match expects {
+                Expects::This(id) => Some(id),
+                Expects::Any | Expects::New => None,
+            },
+        },
+    )
+    .map_err(|error| folder.place.advise(error))?;
+    if !matches!(expects, Expects::This(_)) {
+        folder.name(store.id())?;
+    }
+    folder.remove_marker()?;
+    Ok(store)
 }
 
 fn is_empty(table: &dyn Table) -> Result<bool> {
     let mut empty = true;
-    // Rows begin with an ASCII letter.
-    table.view()?.scan(&[], &[0xff], &mut |_, _| {
+    table.view()?.scan(&[], &[u8::MAX], &mut |_, _| {
         empty = false;
         ControlFlow::Break(())
     })?;
     Ok(empty)
-}
-
-/// Compares the id that the table's rows give with what the folder says, or writes it there.
-fn settle(folder: &StoreFolder, expects: Expects, id: Uuid) -> Result<()> {
-    match expects {
-        Expects::This(expected) if expected != id => {
-            return Err(folder.place.damaged("its file store.id belongs to another store"));
-        }
-        Expects::This(_) => {}
-        Expects::Any | Expects::New => folder.name(id)?,
-    }
-    if folder.exists(MARKER)? { folder.remove_marker() } else { Ok(()) }
 }

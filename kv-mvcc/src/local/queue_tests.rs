@@ -101,7 +101,7 @@ fn one_caller_alone_has_the_turn_at_once() {
             let turns = compete(&role_path(), &|| {
                 // The name of a file that can be there only once.
                 let mark = role_path().with_extension("mark");
-                fs::File::create_new(&mark).expect("nobody else has the turn");
+                File::create_new(&mark).expect("nobody else has the turn");
                 fs::remove_file(&mark).unwrap();
             });
             println!("queue: {turns}");

@@ -1,0 +1,174 @@
+//! The folder of one store: its queue, its identity, and the steps of making it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use kv::{ErrorKind, Result};
+use uuid::Uuid;
+
+use super::errors::Place;
+use super::folder;
+use super::identity::{FORMAT, Identity};
+use super::open::{Create, Engine, OpenOptions};
+use super::queue::{Turn, TurnError};
+
+const QUEUE: &str = "queue";
+const IDENTITY: &str = "store.id";
+const IDENTITY_DRAFT: &str = "store.new";
+const MARKER: &str = "creating";
+
+/// The engines there are, by name and by what they keep in the folder.
+const ENGINES: [(&str, &str); 2] = [("redb", "db.redb"), ("sled", "sled")];
+
+/// A store's folder, for one engine.
+pub(super) struct StoreFolder {
+    /// Which store it is.
+    pub(super) place: Place,
+    engine: &'static str,
+    entry: &'static str,
+    files: &'static [&'static str],
+}
+
+impl StoreFolder {
+    pub(super) fn new(engine: &dyn Engine, path: &Path) -> Self {
+        // A later change of the working folder must not lead a reopened engine astray.
+        let folder = std::path::absolute(path);
+        let folder = folder.as_deref().unwrap_or(path).to_owned();
+        let store = format!("{}://{}", engine.name(), folder.display());
+        Self { place: Place { store, folder }, engine: engine.name(), entry: engine.entry(), files: engine.files() }
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.place.folder.join(name)
+    }
+
+    pub(super) fn io<T>(&self, name: &str, result: io::Result<T>) -> Result<T> {
+        result.map_err(|error| self.place.io(&self.path(name), error))
+    }
+
+    fn exists(&self, name: &str) -> Result<bool> {
+        self.io(name, fs::exists(self.path(name)))
+    }
+
+    /// Waits for the turn; the folder and the queue are made first if they may be.
+    pub(super) fn take_turn(&self, options: &OpenOptions) -> Result<Turn> {
+        let queue = self.path(QUEUE);
+        let opener = match options.create {
+            Create::Never => folder::open,
+            Create::IfMissing => {
+                self.make_folder()?;
+                folder::open_or_create
+            }
+        };
+        Turn::take(&queue, options.wait, opener).map_err(|error| match error {
+            TurnError::Late => self.place.late(&queue, options.wait),
+            TurnError::Io(error) if error.kind() == io::ErrorKind::NotFound => self.place.missing(),
+            TurnError::Io(error) => self.place.io(&queue, error),
+        })
+    }
+
+    /// Makes the folder, or sees to it that the one that is there may become a store: a slip of the pen must not turn
+    /// somebody's folder into one.
+    fn make_folder(&self) -> Result<()> {
+        let path = &self.place.folder;
+        if !path.is_dir() {
+            return folder::create(path).map_err(|error| self.place.io(path, error));
+        }
+        if self.exists(QUEUE)? {
+            return Ok(());
+        }
+        for entry in self.io("", fs::read_dir(path))? {
+            let name = self.io("", entry)?.file_name();
+            let known = [QUEUE, IDENTITY, IDENTITY_DRAFT, MARKER, "lost+found"]
+                .into_iter()
+                .chain(ENGINES.map(|(_, entry)| entry))
+                .any(|known| name == known);
+            if !known {
+                return Err(self.place.foreign_folder(&name.to_string_lossy()));
+            }
+        }
+        self.io("", folder::restrict(path, folder::FOLDER_MODE))
+    }
+
+    /// What is in the folder, once we have the turn.
+    pub(super) fn look(&self) -> Result<Found> {
+        let text = match fs::read(self.path(IDENTITY)) {
+            Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(self.place.io(&self.path(IDENTITY), error)),
+        };
+        match text {
+            Some(text) => self.look_at_complete(&text),
+            None => self.look_at_incomplete(),
+        }
+    }
+
+    fn look_at_complete(&self, text: &str) -> Result<Found> {
+        let identity = Identity::parse(text).ok_or_else(|| self.place.damaged("its file store.id cannot be read"))?;
+        if identity.engine != self.engine {
+            return Err(self.place.other_engine(&identity.engine));
+        }
+        if identity.format != FORMAT {
+            return Err(self
+                .place
+                .error(ErrorKind::UnknownFormat { found: identity.format }, "a newer margay made it: use that one"));
+        }
+        for name in self.files {
+            let length = match fs::metadata(self.path(name)) {
+                Ok(metadata) if metadata.is_file() => metadata.len(),
+                Ok(_) => 0,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+                Err(error) => return Err(self.place.io(&self.path(name), error)),
+            };
+            if length == 0 {
+                return Err(self.place.damaged(&format!("its file {name} is missing or empty")));
+            }
+        }
+        Ok(Found::Complete(identity.id))
+    }
+
+    fn look_at_incomplete(&self) -> Result<Found> {
+        for (engine, entry) in ENGINES {
+            if engine != self.engine && self.exists(entry)? {
+                return Err(self.place.other_engine(engine));
+            }
+        }
+        if self.exists(MARKER)? {
+            return Ok(Found::Unfinished);
+        }
+        if self.exists(self.entry)? { Ok(Found::Unnamed) } else { Ok(Found::Nothing) }
+    }
+
+    /// Leaves the folder as if nothing had been there, but for a mark that says so.
+    pub(super) fn begin_creation(&self) -> Result<()> {
+        let marker = self.path(MARKER);
+        self.io(MARKER, folder::open_or_create(&marker).and_then(|file| file.sync_all()))?;
+        self.io("", folder::sync(&self.place.folder))?;
+        self.io(self.entry, folder::remove(&self.path(self.entry)))?;
+        self.io(IDENTITY_DRAFT, folder::remove(&self.path(IDENTITY_DRAFT)))
+    }
+
+    /// Writes the identity, the last step of a creation.
+    pub(super) fn name(&self, id: Uuid) -> Result<()> {
+        self.io(self.entry, folder::sync_all(&self.path(self.entry)))?;
+        let identity = Identity::new(self.engine, id);
+        self.io(IDENTITY, folder::write(&self.path(IDENTITY), &identity.to_string()))
+    }
+
+    pub(super) fn remove_marker(&self) -> Result<()> {
+        self.io(MARKER, folder::remove(&self.path(MARKER)))
+    }
+}
+
+/// What is in a store's folder.
+pub(super) enum Found {
+    /// Nothing.
+    Nothing,
+    /// A creation that did not come to its end. Nobody has used that store yet.
+    Unfinished,
+    /// An engine's files without `store.id`.
+    Unnamed,
+    /// A store with this id.
+    Complete(Uuid),
+}
