@@ -115,7 +115,7 @@ pub struct PoolQuery<'a> {
 /// [`PoolError`] if no pool is left, or a requested one is not there.
 pub fn select_pools<'a>(all: &'a [Pool], query: &PoolQuery<'_>) -> Result<Vec<&'a Pool>, PoolError> {
     let usable: Vec<&Pool> = enabled_pools(all, query.family).filter(|pool| has_room(pool, query)).collect();
-    if usable.is_empty() && query.requested.is_empty() {
+    if usable.is_empty() {
         return Err(PoolError::NoneQualified);
     }
     let mut chosen = if query.requested.is_empty() { selected(&usable, query)? } else { requested(&usable, query)? };

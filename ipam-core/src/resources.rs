@@ -36,7 +36,7 @@ impl Ipam {
             tx.put(&key, pool.encode()?)?;
             if let Some(gateway) = gateway {
                 let mut work = Workset::new(tx, self.now(), 0);
-                bridge::prepare(self, &mut work, &pool, &Gateway::These(vec![gateway])).await?;
+                bridge::prepare(self, &mut work, &pool, Gateway::At(gateway)).await?;
                 work.write().await?;
             }
             Ok(pool)

@@ -47,7 +47,7 @@ impl Ipam {
         loop {
             match self.read_utilization().await {
                 Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) && readings < READINGS => {
-                    readings += 1
+                    readings += 1;
                 }
                 read => return Ok(read?),
             }

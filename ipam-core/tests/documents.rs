@@ -1,17 +1,20 @@
 //! Every stored document that the real Calico wrote comes out of the model as it went in.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use ipam_core::model::{
-    Affinity, Block, Document, Handle, IpReservation, IpamConfig, Labels, Malformed, Node, Pool,
+    Affinity, Attribute, Block, Document, Handle, IpReservation, IpamConfig, Labels, Malformed, Node, Pool,
     keys::{self, ResourceKind},
 };
 use ipam_core::net::Count;
 use ipam_core::reservations::Reservations;
 use ipam_core::utilization::utilization;
 use kv::Key;
+use proptest::prelude::*;
 use serde_json::Value;
+use time::macros::datetime;
 
 fn fixture(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/calico").join(name);
@@ -231,4 +234,51 @@ fn nodes_are_known_by_their_key() {
     .unwrap();
     assert_eq!(node.name(), "node1");
     assert_eq!(*node.labels(), Labels::from([("foo".into(), "bar".into())]));
+}
+
+/// A document that was damaged in a few places: numbers, names and structure alike.
+fn damaged() -> impl Strategy<Value = (Key, Vec<u8>)> {
+    let rows: Vec<Value> = fixture("documents.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // Short ones, so that what is damaged is more than an entry of a long list.
+    let documents: Vec<(Key, Vec<u8>)> = rows
+        .iter()
+        .map(stored)
+        .filter(|(_, value)| value.len() < 700)
+        .map(|(key, value)| (key, value.as_bytes().to_vec()))
+        .collect();
+    let bytes = prop::sample::select(b"0123456789-[]{}:,\"naeE.\xff ".to_vec());
+    let changes = prop::collection::vec((any::<prop::sample::Index>(), bytes), 0..4);
+    (prop::sample::select(documents), changes).prop_map(|((key, mut value), changes)| {
+        for (place, byte) in changes {
+            let place = place.index(value.len());
+            value[place] = byte;
+        }
+        (key, value)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+    #[test]
+    fn damage_never_panics((key, value) in damaged()) {
+        let text = String::from_utf8_lossy(&value);
+        let _ = round(&key, &text);
+        let Ok(mut block) = Block::decode(&key, text.as_bytes()) else { return Ok(()) };
+        let now = datetime!(2026-11-21 02:41:03 UTC);
+        let cooldown = block.apply_cooldown(now, 60);
+        prop_assert!(cooldown.freed.len() <= block.capacity());
+        let free = block.free_count(&Reservations::default());
+        let holder = Attribute::new(Some("h"), BTreeMap::new());
+        prop_assert_eq!(block.assign_auto(usize::MAX, &holder, &Reservations::default()).len(), free);
+        let _ = (block.is_empty(), block.claim_age(now), block.owner());
+        let released = block.release_where(now, 0, |_, _| true);
+        prop_assert!(released.released.len() >= free);
+        block.bump();
+        let again = Block::decode(&key, block.encode().unwrap().as_bytes());
+        prop_assert_eq!(again.as_ref(), Ok(&block));
+        if released.changed() {
+            prop_assert_eq!(block.free_count(&Reservations::default()), block.capacity());
+        }
+    }
 }

@@ -37,12 +37,7 @@ pub fn reservation_name(pool: &str) -> String {
 /// Makes sure that the reservation of a bridged network is there, and says which gateway its containers get.
 ///
 /// Guards: the reservation, and the block of a gateway that is new.
-pub(crate) async fn prepare(
-    ipam: &Ipam,
-    work: &mut Workset<'_, '_>,
-    pool: &Pool,
-    wanted: &Gateway,
-) -> Result<Prepared> {
+pub(crate) async fn prepare(ipam: &Ipam, work: &mut Workset<'_, '_>, pool: &Pool, wanted: Gateway) -> Result<Prepared> {
     let cidr = pool.cidr();
     if cidr.prefix_len() == cidr.max_prefix_len() {
         return Err(BridgeError::PoolTooSmall { pool: pool.name().to_owned(), cidr }.into());
@@ -56,10 +51,7 @@ pub(crate) async fn prepare(
     let gateway = match wanted {
         Gateway::Recorded => recorded,
         Gateway::First => recorded.or_else(|| first_host(cidr)),
-        Gateway::These(addresses) => {
-            let configured = addresses.iter().copied().find(|ip| Family::of(*ip) == Family::of_net(cidr));
-            configured.or(recorded)
-        }
+        Gateway::At(address) => Some(address),
     };
     if let Some(gateway) = gateway {
         check(cidr, gateway)?;

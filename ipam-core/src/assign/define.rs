@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
 use kv::Range;
 
+use super::bridge;
 use super::request::PoolDefinition;
 use crate::error::{BridgeError, Result};
 use crate::ipam::Ipam;
@@ -76,7 +77,10 @@ async fn reserve_the_rest(
 ) -> Result<()> {
     let name = reservation_name(pool);
     let key = keys::resource(ResourceKind::IpReservation, &name);
-    let outside = outside(definition.cidr, &definition.ranges);
+    let mut outside = outside(definition.cidr, &definition.ranges);
+    // These the bridge's own reservation has.
+    let ends = bridge::reserved(definition.cidr, None);
+    outside.retain(|net| !ends.contains(net));
     let stored = work.tx.get(&key).await?;
     let stored = stored.map(|value| IpReservation::decode(&key, value.as_bytes())).transpose()?;
     let texts: Vec<String> = outside.iter().map(ToString::to_string).collect();

@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use kv::{Deadline, Range, Transaction};
 
 use auto::Pass;
-pub use request::{AssignRequest, Assigned, Gateway, PoolDefinition, Repeated, Wanted};
+pub use request::{AssignRequest, Assigned, Bridge, Gateway, PoolDefinition, Repeated, Wanted};
 use specific::Specific;
 
 use crate::attachment::{Attachment, BOOT, Claim, NODE};
@@ -114,13 +114,13 @@ impl Assignment<'_> {
         let requested = self.requested_pools(work, family).await?;
         let pools = self.select(family, &requested)?;
         let mut gateway = None;
-        if let Some(wish) = &self.request.bridge {
+        if let Some(bridge) = self.request.bridge {
             if pools.len() > 1 {
                 let candidates = pools.iter().map(|pool| pool.name().to_owned()).collect();
                 return Err(BridgeError::SeveralPools { family, candidates }.into());
             }
             for pool in &pools {
-                gateway = self.prepare_bridge(work, pool, wish).await?;
+                gateway = self.prepare_bridge(work, pool, bridge.gateway(family)).await?;
             }
         }
         let of_pools = |held: &&Held| {
@@ -165,12 +165,12 @@ impl Assignment<'_> {
     async fn this(&mut self, work: &mut Workset<'_, '_>, ip: IpAddr, requested: &[IpNet]) -> Result<Assigned> {
         let pool = pools::pool_of(&self.around.pools, ip, self.request.usage)?.clone();
         let mut gateway = None;
-        if let Some(wish) = &self.request.bridge {
+        if let Some(bridge) = self.request.bridge {
             // A network that names its pools has no other addresses.
             if !requested.is_empty() && !requested.contains(&pool.cidr()) {
                 return Err(PoolError::AddressOutside.into());
             }
-            gateway = self.prepare_bridge(work, &pool, wish).await?;
+            gateway = self.prepare_bridge(work, &pool, bridge.gateway(pool.family())).await?;
         }
         let held = self.held.iter().find(|held| held.ip == ip);
         if let Some(held) = held
@@ -190,7 +190,7 @@ impl Assignment<'_> {
         &mut self,
         work: &mut Workset<'_, '_>,
         pool: &Pool,
-        wish: &Gateway,
+        wish: Gateway,
     ) -> Result<Option<IpAddr>> {
         let prepared = bridge::prepare(self.ipam, work, pool, wish).await?;
         if let Some(written) = prepared.written {

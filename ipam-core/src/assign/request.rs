@@ -49,15 +49,34 @@ pub enum Repeated {
     Refused,
 }
 
-/// The gateway that a bridged network wants.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The gateway that a bridged network wants in the pool of one family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gateway {
     /// The one on record, if there is one.
+    #[default]
     Recorded,
     /// The one on record, or else the first host address.
     First,
-    /// One address of each family.
-    These(Vec<IpAddr>),
+    /// This one.
+    At(IpAddr),
+}
+
+/// The gateways that a bridged network wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bridge {
+    /// Of its IPv4 pool.
+    pub v4: Gateway,
+    /// Of its IPv6 pool.
+    pub v6: Gateway,
+}
+
+impl Bridge {
+    pub(super) fn gateway(self, family: Family) -> Gateway {
+        match family {
+            Family::V4 => self.v4,
+            Family::V6 => self.v6,
+        }
+    }
 }
 
 /// A pool that the network's own configuration defines.
@@ -95,8 +114,8 @@ pub struct AssignRequest {
     pub max_blocks: u32,
     /// What the host keeps for itself in each new block.
     pub host_reserved: Option<HostReserved>,
-    /// For a bridged network the gateway that it wants; `None` for a routed one.
-    pub bridge: Option<Gateway>,
+    /// For a bridged network the gateways that it wants; `None` for a routed one.
+    pub bridge: Option<Bridge>,
     /// Pools to be made first, if they are not there.
     pub define: Vec<PoolDefinition>,
 }

@@ -38,16 +38,14 @@ impl Handle {
 
     /// The count for one block; 0 if it is not named.
     pub fn count(&self, block: IpNet) -> i64 {
-        self.block.get().and_then(|blocks| blocks.get(&block.to_string())).copied().unwrap_or(0)
+        self.blocks().find(|(named, _)| *named == block).map_or(0, |(_, count)| count)
     }
 
     /// Adds addresses of a block.
     pub fn increment(&mut self, block: IpNet, by: usize) {
         let by = i64::try_from(by).unwrap_or(i64::MAX);
-        let count = self.block.or_default().entry(block.to_string()).or_default();
         // A negative count is damage; what is added now is certain.
-        *count = (*count).max(0).saturating_add(by);
-        self.deleted = Field::Is(self.deleted.or_zero());
+        self.set(block, self.count(block).max(0).saturating_add(by));
     }
 
     /// Takes addresses of a block away; the entry goes when nothing is left of it. More than is there is not an error,
@@ -60,10 +58,10 @@ impl Handle {
     /// Sets the count for a block to what the block itself says; 0 or less removes the entry.
     pub fn set(&mut self, block: IpNet, count: i64) {
         let blocks = self.block.or_default();
+        // Whatever spelling of the network a foreign writer chose gives way to ours.
+        blocks.retain(|text, _| text.parse::<IpNet>().map(|net| net.trunc()) != Ok(block));
         if count > 0 {
             blocks.insert(block.to_string(), count);
-        } else {
-            blocks.remove(&block.to_string());
         }
         self.deleted = Field::Is(self.deleted.or_zero());
     }
@@ -117,6 +115,11 @@ mod tests {
         assert_eq!(handle.blocks().count(), 1);
         handle.increment(block, 2);
         assert_eq!(handle.count(block), 2);
+        let mut odd = Handle::decode(&Key::default(), br#"{"block":{"FD80:0::1/122":2}}"#).unwrap();
+        let block = "fd80::/122".parse().unwrap();
+        assert_eq!(odd.count(block), 2);
+        odd.decrement(block, 2);
+        assert!(odd.is_empty());
         assert!(Handle::decode(&Key::default(), br#"{"block":null}"#).unwrap().is_empty());
         assert!(Handle::decode(&Key::default(), br#"{"block":{"a":"b"}}"#).is_err());
     }

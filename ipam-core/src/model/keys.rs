@@ -45,10 +45,11 @@ impl ResourceKind {
 
 /// A network as a key holds it: `10.0.0.0-26`.
 fn net_segment(net: IpNet) -> String {
-    format!("{}-{}", net.addr(), net.prefix_len())
+    format!("{}-{}", net.network(), net.prefix_len())
 }
 
-/// The network of a key's last segment, host bits cut off. `None` unless it is of the family that the key says.
+/// The network of a key's last segment. `None` unless it is of the family that the key says, and written as
+/// [`net_segment`] writes it: two keys are never of the same block.
 fn parse_net(family: &str, segment: &str) -> Option<IpNet> {
     let (address, prefix) = segment.split_once('-')?;
     let address = address.parse().ok()?;
@@ -56,7 +57,7 @@ fn parse_net(family: &str, segment: &str) -> Option<IpNet> {
     if of.key_segment() != family {
         return None;
     }
-    of.network(address, prefix.parse().ok()?)
+    of.network(address, prefix.parse().ok()?).filter(|net| net_segment(*net) == segment)
 }
 
 fn text(key: &Key) -> Option<&str> {
@@ -227,6 +228,9 @@ mod tests {
             "/calico/ipam/v2/assignment/ipv6/block/10.0.0.0-26",
             "/calico/ipam/v2/assignment/ipv4/block/x/10.0.0.0-26",
             "/calico/ipam/v2/assignment/ipv4/10.0.0.0-26",
+            "/calico/ipam/v2/assignment/ipv4/block/10.0.0.1-26",
+            "/calico/ipam/v2/assignment/ipv4/block/10.0.0.0-+26",
+            "/calico/ipam/v2/assignment/ipv6/block/FD80::-122",
             "",
         ] {
             assert_eq!(parse_block(&key.into()), None, "{key}");

@@ -85,11 +85,9 @@ fn requests_ignore_selectors_and_modes() {
     let error = |requested: &[&str]| names(&pools, requested, &[], |_| ()).unwrap_err();
     assert_eq!(error(&["10.9.0.0/16"]), "the given pool (10.9.0.0/16) does not exist, or is not enabled");
     assert_eq!(error(&["10.3.0.0/24"]), "the given pool (10.3.0.0/24) does not exist, or is not enabled");
+    // As in Calico, that there is none at all comes first.
     let only_off = &pools[3..4];
-    assert_eq!(
-        names(only_off, &["10.9.0.0/16"], &[], |_| ()).unwrap_err(),
-        "the given pool (10.9.0.0/16) does not exist, or is not enabled"
-    );
+    assert_eq!(names(only_off, &["10.9.0.0/16"], &[], |_| ()).unwrap_err(), "cannot find a qualified ippool");
     assert_eq!(error(&["10.5.0.0/16"]), "cannot find a qualified ippool, no pools match the required use (Workload)");
 }
 
