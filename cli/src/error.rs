@@ -53,6 +53,12 @@ impl From<kv::Error> for Failure {
     }
 }
 
+impl From<ipam_core::Error> for Failure {
+    fn from(error: ipam_core::Error) -> Self {
+        Self::new(error)
+    }
+}
+
 impl From<io::Error> for Failure {
     /// An error of stdout, the only thing that a command writes to by itself.
     fn from(error: io::Error) -> Self {

@@ -4,63 +4,110 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
 
-use serde::Serialize;
+use serde_json::json;
 
 use crate::answer::Answer;
 use crate::error::Result;
 use crate::output::printable;
 
 /// What is known about an address.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct AddressState {
+#[derive(Clone, Debug)]
+pub(crate) struct AddressReport {
     /// The address.
     pub(crate) ip: IpAddr,
-    /// Whether somebody has it, or had it until so recently that it is not handed out again yet.
-    pub(crate) in_use: bool,
-    /// Who has it.
-    #[serde(flatten)]
-    pub(crate) holder: Option<Holder>,
+    /// The pool that has it in its range.
+    pub(crate) pool: Option<String>,
+    /// The reservations that cover it.
+    pub(crate) reserved_by: Vec<String>,
+    /// Whether somebody has it.
+    pub(crate) status: Status,
+}
+
+/// Whether somebody has an address.
+#[derive(Clone, Debug)]
+pub(crate) enum Status {
+    /// Nobody.
+    Free,
+    /// Nobody any more, and it is not handed out again yet.
+    CoolingDown {
+        /// When it was released.
+        released_at: Option<String>,
+    },
+    /// Somebody.
+    Held(Holder),
 }
 
 /// Who has an address.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Holder {
     /// The handle.
     pub(crate) handle: Option<String>,
     /// Its attributes.
     pub(crate) attributes: BTreeMap<String, String>,
     /// Those of a second owner, which only virtual machines have.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) alternate_attributes: BTreeMap<String, String>,
-    /// When it was released, if it is cooling down.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) released_at: Option<String>,
 }
 
-impl AddressState {
-    /// The state as an answer, in calicoctl's words.
+impl AddressReport {
+    /// The report as an answer, in calicoctl's words; what it does not say stands beside it.
     pub(crate) fn answer(&self) -> Result<Answer> {
-        Answer::new(self.text(), self)
+        let mut answer = Answer::new(self.text(), &self.json())?;
+        if self.pool.is_none() {
+            answer = answer.note(format!("{} is in no pool", self.ip));
+        }
+        for name in &self.reserved_by {
+            answer = answer.note(format!("{} is reserved by reservation {}", self.ip, printable(name)));
+        }
+        Ok(answer)
     }
 
     fn text(&self) -> String {
-        let Some(holder) = &self.holder else {
-            return format!("{} is not assigned", self.ip);
-        };
-        let mut text = format!("IP {} is in use\n", self.ip);
-        if let Some(released_at) = &holder.released_at {
-            _ = writeln!(text, "Released at {released_at}: it is not handed out again until the cooldown is over");
+        match &self.status {
+            Status::Free => format!("{} is not assigned", self.ip),
+            Status::CoolingDown { released_at } => format!(
+                "{} is not assigned: it was released at {} and is in cooldown",
+                self.ip,
+                released_at.as_deref().unwrap_or("an unknown time")
+            ),
+            Status::Held(holder) => format!("IP {} is in use\n{}", self.ip, holder.text()),
         }
-        _ = writeln!(text, "Handle ID: {}", holder.handle.as_deref().map_or("<none>".into(), printable));
-        if holder.attributes.is_empty() {
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let mut json = json!({
+            "ip": self.ip,
+            "in_use": matches!(self.status, Status::Held(_)),
+            "pool": self.pool,
+            "reserved_by": self.reserved_by,
+        });
+        match &self.status {
+            Status::Free => {}
+            Status::CoolingDown { released_at } => json["cooling_down_since"] = json!(released_at),
+            Status::Held(holder) => {
+                json["handle"] = json!(holder.handle);
+                json["attributes"] = json!(holder.attributes);
+                if !holder.alternate_attributes.is_empty() {
+                    json["alternate_attributes"] = json!(holder.alternate_attributes);
+                }
+            }
+        }
+        json
+    }
+}
+
+impl Holder {
+    fn text(&self) -> String {
+        let handle = self.handle.as_deref().map_or("<none>".into(), printable);
+        let mut text = format!("Handle ID: {handle}\n");
+        if self.attributes.is_empty() {
             text.push_str("No Active Owner attributes defined\n");
         } else {
             text.push_str("Active Owner Attributes:\n");
-            list(&mut text, &holder.attributes);
+            list(&mut text, &self.attributes);
         }
-        if !holder.alternate_attributes.is_empty() {
+        if !self.alternate_attributes.is_empty() {
             text.push_str("Alternate Owner Attributes:\n");
-            list(&mut text, &holder.alternate_attributes);
+            list(&mut text, &self.alternate_attributes);
         }
         text
     }
@@ -76,32 +123,37 @@ fn list(text: &mut String, attributes: &BTreeMap<String, String>) {
 mod tests {
     use super::*;
 
-    fn state(holder: Option<Holder>) -> AddressState {
-        AddressState { ip: "10.65.0.5".parse().unwrap(), in_use: holder.is_some(), holder }
+    fn report(status: Status) -> AddressReport {
+        AddressReport { ip: "10.65.0.5".parse().unwrap(), pool: Some("main".into()), reserved_by: vec![], status }
     }
 
     #[test]
     fn texts_are_calicoctls() {
-        assert_eq!(state(None).text(), "10.65.0.5 is not assigned");
+        assert_eq!(report(Status::Free).text(), "10.65.0.5 is not assigned");
         let attributes: BTreeMap<_, _> =
             [("pod", "web"), ("node", "node1")].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
         let holder = Holder { handle: Some("net1.c1".into()), attributes, ..Holder::default() };
         assert_eq!(
-            state(Some(holder)).text(),
+            report(Status::Held(holder)).text(),
             "IP 10.65.0.5 is in use\nHandle ID: net1.c1\nActive Owner Attributes:\n  node: node1\n  pod: web\n"
         );
         assert_eq!(
-            state(Some(Holder::default())).text(),
+            report(Status::Held(Holder::default())).text(),
             "IP 10.65.0.5 is in use\nHandle ID: <none>\nNo Active Owner attributes defined\n"
         );
     }
 
     #[test]
     fn json_has_the_holder_beside_the_address() {
-        let free = serde_json::to_value(state(None)).unwrap();
-        assert_eq!(free, serde_json::json!({"ip": "10.65.0.5", "in_use": false}));
-        let held = state(Some(Holder { handle: Some("h".into()), ..Holder::default() }));
-        let expected = serde_json::json!({"ip": "10.65.0.5", "in_use": true, "handle": "h", "attributes": {}});
-        assert_eq!(serde_json::to_value(held).unwrap(), expected);
+        let base = json!({"ip": "10.65.0.5", "in_use": false, "pool": "main", "reserved_by": []});
+        assert_eq!(report(Status::Free).json(), base);
+        let held = report(Status::Held(Holder { handle: Some("h".into()), ..Holder::default() })).json();
+        assert_eq!(held["in_use"], true);
+        assert_eq!((&held["handle"], &held["attributes"]), (&json!("h"), &json!({})));
+        let cooling = report(Status::CoolingDown { released_at: Some("2026-11-21T10:00:00Z".into()) }).json();
+        assert_eq!(
+            (&cooling["in_use"], &cooling["cooling_down_since"]),
+            (&json!(false), &json!("2026-11-21T10:00:00Z"))
+        );
     }
 }

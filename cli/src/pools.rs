@@ -1,7 +1,5 @@
 //! Pools as `pool list` and `pool create` show them, and the block size that fits one.
 
-use std::net::IpAddr;
-
 use ipnet::IpNet;
 use serde::Serialize;
 
@@ -30,7 +28,7 @@ pub(crate) struct PoolRow {
     pub(crate) disabled: bool,
     /// The gateway, if it is the pool of a bridged network.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) gateway: Option<IpAddr>,
+    pub(crate) gateway: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -67,7 +65,7 @@ fn row(pool: &PoolRow) -> Vec<String> {
         pool.name.clone(),
         pool.cidr.to_string(),
         format!("/{}", pool.block_size),
-        pool.gateway.map(|gateway| gateway.to_string()).unwrap_or_default(),
+        pool.gateway.clone().unwrap_or_default(),
         pool.node_selector.clone(),
         state.to_owned(),
     ]
@@ -145,7 +143,7 @@ mod tests {
             namespace_selector: String::new(),
             assignment_mode: "Automatic".into(),
             disabled: false,
-            gateway: Some("10.70.0.1".parse().unwrap()),
+            gateway: Some("10.70.0.1".into()),
         };
         let (mut out, mut err) = (Vec::new(), Vec::new());
         listing(std::slice::from_ref(&pool)).unwrap().print(Format::Table, &mut out, &mut err).unwrap();

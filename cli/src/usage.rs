@@ -1,64 +1,11 @@
 //! How full pools are: the answer of `ipam show`.
 
+use ipam_core::utilization::{BlockUsage, Usage, Utilization};
 use ipnet::IpNet;
-use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::error::Result;
-use crate::output::{Column, as_text, five_digits, part, render};
-
-/// How many addresses a pool or a block has. In JSON the counts are strings: those of IPv6 exceed what a double holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Usage {
-    /// All of them.
-    #[serde(serialize_with = "as_text")]
-    pub(crate) capacity: u128,
-    /// Those that somebody has.
-    #[serde(serialize_with = "as_text")]
-    pub(crate) in_use: u128,
-    /// Those that are never handed out; some may be in use all the same.
-    #[serde(serialize_with = "as_text")]
-    pub(crate) reserved: u128,
-    /// Those that can be handed out.
-    #[serde(serialize_with = "as_text")]
-    pub(crate) available: u128,
-}
-
-/// A block and how full it is.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct BlockUsage {
-    /// The block.
-    #[serde(serialize_with = "as_text")]
-    pub(crate) cidr: IpNet,
-    /// Its addresses.
-    #[serde(flatten)]
-    pub(crate) usage: Usage,
-}
-
-/// A pool and how full it is.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct PoolUsage {
-    /// The pool's name.
-    pub(crate) name: String,
-    /// Its range.
-    #[serde(serialize_with = "as_text")]
-    pub(crate) cidr: IpNet,
-    /// Its addresses.
-    #[serde(flatten)]
-    pub(crate) usage: Usage,
-    /// The blocks that nodes have taken from it.
-    pub(crate) blocks: Vec<BlockUsage>,
-}
-
-/// How full everything is.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Report {
-    /// The pools, by name.
-    pub(crate) pools: Vec<PoolUsage>,
-    /// Blocks that lie in no pool: what a deleted pool has left behind.
-    #[serde(rename = "orphaned_blocks", skip_serializing_if = "Vec::is_empty")]
-    pub(crate) orphans: Vec<BlockUsage>,
-}
+use crate::output::{Column, five_digits, part, render};
 
 /// Whether blocks are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,67 +16,64 @@ pub(crate) enum Detail {
     Blocks,
 }
 
-impl Report {
-    /// The report as an answer. JSON always has the blocks.
-    pub(crate) fn answer(&self, detail: Detail) -> Result<Answer> {
-        let answer = Answer::new(self.table(detail), self)?;
-        if self.pools.is_empty() {
-            return Ok(answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"));
+/// How full everything is, as an answer. JSON always has the blocks, and counts as strings.
+pub(crate) fn answer(utilization: &Utilization, detail: Detail) -> Result<Answer> {
+    let answer = Answer::new(table(utilization, detail), utilization)?;
+    Ok(match (utilization.pools.is_empty(), utilization.orphaned.len(), detail) {
+        (true, 0, _) => answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"),
+        (_, 0, _) | (_, _, Detail::Blocks) => answer,
+        (_, orphans, Detail::Pools) => {
+            answer.note(format!("{orphans} blocks lie in no pool; see them with: margay ipam show --show-blocks"))
         }
-        Ok(answer)
-    }
+    })
+}
 
-    fn table(&self, detail: Detail) -> String {
-        let columns = [
-            Column::Text("GROUPING"),
-            Column::Text("CIDR"),
-            Column::Number("IPS TOTAL"),
-            Column::Number("IPS IN USE"),
-            Column::Number("IPS RESERVED"),
-            Column::Number("IPS FREE"),
-        ];
-        let mut rows = Vec::new();
-        for pool in &self.pools {
-            rows.push(row("IP Pool", pool.cidr, &pool.usage));
-            if detail == Detail::Blocks {
-                rows.extend(pool.blocks.iter().map(|block| row("Block", block.cidr, &block.usage)));
-            }
-        }
-        if detail == Detail::Blocks {
-            rows.extend(self.orphans.iter().map(|block| row("Block", block.cidr, &block.usage)));
-        }
-        render(&columns, &rows)
+fn table(utilization: &Utilization, detail: Detail) -> String {
+    let columns = [
+        Column::Text("GROUPING"),
+        Column::Text("CIDR"),
+        Column::Number("IPS TOTAL"),
+        Column::Number("IPS IN USE"),
+        Column::Number("IPS RESERVED"),
+        Column::Number("IPS FREE"),
+    ];
+    let blocks = |blocks: &[BlockUsage]| -> Vec<Vec<String>> {
+        let shown = if detail == Detail::Blocks { blocks } else { &[] };
+        shown.iter().map(|block| row("Block", block.cidr, &block.usage)).collect()
+    };
+    let mut rows = Vec::new();
+    for pool in &utilization.pools {
+        rows.push(row("IP Pool", pool.cidr, &pool.usage));
+        rows.extend(blocks(&pool.blocks));
     }
+    rows.extend(blocks(&utilization.orphaned));
+    render(&columns, &rows)
 }
 
 /// A row of the table. Rounding to five digits is for the eye; JSON is exact.
-#[expect(clippy::cast_precision_loss, reason = "five digits are printed")]
 fn row(grouping: &str, cidr: IpNet, usage: &Usage) -> Vec<String> {
-    let whole = usage.capacity as f64;
-    vec![
-        grouping.to_owned(),
-        cidr.to_string(),
-        five_digits(whole),
-        part(usage.in_use as f64, whole),
-        part(usage.reserved as f64, whole),
-        part(usage.available as f64, whole),
-    ]
+    let whole = usage.capacity.to_f64();
+    let parts = [usage.in_use, usage.reserved, usage.available].map(|count| part(count.to_f64(), whole));
+    [grouping.to_owned(), cidr.to_string(), five_digits(whole)].into_iter().chain(parts).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use ipam_core::net::Count;
+    use ipam_core::utilization::PoolUsage;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::args::Format;
 
     fn usage(capacity: u128, in_use: u128, reserved: u128, available: u128) -> Usage {
+        let [capacity, in_use, reserved, available] = [capacity, in_use, reserved, available].map(Count::new);
         Usage { capacity, in_use, reserved, available }
     }
 
-    fn report() -> Report {
+    fn report() -> Utilization {
         let block = |cidr: &str, usage| BlockUsage { cidr: cidr.parse().unwrap(), usage };
-        Report {
+        Utilization {
             pools: vec![
                 PoolUsage {
                     name: "main".into(),
@@ -144,13 +88,13 @@ mod tests {
                     blocks: vec![],
                 },
             ],
-            orphans: vec![block("10.99.0.0/30", usage(4, 4, 0, 0))],
+            orphaned: vec![block("10.99.0.0/30", usage(4, 4, 0, 0))],
         }
     }
 
-    fn printed(report: &Report, detail: Detail, format: Format) -> (String, String) {
+    fn printed(report: &Utilization, detail: Detail, format: Format) -> (String, String) {
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        report.answer(detail).unwrap().print(format, &mut out, &mut err).unwrap();
+        answer(report, detail).unwrap().print(format, &mut out, &mut err).unwrap();
         (String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
     }
 
@@ -164,7 +108,8 @@ mod tests {
 | IP Pool  | fd00::/16    | 5.1923e+33 |     1 (0%) |       0 (0%) | 5.1923e+33 (100%) |
 +----------+--------------+------------+------------+--------------+-------------------+
 ";
-        assert_eq!(printed(&report(), Detail::Pools, Format::Table), (expected.to_owned(), String::new()));
+        let note = "note: 1 blocks lie in no pool; see them with: margay ipam show --show-blocks\n";
+        assert_eq!(printed(&report(), Detail::Pools, Format::Table), (expected.to_owned(), note.to_owned()));
     }
 
     #[test]
@@ -196,7 +141,7 @@ mod tests {
                     "blocks": [],
                 },
             ],
-            "orphaned_blocks": [
+            "orphaned": [
                 {"cidr": "10.99.0.0/30", "capacity": "4", "in_use": "4", "reserved": "0", "available": "0"}
             ],
         });
@@ -205,9 +150,10 @@ mod tests {
 
     #[test]
     fn an_empty_store_says_what_to_do() {
-        let (table, notes) = printed(&Report::default(), Detail::Pools, Format::Table);
+        let (table, notes) = printed(&Utilization::default(), Detail::Pools, Format::Table);
         assert!(table.contains("GROUPING"));
         assert_eq!(notes, "note: there is no pool yet; make one with: margay pool create NAME CIDR\n");
-        assert_eq!(printed(&Report::default(), Detail::Pools, Format::Json).0.trim(), "{\n  \"pools\": []\n}");
+        let (text, _) = printed(&Utilization::default(), Detail::Pools, Format::Json);
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), json!({"pools": [], "orphaned": []}));
     }
 }

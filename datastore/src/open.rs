@@ -49,7 +49,7 @@ pub async fn open(location: &Location, create: Create, wait: Duration) -> Result
     let opened = match location {
         Location::Sled(path) => engines::sled(path, create, wait).await?,
         Location::Redb(path) => engines::redb(path, create, wait).await?,
-        Location::Memory => engines::memory()?,
+        Location::Memory => engines::memory(),
         Location::Etcd(_) => {
             return Err(unsupported("etcd")
                 .with_detail("this version of Margay cannot open etcd yet; use a sled:// or redb:// store"));

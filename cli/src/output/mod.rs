@@ -11,7 +11,7 @@ pub(crate) use number::{five_digits, part};
 pub(crate) use table::{Column, render};
 
 /// Serialises what can be printed as a string.
-pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
 

@@ -1,22 +1,73 @@
-//! The verbs. Each reads and writes through one open store and gives its answer when the store is closed.
+//! The verbs. Each reads and writes through one open store; the store is closed before the answer is printed.
+
+mod address;
+mod pool;
+mod release;
+mod reservation;
+
+use std::time::Duration;
 
 use datastore::{Create, Location};
+use ipam_core::{Ipam, Nodes};
+use kv::Deadline;
 
 use crate::answer::Answer;
-use crate::args::{Command, Pool};
-use crate::error::{Failure, Result};
+use crate::args::{self, Command, Show};
+use crate::error::Result;
 use crate::store;
+use crate::usage::{self, Detail};
 
-/// Opens the store, runs the verb, closes the store. Only `pool create` makes a store that is not there.
+/// How long a verb may take once the store is open.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Checks the request, opens the store, runs the verb and closes the store. Only `pool create` makes a store that is not
+/// there, and only for a pool that can be made.
 pub(crate) async fn run(command: &Command, location: &Location) -> Result<Answer> {
     let create = match command {
-        Command::Pool(Pool::Create(_)) => Create::IfMissing,
+        Command::Pool(args::Pool::Create(request)) => {
+            pool::check(request)?;
+            Create::IfMissing
+        }
+        Command::Reservation(args::Reservation::Create { name, .. }) => {
+            reservation::check(name)?;
+            Create::Never
+        }
         _ => Create::Never,
     };
     let open = store::open(location, create).await?;
-    let answer: Result<Answer> = Err(Failure::new("not yet"));
+    let ipam = Ipam::new(open.store(), nodes(location));
+    let answer = verb(command, &ipam).await;
+    drop(ipam);
     let closed = open.close().await;
     let answer = answer?;
     closed?;
     Ok(answer)
+}
+
+async fn verb(command: &Command, ipam: &Ipam) -> Result<Answer> {
+    let deadline = Deadline::after(PATIENCE);
+    match command {
+        Command::Pool(args::Pool::Create(request)) => pool::create(ipam, request, deadline).await,
+        Command::Pool(args::Pool::List) => pool::list(ipam, deadline).await,
+        Command::Pool(args::Pool::Delete { name }) => pool::delete(ipam, name, deadline).await,
+        Command::Reservation(args::Reservation::Create { name, cidrs }) => {
+            reservation::create(ipam, name, cidrs, deadline).await
+        }
+        Command::Reservation(args::Reservation::List) => reservation::list(ipam, deadline).await,
+        Command::Reservation(args::Reservation::Delete { name }) => reservation::delete(ipam, name, deadline).await,
+        Command::Ipam(args::Ipam::Show(Show { ip: Some(ip), .. })) => address::show(ipam, *ip, deadline).await,
+        Command::Ipam(args::Ipam::Show(Show { show_blocks, ip: None })) => {
+            let detail = if *show_blocks { Detail::Blocks } else { Detail::Pools };
+            usage::answer(&ipam.utilization().await?, detail)
+        }
+        Command::Ipam(args::Ipam::Release(what)) => release::run(ipam, what, deadline).await,
+    }
+}
+
+/// On a store of a single host the host need not be registered.
+fn nodes(location: &Location) -> Nodes {
+    match location {
+        Location::Etcd(_) => Nodes::Registered,
+        _ => Nodes::FirstSeen,
+    }
 }

@@ -1,0 +1,94 @@
+//! Pools.
+
+use ipam_core::assign::bridge::{self, GATEWAY_ANNOTATION, reservation_name};
+use ipam_core::model::{AssignmentMode, IpReservation, NewPool, Pool, check_new_pool};
+use ipam_core::{Error, Inventory, Ipam};
+use kv::Deadline;
+use serde_json::json;
+
+use crate::answer::Answer;
+use crate::args::PoolCreate;
+use crate::error::{Failure, Result};
+use crate::pools::{BlockSize, PoolRow, block_size, listing};
+
+/// Checks what can be checked without the store, so that a slip makes no store.
+pub(super) fn check(request: &PoolCreate) -> Result<()> {
+    let (new, _) = new_pool(request)?;
+    check_new_pool(&new, &[], &[]).map_err(Failure::new)?;
+    match request.gateway {
+        Some(gateway) => bridge::check(request.cidr, gateway).map_err(|error| Error::from(error).into()),
+        None => Ok(()),
+    }
+}
+
+/// Makes a pool.
+pub(super) async fn create(ipam: &Ipam, request: &PoolCreate, deadline: Deadline) -> Result<Answer> {
+    let (new, size) = new_pool(request)?;
+    let pool = ipam.create_pool(&new, request.gateway, deadline).await?;
+    let row = row(&pool, request.gateway.map(|gateway| gateway.to_string()));
+    let text = format!("Successfully created pool {}: {} in blocks of /{}", row.name, row.cidr, row.block_size);
+    let answer = Answer::new(text, &row)?;
+    Ok(match size.note {
+        Some(note) => answer.note(note),
+        None => answer,
+    })
+}
+
+/// Lists the pools.
+pub(super) async fn list(ipam: &Ipam, deadline: Deadline) -> Result<Answer> {
+    let Inventory { pools, reservations } = ipam.inventory(deadline).await?;
+    let rows: Vec<PoolRow> = pools.iter().map(|pool| row(pool, gateway(pool, &reservations))).collect();
+    listing(&rows)
+}
+
+/// Deletes a pool that nobody uses.
+pub(super) async fn delete(ipam: &Ipam, name: &str, deadline: Deadline) -> Result<Answer> {
+    ipam.delete_pool(name, deadline).await.map_err(|error| match error {
+        Error::NotFound(_) => Failure::from(error).hint("see which there are with: margay pool list"),
+        Error::PoolInUse { .. } => Failure::from(error).hint(
+            "end what uses them, or take them back with: margay ipam release; \
+             which blocks they are in: margay ipam show --show-blocks",
+        ),
+        _ => error.into(),
+    })?;
+    Answer::new(format!("Successfully deleted pool {name}"), &json!({ "deleted": name }))
+}
+
+/// The pool that the arguments describe.
+fn new_pool(request: &PoolCreate) -> Result<(NewPool, BlockSize)> {
+    let size = block_size(request.cidr, request.block_size)?;
+    let mut new = NewPool::new(&request.name, request.cidr).with_block_size(size.bits);
+    if let Some(selector) = &request.node_selector {
+        new = new.with_node_selector(selector);
+    }
+    if let Some(selector) = &request.namespace_selector {
+        new = new.with_namespace_selector(selector);
+    }
+    if request.manual {
+        new = new.with_assignment_mode(AssignmentMode::Manual);
+    }
+    Ok((new, size))
+}
+
+fn row(pool: &Pool, gateway: Option<String>) -> PoolRow {
+    PoolRow {
+        name: pool.name().to_owned(),
+        cidr: pool.cidr(),
+        block_size: pool.block_size(),
+        node_selector: match pool.node_selector() {
+            "" => "all()".to_owned(),
+            selector => selector.to_owned(),
+        },
+        namespace_selector: pool.namespace_selector().to_owned(),
+        assignment_mode: pool.assignment_mode().as_str().to_owned(),
+        disabled: !pool.is_enabled(),
+        gateway,
+    }
+}
+
+/// The gateway that is on record for a pool.
+fn gateway(pool: &Pool, reservations: &[IpReservation]) -> Option<String> {
+    let name = reservation_name(pool.name());
+    let reservation = reservations.iter().find(|reservation| reservation.name() == name)?;
+    reservation.resource().annotation(GATEWAY_ANNOTATION).map(str::to_owned)
+}

@@ -1,0 +1,55 @@
+//! Taking addresses back.
+
+use std::net::IpAddr;
+
+use ipam_core::model::ReleaseRequest;
+use ipam_core::{Error, Ipam};
+use kv::Deadline;
+use serde::Serialize;
+
+use crate::answer::Answer;
+use crate::args::Release;
+use crate::error::{Failure, Result};
+
+#[derive(Serialize)]
+struct Done<'a> {
+    released: &'a [IpAddr],
+}
+
+/// Releases what the arguments name. The parser sees to it that they name exactly one thing.
+pub(super) async fn run(ipam: &Ipam, what: &Release, deadline: Deadline) -> Result<Answer> {
+    if let Some(ip) = what.ip {
+        return by_address(ipam, ip, deadline).await;
+    }
+    if let Some(handle) = &what.handle {
+        let released = ipam.release_by_handle(handle, deadline).await;
+        return answer(&released.map_err(|error| unknown(error, "handle", handle))?, &format!("handle {handle}"));
+    }
+    let container = what.container.as_deref().unwrap_or_default();
+    let released = ipam.release_by_container(container, deadline).await.map_err(|error| {
+        unknown(error, "container", container)
+            .hint("what Calico itself assigned is not recorded by container; use --handle NETWORK.CONTAINER there")
+    });
+    answer(&released?, &format!("container {container}"))
+}
+
+async fn by_address(ipam: &Ipam, ip: IpAddr, deadline: Deadline) -> Result<Answer> {
+    let done = ipam.release_ips(&[ReleaseRequest::new(ip)], deadline).await?;
+    if done.released.is_empty() {
+        return Err(Failure::new(format!("IP address {ip} is not assigned")));
+    }
+    Answer::new(format!("Successfully released IP address {ip}"), &Done { released: &done.released })
+}
+
+fn answer(released: &[IpAddr], whose: &str) -> Result<Answer> {
+    let lines: Vec<String> = released.iter().map(|ip| format!("Successfully released IP address {ip}")).collect();
+    let answer = Answer::new(lines.join("\n"), &Done { released })?;
+    Ok(if released.is_empty() { answer.note(format!("{whose} was on record, but held no address")) } else { answer })
+}
+
+fn unknown(error: Error, kind: &str, name: &str) -> Failure {
+    match error {
+        Error::NotFound(_) => Failure::new(format!("no IP address is assigned to {kind} {name}")),
+        other => other.into(),
+    }
+}

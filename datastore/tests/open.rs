@@ -1,0 +1,69 @@
+//! Opening real stores by location.
+
+use std::path::Path;
+use std::time::Duration;
+
+use datastore::{Create, Location, open};
+use kv::{ErrorKind, Store, StoreExt};
+
+const WAIT: Duration = Duration::from_secs(5);
+const NO_WAIT: Duration = Duration::from_millis(50);
+
+fn embedded(dir: &Path) -> [Location; 2] {
+    ["sled", "redb"]
+        .map(|engine| format!("{engine}://{}", dir.join("deep/down").join(engine).display()).parse().unwrap())
+}
+
+#[tokio::test]
+async fn a_missing_store_is_made_only_when_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    for location in embedded(dir.path()) {
+        let error = open(&location, Create::Never, WAIT).await.unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Missing, "{error}");
+        assert!(!dir.path().join("deep").exists() || !location.path().unwrap().exists(), "reading made {location}");
+
+        let made = open(&location, Create::IfMissing, WAIT).await.unwrap();
+        made.store().put("a", "1").await.unwrap();
+        made.close().await.unwrap();
+
+        let again = open(&location, Create::Never, WAIT).await.unwrap();
+        assert_eq!(again.store().get("a").await.unwrap().unwrap().value.as_bytes(), b"1");
+        again.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn one_at_a_time_until_it_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    for location in embedded(dir.path()) {
+        let first = open(&location, Create::IfMissing, WAIT).await.unwrap();
+        let error = open(&location, Create::Never, NO_WAIT).await.unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Locked, "{error}");
+
+        let straggler = first.store();
+        first.close().await.unwrap();
+        assert_eq!(*straggler.get("a").await.unwrap_err().kind(), ErrorKind::Closed);
+        open(&location, Create::Never, WAIT).await.unwrap().close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_other_engines_store_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let [sled, redb] =
+        ["sled", "redb"].map(|engine| format!("{engine}://{}", path.display()).parse::<Location>().unwrap());
+    open(&sled, Create::IfMissing, WAIT).await.unwrap().close().await.unwrap();
+    let error = open(&redb, Create::IfMissing, WAIT).await.unwrap_err();
+    assert!(error.to_string().contains("sled"), "{error}");
+}
+
+#[tokio::test]
+async fn memory_is_new_each_time() {
+    let one = open(&Location::Memory, Create::IfMissing, WAIT).await.unwrap();
+    one.store().put("a", "1").await.unwrap();
+    let two = open(&Location::Memory, Create::IfMissing, WAIT).await.unwrap();
+    assert!(two.store().get("a").await.unwrap().is_none());
+    one.close().await.unwrap();
+    two.close().await.unwrap();
+}
