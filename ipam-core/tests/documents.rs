@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ipam_core::model::{
-    Affinity, Attribute, Block, Document, Handle, IpReservation, IpamConfig, Labels, Malformed, Node, Pool,
+    Affinity, Attribute, Block, Document, Handle, IpReservation, IpamConfig, Labels, Malformed, Node, Pool, PoolUse,
     keys::{self, ResourceKind},
 };
 use ipam_core::net::Count;
+use ipam_core::pools::{block_of, blocks_from, pool_of, start_of};
 use ipam_core::reservations::Reservations;
+use ipam_core::timestamps::{go_string, parse_go_string};
 use ipam_core::utilization::utilization;
 use kv::Key;
 use proptest::prelude::*;
@@ -211,6 +213,29 @@ fn utilization_is_calicos() {
         assert_eq!(written, with_texts(theirs));
     }
     assert_eq!(ours.pools[1].usage.in_use, Count::new(233));
+
+    // Each block is where we would look for it.
+    for block in &blocks {
+        let first = block.cidr().network();
+        let pool = pool_of(&pools, first, PoolUse::Workload).unwrap();
+        assert_eq!(block_of(pool, first), Some(block.cidr()));
+        assert!(blocks_from(pool, start_of("node1")).any(|cidr| cidr == block.cidr()));
+    }
+}
+
+#[test]
+fn times_are_printed_as_calico_prints_them() {
+    let rows: Vec<Value> = serde_json::from_str(&fixture("cluster.json")).unwrap();
+    let mut seen = 0;
+    for (key, value) in rows.iter().map(stored).filter(|(key, _)| keys::parse_block(key).is_some()) {
+        let block = Block::decode(&key, value.as_bytes()).unwrap();
+        for (_, attribute) in block.allocated() {
+            let text = attribute.get("timestamp").unwrap();
+            assert_eq!(go_string(parse_go_string(text).unwrap()), text);
+            seen += 1;
+        }
+    }
+    assert!(seen > 200, "{seen}");
 }
 
 /// Calico's numbers as texts, the way in which ours are written.

@@ -138,7 +138,7 @@ fn released_addresses_rest() {
 
     let again = block.release_addresses(&[ReleaseRequest::new(ip(0))], NOW, 60).unwrap();
     assert_eq!((again.released, again.unallocated), (vec![], ips(&[0])));
-    for seconds in [-100_000, 0, 59] {
+    for seconds in [-100_000, 0, 59, 60] {
         let at = datetime!(2026-11-21 02:41:03 UTC) + Duration::seconds(seconds);
         let done = block.clone().apply_cooldown(at, 60);
         assert_eq!(done.freed, ips(&[]), "{seconds}");
@@ -169,6 +169,20 @@ fn a_release_from_the_future_ends_too() {
     assert_eq!(block.apply_cooldown(NOW, 60), Cooldown::default());
     assert_eq!(block.apply_cooldown(NOW + Duration::seconds(121), 60).freed, ips(&[0]));
     assert_eq!(block.claim_age(NOW - Duration::days(1)), Some(Duration::ZERO));
+}
+
+#[test]
+fn what_rests_is_nobodys_even_if_a_handle_stands_there() {
+    let key = keys::block("10.0.0.0/31".parse().unwrap());
+    let text = br#"{"cidr":"10.0.0.0/31","allocations":[0,null],"unallocated":[1],
+        "attributes":[{"handle_id":"h","releasedAt":"2026-11-21T02:41:03Z"}]}"#;
+    let mut block = Block::decode(&key, text).unwrap();
+    assert_eq!(block.ips_by_handle("h"), ips(&[]));
+    assert_eq!(block.attributes_of(ip(0)), None);
+    assert!(!block.release_by_handle("h", NOW, 60).changed());
+    // A new holder with the same handle does not share the entry, and so does not rest at once.
+    assert_eq!(block.assign_auto(1, &Attribute::new(Some("h"), BTreeMap::new()), &none()), ips(&[1]));
+    assert_eq!(block.ips_by_handle("h"), ips(&[1]));
 }
 
 #[test]
