@@ -4,14 +4,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use datastore::{Create, Location, open};
-use kv::{ErrorKind, Store, StoreExt};
+use kv::{ErrorKind, StoreExt};
 
 const WAIT: Duration = Duration::from_secs(5);
 const NO_WAIT: Duration = Duration::from_millis(50);
 
 fn embedded(dir: &Path) -> [Location; 2] {
-    ["sled", "redb"]
-        .map(|engine| format!("{engine}://{}", dir.join("deep/down").join(engine).display()).parse().unwrap())
+    let folder = dir.join("deep/down");
+    [Location::Sled(folder.join("sled")), Location::Redb(folder.join("redb"))]
 }
 
 #[tokio::test]
@@ -51,8 +51,7 @@ async fn one_at_a_time_until_it_is_closed() {
 async fn the_other_engines_store_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
-    let [sled, redb] =
-        ["sled", "redb"].map(|engine| format!("{engine}://{}", path.display()).parse::<Location>().unwrap());
+    let (sled, redb) = (Location::Sled(path.clone()), Location::Redb(path));
     open(&sled, Create::IfMissing, WAIT).await.unwrap().close().await.unwrap();
     let error = open(&redb, Create::IfMissing, WAIT).await.unwrap_err();
     assert!(error.to_string().contains("sled"), "{error}");
