@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
 
-use serde_json::json;
+use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::error::Result;
@@ -38,13 +38,14 @@ pub(crate) enum Status {
 }
 
 /// Who has an address.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Holder {
     /// The handle.
     pub(crate) handle: Option<String>,
     /// Its attributes.
     pub(crate) attributes: BTreeMap<String, String>,
     /// Those of a second owner, which only virtual machines have.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) alternate_attributes: BTreeMap<String, String>,
 }
 
@@ -73,26 +74,33 @@ impl AddressReport {
         }
     }
 
-    fn json(&self) -> serde_json::Value {
-        let mut json = json!({
-            "ip": self.ip,
-            "in_use": matches!(self.status, Status::Held(_)),
-            "pool": self.pool,
-            "reserved_by": self.reserved_by,
-        });
-        match &self.status {
-            Status::Free => {}
-            Status::CoolingDown { released_at } => json["cooling_down_since"] = json!(released_at),
-            Status::Held(holder) => {
-                json["handle"] = json!(holder.handle);
-                json["attributes"] = json!(holder.attributes);
-                if !holder.alternate_attributes.is_empty() {
-                    json["alternate_attributes"] = json!(holder.alternate_attributes);
-                }
-            }
+    fn json(&self) -> Json<'_> {
+        let (holder, cooling_down_since) = match &self.status {
+            Status::Free => (None, None),
+            Status::CoolingDown { released_at } => (None, released_at.as_deref()),
+            Status::Held(holder) => (Some(holder), None),
+        };
+        Json {
+            ip: self.ip,
+            in_use: holder.is_some(),
+            pool: self.pool.as_deref(),
+            reserved_by: &self.reserved_by,
+            cooling_down_since,
+            holder,
         }
-        json
     }
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    ip: IpAddr,
+    in_use: bool,
+    pool: Option<&'a str>,
+    reserved_by: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cooling_down_since: Option<&'a str>,
+    #[serde(flatten)]
+    holder: Option<&'a Holder>,
 }
 
 impl Holder {
@@ -121,6 +129,8 @@ fn list(text: &mut String, attributes: &BTreeMap<String, String>) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{json, to_value};
+
     use super::*;
 
     fn report(status: Status) -> AddressReport {
@@ -146,14 +156,13 @@ mod tests {
     #[test]
     fn json_has_the_holder_beside_the_address() {
         let base = json!({"ip": "10.65.0.5", "in_use": false, "pool": "main", "reserved_by": []});
-        assert_eq!(report(Status::Free).json(), base);
-        let held = report(Status::Held(Holder { handle: Some("h".into()), ..Holder::default() })).json();
+        assert_eq!(to_value(report(Status::Free).json()).unwrap(), base);
+        let held = report(Status::Held(Holder { handle: Some("h".into()), ..Holder::default() }));
+        let held = to_value(held.json()).unwrap();
         assert_eq!(held["in_use"], true);
         assert_eq!((&held["handle"], &held["attributes"]), (&json!("h"), &json!({})));
-        let cooling = report(Status::CoolingDown { released_at: Some("2026-11-21T10:00:00Z".into()) }).json();
-        assert_eq!(
-            (&cooling["in_use"], &cooling["cooling_down_since"]),
-            (&json!(false), &json!("2026-11-21T10:00:00Z"))
-        );
+        let at = "2026-11-21T10:00:00Z";
+        let cooling = to_value(report(Status::CoolingDown { released_at: Some(at.into()) }).json()).unwrap();
+        assert_eq!((&cooling["in_use"], &cooling["cooling_down_since"]), (&json!(false), &json!(at)));
     }
 }

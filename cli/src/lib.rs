@@ -47,6 +47,15 @@ pub fn run(
     }
 }
 
+/// Tells of a bug, and returns the exit code.
+pub fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
+    let failure = Failure::new(format!("internal error: {what}"));
+    failure
+        .hint("this is a bug in margay; a store is never left half written, so the command can be repeated")
+        .print(err);
+    1
+}
+
 fn execute(cli: &Cli, env: &Environment<'_>, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
     let chosen = store::choose(cli, env, err)?;
     let runtime = tokio::runtime::Builder::new_current_thread()

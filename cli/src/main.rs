@@ -1,10 +1,24 @@
 //! The command `margay`.
 
 use std::io::{stderr, stdout};
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+
+/// The last panic and where it was. A panic of an engine on a damaged store is caught where it happens and becomes an
+/// ordinary error; only one that comes through to here is worth telling.
+static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 
 fn main() -> ExitCode {
-    let mut out = stdout().lock();
-    let mut err = stderr();
-    ExitCode::from(cli::run(std::env::args_os(), &datastore::process_environment, &mut out, &mut err))
+    std::panic::set_hook(Box::new(remember));
+    let run = || cli::run(std::env::args_os(), &datastore::process_environment, &mut stdout().lock(), &mut stderr());
+    ExitCode::from(catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+        let what = LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner);
+        cli::report_panic(&what, &mut stderr())
+    }))
+}
+
+fn remember(panic: &PanicHookInfo<'_>) {
+    let what = panic.to_string().replace('\n', " ");
+    *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = what;
 }

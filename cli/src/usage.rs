@@ -23,7 +23,8 @@ pub(crate) fn answer(utilization: &Utilization, detail: Detail) -> Result<Answer
         (true, 0, _) => answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"),
         (_, 0, _) | (_, _, Detail::Blocks) => answer,
         (_, orphans, Detail::Pools) => {
-            answer.note(format!("{orphans} blocks lie in no pool; see them with: margay ipam show --show-blocks"))
+            let blocks = if orphans == 1 { "block lies" } else { "blocks lie" };
+            answer.note(format!("{orphans} {blocks} in no pool; see with: margay ipam show --show-blocks"))
         }
     })
 }
@@ -108,7 +109,7 @@ mod tests {
 | IP Pool  | fd00::/16    | 5.1923e+33 |     1 (0%) |       0 (0%) | 5.1923e+33 (100%) |
 +----------+--------------+------------+------------+--------------+-------------------+
 ";
-        let note = "note: 1 blocks lie in no pool; see them with: margay ipam show --show-blocks\n";
+        let note = "note: 1 block lies in no pool; see with: margay ipam show --show-blocks\n";
         assert_eq!(printed(&report(), Detail::Pools, Format::Table), (expected.to_owned(), note.to_owned()));
     }
 

@@ -13,7 +13,7 @@ fn a_pool_from_its_making_to_its_end() {
         let made = lab.margay("pool create lab 10.70.0.0/28 --gateway 10.70.0.1");
         assert_eq!(
             (made.code, made.out.as_str()),
-            (0, "Successfully created pool lab: 10.70.0.0/28 in blocks of /28\n")
+            (0, "Successfully created pool lab: 10.70.0.0/28 in blocks of /28, gateway 10.70.0.1\n")
         );
         assert_eq!(made.err, "note: the block size is /28, the whole pool, since the usual /26 does not fit in\n");
 

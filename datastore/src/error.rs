@@ -65,6 +65,8 @@ pub enum ConfigError {
     SeveralStores(Vec<Candidate>),
     /// No store is named, and some of the CNI configuration could not be read.
     UnreadableConfiguration(Vec<String>),
+    /// The environment names a store, but not one that there can be.
+    InEnvironment(Box<ConfigError>),
     /// The only file that could name a store leads to none.
     InFile {
         /// The file.
@@ -110,7 +112,7 @@ impl ConfigError {
                 None => "say which one is meant with --store URL".into(),
             },
             Self::UnreadableConfiguration(_) => "repair the file, or say which store is meant with --store URL".into(),
-            Self::InFile { error, .. } => {
+            Self::InFile { error, .. } | Self::InEnvironment(error) => {
                 format!("{}; or say which store is meant with --store URL", error.advice())
             }
         }
@@ -151,6 +153,7 @@ impl fmt::Display for ConfigError {
             Self::UnreadableConfiguration(problems) => {
                 write!(f, "cannot tell which store is meant: {}", problems.join("; "))
             }
+            Self::InEnvironment(error) => write!(f, "in the environment: {error}"),
             Self::InFile { file, error } => write!(f, "{}: {error}", file.display()),
         }
     }
@@ -159,7 +162,7 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::InFile { error, .. } => Some(&**error),
+            Self::InFile { error, .. } | Self::InEnvironment(error) => Some(&**error),
             _ => None,
         }
     }

@@ -64,7 +64,8 @@ pub fn for_operator(url: Option<&str>, env: &Environment<'_>, conf_dir: &Path) -
     }
     let settings = Settings::from_environment(env);
     if settings.names_a_store() {
-        return Ok(chosen(settings.location()?, Source::Environment));
+        let location = settings.location().map_err(|error| ConfigError::InEnvironment(Box::new(error)))?;
+        return Ok(chosen(location, Source::Environment));
     }
     from_configuration(conf_dir)
 }
@@ -135,10 +136,8 @@ mod tests {
             assert_eq!(chosen.location.to_string(), expected);
             assert_eq!(chosen.source, Source::Environment);
         }
-        assert_eq!(
-            choose(None, &[("DATASTORE_TYPE", "foo")], dir.path()).unwrap_err(),
-            ConfigError::UnknownType("foo".into())
-        );
+        let error = choose(None, &[("DATASTORE_TYPE", "foo")], dir.path()).unwrap_err();
+        assert_eq!(error.to_string(), "in the environment: unknown datastore type: foo");
     }
 
     #[test]

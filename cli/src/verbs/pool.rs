@@ -26,7 +26,10 @@ pub(super) async fn create(ipam: &Ipam, request: &PoolCreate, deadline: Deadline
     let (new, size) = new_pool(request)?;
     let pool = ipam.create_pool(&new, request.gateway, deadline).await?;
     let row = row(&pool, request.gateway.map(|gateway| gateway.to_string()));
-    let text = format!("Successfully created pool {}: {} in blocks of /{}", row.name, row.cidr, row.block_size);
+    let mut text = format!("Successfully created pool {}: {} in blocks of /{}", row.name, row.cidr, row.block_size);
+    if let Some(gateway) = &row.gateway {
+        text.push_str(&format!(", gateway {gateway}"));
+    }
     let answer = Answer::new(text, &row)?;
     Ok(match size.note {
         Some(note) => answer.note(note),
