@@ -2,13 +2,24 @@
 
 use std::sync::Arc;
 
-use kv::{Committed, Deadline, Key, Range, Store, TransactOptions, Transaction, transact};
+use kv::{Key, Range, Store, Transaction};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, Labels, Node, Owner};
+
+/// Runs the body of a verb as one transaction, and is what the body is.
+macro_rules! transact {
+    ($ipam:expr, $deadline:expr, |$tx:ident| $body:expr) => {{
+        let store = std::sync::Arc::clone($ipam.store());
+        let done: crate::error::Result<kv::Committed<_>> =
+            kv::transact!(store, kv::TransactOptions::new($deadline), |$tx| $body);
+        done.map(|committed| committed.value)
+    }};
+}
+pub(crate) use transact;
 
 /// Where the time comes from, so that tests can say what it is.
 pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
@@ -80,17 +91,8 @@ impl Ipam {
         (self.uids)()
     }
 
-    /// Runs a verb's body as one transaction.
-    pub(crate) async fn transact<T>(
-        &self,
-        deadline: Deadline,
-        body: impl AsyncFnMut(&mut Transaction<'_>) -> Result<T>,
-    ) -> Result<Committed<T>> {
-        transact(&*self.store, &TransactOptions::new(deadline), body).await
-    }
-
     /// What is known about the node of a request. [`Self::host_keys`] are to be read before.
-    pub(crate) async fn host(&self, tx: &mut Transaction<'_>, name: &str) -> Result<Host> {
+    pub(crate) async fn host(&self, tx: &mut Transaction, name: &str) -> Result<Host> {
         let key = keys::resource(ResourceKind::Node, name);
         if let Some(value) = tx.snapshot_get(&key).await? {
             let node = Node::decode(&key, value.as_bytes())?;
@@ -117,7 +119,7 @@ impl Ipam {
 
     /// The name under which a store knows the node that calls itself `name`: another one only where the store has
     /// pinned it and no node is registered.
-    pub(crate) async fn known_name(&self, tx: &mut Transaction<'_>, name: &str) -> Result<String> {
+    pub(crate) async fn known_name(&self, tx: &mut Transaction, name: &str) -> Result<String> {
         match self.host(tx, name).await {
             Ok(host) => Ok(host.name),
             // A node that was removed from the cluster still has addresses to give back.
@@ -153,7 +155,7 @@ impl Host {
     }
 
     /// Pins the name, if that is due.
-    pub(crate) fn pin(&self, tx: &mut Transaction<'_>) -> Result<()> {
+    pub(crate) fn pin(&self, tx: &mut Transaction) -> Result<()> {
         if self.pin == Pin::Write {
             tx.put(&PINNED_NODE.into(), self.name.clone())?;
         }

@@ -12,7 +12,7 @@ use kv::{Deadline, Range, Transaction};
 
 use crate::attachment::{Attachment, Claim, NETWORK};
 use crate::error::{Error, Result};
-use crate::ipam::Ipam;
+use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Attribute, Block, Document, Handle, Node, Owner, Pool, ReleaseRequest, handle_id};
 use crate::pools;
@@ -43,14 +43,13 @@ impl Ipam {
     ) -> Result<Vec<IpAddr>> {
         let handle = attachment.handle();
         let handles: Vec<String> = [handle].into_iter().chain(old_handles.iter().cloned()).collect();
-        let body = async |tx: &mut Transaction<'_>| {
+        transact!(self, deadline, |tx| {
             prefetch(self, tx, &attachment.node, &handles).await?;
             let mut own = attachment.clone();
             own.node = self.known_name(tx, &attachment.node).await?;
             let mine = |entry: &Attribute| own.claim(entry) != Claim::Foreign;
             self.release_handles(tx, &handles, Some(&own.node), mine).await
-        };
-        Ok(self.transact(deadline, body).await?.value)
+        })
     }
 
     /// Frees all that a handle holds, on whatever node.
@@ -59,14 +58,13 @@ impl Ipam {
     /// `NotFound` if there is no such handle; those of the store.
     pub async fn release_by_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         let handles = [handle.to_owned()];
-        let body = async |tx: &mut Transaction<'_>| {
+        transact!(self, deadline, |tx| {
             prefetch(self, tx, "", &handles).await?;
             if tx.get(&keys::handle(handle)).await?.is_none() {
                 return Err(Error::NotFound(format!("handle {handle}")));
             }
             self.release_handles(tx, &handles, None, |_| true).await
-        };
-        Ok(self.transact(deadline, body).await?.value)
+        })
     }
 
     /// Frees all that is recorded for a container, in every network. A commit for each handle.
@@ -101,7 +99,7 @@ impl Ipam {
     /// # Errors
     /// `ReleaseConflict` if one is held by another handle, or has another sequence number, than its request says.
     pub async fn release_ips(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReleasedAddresses> {
-        let body = async |tx: &mut Transaction<'_>| {
+        transact!(self, deadline, |tx| {
             let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
             tx.prefetch([keys::config()], [pools_range.clone()]).await?;
             let config = read_config(tx).await?;
@@ -115,14 +113,13 @@ impl Ipam {
             }
             work.write().await?;
             Ok(done)
-        };
-        Ok(self.transact(deadline, body).await?.value)
+        })
     }
 
     /// Releases from one block.
     async fn release_from(
         &self,
-        work: &mut Workset<'_, '_>,
+        work: &mut Workset<'_>,
         cidr: IpNet,
         requests: &[ReleaseRequest],
         cooldown_seconds: i64,
@@ -152,7 +149,7 @@ impl Ipam {
     /// Releases what the handles hold and `mine` says is to go.
     async fn release_handles(
         &self,
-        tx: &mut Transaction<'_>,
+        tx: &mut Transaction,
         handles: &[String],
         node: Option<&str>,
         mine: impl Fn(&Attribute) -> bool,
@@ -205,7 +202,7 @@ enum Found {
 }
 
 /// Reads in one round trip what a release by handle needs.
-async fn prefetch(ipam: &Ipam, tx: &mut Transaction<'_>, node: &str, handles: &[String]) -> Result<()> {
+async fn prefetch(ipam: &Ipam, tx: &mut Transaction, node: &str, handles: &[String]) -> Result<()> {
     let node_keys = if node.is_empty() { Vec::new() } else { ipam.host_keys(node) };
     let keys = handles.iter().map(|handle| keys::handle(handle)).chain([keys::config()]).chain(node_keys);
     tx.prefetch(keys, [Range::Prefix(keys::resources_prefix(ResourceKind::IpPool))]).await?;
@@ -213,7 +210,7 @@ async fn prefetch(ipam: &Ipam, tx: &mut Transaction<'_>, node: &str, handles: &[
 }
 
 /// Which blocks the handles name.
-async fn blocks_of_handles(work: &mut Workset<'_, '_>, handles: &[String]) -> Result<Vec<(String, IpNet)>> {
+async fn blocks_of_handles(work: &mut Workset<'_>, handles: &[String]) -> Result<Vec<(String, IpNet)>> {
     let mut named = Vec::new();
     for handle in handles {
         let key = keys::handle(handle);
@@ -226,7 +223,7 @@ async fn blocks_of_handles(work: &mut Workset<'_, '_>, handles: &[String]) -> Re
 
 /// Groups the requests by block: that of the pool which has the address, else any stored block that covers it.
 async fn blocks_of(
-    tx: &mut Transaction<'_>,
+    tx: &mut Transaction,
     pools: &[Pool],
     requests: &[ReleaseRequest],
 ) -> Result<BTreeMap<IpNet, Vec<ReleaseRequest>>> {
@@ -255,7 +252,7 @@ async fn blocks_of(
 
 /// Gives back blocks of the node that have become empty and whose pool does not select the node (any more), as Calico
 /// does after a release. Node and pools are read without guards: if they change now, the next ADD sees to it.
-async fn leave_unselected(work: &mut Workset<'_, '_>, node: &str, emptied: &BTreeSet<IpNet>) -> Result<()> {
+async fn leave_unselected(work: &mut Workset<'_>, node: &str, emptied: &BTreeSet<IpNet>) -> Result<()> {
     let owner = Owner::Host(node.to_owned());
     let key = keys::resource(ResourceKind::Node, node);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(()) };

@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use kv::{Deadline, Range, StoreExt, Transaction};
+use kv::{Deadline, Range, StoreExt};
 
 use crate::assign::{Gateway, bridge, define};
 use crate::error::{Error, Result};
-use crate::ipam::Ipam;
+use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Block, Document, IpReservation, NewPool, Pool, check_name, check_new_pool};
 use crate::surroundings::decode_all;
@@ -23,7 +23,7 @@ impl Ipam {
     pub async fn create_pool(&self, new: &NewPool, gateway: Option<IpAddr>, deadline: Deadline) -> Result<Pool> {
         let key = keys::resource(ResourceKind::IpPool, &new.name);
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
-        let body = async |tx: &mut Transaction<'_>| {
+        transact!(self, deadline, |tx| {
             tx.prefetch([key.clone()], [pools.clone()]).await?;
             if tx.get(&key).await?.is_some() {
                 return Err(Error::Exists(format!("pool {}", new.name)));
@@ -40,8 +40,7 @@ impl Ipam {
                 work.write().await?;
             }
             Ok(pool)
-        };
-        Ok(self.transact(deadline, body).await?.value)
+        })
     }
 
     /// Deletes a pool of which no address is in use, with its empty blocks and the reservations that were made for it.
@@ -66,14 +65,13 @@ impl Ipam {
         let key = keys::resource(ResourceKind::IpPool, name);
         let made_for_it = [bridge::reservation_name(name), define::reservation_name(name)]
             .map(|reservation| keys::resource(ResourceKind::IpReservation, &reservation));
-        let body = async |tx: &mut Transaction<'_>| {
+        transact!(self, deadline, |tx| {
             for key in made_for_it.iter().chain([&key]) {
                 tx.get(key).await?;
                 tx.delete(key)?;
             }
             Ok(())
-        };
-        self.transact(deadline, body).await?;
+        })?;
         Ok(())
     }
 
@@ -84,13 +82,12 @@ impl Ipam {
 
     async fn edit_pool(&self, name: &str, edit: impl Fn(&mut Pool), deadline: Deadline) -> Result<()> {
         let key = keys::resource(ResourceKind::IpPool, name);
-        let body = async |tx: &mut Transaction<'_>| {
+        transact!(self, deadline, |tx| {
             let stored = tx.get(&key).await?.ok_or_else(|| Error::NotFound(format!("pool {name}")))?;
             let mut pool = Pool::decode(&key, stored.as_bytes())?;
             edit(&mut pool);
             Ok(tx.put(&key, pool.encode()?)?)
-        };
-        self.transact(deadline, body).await?;
+        })?;
         Ok(())
     }
 
@@ -108,7 +105,7 @@ impl Ipam {
     /// Deletes the blocks of a pool and their affinities, one commit each.
     async fn drop_blocks(&self, pool: &Pool, deadline: Deadline) -> Result<()> {
         for cidr in self.blocks_of(pool).await?.iter().map(Block::cidr) {
-            let body = async |tx: &mut Transaction<'_>| {
+            transact!(self, deadline, |tx| {
                 let mut work = Workset::new(tx, self.now(), 0);
                 let Some(block) = work.block(cidr).await? else { return Ok(()) };
                 let (addresses, owner) = (held_count(block), block.owner());
@@ -120,8 +117,7 @@ impl Ipam {
                 }
                 work.change(cidr, Block::clear_owner).await?;
                 work.write().await
-            };
-            self.transact(deadline, body).await?;
+            })?;
         }
         Ok(())
     }
@@ -133,13 +129,12 @@ impl Ipam {
     pub async fn create_reservation(&self, name: &str, networks: &[IpNet], deadline: Deadline) -> Result<()> {
         check_name(name).map_err(|reason| Error::Invalid(format!("reservation {name}: {reason}")))?;
         let key = keys::resource(ResourceKind::IpReservation, name);
-        let body = async |tx: &mut Transaction<'_>| {
+        transact!(self, deadline, |tx| {
             if tx.get(&key).await?.is_some() {
                 return Err(Error::Exists(format!("reservation {name}")));
             }
             Ok(tx.put(&key, IpReservation::new(name, networks, &self.uid(), self.now()).encode()?)?)
-        };
-        self.transact(deadline, body).await?;
+        })?;
         Ok(())
     }
 
@@ -149,13 +144,12 @@ impl Ipam {
     /// `NotFound`.
     pub async fn delete_reservation(&self, name: &str, deadline: Deadline) -> Result<()> {
         let key = keys::resource(ResourceKind::IpReservation, name);
-        let body = async |tx: &mut Transaction<'_>| {
+        transact!(self, deadline, |tx| {
             if tx.get(&key).await?.is_none() {
                 return Err(Error::NotFound(format!("reservation {name}")));
             }
             Ok(tx.delete(&key)?)
-        };
-        self.transact(deadline, body).await?;
+        })?;
         Ok(())
     }
 }

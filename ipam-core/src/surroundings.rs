@@ -33,7 +33,7 @@ impl Surroundings {
     /// Reads everything in one round trip, with more keys and ranges that will be needed.
     pub(crate) async fn read(
         ipam: &Ipam,
-        tx: &mut Transaction<'_>,
+        tx: &mut Transaction,
         node: &str,
         also: impl IntoIterator<Item = Key>,
         also_ranges: impl IntoIterator<Item = Range>,
@@ -79,7 +79,7 @@ pub(crate) fn passes_over(pool: &Pool, node: &Labels) -> bool {
 }
 
 /// The settings, guarded; the defaults if there are none.
-pub(crate) async fn read_config(tx: &mut Transaction<'_>) -> Result<IpamConfig> {
+pub(crate) async fn read_config(tx: &mut Transaction) -> Result<IpamConfig> {
     let key = keys::config();
     Ok(match tx.get(&key).await? {
         Some(value) => IpamConfig::decode(&key, value.as_bytes())?,
@@ -87,7 +87,7 @@ pub(crate) async fn read_config(tx: &mut Transaction<'_>) -> Result<IpamConfig> 
     })
 }
 
-async fn list_guarded_if_short(tx: &mut Transaction<'_>, range: &Range) -> Result<Vec<(Key, Value)>> {
+async fn list_guarded_if_short(tx: &mut Transaction, range: &Range) -> Result<Vec<(Key, Value)>> {
     match tx.list_none_newer(range).await {
         Err(error) if matches!(error.kind(), ErrorKind::ReadSetTooLarge { .. }) => Ok(tx.snapshot_list(range).await?),
         listed => Ok(listed?),

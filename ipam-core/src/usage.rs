@@ -3,10 +3,10 @@
 
 use std::net::IpAddr;
 
-use kv::{Content, Deadline, ErrorKind, Range, Revision, StoreExt, Transaction};
+use kv::{Content, Deadline, ErrorKind, Range, Revision, StoreExt};
 
 use crate::error::Result;
-use crate::ipam::Ipam;
+use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{AddressState, Attribute, Block, Document, IpReservation, Pool};
 use crate::pools;
@@ -79,14 +79,13 @@ impl Ipam {
     pub async fn inventory(&self, deadline: Deadline) -> Result<Inventory> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
-        let body = async |tx: &mut Transaction<'_>| {
+        transact!(self, deadline, |tx| {
             tx.prefetch([], [pools.clone(), reservations.clone()]).await?;
             Ok(Inventory {
                 pools: decode_all(&tx.snapshot_list(&pools).await?),
                 reservations: decode_all(&tx.snapshot_list(&reservations).await?),
             })
-        };
-        Ok(self.transact(deadline, body).await?.value)
+        })
     }
 
     /// Who has an address.

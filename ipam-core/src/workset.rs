@@ -19,9 +19,9 @@ pub(crate) const BLOCKS_AT_ONCE: usize = 16;
 
 /// The blocks, handles and affinities that a transaction works on.
 #[derive(Debug)]
-pub(crate) struct Workset<'t, 's> {
+pub(crate) struct Workset<'t> {
     /// The transaction, for everything else.
-    pub(crate) tx: &'t mut Transaction<'s>,
+    pub(crate) tx: &'t mut Transaction,
     now: OffsetDateTime,
     cooldown_seconds: i64,
     /// Blocks as they are now; `None` for those that are not there.
@@ -42,9 +42,9 @@ pub(crate) enum Found<'w> {
     There(&'w Block),
 }
 
-impl<'t, 's> Workset<'t, 's> {
+impl<'t> Workset<'t> {
     /// An empty workset at this time; released addresses rest for so many seconds.
-    pub(crate) fn new(tx: &'t mut Transaction<'s>, now: OffsetDateTime, cooldown_seconds: i64) -> Self {
+    pub(crate) fn new(tx: &'t mut Transaction, now: OffsetDateTime, cooldown_seconds: i64) -> Self {
         Self { tx, now, cooldown_seconds, blocks: BTreeMap::new(), changed: BTreeSet::new(), handles: BTreeMap::new() }
     }
 

@@ -22,7 +22,7 @@ pub enum Operation {
     Watch,
     /// Compacting.
     Compact,
-    /// A call of [`transact`](crate::transact) as a whole.
+    /// A call of [`transact!`](crate::transact!) as a whole.
     Transact,
     /// Closing.
     Close,

@@ -4,7 +4,7 @@
 //! `conformance` turns each of them into a case. Three groups of people meet here:
 //!
 //! - **Who writes a store** implements the four methods of [`Store`].
-//! - **Who uses a store** holds an `Arc<dyn Store>`, calls [`StoreExt`], and changes things through [`transact`].
+//! - **Who uses a store** holds an `Arc<dyn Store>`, calls [`StoreExt`], and changes things through [`transact!`].
 //! - **Who tests or measures** puts a wrapper of [`wrap`] around a store.
 
 mod error;
@@ -23,5 +23,5 @@ pub use key::{Key, Range, Revision, Value};
 pub use request::{Compare, CompareOp, Content, Op, Prev, RangeRequest, Target, Txn, TxnRange, WatchRequest};
 pub use response::{Batch, Event, EventKind, Kv, OpResult, RangeResponse, TxnResponse};
 pub use store::{Store, WatchStream};
-pub use transact::{Committed, Deadline, TransactOptions, Transaction, transact};
+pub use transact::{Attempts, Committed, Deadline, TransactOptions, Transaction};
 pub use validate::{MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_TXN_OPS, MAX_VALUE_BYTES};

@@ -18,18 +18,22 @@ fn number(value: Option<Value>) -> u64 {
     value.map_or(0, |value| std::str::from_utf8(value.as_bytes()).unwrap().parse().unwrap())
 }
 
+/// A handle on a store as callers hold it.
+fn shared(store: &(impl Store + Clone)) -> Arc<dyn Store> {
+    Arc::new(store.clone())
+}
+
 /// Adds one to the number under a key.
-async fn increment(store: &dyn Store, key: &str) -> Result<Committed<u64>, Error> {
+async fn increment(store: &Arc<dyn Store>, key: &str) -> Result<Committed<u64>, Error> {
     let key = Key::from(key);
-    transact(store, &options(), async |tx: &mut Transaction<'_>| {
+    transact!(Arc::clone(store), options(), |tx| {
         let next = number(tx.get(&key).await?) + 1;
         tx.put(&key, next.to_string())?;
         Ok(next)
     })
-    .await
 }
 
-async fn value_of(store: &dyn Store, key: &str) -> u64 {
+async fn value_of(store: &impl Store, key: &str) -> u64 {
     number(store.get(key).await.unwrap().map(|kv| kv.value))
 }
 
@@ -58,7 +62,7 @@ async fn reads_are_as_of_one_revision_and_prefetch_is_one_round_trip() {
     store.put("a", "1").await.unwrap();
     store.put("p/1", "x").await.unwrap();
     store.take();
-    let committed = transact(&store, &options(), async |tx: &mut Transaction<'_>| {
+    let committed = transact!(shared(&store), options(), |tx| {
         tx.prefetch([Key::from("a"), Key::from("b")], [Range::prefix("p/")]).await?;
         store.put("a", "2").await?;
         let a = number(tx.snapshot_get(&"a".into()).await?);
@@ -69,7 +73,6 @@ async fn reads_are_as_of_one_revision_and_prefetch_is_one_round_trip() {
         assert_eq!(all[0], (Key::from("a"), Value::from("1")));
         Ok::<_, Error>(a)
     })
-    .await
     .unwrap();
     assert_eq!((committed.value, committed.revision), (1, Revision::new(3)));
     let counts = store.take();
@@ -80,7 +83,7 @@ async fn reads_are_as_of_one_revision_and_prefetch_is_one_round_trip() {
 async fn a_transaction_sees_its_own_writes() {
     let store = kv_mvcc::memory();
     store.put("p/old", "1").await.unwrap();
-    transact(&store, &options(), async |tx: &mut Transaction<'_>| {
+    transact!(shared(&store), options(), |tx| {
         let (old, new) = (Key::from("p/old"), Key::from("p/new"));
         tx.get(&old).await?;
         tx.get(&new).await?;
@@ -91,15 +94,14 @@ async fn a_transaction_sees_its_own_writes() {
         assert_eq!(tx.list(&Range::prefix("p/")).await?, [(new.clone(), Value::from("2"))]);
         Ok::<_, Error>(())
     })
-    .await
     .unwrap();
     assert_eq!(store.list(Range::All).await.unwrap().kvs.len(), 1);
 }
 
 /// Runs a body that reads in a given way while another writer does something in between, once.
 async fn attempts_with(
-    read: impl AsyncFn(&mut Transaction<'_>) -> Result<(), Error>,
-    interfere: impl AsyncFn(&dyn Store),
+    read: impl AsyncFn(&mut Transaction) -> Result<(), Error>,
+    interfere: impl AsyncFn(&kv_mvcc::MvccStore),
 ) -> u32 {
     let store = kv_mvcc::memory();
     for key in ["p/1", "p/2"] {
@@ -107,7 +109,7 @@ async fn attempts_with(
     }
     let first = AtomicU32::new(0);
     let target = Key::from("target");
-    transact(&store, &options(), async |tx: &mut Transaction<'_>| {
+    transact!(shared(&store), options(), |tx| {
         read(tx).await?;
         tx.get(&target).await?;
         if first.fetch_add(1, SeqCst) == 0 {
@@ -115,7 +117,6 @@ async fn attempts_with(
         }
         tx.put(&target, "done")
     })
-    .await
     .unwrap()
     .attempts
 }
@@ -123,13 +124,21 @@ async fn attempts_with(
 #[tokio::test]
 async fn guards_notice_what_they_should() {
     let prefix = Range::prefix("p/");
-    let list = async |tx: &mut Transaction<'_>| tx.list(&prefix).await.map(drop);
-    let growing = async |tx: &mut Transaction<'_>| tx.list_none_newer(&prefix).await.map(drop);
-    let snapshot = async |tx: &mut Transaction<'_>| tx.snapshot_list(&prefix).await.map(drop);
-    let change = async |store: &dyn Store| drop(store.put("p/1", "y").await.unwrap());
-    let add = async |store: &dyn Store| drop(store.put("p/3", "y").await.unwrap());
-    let remove = async |store: &dyn Store| drop(store.delete(Range::key("p/2")).await.unwrap());
-    let elsewhere = async |store: &dyn Store| drop(store.put("q", "y").await.unwrap());
+    let list = async |tx: &mut Transaction| tx.list(&prefix).await.map(drop);
+    let growing = async |tx: &mut Transaction| tx.list_none_newer(&prefix).await.map(drop);
+    let snapshot = async |tx: &mut Transaction| tx.snapshot_list(&prefix).await.map(drop);
+    let change = async |store: &kv_mvcc::MvccStore| {
+        store.put("p/1", "y").await.unwrap();
+    };
+    let add = async |store: &kv_mvcc::MvccStore| {
+        store.put("p/3", "y").await.unwrap();
+    };
+    let remove = async |store: &kv_mvcc::MvccStore| {
+        store.delete(Range::key("p/2")).await.unwrap();
+    };
+    let elsewhere = async |store: &kv_mvcc::MvccStore| {
+        store.put("q", "y").await.unwrap();
+    };
     assert_eq!(attempts_with(list, change).await, 2);
     assert_eq!(attempts_with(list, add).await, 2);
     assert_eq!(attempts_with(list, remove).await, 2);
@@ -146,38 +155,34 @@ async fn too_much_to_guard_is_an_error() {
     for i in 0..65 {
         store.put(format!("p/{i}"), "x").await.unwrap();
     }
-    let result =
-        transact(&store, &options(), async |tx: &mut Transaction<'_>| tx.list(&Range::prefix("p/")).await).await;
+    let result = transact!(shared(&store), options(), |tx| tx.list(&Range::prefix("p/")).await);
     assert_eq!(*result.unwrap_err().kind(), ErrorKind::ReadSetTooLarge { guards: 65 });
-    let result = transact(&store, &options(), async |tx: &mut Transaction<'_>| {
+    let result = transact!(shared(&store), options(), |tx| {
         for i in 0..121 {
             let key = Key::from(format!("q/{i}"));
             tx.get(&key).await?;
             tx.put(&key, "x")?;
         }
         Ok::<_, Error>(())
-    })
-    .await;
+    });
     assert_eq!(*result.unwrap_err().kind(), ErrorKind::ReadSetTooLarge { guards: 121 });
 }
 
 #[tokio::test]
 async fn a_blind_write_is_refused() {
     let store = kv_mvcc::memory();
-    let result =
-        transact(&store, &options(), async |tx: &mut Transaction<'_>| tx.put(&Key::from("k"), "v")).await.unwrap_err();
+    let result = transact!(shared(&store), options(), |tx| tx.put(&Key::from("k"), "v")).unwrap_err();
     assert_eq!(*result.kind(), ErrorKind::InvalidArgument(InvalidArgument::UnguardedWrite("k".into())));
 }
 
 #[tokio::test]
 async fn an_error_of_the_body_writes_nothing() {
     let store = kv_mvcc::memory();
-    let result: Result<Committed<()>, Error> = transact(&store, &options(), async |tx: &mut Transaction<'_>| {
+    let result: Result<Committed<()>, Error> = transact!(shared(&store), options(), |tx| {
         tx.get(&"k".into()).await?;
         tx.put(&"k".into(), "v")?;
         Err(Error::new(ErrorKind::Unsupported, Operation::Transact, "test"))
-    })
-    .await;
+    });
     assert_eq!(*result.unwrap_err().kind(), ErrorKind::Unsupported);
     assert!(store.get("k").await.unwrap().is_none());
 }
@@ -194,7 +199,7 @@ async fn lost_replies_and_lost_requests_are_settled() {
     ] {
         let inner = kv_mvcc::memory();
         let store = Faulty::script(inner.clone(), faults.clone());
-        let committed = increment(&store, "n").await.unwrap();
+        let committed = increment(&shared(&store), "n").await.unwrap();
         assert_eq!(value_of(&inner, "n").await, 1, "{faults:?}");
         let kv = inner.get("n").await.unwrap().unwrap();
         assert_eq!(committed.revision, kv.mod_revision, "{faults:?}");
@@ -206,7 +211,7 @@ async fn a_write_that_lands_late_is_not_done_twice() {
     let inner = kv_mvcc::memory();
     inner.put("n", "5").await.unwrap();
     let store = Faulty::script(inner.clone(), [None, Some(Fault::Held)]);
-    assert_eq!(increment(&store, "n").await.unwrap().value, 6);
+    assert_eq!(increment(&shared(&store), "n").await.unwrap().value, 6);
     let late = store.deliver_held().await.unwrap();
     assert_eq!(late.iter().map(|answer| answer.succeeded).collect::<Vec<_>>(), [false]);
     assert_eq!(value_of(&inner, "n").await, 6);
@@ -222,8 +227,8 @@ async fn another_writer_is_told_from_our_own_lost_reply() {
     let lost = Faulty::new(inner.clone(), move |operation| {
         (operation == Operation::Txn && calls.fetch_add(1, SeqCst) == 1).then_some(Fault::RequestLost)
     });
-    let store = Meddler { inner: lost, other, at: 1, calls: AtomicU32::new(0) };
-    let committed = increment(&store, "n").await.unwrap();
+    let store = Meddler { inner: lost, other, at: 1, calls: Arc::default() };
+    let committed = increment(&shared(&store), "n").await.unwrap();
     assert_eq!((committed.value, committed.attempts), (101, 2));
     assert_eq!(value_of(&inner, "n").await, 101);
 }
@@ -234,11 +239,10 @@ async fn a_lost_deletion_is_settled_either_way() {
     inner.put("k", "v").await.unwrap();
     let store = Faulty::script(inner.clone(), [None, Some(Fault::ReplyLost)]);
     let key = Key::from("k");
-    let committed = transact(&store, &options(), async |tx: &mut Transaction<'_>| {
+    let committed = transact!(shared(&store), options(), |tx| {
         tx.get(&key).await?;
         tx.delete(&key)
     })
-    .await
     .unwrap();
     assert_eq!((committed.revision, committed.attempts), (Revision::new(3), 1));
 }
@@ -252,11 +256,10 @@ async fn what_cannot_be_settled_stays_unknown() {
     });
     let options = TransactOptions::new(Deadline::after(Duration::from_millis(200)));
     let key = Key::from("k");
-    let error = transact(&store, &options, async |tx: &mut Transaction<'_>| {
+    let error = transact!(shared(&store), options, |tx| {
         tx.get(&key).await?;
         tx.put(&key, "v")
     })
-    .await
     .unwrap_err();
     assert_eq!(error.outcome(), Outcome::Unknown);
 }
@@ -265,8 +268,7 @@ async fn what_cannot_be_settled_stays_unknown() {
 async fn giving_up_names_the_last_refusal() {
     let store = Faulty::new(kv_mvcc::memory(), |operation| (operation == Operation::Txn).then_some(Fault::NotSent));
     let options = TransactOptions::new(Deadline::after(Duration::from_millis(100)));
-    let error =
-        transact(&store, &options, async |tx: &mut Transaction<'_>| tx.get(&"k".into()).await).await.unwrap_err();
+    let error = transact!(shared(&store), options, |tx| tx.get(&"k".into()).await).unwrap_err();
     assert_eq!((error.kind(), error.outcome()), (&ErrorKind::NotSent, Outcome::NotApplied));
 }
 
@@ -275,7 +277,7 @@ async fn history_that_moves_on_starts_the_attempt_anew() {
     let store = kv_mvcc::memory();
     let revision = store.put("a", "1").await.unwrap();
     let first = AtomicU32::new(0);
-    let committed = transact(&store, &options(), async |tx: &mut Transaction<'_>| {
+    let committed = transact!(shared(&store), options(), |tx| {
         tx.snapshot_get(&"a".into()).await?;
         if first.fetch_add(1, SeqCst) == 0 {
             let newer = store.put("a", "2").await?;
@@ -284,18 +286,17 @@ async fn history_that_moves_on_starts_the_attempt_anew() {
         }
         tx.snapshot_get(&"b".into()).await
     })
-    .await
     .unwrap();
     assert_eq!(committed.attempts, 2);
 }
 
 /// A store at which another writer adds a hundred after a given transaction.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Meddler<S> {
     inner: S,
     other: kv_mvcc::MvccStore,
     at: u32,
-    calls: AtomicU32,
+    calls: Arc<AtomicU32>,
 }
 
 #[async_trait::async_trait]

@@ -55,7 +55,7 @@ impl Pass<'_> {
     ///
     /// # Errors
     /// `Exhausted`, `BlockLimit` or `NoNewBlocks` if there is not enough.
-    pub(super) async fn run(&self, work: &mut Workset<'_, '_>) -> Result<Vec<(IpAddr, IpNet)>> {
+    pub(super) async fn run(&self, work: &mut Workset<'_>) -> Result<Vec<(IpAddr, IpNet)>> {
         let mut taken = Vec::new();
         let mut own = self.take_from_own(work, &mut taken).await?;
         while taken.len() < self.wanted {
@@ -99,7 +99,7 @@ impl Pass<'_> {
 
     /// Takes what there is in the host's own blocks, mending what a foreign writer left half done, and returns how many
     /// blocks the host has in these pools.
-    async fn take_from_own(&self, work: &mut Workset<'_, '_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<usize> {
+    async fn take_from_own(&self, work: &mut Workset<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<usize> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else { return Ok(0) };
         let affine = work.affinities(&Range::Prefix(prefix)).await?;
         let (kept, others): (Vec<_>, Vec<_>) =
@@ -121,13 +121,7 @@ impl Pass<'_> {
 
     /// True if the block behind an affinity is the host's, as it should be. Affinities that are stale are dropped; where
     /// something is to be taken, unfinished ones are finished and missing blocks are made.
-    async fn is_own(
-        &self,
-        work: &mut Workset<'_, '_>,
-        cidr: IpNet,
-        state: AffinityState,
-        is_needed: bool,
-    ) -> Result<bool> {
+    async fn is_own(&self, work: &mut Workset<'_>, cidr: IpNet, state: AffinityState, is_needed: bool) -> Result<bool> {
         match work.find(cidr).await? {
             Found::Damaged => return Ok(false),
             Found::There(block) if !block.is_owned_by(&self.owner) => {
@@ -145,7 +139,7 @@ impl Pass<'_> {
     }
 
     /// Gives back empty blocks of pools that are there and do not select the node any more.
-    async fn leave(&self, work: &mut Workset<'_, '_>, others: &[(IpNet, AffinityState)]) -> Result<()> {
+    async fn leave(&self, work: &mut Workset<'_>, others: &[(IpNet, AffinityState)]) -> Result<()> {
         let unselected = others.iter().map(|(cidr, _)| *cidr).filter(|cidr| {
             pool_holding(&self.around.pools, *cidr).is_some_and(|pool| passes_over(pool, &self.around.host.labels))
         });
@@ -163,7 +157,7 @@ impl Pass<'_> {
     }
 
     /// Takes as many addresses from a block as are still wanted.
-    async fn take(&self, work: &mut Workset<'_, '_>, cidr: IpNet, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
+    async fn take(&self, work: &mut Workset<'_>, cidr: IpNet, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let missing = self.wanted - taken.len();
         if missing == 0 || !self.has_room(work, cidr).await? {
             return Ok(());
@@ -176,7 +170,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    async fn has_room(&self, work: &mut Workset<'_, '_>, cidr: IpNet) -> Result<bool> {
+    async fn has_room(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
         Ok(match work.find(cidr).await? {
             Found::There(block) => block.free_count(&self.around.reservations) > 0,
             Found::Absent | Found::Damaged => false,
@@ -184,14 +178,14 @@ impl Pass<'_> {
     }
 
     /// Makes a new block of the host's.
-    async fn create(&self, work: &mut Workset<'_, '_>, cidr: IpNet) -> Result<()> {
+    async fn create(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<()> {
         let block = Block::new(cidr, Some(&self.owner), self.now, self.request.host_reserved.as_ref());
         work.create(block.map_err(|error| Error::Invalid(error.to_string()))?).await
     }
 
     /// Claims a block that is not there yet; else one that is the host's without an affinity, or that is empty and has
     /// been for a while; else names one to borrow from.
-    async fn claim(&self, work: &mut Workset<'_, '_>, may_claim: bool) -> Result<Claim> {
+    async fn claim(&self, work: &mut Workset<'_>, may_claim: bool) -> Result<Claim> {
         if may_claim {
             for pool in self.pools {
                 if let Some(cidr) = self.find_new(work, pool).await? {
@@ -223,7 +217,7 @@ impl Pass<'_> {
     }
 
     /// The first block of a pool, from the host's start point on, that is not stored.
-    async fn find_new(&self, work: &mut Workset<'_, '_>, pool: &Pool) -> Result<Option<IpNet>> {
+    async fn find_new(&self, work: &mut Workset<'_>, pool: &Pool) -> Result<Option<IpNet>> {
         let mut walk = self.walk(pool);
         while let Some(chunk) = next_chunk(&mut walk) {
             let wanted: Vec<IpNet> = chunk
@@ -246,7 +240,7 @@ impl Pass<'_> {
     }
 
     /// What a stored block is good for.
-    async fn judge(&self, work: &mut Workset<'_, '_>, cidr: IpNet) -> Result<Verdict> {
+    async fn judge(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<Verdict> {
         let Found::There(block) = work.find(cidr).await? else { return Ok(Verdict::Nothing) };
         if block.free_count(&self.around.reservations) == 0 {
             return Ok(Verdict::Nothing);
@@ -262,7 +256,7 @@ impl Pass<'_> {
     }
 
     /// Makes a stored block the host's.
-    async fn take_over(&self, work: &mut Workset<'_, '_>, cidr: IpNet, former: Option<Owner>) -> Result<()> {
+    async fn take_over(&self, work: &mut Workset<'_>, cidr: IpNet, former: Option<Owner>) -> Result<()> {
         if let Some(former) = former {
             work.drop_affinity(&former, cidr).await?;
         }

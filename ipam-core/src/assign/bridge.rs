@@ -37,7 +37,7 @@ pub fn reservation_name(pool: &str) -> String {
 /// Makes sure that the reservation of a bridged network is there, and says which gateway its containers get.
 ///
 /// Guards: the reservation, and the block of a gateway that is new.
-pub(crate) async fn prepare(ipam: &Ipam, work: &mut Workset<'_, '_>, pool: &Pool, wanted: Gateway) -> Result<Prepared> {
+pub(crate) async fn prepare(ipam: &Ipam, work: &mut Workset<'_>, pool: &Pool, wanted: Gateway) -> Result<Prepared> {
     let cidr = pool.cidr();
     if cidr.prefix_len() == cidr.max_prefix_len() {
         return Err(BridgeError::PoolTooSmall { pool: pool.name().to_owned(), cidr }.into());
@@ -110,7 +110,7 @@ pub fn check(cidr: IpNet, gateway: IpAddr) -> Result<(), BridgeError> {
 }
 
 /// Refuses a gateway whose address a container has.
-async fn require_free(work: &mut Workset<'_, '_>, pool: &Pool, gateway: IpAddr) -> Result<()> {
+async fn require_free(work: &mut Workset<'_>, pool: &Pool, gateway: IpAddr) -> Result<()> {
     let Some(cidr) = pools::block_of(pool, gateway) else { return Ok(()) };
     work.tx.get(&keys::block(cidr)).await?;
     if let Some(block) = work.block(cidr).await?

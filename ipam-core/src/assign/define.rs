@@ -28,7 +28,7 @@ pub fn reservation_name(pool: &str) -> String {
 /// Guards: the pool and the reservation; no pool and no reservation came or changed meanwhile.
 pub(super) async fn prepare(
     ipam: &Ipam,
-    work: &mut Workset<'_, '_>,
+    work: &mut Workset<'_>,
     around: &mut Surroundings,
     definition: &PoolDefinition,
 ) -> Result<String> {
@@ -42,7 +42,7 @@ pub(super) async fn prepare(
 
 async fn create(
     ipam: &Ipam,
-    work: &mut Workset<'_, '_>,
+    work: &mut Workset<'_>,
     around: &mut Surroundings,
     definition: &PoolDefinition,
 ) -> Result<String> {
@@ -70,7 +70,7 @@ async fn create(
 /// Writes the reservation of what lies outside the ranges, if that is not what is there.
 async fn reserve_the_rest(
     ipam: &Ipam,
-    work: &mut Workset<'_, '_>,
+    work: &mut Workset<'_>,
     around: &mut Surroundings,
     pool: &str,
     definition: &PoolDefinition,

@@ -18,7 +18,7 @@ use specific::Specific;
 
 use crate::attachment::{Attachment, BOOT, Claim, NODE};
 use crate::error::{BridgeError, Error, Result};
-use crate::ipam::Ipam;
+use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Document, Handle, Owner, Pool, keys};
 use crate::net::Family;
 use crate::pools::{self, PoolError, PoolQuery};
@@ -43,7 +43,7 @@ impl Ipam {
     /// # Errors
     /// Those of [`Error`], with Calico's texts.
     pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
-        Ok(self.transact(deadline, async |tx: &mut Transaction<'_>| self.assign_in(tx, request).await).await?.value)
+        transact!(self, deadline, |tx| self.assign_in(tx, request).await)
     }
 
     /// The addresses that an attachment has, and those that its handle has on its node without saying for which
@@ -52,7 +52,7 @@ impl Ipam {
     /// # Errors
     /// Those of the store, and damaged documents.
     pub async fn held(&self, attachment: &Attachment, deadline: Deadline) -> Result<Vec<IpAddr>> {
-        let body = async |tx: &mut Transaction<'_>| {
+        transact!(self, deadline, |tx| {
             tx.prefetch(self.host_keys(&attachment.node).into_iter().chain([keys::handle(&attachment.handle())]), [])
                 .await?;
             let own = Attachment { node: self.known_name(tx, &attachment.node).await?, ..attachment.clone() };
@@ -60,11 +60,10 @@ impl Ipam {
             let mut work = Workset::new(tx, self.now(), rest);
             let held = held_by(&mut work, &own, |claim| claim != Claim::Foreign).await?;
             Ok(held.into_iter().map(|held| held.ip).collect())
-        };
-        Ok(self.transact(deadline, body).await?.value)
+        })
     }
 
-    async fn assign_in(&self, tx: &mut Transaction<'_>, request: &AssignRequest) -> Result<Vec<Assigned>> {
+    async fn assign_in(&self, tx: &mut Transaction, request: &AssignRequest) -> Result<Vec<Assigned>> {
         let handle = request.attachment.handle();
         let node = &request.attachment.node;
         let affinities = [Family::V4, Family::V6]
@@ -107,7 +106,7 @@ struct Assignment<'a> {
 
 impl Assignment<'_> {
     /// Any addresses of one family.
-    async fn any(&mut self, work: &mut Workset<'_, '_>, family: Family, wanted: usize) -> Result<()> {
+    async fn any(&mut self, work: &mut Workset<'_>, family: Family, wanted: usize) -> Result<()> {
         if wanted == 0 {
             return Ok(());
         }
@@ -151,7 +150,7 @@ impl Assignment<'_> {
     }
 
     /// Given addresses.
-    async fn these(&mut self, work: &mut Workset<'_, '_>, addresses: &[IpAddr]) -> Result<()> {
+    async fn these(&mut self, work: &mut Workset<'_>, addresses: &[IpAddr]) -> Result<()> {
         for ip in addresses {
             let requested = self.requested_pools(work, Family::of(*ip)).await?;
             let assigned = self.this(work, *ip, &requested).await?;
@@ -162,7 +161,7 @@ impl Assignment<'_> {
     }
 
     /// One given address.
-    async fn this(&mut self, work: &mut Workset<'_, '_>, ip: IpAddr, requested: &[IpNet]) -> Result<Assigned> {
+    async fn this(&mut self, work: &mut Workset<'_>, ip: IpAddr, requested: &[IpNet]) -> Result<Assigned> {
         let pool = pools::pool_of(&self.around.pools, ip, self.request.usage)?.clone();
         let mut gateway = None;
         if let Some(bridge) = self.request.bridge {
@@ -186,12 +185,7 @@ impl Assignment<'_> {
     }
 
     /// Makes a pool ready for a bridged network, and returns its gateway.
-    async fn prepare_bridge(
-        &mut self,
-        work: &mut Workset<'_, '_>,
-        pool: &Pool,
-        wish: Gateway,
-    ) -> Result<Option<IpAddr>> {
+    async fn prepare_bridge(&mut self, work: &mut Workset<'_>, pool: &Pool, wish: Gateway) -> Result<Option<IpAddr>> {
         let prepared = bridge::prepare(self.ipam, work, pool, wish).await?;
         if let Some(written) = prepared.written {
             self.around.set_reservation(written);
@@ -211,7 +205,7 @@ impl Assignment<'_> {
     }
 
     /// The networks of the pools that the request names for a family; those that it defines are made first.
-    async fn requested_pools(&mut self, work: &mut Workset<'_, '_>, family: Family) -> Result<Vec<IpNet>> {
+    async fn requested_pools(&mut self, work: &mut Workset<'_>, family: Family) -> Result<Vec<IpNet>> {
         let mut names = Vec::new();
         for definition in self.request.define.iter().filter(|one| Family::of_net(one.cidr) == family) {
             names.push(define::prepare(self.ipam, work, &mut self.around, definition).await?);
@@ -240,7 +234,7 @@ impl Assignment<'_> {
     }
 
     /// Makes the commit fail if the pool is deleted or changed meanwhile.
-    async fn guard_pool(&self, work: &mut Workset<'_, '_>, cidr: IpNet) -> Result<()> {
+    async fn guard_pool(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<()> {
         if let Some(pool) = self.around.pools.iter().find(|pool| pool.cidr() == cidr) {
             work.tx.get(&keys::resource(keys::ResourceKind::IpPool, pool.name())).await?;
         }
@@ -250,11 +244,7 @@ impl Assignment<'_> {
 
 /// What the attachment's handle holds of which `counts` says that it counts as the attachment's. Not guarded: what is given back as an answer is true as of the revision
 /// that was read.
-async fn held_by(
-    work: &mut Workset<'_, '_>,
-    attachment: &Attachment,
-    counts: impl Fn(Claim) -> bool,
-) -> Result<Vec<Held>> {
+async fn held_by(work: &mut Workset<'_>, attachment: &Attachment, counts: impl Fn(Claim) -> bool) -> Result<Vec<Held>> {
     let handle = &attachment.handle();
     let key = keys::handle(handle);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Vec::new()) };
@@ -279,7 +269,7 @@ fn is_current(attachment: &Attachment, entry: &Attribute) -> bool {
 
 /// Notes this boot on what was given in an earlier one and is asked for again: a runtime starts a container again after
 /// a reboot, and what is left over from before is told from what is in use by this attribute.
-async fn renew(work: &mut Workset<'_, '_>, attachment: &Attachment, held: &[Held], answer: &[Assigned]) -> Result<()> {
+async fn renew(work: &mut Workset<'_>, attachment: &Attachment, held: &[Held], answer: &[Assigned]) -> Result<()> {
     let answered = |held: &&Held| !held.is_current && answer.iter().any(|assigned| assigned.ip == held.ip);
     for old in held.iter().filter(answered) {
         let Some(boot) = &attachment.boot else { continue };

@@ -30,7 +30,7 @@ pub(super) fn next_chunk(walk: &mut pools::Blocks) -> Option<Vec<IpNet>> {
 
 /// The blocks of a pool that may be stored, in the order of a host's walk. In a pool with very many blocks these are
 /// those that are stored, by the text of their keys. Not guarded.
-pub(super) async fn existing(work: &mut Workset<'_, '_>, pool: &Pool, walk: pools::Blocks) -> Result<Vec<IpNet>> {
+pub(super) async fn existing(work: &mut Workset<'_>, pool: &Pool, walk: pools::Blocks) -> Result<Vec<IpNet>> {
     if pool.block_size().saturating_sub(pool.cidr().prefix_len()) <= MOST_BITS_ASKED_FOR {
         return Ok(walk.collect());
     }

@@ -29,7 +29,7 @@ pub(super) struct Specific<'a> {
 
 impl Specific<'_> {
     /// Assigns an address of a pool, and returns its block.
-    pub(super) async fn assign(&self, work: &mut Workset<'_, '_>, ip: IpAddr, pool: &Pool) -> Result<IpNet> {
+    pub(super) async fn assign(&self, work: &mut Workset<'_>, ip: IpAddr, pool: &Pool) -> Result<IpNet> {
         let cidr = pools::block_of(pool, ip).ok_or(PoolError::AddressOutside)?;
         if work.block(cidr).await?.is_none() {
             let block = Block::new(cidr, Some(&self.owner), self.now, self.request.host_reserved.as_ref());

@@ -16,7 +16,7 @@ const MAX_SETTLE_READS: usize = 64;
 /// How often a write is sent again after an error that waiting is not known to cure.
 const HOPELESS_RESENDS: u32 = 2;
 
-impl Transaction<'_> {
+impl Transaction {
     /// Commits what was written.
     pub(super) async fn commit(&mut self) -> Result<Commit> {
         // Deleting what is not there is nothing to do.
@@ -56,10 +56,9 @@ impl Transaction<'_> {
     /// If it goes through now, it is done: either it had not happened, or it could not have gone through. If its guards
     /// no longer hold, either it had happened or another writer was first; the history of a written key tells which.
     async fn settle(&self, txn: Txn, mut unknown: Error) -> Result<Commit> {
-        let written: Vec<&Key> = self.writes.keys().take(MAX_SETTLE_READS).collect();
-        let look = written
-            .iter()
-            .map(|key| Op::Range(TxnRange::new(Range::Key((*key).clone())).with_content(Content::KeysOnly)));
+        let written: Vec<Key> = self.writes.keys().take(MAX_SETTLE_READS).cloned().collect();
+        let look =
+            written.iter().map(|key| Op::Range(TxnRange::new(Range::Key(key.clone())).with_content(Content::KeysOnly)));
         let txn = txn.with_failure(look);
         let mut hopeless = 0;
         for attempt in 1.. {
@@ -83,19 +82,19 @@ impl Transaction<'_> {
     }
 
     /// The guards failed: were we the ones who changed a written key first after the revision that we read?
-    async fn look_back(&self, written: &[&Key], now: &[OpResult], unknown: Error) -> Result<Commit> {
+    async fn look_back(&self, written: &[Key], now: &[OpResult], unknown: Error) -> Result<Commit> {
         let changed = written.iter().zip(now).find(|(key, result)| {
             let current = match result {
                 OpResult::Range(found) => found.kvs.first().map_or(Revision::UNSET, |kv| kv.mod_revision),
                 _ => Revision::UNSET,
             };
-            self.guards.get(**key) != Some(&current)
+            self.guards.get(*key) != Some(&current)
         });
         let Some((key, _)) = changed else {
             // Every key that we would have written is as it was: it has not happened, and somebody changed another guard.
             return Ok(Commit::Overtaken);
         };
-        let ours = self.writes.get(*key).and_then(Option::as_ref);
+        let ours = self.writes.get(key).and_then(Option::as_ref);
         match self.first_change(key).await {
             Ok((revision, value)) if value.as_ref() == ours => Ok(Commit::Done(revision)),
             Ok(_) => Ok(Commit::Overtaken),

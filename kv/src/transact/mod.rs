@@ -3,11 +3,12 @@
 mod commit;
 mod transaction;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use transaction::Transaction;
 
-use crate::error::{Error, ErrorKind, Operation, Outcome};
+use crate::error::{Error, ErrorKind, Operation, Outcome, Result};
 use crate::key::Revision;
 use crate::store::Store;
 
@@ -50,7 +51,7 @@ impl Deadline {
     }
 }
 
-/// How [`transact`] goes about it.
+/// How [`transact!`] goes about it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct TransactOptions {
@@ -74,10 +75,10 @@ impl TransactOptions {
     }
 }
 
-/// What [`transact`] returns: what its body returned, and the revision at which that is true.
+/// What [`transact!`] returns: what its body was, and the revision at which that is true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Committed<T> {
-    /// What the body returned.
+    /// What the body was.
     pub value: T,
     /// The revision of the commit; for a body that wrote nothing the revision that it read.
     pub revision: Revision,
@@ -85,45 +86,121 @@ pub struct Committed<T> {
     pub attempts: u32,
 }
 
-/// Runs `body` until its reads and writes have happened at one revision, as if nobody else were there.
+/// Runs a body until its reads and writes have happened at one revision, as if nobody else were there: a
+/// `Result<`[`Committed`]`<T>, E>`, where the body is a `Result<T, E>` and `E` can be made from [`Error`](crate::Error).
+///
+/// ```
+/// # async fn example(store: std::sync::Arc<dyn kv::Store>, options: kv::TransactOptions) -> kv::Result<()> {
+/// let key = kv::Key::from("counter");
+/// let committed = kv::transact!(store, options, |tx| {
+///     let length = tx.get(&key).await?.map_or(0, |value| value.len());
+///     tx.put(&key, "x".repeat(length + 1))?;
+///     Ok::<_, kv::Error>(length + 1)
+/// })?;
+/// println!("{} at revision {}", committed.value, committed.revision);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// The body reads and writes through the [`Transaction`] that it is given. It may run several times, so it must have no
-/// effects besides. When it returns `Ok`, its writes are committed together, provided that nothing it read through
+/// effects besides. When it is `Ok`, its writes are committed together, provided that nothing it read through
 /// [`get`](Transaction::get) and [`list`](Transaction::list) has changed; otherwise it runs again on fresh data. When
-/// it returns an error, or writes nothing, its answer is true as of the one revision that it read, and nothing is
-/// written.
+/// it is an error, or writes nothing, its answer is true as of the one revision that it read, and nothing is written.
 ///
 /// A write whose reply is lost is settled before anything else happens: the same guarded transaction is sent again; if
-/// its guards no longer hold, the history of the written keys tells whether that was our own doing.
+/// its guards no longer hold, the history of the written keys tells whether that was our own doing. One thing cannot be
+/// told: a transaction that guards only absences may still land after its guards failed and hold again.
+///
+/// It is a macro because an async closure that is given a reference makes a future that is not `Send`.
 ///
 /// # Errors
-/// What the body returns, and errors of the store. `Conflict` when the attempts are used up, `Timeout` when the
-/// deadline is. An error with [`Outcome::Unknown`] means that even settling failed.
-pub async fn transact<T, E, F>(store: &dyn Store, options: &TransactOptions, mut body: F) -> Result<Committed<T>, E>
-where
-    E: From<Error>,
-    F: AsyncFnMut(&mut Transaction<'_>) -> Result<T, E>,
-{
-    let deadline = options.deadline;
-    let mut refusal = None;
-    for attempt in 1..=options.attempts {
-        let mut transaction = Transaction::new(store, deadline);
-        let outcome = body(&mut transaction).await;
-        if !transaction.is_stale() {
-            let value = outcome?;
-            match transaction.commit().await? {
-                Commit::Done(revision) => return Ok(Committed { value, revision, attempts: attempt }),
-                Commit::Overtaken => {}
-                Commit::Refused(error) => refusal = Some(error),
+/// What the body is, and errors of the store. `Conflict` when the attempts are used up, `Timeout` when the deadline is. An
+/// error with [`Outcome::Unknown`](crate::Outcome::Unknown) means that even settling failed.
+#[macro_export]
+macro_rules! transact {
+    ($store:expr, $options:expr, |$tx:ident| $body:expr) => {{
+        let mut attempts = $crate::Attempts::new($store, $options);
+        loop {
+            let mut attempt = match attempts.begin().await {
+                Ok(attempt) => attempt,
+                Err(error) => break Err(error.into()),
+            };
+            let outcome = {
+                let $tx = &mut attempt;
+                async { $body }.await
+            };
+            match attempts.end(attempt, outcome).await {
+                Ok(None) => {}
+                Ok(Some(committed)) => break Ok(committed),
+                Err(error) => break Err(error),
             }
         }
-        if deadline.work_is_over() {
-            return Err(because(out_of_time(), refusal).into());
-        }
-        pause(attempt, deadline.remaining_for_work()).await;
+    }};
+}
+
+/// The attempts of one [`transact!`]: what its loop is made of.
+#[derive(Debug)]
+pub struct Attempts {
+    store: Arc<dyn Store>,
+    options: TransactOptions,
+    made: u32,
+    refusal: Option<Error>,
+}
+
+impl Attempts {
+    /// No attempt made yet.
+    pub fn new(store: Arc<dyn Store>, options: TransactOptions) -> Self {
+        Self { store, options, made: 0, refusal: None }
     }
-    let conflict = Error::new(ErrorKind::Conflict { attempts: options.attempts }, Operation::Transact, "store");
-    Err(because(conflict, refusal).into())
+
+    /// The next attempt; after the first, a pause comes before it.
+    ///
+    /// # Errors
+    /// `Conflict` and `Timeout`, when there is to be no other attempt.
+    pub async fn begin(&mut self) -> Result<Transaction> {
+        let deadline = self.options.deadline;
+        if self.made > 0 {
+            if deadline.work_is_over() {
+                return Err(self.because(out_of_time()));
+            }
+            pause(self.made, deadline.remaining_for_work()).await;
+        }
+        if self.made == self.options.attempts {
+            let kind = ErrorKind::Conflict { attempts: self.made };
+            return Err(self.because(Error::new(kind, Operation::Transact, "store")));
+        }
+        self.made += 1;
+        Ok(Transaction::new(Arc::clone(&self.store), deadline))
+    }
+
+    /// Commits an attempt whose body had this outcome: `None` if another attempt is due.
+    ///
+    /// # Errors
+    /// The body's, and those of the store.
+    pub async fn end<T, E: From<Error>>(
+        &mut self,
+        mut attempt: Transaction,
+        outcome: Result<T, E>,
+    ) -> Result<Option<Committed<T>>, E> {
+        if attempt.is_stale() {
+            return Ok(None);
+        }
+        let value = outcome?;
+        match attempt.commit().await? {
+            Commit::Done(revision) => return Ok(Some(Committed { value, revision, attempts: self.made })),
+            Commit::Overtaken => {}
+            Commit::Refused(error) => self.refusal = Some(error),
+        }
+        Ok(None)
+    }
+
+    /// Gives up, with the store's last refusal as the cause if there was one.
+    fn because(&mut self, error: Error) -> Error {
+        match self.refusal.take() {
+            Some(refusal) => error.with_source(refusal),
+            None => error,
+        }
+    }
 }
 
 /// What came of an attempt to commit.
@@ -134,14 +211,6 @@ enum Commit {
     Overtaken,
     /// The store did not do it, and may a little later.
     Refused(Error),
-}
-
-/// Gives up, with the store's last refusal as the cause if there was one.
-fn because(error: Error, refusal: Option<Error>) -> Error {
-    match refusal {
-        Some(refusal) => error.with_source(refusal),
-        None => error,
-    }
 }
 
 /// The deadline passed between two round trips: nothing is in flight.

@@ -1,29 +1,30 @@
 //! What the body of a transaction reads and writes through.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use futures::future::try_join_all;
 
-use super::{Deadline, out_of_time, pause};
+use super::{Deadline, pause};
 use crate::error::{Error, ErrorKind, InvalidArgument, Operation, Result};
 use crate::ext::StoreExt;
 use crate::key::{Key, Range, Revision, Value};
 use crate::request::{Content, Op, RangeRequest, Txn, TxnRange};
-use crate::response::{Kv, OpResult, RangeResponse};
+use crate::response::{Kv, OpResult, RangeResponse, TxnResponse};
 use crate::store::Store;
 use crate::validate::MAX_TXN_OPS;
 
 /// The most keys that a guarded listing may return: etcd checks each of them in the apply loop of every member.
 pub(crate) const MAX_GUARDED_LIST: usize = 64;
 
-/// One attempt of [`transact`](super::transact).
+/// One attempt of [`transact!`](crate::transact!).
 ///
 /// The first reply fixes the revision of the attempt; everything that is read later is read as of that revision. What
 /// is read with [`get`](Self::get) and [`list`](Self::list) guards the commit. What is read with a `snapshot_*` method
 /// does not: who uses one must know why a change of it does no harm. Reads see the writes made before them.
 #[derive(Debug)]
-pub struct Transaction<'s> {
-    pub(super) store: &'s dyn Store,
+pub struct Transaction {
+    pub(super) store: Arc<dyn Store>,
     pub(super) deadline: Deadline,
     /// The revision of the attempt; unset until the first reply.
     pub(super) at: Revision,
@@ -40,8 +41,8 @@ pub struct Transaction<'s> {
     stale: bool,
 }
 
-impl<'s> Transaction<'s> {
-    pub(super) fn new(store: &'s dyn Store, deadline: Deadline) -> Self {
+impl Transaction {
+    pub(super) fn new(store: Arc<dyn Store>, deadline: Deadline) -> Self {
         Self {
             store,
             deadline,
@@ -136,7 +137,13 @@ impl<'s> Transaction<'s> {
     /// Those of the store.
     pub async fn snapshot_keys(&mut self, range: &Range) -> Result<Vec<Key>> {
         let at = self.at;
-        let listing = self.ask(async |store| store.list_at(range.clone(), at, Content::KeysOnly).await).await?;
+        let mut attempt = 0;
+        let listing = loop {
+            match self.store.list_at(range.clone(), at, Content::KeysOnly).await {
+                Ok(listing) => break listing,
+                Err(error) => self.pause_after(&mut attempt, error).await?,
+            }
+        };
         if !self.at.is_set() {
             self.at = listing.revision;
         }
@@ -149,11 +156,11 @@ impl<'s> Transaction<'s> {
     /// Those of the store.
     pub async fn snapshot_is_empty(&mut self, range: &Range) -> Result<bool> {
         let request = RangeRequest::new(range.clone()).with_at(self.at).with_limit(1).with_content(Content::KeysOnly);
-        let answer = self.ask(async |store| store.range(request.clone()).await).await?;
-        if !self.at.is_set() {
+        let answers = self.ask_ranges(vec![request]).await?;
+        if let (false, Some(answer)) = (self.at.is_set(), answers.first()) {
             self.at = answer.revision;
         }
-        Ok(answer.kvs.is_empty())
+        Ok(answers.iter().all(|answer| answer.kvs.is_empty()))
     }
 
     /// One key, without a guard.
@@ -190,7 +197,7 @@ impl<'s> Transaction<'s> {
             let ops = keys
                 .iter()
                 .map(|key| Op::Range(TxnRange::new(Range::Key(key.clone())).with_content(Content::CountOnly)));
-            let answer = self.ask(async |store| store.txn(Txn::new().with_success(ops.clone())).await).await?;
+            let answer = self.ask_txn(Txn::new().with_success(ops)).await?;
             for (key, result) in keys.iter().zip(answer.results) {
                 if matches!(result, OpResult::Range(found) if found.count == 0) {
                     absent.push(key.clone());
@@ -271,8 +278,7 @@ impl<'s> Transaction<'s> {
         }
         if !self.at.is_set() {
             let later = ranges.split_off(ranges.len().min(MAX_TXN_OPS));
-            let ops = ranges.iter().cloned().map(Op::range);
-            let answer = self.ask(async |store| store.txn(Txn::new().with_success(ops.clone())).await).await?;
+            let answer = self.ask_txn(Txn::new().with_success(ranges.iter().cloned().map(Op::range))).await?;
             self.at = answer.revision;
             for (range, result) in ranges.into_iter().zip(answer.results) {
                 if let OpResult::Range(found) = result {
@@ -281,11 +287,8 @@ impl<'s> Transaction<'s> {
             }
             ranges = later;
         }
-        let at = self.at;
-        let reads = ranges.iter().map(|range| RangeRequest::new(range.clone()).with_at(at));
-        let reads: Vec<RangeRequest> = reads.collect();
-        let answers =
-            self.ask(async |store| try_join_all(reads.iter().map(|read| store.range(read.clone()))).await).await?;
+        let reads = ranges.iter().map(|range| RangeRequest::new(range.clone()).with_at(self.at)).collect();
+        let answers = self.ask_ranges(reads).await?;
         for (range, found) in ranges.into_iter().zip(answers) {
             self.remember(range, found);
         }
@@ -304,21 +307,38 @@ impl<'s> Transaction<'s> {
         }
     }
 
-    /// Asks the store, and again while it says that a little later may do. Reads may always be asked again.
-    async fn ask<T>(&mut self, question: impl AsyncFn(&dyn Store) -> Result<T>) -> Result<T> {
-        for attempt in 1.. {
-            match question(self.store).await {
-                Err(error) if error.kind().is_transient() && !self.deadline.work_is_over() => {
-                    pause(attempt, self.deadline.remaining_for_work()).await;
-                }
-                Err(error) => {
-                    self.stale |= matches!(error.kind(), ErrorKind::Compacted { .. });
-                    return Err(error);
-                }
-                answer => return answer,
+    /// Asks the store, and again while it says that a little later may do: this only reads.
+    async fn ask_txn(&mut self, txn: Txn) -> Result<TxnResponse> {
+        let mut attempt = 0;
+        loop {
+            match self.store.txn(txn.clone()).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => self.pause_after(&mut attempt, error).await?,
             }
         }
-        Err(out_of_time())
+    }
+
+    /// The same for several reads at once.
+    async fn ask_ranges(&mut self, reads: Vec<RangeRequest>) -> Result<Vec<RangeResponse>> {
+        let mut attempt = 0;
+        loop {
+            let asked: Vec<_> = reads.iter().map(|read| self.store.range(read.clone())).collect();
+            match try_join_all(asked).await {
+                Ok(answers) => return Ok(answers),
+                Err(error) => self.pause_after(&mut attempt, error).await?,
+            }
+        }
+    }
+
+    /// Waits before a read is asked again, or returns the error if that has no prospect.
+    async fn pause_after(&mut self, attempt: &mut u32, error: Error) -> Result<()> {
+        if !error.kind().is_transient() || self.deadline.work_is_over() {
+            self.stale |= matches!(error.kind(), ErrorKind::Compacted { .. });
+            return Err(error);
+        }
+        *attempt += 1;
+        pause(*attempt, self.deadline.remaining_for_work()).await;
+        Ok(())
     }
 
     pub(super) fn error(&self, kind: ErrorKind) -> Error {
