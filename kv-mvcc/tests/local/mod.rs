@@ -1,3 +1,89 @@
 //! What every engine of `kv_mvcc::local` is tested for. The backends' tests include this folder.
 
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    reason = "tests; not every binary has all of them"
+)]
+
 pub mod contract;
+pub mod crash;
+pub mod damage;
+pub mod opening;
+
+use std::env;
+use std::future::Future;
+use std::path::Path;
+use std::process::Command;
+
+use kv::{Op, Range, Result, Store, StoreExt, Txn};
+use kv_mvcc::MvccStore;
+use kv_mvcc::local::{Create, Engine, OpenOptions, open_blocking};
+
+/// Tells a process of ours what to do.
+const ROLE: &str = "STORE_ROLE";
+/// Tells it where.
+const PATH: &str = "STORE_PATH";
+
+/// Runs a future to its end.
+pub fn run<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// Opens the store, or makes it.
+pub fn create(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
+    open_blocking(engine, path, &OpenOptions::default().with_create(Create::IfMissing))
+}
+
+/// Opens the store if it is there.
+pub fn open(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
+    open_blocking(engine, path, &OpenOptions::default())
+}
+
+/// How many keys one [`step`] writes.
+const WIDTH: usize = 5;
+
+/// The value that step `n` gives to all its keys: some short, some longer than a row.
+fn value(n: u64) -> Vec<u8> {
+    let length = [9, 300, 4000, 20_000][usize::try_from(n % 4).unwrap()];
+    n.to_be_bytes().into_iter().cycle().take(length).collect()
+}
+
+/// One transaction that writes `WIDTH` keys.
+async fn step(store: &MvccStore, n: u64) -> Result<()> {
+    let ops: Vec<Op> = (0..WIDTH).map(|i| Op::put(format!("k/{i}/{}", n % 20), value(n))).collect();
+    store.txn(Txn::new().with_success(ops)).await.map(drop)
+}
+
+/// What the store holds after the steps before `n`, or what is wrong with what it holds.
+async fn check(store: &MvccStore, n: u64) -> Result<Result<(), String>> {
+    let response = store.list(Range::All).await?;
+    let mut expected: Vec<(Vec<u8>, Vec<u8>)> = (n.saturating_sub(20)..n)
+        .flat_map(|n| (0..WIDTH).map(move |i| (format!("k/{i}/{}", n % 20).into_bytes(), value(n))))
+        .collect();
+    expected.sort();
+    let found: Vec<(Vec<u8>, Vec<u8>)> =
+        response.kvs.iter().map(|kv| (kv.key.as_bytes().to_vec(), kv.value.as_bytes().to_vec())).collect();
+    if found == expected {
+        return Ok(Ok(()));
+    }
+    let wrong = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
+    Ok(Err(format!("{} keys, not {}, of which {wrong} differ", found.len(), expected.len())))
+}
+
+/// A command that runs the test called `test` of this binary as a process with a role.
+fn process(test: &str, role: &str, path: &Path) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(ROLE, role).env(PATH, path);
+    command
+}
+
+fn role() -> Option<String> {
+    env::var(ROLE).ok()
+}
+
+fn role_path() -> std::path::PathBuf {
+    env::var_os(PATH).unwrap().into()
+}

@@ -1,0 +1,198 @@
+//! Processes that are killed, and a disk that is full.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kv::{ErrorKind, Outcome};
+use kv_mvcc::local::Engine;
+
+use super::{check, create, open, process, role, role_path, run, step};
+
+const ROUNDS: u32 = 50;
+
+/// A killed writer leaves everything that it was told is done, and at most one transaction more, whole.
+///
+/// `test` is the name of the test that calls this; the processes that are killed are that test again.
+pub fn what_was_acknowledged_survives_a_kill(engine: &dyn Engine, test: &str) {
+    if role().as_deref() == Some("write") {
+        return write(engine);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let mut steps = 0;
+    let (mut caught_writing, mut caught_early) = (0, 0);
+    for round in 0..ROUNDS {
+        let mut child = process(test, "write", &path)
+            .env("STORE_STEPS", steps.to_string())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let output = child.stdout.take().unwrap();
+        let reader = thread::spawn(move || {
+            let lines = BufReader::new(output).lines().map_while(Result::ok);
+            lines.filter_map(|line| line.strip_prefix("done ").and_then(|n| n.parse::<u64>().ok())).last()
+        });
+        // From before it has opened the store to well into its writing.
+        thread::sleep(Duration::from_micros(u64::from(round * 7919 % ROUNDS) * 800));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        match reader.join().unwrap() {
+            Some(last) => {
+                caught_writing += 1;
+                steps = last + 1;
+            }
+            None => caught_early += 1,
+        }
+        steps = look(engine, &path, steps);
+    }
+    assert!(
+        caught_writing > 5 && caught_early > 0,
+        "{caught_writing} writing, {caught_early} early: not random enough"
+    );
+}
+
+/// Checks that the store holds `acknowledged` steps or one more, and gives how many it holds.
+fn look(engine: &dyn Engine, path: &Path, acknowledged: u64) -> u64 {
+    let store = match open(engine, path) {
+        Ok(store) => store,
+        // Killed before there was a store.
+        Err(error) if *error.kind() == ErrorKind::Missing && acknowledged == 0 => return 0,
+        Err(error) => panic!("{error}"),
+    };
+    run(async {
+        for steps in [acknowledged, acknowledged + 1] {
+            if check(&store, steps).await.unwrap().is_ok() {
+                let revision = u64::try_from(store.status().revision.get()).unwrap();
+                assert_eq!(revision, 1 + steps, "one revision for each transaction");
+                store.verify().await.unwrap();
+                store.close().await.unwrap();
+                return steps;
+            }
+        }
+        panic!("after {acknowledged} steps: {:?}", check(&store, acknowledged).await);
+    })
+}
+
+fn write(engine: &dyn Engine) {
+    let first: u64 = std::env::var("STORE_STEPS").unwrap().parse().unwrap();
+    let store = create(engine, &role_path()).unwrap();
+    run(async {
+        for n in first.. {
+            step(&store, n).await.unwrap();
+            println!("done {n}");
+        }
+    });
+}
+
+/// However early the making of a store is killed, the next try succeeds.
+pub fn a_killed_creation_is_made_good(engine: &dyn Engine, test: &str) {
+    if role().as_deref() == Some("create") {
+        drop(create(engine, &role_path()).unwrap());
+        println!("made");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    // How long it takes when it is left alone, to spread the kills over.
+    let started = Instant::now();
+    assert!(process(test, "create", &folder.path().join("whole")).stdout(Stdio::null()).status().unwrap().success());
+    let whole = started.elapsed();
+    let mut unfinished = 0;
+    for round in 0..ROUNDS {
+        let path = folder.path().join(format!("store{round}"));
+        let mut child = process(test, "create", &path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        thread::sleep(whole * round / ROUNDS);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        unfinished += u32::from(path.join("creating").exists());
+        let store = create(engine, &path).unwrap();
+        assert!(!path.join("creating").exists());
+        run(async {
+            step(&store, 0).await.unwrap();
+            store.close().await.unwrap();
+        });
+        assert_eq!(look(engine, &path, 1), 1);
+    }
+    println!("{unfinished} of {ROUNDS} were caught in the act");
+}
+
+/// A full disk (here: a limit on the size of files) is an error that says so and leaves the outcome open; what was
+/// acknowledged is there, and once there is room all is well.
+pub fn a_full_disk_loses_nothing(engine: &dyn Engine, test: &str) {
+    if role().as_deref() == Some("fill") {
+        return fill(engine);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let command = process(test, "fill", &path);
+    // Without the signal, writing beyond the limit is an error. The limit is in blocks of 512 or 1024 bytes.
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 3000; exec \"$0\" \"$@\""]).arg(command.get_program());
+    limited.args(command.get_args());
+    for (name, value) in command.get_envs() {
+        limited.env(name, value.unwrap());
+    }
+    let mut child = limited.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    child.wait().unwrap();
+    let full = text.lines().find_map(|line| line.strip_prefix("full ")).unwrap_or_else(|| panic!("{text}"));
+    let steps = look(engine, &path, full.parse().unwrap());
+    let store = open(engine, &path).unwrap();
+    run(async {
+        step(&store, steps).await.unwrap();
+        store.close().await.unwrap();
+    });
+    assert_eq!(look(engine, &path, steps + 1), steps + 1);
+}
+
+fn fill(engine: &dyn Engine) {
+    let store = create(engine, &role_path()).unwrap();
+    run(async {
+        for n in 0.. {
+            match step(&store, n).await {
+                Ok(()) => {}
+                Err(error) => {
+                    // With an outcome that was looked up it may also be known.
+                    assert!(matches!(error.kind(), ErrorKind::NoSpace), "{error}");
+                    if error.outcome() == Outcome::NotApplied {
+                        check(&store, n).await.unwrap().unwrap();
+                    }
+                    println!("full {n}");
+                    return;
+                }
+            }
+        }
+    });
+}
+
+/// The store's files and folders are its owner's alone, also those that came later.
+pub fn everything_is_private(engine: &dyn Engine) {
+    use std::os::unix::fs::PermissionsExt;
+
+    fn look(path: &Path, found: &mut u32) {
+        let metadata = fs::metadata(path).unwrap();
+        let mode = metadata.permissions().mode() & 0o7777;
+        assert_eq!(mode, if metadata.is_dir() { 0o700 } else { 0o600 }, "{}", path.display());
+        *found += 1;
+        if metadata.is_dir() {
+            for entry in fs::read_dir(path).unwrap() {
+                look(&entry.unwrap().path(), found);
+            }
+        }
+    }
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    for n in 0..5 {
+        let store = create(engine, &path).unwrap();
+        run(step(&store, n)).unwrap();
+        let mut found = 0;
+        look(&path, &mut found);
+        assert!(found >= 4, "queue, store.id and the engine's");
+    }
+}

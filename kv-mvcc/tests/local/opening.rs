@@ -1,0 +1,264 @@
+//! Opening stores: missing, new, in use, not ours, and damaged in ways that a program could mistake for new.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use kv::{Error, ErrorKind};
+use kv_mvcc::local::{Create, Engine, OpenOptions, open_blocking};
+
+use super::{check, create, open, run, step};
+
+fn refusal(engine: &dyn Engine, path: &Path) -> Error {
+    for create in [Create::Never, Create::IfMissing] {
+        let options = OpenOptions::default().with_create(create).with_wait(Duration::from_millis(50));
+        let error = open_blocking(engine, path, &options).expect_err("it opened");
+        if create == Create::IfMissing {
+            return error;
+        }
+    }
+    unreachable!()
+}
+
+fn engine_file(engine: &dyn Engine, path: &Path) -> std::path::PathBuf {
+    path.join(engine.files()[0])
+}
+
+/// A store with one step in it.
+fn small_store(engine: &dyn Engine, path: &Path) {
+    let store = create(engine, path).unwrap();
+    run(async {
+        step(&store, 0).await.unwrap();
+        store.close().await.unwrap();
+    });
+}
+
+fn assert_whole(engine: &dyn Engine, path: &Path) {
+    let store = open(engine, path).unwrap();
+    run(async { check(&store, 1).await.unwrap().unwrap() });
+}
+
+pub fn a_missing_store_is_named_and_not_made(engine: &dyn Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    for path in [folder.path().join("a/b/store"), folder.path().to_owned()] {
+        let error = open(engine, &path).unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Missing);
+        let text = error.to_string();
+        assert!(text.contains("pool create") && text.contains(path.to_str().unwrap()), "{text}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "looking leaves nothing behind");
+}
+
+pub fn a_store_stays_the_same_one(engine: &dyn Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a/b/store");
+    let store = create(engine, &path).unwrap();
+    let id = store.id();
+    run(async {
+        step(&store, 0).await.unwrap();
+        store.close().await.unwrap();
+    });
+    let text = fs::read_to_string(path.join("store.id")).unwrap();
+    assert_eq!(text, format!("engine {}\nformat 1\nid {id}\n", engine.name()));
+    for again in [create, open] {
+        let store = again(engine, &path).unwrap();
+        assert_eq!(store.id(), id);
+        run(store.close()).unwrap();
+    }
+    assert_whole(engine, &path);
+}
+
+pub fn only_one_has_the_store_at_a_time(engine: &dyn Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = create(engine, &path).unwrap();
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    for name in [&path, &link] {
+        let error = refusal(engine, name);
+        assert_eq!(*error.kind(), ErrorKind::Locked);
+        assert!(error.to_string().contains(&format!("process {} (", std::process::id())), "{error}");
+    }
+    run(store.close()).unwrap();
+    let store = create(engine, &link).unwrap();
+    assert_eq!(*refusal(engine, &path).kind(), ErrorKind::Locked);
+    drop(store);
+    create(engine, &path).unwrap();
+}
+
+/// `other` is the other engine's name and the file that it has in the folder.
+pub fn the_other_engines_store_is_named(engine: &dyn Engine, (other, file): (&str, &str)) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let file = path.join(file);
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(path.join("queue"), "").unwrap();
+    fs::write(&file, "x").unwrap();
+    for identity in [None, Some(format!("engine {other}\nformat 1\nid {}\n", uuid()))] {
+        if let Some(identity) = identity {
+            fs::write(path.join("store.id"), identity).unwrap();
+        }
+        let error = refusal(engine, &path);
+        assert_eq!(*error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains(&format!("set datastore_type to {other}")), "{error}");
+        assert!(!path.join(engine.entry()).exists());
+    }
+}
+
+fn uuid() -> &'static str {
+    "67e55044-10b1-426f-9247-bb680e5fe0c8"
+}
+
+pub fn somebodys_folder_is_left_alone(engine: &dyn Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("letter.txt"), "x").unwrap();
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+    let error = create(engine, folder.path()).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("letter.txt"), "{error}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    assert_eq!(fs::metadata(folder.path()).unwrap().permissions().mode() & 0o777, 0o755);
+}
+
+pub fn an_empty_folder_becomes_a_store(engine: &dyn Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(folder.path().join("lost+found")).unwrap();
+    small_store(engine, folder.path());
+    assert_eq!(fs::metadata(folder.path()).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_whole(engine, folder.path());
+}
+
+pub fn a_file_in_the_way_is_named(engine: &dyn Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "precious").unwrap();
+    for path in [file.clone(), file.join("store")] {
+        let error = refusal(engine, &path);
+        assert_eq!(*error.kind(), ErrorKind::Io);
+        assert!(error.to_string().contains("in the way"), "{error}");
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
+    // Folders where files should be.
+    let store = folder.path().join("store");
+    small_store(engine, &store);
+    for name in ["queue", "store.id"] {
+        let (path, kept) = (store.join(name), store.join("kept"));
+        fs::rename(&path, &kept).unwrap();
+        fs::create_dir(&path).unwrap();
+        let kind = refusal(engine, &store).kind().clone();
+        assert!(matches!(kind, ErrorKind::Io), "{name}: {kind:?}");
+        fs::remove_dir(&path).unwrap();
+        fs::rename(&kept, &path).unwrap();
+    }
+    assert_whole(engine, &store);
+}
+
+/// A store that has lost a part is never taken for a new one, and once the part is back all is well.
+pub fn a_damaged_store_is_never_made_anew(engine: &dyn Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    small_store(engine, &path);
+    for name in engine.files() {
+        let (file, kept) = (path.join(name), folder.path().join("kept"));
+        fs::rename(&file, &kept).unwrap();
+        for present in ["nothing", "an empty file", "a folder"] {
+            match present {
+                "an empty file" => fs::write(&file, "").unwrap(),
+                "a folder" => fs::create_dir(&file).unwrap(),
+                _ => {}
+            }
+            let error = refusal(engine, &path);
+            assert_eq!(*error.kind(), ErrorKind::Corrupt, "{name}, {present}");
+            assert!(error.to_string().contains("restore") && error.to_string().contains(name), "{error}");
+            let _ = fs::remove_file(&file);
+            let _ = fs::remove_dir(&file);
+        }
+        fs::rename(&kept, &file).unwrap();
+        assert_whole(engine, &path);
+    }
+}
+
+pub fn a_strange_identity_is_refused(engine: &dyn Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    small_store(engine, &path);
+    let identity = path.join("store.id");
+    let good = fs::read_to_string(&identity).unwrap();
+    let strange = format!("engine {}\nformat 1\nid {}\n", engine.name(), uuid());
+    let later = format!("engine {}\nformat 2\nsomething else\n", engine.name());
+    let cases = [
+        ("", ErrorKind::Corrupt),
+        ("\0\0\0\0\0\0\0\0", ErrorKind::Corrupt),
+        (&good[..good.len() / 2], ErrorKind::Corrupt),
+        (&strange, ErrorKind::Corrupt),
+        (&later, ErrorKind::UnknownFormat { found: 2 }),
+    ];
+    for (text, kind) in cases {
+        fs::write(&identity, text).unwrap();
+        let error = refusal(engine, &path);
+        assert_eq!(*error.kind(), kind, "{text:?}: {error}");
+        assert!(error.detail().is_some(), "{error}");
+        assert_eq!(fs::read_to_string(&identity).unwrap(), text, "it was left as it was");
+    }
+    fs::write(&identity, good).unwrap();
+    assert_whole(engine, &path);
+}
+
+/// `store.id` can be written again from the rows, and only from them.
+pub fn a_lost_identity_is_made_good(engine: &dyn Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    small_store(engine, &path);
+    let identity = path.join("store.id");
+    let good = fs::read_to_string(&identity).unwrap();
+    fs::remove_file(&identity).unwrap();
+    assert_whole(engine, &path);
+    assert_eq!(fs::read_to_string(&identity).unwrap(), good);
+
+    fs::remove_file(&identity).unwrap();
+    fs::write(engine_file(engine, &path), "").unwrap();
+    assert_eq!(*refusal(engine, &path).kind(), ErrorKind::Corrupt, "nothing that could tell");
+    assert!(!identity.exists());
+}
+
+/// What a creation that was cut off can leave: its mark, and anything of the engine's.
+pub fn an_unfinished_creation_starts_again(engine: &dyn Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    for leftover in ["nothing", "an empty file", "garbage", "a whole table", "an old draft"] {
+        let path = folder.path().join(leftover.replace(' ', "-"));
+        small_store(engine, &path);
+        fs::remove_file(path.join("store.id")).unwrap();
+        fs::write(path.join("creating"), "").unwrap();
+        match leftover {
+            "nothing" => {
+                let _ = fs::remove_file(path.join(engine.entry()));
+                let _ = fs::remove_dir_all(path.join(engine.entry()));
+            }
+            "an empty file" => fs::write(engine_file(engine, &path), "").unwrap(),
+            "garbage" => fs::write(engine_file(engine, &path), "garbage").unwrap(),
+            "an old draft" => fs::write(path.join("store.new"), "engine x").unwrap(),
+            _ => {}
+        }
+        assert_eq!(*open(engine, &path).unwrap_err().kind(), ErrorKind::Missing, "{leftover}");
+        let store = create(engine, &path).unwrap();
+        run(async {
+            check(&store, 0).await.unwrap().unwrap();
+            step(&store, 0).await.unwrap();
+            store.close().await.unwrap();
+        });
+        assert_whole(engine, &path);
+        assert!(!path.join("creating").exists() && !path.join("store.new").exists());
+    }
+}
+
+/// The last step of a creation is to take away its mark; a store that still has it is complete.
+pub fn a_mark_on_a_complete_store_is_taken_away(engine: &dyn Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    small_store(engine, &path);
+    fs::write(path.join("creating"), "").unwrap();
+    assert_whole(engine, &path);
+    assert!(!path.join("creating").exists());
+}
