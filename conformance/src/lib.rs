@@ -1,1 +1,33 @@
-//! The rules of kv/SEMANTICS.md as cases: judge any KV-with-revisions store.
+//! The rules of `kv/SEMANTICS.md` as cases: judge any KV-with-revisions store.
+//!
+//! Who writes a store implements [`Harness`] and [`Fixture`] for it and calls [`main`](crate::main()) from a test with
+//! `harness = false`; `README.md` beside this crate shows the whole of it. [`run()`] runs the same cases from a program.
+//!
+//! - [`rules()`] are the rules, [`cases()`] the one table of cases; each case names the rules that it judges, and each rule
+//!   has a case or stands in [`LATER`].
+//! - A case gets a fresh store and returns a [`Failure`] that says what was expected, what came and which rule that
+//!   breaks. No rule can be opted out of: a harness only says what its environment can do.
+//! - [`broken`] has stores that break one rule each; they prove that the suite fails when it must.
+
+pub mod broken;
+mod case;
+mod expect;
+mod groups;
+mod harness;
+mod mimic;
+mod model;
+#[cfg(test)]
+mod reference;
+mod rules;
+mod runner;
+mod subject;
+mod table;
+mod watcher;
+
+pub use case::{Case, Group};
+pub use expect::Failure;
+pub use harness::{Ability, BoxError, Fixture, Harness};
+pub use mimic::main;
+pub use rules::{Rule, rules};
+pub use runner::{Options, Report, Verdict, run};
+pub use table::{LATER, cases};

@@ -1,0 +1,202 @@
+//! Stores that break one rule each: what a suite is worth shows in what it catches.
+//!
+//! Each is a twist of a real store. The tests of this crate run all cases on each of them and on the healthy store beneath,
+//! and ask that the healthy one passes and that each broken one fails by the rule that it breaks.
+
+mod reads;
+mod watches;
+mod writes;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
+
+use crate::harness::{Ability, BoxError, Fixture, Harness};
+
+/// A way to break a store.
+#[derive(Clone, Copy, Debug)]
+pub struct Broken {
+    name: &'static str,
+    rule: &'static str,
+    wrap: fn(Arc<dyn Store>) -> Arc<dyn Store>,
+}
+
+impl Broken {
+    /// What is wrong with the store.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The rule that it breaks.
+    pub fn rule(&self) -> &'static str {
+        self.rule
+    }
+
+    /// The stores of `harness`, broken in this way.
+    pub fn around(self, harness: impl Harness) -> impl Harness {
+        Around { harness, broken: self }
+    }
+}
+
+/// All the ways.
+pub fn broken() -> Vec<Broken> {
+    fn way<T: Twist + Default>(name: &'static str, rule: &'static str) -> Broken {
+        Broken { name, rule, wrap: |inner| Arc::new(Twisted { inner, twist: T::default() }) }
+    }
+    vec![
+        way::<reads::StaleReads>("now and then reads the state before the latest write", "S1"),
+        way::<reads::TornReads>("reads a range in two halves, at two moments", "G9"),
+        way::<reads::ForgetsCompaction>("answers reads below the mark", "C3"),
+        way::<reads::IgnoresRevision>("reads the latest state, whichever is asked for", "G7"),
+        way::<reads::OldHeader>("says the revision that was read instead of the store's", "R6"),
+        way::<reads::LeaksValues>("brings values in a keys-only answer", "G5"),
+        way::<reads::NegativeLimit>("takes a negative limit for a limit", "G4"),
+        way::<reads::CountsThePage>("counts only what the limit left", "G4"),
+        way::<reads::NaivePrefixEnd>("ends a prefix by adding one to its last byte", "G2"),
+        way::<writes::IgnoresCompares>("ignores compares", "T1"),
+        way::<writes::ValueOfAbsentKey>("finds the value of an absent key different from others", "T5"),
+        way::<writes::OpByOp>("runs a transaction one operation at a time", "T2"),
+        way::<writes::LastPutWins>("takes two puts of one key in one branch", "T8"),
+        way::<writes::CountsNothing>("raises the revision for a delete of nothing", "R3"),
+        way::<writes::SkipsIdentical>("skips a put of the value that is there", "R4"),
+        way::<writes::CutsLargeTxns>("runs the first 128 operations of more", "X2"),
+        way::<watches::LosesAnEvent>("loses one event of several at one revision", "W3"),
+        way::<watches::SplitsBatches>("gives the events of one revision one by one", "W3"),
+        way::<watches::Repeats>("gives every tenth batch twice", "W2"),
+        way::<watches::SkipsAhead>("starts at the mark if asked to start below it", "W8"),
+        way::<watches::LosesDeletionAtMark>("loses a deletion at exactly the mark", "C4"),
+        way::<watches::WatchesTooMuch>("watches a prefix where one key was asked for", "W4"),
+        way::<watches::NoPrev>("never brings what was there before", "W6"),
+        way::<watches::DropsForTheSlow>("drops events that nobody fetches in time", "W11"),
+        way::<watches::LeaksTasks>("leaves a task behind for each watch", "W12"),
+    ]
+}
+
+/// What a broken store does instead; what a twist does not mention goes to the real store.
+#[async_trait]
+trait Twist: Debug + Send + Sync + 'static {
+    async fn range(&self, inner: &dyn Store, request: RangeRequest) -> Result<RangeResponse> {
+        inner.range(request).await
+    }
+
+    async fn txn(&self, inner: &dyn Store, txn: Txn) -> Result<TxnResponse> {
+        inner.txn(txn).await
+    }
+
+    async fn watch(&self, inner: &Arc<dyn Store>, request: WatchRequest) -> Result<WatchStream> {
+        inner.watch(request).await
+    }
+
+    async fn compact(&self, inner: &dyn Store, revision: Revision) -> Result<()> {
+        inner.compact(revision).await
+    }
+}
+
+#[derive(Debug)]
+struct Twisted<T> {
+    inner: Arc<dyn Store>,
+    twist: T,
+}
+
+#[async_trait]
+impl<T: Twist> Store for Twisted<T> {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        self.twist.range(&*self.inner, request).await
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        self.twist.txn(&*self.inner, txn).await
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        self.twist.watch(&self.inner, request).await
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        self.twist.compact(&*self.inner, revision).await
+    }
+}
+
+struct Around<H> {
+    harness: H,
+    broken: Broken,
+}
+
+#[async_trait]
+impl<H: Harness> Harness for Around<H> {
+    fn abilities(&self) -> &[Ability] {
+        self.harness.abilities()
+    }
+
+    async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
+        let inner = self.harness.fresh().await?;
+        let store = Some((self.broken.wrap)(inner.store()));
+        Ok(Box::new(BrokenFixture { store, inner, broken: self.broken }))
+    }
+}
+
+#[derive(Debug)]
+struct BrokenFixture {
+    // `None` only while the store is opened again.
+    store: Option<Arc<dyn Store>>,
+    inner: Box<dyn Fixture>,
+    broken: Broken,
+}
+
+#[async_trait]
+impl Fixture for BrokenFixture {
+    fn store(&self) -> Arc<dyn Store> {
+        self.store.clone().unwrap_or_else(|| (self.broken.wrap)(self.inner.store()))
+    }
+
+    async fn another(&self) -> Result<Arc<dyn Store>, BoxError> {
+        Ok((self.broken.wrap)(self.inner.another().await?))
+    }
+
+    async fn reopen(&mut self) -> Result<(), BoxError> {
+        self.store = None;
+        self.inner.reopen().await?;
+        self.store = Some((self.broken.wrap)(self.inner.store()));
+        Ok(())
+    }
+
+    async fn close(&mut self) -> Result<(), BoxError> {
+        self.inner.close().await
+    }
+
+    async fn stored_bytes(&self) -> Result<u64, BoxError> {
+        self.inner.stored_bytes().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::reference::References;
+    use crate::runner::{Options, Report, Verdict, run};
+
+    fn failures(harness: impl Harness) -> Vec<Report> {
+        let options = Options::new().with_patience(Duration::from_secs(1)).with_case_limit(Duration::from_secs(20));
+        let reports = run(harness, &options).unwrap();
+        reports.into_iter().filter(|report| matches!(report.verdict, Verdict::Failed(_))).collect()
+    }
+
+    #[test]
+    fn the_healthy_store_passes() {
+        let failed = failures(References);
+        assert!(failed.is_empty(), "{failed:#?}");
+    }
+
+    #[test]
+    fn every_broken_store_fails_by_its_rule() {
+        for broken in broken() {
+            let failed = failures(broken.around(References));
+            let rules: Vec<&str> = failed.iter().filter_map(Report::rule_broken).collect();
+            assert!(rules.contains(&broken.rule()), "a store that {} fails by {rules:?} only", broken.name());
+        }
+    }
+}

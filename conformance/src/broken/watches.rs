@@ -1,0 +1,185 @@
+//! Stores that watch wrongly.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use futures::{Stream, StreamExt, stream};
+use kv::{Batch, ErrorKind, EventKind, Prev, Range, Result, Revision, Store, WatchRequest, WatchStream};
+use tokio::sync::mpsc;
+
+use super::Twist;
+
+/// The stream with each batch turned into others.
+fn change<S, I>(stream: S, mut change: impl FnMut(Batch) -> I + Send + 'static) -> WatchStream
+where
+    S: Stream<Item = Result<Batch>> + Send + 'static,
+    I: IntoIterator<Item = Batch>,
+    I::IntoIter: Send + 'static,
+{
+    stream
+        .flat_map(move |item| {
+            let items: Vec<Result<Batch>> = match item {
+                Ok(batch) => change(batch).into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error)],
+            };
+            stream::iter(items)
+        })
+        .boxed()
+}
+
+#[derive(Debug, Default)]
+pub(super) struct LosesAnEvent;
+
+#[async_trait]
+impl Twist for LosesAnEvent {
+    async fn watch(&self, inner: &Arc<dyn Store>, request: WatchRequest) -> Result<WatchStream> {
+        Ok(change(inner.watch(request).await?, |mut batch| {
+            if batch.events.len() > 1 {
+                batch.events.pop();
+            }
+            [batch]
+        }))
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct SplitsBatches;
+
+#[async_trait]
+impl Twist for SplitsBatches {
+    async fn watch(&self, inner: &Arc<dyn Store>, request: WatchRequest) -> Result<WatchStream> {
+        Ok(change(inner.watch(request).await?, |batch| {
+            let (revision, time) = (batch.revision, batch.time);
+            batch.events.into_iter().map(move |event| Batch { revision, time, events: vec![event] })
+        }))
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Repeats;
+
+#[async_trait]
+impl Twist for Repeats {
+    async fn watch(&self, inner: &Arc<dyn Store>, request: WatchRequest) -> Result<WatchStream> {
+        let mut count = 0;
+        Ok(change(inner.watch(request).await?, move |batch| {
+            count += 1;
+            if count % 10 == 0 { vec![batch.clone(), batch] } else { vec![batch] }
+        }))
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct SkipsAhead;
+
+#[async_trait]
+impl Twist for SkipsAhead {
+    async fn watch(&self, inner: &Arc<dyn Store>, request: WatchRequest) -> Result<WatchStream> {
+        let (inner, again) = (inner.clone(), request.clone());
+        let stream = inner.watch(request).await?;
+        Ok(stream
+            .then(move |item| {
+                let (inner, mut again) = (inner.clone(), again.clone());
+                async move {
+                    match item {
+                        Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {
+                            if let ErrorKind::Compacted { compact_revision } = error.kind() {
+                                again.start = *compact_revision;
+                            }
+                            inner.watch(again).await.unwrap_or_else(|error| stream::iter([Err(error)]).boxed())
+                        }
+                        item => stream::iter([item]).boxed(),
+                    }
+                }
+            })
+            .flatten()
+            .boxed())
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct LosesDeletionAtMark(Arc<AtomicI64>);
+
+#[async_trait]
+impl Twist for LosesDeletionAtMark {
+    async fn compact(&self, inner: &dyn Store, revision: Revision) -> Result<()> {
+        inner.compact(revision).await?;
+        self.0.fetch_max(revision.get(), Ordering::SeqCst);
+        Ok(())
+    }
+
+    async fn watch(&self, inner: &Arc<dyn Store>, request: WatchRequest) -> Result<WatchStream> {
+        let mark = self.0.clone();
+        Ok(change(inner.watch(request).await?, move |mut batch| {
+            if batch.revision.get() == mark.load(Ordering::SeqCst) {
+                batch.events.retain(|event| event.kind != EventKind::Delete);
+            }
+            Some(batch).filter(|batch| !batch.events.is_empty())
+        }))
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct WatchesTooMuch;
+
+#[async_trait]
+impl Twist for WatchesTooMuch {
+    async fn watch(&self, inner: &Arc<dyn Store>, mut request: WatchRequest) -> Result<WatchStream> {
+        request.check("broken")?;
+        if let Range::Key(key) = request.range {
+            request.range = Range::Prefix(key);
+        }
+        inner.watch(request).await
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct NoPrev;
+
+#[async_trait]
+impl Twist for NoPrev {
+    async fn watch(&self, inner: &Arc<dyn Store>, request: WatchRequest) -> Result<WatchStream> {
+        inner.watch(request.with_prev(Prev::Omit)).await
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct DropsForTheSlow;
+
+#[async_trait]
+impl Twist for DropsForTheSlow {
+    async fn watch(&self, inner: &Arc<dyn Store>, request: WatchRequest) -> Result<WatchStream> {
+        const ROOM: usize = 5000;
+        let mut source = inner.watch(request).await?;
+        let (fill, mut drain) = mpsc::channel(ROOM);
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    item = source.next() => match item {
+                        // What does not fit is lost, and nobody is told.
+                        Some(item) => drop(fill.try_send(item)),
+                        None => return,
+                    },
+                    () = fill.closed() => return,
+                }
+            }
+        });
+        Ok(stream::poll_fn(move |context| drain.poll_recv(context)).boxed())
+    }
+}
+
+/// Ends the tasks only when the store goes.
+#[derive(Debug, Default)]
+pub(super) struct LeaksTasks(Mutex<Vec<mpsc::Sender<()>>>);
+
+#[async_trait]
+impl Twist for LeaksTasks {
+    async fn watch(&self, inner: &Arc<dyn Store>, request: WatchRequest) -> Result<WatchStream> {
+        let stream = inner.watch(request).await?;
+        let (hold, mut held) = mpsc::channel(1);
+        tokio::spawn(async move { held.recv().await });
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(hold);
+        Ok(stream)
+    }
+}

@@ -1,0 +1,84 @@
+//! What a case is.
+
+use std::fmt;
+
+use futures::future::BoxFuture;
+
+use crate::expect::Checked;
+use crate::harness::Ability;
+use crate::subject::Subject;
+
+/// A topic of cases; each is a file of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Group {
+    /// Single reads and writes.
+    Basic,
+    /// The counter.
+    Revisions,
+    /// Transactions.
+    Txn,
+    /// Reading ranges.
+    Range,
+    /// Reading the past, and giving it up.
+    History,
+    /// Watches.
+    Watch,
+    /// Several clients at once.
+    Concurrency,
+    /// Sizes, counts and bad input.
+    Limits,
+}
+
+/// How a case gets on with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Weight {
+    /// It runs beside others.
+    Light,
+    /// It takes much of the machine, or looks at the whole process, and runs alone.
+    Heavy,
+}
+
+/// One case: what it is called, which rules it judges, and how to run it.
+#[derive(Clone)]
+pub struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) group: Group,
+    pub(crate) rules: &'static [&'static str],
+    pub(crate) needs: &'static [Ability],
+    pub(crate) weight: Weight,
+    pub(crate) story: fn(Subject) -> BoxFuture<'static, Checked>,
+}
+
+impl Case {
+    /// Its name: a letter for the group, two digits and what it does.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Its topic.
+    pub fn group(&self) -> Group {
+        self.group
+    }
+
+    /// The numbers of the rules that it judges; a failure is one of the first unless it says otherwise.
+    pub fn rules(&self) -> &'static [&'static str] {
+        self.rules
+    }
+
+    /// What the environment must be able to do.
+    pub fn needs(&self) -> &'static [Ability] {
+        self.needs
+    }
+
+    /// Why it cannot run in an environment with these abilities, if so.
+    pub fn ignored_because(&self, abilities: &[Ability]) -> Option<&'static str> {
+        self.needs.iter().find(|need| !abilities.contains(need)).map(|need| need.missing())
+    }
+}
+
+impl fmt::Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Case").field("name", &self.name).field("rules", &self.rules).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,172 @@
+//! What a case says of what it saw.
+
+use std::fmt::{self, Debug};
+use std::panic::Location;
+
+use kv::ErrorKind;
+
+/// How much of an expected or seen thing is shown.
+const SHOWN_CHARS: usize = 700;
+
+/// What a case returns.
+pub(crate) type Checked<T = ()> = Result<T, Failure>;
+
+/// A store did something else than a rule says.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    rule: Option<&'static str>,
+    checked: String,
+    expected: String,
+    got: String,
+    at: &'static Location<'static>,
+}
+
+impl Failure {
+    #[track_caller]
+    pub(crate) fn new(checked: impl Into<String>, expected: impl Into<String>, got: impl Into<String>) -> Self {
+        Self { rule: None, checked: checked.into(), expected: expected.into(), got: got.into(), at: Location::caller() }
+    }
+
+    /// The number of the rule that is broken.
+    pub fn rule(&self) -> &'static str {
+        self.rule.unwrap_or("?")
+    }
+
+    /// What was looked at.
+    pub fn checked(&self) -> &str {
+        &self.checked
+    }
+
+    /// What the rule asks for.
+    pub fn expected(&self) -> &str {
+        &self.expected
+    }
+
+    /// What the store did.
+    pub fn got(&self) -> &str {
+        &self.got
+    }
+
+    /// The same failure with something more to know about what was looked at.
+    pub(crate) fn with_note(mut self, note: &str) -> Self {
+        self.checked = format!("{} ({note})", self.checked);
+        self
+    }
+
+    /// The same failure as one of this rule, unless it already names one.
+    pub(crate) fn or_rule(mut self, rule: Option<&'static str>) -> Self {
+        self.rule = self.rule.or(rule);
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    /// The rule's number and words, then what was looked at, expected and seen, and where the case says so.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "breaks rule {}: {}", self.rule(), crate::rules::text_of(self.rule()))?;
+        writeln!(f, "  checked:  {}", self.checked)?;
+        writeln!(f, "  expected: {}", self.expected)?;
+        writeln!(f, "  got:      {}", self.got)?;
+        write!(f, "  at:       {}", self.at)
+    }
+}
+
+impl From<kv::Error> for Failure {
+    /// A call that has to succeed did not.
+    #[track_caller]
+    fn from(error: kv::Error) -> Self {
+        Self::new(format!("a {} that has to succeed", error.operation()), "an answer", error.to_string())
+    }
+}
+
+impl From<tokio::task::JoinError> for Failure {
+    /// A task of a case panicked, in the store or in the case.
+    #[track_caller]
+    fn from(error: tokio::task::JoinError) -> Self {
+        Self::new("a task of the case", "no panic", error.to_string())
+    }
+}
+
+/// Names the rule of an expectation, where it is not the first rule of the case.
+pub(crate) trait OfRule {
+    /// The same result; a failure is one of `rule`.
+    fn of(self, rule: &'static str) -> Self;
+}
+
+impl<T> OfRule for Checked<T> {
+    fn of(self, rule: &'static str) -> Self {
+        self.map_err(|failure| failure.or_rule(Some(rule)))
+    }
+}
+
+/// Shows a thing, cut when it is long.
+pub(crate) fn shown(thing: &impl Debug) -> String {
+    let text = format!("{thing:?}");
+    match text.char_indices().nth(SHOWN_CHARS) {
+        Some((cut, _)) => format!("{}... ({} characters)", &text[..cut], text.len()),
+        None => text,
+    }
+}
+
+/// `got` is `expected`.
+#[track_caller]
+pub(crate) fn same<A: PartialEq<B> + Debug, B: Debug>(checked: &str, got: A, expected: B) -> Checked {
+    if got == expected {
+        return Ok(());
+    }
+    Err(Failure::new(checked, shown(&expected), shown(&got)))
+}
+
+/// `condition` holds; `got` is shown when it does not.
+#[track_caller]
+pub(crate) fn holds(expected: &str, condition: bool, got: &impl Debug) -> Checked {
+    if condition {
+        return Ok(());
+    }
+    Err(Failure::new("a condition", expected, shown(got)))
+}
+
+/// There is something, which is handed on.
+#[track_caller]
+pub(crate) fn some<T>(checked: &str, got: Option<T>) -> Checked<T> {
+    got.ok_or_else(|| Failure::new(checked, "something", "nothing"))
+}
+
+/// The call failed with an error of exactly this kind.
+#[track_caller]
+pub(crate) fn refused<T: Debug>(checked: &str, got: kv::Result<T>, kind: impl Into<ErrorKind>) -> Checked {
+    let kind = kind.into();
+    match got {
+        Err(error) if *error.kind() == kind => Ok(()),
+        Err(error) => Err(Failure::new(checked, format!("the error {kind:?}"), format!("the error {error:?}"))),
+        Ok(answer) => Err(Failure::new(checked, format!("the error {kind:?}"), shown(&answer))),
+    }
+}
+
+/// The call failed with `Compacted`, and the mark, if the error has it, is right.
+#[track_caller]
+pub(crate) fn compacted<T: Debug>(checked: &str, got: kv::Result<T>, mark: kv::Revision) -> Checked {
+    match got {
+        Err(error) => is_compacted(checked, error.kind(), mark),
+        Ok(answer) => Err(Failure::new(checked, "the error Compacted", shown(&answer))),
+    }
+}
+
+/// The kind is `Compacted`, and the mark, if it has one, is right.
+#[track_caller]
+pub(crate) fn is_compacted(checked: &str, kind: &ErrorKind, mark: kv::Revision) -> Checked {
+    match kind {
+        ErrorKind::Compacted { compact_revision } if !compact_revision.is_set() || *compact_revision == mark => Ok(()),
+        other => Err(Failure::new(checked, format!("the error Compacted with mark {mark}"), shown(other))),
+    }
+}
+
+/// The call failed with `TooLarge`, whatever number it gives.
+#[track_caller]
+pub(crate) fn too_large<T: Debug>(checked: &str, got: kv::Result<T>) -> Checked {
+    match got {
+        Err(error) if matches!(error.kind(), ErrorKind::TooLarge { .. }) => Ok(()),
+        Err(error) => Err(Failure::new(checked, "the error TooLarge", format!("the error {error:?}"))),
+        Ok(answer) => Err(Failure::new(checked, "the error TooLarge", shown(&answer))),
+    }
+}

@@ -1,0 +1,313 @@
+//! Several clients at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fastrand::Rng;
+use kv::{Compare, CompareOp, Key, Kv, Op, Range, Revision, StoreExt, Target, Txn, Value};
+use tokio::task::{JoinHandle, yield_now};
+
+use crate::expect::{Checked, Failure, OfRule, holds, same, some};
+use crate::subject::{Branch, Handle, Subject, after, text, took};
+
+/// A client for each number, every other one on a handle of its own; what all of them return.
+async fn clients<T, F>(t: &Subject, count: usize, client: impl Fn(Handle, usize) -> F) -> Checked<Vec<T>>
+where
+    T: Send + 'static,
+    F: Future<Output = Checked<T>> + Send + 'static,
+{
+    let mut tasks: Vec<JoinHandle<Checked<T>>> = Vec::with_capacity(count);
+    for i in 0..count {
+        let handle = if i % 2 == 0 { t.handle() } else { t.another().await? };
+        tasks.push(tokio::spawn(client(handle, i)));
+    }
+    let mut results = Vec::with_capacity(count);
+    for task in tasks {
+        results.push(task.await??);
+    }
+    Ok(results)
+}
+
+fn number(kv: &Kv) -> Checked<i64> {
+    let text = text(&kv.value);
+    text.parse().map_err(|_| Failure::new("a counter's value", "a number", text))
+}
+
+/// How often an update that others get in the way of is tried before the case fails.
+const ATTEMPTS: usize = 2000;
+
+fn gave_up<T>(what: &str) -> Checked<T> {
+    Err(Failure::new(what, "success at last", format!("{ATTEMPTS} attempts that all failed")))
+}
+
+async fn increment(t: &Handle, key: &str) -> Checked<Revision> {
+    for _ in 0..ATTEMPTS {
+        let now = some("the counter", t.get(key).await?)?;
+        let next = number(&now)? + 1;
+        if let Ok(at) = t.update_if(key, next.to_string(), now.mod_revision).await? {
+            return Ok(at);
+        }
+        yield_now().await;
+    }
+    gave_up("an increment")
+}
+
+pub(crate) async fn counter(t: Subject) -> Checked {
+    const CLIENTS: usize = 8;
+    const EACH: usize = 40;
+    let base = t.put("counter", "0").await?;
+    let revisions = clients(&t, CLIENTS, |t, _| async move {
+        let mut revisions = Vec::with_capacity(EACH);
+        for _ in 0..EACH {
+            revisions.push(increment(&t, "counter").await?);
+        }
+        Ok(revisions)
+    })
+    .await?;
+    let total = CLIENTS * EACH;
+    same("the counter", t.value("counter").await?, Some(total.to_string()))?;
+    let each_sorted = revisions.iter().all(|of_one| of_one.is_sorted());
+    holds("ascending revisions for each client", each_sorted, &revisions)?;
+    let different: BTreeSet<Revision> = revisions.into_iter().flatten().collect();
+    same("how many different revisions there were", different.len(), total).of("R2")?;
+    same("the store's revision", t.revision().await?, after(base, total as i64)).of("R2")
+}
+
+pub(crate) async fn one_creator(t: Subject) -> Checked {
+    const CLIENTS: usize = 16;
+    for round in 0..10 {
+        let key = format!("k/{round}");
+        let made = clients(&t, CLIENTS, |t, i| {
+            let key = key.clone();
+            async move { Ok(t.create(key, format!("{i}")).await?.map(|at| (i, at))) }
+        })
+        .await?;
+        let winners: Vec<(usize, Revision)> = made.iter().filter_map(|result| result.as_ref().ok()).copied().collect();
+        same("how many clients created the key", winners.len(), 1)?;
+        let now = some("the key", t.get(key).await?)?;
+        same(
+            "value and revision of the key",
+            (text(&now.value), now.mod_revision),
+            (winners[0].0.to_string(), winners[0].1),
+        )?;
+        let told = made.into_iter().filter_map(Result::err).all(|found| found.as_ref() == Some(&now));
+        holds("what the others were told is there", told, &now)?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn write_skew(t: Subject) -> Checked {
+    for round in 0..30 {
+        let (left, right) = (format!("{round}/left"), format!("{round}/right"));
+        let base = t.run([Op::put(left.as_str(), "on"), Op::put(right.as_str(), "on")]).await?.revision;
+        // Each switches one off, if both are as they were: then at least one stays on.
+        let off = clients(&t, 2, |t, i| {
+            let keys = [left.clone(), right.clone()];
+            async move {
+                let compares = keys.each_ref().map(|key| Compare::unchanged(key.as_str(), base));
+                let op = Op::put(keys[i].as_str(), "off");
+                Ok(t.txn(Txn::new().with_compares(compares).with_success([op])).await?.succeeded)
+            }
+        })
+        .await?;
+        same("how many of two transactions succeed", off.iter().filter(|succeeded| **succeeded).count(), 1)?;
+        let on = t.read(Range::prefix(format!("{round}/"))).await?;
+        same("how many are on", on.kvs.iter().filter(|kv| text(&kv.value) == "on").count(), 1)?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn bank(t: Subject) -> Checked {
+    const ACCOUNTS: usize = 10;
+    const EACH: usize = 30;
+    let account = |i: usize| format!("account/{i}");
+    t.run((0..ACCOUNTS).map(|i| Op::put(account(i), "100"))).await?;
+    let movers = clients(&t, 4, |t, i| async move {
+        let mut random = Rng::with_seed(i as u64);
+        for _ in 0..EACH {
+            let from = random.usize(..ACCOUNTS);
+            let to = (from + random.usize(1..ACCOUNTS)) % ACCOUNTS;
+            transfer(&t, &account(from), &account(to), random.i64(1..20)).await?;
+        }
+        Ok(())
+    });
+    let reader = t.another().await?;
+    let auditor = async {
+        for _ in 0..60 {
+            let found = reader.read(Range::prefix("account/")).await?;
+            let sum: i64 = found.kvs.iter().map(number).sum::<Checked<i64>>()?;
+            same("the sum of all accounts", sum, 100 * ACCOUNTS as i64)?;
+        }
+        Ok(())
+    };
+    let (moved, audited): (Checked<Vec<()>>, Checked) = futures::join!(movers, auditor);
+    moved?;
+    audited
+}
+
+async fn transfer(t: &Handle, from: &str, to: &str, amount: i64) -> Checked {
+    for _ in 0..ATTEMPTS {
+        let source = some("an account", t.get(from).await?)?;
+        let target = some("an account", t.get(to).await?)?;
+        let txn = Txn::new()
+            .with_compares([&source, &target].map(|kv| Compare::unchanged(kv.key.clone(), kv.mod_revision)))
+            .with_success([
+                Op::put(from, (number(&source)? - amount).to_string()),
+                Op::put(to, (number(&target)? + amount).to_string()),
+            ]);
+        if t.txn(txn).await?.succeeded {
+            return Ok(());
+        }
+        yield_now().await;
+    }
+    gave_up("a transfer")
+}
+
+pub(crate) async fn reader_after_writer(t: Subject) -> Checked {
+    let other = t.another().await?;
+    for i in 0..60 {
+        let at = t.put("k", format!("{i}")).await?;
+        let reader = other.clone();
+        let found = tokio::spawn(async move { reader.read(Range::key("k")).await }).await??;
+        same("the write that was acknowledged before", found.kvs.first().map(|kv| kv.mod_revision), Some(at))?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn revisions_never_go_back(t: Subject) -> Checked {
+    let (writer, other) = (t.another().await?, t.another().await?);
+    let writes = tokio::spawn(async move { writer.write_all(150, |i| Op::put(format!("k/{}", i % 5), "v")).await });
+    let mut last = Revision::UNSET;
+    while !writes.is_finished() {
+        for reader in [&*t, &other] {
+            let found = reader.read(Range::prefix("k/")).await?;
+            holds("a revision not before the last one", found.revision >= last, &(last, found.revision))?;
+            last = found.revision;
+        }
+        yield_now().await;
+    }
+    writes.await?
+}
+
+pub(crate) async fn log_is_what_was_acknowledged(t: Subject) -> Checked {
+    const CLIENTS: usize = 8;
+    const EACH: usize = 25;
+    let base = t.revision().await?;
+    let written = clients(&t, CLIENTS, |t, i| async move {
+        let mut written = Vec::with_capacity(EACH);
+        for n in 0..EACH {
+            let value = format!("{i}/{n}");
+            let at = t.put(format!("k/{}", n % 3), value.as_str()).await?;
+            written.push((at, value));
+        }
+        Ok(written)
+    })
+    .await?;
+    let acknowledged: BTreeMap<Revision, String> = written.into_iter().flatten().collect();
+    let last = after(base, (CLIENTS * EACH) as i64);
+    let batches = t.watcher(Range::prefix("k/"), base.next()).await?.until(last).await?;
+    let log: BTreeMap<Revision, String> = batches
+        .iter()
+        .flat_map(|batch| &batch.events)
+        .map(|event| (event.kv.mod_revision, text(&event.kv.value)))
+        .collect();
+    same("the writes in the log, by revision", log, acknowledged)
+}
+
+pub(crate) async fn dropped_calls(t: Subject) -> Checked {
+    const CALLS: usize = 300;
+    let base = t.revision().await?;
+    let mut random = Rng::with_seed(9);
+    for i in 0..CALLS {
+        let txn = Txn::new().with_success([Op::put(format!("a/{i:03}"), "v"), Op::put(format!("b/{i:03}"), "v")]);
+        let mut call = Box::pin(t.txn(txn));
+        // Polled some times and then dropped, at another place each time.
+        for _ in 0..random.usize(..4) {
+            if futures::poll!(&mut call).is_ready() {
+                break;
+            }
+            yield_now().await;
+        }
+    }
+    // A write that is told of now comes after all calls that had begun, or they have not happened at all.
+    let last = t.put("end", "v").await?;
+    let kvs = t.list(Range::All).await?.kvs;
+    let of = |name: &str| -> BTreeMap<String, Revision> {
+        let named = kvs.iter().filter(|kv| kv.key.as_bytes().starts_with(name.as_bytes()));
+        named.map(|kv| (kv.key.to_string().replace(name, ""), kv.mod_revision)).collect()
+    };
+    let (a, b) = (of("a/"), of("b/"));
+    same("both keys of each call, at one revision", &a, &b).of("T2")?;
+    let once = kvs.iter().all(|kv| kv.version == 1);
+    holds("each call once or not at all", once, &kvs.len())?;
+    let batches = t.watcher(Range::All, base.next()).await?.until(last).await?;
+    same("as many revisions as calls that happened", batches.len(), a.len() + 1)
+}
+
+pub(crate) async fn block_of_addresses(t: Subject) -> Checked {
+    const OWNERS: &[u8; 16] = b"abcdefghijklmnop";
+    const TASKS: usize = OWNERS.len();
+    const ADDRESSES: usize = 64;
+    t.put("block", vec![b'.'; ADDRESSES]).await?;
+    let taken = clients(&t, TASKS, |t, i| async move {
+        let mut taken = Vec::new();
+        for _ in 0..ADDRESSES / TASKS {
+            taken.push(take_address(&t, OWNERS[i]).await?);
+        }
+        Ok(taken)
+    })
+    .await?;
+    let different: BTreeSet<usize> = taken.iter().flatten().copied().collect();
+    same("how many different addresses were given", different.len(), ADDRESSES)?;
+    let block = some("the block", t.get("block").await?)?;
+    for (i, taken) in taken.iter().enumerate() {
+        let mine = taken.iter().all(|address| block.value.as_bytes().get(*address) == Some(&OWNERS[i]));
+        holds("the block says who has which address", mine, &(i, taken, &block.value))?;
+    }
+    same("the version of the block", block.version, ADDRESSES as i64 + 1).of("R5")
+}
+
+/// Takes the first free address of the block, whatever others do meanwhile.
+async fn take_address(t: &Handle, owner: u8) -> Checked<usize> {
+    for _ in 0..ATTEMPTS {
+        let block = some("the block", t.get("block").await?)?;
+        let mut bytes = block.value.as_bytes().to_vec();
+        let free = some("a free address", bytes.iter().position(|byte| *byte == b'.'))?;
+        bytes[free] = owner;
+        if t.update_if("block", bytes, block.mod_revision).await?.is_ok() {
+            return Ok(free);
+        }
+        yield_now().await;
+    }
+    gave_up("taking an address")
+}
+
+/// The key holds this value.
+fn holds_value(key: &str, value: &str) -> Compare {
+    Compare::new(Range::Key(Key::from(key)), CompareOp::Equal, Target::Value(Value::from(value)))
+}
+
+pub(crate) async fn hand_over(t: Subject) -> Checked {
+    const ROUNDS: usize = 40;
+    t.put("turn", "0").await?;
+    let counts = clients(&t, 2, |t, i| async move {
+        let (mine, next) = (i.to_string(), (1 - i).to_string());
+        let (mut turns, mut waits) = (0, 0);
+        while turns < ROUNDS {
+            let txn =
+                Txn::new().with_compares([holds_value("turn", &mine)]).with_success([Op::put("turn", next.as_str())]);
+            if t.txn(txn).await?.succeeded {
+                turns += 1;
+            } else if waits < ROUNDS * ATTEMPTS {
+                waits += 1;
+                yield_now().await;
+            } else {
+                return gave_up("waiting for a turn");
+            }
+        }
+        Ok(turns)
+    })
+    .await?;
+    same("how many turns each had", counts, vec![ROUNDS, ROUNDS])?;
+    let now = t.txn(Txn::new().with_compares([holds_value("turn", "0")])).await?;
+    took("the turn goes back to the first", &now, Branch::Success)
+}

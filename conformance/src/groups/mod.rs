@@ -1,0 +1,14 @@
+//! The cases, one file per topic.
+
+pub(crate) mod basic;
+pub(crate) mod concurrency;
+pub(crate) mod history;
+pub(crate) mod limits;
+pub(crate) mod random;
+pub(crate) mod range;
+pub(crate) mod revisions;
+pub(crate) mod txn;
+pub(crate) mod txn_compare;
+pub(crate) mod watch;
+pub(crate) mod watch_load;
+pub(crate) mod watch_past;

@@ -1,0 +1,117 @@
+//! Watches: many, slow, large and dropped ones.
+
+use std::time::Duration;
+
+use kv::{Op, Range, StoreExt, WatchRequest};
+use tokio::runtime::Handle as Runtime;
+
+use crate::expect::{Checked, OfRule, holds, same};
+use crate::groups::watch_past::all_or_compacted;
+use crate::subject::{Subject, after};
+
+pub(crate) async fn long_backlog(t: Subject) -> Checked {
+    const WRITES: usize = 3000;
+    let base = t.revision().await?;
+    // Two keys in each revision, so that one that is split shows.
+    let ops = |i: usize| [Op::put(format!("p/{}", i % 50), "a"), Op::put("q", "b")];
+    let mut writes = Vec::new();
+    for first in (0..WRITES).step_by(100) {
+        let round = (first..first + 100).map(|i| t.run(ops(i)));
+        writes.extend(futures::future::try_join_all(round).await?);
+    }
+    same("how many revisions there are", writes.len(), WRITES)?;
+    let last = after(base, WRITES as i64);
+    let batches = t.watcher(Range::All, base.next()).await?.until(last).await?;
+    same("how many batches a backlog gives", batches.len(), WRITES)?;
+    let whole = batches.iter().all(|batch| batch.events.len() == 2);
+    holds("every revision whole", whole, &batches.iter().find(|batch| batch.events.len() != 2)).of("W3")
+}
+
+pub(crate) async fn many_watchers(t: Subject) -> Checked {
+    const WATCHERS: usize = 100;
+    const WRITES: usize = 100;
+    let base = t.revision().await?;
+    let ranges = [Range::All, Range::prefix("p/"), Range::prefix("p/1"), Range::key("p/17")];
+    let expected =
+        ranges.clone().map(|range| (0..WRITES).filter(|i| range.contains(format!("p/{i}").as_bytes())).count());
+    let never_polled = t.watch(WatchRequest::new(Range::All, base.next())).await?;
+    let mut watchers = Vec::new();
+    for i in 0..WATCHERS {
+        let (range, count) = (ranges[i % ranges.len()].clone(), expected[i % ranges.len()]);
+        let mut watcher = t.watcher(range, base.next()).await?;
+        watchers.push(tokio::spawn(async move { watcher.take(count).await }));
+    }
+    t.within("writes beside a watcher that does not read", t.write_all(WRITES, |i| Op::put(format!("p/{i}"), "v")))
+        .await??;
+    for (i, watcher) in watchers.into_iter().enumerate() {
+        let batches = watcher.await??;
+        same("how many batches a watcher got", batches.len(), expected[i % ranges.len()]).of("W2")?;
+    }
+    drop(never_polled);
+    Ok(())
+}
+
+pub(crate) async fn stalled_watcher(t: Subject) -> Checked {
+    const WRITES: usize = 10_000;
+    let base = t.revision().await?;
+    let mut stalled = t.watcher(Range::prefix("p/"), base.next()).await?;
+    let first = t.put("p/0", "first").await?;
+    same("its first batch", stalled.next().await?.revision, first)?;
+    t.write_all(WRITES, |i| Op::put(format!("p/{}", i % 100), "v")).await?;
+    let last = after(first, WRITES as i64);
+    same("the revision after all writes", t.revision().await?, last).of("R2")?;
+    // A store may bound its history by itself, so the mark can be anywhere up to now.
+    all_or_compacted(&mut stalled, first.next(), last, last).await
+}
+
+pub(crate) async fn dropped_watches(t: Subject) -> Checked {
+    const WATCHES: usize = 10_000;
+    const AT_ONCE: usize = 500;
+    let base = t.revision().await?;
+    t.put("p/k", "v").await?;
+    let tasks = || Runtime::current().metrics().num_alive_tasks();
+    let before = tasks();
+    for round in 0..WATCHES / AT_ONCE {
+        let mut held = Vec::with_capacity(AT_ONCE);
+        for i in 0..AT_ONCE {
+            let start = if i % 2 == 0 { base.next() } else { after(base, 1_000_000) };
+            held.push(t.watcher(Range::prefix("p/"), start).await?);
+        }
+        // Some are dropped in the middle of their work, some before it began, some while they wait.
+        for watcher in held.iter_mut().step_by(50) {
+            watcher.next().await?;
+        }
+        t.put("p/k", format!("{round}")).await?;
+    }
+    // Some room for what the runtime or the store does of its own accord.
+    let settled = async {
+        while tasks() > before + 16 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let all_gone = t.within("the tasks of dropped watches", settled).await;
+    holds(&format!("about {before} tasks, as before the watches"), all_gone.is_ok(), &tasks())?;
+    let last = t.put("p/k", "last").await?;
+    same("a watch after all that", t.watcher(Range::All, last).await?.next().await?.revision, last)
+}
+
+pub(crate) async fn large_values(t: Subject) -> Checked {
+    const FILLS: &[u8; 8] = b"abcdefgh";
+    const BYTES: usize = 1 << 20;
+    let base = t.revision().await?;
+    let mut live = t.watcher(Range::prefix("p/"), base.next()).await?;
+    for (i, fill) in FILLS.iter().enumerate() {
+        t.put(format!("p/{i}"), vec![*fill; BYTES]).await?;
+    }
+    let mut replayed = t.watcher(Range::prefix("p/"), base.next()).await?;
+    for watcher in [&mut live, &mut replayed] {
+        let batches = watcher.until(after(base, FILLS.len() as i64)).await?;
+        same("how many batches there are", batches.len(), FILLS.len())?;
+        for (batch, fill) in batches.iter().zip(FILLS) {
+            let value = &batch.events[0].kv.value;
+            let whole = value.len() == BYTES && value.as_bytes().iter().all(|byte| byte == fill);
+            holds("a whole value of 1 MiB", whole, value)?;
+        }
+    }
+    Ok(())
+}

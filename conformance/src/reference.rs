@@ -1,0 +1,105 @@
+//! The model as a store, for the tests of this crate: what the suite passes and what broken stores break.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use kv::{
+    Error, Operation, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream,
+};
+use tokio::sync::watch;
+
+use crate::harness::{Ability, BoxError, Fixture, Harness};
+use crate::model::Model;
+
+const NAME: &str = "reference";
+
+#[derive(Debug)]
+struct Shared {
+    model: Mutex<Model>,
+    changed: watch::Sender<()>,
+}
+
+/// The model behind a lock.
+#[derive(Clone, Debug)]
+pub(crate) struct Reference(Arc<Shared>);
+
+impl Reference {
+    fn new() -> Self {
+        let model = Mutex::new(Model::new(Revision::new(1)));
+        Self(Arc::new(Shared { model, changed: watch::Sender::new(()) }))
+    }
+
+    fn model(&self) -> MutexGuard<'_, Model> {
+        self.0.model.lock().unwrap()
+    }
+}
+
+#[async_trait]
+impl Store for Reference {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        request.check(NAME)?;
+        self.model().range(&request).map_err(|kind| Error::new(kind, Operation::Range, NAME))
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        txn.check(NAME)?;
+        let answer = self.model().txn(&txn);
+        self.0.changed.send_replace(());
+        Ok(answer)
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        request.check(NAME)?;
+        let changed = self.0.changed.subscribe();
+        let cursor = Some((self.clone(), request.start, request, changed));
+        Ok(futures::stream::unfold(cursor, |cursor| async {
+            let (store, from, request, mut changed) = cursor?;
+            loop {
+                changed.mark_unchanged();
+                let next = store.model().next_batch(&request, from);
+                match next {
+                    Ok(Some(batch)) => {
+                        let from = batch.revision.next();
+                        return Some((Ok(batch), Some((store, from, request, changed))));
+                    }
+                    Ok(None) => changed.changed().await.ok()?,
+                    Err(kind) => return Some((Err(Error::new(kind, Operation::Watch, NAME)), None)),
+                }
+            }
+        })
+        .boxed())
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        let compacted = self.model().compact(revision);
+        self.0.changed.send_replace(());
+        compacted.map_err(|kind| Error::new(kind, Operation::Compact, NAME))
+    }
+}
+
+/// Makes reference stores; "opening again" keeps the model.
+#[derive(Debug)]
+pub(crate) struct References;
+
+#[async_trait]
+impl Harness for References {
+    fn abilities(&self) -> &[Ability] {
+        &[Ability::New, Ability::Reopen]
+    }
+
+    async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
+        Ok(Box::new(Reference::new()))
+    }
+}
+
+#[async_trait]
+impl Fixture for Reference {
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::new(self.clone())
+    }
+
+    async fn reopen(&mut self) -> Result<(), BoxError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,63 @@
+//! The rules, read from the page on which they stand.
+
+/// One numbered rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Its number, such as `R2`.
+    pub id: String,
+    /// Its words, on one line.
+    pub text: String,
+}
+
+const PAGE: &str = include_str!("../../kv/SEMANTICS.md");
+
+/// All rules, in the order of the page.
+pub fn rules() -> Vec<Rule> {
+    parse(PAGE)
+}
+
+/// The words of a rule; empty if there is no such rule.
+pub(crate) fn text_of(id: &str) -> String {
+    rules().into_iter().find(|rule| rule.id == id).map(|rule| rule.text).unwrap_or_default()
+}
+
+/// A rule is a list item that begins with its number in bold; indented lines after it belong to it.
+fn parse(page: &str) -> Vec<Rule> {
+    let mut rules: Vec<Rule> = Vec::new();
+    let mut open = false;
+    for line in page.lines() {
+        if let Some((id, text)) = line.strip_prefix("- **").and_then(|rest| rest.split_once("**")) {
+            open = is_id(id);
+            if open {
+                rules.push(Rule { id: id.to_owned(), text: text.trim().to_owned() });
+            }
+        } else if line.starts_with("  ") && open {
+            if let Some(rule) = rules.last_mut() {
+                rule.text.push(' ');
+                rule.text.push_str(line.trim());
+            }
+        } else {
+            open = false;
+        }
+    }
+    rules
+}
+
+/// A capital letter and a number without leading zeros.
+fn is_id(id: &str) -> bool {
+    let mut letters = id.chars();
+    letters.next().is_some_and(|first| first.is_ascii_uppercase())
+        && letters.as_str().parse::<u32>().is_ok_and(|number| number.to_string() == letters.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_runs_over_indented_lines() {
+        let page = "# Title\n- **A1** One\n  and more.\n- **Not a rule** no\n  more of it\n- **A2** Two.\n\nText **A3** here\n";
+        let rule = |id: &str, text: &str| Rule { id: id.to_owned(), text: text.to_owned() };
+        assert_eq!(parse(page), [rule("A1", "One and more."), rule("A2", "Two.")]);
+    }
+}

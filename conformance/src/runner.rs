@@ -1,0 +1,205 @@
+//! Runs cases and says what came of each.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use tokio::runtime::Runtime;
+use tokio::sync::RwLock;
+
+use crate::case::{Case, Group, Weight};
+use crate::expect::{Checked, Failure};
+use crate::harness::{Ability, BoxError, Harness};
+use crate::subject::Subject;
+use crate::table::cases;
+
+/// Threads for the cases and for the stores that they judge.
+const WORKERS: usize = 4;
+
+/// Which cases run, and how long they wait.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// Only cases whose name contains this.
+    pub filter: Option<String>,
+    /// How long one call, or one step of a watch, may take. 10 s unless told.
+    pub patience: Duration,
+    /// How long one case may take. 2 minutes unless told.
+    pub case_limit: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { filter: None, patience: Duration::from_secs(10), case_limit: Duration::from_secs(120) }
+    }
+}
+
+impl Options {
+    /// All cases, with patience for a slow disk.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Only cases whose name contains this.
+    #[must_use]
+    pub fn with_filter(mut self, filter: impl Into<String>) -> Self {
+        self.filter = Some(filter.into());
+        self
+    }
+
+    /// How long one call, or one step of a watch, may take.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// How long one case may take.
+    #[must_use]
+    pub fn with_case_limit(mut self, case_limit: Duration) -> Self {
+        self.case_limit = case_limit;
+        self
+    }
+
+    fn wants(&self, case: &Case) -> bool {
+        self.filter.as_ref().is_none_or(|filter| case.name.contains(filter.as_str()))
+    }
+}
+
+/// What came of a case.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// The store did what the rules say.
+    Passed,
+    /// It did not.
+    Failed(Box<Failure>),
+    /// The case did not run, for this reason.
+    Ignored(&'static str),
+}
+
+/// A case and what came of it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Report {
+    /// The case's name.
+    pub name: &'static str,
+    /// Its topic.
+    pub group: Group,
+    /// The rules that it judges.
+    pub rules: &'static [&'static str],
+    /// What came of it.
+    pub verdict: Verdict,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl Report {
+    /// The rule that was broken, if the case failed.
+    pub fn rule_broken(&self) -> Option<&'static str> {
+        match &self.verdict {
+            Verdict::Failed(failure) => Some(failure.rule()),
+            Verdict::Passed | Verdict::Ignored(_) => None,
+        }
+    }
+}
+
+/// Runs the cases one after the other and reports each. It blocks, so it must not be called on an async runtime.
+///
+/// # Errors
+/// If no runtime could be started. What a store does wrong is a [`Verdict`].
+pub fn run(harness: impl Harness, options: &Options) -> Result<Vec<Report>, BoxError> {
+    let stage = Stage::new(Arc::new(harness), options.clone())?;
+    let chosen = cases().into_iter().filter(|case| options.wants(case));
+    Ok(chosen.map(|case| stage.report(&case)).collect())
+}
+
+/// Where cases run: a runtime, a harness, and the turn-taking between heavy cases and others.
+pub(crate) struct Stage {
+    // Taken when the stage ends.
+    runtime: Option<Runtime>,
+    harness: Arc<dyn Harness>,
+    options: Options,
+    turns: Arc<RwLock<()>>,
+}
+
+impl Stage {
+    pub(crate) fn new(harness: Arc<dyn Harness>, options: Options) -> Result<Self, BoxError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
+        Ok(Self { runtime: Some(runtime), harness, options, turns: Arc::default() })
+    }
+
+    pub(crate) fn abilities(&self) -> &[Ability] {
+        self.harness.abilities()
+    }
+
+    fn report(&self, case: &Case) -> Report {
+        let started = Instant::now();
+        let verdict = match case.ignored_because(self.abilities()) {
+            Some(reason) => Verdict::Ignored(reason),
+            None => match self.judge(case) {
+                Ok(()) => Verdict::Passed,
+                Err(failure) => Verdict::Failed(Box::new(failure)),
+            },
+        };
+        Report { name: case.name, group: case.group, rules: case.rules, verdict, took: started.elapsed() }
+    }
+
+    /// Runs one case on a fresh store. A panic, and a case that does not end, are failures of that case.
+    pub(crate) fn judge(&self, case: &Case) -> Checked {
+        let rule = case.rules.first().copied();
+        if let Some(reason) = case.ignored_because(self.abilities()) {
+            return Err(Failure::new("the environment", "what the case needs", reason).or_rule(rule));
+        }
+        // The case answers over a channel, so that a store that blocks every thread of the runtime is still noticed.
+        let (tell, told) = mpsc::channel();
+        let (started, start) = mpsc::channel();
+        let (harness, turns, case) = (self.harness.clone(), self.turns.clone(), case.clone());
+        let patience = self.options.patience;
+        let Some(runtime) = &self.runtime else { return Err(Failure::new("the runner", "a runtime", "none")) };
+        runtime.spawn(async move {
+            let (_shared, _alone) = match case.weight {
+                Weight::Light => (Some(turns.read().await), None),
+                Weight::Heavy => (None, Some(turns.write().await)),
+            };
+            // Nobody listens any more if the runner has given up; then the result is of no use either.
+            let _ = started.send(());
+            let outcome = AssertUnwindSafe(perform(harness, case, patience)).catch_unwind().await;
+            let _ = tell.send(outcome);
+        });
+        let _ = start.recv();
+        let failure = match told.recv_timeout(self.options.case_limit) {
+            Ok(Ok(Ok(()))) => return Ok(()),
+            Ok(Ok(Err(failure))) => failure,
+            Ok(Err(panic)) => Failure::new("the case as a whole", "no panic", panic_text(&*panic)),
+            Err(_) => {
+                let limit = self.options.case_limit;
+                Failure::new("the case as a whole", "an end", format!("no end within {limit:?}"))
+            }
+        };
+        Err(failure.or_rule(rule))
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        // A store that hangs must not keep the report from being seen.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+async fn perform(harness: Arc<dyn Harness>, case: Case, patience: Duration) -> Checked {
+    let fixture = harness
+        .fresh()
+        .await
+        .map_err(|error| Failure::new("the environment: a fresh store", "a store", error.to_string()))?;
+    (case.story)(Subject::new(fixture, patience)).await
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("a panic: {}", text.unwrap_or("without a text"))
+}

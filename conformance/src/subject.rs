@@ -1,0 +1,294 @@
+//! The store that a case is given, with shorthands that let a case read like a story.
+
+use std::future::Future;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use kv::{
+    Compare, Content, Error, ErrorKind, Key, Kv, Op, OpResult, Operation, Range, RangeRequest, RangeResponse, Result,
+    Revision, Store, StoreExt, Txn, TxnResponse, Value, WatchRequest, WatchStream,
+};
+
+use crate::expect::{Checked, Failure, same};
+use crate::harness::{BoxError, Fixture};
+use crate::watcher::Watcher;
+
+/// How many writes [`Handle::write_all`] keeps going at once.
+const WRITES_AT_ONCE: usize = 64;
+
+/// A store of which every call is bounded in time.
+#[derive(Clone, Debug)]
+pub(crate) struct Handle {
+    store: Arc<dyn Store>,
+    patience: Duration,
+}
+
+impl Deref for Handle {
+    type Target = dyn Store;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.store
+    }
+}
+
+impl Handle {
+    fn new(store: Arc<dyn Store>, patience: Duration) -> Self {
+        Self { store: Arc::new(Bounded { inner: store, patience }), patience }
+    }
+
+    /// The store's revision.
+    pub(crate) async fn revision(&self) -> Checked<Revision> {
+        Ok(self.range(RangeRequest::new(Range::key("?")).with_content(Content::CountOnly)).await?.revision)
+    }
+
+    /// A range, as it is now.
+    pub(crate) async fn read(&self, range: Range) -> Checked<RangeResponse> {
+        Ok(self.range(RangeRequest::new(range)).await?)
+    }
+
+    /// A range, as it was.
+    pub(crate) async fn read_at(&self, range: Range, at: Revision) -> Checked<RangeResponse> {
+        Ok(self.range(RangeRequest::new(range).with_at(at)).await?)
+    }
+
+    /// The keys of a range, as text.
+    pub(crate) async fn keys(&self, range: Range) -> Checked<Vec<String>> {
+        Ok(self.read(range).await?.kvs.iter().map(|kv| kv.key.to_string()).collect())
+    }
+
+    /// The value of a key, as text.
+    pub(crate) async fn value(&self, key: &str) -> Checked<Option<String>> {
+        Ok(self.get(key).await?.map(|kv| text(&kv.value)))
+    }
+
+    /// Runs operations without a compare.
+    pub(crate) async fn run(&self, ops: impl IntoIterator<Item = Op> + Send) -> Checked<TxnResponse> {
+        Ok(self.txn(Txn::new().with_success(ops)).await?)
+    }
+
+    /// Whether one compare holds.
+    pub(crate) async fn compare(&self, compare: Compare) -> Checked<bool> {
+        Ok(self.txn(Txn::new().with_compares([compare])).await?.succeeded)
+    }
+
+    /// Writes `count` revisions, each of one operation, as fast as the store takes them and in no particular order.
+    pub(crate) async fn write_all(&self, count: usize, op: impl Fn(usize) -> Op) -> Checked {
+        let mut writes = futures::stream::iter((0..count).map(|i| self.txn(Txn::new().with_success([op(i)]))))
+            .buffer_unordered(WRITES_AT_ONCE);
+        while let Some(written) = writes.next().await {
+            written?;
+        }
+        Ok(())
+    }
+
+    /// Watches without asking for what was there before.
+    pub(crate) async fn watcher(&self, range: Range, start: Revision) -> Checked<Watcher> {
+        self.watcher_of(WatchRequest::new(range, start)).await
+    }
+
+    /// Watches as asked.
+    pub(crate) async fn watcher_of(&self, request: WatchRequest) -> Checked<Watcher> {
+        Ok(Watcher::new(self.watch(request.clone()).await?, request, self.patience))
+    }
+
+    /// Waits for something, but not for ever.
+    pub(crate) async fn within<T>(&self, checked: &str, work: impl Future<Output = T>) -> Checked<T> {
+        within(self.patience, checked, work).await
+    }
+}
+
+/// Waits for something, but not for ever.
+pub(crate) async fn within<T>(patience: Duration, checked: &str, work: impl Future<Output = T>) -> Checked<T> {
+    tokio::time::timeout(patience, work)
+        .await
+        .map_err(|_| Failure::new(checked, "an end", format!("nothing within {patience:?}")))
+}
+
+/// What a case gets: a handle on a fresh store, and what the environment can do with it.
+#[derive(Debug)]
+pub(crate) struct Subject {
+    // Before the fixture, so that handles are gone when it takes the store down.
+    handle: Option<Handle>,
+    fixture: Box<dyn Fixture>,
+    patience: Duration,
+    none: Handle,
+}
+
+impl Deref for Subject {
+    type Target = Handle;
+
+    fn deref(&self) -> &Self::Target {
+        self.handle.as_ref().unwrap_or(&self.none)
+    }
+}
+
+impl Subject {
+    pub(crate) fn new(fixture: Box<dyn Fixture>, patience: Duration) -> Self {
+        let handle = Some(Handle::new(fixture.store(), patience));
+        Self { handle, fixture, patience, none: Handle { store: Arc::new(Gone), patience } }
+    }
+
+    /// A handle of one's own, for a task.
+    pub(crate) fn handle(&self) -> Handle {
+        Handle::clone(self)
+    }
+
+    /// Another handle on the same store.
+    pub(crate) async fn another(&self) -> Checked<Handle> {
+        let store = self.fixture.another().await.map_err(|error| environment("another handle", &error))?;
+        Ok(Handle::new(store, self.patience))
+    }
+
+    /// Closes the store and opens it again. The case must have dropped its own handles and watches.
+    pub(crate) async fn reopen(&mut self) -> Checked {
+        self.handle = None;
+        self.fixture.reopen().await.map_err(|error| environment("opening the store again", &error))?;
+        self.handle = Some(Handle::new(self.fixture.store(), self.patience));
+        Ok(())
+    }
+
+    /// Closes the store under the handles that are held.
+    pub(crate) async fn close(&mut self) -> Checked {
+        self.fixture.close().await.map_err(|error| environment("closing the store", &error))
+    }
+
+    /// How much room the store takes.
+    pub(crate) async fn stored_bytes(&self) -> Checked<u64> {
+        self.fixture.stored_bytes().await.map_err(|error| environment("measuring the store", &error))
+    }
+}
+
+#[track_caller]
+fn environment(what: &str, error: &BoxError) -> Failure {
+    Failure::new(format!("the environment: {what}"), "success", error.to_string())
+}
+
+/// A store around a store that gives up on calls after a while.
+#[derive(Debug)]
+struct Bounded {
+    inner: Arc<dyn Store>,
+    patience: Duration,
+}
+
+impl Bounded {
+    async fn wait<T>(&self, operation: Operation, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        tokio::time::timeout(self.patience, work).await.unwrap_or_else(|_| {
+            Err(Error::new(ErrorKind::Timeout, operation, "conformance")
+                .with_detail(format!("the store did not answer within {:?}", self.patience)))
+        })
+    }
+}
+
+#[async_trait]
+impl Store for Bounded {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        self.wait(Operation::Range, self.inner.range(request)).await
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        self.wait(Operation::Txn, self.inner.txn(txn)).await
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        self.wait(Operation::Watch, self.inner.watch(request)).await
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        self.wait(Operation::Compact, self.inner.compact(revision)).await
+    }
+}
+
+/// What a subject holds while its store is closed: every call says so.
+#[derive(Debug)]
+struct Gone;
+
+fn gone<T>(operation: Operation) -> Result<T> {
+    Err(Error::new(ErrorKind::Closed, operation, "conformance"))
+}
+
+#[async_trait]
+impl Store for Gone {
+    async fn range(&self, _: RangeRequest) -> Result<RangeResponse> {
+        gone(Operation::Range)
+    }
+
+    async fn txn(&self, _: Txn) -> Result<TxnResponse> {
+        gone(Operation::Txn)
+    }
+
+    async fn watch(&self, _: WatchRequest) -> Result<WatchStream> {
+        gone(Operation::Watch)
+    }
+
+    async fn compact(&self, _: Revision) -> Result<()> {
+        gone(Operation::Compact)
+    }
+}
+
+/// A value as text; bytes that are not printable ASCII are escaped.
+pub(crate) fn text(value: &Value) -> String {
+    value.as_bytes().escape_ascii().to_string()
+}
+
+/// From one key to before another.
+pub(crate) fn span(from: &str, to: &str) -> Range {
+    Range::FromTo(from.into(), to.into())
+}
+
+/// The revision that is `steps` after this one.
+pub(crate) fn after(revision: Revision, steps: i64) -> Revision {
+    Revision::new(revision.get() + steps)
+}
+
+/// An entry as it has to be.
+pub(crate) fn entry(key: &str, value: &str, create: Revision, modified: Revision, version: i64) -> Kv {
+    Kv { key: Key::from(key), value: value.into(), create_revision: create, mod_revision: modified, version }
+}
+
+/// The entries that the read at this place of a transaction found.
+#[track_caller]
+pub(crate) fn read_result(answer: &TxnResponse, place: usize) -> Checked<&RangeResponse> {
+    match answer.results.get(place) {
+        Some(OpResult::Range(found)) => Ok(found),
+        other => Err(Failure::new(format!("result {place} of a transaction"), "that of a read", format!("{other:?}"))),
+    }
+}
+
+/// The count and the entries that the delete at this place of a transaction reports.
+#[track_caller]
+pub(crate) fn delete_result(answer: &TxnResponse, place: usize) -> Checked<(u64, &[Kv])> {
+    match answer.results.get(place) {
+        Some(OpResult::Delete { count, prevs }) => Ok((*count, prevs)),
+        other => {
+            Err(Failure::new(format!("result {place} of a transaction"), "that of a delete", format!("{other:?}")))
+        }
+    }
+}
+
+/// The entry that the put at this place of a transaction reports.
+#[track_caller]
+pub(crate) fn put_result(answer: &TxnResponse, place: usize) -> Checked<Option<&Kv>> {
+    match answer.results.get(place) {
+        Some(OpResult::Put { prev }) => Ok(prev.as_ref()),
+        other => Err(Failure::new(format!("result {place} of a transaction"), "that of a put", format!("{other:?}"))),
+    }
+}
+
+/// The transaction took the branch that it had to take.
+#[track_caller]
+pub(crate) fn took(checked: &str, answer: &TxnResponse, succeeded: Branch) -> Checked {
+    let branch = if answer.succeeded { Branch::Success } else { Branch::Failure };
+    same(checked, branch, succeeded)
+}
+
+/// A branch of a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Branch {
+    /// What runs if the compares hold.
+    Success,
+    /// What runs otherwise.
+    Failure,
+}

@@ -1,0 +1,185 @@
+//! The one table of cases. What is not here does not run; a rule that is not here is in [`LATER`].
+
+use crate::case::Weight::{Heavy, Light};
+use crate::case::{Case, Group};
+use crate::groups::{
+    basic, concurrency, history, limits, random, range, revisions, txn, txn_compare, watch, watch_load, watch_past,
+};
+use crate::harness::Ability;
+
+/// Rules whose cases need what the suite cannot do yet, and what that is.
+pub const LATER: &[(&str, &str)] = &[
+    ("R8", "a killed process"),
+    ("R9", "a restored backup"),
+    ("C6", "a killed process"),
+    ("W17", "a connection that is cut"),
+    ("S3", "a killed process, and a disk that forgets what was not synced"),
+    ("S4", "a killed process"),
+    ("S5", "a killed process"),
+    ("E2", "replies that are lost and a disk that fails"),
+    ("E3", "a connection that is cut"),
+    ("E6", "damaged files"),
+    ("E7", "several processes"),
+];
+
+macro_rules! table {
+    ($($group:ident {
+        $($id:ident $module:ident::$story:ident: $($rule:ident)+ $(, needs $($need:ident)+)? $(, runs $weight:ident)?;)+
+    })+) => {
+        vec![$($(
+            Case {
+                name: concat!(stringify!($id), "_", stringify!($story)),
+                group: Group::$group,
+                rules: &[$(stringify!($rule)),+],
+                needs: &[$($(Ability::$need),+)?],
+                weight: table!(@weight $($weight)?),
+                story: |subject| Box::pin($module::$story(subject)),
+            }
+        ),+),+]
+    };
+    (@weight) => { Light };
+    (@weight alone) => { Heavy };
+}
+
+/// All cases: number and story, then the rules that it judges (the first one is meant unless a failure says otherwise),
+/// what it needs, and `alone` if it should not run beside others.
+pub fn cases() -> Vec<Case> {
+    table! {
+        Basic {
+            B01 basic::get_missing_key: G1 R6;
+            B02 basic::put_and_get: R5 R6;
+            B03 basic::put_twice: R5;
+            B04 basic::put_with_prev: O1;
+            B05 basic::empty_value: K2;
+            B06 basic::delete_with_prev: O2 R2;
+            B07 basic::delete_missing: O3 R3;
+            B08 basic::delete_twice: O3 O2 R3;
+            B09 basic::delete_and_put_again: R5;
+            B10 basic::delete_range: O2 R2;
+            B11 basic::delete_empty_range: O3 R3;
+            B12 basic::every_byte: K2 K1;
+            B13 basic::two_handles: S1;
+        }
+        Revisions {
+            R01 revisions::fresh_store: R1, needs New;
+            R02 revisions::dense: R2 R6;
+            R03 revisions::identical_put: R4;
+            R04 revisions::nothing_happens: R3;
+            R05 revisions::delete_only_missing: R3 T2;
+            R06 revisions::many_puts_one_revision: R2 T2;
+            R07 revisions::noop_delete_and_put: R2 R6;
+            R08 revisions::header_covers_answer: R6;
+            R09 revisions::header_of_past_read: R6 G7;
+            R10 revisions::revision_after_reopen: R7 S2, needs Reopen;
+        }
+        Txn {
+            T01 txn_compare::create_by_version: T4 T2;
+            T02 txn_compare::create_by_revisions: T4 T2;
+            T03 txn_compare::update_by_mod_revision: T2;
+            T04 txn_compare::delete_by_mod_revision: T2 O2;
+            T05 txn_compare::numbers_of_missing_key: T4;
+            T06 txn_compare::value_of_missing_key: T5;
+            T07 txn_compare::empty_value: T6;
+            T08 txn_compare::values_are_unsigned: T6;
+            T09 txn_compare::all_compares_count: T1;
+            T10 txn_compare::range_compares: T7;
+            T11 txn_compare::compares_see_state_before: T1 R2;
+            T12 txn::get_put_get: T3 O1 R2;
+            T13 txn::range_after_writes: T3 T2 O2 G4 G5;
+            T14 txn::two_puts: T8 E1;
+            T15 txn::put_and_delete: T8 E1;
+            T16 txn::duplicate_in_other_branch: T8 E1;
+            T17 txn::two_deletes: T8 R2;
+            T18 txn::delete_beside_put: T8 G1;
+            T19 txn::same_key_in_both_branches: T8;
+            T20 txn::one_result_each: T9;
+            T21 txn::failed_txn_writes_nothing: T2 R3;
+            T22 txn::disjoint_txns_race: T11 R2;
+            T23 txn_compare::compare_only_is_fresh: T10 T9 R6;
+            T24 txn_compare::numbers_of_existing_key: T1;
+        }
+        Range {
+            G01 range::limits: G4 G3;
+            G02 range::paging: G8 G4 G7;
+            G03 range::byte_order: G3 K1 G1;
+            G04 range::prefixes_of_ff: G2;
+            G05 range::everything: G2;
+            G06 range::from_a_key: G1;
+            G07 range::empty_spans: G1;
+            G08 range::siblings: G1;
+            G09 range::contents: G5 G4;
+            G10 range::large_answer: G10;
+            G11 range::no_torn_reads: G9 T1 S1;
+        }
+        History {
+            H01 history::every_revision: G7;
+            H02 history::create_delete_recreate: G7;
+            H03 history::range_in_the_past: G7;
+            H04 history::future_revisions: G6;
+            H05 history::latest_by_number: G6;
+            H06 history::txn_in_the_past: G7 G9;
+            H07 history::compaction: C3 G6;
+            H08 history::compaction_limits: C1 C3;
+            H09 history::old_keys_stay: C3;
+            H10 history::mark_at_a_deletion: C3 G6;
+            H11 history::mark_at_now: C3 C2;
+            H12 history::compacted_comes_first: G6;
+            H13 history::compaction_is_no_write: C2;
+            H14 history::mark_after_reopen: C5 C1, needs Reopen;
+            H15 random::against_the_model: G7 W2;
+            H16 history::bounded_room: C7, needs Measure, runs alone;
+        }
+        Watch {
+            W01 watch::simple_events: W2 W5;
+            W02 watch::deletion_fields: W5;
+            W03 watch::what_was_before: W6;
+            W04 watch::creations: W5;
+            W05 watch::order_in_a_txn: W2 W3;
+            W06 watch::mixed_txn: W3 W2;
+            W07 watch_past::replay_then_live: W7 W2 W15;
+            W08 watch_past::starts: W1 W9 W2;
+            W09 watch_past::start_below_mark: W8 W2;
+            W10 watch_past::start_at_mark_put: C4 W6;
+            W11 watch_past::start_at_mark_delete: C4;
+            W12 watch_past::overtaken_by_mark: W8;
+            W13 watch_load::long_backlog: W7 W2 W3, runs alone;
+            W14 watch_past::large_txn_replayed: W3 W2;
+            W15 watch::nothing_to_tell: W4 T1;
+            W16 watch::filters: W4;
+            W17 watch::empty_ranges: W10;
+            W18 watch_load::many_watchers: W11 W2;
+            W19 watch_load::stalled_watcher: W11 W8 R2, runs alone;
+            W20 watch_load::dropped_watches: W12, runs alone;
+            W24 watch::read_after_event: W14;
+            W26 watch_past::resumes_after_reopen: W13 W2, needs Reopen;
+            W28 watch_load::large_values: W16;
+            W29 watch_past::future_and_other_keys: W9;
+            W30 watch_past::goes_on_past_its_mark: W8 C2;
+            W31 watch_past::resumes_anywhere: W13 W2;
+        }
+        Concurrency {
+            L01 concurrency::counter: S1 R2;
+            L02 concurrency::one_creator: S1;
+            L03 concurrency::write_skew: S1;
+            L04 concurrency::bank: S1 G9;
+            L06 concurrency::reader_after_writer: S1;
+            L07 concurrency::revisions_never_go_back: S1;
+            L08 concurrency::log_is_what_was_acknowledged: S1 W2;
+            L09 concurrency::dropped_calls: S6 T2;
+            L10 concurrency::block_of_addresses: S1 R5;
+            L11 concurrency::hand_over: S1;
+        }
+        Limits {
+            X01 limits::empty_keys: X1 E1;
+            X02 limits::too_many_ops: X2 E1;
+            X03 limits::full_txn: X2;
+            X04 limits::value_sizes: X3 K2 E1;
+            X05 limits::request_sizes: X4 E1;
+            X06 limits::key_sizes: X1;
+            X07 limits::large_replies: G10;
+            X08 limits::refusals_change_nothing: E1;
+            X09 limits::awkward_keys_in_errors: E4 T8 K1;
+            X10 limits::use_after_close: E5, needs Close;
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! A watch that checks on each batch what has to hold for every batch of every watch.
+
+use std::time::{Duration, SystemTime};
+
+use futures::StreamExt;
+use kv::{Batch, ErrorKind, Event, EventKind, Prev, Revision, WatchRequest, WatchStream};
+
+use crate::expect::{Checked, Failure, OfRule, holds, same};
+use crate::subject::within;
+
+/// A watch of which every step is bounded in time and every batch is checked.
+pub(crate) struct Watcher {
+    stream: WatchStream,
+    request: WatchRequest,
+    next: Revision,
+    time: Option<SystemTime>,
+    patience: Duration,
+}
+
+impl Watcher {
+    pub(crate) fn new(stream: WatchStream, request: WatchRequest, patience: Duration) -> Self {
+        let next = request.start;
+        Self { stream, request, next, time: None, patience }
+    }
+
+    /// The revision from which on a new watch would go on.
+    pub(crate) fn resume_from(&self) -> Revision {
+        self.next
+    }
+
+    /// The next batch, or the error that ends the watch.
+    pub(crate) async fn step(&mut self) -> Checked<Result<Batch, ErrorKind>> {
+        let checked = format!("a watch of {:?} from {} on, at {}", self.request.range, self.request.start, self.next);
+        match within(self.patience, &checked, self.stream.next()).await.of("W2")? {
+            Some(Ok(batch)) => {
+                self.check(&batch)?;
+                Ok(Ok(batch))
+            }
+            Some(Err(error)) => Ok(Err(error.kind().clone())),
+            None => Err(Failure::new(checked, "a batch or an error", "the end of the stream")).of("W2"),
+        }
+    }
+
+    /// The next batch.
+    pub(crate) async fn next(&mut self) -> Checked<Batch> {
+        self.step().await?.map_err(|kind| Failure::new("a watch", "a batch", format!("the error {kind:?}")))
+    }
+
+    /// The next `count` batches.
+    pub(crate) async fn take(&mut self, count: usize) -> Checked<Vec<Batch>> {
+        let mut batches = Vec::with_capacity(count);
+        while batches.len() < count {
+            batches.push(self.next().await?);
+        }
+        Ok(batches)
+    }
+
+    /// All batches up to the one of revision `last`, which has to come.
+    pub(crate) async fn until(&mut self, last: Revision) -> Checked<Vec<Batch>> {
+        let mut batches = Vec::new();
+        while self.next <= last {
+            batches.push(self.next().await?);
+        }
+        same("the last batch's revision", batches.last().map(|batch| batch.revision), Some(last)).of("W2")?;
+        Ok(batches)
+    }
+
+    /// The stream is over: an error was its last item.
+    pub(crate) async fn over(&mut self) -> Checked {
+        match within(self.patience, "a watch after its error", self.stream.next()).await? {
+            None => Ok(()),
+            Some(item) => Err(Failure::new("a watch after its error", "the end", format!("{item:?}"))),
+        }
+    }
+
+    fn check(&mut self, batch: &Batch) -> Checked {
+        holds("a batch has events", !batch.events.is_empty(), batch).of("W3")?;
+        holds(&format!("no batch before revision {}", self.next), batch.revision >= self.next, batch).of("W2")?;
+        for event in &batch.events {
+            same("the mod revision of an event", event.kv.mod_revision, batch.revision).of("W3")?;
+            let wanted = self.request.range.contains(event.kv.key.as_bytes());
+            holds("only keys in the watched range", wanted, event).of("W4")?;
+            check_event(event, self.request.prev)?;
+        }
+        if let (Some(before), Some(now)) = (self.time, batch.time) {
+            holds("a commit's time is not before the one before it", now >= before, &(before, now)).of("W15")?;
+        }
+        self.time = batch.time.or(self.time);
+        self.next = batch.revision.next();
+        Ok(())
+    }
+}
+
+fn check_event(event: &Event, prev: Prev) -> Checked {
+    match event.kind {
+        EventKind::Put => {
+            let new = event.kv.create_revision == event.kv.mod_revision;
+            holds("a put has version 1 if and only if the key is new", new == (event.kv.version == 1), event)
+                .of("W5")?;
+        }
+        EventKind::Delete => {
+            let bare = !event.kv.create_revision.is_set() && event.kv.version == 0 && event.kv.value.is_empty();
+            holds("a deletion has no create revision, version or value", bare, event).of("W5")?;
+        }
+    }
+    let fits = match &event.prev {
+        None => true,
+        Some(old) => prev == Prev::Return && old.key == event.kv.key && old.mod_revision < event.kv.mod_revision,
+    };
+    holds("what was there before only if asked, of the same key and older", fits, event).of("W6")
+}

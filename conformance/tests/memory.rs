@@ -1,0 +1,66 @@
+//! The store in memory, judged by all cases.
+
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use conformance::{Ability, BoxError, Fixture, Harness};
+use kv::Store;
+use kv_mvcc::{MemoryTable, MvccStore, Options, Table};
+
+struct Memory;
+
+/// "Opening again" is opening a store on the same table.
+#[derive(Debug)]
+struct Held {
+    table: MemoryTable,
+    store: Arc<MvccStore>,
+}
+
+fn open(table: &MemoryTable) -> Result<Arc<MvccStore>, BoxError> {
+    let options = Options { name: "memory", ..Options::default() };
+    Ok(Arc::new(MvccStore::open(Box::new(table.clone()), options)?))
+}
+
+#[async_trait]
+impl Harness for Memory {
+    fn abilities(&self) -> &[Ability] {
+        &[Ability::New, Ability::Reopen, Ability::Close, Ability::Measure]
+    }
+
+    async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
+        let table = MemoryTable::new();
+        Ok(Box::new(Held { store: open(&table)?, table }))
+    }
+}
+
+#[async_trait]
+impl Fixture for Held {
+    fn store(&self) -> Arc<dyn Store> {
+        self.store.clone()
+    }
+
+    async fn reopen(&mut self) -> Result<(), BoxError> {
+        self.store.close().await?;
+        self.store = open(&self.table)?;
+        Ok(())
+    }
+
+    async fn close(&mut self) -> Result<(), BoxError> {
+        Ok(self.store.close().await?)
+    }
+
+    async fn stored_bytes(&self) -> Result<u64, BoxError> {
+        let mut bytes = 0;
+        self.table.view()?.scan(&[], &[u8::MAX], &mut |key, value| {
+            bytes += (key.len() + value.len()) as u64;
+            ControlFlow::Continue(())
+        })?;
+        Ok(bytes)
+    }
+}
+
+fn main() -> ExitCode {
+    conformance::main(Memory, &[])
+}
