@@ -144,17 +144,11 @@ impl fmt::Display for CniError {
 impl StdError for CniError {}
 
 impl From<kv::Error> for CniError {
-    /// A store's error. What another attempt may well get past gets code 11 if nothing was written.
+    /// A store's error. What did not happen and may succeed a little later gets code 11.
     fn from(error: kv::Error) -> Self {
-        let busy = matches!(
-            error.kind(),
-            kv::ErrorKind::Locked
-                | kv::ErrorKind::Throttled
-                | kv::ErrorKind::NotSent
-                | kv::ErrorKind::NoLeader
-                | kv::ErrorKind::Conflict { .. }
-        );
-        Self::from_error(&error).with_code(if busy { Code::TryAgain } else { Code::Internal })
+        let transient = error.kind().is_transient() || matches!(error.kind(), kv::ErrorKind::Conflict { .. });
+        let again = transient && error.outcome() == kv::Outcome::NotApplied;
+        Self::from_error(&error).with_code(if again { Code::TryAgain } else { Code::Internal })
     }
 }
 
@@ -170,6 +164,16 @@ mod tests {
             "{\n    \"code\": 7,\n    \"msg\": \"a \\u003cnil\\u003e \\u0026 \\\"b\\\"\\u2028\",\n    \"details\": \"x\\ny\"\n}"
         );
         assert_eq!(CniError::internal("m").to_json(), "{\n    \"code\": 999,\n    \"msg\": \"m\"\n}");
+    }
+
+    #[test]
+    fn what_may_succeed_later_is_told_so() {
+        let code = |kind, operation| CniError::from(kv::Error::new(kind, operation, "a store")).code();
+        assert_eq!(code(kv::ErrorKind::Locked, kv::Operation::Open), Code::TryAgain);
+        assert_eq!(code(kv::ErrorKind::Conflict { attempts: 100 }, kv::Operation::Transact), Code::TryAgain);
+        assert_eq!(code(kv::ErrorKind::Corrupt, kv::Operation::Open), Code::Internal);
+        // It may have happened.
+        assert_eq!(code(kv::ErrorKind::Timeout, kv::Operation::Transact), Code::Internal);
     }
 
     #[test]

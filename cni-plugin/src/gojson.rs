@@ -49,6 +49,16 @@ impl Json {
         named.map(|(_, value)| value).next_back()
     }
 
+    /// The text of the last member of that name that is not null; empty if there is none.
+    ///
+    /// # Errors
+    /// The [kind](Self::kind) of the first such member that is no text.
+    pub(crate) fn text_member(&self, name: &str) -> Result<&str, &'static str> {
+        let Self::Object(members) = self else { return Ok("") };
+        let named = members.iter().filter(|(key, value)| key.eq_ignore_ascii_case(name) && *value != Self::Null);
+        named.map(|(_, value)| value.as_str().ok_or_else(|| value.kind())).try_fold("", |_, text| text)
+    }
+
     /// The text, if this is a string.
     pub(crate) fn as_str(&self) -> Option<&str> {
         if let Self::String(text) = self { Some(text) } else { None }
@@ -193,6 +203,8 @@ mod tests {
         assert_eq!(json.member("a"), Some(&Json::String("x".into())));
         assert_eq!(json.member("B"), Some(&Json::Number(1.into())));
         assert_eq!(json.member("c"), None);
+        assert_eq!(json.text_member("a"), Err("number"));
+        assert_eq!(json.text_member("c"), Ok(""));
         let Json::Object(members) = json else { panic!("not an object") };
         assert_eq!(members.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["b", "A", "a", "a"]);
     }

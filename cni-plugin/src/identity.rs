@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
+use ipam_core::model::workload_endpoint_name;
 use ipam_core::timestamps::go_string;
 use time::OffsetDateTime;
 
@@ -98,22 +99,16 @@ impl Identity {
     pub(crate) fn check_endpoint_name(&self) -> Result<()> {
         let Attachment { node, container, interface, .. } = &self.attachment;
         if node.is_empty() {
-            return Err(endpoint_error("node (field should be assigned)"));
+            // Only here does Calico leave out the value.
+            let reason = "error constructing WorkloadEndpoint name: error with field node (field should be assigned)";
+            return Err(CniError::internal(reason));
         }
         let owner = match &self.pod {
-            Some((_, pod)) => ("pod", pod),
-            None => ("containerID", container),
+            Some((_, pod)) => ("pod", pod.as_str()),
+            None => ("containerID", container.as_str()),
         };
-        for (field, value) in [("node", node), owner, ("endpoint", interface)] {
-            let reason = match value {
-                _ if value.is_empty() => "field should be assigned",
-                _ if value.starts_with('-') => "field must not begin with a '-'",
-                _ if value.ends_with('-') => "field must not end with a '-'",
-                _ => continue,
-            };
-            return Err(endpoint_error(&format!("{field} = '{value}' ({reason})")));
-        }
-        Ok(())
+        let parts = [("node", node.as_str()), owner, ("endpoint", interface.as_str())];
+        workload_endpoint_name(&parts).map(|_| ()).map_err(|error| CniError::internal(error.to_string()))
     }
 
     /// Refuses a node without a name.
@@ -153,10 +148,6 @@ impl Identity {
             None => self.attachment.container.clone(),
         }
     }
-}
-
-fn endpoint_error(field: &str) -> CniError {
-    CniError::internal(format!("error constructing WorkloadEndpoint name: error with field {field}"))
 }
 
 #[cfg(test)]

@@ -67,14 +67,8 @@ pub(crate) fn check_name(text: &[u8]) -> Result<Json> {
             "json: cannot unmarshal {kind} into Go value of type struct {{ Name string \"json:\\\"name\\\"\" }}"
         )));
     }
-    let name = match conf.member("name") {
-        None => "",
-        Some(Json::String(name)) => name,
-        Some(other) => {
-            let kind = other.kind();
-            return Err(decode(format!("json: cannot unmarshal {kind} into Go struct field .name of type string")));
-        }
-    };
+    let wrong = |kind| decode(format!("json: cannot unmarshal {kind} into Go struct field .name of type string"));
+    let name = conf.text_member("name").map_err(wrong)?;
     if name.is_empty() {
         return Err(CniError::config("missing network name"));
     }

@@ -20,19 +20,15 @@ pub(crate) fn version_reply() -> String {
 /// # Errors
 /// Code 6 if it is not a string.
 pub(crate) fn configured(conf: &Json) -> Result<&str> {
-    match conf.member("cniVersion") {
-        None => Ok("0.1.0"),
-        Some(Json::String(text)) if text.is_empty() => Ok("0.1.0"),
-        Some(Json::String(text)) => Ok(text),
-        Some(other) => Err(CniError::new(
+    let wrong = |kind| {
+        let into = "into Go struct field .cniVersion of type string";
+        CniError::new(
             Code::Decode,
-            format!(
-                "decoding version from network config: json: cannot unmarshal {} into Go struct field .cniVersion of \
-                 type string",
-                other.kind()
-            ),
-        )),
-    }
+            format!("decoding version from network config: json: cannot unmarshal {kind} {into}"),
+        )
+    };
+    let version = conf.text_member("cniVersion").map_err(wrong)?;
+    Ok(if version.is_empty() { "0.1.0" } else { version })
 }
 
 /// Refuses a version that is not, letter by letter, one of ours.
