@@ -27,7 +27,7 @@ pub(crate) const OLDEST_FORMAT: u32 = 1;
 const ROW_VERSION: u8 = 1;
 /// The version and the checksum in front of each row.
 const SEAL_BYTES: usize = 5;
-/// The most bytes of a value that one row holds.
+/// The most bytes of a value that one row holds. Part of the format: the length of a value says how many rows it has.
 const CHUNK_BYTES: usize = MAX_ROW_BYTES - SEAL_BYTES;
 
 /// Twice the longest key, and so more than any encoded row needs.
@@ -282,4 +282,96 @@ pub(crate) fn decode_id(row: &[u8]) -> Result<Uuid, Damage> {
 /// What a log row counts for: its own bytes, and those of the superseded value that it keeps.
 pub(crate) fn log_cost(row_bytes: usize, prev: Option<&Pointer>) -> u64 {
     (LOG_KEY_BYTES + row_bytes) as u64 + prev.map_or(0, |prev| u64::from(prev.len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    const PLACE: Place = Place { revision: 0x1234_5678, sub: 300 };
+    const POINTER: Pointer = Pointer { create_revision: 2, version: 251, place: PLACE, len: 65_536 };
+
+    /// What is on people's disks: none of these may ever change without a new format.
+    #[test]
+    fn rows_are_spelled_as_ever() {
+        assert_eq!(hex(&current_key(b"k\0")), "636b00");
+        assert_eq!(hex(&log_key(PLACE)), "6c00000000123456780000012c");
+        assert_eq!(hex(&value_key(PLACE, 7)), "7600000000123456780000012c00000007");
+        assert_eq!(hex(&encode_format(1)), "00000001130d413f");
+        assert_eq!(hex(&encode_id(Uuid::from_u128(0x1122_3344))), "01cf3c21dd00000000000000000000000011223344");
+        assert_eq!(hex(&encode(b"ck", &POINTER).unwrap()), "01b7454b4602fbfb00fc78563412fb2c01fc00000100");
+        let put = LogRow { key: b"k".to_vec(), time: 1_767_225_600_000_000, change: Change::Put(POINTER), prev: None };
+        assert_eq!(
+            hex(&encode(&log_key(PLACE), &put).unwrap()),
+            "0178046fce016bfd00402046484706000002fbfb00fc78563412fb2c01fc0000010000"
+        );
+        let delete = LogRow { change: Change::Delete, prev: Some(POINTER), ..put };
+        assert_eq!(
+            hex(&encode(&log_key(PLACE), &delete).unwrap()),
+            "01fc3615dc016bfd0040204648470600010102fbfb00fc78563412fb2c01fc00000100"
+        );
+        let state = State {
+            revision: 70_000,
+            compacted: 3,
+            swept: PLACE,
+            log_bytes: 1 << 33,
+            time: 1_767_225_600_000_000,
+            live: 12,
+            digest: u64::MAX,
+        };
+        assert_eq!(
+            hex(&encode(STATE_KEY, &state).unwrap()),
+            "0141caf11cfc7011010003fc78563412fb2c01fd0000000002000000fd00402046484706000cfdffffffffffffffff"
+        );
+        let rows: Vec<_> = value_rows(PLACE, b"value").collect();
+        assert_eq!(rows.len(), 1);
+        assert_eq!(hex(&rows[0].1), "01ed551eff76616c7565");
+        assert_eq!(CHUNK_BYTES, 6139);
+        assert_eq!(format!("{:016x}", fingerprint(b"k", PLACE)), "5c85e43475ed148a");
+    }
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        let row = encode(b"ck", &POINTER).unwrap();
+        assert_eq!(decode::<Pointer>(b"ck", &row).unwrap(), POINTER);
+        assert!(decode::<Pointer>(b"cl", &row).is_err(), "a row belongs to its key");
+        assert!(decode::<State>(b"ck", &row).is_err(), "and is of its kind");
+        assert_eq!(decode_format(&encode_format(9)).unwrap(), 9);
+        let id = Uuid::new_v4();
+        assert_eq!(decode_id(&encode_id(id)).unwrap(), id);
+        assert_eq!(log_place(&log_key(PLACE)).unwrap(), PLACE);
+        assert!(log_place(&log_key(PLACE)[..12]).is_err());
+        assert!(log_place(&value_key(PLACE, 0)).is_err());
+        let mut newer = row;
+        newer[0] = 2;
+        assert!(decode::<Pointer>(b"ck", &newer).unwrap_err().0.contains("unknown version 2"));
+    }
+
+    #[test]
+    fn the_longest_key_fits() {
+        let row = LogRow {
+            key: vec![b'k'; kv::MAX_KEY_BYTES],
+            time: u64::MAX,
+            change: Change::Put(POINTER),
+            prev: Some(POINTER),
+        };
+        let key = log_key(PLACE);
+        let bytes = encode(&key, &row).unwrap();
+        assert!(bytes.len() <= MAX_ROW_BYTES);
+        assert_eq!(decode::<LogRow>(&key, &bytes).unwrap(), row);
+    }
+
+    #[test]
+    fn values_are_cut_into_rows() {
+        for len in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES] {
+            let rows: Vec<_> = value_rows(PLACE, &vec![7; len]).collect();
+            let pointer = Pointer { len: u32::try_from(len).unwrap(), ..POINTER };
+            assert_eq!(rows.len(), pointer.chunks() as usize, "{len}");
+            assert!(rows.iter().all(|(_, row)| row.len() <= MAX_ROW_BYTES));
+        }
+    }
 }

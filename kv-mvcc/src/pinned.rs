@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use kv::{Error, ErrorKind, Key, Operation, Result, Revision, Value};
+use kv::{Error, ErrorKind, Key, Operation, Range, Result, Revision, Value};
 
 use crate::codec::{Place, Pointer, State};
 use crate::entries::{Entries, Merge, Overlay, overlaid};
@@ -59,10 +59,12 @@ pub(crate) struct Pinned<'t> {
     /// The first place in the log of which it is not known yet what was there before.
     seen: Place,
     then: Overlay,
+    /// Which keys the read is about.
+    about: Range,
 }
 
 impl<'t> Pinned<'t> {
-    /// Pins a revision; the latest one if `at` is below 1. `floor` is a revision that the store has certainly reached.
+    /// Pins a revision, the latest one if `at` is below 1, to read keys in `about`. `floor` is a revision that the store has certainly reached.
     ///
     /// # Errors
     /// `FutureRevision`, `Compacted`; `RevisionRegressed` if the store is behind `floor`.
@@ -70,6 +72,7 @@ impl<'t> Pinned<'t> {
         table: &'t dyn Table,
         store: &'static str,
         at: Revision,
+        about: Range,
         floor: u64,
         hold: Hold,
     ) -> Result<Self> {
@@ -87,7 +90,7 @@ impl<'t> Pinned<'t> {
             return Err(compacted(store, Operation::Range, mark));
         }
         let (seen, then) = (Place::first_of(at + 1), Overlay::new());
-        let mut pinned = Self { table, store, rows: None, slice, current: revision, at, seen, then };
+        let mut pinned = Self { table, store, rows: None, slice, current: revision, at, seen, then, about };
         if pinned.catch_up(&rows, revision)? {
             pinned.rows = Some(rows);
         }
@@ -134,7 +137,9 @@ impl<'t> Pinned<'t> {
         }
         let (mut looked, mut complete) = (0, true);
         rows.log(self.seen, revision, &mut |place, row, _| {
-            self.then.entry(Key::from(row.key)).or_insert(row.prev);
+            if self.about.contains(&row.key) {
+                self.then.entry(Key::from(row.key)).or_insert(row.prev);
+            }
             self.seen = place.next();
             looked += 1;
             if looked % ROWS_PER_LOOK == 0 && self.slice.is_over() {

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use async_trait::async_trait;
 use kv::{
-    ErrorKind, Op, OpResult, Operation, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnRange,
+    ErrorKind, Op, OpResult, Operation, Range, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnRange,
     TxnResponse, WatchRequest, WatchStream,
 };
 use tokio::sync::{RwLock, watch};
@@ -177,32 +177,33 @@ impl Inner {
         &self,
         table: &dyn Table,
         at: Revision,
+        about: &Range,
         mut work: impl FnMut(&mut Pinned<'_>) -> Result<T>,
     ) -> Result<T> {
-        for _ in 1..READ_ATTEMPTS {
+        let open = |hold| {
             let floor = self.published.borrow().state.revision;
-            let result =
-                Pinned::open(table, self.name, at, floor, Hold::Slices).and_then(|mut pinned| work(&mut pinned));
-            match result {
+            Pinned::open(table, self.name, at, about.clone(), floor, hold)
+        };
+        for _ in 1..READ_ATTEMPTS {
+            match open(Hold::Slices).and_then(|mut pinned| work(&mut pinned)) {
                 Err(error) if !at.is_set() && matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
                 result => return result,
             }
         }
-        let floor = self.published.borrow().state.revision;
-        work(&mut Pinned::open(table, self.name, at, floor, Hold::ToTheEnd)?)
+        work(&mut open(Hold::ToTheEnd)?)
     }
 
     fn range(&self, table: &dyn Table, request: RangeRequest) -> Result<RangeResponse> {
         let RangeRequest { range, at, limit, content, .. } = request;
         let request = TxnRange::new(range).with_limit(limit).with_content(content);
-        self.pinned(table, at, |pinned| {
+        self.pinned(table, at, &request.range, |pinned| {
             let answer = read(pinned, &request)?;
             Ok(RangeResponse { revision: revision(pinned.current()), ..answer })
         })
     }
 
     fn read_only_txn(&self, table: &dyn Table, txn: &Txn) -> Result<TxnResponse> {
-        self.pinned(table, Revision::UNSET, |pinned| {
+        self.pinned(table, Revision::UNSET, &Range::All, |pinned| {
             let succeeded = all_hold(pinned, &txn.compares)?;
             let mut results = Vec::new();
             for op in if succeeded { &txn.success } else { &txn.failure } {

@@ -147,6 +147,8 @@ struct Group {
 impl Inner {
     fn work(self: &Arc<Self>, table: &dyn Table, job: Job) {
         match job {
+            // Whoever waited for it has gone; nobody can tell this from having come too late.
+            Job::Txn { reply, .. } if reply.is_closed() => {}
             Job::Txn { txn, reply } => self.work_group(table, txn, reply),
             Job::Compact { revision, reply } => match self.compact(table, revision) {
                 Ok(()) => self.queue().jobs.push_back(Job::Sweep { reply }),
@@ -173,7 +175,7 @@ impl Inner {
             .and_then(|()| guarded(self.name, Operation::Txn, || self.stage(table, &mut waiting, &mut group)));
         let failure = match (staged, group.old, group.new) {
             (Err(error), ..) => Some(error.with_outcome(Outcome::NotApplied)),
-            (Ok(()), Some(old), Some((new, writes))) => self.commit(table, &writes, &old, new).err(),
+            (Ok(()), Some(old), Some((new, writes))) => self.commit(table, writes, &old, new).err(),
             (Ok(()), ..) => None,
         };
         let failure = failure.map(Shared::new);
@@ -246,7 +248,7 @@ impl Inner {
         if mark > old.revision {
             return Err(Error::new(ErrorKind::FutureRevision, Operation::Compact, self.name));
         }
-        self.commit(table, &[], &old, State { compacted: mark, ..old })
+        self.commit(table, Vec::new(), &old, State { compacted: mark, ..old })
     }
 
     /// Takes away a slice of what is below the mark.
@@ -262,21 +264,20 @@ impl Inner {
         if writes.is_empty() {
             return Ok(Progress::Done);
         }
-        self.commit(table, &writes, &old, new)?;
-        Ok(if writes.len() < sweep::MAX_ROWS { Progress::Done } else { Progress::More })
+        let progress = if writes.len() < sweep::MAX_ROWS { Progress::Done } else { Progress::More };
+        self.commit(table, writes, &old, new)?;
+        Ok(progress)
     }
 
     /// Commits, and publishes once that is durable. If the engine fails, the table is opened again to see what it did.
     ///
     /// # Errors
     /// The engine's, with the outcome that was found; `Unknown` if nothing could be found out.
-    fn commit(&self, table: &dyn Table, writes: &[Write], old: &State, new: State) -> Result<()> {
+    fn commit(&self, table: &dyn Table, mut writes: Vec<Write>, old: &State, new: State) -> Result<()> {
         let row = codec::encode(codec::STATE_KEY, &new)
             .map_err(|damage| corrupt(self.name, Operation::Txn, damage.0).with_outcome(Outcome::NotApplied))?;
-        let mut all = Vec::with_capacity(writes.len() + 1);
-        all.extend_from_slice(writes);
-        all.push(Write::Put(codec::STATE_KEY.to_vec(), row));
-        let Err(error) = guarded(self.name, Operation::Txn, || table.commit(&all)) else {
+        writes.push(Write::Put(codec::STATE_KEY.to_vec(), row));
+        let Err(error) = guarded(self.name, Operation::Txn, || table.commit(&writes)) else {
             self.publish(new);
             return Ok(());
         };

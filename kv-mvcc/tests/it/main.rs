@@ -1,0 +1,10 @@
+//! Tests of the store on tables in memory: healthy, failing, slow and damaged ones.
+
+#![allow(clippy::unwrap_used)] // What is not as expected fails the test.
+
+mod damage;
+mod recovery;
+mod retention;
+mod slices;
+mod store;
+mod wrapped;

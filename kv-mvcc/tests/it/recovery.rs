@@ -1,0 +1,176 @@
+//! Commits that fail: what callers are told is what happened.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::join_all;
+use kv::{ErrorKind, Op, Outcome, Range, Revision, Store, StoreExt, Txn, WatchRequest};
+use kv_mvcc::{Options, Retention};
+
+use crate::wrapped::{Fault, Wrapped};
+
+fn put(key: &str) -> Txn {
+    Txn::new().with_success([Op::put(key, "v")])
+}
+
+#[tokio::test]
+async fn a_commit_that_did_not_happen_is_definite() {
+    let table = Wrapped::default();
+    let store = table.store(Options::default());
+    store.put("a", "1").await.unwrap();
+    for kind in [&ErrorKind::CommitIo, &ErrorKind::NoSpace] {
+        table.fail_next(Fault::Refused(kind));
+        let error = store.txn(put("b")).await.unwrap_err();
+        assert_eq!((error.kind(), error.outcome()), (kind, Outcome::NotApplied), "{error}");
+        assert!(error.to_string().contains("as the test wants it"), "{error}");
+    }
+    table.fail_next(Fault::Panic);
+    let error = store.txn(put("b")).await.unwrap_err();
+    assert_eq!((error.kind(), error.outcome()), (&ErrorKind::Corrupt, Outcome::NotApplied), "{error}");
+    assert!(store.get("b").await.unwrap().is_none());
+    assert_eq!(store.put("b", "2").await.unwrap(), Revision::new(3));
+    store.verify().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_commit_that_happened_all_the_same_is_a_success() {
+    let table = Wrapped::default();
+    let store = table.store(Options::default());
+    let mut stream = store.watch(WatchRequest::new(Range::All, Revision::new(2))).await.unwrap();
+    table.fail_next(Fault::Applied);
+    assert_eq!(store.txn(put("a")).await.unwrap().revision, Revision::new(2));
+    let batch = tokio::time::timeout(Duration::from_secs(10), stream.next()).await.unwrap().unwrap().unwrap();
+    assert_eq!(batch.revision, Revision::new(2));
+    table.fail_next(Fault::Applied);
+    store.compact(Revision::new(2)).await.unwrap();
+    assert_eq!(store.status().compacted, Revision::new(2));
+    store.verify().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_compaction_that_fails_leaves_the_mark() {
+    let table = Wrapped::default();
+    let store = table.store(Options::default());
+    store.put("a", "1").await.unwrap();
+    table.fail_next(Fault::Refused(&ErrorKind::CommitIo));
+    let error = store.compact(Revision::new(2)).await.unwrap_err();
+    assert_eq!((error.kind(), error.outcome()), (&ErrorKind::CommitIo, Outcome::NotApplied));
+    assert_eq!(store.status().compacted, Revision::UNSET);
+    store.compact(Revision::new(2)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_sweep_that_fails_is_made_up_for() {
+    let table = Wrapped::default();
+    let store = table.store(Options { retention: Retention::UNBOUNDED, ..Options::default() });
+    for i in 0..10 {
+        store.put("a", format!("{i}")).await.unwrap();
+    }
+    // The mark is one commit; the next one takes the rows away, and fails.
+    let compacting = tokio::spawn({
+        let store = store.clone();
+        async move { store.compact(Revision::new(8)).await }
+    });
+    while table.commits() < 12 && !compacting.is_finished() {
+        if store.status().compacted.is_set() {
+            table.fail_next(Fault::Refused(&ErrorKind::CommitIo));
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    compacting.await.unwrap().unwrap();
+    // Either way: no more than this write, which does the rest and may itself meet the fault, is needed.
+    let _ = store.put("a", "last").await;
+    store.put("a", "really").await.unwrap();
+    assert_eq!(crate::wrapped::count(&table.inner, b'l') as i64, store.status().revision.get() - 7);
+    store.verify().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_cannot_be_found_out_is_unknown_and_stops_writing() {
+    let table = Wrapped::default();
+    let store = table.store(Options::default());
+    store.put("a", "1").await.unwrap();
+    for (fault, there) in [(Fault::Applied, true), (Fault::Refused(&ErrorKind::CommitIo), false)] {
+        let before = store.status().revision;
+        table.set_broken(true);
+        table.fail_next(fault);
+        let error = store.txn(put("b")).await.unwrap_err();
+        assert_eq!((error.kind(), error.outcome()), (&ErrorKind::CommitIo, Outcome::Unknown));
+        for _ in 0..2 {
+            let error = store.txn(put("c")).await.unwrap_err();
+            assert_eq!((error.kind(), error.outcome()), (&ErrorKind::Poisoned, Outcome::NotApplied));
+        }
+        let error = store.compact(before).await.unwrap_err();
+        assert_eq!((error.kind(), error.outcome()), (&ErrorKind::Poisoned, Outcome::NotApplied));
+        assert!(store.get("a").await.unwrap().is_some(), "reads go on");
+        table.set_broken(false);
+        let found = if there { before.next() } else { before };
+        assert_eq!(store.txn(put("c")).await.unwrap().revision, found.next());
+        assert!(store.get("b").await.unwrap().is_some(), "from the first round on");
+    }
+    assert!(store.get("c").await.unwrap().is_some());
+    store.verify().await.unwrap();
+}
+
+#[tokio::test]
+async fn all_of_a_group_are_told_the_same() {
+    let table = Wrapped::default();
+    let store = table.store(Options::default());
+    table.fail_next(Fault::Refused(&ErrorKind::NoSpace));
+    let keys: Vec<String> = (0..20).map(|i| format!("k{i}")).collect();
+    let answers = join_all(keys.iter().map(|key| store.txn(put(key)))).await;
+    let mut failed = 0;
+    for (key, answer) in keys.iter().zip(answers) {
+        let there = store.get(key.as_str()).await.unwrap().is_some();
+        match answer {
+            Ok(_) => assert!(there, "{key}"),
+            Err(error) => {
+                assert_eq!((error.kind(), error.outcome()), (&ErrorKind::NoSpace, Outcome::NotApplied));
+                assert!(!there, "{key}");
+                failed += 1;
+            }
+        }
+    }
+    assert!(failed > 0);
+    store.verify().await.unwrap();
+}
+
+#[tokio::test]
+async fn writers_share_commits() {
+    let table = Wrapped::default();
+    let store = table.store(Options::default());
+    let before = table.commits();
+    // One thread puts all of them into the queue before it lets go of it.
+    let answers = join_all((0..200).map(|i| store.txn(put(&format!("k{i}"))))).await;
+    let mut revisions: Vec<i64> = answers.into_iter().map(|answer| answer.unwrap().revision.get()).collect();
+    revisions.sort_unstable();
+    assert_eq!(revisions, (2..202).collect::<Vec<_>>(), "each has its own");
+    let commits = table.commits() - before;
+    assert!(commits < 150, "{commits} commits for 200 transactions");
+    store.verify().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_dropped_call_happens_once_or_not_at_all() {
+    let table = Wrapped::default();
+    let store = table.store(Options::default());
+    let mut tasks = Vec::new();
+    for i in 0..500_u64 {
+        let store = store.clone();
+        tasks.push(tokio::spawn(async move {
+            let write = store.txn(Txn::new().with_success([Op::put(format!("k{i}"), "v")]));
+            let _ = tokio::time::timeout(Duration::from_micros(i % 50 * 10), write).await;
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    store.put("last", "v").await.unwrap();
+    let kvs = store.list(Range::All).await.unwrap().kvs;
+    assert!(kvs.iter().all(|kv| kv.version == 1));
+    assert_eq!(kvs.len() as u64, store.status().live);
+    assert_eq!(store.status().revision.get(), 1 + kvs.len() as i64);
+    store.verify().await.unwrap();
+    store.close().await.unwrap();
+}

@@ -1,0 +1,163 @@
+//! How much history stays, and that giving it up takes its rows away.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use kv::{ErrorKind, Range, RangeRequest, Revision, Store, StoreExt};
+use kv_mvcc::{Clock, MAX_ROW_BYTES, MemoryTable, MvccStore, Options, Retention, Table};
+
+use crate::wrapped::count;
+
+const HOUR: u64 = 3600;
+const DAY: u64 = 24 * HOUR;
+
+fn open(table: &MemoryTable, retention: Retention) -> MvccStore {
+    MvccStore::open(Box::new(table.clone()), Options { retention, ..Options::default() }).unwrap()
+}
+
+/// A clock that a test sets, in seconds since 2026.
+fn clock() -> (Arc<AtomicU64>, Clock) {
+    let seconds = Arc::new(AtomicU64::new(0));
+    let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600);
+    let clock = Clock::new({
+        let seconds = Arc::clone(&seconds);
+        move || start + Duration::from_secs(seconds.load(Ordering::SeqCst))
+    });
+    (seconds, clock)
+}
+
+async fn oldest(store: &MvccStore) -> i64 {
+    let newest = store.status().revision.get();
+    for revision in 1..=newest {
+        let read = RangeRequest::new(Range::All).with_at(Revision::new(revision));
+        match store.range(read).await {
+            Ok(_) => return revision,
+            Err(error) => assert!(matches!(error.kind(), ErrorKind::Compacted { .. })),
+        }
+    }
+    panic!("the newest revision can always be read")
+}
+
+#[tokio::test]
+async fn by_revisions() {
+    let table = MemoryTable::new();
+    let store = open(&table, Retention { revisions: Some(5), ..Retention::UNBOUNDED });
+    for i in 0..50 {
+        store.put(format!("k{}", i % 3), vec![b'x'; 2 * MAX_ROW_BYTES]).await.unwrap();
+    }
+    assert_eq!(oldest(&store).await, 47);
+    assert_eq!(store.status().compacted, Revision::new(47));
+    assert_eq!(count(&table, b'l'), 5);
+    // Three chunks for each of three live values, and for each superseded value that five log rows keep.
+    assert_eq!(count(&table, b'v'), 3 * (3 + 5));
+    assert_eq!(store.verify().await.unwrap().log_rows, 5);
+}
+
+#[tokio::test]
+async fn nothing_but_the_newest() {
+    let table = MemoryTable::new();
+    for revisions in [0, 1] {
+        let store = open(&table, Retention { revisions: Some(revisions), ..Retention::UNBOUNDED });
+        for _ in 0..3 {
+            let revision = store.put("k", "v").await.unwrap();
+            assert_eq!(oldest(&store).await, revision.get());
+        }
+        store.verify().await.unwrap();
+        store.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn by_bytes() {
+    let table = MemoryTable::new();
+    let store = open(&table, Retention { bytes: Some(10_000), ..Retention::UNBOUNDED });
+    for _ in 0..100 {
+        store.put("k", vec![b'x'; 900]).await.unwrap();
+        assert!(store.status().log_bytes <= 10_000);
+    }
+    let kept = 101 - oldest(&store).await + 1;
+    assert!((8..=11).contains(&kept), "{kept} revisions of about 1,000 bytes");
+    // A single revision that is over the bound stays: it is the newest.
+    store.put("k", vec![b'x'; 50_000]).await.unwrap();
+    store.put("k", "small").await.unwrap();
+    assert_eq!(oldest(&store).await, store.status().revision.get());
+    store.verify().await.unwrap();
+}
+
+#[tokio::test]
+async fn by_age() {
+    let (seconds, clock) = clock();
+    let table = MemoryTable::new();
+    let retention = Retention { age: Some(Duration::from_secs(2 * DAY)), ..Retention::UNBOUNDED };
+    let store = MvccStore::open(Box::new(table), Options { retention, clock, ..Options::default() }).unwrap();
+    for hour in 0..100 {
+        seconds.store(hour * HOUR, Ordering::SeqCst);
+        store.put("k", "v").await.unwrap();
+    }
+    // Hour 99 is revision 101; exactly two days before it is hour 51, revision 53.
+    assert_eq!(oldest(&store).await, 53);
+    // A clock that jumped by years says nothing.
+    seconds.store(1000 * DAY, Ordering::SeqCst);
+    store.put("k", "v").await.unwrap();
+    assert_eq!(oldest(&store).await, 53);
+    seconds.store(100 * HOUR, Ordering::SeqCst);
+    let before = store.status().time;
+    store.put("k", "v").await.unwrap();
+    assert_eq!(oldest(&store).await, 53);
+    assert_eq!(store.status().time, before, "time does not go back");
+    store.verify().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lower_bound_is_reached_bit_by_bit() {
+    let table = MemoryTable::new();
+    let store = open(&table, Retention::UNBOUNDED);
+    for i in 0..500 {
+        store.put(format!("k{i}"), "v").await.unwrap();
+    }
+    store.close().await.unwrap();
+    let store = open(&table, Retention { revisions: Some(10), ..Retention::UNBOUNDED });
+    assert_eq!(count(&table, b'l'), 500);
+    store.put("k", "v").await.unwrap();
+    assert_eq!(oldest(&store).await, 493, "the mark is there at once");
+    let left = count(&table, b'l');
+    assert!((400..500).contains(&left), "{left} rows are left");
+    store.verify().await.unwrap();
+    for _ in 0..20 {
+        store.put("k", "v").await.unwrap();
+    }
+    assert_eq!(count(&table, b'l'), 10);
+    store.verify().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_compaction_takes_everything_away() {
+    let table = MemoryTable::new();
+    let store = open(&table, Retention::UNBOUNDED);
+    for i in 0..3000 {
+        store.put(format!("k{}", i % 7), "v").await.unwrap();
+    }
+    store.compact(Revision::new(3001)).await.unwrap();
+    assert_eq!(count(&table, b'l'), 1);
+    assert_eq!(count(&table, b'v'), 8, "of seven live values and the one that the last change superseded");
+    assert_eq!(store.verify().await.unwrap().live, 7);
+    assert_eq!(store.list(Range::All).await.unwrap().kvs.len(), 7);
+}
+
+#[tokio::test]
+async fn a_store_that_is_written_for_ever_stays_bounded() {
+    let table = MemoryTable::new();
+    let store = open(&table, Retention { revisions: Some(100), ..Retention::UNBOUNDED });
+    let mut most = 0;
+    for i in 0..3000 {
+        store.put(format!("k{}", i % 5), format!("{i}")).await.unwrap();
+        if i % 5 == 4 {
+            store.delete(Range::prefix("k")).await.unwrap();
+        }
+        most = most.max(crate::wrapped::rows(&table as &dyn Table).len());
+    }
+    // At the most five rows each for a revision that can be read: log, value, and those of its deletions.
+    assert!(most < 600, "{most} rows");
+    store.verify().await.unwrap();
+}

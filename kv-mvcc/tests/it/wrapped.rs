@@ -1,0 +1,139 @@
+//! A table around a table, which fails or is slow as a test wants it.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use kv::{Error, ErrorKind, Operation, Result};
+use kv_mvcc::{MemoryTable, MvccStore, Options, Table, View, Visit, Write};
+
+/// What happens to the next commit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fault {
+    /// It is reported as failed, and it is.
+    Refused(&'static ErrorKind),
+    /// It is reported as failed, and is there all the same.
+    Applied,
+    /// The engine panics and has done nothing.
+    Panic,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    fault: Mutex<Option<Fault>>,
+    /// As long as this is set, the table cannot be recovered.
+    broken: AtomicBool,
+    failed: AtomicBool,
+    /// How long each row of a scan takes, in microseconds.
+    row_micros: AtomicUsize,
+    views: AtomicUsize,
+    commits: AtomicUsize,
+}
+
+/// A table in memory with faults. Clones share everything.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wrapped {
+    pub(crate) inner: MemoryTable,
+    shared: Arc<Shared>,
+}
+
+impl Wrapped {
+    pub(crate) fn store(&self, options: Options) -> MvccStore {
+        MvccStore::open(Box::new(self.clone()), options).unwrap()
+    }
+
+    pub(crate) fn fail_next(&self, fault: Fault) {
+        *self.shared.fault.lock().unwrap() = Some(fault);
+    }
+
+    pub(crate) fn set_broken(&self, broken: bool) {
+        self.shared.broken.store(broken, Ordering::SeqCst);
+    }
+
+    pub(crate) fn set_row_micros(&self, micros: usize) {
+        self.shared.row_micros.store(micros, Ordering::SeqCst);
+    }
+
+    pub(crate) fn views(&self) -> usize {
+        self.shared.views.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn commits(&self) -> usize {
+        self.shared.commits.load(Ordering::SeqCst)
+    }
+
+    fn error(kind: ErrorKind) -> Error {
+        Error::new(kind, Operation::Txn, "wrapped").with_source(std::io::Error::other("as the test wants it"))
+    }
+}
+
+impl Table for Wrapped {
+    fn view(&self) -> Result<Box<dyn View + '_>> {
+        self.shared.views.fetch_add(1, Ordering::SeqCst);
+        Ok(Box::new(WrappedView { inner: self.inner.view()?, shared: &self.shared }))
+    }
+
+    fn commit(&self, writes: &[Write]) -> Result<()> {
+        self.shared.commits.fetch_add(1, Ordering::SeqCst);
+        if self.shared.failed.load(Ordering::SeqCst) {
+            return Err(Self::error(ErrorKind::Poisoned));
+        }
+        let Some(fault) = self.shared.fault.lock().unwrap().take() else { return self.inner.commit(writes) };
+        self.shared.failed.store(true, Ordering::SeqCst);
+        match fault {
+            Fault::Refused(kind) => Err(Self::error(kind.clone())),
+            Fault::Applied => {
+                self.inner.commit(writes)?;
+                Err(Self::error(ErrorKind::CommitIo))
+            }
+            Fault::Panic => panic!("page 7 is not a page"),
+        }
+    }
+
+    fn recover(&self) -> Result<()> {
+        if self.shared.broken.load(Ordering::SeqCst) {
+            return Err(Self::error(ErrorKind::Io));
+        }
+        self.shared.failed.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+struct WrappedView<'t> {
+    inner: Box<dyn View + 't>,
+    shared: &'t Shared,
+}
+
+impl View for WrappedView<'_> {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.inner.get(key)
+    }
+
+    fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
+        let pause = Duration::from_micros(self.shared.row_micros.load(Ordering::SeqCst) as u64);
+        self.inner.scan(from, to, &mut |key, value| {
+            let began = Instant::now();
+            while began.elapsed() < pause {
+                std::hint::spin_loop();
+            }
+            visit(key, value)
+        })
+    }
+}
+
+/// All rows of a table.
+pub(crate) fn rows(table: &dyn Table) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut rows = Vec::new();
+    let view = table.view().unwrap();
+    view.scan(&[], &[0xff], &mut |key, value| {
+        rows.push((key.to_vec(), value.to_vec()));
+        std::ops::ControlFlow::Continue(())
+    })
+    .unwrap();
+    rows
+}
+
+/// How many rows begin with this byte.
+pub(crate) fn count(table: &dyn Table, tag: u8) -> usize {
+    rows(table).iter().filter(|(key, _)| key[0] == tag).count()
+}
