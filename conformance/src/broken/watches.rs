@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use futures::{Stream, StreamExt, stream};
-use kv::{Batch, ErrorKind, EventKind, Prev, Range, Result, Revision, Store, WatchRequest, WatchStream};
+use kv::{Batch, ErrorKind, EventKind, Prev, Range, RangeRequest, Result, Revision, Store, WatchRequest, WatchStream};
 use tokio::sync::mpsc;
 
 use super::Twist;
@@ -150,22 +150,18 @@ pub(super) struct DropsForTheSlow;
 #[async_trait]
 impl Twist for DropsForTheSlow {
     async fn watch(&self, inner: &Arc<dyn Store>, request: WatchRequest) -> Result<WatchStream> {
-        const ROOM: usize = 5000;
-        let mut source = inner.watch(request).await?;
-        let (fill, mut drain) = mpsc::channel(ROOM);
-        tokio::spawn(async move {
-            loop {
-                tokio::select! {
-                    item = source.next() => match item {
-                        // What does not fit is lost, and nobody is told.
-                        Some(item) => drop(fill.try_send(item)),
-                        None => return,
-                    },
-                    () = fill.closed() => return,
-                }
+        /// By how many revisions a watcher may be behind.
+        const ROOM: i64 = 5000;
+        let store = inner.clone();
+        let fetched = inner.watch(request).await?.filter_map(move |item| {
+            let store = store.clone();
+            async move {
+                let now = store.range(RangeRequest::new(Range::key("?"))).await.map_or(0, |found| found.revision.get());
+                let lost = item.as_ref().is_ok_and(|batch| now - batch.revision.get() > ROOM);
+                (!lost).then_some(item)
             }
         });
-        Ok(stream::poll_fn(move |context| drain.poll_recv(context)).boxed())
+        Ok(fetched.boxed())
     }
 }
 
