@@ -42,6 +42,6 @@ fn recovering_reopens_the_table() {
 }
 
 #[test]
-fn a_thousand_short_lives_leave_a_bounded_size() {
-    contract::a_thousand_short_lives_leave_a_bounded_size(&Redb);
+fn many_short_lives_leave_a_bounded_size() {
+    contract::many_short_lives_leave_a_bounded_size(&Redb);
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kv::{Error, ErrorKind, Operation};
+use kv::{Error, ErrorKind, Operation, Revision};
 
 use super::holder;
 
@@ -56,6 +56,16 @@ impl Place {
     /// The store is damaged.
     pub(super) fn damaged(&self, what: &str) -> Error {
         self.error(ErrorKind::Corrupt, self.advice(what))
+    }
+
+    /// The store has lost its newest revisions.
+    pub(super) fn regressed(&self, newest: Revision, seen: u64) -> Error {
+        let folder = self.folder.display();
+        let detail = format!(
+            "it is at revision {newest} and was at {seen}, so its newest changes are gone; restore {folder} from a \
+             backup, or, if an older state was put back on purpose, remove {folder}/head"
+        );
+        self.error(ErrorKind::RevisionRegressed, detail)
     }
 
     /// The same error, with advice if it tells of damage and has none yet.

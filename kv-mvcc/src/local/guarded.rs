@@ -6,25 +6,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kv::{Error, ErrorKind, Operation, Result};
 
 use super::errors::Place;
+use super::head::Head;
 use super::queue::Turn;
 use crate::table::{Table, View, Visit, Write};
 
 /// A table of an engine on disk.
 ///
 /// Engines panic on some damaged files; here that becomes `Corrupt`. After a commit that failed, whatever the reason,
-/// commits are refused until [`Table::recover`] has succeeded. On drop the engine closes first, then the turn ends.
+/// commits are refused until [`Table::recover`] has succeeded. Each commit leaves its revision in `head`. On drop the engine closes first, then the turn ends.
 #[derive(Debug)]
 pub(super) struct Guarded {
     table: Option<Box<dyn Table>>,
     poisoned: AtomicBool,
     place: Place,
+    head: Head,
     // Below `table`, since fields are dropped in this order.
     _turn: Turn,
 }
 
 impl Guarded {
-    pub(super) fn new(table: Box<dyn Table>, place: Place, turn: Turn) -> Self {
-        Self { table: Some(table), poisoned: AtomicBool::new(false), place, _turn: turn }
+    pub(super) fn new(table: Box<dyn Table>, place: Place, head: Head, turn: Turn) -> Self {
+        Self { table: Some(table), poisoned: AtomicBool::new(false), place, head, _turn: turn }
     }
 
     fn table(&self, operation: Operation) -> Result<&dyn Table> {
@@ -46,8 +48,9 @@ impl Table for Guarded {
         }
         let table = self.table(Operation::Txn)?;
         let result = caught(&self.place, Operation::Txn, || table.commit(writes));
-        if result.is_err() {
-            self.poisoned.store(true, Ordering::Release);
+        match result {
+            Ok(()) => self.head.note(writes),
+            Err(_) => self.poisoned.store(true, Ordering::Release),
         }
         result
     }

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! queue      the lock file: one process at a time, first come first served (never unlinked)
+//! head       the newest revision, to tell when an engine comes back with less
 //! store.id   engine, layout and id; written last, so it tells a damaged store from a new one
 //! creating   there only while the store is being made
 //! db.redb    the engine's own: a file of redb, or
@@ -13,6 +14,7 @@
 mod errors;
 mod folder;
 mod guarded;
+mod head;
 mod holder;
 mod identity;
 mod open;

@@ -125,7 +125,7 @@ pub async fn open(engine: impl Engine + 'static, path: &Path, options: &OpenOpti
 ///
 /// # Errors
 /// `Missing` if there is none and none is to be made; `Locked` if the turn did not come in time; `Corrupt` if the store
-/// is damaged, which is left as it is; `Unsupported` if the folder holds something else; `UnknownFormat` for a later
+/// is damaged, which is left as it is; `RevisionRegressed` if its newest revisions are gone; `Unsupported` if the folder holds something else; `UnknownFormat` for a later
 /// version's store; `Io` and `NoSpace`. Each says what to do.
 pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     let folder = StoreFolder::new(engine, path);
@@ -141,7 +141,9 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
     };
     let entry = folder.path(engine.entry());
     let table = caught(&folder.place, Operation::Open, || engine.open(&entry, &folder.place.store))?;
-    let table = Guarded::new(table, folder.place.clone(), turn);
+    let head = folder.open_head()?;
+    let newest_seen = head.seen();
+    let table = Guarded::new(table, folder.place.clone(), head, turn);
     let restricted = folder::restrict_all(&entry);
     match expects {
         Expects::New => folder.io(engine.entry(), restricted)?,
@@ -164,6 +166,10 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
         },
     )
     .map_err(|error| folder.place.advise(error))?;
+    let newest = store.status().revision;
+    if newest.get().cast_unsigned() < newest_seen {
+        return Err(folder.place.regressed(newest, newest_seen));
+    }
     if !matches!(expects, Expects::This(_)) {
         folder.name(store.id())?;
     }

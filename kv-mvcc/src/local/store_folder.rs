@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::errors::Place;
 use super::folder;
+use super::head::Head;
 use super::identity::{FORMAT, Identity};
 use super::open::{Create, Engine, OpenOptions};
 use super::queue::{Turn, TurnError};
@@ -17,6 +18,7 @@ const QUEUE: &str = "queue";
 const IDENTITY: &str = "store.id";
 const IDENTITY_DRAFT: &str = "store.new";
 const MARKER: &str = "creating";
+const HEAD: &str = "head";
 
 /// The engines there are, by name and by what they keep in the folder.
 const ENGINES: [(&str, &str); 2] = [("redb", "db.redb"), ("sled", "sled")];
@@ -80,7 +82,7 @@ impl StoreFolder {
         }
         for entry in self.io("", fs::read_dir(path))? {
             let name = self.io("", entry)?.file_name();
-            let known = [QUEUE, IDENTITY, IDENTITY_DRAFT, MARKER, "lost+found"]
+            let known = [QUEUE, IDENTITY, IDENTITY_DRAFT, MARKER, HEAD, "lost+found"]
                 .into_iter()
                 .chain(ENGINES.map(|(_, entry)| entry))
                 .any(|known| name == known);
@@ -146,7 +148,13 @@ impl StoreFolder {
         self.io(MARKER, folder::open_or_create(&marker).and_then(|file| file.sync_all()))?;
         self.io("", folder::sync(&self.place.folder))?;
         self.io(self.entry, folder::remove(&self.path(self.entry)))?;
+        self.io(HEAD, folder::remove(&self.path(HEAD)))?;
         self.io(IDENTITY_DRAFT, folder::remove(&self.path(IDENTITY_DRAFT)))
+    }
+
+    /// Opens the note of the newest revision.
+    pub(super) fn open_head(&self) -> Result<Head> {
+        self.io(HEAD, Head::open(&self.path(HEAD)))
     }
 
     /// Writes the identity, the last step of a creation.
