@@ -1,7 +1,7 @@
 //! The operator command `margay`.
 //!
-//! A command is read ([`args`]), the store is chosen and opened ([`store`]), the verb runs and gives an [`answer`], the
-//! store is closed, and only then something is printed: the answer on stdout, everything else on stderr.
+//! A command is read, the store is chosen and opened, the verb runs and gives an answer, the store is closed, and only
+//! then something is printed: the answer on stdout, everything else on stderr.
 
 mod answer;
 mod args;
