@@ -4,6 +4,7 @@
 //! given, checks them as Go's CNI library and Calico's `calico-ipam` do, asks an [`Allocator`] for what is to be done in the
 //! store, and prints the result in the configuration's version of CNI.
 
+mod allocator;
 mod args;
 mod bridged;
 mod env;
@@ -21,6 +22,7 @@ mod run;
 mod versions;
 mod wanted;
 
+pub use allocator::StoreAllocator;
 pub use env::Environment;
 pub use error::{CniError, Code, Result};
 pub use identity::Host;

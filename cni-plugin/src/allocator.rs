@@ -1,0 +1,204 @@
+//! The allocator on a store: opens it, does what the request asks for in one commit, and closes it.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use datastore::{Create, Location};
+use ipam_core::assign::{AssignRequest, Bridge, Gateway as PoolGateway, PoolDefinition, Repeated, Wanted};
+use ipam_core::{BridgeError, Ipam, Nodes};
+use kv::{Deadline, ErrorKind};
+
+use crate::error::{CniError, Result};
+use crate::request::{
+    AddRequest, Allocator, Assigned, Attachment, Bridged, CheckRequest, DelRequest, Gateway, Network, OwnPool,
+};
+
+/// How long a call may take, as for Calico's plugin, from waiting for the store to the answer.
+const BUDGET: Duration = Duration::from_secs(90);
+
+/// Keeps the books in the store that a request names.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StoreAllocator;
+
+impl Allocator for StoreAllocator {
+    fn add(&self, request: &AddRequest) -> Result<Vec<Assigned>> {
+        let create = if own_pools(&request.network).is_empty() { Create::Never } else { Create::IfMissing };
+        let assign = assign_request(request);
+        Ok(with_store(&request.store.location, create, async |ipam, deadline| {
+            let assigned = ipam.assign(&assign, deadline).await.map_err(|error| explain(error, &request.network))?;
+            Ok(assigned.into_iter().map(answer).collect())
+        })?)
+    }
+
+    fn del(&self, request: &DelRequest) -> Result<()> {
+        let attachment = attachment(&request.attachment);
+        let old_handles = [request.old_handle.clone()];
+        let released = with_store(&request.store.location, Create::Never, async |ipam, deadline| {
+            let released = ipam.release_attachment(&attachment, &old_handles, deadline).await;
+            released.map_err(|error| explain(error, &Network::Calico))
+        });
+        match released {
+            Ok(addresses) => {
+                tracing::debug!(?addresses, "released");
+                Ok(())
+            }
+            Err(Failure::Missing(error)) => {
+                tracing::warn!(%error, "nothing to release");
+                Ok(())
+            }
+            Err(Failure::Cni(error)) => Err(error),
+        }
+    }
+
+    fn check(&self, request: &CheckRequest) -> Result<Vec<IpAddr>> {
+        let attachment = attachment(&request.attachment);
+        Ok(with_store(&request.store.location, Create::Never, async |ipam, deadline| {
+            ipam.held(&attachment, deadline).await.map_err(|error| explain(error, &Network::Calico))
+        })?)
+    }
+}
+
+/// Why nothing came of a call.
+#[derive(Debug)]
+enum Failure {
+    /// There is no store.
+    Missing(kv::Error),
+    /// Everything else.
+    Cni(CniError),
+}
+
+impl From<CniError> for Failure {
+    fn from(error: CniError) -> Self {
+        Self::Cni(error)
+    }
+}
+
+impl From<kv::Error> for Failure {
+    fn from(error: kv::Error) -> Self {
+        match error.kind() {
+            ErrorKind::Missing => Self::Missing(error),
+            _ => Self::Cni(error.into()),
+        }
+    }
+}
+
+impl From<Failure> for CniError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Missing(error) => error.into(),
+            Failure::Cni(error) => error,
+        }
+    }
+}
+
+/// Opens the store, does something with it, and closes it. A store that cannot be closed cleanly has nevertheless
+/// committed: that is logged and not an error.
+fn with_store<T>(
+    location: &Location,
+    create: Create,
+    work: impl AsyncFnOnce(Ipam, Deadline) -> Result<T>,
+) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
+    runtime.block_on(async {
+        let deadline = Deadline::after(BUDGET);
+        let open = datastore::open(location, create, deadline.remaining_for_work()).await?;
+        let nodes = if matches!(location, Location::Etcd(_)) { Nodes::Registered } else { Nodes::FirstSeen };
+        let done = work(Ipam::new(open.store(), nodes), deadline).await;
+        if let Err(error) = open.close().await {
+            tracing::warn!(%error, "the store could not be closed cleanly");
+        }
+        Ok(done?)
+    })
+}
+
+fn attachment(attachment: &Attachment) -> ipam_core::attachment::Attachment {
+    let Attachment { network, container, interface, node, boot } = attachment.clone();
+    ipam_core::attachment::Attachment { network, container, interface, node, boot }
+}
+
+fn own_pools(network: &Network) -> &[OwnPool] {
+    match network {
+        Network::Calico => &[],
+        Network::Bridged(bridged) => &bridged.own_pools,
+    }
+}
+
+fn assign_request(request: &AddRequest) -> AssignRequest {
+    let wanted =
+        Wanted { these: request.wanted.clone(), any_v4: request.count_v4 as usize, any_v6: request.count_v6 as usize };
+    let mut assign = AssignRequest::new(attachment(&request.attachment), wanted);
+    assign.attributes.clone_from(&request.attributes);
+    assign.v4_pools.clone_from(&request.pools_v4);
+    assign.v6_pools.clone_from(&request.pools_v6);
+    assign.max_blocks = request.max_blocks.unwrap_or(0);
+    match &request.network {
+        Network::Calico => assign.repeated = Repeated::Refused,
+        Network::Bridged(Bridged { gateway_v4, gateway_v6, own_pools }) => {
+            assign.bridge = Some(Bridge { v4: gateway(*gateway_v4), v6: gateway(*gateway_v6) });
+            assign.define = definitions(&request.attachment.network, own_pools);
+        }
+    }
+    assign
+}
+
+fn gateway(gateway: Gateway) -> PoolGateway {
+    match gateway {
+        Gateway::None => PoolGateway::Recorded,
+        Gateway::First => PoolGateway::First,
+        Gateway::At(address) => PoolGateway::At(address),
+    }
+}
+
+/// The pools that a configuration defines, named after the network. Where there are two, the IPv6 one says so.
+fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
+    let name = pool_name(network);
+    let definition = |pool: &OwnPool| PoolDefinition {
+        name: if pools.len() > 1 && pool.subnet.addr().is_ipv6() { format!("{name}-ipv6") } else { name.clone() },
+        cidr: pool.subnet,
+        ranges: pool.ranges.clone(),
+    };
+    pools.iter().map(definition).collect()
+}
+
+/// A network's name as the name of a pool, which has fewer letters to choose from.
+fn pool_name(network: &str) -> String {
+    let letter = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    network.chars().map(letter).collect::<String>().trim_matches('-').to_owned()
+}
+
+fn answer(assigned: ipam_core::assign::Assigned) -> Assigned {
+    Assigned {
+        address: assigned.ip,
+        block_prefix: assigned.block.prefix_len(),
+        pool_prefix: assigned.pool.prefix_len(),
+        gateway: assigned.gateway,
+    }
+}
+
+/// The error as a runtime is told it. What the configuration of a bridged network can mend is code 7; on a network of
+/// Calico's the allocator's errors are plain ones, as Calico's are.
+fn explain(error: ipam_core::Error, network: &Network) -> CniError {
+    match error {
+        ipam_core::Error::Store(error) => error.into(),
+        ipam_core::Error::Bridge(error @ BridgeError::GatewayInUse { .. }) => CniError::internal(error.to_string()),
+        ipam_core::Error::Bridge(error) => CniError::config(error.to_string()),
+        error => {
+            let advice = advice(&error).filter(|_| *network != Network::Calico);
+            CniError::from_error(&error).with_details(advice.unwrap_or_default())
+        }
+    }
+}
+
+/// What to do about an error of the allocator, where its text does not say.
+fn advice(error: &ipam_core::Error) -> Option<&'static str> {
+    match error {
+        ipam_core::Error::Exhausted { .. } => {
+            Some("see what holds the addresses with: margay ipam show --show-blocks; or make a larger pool")
+        }
+        ipam_core::Error::Pool(_) => Some("see which pools there are with: margay pool list"),
+        ipam_core::Error::AlreadyAssigned(_) => Some("see who has it with: margay ipam show --ip ADDRESS"),
+        ipam_core::Error::UnknownNode(_) => Some("nodes are registered in this store, and this one is not among them"),
+        _ => None,
+    }
+}
