@@ -94,6 +94,20 @@ fn on_calicos_networks_wanted_addresses_take_the_place_of_all() {
 }
 
 #[test]
+fn on_calicos_networks_add_takes_the_kubernetes_keys_only_with_ignore_unknown() {
+    let conf = r#"{"cniVersion":"1.0.0","name":"net1","type":"calico","datastore_type":"sled"}"#;
+    let keys = "K8S_POD_NAME=a;K8S_POD_NAMESPACE=b";
+    let (outcome, allocator) = add(conf, keys);
+    assert_eq!(error_of(&outcome).1, "ARGS: unknown args [\"K8S_POD_NAME=a\" \"K8S_POD_NAMESPACE=b\"]");
+    assert!(allocator.added.borrow().is_empty());
+    assert_eq!(add(conf, &format!("{keys};IgnoreUnknown=1")).0.exit, 0);
+    assert_eq!(add(&bridge(""), keys).0.exit, 0);
+    let mut env = environment("DEL");
+    env.insert("CNI_ARGS".into(), keys.into());
+    assert_eq!(call(Name::Margay, &env, conf.as_bytes(), &allocator).exit, 0);
+}
+
+#[test]
 fn the_name_calico_ipam_makes_every_network_calicos() {
     let allocator = one_address();
     let conf = bridge(r#","ipam":{"routes":[{"dst":"0.0.0.0/0"}]}"#);
