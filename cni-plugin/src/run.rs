@@ -259,7 +259,7 @@ impl<'a> Context<'a> {
         let (_, identity) = self.identify()?;
         let old_handle = identity.old_handle();
         allocator.del(&DelRequest { store: self.store.clone(), attachment: identity.attachment, old_handle })?;
-        tracing::info!(network = self.conf.name, container = self.call.container, "released");
+        tracing::info!(network = self.conf.name, container = self.call.container, "nothing is held any more");
         if own_netns { Err(netns::own_netns_error()) } else { Ok(String::new()) }
     }
 
