@@ -14,6 +14,7 @@ mod case;
 mod expect;
 mod groups;
 mod harness;
+mod linear;
 mod mimic;
 mod model;
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use crate::case::Weight::{Heavy, Light};
 use crate::case::{Case, Group};
 use crate::groups::{
-    basic, concurrency, history, limits, random, range, revisions, txn, txn_compare, watch, watch_load, watch_past,
+    basic, concurrency, history, limits, random, random_clients, range, revisions, txn, txn_compare, watch, watch_load,
+    watch_past,
 };
 use crate::harness::Ability;
 
@@ -162,6 +163,7 @@ pub fn cases() -> Vec<Case> {
             L02 concurrency::one_creator: S1;
             L03 concurrency::write_skew: S1;
             L04 concurrency::bank: S1 G9;
+            L05 random_clients::random_clients: S1 R2;
             L06 concurrency::reader_after_writer: S1;
             L07 concurrency::revisions_never_go_back: S1;
             L08 concurrency::log_is_what_was_acknowledged: S1 W2;

@@ -5,6 +5,7 @@ pub(crate) mod concurrency;
 pub(crate) mod history;
 pub(crate) mod limits;
 pub(crate) mod random;
+pub(crate) mod random_clients;
 pub(crate) mod range;
 pub(crate) mod revisions;
 pub(crate) mod txn;

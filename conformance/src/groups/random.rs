@@ -14,12 +14,14 @@ use crate::subject::{Handle, Subject};
 
 const OPERATIONS: usize = 300;
 const READS: usize = 600;
-const SEED: &str = "CONFORMANCE_SEED";
+/// The environment variable that says which seed to take.
+pub(crate) const SEED: &str = "CONFORMANCE_SEED";
 
 /// Few keys, so that operations meet, and some that are prefixes of others or end in 0xff.
 const KEYS: [&[u8]; 10] = [b"a", b"a\0", b"a/1", b"a/10", b"a/2", b"a\xff", b"b", b"b/1", b"\xff", b"\xff\xff"];
 
-fn seed() -> Checked<u64> {
+/// The seed that was asked for, or else a new one.
+pub(crate) fn seed() -> Checked<u64> {
     match std::env::var(SEED) {
         Ok(text) => text.parse().map_err(|_| Failure::new(SEED, "a number", text)),
         Err(_) => Ok(fastrand::u64(..)),
