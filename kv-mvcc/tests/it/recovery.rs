@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::join_all;
-use kv::{ErrorKind, Op, Outcome, Range, Revision, Store, StoreExt, Txn, WatchRequest};
-use kv_mvcc::{Options, Retention};
+use kv::{Content, ErrorKind, Op, Outcome, Range, Revision, Store, StoreExt, Txn, WatchRequest};
+use kv_mvcc::{Options, Retention, Table, Write};
 
-use crate::wrapped::{Fault, Wrapped};
+use crate::wrapped::{Fault, Wrapped, rows};
 
 fn put(key: &str) -> Txn {
     Txn::new().with_success([Op::put(key, "v")])
@@ -133,6 +133,55 @@ async fn all_of_a_group_are_told_the_same() {
         }
     }
     assert!(failed > 0);
+    store.verify().await.unwrap();
+}
+
+#[tokio::test]
+async fn one_that_fails_halfway_leaves_no_trace_in_its_group() {
+    let table = Wrapped::default();
+    let store = table.store(Options::default());
+    store.txn(Txn::new().with_success([Op::put("bad", "value"), Op::put("good", "1")])).await.unwrap();
+    // The first value of revision 2.
+    let value = rows(&table.inner).into_iter().find(|(key, _)| key[0] == b'v').unwrap();
+    table.inner.commit(&[Write::Delete(value.0)]).unwrap();
+    let halfway = Txn::new().with_success([
+        Op::put("new", "x"),
+        Op::put("good", "2"),
+        Op::delete_range(Range::prefix("g0")),
+        Op::put("bad", "x").with_prev(),
+    ]);
+    let group = [put("g0"), halfway.clone(), put("g1"), halfway, put("g0")];
+    let answers = join_all(group.into_iter().map(|txn| store.txn(txn))).await;
+    let outcomes: Vec<_> = answers.iter().map(|answer| answer.as_ref().map(|answer| answer.revision.get())).collect();
+    let [Ok(3), Err(first), Ok(4), Err(second), Ok(5)] = outcomes[..] else { panic!("{answers:?}") };
+    for error in [first, second] {
+        assert_eq!((error.kind(), error.outcome()), (&ErrorKind::Corrupt, Outcome::NotApplied), "{error}");
+    }
+    let keys = store.list_at(Range::All, Revision::UNSET, Content::KeysOnly).await.unwrap().kvs;
+    let found: Vec<_> = keys.iter().map(|kv| (kv.key.to_string(), kv.mod_revision.get(), kv.version)).collect();
+    let expected = [("bad", 2, 1), ("g0", 5, 2), ("g1", 4, 1), ("good", 2, 1)];
+    assert_eq!(found, expected.map(|(key, revision, version)| (key.to_owned(), revision, version)));
+    assert_eq!(store.get("good").await.unwrap().unwrap().value, "1".into());
+    store.close().await.unwrap();
+    // The counts and sums are those of what is there.
+    assert_eq!(table.store(Options::default()).status().live, 4);
+}
+
+#[tokio::test]
+async fn a_transaction_that_touches_too_much_is_refused_whole() {
+    let table = Wrapped::default();
+    let store = table.store(Options { retention: Retention::UNBOUNDED, ..Options::default() });
+    // 48 MiB of rows are about 3,900 of the longest keys, three times each.
+    for i in 0..4100 {
+        let key = format!("{i:0>width$}", width = kv::MAX_KEY_BYTES);
+        store.txn(put(&key)).await.unwrap();
+    }
+    let before = store.status();
+    let txn = Txn::new().with_success([Op::put("other", "x"), Op::delete_range(Range::prefix("0"))]);
+    let error = store.txn(txn).await.unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::TooLarge { .. }), "{error}");
+    assert_eq!(error.outcome(), Outcome::NotApplied);
+    assert_eq!(store.status(), before);
     store.verify().await.unwrap();
 }
 
