@@ -150,11 +150,12 @@ fn gateway(gateway: Gateway) -> PoolGateway {
     }
 }
 
-/// The pools that a configuration defines, named after the network. Where there are two, the IPv6 one says so.
+/// The pools that a configuration defines, named after the network; an IPv6 one says so, so that a network may get a
+/// second family later.
 fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
     let name = pool_name(network);
     let definition = |pool: &OwnPool| PoolDefinition {
-        name: if pools.len() > 1 && pool.subnet.addr().is_ipv6() { format!("{name}-ipv6") } else { name.clone() },
+        name: if pool.subnet.addr().is_ipv6() { format!("{name}-ipv6") } else { name.clone() },
         cidr: pool.subnet,
         ranges: pool.ranges.clone(),
     };

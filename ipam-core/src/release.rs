@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use kv::{Deadline, Range, Transaction};
+use kv::{Deadline, Key, Range, Transaction};
 
 use crate::attachment::{Attachment, Claim, NETWORK};
 use crate::error::{Error, Result};
@@ -101,12 +101,12 @@ impl Ipam {
     pub async fn release_ips(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReleasedAddresses> {
         transact!(self, deadline, |tx| {
             let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
-            tx.prefetch([keys::config()], [pools_range.clone()]).await?;
+            tx.prefetch(vec![keys::config()], vec![pools_range.clone()]).await?;
             let config = read_config(tx).await?;
             let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range).await?);
             let blocks = blocks_of(tx, &pools, requests).await?;
             let mut work = Workset::new(tx, self.now(), config.cooldown_seconds());
-            work.read_ahead(blocks.keys().copied()).await?;
+            work.read_ahead(&blocks.keys().copied().collect::<Vec<_>>()).await?;
             let mut done = ReleasedAddresses::default();
             for (cidr, requests) in blocks {
                 self.release_from(&mut work, cidr, &requests, config.cooldown_seconds(), &mut done).await?;
@@ -159,7 +159,8 @@ impl Ipam {
         let mut released = Vec::new();
         let mut work = Workset::new(tx, now, rest);
         let named = blocks_of_handles(&mut work, handles).await?;
-        work.read_ahead(named.iter().map(|(_, cidr)| *cidr)).await?;
+        let blocks: Vec<IpNet> = named.iter().map(|(_, cidr)| *cidr).collect();
+        work.read_ahead(&blocks).await?;
         let mut emptied = BTreeSet::new();
         for (handle, cidr) in &named {
             let test = |_: IpAddr, entry: &Attribute| entry.has_handle(handle) && mine(entry);
@@ -203,9 +204,12 @@ enum Found {
 
 /// Reads in one round trip what a release by handle needs.
 async fn prefetch(ipam: &Ipam, tx: &mut Transaction, node: &str, handles: &[String]) -> Result<()> {
-    let node_keys = if node.is_empty() { Vec::new() } else { ipam.host_keys(node) };
-    let keys = handles.iter().map(|handle| keys::handle(handle)).chain([keys::config()]).chain(node_keys);
-    tx.prefetch(keys, [Range::Prefix(keys::resources_prefix(ResourceKind::IpPool))]).await?;
+    let mut keys: Vec<Key> = handles.iter().map(|handle| keys::handle(handle)).collect();
+    keys.push(keys::config());
+    if !node.is_empty() {
+        keys.extend(ipam.host_keys(node));
+    }
+    tx.prefetch(keys, vec![Range::Prefix(keys::resources_prefix(ResourceKind::IpPool))]).await?;
     Ok(())
 }
 

@@ -24,7 +24,7 @@ impl Ipam {
         let key = keys::resource(ResourceKind::IpPool, &new.name);
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         transact!(self, deadline, |tx| {
-            tx.prefetch([key.clone()], [pools.clone()]).await?;
+            tx.prefetch(vec![key.clone()], vec![pools.clone()]).await?;
             if tx.get(&key).await?.is_some() {
                 return Err(Error::Exists(format!("pool {}", new.name)));
             }

@@ -30,18 +30,19 @@ pub(crate) struct Surroundings {
 }
 
 impl Surroundings {
-    /// Reads everything in one round trip, with more keys and ranges that will be needed.
+    /// Reads everything in one round trip, along with other keys and ranges that will be needed.
     pub(crate) async fn read(
         ipam: &Ipam,
         tx: &mut Transaction,
         node: &str,
-        also: impl IntoIterator<Item = Key>,
-        also_ranges: impl IntoIterator<Item = Range>,
+        mut keys: Vec<Key>,
+        mut ranges: Vec<Range>,
     ) -> Result<Self> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
-        let keys = ipam.host_keys(node).into_iter().chain([keys::config()]).chain(also);
-        let ranges = [pools.clone(), reservations.clone()].into_iter().chain(also_ranges);
+        keys.extend(ipam.host_keys(node));
+        keys.push(keys::config());
+        ranges.extend([pools.clone(), reservations.clone()]);
         tx.prefetch(keys, ranges).await?;
 
         let host = ipam.host(tx, node).await?;

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
-use kv::{Range, Transaction};
+use kv::{Key, Range, Transaction};
 use time::OffsetDateTime;
 
 use crate::error::{Error, Result};
@@ -49,9 +49,10 @@ impl<'t> Workset<'t> {
     }
 
     /// Reads blocks ahead, several in one round trip.
-    pub(crate) async fn read_ahead(&mut self, blocks: impl IntoIterator<Item = IpNet>) -> Result<()> {
-        let unread = blocks.into_iter().filter(|cidr| !self.blocks.contains_key(cidr));
-        Ok(self.tx.prefetch(unread.map(keys::block), []).await?)
+    pub(crate) async fn read_ahead(&mut self, blocks: &[IpNet]) -> Result<()> {
+        let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
+        let unread: Vec<Key> = unread.map(|cidr| keys::block(*cidr)).collect();
+        Ok(self.tx.prefetch(unread, Vec::new()).await?)
     }
 
     /// A block as it is now, released addresses freed whose rest is over; `None` if it is not there.

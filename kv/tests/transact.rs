@@ -63,7 +63,7 @@ async fn reads_are_as_of_one_revision_and_prefetch_is_one_round_trip() {
     store.put("p/1", "x").await.unwrap();
     store.take();
     let committed = transact!(shared(&store), options(), |tx| {
-        tx.prefetch([Key::from("a"), Key::from("b")], [Range::prefix("p/")]).await?;
+        tx.prefetch(vec![Key::from("a"), Key::from("b")], vec![Range::prefix("p/")]).await?;
         store.put("a", "2").await?;
         let a = number(tx.snapshot_get(&"a".into()).await?);
         assert!(tx.get(&"b".into()).await?.is_none());

@@ -108,7 +108,8 @@ impl Pass<'_> {
 
         let mut own = 0;
         for chunk in kept.chunks(BLOCKS_AT_ONCE) {
-            work.read_ahead(chunk.iter().map(|(cidr, _)| *cidr)).await?;
+            let blocks: Vec<IpNet> = chunk.iter().map(|(cidr, _)| *cidr).collect();
+            work.read_ahead(&blocks).await?;
             for (cidr, state) in chunk {
                 if self.is_own(work, *cidr, *state, taken.len() < self.wanted).await? {
                     own += 1;
@@ -198,7 +199,7 @@ impl Pass<'_> {
         let mut borrow = None;
         for pool in self.pools {
             for chunk in existing(work, pool, self.walk(pool)).await?.chunks(BLOCKS_AT_ONCE) {
-                work.read_ahead(chunk.iter().copied()).await?;
+                work.read_ahead(chunk).await?;
                 for cidr in chunk {
                     match self.judge(work, *cidr).await? {
                         Verdict::Reclaim(former) if may_claim => {

@@ -53,8 +53,9 @@ impl Ipam {
     /// Those of the store, and damaged documents.
     pub async fn held(&self, attachment: &Attachment, deadline: Deadline) -> Result<Vec<IpAddr>> {
         transact!(self, deadline, |tx| {
-            tx.prefetch(self.host_keys(&attachment.node).into_iter().chain([keys::handle(&attachment.handle())]), [])
-                .await?;
+            let mut own_keys = self.host_keys(&attachment.node);
+            own_keys.push(keys::handle(&attachment.handle()));
+            tx.prefetch(own_keys, Vec::new()).await?;
             let own = Attachment { node: self.known_name(tx, &attachment.node).await?, ..attachment.clone() };
             let rest = read_config(tx).await?.cooldown_seconds();
             let mut work = Workset::new(tx, self.now(), rest);
@@ -70,8 +71,9 @@ impl Ipam {
             .into_iter()
             .filter(|family| request.wanted.any_of(*family) > 0)
             .filter_map(|family| keys::affinities_prefix(&Owner::Host(node.clone()), Some(family)))
-            .map(Range::Prefix);
-        let around = Surroundings::read(self, tx, node, [keys::handle(&handle)], affinities).await?;
+            .map(Range::Prefix)
+            .collect();
+        let around = Surroundings::read(self, tx, node, vec![keys::handle(&handle)], affinities).await?;
         around.host.pin(tx)?;
 
         let attachment = Attachment { node: around.host.name.clone(), ..request.attachment.clone() };
@@ -249,7 +251,7 @@ async fn held_by(work: &mut Workset<'_>, attachment: &Attachment, counts: impl F
     let key = keys::handle(handle);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Vec::new()) };
     let blocks: Vec<IpNet> = Handle::decode(&key, stored.as_bytes())?.blocks().map(|(cidr, _)| cidr).collect();
-    work.read_ahead(blocks.iter().copied()).await?;
+    work.read_ahead(&blocks).await?;
     let mut held = Vec::new();
     for cidr in blocks {
         let Some(block) = work.block(cidr).await? else { continue };

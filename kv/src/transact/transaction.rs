@@ -70,11 +70,7 @@ impl Transaction {
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn prefetch(
-        &mut self,
-        keys: impl IntoIterator<Item = Key>,
-        ranges: impl IntoIterator<Item = Range>,
-    ) -> Result<()> {
+    pub async fn prefetch(&mut self, keys: Vec<Key>, ranges: Vec<Range>) -> Result<()> {
         let keys = keys.into_iter().filter(|key| !self.knows(key)).map(Range::Key);
         let mut wanted: Vec<Range> = keys.collect();
         wanted.extend(ranges.into_iter().filter(|range| !self.listed.contains(range)));

@@ -1,0 +1,142 @@
+//! Bridged networks, and pools that a configuration defines.
+
+use std::collections::BTreeSet;
+
+use ipam_core::assign::{AssignRequest, Bridge, Gateway, PoolDefinition, Wanted};
+use ipam_core::model::NewPool;
+use ipam_core::{BridgeError, Error};
+
+use crate::world::{World, attachment, ip, soon};
+
+fn bridged(container: &str, gateway: Gateway) -> AssignRequest {
+    let mut request = AssignRequest::new(attachment("a", container), Wanted::any(1, 0));
+    request.bridge = Some(Bridge { v4: gateway, v6: gateway });
+    request
+}
+
+async fn world(cidr: &str) -> World {
+    let world = World::new().await;
+    world.add_pool("lab", cidr).await;
+    world
+}
+
+#[tokio::test]
+async fn the_first_use_reserves_ends_and_gateway_for_everybody() {
+    let world = world("10.0.0.0/29").await;
+    let assigned = world.assign(&bridged("c0", Gateway::First)).await.unwrap();
+    assert_eq!(assigned[0].gateway, Some(ip("10.0.0.1")));
+    let mut given: BTreeSet<_> = [assigned[0].ip].into();
+    // A routed network on the same pool, from another node.
+    for number in 1..5 {
+        given.insert(world.one("b", &format!("c{number}")).await.unwrap());
+    }
+    let expected: BTreeSet<_> = (2..7).map(|last| ip(&format!("10.0.0.{last}"))).collect();
+    assert_eq!(given, expected);
+    assert!(world.one("b", "c9").await.is_err());
+    world.check().await;
+}
+
+#[tokio::test]
+async fn the_recorded_gateway_stays() {
+    let world = World::new().await;
+    let new = NewPool::new("lab", "10.0.0.0/24".parse().unwrap());
+    world.ipam.create_pool(&new, Some(ip("10.0.0.254")), soon()).await.unwrap();
+    for wish in [Gateway::First, Gateway::Recorded, Gateway::At(ip("10.0.0.254"))] {
+        let assigned = world.assign(&bridged("c0", wish)).await.unwrap();
+        assert_eq!(assigned[0].gateway, Some(ip("10.0.0.254")));
+    }
+    let other = world.assign(&bridged("c1", Gateway::At(ip("10.0.0.7")))).await;
+    assert!(matches!(other, Err(Error::Bridge(BridgeError::OtherGateway { .. }))));
+}
+
+#[tokio::test]
+async fn without_a_gateway_only_the_ends_are_reserved() {
+    let world = world("10.0.0.0/30").await;
+    let mut given = BTreeSet::new();
+    for number in 0..2 {
+        let assigned = world.assign(&bridged(&format!("c{number}"), Gateway::Recorded)).await.unwrap();
+        assert_eq!(assigned[0].gateway, None);
+        given.insert(assigned[0].ip);
+    }
+    assert_eq!(given, [ip("10.0.0.1"), ip("10.0.0.2")].into());
+    let late = world.assign(&bridged("c2", Gateway::First)).await;
+    assert!(matches!(late, Err(Error::Bridge(BridgeError::GatewayInUse { .. }))), "{late:?}");
+}
+
+#[tokio::test]
+async fn point_to_point_has_a_gateway_only_and_one_address_is_no_network() {
+    let world = World::new().await;
+    world.add(NewPool::new("p2p", "10.0.0.0/31".parse().unwrap()).with_block_size(31)).await;
+    let assigned = world.assign(&bridged("c0", Gateway::First)).await.unwrap();
+    assert_eq!((assigned[0].ip, assigned[0].gateway), (ip("10.0.0.1"), Some(ip("10.0.0.0"))));
+    let world = World::new().await;
+    world.add(NewPool::new("one", "10.0.0.0/32".parse().unwrap()).with_block_size(32)).await;
+    let refused = world.assign(&bridged("c0", Gateway::First)).await;
+    assert!(matches!(refused, Err(Error::Bridge(BridgeError::PoolTooSmall { .. }))));
+}
+
+#[tokio::test]
+async fn one_pool_of_each_family() {
+    let world = world("10.0.0.0/24").await;
+    world.add_pool("other", "10.1.0.0/24").await;
+    let error = world.assign(&bridged("c0", Gateway::First)).await.unwrap_err();
+    assert!(error.to_string().contains("lab, other"), "{error}");
+    let mut named = bridged("c0", Gateway::First);
+    named.v4_pools = vec!["other".into()];
+    assert_eq!(world.assign(&named).await.unwrap()[0].gateway, Some(ip("10.1.0.1")));
+}
+
+#[tokio::test]
+async fn given_addresses_keep_off_what_is_reserved() {
+    let world = world("10.0.0.0/24").await;
+    for reserved in ["10.0.0.0", "10.0.0.1", "10.0.0.255"] {
+        let mut request = bridged("c0", Gateway::First);
+        request.wanted = Wanted::these([ip(reserved)]);
+        assert!(matches!(world.assign(&request).await, Err(Error::Reserved(_))), "{reserved}");
+    }
+    let mut request = bridged("c0", Gateway::First);
+    request.wanted = Wanted::these([ip("10.0.0.9")]);
+    assert_eq!(world.assign(&request).await.unwrap()[0].gateway, Some(ip("10.0.0.1")));
+    assert_eq!(world.assign(&request).await.unwrap()[0].ip, ip("10.0.0.9"));
+    world.check().await;
+}
+
+fn defined(container: &str, cidr: &str, ranges: &[(&str, &str)]) -> AssignRequest {
+    let mut request = bridged(container, Gateway::First);
+    let ranges = ranges.iter().map(|(first, last)| (ip(first), ip(last))).collect();
+    request.define = vec![PoolDefinition { name: "net".into(), cidr: cidr.parse().unwrap(), ranges }];
+    request
+}
+
+#[tokio::test]
+async fn a_configuration_makes_its_pool_and_keeps_to_its_ranges() {
+    let world = World::new().await;
+    let ranges = [("10.9.0.10", "10.9.0.12")];
+    let mut given = BTreeSet::new();
+    for number in 0..3 {
+        let assigned = world.assign(&defined(&format!("c{number}"), "10.9.0.0/24", &ranges)).await.unwrap();
+        assert_eq!(assigned[0].pool.to_string(), "10.9.0.0/24");
+        assert_eq!(assigned[0].gateway, Some(ip("10.9.0.1")));
+        given.insert(assigned[0].ip);
+    }
+    assert_eq!(given, (10..13).map(|last| ip(&format!("10.9.0.{last}"))).collect());
+    assert!(world.assign(&defined("c3", "10.9.0.0/24", &ranges)).await.is_err());
+    // A wider range takes effect at once.
+    let wider = [("10.9.0.10", "10.9.0.13")];
+    assert_eq!(world.assign(&defined("c3", "10.9.0.0/24", &wider)).await.unwrap()[0].ip, ip("10.9.0.13"));
+    let mut outside = defined("c4", "10.9.0.0/24", &wider);
+    outside.wanted = Wanted::these([ip("10.9.0.99")]);
+    assert!(matches!(world.assign(&outside).await, Err(Error::Reserved(_))));
+    world.check().await;
+}
+
+#[tokio::test]
+async fn a_configuration_that_contradicts_the_store_is_refused() {
+    let world = World::new().await;
+    world.assign(&defined("c0", "10.9.0.0/24", &[])).await.unwrap();
+    let error = world.assign(&defined("c1", "10.8.0.0/24", &[])).await.unwrap_err();
+    assert!(error.to_string().contains("its pool net has 10.9.0.0/24"), "{error}");
+    let mut overlapping = defined("c1", "10.9.0.0/16", &[]);
+    overlapping.define[0].name = "wide".into();
+    assert!(matches!(world.assign(&overlapping).await, Err(Error::Bridge(BridgeError::BadRanges(_)))));
+}

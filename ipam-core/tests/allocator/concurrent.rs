@@ -1,0 +1,85 @@
+//! Many at once: no address twice, none lost, and every revision consistent.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use futures::StreamExt;
+use ipam_core::Nodes;
+use ipam_core::model::{Block, Document, keys};
+use kv::wrap::{Fault, Faulty};
+use kv::{Event, EventKind, Kv, Operation, Range, StoreExt, WatchRequest};
+
+use crate::world::{World, consistent};
+
+/// Callers on three nodes add and delete on a small pool, so that they claim, borrow and reclaim; every tenth
+/// transaction goes wrong in some way.
+async fn churn(world: &World, callers: usize, rounds: usize) {
+    let held: Arc<Mutex<BTreeMap<std::net::IpAddr, String>>> = Arc::default();
+    let tasks = (0..callers).map(|caller| {
+        let (world, held) = (world.clone(), Arc::clone(&held));
+        tokio::spawn(async move {
+            let node = ["a", "b", "c"][caller % 3];
+            for round in 0..rounds {
+                let container = format!("c{caller}-{round}");
+                match world.one(node, &container).await {
+                    Ok(ip) => {
+                        let other = held.lock().unwrap().insert(ip, container.clone());
+                        assert_eq!(other, None, "{ip} was given to {container} too");
+                        for _ in 0..round {
+                            tokio::task::yield_now().await;
+                        }
+                        held.lock().unwrap().remove(&ip);
+                    }
+                    Err(ipam_core::Error::Exhausted { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+                world.pass(10);
+                world.release(node, &container).await;
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_address_twice_none_lost_and_every_revision_consistent() {
+    let quiet = World::new().await;
+    quiet.add_pool("v4", "10.0.0.0/27").await;
+    let start = quiet.store.list(Range::All).await.unwrap();
+    let calls = AtomicU32::new(0);
+    let faulty = Faulty::new(Arc::clone(&quiet.store), move |operation| {
+        let call = calls.fetch_add(1, SeqCst);
+        let faults = [Fault::ReplyLost, Fault::RequestLost, Fault::NotSent];
+        (operation == Operation::Txn && call % 10 == 9).then(|| faults[call as usize / 10 % 3])
+    });
+    let world = World::on(Arc::new(faulty), Nodes::Registered);
+    churn(&world, 12, 15).await;
+
+    // Every revision since the start, replayed.
+    let end = quiet.store.list(Range::All).await.unwrap();
+    let mut state: BTreeMap<kv::Key, Kv> = start.kvs.into_iter().map(|kv| (kv.key.clone(), kv)).collect();
+    let mut changes = quiet.store.watch(WatchRequest::new(Range::All, start.revision.next())).await.unwrap();
+    let mut revision = start.revision;
+    while revision < end.revision {
+        let batch = changes.next().await.unwrap().unwrap();
+        revision = batch.revision;
+        for Event { kind, kv, .. } in batch.events {
+            match kind {
+                EventKind::Put => drop(state.insert(kv.key.clone(), kv)),
+                EventKind::Delete => drop(state.remove(&kv.key)),
+            }
+        }
+        consistent(&state.values().cloned().collect::<Vec<_>>());
+    }
+    let left: usize = end
+        .kvs
+        .iter()
+        .filter(|kv| keys::parse_block(&kv.key).is_some())
+        .map(|kv| Block::decode(&kv.key, kv.value.as_bytes()).unwrap().allocated().count())
+        .sum();
+    assert_eq!(left, 0);
+    assert!(end.kvs.iter().all(|kv| keys::parse_handle(&kv.key).is_none()));
+}

@@ -1,0 +1,7 @@
+//! The allocator's verbs on the in-memory store.
+
+mod assign;
+mod bridge;
+mod concurrent;
+mod release;
+mod world;

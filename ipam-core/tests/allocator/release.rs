@@ -1,0 +1,158 @@
+//! Giving addresses back.
+
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::model::keys;
+use ipam_core::model::{Document, Handle, NewPool, ReleaseRequest};
+use ipam_core::{Error, Holding};
+use kv::StoreExt;
+
+use crate::world::{World, attachment, ip, soon};
+
+async fn world() -> World {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/24").await;
+    world.add_pool("v6", "fd00::/112").await;
+    world
+}
+
+#[tokio::test]
+async fn what_was_assigned_is_released_in_one_commit_and_again_is_nothing() {
+    let world = world().await;
+    let request = AssignRequest::new(attachment("a", "c1"), Wanted::any(1, 1));
+    let assigned = world.assign(&request).await.unwrap();
+    let before = world.store.list(kv::Range::All).await.unwrap().revision;
+    let released = world.release("a", "c1").await;
+    assert_eq!(released, assigned.iter().map(|one| one.ip).collect::<Vec<_>>());
+    let after = world.store.list(kv::Range::All).await.unwrap();
+    assert_eq!(after.revision, before.next());
+    assert!(after.kvs.iter().all(|kv| keys::parse_handle(&kv.key).is_none()));
+    assert_eq!(world.release("a", "c1").await, Vec::<std::net::IpAddr>::new());
+    assert_eq!(world.store.list(kv::Range::All).await.unwrap().revision, after.revision);
+    world.check().await;
+}
+
+#[tokio::test]
+async fn one_interface_keeps_what_the_other_gives_back() {
+    let world = world().await;
+    let first = world.one("a", "c1").await.unwrap();
+    let mut other = AssignRequest::new(attachment("a", "c1"), Wanted::any(1, 0));
+    other.attachment.interface = "eth1".into();
+    let second = world.assign(&other).await.unwrap()[0].ip;
+    assert_eq!(world.release("a", "c1").await, [first]);
+    assert_eq!(world.ipam.held(&other.attachment, soon()).await.unwrap(), [second]);
+    world.check().await;
+    // The same container on another node is another attachment too.
+    assert!(world.release("b", "c1").await.is_empty());
+    assert_eq!(world.ipam.release_attachment(&other.attachment, &[], soon()).await.unwrap(), [second]);
+    world.check().await;
+}
+
+/// Takes our own attributes away, as if Calico had made the allocation.
+async fn as_calicos(world: &World) {
+    for kv in world.dump().await {
+        if keys::parse_block(&kv.key).is_some() {
+            let mut block: serde_json::Value = serde_json::from_slice(kv.value.as_bytes()).unwrap();
+            for entry in block["attributes"].as_array_mut().unwrap() {
+                entry["secondary"].as_object_mut().unwrap().retain(|name, _| !name.starts_with("margay.io/"));
+            }
+            world.store.put(kv.key, block.to_string()).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_calico_made_is_released_by_its_handle_and_node() {
+    let world = world().await;
+    let address = world.one("a", "c1").await.unwrap();
+    as_calicos(&world).await;
+    assert!(world.release("b", "c1").await.is_empty());
+    assert_eq!(world.release("a", "c1").await, [address]);
+    world.check().await;
+}
+
+#[tokio::test]
+async fn old_handles_are_released_too() {
+    let world = world().await;
+    let mut old = AssignRequest::new(attachment("a", "x"), Wanted::any(1, 0));
+    old.attachment.network = "shop".into();
+    let address = world.assign(&old).await.unwrap()[0].ip;
+    as_calicos(&world).await;
+    let released = world.ipam.release_attachment(&attachment("a", "c1"), &["shop.x".into()], soon()).await.unwrap();
+    assert_eq!(released, [address]);
+    world.check().await;
+}
+
+#[tokio::test]
+async fn a_handle_that_counts_too_much_is_mended() {
+    let world = world().await;
+    world.one("a", "c1").await.unwrap();
+    let key = keys::handle("net.c1");
+    let stored = world.store.get(key.clone()).await.unwrap().unwrap();
+    let mut handle = Handle::decode(&key, stored.value.as_bytes()).unwrap();
+    handle.increment("10.0.0.128/30".parse().unwrap(), 3);
+    let (first, _) = handle.blocks().next().unwrap();
+    handle.increment(first, 5);
+    world.put(key, &handle).await;
+    assert_eq!(world.release("a", "c1").await.len(), 1);
+    world.check().await;
+}
+
+#[tokio::test]
+async fn by_handle_on_any_node() {
+    let world = world().await;
+    world.one("a", "c1").await.unwrap();
+    world.one("b", "c1").await.unwrap();
+    assert_eq!(world.ipam.release_by_handle("net.c1", soon()).await.unwrap().len(), 2);
+    assert!(matches!(world.ipam.release_by_handle("net.c1", soon()).await, Err(Error::NotFound(_))));
+    world.check().await;
+}
+
+#[tokio::test]
+async fn by_container_in_every_network() {
+    let world = world().await;
+    world.one("a", "c1").await.unwrap();
+    world.one("a", "c2").await.unwrap();
+    let mut other = AssignRequest::new(attachment("a", "c1"), Wanted::any(1, 0));
+    // Whoever splits at a dot takes this network for another one's container.
+    other.attachment.network = "net.c2".into();
+    world.assign(&other).await.unwrap();
+    assert_eq!(world.ipam.release_by_container("c1", soon()).await.unwrap().len(), 2);
+    assert_eq!(world.ipam.held(&attachment("a", "c2"), soon()).await.unwrap().len(), 1);
+    world.check().await;
+}
+
+#[tokio::test]
+async fn single_addresses_are_checked_before_any_is_released() {
+    let world = world().await;
+    let (first, second) = (world.one("a", "c1").await.unwrap(), world.one("a", "c2").await.unwrap());
+    let wrong = [ReleaseRequest::new(first), ReleaseRequest::new(second).with_handle("net.c1")];
+    assert!(matches!(world.ipam.release_ips(&wrong, soon()).await, Err(Error::ReleaseConflict(_))));
+    let stale = [ReleaseRequest::new(first).with_sequence_number(1)];
+    assert!(matches!(world.ipam.release_ips(&stale, soon()).await, Err(Error::ReleaseConflict(_))));
+    assert!(matches!(world.ipam.holding(first, soon()).await.unwrap(), Holding::Held(_)));
+    let right = [
+        ReleaseRequest::new(first).with_handle("net.c1"),
+        ReleaseRequest::new(second),
+        ReleaseRequest::new(ip("10.0.0.250")),
+        ReleaseRequest::new(ip("192.168.0.1")),
+    ];
+    let done = world.ipam.release_ips(&right, soon()).await.unwrap();
+    assert_eq!((done.released.len(), done.unallocated.len()), (2, 2));
+    assert_eq!(world.ipam.holding(first, soon()).await.unwrap(), Holding::Free);
+    world.check().await;
+}
+
+#[tokio::test]
+async fn a_pool_in_use_stays_and_an_unused_one_goes_with_all_that_is_its() {
+    let world = World::new().await;
+    world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
+    world.one("a", "c1").await.unwrap();
+    let error = world.ipam.delete_pool("v4", soon()).await.unwrap_err();
+    assert!(matches!(error, Error::PoolInUse { addresses: 1, .. }), "{error}");
+    world.one("a", "c2").await.unwrap();
+    world.release("a", "c1").await;
+    world.release("a", "c2").await;
+    world.ipam.delete_pool("v4", soon()).await.unwrap();
+    assert!(world.dump().await.iter().all(|kv| keys::parse_resource(keys::ResourceKind::Node, &kv.key).is_some()));
+    assert!(matches!(world.ipam.delete_pool("v4", soon()).await, Err(Error::NotFound(_))));
+}

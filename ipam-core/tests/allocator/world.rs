@@ -1,0 +1,171 @@
+//! A store with pools and nodes, a clock that a test sets, and the checks that every test may make.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ipam_core::assign::{AssignRequest, Assigned, Wanted};
+use ipam_core::attachment::Attachment;
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{Affinity, AffinityState, Block, Document, Handle, IpamConfig, NewPool, Node, Owner};
+use ipam_core::{Ipam, Nodes, Result};
+use kv::{Deadline, Key, Kv, Range, Store, StoreExt};
+use time::OffsetDateTime;
+
+/// A store of a cluster with the nodes `a`, `b` and `c`.
+#[derive(Clone)]
+pub(crate) struct World {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) ipam: Ipam,
+    clock: Arc<AtomicI64>,
+}
+
+pub(crate) fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(30))
+}
+
+pub(crate) fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+impl World {
+    pub(crate) async fn new() -> Self {
+        let world = Self::on(Arc::new(kv_mvcc::memory()), Nodes::Registered);
+        for name in ["a", "b", "c"] {
+            world.add_node(name, &[]).await;
+        }
+        world
+    }
+
+    pub(crate) fn on(store: Arc<dyn Store>, nodes: Nodes) -> Self {
+        let clock = Arc::new(AtomicI64::new(1_800_000_000));
+        let reading = Arc::clone(&clock);
+        let now = move || OffsetDateTime::from_unix_timestamp(reading.load(SeqCst)).unwrap();
+        let uids = Mutex::new(0);
+        let uid = move || {
+            let mut next = uids.lock().unwrap();
+            *next += 1;
+            format!("00000000-0000-4000-8000-{next:012}")
+        };
+        let ipam = Ipam::new(Arc::clone(&store), nodes).with_clock(Arc::new(now)).with_uids(Arc::new(uid));
+        Self { store, ipam, clock }
+    }
+
+    pub(crate) fn pass(&self, seconds: i64) {
+        self.clock.fetch_add(seconds, SeqCst);
+    }
+
+    pub(crate) async fn add_node(&self, name: &str, labels: &[(&str, &str)]) {
+        let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let node = Node::new(name, labels, "uid", OffsetDateTime::UNIX_EPOCH);
+        self.put(keys::resource(ResourceKind::Node, name), &node).await;
+    }
+
+    /// A pool with blocks of four addresses.
+    pub(crate) async fn add_pool(&self, name: &str, cidr: &str) {
+        let bits = if cidr.contains(':') { 126 } else { 30 };
+        self.add(NewPool::new(name, cidr.parse().unwrap()).with_block_size(bits)).await;
+    }
+
+    pub(crate) async fn add(&self, new: NewPool) {
+        self.ipam.create_pool(&new, None, soon()).await.unwrap();
+    }
+
+    pub(crate) async fn configure(&self, config: IpamConfig) {
+        self.put(keys::config(), &config).await;
+    }
+
+    pub(crate) async fn reserve(&self, cidrs: &[&str]) {
+        let networks: Vec<_> = cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect();
+        self.ipam.create_reservation("reserved", &networks, soon()).await.unwrap();
+    }
+
+    pub(crate) async fn put(&self, key: Key, document: &impl Document) {
+        self.store.put(key, document.encode().unwrap()).await.unwrap();
+    }
+
+    pub(crate) async fn block(&self, cidr: &str) -> Option<Block> {
+        let key = keys::block(cidr.parse().unwrap());
+        self.store.get(key.clone()).await.unwrap().map(|kv| Block::decode(&key, kv.value.as_bytes()).unwrap())
+    }
+
+    pub(crate) async fn affinity(&self, node: &str, cidr: &str) -> Option<AffinityState> {
+        let key = keys::affinity(&Owner::Host(node.into()), cidr.parse().unwrap()).unwrap();
+        let stored = self.store.get(key.clone()).await.unwrap();
+        stored.map(|kv| Affinity::decode(&key, kv.value.as_bytes()).unwrap().state())
+    }
+
+    pub(crate) async fn assign(&self, request: &AssignRequest) -> Result<Vec<Assigned>> {
+        self.ipam.assign(request, soon()).await
+    }
+
+    /// One IPv4 address for a container on a node.
+    pub(crate) async fn one(&self, node: &str, container: &str) -> Result<IpAddr> {
+        let assigned = self.assign(&AssignRequest::new(attachment(node, container), Wanted::any(1, 0))).await?;
+        assert_eq!(assigned.len(), 1);
+        Ok(assigned[0].ip)
+    }
+
+    pub(crate) async fn release(&self, node: &str, container: &str) -> Vec<IpAddr> {
+        self.ipam.release_attachment(&attachment(node, container), &[], soon()).await.unwrap()
+    }
+
+    /// Every key and value.
+    pub(crate) async fn dump(&self) -> Vec<Kv> {
+        self.store.list(Range::All).await.unwrap().kvs
+    }
+
+    /// That blocks, handles and affinities tell the same.
+    pub(crate) async fn check(&self) {
+        consistent(&self.dump().await);
+    }
+}
+
+/// Interface `eth0` of a container in network `net`.
+pub(crate) fn attachment(node: &str, container: &str) -> Attachment {
+    Attachment {
+        network: "net".into(),
+        container: container.into(),
+        interface: "eth0".into(),
+        node: node.into(),
+        boot: Some("boot0001".into()),
+    }
+}
+
+/// Fails unless blocks, handles and affinities tell the same: each handle counts exactly what the blocks hold of it, each
+/// owned block has a confirmed affinity, and each affinity has a block of that owner.
+pub(crate) fn consistent(kvs: &[Kv]) {
+    let mut held: BTreeMap<String, BTreeMap<String, i64>> = BTreeMap::new();
+    let mut owned = Vec::new();
+    for kv in kvs.iter().filter(|kv| keys::parse_block(&kv.key).is_some()) {
+        let block = Block::decode(&kv.key, kv.value.as_bytes()).unwrap();
+        for (_, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
+            let blocks = held.entry(entry.handle().unwrap().to_owned()).or_default();
+            *blocks.entry(block.cidr().to_string()).or_default() += 1;
+        }
+        match block.owner() {
+            Some(owner) => owned.push(keys::affinity(&owner, block.cidr()).unwrap()),
+            None => assert!(!block.is_empty(), "{} is empty and nobody's", block.cidr()),
+        }
+    }
+    let mut counted = BTreeMap::new();
+    for kv in kvs {
+        if let Some(id) = keys::parse_handle(&kv.key) {
+            let handle = Handle::decode(&kv.key, kv.value.as_bytes()).unwrap();
+            let blocks: BTreeMap<String, i64> = handle.blocks().map(|(cidr, n)| (cidr.to_string(), n)).collect();
+            counted.insert(id.to_owned(), blocks);
+        }
+    }
+    assert_eq!(held, counted, "what blocks hold, and what handles count");
+    let mut affine: Vec<Key> = Vec::new();
+    for kv in kvs.iter().filter(|kv| keys::parse_affinity(&kv.key).is_some()) {
+        let affinity = Affinity::decode(&kv.key, kv.value.as_bytes()).unwrap();
+        assert_eq!(affinity.state(), AffinityState::Confirmed, "{}", kv.key);
+        affine.push(kv.key.clone());
+    }
+    owned.sort();
+    affine.sort();
+    assert_eq!(owned, affine, "blocks with an owner, and affinities");
+}
