@@ -203,3 +203,107 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     format!("a panic: {}", text.unwrap_or("without a text"))
 }
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
+
+    use super::*;
+    use crate::harness::{Ability, Fixture};
+
+    /// What a store does instead of answering.
+    #[derive(Clone, Copy, Debug)]
+    enum Mishap {
+        Panics,
+        NeverAnswers,
+        BlocksItsThread,
+        IsNotMade,
+    }
+
+    #[derive(Debug)]
+    struct Bad(Mishap);
+
+    impl Bad {
+        async fn happen<T>(&self) -> T {
+            match self.0 {
+                Mishap::Panics => panic!("the engine is on fire"),
+                Mishap::BlocksItsThread => loop {
+                    std::thread::park();
+                },
+                Mishap::NeverAnswers | Mishap::IsNotMade => std::future::pending().await,
+            }
+        }
+    }
+
+    #[async_trait]
+    impl Store for Bad {
+        async fn range(&self, _: RangeRequest) -> Result<RangeResponse> {
+            self.happen().await
+        }
+
+        async fn txn(&self, _: Txn) -> Result<TxnResponse> {
+            self.happen().await
+        }
+
+        async fn watch(&self, _: WatchRequest) -> Result<WatchStream> {
+            self.happen().await
+        }
+
+        async fn compact(&self, _: Revision) -> Result<()> {
+            self.happen().await
+        }
+    }
+
+    #[async_trait]
+    impl Fixture for Bad {
+        fn store(&self) -> Arc<dyn Store> {
+            Arc::new(Self(self.0))
+        }
+    }
+
+    #[async_trait]
+    impl Harness for Bad {
+        fn abilities(&self) -> &[Ability] {
+            &[]
+        }
+
+        async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
+            match self.0 {
+                Mishap::IsNotMade => Err("no room for a store".into()),
+                mishap => Ok(Box::new(Self(mishap))),
+            }
+        }
+    }
+
+    /// What the case that reads an absent key says of such a store.
+    fn said_of(mishap: Mishap) -> String {
+        let limits = (Duration::from_millis(50), Duration::from_secs(1));
+        let options = Options::new().with_filter("B01").with_patience(limits.0).with_case_limit(limits.1);
+        let reports = run(Bad(mishap), &options).unwrap();
+        assert_eq!(reports.len(), 1);
+        match &reports[0].verdict {
+            Verdict::Failed(failure) => failure.to_string(),
+            other => panic!("{mishap:?}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn mishaps_are_failures_of_the_case() {
+        for (mishap, expected) in [
+            (Mishap::Panics, "a panic: the engine is on fire"),
+            (Mishap::NeverAnswers, "the store did not answer within 50ms"),
+            (Mishap::BlocksItsThread, "no end within 1s"),
+            (Mishap::IsNotMade, "no room for a store"),
+        ] {
+            let said = said_of(mishap);
+            assert!(said.starts_with("breaks rule G1: A range is") && said.contains(expected), "{mishap:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_run_is_ignored_with_the_reason() {
+        let reports = run(Bad(Mishap::NeverAnswers), &Options::new().with_filter("R10")).unwrap();
+        assert!(matches!(reports[0].verdict, Verdict::Ignored(reason) if reason.contains("open a store again")));
+    }
+}
