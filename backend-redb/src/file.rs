@@ -11,10 +11,8 @@
 //!   That one sync is needed: a process that was killed between writing a commit and syncing it leaves a commit that
 //!   can be read but is not durable yet.
 
-use std::fs::File;
 use std::io;
 use std::ops::Bound;
-use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redb::{BackendError, StorageBackend};
@@ -24,8 +22,8 @@ const HEADER_BYTES: usize = 4096;
 
 /// The state that a [`DbFile`] and its [`Switch`] share.
 #[derive(Debug)]
-struct Shared {
-    file: File,
+struct Shared<B> {
+    file: B,
     phase: Mutex<Phase>,
 }
 
@@ -39,140 +37,153 @@ enum Phase {
     Closed,
 }
 
-/// The file, as redb sees it.
+/// The file, as redb sees it; `B` is the file as it is.
 #[derive(Debug)]
-pub(crate) struct DbFile(Arc<Shared>);
+pub(crate) struct DbFile<B>(Arc<Shared<B>>);
 
 /// Our hand on a file that redb owns.
 #[derive(Debug)]
-pub(crate) struct Switch(Arc<Shared>);
+pub(crate) struct Switch<B>(Arc<Shared<B>>);
 
-impl DbFile {
-    pub(crate) fn new(file: File) -> (Self, Switch) {
+impl<B: StorageBackend> DbFile<B> {
+    pub(crate) fn new(file: B) -> (Self, Switch<B>) {
         let shared = Arc::new(Shared { file, phase: Mutex::new(Phase::Opening(None)) });
         (Self(Arc::clone(&shared)), Switch(shared))
     }
 }
 
-impl Switch {
+impl<B: StorageBackend> Switch<B> {
     /// redb has opened the file: brings it up to date, durably.
     pub(crate) fn opened(&self) -> io::Result<()> {
-        let mut phase = self.0.phase();
-        if matches!(*phase, Phase::Opening(_)) { self.0.leave_opening(&mut phase) } else { Ok(()) }
+        self.0.leave_opening(&mut self.0.phase())
     }
+}
 
+impl<B> Switch<B> {
     /// From here on nothing is written, read or synced.
     pub(crate) fn close(&self) {
         *self.0.phase() = Phase::Closed;
     }
 }
 
-impl Shared {
+impl<B> Shared<B> {
     fn phase(&self) -> MutexGuard<'_, Phase> {
         // It holds no invariant that a panic could break.
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Unless nothing goes to the file any more.
+    fn check_open(&self) -> io::Result<()> {
+        if matches!(*self.phase(), Phase::Closed) {
+            return Err(io::Error::other("the store has been closed"));
+        }
+        Ok(())
+    }
+}
+
+impl<B: StorageBackend> Shared<B> {
     /// Ends the opening: the header that waits is written if it is not what the file has, and the file is synced.
     fn leave_opening(&self, phase: &mut Phase) -> io::Result<()> {
-        let Phase::Opening(waiting) = std::mem::replace(phase, Phase::Open) else { return Ok(()) };
+        let Phase::Opening(waiting) = phase else { return Ok(()) };
         if let Some(header) = waiting {
             let mut current = vec![0; header.len()];
-            let same = self.file.read_exact_at(&mut current, 0).is_ok() && current == header;
+            let same = self.file.read(0, &mut current).is_ok() && current == *header;
             if !same {
-                self.file.write_all_at(&header, 0)?;
+                self.file.write(0, header)?;
             }
         }
-        self.file.sync_data()
+        self.file.sync_data()?;
+        *phase = Phase::Open;
+        Ok(())
     }
 
-    fn check_open(&self) -> io::Result<()> {
-        if matches!(*self.phase(), Phase::Closed) { Err(closed()) } else { Ok(()) }
-    }
-
-    /// Before anything is done to the file that the header that waits has a part in.
+    /// Before anything is done that a waiting header has a part in.
     fn settle(&self) -> io::Result<()> {
         let mut phase = self.phase();
-        match *phase {
-            Phase::Open | Phase::Opening(None) => Ok(()),
-            Phase::Opening(Some(_)) => self.leave_opening(&mut phase),
-            Phase::Closed => Err(closed()),
+        if matches!(*phase, Phase::Opening(Some(_))) { self.leave_opening(&mut phase) } else { Ok(()) }
+    }
+
+    /// Lets a header that is written while opening wait; false if this is no such thing.
+    fn hold_back(&self, offset: u64, data: &[u8]) -> bool {
+        let mut phase = self.phase();
+        let Phase::Opening(waiting) = &mut *phase else { return false };
+        let is_header = offset == 0 && data.len() <= HEADER_BYTES;
+        let replaces = waiting.as_ref().is_none_or(|waiting| waiting.len() == data.len());
+        if is_header && replaces {
+            *waiting = Some(data.to_vec());
         }
+        is_header && replaces
     }
 }
 
-fn closed() -> io::Error {
-    io::Error::other("the store has been closed")
-}
-
-impl StorageBackend for DbFile {
+impl<B: StorageBackend> StorageBackend for DbFile<B> {
     fn len(&self) -> io::Result<u64> {
-        // A header that waits is within the file: redb wrote one when it made the file.
+        // A header that waits is within the file: redb sets the length of a new one first.
         self.0.check_open()?;
-        Ok(self.0.file.metadata()?.len())
+        self.0.file.len()
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.0.check_open()?;
         if offset < HEADER_BYTES as u64 {
             self.0.settle()?;
-        } else {
-            self.0.check_open()?;
         }
-        self.0.file.read_exact_at(out, offset)
+        self.0.file.read(offset, out)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.check_open()?;
         self.0.settle()?;
         self.0.file.set_len(len)
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        match *self.0.phase() {
-            Phase::Opening(_) => Ok(()),
-            Phase::Open => self.0.file.sync_data(),
-            Phase::Closed => Err(closed()),
-        }
+        self.0.check_open()?;
+        // While opening, the sync at its end is enough.
+        if matches!(*self.0.phase(), Phase::Opening(_)) { Ok(()) } else { self.0.file.sync_data() }
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        if offset == 0 && data.len() <= HEADER_BYTES {
-            let mut phase = self.0.phase();
-            if let Phase::Opening(waiting) = &mut *phase
-                && waiting.as_ref().is_none_or(|waiting| waiting.len() == data.len())
-            {
-                *waiting = Some(data.to_vec());
-                return Ok(());
-            }
+        self.0.check_open()?;
+        if self.0.hold_back(offset, data) {
+            return Ok(());
         }
-        let mut phase = self.0.phase();
-        if matches!(*phase, Phase::Opening(_)) {
-            self.0.leave_opening(&mut phase)?;
-        }
-        if matches!(*phase, Phase::Closed) {
-            return Err(closed());
-        }
-        drop(phase);
-        self.0.file.write_all_at(data, offset)
+        // More than a header: redb makes or repairs the file, and relies on its order.
+        self.0.leave_opening(&mut self.0.phase())?;
+        self.0.file.write(offset, data)
     }
 
     fn close(&self) -> io::Result<()> {
-        self.0.file.unlock()
+        self.0.file.close()
     }
 
-    // The queue in front of the store keeps other processes of ours away. This lock keeps other programs away.
+    // The queue in front of the store keeps other processes of ours away; redb's locks keep other programs away.
+
     fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
-        let whole = matches!(start, Bound::Unbounded | Bound::Included(0)) && end == Bound::Unbounded;
-        if !whole {
-            return Err(BackendError::Unsupported);
-        }
-        match self.0.file.try_lock() {
-            Ok(()) => Ok(true),
-            Err(std::fs::TryLockError::WouldBlock) => Ok(false),
-            Err(std::fs::TryLockError::Error(error)) => Err(error.into()),
-        }
+        self.0.file.try_lock_range(start, end)
     }
 
-    fn unlock_range(&self, _start: Bound<u64>, _end: Bound<u64>) -> Result<(), BackendError> {
-        Ok(self.0.file.unlock()?)
+    fn try_lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.0.file.try_lock_shared_range(start, end)
+    }
+
+    fn lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.0.file.lock_range(start, end)
+    }
+
+    fn lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.0.file.lock_shared_range(start, end)
+    }
+
+    fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.0.file.unlock_range(start, end)
+    }
+
+    fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.0.file.query_lock_range(start, end)
     }
 }
+
+#[cfg(test)]
+#[path = "power_tests.rs"]
+mod tests;

@@ -1,6 +1,6 @@
 //! One table of redb as ordered rows.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::ops::ControlFlow;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,8 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use kv::{Error, ErrorKind, Operation, Result};
 use kv_mvcc::{Table, View, Visit, Write};
-use redb::{Builder, Database, ReadOnlyTable, ReadableDatabase, TableDefinition, TableError};
+use redb::backends::FileBackend;
+use redb::{Builder, Database, ReadOnlyTable, ReadableDatabase, StorageBackend, TableDefinition, TableError};
 
 use crate::error::{from_io, from_redb};
 use crate::file::{DbFile, Switch};
@@ -30,16 +31,57 @@ pub(crate) struct RedbTable {
 
 /// An open database whose end writes nothing.
 #[derive(Debug)]
-struct Opened {
+pub(crate) struct Opened<B = FileBackend> {
     database: Database,
-    switch: Switch,
+    switch: Switch<B>,
 }
 
-impl Drop for Opened {
+impl<B> Drop for Opened<B> {
     fn drop(&mut self) {
         self.switch.close();
     }
 }
+
+impl<B: StorageBackend> Opened<B> {
+    /// Opens the database in `file`, or makes it if the file is empty.
+    pub(crate) fn on(file: B) -> Result<Self, redb::Error> {
+        let (file, switch) = DbFile::new(file);
+        let database = Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(file)?;
+        let opened = Self { database, switch };
+        opened.switch.opened()?;
+        Ok(opened)
+    }
+
+    /// Applies all writes or none, durably.
+    pub(crate) fn commit(&self, writes: &[Write]) -> Result<(), redb::Error> {
+        let mut transaction = self.database.begin_write()?;
+        // Durability is redb's default, immediate. Quick repair: see `file`.
+        transaction.set_quick_repair(true);
+        {
+            let mut rows = transaction.open_table(ROWS)?;
+            for write in writes {
+                match write {
+                    Write::Put(key, value) => rows.insert(key.as_slice(), value.as_slice())?,
+                    Write::Delete(key) => rows.remove(key.as_slice())?,
+                };
+            }
+        }
+        transaction.commit()?;
+        Ok(())
+    }
+
+    /// The rows as they are now; `None` if nothing has been committed yet.
+    pub(crate) fn rows(&self) -> Result<Option<Rows>, redb::Error> {
+        match self.database.begin_read()?.open_table(ROWS) {
+            Ok(rows) => Ok(Some(rows)),
+            Err(TableError::TableDoesNotExist(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// A snapshot of the rows.
+pub(crate) type Rows = ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 impl RedbTable {
     /// Opens the file, or makes it.
@@ -59,40 +101,26 @@ impl RedbTable {
 }
 
 fn open(path: &Path, store: &str) -> Result<Opened> {
-    let io = |error| from_io(store, Operation::Open, error);
-    let (file, switch) = DbFile::new(open_file(path).map_err(io)?);
-    let database = Builder::new()
-        .set_cache_size(CACHE_BYTES)
-        .create_with_backend(file)
-        .map_err(|error| from_redb(store, Operation::Open, error))?;
-    let opened = Opened { database, switch };
-    opened.switch.opened().map_err(io)?;
-    Ok(opened)
-}
-
-fn open_file(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+    let options = || OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+    let file = options().map_err(|error| from_io(store, Operation::Open, error))?;
+    FileBackend::new(file)
+        .map_err(redb::Error::from)
+        .and_then(Opened::on)
+        .map_err(|error| from_redb(store, Operation::Open, error))
 }
 
 impl Table for RedbTable {
     fn view(&self) -> Result<Box<dyn View + '_>> {
-        let failed = |error: redb::Error| from_redb(&self.store, Operation::Range, error);
         let guard = self.read();
         let opened = guard.as_ref().ok_or_else(|| self.not_open(Operation::Range))?;
-        let transaction = opened.database.begin_read().map_err(|error| failed(error.into()))?;
-        let rows = match transaction.open_table(ROWS) {
-            Ok(rows) => Some(rows),
-            // Nothing has been committed yet.
-            Err(TableError::TableDoesNotExist(_)) => None,
-            Err(error) => return Err(failed(error.into())),
-        };
+        let rows = opened.rows().map_err(|error| from_redb(&self.store, Operation::Range, error))?;
         Ok(Box::new(RedbView { rows, store: &self.store, _open: guard }))
     }
 
     fn commit(&self, writes: &[Write]) -> Result<()> {
         let guard = self.read();
         let opened = guard.as_ref().ok_or_else(|| self.not_open(Operation::Txn))?;
-        commit(&opened.database, writes).map_err(|error| from_redb(&self.store, Operation::Txn, error))
+        opened.commit(writes).map_err(|error| from_redb(&self.store, Operation::Txn, error))
     }
 
     fn recover(&self) -> Result<()> {
@@ -104,26 +132,9 @@ impl Table for RedbTable {
     }
 }
 
-fn commit(database: &Database, writes: &[Write]) -> Result<(), redb::Error> {
-    let mut transaction = database.begin_write()?;
-    // Durability is redb's default, immediate. Quick repair: see `file`.
-    transaction.set_quick_repair(true);
-    {
-        let mut rows = transaction.open_table(ROWS)?;
-        for write in writes {
-            match write {
-                Write::Put(key, value) => rows.insert(key.as_slice(), value.as_slice())?,
-                Write::Delete(key) => rows.remove(key.as_slice())?,
-            };
-        }
-    }
-    transaction.commit()?;
-    Ok(())
-}
-
 struct RedbView<'a> {
     // Above the guard, since fields are dropped in this order: nothing of the database may outlive it.
-    rows: Option<ReadOnlyTable<&'static [u8], &'static [u8]>>,
+    rows: Option<Rows>,
     store: &'a str,
     _open: RwLockReadGuard<'a, Option<Opened>>,
 }

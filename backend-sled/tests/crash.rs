@@ -25,3 +25,8 @@ fn a_full_disk_loses_nothing() {
 fn everything_is_private() {
     crash::everything_is_private(&Sled);
 }
+
+#[test]
+fn processes_take_turns_and_count_together() {
+    crash::processes_take_turns_and_count_together(&Sled, "processes_take_turns_and_count_together");
+}

@@ -92,9 +92,9 @@ fn one_caller_alone_has_the_turn_at_once() {
         }
         Ok("hold with a child") => {
             let _turn = take(&role_path(), LONG).unwrap();
-            let child = Command::new("sleep").arg("60").spawn().unwrap();
+            let mut child = Command::new("sleep").arg("60").spawn().unwrap();
             println!("queue: {}", child.id());
-            thread::sleep(LONG);
+            child.wait().unwrap();
         }
         Ok("compete") => {
             println!("queue: ready");

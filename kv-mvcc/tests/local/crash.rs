@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kv::{ErrorKind, Outcome};
+use kv::{Compare, ErrorKind, Op, Outcome, Store, StoreExt, Txn};
 use kv_mvcc::local::Engine;
 
 use super::{check, create, open, process, role, role_path, run, step};
@@ -87,6 +87,45 @@ fn write(engine: &dyn Engine) {
             println!("done {n}");
         }
     });
+}
+
+/// Processes that each open, count one up and close, as plugins do, miss no count and all come through.
+pub fn processes_take_turns_and_count_together(engine: &dyn Engine, test: &str) {
+    const PROCESSES: u64 = 8;
+    const TURNS: u64 = 40;
+    if role().as_deref() == Some("count") {
+        for _ in 0..TURNS {
+            run(count(engine, &role_path()));
+        }
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let children: Vec<_> = (0..PROCESSES)
+        .map(|_| process(test, "count", &path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+        .collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    let store = open(engine, &path).unwrap();
+    let counter = run(store.get("counter")).unwrap().unwrap();
+    assert_eq!(counter.value.as_bytes(), (PROCESSES * TURNS).to_be_bytes());
+    assert_eq!(counter.version, i64::try_from(PROCESSES * TURNS).unwrap());
+}
+
+async fn count(engine: &dyn Engine, path: &Path) {
+    let store = create(engine, path).unwrap();
+    let (compare, number) = match store.get("counter").await.unwrap() {
+        Some(kv) => {
+            let number = u64::from_be_bytes(kv.value.as_bytes().try_into().unwrap());
+            (Compare::unchanged("counter", kv.mod_revision), number)
+        }
+        None => (Compare::absent("counter"), 0),
+    };
+    let put = Op::put("counter", (number + 1).to_be_bytes().to_vec());
+    let response = store.txn(Txn::new().with_compares([compare]).with_success([put])).await.unwrap();
+    assert!(response.succeeded, "nobody else has the store");
+    store.close().await.unwrap();
 }
 
 /// However early the making of a store is killed, the next try succeeds.

@@ -12,7 +12,7 @@ use kv_mvcc::local::{self, Create, Engine, OpenOptions};
 use tempfile::TempDir;
 
 /// Runs all cases.
-pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static) -> ExitCode {
+pub(crate) fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static) -> ExitCode {
     conformance::main(OnDisk(engine), &[])
 }
 

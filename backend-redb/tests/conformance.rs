@@ -1,0 +1,12 @@
+//! The store on redb, judged by all cases.
+
+#[path = "../../kv-mvcc/tests/local/judged.rs"]
+mod judged;
+
+use std::process::ExitCode;
+
+use backend_redb::Redb;
+
+fn main() -> ExitCode {
+    judged::main(Redb)
+}

@@ -1,0 +1,12 @@
+//! The store on sled, judged by all cases.
+
+#[path = "../../kv-mvcc/tests/local/judged.rs"]
+mod judged;
+
+use std::process::ExitCode;
+
+use backend_sled::Sled;
+
+fn main() -> ExitCode {
+    judged::main(Sled)
+}
