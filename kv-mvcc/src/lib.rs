@@ -1,4 +1,17 @@
 //! Revisions, history and watches on top of any ordered table.
+//!
+//! An engine offers a [`Table`]: rows in order, views, and commits that are durable. [`MvccStore`] makes a
+//! [`kv::Store`] of it. What lies where in a table is in `codec.rs`; in short, there is a row for each live key, a log of
+//! all changes that are still history, each value once, and one row that says where the store stands.
+//!
+//! - **Reading** (`pinned.rs`) looks at one revision through short views, and undoes for itself what the log says has
+//!   changed since.
+//! - **Writing** (`writer.rs`, `stage.rs`) goes through one queue; what waits together is committed together.
+//! - **Watching** (`watch.rs`) is a cursor on the log.
+//! - **History** goes a few rows with each commit (`sweep.rs`), since nothing runs in the background.
+//!
+//! Stores on disk also share [`local`]: the folder, and the queue of the processes that want it. [`memory`] is a store
+//! for tests.
 
 mod codec;
 mod entries;

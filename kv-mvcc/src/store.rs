@@ -28,7 +28,8 @@ use crate::writer::{Job, Queue};
 /// How often a read of the latest state begins again, when compaction overtook it, before it stops making way.
 const READ_ATTEMPTS: usize = 4;
 
-/// A store with history and watches on an ordered table. Clones are handles to the same store.
+/// A store with history and watches on an ordered table. Clones are handles to the same store; a watch is one too, and
+/// keeps the table open until it is dropped or the store is closed.
 ///
 /// It needs a tokio runtime, of either kind; all work on the table happens on the threads that may block.
 #[derive(Clone)]

@@ -61,6 +61,8 @@ async fn a_long_read_is_one_state_and_lets_commits_through() {
             let (views, before) = (table.views(), store.status().revision);
             let found = store.range(read.clone()).await.unwrap();
             overlapped = table.views() - views > 3 && store.status().revision > before;
+            let past = store.range(read.clone().with_at(found.revision)).await.unwrap();
+            assert!(past.revision >= found.revision && past.kvs == found.kvs, "the past at {}", found.revision);
             table.set_row_micros(0);
             let again = store.range(read.clone().with_at(found.revision)).await.unwrap();
             table.set_row_micros(50);
