@@ -2,6 +2,7 @@
 
 #![allow(
     clippy::unwrap_used,
+    clippy::print_stdout,
     dead_code,
     unreachable_pub,
     missing_docs,
