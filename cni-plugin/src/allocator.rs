@@ -1,12 +1,13 @@
 //! The allocator on a store: opens it, does what the request asks for in one commit, and closes it.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use datastore::{Create, Location};
 use ipam_core::assign::{AssignRequest, Bridge, Gateway as PoolGateway, PoolDefinition, Repeated, Wanted};
 use ipam_core::{BridgeError, Ipam, Nodes};
-use kv::{Deadline, ErrorKind};
+use kv::{Deadline, ErrorKind, Store};
 
 use crate::error::{CniError, Result};
 use crate::request::{
@@ -17,14 +18,48 @@ use crate::request::{
 const BUDGET: Duration = Duration::from_secs(90);
 
 /// Keeps the books in the store that a request names.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct StoreAllocator;
+#[derive(Clone, Debug, Default)]
+pub struct StoreAllocator {
+    given: Option<Arc<dyn Store>>,
+}
+
+impl StoreAllocator {
+    /// An allocator that works on this store whatever a request names, and leaves it open: for who has one open already.
+    pub fn on(store: Arc<dyn Store>) -> Self {
+        Self { given: Some(store) }
+    }
+
+    /// Opens the store, does something with it, and closes it. A store that cannot be closed cleanly has nevertheless
+    /// committed: that is logged and not an error.
+    fn with_store<T>(
+        &self,
+        location: &Location,
+        create: Create,
+        work: impl AsyncFnOnce(Ipam, Deadline) -> Result<T>,
+    ) -> Result<T, Failure> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
+        let nodes = if matches!(location, Location::Etcd(_)) { Nodes::Registered } else { Nodes::FirstSeen };
+        runtime.block_on(async {
+            let deadline = Deadline::after(BUDGET);
+            if let Some(store) = &self.given {
+                return Ok(work(Ipam::new(Arc::clone(store), nodes), deadline).await?);
+            }
+            let open = datastore::open(location, create, deadline.remaining_for_work()).await?;
+            let done = work(Ipam::new(open.store(), nodes), deadline).await;
+            if let Err(error) = open.close().await {
+                tracing::warn!(%error, "the store could not be closed cleanly");
+            }
+            Ok(done?)
+        })
+    }
+}
 
 impl Allocator for StoreAllocator {
     fn add(&self, request: &AddRequest) -> Result<Vec<Assigned>> {
         let create = if own_pools(&request.network).is_empty() { Create::Never } else { Create::IfMissing };
         let assign = assign_request(request);
-        Ok(with_store(&request.store.location, create, async |ipam, deadline| {
+        Ok(self.with_store(&request.store.location, create, async |ipam, deadline| {
             let assigned = ipam.assign(&assign, deadline).await.map_err(|error| explain(error, &request.network))?;
             Ok(assigned.into_iter().map(answer).collect())
         })?)
@@ -33,7 +68,7 @@ impl Allocator for StoreAllocator {
     fn del(&self, request: &DelRequest) -> Result<()> {
         let attachment = attachment(&request.attachment);
         let old_handles = [request.old_handle.clone()];
-        let released = with_store(&request.store.location, Create::Never, async |ipam, deadline| {
+        let released = self.with_store(&request.store.location, Create::Never, async |ipam, deadline| {
             let released = ipam.release_attachment(&attachment, &old_handles, deadline).await;
             released.map_err(|error| explain(error, &Network::Calico))
         });
@@ -52,7 +87,7 @@ impl Allocator for StoreAllocator {
 
     fn check(&self, request: &CheckRequest) -> Result<Vec<IpAddr>> {
         let attachment = attachment(&request.attachment);
-        Ok(with_store(&request.store.location, Create::Never, async |ipam, deadline| {
+        Ok(self.with_store(&request.store.location, Create::Never, async |ipam, deadline| {
             ipam.held(&attachment, deadline).await.map_err(|error| explain(error, &Network::Calico))
         })?)
     }
@@ -89,27 +124,6 @@ impl From<Failure> for CniError {
             Failure::Cni(error) => error,
         }
     }
-}
-
-/// Opens the store, does something with it, and closes it. A store that cannot be closed cleanly has nevertheless
-/// committed: that is logged and not an error.
-fn with_store<T>(
-    location: &Location,
-    create: Create,
-    work: impl AsyncFnOnce(Ipam, Deadline) -> Result<T>,
-) -> Result<T, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-    let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
-    runtime.block_on(async {
-        let deadline = Deadline::after(BUDGET);
-        let open = datastore::open(location, create, deadline.remaining_for_work()).await?;
-        let nodes = if matches!(location, Location::Etcd(_)) { Nodes::Registered } else { Nodes::FirstSeen };
-        let done = work(Ipam::new(open.store(), nodes), deadline).await;
-        if let Err(error) = open.close().await {
-            tracing::warn!(%error, "the store could not be closed cleanly");
-        }
-        Ok(done?)
-    })
 }
 
 fn attachment(attachment: &Attachment) -> ipam_core::attachment::Attachment {

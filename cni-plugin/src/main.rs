@@ -7,7 +7,7 @@ use cni_plugin::{Invocation, Outcome, StoreAllocator, install_hook, run};
 
 fn main() -> ExitCode {
     install_hook();
-    let outcome = run(&Invocation::of_this_process(), &mut io::stdin().lock(), &StoreAllocator);
+    let outcome = run(&Invocation::of_this_process(), &mut io::stdin().lock(), &StoreAllocator::default());
     match print(&outcome) {
         Ok(()) => ExitCode::from(outcome.exit),
         // Nobody can be told more than the exit status says. What ADD assigned stays assigned until the runtime's DEL.

@@ -4,5 +4,6 @@
 mod common;
 mod garbage;
 mod process;
+mod replay;
 mod transcript;
 mod verbs;

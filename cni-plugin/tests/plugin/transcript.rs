@@ -11,33 +11,45 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// Where we differ from the record on purpose, and why.
-const DIFFERENT_ON_PURPOSE: [(&str, &str); 2] = [
+pub(crate) const DIFFERENT_ON_PURPOSE: [(&str, &str); 2] = [
     ("cniVersion 1.1.0 (newer than this plugin knows)", "this plugin knows CNI 1.1.0 and goes on"),
     ("VERSION", "the list of versions has 1.1.0 too"),
 ];
 
 /// Recorded calls whose error is the same but for the words of a JSON parser.
-const OTHER_WORDS: [&str; 1] = ["stdin is not JSON"];
+pub(crate) const OTHER_WORDS: [&str; 1] = ["stdin is not JSON"];
 
+/// The record: what was stored at the start, and the calls.
 #[derive(Deserialize)]
-struct Transcript {
-    cases: Vec<Case>,
+pub(crate) struct Transcript {
+    pub(crate) start: Vec<Stored>,
+    pub(crate) cases: Vec<Case>,
 }
 
 #[derive(Deserialize)]
-struct Case {
-    name: String,
-    env: BTreeMap<String, String>,
-    stdin: String,
-    exit: u8,
-    stdout: String,
+pub(crate) struct Stored {
+    pub(crate) key: String,
+    pub(crate) value: String,
 }
 
-fn transcript() -> Vec<Case> {
+#[derive(Clone, Deserialize)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) env: BTreeMap<String, String>,
+    pub(crate) stdin: String,
+    pub(crate) exit: u8,
+    pub(crate) stdout: String,
+}
+
+pub(crate) fn record() -> Transcript {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/calico/transcript.json");
     let transcript: Transcript = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     assert_eq!(transcript.cases.len(), 53);
-    transcript.cases
+    transcript
+}
+
+fn transcript() -> Vec<Case> {
+    record().cases
 }
 
 /// Calls that fail or end before any store is looked at.

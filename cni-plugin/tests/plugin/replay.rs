@@ -1,0 +1,155 @@
+//! Calico's record played again, all of it and in its order, on stores that hold what Calico's held.
+//!
+//! Which address of a pool is chosen may differ; the shape of a result, the masks, the pools, the exit codes and the
+//! errors may not.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cni_plugin::{Name, Outcome, StoreAllocator};
+use datastore::{Create, Location};
+use ipnet::IpNet;
+use kv::{Store, StoreExt};
+use serde_json::Value;
+
+use crate::common::{call, call_binary};
+use crate::transcript::{Case, DIFFERENT_ON_PURPOSE, OTHER_WORDS, record};
+
+/// The pools of the record.
+const POOLS: [&str; 6] =
+    ["10.65.0.0/24", "10.66.0.0/22", "10.67.0.0/24", "10.68.0.0/26", "10.69.0.0/26", "fd80:24e2:f998:72d6::/112"];
+
+/// Replaces each chosen address by its pool. Given ones, which are told as single addresses, stay.
+fn without_choice(value: &mut Value) {
+    match value {
+        Value::String(text) => {
+            if let Ok(net) = text.parse::<IpNet>()
+                && net.prefix_len() < net.max_prefix_len()
+            {
+                let pool = POOLS.iter().find(|pool| pool.parse::<IpNet>().unwrap().contains(&net.addr()));
+                *text = format!("{}: /{}", pool.unwrap(), net.prefix_len());
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(without_choice),
+        Value::Object(fields) => fields.values_mut().for_each(without_choice),
+        _ => {}
+    }
+}
+
+fn shape(stdout: &str) -> Value {
+    let mut value = serde_json::from_str(stdout).unwrap_or(Value::Null);
+    without_choice(&mut value);
+    value
+}
+
+fn compare(case: &Case, outcome: &Outcome) {
+    assert_eq!(outcome.exit, case.exit, "{}: {outcome:?}", case.name);
+    if OTHER_WORDS.contains(&case.name.as_str()) {
+        assert_eq!(shape(&outcome.stdout)["code"], shape(&case.stdout)["code"], "{}", case.name);
+        return;
+    }
+    assert_eq!(shape(&outcome.stdout), shape(&case.stdout), "{}", case.name);
+    // Indentation, order of keys, line ends: everything but the chosen addresses.
+    let skeleton =
+        |text: &str| text.split('"').filter(|part| part.parse::<IpNet>().is_err()).collect::<Vec<_>>().join("\"");
+    assert_eq!(skeleton(&outcome.stdout), skeleton(&case.stdout), "{}", case.name);
+}
+
+/// Plays the record; `program` runs one call.
+fn replay(program: impl Fn(&Case) -> Outcome) {
+    let cases = record().cases;
+    let (last, all) = cases.split_last().unwrap();
+    let played = |case: &&Case| DIFFERENT_ON_PURPOSE.iter().all(|(name, _)| *name != case.name);
+    for case in all.iter().filter(played) {
+        compare(case, &program(case));
+    }
+    // As in the record, others have filled the pool before the last call.
+    let mut filled = 0;
+    for node in ["node3", "node1"] {
+        loop {
+            let mut filler = last.clone();
+            filler.env.insert("CNI_CONTAINERID".into(), format!("filler{filled}"));
+            filler.stdin = filler.stdin.replace("\"nodename\": \"node1\"", &format!("\"nodename\": \"{node}\""));
+            if program(&filler).exit != 0 {
+                break;
+            }
+            filled += 1;
+            assert!(filled < 300, "the pool has 256 addresses");
+        }
+    }
+    assert!(filled > 200, "{filled}");
+    compare(last, &program(last));
+}
+
+async fn load(store: &Arc<dyn Store>) {
+    for stored in record().start {
+        store.put(stored.key, stored.value).await.unwrap();
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap()
+}
+
+#[test]
+fn in_memory() {
+    let store: Arc<dyn Store> = Arc::new(kv_mvcc::memory());
+    runtime().block_on(load(&store));
+    let allocator = StoreAllocator::on(store);
+    replay(|case| call(Name::Margay, &case.env, case.stdin.as_bytes(), &allocator));
+}
+
+/// On an embedded store by the real program, a process for each call.
+fn on_engine(engine: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ipam");
+    let location: Location = format!("{engine}://{}", path.display()).parse().unwrap();
+    runtime().block_on(async {
+        let open = datastore::open(&location, Create::IfMissing, Duration::from_secs(10)).await.unwrap();
+        load(&open.store()).await;
+        open.close().await.unwrap();
+    });
+    replay(|case| call_binary(&case.env, on_store(&case.stdin, engine, &path).as_bytes()));
+
+    // Nobody has an address twice, and what the record gave out is there.
+    let held = runtime().block_on(async {
+        let open = datastore::open(&location, Create::Never, Duration::from_secs(10)).await.unwrap();
+        let used = ipam_core::Ipam::new(open.store(), ipam_core::Nodes::Registered).utilization().await.unwrap();
+        open.close().await.unwrap();
+        used.pools.iter().find(|pool| pool.name == "main").map(|pool| pool.usage.in_use.to_string())
+    });
+    // 256 less the reserved ones, one of which was asked for by name.
+    assert_eq!(held.as_deref(), Some("253"));
+}
+
+/// The same configuration, naming the embedded store where it names etcd.
+fn on_store(stdin: &str, engine: &str, path: &Path) -> String {
+    let Ok(Value::Object(mut conf)) = serde_json::from_str(stdin) else { return stdin.to_owned() };
+    if conf.get("datastore_type").is_some_and(|kind| kind == "etcdv3") {
+        conf.insert("datastore_type".into(), engine.into());
+        conf.insert("datastore_path".into(), path.to_string_lossy().into_owned().into());
+        conf.remove("etcd_endpoints");
+    }
+    Value::Object(conf).to_string()
+}
+
+#[test]
+fn on_sled() {
+    on_engine("sled");
+}
+
+#[test]
+fn on_redb() {
+    on_engine("redb");
+}
+
+#[test]
+fn shapes_differ_in_chosen_addresses_only() {
+    let address: IpAddr = "10.65.0.9".parse().unwrap();
+    assert_eq!(shape(&format!("[\"{address}/28\"]")), shape("[\"10.65.0.77/28\"]"));
+    assert_ne!(shape("[\"10.65.0.9/28\"]"), shape("[\"10.65.0.9/26\"]"));
+    assert_ne!(shape("[\"10.65.0.9/28\"]"), shape("[\"10.66.0.9/28\"]"));
+    assert_ne!(shape("[\"10.65.0.9/32\"]"), shape("[\"10.65.0.8/32\"]"));
+}
