@@ -21,24 +21,22 @@ impl Place {
     /// An error of the operating system at `path`.
     pub(super) fn io(&self, path: &Path, error: io::Error) -> Error {
         use io::ErrorKind as Io;
-        let path = path.display();
+        let name = path.display();
         let (kind, detail) = match error.kind() {
             Io::PermissionDenied => (
                 ErrorKind::Io,
-                format!("no permission for {path}: run this as root or as the owner of the store's files"),
+                format!("no permission for {name}: run this as root or as the owner of the store's files"),
             ),
             Io::ReadOnlyFilesystem => (
                 ErrorKind::Io,
-                format!("{path} is on a read-only file system, and a store must be able to write even to be read"),
+                format!("{name} is on a read-only file system, and a store must be able to write even to be read"),
             ),
             Io::NotADirectory | Io::AlreadyExists => (
                 ErrorKind::Io,
-                format!("{path} is in the way: a store is a folder; give another path or move that file away"),
+                format!("{name} is in the way: a store is a folder; give another path or move that file away"),
             ),
-            Io::StorageFull | Io::QuotaExceeded => {
-                (ErrorKind::NoSpace, format!("no room for {path}: free some space and try again"))
-            }
-            _ => (ErrorKind::Io, format!("at {path}")),
+            Io::StorageFull | Io::QuotaExceeded => (ErrorKind::NoSpace, no_room(path)),
+            _ => (ErrorKind::Io, format!("at {name}")),
         };
         self.error(kind, detail).with_source(error)
     }
@@ -68,12 +66,14 @@ impl Place {
         self.error(ErrorKind::RevisionRegressed, detail)
     }
 
-    /// The same error, with advice if it tells of damage and has none yet.
+    /// The same error, with advice if it tells of damage or a full disk and has none yet.
     pub(super) fn advise(&self, error: Error) -> Error {
-        if *error.kind() == ErrorKind::Corrupt && error.detail().is_none() {
-            return error.with_detail(self.advice("its content cannot be read"));
+        match error.kind() {
+            _ if error.detail().is_some() => error,
+            ErrorKind::Corrupt => error.with_detail(self.advice("its content cannot be read")),
+            ErrorKind::NoSpace => error.with_detail(no_room(&self.folder)),
+            _ => error,
         }
-        error
     }
 
     fn advice(&self, what: &str) -> String {
@@ -109,5 +109,48 @@ impl Place {
     /// An error on opening.
     pub(super) fn error(&self, kind: ErrorKind, detail: impl Into<String>) -> Error {
         Error::new(kind, Operation::Open, self.store.clone()).with_detail(detail)
+    }
+}
+
+fn no_room(path: &Path) -> String {
+    format!("no room for {}: free some space and try again", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place() -> Place {
+        Place { store: "redb:///a/store".to_owned(), folder: "/a/store".into() }
+    }
+
+    #[test]
+    fn errors_of_the_system_say_where_and_what_to_do() {
+        let rows = [
+            (io::ErrorKind::PermissionDenied, ErrorKind::Io, "run this as root"),
+            (io::ErrorKind::ReadOnlyFilesystem, ErrorKind::Io, "read-only file system"),
+            (io::ErrorKind::NotADirectory, ErrorKind::Io, "in the way"),
+            (io::ErrorKind::AlreadyExists, ErrorKind::Io, "in the way"),
+            (io::ErrorKind::StorageFull, ErrorKind::NoSpace, "free some space"),
+            (io::ErrorKind::QuotaExceeded, ErrorKind::NoSpace, "free some space"),
+            (io::ErrorKind::Other, ErrorKind::Io, "at /a/store/queue"),
+        ];
+        for (error, kind, text) in rows {
+            let ours = place().io(Path::new("/a/store/queue"), error.into());
+            assert_eq!(*ours.kind(), kind, "{error}");
+            let all = ours.to_string();
+            assert!(all.contains(text) && all.contains("/a/store/queue") && all.contains(&error.to_string()), "{all}");
+        }
+    }
+
+    #[test]
+    fn advice_is_given_once_and_only_where_there_is_some() {
+        let plain = |kind| Error::new(kind, Operation::Range, "redb");
+        let advised = place().advise(plain(ErrorKind::Corrupt));
+        assert!(advised.to_string().contains("restore /a/store from a backup"), "{advised}");
+        let detailed = place().advise(plain(ErrorKind::Corrupt).with_detail("page 7 is odd"));
+        assert_eq!(detailed.detail(), Some("page 7 is odd"));
+        assert!(place().advise(plain(ErrorKind::NoSpace)).detail().is_some());
+        assert!(place().advise(plain(ErrorKind::Io)).detail().is_none());
     }
 }

@@ -198,6 +198,7 @@ fn fill(engine: &dyn Engine) {
                 Err(error) => {
                     // With an outcome that was looked up it may also be known.
                     assert!(matches!(error.kind(), ErrorKind::NoSpace), "{error}");
+                    assert!(error.to_string().contains("free some space"), "{error}");
                     if error.outcome() == Outcome::NotApplied {
                         check(&store, n).await.unwrap().unwrap();
                     }
