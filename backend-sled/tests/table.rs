@@ -4,6 +4,8 @@
 mod local;
 
 use backend_sled::Sled;
+use kv_mvcc::local::Engine;
+use kv_mvcc::{MAX_ROW_BYTES, Write};
 use local::contract;
 
 #[test]
@@ -44,4 +46,22 @@ fn recovering_reopens_the_table() {
 #[test]
 fn many_short_lives_leave_a_bounded_size() {
     contract::many_short_lives_leave_a_bounded_size(&Sled);
+}
+
+/// sled never syncs the files that it makes for large pages; syncing them is slow. Rows are cut so that there are none.
+#[test]
+fn rows_of_the_largest_size_fit_in_the_log() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let table = Sled.open(&folder.path().join("sled"), "test").expect("a table");
+    for n in 0..300_u32 {
+        // In an order that splits pages everywhere, and over each other.
+        let writes: Vec<Write> = (0..4)
+            .map(|i| {
+                Write::Put((n * 7919 % 200 + i * 50).to_be_bytes().repeat(10), vec![n.to_le_bytes()[0]; MAX_ROW_BYTES])
+            })
+            .collect();
+        table.commit(&writes).expect("a commit");
+        let files = std::fs::read_dir(folder.path().join("sled/blobs")).expect("sled's folder for them").count();
+        assert_eq!(files, 0, "after commit {n}");
+    }
 }

@@ -3,7 +3,8 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use kv_mvcc::local::Engine;
 use super::{check, create, open, process, role, role_path, run, step};
 
 const ROUNDS: u32 = 50;
+const LONG: Duration = Duration::from_secs(60);
 
 /// A killed writer leaves everything that it was told is done, and at most one transaction more, whole.
 ///
@@ -24,36 +26,49 @@ pub fn what_was_acknowledged_survives_a_kill(engine: &dyn Engine, test: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let mut steps = 0;
-    let (mut caught_writing, mut caught_early) = (0, 0);
+    // How long it takes to the first acknowledgement, to spread the early kills over.
+    let mut start = Duration::from_millis(10);
     for round in 0..ROUNDS {
+        let spawned = Instant::now();
         let mut child = process(test, "write", &path)
             .env("STORE_STEPS", steps.to_string())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let output = child.stdout.take().unwrap();
-        let reader = thread::spawn(move || {
-            let lines = BufReader::new(output).lines().map_while(Result::ok);
-            lines.filter_map(|line| line.strip_prefix("done ").and_then(|n| n.parse::<u64>().ok())).last()
-        });
-        // From before it has opened the store to well into its writing.
-        thread::sleep(Duration::from_micros(u64::from(round * 7919 % ROUNDS) * 800));
+        let done = acknowledgements(child.stdout.take().unwrap());
+        if round % 2 == 0 {
+            let mut last = done.recv_timeout(LONG).unwrap();
+            start = spawned.elapsed();
+            for _ in 0..round % 9 {
+                last = done.recv_timeout(LONG).unwrap();
+            }
+            steps = last + 1;
+            // Somewhere in the next transaction.
+            thread::sleep(Duration::from_micros(u64::from(round * 37 % 1500)));
+        } else {
+            thread::sleep(start * round / ROUNDS);
+        }
         child.kill().unwrap();
         child.wait().unwrap();
-        match reader.join().unwrap() {
-            Some(last) => {
-                caught_writing += 1;
-                steps = last + 1;
-            }
-            None => caught_early += 1,
-        }
+        steps = done.iter().last().map_or(steps, |last| last + 1);
         steps = look(engine, &path, steps);
     }
-    assert!(
-        caught_writing > 5 && caught_early > 0,
-        "{caught_writing} writing, {caught_early} early: not random enough"
-    );
+    assert!(steps >= u64::from(ROUNDS), "{steps} steps");
+}
+
+/// The numbers of the steps that a process says are done, as they come, to its end.
+fn acknowledgements(output: ChildStdout) -> Receiver<u64> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let lines = BufReader::new(output).lines().map_while(Result::ok);
+        for done in lines.filter_map(|line| line.strip_prefix("done ")?.parse().ok()) {
+            if sender.send(done).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
 }
 
 /// Checks that the store holds `acknowledged` steps or one more, and gives how many it holds.
