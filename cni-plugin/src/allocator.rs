@@ -45,7 +45,7 @@ impl StoreAllocator {
             if let Some(store) = &self.given {
                 return Ok(work(Ipam::new(Arc::clone(store), nodes), deadline).await?);
             }
-            let open = datastore::open(location, create, deadline.remaining_for_work()).await?;
+            let open = datastore::open_in_place(location, create, deadline.remaining_for_work()).await?;
             let done = work(Ipam::new(open.store(), nodes), deadline).await;
             if let Err(error) = open.close().await {
                 tracing::warn!(%error, "the store could not be closed cleanly");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kv::{Result, Store};
-use kv_mvcc::MvccStore;
+use kv_mvcc::{Blocking, MvccStore};
 
 use crate::open::Create;
 
@@ -31,32 +31,32 @@ pub(crate) fn memory() -> Opened {
 }
 
 #[cfg(feature = "sled")]
-pub(crate) async fn sled(path: &Path, create: Create, wait: Duration) -> Result<Opened> {
-    Ok(Opened { store: backend_sled::open(path, &options(create, wait)).await? })
+pub(crate) async fn sled(path: &Path, create: Create, wait: Duration, blocking: Blocking) -> Result<Opened> {
+    Ok(Opened { store: backend_sled::open(path, &options(create, wait, blocking)).await? })
 }
 
 #[cfg(feature = "redb")]
-pub(crate) async fn redb(path: &Path, create: Create, wait: Duration) -> Result<Opened> {
-    Ok(Opened { store: backend_redb::open(path, &options(create, wait)).await? })
+pub(crate) async fn redb(path: &Path, create: Create, wait: Duration, blocking: Blocking) -> Result<Opened> {
+    Ok(Opened { store: backend_redb::open(path, &options(create, wait, blocking)).await? })
 }
 
 #[cfg(not(feature = "sled"))]
-pub(crate) async fn sled(_path: &Path, _create: Create, _wait: Duration) -> Result<Opened> {
+pub(crate) async fn sled(_path: &Path, _create: Create, _wait: Duration, _blocking: Blocking) -> Result<Opened> {
     Err(crate::open::unsupported("sled").with_detail("this build was made without sled"))
 }
 
 #[cfg(not(feature = "redb"))]
-pub(crate) async fn redb(_path: &Path, _create: Create, _wait: Duration) -> Result<Opened> {
+pub(crate) async fn redb(_path: &Path, _create: Create, _wait: Duration, _blocking: Blocking) -> Result<Opened> {
     Err(crate::open::unsupported("redb").with_detail("this build was made without redb"))
 }
 
 #[cfg(any(feature = "sled", feature = "redb"))]
-fn options(create: Create, wait: Duration) -> kv_mvcc::local::OpenOptions {
+fn options(create: Create, wait: Duration, blocking: Blocking) -> kv_mvcc::local::OpenOptions {
     use kv_mvcc::local;
 
     let create = match create {
         Create::Never => local::Create::Never,
         Create::IfMissing => local::Create::IfMissing,
     };
-    local::OpenOptions::default().with_create(create).with_wait(wait)
+    local::OpenOptions::default().with_create(create).with_wait(wait).with_blocking(blocking)
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kv::{Error, ErrorKind, Operation, Result, Store};
+use kv_mvcc::Blocking;
 
 use crate::engines::{self, Opened};
 use crate::location::Location;
@@ -46,9 +47,22 @@ impl OpenStore {
 /// `Missing` if there is nothing and `create` says never; `Locked` if the turn did not come in time; `Unsupported` for
 /// etcd, which this version cannot open, and for an engine that this build was made without; else the engine's.
 pub async fn open(location: &Location, create: Create, wait: Duration) -> Result<OpenStore> {
+    open_as(location, create, wait, Blocking::OnThreads).await
+}
+
+/// Opens a store as [`open`] does, for a process that does one thing at a time and ends: an embedded store then works
+/// on the thread that asks, which saves the cost of other threads.
+///
+/// # Errors
+/// Those of [`open`].
+pub async fn open_in_place(location: &Location, create: Create, wait: Duration) -> Result<OpenStore> {
+    open_as(location, create, wait, Blocking::InPlace).await
+}
+
+async fn open_as(location: &Location, create: Create, wait: Duration, blocking: Blocking) -> Result<OpenStore> {
     let opened = match location {
-        Location::Sled(path) => engines::sled(path, create, wait).await?,
-        Location::Redb(path) => engines::redb(path, create, wait).await?,
+        Location::Sled(path) => engines::sled(path, create, wait, blocking).await?,
+        Location::Redb(path) => engines::redb(path, create, wait, blocking).await?,
         Location::Memory => engines::memory(),
         Location::Etcd(_) => {
             return Err(unsupported("etcd")

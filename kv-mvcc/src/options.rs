@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use tokio::task::{JoinError, spawn_blocking};
 use uuid::Uuid;
 
 /// How a store behaves, and what it must be. `Default` suits every caller but for the name.
@@ -15,13 +16,48 @@ pub struct Options {
     pub retention: Retention,
     /// Where the times of revisions come from.
     pub clock: Clock,
+    /// Where work that blocks is done.
+    pub blocking: Blocking,
     /// The id that the store must have. With one, a table without rows is a damaged store rather than a new one.
     pub expected_id: Option<Uuid>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { name: "store", retention: Retention::default(), clock: Clock::system(), expected_id: None }
+        Self {
+            name: "store",
+            retention: Retention::default(),
+            clock: Clock::system(),
+            blocking: Blocking::default(),
+            expected_id: None,
+        }
+    }
+}
+
+/// Where work that blocks is done: reading and writing files, waiting for a turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Blocking {
+    /// On threads of the runtime that may block. The thread that asks goes on with other tasks.
+    #[default]
+    OnThreads,
+    /// On the thread that asks. For a process that does one thing and ends, like a CNI plugin: it has no other tasks, and
+    /// threads cost it a tenth of its life.
+    InPlace,
+}
+
+impl Blocking {
+    /// Does the work.
+    ///
+    /// # Errors
+    /// If the runtime shuts down before it is done.
+    pub(crate) async fn run<T: Send + 'static>(
+        self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        match self {
+            Self::OnThreads => spawn_blocking(work).await,
+            Self::InPlace => Ok(work()),
+        }
     }
 }
 

@@ -11,14 +11,13 @@ use kv::{
     TxnResponse, WatchRequest, WatchStream,
 };
 use tokio::sync::{RwLock, watch};
-use tokio::task::spawn_blocking;
 use uuid::Uuid;
 
 use crate::codec::State;
 use crate::entries::{all_hold, read, stamp};
 use crate::error::{closed, guarded, revision};
 use crate::open::{Opened, open_table};
-use crate::options::{Clock, Options, Retention, time};
+use crate::options::{Blocking, Clock, Options, Retention, time};
 use crate::pinned::{Hold, Pinned};
 use crate::table::Table;
 use crate::verify::{Verified, verify};
@@ -44,6 +43,7 @@ pub(crate) struct Inner {
     pub(crate) format: u32,
     pub(crate) retention: Retention,
     pub(crate) clock: Clock,
+    pub(crate) blocking: Blocking,
     /// Whoever works on the table holds this for reading; closing takes the table out.
     pub(crate) table: Arc<RwLock<Option<Box<dyn Table>>>>,
     pub(crate) published: watch::Sender<Published>,
@@ -85,12 +85,14 @@ impl MvccStore {
     /// `UnknownFormat` if a newer program wrote it and `Corrupt` if rows are missing or damaged, or if it is not the
     /// store with [`Options::expected_id`]; the table is then as it was. Those of the table.
     pub fn open(table: Box<dyn Table>, options: Options) -> Result<Self> {
-        let Options { name, retention, clock, expected_id } = options;
+        let Options { name, retention, clock, blocking, expected_id } = options;
         let Opened { id, format, state } = guarded(name, Operation::Open, || open_table(&*table, name, expected_id))?;
         let (published, _) = watch::channel(Published { state, closed: false });
         let table = Arc::new(RwLock::new(Some(table)));
         let (queue, poisoned) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Self { inner: Arc::new(Inner { name, id, format, retention, clock, table, published, queue, poisoned }) })
+        Ok(Self {
+            inner: Arc::new(Inner { name, id, format, retention, clock, blocking, table, published, queue, poisoned }),
+        })
     }
 
     /// The id that the store got when it was made.
@@ -130,7 +132,7 @@ impl MvccStore {
         let name = self.inner.name;
         self.inner.published.send_modify(|published| published.closed = true);
         let table = Arc::clone(&self.inner.table).write_owned().await.take();
-        let closing = spawn_blocking(move || {
+        let closing = self.inner.blocking.run(move || {
             guarded(name, Operation::Close, move || {
                 drop(table);
                 Ok(())
@@ -165,7 +167,7 @@ impl Inner {
         self.check_open(operation)?;
         let table = Arc::clone(&self.table).read_owned().await;
         let inner = Arc::clone(self);
-        let task = spawn_blocking(move || match table.as_deref() {
+        let task = self.blocking.run(move || match table.as_deref() {
             Some(table) => guarded(inner.name, operation, || work(&inner, table)),
             None => Err(closed(inner.name, operation)),
         });

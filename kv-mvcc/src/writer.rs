@@ -15,6 +15,7 @@ use tokio::task::spawn_blocking;
 
 use crate::codec::{self, State};
 use crate::error::{Shared, closed, compacted, corrupt, guarded};
+use crate::options::Blocking;
 use crate::rows::Rows;
 use crate::stage::Stage;
 use crate::store::Inner;
@@ -72,10 +73,23 @@ impl Inner {
     fn enqueue(self: &Arc<Self>, job: Job) {
         let mut queue = self.queue();
         queue.jobs.push_back(job);
-        if !std::mem::replace(&mut queue.draining, true) {
-            drop(queue);
-            let drainer = Drainer { inner: Arc::clone(self), finished: false };
-            spawn_blocking(move || drainer.run());
+        if std::mem::replace(&mut queue.draining, true) {
+            return;
+        }
+        drop(queue);
+        let drainer = Drainer { inner: Arc::clone(self), finished: false };
+        match self.blocking {
+            Blocking::OnThreads => {
+                spawn_blocking(move || {
+                    let table = Arc::clone(&drainer.inner.table);
+                    drainer.run(table.blocking_read().as_deref());
+                });
+            }
+            // Only closing keeps readers out.
+            Blocking::InPlace => match self.table.try_read() {
+                Ok(table) => drainer.run(table.as_deref()),
+                Err(_) => drainer.run(None),
+            },
         }
     }
 }
@@ -97,11 +111,10 @@ impl Drop for Drainer {
 }
 
 impl Drainer {
-    fn run(mut self) {
+    fn run(mut self, table: Option<&dyn Table>) {
         let inner = Arc::clone(&self.inner);
-        let table = inner.table.blocking_read();
         while let Some(job) = self.next() {
-            let Some(table) = table.as_deref() else {
+            let Some(table) = table else {
                 refuse(job, inner.name);
                 continue;
             };

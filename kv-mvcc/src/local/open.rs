@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::folder;
 use super::guarded::{Guarded, caught};
 use super::store_folder::{Found, StoreFolder};
-use crate::options::{Clock, Options, Retention};
+use crate::options::{Blocking, Clock, Options, Retention};
 use crate::store::MvccStore;
 use crate::table::Table;
 
@@ -55,6 +55,8 @@ pub struct OpenOptions {
     pub retention: Retention,
     /// Where the times of revisions come from.
     pub clock: Clock,
+    /// Where work that blocks is done.
+    pub blocking: Blocking,
 }
 
 impl Default for OpenOptions {
@@ -64,6 +66,7 @@ impl Default for OpenOptions {
             wait: Duration::from_secs(10),
             retention: Retention::default(),
             clock: Clock::system(),
+            blocking: Blocking::default(),
         }
     }
 }
@@ -87,6 +90,13 @@ impl OpenOptions {
     #[must_use]
     pub fn with_retention(mut self, retention: Retention) -> Self {
         self.retention = retention;
+        self
+    }
+
+    /// With this answer to where work that blocks is done.
+    #[must_use]
+    pub fn with_blocking(mut self, blocking: Blocking) -> Self {
+        self.blocking = blocking;
         self
     }
 
@@ -115,7 +125,9 @@ enum Expects {
 /// Those of [`open_blocking`].
 pub async fn open(engine: impl Engine + 'static, path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     let (name, path, options) = (engine.name(), path.to_owned(), options.clone());
-    tokio::task::spawn_blocking(move || open_blocking(&engine, &path, &options))
+    let blocking = options.blocking;
+    blocking
+        .run(move || open_blocking(&engine, &path, &options))
         .await
         .unwrap_or_else(|error| Err(Error::new(ErrorKind::Io, Operation::Open, name).with_source(error)))
 }
@@ -159,6 +171,7 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
             name: engine.name(),
             retention: options.retention,
             clock: options.clock.clone(),
+            blocking: options.blocking,
             expected_id: match expects {
                 Expects::This(id) => Some(id),
                 Expects::Any | Expects::New => None,
