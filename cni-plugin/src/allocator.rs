@@ -5,14 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use datastore::{Create, Location};
-use ipam_core::assign::{AssignRequest, Bridge, Gateway as PoolGateway, PoolDefinition, Repeated, Wanted};
+use ipam_core::assign::{AssignRequest, Bridge, PoolDefinition, Repeated, Wanted};
 use ipam_core::{BridgeError, Ipam, Nodes};
 use kv::{Deadline, ErrorKind, Store};
 
 use crate::error::{CniError, Result};
-use crate::request::{
-    AddRequest, Allocator, Assigned, Attachment, Bridged, CheckRequest, DelRequest, Gateway, Network, OwnPool,
-};
+use crate::request::{AddRequest, Allocator, Assigned, Bridged, CheckRequest, DelRequest, Network, OwnPool};
 
 /// How long a call may take, as for Calico's plugin, from waiting for the store to the answer.
 const BUDGET: Duration = Duration::from_secs(90);
@@ -66,10 +64,9 @@ impl Allocator for StoreAllocator {
     }
 
     fn del(&self, request: &DelRequest) -> Result<()> {
-        let attachment = attachment(&request.attachment);
         let old_handles = [request.old_handle.clone()];
         let released = self.with_store(&request.store.location, Create::Never, async |ipam, deadline| {
-            let released = ipam.release_attachment(&attachment, &old_handles, deadline).await;
+            let released = ipam.release_attachment(&request.attachment, &old_handles, deadline).await;
             released.map_err(|error| explain(error, &Network::Calico))
         });
         match released {
@@ -86,9 +83,8 @@ impl Allocator for StoreAllocator {
     }
 
     fn check(&self, request: &CheckRequest) -> Result<Vec<IpAddr>> {
-        let attachment = attachment(&request.attachment);
         Ok(self.with_store(&request.store.location, Create::Never, async |ipam, deadline| {
-            ipam.held(&attachment, deadline).await.map_err(|error| explain(error, &Network::Calico))
+            ipam.held(&request.attachment, deadline).await.map_err(|error| explain(error, &Network::Calico))
         })?)
     }
 }
@@ -126,11 +122,6 @@ impl From<Failure> for CniError {
     }
 }
 
-fn attachment(attachment: &Attachment) -> ipam_core::attachment::Attachment {
-    let Attachment { network, container, interface, node, boot } = attachment.clone();
-    ipam_core::attachment::Attachment { network, container, interface, node, boot }
-}
-
 fn own_pools(network: &Network) -> &[OwnPool] {
     match network {
         Network::Calico => &[],
@@ -141,7 +132,7 @@ fn own_pools(network: &Network) -> &[OwnPool] {
 fn assign_request(request: &AddRequest) -> AssignRequest {
     let wanted =
         Wanted { these: request.wanted.clone(), any_v4: request.count_v4 as usize, any_v6: request.count_v6 as usize };
-    let mut assign = AssignRequest::new(attachment(&request.attachment), wanted);
+    let mut assign = AssignRequest::new(request.attachment.clone(), wanted);
     assign.attributes.clone_from(&request.attributes);
     assign.v4_pools.clone_from(&request.pools_v4);
     assign.v6_pools.clone_from(&request.pools_v6);
@@ -149,19 +140,11 @@ fn assign_request(request: &AddRequest) -> AssignRequest {
     match &request.network {
         Network::Calico => assign.repeated = Repeated::Refused,
         Network::Bridged(Bridged { gateway_v4, gateway_v6, own_pools }) => {
-            assign.bridge = Some(Bridge { v4: gateway(*gateway_v4), v6: gateway(*gateway_v6) });
+            assign.bridge = Some(Bridge { v4: *gateway_v4, v6: *gateway_v6 });
             assign.define = definitions(&request.attachment.network, own_pools);
         }
     }
     assign
-}
-
-fn gateway(gateway: Gateway) -> PoolGateway {
-    match gateway {
-        Gateway::None => PoolGateway::Recorded,
-        Gateway::First => PoolGateway::First,
-        Gateway::At(address) => PoolGateway::At(address),
-    }
 }
 
 /// The pools that a configuration defines, named after the network; an IPv6 one says so, so that a network may get a

@@ -53,7 +53,7 @@ impl BridgedSettings {
             || (conf.plugin == "bridge" && (conf.is_gateway || conf.is_default_gateway))
             // host-local always names one.
             || !own_pools.is_empty();
-        let default = if has_gateway { Gateway::First } else { Gateway::None };
+        let default = if has_gateway { Gateway::First } else { Gateway::Recorded };
         let mut network = Bridged { gateway_v4: default, gateway_v6: default, own_pools };
         for address in gateways {
             *slot(&mut network, address) = Gateway::At(address);

@@ -22,7 +22,7 @@ fn gateways(json: &str) -> (Gateway, Gateway) {
 
 #[test]
 fn the_default_gateway_goes_with_the_type() {
-    let (none, first) = ((Gateway::None, Gateway::None), (Gateway::First, Gateway::First));
+    let (none, first) = ((Gateway::Recorded, Gateway::Recorded), (Gateway::First, Gateway::First));
     let cases = [
         (r#"{"type":"ptp"}"#, first),
         (r#"{"type":"bridge"}"#, none),
@@ -40,7 +40,7 @@ fn the_default_gateway_goes_with_the_type() {
 
 #[test]
 fn given_gateways() {
-    assert_eq!(gateways(r#"{"ipam":{"gateway":"10.0.0.1"}}"#), (at("10.0.0.1"), Gateway::None));
+    assert_eq!(gateways(r#"{"ipam":{"gateway":"10.0.0.1"}}"#), (at("10.0.0.1"), Gateway::Recorded));
     assert_eq!(gateways(r#"{"type":"ptp","ipam":{"gateway":"fd00::1"}}"#), (Gateway::First, at("fd00::1")));
     assert_eq!(gateways(r#"{"ipam":{"gateway":["fd00::1","10.0.0.1"]}}"#), (at("10.0.0.1"), at("fd00::1")));
     assert_eq!(

@@ -8,6 +8,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use datastore::Location;
+pub use ipam_core::assign::Gateway;
+pub use ipam_core::attachment::Attachment;
 use ipnet::IpNet;
 
 use crate::error::Result;
@@ -39,29 +41,6 @@ pub trait Allocator {
     /// # Errors
     /// The error is printed as it is.
     fn check(&self, request: &CheckRequest) -> Result<Vec<IpAddr>>;
-}
-
-/// Whose addresses they are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attachment {
-    /// The network's name.
-    pub network: String,
-    /// The container id.
-    pub container: String,
-    /// The interface's name in the container.
-    pub interface: String,
-    /// The node's name; white space around it is gone.
-    pub node: String,
-    /// The first 8 characters of the kernel's boot id; `None` if the kernel does not tell.
-    pub boot: Option<String>,
-}
-
-impl Attachment {
-    /// The id of Calico's handle: network and container, with a dot between. Nothing can be read out of it again,
-    /// since both may have dots in them.
-    pub fn handle(&self) -> String {
-        format!("{}.{}", self.network, self.container)
-    }
 }
 
 /// Where the store is, and the lock that goes with it.
@@ -123,18 +102,6 @@ pub struct Bridged {
     /// Pools that the configuration itself defines with host-local's keys, at most one per family. If there is any, the
     /// request names no others, and the store and the pools are made if they are missing.
     pub own_pools: Vec<OwnPool>,
-}
-
-/// Which address of the pool is the gateway's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Gateway {
-    /// None that the configuration knows of; one recorded with the pool counts.
-    #[default]
-    None,
-    /// The one recorded with the pool, else its first address after the network's.
-    First,
-    /// This one. That it lies in the pool is not checked yet.
-    At(IpAddr),
 }
 
 /// A pool in host-local's words.
