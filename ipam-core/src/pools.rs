@@ -7,6 +7,7 @@ use ipnet::IpNet;
 
 use crate::model::{AssignmentMode, HostReserved, Labels, Pool, PoolUse};
 use crate::net::{Count, Family, number};
+use crate::reservations::Reservations;
 use crate::selector::SelectorError;
 
 /// Why no pool can be used. The texts are Calico's.
@@ -226,6 +227,34 @@ pub struct Blocks {
     count: u128,
     index: u128,
     left: u128,
+}
+
+impl Blocks {
+    /// The next block of which at least one address is not reserved. However much is reserved, it is passed over in one
+    /// step: a configured range may be a few addresses of an IPv6 network with more blocks than anybody can walk through.
+    pub fn next_unreserved(&mut self, reservations: &Reservations) -> Option<IpNet> {
+        loop {
+            let current = self.index;
+            let block = self.next()?;
+            match reservations.end_of_cover(block) {
+                None => return Some(block),
+                Some(last) => self.pass_over(current, last),
+            }
+        }
+    }
+
+    /// Leaves out the blocks after the one with index `current`, which was the last to come, that end at the address with
+    /// the number `last` or before it.
+    fn pass_over(&mut self, current: u128, last: u128) {
+        let bits = u32::from(Family::of_net(self.pool).bits().saturating_sub(self.block_size));
+        let after = last.saturating_sub(number(self.pool.network())).checked_add(1);
+        let end = after.map_or(self.count, |after| after.checked_shr(bits).unwrap_or(0).min(self.count));
+        let skipped = end.saturating_sub(current.saturating_add(1)).min(self.left);
+        self.left -= skipped;
+        if skipped > 0 {
+            self.index = if end == self.count { 0 } else { end };
+        }
+    }
 }
 
 impl Iterator for Blocks {

@@ -67,6 +67,16 @@ impl Reservations {
         self.count_in(net) == Count::of_net(net)
     }
 
+    /// Where the reserved span ends that holds the whole network: the number of its last address. `None` if part of the
+    /// network is not reserved.
+    pub(crate) fn end_of_cover(&self, net: IpNet) -> Option<u128> {
+        let (first, last) = bounds(net);
+        let spans = &self.of(Family::of_net(net)).0;
+        // Spans do not touch, so what is covered is covered by a single one.
+        let span = spans.get(spans.partition_point(|span| span.1 < last))?;
+        (span.0 <= first).then_some(span.1)
+    }
+
     /// How many addresses of the network are reserved.
     pub fn count_in(&self, net: IpNet) -> Count {
         let (first, last) = bounds(net);

@@ -220,11 +220,8 @@ impl Pass<'_> {
     /// The first block of a pool, from the host's start point on, that is not stored.
     async fn find_new(&self, work: &mut Workset<'_>, pool: &Pool) -> Result<Option<IpNet>> {
         let mut walk = self.walk(pool);
-        while let Some(chunk) = next_chunk(&mut walk) {
-            let wanted: Vec<IpNet> = chunk
-                .into_iter()
-                .filter(|cidr| !self.around.reservations.covers(*cidr) && !work.is_changed(*cidr))
-                .collect();
+        while let Some(chunk) = next_chunk(&mut walk, &self.around.reservations) {
+            let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
             let names: Vec<kv::Key> = wanted.iter().map(|cidr| keys::block(*cidr)).collect();
             let absent: BTreeSet<kv::Key> = work.tx.probe_absent(&names).await?.into_iter().collect();
             for cidr in wanted.into_iter().filter(|cidr| absent.contains(&keys::block(*cidr))) {

@@ -7,6 +7,7 @@ use time::OffsetDateTime;
 use crate::error::Result;
 use crate::model::{Pool, keys};
 use crate::pools;
+use crate::reservations::Reservations;
 use crate::timestamps::unix_nanos;
 use crate::workset::Workset;
 
@@ -22,9 +23,9 @@ pub(super) fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> pools::Block
     pools::blocks_from(pool, if shared { pools::start_of(host) } else { unix_nanos(now) })
 }
 
-/// The next blocks of a walk, as many as one round trip asks for; `None` at the end.
-pub(super) fn next_chunk(walk: &mut pools::Blocks) -> Option<Vec<IpNet>> {
-    let chunk: Vec<IpNet> = walk.take(PROBES).collect();
+/// The next blocks of a walk that have addresses to give, as many as one round trip asks for; `None` at the end.
+pub(super) fn next_chunk(walk: &mut pools::Blocks, reservations: &Reservations) -> Option<Vec<IpNet>> {
+    let chunk: Vec<IpNet> = std::iter::from_fn(|| walk.next_unreserved(reservations)).take(PROBES).collect();
     (!chunk.is_empty()).then_some(chunk)
 }
 

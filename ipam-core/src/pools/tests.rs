@@ -180,3 +180,45 @@ fn large_and_odd_pools_do_not_overflow() {
         assert!(names(&[odd], &[], &[], |_| ()).is_err());
     }
 }
+
+/// What [`Blocks::next_unreserved`] gives, all of it.
+fn unreserved(mut blocks: Blocks, reservations: &Reservations) -> Vec<IpNet> {
+    std::iter::from_fn(|| blocks.next_unreserved(reservations)).collect()
+}
+
+#[test]
+fn reserved_blocks_are_passed_over_one_and_all() {
+    let pool = make(new("p", "10.0.1.0/24").with_block_size(28));
+    let sets: [&[&str]; 8] = [
+        &[],
+        &["10.0.1.0/25"],
+        &["10.0.1.128/25"],
+        &["10.0.0.0/16"],
+        &["10.0.1.0/27", "10.0.1.64/28", "10.0.1.96/32"],
+        &["10.0.1.16/28", "10.0.1.32/27", "10.0.1.64/29", "10.0.1.240/28"],
+        &["10.0.0.0/24", "10.0.1.0/28", "10.0.1.224/27", "10.0.2.0/24"],
+        &["10.0.1.8/29", "10.0.1.16/29"],
+    ];
+    for nets in sets {
+        let reservations = Reservations::new(nets.iter().map(|text| net(text)));
+        for start in 0..16 {
+            let expected: Vec<_> = blocks_from(&pool, start).filter(|block| !reservations.covers(*block)).collect();
+            assert_eq!(unreserved(blocks_from(&pool, start), &reservations), expected, "{nets:?} from {start}");
+        }
+    }
+}
+
+#[test]
+fn a_few_addresses_of_a_huge_network_are_found_at_once() {
+    // All but fd06::10 to fd06::17.
+    let around = ["fd06::/124", "fd06::18/125", "fd06::20/123"].map(net);
+    let rest = (0..58_u8).map(|bit| IpNet::new(IpAddr::V6(((0xfd06_u128 << 112) | (1 << (6 + bit))).into()), 122 - bit).unwrap());
+    let reservations = Reservations::new(around.into_iter().chain(rest));
+    let pool = make(new("p", "fd06::/64").with_block_size(122));
+    for start in [0, 1, u64::MAX] {
+        assert_eq!(unreserved(blocks_from(&pool, start), &reservations), [net("fd06::/122")]);
+    }
+    let all = Reservations::new([net("::/0")]);
+    let six = make(new("p", "::/0").with_block_size(128));
+    assert_eq!(unreserved(blocks_from(&six, 5), &all), []);
+}
