@@ -212,7 +212,8 @@ fn reserved_blocks_are_passed_over_one_and_all() {
 fn a_few_addresses_of_a_huge_network_are_found_at_once() {
     // All but fd06::10 to fd06::17.
     let around = ["fd06::/124", "fd06::18/125", "fd06::20/123"].map(net);
-    let rest = (0..58_u8).map(|bit| IpNet::new(IpAddr::V6(((0xfd06_u128 << 112) | (1 << (6 + bit))).into()), 122 - bit).unwrap());
+    let rest = (0..58_u8)
+        .map(|bit| IpNet::new(IpAddr::V6(((0xfd06_u128 << 112) | (1 << (6 + bit))).into()), 122 - bit).unwrap());
     let reservations = Reservations::new(around.into_iter().chain(rest));
     let pool = make(new("p", "fd06::/64").with_block_size(122));
     for start in [0, 1, u64::MAX] {
