@@ -27,6 +27,8 @@ pub(crate) struct Workset<'t> {
     /// Blocks as they are now; `None` for those that are not there.
     blocks: BTreeMap<IpNet, Option<Block>>,
     changed: BTreeSet<IpNet>,
+    /// Blocks with releases dated so far ahead that they were moved to now. Unless that is written they rest for ever.
+    misdated: Vec<IpNet>,
     /// The handles of which addresses came or went, by id, each with the blocks.
     handles: BTreeMap<String, BTreeSet<IpNet>>,
 }
@@ -45,7 +47,15 @@ pub(crate) enum Found<'w> {
 impl<'t> Workset<'t> {
     /// An empty workset at this time; released addresses rest for so many seconds.
     pub(crate) fn new(tx: &'t mut Transaction, now: OffsetDateTime, cooldown_seconds: i64) -> Self {
-        Self { tx, now, cooldown_seconds, blocks: BTreeMap::new(), changed: BTreeSet::new(), handles: BTreeMap::new() }
+        Self {
+            tx,
+            now,
+            cooldown_seconds,
+            blocks: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            misdated: Vec::new(),
+            handles: BTreeMap::new(),
+        }
     }
 
     /// Reads blocks ahead, several in one round trip.
@@ -64,10 +74,14 @@ impl<'t> Workset<'t> {
             let key = keys::block(cidr);
             let stored = self.tx.snapshot_get(&key).await?;
             let block = stored.map(|value| Block::decode(&key, value.as_bytes())).transpose()?;
+            let mut misdated = false;
             let rested = block.map(|mut block| {
-                let _ = block.apply_cooldown(self.now, self.cooldown_seconds);
+                misdated = block.apply_cooldown(self.now, self.cooldown_seconds).moved > 0;
                 block
             });
+            if misdated {
+                self.misdated.push(cidr);
+            }
             self.blocks.insert(cidr, rested);
         }
         Ok(self.blocks.get(&cidr).and_then(Option::as_ref))
@@ -108,6 +122,11 @@ impl<'t> Workset<'t> {
     /// True if the block will be written.
     pub(crate) fn is_changed(&self, cidr: IpNet) -> bool {
         self.changed.contains(&cidr)
+    }
+
+    /// The blocks read so far with releases that no honest clock has dated.
+    pub(crate) fn misdated(&self) -> &[IpNet] {
+        &self.misdated
     }
 
     /// Notes that a handle's addresses in a block have changed.

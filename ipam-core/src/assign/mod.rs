@@ -43,7 +43,26 @@ impl Ipam {
     /// # Errors
     /// Those of [`Error`], with Calico's texts.
     pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
-        transact!(self, deadline, |tx| self.assign_in(tx, request).await)
+        let mut misdated = Vec::new();
+        let assigned = transact!(self, deadline, |tx| self.assign_in(tx, request, &mut misdated).await);
+        if assigned.is_err() && !misdated.is_empty() {
+            self.redate(&misdated, deadline).await?;
+        }
+        assigned
+    }
+
+    /// Writes down that releases which are dated far ahead happened now. An assignment that succeeds need not care: it
+    /// found an address. One that fails would find them resting again and again.
+    async fn redate(&self, blocks: &[IpNet], deadline: Deadline) -> Result<()> {
+        for cidr in blocks {
+            transact!(self, deadline, |tx| {
+                let rest = read_config(tx).await?.cooldown_seconds();
+                let mut work = Workset::new(tx, self.now(), rest);
+                work.change(*cidr, |_| ()).await?;
+                work.write().await
+            })?;
+        }
+        Ok(())
     }
 
     /// The addresses that an attachment has, and those that its handle has on its node without saying for which
@@ -64,7 +83,12 @@ impl Ipam {
         })
     }
 
-    async fn assign_in(&self, tx: &mut Transaction, request: &AssignRequest) -> Result<Vec<Assigned>> {
+    async fn assign_in(
+        &self,
+        tx: &mut Transaction,
+        request: &AssignRequest,
+        misdated: &mut Vec<IpNet>,
+    ) -> Result<Vec<Assigned>> {
         let handle = request.attachment.handle();
         let node = &request.attachment.node;
         let affinities = [Family::V4, Family::V6]
@@ -84,10 +108,9 @@ impl Ipam {
         let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
         let held = held_by(&mut work, &attachment, |claim| claim == Claim::Own).await?;
         let mut assignment = Assignment { ipam: self, request, around, holder, handle, held, answer: Vec::new() };
-        assignment.these(&mut work, &request.wanted.these).await?;
-        for family in [Family::V4, Family::V6] {
-            assignment.any(&mut work, family, request.wanted.any_of(family)).await?;
-        }
+        let done = assignment.all(&mut work).await;
+        *misdated = work.misdated().to_vec();
+        done?;
         let Assignment { answer, held, .. } = assignment;
         renew(&mut work, &attachment, &held, &answer).await?;
         work.write().await?;
@@ -107,6 +130,15 @@ struct Assignment<'a> {
 }
 
 impl Assignment<'_> {
+    /// All that is wanted.
+    async fn all(&mut self, work: &mut Workset<'_>) -> Result<()> {
+        self.these(work, &self.request.wanted.these).await?;
+        for family in [Family::V4, Family::V6] {
+            self.any(work, family, self.request.wanted.any_of(family)).await?;
+        }
+        Ok(())
+    }
+
     /// Any addresses of one family.
     async fn any(&mut self, work: &mut Workset<'_>, family: Family, wanted: usize) -> Result<()> {
         if wanted == 0 {

@@ -1,0 +1,121 @@
+//! The shorthands for callers, and the wrappers, on the in-memory store.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use kv::wrap::{Counting, Counts, Fault, Faulty, Traced};
+use kv::{
+    Content, ErrorKind, Event, EventKind, Operation, Outcome, Range, RangeRequest, Revision, Store, StoreExt, Txn,
+    Value, WatchRequest,
+};
+
+#[tokio::test]
+async fn create_update_and_delete_are_conditional() {
+    let store = kv_mvcc::memory();
+    let created = store.create("k", "1").await.unwrap().unwrap();
+    let there = store.create("k", "2").await.unwrap().unwrap_err().unwrap();
+    assert_eq!((there.value, there.mod_revision), (Value::from("1"), created));
+    let updated = store.update_if("k", "2", created).await.unwrap().unwrap();
+    assert_eq!(store.update_if("k", "3", created).await.unwrap().unwrap_err().unwrap().value, "2".into());
+    assert!(store.delete_if("k", created).await.unwrap().is_err());
+    assert_eq!(store.delete_if("k", updated).await.unwrap(), Ok(updated.next()));
+    assert_eq!(store.update_if("k", "4", updated).await.unwrap(), Err(None));
+    assert!(store.get("k").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn listings_are_of_one_revision_however_many_pages() {
+    let store = Counting::new(kv_mvcc::memory());
+    for number in 0..1203 {
+        store.put(format!("p/{number:04}"), number.to_string()).await.unwrap();
+    }
+    store.put("q", "outside").await.unwrap();
+    store.take();
+    let listing = store.list(Range::prefix("p/")).await.unwrap();
+    assert_eq!(store.take().ranges, 3);
+    assert_eq!((listing.kvs.len(), listing.count, listing.more), (1203, 1203, false));
+    assert!(listing.kvs.is_sorted_by(|a, b| a.key < b.key));
+
+    let at = listing.revision;
+    store.delete(Range::prefix("p/01")).await.unwrap();
+    let old = store.list_at(Range::prefix("p/"), at, Content::KeysOnly).await.unwrap();
+    assert_eq!(old.kvs.len(), 1203);
+    assert!(old.kvs.iter().all(|kv| kv.value.is_empty()));
+    assert_eq!(store.count(Range::prefix("p/")).await.unwrap(), 1103);
+}
+
+#[tokio::test]
+async fn a_snapshot_and_what_follows_leave_no_gap() {
+    let store = kv_mvcc::memory();
+    store.put("p/1", "a").await.unwrap();
+    let mut snapshot = store.snapshot_then_watch(Range::prefix("p/")).await.unwrap();
+    assert_eq!(snapshot.kvs.len(), 1);
+    store.put("q", "elsewhere").await.unwrap();
+    store.delete(Range::key("p/1")).await.unwrap();
+    let batch = snapshot.changes.next().await.unwrap().unwrap();
+    assert_eq!(batch.revision, snapshot.revision.next().next());
+    assert!(matches!(&batch.events[..], [Event { kind: EventKind::Delete, .. }]));
+}
+
+#[tokio::test]
+async fn counting_counts_calls_and_bytes() {
+    let store = Counting::new(kv_mvcc::memory());
+    store.put("key", "value").await.unwrap();
+    store.get("key").await.unwrap();
+    let _watch = store.watch(WatchRequest::new(Range::All, Revision::new(2))).await.unwrap();
+    store.compact(Revision::new(2)).await.unwrap();
+    let sent = Txn::new().with_success([kv::Op::put("key", "value")]).size() as u64;
+    let expected = Counts { ranges: 1, txns: 1, watches: 1, compactions: 1, bytes_sent: sent, bytes_received: 8 };
+    assert_eq!(store.take(), expected);
+    assert_eq!(store.take(), Counts::default());
+}
+
+#[tokio::test(start_paused = true)]
+async fn faults_fail_as_they_are_named() {
+    let inner = kv_mvcc::memory();
+    let put = |store: Faulty<kv_mvcc::MvccStore>| async move { store.put("k", "v").await };
+    for (fault, kind, outcome, applied) in [
+        (Fault::NotSent, ErrorKind::NotSent, Outcome::NotApplied, false),
+        (Fault::RequestLost, ErrorKind::Timeout, Outcome::Unknown, false),
+        (Fault::ReplyLost, ErrorKind::Disconnected { resume_from: Revision::UNSET }, Outcome::Unknown, true),
+        (Fault::Held, ErrorKind::Timeout, Outcome::Unknown, false),
+        (Fault::Disconnect, ErrorKind::NotSent, Outcome::NotApplied, false),
+    ] {
+        let before = inner.count(Range::All).await.unwrap();
+        let faulty = Faulty::script(inner.clone(), [Some(fault)]);
+        let error = put(faulty.clone()).await.unwrap_err();
+        assert_eq!((error.kind(), error.outcome()), (&kind, outcome), "{fault:?}");
+        assert_eq!(inner.count(Range::All).await.unwrap() > before, applied, "{fault:?}");
+        assert_eq!(faulty.deliver_held().await.unwrap().len(), usize::from(fault == Fault::Held));
+        inner.delete(Range::All).await.unwrap();
+    }
+    let slow = Faulty::script(inner, [Some(Fault::Delay(Duration::from_secs(60)))]);
+    let start = tokio::time::Instant::now();
+    put(slow).await.unwrap();
+    assert!(start.elapsed() >= Duration::from_secs(60));
+}
+
+#[tokio::test]
+async fn a_cut_watch_says_where_to_go_on() {
+    let inner = kv_mvcc::memory();
+    for value in ["a", "b"] {
+        inner.put("k", value).await.unwrap();
+    }
+    let store = Faulty::new(inner, |operation| (operation == Operation::Watch).then_some(Fault::Disconnect));
+    let mut watch = store.watch(WatchRequest::new(Range::All, Revision::new(2))).await.unwrap();
+    assert_eq!(watch.next().await.unwrap().unwrap().revision, Revision::new(2));
+    let end = watch.next().await.unwrap().unwrap_err();
+    assert_eq!(*end.kind(), ErrorKind::Disconnected { resume_from: Revision::new(3) });
+}
+
+#[tokio::test]
+async fn tracing_changes_nothing() {
+    let store = Traced::new(kv_mvcc::memory());
+    store.put("k", "v").await.unwrap();
+    assert_eq!(store.get("k").await.unwrap().unwrap().value, "v".into());
+    let mut watch = store.watch(WatchRequest::new(Range::All, Revision::new(2))).await.unwrap();
+    assert!(watch.next().await.unwrap().is_ok());
+    let future = store.range(RangeRequest::new(Range::All).with_at(Revision::new(9))).await.unwrap_err();
+    assert_eq!(*future.kind(), ErrorKind::FutureRevision);
+    assert_eq!(*store.compact(Revision::new(9)).await.unwrap_err().kind(), ErrorKind::FutureRevision);
+}
