@@ -1,0 +1,119 @@
+//! What a store says, read without the plugin.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use datastore::{Create, Location};
+use ipam_core::model::{
+    Affinity, AffinityState, Block, Document, Handle, IpReservation, NewPool, fitting_block_size, keys,
+};
+use ipam_core::{Ipam, Nodes};
+use ipnet::IpNet;
+use kv::{Deadline, Range, StoreExt};
+
+use crate::lab::{Engine, Lab};
+
+const WAIT: Duration = Duration::from_secs(60);
+
+/// All that is recorded.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Books {
+    /// Who has which address, by handle.
+    pub(crate) held: BTreeMap<IpAddr, String>,
+    /// The reservations: their addresses by their names.
+    pub(crate) reservations: BTreeMap<String, Vec<String>>,
+    /// How many addresses of each pool are in use.
+    pub(crate) in_use: BTreeMap<String, String>,
+}
+
+impl Lab {
+    fn location(&self) -> Location {
+        match self.engine {
+            Engine::Sled => Location::Sled(self.store.clone()),
+            Engine::Redb => Location::Redb(self.store.clone()),
+        }
+    }
+
+    /// Opens the store, does something with it, and closes it.
+    fn with_ipam<T>(&self, create: Create, work: impl AsyncFnOnce(&Ipam, Deadline) -> T) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let open = datastore::open(&self.location(), create, WAIT).await.unwrap();
+            let done = work(&Ipam::new(open.store(), Nodes::FirstSeen), Deadline::after(WAIT)).await;
+            open.close().await.unwrap();
+            done
+        })
+    }
+
+    /// Makes a pool, and the store if it is not there. The blocks of a small pool are as small.
+    pub(crate) fn pool(&self, name: &str, cidr: &str) {
+        let cidr: IpNet = cidr.parse().unwrap();
+        let pool = NewPool::new(name, cidr).with_block_size(fitting_block_size(cidr, None));
+        self.with_ipam(Create::IfMissing, async |ipam, deadline| {
+            ipam.create_pool(&pool, None, deadline).await.unwrap();
+        });
+    }
+
+    /// Reads everything. Blocks, handles and affinities must say the same.
+    pub(crate) fn books(&self) -> Books {
+        self.with_ipam(Create::Never, async |ipam, deadline| {
+            let held = consistent(ipam).await;
+            let utilization = ipam.utilization().await.unwrap();
+            assert!(utilization.orphaned.is_empty(), "{utilization:?}");
+            let in_use = utilization.pools.iter().map(|pool| (pool.name.clone(), pool.usage.in_use.to_string()));
+            let inventory = ipam.inventory(deadline).await.unwrap();
+            let texts = |reservation: &IpReservation| (reservation.name().to_owned(), reservation.texts());
+            Books { held, reservations: inventory.reservations.iter().map(texts).collect(), in_use: in_use.collect() }
+        })
+    }
+
+    /// Checks that nobody has anything.
+    #[track_caller]
+    pub(crate) fn nothing_is_left(&self) {
+        let books = self.books();
+        assert!(books.held.is_empty(), "{:?}", books.held);
+        assert!(books.in_use.values().all(|count| count == "0"), "{:?}", books.in_use);
+    }
+}
+
+impl Books {
+    /// How many addresses a handle has.
+    pub(crate) fn count_of(&self, handle: &str) -> usize {
+        self.held.values().filter(|holder| *holder == handle).count()
+    }
+}
+
+/// Who has which address. Each handle names exactly the blocks that it has addresses in, with how many; there is no
+/// other handle; each block that has an owner has its affinity, and there is no other affinity.
+async fn consistent(ipam: &Ipam) -> BTreeMap<IpAddr, String> {
+    let all = ipam.store().list(Range::All).await.unwrap();
+    let mut held = BTreeMap::new();
+    let mut counted: BTreeMap<String, BTreeMap<IpNet, i64>> = BTreeMap::new();
+    let mut recorded: BTreeMap<String, BTreeMap<IpNet, i64>> = BTreeMap::new();
+    let (mut owned, mut affine) = (Vec::new(), Vec::new());
+    for kv in &all.kvs {
+        if let Some(cidr) = keys::parse_block(&kv.key) {
+            let block = Block::decode(&kv.key, kv.value.as_bytes()).unwrap();
+            assert_eq!(block.cidr(), cidr);
+            owned.extend(block.owner().map(|owner| keys::affinity(&owner, cidr).unwrap()));
+            for (ip, entry) in block.allocated() {
+                let handle = entry.handle().unwrap().to_owned();
+                *counted.entry(handle.clone()).or_default().entry(cidr).or_default() += 1;
+                assert_eq!(held.insert(ip, handle), None, "{ip} is in two blocks");
+            }
+        } else if let Some(handle) = keys::parse_handle(&kv.key) {
+            let document = Handle::decode(&kv.key, kv.value.as_bytes()).unwrap();
+            recorded.insert(handle.to_owned(), document.blocks().collect());
+        } else if keys::parse_affinity(&kv.key).is_some() {
+            let affinity = Affinity::decode(&kv.key, kv.value.as_bytes()).unwrap();
+            assert_eq!(affinity.state(), AffinityState::Confirmed, "{}", kv.key);
+            affine.push(kv.key.clone());
+        }
+    }
+    assert_eq!(counted, recorded, "blocks and handles differ");
+    owned.sort();
+    affine.sort();
+    assert_eq!(owned, affine, "blocks and affinities differ");
+    held
+}

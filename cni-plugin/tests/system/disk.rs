@@ -1,0 +1,128 @@
+//! A full disk.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::net::IpAddr;
+use std::path::Path;
+
+use crate::lab::{ENGINES, Engine, Lab, Mount, after};
+use crate::process::{Call, Outcome};
+
+const SIZE: &str = "8m";
+/// How much is left to go on with: nothing, less than a commit needs, and some commits.
+const SPARE: [u64; 3] = [0, 16 << 10, 400 << 10];
+
+/// Fills a disk until nothing more goes in, and then gives back so many bytes.
+fn fill(path: &Path, spare: u64) {
+    let mut file = File::create(path).unwrap();
+    for length in [1 << 16, 1 << 12, 1] {
+        let piece = vec![7; length];
+        loop {
+            match file.write(&piece) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::StorageFull => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    let length = file.metadata().unwrap().len();
+    file.set_len(length - spare).unwrap();
+}
+
+/// A failure has to say that there is no room and what to do.
+fn is_done(outcome: &Outcome) -> bool {
+    if outcome.exit == 1 {
+        outcome.refusal().says(&["space"]);
+        let text = outcome.refusal().text;
+        assert!(text.contains("free some") || text.contains("make room"), "{text}");
+    }
+    outcome.exit == 0
+}
+
+fn full(engine: Engine, spare: u64) {
+    let mut lab = Lab::new(engine);
+    let disk = lab.root.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    let _mount = Mount::tmpfs(&disk, SIZE);
+    lab.store = disk.join("store");
+    lab.pool("lab", "10.99.0.0/24");
+    let conf = lab.conf("bridge");
+    let mut held: BTreeMap<String, IpAddr> = BTreeMap::new();
+    for number in 0..20 {
+        let container = format!("early-{number}");
+        let ip = lab.add(&container).ok().address();
+        held.insert(container, ip);
+    }
+
+    fill(&disk.join("filler"), spare);
+    let mut refused = Vec::new();
+    for number in 0..40 {
+        let container = format!("late-{number}");
+        let outcome = lab.add(&container).run();
+        if is_done(&outcome) {
+            held.insert(container, outcome.address());
+        } else {
+            refused.push(container);
+        }
+    }
+    for number in 0..10 {
+        let container = format!("early-{number}");
+        held.remove(&container);
+        if !is_done(&lab.del(&container).run()) {
+            refused.push(container);
+        }
+    }
+    println!("{engine:?}, {spare} bytes spare: {} of 50 calls refused", refused.len());
+    assert!(spare != 0 || !refused.is_empty(), "the disk was not full");
+
+    fs::remove_file(disk.join("filler")).unwrap();
+    for container in &refused {
+        // What a runtime does after a call that failed: it may have been carried out or not.
+        lab.del(container).ok();
+    }
+    for (container, ip) in &held {
+        Call::new("CHECK", container, &after(&conf, &[format!("{ip}/24")])).ok();
+    }
+    let expected: BTreeSet<_> = held.values().copied().collect();
+    assert_eq!(expected.len(), held.len(), "an address was given twice");
+    assert_eq!(lab.books().held.into_keys().collect::<BTreeSet<_>>(), expected);
+    let ip = lab.add("after").ok().address();
+    assert!(!expected.contains(&ip), "{ip} is in use");
+    lab.del("after").ok();
+    for container in held.keys() {
+        lab.del(container).ok();
+    }
+    lab.nothing_is_left();
+}
+
+#[test]
+fn a_full_disk_loses_nothing() {
+    for engine in ENGINES {
+        for spare in SPARE {
+            full(engine, spare);
+        }
+    }
+}
+
+/// A pool that the configuration defines is made by the first ADD, which may find no room for a store at all.
+#[test]
+fn no_room_for_a_new_store() {
+    for engine in ENGINES {
+        let mut lab = Lab::new(engine);
+        let disk = lab.root.path().join("disk");
+        fs::create_dir(&disk).unwrap();
+        let _mount = Mount::tmpfs(&disk, SIZE);
+        lab.store = disk.join("store");
+        let conf = lab.conf_with("bridge", serde_json::json!({"subnet": "10.99.0.0/24"}));
+        fill(&disk.join("filler"), 0);
+        let add = Call::new("ADD", "c1", &conf);
+        assert!(!is_done(&add.run()), "{engine:?}");
+        Call::new("DEL", "c1", &conf).run();
+        fs::remove_file(disk.join("filler")).unwrap();
+        add.ok();
+        assert_eq!(lab.books().count_of("net1.c1"), 1);
+        Call::new("DEL", "c1", &conf).ok();
+        lab.nothing_is_left();
+    }
+}

@@ -1,0 +1,19 @@
+//! The plugin as a runtime meets it: the real program on stores on disk, many processes at once, damage, full disks,
+//! and everything that it has to refuse.
+//!
+//! The program is the one that cargo built for the tests; `MARGAY_RELEASE_PLUGIN` names another one, such as the one
+//! that is installed. What a test needs and does not find (root, a mount, host-local) makes it fail and say so.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
+
+mod attachments;
+mod books;
+mod damage;
+mod disk;
+mod hostlocal;
+mod lab;
+mod process;
+mod random;
+mod refusals;
+mod stdout;
+mod torture;

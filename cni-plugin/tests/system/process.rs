@@ -1,0 +1,214 @@
+//! Running the program, with an end to every wait.
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::net::IpAddr;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// How long a call may take, also in a crowd. Nothing here needs more than a small part of it.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a panic leaves behind, and what no user should ever be shown.
+const PANIC_TEXTS: [&str; 4] = ["panicked", "unwrap", "src/", "RUST_BACKTRACE"];
+
+/// The program under test.
+pub(crate) fn program() -> PathBuf {
+    match std::env::var_os("MARGAY_RELEASE_PLUGIN") {
+        Some(path) => path.into(),
+        None => env!("CARGO_BIN_EXE_margay-ipam").into(),
+    }
+}
+
+/// One call of the plugin: an environment and a configuration.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    program: PathBuf,
+    environment: Vec<(String, String)>,
+    conf: String,
+}
+
+impl Call {
+    /// A call for the interface `eth0`, in the environment that a runtime gives and no other.
+    pub(crate) fn new(verb: &str, container: &str, conf: &Value) -> Self {
+        let variables = [
+            ("CNI_COMMAND", verb),
+            ("CNI_CONTAINERID", container),
+            ("CNI_NETNS", "/run/netns/no-such-namespace"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", "/opt/cni/bin"),
+        ];
+        let environment = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+        Self { program: program(), environment, conf: conf.to_string() }
+    }
+
+    /// With a variable set, or set to something else.
+    pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
+        self.environment.retain(|(known, _)| known != name);
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Without a variable.
+    pub(crate) fn without(mut self, name: &str) -> Self {
+        self.environment.retain(|(known, _)| known != name);
+        self
+    }
+
+    /// For this interface.
+    pub(crate) fn on(self, interface: &str) -> Self {
+        self.with("CNI_IFNAME", interface)
+    }
+
+    /// By another program, such as another plugin.
+    pub(crate) fn by(mut self, program: impl Into<PathBuf>) -> Self {
+        self.program = program.into();
+        self
+    }
+
+    /// The command, ready to be run.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        self.prepare(&mut command);
+        command
+    }
+
+    /// The same as the last words of another command, such as a shell that changes something first.
+    pub(crate) fn command_through(&self, wrapper: &[&str]) -> Command {
+        let mut words = wrapper.iter().map(OsStr::new).chain([self.program.as_os_str()]);
+        let mut command = Command::new(words.next().unwrap());
+        command.args(words);
+        self.prepare(&mut command);
+        command
+    }
+
+    fn prepare(&self, command: &mut Command) {
+        command.env_clear().envs(self.environment.iter().cloned()).current_dir("/");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    }
+
+    /// Starts a command that was made for this call, and gives it its configuration.
+    pub(crate) fn start(&self, mut command: Command) -> Child {
+        let mut child =
+            command.spawn().unwrap_or_else(|error| panic!("cannot run {}: {error}", self.program.display()));
+        // It fits in the pipe, so this does not wait; the program may end without reading it.
+        let _ = child.stdin.take().unwrap().write_all(self.conf.as_bytes());
+        child
+    }
+
+    /// Runs to the end.
+    pub(crate) fn run(&self) -> Outcome {
+        self.run_as(self.command())
+    }
+
+    /// Runs a command that was made for this call to its end.
+    pub(crate) fn run_as(&self, command: Command) -> Outcome {
+        let child = self.start(command);
+        let pid = Pid::from_raw(child.id().try_into().unwrap());
+        let (done, output) = mpsc::channel();
+        let waiting = thread::spawn(move || done.send(child.wait_with_output()));
+        let ended = output.recv_timeout(PATIENCE);
+        if ended.is_err() {
+            // Nobody has waited for it to the end, so the number is still its own.
+            let _ = kill(pid, Signal::SIGKILL);
+        }
+        let _ = waiting.join();
+        let output = ended.unwrap_or_else(|_| panic!("{self:?} had no answer after {PATIENCE:?}"));
+        Outcome::new(output.unwrap(), self)
+    }
+
+    /// Runs to the end, which has to be success.
+    pub(crate) fn ok(&self) -> Outcome {
+        let outcome = self.run();
+        assert_eq!(outcome.exit, 0, "{self:?}: {outcome:?}");
+        outcome
+    }
+}
+
+/// How a call ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) exit: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// An error as a runtime reads it.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    pub(crate) code: u64,
+    /// What is wrong, and after it what to do.
+    pub(crate) text: String,
+}
+
+impl Outcome {
+    /// What a call has left. Whatever it was, it must not show a panic.
+    pub(crate) fn new(output: Output, call: &Call) -> Self {
+        let signal = output.status.signal();
+        let outcome = Self {
+            exit: output.status.code().unwrap_or_else(|| panic!("{call:?} was ended by signal {signal:?}")),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        };
+        assert!(matches!(outcome.exit, 0 | 1), "{call:?}: {outcome:?}");
+        for text in PANIC_TEXTS {
+            let said = outcome.stdout.contains(text) || outcome.stderr.contains(text);
+            assert!(!said, "{call:?} says {text:?}: {outcome:?}");
+        }
+        outcome
+    }
+
+    /// The result on standard output.
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The error on standard output: the call must have failed as CNI wants it, with a message.
+    pub(crate) fn refusal(&self) -> Refusal {
+        assert_eq!(self.exit, 1, "{self:?}");
+        let json = self.json();
+        let message = json["msg"].as_str().unwrap_or_default();
+        assert!(!message.is_empty(), "no message: {self:?}");
+        let details = json["details"].as_str().unwrap_or_default();
+        Refusal { code: json["code"].as_u64().unwrap(), text: format!("{message}\n{details}") }
+    }
+
+    /// The addresses of a result of CNI 0.3.0 or later, with their prefix lengths.
+    pub(crate) fn cidrs(&self) -> Vec<String> {
+        let json = self.json();
+        let ips = json["ips"].as_array().unwrap_or_else(|| panic!("no ips: {self:?}"));
+        ips.iter().map(|ip| ip["address"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// The addresses of such a result, bare.
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
+        let bare = |cidr: &String| cidr.split('/').next().unwrap().parse().unwrap();
+        self.cidrs().iter().map(bare).collect()
+    }
+
+    /// Its one address.
+    pub(crate) fn address(&self) -> IpAddr {
+        let addresses = self.addresses();
+        assert_eq!(addresses.len(), 1, "{self:?}");
+        addresses[0]
+    }
+}
+
+impl Refusal {
+    /// Checks that the error says all of this.
+    #[track_caller]
+    pub(crate) fn says(&self, texts: &[&str]) -> &Self {
+        for text in texts {
+            assert!(self.text.contains(text), "{text:?} is not said: {self:?}");
+        }
+        self
+    }
+}

@@ -1,0 +1,263 @@
+//! What the plugin refuses, and what it leaves alone when it does.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+
+use serde_json::json;
+
+use crate::lab::{ENGINES, Engine, Lab, Mount, conf_at};
+use crate::process::{Call, Outcome, program};
+
+const SUBNET: &str = "10.3.0.0/24";
+/// The user `nobody`.
+const NOBODY: u32 = 65534;
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+/// Everything in and below a folder, with what the files have in them.
+fn content(path: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(path).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.display().to_string();
+        if path.is_dir() {
+            all.push((name, Vec::new()));
+            all.extend(content(&path));
+        } else {
+            all.push((name, fs::read(&path).unwrap()));
+        }
+    }
+    all.sort();
+    all
+}
+
+#[test]
+fn a_store_that_is_not_there() {
+    for engine in ENGINES {
+        for plugin in ["bridge", "calico"] {
+            let lab = Lab::new(engine);
+            let conf = lab.conf(plugin);
+            let refusal = Call::new("ADD", "c1", &conf).run().refusal();
+            let url = format!("{}://{}", engine.name(), lab.store.display());
+            refusal.says(&["there is no store", "margay --store", &url, "pool create"]);
+            assert_eq!(refusal.code, 999);
+            Call::new("CHECK", "c1", &conf).run().refusal().says(&["there is no store"]);
+            let del = Call::new("DEL", "c1", &conf).ok();
+            assert_eq!(del.stdout, "");
+            assert!(!lab.store.exists(), "{engine:?} {plugin}: something was made");
+        }
+    }
+}
+
+#[test]
+fn a_store_without_a_pool() {
+    for engine in ENGINES {
+        let lab = Lab::new(engine);
+        let own = Call::new("ADD", "c1", &lab.conf_with("bridge", json!({ "subnet": SUBNET })));
+        own.ok();
+        // Of a family that has none.
+        let conf = lab.conf_with("bridge", json!({"assign_ipv4": "false", "assign_ipv6": "true"}));
+        Call::new("ADD", "c2", &conf).run().refusal().says(&["pool"]);
+        assert_eq!(lab.books().held.len(), 1);
+    }
+}
+
+#[test]
+fn a_store_of_somebody_else() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, SUBNET);
+        let held = lab.add("c1").ok().address();
+        // Another user has to get at the program and at the folder, but not at the store.
+        let program_copy = lab.root.path().join("plugin");
+        fs::copy(program(), &program_copy).unwrap();
+        fs::set_permissions(&program_copy, Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(lab.root.path(), Permissions::from_mode(0o755)).unwrap();
+        let is_root = nix::unistd::geteuid().is_root();
+        if !is_root {
+            // The owner can take his own permission away, and has none then.
+            fs::set_permissions(&lab.store, Permissions::from_mode(0o000)).unwrap();
+        }
+        let own = conf_at(engine, &lab.store, "bridge", json!({ "subnet": SUBNET }));
+        for verb in ["ADD", "CHECK", "DEL"] {
+            for conf in [&lab.conf("bridge"), &own] {
+                let call = Call::new(verb, "c1", conf).by(&program_copy);
+                let mut command = call.command();
+                if is_root {
+                    command.uid(NOBODY).gid(NOBODY);
+                }
+                call.run_as(command).refusal().says(&["no permission", "root", lab.store.to_str().unwrap()]);
+            }
+        }
+        fs::set_permissions(&lab.store, Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(lab.add("c1").ok().address(), held);
+    }
+}
+
+#[test]
+fn a_file_where_the_store_should_be() {
+    for engine in ENGINES {
+        let lab = Lab::new(engine);
+        fs::write(&lab.store, "somebody's").unwrap();
+        for store in [lab.store.clone(), lab.store.join("below")] {
+            for ipam in [json!({}), json!({ "subnet": SUBNET })] {
+                let conf = conf_at(engine, &store, "bridge", ipam);
+                for verb in ["ADD", "DEL"] {
+                    Call::new(verb, "c1", &conf).run().refusal().says(&["in the way", "another path"]);
+                }
+            }
+        }
+        assert_eq!(fs::read_to_string(&lab.store).unwrap(), "somebody's");
+    }
+}
+
+#[test]
+fn a_folder_with_something_else_in_it() {
+    for engine in ENGINES {
+        let lab = Lab::new(engine);
+        fs::create_dir(&lab.store).unwrap();
+        fs::write(lab.store.join("thesis.tex"), "somebody's").unwrap();
+        let before = content(&lab.store);
+        let conf = lab.conf_with("bridge", json!({ "subnet": SUBNET }));
+        Call::new("ADD", "c1", &conf).run().refusal().says(&["thesis.tex", "no store"]);
+        assert_eq!(content(&lab.store), before);
+    }
+}
+
+#[test]
+fn a_store_of_the_other_engine() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, SUBNET);
+        let held = lab.add("c1").ok().address();
+        let advice = format!("set datastore_type to {}", engine.name());
+        for ipam in [json!({}), json!({ "subnet": SUBNET })] {
+            let conf = conf_at(engine.other(), &lab.store, "bridge", ipam);
+            for verb in ["ADD", "CHECK", "DEL"] {
+                Call::new(verb, "c1", &conf).run().refusal().says(&[&advice]);
+            }
+        }
+        assert_eq!(lab.add("c1").ok().address(), held);
+    }
+}
+
+#[test]
+fn a_read_only_file_system() {
+    for engine in ENGINES {
+        let mut lab = Lab::new(engine);
+        let disk = lab.root.path().join("disk");
+        fs::create_dir(&disk).unwrap();
+        let mount = Mount::tmpfs(&disk, "16m");
+        lab.store = disk.join("store");
+        lab.pool("lab", SUBNET);
+        let held = lab.add("c1").ok().address();
+        mount.remount("ro");
+        for verb in ["ADD", "CHECK", "DEL"] {
+            Call::new(verb, "c1", &lab.conf("bridge")).run().refusal().says(&["read-only file system", "write"]);
+        }
+        // A store that would have to be made.
+        let conf = conf_at(engine, &disk.join("new"), "bridge", json!({ "subnet": SUBNET }));
+        Call::new("ADD", "c1", &conf).run().refusal().says(&["read-only file system"]);
+        mount.remount("rw");
+        assert_eq!(lab.add("c1").ok().address(), held);
+        lab.del("c1").ok();
+        lab.nothing_is_left();
+    }
+}
+
+#[test]
+fn a_store_of_a_newer_version() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, SUBNET);
+        let held = lab.add("c1").ok().address();
+        let path = lab.store.join("store.id");
+        let ours = fs::read_to_string(&path).unwrap();
+        let newer = ours.replace("format 1\n", "format 2\n");
+        assert_ne!(ours, newer);
+        fs::write(&path, newer).unwrap();
+        let before = content(&lab.store);
+        for ipam in [json!({}), json!({ "subnet": SUBNET })] {
+            let conf = lab.conf_with("bridge", ipam);
+            for verb in ["ADD", "CHECK", "DEL"] {
+                Call::new(verb, "c1", &conf).run().refusal().says(&["format 2", "newer margay"]);
+            }
+        }
+        assert_eq!(content(&lab.store), before);
+        fs::write(&path, ours).unwrap();
+        assert_eq!(lab.add("c1").ok().address(), held);
+    }
+}
+
+#[test]
+fn a_relative_path() {
+    for engine in ENGINES {
+        for (plugin, code) in [("bridge", 7), ("calico", 999)] {
+            let conf = conf_at(engine, Path::new("margay/store"), plugin, json!({}));
+            for verb in ["ADD", "CHECK", "DEL"] {
+                let refusal = Call::new(verb, "c1", &conf).run().refusal();
+                assert_eq!(refusal.says(&["datastore_path", "not an absolute path"]).code, code);
+            }
+        }
+    }
+}
+
+/// Makes a store by the first ADD of a configuration that defines its pool.
+fn make_store(lab: &Lab, umask: &str) -> Outcome {
+    let call = Call::new("ADD", "c1", &lab.conf_with("bridge", json!({ "subnet": SUBNET })));
+    call.run_as(call.command_through(&["/bin/sh", "-c", &format!("umask {umask}; exec \"$0\"")]))
+}
+
+#[test]
+fn a_store_is_private_whatever_the_umask() {
+    for engine in ENGINES {
+        for umask in ["000", "022", "077", "027"] {
+            let lab = Lab::new(engine);
+            let outcome = make_store(&lab, umask);
+            assert_eq!(outcome.exit, 0, "{outcome:?}");
+            // Once more, since an engine makes some of its files later.
+            lab.del("c1").ok();
+            let mut folders = vec![lab.store.clone()];
+            while let Some(folder) = folders.pop() {
+                assert_eq!(mode(&folder), 0o700, "{} with umask {umask}", folder.display());
+                for entry in fs::read_dir(&folder).unwrap() {
+                    let path = entry.unwrap().path();
+                    if path.is_dir() {
+                        folders.push(path);
+                    } else {
+                        assert_eq!(mode(&path), 0o600, "{} with umask {umask}", path.display());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A lost lock file: nothing of the store is gone, so nobody may be told that there is none.
+#[test]
+fn a_store_without_its_queue() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, SUBNET);
+        let held = lab.add("c1").ok().address();
+        fs::remove_file(lab.store.join("queue")).unwrap();
+        let del = lab.del("c1").run();
+        if del.exit == 1 {
+            del.refusal().says(&["queue"]);
+            continue;
+        }
+        // Whoever writes may put the file back; then everything is as it was.
+        let conf = lab.conf_with("bridge", json!({ "subnet": SUBNET }));
+        Call::new("ADD", "c2", &conf).ok();
+        assert!(!lab.books().held.contains_key(&held), "{engine:?}: DEL said success and freed nothing");
+    }
+}
+
+#[test]
+fn a_type_that_nobody_knows() {
+    let lab = Lab::new(Engine::Sled);
+    let mut conf = lab.conf("bridge");
+    conf["datastore_type"] = "rocksdb".into();
+    let refusal = Call::new("ADD", "c1", &conf).run().refusal();
+    assert_eq!(refusal.says(&["unknown datastore type: rocksdb", "sled, redb or etcdv3"]).code, 7);
+}

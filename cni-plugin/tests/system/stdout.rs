@@ -1,0 +1,31 @@
+//! Results that reach nobody.
+
+use std::fs::OpenOptions;
+use std::process::Stdio;
+
+use crate::lab::{ENGINES, Lab};
+
+/// Nobody reads the result: the call fails, but what it has committed stays, since the runtime's DEL is what frees it.
+#[test]
+fn what_cannot_be_told_stays_until_a_del() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.4.0.0/24");
+        let full = || Stdio::from(OpenOptions::new().write(true).open("/dev/full").unwrap());
+        let nobody = || Stdio::from(std::io::pipe().unwrap().1);
+        let outputs: [(&str, &dyn Fn() -> Stdio); 2] = [("full", &full), ("unread", &nobody)];
+        for (container, output) in outputs {
+            let add = lab.add(container);
+            let mut command = add.command();
+            command.stdout(output());
+            let outcome = add.run_as(command);
+            assert_eq!(outcome.exit, 1, "{engine:?} {container}: {outcome:?}");
+            let handle = format!("net1.{container}");
+            let books = lab.books();
+            assert_eq!(books.count_of(&handle), 1, "{engine:?} {container}");
+            // A runtime that tries again gets the same address.
+            assert_eq!(books.held[&add.ok().address()], handle);
+            lab.del(container).ok();
+            lab.nothing_is_left();
+        }
+    }
+}

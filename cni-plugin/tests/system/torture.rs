@@ -1,0 +1,276 @@
+//! Many processes at once on one store.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::os::unix::process::ExitStatusExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::lab::{Engine, Lab};
+use crate::process::{Call, Outcome};
+use crate::random::Random;
+
+const CALLERS: u64 = 32;
+const SPAN: Duration = Duration::from_secs(30);
+/// How many attachments a caller has at a time.
+const MOST_HELD: usize = 3;
+
+const KILLED_CALLERS: u64 = 8;
+const KILLED_SPAN: Duration = Duration::from_secs(8);
+/// A call takes a few milliseconds alone and tens of them in this crowd; kills are spread over that.
+const KILL_WITHIN: Duration = Duration::from_millis(40);
+
+/// These tests are each as much as a machine can bear.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    // A test that failed leaves nothing behind.
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Who has which address, by what the plugin has answered.
+#[derive(Debug, Default)]
+struct Shared {
+    held: Mutex<BTreeMap<IpAddr, String>>,
+    failed: AtomicBool,
+    adds: AtomicU64,
+    dels: AtomicU64,
+    killed: AtomicU64,
+}
+
+impl Shared {
+    fn held(&self) -> MutexGuard<'_, BTreeMap<IpAddr, String>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a new address. Nobody may have it.
+    fn take(&self, ip: IpAddr, who: &str) {
+        let before = self.held().insert(ip, who.to_owned());
+        assert_eq!(before, None, "{ip} was given to {who} too");
+    }
+
+    fn give_back(&self, ip: IpAddr, who: &str) {
+        assert_eq!(self.held().remove(&ip).as_deref(), Some(who), "{ip}");
+    }
+}
+
+/// Tells the others when a caller fails, so that nobody goes on for half a minute.
+struct Alarm<'a>(&'a Shared);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.failed.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// An attachment that has an address.
+#[derive(Clone, Debug)]
+struct Held {
+    container: String,
+    interface: String,
+    ip: IpAddr,
+}
+
+/// One caller: a thread that runs one process at a time.
+struct Caller<'a> {
+    number: u64,
+    conf: Value,
+    shared: &'a Shared,
+    random: Random,
+    rounds: u64,
+    held: Vec<Held>,
+}
+
+impl<'a> Caller<'a> {
+    /// Every second caller is on a bridge, the others on a network of Calico's; all take from one pool.
+    fn new(number: u64, lab: &Lab, shared: &'a Shared) -> Self {
+        let mut conf = lab.conf(if number.is_multiple_of(2) { "bridge" } else { "calico" });
+        conf["name"] = format!("net-{}", number % 2).into();
+        Self { number, conf, shared, random: Random::new(11, number), rounds: 0, held: Vec::new() }
+    }
+
+    fn call(&self, verb: &str, held: &Held) -> Call {
+        Call::new(verb, &held.container, &self.conf).on(&held.interface)
+    }
+
+    /// A new attachment. Sometimes its container is one that a neighbour uses too, with another interface.
+    fn next(&mut self) -> Held {
+        self.rounds += 1;
+        let container = if self.random.once_in(4) {
+            format!("shared-{}-{}", self.number / 4 * 2 + self.number % 2, self.random.below(4))
+        } else {
+            format!("own-{}-{}", self.number, self.rounds)
+        };
+        let interface = format!("e{}-{}", self.number, self.rounds);
+        Held { container, interface, ip: IpAddr::from([0; 4]) }
+    }
+
+    fn who(held: &Held) -> String {
+        format!("{} {}", held.container, held.interface)
+    }
+
+    fn ok(call: &Call) -> Outcome {
+        let outcome = call.run();
+        assert_eq!(outcome.exit, 0, "{call:?}: {outcome:?}");
+        outcome
+    }
+
+    fn add(&mut self) {
+        let mut held = self.next();
+        let add = self.call("ADD", &held);
+        held.ip = Self::ok(&add).address();
+        self.shared.take(held.ip, &Self::who(&held));
+        self.shared.adds.fetch_add(1, Ordering::Relaxed);
+        if self.random.once_in(5) {
+            assert_eq!(Self::ok(&add).address(), held.ip, "the same attachment again");
+        }
+        self.held.push(held);
+    }
+
+    fn del(&mut self, index: usize) {
+        let held = self.held.swap_remove(index);
+        self.shared.give_back(held.ip, &Self::who(&held));
+        let del = self.call("DEL", &held);
+        Self::ok(&del);
+        self.shared.dels.fetch_add(1, Ordering::Relaxed);
+        if self.random.once_in(8) {
+            Self::ok(&del);
+        }
+    }
+
+    fn run(mut self, until: Instant) -> Vec<Held> {
+        let _alarm = Alarm(self.shared);
+        while Instant::now() < until && !self.shared.failed.load(Ordering::Relaxed) {
+            let is_full = self.held.len() >= MOST_HELD;
+            if self.held.is_empty() || (!is_full && self.random.once_in(2)) {
+                self.add();
+            } else {
+                let index = self.random.below(self.held.len() as u64);
+                self.del(usize::try_from(index).unwrap());
+            }
+        }
+        self.held
+    }
+
+    /// As [`run`](Self::run), but the calls may be killed. What a killed ADD has done nobody knows, and what a killed
+    /// DEL has left neither, so a DEL follows that is left in peace, as a runtime does it.
+    fn run_with_kills(mut self, until: Instant) -> Vec<Held> {
+        let _alarm = Alarm(self.shared);
+        while Instant::now() < until && !self.shared.failed.load(Ordering::Relaxed) {
+            if self.held.is_empty() || (self.held.len() < MOST_HELD && self.random.once_in(2)) {
+                let mut held = self.next();
+                let add = self.call("ADD", &held);
+                match self.run_or_kill(&add) {
+                    Some(outcome) => {
+                        held.ip = outcome.address();
+                        self.shared.take(held.ip, &Self::who(&held));
+                        self.held.push(held);
+                    }
+                    None => drop(Self::ok(&self.call("DEL", &held))),
+                }
+            } else {
+                let index = usize::try_from(self.random.below(self.held.len() as u64)).unwrap();
+                let held = self.held.swap_remove(index);
+                self.shared.give_back(held.ip, &Self::who(&held));
+                let del = self.call("DEL", &held);
+                if self.run_or_kill(&del).is_none() {
+                    Self::ok(&del);
+                }
+            }
+        }
+        self.held
+    }
+
+    /// Runs a call; every second one is killed some time after its start. `None` if that met it alive.
+    fn run_or_kill(&mut self, call: &Call) -> Option<Outcome> {
+        if self.random.once_in(2) {
+            return Some(Self::ok(call));
+        }
+        let mut child = call.start(call.command());
+        let micros = u64::try_from(KILL_WITHIN.as_micros()).unwrap();
+        thread::sleep(Duration::from_micros(self.random.below(micros)));
+        child.kill().unwrap();
+        let output = child.wait_with_output().unwrap();
+        if output.status.signal().is_some() {
+            self.shared.killed.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        let outcome = Outcome::new(output, call);
+        assert_eq!(outcome.exit, 0, "{call:?}: {outcome:?}");
+        Some(outcome)
+    }
+}
+
+/// Lets callers loose on a store, and then has everything deleted.
+fn torture(engine: Engine, callers: u64, span: Duration, run: fn(Caller<'_>, Instant) -> Vec<Held>) -> Shared {
+    let _alone = alone();
+    let lab = Lab::with_pool(engine, "10.77.0.0/24");
+    let shared = Shared::default();
+    let until = Instant::now() + span;
+    let left: Vec<(u64, Held)> = thread::scope(|scope| {
+        let start = |number| {
+            let caller = Caller::new(number, &lab, &shared);
+            (number, scope.spawn(move || run(caller, until)))
+        };
+        let threads: Vec<_> = (0..callers).map(start).collect();
+        let joined = threads.into_iter().map(|(number, thread)| (number, thread.join()));
+        // All of them have ended before the first failure is passed on.
+        let joined: Vec<_> = joined.collect();
+        joined
+            .into_iter()
+            .flat_map(|(number, held)| held.unwrap().into_iter().map(move |held| (number, held)))
+            .collect()
+    });
+    let books = lab.books();
+    let by_books: Vec<_> = books.held.keys().copied().collect();
+    let by_answers: Vec<_> = shared.held().keys().copied().collect();
+    assert_eq!(by_books, by_answers, "what is recorded is what was answered");
+    for (number, held) in left {
+        let mut caller = Caller::new(number, &lab, &shared);
+        caller.held.push(held);
+        caller.del(0);
+    }
+    lab.nothing_is_left();
+    assert!(shared.held().is_empty());
+    shared
+}
+
+fn crowd(engine: Engine) {
+    let shared = torture(engine, CALLERS, SPAN, |caller, until| caller.run(until));
+    let (adds, dels) = (shared.adds.into_inner(), shared.dels.into_inner());
+    println!("{engine:?}: {adds} ADDs and {dels} DELs in {SPAN:?} and what came after");
+    assert_eq!(adds, dels);
+    assert!(adds >= CALLERS * 10, "only {adds} ADDs: the callers stood in each other's way");
+}
+
+fn killers(engine: Engine) {
+    let shared = torture(engine, KILLED_CALLERS, KILLED_SPAN, |caller, until| caller.run_with_kills(until));
+    let killed = shared.killed.into_inner();
+    println!("{engine:?}: {killed} calls were killed");
+    assert!(killed >= 20, "only {killed} calls were killed");
+}
+
+#[test]
+fn a_crowd_on_sled() {
+    crowd(Engine::Sled);
+}
+
+#[test]
+fn a_crowd_on_redb() {
+    crowd(Engine::Redb);
+}
+
+#[test]
+fn callers_that_are_killed_on_sled() {
+    killers(Engine::Sled);
+}
+
+#[test]
+fn callers_that_are_killed_on_redb() {
+    killers(Engine::Redb);
+}
