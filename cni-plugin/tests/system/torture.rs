@@ -1,6 +1,6 @@
 //! Many processes at once on one store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::lab::{Engine, Lab};
+use crate::lab::{ENGINES, Engine, Lab};
 use crate::process::{Call, Outcome};
 use crate::random::Random;
 
@@ -266,6 +266,24 @@ fn first_adds(engine: Engine, round: u64) {
     let books = lab.books();
     assert!(books.held.keys().eq(shared.held().keys()), "{books:?}");
     assert_eq!(books.held.len(), 16);
+}
+
+/// A runtime that loses patience asks again while the first call is still on its way.
+#[test]
+fn the_same_attachment_many_times_at_once() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.79.0.0/24");
+        let at_once = |call: &Call| {
+            thread::scope(|scope| {
+                let calls: Vec<_> = (0..8).map(|_| scope.spawn(|| Caller::ok(call).stdout)).collect();
+                calls.into_iter().map(|call| call.join().unwrap()).collect::<BTreeSet<_>>()
+            })
+        };
+        assert_eq!(at_once(&lab.add("c1")).len(), 1, "{engine:?}: all get the same answer");
+        assert_eq!(lab.books().held.len(), 1);
+        assert_eq!(at_once(&lab.del("c1")), [String::new()].into());
+        lab.nothing_is_left();
+    }
 }
 
 fn crowd(engine: Engine) {
