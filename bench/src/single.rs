@@ -35,6 +35,8 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     let mut dels = vec![Times::default(); contenders.len()];
     for round in 0..ROUNDS {
         for turn in 0..contenders.len() {
+            // Every other round backwards, so that nobody always runs after the same one and pays for its syncs.
+            let turn = if round % 2 == 0 { turn } else { contenders.len() - 1 - turn };
             let who = (turn + round as usize) % contenders.len();
             let id = format!("c{round}");
             adds[who].push(contenders[who].add(&id)?);
