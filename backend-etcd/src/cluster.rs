@@ -155,6 +155,7 @@ impl Cluster {
             };
             let failure = match attempt(endpoint, operation, until, &work).await {
                 Ok(answer) => {
+                    endpoint.note_answer();
                     self.preferred.store(index, Ordering::Relaxed);
                     return self.judge(answer, before, operation, &endpoint.url);
                 }
@@ -202,6 +203,15 @@ impl Cluster {
     }
 }
 
+/// With what may be wrong, if it is the connection that failed.
+fn with_hint(error: Error, endpoint: &Endpoint) -> Error {
+    let broke = matches!(error.kind(), ErrorKind::Disconnected { .. } | ErrorKind::NotSent);
+    match endpoint.hint() {
+        Some(hint) if broke => error.with_detail(hint),
+        _ => error,
+    }
+}
+
 fn share(deadline: Instant, among: usize) -> Instant {
     let now = Instant::now();
     let among = u32::try_from(among.max(1)).unwrap_or(u32::MAX);
@@ -235,7 +245,7 @@ where
     loop {
         let error = match timeout_at(until, work(connection.clone())).await {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => map(error, operation, &store),
+            Ok(Err(error)) => with_hint(map(error, operation, &store), endpoint),
             Err(_) => return Err(Failure { error: timeout(), never_sent: false }),
         };
         let refused = matches!(error.kind(), ErrorKind::Auth(Auth::Unauthenticated | Auth::OldRevision))

@@ -1,5 +1,7 @@
 //! One member: a connection of its own, made when it is first needed, and the token that it gave us.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use etcd_client::{Client, ConnectOptions, KvClient, WatchClient};
 use tokio::sync::{Mutex, OnceCell};
 
@@ -24,13 +26,30 @@ pub(crate) struct Endpoint {
     options: ConnectOptions,
     credentials: Option<Credentials>,
     connection: OnceCell<Connection>,
+    /// True once it has answered anything.
+    answered: AtomicBool,
     /// How often the token was renewed; also keeps two calls from renewing it at once.
     renewals: Mutex<u64>,
 }
 
 impl Endpoint {
     pub(crate) fn new(url: String, options: ConnectOptions, credentials: Option<Credentials>) -> Self {
-        Self { url, options, credentials, connection: OnceCell::new(), renewals: Mutex::new(0) }
+        let (connection, renewals) = (OnceCell::new(), Mutex::new(0));
+        Self { url, options, credentials, connection, answered: AtomicBool::new(false), renewals }
+    }
+
+    /// It has answered.
+    pub(crate) fn note_answer(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
+    /// What may be wrong, if a connection to it breaks.
+    pub(crate) fn hint(&self) -> Option<&'static str> {
+        match (self.answered.load(Ordering::Relaxed), self.url.starts_with("https://")) {
+            (true, _) => None,
+            (false, true) => Some("it never answered; it may want a certificate of ours, or be without TLS (http://)"),
+            (false, false) => Some("it never answered; it may want TLS (https://)"),
+        }
     }
 
     /// What talks to it, and how often its token was renewed so far.
@@ -71,8 +90,13 @@ impl Endpoint {
     /// Gets a new token, unless that was done since `renewals` was counted.
     pub(crate) async fn renew(&self, connection: &Connection, renewals: u64) -> Result<(), etcd_client::Error> {
         let mut done = self.renewals.lock().await;
-        if *done == renewals {
-            connection.client.refresh_token().await?;
+        if *done != renewals {
+            return Ok(());
+        }
+        if let Some(known) = &self.credentials {
+            // With the login, since the connection has none if nobody asked for it when it was made.
+            let login = (known.user.clone(), known.password.clone());
+            connection.client.clone().update_user(Some(login)).await?;
             *done += 1;
         }
         Ok(())

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use etcd_client::{Certificate, Identity, TlsOptions};
 use kv::{Error, ErrorKind, Operation, Result};
+use tonic::transport::Endpoint;
 
 use crate::NAME;
 
@@ -124,12 +125,20 @@ impl Options {
     }
 
     /// The TLS configuration, its files read; `None` if no endpoint needs one.
+    ///
+    /// # Errors
+    /// `Missing` or `Io` for a file, `Unsupported` for what is no address, certificate or key.
     pub(crate) fn tls_options(&self, urls: &[String]) -> Result<Option<TlsOptions>> {
-        match &self.tls {
-            Some(tls) => tls.load().map(Some),
-            None if urls.iter().any(|url| url.starts_with("https://")) => Tls::new().load().map(Some),
-            None => Ok(None),
+        let needed = urls.iter().any(|url| url.starts_with("https://"));
+        let tls = match &self.tls {
+            Some(tls) => Some(tls.load()?),
+            None if needed => Some(Tls::new().load()?),
+            None => None,
+        };
+        for url in urls {
+            try_out(url, tls.as_ref())?;
         }
+        Ok(tls)
     }
 }
 
@@ -254,6 +263,24 @@ impl fmt::Debug for Credentials {
     }
 }
 
+/// What the client library would say of this only in the first call.
+fn try_out(url: &str, tls: Option<&TlsOptions>) -> Result<()> {
+    let endpoint = Endpoint::from_shared(url.to_owned())
+        .map_err(|error| refused(format!("endpoint {url} is no address")).with_source(error))?;
+    // What follows the host, which may be an IPv6 address in brackets.
+    let after_host = url.trim_start_matches("https:").trim_start_matches("http:").rsplit(']').next();
+    if after_host.is_some_and(|rest| rest.contains(':')) && endpoint.uri().port_u16().is_none() {
+        return Err(refused(format!("endpoint {url} has no port number after the colon")));
+    }
+    match tls {
+        Some(tls) if url.starts_with("https://") => match endpoint.tls_config(tls.clone()) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(refused("a certificate or key cannot be used").with_source(error)),
+        },
+        _ => Ok(()),
+    }
+}
+
 fn refused(detail: impl Into<String>) -> Error {
     Error::new(ErrorKind::Unsupported, Operation::Open, NAME).with_detail(detail)
 }
@@ -274,6 +301,14 @@ mod tests {
     }
 
     #[test]
+    fn addresses_of_every_kind_are_taken() {
+        for url in ["http://[::1]:2379", "https://[fe80::1]", "http://10.0.0.1:2379", "http://etcd.example"] {
+            let options = Options::new([url]);
+            assert!(options.urls().and_then(|urls| options.tls_options(&urls)).is_ok(), "{url}");
+        }
+    }
+
+    #[test]
     fn other_endpoints_are_refused_and_secrets_not_shown() {
         for endpoints in [&[][..], &["ftp://a:1"], &["unix:///x"], &["http://"], &["http://user:hidden@a:1"]] {
             let error = urls(endpoints).unwrap_err();
@@ -290,6 +325,18 @@ mod tests {
         let options = Options::new(["a:1"]).with_tls(tls).with_credentials(Credentials::new("root", "hidden"));
         let shown = format!("{options:?}");
         assert!(shown.contains("root") && !shown.contains("hidden"), "{shown}");
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_refused_before_any_call() {
+        let hollow = b"-----BEGIN CERTIFICATE-----\n!hidden!\n-----END CERTIFICATE-----\n".to_vec();
+        let tls = Options::new(["a:1"]).with_tls(Tls::new().with_authority(Pem::Inline(hollow)));
+        for options in [tls, Options::new(["http://a b:1"]), Options::new(["http://a:x"])] {
+            let refused = options.urls().and_then(|urls| options.tls_options(&urls).map(|_| ()));
+            let Err(error) = refused else { panic!("{options:?}") };
+            assert_eq!(error.kind(), &ErrorKind::Unsupported, "{error}");
+            assert!(!error.to_string().contains("hidden"), "{error}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //!   else-branch tell whether it was that one. Where there is no room for it (the limits on compares, operations and
 //!   bytes), or the else-branch writes as well, the keys are looked at just before the transaction instead, which
 //!   leaves a small gap. A key whose absence is compared has no lease.
+//!   The refusal comes first, also when another compare fails as well.
 
 use std::collections::BTreeSet;
 

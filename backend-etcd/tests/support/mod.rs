@@ -145,3 +145,16 @@ pub(crate) fn version() -> std::io::Result<[u32; 3]> {
 pub(crate) fn bytes_of(path: &Path) -> std::io::Result<u64> {
     Ok(path.metadata()?.len())
 }
+
+/// Copies a folder with all that is in it.
+pub(crate) fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    if !from.is_dir() {
+        return std::fs::copy(from, to).map(|_| ());
+    }
+    std::fs::create_dir_all(to)?;
+    for entry in from.read_dir()? {
+        let entry = entry?;
+        copy(&entry.path(), &to.join(entry.file_name()))?;
+    }
+    Ok(())
+}
