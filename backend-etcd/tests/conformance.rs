@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use backend_etcd::{EtcdStore, Options};
-use conformance::{Ability, BoxError, Fixture, Harness, KnownFailure};
+use conformance::{Ability, BoxError, Fixture, Happens, Harness, KnownFailure};
 use kv::Store;
 use support::Etcd;
 use tokio::task::spawn_blocking;
@@ -17,6 +17,8 @@ const LOST_DELETION: KnownFailure = KnownFailure {
     case: "W11_start_at_mark_delete",
     rule: "C4",
     reason: "etcd before 3.4.36 and 3.5.18 loses a deletion at the compaction revision",
+    // Until the compaction has worked its way through the file, the deletion is there.
+    happens: Happens::Sometimes,
 };
 
 fn main() -> Result<ExitCode, BoxError> {

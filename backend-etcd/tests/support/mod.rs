@@ -1,4 +1,4 @@
-//! A real etcd for tests: one process of one member, on free ports of the loopback address, in a temporary folder.
+//! A real etcd for tests: each member a process on free ports of the loopback address, in a temporary folder.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -6,6 +6,7 @@ use std::fs::File;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -22,14 +23,33 @@ pub(crate) struct Etcd {
     client: SocketAddr,
     peer: SocketAddr,
     scheme: &'static str,
+    name: String,
+    /// All members, as `name=url,...`.
+    members: String,
     arguments: Vec<String>,
     child: Option<Child>,
 }
 
-/// Two addresses that were free a moment ago.
+/// Where the ports begin that are given to members: below those that the system gives to connections.
+const FIRST_PORT: u16 = 12_000;
+/// How many there are.
+const PORTS: u16 = 16_000;
+
+/// Two addresses that nobody listens on. Each is given once in this process, and processes begin at different ones, so
+/// that no member meets another one where it should be itself.
 fn free_addresses() -> std::io::Result<[SocketAddr; 2]> {
-    let held = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
-    Ok([held[0].local_addr()?, held[1].local_addr()?])
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    let mut free = std::iter::from_fn(|| {
+        let place = std::process::id().wrapping_mul(97).wrapping_add(GIVEN.fetch_add(1, Ordering::Relaxed));
+        let port = FIRST_PORT + u16::try_from(place % u32::from(PORTS)).ok()?;
+        Some(SocketAddr::from(([127, 0, 0, 1], port)))
+    })
+    .take(usize::from(PORTS))
+    .filter(|address| TcpListener::bind(address).is_ok());
+    match (free.next(), free.next()) {
+        (Some(client), Some(peer)) => Ok([client, peer]),
+        _ => Err(std::io::Error::other("no free port")),
+    }
 }
 
 /// An address on which nobody listens.
@@ -49,14 +69,42 @@ impl Etcd {
         // Somebody else may take a free port before etcd does.
         for _ in 0..5 {
             let [client, peer] = free_addresses()?;
-            let arguments = arguments.to_vec();
-            let mut etcd = Self { folder: tempfile::tempdir()?, client, peer, scheme, arguments, child: None };
+            let members = format!("one=http://{peer}");
+            let mut etcd = Self::prepare("one", client, peer, &members)?;
+            etcd.scheme = scheme;
+            etcd.arguments = arguments.to_vec();
             match etcd.run() {
                 Ok(()) => return Ok(etcd),
                 Err(error) => last = error,
             }
         }
         Err(last)
+    }
+
+    /// A cluster of three members, which may not have found each other yet.
+    pub(crate) fn start_three() -> std::io::Result<[Self; 3]> {
+        let addresses = [free_addresses()?, free_addresses()?, free_addresses()?];
+        let names = ["one", "two", "three"];
+        let member = |(name, [_, peer]): (&str, [SocketAddr; 2])| format!("{name}=http://{peer}");
+        let members = names.into_iter().zip(addresses).map(member).collect::<Vec<_>>().join(",");
+        let [one, two, three] = addresses.map(|[client, peer]| (client, peer));
+        let mut etcds = [
+            Self::prepare(names[0], one.0, one.1, &members)?,
+            Self::prepare(names[1], two.0, two.1, &members)?,
+            Self::prepare(names[2], three.0, three.1, &members)?,
+        ];
+        for etcd in &mut etcds {
+            etcd.spawn()?;
+        }
+        for etcd in &mut etcds {
+            etcd.wait()?;
+        }
+        Ok(etcds)
+    }
+
+    fn prepare(name: &str, client: SocketAddr, peer: SocketAddr, members: &str) -> std::io::Result<Self> {
+        let (name, members, arguments) = (name.to_owned(), members.to_owned(), Vec::new());
+        Ok(Self { folder: tempfile::tempdir()?, client, peer, scheme: "http", name, members, arguments, child: None })
     }
 
     /// Its address, for clients.
@@ -71,21 +119,31 @@ impl Etcd {
 
     /// Starts the process and waits until it listens.
     pub(crate) fn run(&mut self) -> std::io::Result<()> {
+        self.spawn()?;
+        self.wait()
+    }
+
+    fn spawn(&mut self) -> std::io::Result<()> {
         let peer = format!("http://{}", self.peer);
         let log = File::options().create(true).append(true).open(self.folder.path().join("log"))?;
         let child = Command::new("etcd")
             .arg("--data-dir")
             .arg(self.data())
-            .args(["--name", "one", "--logger", "zap", "--log-level", "error"])
+            .args(["--name", &self.name, "--logger", "zap", "--log-level", "error"])
             .args(["--listen-client-urls", &self.url(), "--advertise-client-urls", &self.url()])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &format!("one={peer}")])
+            .args(["--initial-cluster", &self.members])
             .args(&self.arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()?;
         self.child = Some(child);
+        Ok(())
+    }
+
+    /// Until it listens.
+    fn wait(&mut self) -> std::io::Result<()> {
         let until = Instant::now() + START;
         while TcpStream::connect_timeout(&self.client, Duration::from_secs(1)).is_err() {
             let ended = self.child.as_mut().and_then(|child| child.try_wait().transpose()).transpose()?;
