@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::NAME;
 use crate::endpoint::{Connection, Endpoint};
-use crate::error::map;
+use crate::error::{map, speaks_otherwise};
 use crate::options::Options;
 use crate::seen::{Freshness, Seen};
 
@@ -89,6 +89,15 @@ struct Failure {
     never_sent: bool,
 }
 
+/// How long one member has.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// To let us in.
+    connect: Instant,
+    /// To answer.
+    answer: Instant,
+}
+
 impl Cluster {
     /// # Errors
     /// What is wrong with the options.
@@ -148,12 +157,13 @@ impl Cluster {
             let Some(endpoint) = self.endpoints.get(index) else {
                 return Err(Error::new(ErrorKind::NotSent, operation, NAME));
             };
-            let until = match resend {
-                // Each of those who are still to be asked in this round gets the same share of what is left.
-                Resend::Always => share(deadline, members - step % members),
-                Resend::IfNeverSent => deadline,
+            // Each of those who are still to be asked in this round gets the same share of what is left.
+            let share = share(deadline, members - step % members);
+            let limits = match resend {
+                Resend::Always => Limits { connect: share, answer: share },
+                Resend::IfNeverSent => Limits { connect: share, answer: deadline },
             };
-            let failure = match attempt(endpoint, operation, until, &work).await {
+            let failure = match attempt(endpoint, operation, limits, &work).await {
                 Ok(answer) => {
                     endpoint.note_answer();
                     self.preferred.store(index, Ordering::Relaxed);
@@ -203,15 +213,6 @@ impl Cluster {
     }
 }
 
-/// With what may be wrong, if it is the connection that failed.
-fn with_hint(error: Error, endpoint: &Endpoint) -> Error {
-    let broke = matches!(error.kind(), ErrorKind::Disconnected { .. } | ErrorKind::NotSent);
-    match endpoint.hint() {
-        Some(hint) if broke => error.with_detail(hint),
-        _ => error,
-    }
-}
-
 fn share(deadline: Instant, among: usize) -> Instant {
     let now = Instant::now();
     let among = u32::try_from(among.max(1)).unwrap_or(u32::MAX);
@@ -226,7 +227,7 @@ fn may_go_on(failure: &Failure, resend: Resend) -> bool {
 async fn attempt<T, F>(
     endpoint: &Endpoint,
     operation: Operation,
-    until: Instant,
+    limits: Limits,
     work: &(impl Fn(Connection) -> F + Send + Sync),
 ) -> Result<T, Failure>
 where
@@ -236,16 +237,19 @@ where
     let timeout = || Error::new(ErrorKind::Timeout, operation, store.clone());
     // Until here nothing was sent but a login.
     let never_sent = |error: Error| Failure { error: error.with_outcome(Outcome::NotApplied), never_sent: true };
-    let (connection, renewals) = match timeout_at(until, endpoint.connection()).await {
+    let (connection, renewals) = match timeout_at(limits.connect, endpoint.connection()).await {
         Ok(Ok(connected)) => connected,
         Ok(Err(error)) => return Err(never_sent(map(error, operation, &store))),
         Err(_) => return Err(never_sent(timeout())),
     };
     let mut renewed = false;
     loop {
-        let error = match timeout_at(until, work(connection.clone())).await {
+        let error = match timeout_at(limits.answer, work(connection.clone())).await {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => with_hint(map(error, operation, &store), endpoint),
+            Ok(Err(error)) => match endpoint.hint().filter(|_| speaks_otherwise(&error)) {
+                Some(hint) => map(error, operation, &store).with_detail(hint),
+                None => map(error, operation, &store),
+            },
             Err(_) => return Err(Failure { error: timeout(), never_sent: false }),
         };
         let refused = matches!(error.kind(), ErrorKind::Auth(Auth::Unauthenticated | Auth::OldRevision))
@@ -254,7 +258,7 @@ where
             let never_sent = *error.kind() == ErrorKind::NotSent;
             return Err(Failure { error, never_sent });
         }
-        match timeout_at(until, endpoint.renew(&connection, renewals)).await {
+        match timeout_at(limits.answer, endpoint.renew(&connection, renewals)).await {
             Ok(Ok(())) => renewed = true,
             Ok(Err(error)) => return Err(never_sent(map(error, operation, &store))),
             Err(_) => return Err(never_sent(timeout())),

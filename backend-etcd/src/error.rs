@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 
 use kv::{Auth, Error, ErrorKind, InvalidArgument, Key, Operation, Outcome, Revision};
 use tonic::{Code, ConnectError, Status};
@@ -129,6 +130,19 @@ fn unknown(text: &str) -> ErrorKind {
 pub(crate) fn says_no_login_needed(error: &etcd_client::Error) -> bool {
     matches!(error, etcd_client::Error::GRpcStatus(status)
         if status.code() == Code::FailedPrecondition && status.message().contains("authentication is not enabled"))
+}
+
+/// True if a connection ended as it does when the other side speaks another protocol, or misses a certificate.
+pub(crate) fn speaks_otherwise(error: &etcd_client::Error) -> bool {
+    let etcd_client::Error::GRpcStatus(status) = error else { return false };
+    let ended = |cause: &(dyn StdError + 'static)| {
+        cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
+    };
+    match classify(error).0 {
+        ErrorKind::Disconnected { .. } => true,
+        ErrorKind::NotSent => chain(status).any(ended),
+        _ => false,
+    }
 }
 
 /// The reason for which etcd ended a watch, as the status that the same refusal has elsewhere.

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,15 +14,14 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-/// How long a member may take until it listens.
+/// How long a member may take until it is well.
 const START: Duration = Duration::from_secs(30);
 
 /// A member. Dropping it ends the process.
 #[derive(Debug)]
 pub(crate) struct Etcd {
     folder: TempDir,
-    client: SocketAddr,
-    peer: SocketAddr,
+    addresses: Addresses,
     scheme: &'static str,
     name: String,
     /// All members, as `name=url,...`.
@@ -35,9 +35,12 @@ const FIRST_PORT: u16 = 12_000;
 /// How many there are.
 const PORTS: u16 = 16_000;
 
-/// Two addresses that nobody listens on. Each is given once in this process, and processes begin at different ones, so
+/// Where a member listens: for clients, for the other members, and for who asks after its health.
+type Addresses = [SocketAddr; 3];
+
+/// Addresses that nobody listens on. Each is given once in this process, and processes begin at different ones, so
 /// that no member meets another one where it should be itself.
-fn free_addresses() -> std::io::Result<[SocketAddr; 2]> {
+fn free_addresses() -> std::io::Result<Addresses> {
     static GIVEN: AtomicU32 = AtomicU32::new(0);
     let mut free = std::iter::from_fn(|| {
         let place = std::process::id().wrapping_mul(97).wrapping_add(GIVEN.fetch_add(1, Ordering::Relaxed));
@@ -46,8 +49,8 @@ fn free_addresses() -> std::io::Result<[SocketAddr; 2]> {
     })
     .take(usize::from(PORTS))
     .filter(|address| TcpListener::bind(address).is_ok());
-    match (free.next(), free.next()) {
-        (Some(client), Some(peer)) => Ok([client, peer]),
+    match (free.next(), free.next(), free.next()) {
+        (Some(client), Some(peer), Some(health)) => Ok([client, peer, health]),
         _ => Err(std::io::Error::other("no free port")),
     }
 }
@@ -68,9 +71,8 @@ impl Etcd {
         let mut last = std::io::Error::other("etcd was not started");
         // Somebody else may take a free port before etcd does.
         for _ in 0..5 {
-            let [client, peer] = free_addresses()?;
-            let members = format!("one=http://{peer}");
-            let mut etcd = Self::prepare("one", client, peer, &members)?;
+            let addresses = free_addresses()?;
+            let mut etcd = Self::prepare("one", addresses, &format!("one=http://{}", addresses[1]))?;
             etcd.scheme = scheme;
             etcd.arguments = arguments.to_vec();
             match etcd.run() {
@@ -81,17 +83,16 @@ impl Etcd {
         Err(last)
     }
 
-    /// A cluster of three members, which may not have found each other yet.
+    /// A cluster of three members.
     pub(crate) fn start_three() -> std::io::Result<[Self; 3]> {
         let addresses = [free_addresses()?, free_addresses()?, free_addresses()?];
         let names = ["one", "two", "three"];
-        let member = |(name, [_, peer]): (&str, [SocketAddr; 2])| format!("{name}=http://{peer}");
+        let member = |(name, [_, peer, _]): (&str, Addresses)| format!("{name}=http://{peer}");
         let members = names.into_iter().zip(addresses).map(member).collect::<Vec<_>>().join(",");
-        let [one, two, three] = addresses.map(|[client, peer]| (client, peer));
         let mut etcds = [
-            Self::prepare(names[0], one.0, one.1, &members)?,
-            Self::prepare(names[1], two.0, two.1, &members)?,
-            Self::prepare(names[2], three.0, three.1, &members)?,
+            Self::prepare(names[0], addresses[0], &members)?,
+            Self::prepare(names[1], addresses[1], &members)?,
+            Self::prepare(names[2], addresses[2], &members)?,
         ];
         for etcd in &mut etcds {
             etcd.spawn()?;
@@ -102,14 +103,14 @@ impl Etcd {
         Ok(etcds)
     }
 
-    fn prepare(name: &str, client: SocketAddr, peer: SocketAddr, members: &str) -> std::io::Result<Self> {
+    fn prepare(name: &str, addresses: Addresses, members: &str) -> std::io::Result<Self> {
         let (name, members, arguments) = (name.to_owned(), members.to_owned(), Vec::new());
-        Ok(Self { folder: tempfile::tempdir()?, client, peer, scheme: "http", name, members, arguments, child: None })
+        Ok(Self { folder: tempfile::tempdir()?, addresses, scheme: "http", name, members, arguments, child: None })
     }
 
     /// Its address, for clients.
     pub(crate) fn url(&self) -> String {
-        format!("{}://{}", self.scheme, self.client)
+        format!("{}://{}", self.scheme, self.addresses[0])
     }
 
     /// Where it keeps its state.
@@ -117,14 +118,26 @@ impl Etcd {
         self.folder.path().join("data")
     }
 
-    /// Starts the process and waits until it listens.
+    fn is_well(&self) -> bool {
+        let ask = || -> std::io::Result<String> {
+            let mut connection = TcpStream::connect_timeout(&self.addresses[2], Duration::from_secs(1))?;
+            connection.set_read_timeout(Some(Duration::from_secs(5)))?;
+            connection.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
+            let mut answer = String::new();
+            connection.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        ask().is_ok_and(|answer| answer.contains("\"true\""))
+    }
+
+    /// Starts the process and waits until it is well.
     pub(crate) fn run(&mut self) -> std::io::Result<()> {
         self.spawn()?;
         self.wait()
     }
 
     fn spawn(&mut self) -> std::io::Result<()> {
-        let peer = format!("http://{}", self.peer);
+        let peer = format!("http://{}", self.addresses[1]);
         let log = File::options().create(true).append(true).open(self.folder.path().join("log"))?;
         let child = Command::new("etcd")
             .arg("--data-dir")
@@ -133,6 +146,7 @@ impl Etcd {
             .args(["--listen-client-urls", &self.url(), "--advertise-client-urls", &self.url()])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &self.members])
+            .args(["--listen-metrics-urls", &format!("http://{}", self.addresses[2])])
             .args(&self.arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -142,15 +156,15 @@ impl Etcd {
         Ok(())
     }
 
-    /// Until it listens.
+    /// Until it says that it is well, which takes a leader.
     fn wait(&mut self) -> std::io::Result<()> {
         let until = Instant::now() + START;
-        while TcpStream::connect_timeout(&self.client, Duration::from_secs(1)).is_err() {
+        while !self.is_well() {
             let ended = self.child.as_mut().and_then(|child| child.try_wait().transpose()).transpose()?;
             if ended.is_some() || Instant::now() > until {
                 let log = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
                 self.stop();
-                return Err(std::io::Error::other(format!("etcd does not listen: {log}")));
+                return Err(std::io::Error::other(format!("etcd does not start: {log}")));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
