@@ -21,7 +21,9 @@ test: ## Set up what is missing, check the code, run every test
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --profile ci
 	cargo build --quiet --release -p cni-plugin
 	cargo test --quiet --profile ci --workspace --no-run
-	MARGAY_RELEASE_PLUGIN=$(CURDIR)/$(or $(CARGO_TARGET_DIR),target)/release/margay-ipam cargo test --profile ci --workspace
+	MARGAY_RELEASE_PLUGIN=$(abspath $(or $(CARGO_TARGET_DIR),target))/release/margay-ipam \
+		cargo test --profile ci --workspace
+	cargo build --quiet --profile ci -p cni-plugin -p cli
 	scripts/lab sled
 	scripts/lab redb
 

@@ -62,6 +62,7 @@ impl Opened {
             return Err(Error::new(ErrorKind::Locked, Operation::Open, store.to_owned())
                 .with_detail("another program has opened the sled files in it"));
         }
+        remove_unfinished_snapshots(path).map_err(io)?;
         let database = Config::new()
             .path(path)
             .cache_capacity(CACHE_BYTES)
@@ -128,6 +129,20 @@ fn open_log(path: &Path) -> io::Result<File> {
         _ => {}
     }
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path.join("db"))
+}
+
+/// Removes what is left of a snapshot whose writer was killed or had no room: sled writes one on each opening, under a
+/// name that it would take for the newest snapshot's, and calls the store damaged when it is cut off. The snapshot
+/// before it goes only when a new one is complete.
+fn remove_unfinished_snapshots(path: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name.to_string_lossy().starts_with("snap.") && name.to_string_lossy().ends_with(".generating") {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Waits until sled has let go of its log. It locks it by `flock`, and so do we for a moment.

@@ -189,14 +189,15 @@ fn explain(error: ipam_core::Error, network: &Network) -> CniError {
 }
 
 /// What to do about an error of the allocator, where its text does not say.
-fn advice(error: &ipam_core::Error) -> Option<&'static str> {
-    match error {
+fn advice(error: &ipam_core::Error) -> Option<String> {
+    Some(match error {
         ipam_core::Error::Exhausted { .. } => {
-            Some("see what holds the addresses with: margay ipam show --show-blocks; or make a larger pool")
+            "see how full it is with: margay ipam show --show-blocks; then make a larger pool, or widen its range"
+                .into()
         }
-        ipam_core::Error::Pool(_) => Some("see which pools there are with: margay pool list"),
-        ipam_core::Error::AlreadyAssigned(_) => Some("see who has it with: margay ipam show --ip ADDRESS"),
-        ipam_core::Error::UnknownNode(_) => Some("nodes are registered in this store, and this one is not among them"),
-        _ => None,
-    }
+        ipam_core::Error::Pool(_) => "see which pools there are with: margay pool list".into(),
+        ipam_core::Error::AlreadyAssigned(ip) => format!("see who has it with: margay ipam show --ip {ip}"),
+        ipam_core::Error::UnknownNode(_) => "nodes are registered in this store, and this one is not among them".into(),
+        _ => return None,
+    })
 }

@@ -177,7 +177,8 @@ impl fmt::Display for Error {
             Self::NotFound(what) => write!(f, "{what} does not exist"),
             Self::Invalid(what) => f.write_str(what),
             Self::PoolInUse { pool, addresses } => {
-                write!(f, "pool {pool} still has {addresses} addresses in use")
+                let addresses = if *addresses == 1 { "1 address".to_owned() } else { format!("{addresses} addresses") };
+                write!(f, "pool {pool} still has {addresses} in use")
             }
         }
     }

@@ -1,4 +1,5 @@
 //! The shorthands for callers, and the wrappers, on the in-memory store.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::time::Duration;
 

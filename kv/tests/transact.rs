@@ -1,4 +1,5 @@
 //! Transactions on the in-memory store, with and without faults.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};

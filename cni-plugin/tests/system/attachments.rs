@@ -74,6 +74,24 @@ fn the_environment_chooses_no_store() {
     }
 }
 
+/// A host gets another name; what its containers have stays theirs.
+#[test]
+fn a_host_with_another_name_is_the_same() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.2.0.0/24");
+        let first = lab.add("c1").ok();
+        let mut conf = lab.conf("bridge");
+        conf["nodename"] = "renamed".into();
+        assert_eq!(Call::new("ADD", "c1", &conf).ok().stdout, first.stdout);
+        Call::new("CHECK", "c1", &after(&conf, &first.cidrs())).ok();
+        let second = Call::new("ADD", "c2", &conf).ok();
+        assert_ne!(second.address(), first.address());
+        Call::new("DEL", "c1", &conf).ok();
+        lab.del("c2").ok();
+        lab.nothing_is_left();
+    }
+}
+
 #[test]
 fn wanted_addresses_on_a_bridge() {
     for engine in ENGINES {

@@ -135,7 +135,7 @@ fn presence(store: &Path) -> BTreeMap<&'static str, bool> {
 fn round(base: &Base, copy: &Path, random: &mut Random) {
     // Where the configuration defines the pool, the plugin may make a store if there is none: all the more it must see
     // that there was one.
-    let ipam = if random.once_in(2) { json!({ "subnet": SUBNET }) } else { json!({}) };
+    let ipam = if random.once_in(2) { json!({ "subnet": SUBNET }) } else { json!({ "ipv4_pools": [SUBNET] }) };
     let conf = conf_at(base.lab.engine, copy, "bridge", ipam);
     let containers: Vec<_> = base.held.keys().collect();
     let known = *random.pick(&containers);
@@ -219,7 +219,7 @@ fn by_the_hundred_on_redb() {
 #[test]
 fn an_unfinished_snapshot_of_sleds_is_no_damage() {
     let base = Base::new(Engine::Sled);
-    let conf = base.lab.conf("bridge");
+    let conf = base.lab.conf_with("bridge", json!({ "subnet": SUBNET }));
     for (number, part) in [&b""[..], &[1; 11], &[7; 100]].into_iter().enumerate() {
         fs::write(base.lab.store.join("sled/snap.7FFFFFFFFFFFFFFF.generating"), part).unwrap();
         let add = Call::new("ADD", &format!("new-{number}"), &conf).ok();

@@ -1,16 +1,16 @@
 //! Many processes at once on one store.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::lab::{Engine, Lab};
+use crate::lab::{ENGINES, Engine, Lab};
 use crate::process::{Call, Outcome};
 use crate::random::Random;
 
@@ -23,6 +23,9 @@ const KILLED_CALLERS: u64 = 8;
 const KILLED_SPAN: Duration = Duration::from_secs(8);
 /// A call takes a few milliseconds alone and tens of them in this crowd; kills are spread over that.
 const KILL_WITHIN: Duration = Duration::from_millis(40);
+
+/// The address of who has none yet.
+const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// These tests are each as much as a machine can bear.
 fn alone() -> MutexGuard<'static, ()> {
@@ -107,7 +110,7 @@ impl<'a> Caller<'a> {
             format!("own-{}-{}", self.number, self.rounds)
         };
         let interface = format!("e{}-{}", self.number, self.rounds);
-        Held { container, interface, ip: IpAddr::from([0; 4]) }
+        Held { container, interface, ip: NOWHERE }
     }
 
     fn who(held: &Held) -> String {
@@ -240,6 +243,49 @@ fn torture(engine: Engine, callers: u64, span: Duration, run: fn(Caller<'_>, Ins
     shared
 }
 
+/// Sixteen first ADDs at once on a store that is not there; every second one is killed some time after its start.
+fn first_adds(engine: Engine, round: u64) {
+    let lab = Lab::new(engine);
+    let shared = Shared::default();
+    let mut conf = lab.conf_with("bridge", json!({"subnet": "10.78.0.0/24"}));
+    conf["name"] = "net-0".into();
+    thread::scope(|scope| {
+        for number in 0..16 {
+            let random = Random::new(round, number);
+            let mut caller =
+                Caller { number, conf: conf.clone(), shared: &shared, random, rounds: 0, held: Vec::new() };
+            scope.spawn(move || {
+                let mut held = Held { container: format!("c{number}"), interface: "eth0".into(), ip: NOWHERE };
+                let add = caller.call("ADD", &held);
+                let outcome = caller.run_or_kill(&add).unwrap_or_else(|| Caller::ok(&add));
+                held.ip = outcome.address();
+                caller.shared.take(held.ip, &Caller::who(&held));
+            });
+        }
+    });
+    let books = lab.books();
+    assert!(books.held.keys().eq(shared.held().keys()), "{books:?}");
+    assert_eq!(books.held.len(), 16);
+}
+
+/// A runtime that loses patience asks again while the first call is still on its way.
+#[test]
+fn the_same_attachment_many_times_at_once() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.79.0.0/24");
+        let at_once = |call: &Call| {
+            thread::scope(|scope| {
+                let calls: Vec<_> = (0..8).map(|_| scope.spawn(|| Caller::ok(call).stdout)).collect();
+                calls.into_iter().map(|call| call.join().unwrap()).collect::<BTreeSet<_>>()
+            })
+        };
+        assert_eq!(at_once(&lab.add("c1")).len(), 1, "{engine:?}: all get the same answer");
+        assert_eq!(lab.books().held.len(), 1);
+        assert_eq!(at_once(&lab.del("c1")), [String::new()].into());
+        lab.nothing_is_left();
+    }
+}
+
 fn crowd(engine: Engine) {
     let shared = torture(engine, CALLERS, SPAN, |caller, until| caller.run(until));
     let (adds, dels) = (shared.adds.into_inner(), shared.dels.into_inner());
@@ -273,4 +319,13 @@ fn callers_that_are_killed_on_sled() {
 #[test]
 fn callers_that_are_killed_on_redb() {
     killers(Engine::Redb);
+}
+
+#[test]
+fn a_crowd_makes_one_store() {
+    let _alone = alone();
+    for round in 0..12 {
+        first_adds(Engine::Sled, round);
+        first_adds(Engine::Redb, round);
+    }
 }

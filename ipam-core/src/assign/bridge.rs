@@ -63,11 +63,12 @@ pub(crate) async fn prepare(ipam: &Ipam, work: &mut Workset<'_>, pool: &Pool, wa
             None => require_free(work, pool, gateway).await?,
         }
     }
-    if stored.is_some() && gateway == recorded {
+    let networks = reserved(cidr, gateway);
+    if gateway == recorded && (stored.is_some() || networks.is_empty()) {
         return Ok(Prepared { gateway, written: None });
     }
     let mut document = stored.unwrap_or_else(|| IpReservation::new(&name, &[], &ipam.uid(), ipam.now()));
-    document.set_networks(&reserved(cidr, gateway));
+    document.set_networks(&networks);
     if let Some(gateway) = gateway {
         document.resource_mut().set_annotation(GATEWAY_ANNOTATION, &gateway.to_string());
     }

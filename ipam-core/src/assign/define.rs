@@ -13,7 +13,7 @@ use super::request::PoolDefinition;
 use crate::error::{BridgeError, Result};
 use crate::ipam::Ipam;
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Document, IpReservation, NewPool, Pool, check_new_pool, fitting_block_size};
+use crate::model::{AssignmentMode, Document, IpReservation, NewPool, Pool, check_new_pool, fitting_block_size};
 use crate::net::{Family, bounds, number};
 use crate::surroundings::Surroundings;
 use crate::workset::Workset;
@@ -55,7 +55,10 @@ async fn create(
         );
         return Err(BridgeError::BadRanges(text).into());
     }
-    let new = NewPool::new(name, *cidr).with_block_size(fitting_block_size(*cidr, None));
+    // Manual: only networks that name it, as this one does, take addresses from it.
+    let new = NewPool::new(name, *cidr)
+        .with_block_size(fitting_block_size(*cidr, None))
+        .with_assignment_mode(AssignmentMode::Manual);
     let stored = work.tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(Some(Family::of_net(*cidr))))).await?;
     let stored: Vec<IpNet> = stored.iter().filter_map(keys::parse_block).collect();
     check_new_pool(&new, &around.pools, &stored).map_err(|error| BridgeError::BadRanges(error.to_string()))?;

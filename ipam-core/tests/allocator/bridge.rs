@@ -131,6 +131,15 @@ async fn a_configuration_makes_its_pool_and_keeps_to_its_ranges() {
 }
 
 #[tokio::test]
+async fn a_configurations_own_pool_is_nobody_elses() {
+    let world = world("10.0.0.0/24").await;
+    world.assign(&defined("c0", "10.9.0.0/24", &[])).await.unwrap();
+    let other = world.assign(&bridged("c1", Gateway::First)).await.unwrap();
+    assert_eq!(other[0].pool.to_string(), "10.0.0.0/24");
+    assert!(world.one("b", "c2").await.unwrap().to_string().starts_with("10.0."));
+}
+
+#[tokio::test]
 async fn a_configuration_that_contradicts_the_store_is_refused() {
     let world = World::new().await;
     world.assign(&defined("c0", "10.9.0.0/24", &[])).await.unwrap();

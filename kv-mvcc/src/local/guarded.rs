@@ -8,6 +8,7 @@ use kv::{Error, ErrorKind, Operation, Result};
 use super::errors::Place;
 use super::head::Head;
 use super::queue::Turn;
+use crate::error::{ENGINE_GAVE_UP, log_panic};
 use crate::table::{Table, View, Visit, Write};
 
 /// A table of an engine on disk.
@@ -105,13 +106,8 @@ impl Drop for GuardedView<'_> {
 pub(super) fn caught<T>(place: &Place, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(f))
         .unwrap_or_else(|panic| {
-            let text = panic
-                .downcast_ref::<&str>()
-                .map(|text| (*text).to_owned())
-                .or_else(|| panic.downcast_ref::<String>().cloned())
-                .unwrap_or_default();
-            Err(Error::new(ErrorKind::Corrupt, operation, place.store.clone())
-                .with_source(format!("the engine gave up: {text}")))
+            log_panic(&*panic);
+            Err(Error::new(ErrorKind::Corrupt, operation, place.store.clone()).with_source(ENGINE_GAVE_UP))
         })
         .map_err(|error| place.advise(error))
 }

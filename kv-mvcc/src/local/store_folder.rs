@@ -57,6 +57,10 @@ impl StoreFolder {
     pub(super) fn take_turn(&self, options: &OpenOptions) -> Result<Turn> {
         let queue = self.path(QUEUE);
         let opener = match options.create {
+            // A store that has lost its queue is still a store.
+            Create::Never if !self.exists(QUEUE)? && (self.exists(IDENTITY)? || self.exists(self.entry)?) => {
+                folder::open_or_create
+            }
             Create::Never => folder::open,
             Create::IfMissing => {
                 self.make_folder()?;

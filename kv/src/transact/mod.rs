@@ -51,7 +51,7 @@ impl Deadline {
     }
 }
 
-/// How [`transact!`] goes about it.
+/// How [`transact!`](crate::transact!) goes about it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct TransactOptions {
@@ -75,7 +75,7 @@ impl TransactOptions {
     }
 }
 
-/// What [`transact!`] returns: what its body was, and the revision at which that is true.
+/// What [`transact!`](crate::transact!) returns: what its body was, and the revision at which that is true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Committed<T> {
     /// What the body was.
@@ -138,7 +138,7 @@ macro_rules! transact {
     }};
 }
 
-/// The attempts of one [`transact!`]: what its loop is made of.
+/// The attempts of one [`transact!`](crate::transact!): what its loop is made of.
 #[derive(Debug)]
 pub struct Attempts {
     store: Arc<dyn Store>,
