@@ -28,7 +28,7 @@ mod watcher;
 pub use case::{Case, Group};
 pub use expect::Failure;
 pub use harness::{Ability, BoxError, Fixture, Harness};
-pub use mimic::main;
+pub use mimic::{Happens, KnownFailure, main, main_knowing};
 pub use rules::{Rule, rules};
 pub use runner::{Options, Report, Verdict, run};
 pub use table::{LATER, cases};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::case::Case;
+use crate::expect::Checked;
 use crate::harness::{Ability, Harness};
 use crate::runner::{Options, Stage};
 use crate::table::cases;
@@ -17,8 +18,39 @@ use crate::table::cases;
 /// `ignored` names the cases that this environment cannot run. If it cannot run others than these, the test fails: a case
 /// that did not run must not go unnoticed. An ignored case is shown as such, with the reason.
 pub fn main(harness: impl Harness, ignored: &[&str]) -> ExitCode {
+    main_knowing(harness, ignored, &[])
+}
+
+/// A case that a store is known to fail, because of a bug in something that its author cannot mend, such as a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownFailure {
+    /// The case's name.
+    pub case: &'static str,
+    /// The rule that is broken.
+    pub rule: &'static str,
+    /// What is known of the bug, and which versions have it.
+    pub reason: &'static str,
+    /// Whether it has to fail.
+    pub happens: Happens,
+}
+
+/// How sure a known failure is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Happens {
+    /// Each time: a case that passes is listed wrongly.
+    Always,
+    /// Depending on time and chance.
+    Sometimes,
+}
+
+/// As [`main`], for a store that is known to fail some cases.
+///
+/// They run as well, and each must break the rule that is given and no other: the test fails if one fails otherwise, or
+/// passes although it happens always, so that the list stays true.
+pub fn main_knowing(harness: impl Harness, ignored: &[&str], known: &[KnownFailure]) -> ExitCode {
     let arguments = Arguments::from_args();
-    if let Err(difference) = check_ignored(harness.abilities(), ignored) {
+    let checked = check_ignored(harness.abilities(), ignored).and_then(|()| check_known(harness.abilities(), known));
+    if let Err(difference) = checked {
         complain(&difference);
         return ExitCode::FAILURE;
     }
@@ -29,17 +61,41 @@ pub fn main(harness: impl Harness, ignored: &[&str]) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let trials = cases().into_iter().map(|case| trial(case, stage.clone())).collect();
+    let known_of = |case: &Case| known.iter().find(|known| known.case == case.name).copied();
+    let trials = cases().into_iter().map(|case| trial(known_of(&case), case, stage.clone())).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-fn trial(case: Case, stage: Arc<Stage>) -> Trial {
+fn trial(known: Option<KnownFailure>, case: Case, stage: Arc<Stage>) -> Trial {
     let reason = case.ignored_because(stage.abilities());
-    let trial = Trial::test(case.name, move || stage.judge(&case).map_err(|failure| Failed::from(failure.to_string())));
-    match reason {
-        Some(reason) => trial.with_kind(reason).with_ignored_flag(true),
-        None => trial,
+    let trial = Trial::test(case.name, move || verdict(stage.judge(&case), known).map_err(Failed::from));
+    match (reason, known) {
+        (Some(reason), _) => trial.with_kind(reason).with_ignored_flag(true),
+        (None, Some(known)) => trial.with_kind(format!("known to fail: {}", known.reason)),
+        (None, None) => trial,
     }
+}
+
+/// A case is as it should be: it passes, or it breaks the rule that it is known to break.
+fn verdict(judged: Checked, known: Option<KnownFailure>) -> Result<(), String> {
+    match (judged, known) {
+        (Ok(()), None | Some(KnownFailure { happens: Happens::Sometimes, .. })) => Ok(()),
+        (Ok(()), Some(known)) => Err(format!("it is known to fail ({}), but it passed", known.reason)),
+        (Err(failure), Some(known)) if failure.rule() == known.rule => Ok(()),
+        (Err(failure), _) => Err(failure.to_string()),
+    }
+}
+
+/// The cases that are known to fail are there, run, and judge the rule that they are known to break.
+fn check_known(abilities: &[Ability], known: &[KnownFailure]) -> Result<(), String> {
+    let all = cases();
+    for KnownFailure { case, rule, .. } in known {
+        let runs = all.iter().find(|one| one.name == *case && one.ignored_because(abilities).is_none());
+        if !runs.is_some_and(|one| one.rules.contains(rule)) {
+            return Err(format!("{case} is known to break {rule}, but no case of that name runs and judges that rule"));
+        }
+    }
+    Ok(())
 }
 
 /// The cases that cannot run are exactly the listed ones.
@@ -68,6 +124,7 @@ fn complain(what: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::expect::Failure;
 
     const ALL: [Ability; 4] = [Ability::New, Ability::Reopen, Ability::Close, Ability::Measure];
 
@@ -78,6 +135,25 @@ mod tests {
         assert!(missing.contains("R01") && missing.contains("no new stores"), "{missing}");
         let listed = missing.split(' ').next().unwrap();
         assert_eq!(check_ignored(&ALL[1..], &[listed]), Ok(()));
+    }
+
+    #[test]
+    fn a_known_failure_has_to_fail_as_known() {
+        let happens = Happens::Always;
+        let known = KnownFailure { case: "W11_start_at_mark_delete", rule: "C4", reason: "an old server", happens };
+        let chance = KnownFailure { happens: Happens::Sometimes, ..known };
+        let failure = |rule: &'static str| Failure::new("something", "this", "that").or_rule(Some(rule));
+        assert_eq!(verdict(Ok(()), None), Ok(()));
+        assert_eq!(verdict(Err(failure("C4")), Some(known)), Ok(()));
+        assert_eq!(verdict(Err(failure("C4")), Some(chance)), Ok(()));
+        assert_eq!(verdict(Ok(()), Some(chance)), Ok(()));
+        assert!(verdict(Err(failure("C3")), Some(chance)).is_err());
+        assert!(verdict(Err(failure("C4")), None).is_err());
+        assert!(verdict(Err(failure("C3")), Some(known)).is_err());
+        assert!(verdict(Ok(()), Some(known)).unwrap_err().contains("an old server"));
+        assert_eq!(check_known(&ALL, &[known]), Ok(()));
+        assert!(check_known(&ALL, &[KnownFailure { rule: "C3", ..known }]).is_err());
+        assert!(check_known(&ALL, &[KnownFailure { case: "W99_nothing", ..known }]).is_err());
     }
 
     #[test]

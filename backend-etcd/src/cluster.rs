@@ -1,0 +1,267 @@
+//! Calls to a cluster: which member is asked, how long, and who is asked next.
+//!
+//! All calls go to one member until it fails them; then the next one is it. No member is ever given up: the round goes
+//! on to it again, so its health comes back by itself.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use etcd_client::{CompactionResponse, ConnectOptions, GetResponse, ResponseHeader, TxnResponse};
+use kv::{Auth, Error, ErrorKind, Operation, Outcome, Result, Revision};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use crate::NAME;
+use crate::endpoint::{Connection, Endpoint};
+use crate::error::{map, speaks_otherwise};
+use crate::options::Options;
+use crate::seen::{Freshness, Seen};
+
+/// How often each member may be asked in one call.
+const ROUNDS: usize = 2;
+/// Between two rounds.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// All members, and what was seen of them.
+pub(crate) struct Cluster {
+    endpoints: Vec<Arc<Endpoint>>,
+    /// Which one is asked first.
+    preferred: AtomicUsize,
+    pub(crate) seen: Seen,
+    pub(crate) call_timeout: Duration,
+    pub(crate) watch_patience: Duration,
+    /// True once the store was closed.
+    pub(crate) closed: watch::Sender<bool>,
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let urls: Vec<&str> = self.endpoints.iter().map(|endpoint| endpoint.url.as_str()).collect();
+        f.debug_struct("Cluster").field("endpoints", &urls).field("seen", &self.seen).finish_non_exhaustive()
+    }
+}
+
+/// Whether something may be sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resend {
+    /// It changes nothing, so it may.
+    Always,
+    /// Only if it was never sent.
+    IfNeverSent,
+}
+
+/// An answer of etcd.
+pub(crate) trait Answer {
+    /// What every answer begins with.
+    fn header(&self) -> Option<&ResponseHeader>;
+
+    /// How fresh it has to be.
+    fn freshness(&self) -> Freshness {
+        Freshness::SinceCall
+    }
+}
+
+impl Answer for GetResponse {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.header()
+    }
+}
+
+impl Answer for TxnResponse {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.header()
+    }
+}
+
+impl Answer for CompactionResponse {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.header()
+    }
+}
+
+/// Why one member did not do what it was asked to do.
+struct Failure {
+    error: Error,
+    /// True if the request was certainly never sent to it.
+    never_sent: bool,
+}
+
+/// How long one member has.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// To let us in.
+    connect: Instant,
+    /// To answer.
+    answer: Instant,
+}
+
+impl Cluster {
+    /// # Errors
+    /// What is wrong with the options.
+    pub(crate) fn new(options: &Options) -> Result<Self> {
+        let urls = options.urls()?;
+        let tls = options.tls_options(&urls)?;
+        let connect = ConnectOptions::new()
+            .with_keep_alive(options.keepalive_interval, options.keepalive_timeout)
+            .with_connect_timeout(options.connect_timeout)
+            .with_require_leader(true);
+        let endpoint = |url: String| {
+            let connect = match &tls {
+                Some(tls) if url.starts_with("https://") => connect.clone().with_tls(tls.clone()),
+                _ => connect.clone(),
+            };
+            Arc::new(Endpoint::new(url, connect, options.credentials.clone()))
+        };
+        Ok(Self {
+            endpoints: urls.into_iter().map(endpoint).collect(),
+            preferred: AtomicUsize::new(0),
+            seen: Seen::default(),
+            call_timeout: options.call_timeout,
+            watch_patience: options.watch_patience,
+            closed: watch::Sender::new(false),
+        })
+    }
+
+    /// # Errors
+    /// `Closed`, after the store was closed.
+    pub(crate) fn check_open(&self, operation: Operation) -> Result<()> {
+        if *self.closed.borrow() { Err(Error::new(ErrorKind::Closed, operation, NAME)) } else { Ok(()) }
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.call_timeout
+    }
+
+    /// Asks one member after the other until one answers, time is up, or the request may not be sent again.
+    pub(crate) async fn call<T, F>(
+        &self,
+        operation: Operation,
+        resend: Resend,
+        deadline: Instant,
+        work: impl Fn(Connection) -> F + Send + Sync,
+    ) -> Result<T>
+    where
+        T: Answer + Send,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+    {
+        self.check_open(operation)?;
+        let members = self.endpoints.len();
+        let before = self.seen.revision();
+        let first = self.preferred.load(Ordering::Relaxed);
+        let mut step = 0;
+        loop {
+            let index = (first + step) % members;
+            let Some(endpoint) = self.endpoints.get(index) else {
+                return Err(Error::new(ErrorKind::NotSent, operation, NAME));
+            };
+            // Each of those who are still to be asked in this round gets the same share of what is left.
+            let share = share(deadline, members - step % members);
+            let limits = match resend {
+                Resend::Always => Limits { connect: share, answer: share },
+                Resend::IfNeverSent => Limits { connect: share, answer: deadline },
+            };
+            let failure = match attempt(endpoint, operation, limits, &work).await {
+                Ok(answer) => {
+                    endpoint.note_answer();
+                    self.preferred.store(index, Ordering::Relaxed);
+                    return self.judge(answer, before, operation, &endpoint.url);
+                }
+                Err(failure) => failure,
+            };
+            if failure.error.kind().is_transient() {
+                self.avoid(index);
+            }
+            step += 1;
+            if !may_go_on(&failure, resend) || step >= members * ROUNDS || Instant::now() >= deadline {
+                return Err(failure.error);
+            }
+            tracing::debug!(endpoint = endpoint.url, error = %failure.error, "asking another member");
+            if step % members == 0 {
+                tokio::time::sleep_until(deadline.min(Instant::now() + PAUSE)).await;
+            }
+        }
+    }
+
+    /// The next call asks somebody else first.
+    fn avoid(&self, index: usize) {
+        let next = (index + 1) % self.endpoints.len();
+        // If that was changed meanwhile, somebody else knows better.
+        let _ = self.preferred.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    fn judge<T: Answer>(&self, answer: T, before: Revision, operation: Operation, url: &str) -> Result<T> {
+        let store = format!("{NAME} {url}");
+        // Whatever is wrong with the answer, the request was carried out.
+        let fail = |kind: ErrorKind, detail: String| {
+            let error = Error::new(kind, operation, store).with_detail(detail);
+            match operation {
+                Operation::Txn | Operation::Compact => error.with_outcome(Outcome::Unknown),
+                _ => error,
+            }
+        };
+        let judged = match answer.header() {
+            None => return Err(fail(ErrorKind::Undecodable, "an answer without a header".to_owned())),
+            Some(header) => self.seen.judge(header, before, answer.freshness()),
+        };
+        match judged {
+            Ok(()) => Ok(answer),
+            Err(detail) => Err(fail(ErrorKind::RevisionRegressed, detail)),
+        }
+    }
+}
+
+fn share(deadline: Instant, among: usize) -> Instant {
+    let now = Instant::now();
+    let among = u32::try_from(among.max(1)).unwrap_or(u32::MAX);
+    now + deadline.saturating_duration_since(now) / among
+}
+
+fn may_go_on(failure: &Failure, resend: Resend) -> bool {
+    failure.error.kind().is_transient() && (failure.never_sent || resend == Resend::Always)
+}
+
+/// Asks one member. A token that is refused is renewed once: who refuses a token has not looked at the request.
+async fn attempt<T, F>(
+    endpoint: &Endpoint,
+    operation: Operation,
+    limits: Limits,
+    work: &(impl Fn(Connection) -> F + Send + Sync),
+) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, etcd_client::Error>> + Send,
+{
+    let store = format!("{NAME} {}", endpoint.url);
+    let timeout = || Error::new(ErrorKind::Timeout, operation, store.clone());
+    // Until here nothing was sent but a login.
+    let never_sent = |error: Error| Failure { error: error.with_outcome(Outcome::NotApplied), never_sent: true };
+    let (connection, renewals) = match timeout_at(limits.connect, endpoint.connection()).await {
+        Ok(Ok(connected)) => connected,
+        Ok(Err(error)) => return Err(never_sent(map(error, operation, &store))),
+        Err(_) => return Err(never_sent(timeout())),
+    };
+    let mut renewed = false;
+    loop {
+        let error = match timeout_at(limits.answer, work(connection.clone())).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => match endpoint.hint().filter(|_| speaks_otherwise(&error)) {
+                Some(hint) => map(error, operation, &store).with_detail(hint),
+                None => map(error, operation, &store),
+            },
+            Err(_) => return Err(Failure { error: timeout(), never_sent: false }),
+        };
+        let refused = matches!(error.kind(), ErrorKind::Auth(Auth::Unauthenticated | Auth::OldRevision))
+            && error.outcome() == Outcome::NotApplied;
+        if renewed || !refused || !endpoint.can_renew() {
+            let never_sent = *error.kind() == ErrorKind::NotSent;
+            return Err(Failure { error, never_sent });
+        }
+        match timeout_at(limits.answer, endpoint.renew(&connection, renewals)).await {
+            Ok(Ok(())) => renewed = true,
+            Ok(Err(error)) => return Err(never_sent(map(error, operation, &store))),
+            Err(_) => return Err(never_sent(timeout())),
+        }
+    }
+}

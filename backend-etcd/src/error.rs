@@ -1,0 +1,188 @@
+//! What etcd and the connection to it say, as errors of a store: the one place that reads foreign error text.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+
+use kv::{Auth, Error, ErrorKind, InvalidArgument, Key, Operation, Outcome, Revision};
+use tonic::{Code, ConnectError, Status};
+
+/// The error of `operation`, which the endpoint called `store` answered with `error`.
+pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) -> Error {
+    let (kind, outcome) = classify(&error);
+    let made = Error::new(kind, operation, store.to_owned());
+    let made = match operation {
+        Operation::Txn | Operation::Compact => made.with_outcome(outcome),
+        _ => made,
+    };
+    match error {
+        etcd_client::Error::GRpcStatus(status) => made.with_source(Cause(status)),
+        other => made.with_source(other),
+    }
+}
+
+/// The kind, and what it says of a write. Whatever is not known to be definite is unknown.
+///
+/// What is read is the code together with etcd's text: codes alone prove nothing, since the library and proxies use the
+/// same ones. That a request was never sent is proved by the type of the cause, which no server can put there.
+fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
+    let etcd_client::Error::GRpcStatus(status) = error else {
+        // The library's own: arguments, addresses, and connections that could not even be prepared.
+        return (ErrorKind::Io, Outcome::Unknown);
+    };
+    let text = status.message();
+    let kind = match status.code() {
+        Code::Unavailable if never_connected(status) => ErrorKind::NotSent,
+        Code::Unavailable => unavailable(text),
+        Code::InvalidArgument => invalid_argument(text),
+        Code::ResourceExhausted => exhausted(text),
+        Code::OutOfRange => out_of_range(text),
+        Code::Unauthenticated if text.contains("invalid auth token") => ErrorKind::Auth(Auth::Unauthenticated),
+        Code::Unknown => unknown(text),
+        Code::Unauthenticated => return (ErrorKind::Auth(Auth::Unauthenticated), Outcome::Unknown),
+        Code::PermissionDenied if text.contains("etcdserver: permission denied") => ErrorKind::Auth(Auth::Denied),
+        Code::PermissionDenied => return (ErrorKind::Auth(Auth::Denied), Outcome::Unknown),
+        Code::Cancelled if text.contains("Timeout expired") => ErrorKind::Timeout,
+        Code::DeadlineExceeded => ErrorKind::Timeout,
+        Code::Cancelled => DISCONNECTED,
+        Code::DataLoss => ErrorKind::Corrupt,
+        Code::Unimplemented => return (ErrorKind::Unsupported, Outcome::Unknown),
+        _ => ErrorKind::Undecodable,
+    };
+    let outcome = kind.outcome();
+    (kind, outcome)
+}
+
+const DISCONNECTED: ErrorKind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
+
+/// True if the connection was never made, so that nothing can have been sent.
+fn never_connected(status: &Status) -> bool {
+    chain(status).any(|cause| cause.is::<ConnectError>())
+}
+
+fn unavailable(text: &str) -> ErrorKind {
+    if text.contains("etcdserver: no leader") {
+        ErrorKind::NoLeader
+    } else if text.contains("etcdserver: request timed out") {
+        ErrorKind::Timeout
+    } else {
+        DISCONNECTED
+    }
+}
+
+fn invalid_argument(text: &str) -> ErrorKind {
+    let known = |words: &str| text.contains("etcdserver: ") && text.contains(words);
+    if known("key is not provided") {
+        InvalidArgument::EmptyKey.into()
+    } else if known("duplicate key given in txn request") {
+        // Which one, etcd does not say.
+        InvalidArgument::DuplicateKey(Key::default()).into()
+    } else if known("too many operations in txn request") {
+        InvalidArgument::TooManyOps { count: 0 }.into()
+    } else if known("request is too large") {
+        ErrorKind::TooLarge { bytes: 0 }
+    } else if known("user name is empty") || known("authentication failed") {
+        ErrorKind::Auth(Auth::Unauthenticated)
+    } else if known("revision of auth store is old") {
+        ErrorKind::Auth(Auth::OldRevision)
+    } else {
+        ErrorKind::Undecodable
+    }
+}
+
+fn exhausted(text: &str) -> ErrorKind {
+    if text.contains("etcdserver: mvcc: database space exceeded") {
+        ErrorKind::NoSpace
+    } else if text.contains("etcdserver: too many requests") {
+        ErrorKind::Throttled
+    } else if text.contains("received message larger than max") {
+        ErrorKind::TooLarge { bytes: 0 }
+    } else {
+        // Also an answer that was too large for the server to send, after the request was carried out.
+        ErrorKind::Undecodable
+    }
+}
+
+fn out_of_range(text: &str) -> ErrorKind {
+    if text.contains("required revision has been compacted") {
+        ErrorKind::Compacted { compact_revision: Revision::UNSET }
+    } else if text.contains("required revision is a future revision") {
+        ErrorKind::FutureRevision
+    } else {
+        // The library uses this code as well, for an answer to something that was carried out.
+        ErrorKind::Undecodable
+    }
+}
+
+fn unknown(text: &str) -> ErrorKind {
+    if text.contains("context deadline exceeded") {
+        ErrorKind::Timeout
+    } else if text.contains("etcdserver: invalid auth token") {
+        ErrorKind::Auth(Auth::Unauthenticated)
+    } else if text.contains("etcdserver: permission denied") {
+        ErrorKind::Auth(Auth::Denied)
+    } else {
+        DISCONNECTED
+    }
+}
+
+/// True if a server refuses a login because nobody needs to log in.
+pub(crate) fn says_no_login_needed(error: &etcd_client::Error) -> bool {
+    matches!(error, etcd_client::Error::GRpcStatus(status)
+        if status.code() == Code::FailedPrecondition && status.message().contains("authentication is not enabled"))
+}
+
+/// True if a connection ended as it does when the other side speaks another protocol, or misses a certificate.
+pub(crate) fn speaks_otherwise(error: &etcd_client::Error) -> bool {
+    let etcd_client::Error::GRpcStatus(status) = error else { return false };
+    let ended = |cause: &(dyn StdError + 'static)| {
+        cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
+    };
+    match classify(error).0 {
+        ErrorKind::Disconnected { .. } => true,
+        ErrorKind::NotSent => chain(status).any(ended),
+        _ => false,
+    }
+}
+
+/// The reason for which etcd ended a watch, as the status that the same refusal has elsewhere.
+pub(crate) fn watch_ended(reason: &str) -> etcd_client::Error {
+    etcd_client::Error::GRpcStatus(Status::unknown(reason))
+}
+
+/// All causes of a status.
+fn chain(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
+    let mut next = status.source();
+    std::iter::from_fn(move || {
+        let cause = next?;
+        next = cause.source();
+        Some(cause)
+    })
+}
+
+/// A status, told in short.
+#[derive(Debug)]
+struct Cause(Status);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.message() {
+            "" => self.0.code().fmt(f),
+            message => f.write_str(message),
+        }
+    }
+}
+
+impl StdError for Cause {
+    /// The first cause that says something new.
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        chain(&self.0).find(|cause| {
+            let text = cause.to_string();
+            text != "transport error" && text != self.0.message()
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "error_tests.rs"]
+mod tests;

@@ -1,0 +1,159 @@
+//! A store on etcd v3: requests go to etcd as they are, and its answers come back as they are.
+//!
+//! What etcd's client library does not do is done here: each member has a connection of its own, and a call goes on to
+//! the next member when one fails it; every call has one deadline; a write is sent again only if it was certainly never
+//! sent; an answer from the cluster's past, or from another cluster, is an error; watches that are cut off go on without
+//! gap or repeat; a transaction that only compares is as fresh as a read. The private module `error` says which failure
+//! means what.
+//!
+//! A key that has a lease is not written: see the private module `txn`.
+
+mod cluster;
+mod endpoint;
+mod error;
+mod options;
+mod seen;
+mod txn;
+mod watch;
+mod wire;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use kv::{
+    Error, ErrorKind, InvalidArgument, Key, MAX_TXN_OPS, Operation, Outcome, RangeRequest, RangeResponse, Result,
+    Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream,
+};
+use tokio::time::Instant;
+
+use crate::cluster::{Cluster, Resend};
+use crate::txn::{Outcome as Read, Plan};
+
+pub use options::{Credentials, Options, Pem, Tls};
+
+/// What errors call the store.
+const NAME: &str = "etcd";
+
+/// A store on an etcd cluster. Cheap to clone; clones share connections and are closed together.
+#[derive(Clone, Debug)]
+pub struct EtcdStore {
+    cluster: Arc<Cluster>,
+}
+
+impl EtcdStore {
+    /// A store on the cluster that `options` name. Nothing is sent: whether anybody is there, and lets us in, shows in
+    /// the first call, which has to be made on a tokio runtime with time and IO. Files are read now.
+    ///
+    /// # Errors
+    /// `Unsupported` for an endpoint that is none, or TLS settings that are none; `Missing` or `Io` for a file that
+    /// cannot be read.
+    pub fn open(options: &Options) -> Result<Self> {
+        Ok(Self { cluster: Arc::new(Cluster::new(options)?) })
+    }
+
+    /// Ends all use of the store and its clones: calls fail with `Closed` from now on, and watches end with it. Calls
+    /// that are under way are let finish.
+    pub fn close(&self) {
+        self.cluster.closed.send_replace(true);
+    }
+
+    /// Fails if one of these keys has a lease.
+    async fn refuse_leases(&self, keys: &[Key], deadline: Instant) -> Result<()> {
+        for keys in keys.chunks(MAX_TXN_OPS) {
+            let plan = Plan::looking_at(keys);
+            let answer = self.send(&plan, Resend::Always, deadline).await.map_err(not_applied)?;
+            if let Read::Leased(key) = plan.read(&answer, revision_of(answer.header())) {
+                return Err(leased(&key));
+            }
+        }
+        Ok(())
+    }
+
+    async fn send(&self, plan: &Plan, resend: Resend, deadline: Instant) -> Result<etcd_client::TxnResponse> {
+        let work = |mut connection: endpoint::Connection| {
+            let txn = plan.wire.clone();
+            async move { connection.kv.txn(txn).await }
+        };
+        self.cluster.call(Operation::Txn, resend, deadline, work).await
+    }
+}
+
+#[async_trait]
+impl Store for EtcdStore {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        request.check(NAME)?;
+        let (key, options) = wire::get_options(&request);
+        let work = |mut connection: endpoint::Connection| {
+            let (key, options) = (key.clone(), options.clone());
+            async move { connection.kv.get(key, Some(options)).await }
+        };
+        let deadline = self.cluster.deadline();
+        let answer = self.cluster.call(Operation::Range, Resend::Always, deadline, work).await?;
+        let revision = revision_of(answer.header());
+        Ok(wire::range_response(answer, revision))
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        txn.check(NAME)?;
+        let plan = Plan::new(&txn);
+        let deadline = self.cluster.deadline();
+        self.refuse_leases(&plan.look_first, deadline).await?;
+        let answer = if txn.is_read_only() {
+            self.send(&plan, Resend::Always, deadline).await.map_err(not_applied)?
+        } else {
+            self.send(&plan, Resend::IfNeverSent, deadline).await.map_err(|error| with_sizes(error, &txn))?
+        };
+        match plan.read(&answer, revision_of(answer.header())) {
+            Read::Answer(answer) => Ok(answer),
+            Read::Leased(key) => Err(leased(&key)),
+            Read::Nonsense => Err(Error::new(ErrorKind::Undecodable, Operation::Txn, NAME)),
+        }
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        request.check(NAME)?;
+        let span = wire::Span::of(&request.range);
+        if span.is_empty() {
+            return Err(Error::new(InvalidArgument::EmptyWatchRange.into(), Operation::Watch, NAME));
+        }
+        watch::open(self.cluster.clone(), span, request.start, request.prev).await
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        revision.check(NAME)?;
+        let work =
+            |mut connection: endpoint::Connection| async move { connection.kv.compact(revision.get(), None).await };
+        let deadline = self.cluster.deadline();
+        self.cluster.call(Operation::Compact, Resend::IfNeverSent, deadline, work).await.map(|_| ())
+    }
+}
+
+/// The revision of an answer that was judged, so it has a header.
+fn revision_of(header: Option<&etcd_client::ResponseHeader>) -> Revision {
+    header.map_or(Revision::UNSET, |header| Revision::new(header.revision()))
+}
+
+/// What only reads is never applied.
+fn not_applied(error: Error) -> Error {
+    error.with_outcome(Outcome::NotApplied)
+}
+
+fn leased(key: &Key) -> Error {
+    Error::new(ErrorKind::Unsupported, Operation::Txn, NAME)
+        .with_detail(format!("key {key} has a lease, which a write would take away; nothing was written"))
+}
+
+/// A server with lower limits than etcd's own refuses without saying how much it was.
+fn with_sizes(error: Error, txn: &Txn) -> Error {
+    let kind = match error.kind() {
+        ErrorKind::TooLarge { bytes: 0 } => ErrorKind::TooLarge { bytes: txn.size() },
+        ErrorKind::InvalidArgument(InvalidArgument::TooManyOps { count: 0 }) => {
+            let count = txn.compares.len().max(txn.success.len()).max(txn.failure.len());
+            InvalidArgument::TooManyOps { count }.into()
+        }
+        _ => return error,
+    };
+    Error::new(kind, error.operation(), error.store().to_owned())
+        .with_detail("the server's own limits are lower than etcd's usual ones")
+        .with_source(error)
+}

@@ -1,0 +1,187 @@
+//! A transaction on its way to etcd: with what is added to it, and taken out of the answer again.
+//!
+//! Two things are added:
+//!
+//! - **A read in a branch that is empty**, if neither branch writes. etcd answers a transaction without operations from
+//!   the member that was asked, however far that is behind; a linearizable read in it makes it as fresh as other reads.
+//! - **A guard against leases.** A store has none, and a put would silently take a key out of the lease that somebody
+//!   else gave it. So each key that is put must have no lease. That is a compare, and if a compare fails, reads in the
+//!   else-branch tell whether it was that one. Where there is no room for it (the limits on compares, operations and
+//!   bytes), or the else-branch writes as well, the keys are looked at just before the transaction instead, which
+//!   leaves a small gap. A key whose absence is compared has no lease.
+//!   The refusal comes first, also when another compare fails as well.
+
+use std::collections::BTreeSet;
+
+use etcd_client::{Compare as WireCompare, CompareOp as WireOp, TxnOp, TxnOpResponse};
+use kv::{
+    Compare, CompareOp, Key, MAX_REQUEST_BYTES, MAX_TXN_OPS, Op, OpResult, Range, Revision, Target, Txn, TxnResponse,
+};
+
+use crate::wire;
+
+/// The bytes of a guard besides its key, which is in it twice.
+const GUARD_BYTES: usize = 32;
+
+/// A transaction as it is sent.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) wire: etcd_client::Txn,
+    /// Keys to be looked at before it is sent.
+    pub(crate) look_first: Vec<Key>,
+    /// How many operations each branch was given, the one that runs if the compares hold first.
+    asked: [usize; 2],
+}
+
+/// What an answer says.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Answer(TxnResponse),
+    /// Nothing was done: this key has a lease.
+    Leased(Key),
+    /// It is no answer to what was asked.
+    Nonsense,
+}
+
+impl Plan {
+    pub(crate) fn new(txn: &Txn) -> Self {
+        let mut compares: Vec<WireCompare> = txn.compares.iter().map(wire::compare).collect();
+        let mut success: Vec<TxnOp> = txn.success.iter().map(wire::op).collect();
+        let mut failure: Vec<TxnOp> = txn.failure.iter().map(wire::op).collect();
+        let asked = [success.len(), failure.len()];
+        let mut guarded = keys_to_guard(txn);
+        if txn.is_read_only() {
+            let key = key_to_read(txn);
+            for branch in [&mut success, &mut failure] {
+                if branch.is_empty() {
+                    branch.push(wire::look_at(&key));
+                }
+            }
+        } else if guard_fits(txn, &guarded) {
+            for key in std::mem::take(&mut guarded) {
+                compares.push(WireCompare::lease(key.as_bytes(), WireOp::Equal, 0));
+                failure.push(wire::look_at(key.as_bytes()));
+            }
+        }
+        let wire = etcd_client::Txn::new().when(compares).and_then(success).or_else(failure);
+        Self { wire, look_first: guarded.into_iter().collect(), asked }
+    }
+
+    /// A transaction that looks at these keys, and does nothing else.
+    pub(crate) fn looking_at(keys: &[Key]) -> Self {
+        let reads: Vec<TxnOp> = keys.iter().map(|key| wire::look_at(key.as_bytes())).collect();
+        Self { wire: etcd_client::Txn::new().and_then(reads), look_first: Vec::new(), asked: [0, 0] }
+    }
+
+    pub(crate) fn read(&self, answer: &etcd_client::TxnResponse, revision: Revision) -> Outcome {
+        let asked = self.asked[usize::from(!answer.succeeded())];
+        let mut results: Vec<OpResult> = Vec::with_capacity(asked);
+        for (place, result) in answer.op_responses().into_iter().enumerate() {
+            if place >= asked {
+                if let Some(key) = leased(&result) {
+                    return Outcome::Leased(key);
+                }
+                continue;
+            }
+            match wire::result(result, revision) {
+                Some(result) => results.push(result),
+                None => return Outcome::Nonsense,
+            }
+        }
+        if results.len() < asked {
+            return Outcome::Nonsense;
+        }
+        Outcome::Answer(TxnResponse { revision, succeeded: answer.succeeded(), results })
+    }
+}
+
+/// The key with a lease that a look found.
+fn leased(result: &TxnOpResponse) -> Option<Key> {
+    match result {
+        TxnOpResponse::Get(found) => found.kvs().iter().find(|kv| kv.lease() != 0).map(|kv| Key::from(kv.key())),
+        _ => None,
+    }
+}
+
+/// The keys that are put and that may have a lease.
+fn keys_to_guard(txn: &Txn) -> BTreeSet<Key> {
+    let put = |ops: &[Op]| -> Vec<Key> {
+        ops.iter().filter_map(|op| if let Op::Put { key, .. } = op { Some(key.clone()) } else { None }).collect()
+    };
+    let absent: BTreeSet<&Key> = txn.compares.iter().filter_map(compared_absent).collect();
+    let success = put(&txn.success).into_iter().filter(|key| !absent.contains(key));
+    success.chain(put(&txn.failure)).collect()
+}
+
+/// The key that is absent if this holds.
+fn compared_absent(compare: &Compare) -> Option<&Key> {
+    let zero = match &compare.target {
+        Target::Version(version) => *version == 0,
+        Target::CreateRevision(revision) | Target::ModRevision(revision) => *revision == Revision::UNSET,
+        _ => false,
+    };
+    match &compare.range {
+        Range::Key(key) if zero && compare.op == CompareOp::Equal => Some(key),
+        _ => None,
+    }
+}
+
+fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
+    let bytes: usize = keys.iter().map(|key| 2 * key.as_bytes().len() + GUARD_BYTES).sum();
+    let read_only_failure = !txn.failure.iter().any(Op::is_write);
+    // A guard spoils no transaction that could do without it: etcd takes somewhat more bytes than a store does.
+    let fits = bytes <= GUARD_BYTES_FREE || txn.size() + bytes <= MAX_REQUEST_BYTES;
+    read_only_failure
+        && fits
+        && txn.compares.len() + keys.len() <= MAX_TXN_OPS
+        && txn.failure.len() + keys.len() <= MAX_TXN_OPS
+}
+
+/// What etcd takes beyond a store's limit on requests (1.5 MiB there), with room for the rest of a request.
+const GUARD_BYTES_FREE: usize = (1 << 20) * 3 / 2 - MAX_REQUEST_BYTES - 4096;
+
+/// A key that whoever sends this may read, as far as that can be told: permissions are given for keys.
+fn key_to_read(txn: &Txn) -> Vec<u8> {
+    let of_branches = txn.success.iter().chain(&txn.failure).find_map(|op| match op {
+        Op::Range(read) => Some(&read.range),
+        _ => None,
+    });
+    match txn.compares.first().map(|compare| &compare.range).or(of_branches) {
+        Some(range) => wire::Span::of(range).key,
+        None => vec![0],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guarded(txn: &Txn) -> (usize, usize) {
+        let before = keys_to_guard(txn).len();
+        let plan = Plan::new(txn);
+        (before - plan.look_first.len(), plan.look_first.len())
+    }
+
+    #[test]
+    fn keys_that_are_put_are_guarded() {
+        let put = || Op::put("k", "v");
+        assert_eq!(guarded(&Txn::new().with_success([put()])), (1, 0));
+        assert_eq!(guarded(&Txn::new().with_success([Op::delete("k")])), (0, 0));
+        assert_eq!(guarded(&Txn::new().with_compares([Compare::absent("k")]).with_success([put()])), (0, 0));
+        assert_eq!(guarded(&Txn::new().with_compares([Compare::absent("k")]).with_failure([put()])), (0, 1));
+        assert_eq!(guarded(&Txn::new().with_compares([Compare::absent("l")]).with_success([put()])), (1, 0));
+    }
+
+    #[test]
+    fn guards_keep_to_the_limits() {
+        let puts = |count: usize, bytes: usize| (0..count).map(move |i| Op::put(format!("{i:0bytes$}"), "v"));
+        assert_eq!(guarded(&Txn::new().with_success(puts(128, 10))), (128, 0));
+        let compares = || (0..8).map(|i| Compare::unchanged(format!("c{i}"), Revision::new(7)));
+        assert_eq!(guarded(&Txn::new().with_compares(compares()).with_success(puts(120, 10))), (120, 0));
+        assert_eq!(guarded(&Txn::new().with_compares(compares()).with_success(puts(121, 10))), (0, 121));
+        let reads = Txn::new().with_success(puts(2, 10)).with_failure((0..127).map(|_| Op::range(Range::All)));
+        assert_eq!(guarded(&reads), (0, 2));
+        let large = Op::put("large", vec![0; 1_200_000]);
+        assert_eq!(guarded(&Txn::new().with_success(puts(80, 4000)).with_success([large])), (0, 81));
+    }
+}

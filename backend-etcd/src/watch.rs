@@ -1,0 +1,303 @@
+//! A watch that outlives its connections.
+//!
+//! A task reads what etcd sends and cuts it into whole revisions. It reads on whether or not anybody takes them, so that
+//! a watcher that does not read holds up nobody else on the connection; what waits is bounded in bytes. When that bound
+//! is reached, the task hangs up and opens the watch again, from where it stopped, once the watcher reads again.
+//!
+//! A watch that was cut off is opened again as well, after a read that proves that the cluster did not go back in time.
+//! Events from before the next revision are left out, so nothing comes twice; etcd sends everything from there on or
+//! says `Compacted`, so nothing is missing.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use etcd_client::{EventType, GetOptions, ResponseHeader, WatchOptions, WatchResponse};
+use futures::{Stream, StreamExt};
+use kv::{Batch, Error, ErrorKind, Event, EventKind, Operation, Prev, Result, Revision, WatchStream};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::NAME;
+use crate::cluster::{Answer, Cluster, Resend};
+use crate::endpoint::Connection;
+use crate::error::watch_ended;
+use crate::seen::Freshness;
+use crate::wire::{self, Span};
+
+/// How many bytes of events wait for a watcher that does not read.
+const WAITING_BYTES: usize = 8 << 20;
+/// What an event takes besides its bytes, about.
+const EVENT_BYTES: usize = 128;
+/// Before a watch is opened again, at first and at the most.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What is on its way to the watcher, and the room that it takes until then.
+type Waiting = (Result<Batch>, Option<OwnedSemaphorePermit>);
+
+/// Opens a watch and sees to it from then on.
+pub(crate) async fn open(cluster: Arc<Cluster>, span: Span, start: Revision, prev: Prev) -> Result<WatchStream> {
+    let (tell, told) = unbounded_channel();
+    let room = Arc::new(Semaphore::new(WAITING_BYTES));
+    let watcher = Watcher { cluster, span, prev, next: start, tell, room, cut_off: None, pause: FIRST_PAUSE };
+    let opened = watcher.open(watcher.cluster.deadline()).await?;
+    let task = tokio::spawn(watcher.follow(opened)).abort_handle();
+    Ok(Batches { told: Some(told), task }.boxed())
+}
+
+/// The watcher's end.
+struct Batches {
+    /// Taken when the watch ends.
+    told: Option<UnboundedReceiver<Waiting>>,
+    task: AbortHandle,
+}
+
+impl Stream for Batches {
+    type Item = Result<Batch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Some(told) = &mut self.told else { return Poll::Ready(None) };
+        let Poll::Ready(item) = told.poll_recv(context) else { return Poll::Pending };
+        // The task says why it ends; if it could not, its runtime is gone or it failed.
+        let item = item.map_or_else(|| Err(disconnected(Revision::UNSET)), |(item, _room)| item);
+        if item.is_err() {
+            self.told = None;
+        }
+        Poll::Ready(Some(item))
+    }
+}
+
+impl Drop for Batches {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn disconnected(resume_from: Revision) -> Error {
+    Error::new(ErrorKind::Disconnected { resume_from }, Operation::Watch, NAME)
+}
+
+/// A watch that etcd has confirmed.
+struct Opened {
+    stream: etcd_client::WatchStream,
+    header: Option<ResponseHeader>,
+    /// Not yet read from: it may say the end already.
+    first: WatchResponse,
+}
+
+impl Answer for Opened {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.header.as_ref()
+    }
+
+    fn freshness(&self) -> Freshness {
+        Freshness::OfMember
+    }
+}
+
+/// Why nothing more comes from a connection.
+enum Cut {
+    /// It broke, or we hung up: the watch can go on over another one.
+    Off(Error),
+    /// The watch is over.
+    Over(Error),
+}
+
+struct Watcher {
+    cluster: Arc<Cluster>,
+    span: Span,
+    prev: Prev,
+    /// Everything before this revision was delivered.
+    next: Revision,
+    tell: UnboundedSender<Waiting>,
+    room: Arc<Semaphore>,
+    /// Since when nothing was heard.
+    cut_off: Option<Instant>,
+    pause: Duration,
+}
+
+impl Watcher {
+    async fn open(&self, deadline: Instant) -> Result<Opened> {
+        let options = WatchOptions::new()
+            .with_range(self.span.end.clone())
+            .with_start_revision(self.next.get())
+            .with_progress_notify();
+        let options = match self.prev {
+            Prev::Omit => options,
+            Prev::Return => options.with_prev_key(),
+        };
+        let work = |connection: Connection| create(connection, self.span.key.clone(), options.clone());
+        self.cluster.call(Operation::Watch, Resend::Always, deadline, work).await
+    }
+
+    /// Until the watch is over or nobody listens any more.
+    async fn follow(mut self, opened: Opened) {
+        let tell = self.tell.clone();
+        let mut closed = self.cluster.closed.subscribe();
+        let end = tokio::select! {
+            biased;
+            _ = closed.wait_for(|closed| *closed) => Error::new(ErrorKind::Closed, Operation::Watch, NAME),
+            end = self.deliver(opened) => end,
+        };
+        // If nobody listens any more, nobody needs to know.
+        let _ = tell.send((Err(end), None));
+    }
+
+    /// Until the watch is over; the reason.
+    async fn deliver(&mut self, mut opened: Opened) -> Error {
+        loop {
+            match self.drain(opened).await {
+                Cut::Over(error) => return error,
+                Cut::Off(error) => tracing::debug!(%error, next = %self.next, "a watch was cut off"),
+            }
+            opened = match self.open_again().await {
+                Ok(opened) => opened,
+                Err(error) => return error,
+            };
+        }
+    }
+
+    /// Delivers what comes over one connection until nothing more does.
+    async fn drain(&mut self, opened: Opened) -> Cut {
+        let Opened { mut stream, first, .. } = opened;
+        if let Err(cut) = self.take(&first).await {
+            return cut;
+        }
+        loop {
+            let response = match stream.message().await {
+                Ok(Some(response)) => response,
+                Ok(None) => return Cut::Off(disconnected(self.next)),
+                Err(error) => return Cut::Off(disconnected(self.next).with_source(error)),
+            };
+            self.cut_off = None;
+            self.pause = FIRST_PAUSE;
+            match self.take(&response).await {
+                Ok(Room::Free) => {}
+                Ok(Room::WasFull) => return Cut::Off(disconnected(self.next).with_detail("the watcher did not read")),
+                Err(cut) => return cut,
+            }
+        }
+    }
+
+    /// Delivers what one message holds.
+    async fn take(&mut self, response: &WatchResponse) -> Result<Room, Cut> {
+        if response.compact_revision() > 0 {
+            let compact_revision = Revision::new(response.compact_revision());
+            return Err(Cut::Over(Error::new(ErrorKind::Compacted { compact_revision }, Operation::Watch, NAME)));
+        }
+        if response.canceled() {
+            return Err(Cut::Off(disconnected(self.next).with_source(watch_ended(response.cancel_reason()))));
+        }
+        let mut room = Room::Free;
+        for batch in batches(response, self.next).map_err(|()| Cut::Over(undecodable()))? {
+            let bytes = u32::try_from(size(&batch).min(WAITING_BYTES)).unwrap_or(u32::MAX);
+            let permit = match self.room.clone().try_acquire_many_owned(bytes) {
+                Ok(permit) => Some(permit),
+                Err(_) => {
+                    room = Room::WasFull;
+                    // It is never closed.
+                    self.room.clone().acquire_many_owned(bytes).await.ok()
+                }
+            };
+            self.next = batch.revision.next();
+            self.cluster.seen.note(batch.revision);
+            // If nobody listens any more, this task is about to be ended.
+            let _ = self.tell.send((Ok(batch), permit));
+        }
+        if response.events().is_empty() && !response.created() {
+            self.note_progress(response);
+        }
+        Ok(room)
+    }
+
+    /// etcd says from time to time that all up to some revision was sent.
+    fn note_progress(&mut self, response: &WatchResponse) {
+        if let Some(header) = response.header() {
+            self.next = self.next.max(Revision::new(header.revision()).next());
+        }
+    }
+
+    /// Opens the watch again, for as long as that is worth trying.
+    async fn open_again(&mut self) -> Result<Opened> {
+        let until = *self.cut_off.get_or_insert_with(Instant::now) + self.cluster.watch_patience;
+        loop {
+            tokio::time::sleep(self.pause).await;
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            let deadline = self.cluster.deadline().min(until);
+            let opened = match self.prove_no_regress(deadline).await {
+                Ok(()) => self.open(deadline).await,
+                Err(error) => Err(error),
+            };
+            match opened {
+                Ok(opened) => return Ok(opened),
+                Err(error) if !error.kind().is_transient() => return Err(error),
+                Err(error) if Instant::now() >= until => return Err(disconnected(self.next).with_source(error)),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// A linearizable read: its answer is judged like any other.
+    async fn prove_no_regress(&self, deadline: Instant) -> Result<()> {
+        let work = |mut connection: Connection| {
+            let key = self.span.key.clone();
+            async move { connection.kv.get(key, Some(GetOptions::new().with_count_only())).await }
+        };
+        self.cluster.call(Operation::Watch, Resend::Always, deadline, work).await.map(|_| ())
+    }
+}
+
+/// Whether the watcher kept up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    Free,
+    WasFull,
+}
+
+/// Asks for a watch and waits until etcd confirms it.
+async fn create(mut connection: Connection, key: Vec<u8>, options: WatchOptions) -> Result<Opened, etcd_client::Error> {
+    let mut stream = connection.watch.watch(key, Some(options)).await?;
+    let first = stream.message().await?.ok_or_else(|| watch_ended("the connection was closed"))?;
+    // A refusal, such as that of an old token, comes as a watch that is confirmed and ended at once.
+    if first.canceled() && first.compact_revision() == 0 {
+        return Err(watch_ended(first.cancel_reason()));
+    }
+    Ok(Opened { stream, header: first.header().cloned(), first })
+}
+
+fn undecodable() -> Error {
+    Error::new(ErrorKind::Undecodable, Operation::Watch, NAME).with_detail("an event without a key")
+}
+
+/// What a message holds from `next` on, one batch for each revision. etcd never cuts a revision in two, since it was not
+/// asked to.
+fn batches(response: &WatchResponse, next: Revision) -> Result<Vec<Batch>, ()> {
+    let mut batches: Vec<Batch> = Vec::new();
+    for event in response.events() {
+        let kv = wire::kv(event.kv().cloned().ok_or(())?);
+        let revision = kv.mod_revision;
+        if revision < next {
+            continue;
+        }
+        let kind = match event.event_type() {
+            EventType::Put => EventKind::Put,
+            EventType::Delete => EventKind::Delete,
+        };
+        let event = Event { kind, kv, prev: event.prev_kv().cloned().map(wire::kv) };
+        match batches.last_mut() {
+            Some(batch) if batch.revision == revision => batch.events.push(event),
+            _ => batches.push(Batch { revision, time: None, events: vec![event] }),
+        }
+    }
+    Ok(batches)
+}
+
+fn size(batch: &Batch) -> usize {
+    let bytes = |kv: &kv::Kv| kv.key.as_bytes().len() + kv.value.len();
+    let of = |event: &Event| EVENT_BYTES + bytes(&event.kv) + event.prev.as_ref().map_or(0, bytes);
+    batch.events.iter().map(of).sum()
+}

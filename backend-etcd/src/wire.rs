@@ -1,0 +1,193 @@
+//! Keys, ranges and answers, as etcd writes them.
+
+use etcd_client::{
+    CompareOp as WireOp, DeleteOptions, GetOptions, GetResponse, KeyValue, PutOptions, TxnOp, TxnOpResponse,
+};
+use kv::{
+    Compare, CompareOp, Content, Key, Kv, Op, OpResult, Prev, Range, RangeRequest, RangeResponse, Revision, Target,
+    TxnRange, Value,
+};
+
+/// The smallest key there can be.
+const FIRST: &[u8] = &[0];
+/// As the end of a range: no end.
+const NO_END: &[u8] = &[0];
+
+/// A range as etcd's protocol has it: a key and an end. An end without bytes means the key alone; an end of one zero
+/// byte means that there is no end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) key: Vec<u8>,
+    pub(crate) end: Vec<u8>,
+}
+
+impl Span {
+    pub(crate) fn of(range: &Range) -> Self {
+        if let Range::Key(key) = range {
+            return Self { key: key.as_bytes().to_vec(), end: Vec::new() };
+        }
+        let (from, to) = range.bounds();
+        let key = if from.is_empty() { FIRST.to_vec() } else { from.as_bytes().to_vec() };
+        match to {
+            None => Self { key, end: NO_END.to_vec() },
+            Some(to) if to.as_bytes() > &key[..] => Self { key, end: to.as_bytes().to_vec() },
+            Some(_) => Self::nothing(&from),
+        }
+    }
+
+    /// A span in which no key is. It ends where it starts, and that is never at one of the two ends with a meaning.
+    fn nothing(from: &Key) -> Self {
+        let key = from.successor().successor().as_bytes().to_vec();
+        Self { end: key.clone(), key }
+    }
+
+    /// True if no key is in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.key == self.end && self.end != NO_END
+    }
+}
+
+pub(crate) fn get_options(request: &RangeRequest) -> (Vec<u8>, GetOptions) {
+    let (key, options) =
+        txn_get_options(&TxnRange::new(request.range.clone()).with_limit(request.limit).with_content(request.content));
+    (key, options.with_revision(request.at.get().max(0)))
+}
+
+fn txn_get_options(request: &TxnRange) -> (Vec<u8>, GetOptions) {
+    let span = Span::of(&request.range);
+    let options = GetOptions::new().with_range(span.end).with_limit(request.limit.max(0));
+    let options = match request.content {
+        Content::Full => options,
+        Content::KeysOnly => options.with_keys_only(),
+        Content::CountOnly => options.with_count_only(),
+    };
+    (span.key, options)
+}
+
+/// Reads one key without its value.
+pub(crate) fn look_at(key: &[u8]) -> TxnOp {
+    TxnOp::get(key, Some(GetOptions::new().with_keys_only()))
+}
+
+pub(crate) fn compare(compare: &Compare) -> etcd_client::Compare {
+    let op = match compare.op {
+        CompareOp::Equal => WireOp::Equal,
+        CompareOp::NotEqual => WireOp::NotEqual,
+        CompareOp::Less => WireOp::Less,
+        CompareOp::Greater => WireOp::Greater,
+    };
+    let Span { key, end } = Span::of(&compare.range);
+    let made = match &compare.target {
+        Target::Version(version) => etcd_client::Compare::version(key, op, *version),
+        Target::CreateRevision(revision) => etcd_client::Compare::create_revision(key, op, revision.get()),
+        Target::ModRevision(revision) => etcd_client::Compare::mod_revision(key, op, revision.get()),
+        Target::Value(value) => etcd_client::Compare::value(key, op, value.as_bytes()),
+        // A target that this version does not know could only be sent wrongly; one that never holds is safe.
+        _ => etcd_client::Compare::version(key, WireOp::Less, 0),
+    };
+    if end.is_empty() { made } else { made.with_range(end) }
+}
+
+pub(crate) fn op(op: &Op) -> TxnOp {
+    match op {
+        Op::Put { key, value, prev } => {
+            let options = match prev {
+                Prev::Omit => PutOptions::new(),
+                Prev::Return => PutOptions::new().with_prev_key(),
+            };
+            TxnOp::put(key.as_bytes(), value.as_bytes(), Some(options))
+        }
+        Op::Delete { range, prev } => {
+            let Span { key, end } = Span::of(range);
+            let options = DeleteOptions::new().with_range(end);
+            let options = match prev {
+                Prev::Omit => options,
+                Prev::Return => options.with_prev_key(),
+            };
+            TxnOp::delete(key, Some(options))
+        }
+        Op::Range(read) => {
+            let (key, options) = txn_get_options(read);
+            TxnOp::get(key, Some(options))
+        }
+        // As with compares: an operation that this version does not know does nothing.
+        _ => TxnOp::txn(etcd_client::Txn::new()),
+    }
+}
+
+pub(crate) fn kv(found: KeyValue) -> Kv {
+    let (create, modified, version) = (found.create_revision(), found.mod_revision(), found.version());
+    let (key, value) = found.into_key_value();
+    Kv {
+        key: Key::new(key),
+        value: Value::new(value),
+        create_revision: Revision::new(create),
+        mod_revision: Revision::new(modified),
+        version,
+    }
+}
+
+pub(crate) fn range_response(mut answer: GetResponse, revision: Revision) -> RangeResponse {
+    RangeResponse {
+        revision,
+        more: answer.more(),
+        count: count(answer.count()),
+        kvs: answer.take_kvs().into_iter().map(kv).collect(),
+    }
+}
+
+/// The result of one operation; `None` if this is no answer to any that was sent.
+pub(crate) fn result(answer: TxnOpResponse, revision: Revision) -> Option<OpResult> {
+    Some(match answer {
+        TxnOpResponse::Put(mut put) => OpResult::Put { prev: put.take_prev_key().map(kv) },
+        TxnOpResponse::Get(get) => OpResult::Range(range_response(get, revision)),
+        TxnOpResponse::Delete(mut delete) => OpResult::Delete {
+            count: count(delete.deleted()),
+            prevs: delete.take_prev_kvs().into_iter().map(kv).collect(),
+        },
+        TxnOpResponse::Txn(_) => return None,
+    })
+}
+
+fn count(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(key: &[u8], end: &[u8]) -> Span {
+        Span { key: key.to_vec(), end: end.to_vec() }
+    }
+
+    #[test]
+    fn ranges_have_their_wire_form() {
+        let from_to = |from: &[u8], to: &[u8]| Range::FromTo(Key::from(from), Key::from(to));
+        for (range, expected) in [
+            (Range::key("k"), span(b"k", b"")),
+            (Range::prefix("k"), span(b"k", b"l")),
+            (Range::prefix(vec![b'k', 0xff]), span(b"k\xff", b"l")),
+            (Range::prefix(vec![0xff, 0xff]), span(b"\xff\xff", b"\0")),
+            (Range::prefix(""), span(b"\0", b"\0")),
+            (Range::All, span(b"\0", b"\0")),
+            (Range::From("k".into()), span(b"k", b"\0")),
+            (Range::From("".into()), span(b"\0", b"\0")),
+            (from_to(b"a", b"b"), span(b"a", b"b")),
+            (from_to(b"", b"b"), span(b"\0", b"b")),
+            (from_to(b"\0", b"\0\0"), span(b"\0", b"\0\0")),
+        ] {
+            assert_eq!(Span::of(&range), expected, "{range}");
+            assert!(!Span::of(&range).is_empty(), "{range}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_never_everything() {
+        for (from, to) in [("b", "a"), ("a", "a"), ("a", ""), ("", ""), ("", "\0"), ("\0", "\0"), ("a", "\0")] {
+            let span = Span::of(&Range::FromTo(from.into(), to.into()));
+            assert!(span.is_empty() && span.key == span.end, "{from:?} to {to:?}: {span:?}");
+            assert!(span.end.len() > 1, "{from:?} to {to:?}: {span:?}");
+        }
+    }
+}

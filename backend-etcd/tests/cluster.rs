@@ -1,0 +1,282 @@
+//! Members that are away, that hang, that come back, and that come back as somebody else.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use backend_etcd::{EtcdStore, Options};
+use futures::StreamExt;
+use kv::{
+    Compare, ErrorKind, Op, OpResult, Outcome, Range, RangeRequest, Revision, Store, StoreExt, Txn, WatchRequest,
+};
+use nix::sys::signal::Signal;
+use support::{Etcd, dead_address};
+
+/// Longer than anything here may take.
+const LONG: Duration = Duration::from_secs(30);
+
+fn quick(endpoints: Vec<String>) -> EtcdStore {
+    let options = Options::new(endpoints)
+        .with_call_timeout(Duration::from_secs(2))
+        .with_connect_timeout(Duration::from_millis(500))
+        .with_keepalive(Duration::from_secs(1), Duration::from_secs(1));
+    EtcdStore::open(&options).unwrap()
+}
+
+fn store(etcd: &Etcd) -> EtcdStore {
+    quick(vec![etcd.url()])
+}
+
+fn dead_url() -> String {
+    format!("http://{}", dead_address().unwrap())
+}
+
+/// Asks until it works again.
+async fn heals(store: &EtcdStore) {
+    let until = Instant::now() + LONG;
+    while let Err(error) = store.get("k").await {
+        assert!(Instant::now() < until, "{error}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_dead_member_loses_no_call() {
+    let etcd = Etcd::start().unwrap();
+    for endpoints in [[dead_url(), etcd.url(), dead_url()], [etcd.url(), dead_url(), dead_url()]] {
+        let store = quick(endpoints.to_vec());
+        for i in 0..20 {
+            store.put("k", format!("v{i}")).await.unwrap();
+            assert!(store.get("k").await.unwrap().is_some());
+            drop(store.watch(WatchRequest::new(Range::All, Revision::new(1))).await.unwrap());
+        }
+    }
+}
+
+#[tokio::test]
+async fn nobody_there_is_certain() {
+    let store = quick(vec![dead_url(), dead_url()]);
+    let error = store.put("k", "v").await.unwrap_err();
+    assert_eq!((error.kind(), error.outcome()), (&ErrorKind::NotSent, Outcome::NotApplied), "{error}");
+    assert!(error.to_string().contains("onnection refused") && !error.to_string().contains("TLS"), "{error}");
+    let error = store.watch(WatchRequest::new(Range::All, Revision::new(1))).await.map(|_| ()).unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::NotSent);
+}
+
+#[tokio::test]
+async fn a_frozen_member_is_a_timeout_and_heals() {
+    let etcd = Etcd::start().unwrap();
+    let store = store(&etcd);
+    store.put("k", "before").await.unwrap();
+    etcd.signal(Signal::SIGSTOP).unwrap();
+    let begun = Instant::now();
+    let error = store.put("k", "meanwhile").await.unwrap_err();
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert_eq!(error.outcome(), Outcome::Unknown, "{error}");
+    assert!(matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Disconnected { .. }), "{error}");
+    assert!(store.get("k").await.is_err());
+    etcd.signal(Signal::SIGCONT).unwrap();
+    heals(&store).await;
+    store.put("k", "after").await.unwrap();
+}
+
+#[tokio::test]
+async fn the_first_call_to_a_frozen_member_is_a_timeout_too() {
+    let etcd = Etcd::start().unwrap();
+    etcd.signal(Signal::SIGSTOP).unwrap();
+    let store = store(&etcd);
+    let begun = Instant::now();
+    let error = store.put("k", "v").await.unwrap_err();
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert_eq!(error.kind(), &ErrorKind::Timeout, "{error}");
+    etcd.signal(Signal::SIGCONT).unwrap();
+    heals(&store).await;
+}
+
+#[tokio::test]
+async fn reads_leave_a_frozen_member() {
+    let (frozen, etcd) = (Etcd::start().unwrap(), Etcd::start().unwrap());
+    frozen.signal(Signal::SIGSTOP).unwrap();
+    let store = quick(vec![frozen.url(), etcd.url()]);
+    assert!(store.get("k").await.unwrap().is_none());
+    let begun = Instant::now();
+    store.put("k", "v").await.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(1), "the next call knows better");
+}
+
+#[tokio::test]
+async fn a_restarted_server_heals_calls_and_watches() {
+    let mut etcd = Etcd::start().unwrap();
+    let store = store(&etcd);
+    let first = store.put("k", "0").await.unwrap();
+    let mut watch = store.watch(WatchRequest::new(Range::All, first)).await.unwrap();
+    assert_eq!(watch.next().await.unwrap().unwrap().revision, first);
+    for i in 1..4 {
+        etcd.stop();
+        etcd.run().unwrap();
+        heals(&store).await;
+        let revision = store.put("k", format!("{i}")).await.unwrap();
+        let batch = tokio::time::timeout(LONG, watch.next()).await.unwrap().unwrap().unwrap();
+        assert_eq!(batch.revision, revision, "without gap or repeat");
+    }
+}
+
+#[tokio::test]
+async fn a_watch_that_cannot_go_on_says_where() {
+    let mut etcd = Etcd::start().unwrap();
+    let options = Options::new([etcd.url()]).with_watch_patience(Duration::from_secs(1));
+    let store = EtcdStore::open(&options).unwrap();
+    let first = store.put("k", "v").await.unwrap();
+    let mut watch = store.watch(WatchRequest::new(Range::All, first)).await.unwrap();
+    assert_eq!(watch.next().await.unwrap().unwrap().revision, first);
+    etcd.stop();
+    let error = tokio::time::timeout(LONG, watch.next()).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::Disconnected { resume_from: first.next() }, "{error}");
+    assert!(watch.next().await.is_none());
+}
+
+#[tokio::test]
+async fn a_frozen_server_does_not_silence_a_watch() {
+    let etcd = Etcd::start().unwrap();
+    let options = Options::new([etcd.url()])
+        .with_call_timeout(Duration::from_secs(1))
+        .with_keepalive(Duration::from_secs(1), Duration::from_secs(1))
+        .with_watch_patience(Duration::from_secs(2));
+    let store = EtcdStore::open(&options).unwrap();
+    let first = store.put("k", "v").await.unwrap();
+    let mut watch = store.watch(WatchRequest::new(Range::All, first.next())).await.unwrap();
+    etcd.signal(Signal::SIGSTOP).unwrap();
+    let error = tokio::time::timeout(LONG, watch.next()).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::Disconnected { resume_from: first.next() }, "{error}");
+}
+
+#[tokio::test]
+async fn a_compaction_while_cut_off_is_noticed() {
+    let mut etcd = Etcd::start().unwrap();
+    let store = store(&etcd);
+    let first = store.put("k", "v").await.unwrap();
+    let mut watch = store.watch(WatchRequest::new(Range::All, first.next())).await.unwrap();
+    let other = quick(vec![etcd.url()]);
+    // Frozen for longer than the watch's connection lives; then etcd does all of this before the watch is back.
+    etcd.stop();
+    etcd.run().unwrap();
+    let mark = async {
+        for _ in 0..3 {
+            while other.put("k", "w").await.is_err() {}
+        }
+        let mark = other.put("k", "x").await.unwrap();
+        other.compact(mark).await.unwrap();
+        mark
+    };
+    let mark = mark.await;
+    let mut next = first.next();
+    loop {
+        match tokio::time::timeout(LONG, watch.next()).await.unwrap().unwrap() {
+            Ok(batch) => {
+                assert_eq!(batch.revision, next);
+                next = next.next();
+                if next > mark {
+                    return;
+                }
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), &ErrorKind::Compacted { compact_revision: mark }, "{error}");
+                return;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn another_cluster_under_the_same_name_is_noticed() {
+    let (first, second) = (Etcd::start().unwrap(), Etcd::start().unwrap());
+    let store = quick(vec![first.url(), second.url()]);
+    for _ in 0..3 {
+        store.put("k", "v").await.unwrap();
+    }
+    drop(first);
+    let read = store.range(RangeRequest::new(Range::key("k"))).await.unwrap_err();
+    assert_eq!((read.kind(), read.outcome()), (&ErrorKind::RevisionRegressed, Outcome::NotApplied), "{read}");
+    let write = store.put("k", "v").await.unwrap_err();
+    assert_eq!((write.kind(), write.outcome()), (&ErrorKind::RevisionRegressed, Outcome::Unknown), "{write}");
+}
+
+#[tokio::test]
+async fn a_restored_backup_is_noticed() {
+    let mut etcd = Etcd::start().unwrap();
+    let store = store(&etcd);
+    let early = store.put("k", "v").await.unwrap();
+    etcd.shut_down().unwrap();
+    let backup = tempfile::tempdir().unwrap();
+    support::copy(&etcd.data(), &backup.path().join("data")).unwrap();
+    etcd.run().unwrap();
+    heals(&store).await;
+    let late = store.put("k", "w").await.unwrap();
+    let mut watch = store.watch(WatchRequest::new(Range::All, late)).await.unwrap();
+    assert_eq!(watch.next().await.unwrap().unwrap().revision, late);
+    etcd.shut_down().unwrap();
+    std::fs::remove_dir_all(etcd.data()).unwrap();
+    support::copy(&backup.path().join("data"), &etcd.data()).unwrap();
+    etcd.run().unwrap();
+    let end = tokio::time::timeout(LONG, watch.next()).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(end.kind(), &ErrorKind::RevisionRegressed, "{end}");
+    let error = store.get("k").await.unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::RevisionRegressed, "{error}, which is about revision {early}");
+}
+
+#[tokio::test]
+async fn a_watcher_that_does_not_read_is_taken_up_again() {
+    const WRITES: i64 = 40;
+    let etcd = Etcd::start().unwrap();
+    let store = store(&etcd);
+    let first = store.put("p/0", "v").await.unwrap();
+    let mut stalled = store.watch(WatchRequest::new(Range::prefix("p/"), first)).await.unwrap();
+    // Several times what waits for a watcher.
+    for _ in 0..WRITES {
+        store.put("p/k", vec![7; 1 << 20]).await.unwrap();
+    }
+    let mut next = first;
+    while next.get() <= first.get() + WRITES {
+        let batch = tokio::time::timeout(LONG, stalled.next()).await.unwrap().unwrap().unwrap();
+        assert_eq!(batch.revision, next);
+        next = next.next();
+    }
+}
+
+#[tokio::test]
+async fn a_key_with_a_lease_is_not_written() {
+    let etcd = Etcd::start().unwrap();
+    let store = store(&etcd);
+    let mut client = etcd_client::Client::connect([etcd.url()], None).await.unwrap();
+    let lease = client.lease_grant(600, None).await.unwrap().id();
+    let options = etcd_client::PutOptions::new().with_lease(lease);
+    client.put("leased", "theirs", Some(options)).await.unwrap();
+    let at = store.get("leased").await.unwrap().unwrap().mod_revision;
+
+    let free = || Op::put("free", "v");
+    let write = || Op::put("leased", "ours");
+    let unchanged = || Compare::unchanged("leased", at);
+    let many = (0..127).map(|i| Op::put(format!("{i}"), "v"));
+    for txn in [
+        Txn::new().with_success([free(), write()]),
+        Txn::new().with_compares([unchanged()]).with_success([write(), free()]),
+        Txn::new().with_compares([unchanged()]).with_success([write()]).with_failure([Op::range(Range::All)]),
+        Txn::new().with_compares([unchanged()]).with_success([write()]).with_failure([free()]),
+        Txn::new().with_compares([unchanged()]).with_success(many.chain([write()])),
+    ] {
+        let error = store.txn(txn).await.unwrap_err();
+        assert_eq!((error.kind(), error.outcome()), (&ErrorKind::Unsupported, Outcome::NotApplied), "{error}");
+        assert!(error.to_string().contains("key leased has a lease"), "{error}");
+    }
+    assert!(store.get("free").await.unwrap().is_none());
+
+    // A compare that fails by itself is an answer, with the results of the reads that were asked for.
+    let failing = Txn::new().with_compares([Compare::absent("leased")]).with_success([free()]);
+    let answer = store.txn(failing.with_failure([Op::range(Range::key("leased"))])).await.unwrap();
+    assert!(!answer.succeeded && answer.results.len() == 1, "{answer:?}");
+    assert!(matches!(&answer.results[0], OpResult::Range(found) if found.count == 1));
+    // Deleting it takes nothing from anybody.
+    assert_eq!(store.delete(Range::key("leased")).await.unwrap(), 1);
+}
