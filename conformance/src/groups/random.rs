@@ -4,8 +4,8 @@
 
 use fastrand::Rng;
 use kv::{
-    Compare, CompareOp, Content, ErrorKind, Key, Op, Prev, Range, RangeRequest, Revision, Target, Txn, TxnRange, Value,
-    WatchRequest,
+    Batch, Compare, CompareOp, Content, ErrorKind, EventKind, Key, Op, Prev, Range, RangeRequest, Revision, Target,
+    Txn, TxnRange, Value, WatchRequest,
 };
 
 use crate::expect::{Checked, Failure, holds, same, shown};
@@ -92,9 +92,18 @@ impl Run {
     }
 
     /// A watch from somewhere in the past gives what the model gives, to its end.
+    ///
+    /// A deletion at exactly the mark is left to W11: old versions of etcd lose it, and only a case that does nothing else
+    /// can be listed as known to fail without covering up other faults.
     async fn watch(&mut self) -> Checked {
         let mut from = Revision::new(self.random.i64(1..=self.model.revision().get()));
-        let request = WatchRequest::new(self.watchable(), from).with_prev(Prev::Return);
+        let mut request = WatchRequest::new(self.watchable(), from).with_prev(Prev::Return);
+        let first = if from == self.model.mark() { self.model.next_batch(&request, from).ok().flatten() } else { None };
+        let deletes = |batch: Batch| batch.events.iter().any(|event| event.kind == EventKind::Delete);
+        if first.is_some_and(|batch| batch.revision == from && deletes(batch)) {
+            from = from.next();
+            request.start = from;
+        }
         let mut watcher = self.store.watcher_of(request.clone()).await?;
         loop {
             let expected = match self.model.next_batch(&request, from) {
