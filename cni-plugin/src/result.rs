@@ -90,9 +90,9 @@ impl AddResult {
         if versions::is_before(version, "0.3.0") {
             self.before_030(version)
         } else if versions::is_before(version, "1.0.0") {
-            Ok(self.before_100(version))
+            Ok(self.since_030(version, Form::Before100))
         } else {
-            Ok(self.since_100(version))
+            Ok(self.since_030(version, Form::Since100))
         }
     }
 
@@ -134,10 +134,12 @@ impl AddResult {
         Ok(gojson::indented(&printed))
     }
 
-    fn before_100(&self, version: &str) -> String {
+    /// A result of CNI 0.3.0 and later; those before 1.0.0 say of which family an address is, and have `dns`.
+    fn since_030(&self, version: &str, form: Form) -> String {
         #[derive(Serialize)]
         struct Ip {
-            version: &'static str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            version: Option<&'static str>,
             address: IpNet,
             #[serde(skip_serializing_if = "Option::is_none")]
             gateway: Option<IpAddr>,
@@ -150,36 +152,27 @@ impl AddResult {
             ips: Vec<Ip>,
             #[serde(skip_serializing_if = "<[_]>::is_empty")]
             routes: &'a [Route],
-            dns: Dns,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            dns: Option<Dns>,
         }
+        let family = |address: &IpNet| if address.addr().is_ipv4() { "4" } else { "6" };
         let ip = |ip: &self::Ip| Ip {
-            version: if ip.address.addr().is_ipv4() { "4" } else { "6" },
+            version: (form == Form::Before100).then(|| family(&ip.address)),
             address: ip.address,
             gateway: ip.gateway,
         };
-        let ips = self.ips.iter().map(ip).collect();
-        gojson::indented(&Printed { version, ips, routes: &self.routes, dns: Dns {} })
+        let dns = (form == Form::Before100).then_some(Dns {});
+        gojson::indented(&Printed { version, ips: self.ips.iter().map(ip).collect(), routes: &self.routes, dns })
     }
+}
 
-    fn since_100(&self, version: &str) -> String {
-        #[derive(Serialize)]
-        struct Ip {
-            address: IpNet,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            gateway: Option<IpAddr>,
-        }
-        #[derive(Serialize)]
-        struct Printed<'a> {
-            #[serde(rename = "cniVersion")]
-            version: &'a str,
-            #[serde(skip_serializing_if = "Vec::is_empty")]
-            ips: Vec<Ip>,
-            #[serde(skip_serializing_if = "<[_]>::is_empty")]
-            routes: &'a [Route],
-        }
-        let ips = self.ips.iter().map(|ip| Ip { address: ip.address, gateway: ip.gateway }).collect();
-        gojson::indented(&Printed { version, ips, routes: &self.routes })
-    }
+/// Which of the two forms a result of CNI 0.3.0 and later has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// Before 1.0.0.
+    Before100,
+    /// 1.0.0 and later.
+    Since100,
 }
 
 /// The object `dns`, of which we never say anything.
