@@ -135,12 +135,16 @@ pub(crate) fn says_no_login_needed(error: &etcd_client::Error) -> bool {
 /// True if a connection ended as it does when the other side speaks another protocol, or misses a certificate.
 pub(crate) fn speaks_otherwise(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
-    let ended = |cause: &(dyn StdError + 'static)| {
-        cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
+    // Who does not understand a TLS hello hangs up, or resets the connection if more of it was on the way.
+    let hung_up = |cause: &(dyn StdError + 'static)| {
+        matches!(
+            cause.downcast_ref::<io::Error>().map(io::Error::kind),
+            Some(io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+        )
     };
     match classify(error).0 {
         ErrorKind::Disconnected { .. } => true,
-        ErrorKind::NotSent => chain(status).any(ended),
+        ErrorKind::NotSent => chain(status).any(hung_up),
         _ => false,
     }
 }

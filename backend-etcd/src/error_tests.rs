@@ -132,3 +132,17 @@ fn a_read_that_failed_changed_nothing() {
     let error = map(status(Code::Unavailable, "http2 error"), Operation::Range, "etcd");
     assert_eq!(error.outcome(), Outcome::NotApplied);
 }
+
+#[test]
+fn who_hangs_up_on_a_handshake_may_speak_something_else() {
+    let broken = |kind: io::ErrorKind| {
+        let status = Status::from_error(Box::new(ConnectError(Box::new(io::Error::from(kind)))));
+        speaks_otherwise(&etcd_client::Error::GRpcStatus(status))
+    };
+    for kind in [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe] {
+        assert!(broken(kind), "{kind}");
+    }
+    for kind in [io::ErrorKind::ConnectionRefused, io::ErrorKind::HostUnreachable, io::ErrorKind::TimedOut] {
+        assert!(!broken(kind), "{kind}");
+    }
+}

@@ -3,6 +3,7 @@
 use std::io;
 
 use kv::{Error, ErrorKind, Operation};
+use kv_mvcc::local::{io_kind, unknown_io};
 
 /// Turns redb's error in `operation` on `store` into ours.
 pub(crate) fn from_redb(store: &str, operation: Operation, error: impl Into<redb::Error>) -> Error {
@@ -31,23 +32,7 @@ fn kind(operation: Operation, error: &redb::Error) -> ErrorKind {
         | redb::Error::TableIsNotMultimap(_)
         | redb::Error::TypeDefinitionChanged { .. }
         | redb::Error::TableDoesNotExist(_) => ErrorKind::Corrupt,
-        _ => otherwise(operation),
-    }
-}
-
-fn io_kind(operation: Operation, error: &io::Error) -> ErrorKind {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => ErrorKind::NoSpace,
-        // The file ends before a page that it should have, or it is no file of redb's.
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => ErrorKind::Corrupt,
-        _ => otherwise(operation),
-    }
-}
-
-fn otherwise(operation: Operation) -> ErrorKind {
-    match operation {
-        Operation::Txn | Operation::Compact | Operation::Transact => ErrorKind::CommitIo,
-        _ => ErrorKind::Io,
+        _ => unknown_io(operation),
     }
 }
 

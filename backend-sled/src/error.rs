@@ -3,6 +3,7 @@
 use std::io;
 
 use kv::{Error, ErrorKind, Operation};
+use kv_mvcc::local::io_kind;
 
 /// Turns sled's error in `operation` on `store` into ours.
 pub(crate) fn from_sled(store: &str, operation: Operation, error: sled::Error) -> Error {
@@ -22,18 +23,6 @@ fn kind(operation: Operation, error: &sled::Error) -> ErrorKind {
         | sled::Error::CollectionNotFound(_)
         | sled::Error::ReportableBug(_)
         | sled::Error::Unsupported(_) => ErrorKind::Corrupt,
-    }
-}
-
-fn io_kind(operation: Operation, error: &io::Error) -> ErrorKind {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => ErrorKind::NoSpace,
-        // A file ends before something that it should have, or has nonsense in it.
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => ErrorKind::Corrupt,
-        _ => match operation {
-            Operation::Txn | Operation::Compact | Operation::Transact => ErrorKind::CommitIo,
-            _ => ErrorKind::Io,
-        },
     }
 }
 

@@ -17,8 +17,10 @@ mod guarded;
 mod head;
 mod holder;
 mod identity;
+mod io_error;
 mod open;
 mod queue;
 mod store_folder;
 
+pub use io_error::{io_kind, unknown_io};
 pub use open::{Create, Engine, OpenOptions, open, open_blocking};
