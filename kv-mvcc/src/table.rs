@@ -25,7 +25,7 @@ pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 
 /// An ordered table of rows on some engine. Calls block; they are made on threads that may.
 ///
-/// An engine must see to it that
+/// `examples/sqlite` in the source tree shows a whole one. An engine must see to it that
 ///
 /// 1. a commit is atomic, and durable (against power loss too) when it returns `Ok`;
 /// 2. a view is a consistent snapshot: it shows all of a commit or nothing, and no later one;
@@ -33,7 +33,8 @@ pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 /// 4. rows are ordered by unsigned byte comparison of their keys;
 /// 5. after a commit that failed, later commits fail with `Poisoned` until [`Table::recover`] has succeeded.
 pub trait Table: Debug + Send + Sync + 'static {
-    /// A snapshot of the table. It is short-lived: a view may hold up commits as long as it exists.
+    /// A snapshot of the table. It is short-lived: a view may hold up commits, and other views, as long as it exists. No
+    /// thread holds two at once.
     ///
     /// # Errors
     /// `Io`, `Corrupt`.

@@ -1,0 +1,58 @@
+//! What SQLite's errors mean. The only place that looks at them.
+
+use kv::{Error, ErrorKind, Operation};
+use rusqlite::ErrorCode;
+
+/// Turns SQLite's error in `operation` on `store` into one of a store.
+pub(crate) fn from_sqlite(store: &str, operation: Operation, error: rusqlite::Error) -> Error {
+    Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
+}
+
+fn kind(operation: Operation, error: &rusqlite::Error) -> ErrorKind {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => ErrorKind::NoSpace,
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => ErrorKind::Corrupt,
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => ErrorKind::Locked,
+        // SQL that does not fit the schema, or a value of another type: only this crate makes the schema.
+        Some(ErrorCode::Unknown | ErrorCode::SchemaChanged | ErrorCode::ConstraintViolation) => ErrorKind::Corrupt,
+        None => ErrorKind::Corrupt,
+        // What else goes wrong while writing leaves open whether the commit happened.
+        Some(_) if operation == Operation::Txn => ErrorKind::CommitIo,
+        Some(_) => ErrorKind::Io,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv::Outcome;
+    use rusqlite::ffi;
+
+    use super::*;
+
+    #[test]
+    fn each_error_has_its_kind() {
+        let rows = [
+            (ffi::SQLITE_FULL, ErrorKind::NoSpace),
+            (ffi::SQLITE_CORRUPT, ErrorKind::Corrupt),
+            (ffi::SQLITE_NOTADB, ErrorKind::Corrupt),
+            (ffi::SQLITE_BUSY, ErrorKind::Locked),
+            (ffi::SQLITE_ERROR, ErrorKind::Corrupt),
+            (ffi::SQLITE_IOERR, ErrorKind::CommitIo),
+            (ffi::SQLITE_IOERR_FSYNC, ErrorKind::CommitIo),
+        ];
+        for (code, expected) in rows {
+            let ours = from_sqlite("test", Operation::Txn, rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));
+            assert_eq!(*ours.kind(), expected, "{ours}");
+        }
+        let read = rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_IOERR_READ), None);
+        assert_eq!(*from_sqlite("test", Operation::Range, read).kind(), ErrorKind::Io);
+    }
+
+    #[test]
+    fn a_failed_commit_may_have_happened() {
+        for code in [ffi::SQLITE_FULL, ffi::SQLITE_IOERR_FSYNC, ffi::SQLITE_CORRUPT] {
+            let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+            assert_eq!(from_sqlite("test", Operation::Txn, error).outcome(), Outcome::Unknown, "{code}");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! A store on SQLite, as somebody outside this project would write it: an example of the seam
+//! [`kv_mvcc::Table`], judged by the crate `conformance` in `tests/conformance.rs`.
+//!
+//! `table.rs` keeps rows in one SQLite table, which is all that an engine has to do; [`kv_mvcc::MvccStore`] makes
+//! revisions, history and watches of them. [`Sqlite`] says where the file lies, so that [`kv_mvcc::local`] can do for it
+//! what it does for every store on disk: the folder, the queue of processes, and telling damage from a new store.
+
+mod error;
+mod table;
+
+use std::path::Path;
+
+use kv::Result;
+use kv_mvcc::local::{self, Engine, OpenOptions};
+use kv_mvcc::{MvccStore, Table};
+
+pub use table::SqliteTable;
+
+/// SQLite, as an engine of [`kv_mvcc::local`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sqlite;
+
+impl Engine for Sqlite {
+    fn name(&self) -> &'static str {
+        "sqlite"
+    }
+
+    fn entry(&self) -> &'static str {
+        "db.sqlite"
+    }
+
+    fn files(&self) -> &'static [&'static str] {
+        &["db.sqlite"]
+    }
+
+    fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>> {
+        Ok(Box::new(SqliteTable::open(entry, store)?))
+    }
+}
+
+/// Opens the store in the folder `path`.
+///
+/// # Errors
+/// Those of [`local::open_blocking`].
+pub async fn open(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
+    local::open(Sqlite, path, options).await
+}

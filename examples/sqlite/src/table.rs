@@ -1,0 +1,180 @@
+//! Ordered rows in one table of SQLite.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kv::{Error, ErrorKind, Operation, Result};
+use kv_mvcc::{Table, View, Visit, Write};
+use rusqlite::{Connection, OptionalExtension};
+
+use crate::error::from_sqlite;
+
+/// `FULL` syncs SQLite's log in each commit, before anything of it can be read. The exclusive lock keeps other programs
+/// out at once; among processes of this store the queue of [`kv_mvcc::local`] decides. Blobs are ordered by unsigned
+/// bytes.
+const SETUP: &str = "
+    PRAGMA busy_timeout = 0;
+    PRAGMA locking_mode = EXCLUSIVE;
+    PRAGMA journal_mode = WAL;
+    PRAGMA synchronous = FULL;
+    CREATE TABLE IF NOT EXISTS rows (key BLOB NOT NULL PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID;
+";
+
+/// A SQLite file with one connection, which views and commits use in turn: so a view is a snapshot, and no view sees
+/// what a commit has not finished.
+#[derive(Debug)]
+pub struct SqliteTable {
+    path: PathBuf,
+    store: String,
+    /// `None` only after a failed attempt to open it again.
+    connection: Mutex<Option<Connection>>,
+}
+
+impl SqliteTable {
+    /// Opens the file, or makes it; `store` names it in errors.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Locked`, `Io`, `NoSpace`.
+    pub fn open(path: &Path, store: &str) -> Result<Self> {
+        let connection = connect(path, store)?;
+        Ok(Self { path: path.to_owned(), store: store.to_owned(), connection: Mutex::new(Some(connection)) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Connection>> {
+        // What the lock guards is whole at every moment, also after a panic of who held it.
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn poisoned(&self, operation: Operation) -> Error {
+        Error::new(ErrorKind::Poisoned, operation, self.store.clone())
+    }
+}
+
+fn connect(path: &Path, store: &str) -> Result<Connection> {
+    let connect = || {
+        let connection = Connection::open(path)?;
+        connection.execute_batch(SETUP)?;
+        Ok(connection)
+    };
+    connect().map_err(|error| from_sqlite(store, Operation::Open, error))
+}
+
+fn write_all(connection: &mut Connection, writes: &[Write]) -> rusqlite::Result<()> {
+    // Rolled back when it is dropped before its commit.
+    let transaction = connection.transaction()?;
+    for write in writes {
+        match write {
+            Write::Put(key, value) => transaction
+                .prepare("INSERT OR REPLACE INTO rows (key, value) VALUES (?1, ?2)")?
+                .execute((key, value))?,
+            Write::Delete(key) => transaction.prepare("DELETE FROM rows WHERE key = ?1")?.execute((key,))?,
+        };
+    }
+    transaction.commit()
+}
+
+impl Table for SqliteTable {
+    fn view(&self) -> Result<Box<dyn View + '_>> {
+        Ok(Box::new(SqliteView { table: self, connection: self.lock() }))
+    }
+
+    fn commit(&self, writes: &[Write]) -> Result<()> {
+        let mut guard = self.lock();
+        let connection = guard.as_mut().ok_or_else(|| self.poisoned(Operation::Txn))?;
+        write_all(connection, writes).map_err(|error| from_sqlite(&self.store, Operation::Txn, error))
+    }
+
+    fn recover(&self) -> Result<()> {
+        let mut guard = self.lock();
+        // Closed before it is opened again: it holds the lock on the file.
+        *guard = None;
+        *guard = Some(connect(&self.path, &self.store)?);
+        Ok(())
+    }
+}
+
+/// Holds up commits for as long as it lives, as a view may.
+struct SqliteView<'t> {
+    table: &'t SqliteTable,
+    connection: MutexGuard<'t, Option<Connection>>,
+}
+
+impl SqliteView<'_> {
+    fn read<T>(&self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T> {
+        let connection = self.connection.as_ref().ok_or_else(|| self.table.poisoned(Operation::Range))?;
+        read(connection).map_err(|error| from_sqlite(&self.table.store, Operation::Range, error))
+    }
+}
+
+impl View for SqliteView<'_> {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.read(|connection| {
+            let mut statement = connection.prepare("SELECT value FROM rows WHERE key = ?1")?;
+            statement.query_row((key,), |row| row.get(0)).optional()
+        })
+    }
+
+    fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
+        self.read(|connection| {
+            let mut statement =
+                connection.prepare("SELECT key, value FROM rows WHERE key >= ?1 AND key < ?2 ORDER BY key")?;
+            let mut rows = statement.query((from, to))?;
+            while let Some(row) = rows.next()? {
+                if let ControlFlow::Break(()) = visit(row.get_ref(0)?.as_blob()?, row.get_ref(1)?.as_blob()?) {
+                    break;
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(key: &str, value: &str) -> Write {
+        Write::Put(key.into(), value.into())
+    }
+
+    fn value(table: &SqliteTable, key: &str) -> Option<Vec<u8>> {
+        table.view().unwrap().get(key.as_bytes()).unwrap()
+    }
+
+    /// SQLite passes over what it cannot do without a word, so what it does is asked for.
+    #[test]
+    fn commits_are_synced() {
+        let folder = tempfile::tempdir().unwrap();
+        let table = SqliteTable::open(&folder.path().join("db"), "test").unwrap();
+        let guard = table.lock();
+        let setting =
+            |name: &str| guard.as_ref().unwrap().pragma_query_value(None, name, |row| row.get::<_, String>(0));
+        assert_eq!(setting("journal_mode").unwrap(), "wal");
+        assert_eq!(setting("locking_mode").unwrap(), "exclusive");
+        let synchronous = guard.as_ref().unwrap().pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0));
+        assert_eq!(synchronous.unwrap(), 2, "FULL");
+    }
+
+    #[test]
+    fn it_can_be_opened_again_by_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("db");
+        let table = SqliteTable::open(&path, "test").unwrap();
+        table.commit(&[put("a", "1"), put("b", "2")]).unwrap();
+        table.commit(&[put("a", "one"), Write::Delete(b"b".to_vec())]).unwrap();
+        table.recover().unwrap();
+        assert_eq!((value(&table, "a"), value(&table, "b")), (Some(b"one".to_vec()), None));
+        let second = SqliteTable::open(&path, "test").unwrap_err();
+        assert_eq!(*second.kind(), ErrorKind::Locked);
+    }
+
+    #[test]
+    fn another_file_is_not_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("db");
+        std::fs::write(&path, "this is no database of SQLite's").unwrap();
+        assert_eq!(*SqliteTable::open(&path, "test").unwrap_err().kind(), ErrorKind::Corrupt);
+        assert_eq!(std::fs::read(&path).unwrap(), b"this is no database of SQLite's");
+    }
+}
