@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::model::Malformed;
+use crate::model::{Malformed, NotOwner};
 use crate::net::Family;
 use crate::pools::PoolError;
 
@@ -28,10 +28,8 @@ pub enum Error {
     AlreadyAssigned(IpAddr),
     /// A wanted address of a bridged network is reserved.
     Reserved(IpAddr),
-    /// A wanted address lies in another host's block, and affinity is strict.
-    BlockOfAnotherHost,
-    /// A wanted address lies in a block without owner, and affinity is strict.
-    BlockWithoutAffinity(IpNet),
+    /// A wanted address lies in a block that is not the host's, and affinity is strict.
+    NotOwner(NotOwner),
     /// The host has as many blocks as it may have, and nothing is free in them or elsewhere.
     BlockLimit,
     /// New blocks must not be claimed, and nothing is free.
@@ -49,8 +47,10 @@ pub enum Error {
     },
     /// A bridged network needs exactly one pool of each family.
     Bridge(BridgeError),
-    /// An address is not assigned.
-    NotAssigned(IpAddr),
+    /// A network whose blocks are to be claimed or given back is not in a pool.
+    OutsidePools(IpNet),
+    /// A network whose blocks are to be claimed or given back is smaller than a block.
+    SmallerThanBlock(IpNet),
     /// An address is not held by the handle, or not with the sequence number, that a release names.
     ReleaseConflict(String),
     /// A pool, reservation or other resource is there already.
@@ -157,10 +157,7 @@ impl fmt::Display for Error {
             Self::Reserved(ip) => {
                 write!(f, "address {ip} is reserved, so that no container of a bridged network can have it")
             }
-            Self::BlockOfAnotherHost => f.write_str("Block host affinity does not match"),
-            Self::BlockWithoutAffinity(block) => {
-                write!(f, "Attempt to assign from block {block} with no affinity")
-            }
+            Self::NotOwner(error) => error.fmt(f),
             Self::BlockLimit => f.write_str("cannot allocate new block due to per host block limit"),
             Self::NoNewBlocks => f.write_str("failed to find or claim a block"),
             Self::Exhausted { family, assigned, requested, messages } => {
@@ -171,7 +168,8 @@ impl fmt::Display for Error {
                 messages.iter().try_for_each(|message| write!(f, "; {message}"))
             }
             Self::Bridge(error) => error.fmt(f),
-            Self::NotAssigned(ip) => write!(f, "{ip} is not assigned"),
+            Self::OutsidePools(cidr) => write!(f, "The requested CIDR ({cidr}) is not within any configured pools."),
+            Self::SmallerThanBlock(cidr) => write!(f, "The requested CIDR ({cidr}) is smaller than the minimum."),
             Self::ReleaseConflict(what) => write!(f, "update conflict: {what}"),
             Self::Exists(what) => write!(f, "{what} exists already"),
             Self::NotFound(what) => write!(f, "{what} does not exist"),
@@ -202,6 +200,12 @@ impl From<kv::Error> for Error {
 impl From<Malformed> for Error {
     fn from(error: Malformed) -> Self {
         Self::Malformed(error)
+    }
+}
+
+impl From<NotOwner> for Error {
+    fn from(error: NotOwner) -> Self {
+        Self::NotOwner(error)
     }
 }
 

@@ -5,6 +5,7 @@
 //! so that every decision can be repeated. [`Ipam`] is the allocator: each of its verbs is one transaction on a store,
 //! told as a story that reads documents, decides, and writes; [`assign`] is the largest of them.
 
+pub mod affinity;
 pub mod assign;
 pub mod attachment;
 mod error;

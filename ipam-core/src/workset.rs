@@ -151,9 +151,19 @@ impl<'t> Workset<'t> {
         Ok(self.tx.put(&key, affinity.encode()?)?)
     }
 
-    /// Deletes the owner's affinity to a block.
+    /// True if the owner's affinity to a block is a confirmed one.
+    pub(crate) async fn has_confirmed(&mut self, owner: &Owner, cidr: IpNet) -> Result<bool> {
+        let Some(key) = keys::affinity(owner, cidr) else { return Ok(false) };
+        let stored = self.tx.snapshot_get(&key).await?;
+        let state = stored.and_then(|value| Affinity::decode(&key, value.as_bytes()).ok()).map(|one| one.state());
+        Ok(state == Some(AffinityState::Confirmed))
+    }
+
+    /// Deletes the owner's affinity to a block. The commit will fail if the block has changed by then: it may have
+    /// become the owner's.
     pub(crate) async fn drop_affinity(&mut self, owner: &Owner, cidr: IpNet) -> Result<()> {
         if let Some(key) = keys::affinity(owner, cidr) {
+            self.tx.get(&keys::block(cidr)).await?;
             self.tx.get(&key).await?;
             self.tx.delete(&key)?;
         }

@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 
 use super::request::AssignRequest;
 use crate::error::{Error, Result};
-use crate::model::{Attribute, Block, NotOwner, Owner, Pool};
+use crate::model::{Attribute, Block, Owner, Pool};
 use crate::pools::{self, PoolError};
 use crate::surroundings::Surroundings;
 use crate::workset::Workset;
@@ -37,11 +37,7 @@ impl Specific<'_> {
             work.confirm_affinity(&self.owner, cidr).await?;
         }
         if self.around.config.strict_affinity() {
-            let verdict = work.block(cidr).await?.map_or(Ok(()), |block| block.require_owner(&self.owner));
-            verdict.map_err(|error| match error {
-                NotOwner::Nobody(block) => Error::BlockWithoutAffinity(block),
-                _ => Error::BlockOfAnotherHost,
-            })?;
+            work.block(cidr).await?.map_or(Ok(()), |block| block.require_owner(&self.owner))?;
         }
         let assigned = work.change(cidr, |block| block.assign_specific(ip, self.holder)).await?;
         assigned.unwrap_or(Ok(())).map_err(|error| Error::AlreadyAssigned(error.0))?;

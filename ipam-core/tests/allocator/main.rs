@@ -1,6 +1,7 @@
 //! The allocator's verbs on the in-memory store.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod affinity;
 mod assign;
 mod bridge;
 mod concurrent;

@@ -1,0 +1,237 @@
+//! Affinities: making blocks a node's, and giving them back.
+//!
+//! Each block is one commit that leaves block, handle and affinity in agreement, so a call that breaks off has done some
+//! blocks wholly and the others not at all. Guards: the block and the node's affinity to it; for a claim the pool and the
+//! settings as well. Which affinities a node has is read without a guard: one that comes meanwhile was merely missed.
+
+use ipnet::IpNet;
+use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction};
+
+use crate::error::{Error, Result};
+use crate::ipam::{Ipam, transact};
+use crate::model::keys::{self, ResourceKind};
+use crate::model::{Block, Owner, Pool};
+use crate::net::Family;
+use crate::pools;
+use crate::surroundings::read_config;
+use crate::workset::Workset;
+
+/// The most blocks that one call claims: an IPv6 pool has more than anybody can walk through.
+pub const MOST_BLOCKS_CLAIMED: u128 = 4096;
+
+/// Which affinities are given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReleaseIf {
+    /// Those of blocks in which no address is held or rests.
+    Empty,
+    /// All. Who holds an address of such a block keeps it; the block is nobody's from then on, and goes when it is empty.
+    Any,
+}
+
+/// What a claim did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClaimedBlocks {
+    /// The blocks that are the node's now, also those that were before.
+    pub claimed: Vec<IpNet>,
+    /// The blocks that are somebody else's, or nobody's and in use.
+    pub failed: Vec<IpNet>,
+}
+
+/// What giving affinities back did. Blocks that are not the node's are in neither list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReleasedBlocks {
+    /// The blocks that were the node's and are not any more.
+    pub released: Vec<IpNet>,
+    /// The blocks that were to be given back only if empty, and are not.
+    pub in_use: Vec<IpNet>,
+}
+
+/// What became of one block.
+enum Release {
+    Done,
+    InUse,
+    NotOurs,
+}
+
+impl Ipam {
+    /// Makes every block of a network the node's; the network is a block or more of an enabled pool. Neither the limit of
+    /// blocks nor node selectors are looked at, as in Calico.
+    ///
+    /// # Errors
+    /// `OutsidePools`, `SmallerThanBlock`, with Calico's texts; `Invalid` for more than [`MOST_BLOCKS_CLAIMED`] blocks;
+    /// `UnknownNode`; those of the store, when some blocks may have been claimed already.
+    pub async fn claim_affinity(&self, node: &str, cidr: IpNet, deadline: Deadline) -> Result<ClaimedBlocks> {
+        let cidr = cidr.trunc();
+        let pool = self.pool_around(cidr, Pool::is_enabled, deadline).await?;
+        let mut done = ClaimedBlocks::default();
+        for block in blocks_in(&pool, cidr)? {
+            let is_claimed = transact!(self, deadline, |tx| self.claim_block(tx, node, &pool, block).await)?;
+            if is_claimed { done.claimed.push(block) } else { done.failed.push(block) }
+        }
+        Ok(done)
+    }
+
+    /// Gives back the node's blocks inside a network, which is a block or more of a pool, also of a disabled one.
+    ///
+    /// # Errors
+    /// `OutsidePools`, `SmallerThanBlock`; damaged blocks, after all others were done; those of the store.
+    pub async fn release_affinity(
+        &self,
+        node: &str,
+        cidr: IpNet,
+        which: ReleaseIf,
+        deadline: Deadline,
+    ) -> Result<ReleasedBlocks> {
+        let cidr = cidr.trunc();
+        self.pool_around(cidr, |_| true, deadline).await?;
+        self.release_affinities(node, Family::of_net(cidr), |block| cidr.contains(block), which, deadline).await
+    }
+
+    /// Gives back all blocks of a node, also of one that is not registered any more.
+    ///
+    /// # Errors
+    /// Damaged blocks, after all others were done; those of the store.
+    pub async fn release_node_affinities(
+        &self,
+        node: &str,
+        which: ReleaseIf,
+        deadline: Deadline,
+    ) -> Result<ReleasedBlocks> {
+        let mut done = ReleasedBlocks::default();
+        let mut failure = None;
+        for family in [Family::V4, Family::V6] {
+            match self.release_affinities(node, family, |_| true, which, deadline).await {
+                Ok(blocks) => {
+                    done.released.extend(blocks.released);
+                    done.in_use.extend(blocks.in_use);
+                }
+                Err(error @ Error::Malformed(_)) => failure = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        failure.map_or(Ok(done), Err)
+    }
+
+    /// The pool that has all of a network.
+    async fn pool_around(&self, cidr: IpNet, usable: impl Fn(&Pool) -> bool, deadline: Deadline) -> Result<Pool> {
+        let pools = self.inventory(deadline).await?.pools;
+        let pool = pools.into_iter().find(|pool| pool.cidr().contains(&cidr) && usable(pool));
+        let pool = pool.ok_or(Error::OutsidePools(cidr))?;
+        if cidr.prefix_len() > pool.block_size() {
+            return Err(Error::SmallerThanBlock(cidr));
+        }
+        Ok(pool)
+    }
+
+    /// Claims a block; false if it is not to be had.
+    async fn claim_block(&self, tx: &mut Transaction, node: &str, pool: &Pool, cidr: IpNet) -> Result<bool> {
+        let pool_key = keys::resource(ResourceKind::IpPool, pool.name());
+        let mut needed = self.host_keys(node);
+        needed.extend([keys::config(), pool_key.clone(), keys::block(cidr)]);
+        tx.prefetch(needed, Vec::new()).await?;
+        let host = self.host(tx, node).await?;
+        if tx.get(&pool_key).await?.is_none() {
+            return Err(Error::OutsidePools(cidr));
+        }
+        host.pin(tx)?;
+        let owner = host.owner();
+        let rest = read_config(tx).await?.cooldown_seconds();
+        let now = self.now();
+        let mut work = Workset::new(tx, now, rest);
+        match work.block(cidr).await?.map(|block| (block.owner(), block.is_empty())) {
+            None => {
+                let block = Block::new(cidr, Some(&owner), now, None);
+                work.create(block.map_err(|error| Error::Invalid(error.to_string()))?).await?;
+            }
+            Some((Some(former), _)) if former == owner => {
+                if work.has_confirmed(&owner, cidr).await? {
+                    return Ok(true);
+                }
+                // Rewriting the block makes whoever is about to take it away start anew.
+                work.change(cidr, |_| ()).await?;
+            }
+            Some((None, true)) => drop(work.change(cidr, |block| block.set_owner(&owner, now)).await?),
+            Some(_) => return Ok(false),
+        }
+        work.confirm_affinity(&owner, cidr).await?;
+        work.write().await?;
+        Ok(true)
+    }
+
+    async fn release_affinities(
+        &self,
+        node: &str,
+        family: Family,
+        mine: impl Fn(&IpNet) -> bool,
+        which: ReleaseIf,
+        deadline: Deadline,
+    ) -> Result<ReleasedBlocks> {
+        let name = transact!(self, deadline, |tx| {
+            tx.prefetch(self.host_keys(node), Vec::new()).await?;
+            self.known_name(tx, node).await
+        })?;
+        let owner = Owner::Host(name);
+        let mut done = ReleasedBlocks::default();
+        let mut failure = None;
+        for cidr in self.affine_blocks(&owner, family).await?.into_iter().filter(mine) {
+            match transact!(self, deadline, |tx| self.release_block(tx, &owner, cidr, which).await) {
+                Ok(Release::Done) => done.released.push(cidr),
+                Ok(Release::InUse) => done.in_use.push(cidr),
+                Ok(Release::NotOurs) => {}
+                Err(error @ Error::Malformed(_)) => failure = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        failure.map_or(Ok(done), Err)
+    }
+
+    /// The blocks to which an owner has affinities.
+    async fn affine_blocks(&self, owner: &Owner, family: Family) -> Result<Vec<IpNet>> {
+        let Some(prefix) = keys::affinities_prefix(owner, Some(family)) else { return Ok(Vec::new()) };
+        let listing = self.store().list_at(Range::Prefix(prefix), Revision::UNSET, Content::KeysOnly).await?;
+        Ok(listing.kvs.iter().filter_map(|kv| Some(keys::parse_affinity(&kv.key)?.1)).collect())
+    }
+
+    /// Gives one block back. An affinity to a block that is somebody else's or not there is stale, and goes.
+    async fn release_block(
+        &self,
+        tx: &mut Transaction,
+        owner: &Owner,
+        cidr: IpNet,
+        which: ReleaseIf,
+    ) -> Result<Release> {
+        let needed: Vec<Key> = [Some(keys::config()), Some(keys::block(cidr)), keys::affinity(owner, cidr)]
+            .into_iter()
+            .flatten()
+            .collect();
+        tx.prefetch(needed, Vec::new()).await?;
+        let rest = read_config(tx).await?.cooldown_seconds();
+        let mut work = Workset::new(tx, self.now(), rest);
+        let verdict = match work.block(cidr).await? {
+            Some(block) if block.is_owned_by(owner) && block.is_empty() => Release::Done,
+            Some(block) if block.is_owned_by(owner) && which == ReleaseIf::Any => Release::Done,
+            Some(block) if block.is_owned_by(owner) => return Ok(Release::InUse),
+            Some(_) | None => Release::NotOurs,
+        };
+        if matches!(verdict, Release::Done) {
+            work.change(cidr, Block::clear_owner).await?;
+        }
+        work.drop_affinity(owner, cidr).await?;
+        work.write().await?;
+        Ok(verdict)
+    }
+}
+
+/// The blocks of a part of a pool, ascending.
+fn blocks_in(pool: &Pool, cidr: IpNet) -> Result<Vec<IpNet>> {
+    let bits = u32::from(pool.block_size().saturating_sub(cidr.prefix_len()));
+    let count = 1_u128.checked_shl(bits).unwrap_or(u128::MAX);
+    if count > MOST_BLOCKS_CLAIMED {
+        return Err(Error::Invalid(format!(
+            "The requested CIDR ({cidr}) has more than {MOST_BLOCKS_CLAIMED} blocks: claim a part of it at a time"
+        )));
+    }
+    let Some(first) = pools::block_of(pool, cidr.network()) else { return Err(Error::OutsidePools(cidr)) };
+    let subnets = cidr.subnets(first.prefix_len()).map_err(|_| Error::SmallerThanBlock(cidr))?;
+    Ok(subnets.collect())
+}
