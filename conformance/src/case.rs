@@ -39,6 +39,16 @@ pub(crate) enum Weight {
     Heavy,
 }
 
+/// Whether a store is there for one user at a time, or others write to it meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Tenancy {
+    /// Others may write as well: a case keeps inside a prefix, does not compact, and does not count on revisions that
+    /// follow each other.
+    Shared,
+    /// Nobody else uses the store: a case may look at every key, count revisions, compact, close and kill.
+    Exclusive,
+}
+
 /// One case: what it is called, which rules it judges, and how to run it.
 #[derive(Clone)]
 pub struct Case {
@@ -47,6 +57,7 @@ pub struct Case {
     pub(crate) rules: &'static [&'static str],
     pub(crate) needs: &'static [Ability],
     pub(crate) weight: Weight,
+    pub(crate) tenancy: Tenancy,
     pub(crate) story: fn(Subject) -> BoxFuture<'static, Checked>,
 }
 
@@ -69,6 +80,11 @@ impl Case {
     /// What the environment must be able to do.
     pub fn needs(&self) -> &'static [Ability] {
         self.needs
+    }
+
+    /// The least that it asks of its store: a case that can run on a shared store can run on an exclusive one.
+    pub fn tenancy(&self) -> Tenancy {
+        self.tenancy
     }
 
     /// Why it cannot run in an environment with these abilities, if so.

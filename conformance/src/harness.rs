@@ -7,6 +7,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use kv::Store;
 
+use crate::case::Tenancy;
+
 /// Whatever went wrong in an environment.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -48,6 +50,13 @@ pub trait Harness: Send + Sync + 'static {
     /// in the list that the caller of [`main`](crate::main) gives.
     fn abilities(&self) -> &[Ability];
 
+    /// Whether others use the stores as well. Cases that need a store of their own are then ignored.
+    ///
+    /// Nobody does unless told; [`Beside`](crate::Beside) makes an environment in which others do.
+    fn tenancy(&self) -> Tenancy {
+        Tenancy::Exclusive
+    }
+
     /// An empty store that nobody else uses.
     ///
     /// # Errors
@@ -57,7 +66,7 @@ pub trait Harness: Send + Sync + 'static {
 
 /// One store for one case, with all that has to live as long as it does: a temporary folder, a server.
 ///
-/// Dropping it takes the store down. A method whose [`Ability`] the harness does not list is never called.
+/// Dropping it takes the store down; what cannot be done while dropping is for [`finish`](Self::finish). A method whose [`Ability`] the harness does not list is never called.
 #[async_trait]
 pub trait Fixture: Debug + Send + Sync {
     /// The store.
@@ -95,5 +104,14 @@ pub trait Fixture: Debug + Send + Sync {
     /// Whatever kept it from being measured.
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         Err("the harness lists Measure but its fixture cannot do it".into())
+    }
+
+    /// Clears up after the case, whether it passed, failed or panicked. All its handles have been dropped before; only
+    /// calls that it gave up may still be on their way.
+    ///
+    /// # Errors
+    /// Whatever could not be cleared up; the case fails.
+    async fn finish(&mut self) -> Result<(), BoxError> {
+        Ok(())
     }
 }

@@ -9,6 +9,7 @@
 //!   breaks. No rule can be opted out of: a harness only says what its environment can do.
 //! - [`broken`] has stores that break one rule each; they prove that the suite fails when it must.
 
+mod beside;
 pub mod broken;
 mod case;
 mod expect;
@@ -17,6 +18,7 @@ mod harness;
 mod linear;
 mod mimic;
 mod model;
+mod prefixed;
 #[cfg(test)]
 mod reference;
 mod rules;
@@ -25,10 +27,12 @@ mod subject;
 mod table;
 mod watcher;
 
-pub use case::{Case, Group};
+pub use beside::Beside;
+pub use case::{Case, Group, Tenancy};
 pub use expect::Failure;
 pub use harness::{Ability, BoxError, Fixture, Harness};
 pub use mimic::{Happens, KnownFailure, main, main_knowing};
+pub use prefixed::Prefixed;
 pub use rules::{Rule, rules};
-pub use runner::{Options, Report, Verdict, run};
+pub use runner::{Options, Report, Run, Verdict, run};
 pub use table::{LATER, cases};

@@ -67,7 +67,7 @@ pub fn main_knowing(harness: impl Harness, ignored: &[&str], known: &[KnownFailu
 }
 
 fn trial(known: Option<KnownFailure>, case: Case, stage: Arc<Stage>) -> Trial {
-    let reason = case.ignored_because(stage.abilities());
+    let reason = stage.ignored_because(&case);
     let trial = Trial::test(case.name, move || verdict(stage.judge(&case), known).map_err(Failed::from));
     match (reason, known) {
         (Some(reason), _) => trial.with_kind(reason).with_ignored_flag(true),

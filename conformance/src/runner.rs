@@ -1,6 +1,8 @@
 //! Runs cases and says what came of each.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -8,14 +10,20 @@ use futures::FutureExt;
 use tokio::runtime::Runtime;
 use tokio::sync::RwLock;
 
-use crate::case::{Case, Group, Weight};
+use crate::case::{Case, Group, Tenancy, Weight};
 use crate::expect::{Checked, Failure};
-use crate::harness::{Ability, BoxError, Harness};
+use crate::harness::{BoxError, Harness};
 use crate::subject::Subject;
 use crate::table::cases;
 
 /// Threads for the cases and for the stores that they judge.
 const WORKERS: usize = 4;
+
+/// How often a run that can be stopped looks whether it should.
+const GLANCE: Duration = Duration::from_millis(50);
+
+const NEEDS_ITS_OWN: &str = "it needs a store that nobody else uses";
+const STOPPED: &str = "the run was stopped";
 
 /// Which cases run, and how long they wait.
 #[derive(Clone, Debug)]
@@ -27,11 +35,13 @@ pub struct Options {
     pub patience: Duration,
     /// How long one case may take. 2 minutes unless told.
     pub case_limit: Duration,
+    /// Stops the run when it becomes true: the case that is running is given up, and the others do not run.
+    pub stop: Option<Arc<AtomicBool>>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { filter: None, patience: Duration::from_secs(10), case_limit: Duration::from_secs(120) }
+        Self { filter: None, patience: Duration::from_secs(10), case_limit: Duration::from_secs(120), stop: None }
     }
 }
 
@@ -60,6 +70,17 @@ impl Options {
     pub fn with_case_limit(mut self, case_limit: Duration) -> Self {
         self.case_limit = case_limit;
         self
+    }
+
+    /// Stops the run when it becomes true: the case that is running is given up, and the others do not run.
+    #[must_use]
+    pub fn with_stop(mut self, stop: Arc<AtomicBool>) -> Self {
+        self.stop = Some(stop);
+        self
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::SeqCst))
     }
 
     fn wants(&self, case: &Case) -> bool {
@@ -110,10 +131,47 @@ impl Report {
 /// # Errors
 /// If no runtime could be started. What a store does wrong is a [`Verdict`].
 pub fn run(harness: impl Harness, options: &Options) -> Result<Vec<Report>, BoxError> {
-    let stage = Stage::new(Arc::new(harness), options.clone())?;
-    let chosen = cases().into_iter().filter(|case| options.wants(case));
-    Ok(chosen.map(|case| stage.report(&case)).collect())
+    Ok(Run::new(harness, options)?.collect())
 }
+
+/// A run of cases one after the other: each step runs one and reports it. It blocks, so it must not be stepped on an
+/// async runtime.
+pub struct Run {
+    stage: Stage,
+    cases: std::vec::IntoIter<Case>,
+}
+
+impl Run {
+    /// A run of the cases that the options ask for.
+    ///
+    /// # Errors
+    /// If no runtime could be started.
+    pub fn new(harness: impl Harness, options: &Options) -> Result<Self, BoxError> {
+        let stage = Stage::new(Arc::new(harness), options.clone())?;
+        let cases: Vec<Case> = cases().into_iter().filter(|case| options.wants(case)).collect();
+        Ok(Self { stage, cases: cases.into_iter() })
+    }
+
+    /// The cases that have not run yet.
+    pub fn cases(&self) -> &[Case] {
+        self.cases.as_slice()
+    }
+}
+
+impl Iterator for Run {
+    type Item = Report;
+
+    fn next(&mut self) -> Option<Report> {
+        let case = self.cases.next()?;
+        Some(self.stage.report(&case))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.cases.size_hint()
+    }
+}
+
+impl ExactSizeIterator for Run {}
 
 /// Where cases run: a runtime, a harness, and the turn-taking between heavy cases and others.
 pub(crate) struct Stage {
@@ -130,17 +188,22 @@ impl Stage {
         Ok(Self { runtime: Some(runtime), harness, options, turns: Arc::default() })
     }
 
-    pub(crate) fn abilities(&self) -> &[Ability] {
-        self.harness.abilities()
+    /// Why a case cannot run here, if so.
+    pub(crate) fn ignored_because(&self, case: &Case) -> Option<&'static str> {
+        if self.harness.tenancy() == Tenancy::Shared && case.tenancy == Tenancy::Exclusive {
+            return Some(NEEDS_ITS_OWN);
+        }
+        case.ignored_because(self.harness.abilities())
     }
 
     fn report(&self, case: &Case) -> Report {
         let started = Instant::now();
-        let verdict = match case.ignored_because(self.abilities()) {
+        let verdict = match self.ignored_because(case) {
             Some(reason) => Verdict::Ignored(reason),
-            None => match self.judge(case) {
-                Ok(()) => Verdict::Passed,
-                Err(failure) => Verdict::Failed(Box::new(failure)),
+            None => match self.attempt(case) {
+                None => Verdict::Ignored(STOPPED),
+                Some(Ok(())) => Verdict::Passed,
+                Some(Err(failure)) => Verdict::Failed(Box::new(failure)),
             },
         };
         Report { name: case.name, group: case.group, rules: case.rules, verdict, took: started.elapsed() }
@@ -149,37 +212,75 @@ impl Stage {
     /// Runs one case on a fresh store. A panic, and a case that does not end, are failures of that case.
     pub(crate) fn judge(&self, case: &Case) -> Checked {
         let rule = case.rules.first().copied();
-        if let Some(reason) = case.ignored_because(self.abilities()) {
-            return Err(Failure::new("the environment", "what the case needs", reason).or_rule(rule));
+        match self.ignored_because(case) {
+            Some(reason) => Err(Failure::new("the environment", "what the case needs", reason).or_rule(rule)),
+            None => self
+                .attempt(case)
+                .unwrap_or_else(|| Err(Failure::new("the case as a whole", "an end", STOPPED).or_rule(rule))),
         }
+    }
+
+    /// Runs one case; nothing if the run was stopped before the case was over.
+    fn attempt(&self, case: &Case) -> Option<Checked> {
+        if self.options.stopped() {
+            return None;
+        }
+        let rule = case.rules.first().copied();
         // The case answers over a channel, so that a store that blocks every thread of the runtime is still noticed.
         let (tell, told) = mpsc::channel();
         let (started, start) = mpsc::channel();
         let (harness, turns, case) = (self.harness.clone(), self.turns.clone(), case.clone());
         let patience = self.options.patience;
-        let Some(runtime) = &self.runtime else { return Err(Failure::new("the runner", "a runtime", "none")) };
-        runtime.spawn(async move {
+        let Some(runtime) = &self.runtime else {
+            return Some(Err(Failure::new("the runner", "a runtime", "none").or_rule(rule)));
+        };
+        let work = runtime.spawn(async move {
             let (_shared, _alone) = match case.weight {
                 Weight::Light => (Some(turns.read().await), None),
                 Weight::Heavy => (None, Some(turns.write().await)),
             };
             // Nobody listens any more if the runner has given up; then the result is of no use either.
             let _ = started.send(());
-            let outcome = AssertUnwindSafe(perform(harness, case, patience)).catch_unwind().await;
+            let outcome = perform(harness, case, patience).await;
             let _ = tell.send(outcome);
         });
         let _ = start.recv();
-        let failure = match told.recv_timeout(self.options.case_limit) {
-            Ok(Ok(Ok(()))) => return Ok(()),
-            Ok(Ok(Err(failure))) => failure,
-            Ok(Err(panic)) => Failure::new("the case as a whole", "no panic", panic_text(&*panic)),
-            Err(_) => {
-                let limit = self.options.case_limit;
-                Failure::new("the case as a whole", "an end", format!("no end within {limit:?}"))
+        let failure = match self.wait_for(&told) {
+            Ok(Ok(())) => return Some(Ok(())),
+            Ok(Err(failure)) => failure,
+            Err(given_up) => {
+                work.abort();
+                match given_up {
+                    GivenUp::Stopped => return None,
+                    GivenUp::TooLate => {
+                        let limit = self.options.case_limit;
+                        Failure::new("the case as a whole", "an end", format!("no end within {limit:?}"))
+                    }
+                }
             }
         };
-        Err(failure.or_rule(rule))
+        Some(Err(failure.or_rule(rule)))
     }
+
+    /// What the case says, unless that takes too long or the run is stopped.
+    fn wait_for(&self, told: &mpsc::Receiver<Checked>) -> Result<Checked, GivenUp> {
+        let end = Instant::now() + self.options.case_limit;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match told.recv_timeout(if self.options.stop.is_some() { left.min(GLANCE) } else { left }) {
+                Ok(outcome) => return Ok(outcome),
+                Err(_) if self.options.stopped() => return Err(GivenUp::Stopped),
+                Err(RecvTimeoutError::Timeout) if left > GLANCE && self.options.stop.is_some() => {}
+                Err(_) => return Err(GivenUp::TooLate),
+            }
+        }
+    }
+}
+
+/// Why nobody waits for a case any longer.
+enum GivenUp {
+    Stopped,
+    TooLate,
 }
 
 impl Drop for Stage {
@@ -192,11 +293,21 @@ impl Drop for Stage {
 }
 
 async fn perform(harness: Arc<dyn Harness>, case: Case, patience: Duration) -> Checked {
-    let fixture = harness
-        .fresh()
-        .await
-        .map_err(|error| Failure::new("the environment: a fresh store", "a store", error.to_string()))?;
-    (case.story)(Subject::new(fixture, patience)).await
+    let fresh = AssertUnwindSafe(harness.fresh()).catch_unwind().await.map_err(|panic| panicked(&*panic))?;
+    let fixture =
+        fresh.map_err(|error| Failure::new("the environment: a fresh store", "a store", error.to_string()))?;
+    let (subject, over) = Subject::new(fixture, patience, harness.tenancy());
+    let told = AssertUnwindSafe(async { (case.story)(subject).await }).catch_unwind().await;
+    let outcome = told.unwrap_or_else(|panic| Err(panicked(&*panic)));
+    let Ok(mut fixture) = over.await else { return outcome };
+    let finished = AssertUnwindSafe(fixture.finish()).catch_unwind().await;
+    let finished = finished.unwrap_or_else(|panic| Err(panic_text(&*panic).into()));
+    outcome?;
+    finished.map_err(|error| Failure::new("the environment: clearing up", "success", error.to_string()))
+}
+
+fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
+    Failure::new("the case as a whole", "no panic", panic_text(panic))
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
@@ -299,6 +410,21 @@ mod tests {
             let said = said_of(mishap);
             assert!(said.starts_with("breaks rule G1: A range is") && said.contains(expected), "{mishap:?}: {said}");
         }
+    }
+
+    #[test]
+    fn a_stopped_run_gives_up_at_once() {
+        let stop = Arc::new(AtomicBool::new(false));
+        let options = Options::new().with_filter("B0").with_stop(stop.clone());
+        let run = Run::new(Bad(Mishap::NeverAnswers), &options).unwrap();
+        let cases = run.len();
+        let reports = std::thread::scope(|scope| {
+            let reports = scope.spawn(|| run.collect::<Vec<_>>());
+            stop.store(true, Ordering::SeqCst);
+            reports.join().unwrap()
+        });
+        assert_eq!(reports.len(), cases);
+        assert!(reports.iter().all(|report| matches!(report.verdict, Verdict::Ignored(STOPPED))), "{reports:?}");
     }
 
     #[test]

@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
+use futures::channel::oneshot;
 use kv::{
     Compare, Content, Error, ErrorKind, Key, Kv, Op, OpResult, Operation, Range, RangeRequest, RangeResponse, Result,
     Revision, Store, StoreExt, Txn, TxnResponse, Value, WatchRequest, WatchStream,
 };
 
-use crate::expect::{Checked, Failure, same};
+use crate::case::Tenancy;
+use crate::expect::{Checked, Failure, holds, same};
 use crate::harness::{BoxError, Fixture};
 use crate::watcher::Watcher;
 
@@ -24,6 +26,7 @@ const WRITES_AT_ONCE: usize = 64;
 pub(crate) struct Handle {
     store: Arc<dyn Store>,
     patience: Duration,
+    tenancy: Tenancy,
 }
 
 impl Deref for Handle {
@@ -35,8 +38,17 @@ impl Deref for Handle {
 }
 
 impl Handle {
-    fn new(store: Arc<dyn Store>, patience: Duration) -> Self {
-        Self { store: Arc::new(Bounded { inner: store, patience }), patience }
+    fn new(store: Arc<dyn Store>, patience: Duration, tenancy: Tenancy) -> Self {
+        Self { store: Arc::new(Bounded { inner: store, patience }), patience, tenancy }
+    }
+
+    /// The revision is what this case's own writes make it. Where others write as well it is only not less than that.
+    #[track_caller]
+    pub(crate) fn revision_is(&self, checked: &str, got: Revision, expected: Revision) -> Checked {
+        match self.tenancy {
+            Tenancy::Exclusive => same(checked, got, expected),
+            Tenancy::Shared => holds(&format!("{checked}: {expected} or more"), got >= expected, &got),
+        }
     }
 
     /// The store's revision.
@@ -112,9 +124,20 @@ pub(crate) async fn within<T>(patience: Duration, checked: &str, work: impl Futu
 pub(crate) struct Subject {
     // Before the fixture, so that handles are gone when it takes the store down.
     handle: Option<Handle>,
-    fixture: Box<dyn Fixture>,
-    patience: Duration,
+    fixture: Option<Box<dyn Fixture>>,
+    /// Where the fixture goes when the case is over.
+    home: Option<oneshot::Sender<Box<dyn Fixture>>>,
     none: Handle,
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        self.handle = None;
+        if let (Some(fixture), Some(home)) = (self.fixture.take(), self.home.take()) {
+            // Nobody waits for it if the case was given up: then it ends here.
+            drop(home.send(fixture));
+        }
+    }
 }
 
 impl Deref for Subject {
@@ -126,9 +149,28 @@ impl Deref for Subject {
 }
 
 impl Subject {
-    pub(crate) fn new(fixture: Box<dyn Fixture>, patience: Duration) -> Self {
-        let handle = Some(Handle::new(fixture.store(), patience));
-        Self { handle, fixture, patience, none: Handle { store: Arc::new(Gone), patience } }
+    /// What a case gets, and where the fixture arrives when the case is over, however it ends.
+    pub(crate) fn new(
+        fixture: Box<dyn Fixture>,
+        patience: Duration,
+        tenancy: Tenancy,
+    ) -> (Self, oneshot::Receiver<Box<dyn Fixture>>) {
+        let (home, over) = oneshot::channel();
+        let handle = Some(Handle::new(fixture.store(), patience, tenancy));
+        let none = Handle { store: Arc::new(Gone), patience, tenancy };
+        (Self { handle, fixture: Some(fixture), home: Some(home), none }, over)
+    }
+
+    fn surroundings(&self) -> Checked<&dyn Fixture> {
+        self.fixture.as_deref().ok_or_else(|| environment("the store", &"it is gone".into()))
+    }
+
+    fn surroundings_mut(&mut self) -> Checked<&mut Box<dyn Fixture>> {
+        self.fixture.as_mut().ok_or_else(|| environment("the store", &"it is gone".into()))
+    }
+
+    fn handle_on(&self, store: Arc<dyn Store>) -> Handle {
+        Handle::new(store, self.none.patience, self.none.tenancy)
     }
 
     /// A handle of one's own, for a task.
@@ -138,26 +180,28 @@ impl Subject {
 
     /// Another handle on the same store.
     pub(crate) async fn another(&self) -> Checked<Handle> {
-        let store = self.fixture.another().await.map_err(|error| environment("another handle", &error))?;
-        Ok(Handle::new(store, self.patience))
+        let store = self.surroundings()?.another().await.map_err(|error| environment("another handle", &error))?;
+        Ok(self.handle_on(store))
     }
 
     /// Closes the store and opens it again. The case must have dropped its own handles and watches.
     pub(crate) async fn reopen(&mut self) -> Checked {
         self.handle = None;
-        self.fixture.reopen().await.map_err(|error| environment("opening the store again", &error))?;
-        self.handle = Some(Handle::new(self.fixture.store(), self.patience));
+        let fixture = self.surroundings_mut()?;
+        fixture.reopen().await.map_err(|error| environment("opening the store again", &error))?;
+        let store = fixture.store();
+        self.handle = Some(self.handle_on(store));
         Ok(())
     }
 
     /// Closes the store under the handles that are held.
     pub(crate) async fn close(&mut self) -> Checked {
-        self.fixture.close().await.map_err(|error| environment("closing the store", &error))
+        self.surroundings_mut()?.close().await.map_err(|error| environment("closing the store", &error))
     }
 
     /// How much room the store takes.
     pub(crate) async fn stored_bytes(&self) -> Checked<u64> {
-        self.fixture.stored_bytes().await.map_err(|error| environment("measuring the store", &error))
+        self.surroundings()?.stored_bytes().await.map_err(|error| environment("measuring the store", &error))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The one table of cases. What is not here does not run; a rule that is not here is in [`LATER`].
 
+use crate::case::Tenancy::{Exclusive, Shared};
 use crate::case::Weight::{Heavy, Light};
 use crate::case::{Case, Group};
 use crate::groups::{
@@ -25,7 +26,7 @@ pub const LATER: &[(&str, &str)] = &[
 
 macro_rules! table {
     ($($group:ident {
-        $($id:ident $module:ident::$story:ident: $($rule:ident)+ $(, needs $($need:ident)+)? $(, runs $weight:ident)?;)+
+        $($id:ident $module:ident::$story:ident: $($rule:ident)+ $(, needs $($need:ident)+)? $(, runs $weight:ident)? $(, beside $tenancy:ident)?;)+
     })+) => {
         vec![$($(
             Case {
@@ -34,91 +35,95 @@ macro_rules! table {
                 rules: &[$(stringify!($rule)),+],
                 needs: &[$($(Ability::$need),+)?],
                 weight: table!(@weight $($weight)?),
+                tenancy: table!(@tenancy $($tenancy)?),
                 story: |subject| Box::pin($module::$story(subject)),
             }
         ),+),+]
     };
     (@weight) => { Light };
     (@weight alone) => { Heavy };
+    (@tenancy) => { Exclusive };
+    (@tenancy others) => { Shared };
 }
 
 /// All cases: number and story, then the rules that it judges (the first one is meant unless a failure says otherwise),
-/// what it needs, and `alone` if it should not run beside others.
+/// what it needs, `runs alone` if no other case should run meanwhile, and `beside others` if its store can be one that
+/// others write to as well.
 pub fn cases() -> Vec<Case> {
     table! {
         Basic {
-            B01 basic::get_missing_key: G1 R6;
-            B02 basic::put_and_get: R5 R6;
-            B03 basic::put_twice: R5;
-            B04 basic::put_with_prev: O1;
-            B05 basic::empty_value: K2;
-            B06 basic::delete_with_prev: O2 R2;
-            B07 basic::delete_missing: O3 R3;
-            B08 basic::delete_twice: O3 O2 R3;
-            B09 basic::delete_and_put_again: R5;
-            B10 basic::delete_range: O2 R2;
-            B11 basic::delete_empty_range: O3 R3;
-            B12 basic::every_byte: K2 K1;
-            B13 basic::two_handles: S1;
+            B01 basic::get_missing_key: G1 R6, beside others;
+            B02 basic::put_and_get: R5 R6, beside others;
+            B03 basic::put_twice: R5, beside others;
+            B04 basic::put_with_prev: O1, beside others;
+            B05 basic::empty_value: K2, beside others;
+            B06 basic::delete_with_prev: O2 R2, beside others;
+            B07 basic::delete_missing: O3 R3, beside others;
+            B08 basic::delete_twice: O3 O2 R3, beside others;
+            B09 basic::delete_and_put_again: R5, beside others;
+            B10 basic::delete_range: O2 R2, beside others;
+            B11 basic::delete_empty_range: O3 R3, beside others;
+            B12 basic::every_byte: K2 K1, beside others;
+            B13 basic::two_handles: S1, beside others;
         }
         Revisions {
             R01 revisions::fresh_store: R1, needs New;
             R02 revisions::dense: R2 R6;
-            R03 revisions::identical_put: R4;
+            R03 revisions::identical_put: R4, beside others;
             R04 revisions::nothing_happens: R3;
             R05 revisions::delete_only_missing: R3 T2;
-            R06 revisions::many_puts_one_revision: R2 T2;
-            R07 revisions::noop_delete_and_put: R2 R6;
-            R08 revisions::header_covers_answer: R6;
-            R09 revisions::header_of_past_read: R6 G7;
+            R06 revisions::many_puts_one_revision: R2 T2, beside others;
+            R07 revisions::noop_delete_and_put: R2 R6, beside others;
+            R08 revisions::header_covers_answer: R6, beside others;
+            R09 revisions::header_of_past_read: R6 G7, beside others;
             R10 revisions::revision_after_reopen: R7 S2, needs Reopen;
         }
         Txn {
-            T01 txn_compare::create_by_version: T4 T2;
-            T02 txn_compare::create_by_revisions: T4 T2;
-            T03 txn_compare::update_by_mod_revision: T2;
-            T04 txn_compare::delete_by_mod_revision: T2 O2;
-            T05 txn_compare::numbers_of_missing_key: T4;
-            T06 txn_compare::value_of_missing_key: T5;
-            T07 txn_compare::empty_value: T6;
-            T08 txn_compare::values_are_unsigned: T6;
-            T09 txn_compare::all_compares_count: T1;
-            T10 txn_compare::range_compares: T7;
-            T11 txn_compare::compares_see_state_before: T1 R2;
-            T12 txn::get_put_get: T3 O1 R2;
-            T13 txn::range_after_writes: T3 T2 O2 G4 G5;
-            T14 txn::two_puts: T8 E1;
-            T15 txn::put_and_delete: T8 E1;
-            T16 txn::duplicate_in_other_branch: T8 E1;
-            T17 txn::two_deletes: T8 R2;
-            T18 txn::delete_beside_put: T8 G1;
-            T19 txn::same_key_in_both_branches: T8;
-            T20 txn::one_result_each: T9;
-            T21 txn::failed_txn_writes_nothing: T2 R3;
-            T22 txn::disjoint_txns_race: T11 R2;
-            T23 txn_compare::compare_only_is_fresh: T10 T9 R6;
-            T24 txn_compare::numbers_of_existing_key: T1;
+            T01 txn_compare::create_by_version: T4 T2, beside others;
+            T02 txn_compare::create_by_revisions: T4 T2, beside others;
+            T03 txn_compare::update_by_mod_revision: T2, beside others;
+            T04 txn_compare::delete_by_mod_revision: T2 O2, beside others;
+            T05 txn_compare::numbers_of_missing_key: T4, beside others;
+            T06 txn_compare::value_of_missing_key: T5, beside others;
+            T07 txn_compare::empty_value: T6, beside others;
+            T08 txn_compare::values_are_unsigned: T6, beside others;
+            T09 txn_compare::all_compares_count: T1, beside others;
+            T10 txn_compare::range_compares: T7, beside others;
+            T11 txn_compare::compares_see_state_before: T1 R2, beside others;
+            T12 txn::get_put_get: T3 O1 R2, beside others;
+            T13 txn::range_after_writes: T3 T2 O2 G4 G5, beside others;
+            T14 txn::two_puts: T8 E1, beside others;
+            T15 txn::put_and_delete: T8 E1, beside others;
+            T16 txn::duplicate_in_other_branch: T8 E1, beside others;
+            T17 txn::two_deletes: T8 R2, beside others;
+            T18 txn::delete_beside_put: T8 G1, beside others;
+            T19 txn::same_key_in_both_branches: T8, beside others;
+            T20 txn::one_result_each: T9, beside others;
+            T21 txn::failed_txn_writes_nothing: T2 R3, beside others;
+            T22 txn::disjoint_txns_race: T11 R2, beside others;
+            T23 txn_compare::compare_only_is_fresh: T10 T9 R6, beside others;
+            T24 txn_compare::numbers_of_existing_key: T1, beside others;
         }
         Range {
-            G01 range::limits: G4 G3;
-            G02 range::paging: G8 G4 G7;
-            G03 range::byte_order: G3 K1 G1;
+            G01 range::limits: G4 G3, beside others;
+            G02 range::paging: G8 G4 G7, beside others;
+            G03 range::byte_order: G3 K1 G1, beside others;
             G04 range::prefixes_of_ff: G2;
             G05 range::everything: G2;
             G06 range::from_a_key: G1;
-            G07 range::empty_spans: G1;
-            G08 range::siblings: G1;
-            G09 range::contents: G5 G4;
-            G10 range::large_answer: G10;
-            G11 range::no_torn_reads: G9 T1 S1;
+            G07 range::empty_spans: G1, beside others;
+            G08 range::siblings: G1, beside others;
+            G09 range::contents: G5 G4, beside others;
+            G10 range::large_answer: G10, beside others;
+            G11 range::no_torn_reads: G9 T1 S1, beside others;
         }
         History {
-            H01 history::every_revision: G7;
-            H02 history::create_delete_recreate: G7;
-            H03 history::range_in_the_past: G7;
+            H01 history::every_revision: G7, beside others;
+            H02 history::create_delete_recreate: G7, beside others;
+            H03 history::range_in_the_past: G7, beside others;
             H04 history::future_revisions: G6;
-            H05 history::latest_by_number: G6;
-            H06 history::txn_in_the_past: G7 G9;
+            H05 history::latest_by_number: G6, beside others;
+            H06 history::txn_in_the_past: G7 G9, beside others;
             H07 history::compaction: C3 G6;
             H08 history::compaction_limits: C1 C3;
             H09 history::old_keys_stay: C3;
@@ -131,12 +136,12 @@ pub fn cases() -> Vec<Case> {
             H16 history::bounded_room: C7, needs Measure, runs alone;
         }
         Watch {
-            W01 watch::simple_events: W2 W5;
-            W02 watch::deletion_fields: W5;
-            W03 watch::what_was_before: W6;
-            W04 watch::creations: W5;
-            W05 watch::order_in_a_txn: W2 W3;
-            W06 watch::mixed_txn: W3 W2;
+            W01 watch::simple_events: W2 W5, beside others;
+            W02 watch::deletion_fields: W5, beside others;
+            W03 watch::what_was_before: W6, beside others;
+            W04 watch::creations: W5, beside others;
+            W05 watch::order_in_a_txn: W2 W3, beside others;
+            W06 watch::mixed_txn: W3 W2, beside others;
             W07 watch_past::replay_then_live: W7 W2 W15;
             W08 watch_past::starts: W1 W9 W2;
             W09 watch_past::start_below_mark: W8 W2;
@@ -144,41 +149,41 @@ pub fn cases() -> Vec<Case> {
             W11 watch_past::start_at_mark_delete: C4;
             W12 watch_past::overtaken_by_mark: W8;
             W13 watch_load::long_backlog: W7 W2 W3, runs alone;
-            W14 watch_past::large_txn_replayed: W3 W2;
-            W15 watch::nothing_to_tell: W4 T1;
-            W16 watch::filters: W4;
+            W14 watch_past::large_txn_replayed: W3 W2, beside others;
+            W15 watch::nothing_to_tell: W4 T1, beside others;
+            W16 watch::filters: W4, beside others;
             W17 watch::empty_ranges: W10;
-            W18 watch_load::many_watchers: W11 W2;
+            W18 watch_load::many_watchers: W11 W2, beside others;
             W19 watch_load::stalled_watcher: W11 W8 R2, runs alone;
             W20 watch_load::dropped_watches: W12, runs alone;
-            W24 watch::read_after_event: W14;
+            W24 watch::read_after_event: W14, beside others;
             W26 watch_past::resumes_after_reopen: W13 W2, needs Reopen;
-            W28 watch_load::large_values: W16;
+            W28 watch_load::large_values: W16, beside others;
             W29 watch_past::future_and_other_keys: W9;
             W30 watch_past::goes_on_past_its_mark: W8 C2;
             W31 watch_past::resumes_anywhere: W13 W2;
         }
         Concurrency {
-            L01 concurrency::counter: S1 R2;
-            L02 concurrency::one_creator: S1;
-            L03 concurrency::write_skew: S1;
-            L04 concurrency::bank: S1 G9;
-            L05 random_clients::random_clients: S1 R2;
-            L06 concurrency::reader_after_writer: S1;
-            L07 concurrency::revisions_never_go_back: S1;
-            L08 concurrency::log_is_what_was_acknowledged: S1 W2;
-            L09 concurrency::dropped_calls: S6 T2;
-            L10 concurrency::block_of_addresses: S1 R5;
-            L11 concurrency::hand_over: S1;
+            L01 concurrency::counter: S1 R2, beside others;
+            L02 concurrency::one_creator: S1, beside others;
+            L03 concurrency::write_skew: S1, beside others;
+            L04 concurrency::bank: S1 G9, beside others;
+            L05 random_clients::random_clients: S1 R2, beside others;
+            L06 concurrency::reader_after_writer: S1, beside others;
+            L07 concurrency::revisions_never_go_back: S1, beside others;
+            L08 concurrency::log_is_what_was_acknowledged: S1 W2 R2, beside others;
+            L09 concurrency::dropped_calls: S6 T2, beside others;
+            L10 concurrency::block_of_addresses: S1 R5, beside others;
+            L11 concurrency::hand_over: S1, beside others;
         }
         Limits {
             X01 limits::empty_keys: X1 E1;
-            X02 limits::too_many_ops: X2 E1;
-            X03 limits::full_txn: X2;
-            X04 limits::value_sizes: X3 K2 E1;
-            X05 limits::request_sizes: X4 E1;
+            X02 limits::too_many_ops: X2 E1, beside others;
+            X03 limits::full_txn: X2, beside others;
+            X04 limits::value_sizes: X3 K2 E1, beside others;
+            X05 limits::request_sizes: X4 E1, beside others;
             X06 limits::key_sizes: X1;
-            X07 limits::large_replies: G10;
+            X07 limits::large_replies: G10, beside others;
             X08 limits::refusals_change_nothing: E1;
             X09 limits::awkward_keys_in_errors: E4 T8 K1;
             X10 limits::use_after_close: E5, needs Close;

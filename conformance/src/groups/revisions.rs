@@ -27,7 +27,7 @@ pub(crate) async fn dense(t: Subject) -> Checked {
 pub(crate) async fn identical_put(t: Subject) -> Checked {
     let first = t.put("k", "v").await?;
     let second = t.put("k", "v").await?;
-    same("the revision of an identical put", second, first.next())?;
+    t.revision_is("the revision of an identical put", second, first.next())?;
     same("the entry after it", t.get("k").await?, Some(entry("k", "v", first, second, 2)))
 }
 
@@ -67,7 +67,7 @@ fn span_of_nothing() -> Range {
 pub(crate) async fn many_puts_one_revision(t: Subject) -> Checked {
     let base = t.put("k", "v").await?;
     let answer = t.run((0..MAX_TXN_OPS).map(|i| Op::put(format!("p/{i:03}"), "v"))).await?;
-    same("the revision of a transaction of many puts", answer.revision, base.next())?;
+    t.revision_is("the revision of a transaction of many puts", answer.revision, base.next())?;
     let listed = t.list(Range::prefix("p/")).await?.kvs;
     same("how many keys there are", listed.len(), MAX_TXN_OPS).of("T2")?;
     let together = listed.iter().all(|kv| kv.mod_revision == answer.revision && kv.create_revision == answer.revision);
@@ -77,7 +77,7 @@ pub(crate) async fn many_puts_one_revision(t: Subject) -> Checked {
 pub(crate) async fn noop_delete_and_put(t: Subject) -> Checked {
     let base = t.put("k", "v").await?;
     let answer = t.run([Op::delete("missing"), Op::put("k", "new"), Op::range(Range::key("k"))]).await?;
-    same("the revision of a transaction with one effective operation", answer.revision, base.next())?;
+    t.revision_is("the revision of a transaction with one effective operation", answer.revision, base.next())?;
     same("the revision of its read", read_result(&answer, 2)?.revision, answer.revision).of("R6")?;
     let found = some("the key", t.get("k").await?)?;
     same("the mod revision of the key", found.mod_revision, answer.revision)
@@ -103,7 +103,7 @@ pub(crate) async fn header_of_past_read(t: Subject) -> Checked {
     t.put("k", "new").await?;
     let now = t.put("other", "v").await?;
     let found = t.range(RangeRequest::new(Range::key("k")).with_at(old)).await?;
-    same("the revision of a read of the past", found.revision, now)?;
+    t.revision_is("the revision of a read of the past", found.revision, now)?;
     same("the entry that it found", found.kvs, vec![entry("k", "old", old, old, 1)]).of("G7")
 }
 

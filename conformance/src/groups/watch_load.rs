@@ -100,12 +100,13 @@ pub(crate) async fn large_values(t: Subject) -> Checked {
     const BYTES: usize = 1 << 20;
     let base = t.revision().await?;
     let mut live = t.watcher(Range::prefix("p/"), base.next()).await?;
+    let mut last = base;
     for (i, fill) in FILLS.iter().enumerate() {
-        t.put(format!("p/{i}"), vec![*fill; BYTES]).await?;
+        last = t.put(format!("p/{i}"), vec![*fill; BYTES]).await?;
     }
     let mut replayed = t.watcher(Range::prefix("p/"), base.next()).await?;
     for watcher in [&mut live, &mut replayed] {
-        let batches = watcher.until(after(base, FILLS.len() as i64)).await?;
+        let batches = watcher.until(last).await?;
         same("how many batches there are", batches.len(), FILLS.len())?;
         for (batch, fill) in batches.iter().zip(FILLS) {
             let value = &batch.events[0].kv.value;
