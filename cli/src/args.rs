@@ -18,6 +18,8 @@ Examples:
 Which store:
   1. --store URL
   2. the environment: DATASTORE_TYPE, DATASTORE_PATH, ETCD_ENDPOINTS
+     (and for every etcd ETCD_CA_CERT_FILE, ETCD_CERT_FILE, ETCD_KEY_FILE,
+     ETCD_USERNAME, ETCD_PASSWORD)
   3. the one store that the CNI configuration in /etc/cni/net.d names
   4. sled:///var/lib/margay/ipam.sled
 Unless --store was given, the first line on stderr says which one it is.
@@ -31,7 +33,7 @@ const GLOBAL: &str = "Global options";
 #[derive(Debug, Parser)]
 #[command(name = "margay", version, after_help = EXAMPLES, propagate_version = true, max_term_width = 110)]
 pub(crate) struct Cli {
-    /// The store to work on: sled:///path or redb:///path
+    /// The store to work on: sled:///path, redb:///path or etcd://host:port
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "URL")]
     pub(crate) store: Option<String>,
 

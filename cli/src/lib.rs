@@ -59,7 +59,7 @@ pub fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
 fn execute(cli: &Cli, env: &Environment<'_>, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
     let chosen = store::choose(cli, env, err)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
+        .enable_all()
         .build()
         .map_err(|error| Failure::new(format!("cannot start: {error}")))?;
     let answer = runtime.block_on(verbs::run(&cli.command, &chosen.location))?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use datastore::{Create, Location};
 use ipam_core::assign::{AssignRequest, Bridge, PoolDefinition, Repeated, Wanted};
 use ipam_core::{BridgeError, Ipam, Nodes};
-use kv::{Deadline, ErrorKind, Store};
+use kv::{Deadline, ErrorKind, Operation, Store};
 
 use crate::error::{CniError, Result};
 use crate::request::{AddRequest, Allocator, Assigned, Bridged, CheckRequest, DelRequest, Network, OwnPool};
@@ -43,6 +43,9 @@ impl StoreAllocator {
             if let Some(store) = &self.given {
                 return Ok(work(Ipam::new(Arc::clone(store), nodes), deadline).await?);
             }
+            if let Location::Etcd(_) = location {
+                return Err(no_etcd_yet().into());
+            }
             let open = datastore::open_in_place(location, create, deadline.remaining_for_work()).await?;
             let done = work(Ipam::new(open.store(), nodes), deadline).await;
             if let Err(error) = open.close().await {
@@ -51,6 +54,12 @@ impl StoreAllocator {
             Ok(done?)
         })
     }
+}
+
+/// The store on etcd is there, but what an ADD must do there besides is not.
+fn no_etcd_yet() -> kv::Error {
+    let error = kv::Error::new(ErrorKind::Unsupported, Operation::Open, "etcd");
+    error.with_detail("the plugin of this version cannot work on etcd yet; set datastore_type to sled or redb")
 }
 
 impl Allocator for StoreAllocator {

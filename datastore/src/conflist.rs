@@ -52,7 +52,7 @@ impl Found {
         // An operator's shell is not the runtime's: its environment has nothing to do with what the file means.
         match for_netconf(&conf, &|_| None) {
             Ok(location) => {
-                if !self.candidates.iter().any(|known| known.location == location) {
+                if !self.candidates.iter().any(|known| known.location.is_same_store(&location)) {
                     self.candidates.push(Candidate { location, file: file.to_owned() });
                 }
             }

@@ -4,50 +4,90 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv::{Result, Store};
+use kv::{Error, ErrorKind, Operation, Result, Store};
 use kv_mvcc::{Blocking, MvccStore};
 
+use crate::location::Etcd;
 use crate::open::Create;
 
 /// An open store, and the handle that closes it.
 #[derive(Debug)]
-pub(crate) struct Opened {
-    store: MvccStore,
+pub(crate) enum Opened {
+    Mvcc(MvccStore),
+    #[cfg(feature = "etcd")]
+    Etcd(backend_etcd::EtcdStore),
 }
 
 impl Opened {
     pub(crate) fn store(&self) -> Arc<dyn Store> {
-        Arc::new(self.store.clone())
+        match self {
+            Self::Mvcc(store) => Arc::new(store.clone()),
+            #[cfg(feature = "etcd")]
+            Self::Etcd(store) => Arc::new(store.clone()),
+        }
     }
 
     pub(crate) async fn close(self) -> Result<()> {
-        self.store.close().await
+        match self {
+            Self::Mvcc(store) => store.close().await,
+            #[cfg(feature = "etcd")]
+            Self::Etcd(store) => {
+                store.close();
+                Ok(())
+            }
+        }
     }
 }
 
 /// A new, empty store in memory.
 pub(crate) fn memory() -> Opened {
-    Opened { store: kv_mvcc::memory() }
+    Opened::Mvcc(kv_mvcc::memory())
 }
 
 #[cfg(feature = "sled")]
 pub(crate) async fn sled(path: &Path, create: Create, wait: Duration, blocking: Blocking) -> Result<Opened> {
-    Ok(Opened { store: backend_sled::open(path, &options(create, wait, blocking)).await? })
+    Ok(Opened::Mvcc(backend_sled::open(path, &options(create, wait, blocking)).await?))
 }
 
 #[cfg(feature = "redb")]
 pub(crate) async fn redb(path: &Path, create: Create, wait: Duration, blocking: Blocking) -> Result<Opened> {
-    Ok(Opened { store: backend_redb::open(path, &options(create, wait, blocking)).await? })
+    Ok(Opened::Mvcc(backend_redb::open(path, &options(create, wait, blocking)).await?))
 }
 
 #[cfg(not(feature = "sled"))]
 pub(crate) async fn sled(_path: &Path, _create: Create, _wait: Duration, _blocking: Blocking) -> Result<Opened> {
-    Err(crate::open::unsupported("sled").with_detail("this build was made without sled"))
+    Err(left_out("sled"))
 }
 
 #[cfg(not(feature = "redb"))]
 pub(crate) async fn redb(_path: &Path, _create: Create, _wait: Duration, _blocking: Blocking) -> Result<Opened> {
-    Err(crate::open::unsupported("redb").with_detail("this build was made without redb"))
+    Err(left_out("redb"))
+}
+
+#[cfg(feature = "etcd")]
+pub(crate) async fn etcd(etcd: &Etcd, blocking: Blocking) -> Result<Opened> {
+    match blocking {
+        Blocking::InPlace => crate::etcd::open(etcd).map(Opened::Etcd),
+        Blocking::OnThreads => {
+            let etcd = etcd.clone();
+            // Certificates are read from files.
+            let opening = tokio::task::spawn_blocking(move || crate::etcd::open(&etcd));
+            let opened =
+                opening.await.map_err(|panic| Error::new(ErrorKind::Io, Operation::Open, "etcd").with_source(panic));
+            opened?.map(Opened::Etcd)
+        }
+    }
+}
+
+#[cfg(not(feature = "etcd"))]
+pub(crate) async fn etcd(_etcd: &Etcd, _blocking: Blocking) -> Result<Opened> {
+    Err(left_out("etcd"))
+}
+
+#[cfg(not(all(feature = "sled", feature = "redb", feature = "etcd")))]
+fn left_out(store: &'static str) -> Error {
+    Error::new(ErrorKind::Unsupported, Operation::Open, store)
+        .with_detail(format!("this build was made without {store}"))
 }
 
 #[cfg(any(feature = "sled", feature = "redb"))]

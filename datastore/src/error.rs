@@ -30,6 +30,10 @@ pub enum ConfigError {
     NoEndpoints,
     /// Both endpoints and an SRV domain.
     EndpointsAndDiscovery,
+    /// The file of a key for etcd, without that of its certificate.
+    KeyWithoutCertificate,
+    /// The file of a certificate for etcd, without that of its key.
+    CertificateWithoutKey,
     /// The Kubernetes API as a datastore.
     Kubernetes,
     /// The environment names an embedded store, NetConf an etcd or Kubernetes one.
@@ -87,6 +91,8 @@ impl ConfigError {
                     .into()
             }
             Self::EndpointsAndDiscovery => "remove one of the two".into(),
+            Self::KeyWithoutCertificate => "set etcd_cert_file (or ETCD_CERT_FILE) as well".into(),
+            Self::CertificateWithoutKey => "set etcd_key_file (or ETCD_KEY_FILE) as well".into(),
             Self::Kubernetes => {
                 "keep the addresses in etcd (datastore_type etcdv3) or on this host (datastore_type sled or redb)"
                     .into()
@@ -129,6 +135,8 @@ impl fmt::Display for ConfigError {
                 "multiple discovery or bootstrap options specified, use either \"etcdEndpoints\" or \
                  \"etcdDiscoverySrv\"",
             ),
+            Self::KeyWithoutCertificate => f.write_str("a key for etcd is configured without its certificate"),
+            Self::CertificateWithoutKey => f.write_str("a certificate for etcd is configured without its key"),
             Self::Kubernetes => f.write_str("datastore type kubernetes is not supported"),
             Self::Contradiction { environment } => write!(
                 f,

@@ -4,17 +4,20 @@
 //! `margay`) turn configuration into a [`Location`]; the environment is a function that the caller passes in, and is
 //! not even called where a NetConf names an embedded store. The second half, [`open`], opens a location.
 
+mod access;
 mod conflist;
-
 mod engines;
 mod environment;
 mod error;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod location;
 mod netconf;
 mod open;
 mod operator;
 mod settings;
 
+pub use access::{Access, Identity, Login, Pem};
 pub use conflist::DEFAULT_CONF_DIR;
 pub use environment::{Environment, process_environment};
 pub use error::{Candidate, ConfigError, Result};

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use crate::access::Access;
 use crate::error::{ConfigError, Result};
 
 /// Where a sled store is if nothing says otherwise.
@@ -14,13 +15,24 @@ pub const DEFAULT_REDB_PATH: &str = "/var/lib/margay/ipam.redb";
 
 /// How to reach an etcd cluster: endpoints, or a domain to look them up in; exactly one of the two is not empty.
 ///
-/// It holds no secret: an endpoint with a user or a password in it is never taken.
+/// Secrets are in `access` alone, which neither `Display` nor `Debug` shows: an endpoint with a user or a password in it
+/// is never taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Etcd {
-    /// The members, as `http://host:port` or `https://host:port`.
+    /// The members, as `http://host:port`, `https://host:port` or `unix:///path`.
     pub endpoints: Vec<String>,
     /// The domain whose SRV records name the members.
     pub discovery_srv: String,
+    /// What it takes to be let in.
+    pub access: Access,
+}
+
+impl Etcd {
+    /// True if it says of each member that it is without TLS.
+    pub fn all_without_tls(&self) -> bool {
+        let without = |endpoint: &String| endpoint.starts_with("http://") || endpoint.starts_with("unix:");
+        self.discovery_srv.is_empty() && self.endpoints.iter().all(without)
+    }
 }
 
 /// Where a store is. It parses from, and prints as, a store URL.
@@ -43,6 +55,16 @@ impl Location {
         match self {
             Self::Sled(path) | Self::Redb(path) => Some(path),
             Self::Memory | Self::Etcd(_) => None,
+        }
+    }
+
+    /// True if both are the same store, however it is reached.
+    pub(crate) fn is_same_store(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Etcd(one), Self::Etcd(two)) => {
+                one.endpoints == two.endpoints && one.discovery_srv == two.discovery_srv
+            }
+            _ => self == other,
         }
     }
 }

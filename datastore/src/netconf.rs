@@ -3,7 +3,7 @@
 use crate::environment::{Environment, overriding};
 use crate::error::{ConfigError, Result};
 use crate::location::Location;
-use crate::settings::{Cluster, Settings};
+use crate::settings::{Cluster, EtcdFiles, Settings};
 
 /// What a NetConf says about the store; absent and empty are the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,14 +33,20 @@ pub struct NetConfStore {
 impl NetConfStore {
     /// The NetConf's own settings, without the environment.
     pub(crate) fn settings(&self) -> Settings {
-        let signs =
-            [&self.etcd_key_file, &self.etcd_cert_file, &self.etcd_ca_cert_file, &self.kubeconfig, &self.k8s_api_root];
-        let meant = signs.into_iter().any(|sign| !sign.is_empty());
+        let meant = [&self.kubeconfig, &self.k8s_api_root].into_iter().any(|sign| !sign.is_empty());
         Settings {
             datastore_type: self.datastore_type.clone(),
             path: self.datastore_path.clone(),
             etcd_endpoints: self.etcd_endpoints.clone(),
             etcd_discovery_srv: self.etcd_discovery_srv.clone(),
+            etcd_files: EtcdFiles {
+                key: self.etcd_key_file.clone(),
+                certificate: self.etcd_cert_file.clone(),
+                authority: self.etcd_ca_cert_file.clone(),
+            },
+            // Calico's plugin knows no user in a NetConf either: it takes both from the environment.
+            etcd_username: String::new(),
+            etcd_password: String::new(),
             cluster: if meant { Cluster::Meant } else { Cluster::Absent },
             path_setting: "datastore_path",
         }
@@ -97,6 +103,13 @@ fn merge(own: &Settings, env: &Environment<'_>) -> Settings {
         path: if own.path.is_empty() { outer.path } else { own.path.clone() },
         etcd_endpoints: pick("ETCD_ENDPOINTS", &own.etcd_endpoints, outer.etcd_endpoints),
         etcd_discovery_srv: pick("ETCD_DISCOVERY_SRV", &own.etcd_discovery_srv, outer.etcd_discovery_srv),
+        etcd_files: EtcdFiles {
+            key: pick("ETCD_KEY_FILE", &own.etcd_files.key, outer.etcd_files.key),
+            certificate: pick("ETCD_CERT_FILE", &own.etcd_files.certificate, outer.etcd_files.certificate),
+            authority: pick("ETCD_CA_CERT_FILE", &own.etcd_files.authority, outer.etcd_files.authority),
+        },
+        etcd_username: outer.etcd_username,
+        etcd_password: outer.etcd_password,
         cluster: if meant { Cluster::Meant } else { Cluster::Absent },
     }
 }
@@ -104,6 +117,7 @@ fn merge(own: &Settings, env: &Environment<'_>) -> Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::{Access, Identity, Login, Pem};
     use crate::location::{DEFAULT_REDB_PATH, DEFAULT_SLED_PATH};
 
     fn conf(set: impl FnOnce(&mut NetConfStore)) -> NetConfStore {
@@ -119,7 +133,7 @@ mod tests {
     fn etcd(endpoints: &[&str]) -> Location {
         Location::Etcd(crate::Etcd {
             endpoints: endpoints.iter().map(|e| (*e).to_owned()).collect(),
-            discovery_srv: String::new(),
+            ..crate::Etcd::default()
         })
     }
 
@@ -213,6 +227,36 @@ mod tests {
             c.etcd_discovery_srv = "d".into();
         });
         assert!(with(&both, &[]).unwrap_err().to_string().starts_with("multiple discovery or bootstrap options"));
+    }
+
+    #[test]
+    fn who_is_let_in_by_etcd() {
+        let conf = conf(|c| {
+            c.etcd_endpoints = "https://a:1".into();
+            c.etcd_ca_cert_file = "/own/ca".into();
+            c.etcd_cert_file = "/own/cert".into();
+            c.etcd_key_file = "/own/key".into();
+        });
+        let access = |env: &[(&str, &str)]| match with(&conf, env).unwrap() {
+            Location::Etcd(etcd) => etcd.access,
+            other => panic!("{other}"),
+        };
+        let file = |path: &str| Pem::File(path.into());
+        let identity = Identity { certificate: file("/own/cert"), key: file("/own/key") };
+        let own = Access { authority: Some(file("/own/ca")), identity: Some(identity), login: None };
+        assert_eq!(access(&[]), own);
+        assert_eq!(access(&[("ETCD_CA_CERT_FILE", "/env/ca")]), own);
+        assert_eq!(access(&[("CALICO_ETCD_CA_CERT_FILE", "/env/ca")]).authority, Some(file("/env/ca")));
+        let login = |password: &str| Some(Login { user: "root".into(), password: password.into() });
+        assert_eq!(access(&[("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "p")]).login, login("p"));
+        let env = [("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "p"), ("CALICO_ETCD_PASSWORD", "q")];
+        assert_eq!(access(&env).login, login("q"));
+        // Both or nobody, as with Calico.
+        for half in [("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "p")] {
+            assert_eq!(access(&[half]).login, None);
+        }
+        assert_eq!(with(&conf, &[("CALICO_ETCD_KEY_FILE", "")]).unwrap_err(), ConfigError::CertificateWithoutKey);
+        assert_eq!(with(&conf, &[("CALICO_ETCD_CERT_FILE", "")]).unwrap_err(), ConfigError::KeyWithoutCertificate);
     }
 
     #[test]

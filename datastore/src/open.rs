@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv::{Error, ErrorKind, Operation, Result, Store};
+use kv::{Result, Store};
 use kv_mvcc::Blocking;
 
 use crate::engines::{self, Opened};
@@ -45,7 +45,7 @@ impl OpenStore {
 ///
 /// # Errors
 /// `Missing` if there is nothing and `create` says never; `Locked` if the turn did not come in time; `Unsupported` for
-/// etcd, which this version cannot open, and for an engine that this build was made without; else the engine's.
+/// an engine that this build was made without, and for etcd settings that are none; else the engine's.
 pub async fn open(location: &Location, create: Create, wait: Duration) -> Result<OpenStore> {
     open_as(location, create, wait, Blocking::OnThreads).await
 }
@@ -64,28 +64,7 @@ async fn open_as(location: &Location, create: Create, wait: Duration, blocking: 
         Location::Sled(path) => engines::sled(path, create, wait, blocking).await?,
         Location::Redb(path) => engines::redb(path, create, wait, blocking).await?,
         Location::Memory => engines::memory(),
-        Location::Etcd(_) => {
-            return Err(unsupported("etcd")
-                .with_detail("this version of Margay cannot open etcd yet; use a sled:// or redb:// store"));
-        }
+        Location::Etcd(etcd) => engines::etcd(etcd, blocking).await?,
     };
     Ok(OpenStore { opened })
-}
-
-/// The error for a kind of store that cannot be opened.
-pub(crate) fn unsupported(store: &'static str) -> Error {
-    Error::new(ErrorKind::Unsupported, Operation::Open, store)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn etcd_is_recognised_and_refused() {
-        let location = "etcd://127.0.0.1:2379".parse().unwrap();
-        let error = open(&location, Create::Never, Duration::ZERO).await.unwrap_err();
-        assert_eq!(*error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains("cannot open etcd yet"), "{error}");
-    }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::conflist::scan;
 use crate::environment::Environment;
 use crate::error::{ConfigError, Result};
-use crate::location::Location;
+use crate::location::{Etcd, Location};
 use crate::settings::Settings;
 
 /// What the choice of a store rests on.
@@ -47,7 +47,9 @@ pub struct Chosen {
 
 /// The store that the operator's command works on: the URL if there is one, else what the environment names
 /// (`DATASTORE_TYPE`, `DATASTORE_PATH`, `ETCD_ENDPOINTS`, ..., with or without `CALICO_`), else the one store that the
-/// CNI configuration in `conf_dir` names, else the default.
+/// CNI configuration in `conf_dir` names, else the default. What it takes to be let in by an etcd that a URL names is
+/// taken from the environment (`ETCD_KEY_FILE`, `ETCD_CERT_FILE`, `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`,
+/// `ETCD_PASSWORD`), and so is what a file of the CNI configuration leaves out.
 ///
 /// A `KUBECONFIG` in the environment means nothing here: operators have one for other purposes.
 ///
@@ -59,15 +61,30 @@ pub fn for_operator(url: Option<&str>, env: &Environment<'_>, conf_dir: &Path) -
     if let Some(url) = url {
         return match url.parse()? {
             Location::Memory => Err(ConfigError::MemoryStore),
+            Location::Etcd(etcd) => {
+                let access = in_environment(Settings::from_environment(env).access())?;
+                Ok(chosen(Location::Etcd(Etcd { access, ..etcd }), Source::Url))
+            }
             location => Ok(chosen(location, Source::Url)),
         };
     }
     let settings = Settings::from_environment(env);
     if settings.names_a_store() {
-        let location = settings.location().map_err(|error| ConfigError::InEnvironment(Box::new(error)))?;
-        return Ok(chosen(location, Source::Environment));
+        return Ok(chosen(in_environment(settings.location())?, Source::Environment));
     }
-    from_configuration(conf_dir)
+    let found = from_configuration(conf_dir)?;
+    match found.location {
+        // A NetConf has no place for a password.
+        Location::Etcd(etcd) => {
+            let access = etcd.access.or(in_environment(settings.access())?);
+            Ok(Chosen { location: Location::Etcd(Etcd { access, ..etcd }), ..found })
+        }
+        _ => Ok(found),
+    }
+}
+
+fn in_environment<T>(result: Result<T>) -> Result<T> {
+    result.map_err(|error| ConfigError::InEnvironment(Box::new(error)))
 }
 
 fn from_configuration(conf_dir: &Path) -> Result<Chosen> {
@@ -93,6 +110,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::access::Pem;
 
     fn choose(url: Option<&str>, env: &[(&str, &str)], dir: &Path) -> Result<Chosen> {
         let env = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
@@ -138,6 +156,34 @@ mod tests {
         }
         let error = choose(None, &[("DATASTORE_TYPE", "foo")], dir.path()).unwrap_err();
         assert_eq!(error.to_string(), "in the environment: unknown datastore type: foo");
+    }
+
+    #[test]
+    fn who_is_let_in_by_etcd() {
+        const ETCD: &str = r#"{"type":"calico","etcd_endpoints":"https://b:1","etcd_ca_cert_file":"/conf/ca",
+            "ipam":{"type":"calico-ipam"}}"#;
+        let env = [("ETCD_CA_CERT_FILE", "/env/ca"), ("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "hidden")];
+        let dir = folder(&[("1.conf", ETCD), ("2.conf", &ETCD.replace("/conf/ca", "/other/ca"))]);
+        let with_endpoints = [&env[..], &[("ETCD_ENDPOINTS", "https://c:1")]].concat();
+        let cases: [(Option<&str>, &[(&str, &str)], &str, &str); 3] = [
+            (Some("etcd+https://a:1"), &env, "https://a:1", "/env/ca"),
+            (None, &with_endpoints, "https://c:1", "/env/ca"),
+            (None, &[], "https://b:1", "/conf/ca"),
+        ];
+        for (url, env, endpoint, authority) in cases {
+            let Location::Etcd(etcd) = choose(url, env, dir.path()).unwrap().location else { panic!("{url:?}") };
+            assert_eq!(etcd.endpoints, [endpoint]);
+            assert_eq!(etcd.access.authority, Some(Pem::File(authority.into())), "{endpoint}");
+            assert_eq!(etcd.access.login.is_some(), !env.is_empty(), "{endpoint}");
+            let shown = format!("{etcd:?} {etcd}");
+            assert!(!shown.contains("hidden"), "{shown}");
+        }
+        let login = [("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "hidden")];
+        let Location::Etcd(etcd) = choose(None, &login, dir.path()).unwrap().location else { panic!() };
+        assert!(etcd.access.login.is_some(), "what a file has no place for is in the environment");
+        let half = [("ETCD_KEY_FILE", "/k")];
+        let error = choose(Some("etcd+https://a:1"), &half, dir.path()).unwrap_err();
+        assert_eq!(error.to_string(), "in the environment: a key for etcd is configured without its certificate");
     }
 
     #[test]

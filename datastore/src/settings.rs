@@ -2,21 +2,33 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::access::{Access, Identity, Login, Pem};
 use crate::environment::{Environment, variable};
 use crate::error::{ConfigError, Result};
 use crate::location::{DEFAULT_REDB_PATH, DEFAULT_SLED_PATH, Etcd, Location, endpoints};
 
 /// What is configured; empty means not set.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Settings {
     pub(crate) datastore_type: String,
     pub(crate) path: String,
     pub(crate) etcd_endpoints: String,
     pub(crate) etcd_discovery_srv: String,
-    /// Whether there is any other sign of etcd or Kubernetes: TLS files, a kubeconfig, the address of an API server.
+    pub(crate) etcd_files: EtcdFiles,
+    pub(crate) etcd_username: String,
+    pub(crate) etcd_password: String,
+    /// Whether there is a sign of Kubernetes: a kubeconfig, or the address of an API server.
     pub(crate) cluster: Cluster,
     /// The name of the setting that the path is from.
     pub(crate) path_setting: &'static str,
+}
+
+/// The files of certificates and keys.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EtcdFiles {
+    pub(crate) key: String,
+    pub(crate) certificate: String,
+    pub(crate) authority: String,
 }
 
 /// Whether something points to a cluster, so that a store on this host would be the wrong answer to a gap.
@@ -32,13 +44,19 @@ impl Settings {
     /// has a `KUBECONFIG`, so the caller adds that one where it matters.
     pub(crate) fn from_environment(env: &Environment<'_>) -> Self {
         let get = |name| variable(env, name);
-        let tls = ["ETCD_KEY_FILE", "ETCD_CERT_FILE", "ETCD_CA_CERT_FILE"];
         Self {
             datastore_type: get("DATASTORE_TYPE"),
             path: get("DATASTORE_PATH"),
             etcd_endpoints: get("ETCD_ENDPOINTS"),
             etcd_discovery_srv: get("ETCD_DISCOVERY_SRV"),
-            cluster: if tls.into_iter().any(|name| !get(name).is_empty()) { Cluster::Meant } else { Cluster::Absent },
+            etcd_files: EtcdFiles {
+                key: get("ETCD_KEY_FILE"),
+                certificate: get("ETCD_CERT_FILE"),
+                authority: get("ETCD_CA_CERT_FILE"),
+            },
+            etcd_username: get("ETCD_USERNAME"),
+            etcd_password: get("ETCD_PASSWORD"),
+            cluster: Cluster::Absent,
             path_setting: "DATASTORE_PATH",
         }
     }
@@ -54,7 +72,9 @@ impl Settings {
     }
 
     fn has_cluster_setting(&self) -> bool {
-        self.cluster == Cluster::Meant || !self.etcd_endpoints.is_empty() || !self.etcd_discovery_srv.is_empty()
+        let EtcdFiles { key, certificate, authority } = &self.etcd_files;
+        let etcd = [&self.etcd_endpoints, &self.etcd_discovery_srv, key, certificate, authority];
+        self.cluster == Cluster::Meant || etcd.into_iter().any(|setting| !setting.is_empty())
     }
 
     /// True if the type is one of an embedded store.
@@ -87,13 +107,29 @@ impl Settings {
         if !self.path.is_empty() {
             return Err(ConfigError::PathWithoutEmbedded);
         }
-        if self.etcd_discovery_srv.is_empty() {
-            return Ok(Location::Etcd(Etcd { endpoints: endpoints(&self.etcd_endpoints)?, ..Etcd::default() }));
-        }
-        if self.etcd_endpoints.is_empty() {
-            let discovery_srv = self.etcd_discovery_srv.clone();
-            return Ok(Location::Etcd(Etcd { discovery_srv, ..Etcd::default() }));
-        }
-        Err(ConfigError::EndpointsAndDiscovery)
+        let (endpoints, discovery_srv) = match (&self.etcd_endpoints, &self.etcd_discovery_srv) {
+            (list, domain) if domain.is_empty() => (endpoints(list)?, String::new()),
+            (list, domain) if list.is_empty() => (Vec::new(), domain.clone()),
+            _ => return Err(ConfigError::EndpointsAndDiscovery),
+        };
+        Ok(Location::Etcd(Etcd { endpoints, discovery_srv, access: self.access()? }))
+    }
+
+    /// What it takes to be let in by an etcd. As with Calico, a user without a password, or the other way, is nobody.
+    pub(crate) fn access(&self) -> Result<Access> {
+        let file = |path: &String| Pem::File(path.into());
+        let EtcdFiles { key, certificate, authority } = &self.etcd_files;
+        let identity = match (certificate.is_empty(), key.is_empty()) {
+            (true, true) => None,
+            (false, false) => Some(Identity { certificate: file(certificate), key: file(key) }),
+            (true, false) => return Err(ConfigError::KeyWithoutCertificate),
+            (false, true) => return Err(ConfigError::CertificateWithoutKey),
+        };
+        let login = !self.etcd_username.is_empty() && !self.etcd_password.is_empty();
+        Ok(Access {
+            authority: (!authority.is_empty()).then(|| file(authority)),
+            identity,
+            login: login.then(|| Login { user: self.etcd_username.clone(), password: self.etcd_password.clone() }),
+        })
     }
 }

@@ -1,0 +1,48 @@
+//! Opening a store on etcd.
+
+use backend_etcd::{Credentials, EtcdStore, Options, Tls};
+use kv::Result;
+
+use crate::access::{Access, Pem};
+use crate::location::Etcd;
+
+/// The store on the cluster that `etcd` names. Nothing is sent yet; files are read.
+///
+/// # Errors
+/// What is wrong with the endpoints, or with certificates and keys.
+pub(crate) fn open(etcd: &Etcd) -> Result<EtcdStore> {
+    EtcdStore::open(&options(etcd))
+}
+
+fn options(etcd: &Etcd) -> Options {
+    let mut options = Options::new(etcd.endpoints.iter().cloned());
+    if etcd.access.names_certificates() {
+        if etcd.all_without_tls() {
+            tracing::warn!(store = %etcd, "etcd is reached without TLS, though certificates are configured");
+        } else {
+            options = options.with_tls(tls(&etcd.access));
+        }
+    }
+    match &etcd.access.login {
+        Some(login) => options.with_credentials(Credentials::new(&login.user, &login.password)),
+        None => options,
+    }
+}
+
+fn tls(access: &Access) -> Tls {
+    let tls = match &access.authority {
+        Some(authority) => Tls::new().with_authority(pem(authority)),
+        None => Tls::new(),
+    };
+    match &access.identity {
+        Some(identity) => tls.with_identity(pem(&identity.certificate), pem(&identity.key)),
+        None => tls,
+    }
+}
+
+fn pem(pem: &Pem) -> backend_etcd::Pem {
+    match pem {
+        Pem::File(path) => backend_etcd::Pem::File(path.clone()),
+        Pem::Inline(text) => backend_etcd::Pem::Inline(text.clone().into_bytes()),
+    }
+}
