@@ -165,8 +165,8 @@ mod tests {
         let env = [("ETCD_CA_CERT_FILE", "/env/ca"), ("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "hidden")];
         let dir = folder(&[("1.conf", ETCD), ("2.conf", &ETCD.replace("/conf/ca", "/other/ca"))]);
         let with_endpoints = [&env[..], &[("ETCD_ENDPOINTS", "https://c:1")]].concat();
-        let cases: [(Option<&str>, &[(&str, &str)], &str, &str); 3] = [
-            (Some("etcd+https://a:1"), &env, "https://a:1", "/env/ca"),
+        let cases = [
+            (Some("etcd+https://a:1"), &env[..], "https://a:1", "/env/ca"),
             (None, &with_endpoints, "https://c:1", "/env/ca"),
             (None, &[], "https://b:1", "/conf/ca"),
         ];

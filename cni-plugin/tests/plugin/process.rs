@@ -43,6 +43,16 @@ fn the_name_it_is_called_by_counts() {
 }
 
 #[test]
+fn etcd_is_refused_whatever_else_the_build_can_do() {
+    let conf = br#"{"name":"net1","cniVersion":"1.0.0","type":"calico","etcd_endpoints":"http://127.0.0.1:1"}"#;
+    for verb in ["ADD", "DEL"] {
+        let outcome = finish(Command::new(PROGRAM).env_clear().envs(environment(verb)), conf);
+        let (_, message, details) = error_of(&outcome);
+        assert!(format!("{message} {details}").contains("cannot work on etcd yet"), "{message} {details}");
+    }
+}
+
+#[test]
 fn a_result_that_cannot_be_printed_is_a_failure() {
     for (verb, conf) in [
         ("VERSION", ""),
