@@ -28,6 +28,10 @@ pub enum Group {
     Concurrency,
     /// Sizes, counts and bad input.
     Limits,
+    /// What is there after a crash, on a full disk, and when files are damaged.
+    Durability,
+    /// Several processes with one store.
+    Processes,
 }
 
 /// How a case gets on with others.
@@ -89,7 +93,7 @@ impl Case {
 
     /// Why it cannot run in an environment with these abilities, if so.
     pub fn ignored_because(&self, abilities: &[Ability]) -> Option<&'static str> {
-        self.needs.iter().find(|need| !abilities.contains(need)).map(|need| need.missing())
+        self.needs.iter().find(|need| !need.is_among(abilities)).map(|need| need.missing())
     }
 }
 

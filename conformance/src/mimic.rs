@@ -10,6 +10,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use crate::case::Case;
 use crate::expect::Checked;
 use crate::harness::{Ability, Harness};
+use crate::process::play_role;
 use crate::runner::{Options, Stage};
 use crate::table::cases;
 
@@ -48,6 +49,9 @@ pub enum Happens {
 /// They run as well, and each must break the rule that is given and no other: the test fails if one fails otherwise, or
 /// passes although it happens always, so that the list stays true.
 pub fn main_knowing(harness: impl Harness, ignored: &[&str], known: &[KnownFailure]) -> ExitCode {
+    if let Some(code) = play_role(&harness) {
+        return code;
+    }
     let arguments = Arguments::from_args();
     let checked = check_ignored(harness.abilities(), ignored).and_then(|()| check_known(harness.abilities(), known));
     if let Err(difference) = checked {

@@ -296,7 +296,7 @@ async fn perform(harness: Arc<dyn Harness>, case: Case, patience: Duration) -> C
     let fresh = AssertUnwindSafe(harness.fresh()).catch_unwind().await.map_err(|panic| panicked(&*panic))?;
     let fixture =
         fresh.map_err(|error| Failure::new("the environment: a fresh store", "a store", error.to_string()))?;
-    let (subject, over) = Subject::new(fixture, patience, harness.tenancy());
+    let (subject, over) = Subject::new(harness, fixture, patience);
     let told = AssertUnwindSafe(async { (case.story)(subject).await }).catch_unwind().await;
     let outcome = told.unwrap_or_else(|panic| Err(panicked(&*panic)));
     let Ok(mut fixture) = over.await else { return outcome };

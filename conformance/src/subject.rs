@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::ops::Deref;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use kv::{
 
 use crate::case::Tenancy;
 use crate::expect::{Checked, Failure, holds, same};
-use crate::harness::{BoxError, Fixture};
+use crate::harness::{Ability, BoxError, Fixture, Harness};
+use crate::process::{self, Process};
 use crate::watcher::Watcher;
 
 /// How many writes [`Handle::write_all`] keeps going at once.
@@ -120,13 +122,13 @@ pub(crate) async fn within<T>(patience: Duration, checked: &str, work: impl Futu
 }
 
 /// What a case gets: a handle on a fresh store, and what the environment can do with it.
-#[derive(Debug)]
 pub(crate) struct Subject {
     // Before the fixture, so that handles are gone when it takes the store down.
     handle: Option<Handle>,
     fixture: Option<Box<dyn Fixture>>,
     /// Where the fixture goes when the case is over.
     home: Option<oneshot::Sender<Box<dyn Fixture>>>,
+    harness: Arc<dyn Harness>,
     none: Handle,
 }
 
@@ -151,14 +153,15 @@ impl Deref for Subject {
 impl Subject {
     /// What a case gets, and where the fixture arrives when the case is over, however it ends.
     pub(crate) fn new(
+        harness: Arc<dyn Harness>,
         fixture: Box<dyn Fixture>,
         patience: Duration,
-        tenancy: Tenancy,
     ) -> (Self, oneshot::Receiver<Box<dyn Fixture>>) {
+        let tenancy = harness.tenancy();
         let (home, over) = oneshot::channel();
         let handle = Some(Handle::new(fixture.store(), patience, tenancy));
         let none = Handle { store: Arc::new(Gone), patience, tenancy };
-        (Self { handle, fixture: Some(fixture), home: Some(home), none }, over)
+        (Self { handle, fixture: Some(fixture), home: Some(home), harness, none }, over)
     }
 
     fn surroundings(&self) -> Checked<&dyn Fixture> {
@@ -199,9 +202,80 @@ impl Subject {
         self.surroundings_mut()?.close().await.map_err(|error| environment("closing the store", &error))
     }
 
+    /// Lets go of the store, if a process that has it keeps others out.
+    pub(crate) async fn let_go(&mut self) -> Checked {
+        if self.can(Ability::Embedded) {
+            self.handle = None;
+            self.close().await?;
+        }
+        Ok(())
+    }
+
+    /// Takes the store again after [`let_go`](Self::let_go).
+    pub(crate) async fn take_back(&mut self) -> Checked {
+        if self.can(Ability::Embedded) { self.reopen().await } else { Ok(()) }
+    }
+
+    /// Whether the environment has this ability.
+    pub(crate) fn can(&self, ability: Ability) -> bool {
+        ability.is_among(self.harness.abilities())
+    }
+
+    /// The store's address.
+    pub(crate) fn address(&self) -> Checked<String> {
+        self.surroundings()?.address().map_err(|error| environment("the store's address", &error))
+    }
+
+    /// The address of a store below a folder.
+    pub(crate) fn address_in(&self, folder: &Path) -> Checked<String> {
+        self.harness.address_in(folder).map_err(|error| environment("an address in a folder", &error))
+    }
+
+    /// Starts a process that plays a role with this store.
+    pub(crate) fn process(&self, role: &str, arguments: &[u64]) -> Checked<Process> {
+        self.process_at(&self.address()?, role, arguments)
+    }
+
+    /// Starts a process that plays a role with the store at an address.
+    pub(crate) fn process_at(&self, address: &str, role: &str, arguments: &[u64]) -> Checked<Process> {
+        Process::start(process::command(role, arguments, address)?, self.patience())
+    }
+
+    /// Kills whoever holds the data, under the writes of a process; what that has said and nobody has read.
+    pub(crate) async fn crash(&self, writer: Process) -> Checked<Vec<String>> {
+        writer.kill().await
+    }
+
+    /// Opens the store at an address beside whoever has it.
+    pub(crate) async fn join(&self, address: &str, wait: Duration) -> Result<Joined> {
+        let fixture = self.harness.join(address, wait).await?;
+        Ok(Joined { handle: self.handle_on(fixture.store()), _fixture: fixture })
+    }
+
+    /// How long one call may take.
+    pub(crate) fn patience(&self) -> Duration {
+        self.none.patience
+    }
+
     /// How much room the store takes.
     pub(crate) async fn stored_bytes(&self) -> Checked<u64> {
         self.surroundings()?.stored_bytes().await.map_err(|error| environment("measuring the store", &error))
+    }
+}
+
+/// A store that was joined. Dropping it lets go of the store.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    // Before the fixture, so that the handle is gone when it goes.
+    handle: Handle,
+    _fixture: Box<dyn Fixture>,
+}
+
+impl Deref for Joined {
+    type Target = Handle;
+
+    fn deref(&self) -> &Self::Target {
+        &self.handle
     }
 }
 

@@ -4,24 +4,18 @@ use crate::case::Tenancy::{Exclusive, Shared};
 use crate::case::Weight::{Heavy, Light};
 use crate::case::{Case, Group};
 use crate::groups::{
-    basic, concurrency, history, limits, random, random_clients, range, revisions, txn, txn_compare, watch, watch_load,
-    watch_past,
+    basic, concurrency, crash, history, limits, processes, random, random_clients, range, revisions, txn, txn_compare,
+    watch, watch_load, watch_past,
 };
 use crate::harness::Ability;
 
 /// Rules whose cases need what the suite cannot do yet, and what that is.
 pub const LATER: &[(&str, &str)] = &[
-    ("R8", "a killed process"),
     ("R9", "a restored backup"),
-    ("C6", "a killed process"),
     ("W17", "a connection that is cut"),
-    ("S3", "a killed process, and a disk that forgets what was not synced"),
-    ("S4", "a killed process"),
-    ("S5", "a killed process"),
     ("E2", "replies that are lost and a disk that fails"),
     ("E3", "a connection that is cut"),
     ("E6", "damaged files"),
-    ("E7", "several processes"),
 ];
 
 macro_rules! table {
@@ -77,6 +71,7 @@ pub fn cases() -> Vec<Case> {
             R08 revisions::header_covers_answer: R6, beside others;
             R09 revisions::header_of_past_read: R6 G7, beside others;
             R10 revisions::revision_after_reopen: R7 S2, needs Reopen;
+            R11 crash::deletion_compacted_and_killed: R8 R2, needs Processes Crash;
         }
         Txn {
             T01 txn_compare::create_by_version: T4 T2, beside others;
@@ -134,6 +129,7 @@ pub fn cases() -> Vec<Case> {
             H14 history::mark_after_reopen: C5 C1, needs Reopen;
             H15 random::against_the_model: G7 W2;
             H16 history::bounded_room: C7, needs Measure, runs alone;
+            H17 crash::killed_while_compacting: C6 C3 S3 S5, needs Processes Crash;
         }
         Watch {
             W01 watch::simple_events: W2 W5, beside others;
@@ -187,6 +183,23 @@ pub fn cases() -> Vec<Case> {
             X08 limits::refusals_change_nothing: E1;
             X09 limits::awkward_keys_in_errors: E4 T8 K1;
             X10 limits::use_after_close: E5, needs Close;
+        }
+        Durability {
+            D01 crash::acknowledged_writes: S3 S5 R8, needs Processes Crash;
+            D02 crash::acknowledged_txns: S3 S5 T2, needs Processes Crash;
+            D03 crash::prefix_of_many_writers: S5 S3, needs Processes Crash;
+            D04 crash::nothing_seen_is_lost: S4 S5, needs Processes Crash;
+            D05 crash::killed_while_opening: S3 S5, needs Processes Embedded;
+            D06 crash::killed_while_created: S5 R1, needs Processes Embedded Folder;
+        }
+        Processes {
+            M01 processes::second_one_waits: E7 S2, needs Processes Embedded;
+            M02 processes::take_turns_and_count: E7 S1, needs Processes, runs alone;
+            M03 processes::dead_holder_frees_it: E7 S3 S5, needs Processes Embedded;
+            M04 processes::reader_beside_a_writer: G9 S1, needs Processes Embedded;
+            M05 processes::watched_from_elsewhere: W7 W3, needs Processes;
+            M06 processes::child_does_not_hold_it: E7 S3, needs Processes Embedded;
+            M07 processes::two_paths: E7 S2, needs Processes Embedded Folder;
         }
     }
 }

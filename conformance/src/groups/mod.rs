@@ -2,8 +2,10 @@
 
 pub(crate) mod basic;
 pub(crate) mod concurrency;
+pub(crate) mod crash;
 pub(crate) mod history;
 pub(crate) mod limits;
+pub(crate) mod processes;
 pub(crate) mod random;
 pub(crate) mod random_clients;
 pub(crate) mod range;

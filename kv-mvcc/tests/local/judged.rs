@@ -1,8 +1,9 @@
 //! An engine's store, judged by the rules that every store has to keep.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness};
@@ -21,25 +22,41 @@ struct OnDisk<E>(E);
 #[derive(Debug)]
 struct Held<E> {
     engine: E,
-    folder: TempDir,
+    path: PathBuf,
     store: Arc<MvccStore>,
+    // What this process made, it clears away.
+    _folder: Option<TempDir>,
 }
 
-async fn open(engine: impl Engine + 'static, folder: &Path) -> Result<Arc<MvccStore>, BoxError> {
-    let options = OpenOptions::default().with_create(Create::IfMissing);
-    Ok(Arc::new(local::open(engine, &folder.join("store"), &options).await?))
+async fn open(engine: impl Engine + 'static, path: &Path, wait: Duration) -> kv::Result<Arc<MvccStore>> {
+    let options = OpenOptions::default().with_create(Create::IfMissing).with_wait(wait);
+    Ok(Arc::new(local::open(engine, path, &options).await?))
 }
+
+/// How long a store that is opened again may be in use.
+const WAIT: Duration = Duration::from_secs(10);
 
 #[async_trait]
 impl<E: Engine + Copy + std::fmt::Debug + 'static> Harness for OnDisk<E> {
     fn abilities(&self) -> &[Ability] {
-        &[Ability::New, Ability::Reopen, Ability::Close, Ability::Measure]
+        use Ability::{Close, Embedded, Folder, Measure, New, Processes, Reopen};
+        &[New, Reopen, Close, Measure, Processes, Embedded, Folder]
     }
 
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
         let folder = tempfile::tempdir()?;
-        let store = open(self.0, folder.path()).await?;
-        Ok(Box::new(Held { engine: self.0, folder, store }))
+        let path = folder.path().join("store");
+        let store = open(self.0, &path, WAIT).await?;
+        Ok(Box::new(Held { engine: self.0, path, store, _folder: Some(folder) }))
+    }
+
+    async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
+        let store = open(self.0, Path::new(address), wait).await?;
+        Ok(Box::new(Held { engine: self.0, path: address.into(), store, _folder: None }))
+    }
+
+    fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
+        text(&folder.join("store"))
     }
 }
 
@@ -51,7 +68,7 @@ impl<E: Engine + Copy + std::fmt::Debug + 'static> Fixture for Held<E> {
 
     async fn reopen(&mut self) -> Result<(), BoxError> {
         self.store.close().await?;
-        self.store = open(self.engine, self.folder.path()).await?;
+        self.store = open(self.engine, &self.path, WAIT).await?;
         Ok(())
     }
 
@@ -60,8 +77,16 @@ impl<E: Engine + Copy + std::fmt::Debug + 'static> Fixture for Held<E> {
     }
 
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
-        Ok(size(self.folder.path())?)
+        Ok(size(&self.path)?)
     }
+
+    fn address(&self) -> Result<String, BoxError> {
+        text(&self.path)
+    }
+}
+
+fn text(path: &Path) -> Result<String, BoxError> {
+    Ok(path.to_str().ok_or("a path that is no text")?.to_owned())
 }
 
 /// The bytes of all files in and below `path`.

@@ -1,0 +1,489 @@
+//! Whoever holds the data is killed, at any moment and by the hundred.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kv::{Event, Op, Range, RangeRequest, Revision, StoreExt, Txn, WatchRequest};
+
+use crate::expect::{Checked, Failure, OfRule, compacted, holds, same};
+use crate::harness::{Ability, BoxError};
+use crate::process::{Job, Process, moment, number, say, temporary_folder};
+use crate::steps::Steps;
+use crate::subject::{Handle, Subject, after};
+
+/// How often a store that many processes share is killed: its servers take long to come back.
+const SERVER_ROUNDS: u64 = 10;
+
+/// Kills a writer of steps again and again.
+async fn killed_writers(mut t: Subject, width: u64, rounds: u64) -> Checked {
+    let rounds = if t.can(Ability::Embedded) { rounds } else { SERVER_ROUNDS };
+    let steps = Steps { width, base: t.revision().await? };
+    let mut kills = Kills::default();
+    let mut done = 0;
+    t.let_go().await?;
+    for round in 0..rounds {
+        let writer = t.process("write", &[width, done])?;
+        let last = kills.at_any_moment(&t, writer, round, "done").await?;
+        t.take_back().await?;
+        done = steps.check_crashed(&t, last.map_or(done, |last| last + 1)).await.map_err(|f| in_round(f, round))?;
+        t.let_go().await?;
+    }
+    holds("writes were acknowledged in most rounds", done >= rounds / 2, &done)
+}
+
+fn in_round(failure: Failure, round: u64) -> Failure {
+    failure.with_note(&format!("after kill {round}"))
+}
+
+/// Moments for kills.
+#[derive(Debug, Default)]
+struct Kills {
+    /// How long it takes a process to its first word.
+    start: Duration,
+}
+
+impl Kills {
+    /// Kills a process: in every other round before its first word or around it, otherwise after some of them. The
+    /// last number that it said after `word`.
+    async fn at_any_moment(
+        &mut self,
+        t: &Subject,
+        mut process: Process,
+        round: u64,
+        word: &str,
+    ) -> Checked<Option<u64>> {
+        let mut last = None;
+        if round.is_multiple_of(2) || self.start.is_zero() {
+            last = Some(number(&process.say(word).await?)?);
+            self.start = process.age();
+            for _ in 0..round % 9 {
+                last = Some(number(&process.say(word).await?)?);
+            }
+            moment(Duration::from_micros(round * 37 % 1500)).await;
+        } else {
+            moment(self.start * u32::try_from(round * 13 % 100).unwrap_or_default() / 80).await;
+        }
+        let rest = t.crash(process).await?;
+        for line in rest {
+            if let Some(said) = line.strip_prefix(word) {
+                last = Some(number(said)?);
+            }
+        }
+        Ok(last)
+    }
+}
+
+/// All numbers in what a process said.
+fn numbers(said: &str) -> Checked<Vec<u64>> {
+    said.split_whitespace().map(number).collect()
+}
+
+/// Role: writes one step after the other, beginning with the second argument, each as wide as the first.
+pub(crate) async fn write(job: Job<'_>) -> Result<(), BoxError> {
+    let (width, first) = (job.argument(0)?, job.argument(1)?);
+    let fixture = job.join().await?;
+    let store = fixture.store();
+    for n in first.. {
+        store.txn(Steps::txn(width, n)).await?;
+        say(format_args!("done {n}"))?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn acknowledged_writes(t: Subject) -> Checked {
+    killed_writers(t, 1, 200).await
+}
+
+pub(crate) async fn acknowledged_txns(t: Subject) -> Checked {
+    killed_writers(t, 5, 100).await
+}
+
+/// Writers that write at once in one process.
+const WRITERS: usize = 8;
+
+fn writers_keys(writer: usize) -> [String; 2] {
+    [format!("many/{writer}/a"), format!("many/{writer}/b")]
+}
+
+/// Role: writers that each count up two keys of their own, as fast as they can.
+pub(crate) async fn write_many(job: Job<'_>) -> Result<(), BoxError> {
+    let fixture = job.join().await?;
+    let mut tasks = tokio::task::JoinSet::new();
+    for writer in 0..WRITERS {
+        let store = fixture.store();
+        tasks.spawn(async move {
+            let [key, _] = writers_keys(writer);
+            let mut n = match store.get(key).await? {
+                Some(kv) => std::str::from_utf8(kv.value.as_bytes())?.parse()?,
+                None => 0_u64,
+            };
+            loop {
+                n += 1;
+                let puts = writers_keys(writer).map(|key| Op::put(key, n.to_string()));
+                let revision = store.txn(Txn::new().with_success(puts)).await?.revision;
+                say(format_args!("done {writer} {n} {revision}"))?;
+            }
+        });
+    }
+    match tasks.join_next().await {
+        Some(ended) => ended?,
+        None => Ok(()),
+    }
+}
+
+/// What is there after a crash under many writers is a prefix of what they wrote, in the order of the revisions.
+pub(crate) async fn prefix_of_many_writers(mut t: Subject) -> Checked {
+    let rounds = if t.can(Ability::Embedded) { 60 } else { SERVER_ROUNDS };
+    let mut counts = [0_u64; WRITERS];
+    let mut start = t.revision().await?;
+    t.let_go().await?;
+    for round in 0..rounds {
+        let mut process = t.process("write_many", &[])?;
+        let mut said = Vec::new();
+        for _ in 0..1 + round % 40 {
+            said.push(process.say("done").await?);
+        }
+        moment(Duration::from_micros(round * 37 % 1500)).await;
+        let rest = t.crash(process).await?;
+        said.extend(rest.iter().filter_map(|line| line.strip_prefix("done")).map(str::to_owned));
+        t.take_back().await?;
+        start = check_writers(&t, start, &mut counts, &said).await.map_err(|failure| in_round(failure, round))?;
+        t.let_go().await?;
+    }
+    Ok(())
+}
+
+/// Every revision since `start` is one whole step of one writer; the acknowledged ones are there at their revisions. The
+/// store's revision.
+async fn check_writers(t: &Handle, start: Revision, counts: &mut [u64], said: &[String]) -> Checked<Revision> {
+    let now = t.revision().await?;
+    let before = counts.to_vec();
+    let (mut written, mut acknowledged) = (BTreeMap::new(), BTreeMap::new());
+    let mut watcher = t.watcher(Range::prefix("many/"), start.next()).await?;
+    let batches = if now > start { watcher.until(now).await? } else { Vec::new() };
+    same("how many revisions there are", batches.len(), count_from(start, now)).of("S5")?;
+    for batch in batches {
+        let (writer, n) = whole_step(&batch.events).of("S5")?;
+        let count =
+            counts.get_mut(writer).ok_or_else(|| Failure::new("a writer", "one of ours", writer.to_string()))?;
+        *count += 1;
+        same("the step of a writer", n, *count).of("S5")?;
+        written.insert((writer as u64, n), batch.revision.get().unsigned_abs());
+    }
+    for line in said {
+        let said = numbers(line)?;
+        let [writer, n, revision] = said[..] else {
+            return Err(Failure::new("an acknowledgement", "three numbers", line));
+        };
+        same(&format!("the revision of step {n} of writer {writer}"), written.get(&(writer, n)), Some(&revision))
+            .of("S3")?;
+        acknowledged.insert(writer, n);
+    }
+    for (writer, (before, count)) in before.iter().zip(counts).enumerate() {
+        let acknowledged = acknowledged.get(&(writer as u64)).unwrap_or(before);
+        holds(
+            &format!("no step of writer {writer} after {acknowledged} but the next"),
+            *count <= acknowledged + 1,
+            count,
+        )
+        .of("S5")?;
+    }
+    Ok(now)
+}
+
+fn count_from(start: Revision, now: Revision) -> usize {
+    usize::try_from(now.get() - start.get()).unwrap_or_default()
+}
+
+/// The writer and its count, if these are the two puts of one of its transactions.
+fn whole_step(events: &[Event]) -> Checked<(usize, u64)> {
+    let parts: Vec<(usize, u64)> = events
+        .iter()
+        .filter_map(|event| {
+            let key = event.kv.key.to_string();
+            let writer = key.split('/').nth(1)?.parse().ok()?;
+            Some((writer, std::str::from_utf8(event.kv.value.as_bytes()).ok()?.parse().ok()?))
+        })
+        .collect();
+    match parts[..] {
+        [one, two] if one == two && events.len() == 2 => Ok(one),
+        _ => Err(Failure::new("the events of one revision", "both puts of one transaction", format!("{events:?}"))),
+    }
+}
+
+/// Role: writes, and says of each revision when a reader and a watch beside the writer have seen it.
+pub(crate) async fn observe(job: Job<'_>) -> Result<(), BoxError> {
+    let (width, first) = (job.argument(0)?, job.argument(1)?);
+    let fixture = job.join().await?;
+    let store = fixture.store();
+    let from = store.list(Range::key("?")).await?.revision;
+    let mut watch = store.watch(WatchRequest::new(Range::All, from.next())).await?;
+    let (writer, reader) = (fixture.store(), fixture.store());
+    let mut tasks = tokio::task::JoinSet::<Result<(), BoxError>>::new();
+    tasks.spawn(async move {
+        for n in first.. {
+            writer.txn(Steps::txn(width, n)).await?;
+        }
+        Ok(())
+    });
+    tasks.spawn(async move {
+        let mut seen = Revision::UNSET;
+        loop {
+            let now = reader.get("step/000/00").await?.map_or(seen, |kv| kv.mod_revision);
+            let now = now.max(reader.list(Range::key("?")).await?.revision);
+            if now > seen {
+                seen = now;
+                say(format_args!("read {now}"))?;
+            }
+        }
+    });
+    tasks.spawn(async move {
+        while let Some(batch) = futures::StreamExt::next(&mut watch).await {
+            say(format_args!("event {}", batch?.revision))?;
+        }
+        Err("the watch ended".into())
+    });
+    match tasks.join_next().await {
+        Some(ended) => ended?,
+        None => Ok(()),
+    }
+}
+
+/// Whatever a reader or a watch has seen when the holder dies is there afterwards.
+pub(crate) async fn nothing_seen_is_lost(mut t: Subject) -> Checked {
+    let rounds = if t.can(Ability::Embedded) { 60 } else { SERVER_ROUNDS };
+    let steps = Steps { width: 2, base: t.revision().await? };
+    let mut done = 0;
+    t.let_go().await?;
+    for round in 0..rounds {
+        let mut process = t.process("observe", &[2, done])?;
+        let mut seen = 0;
+        for _ in 0..2 + round % 20 {
+            seen = seen.max(seen_in(&process.line().await?.unwrap_or_default())?);
+        }
+        moment(Duration::from_micros(round * 37 % 1500)).await;
+        for line in t.crash(process).await? {
+            seen = seen.max(seen_in(&line)?);
+        }
+        t.take_back().await?;
+        let now = t.revision().await?;
+        holds(
+            &format!("revision {seen}, which was seen before kill {round}, or a later one"),
+            now.get().unsigned_abs() >= seen,
+            &now,
+        )?;
+        done = steps.at(now)?;
+        steps.check(&t, done).await?;
+        t.let_go().await?;
+    }
+    Ok(())
+}
+
+/// The revision in `read 7` or `event 7`.
+fn seen_in(line: &str) -> Checked<u64> {
+    number(line.split_once(' ').map_or(line, |(_, revision)| revision))
+}
+
+/// Role: opens the store and lets go of it, for ever.
+pub(crate) async fn open(job: Job<'_>) -> Result<(), BoxError> {
+    loop {
+        say("opening")?;
+        drop(job.join().await?);
+        say("opened")?;
+    }
+}
+
+/// Killed while it is opened after a crash, twice in a row, a store is as it was.
+pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
+    let steps = Steps { width: 5, base: t.revision().await? };
+    let mut done = 0;
+    t.let_go().await?;
+    let mut opener = t.process("open", &[])?;
+    opener.say("opening").await?;
+    let start = opener.age();
+    opener.say("opened").await?;
+    let opening = opener.age() - start;
+    drop(opener);
+    for round in 0..100 {
+        let mut writer = t.process("write", &[5, done])?;
+        for _ in 0..=round % 4 {
+            done = number(&writer.say("done").await?)? + 1;
+        }
+        let rest = t.crash(writer).await?;
+        done = rest.last().map_or(Ok(done), |last| number(last.trim_start_matches("done")).map(|last| last + 1))?;
+        for kill in 0..2 {
+            let mut opener = t.process("open", &[])?;
+            opener.say("opening").await?;
+            moment(opening * (round * 7 % 20 + kill) / 20).await;
+            t.crash(opener).await?;
+        }
+        t.take_back().await?;
+        done = steps.check_crashed(&t, done).await.map_err(|failure| in_round(failure, u64::from(round)))?;
+        t.let_go().await?;
+    }
+    Ok(())
+}
+
+/// However early the making of a store is killed, the next one who opens it finds it new, or makes it.
+pub(crate) async fn killed_while_created(t: Subject) -> Checked {
+    let folder = temporary_folder()?;
+    let mut whole = t.process_at(&t.address_in(&folder.path().join("whole"))?, "open", &[])?;
+    whole.say("opening").await?;
+    let start = whole.age();
+    whole.say("opened").await?;
+    let making = whole.age() - start;
+    drop(whole);
+    for round in 0..100 {
+        let address = t.address_in(&folder.path().join(format!("store{round}")))?;
+        let mut process = t.process_at(&address, "open", &[])?;
+        process.say("opening").await?;
+        moment(making * round / 90).await;
+        t.crash(process).await?;
+        for n in 0..2 {
+            let store =
+                t.join(&address, t.patience()).await.map_err(|error| in_round(error.into(), u64::from(round)))?;
+            let steps = Steps { width: 2, base: Revision::new(1) };
+            steps.check(&store, n).await.map_err(|failure| in_round(failure, u64::from(round)))?;
+            store.txn(Steps::txn(2, n)).await?;
+        }
+    }
+    Ok(())
+}
+
+/// How many steps lie between two compactions.
+const COMPACT_EVERY: u64 = 10;
+const WIDE: u64 = 60;
+
+/// Role: writes wide steps, and now and then compacts at the one before the last.
+pub(crate) async fn compact(job: Job<'_>) -> Result<(), BoxError> {
+    let (base, first) = (job.argument(0)?, job.argument(1)?);
+    let fixture = job.join().await?;
+    let store = fixture.store();
+    for n in first.. {
+        let revision = store.txn(Steps::txn(WIDE, n)).await?.revision;
+        say(format_args!("done {n}"))?;
+        if n % COMPACT_EVERY == COMPACT_EVERY - 1 {
+            let mark = after(revision, -1);
+            let marked = mark.get().unsigned_abs() - base;
+            say(format_args!("try {marked}"))?;
+            store.compact(mark).await?;
+            say(format_args!("mark {marked}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// What a compacting process has said.
+#[derive(Clone, Copy, Debug, Default)]
+struct Compacting {
+    /// Steps that are done.
+    done: u64,
+    /// After how many steps the mark is.
+    mark: u64,
+    /// Where it may be instead.
+    tried: u64,
+}
+
+impl Compacting {
+    fn hear(&mut self, line: &str) -> Checked {
+        match line.split_once(' ') {
+            Some(("done", n)) => self.done = number(n)? + 1,
+            Some(("try", n)) => self.tried = number(n)?,
+            Some(("mark", n)) => self.mark = number(n)?,
+            _ => return Err(Failure::new("what another process says", "done, try or mark", line)),
+        }
+        Ok(())
+    }
+}
+
+/// A process killed in a compaction leaves the old mark or the new one, and every state from it on.
+pub(crate) async fn killed_while_compacting(mut t: Subject) -> Checked {
+    let rounds = if t.can(Ability::Embedded) { 100 } else { SERVER_ROUNDS };
+    let steps = Steps { width: WIDE, base: t.revision().await? };
+    let base = steps.base.get().unsigned_abs();
+    let mut known = Compacting::default();
+    let mut taken = Duration::from_millis(1);
+    t.let_go().await?;
+    for round in 0..rounds {
+        let mut process = t.process("compact", &[base, known.done])?;
+        let mut compactions = 0;
+        while compactions <= round % 2 {
+            let line = process.line().await?.unwrap_or_default();
+            known.hear(&line)?;
+            compactions += u64::from(line.starts_with("try"));
+        }
+        if round == 0 {
+            let started = process.age();
+            known.hear(&process.line().await?.unwrap_or_default())?;
+            taken = process.age() - started;
+        } else {
+            moment(taken * u32::try_from(round * 7 % 24).unwrap_or_default() / 20).await;
+        }
+        for line in t.crash(process).await? {
+            known.hear(&line)?;
+        }
+        t.take_back().await?;
+        known = check_compacted(&t, &steps, known).await.map_err(|failure| in_round(failure, round))?;
+        t.let_go().await?;
+    }
+    Ok(())
+}
+
+async fn check_compacted(t: &Handle, steps: &Steps, mut known: Compacting) -> Checked<Compacting> {
+    known.done = steps.check_crashed(t, known.done).await?;
+    if known.tried == 0 {
+        return Ok(known);
+    }
+    let below = |mark| RangeRequest::new(Range::key("?")).with_at(after(steps.revision(mark), -1));
+    // The new mark, if the state right below it is gone.
+    if known.mark < known.tried && t.range(below(known.tried)).await.is_err() {
+        known.mark = known.tried;
+    }
+    if known.mark > 0 {
+        compacted("a read below the mark", t.range(below(known.mark)).await, steps.revision(known.mark))?;
+    }
+    for at in [known.mark, known.mark + 1, known.done] {
+        steps.check_past(t, at.min(known.done)).await?;
+    }
+    let first = steps.revision(known.mark.max(1));
+    let events = t.watcher(Range::prefix("step/"), first).await?.until(steps.revision(known.done)).await.of("C6")?;
+    same("how many revisions a watch from the mark has", events.len() as u64, known.done + 1 - known.mark.max(1))
+        .of("C6")?;
+    Ok(known)
+}
+
+/// Role: creates a key, deletes it and compacts right there, for ever.
+pub(crate) async fn compact_deletions(job: Job<'_>) -> Result<(), BoxError> {
+    let fixture = job.join().await?;
+    let store = fixture.store();
+    loop {
+        store.put("gone", "v").await?;
+        let revision = store.txn(Txn::new().with_success([Op::delete("gone")])).await?.revision;
+        say(format_args!("at {revision}"))?;
+        store.compact(revision).await?;
+        say(format_args!("at {revision}"))?;
+    }
+}
+
+/// Killed when the newest revision is a deletion at which the store is compacted, it does not go back.
+pub(crate) async fn deletion_compacted_and_killed(mut t: Subject) -> Checked {
+    let rounds = if t.can(Ability::Embedded) { 50 } else { SERVER_ROUNDS };
+    t.let_go().await?;
+    for round in 0..rounds {
+        let mut process = t.process("compact_deletions", &[])?;
+        let mut last = 0;
+        for _ in 0..1 + round % 5 {
+            last = number(&process.say("at").await?)?;
+        }
+        moment(Duration::from_micros(round * 37 % 700)).await;
+        for line in t.crash(process).await? {
+            last = number(line.trim_start_matches("at"))?;
+        }
+        t.take_back().await?;
+        let now = t.revision().await?;
+        holds(&format!("revision {last} or later, after kill {round}"), now.get().unsigned_abs() >= last, &now)?;
+        same("the revision of the next write", t.put("next", "v").await?, now.next())?;
+        t.let_go().await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,246 @@
+//! Several processes with one store.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use kv::{Compare, ErrorKind, Op, Range, Revision, StoreExt, Txn};
+
+use crate::expect::{Checked, Failure, OfRule, holds, refused, same, some};
+use crate::harness::{Ability, BoxError};
+use crate::process::{self, Job, Process, broken, number, say, temporary_folder};
+use crate::steps::Steps;
+use crate::subject::{Subject, text};
+
+/// How long somebody waits who is to wait in vain.
+const SHORT: Duration = Duration::from_millis(200);
+
+/// Role: joins and says what came of it; the argument is how long to wait, in milliseconds.
+pub(crate) async fn try_to_join(job: Job<'_>) -> Result<(), BoxError> {
+    let wait = Duration::from_millis(job.argument(0)?);
+    let started = Instant::now();
+    match job.join_within(wait).await {
+        Ok(fixture) => {
+            let found = fixture.store().get("k").await?;
+            say(format_args!("joined {}", found.map_or_else(String::new, |kv| text(&kv.value))))?;
+        }
+        Err(error) if *error.kind() == ErrorKind::Locked => {
+            say(format_args!("locked after {}", started.elapsed().as_millis()))?;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
+/// A store that is in use is waited for as long as was asked, from this process and from another one.
+pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
+    t.put("k", "v").await?;
+    let address = t.address()?;
+    for wait in [Duration::ZERO, SHORT] {
+        let started = Instant::now();
+        refused("joining in this process while it is in use", t.join(&address, wait).await, ErrorKind::Locked)?;
+        holds("as long a wait as was asked", started.elapsed() >= wait, &started.elapsed())?;
+        let wait = u64::try_from(wait.as_millis()).unwrap_or_default();
+        let said = t.process("try", &[wait])?.say("locked after").await?;
+        let waited: u64 = said.parse().map_err(|_| Failure::new("what another process says", "a number", &said))?;
+        holds("as long a wait in another process", waited >= wait, &waited)?;
+    }
+    same("the store after all that", t.value("k").await?.as_deref(), Some("v"))?;
+    // Somebody who waits gets it when it comes free.
+    let mut waiting = t.process("try", &[60_000])?;
+    t.let_go().await?;
+    same("what somebody who waited finds", waiting.say("joined").await?, "v".to_owned())?;
+    waiting.end().await?;
+    t.take_back().await
+}
+
+/// Role: opens, counts one up and closes, as often as the argument says.
+pub(crate) async fn count(job: Job<'_>) -> Result<(), BoxError> {
+    let mut longest = Duration::ZERO;
+    for _ in 0..job.argument(0)? {
+        let started = Instant::now();
+        let fixture = job.join().await?;
+        longest = longest.max(started.elapsed());
+        let store = fixture.store();
+        loop {
+            let (compare, number) = match store.get("counter").await? {
+                Some(kv) => {
+                    let number: u64 = text(&kv.value).parse()?;
+                    (Compare::unchanged("counter", kv.mod_revision), number)
+                }
+                None => (Compare::absent("counter"), 0),
+            };
+            let put = Op::put("counter", (number + 1).to_string());
+            if store.txn(Txn::new().with_compares([compare]).with_success([put])).await?.succeeded {
+                break;
+            }
+        }
+    }
+    Ok(say(format_args!("longest {}", longest.as_millis()))?)
+}
+
+/// Processes that each open, count one up and close miss no count, and all of them come through.
+pub(crate) async fn take_turns_and_count(mut t: Subject) -> Checked {
+    const PROCESSES: u64 = 8;
+    const TURNS: u64 = 100;
+    t.let_go().await?;
+    let counting: Checked<Vec<Process>> = (0..PROCESSES).map(|_| t.process("count", &[TURNS])).collect();
+    for process in counting? {
+        // Each has to wait for all the others.
+        let mut process = process.with_patience(Duration::from_secs(100));
+        process.say("longest").await?;
+        process.end().await?;
+    }
+    t.take_back().await?;
+    let counter = some("the counter", t.get("counter").await?)?;
+    same("the counter", text(&counter.value), (PROCESSES * TURNS).to_string()).of("S1")?;
+    same("its version", counter.version.unsigned_abs(), PROCESSES * TURNS).of("S1")
+}
+
+/// Whoever waits for a store gets it when the holder is killed, with nothing of a half-done transaction in it.
+pub(crate) async fn dead_holder_frees_it(mut t: Subject) -> Checked {
+    let steps = Steps { width: 5, base: t.revision().await? };
+    let address = t.address()?;
+    let mut done = 0;
+    t.let_go().await?;
+    for round in 0..50_u32 {
+        let mut writer = t.process("write", &[5, done])?;
+        for _ in 0..=round % 5 {
+            done = number(&writer.say("done").await?)? + 1;
+        }
+        let waiting = t.join(&address, t.patience());
+        let killed = async {
+            process::moment(Duration::from_micros(u64::from(round) * 37 % 1500)).await;
+            writer.kill().await
+        };
+        let (joined, rest) = futures::join!(waiting, killed);
+        for line in rest? {
+            done = number(line.trim_start_matches("done"))? + 1;
+        }
+        done = steps.check_crashed(&*joined?, done).await?;
+    }
+    t.take_back().await
+}
+
+/// Role: opens, writes a step and closes, for ever.
+pub(crate) async fn take_turns(job: Job<'_>) -> Result<(), BoxError> {
+    for n in job.argument(1)?.. {
+        let fixture = job.join().await?;
+        fixture.store().txn(Steps::txn(job.argument(0)?, n)).await?;
+        drop(fixture);
+        say(format_args!("done {n}"))?;
+    }
+    Ok(())
+}
+
+/// A reader that takes turns with a writer sees whole transactions only, and all that was done before it came.
+pub(crate) async fn reader_beside_a_writer(mut t: Subject) -> Checked {
+    let steps = Steps { width: 5, base: t.revision().await? };
+    let address = t.address()?;
+    t.let_go().await?;
+    let mut writer = t.process("turns", &[5, 0])?;
+    for _ in 0..50 {
+        let done = number(&writer.say("done").await?)? + 1;
+        let reader = t.join(&address, t.patience()).await?;
+        let seen = steps.at(reader.revision().await?)?;
+        holds(&format!("{done} steps or more"), seen >= done, &seen)?;
+        steps.check(&reader, seen).await.of("S1")?;
+        same("the steps at the end of the turn", steps.at(reader.revision().await?)?, seen)?;
+    }
+    writer.kill().await?;
+    t.take_back().await
+}
+
+/// A watch here has everything that was written elsewhere, once, in order.
+pub(crate) async fn watched_from_elsewhere(mut t: Subject) -> Checked {
+    let from = t.put("k", "v").await?.next();
+    let mut live = t.watcher(Range::All, from).await?;
+    if t.can(Ability::Embedded) {
+        drop(live);
+        t.let_go().await?;
+        write_some(t.process("write", &[2, 0])?).await?;
+        t.take_back().await?;
+        live = t.watcher(Range::All, from).await?;
+    } else {
+        write_some(t.process("write", &[2, 0])?).await?;
+    }
+    let steps = Steps { width: 2, base: Revision::new(from.get() - 1) };
+    let now = t.revision().await?;
+    for batch in live.until(now).await? {
+        same("the events of a step", batch.events.len(), 2)?;
+        let n = steps.at(batch.revision)? - 1;
+        let keys: Vec<_> = batch.events.iter().map(|event| (event.kv.key.clone(), event.kv.value.clone())).collect();
+        same(&format!("the keys and values of step {n}"), keys, puts_of(n))?;
+    }
+    steps.at(now).and_then(|written| holds("30 steps or more", written >= 30, &written))
+}
+
+async fn write_some(mut writer: Process) -> Checked {
+    for _ in 0..30 {
+        writer.say("done").await?;
+    }
+    writer.kill().await.map(drop)
+}
+
+fn puts_of(n: u64) -> Vec<(kv::Key, kv::Value)> {
+    let put = |op| match op {
+        Op::Put { key, value, .. } => Some((key, value)),
+        _ => None,
+    };
+    Steps::txn(2, n).success.into_iter().filter_map(put).collect()
+}
+
+/// Role: opens the store and starts a process of its own that outlives it.
+pub(crate) async fn beget(job: Job<'_>) -> Result<(), BoxError> {
+    let fixture = job.join().await?;
+    fixture.store().put("k", "v").await?;
+    let mut command = process::command("linger", &[], job.address()).map_err(|failure| failure.to_string())?;
+    let child = command.stdin(Stdio::inherit()).stdout(Stdio::null()).spawn()?;
+    say(format_args!("begot {}", child.id()))?;
+    std::future::pending().await
+}
+
+/// Role: is there until its standard input ends.
+pub(crate) async fn linger(_: Job<'_>) -> Result<(), BoxError> {
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    Ok(())
+}
+
+/// A child that outlives the holder does not hold the store.
+pub(crate) async fn child_does_not_hold_it(mut t: Subject) -> Checked {
+    t.let_go().await?;
+    let mut parent = t.process("beget", &[])?;
+    let child = parent.say("begot").await?;
+    // The child ends with this.
+    let stdin = parent.take_stdin();
+    parent.kill().await?;
+    t.take_back().await?;
+    same("what the holder wrote", t.value("k").await?.as_deref(), Some("v"))?;
+    let alive = Path::new("/proc").join(&child).exists();
+    drop(stdin);
+    holds("a child that is still there", alive, &child)
+}
+
+/// Whatever path leads to a store, it is one store.
+pub(crate) async fn two_paths(t: Subject) -> Checked {
+    let folder = temporary_folder()?;
+    let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+    std::fs::create_dir(&real).map_err(|error| broken("a folder", &error))?;
+    std::os::unix::fs::symlink(&real, &link).map_err(|error| broken("a link", &error))?;
+    let (address, linked) = (t.address_in(&real)?, t.address_in(&link)?);
+    let relative = t.address_in(Path::new("."))?;
+    let beside = |wait: u64| -> Checked<Process> {
+        let mut command = process::command("try", &[wait], &relative)?;
+        command.current_dir(&real);
+        Process::start(command, t.patience())
+    };
+    let store = t.join(&address, t.patience()).await?;
+    store.put("k", "v").await?;
+    refused("joining by a link while it is in use", t.join(&linked, SHORT).await, ErrorKind::Locked)?;
+    beside(0)?.say("locked").await?;
+    drop(store);
+    same("what is found by a relative path", beside(10_000)?.say("joined").await?, "v".to_owned()).of("S2")?;
+    let store = t.join(&linked, t.patience()).await?;
+    same("what is found by a link", store.value("k").await?.as_deref(), Some("v")).of("S2")?;
+    refused("joining by the path while the link is in use", t.join(&address, SHORT).await, ErrorKind::Locked)
+}

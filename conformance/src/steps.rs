@@ -1,0 +1,127 @@
+//! Writes of which everybody knows what they leave: step after step, each one transaction.
+
+use std::collections::BTreeMap;
+
+use kv::{Kv, Op, Range, Revision, Txn};
+
+use crate::expect::{Checked, Failure, OfRule, same};
+use crate::subject::{Handle, after};
+
+/// After so many steps their keys are written again.
+const KEPT: u64 = 20;
+
+/// What each step writes, and the revision at which they began.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Steps {
+    /// How many keys a step writes.
+    pub(crate) width: u64,
+    /// The store's revision before the first one.
+    pub(crate) base: Revision,
+}
+
+impl Steps {
+    /// Step `n` as a transaction.
+    pub(crate) fn txn(width: u64, n: u64) -> Txn {
+        Txn::new().with_success((0..width).map(|i| Op::put(key(i, n), value(width, n))))
+    }
+
+    /// How many steps a store at this revision holds.
+    pub(crate) fn at(&self, revision: Revision) -> Checked<u64> {
+        let steps = revision.get() - self.base.get();
+        u64::try_from(steps)
+            .map_err(|_| Failure::new("the revision", format!("{} or more", self.base), revision.to_string()))
+            .of("R8")
+    }
+
+    /// The revision of the last of so many steps.
+    pub(crate) fn revision(&self, steps: u64) -> Revision {
+        after(self.base, signed(steps))
+    }
+
+    /// What is there after so many steps.
+    pub(crate) fn expected(&self, steps: u64) -> Vec<Kv> {
+        let mut entries = BTreeMap::new();
+        for n in steps.saturating_sub(KEPT)..steps {
+            for i in 0..self.width {
+                let kv = Kv {
+                    key: key(i, n).into(),
+                    value: value(self.width, n).into(),
+                    create_revision: self.revision(n % KEPT + 1),
+                    mod_revision: self.revision(n + 1),
+                    version: signed(n / KEPT) + 1,
+                };
+                entries.insert(kv.key.clone(), kv);
+            }
+        }
+        entries.into_values().collect()
+    }
+
+    /// The store is as it has to be after so many steps and nothing else.
+    pub(crate) async fn check(&self, store: &Handle, steps: u64) -> Checked {
+        let found = store.read(Range::prefix("step/")).await?;
+        same("the revision", found.revision, self.revision(steps)).of("S5")?;
+        same_entries(&format!("what is there after {steps} steps"), &found.kvs, &self.expected(steps)).of("S5")
+    }
+
+    /// The state after so many steps can be read and is as it was.
+    pub(crate) async fn check_past(&self, store: &Handle, steps: u64) -> Checked {
+        let found = store.read_at(Range::prefix("step/"), self.revision(steps)).await?;
+        same_entries(&format!("what was there after {steps} steps"), &found.kvs, &self.expected(steps)).of("C6")
+    }
+
+    /// After a crash: everything that was acknowledged is there, at most one step more, and each step whole. How many
+    /// there are.
+    pub(crate) async fn check_crashed(&self, store: &Handle, acknowledged: u64) -> Checked<u64> {
+        let steps = self.at(store.revision().await?)?;
+        if steps < acknowledged {
+            return Err(Failure::new(
+                "steps after a crash",
+                format!("{acknowledged}, as acknowledged"),
+                steps.to_string(),
+            ))
+            .of("S3");
+        }
+        if steps > acknowledged + 1 {
+            let most = format!("{acknowledged}, as acknowledged, or one more");
+            return Err(Failure::new("steps after a crash", most, steps.to_string())).of("S5");
+        }
+        self.check(store, steps).await?;
+        Ok(steps)
+    }
+}
+
+fn key(i: u64, n: u64) -> String {
+    format!("step/{i:03}/{:02}", n % KEPT)
+}
+
+/// Some are short, some longer than a page; with many keys all are short.
+fn value(width: u64, n: u64) -> Vec<u8> {
+    let lengths = if width > 8 { [9, 10, 40, 100] } else { [9, 300, 4000, 20_000] };
+    let length = lengths[usize::try_from(n % 4).unwrap_or_default()];
+    n.to_be_bytes().into_iter().cycle().take(length).collect()
+}
+
+fn signed(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+/// Names the first entry that differs; a whole list would be too long to read.
+fn same_entries(checked: &str, found: &[Kv], expected: &[Kv]) -> Checked {
+    same(&format!("{checked}: how many keys"), found.len(), expected.len())?;
+    match found.iter().zip(expected).find(|(found, expected)| found != expected) {
+        Some((found, expected)) => same(checked, brief(found), brief(expected)),
+        None => Ok(()),
+    }
+}
+
+fn brief(kv: &Kv) -> String {
+    let head = kv.value.as_bytes().get(..8).map_or_else(String::new, |head| head.escape_ascii().to_string());
+    format!(
+        "{} = {head}... ({} bytes), created {}, modified {}, version {}",
+        kv.key,
+        kv.value.as_bytes().len(),
+        kv.create_revision,
+        kv.mod_revision,
+        kv.version
+    )
+}
