@@ -130,7 +130,9 @@ mod tests {
     use super::*;
     use crate::expect::Failure;
 
-    const ALL: [Ability; 4] = [Ability::New, Ability::Reopen, Ability::Close, Ability::Measure];
+    use Ability::{Close, Embedded, Folder, Measure, New, Processes, Reopen};
+
+    const ALL: [Ability; 7] = [New, Reopen, Close, Measure, Processes, Embedded, Folder];
 
     #[test]
     fn what_cannot_run_has_to_be_listed() {

@@ -1,8 +1,9 @@
 //! The store on SQLite, judged by all cases.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness};
@@ -15,25 +16,40 @@ struct Sqlite;
 
 #[derive(Debug)]
 struct OneStore {
-    folder: TempDir,
+    path: PathBuf,
     store: Arc<MvccStore>,
+    // What this process made, it clears away.
+    _folder: Option<TempDir>,
 }
 
-async fn open(folder: &Path) -> kv::Result<Arc<MvccStore>> {
-    let options = OpenOptions::default().with_create(Create::IfMissing);
-    Ok(Arc::new(sqlite_store::open(&folder.join("store"), &options).await?))
+const WAIT: Duration = Duration::from_secs(10);
+
+async fn open(path: &Path, wait: Duration) -> kv::Result<Arc<MvccStore>> {
+    let options = OpenOptions::default().with_create(Create::IfMissing).with_wait(wait);
+    Ok(Arc::new(sqlite_store::open(path, &options).await?))
 }
 
 #[async_trait]
 impl Harness for Sqlite {
     fn abilities(&self) -> &[Ability] {
-        &[Ability::New, Ability::Reopen, Ability::Close, Ability::Measure]
+        use Ability::{Close, Embedded, Folder, Measure, New, Processes, Reopen};
+        &[New, Reopen, Close, Measure, Processes, Embedded, Folder]
     }
 
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
         let folder = tempfile::tempdir()?;
-        let store = open(folder.path()).await?;
-        Ok(Box::new(OneStore { folder, store }))
+        let path = folder.path().join("store");
+        let store = open(&path, WAIT).await?;
+        Ok(Box::new(OneStore { path, store, _folder: Some(folder) }))
+    }
+
+    async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
+        let store = open(Path::new(address), wait).await?;
+        Ok(Box::new(OneStore { path: address.into(), store, _folder: None }))
+    }
+
+    fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
+        Ok(folder.join("store").display().to_string())
     }
 }
 
@@ -45,7 +61,7 @@ impl Fixture for OneStore {
 
     async fn reopen(&mut self) -> Result<(), BoxError> {
         self.store.close().await?;
-        self.store = open(self.folder.path()).await?;
+        self.store = open(&self.path, WAIT).await?;
         Ok(())
     }
 
@@ -55,10 +71,14 @@ impl Fixture for OneStore {
 
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         let mut bytes = 0;
-        for file in self.folder.path().join("store").read_dir()? {
+        for file in self.path.read_dir()? {
             bytes += file?.metadata()?.len();
         }
         Ok(bytes)
+    }
+
+    fn address(&self) -> Result<String, BoxError> {
+        Ok(self.path.display().to_string())
     }
 }
 
