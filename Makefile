@@ -33,6 +33,11 @@ bench: ## Measure against peers and floors in one run, and print ratios
 	@cargo build --quiet --release -p cni-plugin -p bench
 	@cargo run --quiet --release -p bench
 
+.PHONY: fuzz
+fuzz: ## Feed every parser and damaged stores with invented input, 60 s each (FUZZ_SECONDS, FUZZ_TARGETS)
+	@scripts/setup fuzz
+	@scripts/fuzz $(FUZZ_TARGETS)
+
 .PHONY: install
 install: ## Build and install the plugin and the command (CNI_BIN_DIR, BIN_DIR, DESTDIR)
 	@# One after the other: together the plugin would get what only the command needs.

@@ -9,6 +9,8 @@ mod args;
 mod bridged;
 mod env;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod gojson;
 mod identity;
 mod logging;

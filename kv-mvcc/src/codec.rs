@@ -119,6 +119,49 @@ pub(crate) struct State {
     pub(crate) digest: u64,
 }
 
+/// What a row can hold.
+pub(crate) trait Row: Encode + Decode<()> {
+    /// False for what no store ever writes: numbers that leave no room to count on, values that no store takes. A row may
+    /// have such numbers and a right checksum all the same if somebody made it so.
+    fn is_possible(&self) -> bool;
+}
+
+/// The largest number in a row; revisions are signed on the way out.
+const MAX_NUMBER: u64 = (i64::MAX - 1).cast_unsigned();
+
+impl Row for Place {
+    fn is_possible(&self) -> bool {
+        self.revision <= MAX_NUMBER && self.sub < u32::MAX
+    }
+}
+
+impl Row for Pointer {
+    fn is_possible(&self) -> bool {
+        self.create_revision.max(self.version) <= MAX_NUMBER
+            && self.place.is_possible()
+            && self.len as usize <= kv::MAX_VALUE_BYTES
+    }
+}
+
+impl Row for LogRow {
+    fn is_possible(&self) -> bool {
+        let put = match &self.change {
+            Change::Put(pointer) => Some(pointer),
+            Change::Delete => None,
+        };
+        put.into_iter().chain(&self.prev).all(Pointer::is_possible)
+    }
+}
+
+impl Row for State {
+    fn is_possible(&self) -> bool {
+        let numbers = [self.revision, self.compacted, self.log_bytes, self.live];
+        numbers.into_iter().all(|number| number <= MAX_NUMBER)
+            && self.compacted <= self.revision
+            && self.swept.is_possible()
+    }
+}
+
 impl State {
     /// A store without keys; its first write gets revision 2.
     pub(crate) const NEW: Self = Self {
@@ -211,24 +254,25 @@ pub(crate) fn value_rows(place: Place, value: &[u8]) -> impl Iterator<Item = (Ve
 }
 
 /// Encodes what the row `key` holds.
-pub(crate) fn encode<T: Encode>(key: &[u8], what: &T) -> Result<Vec<u8>, Damage> {
+pub(crate) fn encode<T: Row>(key: &[u8], what: &T) -> Result<Vec<u8>, Damage> {
     let payload =
         bincode::encode_to_vec(what, BINCODE).map_err(|error| Damage::row(key, format_args!("is odd: {error}")))?;
     Ok(seal(key, &payload))
 }
 
 /// Decodes what was found in the row `key`.
-pub(crate) fn decode<T: Decode<()>>(key: &[u8], row: &[u8]) -> Result<T, Damage> {
+pub(crate) fn decode<T: Row>(key: &[u8], row: &[u8]) -> Result<T, Damage> {
     let payload = unseal(key, row)?;
-    match bincode::decode_from_slice(payload, BINCODE) {
-        Ok((what, used)) if used == payload.len() => Ok(what),
+    match bincode::decode_from_slice::<T, _>(payload, BINCODE) {
+        Ok((what, used)) if used == payload.len() && what.is_possible() => Ok(what),
+        Ok((_, used)) if used == payload.len() => Err(Damage::row(key, "has numbers that cannot be")),
         Ok(_) => Err(Damage::row(key, "is too long")),
         Err(error) => Err(Damage::row(key, format_args!("cannot be decoded: {error}"))),
     }
 }
 
 /// Puts version and checksum in front.
-fn seal(key: &[u8], payload: &[u8]) -> Vec<u8> {
+pub(crate) fn seal(key: &[u8], payload: &[u8]) -> Vec<u8> {
     let mut row = Vec::with_capacity(SEAL_BYTES + payload.len());
     row.push(ROW_VERSION);
     row.extend_from_slice(&checksum(key, payload).to_be_bytes());
@@ -349,6 +393,27 @@ mod tests {
         let mut newer = row;
         newer[0] = 2;
         assert!(decode::<Pointer>(b"ck", &newer).unwrap_err().0.contains("unknown version 2"));
+    }
+
+    /// The checksum of such a row may be right: somebody made it so, or was very unlucky.
+    #[test]
+    fn numbers_that_cannot_be_are_damage() {
+        fn refused<T: Row>(what: &T) {
+            let row = encode(b"k", what).unwrap();
+            assert_eq!(decode::<T>(b"k", &row).err(), Some(Damage::row(b"k", "has numbers that cannot be")));
+        }
+        let far = Place { revision: u64::MAX, sub: 0 };
+        refused(&Pointer { len: u32::MAX, ..POINTER });
+        refused(&Pointer { version: u64::MAX, ..POINTER });
+        refused(&Pointer { place: far, ..POINTER });
+        refused(&Pointer { place: Place { sub: u32::MAX, ..PLACE }, ..POINTER });
+        let log = LogRow { key: Vec::new(), time: 0, change: Change::Delete, prev: None };
+        refused(&LogRow { prev: Some(Pointer { len: u32::MAX, ..POINTER }), ..log.clone() });
+        refused(&LogRow { change: Change::Put(Pointer { create_revision: u64::MAX, ..POINTER }), ..log });
+        refused(&State { revision: u64::MAX, ..State::NEW });
+        refused(&State { compacted: 2, ..State::NEW });
+        refused(&State { swept: far, ..State::NEW });
+        refused(&State { log_bytes: u64::MAX, ..State::NEW });
     }
 
     #[test]

@@ -16,6 +16,8 @@
 mod codec;
 mod entries;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod local;
 mod memory;
 mod open;

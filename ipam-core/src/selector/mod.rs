@@ -104,12 +104,29 @@ impl Node {
         }
     }
 
-    /// Shown as a part of something bigger: in parentheses unless it can stand by itself.
-    fn fmt_part(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// How tightly it binds. A part is shown in parentheses unless it binds tighter than what it is a part of: with more
+    /// of them, what is shown could be nested too deep to be read.
+    fn tightness(&self) -> u8 {
         match self {
-            Self::And(_) | Self::Or(_) | Self::Not(_) => write!(f, "({self})"),
-            _ => write!(f, "{self}"),
+            Self::Or(_) => 0,
+            Self::And(_) => 1,
+            Self::Not(_) => 2,
+            _ => 3,
         }
+    }
+
+    fn fmt_part(&self, f: &mut fmt::Formatter<'_>, part: &Self) -> fmt::Result {
+        if part.tightness() > self.tightness() { write!(f, "{part}") } else { write!(f, "({part})") }
+    }
+
+    fn fmt_joined(&self, f: &mut fmt::Formatter<'_>, operator: &str, parts: &[Self]) -> fmt::Result {
+        for (place, part) in parts.iter().enumerate() {
+            if place > 0 {
+                write!(f, " {operator} ")?;
+            }
+            self.fmt_part(f, part)?;
+        }
+        Ok(())
     }
 }
 
@@ -153,16 +170,6 @@ fn fmt_set(f: &mut fmt::Formatter<'_>, key: &str, operator: &str, texts: &BTreeS
     f.write_str("}")
 }
 
-fn fmt_joined(f: &mut fmt::Formatter<'_>, operator: &str, parts: &[Node]) -> fmt::Result {
-    for (place, part) in parts.iter().enumerate() {
-        if place > 0 {
-            write!(f, " {operator} ")?;
-        }
-        part.fmt_part(f)?;
-    }
-    Ok(())
-}
-
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -174,16 +181,16 @@ impl fmt::Display for Node {
             Self::NotIn(key, texts) => fmt_set(f, key, "not in", texts),
             Self::Not(inner) => {
                 f.write_str("!")?;
-                inner.fmt_part(f)
+                self.fmt_part(f, inner)
             }
-            Self::And(parts) => fmt_joined(f, "&&", parts),
-            Self::Or(parts) => fmt_joined(f, "||", parts),
+            Self::And(parts) => self.fmt_joined(f, "&&", parts),
+            Self::Or(parts) => self.fmt_joined(f, "||", parts),
         }
     }
 }
 
 impl fmt::Display for Selector {
-    /// The selector in one fixed form that reads back as the same selector.
+    /// The selector in one fixed form that reads back as the same selector, unless it is longer than [`MAX_LENGTH`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.root.fmt(f)
     }

@@ -116,6 +116,18 @@ fn garbage_is_bounded() {
     assert_eq!(kind(format!("{} == 'b'", "a".repeat(513))), Err(LabelTooLong));
 }
 
+/// Precedence says as much as parentheses: those that are shown without need could be too many.
+#[test]
+fn what_is_shown_is_no_deeper_than_what_was_read() {
+    for (left, right) in [("(", " && has(b) || has(c))"), ("(!", " && has(b))"), ("!(has(b) && ", ")"), ("!(!(", "))")]
+    {
+        let opened = left.matches('(').count();
+        let text = left.repeat(MAX_DEPTH / opened) + "has(a)" + &right.repeat(MAX_DEPTH / opened);
+        let selector: Selector = text.parse().unwrap();
+        assert_eq!(selector.to_string().parse(), Ok(selector), "{left}...{right}");
+    }
+}
+
 fn text() -> impl Strategy<Value = String> {
     // Without one kind of quote, as every text that was read.
     prop_oneof!["[a-z \u{e4}\"&|]{0,6}", "[a-z \u{e4}'(){}]{0,6}"]

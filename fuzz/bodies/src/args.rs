@@ -1,0 +1,43 @@
+//! `CNI_ARGS`, against the plainest reading of the text.
+
+use std::net::IpAddr;
+
+use cni_plugin::fuzzing::{ArgsSaid, parse_args};
+
+/// Takes an input for the target `cni_args`.
+pub fn cni_args(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    assert_eq!(parse_args(&text).ok(), expected(&text), "{text:?}");
+    if let Err(error) = parse_args(&text) {
+        assert!(error.starts_with("ARGS: "), "{error}");
+    }
+}
+
+/// What the text says; `None` if it is to be refused.
+fn expected(text: &str) -> Option<ArgsSaid> {
+    let mut said = ArgsSaid::default();
+    if text.is_empty() {
+        return Some(said);
+    }
+    let (mut ignore, mut unknown) = (false, false);
+    for pair in text.split(';') {
+        let halves: Vec<&str> = pair.split('=').collect();
+        let [key, value] = halves[..] else { return None };
+        match key {
+            "IgnoreUnknown" => {
+                ignore = match value.to_lowercase().as_str() {
+                    "1" | "true" => true,
+                    "0" | "false" => false,
+                    _ => return None,
+                }
+            }
+            "IP" if value.is_empty() => said.ip = None,
+            "IP" => said.ip = Some(value.parse::<IpAddr>().ok()?.to_canonical()),
+            "K8S_POD_NAME" => said.pod = value.to_owned(),
+            "K8S_POD_NAMESPACE" => said.pod_namespace = value.to_owned(),
+            "K8S_POD_INFRA_CONTAINER_ID" => {}
+            _ => unknown = true,
+        }
+    }
+    (!unknown || ignore).then_some(said)
+}

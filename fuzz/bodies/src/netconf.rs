@@ -1,0 +1,82 @@
+//! Network configurations, through the whole plugin but for the store.
+
+use std::net::IpAddr;
+
+use cni_plugin::{
+    AddRequest, Allocator, Assigned, CheckRequest, DelRequest, Environment, Host, Invocation, Logging, Name, run,
+};
+use serde_json::Value;
+use time::OffsetDateTime;
+
+/// Takes an input for the target `netconf`: what the plugin reads on standard input. The first byte says for which verb and
+/// under which name it runs, if it is no `{`.
+pub fn netconf(data: &[u8]) {
+    let (choice, text) = match data {
+        [choice, text @ ..] if *choice != b'{' => (*choice, text),
+        text => (0, text),
+    };
+    let verb = ["ADD", "DEL", "CHECK", "STATUS", "GC", "VERSION"][usize::from(choice & 7) % 6];
+    let name = if choice & 8 == 0 { Name::Margay } else { Name::CalicoIpam };
+    let environment = Environment::from_iter([
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", "c1"),
+        ("CNI_NETNS", "/nowhere/netns"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/nowhere"),
+    ]);
+    let host = Host {
+        hostname: "node1".to_owned(),
+        boot_id: Some("01234567-89ab".to_owned()),
+        now: OffsetDateTime::UNIX_EPOCH,
+        nodename_file: "/nowhere/nodename".into(),
+        own_netns: "/nowhere/own".into(),
+    };
+    let invocation = Invocation { name, environment, host, logging: Logging::Untouched };
+    let outcome = run(&invocation, &mut &text[..], &Pretend);
+    let shown = || format!("{verb}: {}", String::from_utf8_lossy(text));
+    match (outcome.exit, outcome.stdout.as_str()) {
+        (0, "") => assert_ne!(verb, "ADD", "{}", shown()),
+        (0, stdout) => {
+            let result: Value = serde_json::from_str(stdout).unwrap();
+            assert!(result.get("cniVersion").is_some(), "{}", shown());
+        }
+        (1, stdout) => {
+            let error: Value = serde_json::from_str(stdout).unwrap();
+            assert!(error["code"].as_u64().is_some_and(|code| code > 0), "{}", shown());
+            let message = error["msg"].as_str().unwrap();
+            assert!(
+                !message.is_empty() && !message.contains("stopped at an error of its own"),
+                "{}: {message}",
+                shown()
+            );
+        }
+        (exit, _) => panic!("exit {exit}: {}", shown()),
+    }
+}
+
+/// Gives out what is asked for without any books.
+struct Pretend;
+
+impl Allocator for Pretend {
+    fn add(&self, request: &AddRequest) -> cni_plugin::Result<Vec<Assigned>> {
+        let chosen = |count: u32, address: &str| (0..count).map(|_| address.parse().unwrap()).collect::<Vec<IpAddr>>();
+        let mut addresses = request.wanted.clone();
+        addresses.extend(chosen(request.count_v4, "10.0.0.9"));
+        addresses.extend(chosen(request.count_v6, "fd00::9"));
+        Ok(addresses
+            .into_iter()
+            .map(|address| {
+                let (block_prefix, pool_prefix) = if address.is_ipv4() { (26, 16) } else { (122, 64) };
+                Assigned { address, block_prefix, pool_prefix, gateway: None }
+            })
+            .collect())
+    }
+
+    fn del(&self, _: &DelRequest) -> cni_plugin::Result<()> {
+        Ok(())
+    }
+
+    fn check(&self, _: &CheckRequest) -> cni_plugin::Result<Vec<IpAddr>> {
+        Ok(vec!["10.0.0.9".parse().unwrap()])
+    }
+}

@@ -1,0 +1,136 @@
+//! The rows of a store: their encoding, and stores in which some are wrong although their checksums are right.
+
+use std::ops::ControlFlow;
+
+use arbitrary::{Result, Unstructured};
+use futures::{FutureExt, StreamExt};
+use kv::{Compare, Op, Prev, Range, RangeRequest, Revision, Store, StoreExt, Txn, WatchRequest};
+use kv_mvcc::{MemoryTable, MvccStore, Table, Write, fuzzing};
+
+use crate::store::{block_on, open};
+
+/// Takes an input for the target `row_codec`: the length of a key, the key, and what is in the row.
+pub fn row_codec(data: &[u8]) {
+    let (key, row) = match data.split_first() {
+        Some((length, rest)) => rest.split_at(usize::from(*length).min(rest.len())),
+        None => (data, data),
+    };
+    // As it is, which its checksum mostly refuses, and with a checksum that is right.
+    fuzzing::check_row(key, row);
+    let sealed = fuzzing::seal(key, row);
+    fuzzing::check_row(key, &sealed);
+    assert_eq!(fuzzing::unseal(key, &sealed), Some(row));
+    assert_eq!(fuzzing::unseal(&[key, b"x"].concat(), &sealed), None, "a row belongs to its key");
+}
+
+/// Takes an input for the target `damaged_rows`: which rows of a store become what.
+pub fn damaged_rows(data: &[u8]) {
+    let table = MemoryTable::new();
+    block_on(fill(&open(Box::new(table.clone())).unwrap()));
+    let mut input = Unstructured::new(data);
+    while !input.is_empty() {
+        let write = damage(&rows(&table), &mut input).unwrap();
+        table.commit(&[write]).unwrap();
+    }
+    if let Err(error) = block_on(use_all(&table)) {
+        let text = error.to_string();
+        // What an engine's panic becomes; this engine has none.
+        assert!(!text.contains("the engine gave up"), "{text}");
+    }
+}
+
+/// Some history: keys that were written again, deleted and made anew, a value of several rows, a compaction.
+async fn fill(store: &MvccStore) {
+    let put = |key: &str, len: usize| Op::put(key, vec![7; len]);
+    for n in 0..6 {
+        let txn = Txn::new().with_success([put("a", n), put(&format!("k{n}"), 100), put("large", 7000 + n)]);
+        store.txn(txn).await.unwrap();
+        let txn = Txn::new().with_success([Op::delete("large"), Op::delete_range(Range::prefix("k1"))]);
+        store.txn(txn).await.unwrap();
+    }
+    store.compact(Revision::new(5)).await.unwrap();
+    store.txn(Txn::new().with_success([put("last", 1)])).await.unwrap();
+}
+
+fn rows(table: &MemoryTable) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut rows = Vec::new();
+    let view = table.view().unwrap();
+    view.scan(&[], &[u8::MAX], &mut |key, row| {
+        rows.push((key.to_vec(), row.to_vec()));
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    rows
+}
+
+fn damage(rows: &[(Vec<u8>, Vec<u8>)], input: &mut Unstructured<'_>) -> Result<Write> {
+    let Some((key, row)) = rows.get(usize::from(input.arbitrary::<u8>()?) % rows.len().max(1)) else {
+        return Ok(Write::Put(input.arbitrary()?, input.arbitrary()?));
+    };
+    let mut payload = fuzzing::unseal(key, row).unwrap_or(row).to_vec();
+    let place = usize::from(input.arbitrary::<u8>()?) % payload.len().max(1);
+    match input.int_in_range(0..=6)? {
+        0 => return Ok(Write::Delete(key.clone())),
+        1 => return Ok(Write::Put(key.clone(), input.bytes(input.len().min(8))?.to_vec())),
+        2 => payload.truncate(place),
+        3 => {
+            let more = input.bytes(input.len().min(9))?;
+            payload.splice(place..place, more.iter().copied());
+        }
+        // The other rows say what this one could be as well.
+        4 => {
+            let (other_key, other) = &rows[usize::from(input.arbitrary::<u8>()?) % rows.len()];
+            payload = fuzzing::unseal(other_key, other).unwrap_or(other).to_vec();
+        }
+        5 => {
+            let mut key = key.clone();
+            let end = key.len() - 1;
+            key[place.min(end)] = input.arbitrary()?;
+            let row = fuzzing::seal(&key, &payload);
+            return Ok(Write::Put(key, row));
+        }
+        _ => {
+            let byte = input.arbitrary()?;
+            payload.get_mut(place).into_iter().for_each(|place| *place = byte);
+        }
+    }
+    Ok(Write::Put(key.clone(), fuzzing::seal(key, &payload)))
+}
+
+/// Does everything that can be done with a store, up to the first error.
+async fn use_all(table: &MemoryTable) -> kv::Result<()> {
+    let store = open(Box::new(table.clone()))?;
+    let now = store.status().revision;
+    let mark = store.status().compacted;
+    // Each of these may fail by itself: the rows that it needs may be the damaged ones.
+    let _ = quiet(store.list(Range::All).await)?;
+    for at in [mark.get(), mark.get().saturating_add(1), now.get().saturating_sub(1), now.get()] {
+        let _ = quiet(store.range(RangeRequest::new(Range::All).with_at(Revision::new(at))).await)?;
+    }
+    for start in [mark.get().max(1), now.get().saturating_sub(3).max(1)] {
+        let request = WatchRequest::new(Range::All, Revision::new(start)).with_prev(Prev::Return);
+        if let Some(mut events) = quiet(store.watch(request).await)? {
+            while let Some(Some(batch)) = events.next().now_or_never() {
+                let _ = quiet(batch)?;
+            }
+        }
+    }
+    let txn = Txn::new()
+        .with_compares([Compare::nothing_newer(Range::All, now)])
+        .with_success([Op::put("a", "new"), Op::delete_range(Range::prefix("k")).with_prev()])
+        .with_failure([Op::range(Range::All), Op::put("large", "small").with_prev()]);
+    let _ = quiet(store.txn(txn).await)?;
+    let _ = quiet(store.compact(store.status().revision).await)?;
+    let _ = quiet(store.txn(Txn::new().with_success([Op::put("b", "c")])).await)?;
+    let _ = quiet(store.verify().await)?;
+    let _ = quiet(store.list(Range::All).await)?;
+    store.close().await
+}
+
+/// What was answered, if anything; an error that would mean a panic stays one.
+fn quiet<T>(answer: kv::Result<T>) -> kv::Result<Option<T>> {
+    match answer {
+        Err(error) if error.to_string().contains("the engine gave up") => Err(error),
+        answer => Ok(answer.ok()),
+    }
+}

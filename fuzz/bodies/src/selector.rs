@@ -1,0 +1,52 @@
+//! Selectors: what is shown reads back, and selects the same.
+
+use ipam_core::model::Labels;
+use ipam_core::selector::{MAX_LENGTH, Selector};
+
+/// Takes an input for the target `selector`: the text, and after a line feed, which no selector has, labels `key=value`.
+pub fn selector(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let (text, labels) = text.split_once('\n').unwrap_or((&text, ""));
+    let labels: Labels = labels
+        .split('\n')
+        .filter_map(|pair| pair.split_once('='))
+        .map(|(key, value)| (key.into(), value.into()))
+        .collect();
+    let selector: Selector = match text.parse() {
+        Ok(selector) => selector,
+        Err(error) => {
+            let error: ipam_core::selector::SelectorError = error;
+            assert!(error.position() <= text.len().min(MAX_LENGTH), "{error}");
+            assert!(!error.to_string().is_empty());
+            return;
+        }
+    };
+    let shown = selector.to_string();
+    // White space that is left out in a long text may have no room in the shown one.
+    if shown.len() <= MAX_LENGTH {
+        assert_eq!(shown.parse(), Ok(selector.clone()), "{text} is shown as {shown}");
+    }
+    let matches = selector.matches(&labels);
+    let combined = |text: String| text.parse::<Selector>().map(|selector| selector.matches(&labels));
+    if !text.trim_matches([' ', '\t']).is_empty() {
+        // Too long or too deep is the one thing that can be wrong with these.
+        assert_ne!(combined(format!("!({text})")), Ok(matches), "{text}");
+        assert!(combined(format!("({text}) || all()")).is_ok_and(|all| all) || text.len() > 90, "{text}");
+        assert_ne!(combined(format!("({text}) && all()")), Ok(!matches), "{text}");
+    }
+    assert_eq!(selector.uses_global(), shown_global(&shown), "{shown}");
+}
+
+/// True if `global()` stands outside of quotes.
+fn shown_global(shown: &str) -> bool {
+    let (mut rest, mut outside) = (shown, String::new());
+    while let Some(start) = rest.find(['\'', '"']) {
+        let quote = &rest[start..=start];
+        outside.push_str(&rest[..start]);
+        outside.push('|');
+        let inner = &rest[start + 1..];
+        rest = inner.find(quote).map_or("", |end| &inner[end + 1..]);
+    }
+    outside.push_str(rest);
+    outside.contains("global()")
+}
