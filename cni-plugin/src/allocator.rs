@@ -10,6 +10,7 @@ use ipam_core::{BridgeError, Ipam, Nodes};
 use kv::{Deadline, ErrorKind, Operation, Store};
 
 use crate::error::{CniError, Result};
+use crate::intents::{FileIntents, INTENTS_FOLDER};
 use crate::request::{AddRequest, Allocator, Assigned, Bridged, CheckRequest, DelRequest, Network, OwnPool};
 
 /// How long a call may take, as for Calico's plugin, from waiting for the store to the answer.
@@ -37,17 +38,16 @@ impl StoreAllocator {
     ) -> Result<T, Failure> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
-        let nodes = if matches!(location, Location::Etcd(_)) { Nodes::Registered } else { Nodes::FirstSeen };
         runtime.block_on(async {
             let deadline = Deadline::after(BUDGET);
             if let Some(store) = &self.given {
-                return Ok(work(Ipam::new(Arc::clone(store), nodes), deadline).await?);
+                return Ok(work(ipam_on(Arc::clone(store), location), deadline).await?);
             }
             if let Location::Etcd(_) = location {
                 return Err(no_etcd_yet().into());
             }
             let open = datastore::open_in_place(location, create, deadline.remaining_for_work()).await?;
-            let done = work(Ipam::new(open.store(), nodes), deadline).await;
+            let done = work(ipam_on(open.store(), location), deadline).await;
             if let Err(error) = open.close().await {
                 tracing::warn!(%error, "the store could not be closed cleanly");
             }
@@ -60,6 +60,18 @@ impl StoreAllocator {
 fn no_etcd_yet() -> kv::Error {
     let error = kv::Error::new(ErrorKind::Unsupported, Operation::Open, "etcd");
     error.with_detail("the plugin of this version cannot work on etcd yet; set datastore_type to sled or redb")
+}
+
+/// The allocator on a store. On etcd, where what a killed process has sent may still be carried out, it notes what it is
+/// about to do; on a store that a process has to itself nothing is carried out after its death.
+fn ipam_on(store: Arc<dyn Store>, location: &Location) -> Ipam {
+    match location {
+        Location::Etcd(_) => {
+            let intents = FileIntents::new(INTENTS_FOLDER, location.to_string());
+            Ipam::new(store, Nodes::Registered).with_intents(Arc::new(intents))
+        }
+        _ => Ipam::new(store, Nodes::FirstSeen),
+    }
 }
 
 impl Allocator for StoreAllocator {

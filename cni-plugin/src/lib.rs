@@ -13,6 +13,7 @@ mod error;
 pub mod fuzzing;
 mod gojson;
 mod identity;
+mod intents;
 mod logging;
 mod netconf;
 mod netns;
@@ -28,6 +29,7 @@ pub use allocator::StoreAllocator;
 pub use env::Environment;
 pub use error::{CniError, Code, Result};
 pub use identity::Host;
+pub use intents::{FileIntents, INTENTS_FOLDER};
 pub use panics::install_hook;
 pub use request::{
     AddRequest, Allocator, Assigned, Attachment, Bridged, CheckRequest, DelRequest, Gateway, Network, OwnPool, StoreAt,

@@ -7,13 +7,17 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
+use crate::intents::Intents;
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, Labels, Node, Owner};
 
-/// Runs the body of a verb as one transaction, and is what the body is.
+/// Runs the body of a verb as one transaction on the allocator's store, or on another one, and is what the body is.
 macro_rules! transact {
-    ($ipam:expr, $deadline:expr, |$tx:ident| $body:expr) => {{
-        let store = std::sync::Arc::clone($ipam.store());
+    ($ipam:expr, $deadline:expr, |$tx:ident| $body:expr) => {
+        crate::ipam::transact!(on std::sync::Arc::clone($ipam.store()), $deadline, |$tx| $body)
+    };
+    (on $store:expr, $deadline:expr, |$tx:ident| $body:expr) => {{
+        let store = $store;
         let done: crate::error::Result<kv::Committed<_>> =
             kv::transact!(store, kv::TransactOptions::new($deadline), |$tx| $body);
         done.map(|committed| committed.value)
@@ -48,6 +52,7 @@ pub struct Ipam {
     nodes: Nodes,
     clock: Clock,
     uids: Uids,
+    intents: Option<Arc<dyn Intents>>,
 }
 
 impl std::fmt::Debug for Ipam {
@@ -59,7 +64,8 @@ impl std::fmt::Debug for Ipam {
 impl Ipam {
     /// The allocator on this store, by the system's clock.
     pub fn new(store: Arc<dyn Store>, nodes: Nodes) -> Self {
-        Self { store, nodes, clock: Arc::new(OffsetDateTime::now_utc), uids: Arc::new(|| Uuid::new_v4().to_string()) }
+        let uids: Uids = Arc::new(|| Uuid::new_v4().to_string());
+        Self { store, nodes, clock: Arc::new(OffsetDateTime::now_utc), uids, intents: None }
     }
 
     /// With another clock.
@@ -74,6 +80,18 @@ impl Ipam {
     pub fn with_uids(mut self, uids: Uids) -> Self {
         self.uids = uids;
         self
+    }
+
+    /// Notes what an assignment is about to commit: for a store of other processes, see [`crate::intents`].
+    #[must_use]
+    pub fn with_intents(mut self, intents: Arc<dyn Intents>) -> Self {
+        self.intents = Some(intents);
+        self
+    }
+
+    /// Where intents are noted, if they are.
+    pub(crate) fn intents(&self) -> Option<&Arc<dyn Intents>> {
+        self.intents.as_ref()
     }
 
     /// The store.

@@ -9,6 +9,7 @@ pub mod affinity;
 pub mod assign;
 pub mod attachment;
 mod error;
+pub mod intents;
 mod ipam;
 pub mod model;
 pub mod net;

@@ -30,7 +30,8 @@ pub struct ReleasedAddresses {
 
 impl Ipam {
     /// Frees whatever is recorded for an attachment, and what its handle holds on its node without saying for which
-    /// interface. Nothing there is not an error, so that it can be repeated. `old_handles` are the handles under which
+    /// interface. Nothing there is not an error, so that it can be repeated. An assignment that broke off is settled first,
+    /// so that it cannot land afterwards, where [`intents`](crate::intents) are noted. `old_handles` are the handles under which
     /// earlier versions of Calico kept a workload's addresses.
     ///
     /// # Errors
@@ -41,6 +42,7 @@ impl Ipam {
         old_handles: &[String],
         deadline: Deadline,
     ) -> Result<Vec<IpAddr>> {
+        self.settle_intents(attachment, deadline).await?;
         let handle = attachment.handle();
         let handles: Vec<String> = [handle].into_iter().chain(old_handles.iter().cloned()).collect();
         transact!(self, deadline, |tx| {

@@ -38,13 +38,16 @@ impl Ipam {
     /// Gives addresses to an attachment: any free ones, or given ones. IPv4 and IPv6 together, and everything that has to
     /// be made or mended for them, are one commit; if anything is missing, nothing happens.
     ///
-    /// An attachment that asks again for what it has gets the same answer.
+    /// An attachment that asks again for what it has gets the same answer. What was begun for it and broke off is settled
+    /// first, where [`intents`](crate::intents) are noted.
     ///
     /// # Errors
     /// Those of [`Error`], with Calico's texts.
     pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
+        self.settle_intents(&request.attachment, deadline).await?;
         let mut misdated = Vec::new();
-        let assigned = transact!(self, deadline, |tx| self.assign_in(tx, request, &mut misdated).await);
+        let store = self.noting(&request.attachment);
+        let assigned = transact!(on store, deadline, |tx| self.assign_in(tx, request, &mut misdated).await);
         if assigned.is_err() && !misdated.is_empty() {
             self.redate(&misdated, deadline).await?;
         }

@@ -5,5 +5,6 @@ mod affinity;
 mod assign;
 mod bridge;
 mod concurrent;
+mod intents;
 mod release;
 mod world;

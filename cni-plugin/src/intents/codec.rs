@@ -1,0 +1,309 @@
+//! The bytes of a note: what it is, the version of its form, a CRC-32 over the rest, and the rest.
+//!
+//! The rest is an encoding by bincode of the types below: the order of fields and variants is part of the form. They repeat
+//! the request types of `kv`, which may grow; what they grow has to be added here under a new version.
+
+use std::fmt;
+
+use bincode::config::{Configuration, Limit, LittleEndian, Varint};
+use bincode::{Decode, Encode};
+use ipam_core::attachment::Attachment;
+use kv::{Compare, CompareOp, Content, Key, Op, Prev, Range, Revision, Target, Txn, TxnRange, Value};
+
+/// What every note begins with.
+const MAGIC: &[u8] = b"margay-intent";
+/// The form that is written, and the only one that is read.
+const VERSION: u8 = 1;
+/// More than any note has.
+const DECODE_LIMIT: usize = 4 * 1024 * 1024;
+const BINCODE: Configuration<LittleEndian, Varint, Limit<DECODE_LIMIT>> =
+    bincode::config::standard().with_limit::<DECODE_LIMIT>();
+
+/// A transaction on its way, for whom, and to where.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Note {
+    pub(super) store: String,
+    network: String,
+    container: String,
+    interface: String,
+    node: String,
+    pub(super) txn: Txn,
+}
+
+/// Why bytes are no note, or a transaction cannot be noted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NoNote {
+    /// It is something else, or was cut off.
+    Foreign,
+    /// It is in a form that this version does not know.
+    OtherVersion(u8),
+    /// Its checksum is wrong, or what it encodes is nothing.
+    Damaged,
+    /// The transaction has something that this form has no place for.
+    Inexpressible,
+}
+
+impl fmt::Display for NoNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Foreign => f.write_str("it is no note, or is cut off"),
+            Self::OtherVersion(version) => write!(f, "it has form {version}, which this version does not know"),
+            Self::Damaged => f.write_str("it is damaged"),
+            Self::Inexpressible => f.write_str("the transaction cannot be noted"),
+        }
+    }
+}
+
+impl std::error::Error for NoNote {}
+
+impl Note {
+    pub(super) fn new(store: &str, attachment: &Attachment, txn: &Txn) -> Self {
+        Self {
+            store: store.to_owned(),
+            network: attachment.network.clone(),
+            container: attachment.container.clone(),
+            interface: attachment.interface.clone(),
+            node: attachment.node.clone(),
+            txn: txn.clone(),
+        }
+    }
+
+    /// True if it is about this attachment.
+    pub(super) fn is_of(&self, attachment: &Attachment) -> bool {
+        let noted = [&self.network, &self.container, &self.interface, &self.node];
+        noted == [&attachment.network, &attachment.container, &attachment.interface, &attachment.node]
+    }
+
+    pub(super) fn encode(&self) -> Result<Vec<u8>, NoNote> {
+        let form = Form {
+            store: self.store.clone(),
+            network: self.network.clone(),
+            container: self.container.clone(),
+            interface: self.interface.clone(),
+            node: self.node.clone(),
+            compares: self
+                .txn
+                .compares
+                .iter()
+                .map(FormCompare::of)
+                .collect::<Option<_>>()
+                .ok_or(NoNote::Inexpressible)?,
+            success: ops_of(&self.txn.success)?,
+            failure: ops_of(&self.txn.failure)?,
+        };
+        let rest = bincode::encode_to_vec(form, BINCODE).map_err(|_| NoNote::Inexpressible)?;
+        let mut bytes = MAGIC.to_vec();
+        bytes.push(VERSION);
+        bytes.extend(crc32fast::hash(&rest).to_le_bytes());
+        bytes.extend(rest);
+        Ok(bytes)
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, NoNote> {
+        let (version, rest) = bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first).ok_or(NoNote::Foreign)?;
+        if *version != VERSION {
+            return Err(NoNote::OtherVersion(*version));
+        }
+        let (sum, rest) = rest.split_first_chunk().ok_or(NoNote::Foreign)?;
+        if crc32fast::hash(rest) != u32::from_le_bytes(*sum) {
+            return Err(NoNote::Damaged);
+        }
+        let (form, read): (Form, usize) = bincode::decode_from_slice(rest, BINCODE).map_err(|_| NoNote::Damaged)?;
+        if read != rest.len() {
+            return Err(NoNote::Damaged);
+        }
+        let Form { store, network, container, interface, node, compares, success, failure } = form;
+        let txn = Txn::new()
+            .with_compares(compares.into_iter().map(Compare::from))
+            .with_success(success.into_iter().map(Op::from))
+            .with_failure(failure.into_iter().map(Op::from));
+        Ok(Self { store, network, container, interface, node, txn })
+    }
+}
+
+fn ops_of(ops: &[Op]) -> Result<Vec<FormOp>, NoNote> {
+    ops.iter().map(FormOp::of).collect::<Option<_>>().ok_or(NoNote::Inexpressible)
+}
+
+#[derive(Encode, Decode)]
+struct Form {
+    store: String,
+    network: String,
+    container: String,
+    interface: String,
+    node: String,
+    compares: Vec<FormCompare>,
+    success: Vec<FormOp>,
+    failure: Vec<FormOp>,
+}
+
+#[derive(Encode, Decode)]
+struct FormCompare {
+    range: FormRange,
+    op: FormCompareOp,
+    target: FormTarget,
+}
+
+#[derive(Encode, Decode)]
+enum FormRange {
+    Key(Vec<u8>),
+    Prefix(Vec<u8>),
+    FromTo(Vec<u8>, Vec<u8>),
+    From(Vec<u8>),
+    All,
+}
+
+#[derive(Encode, Decode)]
+enum FormCompareOp {
+    Equal,
+    NotEqual,
+    Less,
+    Greater,
+}
+
+#[derive(Encode, Decode)]
+enum FormTarget {
+    Version(i64),
+    CreateRevision(i64),
+    ModRevision(i64),
+    Value(Vec<u8>),
+}
+
+#[derive(Encode, Decode)]
+enum FormOp {
+    Put { key: Vec<u8>, value: Vec<u8>, prev: FormPrev },
+    Delete { range: FormRange, prev: FormPrev },
+    Range { range: FormRange, limit: i64, content: FormContent },
+}
+
+#[derive(Encode, Decode)]
+enum FormPrev {
+    Omit,
+    Return,
+}
+
+#[derive(Encode, Decode)]
+enum FormContent {
+    Full,
+    KeysOnly,
+    CountOnly,
+}
+
+impl FormCompare {
+    fn of(compare: &Compare) -> Option<Self> {
+        let op = match compare.op {
+            CompareOp::Equal => FormCompareOp::Equal,
+            CompareOp::NotEqual => FormCompareOp::NotEqual,
+            CompareOp::Less => FormCompareOp::Less,
+            CompareOp::Greater => FormCompareOp::Greater,
+        };
+        let target = match &compare.target {
+            Target::Version(version) => FormTarget::Version(*version),
+            Target::CreateRevision(revision) => FormTarget::CreateRevision(revision.get()),
+            Target::ModRevision(revision) => FormTarget::ModRevision(revision.get()),
+            Target::Value(value) => FormTarget::Value(value.as_bytes().to_vec()),
+            _ => return None,
+        };
+        Some(Self { range: FormRange::of(&compare.range), op, target })
+    }
+}
+
+impl From<FormCompare> for Compare {
+    fn from(form: FormCompare) -> Self {
+        let op = match form.op {
+            FormCompareOp::Equal => CompareOp::Equal,
+            FormCompareOp::NotEqual => CompareOp::NotEqual,
+            FormCompareOp::Less => CompareOp::Less,
+            FormCompareOp::Greater => CompareOp::Greater,
+        };
+        let target = match form.target {
+            FormTarget::Version(version) => Target::Version(version),
+            FormTarget::CreateRevision(revision) => Target::CreateRevision(Revision::new(revision)),
+            FormTarget::ModRevision(revision) => Target::ModRevision(Revision::new(revision)),
+            FormTarget::Value(value) => Target::Value(Value::new(value)),
+        };
+        Self::new(form.range.into(), op, target)
+    }
+}
+
+impl FormRange {
+    fn of(range: &Range) -> Self {
+        let bytes = |key: &Key| key.as_bytes().to_vec();
+        match range {
+            Range::Key(key) => Self::Key(bytes(key)),
+            Range::Prefix(key) => Self::Prefix(bytes(key)),
+            Range::FromTo(from, to) => Self::FromTo(bytes(from), bytes(to)),
+            Range::From(key) => Self::From(bytes(key)),
+            Range::All => Self::All,
+        }
+    }
+}
+
+impl From<FormRange> for Range {
+    fn from(form: FormRange) -> Self {
+        match form {
+            FormRange::Key(key) => Self::Key(Key::new(key)),
+            FormRange::Prefix(key) => Self::Prefix(Key::new(key)),
+            FormRange::FromTo(from, to) => Self::FromTo(Key::new(from), Key::new(to)),
+            FormRange::From(key) => Self::From(Key::new(key)),
+            FormRange::All => Self::All,
+        }
+    }
+}
+
+impl FormOp {
+    fn of(op: &Op) -> Option<Self> {
+        Some(match op {
+            Op::Put { key, value, prev } => {
+                Self::Put { key: key.as_bytes().to_vec(), value: value.as_bytes().to_vec(), prev: FormPrev::of(*prev) }
+            }
+            Op::Delete { range, prev } => Self::Delete { range: FormRange::of(range), prev: FormPrev::of(*prev) },
+            Op::Range(read) => {
+                let content = match read.content {
+                    Content::Full => FormContent::Full,
+                    Content::KeysOnly => FormContent::KeysOnly,
+                    Content::CountOnly => FormContent::CountOnly,
+                };
+                Self::Range { range: FormRange::of(&read.range), limit: read.limit, content }
+            }
+            _ => return None,
+        })
+    }
+}
+
+impl From<FormOp> for Op {
+    fn from(form: FormOp) -> Self {
+        match form {
+            FormOp::Put { key, value, prev } => {
+                Self::Put { key: Key::new(key), value: Value::new(value), prev: prev.into() }
+            }
+            FormOp::Delete { range, prev } => Self::Delete { range: range.into(), prev: prev.into() },
+            FormOp::Range { range, limit, content } => {
+                let content = match content {
+                    FormContent::Full => Content::Full,
+                    FormContent::KeysOnly => Content::KeysOnly,
+                    FormContent::CountOnly => Content::CountOnly,
+                };
+                Self::Range(TxnRange::new(range.into()).with_limit(limit).with_content(content))
+            }
+        }
+    }
+}
+
+impl FormPrev {
+    fn of(prev: Prev) -> Self {
+        match prev {
+            Prev::Omit => Self::Omit,
+            Prev::Return => Self::Return,
+        }
+    }
+}
+
+impl From<FormPrev> for Prev {
+    fn from(form: FormPrev) -> Self {
+        match form {
+            FormPrev::Omit => Self::Omit,
+            FormPrev::Return => Self::Return,
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Assignments that break off between sending and knowing.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::attachment::Attachment;
+use ipam_core::intents::{IntentId, Intents, Pending};
+use ipam_core::{Ipam, Nodes};
+use kv::wrap::{Fault, Faulty};
+use kv::{Deadline, ErrorKind, Operation, Outcome, Store, Txn};
+use tokio::sync::Notify;
+
+use crate::world::{World, attachment, soon};
+
+/// Notes in memory.
+#[derive(Debug, Default)]
+struct Notes {
+    kept: Mutex<BTreeMap<String, (Attachment, Txn)>>,
+    recorded: AtomicU32,
+    is_full: bool,
+}
+
+impl Notes {
+    fn count(&self) -> usize {
+        self.kept.lock().unwrap().len()
+    }
+}
+
+impl Intents for Notes {
+    fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId> {
+        if self.is_full {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let id = self.recorded.fetch_add(1, SeqCst).to_string();
+        self.kept.lock().unwrap().insert(id.clone(), (attachment.clone(), txn.clone()));
+        Ok(IntentId(id))
+    }
+
+    fn forget(&self, id: &IntentId) {
+        self.kept.lock().unwrap().remove(&id.0);
+    }
+
+    fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
+        let kept = self.kept.lock().unwrap();
+        let own = kept.iter().filter(|(_, (noted, _))| noted == attachment);
+        Ok(own.map(|(id, (_, txn))| Pending { id: IntentId(id.clone()), txn: txn.clone() }).collect())
+    }
+}
+
+fn allocator(store: &Arc<dyn Store>, notes: &Arc<Notes>) -> Ipam {
+    Ipam::new(Arc::clone(store), Nodes::Registered).with_intents(Arc::clone(notes) as Arc<dyn Intents>)
+}
+
+fn request() -> AssignRequest {
+    AssignRequest::new(attachment("a", "c1"), Wanted::any(1, 0))
+}
+
+async fn world() -> World {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/30").await;
+    // So that the block is there already, and no commit guards absences alone.
+    world.one("a", "before").await.unwrap();
+    world
+}
+
+/// A store of which the commit of an assignment happens as `fault` says and every later one hangs; and who is told.
+fn breaking(world: &World, fault: Fault) -> (Faulty<Arc<dyn Store>>, Arc<Notify>) {
+    let commits = AtomicU32::new(0);
+    let told = Arc::new(Notify::new());
+    let tell = Arc::clone(&told);
+    let faulty = Faulty::new(Arc::clone(&world.store), move |operation| {
+        if operation != Operation::Txn {
+            return None;
+        }
+        // Reading what surrounds comes first.
+        match commits.fetch_add(1, SeqCst) {
+            0 => None,
+            1 => Some(fault),
+            _ => {
+                tell.notify_one();
+                Some(Fault::Delay(Duration::from_secs(3600)))
+            }
+        }
+    });
+    (faulty, told)
+}
+
+/// Begins an assignment, and kills it after its commit was sent and before anything is known.
+async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> Faulty<Arc<dyn Store>> {
+    let (faulty, told) = breaking(world, fault);
+    let ipam = allocator(&(Arc::new(faulty.clone()) as Arc<dyn Store>), notes);
+    let killed = tokio::spawn(async move { ipam.assign(&request(), soon()).await });
+    told.notified().await;
+    killed.abort();
+    assert!(killed.await.unwrap_err().is_cancelled());
+    assert_eq!(notes.count(), 1);
+    faulty
+}
+
+const FAULTS: [Fault; 3] = [Fault::Held, Fault::RequestLost, Fault::ReplyLost];
+
+#[tokio::test(start_paused = true)]
+async fn what_lands_late_after_a_release_leaves_nothing() {
+    for fault in FAULTS {
+        let world = world().await;
+        let notes = Arc::default();
+        let late = break_off(&world, &notes, fault).await;
+        let ipam = allocator(&world.store, &notes);
+        assert_eq!(ipam.release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap().len(), 1, "{fault:?}");
+        assert_eq!(notes.count(), 0);
+        let before = world.dump().await;
+        late.deliver_held().await.unwrap();
+        assert_eq!(world.dump().await, before, "{fault:?}");
+        world.check().await;
+    }
+}
+
+/// What the notes are for.
+#[tokio::test(start_paused = true)]
+async fn without_notes_a_late_commit_would_lose_an_address() {
+    let world = world().await;
+    let late = break_off(&world, &Arc::default(), Fault::Held).await;
+    assert!(world.release("a", "c1").await.is_empty());
+    late.deliver_held().await.unwrap();
+    assert_eq!(world.ipam.held(&attachment("a", "c1"), soon()).await.unwrap().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_lands_late_after_another_assignment_is_the_same_address() {
+    for fault in FAULTS {
+        let world = world().await;
+        let notes = Arc::default();
+        let late = break_off(&world, &notes, fault).await;
+        let ipam = allocator(&world.store, &notes);
+        let assigned = ipam.assign(&request(), soon()).await.unwrap();
+        late.deliver_held().await.unwrap();
+        assert_eq!(ipam.held(&attachment("a", "c1"), soon()).await.unwrap(), [assigned[0].ip], "{fault:?}");
+        assert_eq!(notes.count(), 0);
+        world.check().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_note_whose_guards_no_longer_hold_does_no_harm() {
+    let world = world().await;
+    let notes = Arc::default();
+    let late = break_off(&world, &notes, Fault::Held).await;
+    world.one("a", "another").await.unwrap();
+    let ipam = allocator(&world.store, &notes);
+    assert!(ipam.release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap().is_empty());
+    late.deliver_held().await.unwrap();
+    assert!(ipam.held(&attachment("a", "c1"), soon()).await.unwrap().is_empty());
+    world.check().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_known_outcome_leaves_no_note() {
+    // The commit, and its being sent again.
+    for faults in [[None, None], [Some(Fault::ReplyLost), None], [Some(Fault::RequestLost), Some(Fault::NotSent)]] {
+        let world = world().await;
+        let notes: Arc<Notes> = Arc::default();
+        let script = [None].into_iter().chain(faults);
+        let faulty: Arc<dyn Store> = Arc::new(Faulty::script(Arc::clone(&world.store), script));
+        allocator(&faulty, &notes).assign(&request(), soon()).await.unwrap();
+        assert_eq!((notes.count(), notes.recorded.load(SeqCst)), (0, 1), "{faults:?}");
+        world.check().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unknown_outcome_leaves_its_note() {
+    let world = world().await;
+    let notes: Arc<Notes> = Arc::default();
+    // Nothing gets through after the commit, and that it was not sent again says nothing of the first time.
+    let commits = AtomicU32::new(0);
+    let faulty = Faulty::new(Arc::clone(&world.store), move |operation| {
+        let commit = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { 0 };
+        [None, Some(Fault::ReplyLost)].get(commit as usize).copied().unwrap_or(Some(Fault::NotSent))
+    });
+    let faulty: Arc<dyn Store> = Arc::new(faulty);
+    let deadline = Deadline::after(Duration::from_secs(1));
+    let error = allocator(&faulty, &notes).assign(&request(), deadline).await.unwrap_err();
+    let ipam_core::Error::Store(error) = error else { panic!("{error}") };
+    assert_eq!(error.outcome(), Outcome::Unknown);
+    assert_eq!(notes.count(), 1);
+    let ipam = allocator(&world.store, &notes);
+    assert_eq!(ipam.release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap().len(), 1);
+    assert_eq!(notes.count(), 0);
+    world.check().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_noted_is_not_sent() {
+    let world = world().await;
+    let notes = Arc::new(Notes { is_full: true, ..Notes::default() });
+    let before = world.dump().await;
+    let error = allocator(&world.store, &notes).assign(&request(), soon()).await.unwrap_err();
+    let ipam_core::Error::Store(error) = error else { panic!("{error}") };
+    assert_eq!((error.kind(), error.outcome()), (&ErrorKind::Io, Outcome::NotApplied));
+    assert_eq!(world.dump().await, before);
+}
+
+#[tokio::test]
+async fn a_repeated_answer_is_not_noted() {
+    let world = world().await;
+    let notes: Arc<Notes> = Arc::default();
+    let ipam = allocator(&world.store, &notes);
+    let first = ipam.assign(&request(), soon()).await.unwrap();
+    assert_eq!(ipam.assign(&request(), soon()).await.unwrap(), first);
+    assert_eq!(notes.recorded.load(SeqCst), 1);
+}
