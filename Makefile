@@ -38,6 +38,15 @@ fuzz: ## Feed every parser and damaged stores with invented input, 60 s each (FU
 	@scripts/setup fuzz
 	@scripts/fuzz $(FUZZ_TARGETS)
 
+OPS ?= 1000000
+MODE ?= in-process
+.PHONY: torture
+torture: STORE = memory
+torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|processes, OPS=, SEED=)
+	@scripts/setup test
+	@cargo build --quiet --profile ci -p torture
+	@cargo run --quiet --profile ci -p torture -- run --store $(STORE) --mode $(MODE) --ops $(OPS) $(if $(SEED),--seed $(SEED))
+
 .PHONY: install
 install: ## Build and install the plugin and the command (CNI_BIN_DIR, BIN_DIR, DESTDIR)
 	@# One after the other: together the plugin would get what only the command needs.

@@ -1,0 +1,85 @@
+//! How a worker gets at the store: it has it open all the time, or opens it for each operation, as the plugin does.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend_etcd::{EtcdStore, Options};
+use ipam_core::Ipam;
+use ipam_core::intents::Intents;
+use kv::{Result, Store};
+use kv_mvcc::MvccStore;
+use kv_mvcc::local::{Create, OpenOptions};
+
+use crate::faults::{Newest, Observed};
+use crate::plan::Engine;
+use crate::scene;
+
+/// How long a process waits for its turn.
+const TURN: Duration = Duration::from_secs(60);
+
+/// Opens the embedded store in a folder.
+pub(crate) async fn open_folder(engine: Engine, folder: &Path, create: Create) -> Result<MvccStore> {
+    let options = OpenOptions::default().with_create(create).with_wait(TURN);
+    match engine {
+        Engine::Redb => backend_redb::open(folder, &options).await,
+        _ => backend_sled::open(folder, &options).await,
+    }
+}
+
+/// A client of an etcd. It gives up on a call that takes long, so that servers that stand still are noticed.
+pub(crate) fn open_etcd(url: &str) -> Result<Arc<dyn Store>> {
+    let options = Options::new([url]).with_call_timeout(Duration::from_secs(2));
+    Ok(Arc::new(EtcdStore::open(&options)?))
+}
+
+/// A store that a worker can get at.
+#[derive(Clone, Debug)]
+pub(crate) enum Access {
+    /// It is open.
+    Open(Ipam, Newest),
+    /// It is in this folder, and one process has it at a time.
+    Folder(Engine, PathBuf, Newest),
+}
+
+/// The store, for one operation.
+pub(crate) struct Session {
+    pub(crate) ipam: Ipam,
+    opened: Option<MvccStore>,
+}
+
+impl Access {
+    /// A store that is open, where what is about to be done is noted.
+    pub(crate) fn open(store: Arc<dyn Store>, newest: Newest, intents: Arc<dyn Intents>) -> Self {
+        Self::Open(scene::allocator(store).with_intents(intents), newest)
+    }
+
+    /// How far the store is, as far as is known here.
+    pub(crate) fn newest(&self) -> i64 {
+        match self {
+            Self::Open(_, newest) | Self::Folder(_, _, newest) => newest.get(),
+        }
+    }
+
+    /// Gets at it.
+    pub(crate) async fn begin(&self) -> Result<Session> {
+        match self {
+            Self::Open(ipam, _) => Ok(Session { ipam: ipam.clone(), opened: None }),
+            Self::Folder(engine, folder, newest) => {
+                let opened = open_folder(*engine, folder, Create::Never).await?;
+                let store = Observed::new(Arc::new(opened.clone()), newest.clone());
+                Ok(Session { ipam: scene::allocator(Arc::new(store)), opened: Some(opened) })
+            }
+        }
+    }
+}
+
+impl Session {
+    /// Lets go of it.
+    pub(crate) async fn end(self) -> Result<()> {
+        match self.opened {
+            Some(store) => store.close().await,
+            None => Ok(()),
+        }
+    }
+}

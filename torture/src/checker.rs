@@ -1,0 +1,108 @@
+//! Follows the store and looks at every revision.
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use kv::{ErrorKind, Range, Revision, Store, StoreExt, WatchRequest};
+use tokio::sync::watch;
+
+use crate::Failure;
+use crate::ledger::Ledger;
+use crate::replay::Replay;
+
+/// Follows a store.
+pub(crate) struct Checker {
+    pub(crate) replay: Replay,
+    ledger: Arc<Ledger>,
+    /// The revision that was checked last.
+    checked: watch::Sender<i64>,
+}
+
+impl Checker {
+    /// Begins with the store as it is.
+    pub(crate) async fn begin(store: &Arc<dyn Store>, ledger: Arc<Ledger>) -> Result<Self, Failure> {
+        let start = store.list(Range::All).await?;
+        let replay = Replay::begin(&start.kvs, start.revision.get()).map_err(Failure)?;
+        let checked = watch::Sender::new(replay.revision);
+        Ok(Self { replay, ledger, checked })
+    }
+
+    /// Where the revision can be seen that was checked last.
+    pub(crate) fn progress(&self) -> watch::Receiver<i64> {
+        self.checked.subscribe()
+    }
+
+    /// Follows the store from where it was left until the goal is known and reached.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) async fn follow(
+        &mut self,
+        store: &Arc<dyn Store>,
+        mut goal: watch::Receiver<Option<i64>>,
+    ) -> Result<(), Failure> {
+        loop {
+            let start = Revision::new(self.replay.revision).next();
+            let mut changes = match store.watch(WatchRequest::new(Range::All, start)).await {
+                Ok(changes) => changes,
+                Err(error) if error.kind().is_transient() => {
+                    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            loop {
+                let reached = goal.borrow_and_update().is_some_and(|goal| self.replay.revision >= goal);
+                if reached {
+                    return Ok(());
+                }
+                let batch = tokio::select! {
+                    batch = changes.next() => batch,
+                    // Whoever sets the goal may be gone; then there is a violation already.
+                    changed = goal.changed() => match changed {
+                        Ok(()) => continue,
+                        Err(_) => return Ok(()),
+                    },
+                };
+                match batch {
+                    Some(Ok(batch)) => self.check(&batch)?,
+                    Some(Err(error)) if matches!(error.kind(), ErrorKind::Disconnected { .. }) => break,
+                    Some(Err(error)) => return Err(error.into()),
+                    None => break,
+                }
+            }
+        }
+    }
+
+    fn check(&mut self, batch: &kv::Batch) -> Result<(), Failure> {
+        let revision = batch.revision.get();
+        let changes = self.replay.advance(revision, &batch.events).inspect_err(|what| {
+            self.ledger.violated(what.clone(), batch);
+        });
+        let changes = changes.map_err(|what| Failure(self.ledger.violation().unwrap_or(what)))?;
+        self.ledger.follow(revision, changes, |container| self.replay.held_by(container));
+        self.checked.send_replace(revision);
+        self.ledger.violation().map_or(Ok(()), |what| Err(Failure(what)))
+    }
+
+    /// That the store has what was replayed, that every container is accounted for, and that nothing is left.
+    pub(crate) async fn end(&self, store: &Arc<dyn Store>) -> Result<(), Failure> {
+        let now = store.list(Range::All).await?;
+        let stored = Replay::begin(&now.kvs, now.revision.get()).map_err(Failure)?;
+        if stored.left() != self.replay.left() || stored.revision != self.replay.revision {
+            return Err(Failure(format!(
+                "replayed to revision {} there is {:?}; stored at {} is {:?}",
+                self.replay.revision,
+                self.replay.left(),
+                stored.revision,
+                stored.left()
+            )));
+        }
+        self.ledger.close();
+        let left = stored.left();
+        if !left.is_empty() {
+            return Err(Failure(format!("after the DEL of everything there is left: {left:?}")));
+        }
+        self.ledger.violation().map_or(Ok(()), |what| Err(Failure(what)))
+    }
+}

@@ -1,0 +1,155 @@
+//! Stores around a store: one that notes how far the store is, and one that lets commits land late.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fastrand::Rng;
+use kv::wrap::Fault;
+use kv::{
+    CompareOp, Error, ErrorKind, Op, Operation, Range, RangeRequest, RangeResponse, Result, Revision, Store, Target,
+    Txn, TxnResponse, WatchRequest, WatchStream,
+};
+
+use crate::ledger::Ledger;
+
+/// The newest revision that answers have shown.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Newest(Arc<AtomicI64>);
+
+impl Newest {
+    /// It.
+    pub(crate) fn get(&self) -> i64 {
+        self.0.load(SeqCst)
+    }
+
+    /// Notes an answer.
+    pub(crate) fn note(&self, revision: i64) {
+        self.0.fetch_max(revision, SeqCst);
+    }
+}
+
+/// A store that notes how far the store behind it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Observed {
+    inner: Arc<dyn Store>,
+    newest: Newest,
+}
+
+impl Observed {
+    pub(crate) fn new(inner: Arc<dyn Store>, newest: Newest) -> Self {
+        Self { inner, newest }
+    }
+}
+
+#[async_trait]
+impl Store for Observed {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        let answer = self.inner.range(request).await?;
+        self.newest.note(answer.revision.get());
+        Ok(answer)
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        let answer = self.inner.txn(txn).await?;
+        self.newest.note(answer.revision.get());
+        Ok(answer)
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        self.inner.watch(request).await
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        self.inner.compact(revision).await
+    }
+}
+
+/// A store of which some commits land later, on their own, when their sender has given up: what a frozen server does.
+///
+/// Not those that guard nothing but absences: they could come again when everything that they guard is gone again, which
+/// is known and told in `kv::transact`.
+#[derive(Clone, Debug)]
+pub(crate) struct Late {
+    inner: Arc<dyn Store>,
+    rng: Arc<Mutex<Rng>>,
+    ledger: Arc<Ledger>,
+}
+
+impl Late {
+    pub(crate) fn new(inner: Arc<dyn Store>, seed: u64, ledger: Arc<Ledger>) -> Self {
+        Self { inner, rng: Arc::new(Mutex::new(Rng::with_seed(seed))), ledger }
+    }
+
+    /// How late this commit lands, if it does.
+    fn lateness(&self, txn: &Txn) -> Option<Duration> {
+        if txn.is_read_only() || guards_absences_alone(txn) {
+            return None;
+        }
+        let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
+        (rng.u32(..200) == 0).then(|| Duration::from_micros(rng.u64(..20_000)))
+    }
+}
+
+/// True if no key that the transaction writes has to be there.
+fn guards_absences_alone(txn: &Txn) -> bool {
+    let written = |range: &Range| {
+        txn.success.iter().any(|op| match op {
+            Op::Put { key, .. } => *range == Range::Key(key.clone()),
+            Op::Delete { range: deleted, .. } => range == deleted,
+            _ => false,
+        })
+    };
+    !txn.compares.iter().any(|compare| {
+        let present = matches!(compare.target, Target::ModRevision(revision) if revision.is_set());
+        present && compare.op == CompareOp::Equal && written(&compare.range)
+    })
+}
+
+#[async_trait]
+impl Store for Late {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        self.inner.range(request).await
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        let Some(lateness) = self.lateness(&txn) else { return self.inner.txn(txn).await };
+        self.ledger.count("fault: lands late", 1);
+        let inner = Arc::clone(&self.inner);
+        // Nobody waits for it: that is the point. What comes of it, the checker sees.
+        drop(tokio::spawn(async move {
+            tokio::time::sleep(lateness).await;
+            drop(inner.txn(txn).await);
+        }));
+        Err(Error::new(ErrorKind::Timeout, Operation::Txn, "late").with_detail("injected"))
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        self.inner.watch(request).await
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        self.inner.compact(revision).await
+    }
+}
+
+/// The faults of [`kv::wrap::Faulty`]: about one call of forty goes wrong.
+pub(crate) fn injected(seed: u64, ledger: Arc<Ledger>) -> impl Fn(Operation) -> Option<Fault> + Send + Sync {
+    let rng = Mutex::new(Rng::with_seed(seed));
+    move |_| {
+        let mut rng = rng.lock().unwrap_or_else(PoisonError::into_inner);
+        let (fault, what) = match rng.u32(..200) {
+            0 => (Fault::ReplyLost, "fault: reply lost"),
+            1 => (Fault::RequestLost, "fault: request lost"),
+            2 => (Fault::NotSent, "fault: not sent"),
+            3 | 4 => (Fault::Delay(Duration::from_micros(rng.u64(..5_000))), "fault: delay"),
+            _ => return None,
+        };
+        drop(rng);
+        ledger.count(what, 1);
+        Some(fault)
+    }
+}

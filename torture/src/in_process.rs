@@ -1,0 +1,168 @@
+//! Workers as tasks of this process, on one open store that fails.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cni_plugin::FileIntents;
+use ipam_core::affinity::ReleaseIf;
+use kv::wrap::Faulty;
+use kv::{Store, StoreExt};
+use kv_mvcc::local::Create;
+use tokio::sync::watch;
+
+use crate::access::{Access, open_etcd, open_folder};
+use crate::chaos::Chaos;
+use crate::checker::Checker;
+use crate::faults::{Late, Newest, Observed, injected};
+use crate::ledger::Ledger;
+use crate::plan::{Engine, Plan};
+use crate::report::Report;
+use crate::worker::{Deaths, Worker};
+use crate::{Failure, etcd, scene};
+
+/// How far the workers may be ahead of the checker, in revisions: less than any store here keeps of its history.
+const LEAD: i64 = 1_000;
+/// How long the checker may stand still.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A store, and what makes trouble on it.
+struct Place {
+    store: Arc<dyn Store>,
+    chaos: Option<Chaos>,
+}
+
+async fn open(plan: &Plan, folder: &Path, ledger: &Arc<Ledger>) -> Result<Place, Failure> {
+    let store: Arc<dyn Store> = match plan.engine {
+        Engine::Memory => Arc::new(kv_mvcc::memory()),
+        Engine::Sled | Engine::Redb => {
+            Arc::new(open_folder(plan.engine, &folder.join("store"), Create::IfMissing).await?)
+        }
+        Engine::Etcd => {
+            let server = etcd::start()?;
+            let store = open_etcd(&server.url())?;
+            let chaos = Chaos::begin(server, plan.seed, Arc::clone(ledger));
+            return Ok(Place { store, chaos: Some(chaos) });
+        }
+    };
+    Ok(Place { store, chaos: None })
+}
+
+/// Carries out a plan.
+pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
+    let begun = Instant::now();
+    let folder = tempfile::tempdir()?;
+    let ledger: Arc<Ledger> = Arc::default();
+    let Place { store, chaos } = open(plan, folder.path(), &ledger).await?;
+    patiently(async || scene::prepare(&store, plan).await).await?;
+    let mut checker = patiently(async || Checker::begin(&store, Arc::clone(&ledger)).await).await?;
+    let first = checker.replay.revision;
+    let progress = checker.progress();
+
+    let (set_goal, goal) = watch::channel(None);
+    let followed = tokio::spawn({
+        let store = Arc::clone(&store);
+        async move {
+            let done = checker.follow(&store, goal).await;
+            (checker, done)
+        }
+    });
+    let newest = Newest::default();
+    let observed: Arc<dyn Store> = Arc::new(Observed::new(Arc::clone(&store), newest.clone()));
+    let late: Arc<dyn Store> = Arc::new(Late::new(observed, plan.seed ^ 1, Arc::clone(&ledger)));
+    let faulty: Arc<dyn Store> = Arc::new(Faulty::new(late, injected(plan.seed ^ 2, Arc::clone(&ledger))));
+    let intents = Arc::new(FileIntents::new(folder.path().join("intents"), "torture"));
+    let access = Access::open(faulty, newest.clone(), intents);
+    let worked = work(plan, &access, &ledger, &progress).await;
+
+    let server = chaos.map(Chaos::end).transpose();
+    let ended = match worked.and(server) {
+        Ok(server) => finish(plan, &store).await.map(|()| server),
+        Err(failure) => Err(failure),
+    };
+    // What lands late after that would change something is a violation, and the checker is still looking.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let goal = match &ended {
+        Ok(_) => Some(store.list(kv::Range::All).await?.revision.get()),
+        // What went wrong is said; the checker need not wait for more.
+        Err(_) => Some(0),
+    };
+    set_goal.send_replace(goal);
+    let (checker, followed) = followed.await.map_err(|error| Failure(error.to_string()))?;
+    ledger.violation().map_or(Ok(()), |what| Err(Failure(what)))?;
+    followed?;
+    let _server = ended?;
+    checker.end(&store).await?;
+    Ok(Report {
+        plan: *plan,
+        counts: ledger.counts(),
+        revisions: checker.replay.revision - first,
+        duration: begun.elapsed(),
+    })
+}
+
+/// Lets all workers work, until there were enough operations or something is wrong.
+async fn work(
+    plan: &Plan,
+    access: &Access,
+    ledger: &Arc<Ledger>,
+    progress: &watch::Receiver<i64>,
+) -> Result<(), Failure> {
+    let mut tasks = Vec::new();
+    for number in 0..plan.nodes * plan.workers {
+        let node = Plan::node(number % plan.nodes);
+        let seed = plan.seed.wrapping_mul(1_000_003).wrapping_add(number as u64);
+        let (access, witness) = (access.clone(), Arc::clone(ledger));
+        let mut worker = Worker::new(access, witness, node, format!("w{number}"), seed, Deaths::Dropped);
+        let (ledger, mut progress, ops) = (Arc::clone(ledger), progress.clone(), plan.ops);
+        tasks.push(tokio::spawn(async move {
+            while ledger.operations() < ops && ledger.violation().is_none() {
+                keep_pace(&worker.access, &mut progress).await?;
+                worker.step().await?;
+            }
+            worker.end().await
+        }));
+    }
+    let mut outcome = Ok(());
+    for task in tasks {
+        let done = task.await.map_err(|error| Failure(error.to_string())).flatten();
+        if let Err(failure) = &done {
+            crate::witness::Witness::failed(&**ledger, failure.0.clone());
+        }
+        outcome = outcome.and(done);
+    }
+    outcome
+}
+
+/// Waits while the checker is far behind: a store gives up its history.
+async fn keep_pace(access: &Access, progress: &mut watch::Receiver<i64>) -> Result<(), Failure> {
+    let near = |checked: &i64| access.newest() - *checked < LEAD;
+    let near = tokio::time::timeout(PATIENCE, progress.wait_for(near)).await;
+    let ended = near.map(|near| near.is_err());
+    match ended {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(Failure("the checker has ended".into())),
+        Err(_) => Err(Failure(format!("the checker stands at revision {}", *progress.borrow()))),
+    }
+}
+
+/// Takes the blocks of all nodes back.
+async fn finish(plan: &Plan, store: &Arc<dyn Store>) -> Result<(), Failure> {
+    let ipam = scene::allocator(Arc::clone(store));
+    for number in 0..plan.nodes {
+        let node = Plan::node(number);
+        ipam.release_node_affinities(&node, ReleaseIf::Any, scene::deadline()).await?;
+    }
+    Ok(())
+}
+
+/// Does something again until it works, for a while: the server may be down.
+async fn patiently<T>(what: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match what().await {
+            Err(_) if Instant::now() < until => tokio::time::sleep(Duration::from_millis(50)).await,
+            done => return done,
+        }
+    }
+}

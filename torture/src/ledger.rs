@@ -1,0 +1,250 @@
+//! What workers said, held against what the store's revisions say.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::witness::Witness;
+
+/// How many lines of an address's history are kept.
+const REMEMBERED: usize = 24;
+
+/// What an event of the store did to an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// A container holds it from now on.
+    Given(IpAddr, String),
+    /// The container does not hold it any more.
+    Taken(IpAddr, String),
+}
+
+/// How far a container has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Adding,
+    Held,
+    /// Its DEL began when the store was at least at this revision.
+    Deleting(i64),
+}
+
+#[derive(Debug)]
+struct Container {
+    stage: Stage,
+    acknowledged: BTreeSet<IpAddr>,
+    given: BTreeSet<IpAddr>,
+    /// Addresses that went, before the DEL was heard of.
+    taken_early: Vec<(IpAddr, i64)>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    containers: HashMap<String, Container>,
+    /// Who was told that an address is its own.
+    holders: HashMap<IpAddr, String>,
+    /// Containers of which the DEL was acknowledged, and the revision that shows it.
+    leaving: VecDeque<(i64, String)>,
+    history: HashMap<IpAddr, VecDeque<String>>,
+    counts: BTreeMap<String, u64>,
+    violation: Option<String>,
+}
+
+/// What workers said. The first contradiction stays.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    books: Mutex<Books>,
+}
+
+impl Books {
+    fn violate(&mut self, what: String, about: &[IpAddr]) {
+        if self.violation.is_some() {
+            return;
+        }
+        let mut text = what;
+        for ip in about {
+            text.push_str(&format!("\n  history of {ip}:"));
+            for line in self.history.get(ip).into_iter().flatten() {
+                text.push_str(&format!("\n    {line}"));
+            }
+        }
+        self.violation = Some(text);
+    }
+
+    fn note(&mut self, ip: IpAddr, line: String) {
+        let lines = self.history.entry(ip).or_default();
+        if lines.len() == REMEMBERED {
+            lines.pop_front();
+        }
+        lines.push_back(line);
+    }
+
+    fn given(&mut self, ip: IpAddr, container: &str, revision: i64) {
+        self.note(ip, format!("revision {revision}: given to {container}"));
+        match self.containers.get_mut(container) {
+            Some(known) => drop(known.given.insert(ip)),
+            None => {
+                self.violate(format!("revision {revision}: {ip} was given to {container}, which is gone"), &[ip]);
+            }
+        }
+    }
+
+    fn taken(&mut self, ip: IpAddr, container: &str, revision: i64) {
+        self.note(ip, format!("revision {revision}: taken from {container}"));
+        let Some(known) = self.containers.get_mut(container) else { return };
+        match known.stage {
+            Stage::Deleting(since) if revision > since => {}
+            Stage::Deleting(since) => self.lost(ip, container, revision, since),
+            Stage::Adding | Stage::Held => known.taken_early.push((ip, revision)),
+        }
+    }
+
+    fn lost(&mut self, ip: IpAddr, container: &str, revision: i64, since: i64) {
+        let what = format!("revision {revision}: {container} lost {ip}, and its DEL began only at revision {since}");
+        self.violate(what, &[ip]);
+    }
+}
+
+impl Ledger {
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is wrong, if something is.
+    pub(crate) fn violation(&self) -> Option<String> {
+        self.books().violation.clone()
+    }
+
+    /// Takes note of a revision after which the documents do not agree, with what is known of its containers' addresses.
+    pub(crate) fn violated(&self, what: String, batch: &kv::Batch) {
+        let mut books = self.books();
+        let named = |name: &String| {
+            let handle = format!("/handle/net.{name}");
+            batch.events.iter().any(|event| event.kv.key.to_string().ends_with(&handle))
+        };
+        let containers = books.containers.iter().filter(|(name, _)| named(name));
+        let about: BTreeSet<IpAddr> =
+            containers.flat_map(|(_, known)| known.given.union(&known.acknowledged).copied()).collect();
+        books.violate(what, &about.into_iter().collect::<Vec<_>>());
+    }
+
+    /// How often each thing happened.
+    pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
+        self.books().counts.clone()
+    }
+
+    /// How many operations are over.
+    pub(crate) fn operations(&self) -> u64 {
+        self.books().counts.get("operation").copied().unwrap_or(0)
+    }
+
+    /// Adds to how often something happened.
+    pub(crate) fn count(&self, what: &str, by: u64) {
+        *self.books().counts.entry(what.to_owned()).or_default() += by;
+    }
+
+    /// The containers whose names begin like this and of which no DEL was acknowledged.
+    pub(crate) fn left_by(&self, prefix: &str) -> Vec<String> {
+        let books = self.books();
+        let leaving: BTreeSet<&String> = books.leaving.iter().map(|(_, name)| name).collect();
+        let mut left: Vec<String> = books
+            .containers
+            .keys()
+            .filter(|name| name.starts_with(prefix) && !leaving.contains(name))
+            .cloned()
+            .collect();
+        left.sort();
+        left
+    }
+
+    /// Takes note of a revision, and closes the books on containers whose DEL it shows. `held` says what a container holds
+    /// at that revision.
+    pub(crate) fn follow(&self, revision: i64, changes: Vec<Change>, held: impl Fn(&str) -> Vec<IpAddr>) {
+        let mut books = self.books();
+        for change in changes {
+            match change {
+                Change::Given(ip, container) => books.given(ip, &container, revision),
+                Change::Taken(ip, container) => books.taken(ip, &container, revision),
+            }
+        }
+        while books.leaving.front().is_some_and(|(bound, _)| *bound <= revision) {
+            let Some((bound, name)) = books.leaving.pop_front() else { break };
+            let Some(gone) = books.containers.remove(&name) else { continue };
+            let left = held(&name);
+            if !left.is_empty() {
+                books.violate(format!("revision {bound}: {name} holds {left:?} after its DEL"), &left);
+            }
+            let never: Vec<IpAddr> = gone.acknowledged.difference(&gone.given).copied().collect();
+            if !never.is_empty() {
+                books.violate(format!("revision {bound}: {name} was told {never:?}, which no revision shows"), &never);
+            }
+        }
+    }
+
+    /// Fails if some container is not accounted for.
+    pub(crate) fn close(&self) {
+        let mut books = self.books();
+        let mut open: Vec<String> = books.containers.keys().cloned().collect();
+        open.sort();
+        if !open.is_empty() {
+            books.violate(format!("no revision shows the DEL of {open:?}"), &[]);
+        }
+    }
+}
+
+impl Witness for Ledger {
+    fn adding(&self, container: &str, _node: &str) {
+        let known = Container {
+            stage: Stage::Adding,
+            acknowledged: BTreeSet::new(),
+            given: BTreeSet::new(),
+            taken_early: Vec::new(),
+        };
+        self.books().containers.insert(container.to_owned(), known);
+    }
+
+    fn added(&self, container: &str, addresses: &[IpAddr], revision: i64) {
+        let mut books = self.books();
+        for ip in addresses {
+            books.note(*ip, format!("at revision {revision} or before: {container} was told it"));
+            let other = books.holders.insert(*ip, container.to_owned()).filter(|other| other != container);
+            if let Some(other) = other {
+                books.violate(format!("{container} was told {ip}, which {other} was told too"), &[*ip]);
+            }
+        }
+        if let Some(known) = books.containers.get_mut(container) {
+            known.stage = Stage::Held;
+            known.acknowledged.extend(addresses);
+        }
+    }
+
+    fn deleting(&self, container: &str, revision: i64) {
+        let mut books = self.books();
+        let Some(known) = books.containers.get_mut(container) else { return };
+        if matches!(known.stage, Stage::Deleting(_)) {
+            return;
+        }
+        known.stage = Stage::Deleting(revision);
+        let early: Vec<(IpAddr, i64)> = known.taken_early.iter().copied().filter(|(_, at)| *at <= revision).collect();
+        let addresses: Vec<IpAddr> = known.acknowledged.iter().copied().collect();
+        for (ip, at) in early {
+            books.lost(ip, container, at, revision);
+        }
+        for ip in addresses {
+            books.note(ip, format!("at revision {revision} or before: DEL of {container} begins"));
+            if books.holders.get(&ip).is_some_and(|holder| holder == container) {
+                books.holders.remove(&ip);
+            }
+        }
+    }
+
+    fn deleted(&self, container: &str, revision: i64) {
+        self.books().leaving.push_back((revision, container.to_owned()));
+    }
+
+    fn counted(&self, what: &'static str) {
+        self.count(what, 1);
+    }
+
+    fn failed(&self, what: String) {
+        self.books().violate(what, &[]);
+    }
+}

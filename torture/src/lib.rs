@@ -1,0 +1,79 @@
+//! Many nodes at once on a real store, with faults and kills, checked at every revision.
+//!
+//! Workers on several nodes add and delete containers in pools that are too small for all of them, so that they borrow
+//! from each other and take over each other's empty blocks; meanwhile they claim and give back affinities. Calls fail as
+//! networks and servers make them fail, and callers die between sending and knowing. A checker follows the store and looks
+//! at every revision:
+//!
+//! - no address is held twice, and none that was acknowledged goes before its DEL has begun;
+//! - what blocks hold is what handles count, and what blocks say of their owners is what affinities say;
+//! - a block's own lists agree, and its sequence number rises by one with each write;
+//! - after its DEL a container has nothing and gets nothing any more;
+//! - after the DEL of everything nothing is left.
+//!
+//! The checker reads the documents by itself ([`replay`](self) shares no code with `ipam_core::model`). Two ways of
+//! running: [`in_process`](Mode::InProcess), where a death is a dropped future and faults are injected; and
+//! [`processes`](Mode::Processes), where workers are processes of this program that SIGKILL ends. On etcd the server is
+//! killed, stopped and started again, too.
+//!
+//! What each worker does follows from the seed. What it meets does not: that depends on who is quicker.
+
+mod access;
+mod chaos;
+mod checker;
+mod etcd;
+mod faults;
+mod in_process;
+mod ledger;
+mod plan;
+mod processes;
+mod replay;
+mod report;
+mod scene;
+mod witness;
+mod worker;
+
+pub use plan::{Engine, Mode, Plan};
+pub use processes::{ChildPlan, be_a_worker};
+pub use report::Report;
+
+/// What the torture found to be wrong, or why it could not go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure(pub String);
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<kv::Error> for Failure {
+    fn from(error: kv::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<ipam_core::Error> for Failure {
+    fn from(error: ipam_core::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// Carries out a plan. Must be called on a tokio runtime with several threads. For processes, `program` is this program.
+///
+/// # Errors
+/// What was found to be wrong, with the revision, the keys and the history of the addresses.
+pub async fn run(plan: &Plan, program: &std::path::Path) -> Result<Report, Failure> {
+    match plan.mode {
+        Mode::InProcess => in_process::run(plan).await,
+        Mode::Processes => processes::run(plan, program).await,
+    }
+}

@@ -1,0 +1,81 @@
+//! `torture`: tortures the allocator on a store, and says what it found.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this is what the program is for")]
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use torture::{ChildPlan, Engine, Mode, Plan};
+
+#[derive(Debug, Parser)]
+#[command(about = "Tortures the allocator on a store: many nodes at once, faults and kills, every revision checked")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Tortures a store.
+    Run {
+        /// Which store.
+        #[arg(long, value_enum, default_value = "memory")]
+        store: Engine,
+        /// What the workers are.
+        #[arg(long, value_enum, default_value = "in-process")]
+        mode: Mode,
+        /// How many operations.
+        #[arg(long, default_value_t = 10_000)]
+        ops: u64,
+        /// Where random decisions come from; a random one if it is not given.
+        #[arg(long)]
+        seed: Option<u64>,
+        /// How many nodes.
+        #[arg(long, default_value_t = 4)]
+        nodes: usize,
+        /// How many workers on each.
+        #[arg(long, default_value_t = 3)]
+        workers: usize,
+    },
+    /// Is a worker of a run with processes.
+    #[command(hide = true)]
+    Work(ChildPlan),
+}
+
+fn main() -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error),
+    };
+    match Arguments::parse().command {
+        Command::Run { store, mode, ops, seed, nodes, workers } => {
+            let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+            println!("torture: {store:?} {mode:?}, {ops} operations, seed {seed}");
+            let mut plan = Plan::new(store, mode, ops, seed);
+            plan.nodes = nodes;
+            plan.workers = workers;
+            let program = match std::env::current_exe() {
+                Ok(program) => program,
+                Err(error) => return failed(&error),
+            };
+            match runtime.block_on(torture::run(&plan, &program)) {
+                Ok(report) => println!("{report}"),
+                Err(failure) => {
+                    eprintln!("torture: VIOLATION, seed {seed}\n{failure}");
+                    return ExitCode::FAILURE;
+                }
+            }
+        }
+        Command::Work(plan) => {
+            if let Err(failure) = runtime.block_on(torture::be_a_worker(&plan)) {
+                return failed(&failure);
+            }
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn failed(error: &dyn std::error::Error) -> ExitCode {
+    eprintln!("torture: {error}");
+    ExitCode::FAILURE
+}

@@ -1,0 +1,381 @@
+//! Workers as processes that SIGKILL ends, between sending and knowing among other moments.
+//!
+//! A run goes in rounds: some workers are started, told apart by their names; each is killed a little later; then what they
+//! left is deleted as a runtime would delete it. Workers say on their standard output what they are about to do and what
+//! came of it; what is written to a pipe is there however the writer ends. An embedded store is the workers' alone while
+//! they live, and checked from where it was left after each round; an etcd is followed all the time.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use cni_plugin::FileIntents;
+use fastrand::Rng;
+use ipam_core::affinity::ReleaseIf;
+use kv::{Range, Store, StoreExt};
+use kv_mvcc::local::Create;
+use tokio::sync::watch;
+
+use crate::access::{Access, open_etcd, open_folder};
+use crate::chaos::Chaos;
+use crate::checker::Checker;
+use crate::faults::{Newest, Observed};
+use crate::ledger::Ledger;
+use crate::plan::{Engine, Plan};
+use crate::report::Report;
+use crate::witness::Witness;
+use crate::worker::{Deaths, Worker, attachment};
+use crate::{Failure, etcd, scene};
+
+/// What intents call the store.
+const STORE: &str = "torture";
+/// How long a started worker may take until it says something.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a worker process is told.
+#[derive(Clone, Debug, Args)]
+pub struct ChildPlan {
+    /// Which store.
+    #[arg(long, value_enum)]
+    engine: Engine,
+    /// Where: a folder, or the URL of an etcd.
+    #[arg(long)]
+    at: String,
+    /// Where intents are noted.
+    #[arg(long)]
+    intents: PathBuf,
+    /// The node.
+    #[arg(long)]
+    node: String,
+    /// What containers' names begin with.
+    #[arg(long)]
+    name: String,
+    /// Where random decisions come from.
+    #[arg(long)]
+    seed: u64,
+}
+
+/// Says on standard output what a worker does, a line each.
+struct Lines;
+
+impl Lines {
+    /// Nobody reads any more: then nobody needs this process either.
+    fn say(line: &str) {
+        let mut out = std::io::stdout().lock();
+        if out.write_all(format!("{line}\n").as_bytes()).and_then(|()| out.flush()).is_err() {
+            std::process::exit(0);
+        }
+    }
+}
+
+impl Witness for Lines {
+    fn adding(&self, container: &str, node: &str) {
+        Self::say(&format!("adding {container} {node}"));
+    }
+
+    fn added(&self, container: &str, addresses: &[IpAddr], revision: i64) {
+        let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        Self::say(&format!("added {container} {revision} {}", addresses.join(" ")));
+    }
+
+    fn deleting(&self, container: &str, revision: i64) {
+        Self::say(&format!("deleting {container} {revision}"));
+    }
+
+    fn deleted(&self, container: &str, revision: i64) {
+        Self::say(&format!("deleted {container} {revision}"));
+    }
+
+    fn counted(&self, what: &'static str) {
+        Self::say(&format!("counted {what}"));
+    }
+
+    fn failed(&self, what: String) {
+        Self::say(&format!("failed {}", what.replace('\n', " ")));
+    }
+}
+
+/// Takes down a line of a worker.
+fn take_down(ledger: &Ledger, line: &str) -> Option<()> {
+    let (verb, rest) = line.split_once(' ')?;
+    match verb {
+        "counted" => ledger.count(rest, 1),
+        "failed" => ledger.failed(rest.to_owned()),
+        _ => {
+            let mut words = rest.split(' ').filter(|word| !word.is_empty());
+            let container = words.next()?;
+            let second = words.next()?;
+            match verb {
+                "adding" => ledger.adding(container, second),
+                "added" => {
+                    let addresses = words.map(str::parse).collect::<Result<Vec<IpAddr>, _>>().ok()?;
+                    ledger.added(container, &addresses, second.parse().ok()?);
+                }
+                "deleting" => ledger.deleting(container, second.parse().ok()?),
+                "deleted" => ledger.deleted(container, second.parse().ok()?),
+                _ => return None,
+            }
+        }
+    }
+    Some(())
+}
+
+/// Is a worker, until it is killed.
+///
+/// # Errors
+/// What keeps it from going on.
+pub async fn be_a_worker(plan: &ChildPlan) -> Result<(), Failure> {
+    let newest = Newest::default();
+    let access = match plan.engine {
+        Engine::Etcd => {
+            let store = Arc::new(Observed::new(open_etcd(&plan.at)?, newest.clone()));
+            Access::open(store, newest, Arc::new(FileIntents::new(&plan.intents, STORE)))
+        }
+        engine => Access::Folder(engine, PathBuf::from(&plan.at), newest),
+    };
+    let mut worker =
+        Worker::new(access, Arc::new(Lines), plan.node.clone(), plan.name.clone(), plan.seed, Deaths::FromOutside);
+    loop {
+        if let Err(failure) = worker.step().await {
+            worker.witness.failed(failure.0);
+            return Ok(());
+        }
+    }
+}
+
+/// A worker process, and who reads what it says.
+struct Process {
+    child: Child,
+    reader: JoinHandle<()>,
+    /// Its first line has come.
+    begun: std::sync::mpsc::Receiver<()>,
+    node: String,
+    name: String,
+}
+
+impl Process {
+    fn start(program: &Path, plan: &ChildPlan, ledger: &Arc<Ledger>) -> Result<Self, Failure> {
+        let engine = format!("{:?}", plan.engine).to_lowercase();
+        let mut child = Command::new(program)
+            .args(["work", "--engine", &engine, "--at", &plan.at, "--node", &plan.node, "--name", &plan.name])
+            .arg("--intents")
+            .arg(&plan.intents)
+            .args(["--seed", &plan.seed.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let out = child.stdout.take().ok_or_else(|| Failure("a worker has no output".into()))?;
+        let (tell, begun) = std::sync::mpsc::channel();
+        let ledger = Arc::clone(ledger);
+        let reader = std::thread::spawn(move || {
+            // The last line may be cut off: then what it would have told has not happened yet.
+            for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
+                let line = String::from_utf8_lossy(&line).into_owned();
+                if take_down(&ledger, &line).is_none() {
+                    ledger.count("line that was cut off", 1);
+                }
+                // Nobody waits for it any more after the first.
+                let _ = tell.send(());
+            }
+        });
+        Ok(Self { child, reader, begun, node: plan.node.clone(), name: plan.name.clone() })
+    }
+
+    /// Kills it after this time, and waits for all that it said.
+    fn kill_after(mut self, life: Duration) -> Result<(String, String), Failure> {
+        let begun = self.begun.recv_timeout(PATIENCE);
+        std::thread::sleep(life);
+        self.child.kill()?;
+        self.child.wait()?;
+        begun.map_err(|_| Failure(format!("worker {} never said anything", self.name)))?;
+        self.reader.join().map_err(|_| Failure("the reader of a worker's output has panicked".into()))?;
+        Ok((self.node, self.name))
+    }
+}
+
+/// Where the store is, in this process.
+enum Place {
+    Folder(PathBuf),
+    Server(String),
+}
+
+/// A run with processes.
+struct Run<'a> {
+    plan: &'a Plan,
+    program: &'a Path,
+    ledger: Arc<Ledger>,
+    intents: PathBuf,
+    place: Place,
+    newest: Newest,
+    rng: Rng,
+    rounds: u64,
+}
+
+/// Carries out a plan.
+pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> {
+    if plan.engine == Engine::Memory {
+        return Err(Failure("processes cannot share a store in memory".into()));
+    }
+    let begun = Instant::now();
+    let folder = tempfile::tempdir()?;
+    let ledger: Arc<Ledger> = Arc::default();
+    let mut run = Run {
+        plan,
+        program,
+        ledger: Arc::clone(&ledger),
+        intents: folder.path().join("intents"),
+        place: Place::Folder(folder.path().join("store")),
+        newest: Newest::default(),
+        rng: Rng::with_seed(plan.seed),
+        rounds: 0,
+    };
+    let revisions = if plan.engine == Engine::Etcd { run.on_a_server().await? } else { run.in_a_folder().await? };
+    Ok(Report { plan: *plan, counts: ledger.counts(), revisions, duration: begun.elapsed() })
+}
+
+impl Run<'_> {
+    /// On an embedded store: after each round it is opened here, and checked.
+    async fn in_a_folder(&mut self) -> Result<i64, Failure> {
+        let Place::Folder(folder) = &self.place else { return Ok(0) };
+        let folder = folder.clone();
+        let opened = open_folder(self.plan.engine, &folder, Create::IfMissing).await?;
+        let store: Arc<dyn Store> = Arc::new(opened.clone());
+        scene::prepare(&store, self.plan).await?;
+        let mut checker = Checker::begin(&store, Arc::clone(&self.ledger)).await?;
+        opened.close().await?;
+        let first = checker.replay.revision;
+        loop {
+            let is_last = self.ledger.operations() >= self.plan.ops;
+            let left = if is_last { Vec::new() } else { self.round().await? };
+            let opened = open_folder(self.plan.engine, &folder, Create::Never).await?;
+            let store: Arc<dyn Store> = Arc::new(Observed::new(Arc::new(opened.clone()), self.newest.clone()));
+            catch_up(&mut checker, &store).await?;
+            self.clean(&scene::allocator(Arc::clone(&store)), &left).await?;
+            if is_last {
+                self.finish(&store).await?;
+            }
+            catch_up(&mut checker, &store).await?;
+            if is_last {
+                checker.end(&store).await?;
+                opened.close().await?;
+                return Ok(checker.replay.revision - first);
+            }
+            opened.close().await?;
+        }
+    }
+
+    /// On an etcd, which is followed all the time and has troubles of its own.
+    async fn on_a_server(&mut self) -> Result<i64, Failure> {
+        let server = etcd::start()?;
+        let url = server.url();
+        let store = open_etcd(&url)?;
+        self.place = Place::Server(url);
+        scene::prepare(&store, self.plan).await?;
+        let mut checker = Checker::begin(&store, Arc::clone(&self.ledger)).await?;
+        let first = checker.replay.revision;
+        let chaos = Chaos::begin(server, self.plan.seed, Arc::clone(&self.ledger));
+        let (set_goal, goal) = watch::channel(None);
+        let followed = tokio::spawn({
+            let store = Arc::clone(&store);
+            async move {
+                let done = checker.follow(&store, goal).await;
+                (checker, done)
+            }
+        });
+        let worked = self.rounds_on(&store).await;
+        let server = chaos.end();
+        let ended = match worked.and(server) {
+            Ok(server) => self.finish(&store).await.map(|()| server),
+            Err(failure) => Err(failure),
+        };
+        let goal = match &ended {
+            Ok(_) => store.list(Range::All).await?.revision.get(),
+            Err(_) => 0,
+        };
+        set_goal.send_replace(Some(goal));
+        let (checker, followed) = followed.await.map_err(|error| Failure(error.to_string()))?;
+        self.ledger.violation().map_or(Ok(()), |what| Err(Failure(what)))?;
+        followed?;
+        let _server = ended?;
+        checker.end(&store).await?;
+        Ok(checker.replay.revision - first)
+    }
+
+    async fn rounds_on(&mut self, store: &Arc<dyn Store>) -> Result<(), Failure> {
+        let observed: Arc<dyn Store> = Arc::new(Observed::new(Arc::clone(store), self.newest.clone()));
+        let ipam = scene::allocator(observed).with_intents(Arc::new(FileIntents::new(&self.intents, STORE)));
+        while self.ledger.operations() < self.plan.ops && self.ledger.violation().is_none() {
+            let left = self.round().await?;
+            self.clean(&ipam, &left).await?;
+        }
+        Ok(())
+    }
+
+    /// Starts workers and kills them. Returns the nodes and containers that they left.
+    async fn round(&mut self) -> Result<Vec<(String, String)>, Failure> {
+        self.rounds += 1;
+        let mut killers = Vec::new();
+        for number in 0..self.plan.nodes {
+            let at = match &self.place {
+                Place::Folder(folder) => folder.display().to_string(),
+                Place::Server(url) => url.clone(),
+            };
+            let plan = ChildPlan {
+                engine: self.plan.engine,
+                at,
+                intents: self.intents.clone(),
+                node: Plan::node(number),
+                name: format!("r{}p{number}y", self.rounds),
+                seed: self.rng.u64(..),
+            };
+            let process = Process::start(self.program, &plan, &self.ledger)?;
+            let life = Duration::from_micros(self.rng.u64(1_000..400_000));
+            killers.push(tokio::task::spawn_blocking(move || process.kill_after(life)));
+        }
+        let mut left = Vec::new();
+        for killer in killers {
+            let (node, name) = killer.await.map_err(|error| Failure(error.to_string())).flatten()?;
+            self.ledger.count("worker killed (SIGKILL)", 1);
+            left.extend(self.ledger.left_by(&name).into_iter().map(|container| (node.clone(), container)));
+        }
+        self.ledger.violation().map_or(Ok(left), |what| Err(Failure(what)))
+    }
+
+    /// Deletes what killed workers left, as a runtime would.
+    async fn clean(&self, ipam: &ipam_core::Ipam, left: &[(String, String)]) -> Result<(), Failure> {
+        for (node, container) in left {
+            self.ledger.deleting(container, self.newest.get());
+            let mut attempts = 0;
+            while let Err(error) = ipam.release_attachment(&attachment(node, container), &[], scene::deadline()).await {
+                attempts += 1;
+                if attempts == 100 {
+                    return Err(error.into());
+                }
+            }
+            self.ledger.deleted(container, self.newest.get());
+            self.ledger.count("DEL after a kill", 1);
+        }
+        Ok(())
+    }
+
+    /// Takes the blocks of all nodes back.
+    async fn finish(&self, store: &Arc<dyn Store>) -> Result<(), Failure> {
+        let ipam = scene::allocator(Arc::clone(store));
+        for number in 0..self.plan.nodes {
+            ipam.release_node_affinities(&Plan::node(number), ReleaseIf::Any, scene::deadline()).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks all revisions that there are by now.
+async fn catch_up(checker: &mut Checker, store: &Arc<dyn Store>) -> Result<(), Failure> {
+    let now = store.list(Range::All).await?.revision.get();
+    let (_keep, goal) = watch::channel(Some(now));
+    checker.follow(store, goal).await
+}

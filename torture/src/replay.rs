@@ -1,0 +1,290 @@
+//! The documents of the store, revision by revision, read without the model that wrote them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use kv::{Event, EventKind, Kv};
+use serde::Deserialize;
+
+use crate::ledger::Change;
+
+const BLOCKS: &str = "/calico/ipam/v2/assignment/";
+const HANDLES: &str = "/calico/ipam/v2/handle/";
+const AFFINITIES: &str = "/calico/ipam/v2/host/";
+
+/// A block, as it is stored.
+#[derive(Clone, Debug, Deserialize)]
+struct Block {
+    cidr: String,
+    affinity: Option<String>,
+    allocations: Vec<Option<usize>>,
+    unallocated: Vec<usize>,
+    attributes: Option<Vec<Attribute>>,
+    #[serde(rename = "sequenceNumber")]
+    sequence_number: u64,
+    deleted: bool,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Attribute {
+    handle_id: String,
+    secondary: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Handle {
+    block: BTreeMap<String, i64>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Affinity {
+    state: String,
+}
+
+type Counts = BTreeMap<String, BTreeMap<String, i64>>;
+
+/// The state of the store at a revision.
+#[derive(Debug, Default)]
+pub(crate) struct Replay {
+    /// The revision.
+    pub(crate) revision: i64,
+    blocks: BTreeMap<String, Block>,
+    /// What handles count, by handle and block.
+    counted: Counts,
+    /// What blocks hold, by handle and block.
+    held: Counts,
+    /// Owner and block, by what the affinities say.
+    affine: BTreeSet<(String, String)>,
+}
+
+/// What one revision touched, to be compared when all of it is known.
+#[derive(Default)]
+struct Touched {
+    handles: BTreeSet<String>,
+    blocks: BTreeSet<String>,
+    affinities: BTreeSet<(String, String)>,
+    changes: Vec<Change>,
+}
+
+impl Replay {
+    /// Begins with what is stored at a revision.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn begin(kvs: &[Kv], revision: i64) -> Result<Self, String> {
+        let mut replay = Self { revision, ..Self::default() };
+        let mut touched = Touched::default();
+        for kv in kvs {
+            replay.apply(&kv.key.to_string(), Some(kv.value.as_bytes()), &mut touched)?;
+        }
+        replay.compare(&touched)?;
+        Ok(replay)
+    }
+
+    /// Goes on by one revision, and says who got and lost what.
+    ///
+    /// # Errors
+    /// What does not agree after it, with the keys that it changed.
+    pub(crate) fn advance(&mut self, revision: i64, events: &[Event]) -> Result<Vec<Change>, String> {
+        let mut touched = Touched::default();
+        let done = self.advance_all(revision, events, &mut touched);
+        done.map_err(|what| {
+            let keys: Vec<String> = events.iter().map(|event| format!("{:?} {}", event.kind, event.kv.key)).collect();
+            format!("revision {revision}: {what}\n  changed: {}", keys.join(", "))
+        })?;
+        Ok(touched.changes)
+    }
+
+    fn advance_all(&mut self, revision: i64, events: &[Event], touched: &mut Touched) -> Result<(), String> {
+        if revision != self.revision + 1 {
+            return Err(format!("it came after revision {}", self.revision));
+        }
+        self.revision = revision;
+        for event in events {
+            let value = (event.kind == EventKind::Put).then(|| event.kv.value.as_bytes());
+            self.apply(&event.kv.key.to_string(), value, touched)?;
+        }
+        self.compare(touched)
+    }
+
+    /// What a container holds.
+    pub(crate) fn held_by(&self, container: &str) -> Vec<IpAddr> {
+        let handle = handle_of(container);
+        let Some(blocks) = self.held.get(&handle) else { return Vec::new() };
+        blocks.keys().filter_map(|cidr| self.blocks.get(cidr)).flat_map(|block| block.addresses_of(&handle)).collect()
+    }
+
+    /// What is left of blocks, handles and affinities.
+    pub(crate) fn left(&self) -> Vec<String> {
+        let blocks = self.blocks.keys().map(|cidr| format!("block {cidr}"));
+        let handles = self.counted.keys().map(|id| format!("handle {id}"));
+        let affinities = self.affine.iter().map(|(owner, cidr)| format!("affinity of {owner} to {cidr}"));
+        blocks.chain(handles).chain(affinities).collect()
+    }
+
+    /// Changes one key.
+    fn apply(&mut self, key: &str, value: Option<&[u8]>, touched: &mut Touched) -> Result<(), String> {
+        if let Some(rest) = key.strip_prefix(BLOCKS) {
+            let cidr = rest.rsplit('/').next().unwrap_or_default().replace('-', "/");
+            let new = value.map(|value| parse::<Block>(key, value)).transpose()?;
+            self.change_block(cidr, new, touched)
+        } else if let Some(id) = key.strip_prefix(HANDLES) {
+            touched.handles.insert(id.to_owned());
+            match value.map(|value| parse::<Handle>(key, value)).transpose()? {
+                Some(handle) => drop(self.counted.insert(id.to_owned(), handle.block)),
+                None => drop(self.counted.remove(id)),
+            }
+            Ok(())
+        } else if let Some(rest) = key.strip_prefix(AFFINITIES) {
+            let (owner, cidr) = rest
+                .split_once('/')
+                .zip(rest.rsplit('/').next())
+                .map(|((owner, _), cidr)| (owner, cidr))
+                .ok_or("an odd key")?;
+            let pair = (format!("host:{owner}"), cidr.replace('-', "/"));
+            touched.affinities.insert(pair.clone());
+            match value.map(|value| parse::<Affinity>(key, value)).transpose()? {
+                Some(affinity) if affinity.state == "confirmed" => drop(self.affine.insert(pair)),
+                Some(affinity) => return Err(format!("{key} is {}", affinity.state)),
+                None => drop(self.affine.remove(&pair)),
+            }
+            Ok(())
+        } else {
+            Ok(())
+        }
+    }
+
+    fn change_block(&mut self, cidr: String, new: Option<Block>, touched: &mut Touched) -> Result<(), String> {
+        if let Some(new) = &new {
+            new.check(&cidr)?;
+        }
+        let old = match new.clone() {
+            Some(new) => self.blocks.insert(cidr.clone(), new),
+            None => self.blocks.remove(&cidr),
+        };
+        if let (Some(old), Some(new)) = (&old, &new)
+            && new.sequence_number != old.sequence_number + 1
+        {
+            return Err(format!("{cidr} went from sequence number {} to {}", old.sequence_number, new.sequence_number));
+        }
+        let before = old.as_ref().map(Block::holders).unwrap_or_default();
+        let after = new.as_ref().map(Block::holders).unwrap_or_default();
+        for (ip, handle) in &before {
+            if after.get(ip) != Some(handle) {
+                touched.changes.push(Change::Taken(*ip, container_of(handle)));
+            }
+        }
+        for (ip, handle) in &after {
+            if before.get(ip) != Some(handle) {
+                touched.changes.push(Change::Given(*ip, container_of(handle)));
+            }
+        }
+        for handle in before.values().chain(after.values()) {
+            touched.handles.insert(handle.clone());
+            let count = i64::try_from(after.values().filter(|other| *other == handle).count()).unwrap_or(i64::MAX);
+            let blocks = self.held.entry(handle.clone()).or_default();
+            if count > 0 {
+                blocks.insert(cidr.clone(), count);
+            } else {
+                blocks.remove(&cidr);
+            }
+            if blocks.is_empty() {
+                self.held.remove(handle);
+            }
+        }
+        for block in old.iter().chain(&new) {
+            if let Some(owner) = &block.affinity {
+                touched.affinities.insert((owner.clone(), cidr.clone()));
+            }
+        }
+        touched.blocks.insert(cidr);
+        Ok(())
+    }
+
+    /// That what was touched agrees.
+    fn compare(&self, touched: &Touched) -> Result<(), String> {
+        for handle in &touched.handles {
+            let (held, counted) = (self.held.get(handle), self.counted.get(handle));
+            if held != counted {
+                return Err(format!("blocks hold {held:?} of handle {handle}, which counts {counted:?}"));
+            }
+        }
+        for pair in &touched.affinities {
+            let (owner, cidr) = pair;
+            let owned = self.blocks.get(cidr).and_then(|block| block.affinity.as_ref()) == Some(owner);
+            if owned != self.affine.contains(pair) {
+                let what = if owned { "has no affinity to" } else { "has an affinity to, and not," };
+                return Err(format!("{owner} {what} the block {cidr}"));
+            }
+        }
+        for cidr in &touched.blocks {
+            if let Some(block) = self.blocks.get(cidr)
+                && block.affinity.is_none()
+                && block.holders().is_empty()
+            {
+                return Err(format!("{cidr} is empty and nobody's"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Block {
+    /// That its lists agree.
+    fn check(&self, cidr: &str) -> Result<(), String> {
+        let attributes = self.attributes.as_deref().unwrap_or_default();
+        let allocated: BTreeSet<usize> =
+            (0..self.allocations.len()).filter(|i| self.allocations[*i].is_some()).collect();
+        let free: BTreeSet<usize> = self.unallocated.iter().copied().collect();
+        let used: BTreeSet<usize> = self.allocations.iter().flatten().copied().collect();
+        let everybody_named = attributes.iter().all(|entry| entry.secondary.contains_key("node"));
+        let holds = [
+            (self.cidr == cidr, "it says that it is another block"),
+            (!self.deleted, "it says that it is deleted"),
+            (self.allocations.len() == 8, "it has not 8 addresses"),
+            (free.len() == self.unallocated.len(), "an ordinal is free twice"),
+            (free.is_disjoint(&allocated), "an ordinal is free and allocated"),
+            (free.len() + allocated.len() == self.allocations.len(), "an ordinal is neither free nor allocated"),
+            (used == (0..attributes.len()).collect(), "attributes and allocations do not match"),
+            (everybody_named, "an attribute names no node"),
+        ];
+        match holds.into_iter().find(|(holds, _)| !holds) {
+            Some((_, what)) => Err(format!("{cidr}: {what}: {self:?}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Who holds which address.
+    fn holders(&self) -> BTreeMap<IpAddr, String> {
+        let entry = |index: usize| self.attributes.as_ref().and_then(|all| all.get(index));
+        let slots = self.allocations.iter().enumerate();
+        slots
+            .filter_map(|(ordinal, index)| Some((self.address(ordinal)?, entry((*index)?)?.handle_id.clone())))
+            .collect()
+    }
+
+    fn addresses_of(&self, handle: &str) -> Vec<IpAddr> {
+        self.holders().into_iter().filter(|(_, holder)| holder == handle).map(|(ip, _)| ip).collect()
+    }
+
+    fn address(&self, ordinal: usize) -> Option<IpAddr> {
+        let first = self.cidr.split_once('/')?.0.parse().ok()?;
+        Some(match first {
+            IpAddr::V4(first) => Ipv4Addr::from_bits(first.to_bits() + u32::try_from(ordinal).ok()?).into(),
+            IpAddr::V6(first) => Ipv6Addr::from_bits(first.to_bits() + ordinal as u128).into(),
+        })
+    }
+}
+
+/// The handle of a container.
+fn handle_of(container: &str) -> String {
+    format!("net.{container}")
+}
+
+fn container_of(handle: &str) -> String {
+    handle.strip_prefix("net.").unwrap_or(handle).to_owned()
+}
+
+fn parse<T: for<'de> Deserialize<'de>>(key: &str, value: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(value).map_err(|error| format!("{key}: {error}"))
+}

@@ -1,0 +1,252 @@
+//! A worker: a node's runtime that starts and ends containers, and an operator who moves blocks about.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use ipam_core::affinity::ReleaseIf;
+use ipam_core::assign::{AssignRequest, Assigned, Wanted};
+use ipam_core::attachment::Attachment;
+use ipam_core::{Error, Ipam};
+use ipnet::{IpNet, Ipv4Net};
+
+use crate::Failure;
+use crate::access::Access;
+use crate::scene::{POOL_V6, deadline};
+use crate::witness::Witness;
+
+/// How many containers a worker has at the most. All workers together want more than there is.
+const MOST_CONTAINERS: usize = 12;
+/// How often a DEL is repeated, as runtimes do.
+const DEL_ATTEMPTS: u32 = 200;
+
+/// What kills calls before they end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deaths {
+    /// Now and then a call's future is dropped.
+    Dropped,
+    /// Nothing here: the whole process is killed.
+    FromOutside,
+}
+
+/// A worker.
+pub(crate) struct Worker<W> {
+    pub(crate) access: Access,
+    pub(crate) witness: Arc<W>,
+    pub(crate) node: String,
+    /// What its containers' names begin with.
+    pub(crate) name: String,
+    pub(crate) rng: Rng,
+    pub(crate) deaths: Deaths,
+    containers: Vec<(String, Vec<IpAddr>)>,
+    next: u64,
+}
+
+/// The attachment of a container.
+pub(crate) fn attachment(node: &str, container: &str) -> Attachment {
+    Attachment {
+        network: "net".into(),
+        container: container.into(),
+        interface: "eth0".into(),
+        node: node.into(),
+        boot: Some("boot0001".into()),
+    }
+}
+
+impl<W: Witness> Worker<W> {
+    pub(crate) fn new(access: Access, witness: Arc<W>, node: String, name: String, seed: u64, deaths: Deaths) -> Self {
+        let rng = Rng::with_seed(seed);
+        Self { access, witness, node, name, rng, deaths, containers: Vec::new(), next: 0 }
+    }
+
+    /// Does one thing.
+    pub(crate) async fn step(&mut self) -> Result<(), Failure> {
+        let session = self.access.begin().await?;
+        let done = self.act(&session.ipam).await;
+        session.end().await?;
+        self.witness.counted("operation");
+        done
+    }
+
+    /// Ends all its containers.
+    pub(crate) async fn end(&mut self) -> Result<(), Failure> {
+        while let Some((container, _)) = self.containers.pop() {
+            let session = self.access.begin().await?;
+            self.delete(&session.ipam, &container).await?;
+            session.end().await?;
+            self.witness.counted("operation");
+        }
+        Ok(())
+    }
+
+    async fn act(&mut self, ipam: &Ipam) -> Result<(), Failure> {
+        match self.rng.u32(..100) {
+            0..47 if self.containers.len() < MOST_CONTAINERS => self.add(ipam).await,
+            47..87 if !self.containers.is_empty() => {
+                let (container, _) = self.containers.swap_remove(self.rng.usize(..self.containers.len()));
+                self.delete(ipam, &container).await
+            }
+            87..90 if !self.containers.is_empty() => self.repeat(ipam).await,
+            90..94 => self.claim(ipam).await,
+            94..99 => self.give_back(ipam).await,
+            99 => self.give_all_back(ipam).await,
+            _ if self.containers.len() < MOST_CONTAINERS => self.add(ipam).await,
+            _ => {
+                let (container, _) = self.containers.swap_remove(self.rng.usize(..self.containers.len()));
+                self.delete(ipam, &container).await
+            }
+        }
+    }
+
+    /// A call that now and then is killed on its way: `None`.
+    async fn or_die<T>(&mut self, call: impl Future<Output = T>) -> Option<T> {
+        if self.deaths == Deaths::FromOutside || self.rng.u32(..25) > 0 {
+            return Some(call.await);
+        }
+        // Often before the first reply, and often late.
+        let scale = self.rng.u32(4..15);
+        let life = Duration::from_micros(self.rng.u64(..1 << scale));
+        let done = tokio::time::timeout(life, call).await.ok();
+        if done.is_none() {
+            self.witness.counted("death");
+        }
+        done
+    }
+
+    fn wanted(&mut self) -> Wanted {
+        match self.rng.u32(..10) {
+            0 => Wanted::these([IpAddr::from(Ipv4Addr::new(10, 0, 0, self.rng.u8(..64)))]),
+            1 => Wanted::any(self.rng.usize(1..4), 0),
+            2 | 3 => Wanted::any(0, 1),
+            4 | 5 => Wanted::any(1, 1),
+            _ => Wanted::any(1, 0),
+        }
+    }
+
+    async fn add(&mut self, ipam: &Ipam) -> Result<(), Failure> {
+        self.next += 1;
+        let container = format!("{}x{}", self.name, self.next);
+        let request = AssignRequest::new(attachment(&self.node, &container), self.wanted());
+        self.witness.adding(&container, &self.node);
+        let answer = self.or_die(ipam.assign(&request, deadline())).await;
+        match answer {
+            Some(Ok(assigned)) => {
+                self.witness.added(&container, &addresses(&assigned), self.access.newest());
+                self.witness.counted("ADD");
+                self.containers.push((container, addresses(&assigned)));
+                return Ok(());
+            }
+            Some(Err(error)) => self.judge("ADD", &error)?,
+            None => {}
+        }
+        // What did not end well is deleted by the runtime.
+        self.delete(ipam, &container).await
+    }
+
+    /// Asks again for what a container has.
+    async fn repeat(&mut self, ipam: &Ipam) -> Result<(), Failure> {
+        let (container, has) = self.containers[self.rng.usize(..self.containers.len())].clone();
+        let count = |v4: bool| has.iter().filter(|ip| ip.is_ipv4() == v4).count();
+        let request = AssignRequest::new(attachment(&self.node, &container), Wanted::any(count(true), count(false)));
+        match ipam.assign(&request, deadline()).await {
+            Ok(assigned) => {
+                let mut again = addresses(&assigned);
+                let mut before = has;
+                again.sort_unstable();
+                before.sort_unstable();
+                if again != before {
+                    return Err(Failure(format!(
+                        "{container} has {before:?}, and was told {again:?} when it asked again"
+                    )));
+                }
+                self.witness.counted("ADD repeated");
+                Ok(())
+            }
+            Err(error) => self.judge("ADD repeated", &error),
+        }
+    }
+
+    /// Ends a container, and asks for it until it is done.
+    async fn delete(&mut self, ipam: &Ipam, container: &str) -> Result<(), Failure> {
+        self.witness.deleting(container, self.access.newest());
+        let attachment = attachment(&self.node, container);
+        for _ in 0..DEL_ATTEMPTS {
+            match self.or_die(ipam.release_attachment(&attachment, &[], deadline())).await {
+                Some(Ok(_)) => {
+                    self.witness.deleted(container, self.access.newest());
+                    self.witness.counted("DEL");
+                    return Ok(());
+                }
+                Some(Err(error)) => self.judge("DEL", &error)?,
+                None => {}
+            }
+        }
+        Err(Failure(format!("DEL of {container} failed {DEL_ATTEMPTS} times")))
+    }
+
+    /// A part of the IPv4 pool, or now and then all of the IPv6 one.
+    fn part(&mut self) -> Result<IpNet, Failure> {
+        if self.rng.u32(..5) == 0 {
+            return POOL_V6.parse().map_err(|_| Failure("the pool is no network".into()));
+        }
+        let net = Ipv4Net::new(Ipv4Addr::new(10, 0, 0, self.rng.u8(..64)), self.rng.u8(26..=29));
+        Ok(IpNet::V4(net.map_err(|error| Failure(error.to_string()))?.trunc()))
+    }
+
+    async fn claim(&mut self, ipam: &Ipam) -> Result<(), Failure> {
+        let (cidr, node) = (self.part()?, self.node.clone());
+        match self.or_die(ipam.claim_affinity(&node, cidr, deadline())).await {
+            Some(Ok(_)) => self.witness.counted("affinity claim"),
+            Some(Err(error)) => self.judge("affinity claim", &error)?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn which(&mut self) -> ReleaseIf {
+        if self.rng.bool() { ReleaseIf::Empty } else { ReleaseIf::Any }
+    }
+
+    async fn give_back(&mut self, ipam: &Ipam) -> Result<(), Failure> {
+        let (cidr, which, node) = (self.part()?, self.which(), self.node.clone());
+        match self.or_die(ipam.release_affinity(&node, cidr, which, deadline())).await {
+            Some(Ok(_)) => self.witness.counted("affinity release"),
+            Some(Err(error)) => self.judge("affinity release", &error)?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    async fn give_all_back(&mut self, ipam: &Ipam) -> Result<(), Failure> {
+        let (which, node) = (self.which(), self.node.clone());
+        match self.or_die(ipam.release_node_affinities(&node, which, deadline())).await {
+            Some(Ok(_)) => self.witness.counted("affinity release of a node"),
+            Some(Err(error)) => self.judge("affinity release of a node", &error)?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Whether an error is one that may be.
+    fn judge(&self, verb: &str, error: &Error) -> Result<(), Failure> {
+        match error {
+            Error::Exhausted { .. } | Error::BlockLimit | Error::AlreadyAssigned(_) => {
+                self.witness.counted("refusal: nothing free, or the address in use");
+            }
+            Error::Store(error) => match error.kind() {
+                kv::ErrorKind::Conflict { .. } => self.witness.counted("failure: conflicts at every attempt"),
+                kind if kind.is_transient() || error.outcome() == kv::Outcome::Unknown => {
+                    self.witness.counted("failure: the store");
+                }
+                _ => return Err(Failure(format!("{verb} on {}: {error}", self.node))),
+            },
+            error => return Err(Failure(format!("{verb} on {}: {error}", self.node))),
+        }
+        Ok(())
+    }
+}
+
+fn addresses(assigned: &[Assigned]) -> Vec<IpAddr> {
+    assigned.iter().map(|one| one.ip).collect()
+}

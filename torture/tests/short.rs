@@ -1,0 +1,67 @@
+//! The short form of the torture, on every store. A failure prints its seed; `torture run --seed` takes it.
+#![allow(clippy::print_stdout, reason = "what was done is part of the answer")]
+
+use std::path::Path;
+
+use torture::{Engine, Mode, Plan, Report};
+
+async fn torture(engine: Engine, mode: Mode, ops: u64) -> Report {
+    let seed = fastrand::u64(..);
+    let plan = Plan::new(engine, mode, ops, seed);
+    match torture::run(&plan, Path::new(env!("CARGO_BIN_EXE_torture"))).await {
+        Ok(report) => {
+            println!("{report}");
+            assert!(report.count("operation") >= ops, "{report}");
+            assert!(report.revisions > 0, "{report}");
+            report
+        }
+        Err(failure) => panic!("{engine:?} {mode:?}, seed {seed}: {failure}"),
+    }
+}
+
+/// That what is to happen has happened.
+fn expect(report: &Report, what: &[&str]) {
+    for what in what {
+        assert!(report.count(what) > 0, "no {what}: {report}");
+    }
+}
+
+const VERBS: [&str; 4] = ["ADD", "DEL", "affinity claim", "affinity release"];
+const FAULTS: [&str; 4] = ["fault: lands late", "fault: reply lost", "fault: request lost", "death"];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_memory() {
+    let report = torture(Engine::Memory, Mode::InProcess, 20_000).await;
+    expect(&report, &VERBS);
+    expect(&report, &FAULTS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_sled() {
+    expect(&torture(Engine::Sled, Mode::InProcess, 3_000).await, &FAULTS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_redb() {
+    expect(&torture(Engine::Redb, Mode::InProcess, 3_000).await, &FAULTS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_etcd() {
+    expect(&torture(Engine::Etcd, Mode::InProcess, 4_000).await, &FAULTS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_sled_with_killed_processes() {
+    expect(&torture(Engine::Sled, Mode::Processes, 150).await, &["worker killed (SIGKILL)"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_redb_with_killed_processes() {
+    expect(&torture(Engine::Redb, Mode::Processes, 300).await, &["worker killed (SIGKILL)"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_etcd_with_killed_processes() {
+    expect(&torture(Engine::Etcd, Mode::Processes, 500).await, &["worker killed (SIGKILL)"]);
+}
