@@ -12,6 +12,7 @@ use crate::expect::Checked;
 use crate::harness::{Ability, Harness};
 use crate::process::play_role;
 use crate::runner::{Options, Stage};
+use crate::seed::{SEED, given, seed};
 use crate::table::cases;
 
 /// Judges a store by all cases, as the `main` of a test with `harness = false`.
@@ -53,20 +54,25 @@ pub fn main_knowing(harness: impl Harness, ignored: &[&str], known: &[KnownFailu
         return code;
     }
     let arguments = Arguments::from_args();
-    let checked = check_ignored(harness.abilities(), ignored).and_then(|()| check_known(harness.abilities(), known));
+    let checked = check_ignored(harness.abilities(), ignored)
+        .and_then(|()| check_known(harness.abilities(), known))
+        .and_then(|()| given().map(drop));
     if let Err(difference) = checked {
-        complain(&difference);
+        say(&difference);
         return ExitCode::FAILURE;
     }
     let stage = match Stage::new(Arc::new(harness), Options::new()) {
         Ok(stage) => Arc::new(stage),
         Err(error) => {
-            complain(&format!("no runtime for the cases: {error}"));
+            say(&format!("no runtime for the cases: {error}"));
             return ExitCode::FAILURE;
         }
     };
     let known_of = |case: &Case| known.iter().find(|known| known.case == case.name).copied();
     let trials = cases().into_iter().map(|case| trial(known_of(&case), case, stage.clone())).collect();
+    if !arguments.list {
+        say(&format!("random cases: {SEED}={} makes the same calls again", seed()));
+    }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -120,7 +126,7 @@ fn check_ignored(abilities: &[Ability], listed: &[&str]) -> Result<(), String> {
     if lines.is_empty() { Ok(()) } else { Err(lines.join("\n")) }
 }
 
-fn complain(what: &str) {
+fn say(what: &str) {
     // Nothing more can be done if even stderr is closed; the exit code says it all the same.
     let _ = writeln!(std::io::stderr(), "{what}");
 }

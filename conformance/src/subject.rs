@@ -53,6 +53,16 @@ impl Handle {
         }
     }
 
+    /// The store.
+    pub(crate) fn store(&self) -> Arc<dyn Store> {
+        self.store.clone()
+    }
+
+    /// A handle on a store around this one.
+    pub(crate) fn over(&self, store: impl Store) -> Self {
+        Self { store: Arc::new(store), ..self.clone() }
+    }
+
     /// The store's revision.
     pub(crate) async fn revision(&self) -> Checked<Revision> {
         Ok(self.range(RangeRequest::new(Range::key("?")).with_content(Content::CountOnly)).await?.revision)

@@ -4,8 +4,8 @@ use crate::case::Tenancy::{Exclusive, Shared};
 use crate::case::Weight::{Heavy, Light};
 use crate::case::{Case, Group};
 use crate::groups::{
-    basic, concurrency, crash, history, limits, processes, random, random_clients, range, revisions, txn, txn_compare,
-    watch, watch_load, watch_past,
+    basic, concurrency, crash, history, limits, processes, random, random_clients, range, recorded, revisions, txn,
+    txn_compare, watch, watch_load, watch_past,
 };
 use crate::harness::Ability;
 
@@ -13,7 +13,6 @@ use crate::harness::Ability;
 pub const LATER: &[(&str, &str)] = &[
     ("R9", "a restored backup"),
     ("W17", "a connection that is cut"),
-    ("E2", "replies that are lost and a disk that fails"),
     ("E3", "a connection that is cut"),
     ("E6", "damaged files"),
 ];
@@ -164,13 +163,15 @@ pub fn cases() -> Vec<Case> {
             L02 concurrency::one_creator: S1, beside others;
             L03 concurrency::write_skew: S1, beside others;
             L04 concurrency::bank: S1 G9, beside others;
-            L05 random_clients::random_clients: S1 R2, beside others;
+            L05 random_clients::random_clients: S1 R2 T2 W2, beside others;
             L06 concurrency::reader_after_writer: S1, beside others;
             L07 concurrency::revisions_never_go_back: S1, beside others;
-            L08 concurrency::log_is_what_was_acknowledged: S1 W2 R2, beside others;
+            L08 recorded::log_is_what_was_acknowledged: S1 W2 R2 W13 W14 T2 E2, beside others;
             L09 concurrency::dropped_calls: S6 T2, beside others;
             L10 concurrency::block_of_addresses: S1 R5, beside others;
             L11 concurrency::hand_over: S1, beside others;
+            L12 random_clients::lost_replies: S1 E2 T2, beside others;
+            L13 recorded::lost_replies_and_watches: S1 S6 W2 W13 T2 E2, beside others;
         }
         Limits {
             X01 limits::empty_keys: X1 E1;

@@ -188,32 +188,6 @@ pub(crate) async fn revisions_never_go_back(t: Subject) -> Checked {
     writes.await?
 }
 
-pub(crate) async fn log_is_what_was_acknowledged(t: Subject) -> Checked {
-    const CLIENTS: usize = 8;
-    const EACH: usize = 25;
-    let base = t.revision().await?;
-    let written = clients(&t, CLIENTS, |t, i| async move {
-        let mut written = Vec::with_capacity(EACH);
-        for n in 0..EACH {
-            let value = format!("{i}/{n}");
-            let at = t.put(format!("k/{}", n % 3), value.as_str()).await?;
-            written.push((at, value));
-        }
-        Ok(written)
-    })
-    .await?;
-    let acknowledged: BTreeMap<Revision, String> = written.into_iter().flatten().collect();
-    let last = some("the last write", acknowledged.keys().next_back().copied())?;
-    t.revision_is("the revision of the last write", last, after(base, (CLIENTS * EACH) as i64)).of("R2")?;
-    let batches = t.watcher(Range::prefix("k/"), base.next()).await?.until(last).await?;
-    let log: BTreeMap<Revision, String> = batches
-        .iter()
-        .flat_map(|batch| &batch.events)
-        .map(|event| (event.kv.mod_revision, text(&event.kv.value)))
-        .collect();
-    same("the writes in the log, by revision", log, acknowledged)
-}
-
 pub(crate) async fn dropped_calls(t: Subject) -> Checked {
     const CALLS: usize = 300;
     let base = t.revision().await?;

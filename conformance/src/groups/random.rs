@@ -8,28 +8,18 @@ use kv::{
     Txn, TxnRange, Value, WatchRequest,
 };
 
-use crate::expect::{Checked, Failure, holds, same, shown};
+use crate::expect::{Checked, holds, same, shown};
 use crate::model::Model;
+use crate::seed::{SEED, seed};
 use crate::subject::{Handle, Subject};
 
 const OPERATIONS: usize = 300;
 const READS: usize = 600;
-/// The environment variable that says which seed to take.
-pub(crate) const SEED: &str = "CONFORMANCE_SEED";
-
 /// Few keys, so that operations meet, and some that are prefixes of others or end in 0xff.
 const KEYS: [&[u8]; 10] = [b"a", b"a\0", b"a/1", b"a/10", b"a/2", b"a\xff", b"b", b"b/1", b"\xff", b"\xff\xff"];
 
-/// The seed that was asked for, or else a new one.
-pub(crate) fn seed() -> Checked<u64> {
-    match std::env::var(SEED) {
-        Ok(text) => text.parse().map_err(|_| Failure::new(SEED, "a number", text)),
-        Err(_) => Ok(fastrand::u64(..)),
-    }
-}
-
 pub(crate) async fn against_the_model(t: Subject) -> Checked {
-    let seed = seed()?;
+    let seed = seed();
     let mut run = Run { random: Rng::with_seed(seed), model: Model::new(t.revision().await?), store: t.handle() };
     let base = run.model.revision();
     run.whole(base).await.map_err(|failure| failure.with_note(&format!("{SEED}={seed} replays this")))

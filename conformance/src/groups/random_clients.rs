@@ -1,95 +1,157 @@
-//! Random calls by several clients at once, and whether any order explains what they saw.
+//! Random calls by several clients at once on a few keys, in rounds with a pause between them. Two judges that know nothing
+//! of each other: one replays everything in the order of revisions, the other looks at the values of each round alone and
+//! searches for any order that explains them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fastrand::Rng;
-use kv::{Compare, CompareOp, Kv, Op, Range, RangeRequest, Target, Txn, Value};
+use kv::wrap::Faulty;
+use kv::{Compare, CompareOp, Error, Kv, Op, Outcome, Range, RangeRequest, Store, Target, Txn, Value};
 use tokio::task::{spawn_blocking, yield_now};
 
 use crate::expect::{Checked, Failure, holds};
-use crate::groups::random::{SEED, seed};
-use crate::linear::{Action, Call, KEYS, Seen, revisions_explain, some_order_explains};
+use crate::groups::network::{Network, is_injected};
+use crate::history::wgl::{Action, Call, Effect, KEYS, Seen, State, explain};
+use crate::history::{History, Recorder, Replay, Summary, read_log};
+use crate::seed::{SEED, seed};
 use crate::subject::{Handle, Subject, read_result};
 
-const CLIENTS: u32 = 8;
-const CALLS: u32 = 30;
+const ROUNDS: usize = 12;
+const CLIENTS: usize = 8;
+const CALLS: usize = 30;
 
 pub(crate) async fn random_clients(t: Subject) -> Checked {
-    let seed = seed()?;
-    judge(&t, seed).await.map_err(|failure| failure.with_note(&format!("{SEED}={seed} makes the same calls")))
+    seeded(&t, Network::Good).await.map(drop)
 }
 
-async fn judge(t: &Subject, seed: u64) -> Checked {
+pub(crate) async fn lost_replies(t: Subject) -> Checked {
+    let summary = seeded(&t, Network::Bad).await?;
+    let both = summary.happened > 0 && summary.vanished > 0;
+    holds("calls of unknown outcome in the history that happened, and others that did not", both, &summary)
+}
+
+async fn seeded(t: &Subject, network: Network) -> Checked<Summary> {
+    let seed = seed();
+    let judged = judge(t, network, seed).await;
+    judged.map_err(|failure| failure.with_note(&format!("{SEED}={seed} makes the same calls")))
+}
+
+async fn judge(t: &Subject, network: Network, seed: u64) -> Checked<Summary> {
     let base = t.revision().await?;
+    let history = Arc::new(History::new());
     let clock = Arc::new(AtomicU64::new(0));
-    let mut tasks = Vec::new();
-    for client in 0..CLIENTS {
-        let handle = t.another().await?;
-        let random = Rng::with_seed(seed.wrapping_add(client.into()));
-        tasks.push(tokio::spawn(Client { handle, random, number: client, clock: clock.clone() }.run()));
+    let mut clients = Vec::with_capacity(CLIENTS);
+    for number in 0..CLIENTS {
+        let random = seed.wrapping_add(number as u64);
+        let store = network.between(t.another().await?.store(), random);
+        let handle = t.over(Recorder::new(store.clone(), history.clone()));
+        let random = Rng::with_seed(random);
+        clients.push(Client { store, handle, random, clock: clock.clone(), known: [0; KEYS], number, written: 0 });
     }
-    let mut calls = Vec::new();
-    for task in tasks {
-        calls.extend(task.await??);
+    let reader = t.over(Recorder::new(t.store(), history.clone()));
+    let mut before = State::default();
+    for _ in 0..ROUNDS {
+        let calls;
+        (clients, calls) = round(clients).await?;
+        let (calls, after) = pause(&reader, &clock, calls).await?;
+        let explained = spawn_blocking(move || explain(before, &calls)).await?;
+        explained
+            .map_err(|why| Failure::new("values that clients saw", "an order that explains them", why.to_string()))?;
+        before = after;
     }
-    let claimed = revisions_explain(&calls, base.get());
-    holds("an order of revisions that explains what every client saw", claimed.is_ok(), &claimed)?;
-    let explained = spawn_blocking(move || some_order_explains(&calls)).await?;
-    holds("some order that explains what every client saw", explained, &"none")
+    let last = reader.run([Op::put("k/0", "0")]).await?.revision;
+    let log = t.within("the log of all keys", read_log(&***t, Range::All, base.next(), last)).await??;
+    Ok(Replay::new(base, []).judge(history.take(), &log)?)
+}
+
+/// Lets all clients make some calls at once, and then delivers what the network held back.
+async fn round(clients: Vec<Client>) -> Checked<(Vec<Client>, Vec<Call>)> {
+    let running: Vec<_> = clients.into_iter().map(|client| tokio::spawn(client.run())).collect();
+    let (mut clients, mut calls) = (Vec::with_capacity(CLIENTS), Vec::new());
+    for client in running {
+        let (client, made) = client.await??;
+        client.store.deliver_held().await?;
+        clients.push(client);
+        calls.extend(made);
+    }
+    Ok((clients, calls))
+}
+
+/// Reads all keys when nobody writes: those reads are calls as well.
+async fn pause(reader: &Handle, clock: &AtomicU64, mut calls: Vec<Call>) -> Checked<(Vec<Call>, State)> {
+    let mut state = State::default();
+    for (key, value) in state.iter_mut().enumerate() {
+        let start = clock.fetch_add(1, Ordering::SeqCst);
+        let found = reader.read(Range::key(name(key))).await?;
+        let end = clock.fetch_add(1, Ordering::SeqCst);
+        *value = number(found.kvs.first())?;
+        calls.push(Call { client: CLIENTS, start, end, action: Action::Get(key), seen: Seen::Value(*value) });
+    }
+    Ok((calls, state))
 }
 
 struct Client {
+    store: Faulty<Arc<dyn Store>>,
     handle: Handle,
     random: Rng,
-    number: u32,
     clock: Arc<AtomicU64>,
+    /// What this client last saw at each key, so that some of its swaps succeed.
+    known: [u32; KEYS],
+    number: usize,
+    written: usize,
 }
 
 impl Client {
-    async fn run(mut self) -> Checked<Vec<Call>> {
-        let mut calls = Vec::new();
-        // What this client last saw at each key, so that some of its swaps succeed.
-        let mut known = [0; KEYS];
-        for round in 0..CALLS {
-            let action = self.choose(&known, self.number * 1000 + round + 1);
+    async fn run(mut self) -> Checked<(Self, Vec<Call>)> {
+        let mut calls = Vec::with_capacity(CALLS);
+        for _ in 0..CALLS {
+            let action = self.choose();
             let start = self.clock.fetch_add(1, Ordering::SeqCst);
-            let (seen, revision) = self.perform(action).await?;
+            let told = self.perform(action).await?;
             let end = self.clock.fetch_add(1, Ordering::SeqCst);
-            match (action, seen) {
-                (Action::Get(key), Seen::Value(Some(number))) => known[key] = number,
-                (Action::Put(key, number) | Action::Swap(key, _, number) | Action::Move(_, key, number), _) => {
-                    known[key] = number;
-                }
-                _ => {}
+            // What certainly did not happen explains nothing.
+            if let Some(seen) = told {
+                self.learn(action, seen);
+                calls.push(Call { client: self.number, start, end, action, seen });
             }
-            calls.push(Call { start, end, action, seen, revision });
             yield_now().await;
         }
-        Ok(calls)
+        Ok((self, calls))
     }
 
-    fn choose(&mut self, known: &[u32; KEYS], new: u32) -> Action {
+    fn learn(&mut self, action: Action, seen: Seen) {
+        match (action, seen) {
+            (Action::Get(key), Seen::Value(Some(number))) => self.known[key] = number,
+            (Action::Put(key, number) | Action::Swap(key, _, number) | Action::Move(_, key, number), _) => {
+                self.known[key] = number;
+            }
+            _ => {}
+        }
+    }
+
+    fn choose(&mut self) -> Action {
+        self.written += 1;
+        let new = u32::try_from(self.number * ROUNDS * CALLS + self.written).unwrap_or(u32::MAX);
         let key = self.random.usize(..KEYS);
         let other = (key + self.random.usize(1..KEYS)) % KEYS;
         match self.random.u8(..10) {
             0..=3 => Action::Get(key),
             4 | 5 => Action::Put(key, new),
-            6 | 7 => Action::Swap(key, known[key], new),
+            6 | 7 => Action::Swap(key, self.known[key], new),
             8 => Action::Delete(key),
             _ => Action::Move(key, other, new),
         }
     }
 
-    /// Carries the action out: what was seen, and at which revision.
-    async fn perform(&self, action: Action) -> Checked<(Seen, i64)> {
-        let name = |key: usize| format!("k/{key}");
+    /// Carries the action out: what was seen, unless it certainly did not happen.
+    async fn perform(&self, action: Action) -> Checked<Option<Seen>> {
         let text = |number: u32| number.to_string();
         let txn = match action {
-            Action::Get(key) => {
-                let found = self.handle.range(RangeRequest::new(Range::key(name(key)))).await?;
-                return Ok((Seen::Value(number(found.kvs.first())?), found.revision.get()));
-            }
+            Action::Get(key) => match self.handle.range(RangeRequest::new(Range::key(name(key)))).await {
+                Ok(found) => return Ok(Some(Seen::Value(number(found.kvs.first())?))),
+                Err(error) => return unseen(error),
+            },
             Action::Put(key, new) => Txn::new().with_success([Op::put(name(key), text(new))]),
             Action::Swap(key, old, new) => {
                 Txn::new().with_compares([holds_number(&name(key), old)]).with_success([Op::put(name(key), text(new))])
@@ -102,13 +164,29 @@ impl Client {
                 .with_compares([is_there(&name(from))])
                 .with_success([Op::delete(name(from)), Op::put(name(to), text(new))]),
         };
-        let answer = self.handle.txn(txn).await?;
+        let answer = match self.handle.txn(txn).await {
+            Ok(answer) => answer,
+            Err(error) => return unseen(error),
+        };
         if matches!(action, Action::Delete(_)) && !answer.succeeded {
             let found = &read_result(&answer, 0)?.kvs;
             holds("nothing in the else-branch of a delete of an absent key", found.is_empty(), found)?;
         }
-        Ok((Seen::Effect(answer.succeeded.into()), answer.revision.get()))
+        Ok(Some(Seen::Effect(Effect::from(answer.succeeded))))
     }
+}
+
+/// What a client saw of a call that failed because of the network.
+fn unseen(error: Error) -> Checked<Option<Seen>> {
+    match error.outcome() {
+        _ if !is_injected(&error) => Err(error.into()),
+        Outcome::NotApplied => Ok(None),
+        Outcome::Unknown => Ok(Some(Seen::Nothing)),
+    }
+}
+
+fn name(key: usize) -> String {
+    format!("k/{key}")
 }
 
 fn is_there(key: &str) -> Compare {

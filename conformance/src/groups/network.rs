@@ -1,0 +1,47 @@
+//! What lies between the clients and the store.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use fastrand::Rng;
+use kv::wrap::{Fault, Faulty};
+use kv::{Error, Operation, Store};
+
+/// How good the way to the store is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Network {
+    Good,
+    /// Requests and replies are lost, delayed and held back, and watches are cut.
+    Bad,
+}
+
+impl Network {
+    /// The store as a client sees it through this network.
+    pub(crate) fn between(self, store: Arc<dyn Store>, seed: u64) -> Faulty<Arc<dyn Store>> {
+        let random = Mutex::new(Rng::with_seed(seed));
+        Faulty::new(store, move |operation| {
+            let mut random = random.lock().unwrap_or_else(PoisonError::into_inner);
+            match (self, operation) {
+                (Self::Good, _) => None,
+                (Self::Bad, Operation::Watch) => random.bool().then_some(Fault::Disconnect),
+                (Self::Bad, _) => fault(random.u8(..100)),
+            }
+        })
+    }
+}
+
+fn fault(chance: u8) -> Option<Fault> {
+    match chance {
+        0..=3 => Some(Fault::ReplyLost),
+        4..=6 => Some(Fault::RequestLost),
+        7..=8 => Some(Fault::NotSent),
+        9..=10 => Some(Fault::Held),
+        11..=13 => Some(Fault::Delay(Duration::from_millis(1))),
+        _ => None,
+    }
+}
+
+/// Whether an error was made by a bad network rather than by the store.
+pub(crate) fn is_injected(error: &Error) -> bool {
+    error.store() == "faulty"
+}

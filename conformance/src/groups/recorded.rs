@@ -1,0 +1,147 @@
+//! Random transactions by several clients at once, all recorded, with watches beside them; then the log has to explain what
+//! everybody was told, and what everybody was told has to explain the log.
+
+use std::sync::Arc;
+
+use futures::{FutureExt, StreamExt};
+use kv::{ErrorKind, Op, Prev, Range, Revision, WatchRequest};
+use tokio::task::{JoinHandle, yield_now};
+
+use crate::expect::{Checked, OfRule, holds, same};
+use crate::groups::network::{Network, is_injected};
+use crate::groups::workload::{Call, KEYS, Workload, key};
+use crate::history::{History, Recorder, Replay, Summary, read_log};
+use crate::seed::{SEED, seed};
+use crate::subject::{Handle, Subject, after};
+
+const CLIENTS: u64 = 8;
+const CALLS: usize = 60;
+/// A watch is given up after so many batches, and a new one goes on from there.
+const BATCHES: usize = 40;
+
+pub(crate) async fn log_is_what_was_acknowledged(t: Subject) -> Checked {
+    let base = t.revision().await?;
+    let summary = seeded(&t, Network::Good).await?;
+    let expected = after(base, i64::try_from(summary.acknowledged).unwrap_or(i64::MAX));
+    t.revision_is("the store's revision", t.revision().await?, expected).of("R2")?;
+    holds("acknowledged, refused and other calls in the history", summary.refused > 0, &summary)
+}
+
+pub(crate) async fn lost_replies_and_watches(t: Subject) -> Checked {
+    let summary = seeded(&t, Network::Bad).await?;
+    let both = summary.happened > 0 && summary.vanished > 0;
+    holds("calls of unknown outcome in the history that happened, and others that did not", both, &summary)
+}
+
+async fn seeded(t: &Subject, network: Network) -> Checked<Summary> {
+    let seed = seed();
+    let judged = judge(t, network, seed).await;
+    judged.map_err(|failure| failure.with_note(&format!("{SEED}={seed} makes the same calls")))
+}
+
+async fn judge(t: &Subject, network: Network, seed: u64) -> Checked<Summary> {
+    let base = t.revision().await?;
+    let history = Arc::new(History::new());
+    let mut watches = Vec::new();
+    for (number, range) in [Range::All, Range::prefix("k/1"), Range::key(key(0))].into_iter().enumerate() {
+        let store = network.between(t.another().await?.store(), seed ^ number as u64);
+        let handle = t.over(Recorder::new(store, history.clone()));
+        let request = WatchRequest::new(range, base.next());
+        let request = if number == 1 { request } else { request.with_prev(Prev::Return) };
+        watches.push(tokio::spawn(watch(handle, request)));
+    }
+    let mut clients = Vec::new();
+    for number in 0..CLIENTS {
+        let random = seed.wrapping_add(number);
+        let store = network.between(t.another().await?.store(), random);
+        let handle = t.over(Recorder::new(store.clone(), history.clone()));
+        clients.push((store, tokio::spawn(client(handle, Workload::new(random, number, network)))));
+    }
+    let mut complaints = Vec::new();
+    for (store, client) in clients {
+        complaints.extend(client.await??);
+        store.deliver_held().await?;
+    }
+    let last = end(&t.over(Recorder::new(t.store(), history.clone())), watches).await?;
+    let log = t.within("the log of all keys", read_log(&***t, Range::All, base.next(), last)).await??;
+    let summary = Replay::new(base, []).judge(history.take(), &log)?;
+    same("errors that nothing explains", complaints, Vec::<String>::new())?;
+    Ok(summary)
+}
+
+/// Writes to all keys at once, and waits for that to arrive at all watches.
+async fn end(t: &Handle, watches: Vec<JoinHandle<Checked>>) -> Checked<Revision> {
+    let last = t.run((0..KEYS).map(|i| Op::put(key(i), END))).await?.revision;
+    for watch in watches {
+        watch.await?.of("W2")?;
+    }
+    Ok(last)
+}
+
+/// What the last write of a run puts.
+const END: &str = "end";
+
+/// Reads a watch until the end of the run, in several pieces.
+async fn watch(t: Handle, mut request: WatchRequest) -> Checked {
+    loop {
+        let mut stream = match t.watch(request.clone()).await {
+            Ok(stream) => stream,
+            Err(error) if is_injected(&error) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        for _ in 0..BATCHES {
+            match t.within("a watch that has not seen the last write", stream.next()).await? {
+                Some(Ok(batch)) => {
+                    request.start = batch.revision.next();
+                    if batch.events.iter().any(|event| event.kv.value.as_bytes() == END.as_bytes()) {
+                        return Ok(());
+                    }
+                }
+                Some(Err(error)) if matches!(error.kind(), ErrorKind::Disconnected { .. }) && is_injected(&error) => {
+                    break;
+                }
+                other => return holds("a batch", false, &other),
+            }
+        }
+    }
+}
+
+/// Makes its calls; what they were told is judged later. Gives the errors that it cannot have got.
+async fn client(t: Handle, mut workload: Workload) -> Checked<Vec<String>> {
+    let mut complaints = Vec::new();
+    for _ in 0..CALLS {
+        let call = workload.next();
+        if workload.gives_up() {
+            abandon(&t, call, workload.patience()).await;
+            continue;
+        }
+        match call {
+            Call::Read(request) => match t.range(request).await {
+                Ok(answer) => workload.learn(&answer.kvs),
+                Err(error) if is_injected(&error) => {}
+                Err(error) => complaints.push(error.to_string()),
+            },
+            Call::Txn(txn) => match t.txn(txn.clone()).await {
+                Ok(answer) => workload.learn_txn(&txn, &answer),
+                Err(error) if is_injected(&error) || txn.check("client").is_err() => {}
+                Err(error) => complaints.push(error.to_string()),
+            },
+        }
+        yield_now().await;
+    }
+    Ok(complaints)
+}
+
+/// Begins a call and does not wait for its end.
+async fn abandon(t: &Handle, call: Call, patience: usize) {
+    let mut begun = match call {
+        Call::Read(request) => t.range(request).map(drop).boxed(),
+        Call::Txn(txn) => t.txn(txn).map(drop).boxed(),
+    };
+    for _ in 0..patience {
+        if futures::poll!(&mut begun).is_ready() {
+            break;
+        }
+        yield_now().await;
+    }
+}

@@ -1,0 +1,77 @@
+//! What was known to somebody before a call began.
+
+use kv::Revision;
+
+use super::recorder::{Call, Stream};
+use super::violation::Violation;
+
+/// The newest revisions that anybody knew when a call began.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Floor {
+    /// From an answer.
+    answered: Revision,
+    /// From an event of a watch.
+    seen: Revision,
+}
+
+impl Floor {
+    /// True if a write that began then can have got this revision.
+    pub(super) fn is_below(self, revision: Revision) -> bool {
+        self.answered.max(self.seen) < revision
+    }
+
+    /// The answer to a call is not older than what was known when it began; a write is newer.
+    pub(super) fn check(self, call: &Call, revision: Revision, wrote: Wrote) -> Result<(), Violation> {
+        let (rule, known, how) = if revision < self.seen && self.answered <= revision {
+            ("W14", self.seen, "a watch had shown")
+        } else {
+            ("S1", self.answered, "somebody had been told of")
+        };
+        let newer = match wrote {
+            Wrote::Something => revision > known,
+            Wrote::Nothing => revision >= known,
+        };
+        if newer {
+            return Ok(());
+        }
+        let what = format!("an answer at {revision} to a call that began after {how} {known}");
+        Err(Violation::new(rule, what).showing("call", call))
+    }
+}
+
+/// Whether an answer says that something was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wrote {
+    Something,
+    Nothing,
+}
+
+#[derive(Clone, Copy)]
+enum Tick {
+    Answered(Revision),
+    Seen(Revision),
+    Begins(usize),
+}
+
+/// The floor of each call.
+pub(super) fn floors(calls: &[Call], streams: &[Stream], known: Revision) -> Vec<Floor> {
+    let mut ticks: Vec<(u64, Tick)> = Vec::with_capacity(2 * calls.len());
+    for (i, call) in calls.iter().enumerate() {
+        ticks.push((call.start, Tick::Begins(i)));
+        ticks.extend(call.revision().map(|revision| (call.end, Tick::Answered(revision))));
+    }
+    for (time, item) in streams.iter().flat_map(|stream| &stream.items) {
+        ticks.extend(item.as_ref().ok().map(|batch| (*time, Tick::Seen(batch.revision))));
+    }
+    ticks.sort_by_key(|(time, _)| *time);
+    let mut now = Floor { answered: known, seen: known };
+    let mut floors = vec![now; calls.len()];
+    for (_, tick) in ticks {
+        match tick {
+            Tick::Answered(revision) => now.answered = now.answered.max(revision),
+            Tick::Seen(revision) => now.seen = now.seen.max(revision),
+            Tick::Begins(call) => floors[call] = now,
+        }
+    }
+    floors
+}

@@ -1,0 +1,230 @@
+//! Writes down what clients ask and what they are told.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use kv::{
+    Batch, ErrorKind, Outcome, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest,
+    WatchStream,
+};
+
+/// What was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Request {
+    /// A read.
+    Range(RangeRequest),
+    /// A transaction.
+    Txn(Txn),
+    /// A compaction.
+    Compact(Revision),
+}
+
+/// What the caller was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Told {
+    /// The answer to a read.
+    Range(RangeResponse),
+    /// The answer to a transaction.
+    Txn(TxnResponse),
+    /// That the compaction was made.
+    Compacted,
+    /// An error, and whether what was asked for may have happened all the same.
+    Failed(ErrorKind, Outcome),
+    /// Nothing: the caller did not wait for the end.
+    Nothing,
+}
+
+/// A call. Its times are ticks of one clock that all clients of a history share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Which recorder it went through.
+    pub client: u64,
+    /// When it began.
+    pub start: u64,
+    /// When the caller was told something; `u64::MAX` if it never was.
+    pub end: u64,
+    /// What was asked.
+    pub request: Request,
+    /// What the caller was told.
+    pub told: Told,
+}
+
+impl Call {
+    /// The revision of the answer, if there is one.
+    pub(super) fn revision(&self) -> Option<Revision> {
+        match &self.told {
+            Told::Range(answer) => Some(answer.revision),
+            Told::Txn(answer) => Some(answer.revision),
+            Told::Compacted | Told::Failed(..) | Told::Nothing => None,
+        }
+    }
+
+    /// True if it may have happened without the caller being told so.
+    pub(super) fn is_unknown(&self) -> bool {
+        matches!(self.told, Told::Nothing | Told::Failed(_, Outcome::Unknown))
+    }
+}
+
+/// What one watch gave.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    /// Which recorder it went through.
+    pub client: u64,
+    /// What was asked; in a later part of a history it starts after what earlier parts have.
+    pub request: WatchRequest,
+    /// What came, and when.
+    pub items: Vec<(u64, Result<Batch, ErrorKind>)>,
+}
+
+impl Stream {
+    /// The same watch, from after what has come.
+    fn rest(&self) -> Self {
+        let come = self.items.iter().rev().find_map(|(_, item)| item.as_ref().ok());
+        let start = come.map_or(self.request.start, |batch| batch.revision.next());
+        let mut request = self.request.clone();
+        request.start = start;
+        Self { client: self.client, request, items: Vec::new() }
+    }
+}
+
+/// A part of a history: all calls and events since the last one was taken.
+#[derive(Clone, Debug, Default)]
+pub struct Recorded {
+    /// The calls, in the order in which they ended.
+    pub calls: Vec<Call>,
+    /// The watches.
+    pub streams: Vec<Stream>,
+}
+
+/// What all clients asked and were told.
+#[derive(Debug, Default)]
+pub struct History {
+    clock: AtomicU64,
+    clients: AtomicU64,
+    recorded: Mutex<Recorded>,
+}
+
+impl History {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes what was recorded since the last time, so that a long run can be judged in parts.
+    ///
+    /// No call may be under way: take at a moment when all clients pause or have ended.
+    pub fn take(&self) -> Recorded {
+        let mut recorded = self.recorded();
+        let streams = recorded.streams.iter().map(Stream::rest).collect();
+        std::mem::replace(&mut *recorded, Recorded { calls: Vec::new(), streams })
+    }
+
+    fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::SeqCst)
+    }
+
+    fn recorded(&self) -> MutexGuard<'_, Recorded> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open_stream(&self, client: u64, request: WatchRequest) -> usize {
+        let mut recorded = self.recorded();
+        recorded.streams.push(Stream { client, request, items: Vec::new() });
+        recorded.streams.len() - 1
+    }
+
+    fn item(&self, stream: usize, item: &Result<Batch>) {
+        let item = match item {
+            Ok(batch) => Ok(batch.clone()),
+            Err(error) => Err(error.kind().clone()),
+        };
+        let now = self.tick();
+        if let Some(stream) = self.recorded().streams.get_mut(stream) {
+            stream.items.push((now, item));
+        }
+    }
+}
+
+/// A store around a store that records all that goes through it. Clones are one client.
+#[derive(Clone, Debug)]
+pub struct Recorder<S> {
+    inner: S,
+    client: u64,
+    history: Arc<History>,
+}
+
+impl<S: Store> Recorder<S> {
+    /// A client of its own on this store.
+    pub fn new(inner: S, history: Arc<History>) -> Self {
+        let client = history.clients.fetch_add(1, Ordering::SeqCst);
+        Self { inner, client, history }
+    }
+
+    fn begin(&self, request: Request) -> Begun<'_> {
+        Begun { history: &self.history, call: Some((self.client, self.history.tick(), request)) }
+    }
+}
+
+/// A call that was begun. It is recorded when it ends, or as one without an end when it is dropped.
+struct Begun<'h> {
+    history: &'h History,
+    call: Option<(u64, u64, Request)>,
+}
+
+impl Begun<'_> {
+    fn end<T>(mut self, answer: &Result<T>, told: impl FnOnce(&T) -> Told) {
+        let told = match answer {
+            Ok(answer) => told(answer),
+            Err(error) => Told::Failed(error.kind().clone(), error.outcome()),
+        };
+        let end = self.history.tick();
+        self.record(end, told);
+    }
+
+    fn record(&mut self, end: u64, told: Told) {
+        if let Some((client, start, request)) = self.call.take() {
+            self.history.recorded().calls.push(Call { client, start, end, request, told });
+        }
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        self.record(u64::MAX, Told::Nothing);
+    }
+}
+
+#[async_trait]
+impl<S: Store> Store for Recorder<S> {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        let call = self.begin(Request::Range(request.clone()));
+        let answer = self.inner.range(request).await;
+        call.end(&answer, |answer| Told::Range(answer.clone()));
+        answer
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        let call = self.begin(Request::Txn(txn.clone()));
+        let answer = self.inner.txn(txn).await;
+        call.end(&answer, |answer| Told::Txn(answer.clone()));
+        answer
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        let stream = self.inner.watch(request.clone()).await?;
+        let number = self.history.open_stream(self.client, request);
+        let history = self.history.clone();
+        Ok(stream.inspect(move |item| history.item(number, item)).boxed())
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        let call = self.begin(Request::Compact(revision));
+        let answer = self.inner.compact(revision).await;
+        call.end(&answer, |()| Told::Compacted);
+        answer
+    }
+}

@@ -1,0 +1,231 @@
+//! Goes through a log revision by revision and asks whether it and what clients were told explain each other.
+
+use std::mem;
+
+use futures::StreamExt;
+use kv::{
+    Batch, Error, ErrorKind, Event, EventKind, Kv, OpResult, Operation, Prev, Range, Result, Revision, Store,
+    TxnResponse, WatchRequest,
+};
+
+use super::order::floors;
+use super::recorder::{Call, Recorded, Request, Told};
+use super::streams::{self, Truth};
+use super::suspects::{Part, Pending};
+use super::violation::Violation;
+use crate::state::State;
+
+/// How much of a history was judged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Summary {
+    /// Revisions in the log.
+    pub revisions: usize,
+    /// Writes that were acknowledged.
+    pub acknowledged: usize,
+    /// Reads and transactions that wrote nothing.
+    pub observed: usize,
+    /// Calls that failed and certainly did nothing.
+    pub refused: usize,
+    /// Writes of unknown outcome that were found in the log.
+    pub happened: usize,
+    /// Calls of unknown outcome that were not found, or wrote nothing.
+    pub vanished: usize,
+    /// Watches.
+    pub watches: usize,
+}
+
+/// Who may have written to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Writers {
+    Recorded,
+    Anybody,
+}
+
+/// A judge of histories: holds the state of the store up to where it was judged.
+#[derive(Clone, Debug)]
+pub struct Replay {
+    state: State,
+    revision: Revision,
+    writers: Writers,
+    /// The newest revision that anybody has been told.
+    told: Revision,
+    /// Writes of earlier parts that may still happen.
+    open: Vec<Pending>,
+    /// Compactions that were asked for: when, and to which revision.
+    compactions: Vec<(u64, Revision)>,
+}
+
+impl Replay {
+    /// The judge of what happens after `revision`, at which the store held `kvs`.
+    pub fn new(revision: Revision, kvs: impl IntoIterator<Item = Kv>) -> Self {
+        Self {
+            state: kvs.into_iter().collect(),
+            revision,
+            writers: Writers::Recorded,
+            told: revision,
+            open: Vec::new(),
+            compactions: Vec::new(),
+        }
+    }
+
+    /// As others write too: what no recorded call explains is theirs, rather than wrong.
+    #[must_use]
+    pub fn among_others(mut self) -> Self {
+        self.writers = Writers::Anybody;
+        self
+    }
+
+    /// Judges the next part of a history by the log of that part: all revisions after those of the part before, up to a
+    /// moment at which no call was under way. Writes of unknown outcome may turn up in a later part.
+    ///
+    /// The log must have all events about keys that recorded calls name; [`read_log`] reads it.
+    ///
+    /// # Errors
+    /// The first thing that does not fit.
+    pub fn judge(&mut self, recorded: Recorded, log: &[Batch]) -> Result<Summary, Violation> {
+        let Recorded { calls, streams } = recorded;
+        let base = self.revision;
+        let floors = floors(&calls, &streams, self.told);
+        self.compactions.extend(calls.iter().filter_map(|call| match call.request {
+            Request::Compact(to) => Some((call.start, to)),
+            _ => None,
+        }));
+        self.told = calls.iter().filter_map(Call::revision).fold(self.told, Revision::max);
+        let mut summary = Summary { revisions: log.len(), watches: streams.len(), ..Summary::default() };
+        let pending = calls.into_iter().zip(floors).map(|(call, floor)| Pending { call, floor, found_at: None });
+        let mut part = Part::new(mem::take(&mut self.open), pending, base, &mut summary)?;
+        let mut truth = Truth::after(base);
+        for batch in log {
+            part.observe(batch.revision, &mut self.state)?;
+            truth.push(batch, self.step(batch, &mut part)?);
+        }
+        part.observe(Revision::new(i64::MAX), &mut self.state)?;
+        part.match_deletions(|revision, suspects| nobody(self.writers, revision, suspects))?;
+        streams::judge(&streams, &truth, &self.compactions)?;
+        self.told = self.told.max(self.revision);
+        self.open = part.unknown_left(&mut summary);
+        Ok(summary)
+    }
+
+    /// Takes one revision: what happened at it, with what was there before.
+    fn step(&mut self, batch: &Batch, part: &mut Part) -> Result<Vec<Event>, Violation> {
+        if batch.revision <= self.revision {
+            return Err(Violation::new("W2", format!("the log goes from {} to {}", self.revision, batch.revision)));
+        }
+        if batch.events.is_empty() {
+            return Err(Violation::new("W3", format!("the log has nothing at {}", batch.revision)));
+        }
+        self.revision = batch.revision;
+        if let Some(call) = part.acknowledged_at(batch.revision) {
+            return self.acknowledged(batch, call);
+        }
+        if let Some(events) = part.unknown_of(batch, &mut self.state) {
+            return Ok(events);
+        }
+        if self.writers == Writers::Recorded {
+            nobody(self.writers, batch.revision, &part.suspects(batch, &mut self.state))?;
+        }
+        self.follow(batch)
+    }
+
+    /// What an acknowledged write does, which has to be what the log has and what its caller was told.
+    fn acknowledged(&mut self, batch: &Batch, call: &Call) -> Result<Vec<Event>, Violation> {
+        let (Request::Txn(txn), Told::Txn(answer)) = (&call.request, &call.told) else {
+            return Err(Violation::new("T9", "an answer of another kind than the call").showing("call", call));
+        };
+        let applied = self.state.run(txn, batch.revision);
+        let expected = answer_of(batch.revision, applied.succeeded, applied.results);
+        if *answer != expected {
+            let what = format!("a write at {} was told what the state before it does not give", batch.revision);
+            return Err(Violation::new("S1", what).showing("call", call).showing("expected", &expected));
+        }
+        if !same_events(&batch.events, &applied.events) {
+            let what = format!("the log has another effect at {} than the write that was acknowledged", batch.revision);
+            return Err(Violation::new("T2", what)
+                .showing("call", call)
+                .showing("expected", &applied.events)
+                .showing("log", &batch.events));
+        }
+        Ok(applied.events)
+    }
+
+    /// Makes the events of somebody else happen; they have to follow from the state.
+    fn follow(&mut self, batch: &Batch) -> Result<Vec<Event>, Violation> {
+        let mut events = Vec::with_capacity(batch.events.len());
+        for event in &batch.events {
+            let prev = self.state.get(&event.kv.key).cloned();
+            let (create, version) = match (event.kind, &prev) {
+                (EventKind::Put, Some(old)) => (old.create_revision, old.version + 1),
+                (EventKind::Put, None) => (batch.revision, 1),
+                (EventKind::Delete, _) => (Revision::UNSET, 0),
+            };
+            let follows = event.kv.mod_revision == batch.revision
+                && (event.kv.create_revision, event.kv.version) == (create, version)
+                && (event.kind == EventKind::Put || prev.is_some());
+            if !follows {
+                let what = format!("an event at {} does not follow from what was there", batch.revision);
+                return Err(Violation::new("W2", what).showing("event", event).showing("before", &prev));
+            }
+            let event = Event { prev, ..event.clone() };
+            self.state.happen(&event);
+            events.push(event);
+        }
+        Ok(events)
+    }
+}
+
+/// Nobody who was recorded explains this revision.
+fn nobody(writers: Writers, revision: Revision, suspects: &[&Call]) -> Result<(), Violation> {
+    if writers == Writers::Anybody {
+        return Ok(());
+    }
+    let of = |wanted: fn(&Call) -> bool| suspects.iter().find(|call| wanted(call));
+    let refused = of(|call| matches!(call.told, Told::Failed(..)) && !call.is_unknown());
+    let (rule, what, call) = match (refused, suspects.first()) {
+        (Some(refused), _) => ("E2", "a write that was refused for certain", Some(refused)),
+        (None, Some(again)) => ("E3", "a write once more, or at another time than it can have been", Some(again)),
+        (None, None) => ("S1", "what nobody wrote", None),
+    };
+    let violation = Violation::new(rule, format!("revision {revision} is {what}"));
+    Err(call.into_iter().fold(violation, |violation, call| violation.showing("call", call)))
+}
+
+/// The log of a range, from a revision to the one of a write that is known to be there. Give the range that holds all keys
+/// of the clients, and as the last revision that of a write to it which was made after all of them had ended.
+///
+/// # Errors
+/// Those of the watch; waiting for an event that does not come is for the caller to bound.
+pub async fn read_log(store: &dyn Store, range: Range, first: Revision, last: Revision) -> Result<Vec<Batch>> {
+    let mut stream = store.watch(WatchRequest::new(range, first).with_prev(Prev::Return)).await?;
+    let mut log: Vec<Batch> = Vec::new();
+    while log.last().is_none_or(|batch| batch.revision < last) {
+        match stream.next().await {
+            Some(batch) => log.push(batch?),
+            None => {
+                let resume_from = log.last().map_or(first, |batch| batch.revision.next());
+                return Err(Error::new(ErrorKind::Disconnected { resume_from }, Operation::Watch, "history")
+                    .with_detail("the stream ended"));
+            }
+        }
+    }
+    Ok(log)
+}
+
+/// The answer to a transaction at this revision.
+pub(super) fn answer_of(revision: Revision, succeeded: bool, mut results: Vec<OpResult>) -> TxnResponse {
+    for result in &mut results {
+        if let OpResult::Range(found) = result {
+            found.revision = revision;
+        }
+    }
+    TxnResponse { revision, succeeded, results }
+}
+
+/// The same changes; what was there before may be missing from the log.
+pub(super) fn same_events(log: &[Event], expected: &[Event]) -> bool {
+    let same = |(got, want): (&Event, &Event)| {
+        got.kind == want.kind && got.kv == want.kv && (got.prev.is_none() || got.prev == want.prev)
+    };
+    log.len() == expected.len() && log.iter().zip(expected).all(same)
+}

@@ -1,0 +1,263 @@
+//! The calls of a part of a history, arranged by what they can have done.
+
+use std::collections::{BTreeMap, HashMap};
+
+use kv::{Batch, Event, EventKind, Key, Op, OpResult, RangeResponse, Revision, Txn, Value};
+
+use super::matching::assign;
+use super::order::{Floor, Wrote};
+use super::recorder::{Call, Request, Told};
+use super::replay::{Summary, answer_of, same_events};
+use super::violation::Violation;
+use crate::state::State;
+
+/// A call, and what is known of when it happened.
+#[derive(Clone, Debug)]
+pub(super) struct Pending {
+    pub(super) call: Call,
+    pub(super) floor: Floor,
+    /// Where it was found, if nobody was told.
+    pub(super) found_at: Option<Revision>,
+}
+
+impl Pending {
+    fn txn(&self) -> Option<&Txn> {
+        match &self.call.request {
+            Request::Txn(txn) => Some(txn),
+            _ => None,
+        }
+    }
+}
+
+/// A part of a history while it is judged.
+pub(super) struct Part {
+    calls: Vec<Pending>,
+    /// Acknowledged writes that the log has not come to yet.
+    acknowledged: BTreeMap<Revision, usize>,
+    /// Calls that were told something and wrote nothing, by the state that they saw; the next one last.
+    observers: Vec<(Revision, usize)>,
+    /// Writes of unknown outcome, by what they may put.
+    putters: HashMap<(Key, Value), Vec<usize>>,
+    /// Writes of unknown outcome that may only delete.
+    deleters: Vec<usize>,
+    /// Deletions that somebody of unknown outcome made, and who can have.
+    deletions: Vec<(Revision, Vec<usize>)>,
+}
+
+impl Part {
+    pub(super) fn new(
+        open: Vec<Pending>,
+        calls: impl Iterator<Item = Pending>,
+        base: Revision,
+        summary: &mut Summary,
+    ) -> Result<Self, Violation> {
+        let mut part = Self {
+            calls: open.into_iter().chain(calls).collect(),
+            acknowledged: BTreeMap::new(),
+            observers: Vec::new(),
+            putters: HashMap::new(),
+            deleters: Vec::new(),
+            deletions: Vec::new(),
+        };
+        for i in 0..part.calls.len() {
+            part.arrange(i, base, summary)?;
+        }
+        part.observers.sort_unstable_by(|a, b| b.cmp(a));
+        Ok(part)
+    }
+
+    fn arrange(&mut self, i: usize, base: Revision, summary: &mut Summary) -> Result<(), Violation> {
+        let Pending { call, floor, .. } = &self.calls[i];
+        match (&call.told, call.revision()) {
+            (_, Some(revision)) if wrote(call) == Wrote::Something => {
+                floor.check(call, revision, Wrote::Something)?;
+                summary.acknowledged += 1;
+                if let Some(other) = self.acknowledged.insert(revision, i) {
+                    let what = format!("two writes were told that they are revision {revision}");
+                    return Err(Violation::new("R2", what)
+                        .showing("one", &self.calls[other].call)
+                        .showing("the other", &self.calls[i].call));
+                }
+            }
+            (_, Some(revision)) => {
+                floor.check(call, revision, Wrote::Nothing)?;
+                summary.observed += 1;
+                let at = match &call.request {
+                    Request::Range(request) if request.at.is_set() => request.at,
+                    _ => revision,
+                };
+                if at >= base {
+                    self.observers.push((at, i));
+                }
+            }
+            (Told::Compacted, None) => {}
+            (_, None) if call.is_unknown() => self.index(i),
+            _ => summary.refused += 1,
+        }
+        Ok(())
+    }
+
+    /// Remembers what a write of unknown outcome may do.
+    fn index(&mut self, i: usize) {
+        let Some(txn) = self.calls[i].txn().filter(|txn| !txn.is_read_only() && txn.check("history").is_ok()) else {
+            return;
+        };
+        for branch in [&txn.success, &txn.failure] {
+            for (key, value) in branch.iter().filter_map(put_of) {
+                let may_put = self.putters.entry((key.clone(), value.clone())).or_default();
+                if may_put.last() != Some(&i) {
+                    may_put.push(i);
+                }
+            }
+        }
+        let only_deletes = |branch: &Vec<Op>| branch.iter().any(Op::is_write) && !branch.iter().any(is_put);
+        if only_deletes(&txn.success) || only_deletes(&txn.failure) {
+            self.deleters.push(i);
+        }
+    }
+
+    /// All calls that saw a state before `until`, which is the one given, were told what it has; and all writes that were
+    /// acknowledged before `until` have been found.
+    pub(super) fn observe(&mut self, until: Revision, state: &mut State) -> Result<(), Violation> {
+        if let Some((revision, i)) = self.acknowledged.first_key_value().filter(|(revision, _)| **revision < until) {
+            let what = format!("a write was acknowledged at {revision}, where the log has nothing");
+            return Err(Violation::new("S1", what).showing("call", &self.calls[*i].call));
+        }
+        while let Some((_, i)) = self.observers.pop_if(|(at, _)| *at < until) {
+            saw(&self.calls[i].call, state)?;
+        }
+        Ok(())
+    }
+
+    /// The write that was told that it is this revision.
+    pub(super) fn acknowledged_at(&mut self, revision: Revision) -> Option<&Call> {
+        self.acknowledged.remove(&revision).map(|i| &self.calls[i].call)
+    }
+
+    /// Runs a write of unknown outcome that explains a revision, if there is one: what it did.
+    pub(super) fn unknown_of(&mut self, batch: &Batch, state: &mut State) -> Option<Vec<Event>> {
+        let candidates = match first_put(batch) {
+            Some(put) => self.putters.get(&put),
+            None => Some(&self.deleters),
+        };
+        let fitting: Vec<usize> = candidates?.iter().copied().filter(|i| self.fits(*i, batch, state)).collect();
+        let first = *fitting.first()?;
+        let events = state.run(self.calls[first].txn()?, batch.revision).events;
+        if first_put(batch).is_some() {
+            self.calls[first].found_at = Some(batch.revision);
+        } else {
+            // Which one it was is settled when all such deletions are known.
+            self.deletions.push((batch.revision, fitting));
+        }
+        Some(events)
+    }
+
+    /// Whether a call that may have happened can have done this.
+    fn fits(&self, i: usize, batch: &Batch, state: &mut State) -> bool {
+        let Pending { floor, found_at, .. } = &self.calls[i];
+        found_at.is_none() && floor.is_below(batch.revision) && self.does(i, batch, state)
+    }
+
+    /// Whether a transaction does this in this state.
+    fn does(&self, i: usize, batch: &Batch, state: &mut State) -> bool {
+        let Some(txn) = self.calls[i].txn().filter(|txn| txn.check("history").is_ok()) else { return false };
+        let applied = state.run(txn, batch.revision);
+        state.undo(&applied.events);
+        same_events(&batch.events, &applied.events)
+    }
+
+    /// Calls that look like what happened at a revision that none of them explains.
+    pub(super) fn suspects(&self, batch: &Batch, state: &mut State) -> Vec<&Call> {
+        let put = first_put(batch);
+        let suspect = |i: &usize| match &put {
+            Some((key, value)) => self.calls[*i].txn().is_some_and(|txn| {
+                txn.success.iter().chain(&txn.failure).filter_map(put_of).any(|put| put == (key, value))
+            }),
+            None => self.does(*i, batch, state),
+        };
+        (0..self.calls.len()).filter(suspect).map(|i| &self.calls[i].call).collect()
+    }
+
+    /// Gives each deletion that several calls can have made one of them, so that none made two.
+    ///
+    /// # Errors
+    /// What `nobody` says of a deletion for which no call is left.
+    pub(super) fn match_deletions(
+        &mut self,
+        nobody: impl Fn(Revision, &[&Call]) -> Result<(), Violation>,
+    ) -> Result<(), Violation> {
+        let free = |i: &usize| self.calls[*i].found_at.is_none();
+        let candidates: Vec<Vec<usize>> =
+            self.deletions.iter().map(|(_, fitting)| fitting.iter().copied().filter(free).collect()).collect();
+        let found = assign(&candidates, self.calls.len());
+        for (n, i) in found.into_iter().enumerate() {
+            let (revision, fitting) = &self.deletions[n];
+            match i {
+                Some(i) => self.calls[i].found_at = Some(*revision),
+                None => nobody(*revision, &fitting.iter().map(|i| &self.calls[*i].call).collect::<Vec<_>>())?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The writes of unknown outcome that may still happen.
+    pub(super) fn unknown_left(self, summary: &mut Summary) -> Vec<Pending> {
+        let (found, left): (Vec<Pending>, Vec<Pending>) =
+            self.calls.into_iter().filter(|one| one.call.is_unknown()).partition(|one| one.found_at.is_some());
+        summary.happened = found.len();
+        summary.vanished = left.len();
+        left.into_iter().filter(|one| one.txn().is_some_and(|txn| !txn.is_read_only())).collect()
+    }
+}
+
+/// Whether an answer says that something was written.
+fn wrote(call: &Call) -> Wrote {
+    let effect = |result: &OpResult| match result {
+        OpResult::Put { .. } => true,
+        OpResult::Delete { count, .. } => *count > 0,
+        OpResult::Range(_) => false,
+    };
+    match &call.told {
+        Told::Txn(answer) if answer.results.iter().any(effect) => Wrote::Something,
+        _ => Wrote::Nothing,
+    }
+}
+
+/// A call that wrote nothing was told what this state has.
+fn saw(call: &Call, state: &mut State) -> Result<(), Violation> {
+    let differs = |expected: String| {
+        let what = "a call was told what the state at its revision does not have";
+        Err(Violation::new("S1", what).showing("call", call).showing("expected", &expected))
+    };
+    match (&call.request, &call.told) {
+        (Request::Range(request), Told::Range(answer)) => {
+            let found = state.read(&request.range, request.limit, request.content);
+            let expected = RangeResponse { revision: answer.revision, ..found };
+            if *answer == expected { Ok(()) } else { differs(format!("{expected:?}")) }
+        }
+        (Request::Txn(txn), Told::Txn(answer)) => {
+            let applied = state.run(txn, answer.revision.next());
+            state.undo(&applied.events);
+            let expected = answer_of(answer.revision, applied.succeeded, applied.results);
+            let same = *answer == expected && applied.events.is_empty();
+            if same { Ok(()) } else { differs(format!("{expected:?} and {:?}", applied.events)) }
+        }
+        _ => Err(Violation::new("T9", "an answer of another kind than the call").showing("call", call)),
+    }
+}
+
+fn is_put(op: &Op) -> bool {
+    matches!(op, Op::Put { .. })
+}
+
+fn put_of(op: &Op) -> Option<(&Key, &Value)> {
+    match op {
+        Op::Put { key, value, .. } => Some((key, value)),
+        _ => None,
+    }
+}
+
+fn first_put(batch: &Batch) -> Option<(Key, Value)> {
+    let put = batch.events.iter().find(|event| event.kind == EventKind::Put)?;
+    Some((put.kv.key.clone(), put.kv.value.clone()))
+}

@@ -1,0 +1,49 @@
+//! What is wrong with a history.
+
+use std::error::Error;
+use std::fmt::{self, Debug};
+
+use crate::expect::{Failure, shown};
+
+/// The first thing in a history that no correct store does.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    rule: &'static str,
+    what: String,
+    shown: Vec<String>,
+}
+
+impl Violation {
+    pub(crate) fn new(rule: &'static str, what: impl Into<String>) -> Self {
+        Self { rule, what: what.into(), shown: Vec::new() }
+    }
+
+    /// With something that a person wants to see, such as a call.
+    pub(crate) fn showing(mut self, name: &str, thing: &impl Debug) -> Self {
+        self.shown.push(format!("{name}: {}", shown(thing)));
+        self
+    }
+
+    /// The number of the rule in `kv/SEMANTICS.md` that is broken.
+    pub fn rule(&self) -> &'static str {
+        self.rule
+    }
+}
+
+impl fmt::Display for Violation {
+    /// What is wrong, then the calls and events that show it, a line each.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.what)?;
+        self.shown.iter().try_for_each(|line| write!(f, "\n    {line}"))
+    }
+}
+
+impl Error for Violation {}
+
+impl From<Violation> for Failure {
+    #[track_caller]
+    fn from(violation: Violation) -> Self {
+        Self::new("what all clients asked and were told", "a history of a correct store", violation.to_string())
+            .or_rule(Some(violation.rule))
+    }
+}

@@ -1,0 +1,441 @@
+//! Is there an order of these calls that explains all that they saw? A search for any order, which looks at values only and
+//! knows nothing of revisions (Wing and Gong's search with Lowe's memory of what was tried).
+
+use std::collections::HashMap;
+use std::fmt;
+
+/// How many keys the calls are about.
+pub(crate) const KEYS: usize = 5;
+
+/// How many clients one search can be given; each of them may make 65,535 calls, and all of them 128 of unknown outcome.
+pub(crate) const MOST_CLIENTS: usize = 16;
+
+/// How many places the search may look at before it gives up: some seconds and some 100 MiB.
+const MOST_STEPS: usize = 1_000_000;
+
+/// What is stored: a number at some of the keys.
+pub(crate) type State = [Option<u32>; KEYS];
+
+/// What a call does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Reads a key.
+    Get(usize),
+    /// Writes a key.
+    Put(usize, u32),
+    /// Writes a key if it holds the first number.
+    Swap(usize, u32, u32),
+    /// Deletes a key.
+    Delete(usize),
+    /// Deletes the first key and writes the other, if the first one is there.
+    Move(usize, usize, u32),
+}
+
+/// What the caller was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// What a key holds.
+    Value(Option<u32>),
+    /// Whether there was an effect.
+    Effect(Effect),
+    /// Nothing: it may have happened at any time after it began, or never.
+    Nothing,
+}
+
+/// Whether a write did something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// It changed the store.
+    Some,
+    /// It changed nothing.
+    None,
+}
+
+impl From<bool> for Effect {
+    fn from(effective: bool) -> Self {
+        if effective { Self::Some } else { Self::None }
+    }
+}
+
+/// A call as it was recorded. Times are ticks of one clock that all clients share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) client: usize,
+    pub(crate) start: u64,
+    /// Of no meaning if the caller saw nothing.
+    pub(crate) end: u64,
+    pub(crate) action: Action,
+    pub(crate) seen: Seen,
+}
+
+/// Why there is no order that explains calls, as far as was found out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unexplained {
+    /// Whether all orders were tried.
+    pub(crate) tried: Tried,
+    /// How many calls an order explains at most.
+    pub(crate) explained: usize,
+    /// What is stored then.
+    pub(crate) state: State,
+    /// The calls of which one has to come next, and of which none can.
+    pub(crate) stuck: Vec<Call>,
+}
+
+/// How far a search went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tried {
+    /// There is no such order.
+    All,
+    /// There may be one, but finding it takes too long.
+    Some,
+}
+
+impl fmt::Display for Unexplained {
+    /// Where it goes wrong: what is stored, then the calls that can come next.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.tried {
+            Tried::All => write!(f, "no order explains more than {} calls", self.explained)?,
+            Tried::Some => write!(f, "no order found that explains more than {} calls", self.explained)?,
+        }
+        write!(f, "; then {:?} is stored, and none of these can be next:", self.state)?;
+        self.stuck.iter().try_for_each(|call| write!(f, "\n    {call:?}"))
+    }
+}
+
+/// What the caller of an action has to be told, and what is stored afterwards.
+fn apply(mut state: State, action: Action) -> (Seen, State) {
+    let effective = match action {
+        Action::Get(key) => return (Seen::Value(state[key]), state),
+        Action::Put(..) => true,
+        Action::Swap(key, old, _) => state[key] == Some(old),
+        Action::Delete(key) => state[key].is_some(),
+        Action::Move(from, ..) => state[from].is_some(),
+    };
+    if effective {
+        match action {
+            Action::Get(_) => {}
+            Action::Put(key, new) | Action::Swap(key, _, new) => state[key] = Some(new),
+            Action::Delete(key) => state[key] = None,
+            Action::Move(from, to, new) => {
+                state[from] = None;
+                state[to] = Some(new);
+            }
+        }
+    }
+    (Seen::Effect(effective.into()), state)
+}
+
+/// Looks for an order in which every call saw what it had to see and none comes before one that had ended when it began.
+/// Calls that saw nothing may be left out.
+///
+/// # Errors
+/// Where every order that was tried goes wrong.
+pub(crate) fn explain(first: State, calls: &[Call]) -> Result<(), Unexplained> {
+    let mut search = Search::new(first, calls);
+    if search.from(first) { Ok(()) } else { Err(search.best) }
+}
+
+/// How many calls of each client are placed.
+type Placed = [u16; MOST_CLIENTS];
+
+struct Search {
+    /// The calls of each client that saw something, in their order: each client makes one at a time.
+    clients: Vec<Vec<Call>>,
+    /// The calls that saw nothing.
+    unknown: Vec<Call>,
+    placed: Placed,
+    /// Which unknown calls are placed, a bit for each.
+    used: u128,
+    /// Where the search has been and found no way on: with which unknown calls placed. With more of them placed there is
+    /// no way on either.
+    tried: HashMap<(Placed, State), Vec<u128>>,
+    steps: usize,
+    best: Unexplained,
+}
+
+/// A call that may come next.
+#[derive(Clone, Copy)]
+enum Next {
+    OfClient(usize),
+    Unknown(usize),
+}
+
+impl Search {
+    fn new(first: State, calls: &[Call]) -> Self {
+        let mut clients = vec![Vec::new(); MOST_CLIENTS];
+        let mut unknown = Vec::new();
+        for call in calls {
+            if call.seen == Seen::Nothing { unknown.push(*call) } else { clients[call.client].push(*call) }
+        }
+        clients.iter_mut().for_each(|calls| calls.sort_by_key(|call| call.start));
+        let best = Unexplained { tried: Tried::All, explained: 0, state: first, stuck: Vec::new() };
+        let (placed, tried) = (Placed::default(), HashMap::new());
+        let mut search = Self { clients, unknown, placed, used: 0, tried, steps: 0, best };
+        search.best.stuck = search.stuck();
+        search
+    }
+
+    fn from(&mut self, state: State) -> bool {
+        let candidates = self.candidates();
+        if !candidates.iter().any(|next| matches!(next, Next::OfClient(_))) {
+            return true;
+        }
+        self.steps += 1;
+        if self.steps > MOST_STEPS {
+            self.best.tried = Tried::Some;
+            return false;
+        }
+        let tried = self.tried.entry((self.placed, state)).or_default();
+        if tried.iter().any(|used| used & !self.used == 0) {
+            return false;
+        }
+        tried.push(self.used);
+        let explained = self.placed.iter().map(|calls| usize::from(*calls)).sum();
+        if explained > self.best.explained {
+            self.best = Unexplained { explained, state, stuck: self.stuck(), tried: self.best.tried };
+        }
+        // A call that fits and changes nothing can as well come now as later.
+        if let Some(next) = candidates.iter().copied().find(|next| self.fits_and_changes_nothing(*next, state)) {
+            return self.with(next, state);
+        }
+        candidates.into_iter().any(|next| self.with(next, state))
+    }
+
+    fn fits_and_changes_nothing(&self, next: Next, state: State) -> bool {
+        match next {
+            Next::OfClient(client) => {
+                self.next_of(client).is_some_and(|call| apply(state, call.action) == (call.seen, state))
+            }
+            Next::Unknown(_) => false,
+        }
+    }
+
+    fn next_of(&self, client: usize) -> Option<&Call> {
+        self.clients[client].get(usize::from(self.placed[client]))
+    }
+
+    /// The calls that can come next: those that had begun when the first one of those that are left ended. Those that end
+    /// first come first, which is mostly the order in which they happened, and unknown ones last.
+    fn candidates(&self) -> Vec<Next> {
+        let mut known: Vec<(u64, u64, usize)> = (0..MOST_CLIENTS)
+            .filter_map(|client| self.next_of(client).map(|call| (call.end, call.start, client)))
+            .collect();
+        known.sort_unstable();
+        let first_end = known.first().map_or(u64::MAX, |(end, ..)| *end);
+        let known = known.into_iter().filter(|(_, start, _)| *start < first_end);
+        let unknown = self.unknown.iter().enumerate();
+        let unknown = unknown.filter(|(i, call)| self.used >> i & 1 == 0 && call.start < first_end);
+        known.map(|(.., client)| Next::OfClient(client)).chain(unknown.map(|(i, _)| Next::Unknown(i))).collect()
+    }
+
+    /// The calls of which one has to come next.
+    fn stuck(&self) -> Vec<Call> {
+        let of = |next: &Next| match next {
+            Next::OfClient(client) => self.next_of(*client).copied(),
+            Next::Unknown(_) => None,
+        };
+        self.candidates().iter().filter_map(of).collect()
+    }
+
+    /// Whether it works out with this call next.
+    fn with(&mut self, next: Next, state: State) -> bool {
+        match next {
+            Next::OfClient(client) => {
+                let Some(call) = self.next_of(client).copied() else { return false };
+                let (seen, after) = apply(state, call.action);
+                if seen != call.seen {
+                    return false;
+                }
+                self.placed[client] += 1;
+                let explained = self.from(after);
+                self.placed[client] -= 1;
+                explained
+            }
+            Next::Unknown(i) => {
+                let (_, after) = apply(state, self.unknown[i].action);
+                if after == state {
+                    // Leaving it out is the same.
+                    return false;
+                }
+                self.used ^= 1 << i;
+                let explained = self.from(after);
+                self.used ^= 1 << i;
+                explained
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(times: (u64, u64), action: Action, seen: Seen) -> Call {
+        // Each call by a client of its own: only the times tell what came before what.
+        let client = usize::try_from(times.0).unwrap();
+        Call { client, start: times.0, end: times.1, action, seen }
+    }
+
+    fn unknown(start: u64, action: Action) -> Call {
+        call((start, 0), action, Seen::Nothing)
+    }
+
+    fn get(times: (u64, u64), key: usize, value: Option<u32>) -> Call {
+        call(times, Action::Get(key), Seen::Value(value))
+    }
+
+    const DONE: Seen = Seen::Effect(Effect::Some);
+
+    fn is_explained(calls: &[Call]) -> bool {
+        explain(State::default(), calls).is_ok()
+    }
+
+    #[test]
+    fn overlapping_calls_may_take_either_order() {
+        let put = call((1, 6), Action::Put(0, 7), DONE);
+        let (old, new) = (get((2, 3), 0, None), get((4, 5), 0, Some(7)));
+        assert!(is_explained(&[put, old, new]));
+        let moved = call((7, 8), Action::Move(0, 1, 9), DONE);
+        let swapped = call((9, 10), Action::Swap(1, 9, 4), DONE);
+        let gone = call((11, 12), Action::Delete(0), Seen::Effect(Effect::None));
+        assert!(is_explained(&[put, old, new, moved, swapped, gone]));
+    }
+
+    #[test]
+    fn a_stale_read_is_caught() {
+        let put = call((1, 2), Action::Put(0, 7), DONE);
+        let stale = get((3, 4), 0, None);
+        let found = explain(State::default(), &[put, stale]).unwrap_err();
+        let expected = Unexplained {
+            tried: Tried::All,
+            explained: 1,
+            state: [Some(7), None, None, None, None],
+            stuck: vec![stale],
+        };
+        assert_eq!(found, expected);
+        assert!(found.to_string().contains("no order explains more than 1 calls"), "{found}");
+    }
+
+    #[test]
+    fn reads_that_go_back_are_caught() {
+        let put = call((1, 9), Action::Put(0, 7), DONE);
+        assert!(!is_explained(&[put, get((2, 3), 0, Some(7)), get((4, 5), 0, None)]));
+    }
+
+    #[test]
+    fn a_lost_update_is_caught() {
+        let put = call((1, 2), Action::Put(0, 7), DONE);
+        let one = call((3, 6), Action::Swap(0, 7, 8), DONE);
+        let two = call((4, 5), Action::Swap(0, 7, 9), DONE);
+        assert!(!is_explained(&[put, one, two]));
+    }
+
+    #[test]
+    fn a_torn_move_is_caught() {
+        let put = call((1, 2), Action::Put(0, 7), DONE);
+        let moved = call((3, 8), Action::Move(0, 1, 8), DONE);
+        assert!(!is_explained(&[put, moved, get((4, 5), 0, None), get((6, 7), 1, None)]));
+    }
+
+    #[test]
+    fn what_nobody_saw_the_end_of_may_happen_late_or_never() {
+        let put = unknown(1, Action::Put(0, 7));
+        let (absent, there) = (get((2, 3), 0, None), get((4, 5), 0, Some(7)));
+        assert!(is_explained(&[put, absent]));
+        assert!(is_explained(&[put, absent, there]));
+        assert!(!is_explained(&[put, there, get((6, 7), 0, None)]), "it does not go away again");
+        assert!(!is_explained(&[unknown(6, Action::Put(0, 7)), there]), "it had not begun");
+    }
+
+    #[test]
+    fn what_nobody_saw_the_end_of_happens_once() {
+        let put = unknown(1, Action::Put(0, 7));
+        let seen = |start| get((start, start + 1), 0, Some(7));
+        let deleted = call((4, 5), Action::Delete(0), DONE);
+        assert!(is_explained(&[put, seen(2), deleted]));
+        assert!(!is_explained(&[put, seen(2), deleted, seen(6)]));
+    }
+
+    /// What clients would see of a correct store: each call happens at one moment between its start and its end. One in
+    /// `lost_one_in` is not told what it did, and happens at any time from then on or never.
+    fn simulated(seed: u64, clients: usize, calls: usize, lost_one_in: usize) -> Vec<Call> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (mut state, mut clock) = (State::default(), 0);
+        let mut made = Vec::new();
+        let mut left = vec![calls; clients];
+        // For each client the call that it is making: when it began, what, and what it saw, once it has happened.
+        let mut under_way: Vec<Option<(u64, Action, Option<Seen>)>> = vec![None; clients];
+        let mut late: Vec<Action> = Vec::new();
+        while left.iter().any(|left| *left > 0) || under_way.iter().any(Option::is_some) {
+            clock += 1;
+            if !late.is_empty() && random.u8(..20) == 0 {
+                state = apply(state, late.swap_remove(random.usize(..late.len()))).1;
+            }
+            let client = random.usize(..clients);
+            match under_way[client] {
+                None if left[client] == 0 => {}
+                None => {
+                    left[client] -= 1;
+                    let (key, new) = (random.usize(..KEYS), u32::try_from(clock).unwrap());
+                    let stored = state[key].unwrap_or(0);
+                    let action = match random.u8(..10) {
+                        0..=3 => Action::Get(key),
+                        4 | 5 => Action::Put(key, new),
+                        6 | 7 => Action::Swap(key, stored, new),
+                        8 => Action::Delete(key),
+                        _ => Action::Move(key, (key + 1) % KEYS, new),
+                    };
+                    under_way[client] = Some((clock, action, None));
+                }
+                Some((start, action, None))
+                    if random.usize(..lost_one_in) == 0 && !matches!(action, Action::Get(_)) =>
+                {
+                    made.push(Call { client, start, end: 0, action, seen: Seen::Nothing });
+                    late.extend(random.bool().then_some(action));
+                    under_way[client] = None;
+                }
+                Some((start, action, None)) => {
+                    let seen;
+                    (seen, state) = apply(state, action);
+                    under_way[client] = Some((start, action, Some(seen)));
+                }
+                Some((start, action, Some(seen))) => {
+                    made.push(Call { client, start, end: clock, action, seen });
+                    under_way[client] = None;
+                }
+            }
+        }
+        made
+    }
+
+    /// The same history in which one late read saw a number that nobody wrote.
+    fn spoiled(mut calls: Vec<Call>) -> Vec<Call> {
+        let read = |call: &&mut Call| matches!(call.seen, Seen::Value(Some(_)));
+        let late = calls.iter_mut().rev().filter(read).nth(5).unwrap();
+        late.seen = Seen::Value(Some(u32::MAX));
+        calls
+    }
+
+    #[test]
+    fn long_and_wide_histories_are_judged_quickly() {
+        for (clients, calls, lost) in [(4, 250, usize::MAX), (8, 38, usize::MAX), (8, 38, 12)] {
+            for seed in 0..40 {
+                let good = simulated(seed, clients, calls, lost);
+                let mut search = Search::new(State::default(), &good);
+                assert!(search.from(State::default()), "{clients} clients, seed {seed}: {}", search.best);
+                assert!(search.steps * 10 < MOST_STEPS, "{} steps for {clients} clients, seed {seed}", search.steps);
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_history_is_given_up_in_time() {
+        for (clients, calls, lost, tried) in
+            [(4, 250, usize::MAX, Tried::All), (8, 38, usize::MAX, Tried::All), (8, 38, 12, Tried::Some)]
+        {
+            let mut search = Search::new(State::default(), &spoiled(simulated(1, clients, calls, lost)));
+            assert!(!search.from(State::default()));
+            assert_eq!(search.best.tried, tried, "{clients} clients");
+        }
+    }
+}

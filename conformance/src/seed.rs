@@ -1,0 +1,24 @@
+//! Where random cases get their randomness from.
+
+use std::sync::LazyLock;
+
+/// The environment variable that says which seed to take.
+pub(crate) const SEED: &str = "CONFORMANCE_SEED";
+
+static CHOSEN: LazyLock<u64> = LazyLock::new(|| given().ok().flatten().unwrap_or_else(|| fastrand::u64(..)));
+
+/// The seed of all random cases of this process: the number in the environment variable `CONFORMANCE_SEED`, or else one
+/// that was drawn. Whoever shows the result of a run shows this too, so that the run can be had again.
+pub fn seed() -> u64 {
+    *CHOSEN
+}
+
+/// The seed in the environment, if there is one.
+///
+/// # Errors
+/// What to do about one that is not a number.
+pub(crate) fn given() -> Result<Option<u64>, String> {
+    let Some(text) = std::env::var_os(SEED) else { return Ok(None) };
+    let number = text.to_str().and_then(|text| text.parse().ok());
+    number.map(Some).ok_or_else(|| format!("{SEED} has to be a number below 2^64, not {}", text.display()))
+}

@@ -1,0 +1,168 @@
+//! The entries of a store at one moment, and what reads and transactions make of them, in the plainest way.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use kv::{
+    Compare, CompareOp, Content, Event, EventKind, Key, Kv, Op, OpResult, Prev, Range, RangeResponse, Revision, Target,
+    Txn, TxnRange, Value,
+};
+
+/// What is stored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct State(BTreeMap<Key, Kv>);
+
+/// What a transaction did to a state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Applied {
+    /// Whether the compares held.
+    pub(crate) succeeded: bool,
+    /// One result for each operation that ran; those of reads have no revision yet.
+    pub(crate) results: Vec<OpResult>,
+    /// What changed, in order, each with what was there before.
+    pub(crate) events: Vec<Event>,
+}
+
+impl FromIterator<Kv> for State {
+    fn from_iter<I: IntoIterator<Item = Kv>>(kvs: I) -> Self {
+        Self(kvs.into_iter().map(|kv| (kv.key.clone(), kv)).collect())
+    }
+}
+
+impl State {
+    /// The entry of a key.
+    pub(crate) fn get(&self, key: &Key) -> Option<&Kv> {
+        self.0.get(key)
+    }
+
+    /// The entries of a range, ascending.
+    pub(crate) fn within(&self, range: &Range) -> impl Iterator<Item = &Kv> {
+        let (from, to) = range.bounds();
+        let found = (!range.is_empty()).then(|| {
+            let to = to.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+            self.0.range::<Key, _>((Bound::Included(&from), to))
+        });
+        found.into_iter().flatten().map(|(_, kv)| kv)
+    }
+
+    /// What a read answers; its revision is not set.
+    pub(crate) fn read(&self, range: &Range, limit: i64, content: Content) -> RangeResponse {
+        cut(self.within(range).cloned().collect(), limit, content)
+    }
+
+    /// Runs a transaction that passes its check; what it writes gets the revision `next`.
+    pub(crate) fn run(&mut self, txn: &Txn, next: Revision) -> Applied {
+        let succeeded = txn.compares.iter().all(|compare| self.holds(compare));
+        let branch = if succeeded { &txn.success } else { &txn.failure };
+        let mut events = Vec::new();
+        let results = branch.iter().map(|op| self.apply(op, next, &mut events)).collect();
+        Applied { succeeded, results, events }
+    }
+
+    /// Makes an event happen.
+    pub(crate) fn happen(&mut self, event: &Event) {
+        match event.kind {
+            EventKind::Put => self.0.insert(event.kv.key.clone(), event.kv.clone()),
+            EventKind::Delete => self.0.remove(&event.kv.key),
+        };
+    }
+
+    /// Takes events back that [`run`](Self::run) gave last.
+    pub(crate) fn undo(&mut self, events: &[Event]) {
+        for event in events.iter().rev() {
+            match &event.prev {
+                Some(old) => self.0.insert(old.key.clone(), old.clone()),
+                None => self.0.remove(&event.kv.key),
+            };
+        }
+    }
+
+    fn apply(&mut self, op: &Op, next: Revision, events: &mut Vec<Event>) -> OpResult {
+        match op {
+            Op::Put { key, value, prev } => {
+                let event = self.put(key, value, next);
+                let old = event.prev.clone().filter(|_| *prev == Prev::Return);
+                self.happen(&event);
+                events.push(event);
+                OpResult::Put { prev: old }
+            }
+            Op::Delete { range, prev } => {
+                let gone: Vec<Kv> = self.within(range).cloned().collect();
+                for old in &gone {
+                    let event = deletion(old, next);
+                    self.happen(&event);
+                    events.push(event);
+                }
+                let count = gone.len() as u64;
+                OpResult::Delete { count, prevs: if *prev == Prev::Return { gone } else { Vec::new() } }
+            }
+            Op::Range(TxnRange { range, limit, content, .. }) => OpResult::Range(self.read(range, *limit, *content)),
+            other => unreachable!("an operation that this model does not know: {other:?}"),
+        }
+    }
+
+    /// The event of a put that would come next.
+    fn put(&self, key: &Key, value: &Value, next: Revision) -> Event {
+        let old = self.get(key).cloned();
+        let kv = Kv {
+            key: key.clone(),
+            value: value.clone(),
+            create_revision: old.as_ref().map_or(next, |old| old.create_revision),
+            mod_revision: next,
+            version: old.as_ref().map_or(0, |old| old.version) + 1,
+        };
+        Event { kind: EventKind::Put, kv, prev: old }
+    }
+
+    fn holds(&self, compare: &Compare) -> bool {
+        let mut kvs = self.within(&compare.range).peekable();
+        if kvs.peek().is_none() {
+            return holds_for(compare, None);
+        }
+        kvs.all(|kv| holds_for(compare, Some(kv)))
+    }
+}
+
+/// The event that deletes an entry.
+pub(crate) fn deletion(old: &Kv, at: Revision) -> Event {
+    let kv = Kv {
+        key: old.key.clone(),
+        value: Value::default(),
+        create_revision: Revision::UNSET,
+        mod_revision: at,
+        version: 0,
+    };
+    Event { kind: EventKind::Delete, kv, prev: Some(old.clone()) }
+}
+
+/// The answer to a read that finds these entries.
+pub(crate) fn cut(mut kvs: Vec<Kv>, limit: i64, content: Content) -> RangeResponse {
+    let count = kvs.len() as u64;
+    let limit = usize::try_from(limit).ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
+    let mut more = kvs.len() > limit;
+    kvs.truncate(limit);
+    match content {
+        Content::Full => {}
+        Content::KeysOnly => kvs.iter_mut().for_each(|kv| kv.value = Value::default()),
+        Content::CountOnly => {
+            kvs.clear();
+            more = false;
+        }
+    }
+    RangeResponse { revision: Revision::UNSET, kvs, count, more }
+}
+
+fn holds_for(compare: &Compare, kv: Option<&Kv>) -> bool {
+    let number = |stored: fn(&Kv) -> i64, given: i64| compare_numbers(compare.op, kv.map_or(0, stored), given);
+    match &compare.target {
+        Target::Version(given) => number(|kv| kv.version, *given),
+        Target::CreateRevision(given) => number(|kv| kv.create_revision.get(), given.get()),
+        Target::ModRevision(given) => number(|kv| kv.mod_revision.get(), given.get()),
+        Target::Value(given) => kv.is_some_and(|kv| compare.op.holds(kv.value.as_bytes(), given.as_bytes())),
+        other => unreachable!("a target that this model does not know: {other:?}"),
+    }
+}
+
+fn compare_numbers(op: CompareOp, stored: i64, given: i64) -> bool {
+    op.holds(&stored, &given)
+}
