@@ -17,9 +17,16 @@ use crate::history::{History, Recorder, Replay, Summary, read_log};
 use crate::seed::{SEED, seed};
 use crate::subject::{Handle, Subject, read_result};
 
-const ROUNDS: usize = 12;
 const CLIENTS: usize = 8;
-const CALLS: usize = 30;
+
+/// How many rounds there are, and how many calls each client makes in one. Each call of unknown outcome doubles what the
+/// search has to look at, so there must not be many in one round.
+fn rounds(network: Network) -> (usize, usize) {
+    match network {
+        Network::Good => (12, 30),
+        Network::Bad => (30, 10),
+    }
+}
 
 pub(crate) async fn random_clients(t: Subject) -> Checked {
     seeded(&t, Network::Good).await.map(drop)
@@ -51,9 +58,10 @@ async fn judge(t: &Subject, network: Network, seed: u64) -> Checked<Summary> {
     }
     let reader = t.over(Recorder::new(t.store(), history.clone()));
     let mut before = State::default();
-    for _ in 0..ROUNDS {
+    let (rounds, each) = rounds(network);
+    for _ in 0..rounds {
         let calls;
-        (clients, calls) = round(clients).await?;
+        (clients, calls) = round(clients, each).await?;
         let (calls, after) = pause(&reader, &clock, calls).await?;
         let explained = spawn_blocking(move || explain(before, &calls)).await?;
         explained
@@ -66,8 +74,8 @@ async fn judge(t: &Subject, network: Network, seed: u64) -> Checked<Summary> {
 }
 
 /// Lets all clients make some calls at once, and then delivers what the network held back.
-async fn round(clients: Vec<Client>) -> Checked<(Vec<Client>, Vec<Call>)> {
-    let running: Vec<_> = clients.into_iter().map(|client| tokio::spawn(client.run())).collect();
+async fn round(clients: Vec<Client>, each: usize) -> Checked<(Vec<Client>, Vec<Call>)> {
+    let running: Vec<_> = clients.into_iter().map(|client| tokio::spawn(client.run(each))).collect();
     let (mut clients, mut calls) = (Vec::with_capacity(CLIENTS), Vec::new());
     for client in running {
         let (client, made) = client.await??;
@@ -103,9 +111,9 @@ struct Client {
 }
 
 impl Client {
-    async fn run(mut self) -> Checked<(Self, Vec<Call>)> {
-        let mut calls = Vec::with_capacity(CALLS);
-        for _ in 0..CALLS {
+    async fn run(mut self, each: usize) -> Checked<(Self, Vec<Call>)> {
+        let mut calls = Vec::with_capacity(each);
+        for _ in 0..each {
             let action = self.choose();
             let start = self.clock.fetch_add(1, Ordering::SeqCst);
             let told = self.perform(action).await?;
@@ -132,7 +140,7 @@ impl Client {
 
     fn choose(&mut self) -> Action {
         self.written += 1;
-        let new = u32::try_from(self.number * ROUNDS * CALLS + self.written).unwrap_or(u32::MAX);
+        let new = u32::try_from(self.number * 1000 + self.written).unwrap_or(u32::MAX);
         let key = self.random.usize(..KEYS);
         let other = (key + self.random.usize(1..KEYS)) % KEYS;
         match self.random.u8(..10) {
