@@ -3,13 +3,11 @@
 //! All calls go to one member until it fails them; then the next one is it. No member is ever given up: the round goes
 //! on to it again, so its health comes back by itself.
 
-use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use etcd_client::{CompactionResponse, ConnectOptions, GetResponse, ResponseHeader, TxnResponse};
+use etcd_client::{CompactionResponse, GetResponse, ResponseHeader, StatusResponse, TxnResponse};
 use kv::{Auth, Error, ErrorKind, Operation, Outcome, Result, Revision};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -17,6 +15,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::NAME;
 use crate::endpoint::{Connection, Endpoint};
 use crate::error::{map, speaks_otherwise};
+use crate::members::{Known, Members};
 use crate::options::Options;
 use crate::seen::{Freshness, Seen};
 
@@ -26,22 +25,14 @@ const ROUNDS: usize = 2;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// All members, and what was seen of them.
+#[derive(Debug)]
 pub(crate) struct Cluster {
-    endpoints: Vec<Arc<Endpoint>>,
-    /// Which one is asked first.
-    preferred: AtomicUsize,
+    members: Members,
     pub(crate) seen: Seen,
     pub(crate) call_timeout: Duration,
     pub(crate) watch_patience: Duration,
     /// True once the store was closed.
     pub(crate) closed: watch::Sender<bool>,
-}
-
-impl fmt::Debug for Cluster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let urls: Vec<&str> = self.endpoints.iter().map(|endpoint| endpoint.url.as_str()).collect();
-        f.debug_struct("Cluster").field("endpoints", &urls).field("seen", &self.seen).finish_non_exhaustive()
-    }
 }
 
 /// Whether something may be sent again.
@@ -76,10 +67,27 @@ impl Answer for TxnResponse {
     }
 }
 
+impl Answer for StatusResponse {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.header()
+    }
+
+    fn freshness(&self) -> Freshness {
+        Freshness::OfMember
+    }
+}
+
 impl Answer for CompactionResponse {
     fn header(&self) -> Option<&ResponseHeader> {
         self.header()
     }
+}
+
+/// What a failure was the last one of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Last {
+    OfRound,
+    OfCall,
 }
 
 /// Why one member did not do what it was asked to do.
@@ -102,22 +110,8 @@ impl Cluster {
     /// # Errors
     /// What is wrong with the options.
     pub(crate) fn new(options: &Options) -> Result<Self> {
-        let urls = options.urls()?;
-        let tls = options.tls_options(&urls)?;
-        let connect = ConnectOptions::new()
-            .with_keep_alive(options.keepalive_interval, options.keepalive_timeout)
-            .with_connect_timeout(options.connect_timeout)
-            .with_require_leader(true);
-        let endpoint = |url: String| {
-            let connect = match &tls {
-                Some(tls) if url.starts_with("https://") => connect.clone().with_tls(tls.clone()),
-                _ => connect.clone(),
-            };
-            Arc::new(Endpoint::new(url, connect, options.credentials.clone()))
-        };
         Ok(Self {
-            endpoints: urls.into_iter().map(endpoint).collect(),
-            preferred: AtomicUsize::new(0),
+            members: Members::new(options)?,
             seen: Seen::default(),
             call_timeout: options.call_timeout,
             watch_patience: options.watch_patience,
@@ -148,48 +142,62 @@ impl Cluster {
         F: Future<Output = Result<T, etcd_client::Error>> + Send,
     {
         self.check_open(operation)?;
-        let members = self.endpoints.len();
         let before = self.seen.revision();
-        let first = self.preferred.load(Ordering::Relaxed);
-        let mut step = 0;
+        let mut round = 1;
         loop {
-            let index = (first + step) % members;
-            let Some(endpoint) = self.endpoints.get(index) else {
-                return Err(Error::new(ErrorKind::NotSent, operation, NAME));
+            let members = self.members.current(operation, deadline).await?;
+            let (failure, last) = match self.ask_around(&members, operation, resend, deadline, &work).await {
+                Ok((answer, endpoint)) => return self.judge(answer, before, operation, &endpoint.address.url),
+                Err(failed) => failed,
             };
+            if last == Last::OfCall || round == ROUNDS || Instant::now() >= deadline {
+                return Err(failure.error);
+            }
+            round += 1;
+            tokio::time::sleep_until(deadline.min(Instant::now() + PAUSE)).await;
+        }
+    }
+
+    /// Asks each member once, until one answers; also says whether anybody may be asked after a failure.
+    async fn ask_around<T, F>(
+        &self,
+        members: &Known,
+        operation: Operation,
+        resend: Resend,
+        deadline: Instant,
+        work: &(impl Fn(Connection) -> F + Send + Sync),
+    ) -> Result<(T, Arc<Endpoint>), (Failure, Last)>
+    where
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+    {
+        let (first, count) = (members.first(), members.count());
+        let mut failure = Failure { error: Error::new(ErrorKind::NotSent, operation, NAME), never_sent: true };
+        for step in 0..count {
+            let Some(endpoint) = members.get(first + step) else { break };
             // Each of those who are still to be asked in this round gets the same share of what is left.
-            let share = share(deadline, members - step % members);
+            let share = share(deadline, count - step);
             let limits = match resend {
                 Resend::Always => Limits { connect: share, answer: share },
                 Resend::IfNeverSent => Limits { connect: share, answer: deadline },
             };
-            let failure = match attempt(endpoint, operation, limits, &work).await {
+            failure = match attempt(endpoint, operation, limits, work).await {
                 Ok(answer) => {
                     endpoint.note_answer();
-                    self.preferred.store(index, Ordering::Relaxed);
-                    return self.judge(answer, before, operation, &endpoint.url);
+                    members.prefer(first + step);
+                    return Ok((answer, endpoint.clone()));
                 }
                 Err(failure) => failure,
             };
+            endpoint.note_failure();
             if failure.error.kind().is_transient() {
-                self.avoid(index);
+                members.avoid(first + step);
             }
-            step += 1;
-            if !may_go_on(&failure, resend) || step >= members * ROUNDS || Instant::now() >= deadline {
-                return Err(failure.error);
+            if !may_go_on(&failure, resend) || Instant::now() >= deadline {
+                return Err((failure, Last::OfCall));
             }
-            tracing::debug!(endpoint = endpoint.url, error = %failure.error, "asking another member");
-            if step % members == 0 {
-                tokio::time::sleep_until(deadline.min(Instant::now() + PAUSE)).await;
-            }
+            tracing::debug!(endpoint = endpoint.address.url, error = %failure.error, "asking another member");
         }
-    }
-
-    /// The next call asks somebody else first.
-    fn avoid(&self, index: usize) {
-        let next = (index + 1) % self.endpoints.len();
-        // If that was changed meanwhile, somebody else knows better.
-        let _ = self.preferred.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
+        Err((failure, Last::OfRound))
     }
 
     fn judge<T: Answer>(&self, answer: T, before: Revision, operation: Operation, url: &str) -> Result<T> {
@@ -233,7 +241,7 @@ async fn attempt<T, F>(
 where
     F: Future<Output = Result<T, etcd_client::Error>> + Send,
 {
-    let store = format!("{NAME} {}", endpoint.url);
+    let store = format!("{NAME} {}", endpoint.address.url);
     let timeout = || Error::new(ErrorKind::Timeout, operation, store.clone());
     // Until here nothing was sent but a login.
     let never_sent = |error: Error| Failure { error: error.with_outcome(Outcome::NotApplied), never_sent: true };

@@ -1,41 +1,132 @@
 //! One member: a connection of its own, made when it is first needed, and the token that it gave us.
+//!
+//! When the files of certificates and keys have changed, a new connection is made with what is in them now; whoever
+//! still uses the old one may go on with it.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
-use etcd_client::{Client, ConnectOptions, KvClient, WatchClient};
-use tokio::sync::{Mutex, OnceCell};
+use etcd_client::{Channel, Client, ConnectOptions, KvClient, WatchClient};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
 
+use crate::address::{Address, Transport};
 use crate::error::says_no_login_needed;
-use crate::options::Credentials;
+use crate::options::{Credentials, Options};
+use crate::tls::{Loaded, Stamp, Tls};
 
 /// An answer is complete however large it is; etcd bounds what it sends.
 const MAX_ANSWER_BYTES: usize = usize::MAX;
+/// How often the files of certificates and keys are looked at; after a failure they are at once.
+const RECHECK: Duration = Duration::from_secs(10);
 
 /// What talks to one member. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Connection {
+pub(crate) struct Connection(Arc<Clients>);
+
+struct Clients {
     client: Client,
-    pub(crate) kv: KvClient,
-    pub(crate) watch: WatchClient,
+    kv: KvClient,
+    watch: WatchClient,
+}
+
+impl Connection {
+    pub(crate) fn kv(&self) -> KvClient {
+        self.0.kv.clone()
+    }
+
+    pub(crate) fn watch(&self) -> WatchClient {
+        self.0.watch.clone()
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        self.0.client.clone()
+    }
+}
+
+/// What all members of a cluster have in common.
+pub(crate) struct Manner {
+    credentials: Option<Credentials>,
+    connect_timeout: Duration,
+    keepalive_interval: Duration,
+    keepalive_timeout: Duration,
+    tls: Option<Tls>,
+    /// What was in the files of `tls` at first.
+    loaded: Option<Loaded>,
+}
+
+impl Manner {
+    /// # Errors
+    /// What is wrong with certificates and keys.
+    pub(crate) fn new(options: &Options, tls: Option<Tls>) -> kv::Result<Self> {
+        Ok(Self {
+            credentials: options.credentials.clone(),
+            connect_timeout: options.connect_timeout,
+            keepalive_interval: options.keepalive_interval,
+            keepalive_timeout: options.keepalive_timeout,
+            loaded: tls.as_ref().map(Tls::load).transpose()?,
+            tls,
+        })
+    }
+
+    /// A channel to a member, which connects when it is first used, and again whenever it has lost its connection.
+    fn channel(&self, address: &Address, tls: Option<&Loaded>) -> Result<Channel, etcd_client::Error> {
+        let endpoint = tonic::transport::Endpoint::from_shared(address.url.clone())?
+            .keep_alive_while_idle(true)
+            .http2_keep_alive_interval(self.keepalive_interval)
+            .keep_alive_timeout(self.keepalive_timeout)
+            .connect_timeout(self.connect_timeout);
+        let endpoint = match tls {
+            Some(tls) if address.transport == Transport::Tls => endpoint.tls_config(tls.options.clone())?,
+            _ => endpoint,
+        };
+        Ok(Channel::Tonic(endpoint.connect_lazy()))
+    }
 }
 
 /// One member.
 pub(crate) struct Endpoint {
-    /// `http://host:port` or `https://host:port`.
-    pub(crate) url: String,
-    options: ConnectOptions,
-    credentials: Option<Credentials>,
-    connection: OnceCell<Connection>,
+    pub(crate) address: Address,
+    manner: Arc<Manner>,
+    made: RwLock<Option<Made>>,
+    /// Held while a connection is made.
+    making: Mutex<()>,
     /// True once it has answered anything.
     answered: AtomicBool,
+    /// True if the files of certificates and keys are to be looked at before the next call.
+    suspicious: AtomicBool,
     /// How often the token was renewed; also keeps two calls from renewing it at once.
     renewals: Mutex<u64>,
 }
 
+/// A connection, and what it was made from.
+#[derive(Clone)]
+struct Made {
+    connection: Connection,
+    stamp: Stamp,
+    /// When the files were last looked at.
+    checked: Instant,
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.url.fmt(f)
+    }
+}
+
 impl Endpoint {
-    pub(crate) fn new(url: String, options: ConnectOptions, credentials: Option<Credentials>) -> Self {
-        let (connection, renewals) = (OnceCell::new(), Mutex::new(0));
-        Self { url, options, credentials, connection, answered: AtomicBool::new(false), renewals }
+    pub(crate) fn new(address: Address, manner: Arc<Manner>) -> Self {
+        Self {
+            address,
+            manner,
+            made: RwLock::new(None),
+            making: Mutex::new(()),
+            answered: AtomicBool::new(false),
+            suspicious: AtomicBool::new(false),
+            renewals: Mutex::new(0),
+        }
     }
 
     /// It has answered.
@@ -43,48 +134,121 @@ impl Endpoint {
         self.answered.store(true, Ordering::Relaxed);
     }
 
+    /// It has failed us: perhaps because our certificate is too old.
+    pub(crate) fn note_failure(&self) {
+        self.suspicious.store(true, Ordering::Relaxed);
+    }
+
     /// What may be wrong, if a connection to it breaks.
     pub(crate) fn hint(&self) -> Option<&'static str> {
-        match (self.answered.load(Ordering::Relaxed), self.url.starts_with("https://")) {
-            (true, _) => None,
-            (false, true) => Some("it never answered; it may want a certificate of ours, or be without TLS (http://)"),
-            (false, false) => Some("it never answered; it may want TLS (https://)"),
+        if self.answered.load(Ordering::Relaxed) {
+            return None;
         }
+        Some(match self.address.transport {
+            Transport::Tls => {
+                "it never answered; it may want a certificate of ours, be without TLS (http://), or be no etcd"
+            }
+            Transport::Plain => "it never answered; it may want TLS (https://), or be no etcd",
+            Transport::Unix => "it never answered; it may be no etcd",
+        })
     }
 
     /// What talks to it, and how often its token was renewed so far.
     ///
     /// Nothing that was asked of the store has been sent yet when this fails: it only logs in.
     pub(crate) async fn connection(&self) -> Result<(Connection, u64), etcd_client::Error> {
-        let connection = self.connection.get_or_try_init(|| self.connect()).await?.clone();
-        let renewals = if self.credentials.is_some() { *self.renewals.lock().await } else { 0 };
+        let connection = match self.current() {
+            Some(connection) => connection,
+            None => self.make().await?,
+        };
+        let renewals = if self.can_renew() { *self.renewals.lock().await } else { 0 };
         Ok((connection, renewals))
     }
 
-    async fn connect(&self) -> Result<Connection, etcd_client::Error> {
+    fn made(&self) -> Option<Made> {
+        self.made.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn keep(&self, made: Made) {
+        *self.made.write().unwrap_or_else(PoisonError::into_inner) = Some(made);
+    }
+
+    /// The connection, unless its files have to be looked at first.
+    fn current(&self) -> Option<Connection> {
+        let made = self.made.read().unwrap_or_else(PoisonError::into_inner);
+        let made = made.as_ref()?;
+        let due =
+            !made.stamp.is_empty() && (made.checked.elapsed() >= RECHECK || self.suspicious.load(Ordering::Relaxed));
+        (!due).then(|| made.connection.clone())
+    }
+
+    /// Makes the connection, or makes it anew if its files have changed.
+    async fn make(&self) -> Result<Connection, etcd_client::Error> {
+        let _alone = self.making.lock().await;
+        if let Some(connection) = self.current() {
+            return Ok(connection);
+        }
+        self.suspicious.store(false, Ordering::Relaxed);
+        let (made, checked) = (self.made(), Instant::now());
+        let tls = match (made, self.manner.loaded.as_ref()) {
+            (Some(made), _) => match self.changed_since(made.stamp.clone()).await {
+                Some(changed) => Some(changed),
+                None => {
+                    self.keep(Made { checked, ..made.clone() });
+                    return Ok(made.connection);
+                }
+            },
+            (None, Some(loaded)) => {
+                Some(self.changed_since(loaded.stamp.clone()).await.unwrap_or_else(|| loaded.clone()))
+            }
+            (None, None) => None,
+        };
+        let connection = self.connect(tls.as_ref()).await?;
+        let stamp = tls.map(|tls| tls.stamp).unwrap_or_default();
+        self.keep(Made { connection: connection.clone(), stamp, checked });
+        Ok(connection)
+    }
+
+    /// What is in the files of certificates and keys, if they are not as they were. Files that cannot be used, perhaps
+    /// because somebody is writing them, are as good as unchanged.
+    async fn changed_since(&self, before: Stamp) -> Option<Loaded> {
+        if before.is_empty() {
+            return None;
+        }
+        let tls = self.manner.tls.clone()?;
+        let url = self.address.url.clone();
+        let look = move || {
+            (tls.stamp() != before).then(|| tls.load()).transpose().unwrap_or_else(|error| {
+                tracing::warn!(endpoint = url, %error, "changed certificates cannot be used; going on with the old ones");
+                None
+            })
+        };
+        tokio::task::spawn_blocking(look).await.ok().flatten()
+    }
+
+    async fn connect(&self, tls: Option<&Loaded>) -> Result<Connection, etcd_client::Error> {
+        let options = ConnectOptions::new().with_require_leader(true);
         let login = self
+            .manner
             .credentials
             .as_ref()
-            .map(|known| self.options.clone().with_user(known.user.clone(), known.password.clone()));
+            .map(|known| options.clone().with_user(known.user.clone(), known.password.clone()));
+        let channel = self.manner.channel(&self.address, tls)?;
         let client = match login {
-            None => self.connect_with(self.options.clone()).await?,
-            Some(login) => match self.connect_with(login).await {
-                Err(error) if says_no_login_needed(&error) => self.connect_with(self.options.clone()).await?,
+            None => Client::from_channel(channel, Some(options)).await?,
+            Some(login) => match Client::from_channel(channel.clone(), Some(login)).await {
+                Err(error) if says_no_login_needed(&error) => Client::from_channel(channel, Some(options)).await?,
                 other => other?,
             },
         };
         let kv = client.kv_client().max_decoding_message_size(MAX_ANSWER_BYTES);
         let watch = client.watch_client().max_decoding_message_size(MAX_ANSWER_BYTES);
-        Ok(Connection { client, kv, watch })
-    }
-
-    async fn connect_with(&self, options: ConnectOptions) -> Result<Client, etcd_client::Error> {
-        Client::connect([&self.url], Some(options)).await
+        Ok(Connection(Arc::new(Clients { client, kv, watch })))
     }
 
     /// True if there is a login with which a token can be renewed.
     pub(crate) fn can_renew(&self) -> bool {
-        self.credentials.is_some()
+        self.manner.credentials.is_some()
     }
 
     /// Gets a new token, unless that was done since `renewals` was counted.
@@ -93,10 +257,10 @@ impl Endpoint {
         if *done != renewals {
             return Ok(());
         }
-        if let Some(known) = &self.credentials {
+        if let Some(known) = &self.manner.credentials {
             // With the login, since the connection has none if nobody asked for it when it was made.
             let login = (known.user.clone(), known.password.clone());
-            connection.client.clone().update_user(Some(login)).await?;
+            connection.client().update_user(Some(login)).await?;
             *done += 1;
         }
         Ok(())

@@ -8,11 +8,15 @@
 //!
 //! A key that has a lease is not written: see the private module `txn`.
 
+mod address;
 mod cluster;
+mod discovery;
 mod endpoint;
 mod error;
+mod members;
 mod options;
 mod seen;
+mod tls;
 mod txn;
 mod watch;
 mod wire;
@@ -27,9 +31,11 @@ use kv::{
 use tokio::time::Instant;
 
 use crate::cluster::{Cluster, Resend};
+use crate::endpoint::Connection;
 use crate::txn::{Outcome as Read, Plan};
 
-pub use options::{Credentials, Options, Pem, Tls};
+pub use options::{Credentials, Discovery, Options};
+pub use tls::{Pem, Tls};
 
 /// What errors call the store.
 const NAME: &str = "etcd";
@@ -70,9 +76,9 @@ impl EtcdStore {
     }
 
     async fn send(&self, plan: &Plan, resend: Resend, deadline: Instant) -> Result<etcd_client::TxnResponse> {
-        let work = |mut connection: endpoint::Connection| {
+        let work = |connection: Connection| {
             let txn = plan.wire.clone();
-            async move { connection.kv.txn(txn).await }
+            async move { connection.kv().txn(txn).await }
         };
         self.cluster.call(Operation::Txn, resend, deadline, work).await
     }
@@ -83,9 +89,9 @@ impl Store for EtcdStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         request.check(NAME)?;
         let (key, options) = wire::get_options(&request);
-        let work = |mut connection: endpoint::Connection| {
+        let work = |connection: Connection| {
             let (key, options) = (key.clone(), options.clone());
-            async move { connection.kv.get(key, Some(options)).await }
+            async move { connection.kv().get(key, Some(options)).await }
         };
         let deadline = self.cluster.deadline();
         let answer = self.cluster.call(Operation::Range, Resend::Always, deadline, work).await?;
@@ -121,8 +127,7 @@ impl Store for EtcdStore {
 
     async fn compact(&self, revision: Revision) -> Result<()> {
         revision.check(NAME)?;
-        let work =
-            |mut connection: endpoint::Connection| async move { connection.kv.compact(revision.get(), None).await };
+        let work = |connection: Connection| async move { connection.kv().compact(revision.get(), None).await };
         let deadline = self.cluster.deadline();
         self.cluster.call(Operation::Compact, Resend::IfNeverSent, deadline, work).await.map(|_| ())
     }

@@ -243,9 +243,9 @@ impl Watcher {
 
     /// A linearizable read: its answer is judged like any other.
     async fn prove_no_regress(&self, deadline: Instant) -> Result<()> {
-        let work = |mut connection: Connection| {
+        let work = |connection: Connection| {
             let key = self.span.key.clone();
-            async move { connection.kv.get(key, Some(GetOptions::new().with_count_only())).await }
+            async move { connection.kv().get(key, Some(GetOptions::new().with_count_only())).await }
         };
         self.cluster.call(Operation::Watch, Resend::Always, deadline, work).await.map(|_| ())
     }
@@ -259,8 +259,8 @@ enum Room {
 }
 
 /// Asks for a watch and waits until etcd confirms it.
-async fn create(mut connection: Connection, key: Vec<u8>, options: WatchOptions) -> Result<Opened, etcd_client::Error> {
-    let mut stream = connection.watch.watch(key, Some(options)).await?;
+async fn create(connection: Connection, key: Vec<u8>, options: WatchOptions) -> Result<Opened, etcd_client::Error> {
+    let mut stream = connection.watch().watch(key, Some(options)).await?;
     let first = stream.message().await?.ok_or_else(|| watch_ended("the connection was closed"))?;
     // A refusal, such as that of an old token, comes as a watch that is confirmed and ended at once.
     if first.canceled() && first.compact_revision() == 0 {

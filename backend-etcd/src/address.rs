@@ -1,0 +1,156 @@
+//! Where one member listens.
+
+use kv::Result;
+
+use crate::options::refused;
+
+/// How a member is talked to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Plain,
+    Tls,
+    /// A unix socket, without TLS.
+    Unix,
+}
+
+/// Whether TLS is configured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TlsUse {
+    Configured,
+    NotConfigured,
+}
+
+/// Where one member listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Address {
+    /// `http://host:port`, `https://host:port`, or `unix://` and the path of a socket.
+    pub(crate) url: String,
+    pub(crate) transport: Transport,
+}
+
+impl Address {
+    /// Reads an endpoint. Without a scheme it is `https` if TLS is configured.
+    ///
+    /// # Errors
+    /// `Unsupported` for one of another scheme, for one without TLS where TLS is configured, for what is no address,
+    /// and for one with a user or password in it (which is not shown).
+    pub(crate) fn parse(endpoint: &str, tls: TlsUse) -> Result<Self> {
+        let endpoint = endpoint.trim();
+        if let Some(path) = endpoint.strip_prefix("unix:") {
+            return Self::unix(path.strip_prefix("//").unwrap_or(path));
+        }
+        let (scheme, authority) = match (endpoint.split_once("://"), tls) {
+            (Some(parts), _) => parts,
+            (None, TlsUse::Configured) => ("https", endpoint),
+            (None, TlsUse::NotConfigured) => ("http", endpoint),
+        };
+        let authority = authority.trim_end_matches('/');
+        if authority.contains('@') {
+            return Err(refused("an endpoint has a user or password in it; give them apart from it"));
+        }
+        let transport = match (scheme, tls) {
+            ("http", TlsUse::Configured) => {
+                return Err(refused(format!(
+                    "endpoint {endpoint} is without TLS, but TLS is configured; use https://"
+                )));
+            }
+            ("http", TlsUse::NotConfigured) => Transport::Plain,
+            ("https", _) => Transport::Tls,
+            ("unixs", _) => {
+                return Err(refused(format!(
+                    "endpoint {endpoint}: TLS over a unix socket is not supported; use unix:"
+                )));
+            }
+            _ => {
+                return Err(refused(format!(
+                    "endpoint {endpoint} is neither http://host:port, https://host:port nor unix:///path"
+                )));
+            }
+        };
+        Self::host(scheme, authority, transport)
+    }
+
+    pub(crate) fn needs_tls(&self) -> bool {
+        self.transport == Transport::Tls
+    }
+
+    /// One whose host and port come from DNS.
+    pub(crate) fn of_host(host: &str, port: u16, transport: Transport) -> Result<Self> {
+        let scheme = if transport == Transport::Tls { "https" } else { "http" };
+        Self::host(scheme, &format!("{host}:{port}"), transport)
+    }
+
+    fn host(scheme: &str, authority: &str, transport: Transport) -> Result<Self> {
+        let url = format!("{scheme}://{authority}");
+        let endpoint = tonic::transport::Endpoint::from_shared(url.clone())
+            .map_err(|error| refused(format!("endpoint {url} is no address")).with_source(error))?;
+        // What follows the host, which may be an IPv6 address in brackets.
+        let after_host = authority.rsplit(']').next();
+        if after_host.is_some_and(|rest| rest.contains(':')) && endpoint.uri().port_u16().is_none() {
+            return Err(refused(format!("endpoint {url} has no port number after the colon")));
+        }
+        if authority.contains(['/', '?', '#']) {
+            return Err(refused(format!("endpoint {url} has more in it than a host and a port")));
+        }
+        Ok(Self { url, transport })
+    }
+
+    fn unix(path: &str) -> Result<Self> {
+        if path.is_empty() || path.contains(['?', '#', '\0']) {
+            return Err(refused("a unix: endpoint needs the path of a socket, as in unix:///run/etcd/etcd.sock"));
+        }
+        Ok(Self { url: format!("unix://{path}"), transport: Transport::Unix })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv::ErrorKind;
+
+    use super::*;
+
+    fn parse(endpoint: &str) -> Result<Address> {
+        Address::parse(endpoint, TlsUse::NotConfigured)
+    }
+
+    #[test]
+    fn endpoints_get_a_scheme() {
+        for (endpoint, expected, transport) in [
+            ("a:1", "http://a:1", Transport::Plain),
+            ("http://b:2/", "http://b:2", Transport::Plain),
+            (" https://c:3", "https://c:3", Transport::Tls),
+            ("http://[::1]:2379", "http://[::1]:2379", Transport::Plain),
+            ("https://[fe80::1]", "https://[fe80::1]", Transport::Tls),
+            ("http://etcd.example", "http://etcd.example", Transport::Plain),
+            ("unix:///run/etcd.sock", "unix:///run/etcd.sock", Transport::Unix),
+            ("unix:/run/etcd.sock", "unix:///run/etcd.sock", Transport::Unix),
+            // As etcd 3.4 has it: a file of this name in the folder where it runs.
+            ("unix://localhost:2379", "unix://localhost:2379", Transport::Unix),
+        ] {
+            let address = parse(endpoint).unwrap();
+            assert_eq!((address.url.as_str(), address.transport), (expected, transport), "{endpoint}");
+        }
+        assert_eq!(Address::parse("a:1", TlsUse::Configured).unwrap().url, "https://a:1");
+    }
+
+    #[test]
+    fn others_are_refused_and_secrets_not_shown() {
+        for endpoint in [
+            "ftp://a:1",
+            "unixs:///x",
+            "unix://",
+            "http://",
+            "http://a b:1",
+            "http://a:x",
+            "http://a:1/calico",
+            "http://user:hidden@a:1",
+            "user:hidden@a:1",
+        ] {
+            let error = parse(endpoint).unwrap_err();
+            assert_eq!(error.kind(), &ErrorKind::Unsupported, "{endpoint}");
+            assert!(!error.to_string().contains("hidden"), "{error}");
+        }
+        let error = Address::parse("http://a:1", TlsUse::Configured).unwrap_err();
+        assert!(error.to_string().contains("use https://"), "{error}");
+    }
+}

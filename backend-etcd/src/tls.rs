@@ -1,0 +1,185 @@
+//! Certificates and keys, and noticing when their files have changed.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use etcd_client::{Certificate, Identity, TlsOptions};
+use kv::{Error, ErrorKind, Operation, Result};
+use tonic::transport::Endpoint;
+
+use crate::NAME;
+use crate::options::refused;
+
+/// Certificates, and what is expected of the server's.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Tls {
+    /// The only authorities that are trusted; the system's if unset.
+    pub authority: Option<Pem>,
+    /// Our certificate and its key, if the server wants one.
+    pub identity: Option<(Pem, Pem)>,
+    /// The name that the server's certificate must carry, if not that of the endpoint.
+    pub server_name: Option<String>,
+}
+
+impl Tls {
+    /// The system's authorities, no certificate of our own.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Trust only these authorities.
+    #[must_use]
+    pub fn with_authority(mut self, authority: Pem) -> Self {
+        self.authority = Some(authority);
+        self
+    }
+
+    /// Show this certificate, of which this is the key.
+    #[must_use]
+    pub fn with_identity(mut self, certificate: Pem, key: Pem) -> Self {
+        self.identity = Some((certificate, key));
+        self
+    }
+
+    /// Expect this name in the server's certificate.
+    #[must_use]
+    pub fn with_server_name(mut self, name: impl Into<String>) -> Self {
+        self.server_name = Some(name.into());
+        self
+    }
+
+    /// Reads the files, and makes sure that what is in them can be used.
+    ///
+    /// # Errors
+    /// `Missing` or `Io` for a file that cannot be read, `Unsupported` for what is no certificate or key.
+    pub(crate) fn load(&self) -> Result<Loaded> {
+        // Before the files are read: a change between the two is noticed later.
+        let stamp = self.stamp();
+        let mut options = TlsOptions::new();
+        options = match &self.authority {
+            Some(authority) => options.ca_certificate(Certificate::from_pem(authority.load("CERTIFICATE")?)),
+            None => options.with_enabled_roots(),
+        };
+        if let Some((certificate, key)) = &self.identity {
+            options = options.identity(Identity::from_pem(certificate.load("CERTIFICATE")?, key.load("PRIVATE KEY")?));
+        }
+        if let Some(name) = &self.server_name {
+            options = options.domain_name(name.clone());
+        }
+        // What the client library would say of this only in the first call.
+        match Endpoint::from_static("https://localhost").tls_config(options.clone()) {
+            Ok(_) => Ok(Loaded { options, stamp }),
+            Err(error) => {
+                Err(refused("a certificate or key cannot be used, or the key is not the certificate's")
+                    .with_source(error))
+            }
+        }
+    }
+
+    /// The files as they are now.
+    pub(crate) fn stamp(&self) -> Stamp {
+        let identity = self.identity.iter().flat_map(|(certificate, key)| [certificate, key]);
+        Stamp(self.authority.iter().chain(identity).filter_map(Pem::stamp).collect())
+    }
+}
+
+/// What was read, and from which files.
+#[derive(Clone, Debug)]
+pub(crate) struct Loaded {
+    pub(crate) options: TlsOptions,
+    pub(crate) stamp: Stamp,
+}
+
+/// Size and time of change of each file; `None` for one that cannot be looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stamp(Vec<Option<(u64, SystemTime)>>);
+
+impl Stamp {
+    /// True if nothing is read from files.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Something in PEM form.
+#[derive(Clone)]
+pub enum Pem {
+    /// In this file.
+    File(PathBuf),
+    /// This text itself.
+    Inline(Vec<u8>),
+}
+
+impl Pem {
+    /// The text, if it has a section whose label ends in `label`.
+    fn load(&self, label: &str) -> Result<Vec<u8>> {
+        let text = match self {
+            Self::File(path) => std::fs::read(path).map_err(|error| {
+                let kind = match error.kind() {
+                    std::io::ErrorKind::NotFound => ErrorKind::Missing,
+                    _ => ErrorKind::Io,
+                };
+                Error::new(kind, Operation::Open, NAME)
+                    .with_detail(format!("cannot read {}", path.display()))
+                    .with_source(error)
+            })?,
+            Self::Inline(text) => text.clone(),
+        };
+        let wanted = format!("{label}-----");
+        if String::from_utf8_lossy(&text).contains(&wanted) {
+            return Ok(text);
+        }
+        Err(refused(format!("{self:?} has no {label} in PEM form")))
+    }
+
+    fn stamp(&self) -> Option<Option<(u64, SystemTime)>> {
+        let Self::File(path) = self else { return None };
+        let look = || path.metadata().and_then(|metadata| Ok((metadata.len(), metadata.modified()?)));
+        Some(look().ok())
+    }
+}
+
+impl fmt::Debug for Pem {
+    /// Where it is, never what it says.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "the file {}", path.display()),
+            Self::Inline(_) => f.write_str("the text given"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_pem_is_refused() {
+        let file = Tls::new().with_authority(Pem::File("/nowhere/ca.pem".into()));
+        assert_eq!(file.load().unwrap_err().kind(), &ErrorKind::Missing);
+        let text = Tls::new().with_authority(Pem::Inline(b"hidden".to_vec()));
+        let error = text.load().unwrap_err();
+        assert!(error.to_string().contains("no CERTIFICATE") && !error.to_string().contains("hidden"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_refused_before_any_call() {
+        let hollow = b"-----BEGIN CERTIFICATE-----\n!hidden!\n-----END CERTIFICATE-----\n".to_vec();
+        let error = Tls::new().with_authority(Pem::Inline(hollow)).load().unwrap_err();
+        assert_eq!(error.kind(), &ErrorKind::Unsupported, "{error}");
+        assert!(!error.to_string().contains("hidden"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_changed_has_another_stamp() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let tls = Tls::new().with_authority(Pem::File(file.path().to_owned()));
+        let before = tls.stamp();
+        assert!(!before.is_empty() && before == tls.stamp());
+        std::fs::write(file.path(), "more").unwrap();
+        assert_ne!(tls.stamp(), before);
+        assert!(Tls::new().with_authority(Pem::Inline(Vec::new())).stamp().is_empty());
+    }
+}
