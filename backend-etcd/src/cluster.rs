@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::NAME;
 use crate::endpoint::{Connection, Endpoint};
-use crate::error::{map, speaks_otherwise};
+use crate::error::{advice, map, speaks_otherwise};
 use crate::members::{Known, Members};
 use crate::options::Options;
 use crate::seen::{Freshness, Seen};
@@ -231,6 +231,13 @@ fn may_go_on(failure: &Failure, resend: Resend) -> bool {
     failure.error.kind().is_transient() && (failure.never_sent || resend == Resend::Always)
 }
 
+fn with_hint(error: Error, hint: Option<&'static str>) -> Error {
+    match hint {
+        Some(hint) => error.with_detail(hint),
+        None => error,
+    }
+}
+
 /// Asks one member. A token that is refused is renewed once: who refuses a token has not looked at the request.
 async fn attempt<T, F>(
     endpoint: &Endpoint,
@@ -242,22 +249,23 @@ where
     F: Future<Output = Result<T, etcd_client::Error>> + Send,
 {
     let store = format!("{NAME} {}", endpoint.address.url);
-    let timeout = || Error::new(ErrorKind::Timeout, operation, store.clone());
+    let timeout = || with_hint(Error::new(ErrorKind::Timeout, operation, store.clone()), endpoint.hint());
+    let told = |error: etcd_client::Error| {
+        let hint = if speaks_otherwise(&error) { endpoint.hint() } else { advice(&error) };
+        with_hint(map(error, operation, &store), hint)
+    };
     // Until here nothing was sent but a login.
     let never_sent = |error: Error| Failure { error: error.with_outcome(Outcome::NotApplied), never_sent: true };
     let (connection, renewals) = match timeout_at(limits.connect, endpoint.connection()).await {
         Ok(Ok(connected)) => connected,
-        Ok(Err(error)) => return Err(never_sent(map(error, operation, &store))),
+        Ok(Err(error)) => return Err(never_sent(told(error))),
         Err(_) => return Err(never_sent(timeout())),
     };
     let mut renewed = false;
     loop {
         let error = match timeout_at(limits.answer, work(connection.clone())).await {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => match endpoint.hint().filter(|_| speaks_otherwise(&error)) {
-                Some(hint) => map(error, operation, &store).with_detail(hint),
-                None => map(error, operation, &store),
-            },
+            Ok(Err(error)) => told(error),
             Err(_) => return Err(Failure { error: timeout(), never_sent: false }),
         };
         let refused = matches!(error.kind(), ErrorKind::Auth(Auth::Unauthenticated | Auth::OldRevision))
@@ -268,7 +276,7 @@ where
         }
         match timeout_at(limits.answer, endpoint.renew(&connection, renewals)).await {
             Ok(Ok(())) => renewed = true,
-            Ok(Err(error)) => return Err(never_sent(map(error, operation, &store))),
+            Ok(Err(error)) => return Err(never_sent(told(error))),
             Err(_) => return Err(never_sent(timeout())),
         }
     }

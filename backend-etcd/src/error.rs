@@ -149,6 +149,30 @@ pub(crate) fn speaks_otherwise(error: &etcd_client::Error) -> bool {
     }
 }
 
+/// What to do about a member that cannot be reached, does not let us in, or is no etcd.
+pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
+    let etcd_client::Error::GRpcStatus(status) = error else { return None };
+    let says =
+        |words: &str| status.message().contains(words) || chain(status).any(|cause| cause.to_string().contains(words));
+    Some(match classify(error).0 {
+        ErrorKind::NotSent if says("dns error") => "the name is not known: check it, and the DNS of this host",
+        ErrorKind::NotSent if says("UnknownIssuer") || says("BadSignature") => {
+            "its certificate is from no authority that is trusted: name the one that signed it"
+        }
+        ErrorKind::NotSent if says("not valid for name") => {
+            "its certificate is for another name: use a name or address that it carries"
+        }
+        ErrorKind::NotSent if says("certificate expired") => "its certificate has expired, or a clock is wrong",
+        ErrorKind::NotSent if says("peer certificate") => "its certificate is not accepted",
+        ErrorKind::NotSent => "nobody answers there: check the address, and that etcd runs",
+        ErrorKind::Auth(Auth::Unauthenticated) if says("user name is empty") => "it wants a user and a password",
+        ErrorKind::Auth(Auth::Unauthenticated) if says("authentication failed") => "check user and password",
+        ErrorKind::Auth(Auth::Denied) => "the roles of the user do not allow this",
+        ErrorKind::Unsupported => "this is no etcd v3: check the address",
+        _ => return None,
+    })
+}
+
 /// The reason for which etcd ended a watch, as the status that the same refusal has elsewhere.
 pub(crate) fn watch_ended(reason: &str) -> etcd_client::Error {
     etcd_client::Error::GRpcStatus(Status::unknown(reason))

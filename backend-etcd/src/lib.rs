@@ -18,6 +18,7 @@ mod options;
 mod seen;
 mod tls;
 mod txn;
+mod version;
 mod watch;
 mod wire;
 
@@ -55,6 +56,16 @@ impl EtcdStore {
     /// cannot be read.
     pub fn open(options: &Options) -> Result<Self> {
         Ok(Self { cluster: Arc::new(Cluster::new(options)?) })
+    }
+
+    /// Makes sure that somebody is there, lets us in, and is an etcd that is new enough; one small request.
+    ///
+    /// # Errors
+    /// `Unsupported` for an etcd before 3.4 and for what is no etcd; else what any call gives.
+    pub async fn check(&self) -> Result<()> {
+        let work = |connection: Connection| async move { connection.client().status().await };
+        let answer = self.cluster.call(Operation::Open, Resend::Always, self.cluster.deadline(), work).await?;
+        version::judge(answer.version())
     }
 
     /// Ends all use of the store and its clones: calls fail with `Closed` from now on, and watches end with it. Calls

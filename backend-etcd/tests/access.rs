@@ -32,7 +32,14 @@ fn authority() -> Issuer {
 
 impl Certificates {
     fn make() -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let certificates = Self { folder: tempfile::tempdir().unwrap() };
+        certificates.issue();
+        certificates
+    }
+
+    /// Everything anew, from another authority, in the same files.
+    fn issue(&self) {
+        let folder = &self.folder;
         let authority = authority();
         std::fs::write(folder.path().join("authority.pem"), authority.pem()).unwrap();
         std::fs::write(folder.path().join("stranger.pem"), self::authority().pem()).unwrap();
@@ -44,7 +51,6 @@ impl Certificates {
             std::fs::write(folder.path().join(format!("{name}.pem")), certificate.pem()).unwrap();
             std::fs::write(folder.path().join(format!("{name}.key")), key.serialize_pem()).unwrap();
         }
-        Self { folder }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -101,7 +107,10 @@ async fn only_the_chosen_authority_is_trusted() {
     }
     let stranger = Tls::new().with_authority(certificates.file("stranger.pem"));
     for tls in [Some(stranger), None, Some(Tls::new())] {
-        let error = refused(&open(etcd.url(), tls)).await;
+        let store = open(etcd.url(), tls);
+        let error = store.check().await.unwrap_err();
+        assert!(error.to_string().contains("name the one that signed it"), "{error}");
+        let error = refused(&store).await;
         assert_eq!((error.kind(), error.outcome()), (&ErrorKind::NotSent, Outcome::NotApplied), "{error}");
         assert!(error.to_string().contains("invalid peer certificate"), "{error}");
     }
@@ -134,6 +143,32 @@ async fn a_certificate_of_our_own_opens_the_door() {
     }
     let error = refused(&open(etcd.url(), Some(trusting()))).await;
     assert!(error.to_string().contains("may want a certificate of ours"), "{error}");
+}
+
+#[tokio::test]
+async fn certificates_that_changed_are_read_again() {
+    let certificates = Certificates::make();
+    let mut etcd = certificates.etcd_for_known();
+    let tls = Tls::new()
+        .with_authority(certificates.file("authority.pem"))
+        .with_identity(certificates.file("client.pem"), certificates.file("client.key"));
+    let store = open(etcd.url(), Some(tls));
+    store.put("k", "v").await.unwrap();
+    certificates.issue();
+    store.put("k", "the connection that is there goes on").await.unwrap();
+    etcd.stop();
+    etcd.run().unwrap();
+    let until = Instant::now() + Duration::from_secs(30);
+    while let Err(error) = store.put("k", "w").await {
+        assert!(Instant::now() < until, "{error}");
+    }
+    // Nonsense, as if somebody were writing the file: the certificate that is known stays.
+    std::fs::write(certificates.path("client.pem"), "nonsense").unwrap();
+    etcd.stop();
+    etcd.run().unwrap();
+    while let Err(error) = store.put("k", "x").await {
+        assert!(Instant::now() < until, "{error}");
+    }
 }
 
 #[tokio::test]

@@ -33,6 +33,12 @@ pub(crate) async fn open(location: &Location, create: Create) -> Result<OpenStor
         ErrorKind::Locked => {
             Failure::from(error).hint("some other command or program has the store open; end it, or try again")
         }
+        ErrorKind::NotSent | ErrorKind::Disconnected { .. } | ErrorKind::Timeout | ErrorKind::Auth(_) => {
+            Failure::from(error).hint(
+                "certificates and login come from ETCD_CA_CERT_FILE, ETCD_CERT_FILE and ETCD_KEY_FILE, \
+                 ETCD_USERNAME and ETCD_PASSWORD",
+            )
+        }
         _ => Failure::from(error),
     })
 }

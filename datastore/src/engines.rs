@@ -74,7 +74,9 @@ pub(crate) async fn etcd(etcd: &Etcd, blocking: Blocking) -> Result<Opened> {
             let opening = tokio::task::spawn_blocking(move || crate::etcd::open(&etcd));
             let opened =
                 opening.await.map_err(|panic| Error::new(ErrorKind::Io, Operation::Open, "etcd").with_source(panic));
-            opened?.map(Opened::Etcd)
+            let store = opened??;
+            store.check().await?;
+            Ok(Opened::Etcd(store))
         }
     }
 }

@@ -107,7 +107,11 @@ impl ConfigError {
             }
             Self::NotAUrl { path: Some(path) } => format!("did you mean sled://{path} or redb://{path}?"),
             Self::NotAUrl { path: None } | Self::UnknownScheme(_) => {
-                "store URLs are sled:///path, redb:///path and etcd://host:port".into()
+                "store URLs are sled:///path, redb:///path, etcd://host:port and, with TLS, etcd+https://host:port"
+                    .into()
+            }
+            Self::UrlPath(scheme) if scheme.starts_with("etcd") => {
+                format!("write it with three slashes: {scheme}:///run/etcd/etcd.sock")
             }
             Self::UrlPath(scheme) => format!("write it with three slashes: {scheme}:///var/lib/margay/ipam.{scheme}"),
             Self::UrlOptions(_) => "a store URL ends with the path and has no ? or # in it".into(),

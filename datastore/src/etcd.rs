@@ -1,6 +1,6 @@
 //! Opening a store on etcd.
 
-use backend_etcd::{Credentials, EtcdStore, Options, Tls};
+use backend_etcd::{Credentials, Discovery, EtcdStore, Options, Tls};
 use kv::Result;
 
 use crate::access::{Access, Pem};
@@ -16,6 +16,9 @@ pub(crate) fn open(etcd: &Etcd) -> Result<EtcdStore> {
 
 fn options(etcd: &Etcd) -> Options {
     let mut options = Options::new(etcd.endpoints.iter().cloned());
+    if !etcd.discovery_srv.is_empty() {
+        options = options.with_discovery(Discovery::new(&etcd.discovery_srv));
+    }
     if etcd.access.names_certificates() {
         if etcd.all_without_tls() {
             tracing::warn!(store = %etcd, "etcd is reached without TLS, though certificates are configured");

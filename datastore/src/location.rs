@@ -45,7 +45,7 @@ pub enum Location {
     Redb(PathBuf),
     /// `memory:`: gone when it is closed. For tests, conformance and benchmarks only.
     Memory,
-    /// `etcd://host:port[,host:port]`, with TLS `etcd+https://`: a cluster.
+    /// `etcd://host:port[,host:port]`, with TLS `etcd+https://`, over a unix socket `etcd+unix:///path`: a cluster.
     Etcd(Etcd),
 }
 
@@ -93,6 +93,11 @@ impl fmt::Display for Etcd {
         if self.endpoints.is_empty() {
             return write!(f, "etcd members in the SRV records of {}", self.discovery_srv);
         }
+        if let [endpoint] = &self.endpoints[..]
+            && endpoint.starts_with("unix:///")
+        {
+            return write!(f, "etcd+{endpoint}");
+        }
         let all = |prefix| self.endpoints.iter().map(|e| e.strip_prefix(prefix)).collect::<Option<Vec<_>>>();
         match (all("http://"), all("https://")) {
             (Some(hosts), _) => write!(f, "etcd://{}", hosts.join(",")),
@@ -120,6 +125,7 @@ impl FromStr for Location {
             "sled" => Ok(Self::Sled(absolute(scheme, rest)?)),
             "redb" => Ok(Self::Redb(absolute(scheme, rest)?)),
             "etcd" => Ok(Self::Etcd(members(rest, "http://")?)),
+            "etcd+unix" => Ok(Self::Etcd(Etcd { endpoints: vec![socket(scheme, rest)?], ..Etcd::default() })),
             "etcd+https" => Ok(Self::Etcd(members(rest, "https://")?)),
             other => Err(ConfigError::UnknownScheme(other.to_owned())),
         }
@@ -138,6 +144,11 @@ fn absolute(scheme: &str, rest: &str) -> Result<PathBuf> {
         return Err(ConfigError::UrlPath(scheme.to_owned()));
     }
     Ok(rest.into())
+}
+
+/// The endpoint that is a unix socket.
+fn socket(scheme: &str, rest: &str) -> Result<String> {
+    absolute(scheme, rest).map(|path| format!("unix://{}", path.display()))
 }
 
 /// The members that an etcd URL names.
@@ -172,6 +183,7 @@ mod tests {
             "memory:",
             "etcd://10.0.0.1:2379",
             "etcd+https://a:2379,[fd00::1]:2379",
+            "etcd+unix:///run/etcd/localhost:2379",
         ] {
             assert_eq!(url.parse::<Location>().unwrap().to_string(), url);
         }

@@ -39,7 +39,8 @@ impl OpenStore {
     }
 }
 
-/// Opens a store. An embedded one is opened by one process at a time; others wait their turn, for `wait` at the most.
+/// Opens a store. An embedded one is opened by one process at a time; others wait their turn, for `wait` at the most. A
+/// cluster is asked whether it is there, lets us in, and is new enough.
 ///
 /// Must be called on a tokio runtime.
 ///
@@ -51,7 +52,7 @@ pub async fn open(location: &Location, create: Create, wait: Duration) -> Result
 }
 
 /// Opens a store as [`open`] does, for a process that does one thing at a time and ends: an embedded store then works
-/// on the thread that asks, which saves the cost of other threads.
+/// on the thread that asks, which saves the cost of other threads, and a cluster is not asked anything.
 ///
 /// # Errors
 /// Those of [`open`].

@@ -113,21 +113,28 @@ impl Etcd {
         format!("{}://{}", self.scheme, self.addresses[0])
     }
 
+    /// The folder in which it runs.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// Where it keeps its state.
     pub(crate) fn data(&self) -> PathBuf {
         self.folder.path().join("data")
     }
 
     fn is_well(&self) -> bool {
-        let ask = || -> std::io::Result<String> {
-            let mut connection = TcpStream::connect_timeout(&self.addresses[2], Duration::from_secs(1))?;
-            connection.set_read_timeout(Some(Duration::from_secs(5)))?;
-            connection.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
-            let mut answer = String::new();
-            connection.read_to_string(&mut answer)?;
-            Ok(answer)
-        };
-        ask().is_ok_and(|answer| answer.contains("\"true\""))
+        self.ask("/health").is_ok_and(|answer| answer.contains("\"true\""))
+    }
+
+    /// What it tells about itself under `path`: `/health`, or `/metrics`.
+    pub(crate) fn ask(&self, path: &str) -> std::io::Result<String> {
+        let mut connection = TcpStream::connect_timeout(&self.addresses[2], Duration::from_secs(1))?;
+        connection.set_read_timeout(Some(Duration::from_secs(5)))?;
+        connection.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer)?;
+        Ok(answer)
     }
 
     /// Starts the process and waits until it is well.
@@ -140,6 +147,7 @@ impl Etcd {
         let peer = format!("http://{}", self.addresses[1]);
         let log = File::options().create(true).append(true).open(self.folder.path().join("log"))?;
         let child = Command::new("etcd")
+            .current_dir(self.folder.path())
             .arg("--data-dir")
             .arg(self.data())
             .args(["--name", &self.name, "--logger", "zap", "--log-level", "error"])

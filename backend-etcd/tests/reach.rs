@@ -1,0 +1,66 @@
+//! Ways to a server, and what a call costs there.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use backend_etcd::{EtcdStore, Options};
+use futures::StreamExt;
+use kv::{Compare, ErrorKind, Op, Range, RangeRequest, Store, StoreExt, Txn, WatchRequest};
+use support::Etcd;
+
+#[tokio::test]
+async fn a_unix_socket() {
+    // etcd 3.4 takes nothing else for one: a file with this name in the folder where it runs.
+    let name = format!("localhost:{}", support::dead_address().unwrap().port());
+    let etcd = Etcd::start_with("http", &[format!("--listen-client-urls=unix://{name}")]).unwrap();
+    let socket = etcd.folder().join(&name);
+    for endpoint in [format!("unix://{}", socket.display()), format!("unix:{}", socket.display())] {
+        let store = EtcdStore::open(&Options::new([endpoint])).unwrap();
+        store.check().await.unwrap();
+        let revision = store.put("k", "v").await.unwrap();
+        let mut watch = store.watch(WatchRequest::new(Range::All, revision)).await.unwrap();
+        assert_eq!(watch.next().await.unwrap().unwrap().revision, revision);
+    }
+    let nobody = EtcdStore::open(&Options::new([format!("unix://{}/none", etcd.folder().display())])).unwrap();
+    let error = nobody.put("k", "v").await.unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::NotSent, "{error}");
+    assert!(error.to_string().contains("check the address"), "{error}");
+}
+
+/// How many requests for keys the server has begun to answer so far.
+fn requests(etcd: &Etcd) -> u64 {
+    let metrics = etcd.ask("/metrics").unwrap();
+    let begun = metrics.lines().filter(|line| {
+        line.starts_with("grpc_server_started_total{") && line.contains("grpc_service=\"etcdserverpb.KV\"")
+    });
+    let numbers = begun.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap());
+    let (count, sum) = numbers.fold((0, 0), |(count, sum), number| (count + 1, sum + number));
+    assert!(count > 3, "there are such numbers: {metrics}");
+    sum
+}
+
+#[tokio::test]
+async fn one_round_trip_for_each_call() {
+    let etcd = Etcd::start().unwrap();
+    let store = EtcdStore::open(&Options::new([etcd.url()])).unwrap();
+    let first = store.put("k", "v").await.unwrap();
+    let guarded = || Txn::new().with_compares([Compare::unchanged("k", first)]);
+    let many = (0..100).map(|i| Op::put(format!("many/{i}"), "v"));
+    let calls = [
+        store.range(RangeRequest::new(Range::key("k"))).await.map(|_| ()),
+        store.range(RangeRequest::new(Range::All)).await.map(|_| ()),
+        store.txn(guarded()).await.map(|_| ()),
+        store.txn(guarded().with_success([Op::range(Range::All)])).await.map(|_| ()),
+        store.txn(guarded().with_success([Op::put("other", "v")])).await.map(|_| ()),
+        store.txn(guarded().with_success([Op::put("k", "w")]).with_failure([Op::range(Range::All)])).await.map(|_| ()),
+        store.txn(guarded().with_success(many)).await.map(|_| ()),
+        store.txn(Txn::new().with_success([Op::delete("many/7")])).await.map(|_| ()),
+        store.compact(first).await,
+    ];
+    let count = u64::try_from(calls.len()).unwrap();
+    for (i, call) in calls.into_iter().enumerate() {
+        assert!(call.is_ok(), "{i}: {call:?}");
+    }
+    assert_eq!(requests(&etcd), 1 + count);
+}

@@ -1,0 +1,77 @@
+//! A tiny DNS server: it knows SRV records, and what it does not know does not exist.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Priority, weight and port of a record; its target is always `localhost`.
+pub(crate) type Srv = (u16, u16, u16);
+
+/// The type of SRV records.
+const SRV: [u8; 2] = [0, 33];
+
+/// The server; it runs until the process ends.
+#[derive(Clone, Debug)]
+pub(crate) struct Dns {
+    pub(crate) address: SocketAddr,
+    records: Arc<Mutex<HashMap<String, Vec<Srv>>>>,
+}
+
+impl Dns {
+    pub(crate) fn start() -> io::Result<Self> {
+        let socket = UdpSocket::bind("127.0.0.1:0")?;
+        let dns = Self { address: socket.local_addr()?, records: Arc::default() };
+        let serving = dns.clone();
+        std::thread::spawn(move || serving.serve(&socket));
+        Ok(dns)
+    }
+
+    /// From now on this name has these records and no others.
+    pub(crate) fn set(&self, name: &str, records: &[Srv]) {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), records.to_vec());
+    }
+
+    fn serve(&self, socket: &UdpSocket) {
+        let mut buffer = [0; 512];
+        while let Ok((length, asker)) = socket.recv_from(&mut buffer) {
+            if let Some(answer) = self.answer(&buffer[..length]) {
+                // Who asked may be gone.
+                let _ = socket.send_to(&answer, asker);
+            }
+        }
+    }
+
+    fn answer(&self, query: &[u8]) -> Option<Vec<u8>> {
+        let (name, length) = name(query.get(12..)?)?;
+        let question = query.get(12..12 + length + 4)?;
+        let known = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let records = known.get(&name).filter(|_| question[length..length + 2] == SRV);
+        let mut answer = query.get(..2)?.to_vec();
+        let count = u8::try_from(records.map_or(0, Vec::len)).ok()?;
+        answer.extend([0x81, if records.is_some() { 0x80 } else { 0x83 }, 0, 1, 0, count, 0, 0, 0, 0]);
+        answer.extend(question);
+        for (priority, weight, port) in records.into_iter().flatten() {
+            // The name of the question, SRV, IN, not to be kept.
+            answer.extend([0xc0, 12, SRV[0], SRV[1], 0, 1, 0, 0, 0, 0, 0, 17]);
+            answer.extend([priority, weight, port].into_iter().flat_map(|number| number.to_be_bytes()));
+            answer.extend(b"\x09localhost\x00");
+        }
+        Some(answer)
+    }
+}
+
+/// A name and how many bytes it takes.
+fn name(bytes: &[u8]) -> Option<(String, usize)> {
+    let mut labels = Vec::new();
+    let mut at = 0;
+    loop {
+        let length = usize::from(*bytes.get(at)?);
+        at += 1;
+        if length == 0 {
+            return Some((labels.join("."), at));
+        }
+        labels.push(String::from_utf8_lossy(bytes.get(at..at + length)?).to_lowercase());
+        at += length;
+    }
+}
