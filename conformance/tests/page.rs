@@ -1,0 +1,24 @@
+//! The Rust code on the page `README.md` is code that is compiled and run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where the page quotes from; each of these is a test, or a part of one.
+const SOURCES: [&str; 3] = ["tests/readme/main.rs", "tests/readme/history.rs", "../examples/sqlite/src/table.rs"];
+
+fn read(file: &str) -> String {
+    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn the_page_quotes_what_is_compiled() {
+    let sources = SOURCES.map(read);
+    let page = read("README.md");
+    let blocks: Vec<&str> =
+        page.split("```rust\n").skip(1).filter_map(|rest| rest.split_once("```")).map(|(block, _)| block).collect();
+    assert!(blocks.len() >= 3, "{} blocks of Rust", blocks.len());
+    for block in blocks {
+        assert!(sources.iter().any(|source| source.contains(block)), "in none of {SOURCES:?}:\n{block}");
+    }
+}

@@ -1,0 +1,107 @@
+//! The store of the page `README.md`, judged by the suite: what the page shows stands here.
+
+mod history;
+
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use conformance::{Ability, BoxError, Fixture, Harness};
+use futures::StreamExt;
+use kv::{
+    Error, Operation, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream,
+};
+use tokio::sync::watch;
+
+use crate::history::History;
+
+const NAME: &str = "mine";
+
+/// A store in memory: all that ever happened, and a bell for watchers.
+#[derive(Clone, Debug)]
+struct MyStore {
+    history: Arc<Mutex<History>>,
+    changed: watch::Sender<()>,
+}
+
+impl MyStore {
+    fn new() -> Self {
+        Self { history: Arc::default(), changed: watch::Sender::new(()) }
+    }
+
+    fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl Store for MyStore {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        request.check(NAME)?; // refuses what every store refuses
+        self.history().range(&request).map_err(|kind| Error::new(kind, Operation::Range, NAME))
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        txn.check(NAME)?;
+        let answer = self.history().txn(&txn); // compares, then one branch, at one revision
+        self.changed.send_replace(());
+        Ok(answer)
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        request.check(NAME)?;
+        let cursor = (self.clone(), self.changed.subscribe(), request.start);
+        Ok(futures::stream::try_unfold(cursor, move |(store, mut changed, start)| {
+            let request = request.clone();
+            async move {
+                loop {
+                    changed.mark_unchanged();
+                    let batch = store.history().events(&request, start); // of one revision, the first from `start` on
+                    match batch.map_err(|kind| Error::new(kind, Operation::Watch, NAME))? {
+                        Some(batch) => {
+                            let next = batch.revision.next();
+                            return Ok(Some((batch, (store, changed, next))));
+                        }
+                        None if changed.changed().await.is_err() => return Ok(None),
+                        None => {}
+                    }
+                }
+            }
+        })
+        .boxed())
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        revision.check(NAME)?;
+        let compacted = self.history().compact(revision);
+        self.changed.send_replace(());
+        compacted.map_err(|kind| Error::new(kind, Operation::Compact, NAME))
+    }
+}
+
+struct Memory; // where stores come from
+
+#[derive(Debug)]
+struct OneStore(MyStore); // and with it all that lives as long: a folder, a server
+
+#[async_trait]
+impl Harness for Memory {
+    fn abilities(&self) -> &[Ability] {
+        &[Ability::New]
+    }
+
+    async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
+        Ok(Box::new(OneStore(MyStore::new())))
+    }
+}
+
+impl Fixture for OneStore {
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::new(self.0.clone())
+    }
+}
+
+fn main() -> ExitCode {
+    let ignored: Vec<&str> = include_str!("ignored.txt").lines().collect();
+    conformance::main(Memory, &ignored)
+}
