@@ -1,8 +1,9 @@
 //! Who asks: the node, the container, the pod, and what is recorded of them with each address.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use ipam_core::model::workload_endpoint_name;
 use ipam_core::timestamps::go_string;
@@ -55,12 +56,24 @@ impl Host {
     pub(crate) fn node(&self, conf: &NetConf) -> String {
         let file =
             if conf.nodename_file.is_empty() { self.nodename_file.clone() } else { (&conf.nodename_file).into() };
-        let in_file = || fs::read(&file).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+        let in_file = || read_name(&file).unwrap_or_default();
         let sources: [&dyn Fn() -> String; 4] =
             [&|| conf.nodename.clone(), &in_file, &|| conf.hostname.clone(), &|| self.hostname.to_lowercase()];
         let names = sources.into_iter().map(|name| name().trim().to_owned());
         names.into_iter().find(|name| !name.is_empty()).unwrap_or_default()
     }
+}
+
+/// More bytes than a file with a node's name has.
+const MAX_NAME_FILE: u64 = 4096;
+
+/// What stands in a file that may have a node's name. A longer one has none, and is not read to its end, which may never
+/// come: the configuration names it.
+fn read_name(file: &Path) -> std::io::Result<String> {
+    let mut bytes = Vec::new();
+    let read = File::open(file)?.take(MAX_NAME_FILE + 1).read_to_end(&mut bytes)?;
+    let fits = u64::try_from(read).is_ok_and(|read| read <= MAX_NAME_FILE);
+    Ok(if fits { String::from_utf8_lossy(&bytes).into_owned() } else { String::new() })
 }
 
 /// A container or a pod, as the books know it.

@@ -45,6 +45,8 @@ fn where_the_nodes_name_comes_from() {
     assert_eq!(named(&full, r#","nodename":"n1""#), "n1");
     assert_eq!(named(&blank, ""), "host-1");
     assert_eq!(named(folder.path(), ""), "host-1");
+    let endless = write("endless", &[b'a'; 1 << 20]);
+    assert_eq!(named(&endless, ""), "host-1", "what is so long is no name");
     let by_default = Host { nodename_file: full, ..host() };
     assert_eq!(by_default.node(&conf("{}")), "node7");
     assert_eq!(by_default.node(&conf(r#"{"nodename_file":"/no/such/file"}"#)), "host-1");

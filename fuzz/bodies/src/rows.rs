@@ -1,6 +1,7 @@
 //! The rows of a store: their encoding, and stores in which some are wrong although their checksums are right.
 
 use std::ops::ControlFlow;
+use std::sync::OnceLock;
 
 use arbitrary::{Result, Unstructured};
 use futures::{FutureExt, StreamExt};
@@ -25,8 +26,14 @@ pub fn row_codec(data: &[u8]) {
 
 /// Takes an input for the target `damaged_rows`: which rows of a store become what.
 pub fn damaged_rows(data: &[u8]) {
+    static WHOLE: OnceLock<Vec<(Vec<u8>, Vec<u8>)>> = OnceLock::new();
+    let whole = WHOLE.get_or_init(|| {
+        let table = MemoryTable::new();
+        block_on(fill(&open(Box::new(table.clone())).unwrap()));
+        rows(&table)
+    });
     let table = MemoryTable::new();
-    block_on(fill(&open(Box::new(table.clone())).unwrap()));
+    table.commit(&whole.iter().map(|(key, row)| Write::Put(key.clone(), row.clone())).collect::<Vec<_>>()).unwrap();
     let mut input = Unstructured::new(data);
     while !input.is_empty() {
         let write = damage(&rows(&table), &mut input).unwrap();
