@@ -5,7 +5,7 @@ use std::fmt;
 use futures::future::BoxFuture;
 
 use crate::expect::Checked;
-use crate::harness::Ability;
+use crate::harness::{Ability, Scene};
 use crate::subject::Subject;
 
 /// A topic of cases; each is a file of its own.
@@ -32,6 +32,8 @@ pub enum Group {
     Durability,
     /// Several processes with one store.
     Processes,
+    /// Networks and servers that fail.
+    Faults,
 }
 
 /// How a case gets on with others.
@@ -60,6 +62,7 @@ pub struct Case {
     pub(crate) group: Group,
     pub(crate) rules: &'static [&'static str],
     pub(crate) needs: &'static [Ability],
+    pub(crate) scene: Scene,
     pub(crate) weight: Weight,
     pub(crate) tenancy: Tenancy,
     pub(crate) story: fn(Subject) -> BoxFuture<'static, Checked>,
@@ -89,6 +92,11 @@ impl Case {
     /// The least that it asks of its store: a case that can run on a shared store can run on an exclusive one.
     pub fn tenancy(&self) -> Tenancy {
         self.tenancy
+    }
+
+    /// The surroundings in which it wants its store.
+    pub fn scene(&self) -> Scene {
+        self.scene
     }
 
     /// Why it cannot run in an environment with these abilities, if so.

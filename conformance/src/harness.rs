@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt::Debug;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +50,21 @@ pub enum Ability {
     Trace,
     /// Keep the store on a disk that loses power ([`Fixture::cut_power_after`], [`Fixture::restore_power`]).
     PowerLoss,
+    /// Reach the store over TCP, also at another address than its own ([`Fixture::servers`], [`Fixture::connect`]).
+    Network,
+    /// Let the suite send signals to the processes that serve the store, and start them again
+    /// ([`Fixture::servers`], [`Fixture::restart`]).
+    Servers,
+    /// Make a store on three servers ([`Scene::Cluster`]).
+    Cluster,
+    /// Put a store back to an older copy of itself ([`Fixture::take_copy`], [`Fixture::put_back`]).
+    Copies,
+    /// Make a store with little room ([`Scene::Quota`]).
+    Quota,
+    /// Make a store with users and permissions ([`Scene::Logins`]).
+    Logins,
+    /// Make a store behind TLS ([`Scene::Tls`]).
+    Tls,
 }
 
 impl Ability {
@@ -68,6 +84,13 @@ impl Ability {
             Self::Mount => "this environment may not mount a file system",
             Self::Trace => "this environment cannot trace system calls",
             Self::PowerLoss => "this environment cannot cut the power",
+            Self::Network => "this environment's stores are not reached over TCP",
+            Self::Servers => "this environment's stores have no servers that could be killed",
+            Self::Cluster => "this environment has no clusters",
+            Self::Copies => "this environment cannot put a store back to an older copy",
+            Self::Quota => "this environment cannot limit the room of a store",
+            Self::Logins => "this environment's stores have no logins",
+            Self::Tls => "this environment's stores have no TLS",
         }
     }
 
@@ -78,6 +101,43 @@ impl Ability {
             _ => abilities.contains(&self),
         }
     }
+}
+
+/// Surroundings in which a case wants its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Scene {
+    /// Nothing special: what [`Harness::fresh`] gives.
+    Plain,
+    /// Three servers, any two of which are a quorum. Needs [`Ability::Servers`] as well.
+    Cluster,
+    /// Room for 4 to 64 MiB, and [`Fixture::make_room`].
+    Quota,
+    /// Logins that run out two seconds after their last use at the latest, and [`Fixture::strangers`]: without a login,
+    /// with a wrong password. A [guest](Fixture::guest) may read and write what begins with `open/`, and read nothing else.
+    Logins,
+    /// Server and clients show certificates; [`Fixture::strangers`] do or expect something else.
+    Tls,
+}
+
+/// A process that serves a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// Where clients reach it.
+    pub address: SocketAddr,
+    /// Its process, if the suite may send it signals ([`Ability::Servers`]).
+    pub process: Option<u32>,
+}
+
+/// Somebody whom a store does not let in, or not everywhere.
+#[derive(Debug)]
+pub struct Stranger {
+    /// Who that is, in a few words.
+    pub name: &'static str,
+    /// The store, as this one sees it.
+    pub store: Arc<dyn Store>,
+    /// What must not be in any text.
+    pub secrets: Vec<String>,
 }
 
 /// Makes stores for cases.
@@ -102,6 +162,15 @@ pub trait Harness: Send + Sync + 'static {
     /// # Errors
     /// Whatever kept it from being made; the case that asked fails.
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError>;
+
+    /// An empty store that nobody else uses, in special surroundings. Never called with [`Scene::Plain`], or with a scene
+    /// whose [`Ability`] is not listed.
+    ///
+    /// # Errors
+    /// Whatever kept it from being made.
+    async fn fresh_in(&self, scene: Scene) -> Result<Box<dyn Fixture>, BoxError> {
+        Err(format!("the harness lists {scene:?} but cannot make it").into())
+    }
 
     /// Opens the store that another process, or this one, knows by this address, and makes it if it is not there. While
     /// another one has it, this waits for so long and no longer. [`Ability::Processes`].
@@ -163,6 +232,78 @@ pub trait Fixture: Debug + Send + Sync {
     /// Whatever kept it from being measured.
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         Err("the harness lists Measure but its fixture cannot do it".into())
+    }
+
+    /// The servers of the store, always in the same order. [`Ability::Network`].
+    fn servers(&self) -> Vec<Server> {
+        Vec::new()
+    }
+
+    /// A handle that reaches the store at these addresses instead of its servers' own: the suite puts itself in between.
+    /// It should give up on a call after about 5 seconds and notice within 3 seconds that a connection is dead, so that
+    /// cases need not wait for long. [`Ability::Network`].
+    ///
+    /// # Errors
+    /// Whatever kept it from being made. It must not fail because nobody answers.
+    async fn connect(&self, addresses: &[SocketAddr]) -> Result<Arc<dyn Store>, BoxError> {
+        Err(format!("the harness lists Network but its fixture cannot connect to {addresses:?}").into())
+    }
+
+    /// Starts a server that was killed, at its old address and on its old data. It need not wait until it serves.
+    /// [`Ability::Servers`].
+    ///
+    /// # Errors
+    /// Whatever kept it from being started.
+    async fn restart(&mut self, server: usize) -> Result<(), BoxError> {
+        Err(format!("the harness lists Servers but its fixture cannot start server {server}").into())
+    }
+
+    /// Which server leads the others. [`Ability::Cluster`].
+    ///
+    /// # Errors
+    /// Whatever kept it from being found out, such as that nobody does.
+    async fn leader(&self) -> Result<usize, BoxError> {
+        Err("the harness lists Cluster but its fixture does not know who leads".into())
+    }
+
+    /// Keeps a copy of the store as it is. Handles and watches may be cut off, as by a restart. [`Ability::Copies`].
+    ///
+    /// # Errors
+    /// Whatever kept it from being made.
+    async fn take_copy(&mut self) -> Result<(), BoxError> {
+        Err("the harness lists Copies but its fixture cannot take one".into())
+    }
+
+    /// Puts the store back to the copy, under the handles that are held. [`Ability::Copies`].
+    ///
+    /// # Errors
+    /// Whatever kept it from being put back.
+    async fn put_back(&mut self) -> Result<(), BoxError> {
+        Err("the harness lists Copies but its fixture cannot put one back".into())
+    }
+
+    /// Does what an operator does after a store ran full and was emptied and compacted. [`Ability::Quota`].
+    ///
+    /// # Errors
+    /// Whatever went wrong.
+    async fn make_room(&self) -> Result<(), BoxError> {
+        Err("the harness lists Quota but its fixture cannot make room".into())
+    }
+
+    /// Those who are kept out, by the server or by their own caution. [`Ability::Logins`], [`Ability::Tls`].
+    ///
+    /// # Errors
+    /// Whatever kept their handles from being made.
+    async fn strangers(&self) -> Result<Vec<Stranger>, BoxError> {
+        Err("the harness lists Logins or Tls but its fixture knows no strangers".into())
+    }
+
+    /// A guest: see [`Scene::Logins`]. [`Ability::Logins`].
+    ///
+    /// # Errors
+    /// Whatever kept the handle from being made.
+    async fn guest(&self) -> Result<Arc<dyn Store>, BoxError> {
+        Err("the harness lists Logins but its fixture knows no guest".into())
     }
 
     /// Clears up after the case, whether it passed, failed or panicked. All its handles have been dropped before; only

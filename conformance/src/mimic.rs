@@ -136,9 +136,13 @@ mod tests {
     use super::*;
     use crate::expect::Failure;
 
-    use Ability::{Close, Embedded, Folder, Measure, New, Processes, Reopen};
+    use Ability::{
+        Close, Cluster, Copies, Embedded, Folder, Logins, Measure, Network, New, Processes, Quota, Reopen, Servers, Tls,
+    };
 
-    const ALL: [Ability; 7] = [New, Reopen, Close, Measure, Processes, Embedded, Folder];
+    const ALL: [Ability; 14] = [
+        New, Reopen, Close, Measure, Processes, Embedded, Folder, Network, Servers, Cluster, Copies, Quota, Logins, Tls,
+    ];
 
     #[test]
     fn what_cannot_run_has_to_be_listed() {

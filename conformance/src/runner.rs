@@ -12,7 +12,7 @@ use tokio::sync::RwLock;
 
 use crate::case::{Case, Group, Tenancy, Weight};
 use crate::expect::{Checked, Failure};
-use crate::harness::{BoxError, Harness};
+use crate::harness::{BoxError, Fixture, Harness, Scene};
 use crate::subject::Subject;
 use crate::table::cases;
 
@@ -292,8 +292,16 @@ impl Drop for Stage {
     }
 }
 
+async fn make(harness: &dyn Harness, scene: Scene) -> Result<Box<dyn Fixture>, BoxError> {
+    match scene {
+        Scene::Plain => harness.fresh().await,
+        scene => harness.fresh_in(scene).await,
+    }
+}
+
 async fn perform(harness: Arc<dyn Harness>, case: Case, patience: Duration) -> Checked {
-    let fresh = AssertUnwindSafe(harness.fresh()).catch_unwind().await.map_err(|panic| panicked(&*panic))?;
+    let fresh =
+        AssertUnwindSafe(make(&*harness, case.scene)).catch_unwind().await.map_err(|panic| panicked(&*panic))?;
     let fixture =
         fresh.map_err(|error| Failure::new("the environment: a fresh store", "a store", error.to_string()))?;
     let (subject, over) = Subject::new(harness, fixture, patience);

@@ -1,5 +1,7 @@
 //! The store that a case is given, with shorthands that let a case read like a story.
 
+mod servers;
+
 use std::future::Future;
 use std::ops::Deref;
 use std::path::Path;
@@ -15,11 +17,19 @@ use kv::{
 };
 
 use crate::case::Tenancy;
-use crate::expect::{Checked, Failure, holds, same};
+use crate::expect::{Checked, Failure, OfRule, holds, same};
 use crate::harness::{Ability, BoxError, Fixture, Harness};
 use crate::process::{self, Process};
 use crate::watcher::Watcher;
 
+pub(crate) use servers::Nobody;
+
+/// How long a store may take until it serves again after the faults are over, or to notice that nothing comes any more.
+pub(crate) const RECOVERY: Duration = Duration::from_secs(60);
+/// Between two questions whether it does.
+const RETRY: Duration = Duration::from_millis(50);
+/// What the suite's own errors call the store.
+const OURS: &str = "conformance";
 /// How many writes [`Handle::write_all`] keeps going at once.
 const WRITES_AT_ONCE: usize = 64;
 
@@ -116,6 +126,24 @@ impl Handle {
     /// Watches as asked.
     pub(crate) async fn watcher_of(&self, request: WatchRequest) -> Checked<Watcher> {
         Ok(Watcher::new(self.watch(request.clone()).await?, request, self.patience))
+    }
+
+    /// A watch that was opened as asked.
+    pub(crate) fn watching(&self, stream: WatchStream, request: WatchRequest) -> Watcher {
+        Watcher::new(stream, request, self.patience)
+    }
+
+    /// Reads until an answer comes, which has to be soon: after a fault.
+    pub(crate) async fn heals(&self) -> Checked<Revision> {
+        let healed = async {
+            loop {
+                if let Ok(found) = self.range(RangeRequest::new(Range::key("?"))).await {
+                    return found.revision;
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+        };
+        within(RECOVERY, "a store of which the faults are over", healed).await.of("N2")
     }
 
     /// Waits for something, but not for ever.
@@ -289,6 +317,15 @@ impl Deref for Joined {
     }
 }
 
+/// The store gave this error by itself: the suite's own patience had not run out.
+#[track_caller]
+pub(crate) fn in_time(error: &Error) -> Checked {
+    if error.store() != OURS {
+        return Ok(());
+    }
+    Err(Failure::new("a call while something is wrong", "an end by itself", error.to_string())).of("N2")
+}
+
 #[track_caller]
 fn environment(what: &str, error: &BoxError) -> Failure {
     Failure::new(format!("the environment: {what}"), "success", error.to_string())
@@ -304,7 +341,7 @@ struct Bounded {
 impl Bounded {
     async fn wait<T>(&self, operation: Operation, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
         tokio::time::timeout(self.patience, work).await.unwrap_or_else(|_| {
-            Err(Error::new(ErrorKind::Timeout, operation, "conformance")
+            Err(Error::new(ErrorKind::Timeout, operation, OURS)
                 .with_detail(format!("the store did not answer within {:?}", self.patience)))
         })
     }
@@ -334,7 +371,7 @@ impl Store for Bounded {
 struct Gone;
 
 fn gone<T>(operation: Operation) -> Result<T> {
-    Err(Error::new(ErrorKind::Closed, operation, "conformance"))
+    Err(Error::new(ErrorKind::Closed, operation, OURS))
 }
 
 #[async_trait]

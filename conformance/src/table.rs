@@ -4,35 +4,36 @@ use crate::case::Tenancy::{Exclusive, Shared};
 use crate::case::Weight::{Heavy, Light};
 use crate::case::{Case, Group};
 use crate::groups::{
-    basic, concurrency, crash, history, limits, processes, random, random_clients, range, recorded, revisions, txn,
-    txn_compare, watch, watch_load, watch_past,
+    basic, concurrency, crash, faults_access, faults_cluster, faults_network, faults_server, faults_watch, history, limits,
+    processes, random, random_clients, range, recorded, revisions, txn, txn_compare, watch, watch_load, watch_past,
 };
-use crate::harness::Ability;
+use crate::harness::{Ability, Scene};
 
 /// Rules whose cases need what the suite cannot do yet, and what that is.
-pub const LATER: &[(&str, &str)] = &[
-    ("R9", "a restored backup"),
-    ("W17", "a connection that is cut"),
-    ("E3", "a connection that is cut"),
-    ("E6", "damaged files"),
-];
+pub const LATER: &[(&str, &str)] = &[("E6", "damaged files")];
 
 macro_rules! table {
     ($($group:ident {
-        $($id:ident $module:ident::$story:ident: $($rule:ident)+ $(, needs $($need:ident)+)? $(, runs $weight:ident)? $(, beside $tenancy:ident)?;)+
+        $(
+            $id:ident $module:ident::$story:ident: $($rule:ident)+
+            $(, needs $($need:ident)+)? $(, in $scene:ident)? $(, runs $weight:ident)? $(, beside $tenancy:ident)?;
+        )+
     })+) => {
         vec![$($(
             Case {
                 name: concat!(stringify!($id), "_", stringify!($story)),
                 group: Group::$group,
                 rules: &[$(stringify!($rule)),+],
-                needs: &[$($(Ability::$need),+)?],
+                needs: &[$($(Ability::$need,)+)? $(Ability::$scene)?],
+                scene: table!(@scene $($scene)?),
                 weight: table!(@weight $($weight)?),
                 tenancy: table!(@tenancy $($tenancy)?),
                 story: |subject| Box::pin($module::$story(subject)),
             }
         ),+),+]
     };
+    (@scene) => { Scene::Plain };
+    (@scene $scene:ident) => { Scene::$scene };
     (@weight) => { Light };
     (@weight alone) => { Heavy };
     (@tenancy) => { Exclusive };
@@ -40,8 +41,9 @@ macro_rules! table {
 }
 
 /// All cases: number and story, then the rules that it judges (the first one is meant unless a failure says otherwise),
-/// what it needs, `runs alone` if no other case should run meanwhile, and `beside others` if its store can be one that
-/// others write to as well.
+/// what it needs, the scene in which it plays if that is not the plain one (a scene needs the ability of its name),
+/// `runs alone` if no other case should run meanwhile, and `beside others` if its store can be one that others write to as
+/// well.
 pub fn cases() -> Vec<Case> {
     table! {
         Basic {
@@ -151,12 +153,18 @@ pub fn cases() -> Vec<Case> {
             W18 watch_load::many_watchers: W11 W2, beside others;
             W19 watch_load::stalled_watcher: W11 W8 R2, runs alone;
             W20 watch_load::dropped_watches: W12, runs alone;
+            W21 faults_watch::cut_mid_stream: W17 W2, needs Network;
+            W22 faults_watch::compacted_while_cut_off: W17 W8, needs Network;
+            W23 faults_watch::frozen_server: W17, needs Network Servers;
             W24 watch::read_after_event: W14, beside others;
+            W27 faults_cluster::left_far_behind: W2 W17, needs Network Servers, in Cluster;
             W26 watch_past::resumes_after_reopen: W13 W2, needs Reopen;
             W28 watch_load::large_values: W16, beside others;
             W29 watch_past::future_and_other_keys: W9;
             W30 watch_past::goes_on_past_its_mark: W8 C2;
             W31 watch_past::resumes_anywhere: W13 W2;
+            W32 faults_watch::killed_server: W17 W13, needs Network Servers;
+            W33 faults_watch::silent_network: W17, needs Network;
         }
         Concurrency {
             L01 concurrency::counter: S1 R2, beside others;
@@ -201,6 +209,32 @@ pub fn cases() -> Vec<Case> {
             M05 processes::watched_from_elsewhere: W7 W3, needs Processes;
             M06 processes::child_does_not_hold_it: E7 S3, needs Processes Embedded;
             M07 processes::two_paths: E7 S2, needs Processes Embedded Folder;
+        }
+        Faults {
+            F01 faults_cluster::follower_dies: N1 E3 S3, needs Network Servers, in Cluster;
+            F02 faults_cluster::leader_dies_under_load: S1 S3 E3, needs Network Servers, in Cluster;
+            F03 faults_cluster::no_quorum_no_answer: S1 S3 E2, needs Network Servers, in Cluster;
+            F04 faults_cluster::no_quorum_no_compare: T10, needs Network Servers, in Cluster;
+            F05 faults_server::frozen_server: E2 N2 E3, needs Network Servers;
+            F06 faults_cluster::lonely_watch: W17, needs Network Servers, in Cluster;
+            F07 faults_cluster::all_restart: S3 R8 W17, needs Network Servers, in Cluster;
+            F08 faults_access::full: N5 E2 E3, in Quota;
+            F09 faults_access::logins_run_out: N4, in Logins;
+            F10 faults_access::strangers: N3, in Tls;
+            F11 faults_network::nobody_and_a_silent_one_beside: N1 E3 N2, needs Network;
+            F12 faults_access::guest: N3, in Logins;
+            F13 faults_network::lost_reply: E2 E3, needs Network;
+            F14 faults_network::lost_reply_of_a_guarded_write: E2 E3, needs Network;
+            F15 faults_network::lost_request: E3 E2, needs Network;
+            F16 faults_network::never_sent: E2 E3, needs Network;
+            F17 faults_network::slow_network: N2 W2 E3, needs Network;
+            F18 faults_server::killed_under_writers: S3 S5 R8 E2 E3, needs Network Servers;
+            F19 faults_server::killed_after_compaction: R8 C3, needs Network Servers;
+            F20 faults_server::older_copy: R9, needs Network Servers Copies;
+            F21 faults_cluster::dead_endpoint: N1 E3, needs Network Servers, in Cluster;
+            F22 faults_cluster::hanging_leader_under_writers: S3 E2 E3, needs Network Servers, in Cluster;
+            F23 faults_cluster::writers_without_quorum: E2 S3 E3, needs Network Servers, in Cluster;
+            F24 faults_access::strangers: N3, in Logins;
         }
     }
 }

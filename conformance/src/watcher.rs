@@ -6,7 +6,7 @@ use futures::StreamExt;
 use kv::{Batch, ErrorKind, Event, EventKind, Prev, Revision, WatchRequest, WatchStream};
 
 use crate::expect::{Checked, Failure, OfRule, holds, same};
-use crate::subject::within;
+use crate::subject::{RECOVERY, within};
 
 /// A watch of which every step is bounded in time and every batch is checked.
 pub(crate) struct Watcher {
@@ -15,12 +15,21 @@ pub(crate) struct Watcher {
     next: Revision,
     time: Option<SystemTime>,
     patience: Duration,
+    /// The rule that is broken if nothing comes.
+    silence: &'static str,
 }
 
 impl Watcher {
     pub(crate) fn new(stream: WatchStream, request: WatchRequest, patience: Duration) -> Self {
         let next = request.start;
-        Self { stream, request, next, time: None, patience }
+        Self { stream, request, next, time: None, patience, silence: "W2" }
+    }
+
+    /// The same watch, while something is wrong: it may take as long as a store may take to notice and to recover.
+    pub(crate) fn through_faults(mut self) -> Self {
+        self.patience = RECOVERY;
+        self.silence = "W17";
+        self
     }
 
     /// The revision from which on a new watch would go on.
@@ -31,7 +40,7 @@ impl Watcher {
     /// The next batch, or the error that ends the watch.
     pub(crate) async fn step(&mut self) -> Checked<Result<Batch, ErrorKind>> {
         let checked = format!("a watch of {:?} from {} on, at {}", self.request.range, self.request.start, self.next);
-        match within(self.patience, &checked, self.stream.next()).await.of("W2")? {
+        match within(self.patience, &checked, self.stream.next()).await.of(self.silence)? {
             Some(Ok(batch)) => {
                 self.check(&batch)?;
                 Ok(Ok(batch))

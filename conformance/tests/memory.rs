@@ -81,5 +81,5 @@ const IGNORED: &[&str] = &[
 ];
 
 fn main() -> ExitCode {
-    conformance::main(Memory, IGNORED)
+    conformance::main(Memory, &[conformance::WITHOUT_SERVERS, IGNORED].concat())
 }

@@ -2,6 +2,10 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub(crate) mod certificates;
+pub(crate) mod harness;
+pub(crate) mod users;
+
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -29,6 +33,16 @@ pub(crate) struct Etcd {
     arguments: Vec<String>,
     child: Option<Child>,
 }
+
+/// As a cluster that Margay uses is set up, save that clients may look more often whether it lives, and that passwords are
+/// checked faster.
+const USUAL: [&str; 5] = [
+    "--auto-compaction-mode=revision",
+    "--auto-compaction-retention=10000",
+    "--quota-backend-bytes=8589934592",
+    "--grpc-keepalive-min-time=500ms",
+    "--bcrypt-cost=4",
+];
 
 /// Where the ports begin that are given to members: below those that the system gives to connections.
 const FIRST_PORT: u16 = 12_000;
@@ -155,6 +169,7 @@ impl Etcd {
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &self.members])
             .args(["--listen-metrics-urls", &format!("http://{}", self.addresses[2])])
+            .args(USUAL)
             .args(&self.arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -177,6 +192,22 @@ impl Etcd {
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(())
+    }
+
+    /// Starts the process again, without waiting until it is well: that may take other members.
+    pub(crate) fn start_again(&mut self) -> std::io::Result<()> {
+        self.stop();
+        self.spawn()
+    }
+
+    /// Where clients reach it.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.addresses[0]
+    }
+
+    /// Its process, if it runs.
+    pub(crate) fn process(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
     }
 
     /// Sends the process a signal.

@@ -8,12 +8,13 @@ mod watches;
 mod writes;
 
 use std::fmt::Debug;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 
-use crate::harness::{Ability, BoxError, Fixture, Harness};
+use crate::harness::{Ability, BoxError, Fixture, Harness, Scene, Server, Stranger};
 
 /// A way to break a store.
 #[derive(Clone, Copy, Debug)]
@@ -131,9 +132,18 @@ impl<H: Harness> Harness for Around<H> {
     }
 
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
-        let inner = self.harness.fresh().await?;
+        Ok(self.broken(self.harness.fresh().await?))
+    }
+
+    async fn fresh_in(&self, scene: Scene) -> Result<Box<dyn Fixture>, BoxError> {
+        Ok(self.broken(self.harness.fresh_in(scene).await?))
+    }
+}
+
+impl<H> Around<H> {
+    fn broken(&self, inner: Box<dyn Fixture>) -> Box<dyn Fixture> {
         let store = Some((self.broken.wrap)(inner.store()));
-        Ok(Box::new(BrokenFixture { store, inner, broken: self.broken }))
+        Box::new(BrokenFixture { store, inner, broken: self.broken })
     }
 }
 
@@ -168,6 +178,44 @@ impl Fixture for BrokenFixture {
 
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         self.inner.stored_bytes().await
+    }
+
+    fn servers(&self) -> Vec<Server> {
+        self.inner.servers()
+    }
+
+    async fn connect(&self, addresses: &[SocketAddr]) -> Result<Arc<dyn Store>, BoxError> {
+        Ok((self.broken.wrap)(self.inner.connect(addresses).await?))
+    }
+
+    async fn restart(&mut self, server: usize) -> Result<(), BoxError> {
+        self.inner.restart(server).await
+    }
+
+    async fn leader(&self) -> Result<usize, BoxError> {
+        self.inner.leader().await
+    }
+
+    async fn take_copy(&mut self) -> Result<(), BoxError> {
+        self.inner.take_copy().await
+    }
+
+    async fn put_back(&mut self) -> Result<(), BoxError> {
+        self.inner.put_back().await
+    }
+
+    async fn make_room(&self) -> Result<(), BoxError> {
+        self.inner.make_room().await
+    }
+
+    async fn strangers(&self) -> Result<Vec<Stranger>, BoxError> {
+        let strangers = self.inner.strangers().await?;
+        let wrap = |stranger: Stranger| Stranger { store: (self.broken.wrap)(stranger.store), ..stranger };
+        Ok(strangers.into_iter().map(wrap).collect())
+    }
+
+    async fn guest(&self) -> Result<Arc<dyn Store>, BoxError> {
+        Ok((self.broken.wrap)(self.inner.guest().await?))
     }
 }
 

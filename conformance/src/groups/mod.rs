@@ -3,6 +3,11 @@
 pub(crate) mod basic;
 pub(crate) mod concurrency;
 pub(crate) mod crash;
+pub(crate) mod faults_access;
+pub(crate) mod faults_cluster;
+pub(crate) mod faults_network;
+pub(crate) mod faults_server;
+pub(crate) mod faults_watch;
 pub(crate) mod history;
 pub(crate) mod limits;
 pub(crate) mod network;

@@ -83,7 +83,7 @@ impl Fixture for OneStore {
 }
 
 /// What this environment cannot run.
-const IGNORED: &[&str] = &[];
+const IGNORED: &[&str] = conformance::WITHOUT_SERVERS;
 
 fn main() -> ExitCode {
     conformance::main(Sqlite, IGNORED)

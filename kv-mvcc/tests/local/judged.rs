@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 /// Runs all cases.
 pub(crate) fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static) -> ExitCode {
-    conformance::main(OnDisk(engine), &[])
+    conformance::main(OnDisk(engine), conformance::WITHOUT_SERVERS)
 }
 
 struct OnDisk<E>(E);

@@ -1,0 +1,38 @@
+//! An etcd with users and permissions.
+
+use std::io::{Error, Result};
+
+use backend_etcd::{Credentials, EtcdStore, Options};
+use etcd_client::{Client, Permission, PermissionType};
+
+use super::Etcd;
+
+/// Everybody's.
+pub(crate) const PASSWORD: &str = "hidden-password";
+
+/// Lets nobody in from now on but `root`, who may do everything, and `guest`, who may read and write below `open/`.
+pub(crate) async fn guard(etcd: &Etcd) -> std::result::Result<(), etcd_client::Error> {
+    let mut client = Client::connect([etcd.url()], None).await?;
+    let open = Permission::new(PermissionType::Readwrite, "open/").with_prefix();
+    for (user, permission) in [("root", None), ("guest", Some(open))] {
+        client.user_add(user, PASSWORD, None).await?;
+        client.role_add(user).await?;
+        client.user_grant_role(user, user).await?;
+        if let Some(permission) = permission {
+            client.role_grant_permission(user, permission).await?;
+        }
+    }
+    client.auth_enable().await.map(|_| ())
+}
+
+/// A guarded etcd whose tokens live for a second unless used.
+pub(crate) async fn guarded() -> Result<Etcd> {
+    let etcd = Etcd::start_with("http", &["--auth-token-ttl=1".to_owned()])?;
+    guard(&etcd).await.map_err(Error::other)?;
+    Ok(etcd)
+}
+
+/// The store, as this user sees it.
+pub(crate) fn as_user(etcd: &Etcd, user: &str, password: &str) -> kv::Result<EtcdStore> {
+    EtcdStore::open(&Options::new([etcd.url()]).with_credentials(Credentials::new(user, password)))
+}

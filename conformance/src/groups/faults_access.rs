@@ -1,0 +1,140 @@
+//! Who is not let in, whose login runs out, and a store without room.
+
+use std::time::{Duration, Instant};
+
+use kv::{Auth, Error, ErrorKind, Op, Outcome, Range, RangeRequest, Revision, StoreExt, WatchRequest};
+
+use crate::expect::{Checked, Failure, holds, refused, same};
+use crate::harness::Stranger;
+use crate::ledger::{Ledger, Said};
+use crate::subject::{Handle, RECOVERY, Subject, in_time};
+
+/// An error that certainly changed nothing, in one line and without a secret.
+fn kept_out(name: &str, secrets: &[String], error: &Error) -> Checked {
+    in_time(error)?;
+    let shown = format!("{error} {error:?}");
+    let secret = secrets.iter().find(|secret| shown.contains(secret.as_str()));
+    holds("no secret in the error", secret.is_none(), &secret.map(|_| name))?;
+    holds("one line", !error.to_string().contains('\n'), &error.to_string())?;
+    holds("a definite error", error.outcome() == Outcome::NotApplied, &shown)
+}
+
+/// Every kind of call fails like that.
+async fn is_kept_out(t: &Subject, stranger: Stranger) -> Checked {
+    let Stranger { name, store, secrets } = stranger;
+    let handle = t.bounded(store);
+    let watch = handle.watch(WatchRequest::new(Range::All, Revision::new(1))).await.map(|_| ());
+    for (call, said) in [
+        ("a write", handle.put("k", "theirs").await.map(|_| ())),
+        ("a read", handle.get("k").await.map(|_| ())),
+        ("a watch", watch),
+        ("a compaction", handle.compact(Revision::new(1)).await),
+    ] {
+        match said {
+            Err(error) => kept_out(name, &secrets, &error),
+            Ok(()) => Err(Failure::new(format!("{call} of {name}"), "an error", "an answer")),
+        }
+        .map_err(|failure| failure.with_note(&format!("{call} of {name}")))?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn strangers(t: Subject) -> Checked {
+    let at = t.put("k", "ours").await?;
+    let strangers = t.strangers().await?;
+    holds("the environment: some strangers", !strangers.is_empty(), &strangers.len())?;
+    for stranger in strangers {
+        is_kept_out(&t, stranger).await?;
+    }
+    same("the revision after all that", t.revision().await?, at)
+}
+
+pub(crate) async fn guest(t: Subject) -> Checked {
+    let at = t.put("k", "ours").await?;
+    let guest = t.guest().await?;
+    let denied = || ErrorKind::Auth(Auth::Denied);
+    let own = guest.put("open/k", "v").await?;
+    same("a read of what is open", guest.value("open/k").await?.as_deref(), Some("v"))?;
+    refused("a read of something else", guest.get("k").await, denied())?;
+    refused("a read of everything", guest.range(RangeRequest::new(Range::All)).await, denied())?;
+    refused("a write of something else", guest.put("k", "theirs").await, denied())?;
+    let half = guest.txn(kv::Txn::new().with_success([Op::put("open/l", "v"), Op::put("k", "theirs")])).await;
+    refused("a transaction with a part that is not allowed", half, denied())?;
+    let look = guest.txn(kv::Txn::new().with_success([Op::put("open/l", "v"), Op::range(Range::key("k"))])).await;
+    refused("a transaction that reads what is not allowed", look, denied())?;
+    match guest.watch(WatchRequest::new(Range::All, at)).await {
+        Err(error) => same("a watch of everything", error.kind().clone(), denied())?,
+        Ok(stream) => {
+            let mut watcher = t.watching(stream, WatchRequest::new(Range::All, at));
+            same("a watch of everything", watcher.step().await?.map(|batch| batch.revision), Err(denied()))?;
+        }
+    }
+    let mut open = guest.watcher(Range::prefix("open/"), own).await?;
+    same("a watch of what is open", open.next().await?.revision, own)?;
+    same("what is not theirs", t.value("k").await?.as_deref(), Some("ours"))?;
+    same("what was in one transaction with it", t.value("open/l").await?, None)
+}
+
+pub(crate) async fn logins_run_out(t: Subject) -> Checked {
+    /// Longer than a login lasts.
+    const LONG: Duration = Duration::from_millis(3500);
+    let first = t.put("k", "v").await?;
+    let mut early = t.watcher(Range::key("k"), first).await?;
+    same("the first batch", early.next().await?.revision, first)?;
+    tokio::time::sleep(LONG).await;
+    let second = t.put("k", "w").await?;
+    tokio::time::sleep(LONG).await;
+    for read in futures::future::join_all((0..8).map(|_| t.get("k"))).await {
+        same("a read after the login ran out", read?.map(|kv| kv.mod_revision), Some(second))?;
+    }
+    tokio::time::sleep(LONG).await;
+    let mut late = t.watcher(Range::key("k"), second).await?;
+    same("the first batch of a new watch", late.next().await?.revision, second)?;
+    same("the next batch of an old watch", early.next().await?.revision, second)?;
+    tokio::time::sleep(LONG).await;
+    let third = t.put("k", "x").await?;
+    same("the next batch of a watch that is older than any login", early.next().await?.revision, third)
+}
+
+/// Creates keys from several sides until the store has no room; what was said.
+async fn fill(t: &Subject, round: usize) -> Checked<Ledger> {
+    const WRITERS: usize = 32;
+    const BYTES: usize = 50_000;
+    let until = Instant::now() + RECOVERY;
+    let writers = (0..WRITERS).map(|writer| {
+        let handle: Handle = t.handle();
+        async move {
+            let mut ledger = Ledger::default();
+            let mut full = 0;
+            for i in 0.. {
+                let said = ledger.write_sized(&handle, format!("{round}-{writer}-{i}"), BYTES).await?;
+                let no_room = matches!(said, Said::Unknown(ErrorKind::NoSpace) | Said::NotApplied(ErrorKind::NoSpace));
+                full += usize::from(no_room);
+                if full == 4 {
+                    break;
+                }
+                holds("the store is full before long", Instant::now() < until, &ledger.failed())?;
+            }
+            Checked::Ok(ledger)
+        }
+    });
+    let mut all = Ledger::default();
+    for ledger in futures::future::try_join_all(writers).await? {
+        all.extend(ledger);
+    }
+    Ok(all)
+}
+
+pub(crate) async fn full(t: Subject) -> Checked {
+    t.put("small", "v").await?;
+    for round in 0..2 {
+        let ledger = fill(&t, round).await?;
+        ledger.is_true(&t).await?;
+        same("a read of a full store", t.value("small").await?.as_deref(), Some("v"))?;
+        holds("a plain delete in a full store", t.delete(Range::prefix("ledger/")).await? > 0, &round)?;
+        t.compact(t.revision().await?).await?;
+        t.make_room().await?;
+        t.put("small", "v").await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! A server that is killed under its writers, hangs, or is put back to an older copy of itself.
+
+use kv::{ErrorKind, Op, Range, StoreExt};
+use nix::sys::signal::Signal;
+
+use crate::expect::{Checked, OfRule, holds, same};
+use crate::ledger::{Ledger, Said, Writers};
+use crate::subject::{Handle, Subject, in_time};
+
+const WRITERS: usize = 8;
+const ROUNDS: usize = 5;
+
+async fn handles(t: &Subject, count: usize) -> Checked<Vec<Handle>> {
+    let addresses = t.addresses()?;
+    let mut handles = Vec::with_capacity(count);
+    while handles.len() < count {
+        handles.push(t.connect(&addresses).await?);
+    }
+    Ok(handles)
+}
+
+pub(crate) async fn killed_under_writers(mut t: Subject) -> Checked {
+    let handles = handles(&t, WRITERS).await?;
+    for round in 0..ROUNDS {
+        let writers = Writers::start(&format!("{round}"), handles.iter().cloned());
+        writers.progress(WRITERS * (10 + round)).await?;
+        t.signal(0, Signal::SIGKILL)?;
+        t.restart(0).await?;
+        writers.progress(WRITERS).await?;
+        let ledger = writers.stop().await?;
+        t.heals().await?;
+        ledger.is_true(&t).await.map_err(|failure| failure.with_note(&format!("round {round}")))?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn killed_after_compaction(mut t: Subject) -> Checked {
+    for _ in 0..3 {
+        t.put("k", "v").await?;
+        let last = t.run([Op::delete("k")]).await?.revision;
+        t.compact(last).await?;
+        t.signal(0, Signal::SIGKILL)?;
+        t.restart(0).await?;
+        same("the revision after the server was killed", t.heals().await?, last)?;
+        let next = t.put("k", "v").await?;
+        same("the revision of the next write", next, last.next())?;
+        let found = t.read_at(Range::All, last).await?.kvs;
+        same("what is there at the mark", found.len(), 0).of("C3")?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn frozen_server(t: Subject) -> Checked {
+    let handles = handles(&t, WRITERS).await?;
+    for round in 0..2 {
+        let writers = Writers::start(&format!("{round}"), handles.iter().cloned());
+        writers.progress(WRITERS * 10).await?;
+        // Each writer gets stuck in a call, which has to end.
+        let ledger = t.while_frozen(0, writers.stop()).await?;
+        holds("each writer is told that its call failed", ledger.failed() >= WRITERS, &ledger.failed()).of("N2")?;
+        t.heals().await?;
+        for handle in &handles {
+            handle.heals().await?;
+        }
+        ledger.is_true(&t).await.map_err(|failure| failure.with_note(&format!("round {round}")))?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn older_copy(mut t: Subject) -> Checked {
+    t.put("k", "early").await?;
+    t.take_copy().await?;
+    let before = t.heals().await?;
+    let watching = t.connect(&t.addresses()?).await?;
+    let late = t.put("k", "late").await?;
+    let mut watcher = watching.watcher(Range::key("k"), late).await?.through_faults();
+    same("the first batch", watcher.next().await?.revision, late).of("W2")?;
+    t.put_back().await?;
+    // Two handles: one that only reads, and one that watches.
+    let seen = loop {
+        match t.get("k").await {
+            Err(error) if error.kind().is_transient() => in_time(&error)?,
+            other => break other,
+        }
+    };
+    same("a read of the past", seen.map_err(|error| error.kind().clone()), Err(ErrorKind::RevisionRegressed))?;
+    let mut ledger = Ledger::default();
+    let said = ledger.write(&t, "late".to_owned()).await?;
+    let noticed =
+        matches!(&said, Said::NotApplied(ErrorKind::RevisionRegressed) | Said::Unknown(ErrorKind::RevisionRegressed));
+    holds("a write to the past fails with RevisionRegressed", noticed, &said)?;
+    let end = watcher.step().await?.map(|batch| batch.revision);
+    same("the end of a watch of the past", end, Err(ErrorKind::RevisionRegressed))?;
+    // A handle that has seen nothing newer finds nothing wrong, and what the other one said of its write is true.
+    let fresh = t.connect(&t.addresses()?).await?;
+    holds("the revision of the copy", fresh.heals().await? >= before, &before).of("R6")?;
+    ledger.is_true(&fresh).await
+}

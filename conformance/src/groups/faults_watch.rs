@@ -1,0 +1,150 @@
+//! Watches whose connection is cut, falls silent, or loses its server.
+
+use kv::{ErrorKind, Range, Revision, StoreExt};
+use nix::sys::signal::Signal;
+
+use crate::expect::{Checked, Failure, OfRule, is_compacted, same};
+use crate::proxy::Link;
+use crate::subject::{Handle, Subject};
+use crate::watcher::Watcher;
+
+const RANGE: &str = "w/";
+/// Large enough that a cut comes in the middle of a message.
+const VALUE_BYTES: usize = 4 << 10;
+
+/// Writes `count` revisions of the watched range; the last one.
+async fn writes(t: &Handle, count: usize) -> Checked<Revision> {
+    let mut last = Revision::UNSET;
+    for i in 0..count {
+        last = t.put(format!("{RANGE}{i}"), vec![b'v'; VALUE_BYTES]).await?;
+    }
+    Ok(last)
+}
+
+async fn watch_from(handle: &Handle, start: Revision) -> Checked<Watcher> {
+    Ok(handle.watcher(Range::prefix(RANGE), start).await?.through_faults())
+}
+
+/// Watches again from where a watch ended, as soon as the store can be reached.
+async fn watch_again(handle: &Handle, resume_from: Revision) -> Checked<Watcher> {
+    handle.heals().await?;
+    watch_from(handle, resume_from).await
+}
+
+/// Reads a watch up to `last`: every revision once, in order. A watch may end with `Disconnected` where it stands; then
+/// another one goes on.
+pub(crate) async fn all_of(handle: &Handle, watcher: &mut Watcher, last: Revision) -> Checked {
+    while watcher.resume_from() <= last {
+        let next = watcher.resume_from();
+        match watcher.step().await? {
+            Ok(batch) => same("the next revision, without a gap", batch.revision, next).of("W17")?,
+            Err(ErrorKind::Disconnected { resume_from }) => {
+                same("where to go on", resume_from, next).of("W17")?;
+                *watcher = watch_again(handle, next).await?;
+            }
+            Err(kind) => {
+                return Err(Failure::new(
+                    "a watch that was cut off",
+                    "its events, or Disconnected",
+                    format!("{kind:?}"),
+                ))
+                .of("W17");
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(crate) async fn cut_mid_stream(t: Subject) -> Checked {
+    const WRITES: usize = 20;
+    let (proxy, cut_off) = t.through_proxy().await?;
+    let mut watcher = watch_from(&cut_off, t.revision().await?.next()).await?;
+    for round in 0..6 {
+        match round % 3 {
+            0 => proxy.cut_after(VALUE_BYTES * WRITES / 2 + 1000 * round),
+            1 => proxy.cut(),
+            // For longer than one attempt to come back.
+            _ => {
+                proxy.set(Link::Refusing);
+                proxy.cut();
+            }
+        }
+        let last = writes(&t, WRITES).await?;
+        proxy.set(Link::Up);
+        all_of(&cut_off, &mut watcher, last).await.map_err(|failure| failure.with_note(&format!("round {round}")))?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn compacted_while_cut_off(t: Subject) -> Checked {
+    let (proxy, cut_off) = t.through_proxy().await?;
+    let last = writes(&t, 5).await?;
+    let mut watcher = watch_from(&cut_off, last).await?;
+    all_of(&cut_off, &mut watcher, last).await?;
+    proxy.set(Link::Refusing);
+    proxy.cut();
+    let mark = writes(&t, 5).await?;
+    t.compact(mark).await?;
+    proxy.set(Link::Up);
+    let kind = match watcher.step().await? {
+        Err(ErrorKind::Disconnected { .. }) => match watch_again(&cut_off, last.next()).await?.step().await? {
+            Err(kind) => kind,
+            Ok(batch) => return Err(Failure::new("a watch from below the mark", "Compacted", format!("{batch:?}"))),
+        },
+        Err(kind) => kind,
+        Ok(batch) => return Err(Failure::new("a watch that the mark overtook", "Compacted", format!("{batch:?}"))),
+    };
+    is_compacted("a watch that the mark overtook while it was cut off", &kind, mark)
+}
+
+/// The server says nothing any more: a watch ends with `Disconnected` where it stands, before long.
+async fn falls_silent(watcher: &mut Watcher) -> Checked {
+    let next = watcher.resume_from();
+    match watcher.step().await? {
+        Err(kind) => same("the end of a watch of which the server is silent", kind, disconnected_at(next)),
+        Ok(batch) => Err(Failure::new("a watch of which the server is silent", "its end", format!("{batch:?}"))),
+    }
+}
+
+fn disconnected_at(resume_from: Revision) -> ErrorKind {
+    ErrorKind::Disconnected { resume_from }
+}
+
+pub(crate) async fn frozen_server(t: Subject) -> Checked {
+    let watching = t.connect(&t.addresses()?).await?;
+    let last = writes(&t, 3).await?;
+    let mut watcher = watch_from(&watching, last).await?;
+    all_of(&watching, &mut watcher, last).await?;
+    t.while_frozen(0, falls_silent(&mut watcher)).await?;
+    let mut again = watch_again(&watching, last.next()).await?;
+    t.heals().await?;
+    let last = writes(&t, 3).await?;
+    all_of(&watching, &mut again, last).await
+}
+
+pub(crate) async fn silent_network(t: Subject) -> Checked {
+    let (proxy, watching) = t.through_proxy().await?;
+    let last = writes(&t, 3).await?;
+    let mut watcher = watch_from(&watching, last).await?;
+    all_of(&watching, &mut watcher, last).await?;
+    proxy.set(Link::Silent);
+    let last = writes(&t, 3).await?;
+    falls_silent(&mut watcher).await?;
+    proxy.heal();
+    let mut again = watch_again(&watching, watcher.resume_from()).await?;
+    all_of(&watching, &mut again, last).await
+}
+
+pub(crate) async fn killed_server(mut t: Subject) -> Checked {
+    let watching = t.connect(&t.addresses()?).await?;
+    let mut watcher = watch_from(&watching, t.revision().await?.next()).await?;
+    for _ in 0..3 {
+        writes(&t, 3).await?;
+        t.signal(0, Signal::SIGKILL)?;
+        t.restart(0).await?;
+        t.heals().await?;
+        let last = writes(&t, 3).await?;
+        all_of(&watching, &mut watcher, last).await?;
+    }
+    Ok(())
+}

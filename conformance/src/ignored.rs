@@ -1,0 +1,36 @@
+//! Lists of cases that kinds of environments cannot run.
+
+/// The cases that an environment ignores whose stores have no servers: part of the list of
+/// [`main`](crate::main()) for a store that is embedded in the program.
+pub const WITHOUT_SERVERS: &[&str] = &[
+    "W21_cut_mid_stream",
+    "W22_compacted_while_cut_off",
+    "W23_frozen_server",
+    "W27_left_far_behind",
+    "W32_killed_server",
+    "W33_silent_network",
+    "F01_follower_dies",
+    "F02_leader_dies_under_load",
+    "F03_no_quorum_no_answer",
+    "F04_no_quorum_no_compare",
+    "F05_frozen_server",
+    "F06_lonely_watch",
+    "F07_all_restart",
+    "F08_full",
+    "F09_logins_run_out",
+    "F10_strangers",
+    "F11_nobody_and_a_silent_one_beside",
+    "F12_guest",
+    "F13_lost_reply",
+    "F14_lost_reply_of_a_guarded_write",
+    "F15_lost_request",
+    "F16_never_sent",
+    "F17_slow_network",
+    "F18_killed_under_writers",
+    "F19_killed_after_compaction",
+    "F20_older_copy",
+    "F21_dead_endpoint",
+    "F22_hanging_leader_under_writers",
+    "F23_writers_without_quorum",
+    "F24_strangers",
+];

@@ -1,0 +1,166 @@
+//! What writers were told while things went wrong, to be held against what the store has afterwards.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kv::{ErrorKind, Kv, Op, Outcome, Range, Revision, Txn};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::expect::{Checked, Failure, OfRule, holds, same};
+use crate::subject::{Handle, RECOVERY, in_time, within};
+
+/// Below it everything is written.
+const PREFIX: &str = "ledger/";
+/// After a write that failed.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// What the store said of a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    /// It happened at this revision.
+    Applied(Revision),
+    /// It failed, and did not and will not happen.
+    NotApplied(ErrorKind),
+    /// It failed, and may have happened.
+    Unknown(ErrorKind),
+}
+
+/// Every write, and what was said of it. Each is one transaction that puts two keys of its own, without any compare, so
+/// that a write that is sent twice shows.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger(BTreeMap<String, Said>);
+
+impl Ledger {
+    /// Writes once under this name, with a value of so many bytes, and notes what is said.
+    pub(crate) async fn write_sized(&mut self, handle: &Handle, name: String, bytes: usize) -> Checked<Said> {
+        let put = |half: &str| Op::put(format!("{PREFIX}{name}/{half}"), vec![b'v'; bytes]);
+        let said = match handle.txn(Txn::new().with_success([put("a"), put("b")])).await {
+            Ok(answer) => Said::Applied(answer.revision),
+            Err(error) => {
+                in_time(&error)?;
+                match error.outcome() {
+                    Outcome::NotApplied => Said::NotApplied(error.kind().clone()),
+                    Outcome::Unknown => Said::Unknown(error.kind().clone()),
+                }
+            }
+        };
+        self.0.insert(name, said.clone());
+        Ok(said)
+    }
+
+    /// Writes once under this name, and notes what is said.
+    pub(crate) async fn write(&mut self, handle: &Handle, name: String) -> Checked<Said> {
+        self.write_sized(handle, name, 1).await
+    }
+
+    /// Takes in what others were told.
+    pub(crate) fn extend(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
+    /// All that was said.
+    pub(crate) fn said(&self) -> impl Iterator<Item = &Said> {
+        self.0.values()
+    }
+
+    /// How many writes failed.
+    pub(crate) fn failed(&self) -> usize {
+        self.said().filter(|said| !matches!(said, Said::Applied(_))).count()
+    }
+
+    /// The newest revision that was acknowledged.
+    pub(crate) fn newest(&self) -> Revision {
+        let revisions = self.said().filter_map(|said| if let Said::Applied(at) = said { Some(*at) } else { None });
+        revisions.max().unwrap_or(Revision::UNSET)
+    }
+
+    /// Whether the store has all that it acknowledged, nothing that it said did not happen, and everything whole and once.
+    pub(crate) async fn is_true(&self, handle: &Handle) -> Checked {
+        let found = handle.read(Range::prefix(PREFIX)).await?;
+        holds("a revision not below any that was acknowledged", found.revision >= self.newest(), &found.revision)
+            .of("R8")?;
+        let found: BTreeMap<String, Kv> = found.kvs.into_iter().map(|kv| (kv.key.to_string(), kv)).collect();
+        for (name, said) in &self.0 {
+            let half = |half: &str| found.get(&format!("{PREFIX}{name}/{half}"));
+            let halves = (half("a"), half("b"));
+            check_write(name, said, halves).map_err(|failure| failure.with_note(&format!("{name}, told {said:?}")))?;
+        }
+        Ok(())
+    }
+}
+
+fn check_write(name: &str, said: &Said, halves: (Option<&Kv>, Option<&Kv>)) -> Checked {
+    let at = |half: Option<&Kv>| half.map(|kv| kv.mod_revision);
+    same("the revisions of both halves of a write", at(halves.0), at(halves.1)).of("S5")?;
+    let times = halves.0.map_or(0, |kv| kv.version);
+    holds(&format!("{name} was written once at the most"), times <= 1, &halves).of("E3")?;
+    match said {
+        Said::Applied(revision) => same("what was acknowledged", at(halves.0), Some(*revision)).of("S3"),
+        Said::NotApplied(_) => same("what certainly did not happen", at(halves.0), None).of("E2"),
+        Said::Unknown(_) => Ok(()),
+    }
+}
+
+/// Writers at work.
+pub(crate) struct Writers {
+    stop: Arc<AtomicBool>,
+    tasks: JoinSet<Checked<Ledger>>,
+    acknowledged: Arc<watch::Sender<usize>>,
+}
+
+impl Writers {
+    /// One writer for each handle; `name` tells these writers from others.
+    pub(crate) fn start(name: &str, handles: impl IntoIterator<Item = Handle>) -> Self {
+        let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(watch::Sender::new(0)));
+        let mut tasks = JoinSet::new();
+        for (writer, handle) in handles.into_iter().enumerate() {
+            let name = format!("{name}-{writer}");
+            tasks.spawn(write_on(name, handle, stop.clone(), acknowledged.clone()));
+        }
+        Self { stop, tasks, acknowledged }
+    }
+
+    /// Waits until so many more writes were acknowledged.
+    pub(crate) async fn progress(&self, writes: usize) -> Checked {
+        let mut acknowledged = self.acknowledged.subscribe();
+        let wanted = *acknowledged.borrow() + writes;
+        // The writers hold the other end.
+        let wait = acknowledged.wait_for(|count| *count >= wanted);
+        within(RECOVERY, &format!("{writes} more writes"), wait).await.of("N2")?.map(|_| ()).map_err(gone)
+    }
+
+    /// Lets them finish what they are at; what they were told.
+    pub(crate) async fn stop(mut self) -> Checked<Ledger> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut all = Ledger::default();
+        while let Some(ledger) = self.tasks.join_next().await {
+            all.extend(ledger??);
+        }
+        Ok(all)
+    }
+}
+
+fn gone(error: watch::error::RecvError) -> Failure {
+    Failure::new("writers", "at work", error.to_string())
+}
+
+async fn write_on(
+    name: String,
+    handle: Handle,
+    stop: Arc<AtomicBool>,
+    acknowledged: Arc<watch::Sender<usize>>,
+) -> Checked<Ledger> {
+    let mut ledger = Ledger::default();
+    let mut count = 0;
+    while !stop.load(Ordering::Relaxed) {
+        match ledger.write(&handle, format!("{name}-{count}")).await? {
+            Said::Applied(_) => acknowledged.send_modify(|count| *count += 1),
+            _ => tokio::time::sleep(PAUSE).await,
+        }
+        count += 1;
+    }
+    Ok(ledger)
+}

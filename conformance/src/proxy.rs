@@ -1,0 +1,283 @@
+//! A TCP proxy between a store's client and its server that does what networks do.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdListener};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+/// How much is carried at once.
+const CHUNK_BYTES: usize = 16 << 10;
+
+/// What the way between client and server is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// Everything comes through.
+    Up,
+    /// Everything comes through, each piece so much later.
+    Slow(Duration),
+    /// New connections are closed at once, and nothing comes through those that there are.
+    Refusing,
+    /// Connections are made, and nothing comes through until the link is another one.
+    Silent,
+    /// What the client sends gets lost.
+    LosesRequests,
+    /// What the server sends gets lost.
+    LosesReplies,
+}
+
+/// A place of its own on the loopback address where the server seems to be. Dropping it ends all connections.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    address: SocketAddr,
+    control: Arc<Control>,
+    task: AbortHandle,
+}
+
+#[derive(Debug)]
+struct Control {
+    server: SocketAddr,
+    link: watch::Sender<Link>,
+    /// Counts the cuts; each ends the connections that there are.
+    cuts: watch::Sender<u64>,
+    /// How many bytes got lost.
+    lost: watch::Sender<usize>,
+    /// How many bytes of the server's come through until the next cut, if that is so planned.
+    until_cut: Mutex<Option<usize>>,
+}
+
+impl Proxy {
+    /// A proxy to this server.
+    ///
+    /// # Errors
+    /// If there is no free port.
+    pub(crate) fn to(server: SocketAddr) -> io::Result<Self> {
+        let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(listener)?;
+        let address = listener.local_addr()?;
+        let control = Arc::new(Control {
+            server,
+            link: watch::Sender::new(Link::Up),
+            cuts: watch::Sender::new(0),
+            lost: watch::Sender::new(0),
+            until_cut: Mutex::new(None),
+        });
+        let task = tokio::spawn(listen(listener, control.clone())).abort_handle();
+        Ok(Self { address, control, task })
+    }
+
+    /// Where clients reach it.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The way is like this from now on, also for connections that there are.
+    pub(crate) fn set(&self, link: Link) {
+        self.control.link.send_replace(link);
+    }
+
+    /// Ends all connections; new ones can be made as the link allows.
+    pub(crate) fn cut(&self) {
+        self.control.cut();
+    }
+
+    /// Cuts when the server has sent so many bytes more, be it in the middle of an answer.
+    pub(crate) fn cut_after(&self, bytes: usize) {
+        *self.control.until_cut.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
+    }
+
+    /// Ends all connections and is up again.
+    pub(crate) fn heal(&self) {
+        // So nothing comes through old connections meanwhile, and no new one is made on the old link.
+        self.set(Link::Refusing);
+        self.cut();
+        self.set(Link::Up);
+    }
+
+    /// Waits until bytes got lost since this was made.
+    pub(crate) async fn something_got_lost(&self) {
+        // The sender lives in this proxy.
+        let _ = self.control.lost.subscribe().wait_for(|lost| *lost > 0).await;
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+        self.cut();
+    }
+}
+
+impl Control {
+    fn cut(&self) {
+        self.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    /// How many of so many bytes of the server's may come through, and whether a cut comes then.
+    fn passing(&self, bytes: usize) -> (usize, bool) {
+        let mut until_cut = self.until_cut.lock().unwrap_or_else(PoisonError::into_inner);
+        match *until_cut {
+            Some(left) if left <= bytes => {
+                *until_cut = None;
+                (left, true)
+            }
+            Some(left) => {
+                *until_cut = Some(left - bytes);
+                (bytes, false)
+            }
+            None => (bytes, false),
+        }
+    }
+}
+
+async fn listen(listener: TcpListener, control: Arc<Control>) {
+    while let Ok((client, _)) = listener.accept().await {
+        if *control.link.borrow() != Link::Refusing {
+            let cuts = control.cuts.subscribe();
+            tokio::spawn(carry(client, control.clone(), cuts));
+        }
+    }
+}
+
+/// Carries bytes both ways until either side ends or a cut comes.
+async fn carry(mut client: TcpStream, control: Arc<Control>, mut cuts: watch::Receiver<u64>) {
+    let both_ways = async {
+        let mut server = TcpStream::connect(control.server).await?;
+        client.set_nodelay(true)?;
+        server.set_nodelay(true)?;
+        let ((from_client, to_client), (from_server, to_server)) = (client.split(), server.split());
+        tokio::select! {
+            end = pump(from_client, to_server, Way::Request, &control) => end,
+            end = pump(from_server, to_client, Way::Reply, &control) => end,
+        }
+    };
+    // However it ends, both connections are gone now, which is all that a client or server gets to know.
+    tokio::select! {
+        biased;
+        _ = cuts.changed() => {}
+        _ = both_ways => {}
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Request,
+    Reply,
+}
+
+async fn pump(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    way: Way,
+    control: &Control,
+) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut links = control.link.subscribe();
+    loop {
+        let count = from.read(&mut buffer).await?;
+        if count == 0 {
+            return Ok(());
+        }
+        let link =
+            *links.wait_for(|link| !matches!(link, Link::Silent | Link::Refusing)).await.map_err(io::Error::other)?;
+        match (link, way) {
+            (Link::LosesRequests, Way::Request) | (Link::LosesReplies, Way::Reply) => {
+                control.lost.send_modify(|lost| *lost += count);
+                continue;
+            }
+            (Link::Slow(delay), _) => tokio::time::sleep(delay).await,
+            _ => {}
+        }
+        let (count, cut) = match way {
+            Way::Request => (count, false),
+            Way::Reply => control.passing(count),
+        };
+        to.write_all(buffer.get(..count).unwrap_or_default()).await?;
+        if cut {
+            control.cut();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Long enough for anything here.
+    const LONG: Duration = Duration::from_secs(10);
+
+    /// A server that sends back what it gets, a proxy to it, and a connection through that.
+    async fn echo() -> (Proxy, TcpStream) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let proxy = Proxy::to(listener.local_addr().unwrap()).unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    let (mut from, mut to) = stream.split();
+                    tokio::io::copy(&mut from, &mut to).await
+                });
+            }
+        });
+        let stream = TcpStream::connect(proxy.address()).await.unwrap();
+        (proxy, stream)
+    }
+
+    /// What comes back of `sent`, up to the end of the connection if that comes first.
+    async fn sent_back(stream: &mut TcpStream, sent: &[u8]) -> usize {
+        stream.write_all(sent).await.unwrap();
+        let (mut buffer, mut count) = (vec![0; sent.len()], 0);
+        while count < sent.len() {
+            match tokio::time::timeout(LONG, stream.read(&mut buffer[count..])).await.unwrap() {
+                Ok(0) | Err(_) => return count,
+                Ok(more) => count += more,
+            }
+        }
+        count
+    }
+
+    #[tokio::test]
+    async fn it_carries_and_cuts() {
+        let (proxy, mut stream) = echo().await;
+        assert_eq!(sent_back(&mut stream, &[7; 100_000]).await, 100_000);
+        proxy.cut_after(40_000);
+        assert_eq!(sent_back(&mut stream, &[7; 100_000]).await, 40_000);
+        let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
+        assert_eq!(sent_back(&mut stream, &[7]).await, 1);
+        proxy.cut();
+        assert_eq!(stream.read(&mut [0]).await.unwrap_or(0), 0);
+    }
+
+    #[tokio::test]
+    async fn it_refuses_and_is_silent() {
+        let (proxy, mut stream) = echo().await;
+        assert_eq!(sent_back(&mut stream, &[7]).await, 1);
+        proxy.set(Link::Silent);
+        stream.write_all(&[7]).await.unwrap();
+        assert!(tokio::time::timeout(Duration::from_millis(100), stream.read(&mut [0])).await.is_err());
+        proxy.set(Link::Slow(Duration::from_millis(5)));
+        assert_eq!(tokio::time::timeout(LONG, stream.read(&mut [0])).await.unwrap().unwrap(), 1);
+        proxy.set(Link::Refusing);
+        let mut refused = TcpStream::connect(proxy.address()).await.unwrap();
+        assert_eq!(refused.read(&mut [0]).await.unwrap_or(0), 0);
+    }
+
+    #[tokio::test]
+    async fn it_loses_what_it_is_told_to_lose() {
+        for link in [Link::LosesRequests, Link::LosesReplies] {
+            let (proxy, mut stream) = echo().await;
+            assert_eq!(sent_back(&mut stream, &[7]).await, 1);
+            proxy.set(link);
+            stream.write_all(&[7]).await.unwrap();
+            tokio::time::timeout(LONG, proxy.something_got_lost()).await.unwrap();
+            proxy.heal();
+            assert_eq!(stream.read(&mut [0]).await.unwrap_or(0), 0);
+            let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
+            assert_eq!(sent_back(&mut stream, &[7]).await, 1);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What a case can do with the servers of its store, and with who asks them.
+
+use std::future::Future;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use kv::Store;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::net::TcpSocket;
+
+use super::{Handle, RECOVERY, Subject, environment, within};
+use crate::expect::{Checked, Failure, OfRule, some};
+use crate::harness::{Server, Stranger};
+use crate::proxy::Proxy;
+
+impl Subject {
+    /// The servers of the store.
+    pub(crate) fn servers(&self) -> Checked<Vec<Server>> {
+        match self.surroundings()?.servers() {
+            servers if servers.is_empty() => Err(Failure::new("the environment: its servers", "some", "none")),
+            servers => Ok(servers),
+        }
+    }
+
+    /// The addresses of the servers.
+    pub(crate) fn addresses(&self) -> Checked<Vec<SocketAddr>> {
+        Ok(self.servers()?.into_iter().map(|server| server.address).collect())
+    }
+
+    /// A handle that looks for the store at these addresses.
+    pub(crate) async fn connect(&self, addresses: &[SocketAddr]) -> Checked<Handle> {
+        let store = self.surroundings()?.connect(addresses).await.map_err(|error| environment("a handle", &error))?;
+        Ok(self.handle_on(store))
+    }
+
+    /// A proxy to the first server, and a handle that goes through it.
+    pub(crate) async fn through_proxy(&self) -> Checked<(Proxy, Handle)> {
+        let addresses = self.addresses()?;
+        let server = some("the environment: the address of a server", addresses.first())?;
+        let proxy = Proxy::to(*server).map_err(|error| environment("a proxy", &error.into()))?;
+        let handle = self.connect(&[proxy.address()]).await?;
+        Ok((proxy, handle))
+    }
+
+    /// Sends the process of a server a signal.
+    pub(crate) fn signal(&self, server: usize, signal: Signal) -> Checked {
+        let process = self.servers()?.get(server).and_then(|server| server.process);
+        let process = process.and_then(|process| i32::try_from(process).ok()).map(Pid::from_raw);
+        let process = some("the environment: the process of a server", process)?;
+        kill(process, signal).map_err(|error| environment("a signal to a server", &error.into()))
+    }
+
+    /// Waits for something while a server is frozen, and lets it go on then.
+    pub(crate) async fn while_frozen<T>(&self, server: usize, work: impl Future<Output = Checked<T>>) -> Checked<T> {
+        self.signal(server, Signal::SIGSTOP)?;
+        let done = within(RECOVERY, "work while a server is frozen", work).await.of("N2");
+        self.signal(server, Signal::SIGCONT)?;
+        done?
+    }
+
+    /// Starts a server again, dead or alive. It may take a while until it serves.
+    pub(crate) async fn restart(&mut self, server: usize) -> Checked {
+        self.surroundings_mut()?
+            .restart(server)
+            .await
+            .map_err(|error| environment("a server that starts again", &error))
+    }
+
+    /// Which server leads.
+    pub(crate) async fn leader(&self) -> Checked<usize> {
+        self.surroundings()?.leader().await.map_err(|error| environment("the leader", &error))
+    }
+
+    /// Keeps a copy of the store.
+    pub(crate) async fn take_copy(&mut self) -> Checked {
+        self.surroundings_mut()?.take_copy().await.map_err(|error| environment("a copy", &error))
+    }
+
+    /// Puts the store back to the copy.
+    pub(crate) async fn put_back(&mut self) -> Checked {
+        self.surroundings_mut()?.put_back().await.map_err(|error| environment("putting a copy back", &error))
+    }
+
+    /// Has the operator see to a store that was full.
+    pub(crate) async fn make_room(&self) -> Checked {
+        self.surroundings()?.make_room().await.map_err(|error| environment("making room", &error))
+    }
+
+    /// Those who are not let in.
+    pub(crate) async fn strangers(&self) -> Checked<Vec<Stranger>> {
+        self.surroundings()?.strangers().await.map_err(|error| environment("strangers", &error))
+    }
+
+    /// One who may do something.
+    pub(crate) async fn guest(&self) -> Checked<Handle> {
+        let store = self.surroundings()?.guest().await.map_err(|error| environment("a guest", &error))?;
+        Ok(self.bounded(store))
+    }
+
+    /// A handle on a store that the environment gave.
+    pub(crate) fn bounded(&self, store: Arc<dyn Store>) -> Handle {
+        self.handle_on(store)
+    }
+}
+
+/// An address on which nobody listens, for as long as this is kept.
+#[derive(Debug)]
+pub(crate) struct Nobody(TcpSocket);
+
+impl Nobody {
+    pub(crate) fn new() -> Checked<Self> {
+        let bound = || {
+            let socket = TcpSocket::new_v4()?;
+            socket.bind((Ipv4Addr::LOCALHOST, 0).into()).map(|()| socket)
+        };
+        bound().map(Self).map_err(|error| environment("an address without a server", &error.into()))
+    }
+
+    pub(crate) fn address(&self) -> Checked<SocketAddr> {
+        self.0.local_addr().map_err(|error| environment("an address without a server", &error.into()))
+    }
+}
