@@ -33,4 +33,5 @@ pub const WITHOUT_SERVERS: &[&str] = &[
     "F22_hanging_leader_under_writers",
     "F23_writers_without_quorum",
     "F24_strangers",
+    "F25_compacting_strangers",
 ];

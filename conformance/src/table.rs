@@ -157,8 +157,8 @@ pub fn cases() -> Vec<Case> {
             W22 faults_watch::compacted_while_cut_off: W17 W8, needs Network;
             W23 faults_watch::frozen_server: W17, needs Network Servers;
             W24 watch::read_after_event: W14, beside others;
-            W27 faults_cluster::left_far_behind: W2 W17, needs Network Servers, in Cluster;
             W26 watch_past::resumes_after_reopen: W13 W2, needs Reopen;
+            W27 faults_cluster::left_far_behind: W2 W17, needs Network Servers, in Cluster;
             W28 watch_load::large_values: W16, beside others;
             W29 watch_past::future_and_other_keys: W9;
             W30 watch_past::goes_on_past_its_mark: W8 C2;
@@ -235,6 +235,7 @@ pub fn cases() -> Vec<Case> {
             F22 faults_cluster::hanging_leader_under_writers: S3 E2 E3, needs Network Servers, in Cluster;
             F23 faults_cluster::writers_without_quorum: E2 S3 E3, needs Network Servers, in Cluster;
             F24 faults_access::strangers: N3, in Logins;
+            F25 faults_access::compacting_strangers: N3, in Logins;
         }
     }
 }

@@ -117,12 +117,13 @@ pub(crate) async fn never_sent(t: Subject) -> Checked {
 }
 
 /// Of calls to these addresses, at most the first fails, and each is carried out once.
-async fn loses_at_most_the_first(t: &Subject, far: &Handle, calls: usize) -> Checked {
+async fn loses_at_most_the_first(t: &Subject, far: &Handle, name: &str) -> Checked {
+    const CALLS: usize = 20;
     let before = t.revision().await?;
     let mut ledger = Ledger::default();
     let mut failed = Vec::new();
-    for i in 0..calls {
-        match ledger.write(far, format!("{i}")).await? {
+    for i in 0..CALLS {
+        match ledger.write(far, format!("{name}-{i}")).await? {
             Said::Applied(_) => {}
             said => failed.push((i, said)),
         }
@@ -138,15 +139,15 @@ async fn loses_at_most_the_first(t: &Subject, far: &Handle, calls: usize) -> Che
 
 pub(crate) async fn nobody_and_a_silent_one_beside(t: Subject) -> Checked {
     let nobody = Nobody::new()?;
-    let (silent, _) = t.through_proxy().await?;
-    silent.set(Link::Silent);
+    let (proxy, _) = t.through_proxy().await?;
+    proxy.set(Link::Silent);
     let live = t.addresses()?;
-    for others in [vec![nobody.address()?], vec![silent.address()], vec![nobody.address()?, silent.address()]] {
+    let (nobody, silent) = (nobody.address()?, proxy.address());
+    for (name, others) in [("nobody", vec![nobody]), ("silent", vec![silent]), ("both", vec![nobody, silent])] {
         let first = t.connect(&[&others[..], &live].concat()).await?;
-        loses_at_most_the_first(&t, &first, 20).await?;
+        loses_at_most_the_first(&t, &first, &format!("{name}-first")).await?;
         let last = t.connect(&[&live, &others[..]].concat()).await?;
-        loses_at_most_the_first(&t, &last, 20).await?;
-        t.delete(Range::prefix("ledger/")).await?;
+        loses_at_most_the_first(&t, &last, &format!("{name}-last")).await?;
     }
     Ok(())
 }
