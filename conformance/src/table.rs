@@ -4,8 +4,9 @@ use crate::case::Tenancy::{Exclusive, Shared};
 use crate::case::Weight::{Heavy, Light};
 use crate::case::{Case, Group};
 use crate::groups::{
-    basic, concurrency, crash, faults_access, faults_cluster, faults_network, faults_server, faults_watch, history, limits,
-    processes, random, random_clients, range, recorded, revisions, txn, txn_compare, watch, watch_load, watch_past,
+    basic, concurrency, crash, faults_access, faults_cluster, faults_network, faults_server, faults_watch, history,
+    limits, processes, random, random_clients, range, recorded, revisions, txn, txn_compare, watch, watch_load,
+    watch_past,
 };
 use crate::harness::{Ability, Scene};
 
