@@ -79,8 +79,8 @@ async fn a_certificate_of_our_own_opens_the_door() {
 
 #[tokio::test]
 async fn certificates_that_changed_are_read_again() {
-    let certificates = Certificates::make();
-    let mut etcd = certificates.etcd_for_known();
+    let certificates = Certificates::make().unwrap();
+    let mut etcd = certificates.etcd_for_known().unwrap();
     let tls = Tls::new()
         .with_authority(certificates.file("authority.pem"))
         .with_identity(certificates.file("client.pem"), certificates.file("client.key"));
