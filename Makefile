@@ -49,6 +49,7 @@ torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|
 
 .PHONY: install
 install: ## Build and install the plugin and the command (CNI_BIN_DIR, BIN_DIR, DESTDIR)
+	@scripts/setup install
 	@# One after the other: together the plugin would get what only the command needs.
 	@cargo build --quiet --release -p cni-plugin
 	@cargo build --quiet --release -p cli

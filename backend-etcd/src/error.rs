@@ -145,6 +145,8 @@ pub(crate) fn speaks_otherwise(error: &etcd_client::Error) -> bool {
     match classify(error).0 {
         ErrorKind::Disconnected { .. } => true,
         ErrorKind::NotSent => chain(status).any(hung_up),
+        // HTTP/1.1 or something else where HTTP/2 should be.
+        ErrorKind::Undecodable => status.message().contains("h2 protocol error"),
         _ => false,
     }
 }

@@ -1,11 +1,15 @@
 //! Measures Margay against peers and floors, all in one run and in turns, and prints medians and ratios.
 //!
-//! Times are of whole processes, from before the spawn to after the wait, as a container runtime sees them.
+//! Times are of whole processes, from before the spawn to after the wait, as a container runtime sees them; for etcd, of
+//! calls.
 
 mod contender;
 mod crowd;
+mod etcd;
 mod report;
 mod single;
+#[path = "../../backend-etcd/tests/support/mod.rs"]
+mod support;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -56,8 +60,12 @@ fn main() -> Outcome<()> {
     {
         return single::print_peak_of(rest);
     }
+    if arguments == ["etcd"] {
+        return etcd::run();
+    }
     let programs = Programs::find()?;
     let folder = tempfile::Builder::new().prefix("margay-bench").tempdir()?;
     single::run(&programs, folder.path())?;
-    crowd::run(&programs, folder.path())
+    crowd::run(&programs, folder.path())?;
+    etcd::run()
 }

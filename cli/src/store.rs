@@ -27,9 +27,10 @@ pub(crate) fn choose(cli: &Cli, env: &Environment<'_>, err: &mut dyn Write) -> R
 /// Opens the store.
 pub(crate) async fn open(location: &Location, create: Create) -> Result<OpenStore> {
     datastore::open(location, create, WAIT).await.map_err(|error| match error.kind() {
-        ErrorKind::Missing => Failure::new(format!("there is no store at {location}")).hint(format!(
-            "if this is the right place, make one with: margay --store {location} pool create NAME CIDR"
-        )),
+        ErrorKind::Missing if location.path().is_some() => Failure::new(format!("there is no store at {location}"))
+            .hint(format!(
+                "if this is the right place, make one with: margay --store {location} pool create NAME CIDR"
+            )),
         ErrorKind::Locked => {
             Failure::from(error).hint("some other command or program has the store open; end it, or try again")
         }
