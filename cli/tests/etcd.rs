@@ -60,8 +60,8 @@ fn bad_input_is_told_in_one_line_and_what_to_do() {
     let dead = format!("etcd://{}", support::dead_address().unwrap());
     let key = [("ETCD_KEY_FILE", "/nowhere/key.pem")];
     let authority = [("ETCD_CA_CERT_FILE", "/nowhere/ca.pem")];
-    let cases: [(&str, &[(&str, &str)], &str, &str); 6] = [
-        (&dead, &[], "check the address, and that etcd runs", "certificates and login come from"),
+    let cases = [
+        (dead.as_str(), &[][..], "check the address, and that etcd runs", "certificates and login come from"),
         ("etcd+https://127.0.0.1:1", &authority, "cannot read /nowhere/ca.pem", "No such file"),
         ("etcd+https://127.0.0.1:1", &key, "a key for etcd is configured without its certificate", "ETCD_CERT_FILE"),
         ("postgres://a:1", &[], "postgres:// is not a kind of store", "hint: store URLs are"),
