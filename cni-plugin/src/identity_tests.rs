@@ -36,9 +36,8 @@ fn where_the_nodes_name_comes_from() {
         path
     };
     let (full, blank) = (write("full", b" node7\n"), write("blank", b" \n"));
-    let named = |path: &std::path::Path, more: &str| {
-        host().node(&conf(&format!(r#"{{"nodename_file":"{}"{more}}}"#, path.display())))
-    };
+    let named =
+        |path: &Path, more: &str| host().node(&conf(&format!(r#"{{"nodename_file":"{}"{more}}}"#, path.display())));
     assert_eq!(host().node(&conf("{}")), "host-1");
     assert_eq!(host().node(&conf(r#"{"hostname":"Old"}"#)), "Old");
     assert_eq!(named(&full, r#","hostname":"Old""#), "node7");
