@@ -28,6 +28,11 @@ impl Model {
         Self { now: State::default(), versions, log, revision, mark: Revision::UNSET }
     }
 
+    /// An empty store at this revision, to which its history is compacted.
+    pub(crate) fn compacted_at(revision: Revision) -> Self {
+        Self { mark: revision, ..Self::new(revision) }
+    }
+
     /// The store's revision.
     pub(crate) fn revision(&self) -> Revision {
         self.revision

@@ -129,9 +129,10 @@ pub fn cases() -> Vec<Case> {
             H12 history::compacted_comes_first: G6;
             H13 history::compaction_is_no_write: C2;
             H14 history::mark_after_reopen: C5 C1, needs Reopen;
-            H15 random::against_the_model: G7 W2;
+            H15 random::against_the_model: G7 T1 W2 W8;
             H16 history::bounded_room: C7, needs Measure, runs alone;
             H17 crash::killed_while_compacting: C6 C3 S3 S5, needs Processes Crash;
+            H18 random::against_the_model_reopened: G7 T1 W2 W8 R7 C5, needs Reopen;
         }
         Watch {
             W01 watch::simple_events: W2 W5, beside others;

@@ -17,6 +17,7 @@ pub(crate) mod random_clients;
 pub(crate) mod range;
 pub(crate) mod recorded;
 pub(crate) mod revisions;
+pub(crate) mod steps;
 pub(crate) mod txn;
 pub(crate) mod txn_compare;
 pub(crate) mod watch;

@@ -1,68 +1,175 @@
-//! A store against the model: random operations, then every state, every event, and random reads.
-//!
-//! The seed is in every failure; the environment variable `CONFORMANCE_SEED` replays it.
+//! A store against the model, one call after the other: random sequences of calls, each judged as it is answered, and at
+//! the end every state that can still be read. A sequence that finds something is made as short and simple as possible.
 
-use fastrand::Rng;
-use kv::{
-    Batch, Compare, CompareOp, Content, ErrorKind, EventKind, Key, Op, Prev, Range, RangeRequest, Revision, Target,
-    Txn, TxnRange, Value, WatchRequest,
-};
+use std::sync::Mutex;
 
-use crate::expect::{Checked, holds, same, shown};
+use kv::{Batch, Compare, ErrorKind, EventKind, Op, Range, RangeRequest, Revision, Target, Txn, WatchRequest};
+use proptest::strategy::Strategy;
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+use proptest_state_machine::strategy::Sequential;
+use tokio::runtime;
+use tokio::task::spawn_blocking;
+
+use crate::expect::{Checked, Failure, OfRule, holds, same, shown};
+use crate::groups::steps::{Step, step};
 use crate::model::Model;
 use crate::seed::{SEED, seed};
-use crate::subject::{Handle, Subject};
+use crate::subject::Subject;
 
-const OPERATIONS: usize = 300;
-const READS: usize = 600;
-/// Few keys, so that operations meet, and some that are prefixes of others or end in 0xff.
-const KEYS: [&[u8]; 10] = [b"a", b"a\0", b"a/1", b"a/10", b"a/2", b"a\xff", b"b", b"b/1", b"\xff", b"\xff\xff"];
+/// How many sequences there are and how many steps each has at most.
+#[derive(Clone, Copy)]
+struct Effort {
+    sequences: u32,
+    steps: usize,
+}
+
+/// How long a failing sequence is made shorter, in milliseconds.
+const SHRINKING_MS: u32 = 10_000;
 
 pub(crate) async fn against_the_model(t: Subject) -> Checked {
-    let seed = seed();
-    let mut run = Run { random: Rng::with_seed(seed), model: Model::new(t.revision().await?), store: t.handle() };
-    let base = run.model.revision();
-    run.whole(base).await.map_err(|failure| failure.with_note(&format!("{SEED}={seed} replays this")))
+    judge(t, Effort { sequences: 24, steps: 70 }, Reopening::Never).await
+}
+
+pub(crate) async fn against_the_model_reopened(t: Subject) -> Checked {
+    judge(t, Effort { sequences: 6, steps: 40 }, Reopening::Sometimes).await
+}
+
+/// Whether the store is closed and opened again between calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reopening {
+    Never,
+    Sometimes,
+}
+
+/// Random sequences of steps. Their revisions count from a store at its first revision.
+fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model, Vec<Step>, Seen)> {
+    Sequential::new(
+        (1..steps).into(),
+        || proptest::strategy::Just(Model::compacted_at(Revision::new(1))).boxed(),
+        |_, _| true,
+        move |model| step(model, reopening).boxed(),
+        |mut model, step| {
+            match step {
+                Step::Txn(txn) if txn.check("model").is_ok() => drop(model.txn(txn)),
+                Step::Compact(to) => drop(model.compact(*to)),
+                _ => {}
+            }
+            model
+        },
+    )
+}
+
+/// By how many steps of a sequence were taken, those that nobody came to are left out first.
+type Seen = Option<std::sync::Arc<std::sync::atomic::AtomicUsize>>;
+
+async fn judge(t: Subject, effort: Effort, reopening: Reopening) -> Checked {
+    let runtime = runtime::Handle::current();
+    spawn_blocking(move || {
+        let mut rng = [0; 32];
+        rng[..8].copy_from_slice(&seed().to_le_bytes());
+        let config = Config {
+            cases: effort.sequences,
+            failure_persistence: None,
+            max_shrink_time: SHRINKING_MS,
+            max_shrink_iters: 2000,
+            ..Config::default()
+        };
+        let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &rng));
+        // The last one that fails is the shortest.
+        let last = Mutex::new(None);
+        let run = Mutex::new(Run { t, model: Model::new(Revision::UNSET), shift: 0 });
+        let judged = runner.run(&sequences(effort.steps, reopening), |(_, steps, seen)| {
+            let mut run = run.lock().map_err(|_| TestCaseError::reject("an earlier sequence panicked"))?;
+            let checked = runtime.block_on(run.whole(&steps, &seen));
+            checked.map_err(|failure| {
+                let text = failure.to_string();
+                if let Ok(mut last) = last.lock() {
+                    *last = Some(failure);
+                }
+                TestCaseError::fail(text)
+            })
+        });
+        let Err(error) = judged else { return Ok(()) };
+        let note = match &error {
+            TestError::Fail(_, (_, steps, _)) => format!("{SEED}={} finds this sequence: {}", seed(), shown(steps)),
+            TestError::Abort(reason) => reason.to_string(),
+        };
+        let failure = last.into_inner().ok().flatten();
+        Err(failure.unwrap_or_else(|| Failure::new("sequences", "an end", error.to_string())).with_note(&note))
+    })
+    .await?
 }
 
 struct Run {
-    random: Rng,
+    t: Subject,
     model: Model,
-    store: Handle,
+    /// What to add to the revisions of a sequence.
+    shift: i64,
 }
 
 impl Run {
-    async fn whole(&mut self, base: Revision) -> Checked {
-        for _ in 0..OPERATIONS {
-            if self.random.u8(..100) < 4 {
-                self.compact().await?;
-            } else {
-                self.txn().await?;
+    async fn whole(&mut self, steps: &[Step], seen: &Seen) -> Checked {
+        self.start().await?;
+        for step in steps {
+            if let Some(seen) = seen {
+                seen.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
             }
+            self.take(step.clone()).await?;
         }
-        for at in base.get()..=self.model.revision().get() {
+        for at in self.model.mark().get()..=self.model.revision().get() {
             self.read(RangeRequest::new(Range::All).with_at(Revision::new(at))).await?;
-        }
-        for _ in 0..READS {
-            let request = RangeRequest::new(self.range())
-                .with_at(Revision::new(self.random.i64(-1..=self.model.revision().get() + 1)))
-                .with_limit(self.random.i64(-1..6))
-                .with_content(self.content());
-            self.read(request).await?;
-        }
-        for _ in 0..20 {
-            self.watch().await?;
         }
         Ok(())
     }
 
-    async fn txn(&mut self) -> Checked {
-        let count = self.random.usize(..3);
-        let compares: Vec<Compare> = (0..count).map(|_| self.compare()).collect();
-        let ops = |run: &mut Self| -> Vec<Op> { (0..run.random.usize(..5)).map(|_| run.op()).collect() };
-        let txn = Txn::new().with_compares(compares).with_success(ops(self)).with_failure(ops(self));
+    /// Empties the store and its history.
+    async fn start(&mut self) -> Checked {
+        let base = self.t.run([Op::delete_range(Range::All)]).await?.revision;
+        match self.t.compact(base).await {
+            Err(error) if !matches!(error.kind(), ErrorKind::Compacted { .. }) => return Err(error.into()),
+            _ => {}
+        }
+        self.model = Model::compacted_at(base);
+        self.shift = base.get() - 1;
+        Ok(())
+    }
+
+    async fn take(&mut self, step: Step) -> Checked {
+        match step {
+            Step::Txn(txn) => self.txn(self.shifted(txn)).await,
+            Step::Compact(to) => self.compact(self.shift(to)).await,
+            Step::Read(request) => {
+                let at = self.shift(request.at);
+                self.read(request.with_at(at)).await
+            }
+            Step::Watch(mut request) => {
+                request.start = self.shift(request.start);
+                self.watch(request).await
+            }
+            Step::Reopen => {
+                self.t.reopen().await?;
+                same("the revision after opening again", self.t.revision().await?, self.model.revision()).of("R7")
+            }
+        }
+    }
+
+    fn shift(&self, revision: Revision) -> Revision {
+        if revision.is_set() { Revision::new(revision.get() + self.shift) } else { revision }
+    }
+
+    fn shifted(&self, mut txn: Txn) -> Txn {
+        for Compare { target, .. } in &mut txn.compares {
+            match target {
+                Target::CreateRevision(revision) | Target::ModRevision(revision) => *revision = self.shift(*revision),
+                _ => {}
+            }
+        }
+        txn
+    }
+
+    async fn txn(&mut self, txn: Txn) -> Checked {
         let what = format!("{txn:?}");
-        let got = self.store.txn(txn.clone()).await.map_err(|error| error.kind().clone());
+        let got = self.t.txn(txn.clone()).await.map_err(|error| error.kind().clone());
         let expected = match txn.check("model") {
             Ok(()) => Ok(self.model.txn(&txn)),
             Err(error) => Err(error.kind().clone()),
@@ -70,14 +177,13 @@ impl Run {
         same(&what, got, expected)
     }
 
-    async fn compact(&mut self) -> Checked {
-        let to = Revision::new(self.random.i64(self.model.mark().get() - 1..=self.model.revision().get() + 1));
-        let got = self.store.compact(to).await.map_err(|error| error.kind().clone());
+    async fn compact(&mut self, to: Revision) -> Checked {
+        let got = self.t.compact(to).await.map_err(|error| error.kind().clone());
         agree(&format!("compact({to})"), got, self.model.compact(to))
     }
 
     async fn read(&mut self, request: RangeRequest) -> Checked {
-        let got = self.store.range(request.clone()).await.map_err(|error| error.kind().clone());
+        let got = self.t.range(request.clone()).await.map_err(|error| error.kind().clone());
         agree(&format!("{request:?}"), got, self.model.range(&request))
     }
 
@@ -85,21 +191,20 @@ impl Run {
     ///
     /// A deletion at exactly the mark is left to W11: old versions of etcd lose it, and only a case that does nothing else
     /// can be listed as known to fail without covering up other faults.
-    async fn watch(&mut self) -> Checked {
-        let mut from = Revision::new(self.random.i64(1..=self.model.revision().get()));
-        let mut request = WatchRequest::new(self.watchable(), from).with_prev(Prev::Return);
+    async fn watch(&mut self, mut request: WatchRequest) -> Checked {
+        let mut from = request.start;
         let first = if from == self.model.mark() { self.model.next_batch(&request, from).ok().flatten() } else { None };
         let deletes = |batch: Batch| batch.events.iter().any(|event| event.kind == EventKind::Delete);
         if first.is_some_and(|batch| batch.revision == from && deletes(batch)) {
             from = from.next();
             request.start = from;
         }
-        let mut watcher = self.store.watcher_of(request.clone()).await?;
+        let mut watcher = self.t.watcher_of(request.clone()).await?;
         loop {
             let expected = match self.model.next_batch(&request, from) {
                 Ok(Some(batch)) => batch,
                 Ok(None) => return Ok(()),
-                Err(kind) => return agree("the end of a watch", watcher.step().await?.map(|_| ()), Err(kind)),
+                Err(kind) => return agree("the end of a watch", watcher.step().await?.map(|_| ()), Err(kind)).of("W8"),
             };
             let mut got = watcher.next().await?;
             got.time = None;
@@ -108,74 +213,8 @@ impl Run {
                 got.events.iter_mut().for_each(|event| event.prev = None);
             }
             from = expected.revision.next();
-            same(&format!("a batch of {request:?}"), got, expected)?;
+            same(&format!("a batch of {request:?}"), got, expected).of("W2")?;
         }
-    }
-
-    fn key(&mut self) -> Key {
-        let at = self.random.usize(..KEYS.len());
-        Key::from(KEYS[at])
-    }
-
-    fn range(&mut self) -> Range {
-        match self.random.u8(..10) {
-            0 => Range::All,
-            1 => Range::From(self.key()),
-            2 | 3 => Range::Prefix(self.key()),
-            4 | 5 => Range::FromTo(self.key(), self.key()),
-            _ => Range::Key(self.key()),
-        }
-    }
-
-    fn watchable(&mut self) -> Range {
-        match self.range() {
-            range if range.is_empty() => Range::All,
-            range => range,
-        }
-    }
-
-    fn content(&mut self) -> Content {
-        match self.random.u8(..4) {
-            0 => Content::KeysOnly,
-            1 => Content::CountOnly,
-            _ => Content::Full,
-        }
-    }
-
-    fn value(&mut self) -> Value {
-        let length = self.random.usize(..3);
-        let bytes: Vec<u8> = (0..length).map(|_| self.random.u8(b'a'..=b'c')).collect();
-        Value::new(bytes)
-    }
-
-    fn compare(&mut self) -> Compare {
-        let op = match self.random.u8(..4) {
-            0 => CompareOp::Equal,
-            1 => CompareOp::NotEqual,
-            2 => CompareOp::Less,
-            _ => CompareOp::Greater,
-        };
-        let near = self.random.i64(-1..=self.model.revision().get() + 1);
-        let target = match self.random.u8(..5) {
-            0 => Target::Version(self.random.i64(0..4)),
-            1 => Target::CreateRevision(Revision::new(near)),
-            2 => Target::ModRevision(Revision::new(near)),
-            3 => Target::ModRevision(Revision::UNSET),
-            _ => Target::Value(self.value()),
-        };
-        Compare::new(self.range(), op, target)
-    }
-
-    fn op(&mut self) -> Op {
-        let op = match self.random.u8(..10) {
-            0..=4 => Op::put(self.key(), self.value()),
-            5 | 6 => Op::delete_range(self.range()),
-            _ => {
-                let limit = self.random.i64(-1..6);
-                Op::Range(TxnRange::new(self.range()).with_limit(limit).with_content(self.content()))
-            }
-        };
-        if self.random.bool() { op.with_prev() } else { op }
     }
 }
 

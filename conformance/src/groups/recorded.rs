@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use futures::{FutureExt, StreamExt};
-use kv::{ErrorKind, Op, Prev, Range, Revision, WatchRequest};
+use kv::{Batch, ErrorKind, Op, Prev, Range, Revision, WatchRequest};
 use tokio::task::{JoinHandle, yield_now};
 
 use crate::expect::{Checked, OfRule, holds, same};
 use crate::groups::network::{Network, is_injected};
 use crate::groups::workload::{Call, KEYS, Workload, key};
-use crate::history::{History, Recorder, Replay, Summary, read_log};
+use crate::history::{History, Recorded, Recorder, Replay, Summary, read_log};
 use crate::seed::{SEED, seed};
 use crate::subject::{Handle, Subject, after};
 
@@ -40,6 +40,24 @@ async fn seeded(t: &Subject, network: Network) -> Checked<Summary> {
 }
 
 async fn judge(t: &Subject, network: Network, seed: u64) -> Checked<Summary> {
+    let Run { base, recorded, log, complaints } = run(t, network, seed).await?;
+    let summary = Replay::new(base, []).judge(recorded, &log)?;
+    same("errors that nothing explains", complaints, Vec::<String>::new())?;
+    Ok(summary)
+}
+
+/// What clients did, and what is left of it.
+pub(crate) struct Run {
+    /// The store's revision before.
+    pub(crate) base: Revision,
+    pub(crate) recorded: Recorded,
+    pub(crate) log: Vec<Batch>,
+    /// Errors that the network did not make.
+    pub(crate) complaints: Vec<String>,
+}
+
+/// Lets clients and watches run.
+pub(crate) async fn run(t: &Subject, network: Network, seed: u64) -> Checked<Run> {
     let base = t.revision().await?;
     let history = Arc::new(History::new());
     let mut watches = Vec::new();
@@ -64,9 +82,7 @@ async fn judge(t: &Subject, network: Network, seed: u64) -> Checked<Summary> {
     }
     let last = end(&t.over(Recorder::new(t.store(), history.clone())), watches).await?;
     let log = t.within("the log of all keys", read_log(&***t, Range::All, base.next(), last)).await??;
-    let summary = Replay::new(base, []).judge(history.take(), &log)?;
-    same("errors that nothing explains", complaints, Vec::<String>::new())?;
-    Ok(summary)
+    Ok(Run { base, recorded: history.take(), log, complaints })
 }
 
 /// Writes to all keys at once, and waits for that to arrive at all watches.

@@ -34,6 +34,8 @@
 //! ```
 
 mod matching;
+#[cfg(test)]
+mod mutants;
 mod order;
 mod recorder;
 mod replay;

@@ -86,6 +86,7 @@ impl Replay {
     pub fn judge(&mut self, recorded: Recorded, log: &[Batch]) -> Result<Summary, Violation> {
         let Recorded { calls, streams } = recorded;
         let base = self.revision;
+        in_order(base, log)?;
         let floors = floors(&calls, &streams, self.told);
         self.compactions.extend(calls.iter().filter_map(|call| match call.request {
             Request::Compact(to) => Some((call.start, to)),
@@ -110,12 +111,6 @@ impl Replay {
 
     /// Takes one revision: what happened at it, with what was there before.
     fn step(&mut self, batch: &Batch, part: &mut Part) -> Result<Vec<Event>, Violation> {
-        if batch.revision <= self.revision {
-            return Err(Violation::new("W2", format!("the log goes from {} to {}", self.revision, batch.revision)));
-        }
-        if batch.events.is_empty() {
-            return Err(Violation::new("W3", format!("the log has nothing at {}", batch.revision)));
-        }
         self.revision = batch.revision;
         if let Some(call) = part.acknowledged_at(batch.revision) {
             return self.acknowledged(batch, call);
@@ -173,6 +168,21 @@ impl Replay {
         }
         Ok(events)
     }
+}
+
+/// The log has each revision once, in order, and something at each.
+fn in_order(base: Revision, log: &[Batch]) -> Result<(), Violation> {
+    let mut before = base;
+    for batch in log {
+        if batch.revision <= before {
+            return Err(Violation::new("W2", format!("the log goes from {before} to {}", batch.revision)));
+        }
+        if batch.events.is_empty() {
+            return Err(Violation::new("W3", format!("the log has nothing at {}", batch.revision)));
+        }
+        before = batch.revision;
+    }
+    Ok(())
 }
 
 /// Nobody who was recorded explains this revision.

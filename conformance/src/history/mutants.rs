@@ -1,0 +1,328 @@
+//! The judge is judged: what real clients recorded passes, and each way to spoil it is found out by the rule that it breaks.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use kv::{Batch, ErrorKind, Event, EventKind, Kv, Op, Outcome, Prev, Range, RangeRequest, Revision, Txn, WatchRequest};
+
+use super::{Call, Recorded, Replay, Request, Stream, Summary, Told, Violation};
+use crate::groups::network::Network;
+use crate::groups::recorded::{Run, run};
+use crate::harness::Harness;
+use crate::reference::References;
+use crate::subject::Subject;
+
+/// What clients of the reference store recorded.
+fn record(network: Network, seed: u64) -> Run {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let fixture = References.fresh().await.unwrap();
+        let (subject, _home) = Subject::new(Arc::new(References), fixture, Duration::from_secs(10));
+        run(&subject, network, seed).await.unwrap()
+    })
+}
+
+fn judge(run: Run) -> Result<Summary, Violation> {
+    Replay::new(run.base, []).judge(run.recorded, &run.log)
+}
+
+/// Spoils a history, if it has what is needed for that.
+type Mutation = fn(&mut Run) -> Option<()>;
+
+/// Spoils histories until one has what is needed, and asks that it is found out by this rule.
+fn caught(name: &str, rule: &str, mutation: Mutation) {
+    for seed in 0..50 {
+        let mut run = record(Network::Bad, seed);
+        if mutation(&mut run).is_some() {
+            let found = judge(run).expect_err(name);
+            assert_eq!(found.rule(), rule, "{name}: {found}");
+            return;
+        }
+    }
+    panic!("{name}: no history has what is needed");
+}
+
+#[test]
+fn what_was_recorded_passes() {
+    for seed in 0..10 {
+        let summary = judge(record(Network::Good, seed)).unwrap();
+        assert!(summary.acknowledged > 50 && summary.observed > 50 && summary.refused > 0, "{summary:?}");
+        assert_eq!(summary.acknowledged, summary.revisions);
+        let summary = judge(record(Network::Bad, seed)).unwrap();
+        assert!(summary.happened > 0 && summary.vanished > 0 && summary.watches > 3, "{summary:?}");
+        assert_eq!(summary.acknowledged + summary.happened, summary.revisions);
+    }
+}
+
+/// The answers to reads of the latest state that found something.
+fn reads(run: &mut Run) -> impl DoubleEndedIterator<Item = &mut kv::RangeResponse> {
+    run.recorded.calls.iter_mut().filter_map(|call| match (&call.request, &mut call.told) {
+        (Request::Range(request), Told::Range(answer)) if !request.at.is_set() && !answer.kvs.is_empty() => {
+            Some(answer)
+        }
+        _ => None,
+    })
+}
+
+/// Writes that were acknowledged: their place, and their revision.
+fn writes(run: &Run) -> Vec<(usize, Revision)> {
+    let calls = run.recorded.calls.iter().enumerate();
+    let answered = calls.filter_map(|(i, call)| call.revision().map(|revision| (i, call, revision)));
+    let wrote = |call: &Call, at: Revision| {
+        matches!(call.request, Request::Txn(_))
+            && matches!(&call.told, Told::Txn(answer) if matches!(answer.results.first(), Some(kv::OpResult::Put { .. })))
+            && run.log.iter().any(|batch| batch.revision == at)
+    };
+    answered.filter(|(_, call, at)| wrote(call, *at)).map(|(i, _, at)| (i, at)).collect()
+}
+
+#[test]
+fn spoiled_answers_are_caught() {
+    caught("a stale read", "S1", |run| {
+        let base = run.base;
+        let read = reads(run).next_back()?;
+        *read = kv::RangeResponse { revision: base, ..Default::default() };
+        Some(())
+    });
+    caught("a read of another value", "S1", |run| {
+        let read = reads(run).find(|read| read.kvs.iter().any(|kv| !kv.value.is_empty()))?;
+        read.kvs.iter_mut().for_each(|kv| kv.value = "other".into());
+        Some(())
+    });
+    caught("one revision for two writes", "R2", |run| {
+        let writes = writes(run);
+        let [(one, revision), (other, _)] = writes.get(5..7)? else { return None };
+        let start = run.recorded.calls[*one].start;
+        let call = &mut run.recorded.calls[*other];
+        call.start = start;
+        let Told::Txn(answer) = &mut call.told else { return None };
+        answer.revision = *revision;
+        Some(())
+    });
+    caught("a compare that held is said not to have held", "S1", |run| {
+        let (i, _) = *writes(run).get(8)?;
+        let Told::Txn(answer) = &mut run.recorded.calls[i].told else { return None };
+        answer.succeeded = !answer.succeeded;
+        Some(())
+    });
+    caught("an answer to a call that began later", "S1", |run| {
+        let (i, _) = *writes(run).get(8)?;
+        let late = run.recorded.calls.iter().map(|call| call.start).max()? + 1;
+        run.recorded.calls[i].start = late;
+        Some(())
+    });
+}
+
+#[test]
+fn spoiled_logs_are_caught() {
+    caught("a lost update", "S1", |run| {
+        let (_, revision) = *writes(run).get(9)?;
+        run.log.retain(|batch| batch.revision != revision);
+        Some(())
+    });
+    caught("acknowledged before it was durable", "S1", |run| {
+        let (_, revision) = *writes(run).iter().rev().nth(3)?;
+        run.log.retain(|batch| batch.revision < revision);
+        Some(())
+    });
+    caught("a torn transaction", "T2", |run| {
+        let acknowledged = writes(run);
+        let told = |batch: &&mut Batch| acknowledged.iter().any(|(_, at)| *at == batch.revision);
+        run.log.iter_mut().filter(told).find(|batch| batch.events.len() > 1)?.events.pop().map(drop)
+    });
+    caught("two revisions in the wrong order", "W2", |run| {
+        run.log.swap(7, 8);
+        Some(())
+    });
+    caught("what nobody wrote", "S1", |run| {
+        again(run, "nobody's".into());
+        Some(())
+    });
+    caught("a write of unknown outcome twice", "E3", |run| {
+        let value = only_value(run, |call, found| call.is_unknown() && found)?;
+        again(run, value);
+        Some(())
+    });
+    caught("an acknowledged write twice", "E3", |run| {
+        let value = only_value(run, |call, found| matches!(call.told, Told::Txn(_)) && found)?;
+        again(run, value);
+        Some(())
+    });
+    caught("a write that was refused for certain", "E2", |run| {
+        let refused = |call: &Call, _| matches!(call.told, Told::Failed(_, Outcome::NotApplied));
+        let value = only_value(run, refused)?;
+        again(run, value);
+        Some(())
+    });
+}
+
+/// The value of an unguarded put of one key that is as wanted; `wanted` is told whether it is in the log.
+fn only_value(run: &Run, wanted: impl Fn(&Call, bool) -> bool) -> Option<kv::Value> {
+    run.recorded.calls.iter().find_map(|call| {
+        let Request::Txn(Txn { compares, success, .. }) = &call.request else { return None };
+        let [Op::Put { value, .. }] = &success[..] else { return None };
+        let found = run.log.iter().flat_map(|batch| &batch.events).any(|event| event.kv.value == *value);
+        (compares.is_empty() && wanted(call, found)).then(|| value.clone())
+    })
+}
+
+/// Puts a value where it was put before, or else at a new key, after everything else.
+fn again(run: &mut Run, value: kv::Value) {
+    let put = run.recorded.calls.iter().find_map(|call| match &call.request {
+        Request::Txn(txn) => txn.success.iter().find_map(|op| match op {
+            Op::Put { key, value: put, .. } if *put == value => Some(key.clone()),
+            _ => None,
+        }),
+        _ => None,
+    });
+    let key = put.unwrap_or_else(|| "new".into());
+    let events = run.log.iter().flat_map(|batch| &batch.events);
+    let old = events.filter(|event| event.kv.key == key).last().map(|event| event.kv.clone());
+    let revision = run.log.last().unwrap().revision.next();
+    let version = old.as_ref().map_or(0, |old| old.version) + 1;
+    let create_revision = old.filter(|old| old.version > 0).map_or(revision, |old| old.create_revision);
+    let kv = Kv { key, value, create_revision, mod_revision: revision, version };
+    run.log.push(Batch { revision, time: None, events: vec![Event { kind: EventKind::Put, kv, prev: None }] });
+}
+
+/// The batches of the longest piece of a watch that is as wanted.
+fn batches(run: &mut Run, wanted: fn(&WatchRequest) -> bool) -> Option<&mut Vec<(u64, Result<Batch, ErrorKind>)>> {
+    let streams = run.recorded.streams.iter_mut().filter(|stream| wanted(&stream.request));
+    let items = streams.map(|stream| &mut stream.items).max_by_key(|items| items.len())?;
+    (items.len() > 10).then_some(items)
+}
+
+fn batch(item: &mut (u64, Result<Batch, ErrorKind>)) -> Option<&mut Batch> {
+    item.1.as_mut().ok()
+}
+
+fn all(request: &WatchRequest) -> bool {
+    request.range == Range::All
+}
+
+#[test]
+fn spoiled_watches_are_caught() {
+    caught("a batch that is left out", "W2", |run| batches(run, all).map(|items| drop(items.remove(4))));
+    caught("the first batch left out", "W2", |run| batches(run, all).map(|items| drop(items.remove(0))));
+    caught("a batch twice", "W2", |run| {
+        let items = batches(run, all)?;
+        let again = items[4].clone();
+        items.insert(5, again);
+        Some(())
+    });
+    caught("two batches in the wrong order", "W2", |run| {
+        let items = batches(run, all)?;
+        items.swap(4, 5);
+        Some(())
+    });
+    caught("an event that is left out", "W3", |run| {
+        let items = batches(run, all)?;
+        items.iter_mut().filter_map(batch).find(|batch| batch.events.len() > 1)?.events.pop().map(drop)
+    });
+    caught("events in the wrong order", "W2", |run| {
+        let items = batches(run, all)?;
+        items.iter_mut().filter_map(batch).find(|batch| batch.events.len() > 1)?.events.swap(0, 1);
+        Some(())
+    });
+    caught("a revision in two pieces", "W3", |run| {
+        let items = batches(run, all)?;
+        let at = items.iter_mut().position(|item| batch(item).is_some_and(|batch| batch.events.len() > 1))?;
+        let rest = batch(&mut items[at])?.events.split_off(1);
+        let mut second = items[at].clone();
+        batch(&mut second)?.events = rest;
+        items.insert(at + 1, second);
+        Some(())
+    });
+    caught("an event of another key", "W4", |run| {
+        let items = batches(run, |request| matches!(request.range, Range::Key(_)))?;
+        batch(&mut items[2])?.events[0].kv.key = "k/5".into();
+        Some(())
+    });
+    caught("a wrong entry from before", "W6", |run| {
+        let items = batches(run, |request| request.prev == Prev::Return)?;
+        let mut events = items.iter_mut().filter_map(batch).flat_map(|batch| &mut batch.events);
+        events.find_map(|event| event.prev.as_mut())?.value = "other".into();
+        Some(())
+    });
+    caught("no entry from before", "W6", |run| {
+        let items = batches(run, |request| request.prev == Prev::Return)?;
+        let mut events = items.iter_mut().filter_map(batch).flat_map(|batch| &mut batch.events);
+        events.find(|event| event.prev.is_some())?.prev = None;
+        Some(())
+    });
+    caught("an event from before the start", "W1", |run| {
+        let stream = run.recorded.streams.iter_mut().find(|stream| !stream.items.is_empty())?;
+        let first = batch(stream.items.first_mut()?)?.revision;
+        stream.request.start = first.next();
+        Some(())
+    });
+    caught("time that goes back", "W15", |run| {
+        let items = batches(run, all)?;
+        batch(&mut items[3])?.time = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(2));
+        batch(&mut items[5])?.time = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1));
+        Some(())
+    });
+    caught("compacted, though nobody asked for that", "W8", |run| {
+        let items = batches(run, all)?;
+        items[5].1 = Err(ErrorKind::Compacted { compact_revision: Revision::new(90) });
+        items.truncate(6);
+        Some(())
+    });
+}
+
+#[test]
+fn an_answer_older_than_an_event_is_caught() {
+    let put = Txn::new().with_success([Op::put("a", "v")]);
+    let kv = Kv {
+        key: "a".into(),
+        value: "v".into(),
+        create_revision: Revision::new(2),
+        mod_revision: Revision::new(2),
+        version: 1,
+    };
+    let batch =
+        Batch { revision: Revision::new(2), time: None, events: vec![Event { kind: EventKind::Put, kv, prev: None }] };
+    let request = WatchRequest::new(Range::All, Revision::new(2));
+    let stream = Stream { client: 0, request, items: vec![(2, Ok(batch.clone()))] };
+    let told = Told::Range(kv::RangeResponse { revision: Revision::new(1), ..Default::default() });
+    let read = |start| Call { client: 1, start, end: start + 1, request: read_all(), told: told.clone() };
+    let put = Call { client: 0, start: 0, end: u64::MAX, request: Request::Txn(put), told: Told::Nothing };
+    let judge = |start| {
+        let recorded = Recorded { calls: vec![put.clone(), read(start)], streams: vec![stream.clone()] };
+        Replay::new(Revision::new(1), []).judge(recorded, std::slice::from_ref(&batch))
+    };
+    assert_eq!(judge(1).unwrap().happened, 1);
+    assert_eq!(judge(3).unwrap_err().rule(), "W14");
+}
+
+fn read_all() -> Request {
+    Request::Range(RangeRequest::new(Range::All))
+}
+
+#[test]
+fn a_write_of_unknown_outcome_may_come_in_a_later_part() {
+    let Run { base, recorded, log, .. } = record(Network::Good, 3);
+    let mut replay = Replay::new(base, []);
+    let late = Txn::new().with_success([Op::put("late", "v")]);
+    let mut first = recorded;
+    first.calls.push(Call { client: 99, start: 0, end: u64::MAX, request: Request::Txn(late), told: Told::Nothing });
+    assert_eq!(replay.judge(first, &log).unwrap().vanished, 1);
+    let revision = log.last().unwrap().revision.next();
+    let kv =
+        Kv { key: "late".into(), value: "v".into(), create_revision: revision, mod_revision: revision, version: 1 };
+    let batch = |revision| Batch {
+        revision,
+        time: None,
+        events: vec![Event { kind: EventKind::Put, kv: Kv { mod_revision: revision, ..kv.clone() }, prev: None }],
+    };
+    assert_eq!(replay.judge(Recorded::default(), &[batch(revision)]).unwrap().happened, 1);
+    assert_eq!(replay.judge(Recorded::default(), &[batch(revision.next())]).unwrap_err().rule(), "S1");
+}
+
+#[test]
+fn a_long_history_is_judged_in_parts_and_among_others() {
+    let Run { base, mut recorded, log, .. } = record(Network::Good, 4);
+    recorded.calls.retain(|call| call.client % 2 == 0);
+    assert!(Replay::new(base, []).judge(recorded.clone(), &log).is_err(), "others wrote as well");
+    Replay::new(base, []).among_others().judge(recorded, &log).unwrap();
+}
