@@ -8,7 +8,7 @@ mod crowd;
 mod etcd;
 mod report;
 mod single;
-#[path = "../../backend-etcd/tests/support/mod.rs"]
+#[path = "../../backend-etcd/tests/support/server.rs"]
 mod support;
 
 use std::error::Error;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-#[path = "../../backend-etcd/tests/support/mod.rs"]
+#[path = "../../backend-etcd/tests/support/server.rs"]
 mod support;
 
 use std::io::Write;

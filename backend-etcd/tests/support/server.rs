@@ -1,0 +1,267 @@
+//! A real etcd for tests: each member a process on free ports of the loopback address, in a temporary folder.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+/// How long a member may take until it is well.
+const START: Duration = Duration::from_secs(30);
+
+/// A member. Dropping it ends the process.
+#[derive(Debug)]
+pub(crate) struct Etcd {
+    folder: TempDir,
+    addresses: Addresses,
+    scheme: &'static str,
+    name: String,
+    /// All members, as `name=url,...`.
+    members: String,
+    arguments: Vec<String>,
+    child: Option<Child>,
+}
+
+/// As a cluster that Margay uses is set up, save that clients may look more often whether it lives, and that passwords are
+/// checked faster.
+const USUAL: [&str; 5] = [
+    "--auto-compaction-mode=revision",
+    "--auto-compaction-retention=10000",
+    "--quota-backend-bytes=8589934592",
+    "--grpc-keepalive-min-time=500ms",
+    "--bcrypt-cost=4",
+];
+
+/// Where the ports begin that are given to members: below those that the system gives to connections.
+const FIRST_PORT: u16 = 12_000;
+/// How many there are.
+const PORTS: u16 = 16_000;
+
+/// Where a member listens: for clients, for the other members, and for who asks after its health.
+type Addresses = [SocketAddr; 3];
+
+/// Addresses that nobody listens on. Each is given once in this process, and processes begin at different ones, so
+/// that no member meets another one where it should be itself.
+fn free_addresses() -> std::io::Result<Addresses> {
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    let mut free = std::iter::from_fn(|| {
+        let place = std::process::id().wrapping_mul(97).wrapping_add(GIVEN.fetch_add(1, Ordering::Relaxed));
+        let port = FIRST_PORT + u16::try_from(place % u32::from(PORTS)).ok()?;
+        Some(SocketAddr::from(([127, 0, 0, 1], port)))
+    })
+    .take(usize::from(PORTS))
+    .filter(|address| TcpListener::bind(address).is_ok());
+    match (free.next(), free.next(), free.next()) {
+        (Some(client), Some(peer), Some(health)) => Ok([client, peer, health]),
+        _ => Err(std::io::Error::other("no free port")),
+    }
+}
+
+/// An address on which nobody listens.
+pub(crate) fn dead_address() -> std::io::Result<SocketAddr> {
+    Ok(free_addresses()?[0])
+}
+
+impl Etcd {
+    /// A new, empty one.
+    pub(crate) fn start() -> std::io::Result<Self> {
+        Self::start_with("http", &[])
+    }
+
+    /// A new, empty one with these arguments besides.
+    pub(crate) fn start_with(scheme: &'static str, arguments: &[String]) -> std::io::Result<Self> {
+        let mut last = std::io::Error::other("etcd was not started");
+        // Somebody else may take a free port before etcd does.
+        for _ in 0..5 {
+            let addresses = free_addresses()?;
+            let mut etcd = Self::prepare("one", addresses, &format!("one=http://{}", addresses[1]))?;
+            etcd.scheme = scheme;
+            etcd.arguments = arguments.to_vec();
+            match etcd.run() {
+                Ok(()) => return Ok(etcd),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// A cluster of three members.
+    pub(crate) fn start_three() -> std::io::Result<[Self; 3]> {
+        let addresses = [free_addresses()?, free_addresses()?, free_addresses()?];
+        let names = ["one", "two", "three"];
+        let member = |(name, [_, peer, _]): (&str, Addresses)| format!("{name}=http://{peer}");
+        let members = names.into_iter().zip(addresses).map(member).collect::<Vec<_>>().join(",");
+        let mut etcds = [
+            Self::prepare(names[0], addresses[0], &members)?,
+            Self::prepare(names[1], addresses[1], &members)?,
+            Self::prepare(names[2], addresses[2], &members)?,
+        ];
+        for etcd in &mut etcds {
+            etcd.spawn()?;
+        }
+        for etcd in &mut etcds {
+            etcd.wait()?;
+        }
+        Ok(etcds)
+    }
+
+    fn prepare(name: &str, addresses: Addresses, members: &str) -> std::io::Result<Self> {
+        let (name, members, arguments) = (name.to_owned(), members.to_owned(), Vec::new());
+        Ok(Self { folder: tempfile::tempdir()?, addresses, scheme: "http", name, members, arguments, child: None })
+    }
+
+    /// Its address, for clients.
+    pub(crate) fn url(&self) -> String {
+        format!("{}://{}", self.scheme, self.addresses[0])
+    }
+
+    /// The folder in which it runs.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Where it keeps its state.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    fn is_well(&self) -> bool {
+        self.ask("/health").is_ok_and(|answer| answer.contains("\"true\""))
+    }
+
+    /// What it tells about itself under `path`: `/health`, or `/metrics`.
+    pub(crate) fn ask(&self, path: &str) -> std::io::Result<String> {
+        let mut connection = TcpStream::connect_timeout(&self.addresses[2], Duration::from_secs(1))?;
+        connection.set_read_timeout(Some(Duration::from_secs(5)))?;
+        connection.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+
+    /// Starts the process and waits until it is well.
+    pub(crate) fn run(&mut self) -> std::io::Result<()> {
+        self.spawn()?;
+        self.wait()
+    }
+
+    fn spawn(&mut self) -> std::io::Result<()> {
+        let peer = format!("http://{}", self.addresses[1]);
+        let log = File::options().create(true).append(true).open(self.folder.path().join("log"))?;
+        let child = Command::new("etcd")
+            .current_dir(self.folder.path())
+            .arg("--data-dir")
+            .arg(self.data())
+            .args(["--name", &self.name, "--logger", "zap", "--log-level", "error"])
+            .args(["--listen-client-urls", &self.url(), "--advertise-client-urls", &self.url()])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &self.members])
+            .args(["--listen-metrics-urls", &format!("http://{}", self.addresses[2])])
+            .args(USUAL)
+            .args(&self.arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()?;
+        self.child = Some(child);
+        Ok(())
+    }
+
+    /// Until it says that it is well, which takes a leader.
+    fn wait(&mut self) -> std::io::Result<()> {
+        let until = Instant::now() + START;
+        while !self.is_well() {
+            let ended = self.child.as_mut().and_then(|child| child.try_wait().transpose()).transpose()?;
+            if ended.is_some() || Instant::now() > until {
+                let log = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
+                self.stop();
+                return Err(std::io::Error::other(format!("etcd does not start: {log}")));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Starts the process again, without waiting until it is well: that may take other members.
+    pub(crate) fn start_again(&mut self) -> std::io::Result<()> {
+        self.stop();
+        self.spawn()
+    }
+
+    /// Where clients reach it.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.addresses[0]
+    }
+
+    /// Its process, if it runs.
+    pub(crate) fn process(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// Sends the process a signal.
+    pub(crate) fn signal(&self, signal: Signal) -> std::io::Result<()> {
+        let child = self.child.as_ref().ok_or_else(|| std::io::Error::other("etcd does not run"))?;
+        let pid = i32::try_from(child.id()).map_err(std::io::Error::other)?;
+        Ok(kill(Pid::from_raw(pid), signal)?)
+    }
+
+    /// Ends the process at once.
+    pub(crate) fn stop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // It may have ended already.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Asks the process to end, and waits until it has.
+    pub(crate) fn shut_down(&mut self) -> std::io::Result<()> {
+        self.signal(Signal::SIGTERM)?;
+        match self.child.take() {
+            Some(mut child) => child.wait().map(|_| ()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The version of the etcd that is installed: major, minor, patch.
+pub(crate) fn version() -> std::io::Result<[u32; 3]> {
+    let output = Command::new("etcd").arg("--version").output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = text.lines().find_map(|line| line.strip_prefix("etcd Version: ")).unwrap_or_default();
+    let numbers: Vec<u32> = version.split(['.', '-', '+']).map_while(|number| number.parse().ok()).collect();
+    let first = numbers.first_chunk().ok_or_else(|| std::io::Error::other(format!("no version of etcd: {text}")))?;
+    Ok(*first)
+}
+
+/// The bytes of a file.
+pub(crate) fn bytes_of(path: &Path) -> std::io::Result<u64> {
+    Ok(path.metadata()?.len())
+}
+
+/// Copies a folder with all that is in it.
+pub(crate) fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    if !from.is_dir() {
+        return std::fs::copy(from, to).map(|_| ());
+    }
+    std::fs::create_dir_all(to)?;
+    for entry in from.read_dir()? {
+        let entry = entry?;
+        copy(&entry.path(), &to.join(entry.file_name()))?;
+    }
+    Ok(())
+}
