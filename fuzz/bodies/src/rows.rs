@@ -90,9 +90,9 @@ fn damage(rows: &[(Vec<u8>, Vec<u8>)], input: &mut Unstructured<'_>) -> Result<W
             payload = fuzzing::unseal(other_key, other).unwrap_or(other).to_vec();
         }
         5 => {
-            let mut key = key.clone();
-            let end = key.len() - 1;
-            key[place.min(end)] = input.arbitrary()?;
+            let (mut key, byte) = (key.clone(), input.arbitrary()?);
+            let place = place.min(key.len().saturating_sub(1));
+            key.get_mut(place).into_iter().for_each(|place| *place = byte);
             let row = fuzzing::seal(&key, &payload);
             return Ok(Write::Put(key, row));
         }
