@@ -90,7 +90,7 @@ impl Late {
             return None;
         }
         let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
-        (rng.u32(..200) == 0).then(|| Duration::from_micros(rng.u64(..20_000)))
+        (rng.u32(..60) == 0).then(|| Duration::from_micros(rng.u64(..20_000)))
     }
 }
 

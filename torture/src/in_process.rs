@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use cni_plugin::FileIntents;
 use ipam_core::affinity::ReleaseIf;
+use ipam_core::intents::Intents;
 use kv::wrap::Faulty;
 use kv::{Store, StoreExt};
 use kv_mvcc::local::Create;
@@ -18,6 +19,7 @@ use crate::faults::{Late, Newest, Observed, injected};
 use crate::ledger::Ledger;
 use crate::plan::{Engine, Plan};
 use crate::report::Report;
+use crate::sabotage::{Broken, NoIntents, Sabotage};
 use crate::worker::{Deaths, Worker};
 use crate::{Failure, etcd, scene};
 
@@ -68,10 +70,14 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
         }
     });
     let newest = Newest::default();
-    let observed: Arc<dyn Store> = Arc::new(Observed::new(Arc::clone(&store), newest.clone()));
+    let broken = Broken::around(Arc::clone(&store), plan.sabotage);
+    let observed: Arc<dyn Store> = Arc::new(Observed::new(broken, newest.clone()));
     let late: Arc<dyn Store> = Arc::new(Late::new(observed, plan.seed ^ 1, Arc::clone(&ledger)));
     let faulty: Arc<dyn Store> = Arc::new(Faulty::new(late, injected(plan.seed ^ 2, Arc::clone(&ledger))));
-    let intents = Arc::new(FileIntents::new(folder.path().join("intents"), "torture"));
+    let intents: Arc<dyn Intents> = match plan.sabotage {
+        Sabotage::Intents => Arc::new(NoIntents),
+        _ => Arc::new(FileIntents::new(folder.path().join("intents"), "torture")),
+    };
     let access = Access::open(faulty, newest.clone(), intents);
     let worked = work(plan, &access, &ledger, &progress).await;
 

@@ -248,3 +248,96 @@ impl Witness for Ledger {
         self.books().violate(what, &[]);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const C: &str = "c";
+
+    fn ip() -> IpAddr {
+        "10.0.0.1".parse().unwrap()
+    }
+
+    fn nothing(_: &str) -> Vec<IpAddr> {
+        Vec::new()
+    }
+
+    /// A container that has an address since revision 5.
+    fn held() -> Ledger {
+        let ledger = Ledger::default();
+        ledger.adding(C, "n");
+        ledger.follow(5, vec![Change::Given(ip(), C.into())], nothing);
+        ledger.added(C, &[ip()], 5);
+        ledger
+    }
+
+    fn violation(ledger: &Ledger) -> String {
+        ledger.violation().expect("a violation")
+    }
+
+    #[test]
+    fn a_life_without_trouble() {
+        let ledger = held();
+        ledger.deleting(C, 6);
+        ledger.deleted(C, 7);
+        ledger.follow(7, vec![Change::Taken(ip(), C.into())], nothing);
+        ledger.close();
+        assert_eq!(ledger.violation(), None);
+    }
+
+    #[test]
+    fn what_is_said_later_than_it_is_seen_is_no_trouble() {
+        let ledger = held();
+        ledger.follow(7, vec![Change::Taken(ip(), C.into())], nothing);
+        ledger.deleting(C, 6);
+        ledger.deleted(C, 7);
+        ledger.follow(8, Vec::new(), nothing);
+        ledger.close();
+        assert_eq!(ledger.violation(), None);
+    }
+
+    #[test]
+    fn an_address_that_goes_before_its_del_is_lost() {
+        let ledger = held();
+        ledger.follow(6, vec![Change::Taken(ip(), C.into())], nothing);
+        ledger.deleting(C, 6);
+        let said = violation(&ledger);
+        assert!(said.starts_with("revision 6: c lost 10.0.0.1") && said.contains("history of 10.0.0.1"), "{said}");
+        assert!(said.contains("revision 5: given to c"), "{said}");
+    }
+
+    #[test]
+    fn an_address_that_two_were_told() {
+        let ledger = held();
+        ledger.adding("d", "n");
+        ledger.added("d", &[ip()], 9);
+        assert!(violation(&ledger).starts_with("d was told 10.0.0.1, which c was told too"));
+    }
+
+    #[test]
+    fn an_address_that_no_revision_shows() {
+        let ledger = Ledger::default();
+        ledger.adding(C, "n");
+        ledger.added(C, &[ip()], 5);
+        ledger.deleting(C, 5);
+        ledger.deleted(C, 6);
+        ledger.follow(6, Vec::new(), nothing);
+        assert!(violation(&ledger).contains("which no revision shows"));
+    }
+
+    #[test]
+    fn what_is_left_or_comes_after_the_del() {
+        let ledger = held();
+        ledger.deleting(C, 6);
+        ledger.deleted(C, 7);
+        ledger.follow(7, Vec::new(), |_| vec![ip()]);
+        assert!(violation(&ledger).contains("c holds [10.0.0.1] after its DEL"));
+        let ledger = held();
+        ledger.deleting(C, 6);
+        ledger.deleted(C, 7);
+        ledger.follow(7, vec![Change::Taken(ip(), C.into())], nothing);
+        ledger.follow(9, vec![Change::Given(ip(), C.into())], nothing);
+        assert!(violation(&ledger).starts_with("revision 9: 10.0.0.1 was given to c, which is gone"));
+    }
+}

@@ -11,9 +11,9 @@
 //! - after its DEL a container has nothing and gets nothing any more;
 //! - after the DEL of everything nothing is left.
 //!
-//! The checker reads the documents by itself ([`replay`](self) shares no code with `ipam_core::model`). Two ways of
-//! running: [`in_process`](Mode::InProcess), where a death is a dropped future and faults are injected; and
-//! [`processes`](Mode::Processes), where workers are processes of this program that SIGKILL ends. On etcd the server is
+//! The checker reads the documents by itself: the module `replay` shares no code with `ipam_core::model`. Two ways of
+//! running: [in one process](Mode::InProcess), where a death is a dropped future and faults are injected; and
+//! [in several](Mode::Processes), where workers are processes of this program that SIGKILL ends. On etcd the server is
 //! killed, stopped and started again, too.
 //!
 //! What each worker does follows from the seed. What it meets does not: that depends on who is quicker.
@@ -29,6 +29,7 @@ mod plan;
 mod processes;
 mod replay;
 mod report;
+mod sabotage;
 mod scene;
 mod witness;
 mod worker;
@@ -36,6 +37,7 @@ mod worker;
 pub use plan::{Engine, Mode, Plan};
 pub use processes::{ChildPlan, be_a_worker};
 pub use report::Report;
+pub use sabotage::Sabotage;
 
 /// What the torture found to be wrong, or why it could not go on.
 #[derive(Clone, Debug, PartialEq, Eq)]

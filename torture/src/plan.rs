@@ -2,6 +2,8 @@
 
 use clap::ValueEnum;
 
+use crate::sabotage::Sabotage;
+
 /// The store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Engine {
@@ -40,12 +42,14 @@ pub struct Plan {
     pub nodes: usize,
     /// How many workers on each.
     pub workers: usize,
+    /// What is broken on purpose; in one process only.
+    pub sabotage: Sabotage,
 }
 
 impl Plan {
     /// So many operations on a store, by three workers on each of four nodes.
     pub fn new(engine: Engine, mode: Mode, ops: u64, seed: u64) -> Self {
-        Self { engine, mode, ops, seed, nodes: 4, workers: 3 }
+        Self { engine, mode, ops, seed, nodes: 4, workers: 3, sabotage: Sabotage::None }
     }
 
     /// The name of a node.

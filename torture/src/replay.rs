@@ -288,3 +288,6 @@ fn container_of(handle: &str) -> String {
 fn parse<T: for<'de> Deserialize<'de>>(key: &str, value: &[u8]) -> Result<T, String> {
     serde_json::from_slice(value).map_err(|error| format!("{key}: {error}"))
 }
+
+#[cfg(test)]
+mod tests;

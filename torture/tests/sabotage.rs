@@ -1,0 +1,41 @@
+//! The torture is able to fail: broken stores, and callers that note nothing, are found out.
+
+use std::path::Path;
+
+use torture::{Engine, Mode, Plan, Sabotage};
+
+/// What the torture says of something that is broken.
+async fn said(sabotage: Sabotage) -> String {
+    let mut plan = Plan::new(Engine::Memory, Mode::InProcess, 300_000, 7);
+    plan.sabotage = sabotage;
+    match torture::run(&plan, Path::new("")).await {
+        Ok(report) => panic!("{sabotage:?} was not noticed: {report}"),
+        Err(failure) => failure.0,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guards_that_are_not_looked_at() {
+    said(Sabotage::Guards).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commits_that_are_acknowledged_and_not_carried_out() {
+    let said = said(Sabotage::Commits).await;
+    assert!(
+        said.contains("which no revision shows") || said.contains("after its DEL") || said.contains("was told"),
+        "{said}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commits_of_which_a_part_is_missing() {
+    let said = said(Sabotage::Atomicity).await;
+    assert!(said.contains("changed: "), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn late_commits_that_nobody_has_noted() {
+    let said = said(Sabotage::Intents).await;
+    assert!(said.contains("which is gone") || said.contains("after its DEL"), "{said}");
+}
