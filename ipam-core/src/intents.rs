@@ -1,11 +1,15 @@
 //! Intents: what an assignment is about to commit, noted for the case that its process dies before it knows the outcome.
 //!
 //! On a store of other processes a commit may land after its sender has died, and even after somebody has looked and seen
-//! nothing. So the transaction is noted before it is sent and the note is removed when its outcome is known. Whoever next
+//! nothing. So the transaction is noted before it is sent and the note is removed when it cannot land any more. Whoever next
 //! assigns to the attachment or releases it, and finds a note, sends that very transaction again. Either it goes through
-//! now, and its addresses are there to be found; or its guards do not hold, so it has happened or something that it relied
-//! on has changed, and it cannot happen any more. (Unless it guards absences alone, all written by it, and all of them are
-//! absent once more when it lands: a block that was made for it has then been deleted meanwhile.)
+//! now, and its addresses are there to be found; or its guards do not hold: it has happened, or something that it relied on
+//! has changed.
+//!
+//! A key that has changed never has its old revision again. But a transaction that makes a block guards that block, the
+//! affinity and the handle as absent, and what was absent may be absent again when it lands. So if nothing that it guards
+//! as present has changed, one such document (the pool's is always among them) is written again as it is, which leaves
+//! nothing that the late one could be guarded by.
 //!
 //! An embedded store needs no notes: its commits are made by the process that asks for them, under a lock on the store that
 //! ends with the process. Whoever opens the store next finds a dead process's commit there or not, and it cannot come later.
@@ -17,8 +21,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use kv::{
-    Deadline, ErrorKind, Operation, Outcome, RangeRequest, RangeResponse, Revision, Store, Txn, TxnResponse,
-    WatchRequest, WatchStream,
+    Compare, CompareOp, Deadline, ErrorKind, Key, MAX_TXN_OPS, Op, OpResult, Operation, Outcome, Range, RangeRequest,
+    RangeResponse, Revision, Store, Target, Txn, TxnResponse, WatchRequest, WatchStream,
 };
 
 use crate::attachment::Attachment;
@@ -66,7 +70,10 @@ impl Ipam {
         let Some(intents) = self.intents() else { return Ok(()) };
         for Pending { id, txn } in intents.pending(attachment).map_err(unreadable)? {
             tracing::info!(?id, container = attachment.container, "an earlier assignment broke off; sending it again");
-            send_again(self.store(), &txn, deadline).await?;
+            let answer = send_again(self.store(), &txn, deadline).await?;
+            if !answer.is_some_and(|answer| cannot_come_again(&txn, &answer)) {
+                bury(self.store(), &txn, deadline).await?;
+            }
             intents.forget(&id);
         }
         Ok(())
@@ -85,17 +92,17 @@ impl Ipam {
     }
 }
 
-/// Sends a transaction until it is answered. What the answer says does not matter.
-async fn send_again(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
+/// Sends a transaction until it is answered; `None` if it can never be carried out.
+async fn send_again(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Result<Option<TxnResponse>> {
     let mut pause = Duration::from_millis(5);
     loop {
         let error = match store.txn(txn.clone()).await {
-            Ok(_) => return Ok(()),
+            Ok(answer) => return Ok(Some(answer)),
             Err(error) => error,
         };
         if matches!(error.kind(), ErrorKind::InvalidArgument(_) | ErrorKind::TooLarge { .. }) {
             tracing::warn!(%error, "the store refuses what was noted, now and always");
-            return Ok(());
+            return Ok(None);
         }
         let is_hopeless = !error.kind().is_transient() && error.outcome() == Outcome::NotApplied;
         if is_hopeless || deadline.work_is_over() {
@@ -106,13 +113,61 @@ async fn send_again(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     }
 }
 
+/// The keys that a transaction guards as present, with the revisions that they must have.
+fn guarded_as_present(txn: &Txn) -> Vec<(Key, Revision)> {
+    let guards = txn.compares.iter().filter_map(|compare| match (&compare.range, &compare.target) {
+        (Range::Key(key), Target::ModRevision(revision)) if compare.op == CompareOp::Equal && revision.is_set() => {
+            Some((key.clone(), *revision))
+        }
+        _ => None,
+    });
+    guards.take(MAX_TXN_OPS).collect()
+}
+
+/// True if it has gone through and changed a key that it guards as present: what is still on its way of it finds another
+/// revision there, for ever.
+fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
+    let guarded = guarded_as_present(txn);
+    let writes = |range: Range| guarded.iter().any(|(key, _)| range == Range::Key(key.clone()));
+    answer.succeeded
+        && txn.success.iter().any(|op| match op {
+            Op::Put { key, .. } => writes(Range::Key(key.clone())),
+            Op::Delete { range, .. } => writes(range.clone()),
+            _ => false,
+        })
+}
+
+/// Sees to it that a transaction can never go through, whatever becomes absent again.
+async fn bury(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
+    let guarded = guarded_as_present(txn);
+    let look = Txn::new().with_success(guarded.iter().map(|(key, _)| Op::range(Range::Key(key.clone()))));
+    let Some(found) = send_again(store, &look, deadline).await? else { return Ok(()) };
+    let mut unchanged = None;
+    for ((key, revision), result) in guarded.into_iter().zip(found.results) {
+        let OpResult::Range(found) = result else { continue };
+        match found.kvs.into_iter().next() {
+            Some(kv) if kv.mod_revision == revision => unchanged = Some((key, revision, kv.value)),
+            _ => return Ok(()),
+        }
+    }
+    let Some((key, revision, value)) = unchanged else {
+        tracing::warn!("what was noted relies on nothing that is there; it could land later");
+        return Ok(());
+    };
+    tracing::info!(%key, "writing it again as it is, so that nothing can land that relies on how it was");
+    let again =
+        Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);
+    // If somebody else was first, it has changed as well.
+    send_again(store, &again, deadline).await.map(drop)
+}
+
 fn unreadable(error: io::Error) -> kv::Error {
     kv::Error::new(ErrorKind::Io, Operation::Open, "intents")
         .with_detail("cannot see whether an earlier assignment broke off")
         .with_source(error)
 }
 
-/// A store that notes each transaction that writes, before it is sent, until its outcome is known.
+/// A store that notes each transaction that writes, before it is sent, until it is done with.
 #[derive(Debug)]
 struct Noting {
     inner: Arc<dyn Store>,
@@ -149,13 +204,15 @@ impl Noting {
         Ok(())
     }
 
-    /// Removes the note if the outcome is known now.
+    /// Removes the note if its transaction is done with.
     fn judge(&self, answer: &kv::Result<TxnResponse>) {
         let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(current) = noted.as_mut() else { return };
         match answer {
             Err(error) if error.outcome() == Outcome::Unknown => current.in_doubt = true,
             Err(_) if current.in_doubt => {}
+            // What was sent first may still be on its way: whoever comes next sees to it.
+            Ok(answer) if current.in_doubt && !cannot_come_again(&current.txn, answer) => *noted = None,
             Ok(_) | Err(_) => {
                 self.intents.forget(&current.id);
                 *noted = None;

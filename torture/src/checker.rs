@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::Failure;
 use crate::ledger::Ledger;
-use crate::replay::Replay;
+use crate::replay::{Replay, changed};
 
 /// Follows a store.
 pub(crate) struct Checker {
@@ -82,7 +82,7 @@ impl Checker {
         let changes = changes.map_err(|what| Failure(self.ledger.violation().unwrap_or(what)))?;
         self.ledger.follow(revision, changes, |container| self.replay.held_by(container));
         self.checked.send_replace(revision);
-        self.ledger.violation().map_or(Ok(()), |what| Err(Failure(what)))
+        self.ledger.violation().map_or(Ok(()), |what| Err(Failure(what + &changed(&batch.events))))
     }
 
     /// That the store has what was replayed, that every container is accounted for, and that nothing is left.

@@ -10,9 +10,10 @@ use async_trait::async_trait;
 use fastrand::Rng;
 use kv::wrap::Fault;
 use kv::{
-    CompareOp, Error, ErrorKind, Op, Operation, Range, RangeRequest, RangeResponse, Result, Revision, Store, Target,
-    Txn, TxnResponse, WatchRequest, WatchStream,
+    Error, ErrorKind, Operation, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest,
+    WatchStream,
 };
+use tokio::task::JoinSet;
 
 use crate::ledger::Ledger;
 
@@ -69,44 +70,34 @@ impl Store for Observed {
 }
 
 /// A store of which some commits land later, on their own, when their sender has given up: what a frozen server does.
-///
-/// Not those that guard nothing but absences: they could come again when everything that they guard is gone again, which
-/// is known and told in `kv::transact`.
 #[derive(Clone, Debug)]
 pub(crate) struct Late {
     inner: Arc<dyn Store>,
     rng: Arc<Mutex<Rng>>,
     ledger: Arc<Ledger>,
+    /// Those that are on their way.
+    late: Arc<Mutex<JoinSet<()>>>,
 }
 
 impl Late {
     pub(crate) fn new(inner: Arc<dyn Store>, seed: u64, ledger: Arc<Ledger>) -> Self {
-        Self { inner, rng: Arc::new(Mutex::new(Rng::with_seed(seed))), ledger }
+        Self { inner, rng: Arc::new(Mutex::new(Rng::with_seed(seed))), ledger, late: Arc::default() }
+    }
+
+    /// Waits until all that is on its way has landed.
+    pub(crate) async fn landed(&self) {
+        let late = std::mem::take(&mut *self.late.lock().unwrap_or_else(PoisonError::into_inner));
+        late.join_all().await;
     }
 
     /// How late this commit lands, if it does.
     fn lateness(&self, txn: &Txn) -> Option<Duration> {
-        if txn.is_read_only() || guards_absences_alone(txn) {
+        if txn.is_read_only() {
             return None;
         }
         let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
         (rng.u32(..60) == 0).then(|| Duration::from_micros(rng.u64(..20_000)))
     }
-}
-
-/// True if no key that the transaction writes has to be there.
-fn guards_absences_alone(txn: &Txn) -> bool {
-    let written = |range: &Range| {
-        txn.success.iter().any(|op| match op {
-            Op::Put { key, .. } => *range == Range::Key(key.clone()),
-            Op::Delete { range: deleted, .. } => range == deleted,
-            _ => false,
-        })
-    };
-    !txn.compares.iter().any(|compare| {
-        let present = matches!(compare.target, Target::ModRevision(revision) if revision.is_set());
-        present && compare.op == CompareOp::Equal && written(&compare.range)
-    })
 }
 
 #[async_trait]
@@ -119,11 +110,14 @@ impl Store for Late {
         let Some(lateness) = self.lateness(&txn) else { return self.inner.txn(txn).await };
         self.ledger.count("fault: lands late", 1);
         let inner = Arc::clone(&self.inner);
-        // Nobody waits for it: that is the point. What comes of it, the checker sees.
-        drop(tokio::spawn(async move {
+        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        while late.try_join_next().is_some() {}
+        // Its sender does not hear of it. What comes of it, the checker sees.
+        late.spawn(async move {
             tokio::time::sleep(lateness).await;
             drop(inner.txn(txn).await);
-        }));
+        });
+        drop(late);
         Err(Error::new(ErrorKind::Timeout, Operation::Txn, "late").with_detail("injected"))
     }
 

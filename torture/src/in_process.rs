@@ -72,8 +72,9 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let newest = Newest::default();
     let broken = Broken::around(Arc::clone(&store), plan.sabotage);
     let observed: Arc<dyn Store> = Arc::new(Observed::new(broken, newest.clone()));
-    let late: Arc<dyn Store> = Arc::new(Late::new(observed, plan.seed ^ 1, Arc::clone(&ledger)));
-    let faulty: Arc<dyn Store> = Arc::new(Faulty::new(late, injected(plan.seed ^ 2, Arc::clone(&ledger))));
+    let late = Late::new(observed, plan.seed ^ 1, Arc::clone(&ledger));
+    let slow: Arc<dyn Store> = Arc::new(late.clone());
+    let faulty: Arc<dyn Store> = Arc::new(Faulty::new(slow, injected(plan.seed ^ 2, Arc::clone(&ledger))));
     let intents: Arc<dyn Intents> = match plan.sabotage {
         Sabotage::Intents => Arc::new(NoIntents),
         _ => Arc::new(FileIntents::new(folder.path().join("intents"), "torture")),
@@ -82,12 +83,12 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let worked = work(plan, &access, &ledger, &progress).await;
 
     let server = chaos.map(Chaos::end).transpose();
+    // After that nothing may come any more, and the checker is still looking.
+    late.landed().await;
     let ended = match worked.and(server) {
         Ok(server) => finish(plan, &store).await.map(|()| server),
         Err(failure) => Err(failure),
     };
-    // What lands late after that would change something is a violation, and the checker is still looking.
-    tokio::time::sleep(Duration::from_millis(50)).await;
     let goal = match &ended {
         Ok(_) => Some(store.list(kv::Range::All).await?.revision.get()),
         // What went wrong is said; the checker need not wait for more.
@@ -95,8 +96,8 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     };
     set_goal.send_replace(goal);
     let (checker, followed) = followed.await.map_err(|error| Failure(error.to_string()))?;
-    ledger.violation().map_or(Ok(()), |what| Err(Failure(what)))?;
     followed?;
+    ledger.violation().map_or(Ok(()), |what| Err(Failure(what)))?;
     let _server = ended?;
     checker.end(&store).await?;
     Ok(Report {

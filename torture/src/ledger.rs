@@ -1,6 +1,6 @@
 //! What workers said, held against what the store's revisions say.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -19,15 +19,16 @@ pub(crate) enum Change {
 }
 
 /// How far a container has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
+    #[default]
     Adding,
     Held,
     /// Its DEL began when the store was at least at this revision.
     Deleting(i64),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Container {
     stage: Stage,
     acknowledged: BTreeSet<IpAddr>,
@@ -39,6 +40,8 @@ struct Container {
 #[derive(Debug, Default)]
 struct Books {
     containers: HashMap<String, Container>,
+    /// Containers of which a revision has shown the DEL.
+    gone: HashSet<String>,
     /// Who was told that an address is its own.
     holders: HashMap<IpAddr, String>,
     /// Containers of which the DEL was acknowledged, and the revision that shows it.
@@ -79,12 +82,12 @@ impl Books {
 
     fn given(&mut self, ip: IpAddr, container: &str, revision: i64) {
         self.note(ip, format!("revision {revision}: given to {container}"));
-        match self.containers.get_mut(container) {
-            Some(known) => drop(known.given.insert(ip)),
-            None => {
-                self.violate(format!("revision {revision}: {ip} was given to {container}, which is gone"), &[ip]);
-            }
+        if self.gone.contains(container) {
+            self.violate(format!("revision {revision}: {ip} was given to {container}, which is gone"), &[ip]);
+            return;
         }
+        // The store may be quicker than the line in which a process has said that it is about to ask for it.
+        self.containers.entry(container.to_owned()).or_default().given.insert(ip);
     }
 
     fn taken(&mut self, ip: IpAddr, container: &str, revision: i64) {
@@ -169,6 +172,7 @@ impl Ledger {
             let Some((bound, name)) = books.leaving.pop_front() else { break };
             let Some(gone) = books.containers.remove(&name) else { continue };
             let left = held(&name);
+            books.gone.insert(name.clone());
             if !left.is_empty() {
                 books.violate(format!("revision {bound}: {name} holds {left:?} after its DEL"), &left);
             }
@@ -192,13 +196,7 @@ impl Ledger {
 
 impl Witness for Ledger {
     fn adding(&self, container: &str, _node: &str) {
-        let known = Container {
-            stage: Stage::Adding,
-            acknowledged: BTreeSet::new(),
-            given: BTreeSet::new(),
-            taken_early: Vec::new(),
-        };
-        self.books().containers.insert(container.to_owned(), known);
+        self.books().containers.entry(container.to_owned()).or_default();
     }
 
     fn added(&self, container: &str, addresses: &[IpAddr], revision: i64) {
@@ -295,6 +293,23 @@ mod tests {
         ledger.follow(8, Vec::new(), nothing);
         ledger.close();
         assert_eq!(ledger.violation(), None);
+    }
+
+    #[test]
+    fn a_container_that_is_seen_before_it_is_heard_of() {
+        let ledger = Ledger::default();
+        ledger.follow(5, vec![Change::Given(ip(), C.into())], nothing);
+        ledger.follow(6, vec![Change::Taken(ip(), C.into())], nothing);
+        ledger.adding(C, "n");
+        ledger.added(C, &[ip()], 5);
+        ledger.deleting(C, 5);
+        ledger.deleted(C, 6);
+        ledger.follow(7, Vec::new(), nothing);
+        ledger.close();
+        assert_eq!(ledger.violation(), None);
+        ledger.follow(8, vec![Change::Given(ip(), "never".into())], nothing);
+        ledger.close();
+        assert!(violation(&ledger).contains("no revision shows the DEL of [\"never\"]"));
     }
 
     #[test]

@@ -299,8 +299,8 @@ impl Run<'_> {
         };
         set_goal.send_replace(Some(goal));
         let (checker, followed) = followed.await.map_err(|error| Failure(error.to_string()))?;
-        self.ledger.violation().map_or(Ok(()), |what| Err(Failure(what)))?;
         followed?;
+        self.ledger.violation().map_or(Ok(()), |what| Err(Failure(what)))?;
         let _server = ended?;
         checker.end(&store).await?;
         Ok(checker.replay.revision - first)

@@ -88,10 +88,7 @@ impl Replay {
     pub(crate) fn advance(&mut self, revision: i64, events: &[Event]) -> Result<Vec<Change>, String> {
         let mut touched = Touched::default();
         let done = self.advance_all(revision, events, &mut touched);
-        done.map_err(|what| {
-            let keys: Vec<String> = events.iter().map(|event| format!("{:?} {}", event.kind, event.kv.key)).collect();
-            format!("revision {revision}: {what}\n  changed: {}", keys.join(", "))
-        })?;
+        done.map_err(|what| format!("revision {revision}: {what}{}", changed(events)))?;
         Ok(touched.changes)
     }
 
@@ -274,6 +271,16 @@ impl Block {
             IpAddr::V6(first) => Ipv6Addr::from_bits(first.to_bits() + ordinal as u128).into(),
         })
     }
+}
+
+/// The keys that a revision changed, for a message.
+pub(crate) fn changed(events: &[Event]) -> String {
+    let key = |event: &Event| match event.kind {
+        EventKind::Put if event.kv.version == 1 => format!("new {}", event.kv.key),
+        EventKind::Put => format!("written {}", event.kv.key),
+        EventKind::Delete => format!("deleted {}", event.kv.key),
+    };
+    format!("\n  changed: {}", events.iter().map(key).collect::<Vec<_>>().join(", "))
 }
 
 /// The handle of a container.

@@ -1,5 +1,7 @@
 //! The torture is able to fail: broken stores, and callers that note nothing, are found out.
 
+#![allow(clippy::print_stdout, reason = "what was said is part of the answer")]
+
 use std::path::Path;
 
 use torture::{Engine, Mode, Plan, Sabotage};
@@ -10,7 +12,10 @@ async fn said(sabotage: Sabotage) -> String {
     plan.sabotage = sabotage;
     match torture::run(&plan, Path::new("")).await {
         Ok(report) => panic!("{sabotage:?} was not noticed: {report}"),
-        Err(failure) => failure.0,
+        Err(failure) => {
+            println!("{sabotage:?}: {failure}");
+            failure.0
+        }
     }
 }
 

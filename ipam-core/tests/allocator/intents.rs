@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ipam_core::affinity::ReleaseIf;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use ipam_core::intents::{IntentId, Intents, Pending};
+use ipam_core::model::keys;
 use ipam_core::{Ipam, Nodes};
 use kv::wrap::{Fault, Faulty};
 use kv::{Deadline, ErrorKind, Operation, Outcome, Store, Txn};
@@ -68,18 +70,19 @@ async fn world() -> World {
 }
 
 /// A store of which the commit of an assignment happens as `fault` says and every later one hangs; and who is told.
-fn breaking(world: &World, fault: Fault) -> (Faulty<Arc<dyn Store>>, Arc<Notify>) {
+fn breaking(world: &World, fault: Fault, has_block: bool) -> (Faulty<Arc<dyn Store>>, Arc<Notify>) {
     let commits = AtomicU32::new(0);
+    let reads = if has_block { 1 } else { 2 };
     let told = Arc::new(Notify::new());
     let tell = Arc::clone(&told);
     let faulty = Faulty::new(Arc::clone(&world.store), move |operation| {
         if operation != Operation::Txn {
             return None;
         }
-        // Reading what surrounds comes first.
+        // Reading what surrounds comes first, and where there is no block a probe for one.
         match commits.fetch_add(1, SeqCst) {
-            0 => None,
-            1 => Some(fault),
+            before if before < reads => None,
+            commit if commit == reads => Some(fault),
             _ => {
                 tell.notify_one();
                 Some(Fault::Delay(Duration::from_secs(3600)))
@@ -91,7 +94,8 @@ fn breaking(world: &World, fault: Fault) -> (Faulty<Arc<dyn Store>>, Arc<Notify>
 
 /// Begins an assignment, and kills it after its commit was sent and before anything is known.
 async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> Faulty<Arc<dyn Store>> {
-    let (faulty, told) = breaking(world, fault);
+    let has_block = world.block("10.0.0.0/30").await.is_some();
+    let (faulty, told) = breaking(world, fault, has_block);
     let ipam = allocator(&(Arc::new(faulty.clone()) as Arc<dyn Store>), notes);
     let killed = tokio::spawn(async move { ipam.assign(&request(), soon()).await });
     told.notified().await;
@@ -99,6 +103,62 @@ async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> Faulty<Ar
     assert!(killed.await.unwrap_err().is_cancelled());
     assert_eq!(notes.count(), 1);
     faulty
+}
+
+/// The block of the late assignment is new, so that its commit guards absences alone, and is gone again when it lands.
+async fn absent_again(settle: impl AsyncFn(&World, &Ipam)) {
+    for fault in FAULTS {
+        let world = World::new().await;
+        world.add_pool("v4", "10.0.0.0/30").await;
+        let notes = Arc::default();
+        let late = break_off(&world, &notes, fault).await;
+        let ipam = allocator(&world.store, &notes);
+        settle(&world, &ipam).await;
+        assert_eq!(notes.count(), 0);
+        for node in ["a", "b"] {
+            world.ipam.release_node_affinities(node, ReleaseIf::Any, soon()).await.unwrap();
+        }
+        let before = world.dump().await;
+        late.deliver_held().await.unwrap();
+        assert_eq!(world.dump().await, before, "{fault:?}");
+        assert!(before.iter().all(|kv| keys::parse_block(&kv.key).is_none()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_lands_late_when_its_new_block_is_gone_again_leaves_nothing() {
+    absent_again(async |_, ipam| {
+        ipam.release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_lands_late_when_anothers_new_block_is_gone_again_leaves_nothing() {
+    absent_again(async |world, ipam| {
+        let _ = world.ipam.claim_affinity("b", "10.0.0.0/30".parse().unwrap(), soon()).await.unwrap();
+        ipam.release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap();
+    })
+    .await;
+}
+
+/// As before, but the assignment lives and is told that it went through, while its first commit is still on its way.
+#[tokio::test(start_paused = true)]
+async fn what_was_sent_twice_does_not_land_after_the_release() {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/30").await;
+    let notes: Arc<Notes> = Arc::default();
+    // What surrounds, and a probe for a free block, come first.
+    let late = Faulty::script(Arc::clone(&world.store), [None, None, Some(Fault::Held)]);
+    let ipam = allocator(&(Arc::new(late.clone()) as Arc<dyn Store>), &notes);
+    assert_eq!(ipam.assign(&request(), soon()).await.unwrap().len(), 1);
+    assert_eq!(notes.count(), 1, "it may land again");
+    assert_eq!(ipam.release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap().len(), 1);
+    assert_eq!(notes.count(), 0);
+    world.ipam.release_node_affinities("a", ReleaseIf::Any, soon()).await.unwrap();
+    let before = world.dump().await;
+    assert_eq!(late.deliver_held().await.unwrap().len(), 1);
+    assert_eq!(world.dump().await, before);
 }
 
 const FAULTS: [Fault; 3] = [Fault::Held, Fault::RequestLost, Fault::ReplyLost];
@@ -158,15 +218,25 @@ async fn a_note_whose_guards_no_longer_hold_does_no_harm() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_known_outcome_leaves_no_note() {
-    // The commit, and its being sent again.
-    for faults in [[None, None], [Some(Fault::ReplyLost), None], [Some(Fault::RequestLost), Some(Fault::NotSent)]] {
+async fn a_note_stays_as_long_as_its_commit_could_come_again() {
+    // What happens to the commit and to its being sent again, and how many notes stay. Where the second one is told that
+    // the guards do not hold, nobody knows which of them it was.
+    let stays = [
+        ([None, None], 0),
+        ([Some(Fault::RequestLost), None], 0),
+        ([Some(Fault::RequestLost), Some(Fault::NotSent)], 0),
+        ([Some(Fault::ReplyLost), None], 1),
+    ];
+    for (faults, notes_left) in stays {
         let world = world().await;
         let notes: Arc<Notes> = Arc::default();
         let script = [None].into_iter().chain(faults);
         let faulty: Arc<dyn Store> = Arc::new(Faulty::script(Arc::clone(&world.store), script));
-        allocator(&faulty, &notes).assign(&request(), soon()).await.unwrap();
-        assert_eq!((notes.count(), notes.recorded.load(SeqCst)), (0, 1), "{faults:?}");
+        let ipam = allocator(&faulty, &notes);
+        ipam.assign(&request(), soon()).await.unwrap();
+        assert_eq!((notes.count(), notes.recorded.load(SeqCst)), (notes_left, 1), "{faults:?}");
+        assert_eq!(ipam.release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap().len(), 1);
+        assert_eq!(notes.count(), 0);
         world.check().await;
     }
 }

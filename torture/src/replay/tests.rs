@@ -65,7 +65,7 @@ fn one_without_the_others_is_seen() {
     assert!(said(&[(BLOCK, Some(&released))]).contains("blocks hold None"));
     let nobodys = released.replace(r#""host:n""#, "null");
     let said = said(&[(BLOCK, Some(&nobodys)), (HANDLE, None), (AFFINITY, None)]);
-    assert!(said.contains("is empty and nobody's") && said.contains("changed: Put"), "{said}");
+    assert!(said.contains("is empty and nobody's") && said.contains("changed: written "), "{said}");
 }
 
 #[test]
