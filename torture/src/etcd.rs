@@ -1,6 +1,6 @@
 //! A real etcd: the way in which its adapter's own tests start one.
 
-#[path = "../../backend-etcd/tests/support/mod.rs"]
+#[path = "../../backend-etcd/tests/support/server.rs"]
 mod support;
 
 pub(crate) use support::Etcd;
