@@ -26,6 +26,15 @@ impl<H: Harness> Beside<H> {
     pub fn new(store: H, prefix: impl Into<String>) -> Self {
         Self { store, prefix: prefix.into(), cases: AtomicU64::new(0) }
     }
+
+    /// Deletes what a case that did not come to its end has left. Once a run is over there is nothing else.
+    ///
+    /// # Errors
+    /// Whatever kept it from being deleted.
+    pub async fn clear_up(&self) -> Result<(), BoxError> {
+        let host = self.store.fresh().await?;
+        Guest { host, prefix: self.prefix.clone() }.finish().await
+    }
 }
 
 #[async_trait]

@@ -192,6 +192,21 @@ pub trait Harness: Send + Sync + 'static {
     }
 }
 
+#[async_trait]
+impl<H: Harness + ?Sized> Harness for Arc<H> {
+    fn abilities(&self) -> &[Ability] {
+        (**self).abilities()
+    }
+
+    fn tenancy(&self) -> Tenancy {
+        (**self).tenancy()
+    }
+
+    async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
+        (**self).fresh().await
+    }
+}
+
 /// One store for one case, with all that has to live as long as it does: a temporary folder, a server.
 ///
 /// Dropping it takes the store down; what cannot be done while dropping is for [`finish`](Self::finish). A method whose [`Ability`] the harness does not list is never called.

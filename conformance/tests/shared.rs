@@ -2,40 +2,21 @@
 //! leave nothing.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+mod one;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use async_trait::async_trait;
-use conformance::{Ability, Beside, BoxError, Fixture, Harness, Options, Report, Tenancy, Verdict, cases, run};
+use conformance::{Beside, Options, Report, Tenancy, Verdict, cases, run};
 use futures::StreamExt;
 use kv::{Key, Op, Range, Revision, Store, StoreExt, Txn, WatchRequest};
+use one::One;
 
 const OURS: &str = "m/suite/";
 /// Keys of others, right before and after ours among them, with the value that they keep.
 const FOREIGN: [&str; 8] = ["\0", "k", "m/suite", "m/suite.", "m/suite0", "p/1", "w", "\u{7f}"];
 /// The key that others write all the time.
 const BUSY: &str = "m/suite-of-somebody-else";
-
-#[derive(Clone, Debug)]
-struct One(Arc<dyn Store>);
-
-#[async_trait]
-impl Harness for One {
-    fn abilities(&self) -> &[Ability] {
-        &[]
-    }
-
-    async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
-        Ok(Box::new(self.clone()))
-    }
-}
-
-#[async_trait]
-impl Fixture for One {
-    fn store(&self) -> Arc<dyn Store> {
-        self.0.clone()
-    }
-}
 
 /// Runs the cases while somebody else writes all the time.
 fn judge_beside_a_writer(store: &Arc<dyn Store>) -> Vec<Report> {
@@ -64,7 +45,7 @@ fn judge_beside_a_writer(store: &Arc<dyn Store>) -> Vec<Report> {
 fn shared_cases_pass_beside_others_and_touch_nothing_of_theirs() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let (store, first): (Arc<dyn Store>, Revision) = runtime.block_on(async {
-        let store: Arc<dyn Store> = Arc::new(kv_mvcc::memory());
+        let One(store) = One::in_memory();
         let foreign = store.txn(Txn::new().with_success(FOREIGN.map(|key| Op::put(key, "theirs")))).await.unwrap();
         (store, foreign.revision)
     });

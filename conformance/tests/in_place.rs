@@ -1,0 +1,75 @@
+//! All cases on one store that is emptied between them.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod one;
+
+use std::sync::Arc;
+
+use conformance::{Found, InPlace, Options, Report, Verdict, run};
+use kv::{Range, StoreExt};
+use one::One;
+use tokio::runtime::Runtime;
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+fn failed(reports: &[Report]) -> Vec<&Report> {
+    reports.iter().filter(|report| matches!(report.verdict, Verdict::Failed(_))).collect()
+}
+
+#[test]
+fn all_cases_pass_on_one_store_and_leave_it_empty() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let one = One::in_memory();
+    let reports = run(InPlace::new(one.clone(), Found::Leave), &Options::new()).unwrap();
+    assert!(failed(&reports).is_empty(), "{:#?}", failed(&reports));
+    let passed = reports.iter().filter(|report| matches!(report.verdict, Verdict::Passed)).count();
+    assert!(passed >= 110, "only {passed} cases ran");
+    assert_eq!(runtime.block_on(one.0.count(Range::All)).unwrap(), 0);
+}
+
+#[test]
+fn a_key_of_somebody_else_is_left_alone_and_named() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let one = One::in_memory();
+    let at = runtime.block_on(one.0.put("theirs", "v")).unwrap();
+    let reports = run(InPlace::new(one.clone(), Found::Leave), &Options::new().with_filter("B0")).unwrap();
+    assert_eq!(failed(&reports).len(), reports.len());
+    for report in &reports {
+        let Verdict::Failed(failure) = &report.verdict else { panic!("{report:?}") };
+        assert_eq!(failure.got(), "somebody else writes to this store meanwhile: theirs");
+    }
+    let left = runtime.block_on(one.0.get("theirs")).unwrap().unwrap();
+    assert_eq!((left.mod_revision, left.version), (at, 1));
+}
+
+#[test]
+fn everything_is_erased_only_where_that_was_asked_for() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let one = One::in_memory();
+    runtime.block_on(one.0.put("theirs", "v")).unwrap();
+    let reports = run(InPlace::new(one.clone(), Found::Erase), &Options::new().with_filter("B0")).unwrap();
+    assert!(failed(&reports).is_empty(), "{:#?}", failed(&reports));
+    assert_eq!(runtime.block_on(one.0.count(Range::All)).unwrap(), 0);
+}
+
+#[test]
+fn what_a_case_that_was_given_up_has_left_is_cleared_up() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let one = One::in_memory();
+    let in_place = Arc::new(InPlace::new(one.clone(), Found::Leave));
+    runtime.block_on(async {
+        let fixture = conformance::Harness::fresh(&in_place).await.unwrap();
+        fixture.store().put("ours", "v").await.unwrap();
+        // Dropped without having been finished, as when a case takes too long.
+        drop(fixture);
+        assert_eq!(one.0.count(Range::All).await.unwrap(), 1);
+        in_place.clear_up().await.unwrap();
+        assert_eq!(one.0.count(Range::All).await.unwrap(), 0);
+    });
+}

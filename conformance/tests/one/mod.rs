@@ -1,0 +1,36 @@
+//! One store in memory for all cases.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use conformance::{Ability, BoxError, Fixture, Harness};
+use kv::Store;
+
+/// An environment that hands out the same store each time.
+#[derive(Clone, Debug)]
+pub(crate) struct One(pub(crate) Arc<dyn Store>);
+
+impl One {
+    /// An empty store in memory.
+    pub(crate) fn in_memory() -> Self {
+        Self(Arc::new(kv_mvcc::memory()))
+    }
+}
+
+#[async_trait]
+impl Harness for One {
+    fn abilities(&self) -> &[Ability] {
+        &[]
+    }
+
+    async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl Fixture for One {
+    fn store(&self) -> Arc<dyn Store> {
+        self.0.clone()
+    }
+}
