@@ -27,6 +27,22 @@ Unless --store was given, the first line on stderr says which one it is.
 The answer goes to stdout, everything else to stderr. The exit code is 0, or 1
 if something failed.";
 
+const CONFORMANCE: &str = "\
+What happens to the store:
+  there is none yet    each case gets a new one, and all are removed
+  it holds no key      all cases run in it, and it is emptied after each
+  it holds any key     only cases that can share a store run, in a prefix of
+                       their own, without compacting; the prefix is deleted
+
+Examples:
+  margay conformance memory:
+  margay conformance redb:///tmp/judged --case W
+  margay conformance etcd://10.0.0.1:2379 --report junit > conformance.xml
+  margay conformance etcd://10.0.0.1:2379 --erase-everything 10.0.0.1:2379
+
+The exit code is 0 if nothing failed, 1 if something did or nothing could run,
+and 130 if the run was interrupted. What was written is removed in any case.";
+
 const GLOBAL: &str = "Global options";
 
 /// Manage the IP addresses of containers: pools, reservations, and who has which address.
@@ -75,6 +91,16 @@ pub(crate) enum LogLevel {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    #[command(flatten)]
+    OnStore(OnStore),
+    /// Judge a store by the rules that every store has to keep
+    #[command(after_help = CONFORMANCE)]
+    Conformance(Conformance),
+}
+
+/// Commands that work on the store that `--store`, the environment or the CNI configuration names.
+#[derive(Debug, Subcommand)]
+pub(crate) enum OnStore {
     /// Pools: the ranges that addresses are taken from
     #[command(subcommand, visible_alias = "pools")]
     Pool(Pool),
@@ -84,6 +110,45 @@ pub(crate) enum Command {
     /// Addresses: how many there are, who has them, taking them back
     #[command(subcommand)]
     Ipam(Ipam),
+}
+
+/// What a run of conformance is asked for.
+#[derive(Debug, Args)]
+pub(crate) struct Conformance {
+    /// The store to judge: memory:, sled:///path, redb:///path, etcd://host:port[,host:port] or etcd+https://...
+    #[arg(value_name = "URL")]
+    pub(crate) url: String,
+
+    /// Run only the cases with this in their name, such as W, H07 or compaction
+    #[arg(long, value_name = "FILTER")]
+    pub(crate) case: Option<String>,
+
+    /// How to print the report [default: as --output says]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) report: Option<ReportFormat>,
+
+    /// Delete every key in the store, so that all cases can run; HOST is where it is, as in the URL: hosts and ports, or
+    /// the path
+    #[arg(long, value_name = "HOST")]
+    pub(crate) erase_everything: Option<String>,
+}
+
+/// How a report is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ReportFormat {
+    Table,
+    Json,
+    Junit,
+}
+
+impl Conformance {
+    /// The form of the report: what was asked for by name, or else the form of every answer.
+    pub(crate) fn report_as(&self, output: Format) -> ReportFormat {
+        self.report.unwrap_or(match output {
+            Format::Table => ReportFormat::Table,
+            Format::Json => ReportFormat::Json,
+        })
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -7,6 +7,7 @@ mod answer;
 mod args;
 mod error;
 mod holder;
+mod judge;
 mod output;
 mod pools;
 mod reservations;
@@ -21,10 +22,11 @@ use clap::Parser;
 use datastore::Environment;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::args::{Cli, LogLevel};
+use crate::args::{Cli, Command, LogLevel, OnStore};
 use crate::error::{Failure, Result};
 
-/// Runs the command and returns its exit code: 0, or 1 if something failed, wrong usage included.
+/// Runs the command and returns its exit code: 0, or 1 if something failed, wrong usage included; 130 if it was
+/// interrupted and could end in an orderly way.
 ///
 /// `args` begins with the program's name, as [`std::env::args_os`] does.
 pub fn run(
@@ -38,8 +40,12 @@ pub fn run(
         Err(usage) => return explain(&usage, out, err),
     };
     log_to_stderr(cli.log_level);
-    match execute(&cli, env, out, err) {
-        Ok(()) => 0,
+    let done = match &cli.command {
+        Command::OnStore(command) => execute(&cli, command, env, out, err).map(|()| 0),
+        Command::Conformance(args) => judge::run(&cli, args, env, out, err),
+    };
+    match done {
+        Ok(code) => code,
         Err(failure) => {
             failure.print(err);
             u8::from(!failure.silent)
@@ -56,13 +62,19 @@ pub fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
     1
 }
 
-fn execute(cli: &Cli, env: &Environment<'_>, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
+fn execute(
+    cli: &Cli,
+    command: &OnStore,
+    env: &Environment<'_>,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> Result<()> {
     let chosen = store::choose(cli, env, err)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::new(format!("cannot start: {error}")))?;
-    let answer = runtime.block_on(verbs::run(&cli.command, &chosen.location))?;
+    let answer = runtime.block_on(verbs::run(command, &chosen.location))?;
     answer.print(cli.output, out, err)
 }
 

@@ -27,11 +27,14 @@ impl<H: Harness> Beside<H> {
         Self { store, prefix: prefix.into(), cases: AtomicU64::new(0) }
     }
 
-    /// Deletes what a case that did not come to its end has left. Once a run is over there is nothing else.
+    /// Deletes what a case that did not come to its end has left. Nothing happens unless a case has begun.
     ///
     /// # Errors
     /// Whatever kept it from being deleted.
     pub async fn clear_up(&self) -> Result<(), BoxError> {
+        if self.cases.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
         let host = self.store.fresh().await?;
         Guest { host, prefix: self.prefix.clone() }.finish().await
     }

@@ -1,6 +1,7 @@
 //! Cases on one store that is emptied between them.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -35,20 +36,31 @@ pub struct InPlace<H> {
     found: Found,
     turn: Arc<tokio::sync::Mutex<()>>,
     written: Written,
+    begun: AtomicBool,
 }
 
 impl<H: Harness> InPlace<H> {
     /// Cases on the one store of which `store` hands out handles.
     pub fn new(store: H, found: Found) -> Self {
         let abilities = store.abilities().iter().copied().filter(|ability| *ability != Ability::New).collect();
-        Self { store, abilities, found, turn: Arc::default(), written: Written::default() }
+        Self {
+            store,
+            abilities,
+            found,
+            turn: Arc::default(),
+            written: Written::default(),
+            begun: AtomicBool::new(false),
+        }
     }
 
-    /// Deletes what a case that did not come to its end has left. Once a run is over there is nothing else.
+    /// Deletes what a case that did not come to its end has left. Nothing happens unless a case has begun.
     ///
     /// # Errors
     /// Whatever kept the store from being emptied.
     pub async fn clear_up(&self) -> Result<(), BoxError> {
+        if !self.begun.load(Ordering::SeqCst) {
+            return Ok(());
+        }
         let mut fixture = self.store.fresh().await?;
         let emptied = empty(&fixture.store(), self.found, &self.written).await;
         fixture.finish().await?;
@@ -63,6 +75,7 @@ impl<H: Harness> Harness for InPlace<H> {
     }
 
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
+        self.begun.store(true, Ordering::SeqCst);
         let turn = self.turn.clone().lock_owned().await;
         let mut fixture = self.store.fresh().await?;
         if let Err(error) = empty(&fixture.store(), self.found, &self.written).await {

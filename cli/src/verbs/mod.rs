@@ -12,7 +12,7 @@ use ipam_core::{Ipam, Nodes};
 use kv::Deadline;
 
 use crate::answer::Answer;
-use crate::args::{self, Command, Show};
+use crate::args::{self, OnStore, Show};
 use crate::error::Result;
 use crate::store;
 use crate::usage::{self, Detail};
@@ -22,13 +22,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Checks the request, opens the store, runs the verb and closes the store. Only `pool create` makes a store that is not
 /// there, and only for a pool that can be made.
-pub(crate) async fn run(command: &Command, location: &Location) -> Result<Answer> {
+pub(crate) async fn run(command: &OnStore, location: &Location) -> Result<Answer> {
     let create = match command {
-        Command::Pool(args::Pool::Create(request)) => {
+        OnStore::Pool(args::Pool::Create(request)) => {
             pool::check(request)?;
             Create::IfMissing
         }
-        Command::Reservation(args::Reservation::Create { name, .. }) => {
+        OnStore::Reservation(args::Reservation::Create { name, .. }) => {
             reservation::check(name)?;
             Create::Never
         }
@@ -44,23 +44,23 @@ pub(crate) async fn run(command: &Command, location: &Location) -> Result<Answer
     Ok(answer)
 }
 
-async fn verb(command: &Command, ipam: &Ipam) -> Result<Answer> {
+async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {
     let deadline = Deadline::after(PATIENCE);
     match command {
-        Command::Pool(args::Pool::Create(request)) => pool::create(ipam, request, deadline).await,
-        Command::Pool(args::Pool::List) => pool::list(ipam, deadline).await,
-        Command::Pool(args::Pool::Delete { name }) => pool::delete(ipam, name, deadline).await,
-        Command::Reservation(args::Reservation::Create { name, cidrs }) => {
+        OnStore::Pool(args::Pool::Create(request)) => pool::create(ipam, request, deadline).await,
+        OnStore::Pool(args::Pool::List) => pool::list(ipam, deadline).await,
+        OnStore::Pool(args::Pool::Delete { name }) => pool::delete(ipam, name, deadline).await,
+        OnStore::Reservation(args::Reservation::Create { name, cidrs }) => {
             reservation::create(ipam, name, cidrs, deadline).await
         }
-        Command::Reservation(args::Reservation::List) => reservation::list(ipam, deadline).await,
-        Command::Reservation(args::Reservation::Delete { name }) => reservation::delete(ipam, name, deadline).await,
-        Command::Ipam(args::Ipam::Show(Show { ip: Some(ip), .. })) => address::show(ipam, *ip, deadline).await,
-        Command::Ipam(args::Ipam::Show(Show { show_blocks, ip: None })) => {
+        OnStore::Reservation(args::Reservation::List) => reservation::list(ipam, deadline).await,
+        OnStore::Reservation(args::Reservation::Delete { name }) => reservation::delete(ipam, name, deadline).await,
+        OnStore::Ipam(args::Ipam::Show(Show { ip: Some(ip), .. })) => address::show(ipam, *ip, deadline).await,
+        OnStore::Ipam(args::Ipam::Show(Show { show_blocks, ip: None })) => {
             let detail = if *show_blocks { Detail::Blocks } else { Detail::Pools };
             usage::answer(&ipam.utilization().await?, detail)
         }
-        Command::Ipam(args::Ipam::Release(what)) => release::run(ipam, what, deadline).await,
+        OnStore::Ipam(args::Ipam::Release(what)) => release::run(ipam, what, deadline).await,
     }
 }
 

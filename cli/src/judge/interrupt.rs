@@ -1,0 +1,53 @@
+//! Signals that ask a run to end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use signal_hook::SigId;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::INTERRUPTED;
+use crate::error::{Failure, Result};
+
+/// Listens for signals as long as it lives: the first one asks for an orderly end, the next one ends the process.
+#[derive(Debug)]
+pub(super) struct Interrupt {
+    flag: Arc<AtomicBool>,
+    ids: Vec<SigId>,
+}
+
+impl Interrupt {
+    pub(super) fn listen() -> Result<Self> {
+        let flag = Arc::new(AtomicBool::new(false));
+        let mut this = Self { flag: flag.clone(), ids: Vec::new() };
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            // In this order: the signal that sets the flag is not the one that ends the process.
+            let registered = [
+                signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED.into(), flag.clone()),
+                signal_hook::flag::register(signal, flag.clone()),
+            ];
+            for id in registered {
+                this.ids.push(id.map_err(|error| Failure::new(format!("cannot listen for signals: {error}")))?);
+            }
+        }
+        Ok(this)
+    }
+
+    /// Becomes true when a signal comes.
+    pub(super) fn flag(&self) -> Arc<AtomicBool> {
+        self.flag.clone()
+    }
+
+    /// Whether one came.
+    pub(super) fn came(&self) -> bool {
+        self.flag.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Interrupt {
+    fn drop(&mut self) {
+        for id in self.ids.drain(..) {
+            signal_hook::low_level::unregister(id);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! How far a run is, on a terminal.
+
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+use conformance::{Report, Verdict};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// A bar on stderr; nothing at all where stderr is not a terminal.
+#[derive(Debug)]
+pub(super) struct Progress {
+    bar: ProgressBar,
+    failed: std::cell::Cell<usize>,
+}
+
+impl Progress {
+    pub(super) fn new(cases: usize) -> Self {
+        let target =
+            if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(Some(cases as u64), target);
+        let template = "{pos}/{len} [{bar:24}] {prefix}{wide_msg} {elapsed}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self { bar, failed: std::cell::Cell::new(0) }
+    }
+
+    /// This case runs now.
+    pub(super) fn working_on(&self, case: &'static str) {
+        self.bar.set_message(case);
+    }
+
+    /// One more is over.
+    pub(super) fn done(&self, report: &Report) {
+        if matches!(report.verdict, Verdict::Failed(_)) {
+            self.failed.set(self.failed.get() + 1);
+            self.bar.set_prefix(format!("{} failed, ", self.failed.get()));
+        }
+        self.bar.inc(1);
+    }
+
+    /// Does something while the bar is out of the way.
+    pub(super) fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.bar.suspend(work)
+    }
+
+    /// Takes the bar away.
+    pub(super) fn over(&self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,238 @@
+//! The store at a URL as something that cases can be run on.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use std::{fs, io};
+
+use async_trait::async_trait;
+use conformance::{Ability, BoxError, Fixture, Harness};
+use datastore::{Create, Location, OpenStore};
+use kv::Store;
+use tokio::sync::Mutex;
+
+/// How long to wait for the turn at an embedded store. Plugins hold it for milliseconds.
+pub(super) const WAIT: Duration = Duration::from_secs(5);
+
+/// The one store at a URL, opened for each case and closed after it, so that others get their turn.
+#[derive(Clone, Debug)]
+pub(super) struct AtUrl(pub(super) Location);
+
+impl AtUrl {
+    pub(super) async fn open(&self) -> kv::Result<Opened> {
+        Opened::new(self.0.clone(), Create::Never).await
+    }
+}
+
+#[async_trait]
+impl Harness for AtUrl {
+    fn abilities(&self) -> &[Ability] {
+        match self.0.path() {
+            Some(_) => &[Ability::Reopen, Ability::Close, Ability::Measure],
+            // A server can be neither stopped nor measured through a URL.
+            None => &[Ability::Close],
+        }
+    }
+
+    async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
+        Ok(Box::new(self.open().await?))
+    }
+}
+
+/// New stores: in memory, or in a folder that was not there before, one for each case.
+#[derive(Debug)]
+pub(super) enum NewStores {
+    Memory,
+    Below(Folder),
+}
+
+/// The folder below which stores are made.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    store_at: fn(PathBuf) -> Location,
+    /// False if the folder was there, though empty: then it stays.
+    ours: bool,
+    made: AtomicU64,
+}
+
+impl Folder {
+    /// Makes the folder unless it is there.
+    pub(super) fn make(location: &Location) -> io::Result<Option<Self>> {
+        let (path, store_at): (&Path, fn(PathBuf) -> Location) = match location {
+            Location::Sled(path) => (path, Location::Sled),
+            Location::Redb(path) => (path, Location::Redb),
+            _ => return Ok(None),
+        };
+        let ours = match DirBuilder::new().mode(0o700).create(path) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            Err(error) => return Err(error),
+        };
+        Ok(Some(Self { path: path.to_owned(), store_at, ours, made: AtomicU64::new(0) }))
+    }
+
+    fn place(&self, number: u64) -> PathBuf {
+        self.path.join(format!("case-{number}"))
+    }
+
+    /// Removes what was made, and nothing else.
+    fn remove(&self) -> io::Result<()> {
+        for number in 0..self.made.load(Ordering::SeqCst) {
+            remove_store(&self.place(number))?;
+        }
+        if self.ours { fs::remove_dir(&self.path) } else { Ok(()) }
+    }
+}
+
+impl NewStores {
+    /// Removes all that was made.
+    pub(super) fn clear_up(&self) -> io::Result<()> {
+        match self {
+            Self::Memory => Ok(()),
+            Self::Below(folder) => folder.remove(),
+        }
+    }
+}
+
+fn remove_store(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+#[async_trait]
+impl Harness for NewStores {
+    fn abilities(&self) -> &[Ability] {
+        match self {
+            Self::Memory => &[Ability::New, Ability::Close],
+            Self::Below(_) => &[Ability::New, Ability::Reopen, Ability::Close, Ability::Measure],
+        }
+    }
+
+    async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
+        let location = match self {
+            Self::Memory => Location::Memory,
+            Self::Below(folder) => {
+                let number = folder.made.fetch_add(1, Ordering::SeqCst);
+                (folder.store_at)(folder.place(number))
+            }
+        };
+        let opened = Opened::new(location, Create::IfMissing).await?;
+        Ok(Box::new(Made(opened)))
+    }
+}
+
+/// An open store, and other handles on it.
+#[derive(Debug)]
+pub(super) struct Opened {
+    location: Location,
+    store: Arc<dyn Store>,
+    // Nothing while it is closed.
+    open: Option<OpenStore>,
+    others: Mutex<Vec<OpenStore>>,
+}
+
+impl Opened {
+    async fn new(location: Location, create: Create) -> kv::Result<Self> {
+        let open = datastore::open(&location, create, WAIT).await?;
+        Ok(Self { location, store: open.store(), open: Some(open), others: Mutex::default() })
+    }
+
+    /// Closes all handles.
+    pub(super) async fn shut(&mut self) -> kv::Result<()> {
+        for other in std::mem::take(self.others.get_mut()) {
+            other.close().await?;
+        }
+        match self.open.take() {
+            Some(open) => open.close().await,
+            None => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Fixture for Opened {
+    fn store(&self) -> Arc<dyn Store> {
+        self.store.clone()
+    }
+
+    async fn another(&self) -> Result<Arc<dyn Store>, BoxError> {
+        if !matches!(self.location, Location::Etcd(_)) {
+            return Ok(self.store());
+        }
+        let other = datastore::open(&self.location, Create::Never, WAIT).await?;
+        let store = other.store();
+        self.others.lock().await.push(other);
+        Ok(store)
+    }
+
+    async fn reopen(&mut self) -> Result<(), BoxError> {
+        self.shut().await?;
+        let open = datastore::open(&self.location, Create::Never, WAIT).await?;
+        self.store = open.store();
+        self.open = Some(open);
+        Ok(())
+    }
+
+    async fn close(&mut self) -> Result<(), BoxError> {
+        Ok(self.shut().await?)
+    }
+
+    async fn stored_bytes(&self) -> Result<u64, BoxError> {
+        let path = self.location.path().ok_or("the store is not in a folder")?.to_owned();
+        Ok(tokio::task::spawn_blocking(move || bytes_below(&path)).await??)
+    }
+
+    async fn finish(&mut self) -> Result<(), BoxError> {
+        Ok(self.shut().await?)
+    }
+}
+
+/// A store that was made for one case, and goes with it.
+#[derive(Debug)]
+struct Made(Opened);
+
+#[async_trait]
+impl Fixture for Made {
+    fn store(&self) -> Arc<dyn Store> {
+        self.0.store()
+    }
+
+    async fn another(&self) -> Result<Arc<dyn Store>, BoxError> {
+        self.0.another().await
+    }
+
+    async fn reopen(&mut self) -> Result<(), BoxError> {
+        self.0.reopen().await
+    }
+
+    async fn close(&mut self) -> Result<(), BoxError> {
+        self.0.close().await
+    }
+
+    async fn stored_bytes(&self) -> Result<u64, BoxError> {
+        self.0.stored_bytes().await
+    }
+
+    async fn finish(&mut self) -> Result<(), BoxError> {
+        self.0.finish().await?;
+        if let Some(path) = self.0.location.path().map(Path::to_owned) {
+            tokio::task::spawn_blocking(move || remove_store(&path)).await??;
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of all files in and below `path`.
+fn bytes_below(path: &Path) -> io::Result<u64> {
+    let metadata = path.symlink_metadata()?;
+    if !metadata.is_dir() {
+        return Ok(metadata.len());
+    }
+    path.read_dir()?.map(|entry| bytes_below(&entry?.path())).sum()
+}
