@@ -17,6 +17,7 @@ mod verbs;
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::process::ExitCode;
 
 use clap::Parser;
 use datastore::Environment;
@@ -51,6 +52,11 @@ pub fn run(
             u8::from(!failure.silent)
         }
     }
+}
+
+/// Plays the role that a case of `margay conformance` has started this process for, if any, and says how to exit.
+pub fn play_role() -> Option<ExitCode> {
+    conformance::play_role(&judge::site::Joining)
 }
 
 /// Tells of a bug, and returns the exit code.

@@ -193,6 +193,7 @@ pub trait Harness: Send + Sync + 'static {
 }
 
 #[async_trait]
+#[deny(clippy::missing_trait_methods)]
 impl<H: Harness + ?Sized> Harness for Arc<H> {
     fn abilities(&self) -> &[Ability] {
         (**self).abilities()
@@ -205,11 +206,20 @@ impl<H: Harness + ?Sized> Harness for Arc<H> {
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
         (**self).fresh().await
     }
+
+    async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
+        (**self).join(address, wait).await
+    }
+
+    fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
+        (**self).address_in(folder)
+    }
 }
 
 /// One store for one case, with all that has to live as long as it does: a temporary folder, a server.
 ///
-/// Dropping it takes the store down; what cannot be done while dropping is for [`finish`](Self::finish). A method whose [`Ability`] the harness does not list is never called.
+/// Dropping it takes the store down; what cannot be done while dropping is for [`finish`](Self::finish). A method whose
+/// [`Ability`] the harness does not list is never called.
 #[async_trait]
 pub trait Fixture: Debug + Send + Sync {
     /// The store.

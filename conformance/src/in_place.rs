@@ -13,6 +13,10 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::harness::{Ability, BoxError, Fixture, Harness};
 
+/// What can be done to the one store while cases take turns at it: nothing that writes to it past the case, and it is
+/// never new.
+const PASSED_ON: [Ability; 3] = [Ability::Reopen, Ability::Close, Ability::Measure];
+
 /// How many keys of others an error names.
 const NAMED: usize = 3;
 
@@ -27,7 +31,7 @@ pub enum Found {
 
 /// An environment in which all cases, one after the other, get the same store, emptied.
 ///
-/// It has no new stores, whatever the environment beneath can do. A store that is not empty when a case begins is an error
+/// It can reopen, close and measure the store if the environment beneath can, and nothing else. A store that is not empty when a case begins is an error
 /// unless everything found may be erased.
 #[derive(Debug)]
 pub struct InPlace<H> {
@@ -42,7 +46,7 @@ pub struct InPlace<H> {
 impl<H: Harness> InPlace<H> {
     /// Cases on the one store of which `store` hands out handles.
     pub fn new(store: H, found: Found) -> Self {
-        let abilities = store.abilities().iter().copied().filter(|ability| *ability != Ability::New).collect();
+        let abilities = store.abilities().iter().copied().filter(|ability| PASSED_ON.contains(ability)).collect();
         Self {
             store,
             abilities,

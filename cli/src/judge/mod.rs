@@ -4,7 +4,7 @@ mod interrupt;
 mod plan;
 mod progress;
 mod report;
-mod site;
+pub(crate) mod site;
 
 use std::io::Write;
 use std::time::Instant;

@@ -10,7 +10,7 @@ use std::{fs, io};
 
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness};
-use datastore::{Create, Location, OpenStore};
+use datastore::{ConfigError, Create, Location, OpenStore};
 use kv::Store;
 use tokio::sync::Mutex;
 
@@ -23,7 +23,7 @@ pub(super) struct AtUrl(pub(super) Location);
 
 impl AtUrl {
     pub(super) async fn open(&self) -> kv::Result<Opened> {
-        Opened::new(self.0.clone(), Create::Never).await
+        Opened::new(self.0.clone(), Create::Never, WAIT).await
     }
 }
 
@@ -110,7 +110,10 @@ impl Harness for NewStores {
     fn abilities(&self) -> &[Ability] {
         match self {
             Self::Memory => &[Ability::New, Ability::Close],
-            Self::Below(_) => &[Ability::New, Ability::Reopen, Ability::Close, Ability::Measure],
+            Self::Below(_) => {
+                use Ability::{Close, Embedded, Folder, Measure, New, Processes, Reopen};
+                &[New, Reopen, Close, Measure, Processes, Embedded, Folder]
+            }
         }
     }
 
@@ -122,8 +125,49 @@ impl Harness for NewStores {
                 (folder.store_at)(folder.place(number))
             }
         };
-        let opened = Opened::new(location, Create::IfMissing).await?;
+        let opened = Opened::new(location, Create::IfMissing, WAIT).await?;
         Ok(Box::new(Made(opened)))
+    }
+
+    async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
+        Joining.join(address, wait).await
+    }
+
+    fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
+        match self {
+            Self::Memory => Err("a store in memory has no address".into()),
+            Self::Below(below) => text(&(below.store_at)(folder.join("store"))),
+        }
+    }
+}
+
+/// What a process of a case does, which is given a store's URL: it opens that store, and makes it if it is not there.
+#[derive(Debug)]
+pub(crate) struct Joining;
+
+#[async_trait]
+impl Harness for Joining {
+    fn abilities(&self) -> &[Ability] {
+        &[Ability::Processes]
+    }
+
+    async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
+        Err("it only joins stores that others have made".into())
+    }
+
+    async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
+        let location: Location = address.parse().map_err(|error: ConfigError| {
+            kv::Error::new(kv::ErrorKind::Unsupported, kv::Operation::Open, "conformance").with_source(error)
+        })?;
+        Ok(Box::new(Opened::new(location, Create::IfMissing, wait).await?))
+    }
+}
+
+/// A store's URL, in which every path of a store fits that is text.
+fn text(location: &Location) -> Result<String, BoxError> {
+    match location.path() {
+        Some(path) if path.to_str().is_some() => Ok(location.to_string()),
+        _ => Err("a path that is no text".into()),
     }
 }
 
@@ -138,8 +182,8 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    async fn new(location: Location, create: Create) -> kv::Result<Self> {
-        let open = datastore::open(&location, create, WAIT).await?;
+    async fn new(location: Location, create: Create, wait: Duration) -> kv::Result<Self> {
+        let open = datastore::open(&location, create, wait).await?;
         Ok(Self { location, store: open.store(), open: Some(open), others: Mutex::default() })
     }
 
@@ -188,6 +232,10 @@ impl Fixture for Opened {
         Ok(tokio::task::spawn_blocking(move || bytes_below(&path)).await??)
     }
 
+    fn address(&self) -> Result<String, BoxError> {
+        text(&self.location)
+    }
+
     async fn finish(&mut self) -> Result<(), BoxError> {
         Ok(self.shut().await?)
     }
@@ -217,6 +265,10 @@ impl Fixture for Made {
 
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         self.0.stored_bytes().await
+    }
+
+    fn address(&self) -> Result<String, BoxError> {
+        self.0.address()
     }
 
     async fn finish(&mut self) -> Result<(), BoxError> {
