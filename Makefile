@@ -12,20 +12,28 @@ lab: ## Give two network namespaces addresses from an embedded store and ping be
 	@cargo build --quiet --profile ci -p cni-plugin -p cli
 	@scripts/lab $(STORE)
 
-.PHONY: test
-test: ## Set up what is missing, check the code, run every test
+# Where it is noted how long each part of `make test` took.
+TIMES := $(abspath $(or $(CARGO_TARGET_DIR),target))/times
+export TIMES
+
+.PHONY: test test-parts
+test: ## Set up what is missing, check the code, run every test; the ten slowest parts are printed at the end
 	@scripts/setup test
-	cargo fmt --check
-	scripts/check-layers
-	cargo clippy --quiet --workspace --all-targets --profile ci -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --profile ci
-	cargo build --quiet --release -p cni-plugin
-	cargo test --quiet --profile ci --workspace --no-run
+	@scripts/timed --begin
+	@$(MAKE) --no-print-directory test-parts; code=$$?; scripts/timed --slowest; exit $$code
+
+test-parts:
+	scripts/timed "format" cargo fmt --check
+	scripts/timed "layers" scripts/check-layers
+	scripts/timed "clippy" cargo clippy --quiet --workspace --all-targets --profile ci -- -D warnings
+	RUSTDOCFLAGS="-D warnings" scripts/timed "documentation" cargo doc --quiet --workspace --no-deps --profile ci
+	scripts/timed "release build of the plugin" cargo build --quiet --release -p cni-plugin
+	scripts/timed "build of all tests" cargo test --quiet --profile ci --workspace --no-run
 	MARGAY_RELEASE_PLUGIN=$(abspath $(or $(CARGO_TARGET_DIR),target))/release/margay-ipam \
-		cargo test --profile ci --workspace
-	cargo build --quiet --profile ci -p cni-plugin -p cli
-	scripts/lab sled
-	scripts/lab redb
+		scripts/timed --tests cargo test --profile ci --workspace
+	scripts/timed "build for the lab" cargo build --quiet --profile ci -p cni-plugin -p cli
+	scripts/timed "lab on sled" scripts/lab sled
+	scripts/timed "lab on redb" scripts/lab redb
 
 .PHONY: bench
 bench: ## Measure against peers and floors in one run, and print ratios

@@ -1,9 +1,11 @@
 //! The cases as a test program: names, filters and `--list` as in any Rust test.
 
 use std::collections::BTreeSet;
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -14,6 +16,9 @@ use crate::process::play_role;
 use crate::runner::{Options, Stage};
 use crate::seed::{SEED, given, seed};
 use crate::table::cases;
+
+/// The environment variable that names a file which is to know how long each case took.
+const TIMES: &str = "CONFORMANCE_TIMES";
 
 /// Judges a store by all cases, as the `main` of a test with `harness = false`.
 ///
@@ -78,11 +83,27 @@ pub fn main_knowing(harness: impl Harness, ignored: &[&str], known: &[KnownFailu
 
 fn trial(known: Option<KnownFailure>, case: Case, stage: Arc<Stage>) -> Trial {
     let reason = stage.ignored_because(&case);
-    let trial = Trial::test(case.name, move || verdict(stage.judge(&case), known).map_err(Failed::from));
+    let trial = Trial::test(case.name, move || {
+        let started = Instant::now();
+        let judged = stage.judge(&case);
+        note_time(&case, started.elapsed());
+        verdict(judged, known).map_err(Failed::from)
+    });
     match (reason, known) {
         (Some(reason), _) => trial.with_kind(reason).with_ignored_flag(true),
         (None, Some(known)) => trial.with_kind(format!("known to fail: {}", known.reason)),
         (None, None) => trial,
+    }
+}
+
+/// Adds a line to the file that is to know how long cases take: milliseconds, a tab, the case and the test program.
+fn note_time(case: &Case, took: Duration) {
+    let Some(path) = std::env::var_os(TIMES) else { return };
+    let program = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
+    let line = format!("{}\tcase {} in {program}\n", took.as_millis(), case.name);
+    let written = OpenOptions::new().create(true).append(true).open(path);
+    if let Err(error) = written.and_then(|mut file| file.write_all(line.as_bytes())) {
+        say(&format!("{TIMES}: {error}"));
     }
 }
 

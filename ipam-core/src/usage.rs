@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use kv::{Content, Deadline, ErrorKind, Range, Revision, StoreExt};
+use kv::{Content, Deadline, ErrorKind, Key, Range, Revision, StoreExt};
 
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
@@ -88,7 +88,7 @@ impl Ipam {
         })
     }
 
-    /// Who has an address.
+    /// Who has an address, in a pool or, where a block has outlived its pool, outside of all pools.
     ///
     /// # Errors
     /// Those of the store; a damaged block.
@@ -96,20 +96,36 @@ impl Ipam {
         let inventory = self.inventory(deadline).await?;
         for cidr in inventory.pools.iter().filter_map(|pool| pools::block_of(pool, ip)) {
             let key = keys::block(cidr);
-            let Some(stored) = self.store().get(key.clone()).await? else { continue };
-            let mut block = Block::decode(&key, stored.value.as_bytes())?;
-            let config = self.store().get(keys::config()).await?;
-            let config = config.map(|kv| crate::model::IpamConfig::decode(&kv.key, kv.value.as_bytes())).transpose()?;
-            let _ = block.apply_cooldown(self.now(), config.unwrap_or_default().cooldown_seconds());
-            return Ok(match block.lookup(ip) {
-                AddressState::Assigned(entry) => Holding::Held(entry.clone()),
-                AddressState::CoolingDown(_) => block
-                    .allocated()
-                    .find(|(held, _)| *held == ip)
-                    .map_or(Holding::Free, |(_, entry)| Holding::Resting(entry.clone())),
-                AddressState::Free | AddressState::Outside => Holding::Free,
-            });
+            if let Some(holding) = self.holding_in(&key, ip).await? {
+                return Ok(holding);
+            }
         }
-        Ok(Holding::Free)
+        if inventory.pools.iter().any(|pool| pool.cidr().contains(&ip)) {
+            return Ok(Holding::Free);
+        }
+        let blocks = Range::Prefix(keys::blocks_prefix(None));
+        let listed = self.store().list_at(blocks, Revision::UNSET, Content::KeysOnly).await?;
+        let has_it = |key: &Key| keys::parse_block(key).is_some_and(|cidr| cidr.contains(&ip));
+        match listed.kvs.into_iter().map(|kv| kv.key).find(has_it) {
+            Some(key) => Ok(self.holding_in(&key, ip).await?.unwrap_or(Holding::Free)),
+            None => Ok(Holding::Free),
+        }
+    }
+
+    /// Who has an address in a block; nothing if there is no such block.
+    async fn holding_in(&self, key: &Key, ip: IpAddr) -> Result<Option<Holding>> {
+        let Some(stored) = self.store().get(key.clone()).await? else { return Ok(None) };
+        let mut block = Block::decode(key, stored.value.as_bytes())?;
+        let config = self.store().get(keys::config()).await?;
+        let config = config.map(|kv| crate::model::IpamConfig::decode(&kv.key, kv.value.as_bytes())).transpose()?;
+        let _ = block.apply_cooldown(self.now(), config.unwrap_or_default().cooldown_seconds());
+        Ok(Some(match block.lookup(ip) {
+            AddressState::Assigned(entry) => Holding::Held(entry.clone()),
+            AddressState::CoolingDown(_) => block
+                .allocated()
+                .find(|(held, _)| *held == ip)
+                .map_or(Holding::Free, |(_, entry)| Holding::Resting(entry.clone())),
+            AddressState::Free | AddressState::Outside => Holding::Free,
+        }))
     }
 }

@@ -10,8 +10,8 @@ use std::{fs, io};
 
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness};
-use datastore::{ConfigError, Create, Location, OpenStore};
-use kv::Store;
+use datastore::{Create, Location, OpenStore};
+use kv::{ErrorKind, Operation, Store};
 use tokio::sync::Mutex;
 
 /// How long to wait for the turn at an embedded store. Plugins hold it for milliseconds.
@@ -136,12 +136,12 @@ impl Harness for NewStores {
     fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
         match self {
             Self::Memory => Err("a store in memory has no address".into()),
-            Self::Below(below) => text(&(below.store_at)(folder.join("store"))),
+            Self::Below(below) => address(&(below.store_at)(folder.join("store"))),
         }
     }
 }
 
-/// What a process of a case does, which is given a store's URL: it opens that store, and makes it if it is not there.
+/// What a process of a case does with the address of a store: it opens the store, and makes it if it is not there.
 #[derive(Debug)]
 pub(crate) struct Joining;
 
@@ -156,19 +156,23 @@ impl Harness for Joining {
     }
 
     async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
-        let location: Location = address.parse().map_err(|error: ConfigError| {
-            kv::Error::new(kv::ErrorKind::Unsupported, kv::Operation::Open, "conformance").with_source(error)
-        })?;
+        let location = match address.split_once(':') {
+            Some(("sled", path)) => Location::Sled(path.into()),
+            Some(("redb", path)) => Location::Redb(path.into()),
+            _ => return Err(kv::Error::new(ErrorKind::Unsupported, Operation::Open, address.to_owned())),
+        };
         Ok(Box::new(Opened::new(location, Create::IfMissing, wait).await?))
     }
 }
 
-/// A store's URL, in which every path of a store fits that is text.
-fn text(location: &Location) -> Result<String, BoxError> {
-    match location.path() {
-        Some(path) if path.to_str().is_some() => Ok(location.to_string()),
-        _ => Err("a path that is no text".into()),
-    }
+/// What [`Joining`] opens: the engine and the path, which unlike that of a URL may be relative.
+fn address(location: &Location) -> Result<String, BoxError> {
+    let (engine, path) = match location {
+        Location::Sled(path) => ("sled", path),
+        Location::Redb(path) => ("redb", path),
+        _ => return Err("only a store in a folder has an address".into()),
+    };
+    Ok(format!("{engine}:{}", path.to_str().ok_or("a path that is no text")?))
 }
 
 /// An open store, and other handles on it.
@@ -233,7 +237,7 @@ impl Fixture for Opened {
     }
 
     fn address(&self) -> Result<String, BoxError> {
-        text(&self.location)
+        address(&self.location)
     }
 
     async fn finish(&mut self) -> Result<(), BoxError> {

@@ -2,11 +2,10 @@
 
 use std::net::IpAddr;
 
-use ipam_core::model::{AddressState, Block, Document, keys};
 use ipam_core::reservations::Reservations;
 use ipam_core::timestamps::rfc3339;
-use ipam_core::{Error, Holding, Inventory, Ipam};
-use kv::{Content, Deadline, Range, Revision, StoreExt};
+use ipam_core::{Holding, Inventory, Ipam};
+use kv::Deadline;
 
 use crate::answer::Answer;
 use crate::error::Result;
@@ -16,10 +15,7 @@ use crate::holder::{AddressReport, Holder, Status};
 pub(super) async fn show(ipam: &Ipam, ip: IpAddr, deadline: Deadline) -> Result<Answer> {
     let Inventory { pools, reservations } = ipam.inventory(deadline).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
-    let status = match pool {
-        Some(_) => status(ipam.holding(ip, deadline).await?),
-        None => outside_pools(ipam, ip).await?,
-    };
+    let status = status(ipam.holding(ip, deadline).await?);
     let reserved_by = reservations
         .iter()
         .filter(|reservation| Reservations::from_documents([*reservation]).0.contains(ip))
@@ -38,21 +34,4 @@ fn status(holding: Holding) -> Status {
             alternate_attributes: entry.alternate_attributes().clone(),
         }),
     }
-}
-
-/// The pool is gone, but a block may be left, and an address in it held.
-async fn outside_pools(ipam: &Ipam, ip: IpAddr) -> Result<Status> {
-    let blocks = Range::Prefix(keys::blocks_prefix(None));
-    let listed = ipam.store().list_at(blocks, Revision::UNSET, Content::KeysOnly).await?;
-    let has_it = |cidr: Option<ipnet::IpNet>| cidr.is_some_and(|cidr| cidr.contains(&ip));
-    let Some(key) = listed.kvs.into_iter().map(|kv| kv.key).find(|key| has_it(keys::parse_block(key))) else {
-        return Ok(Status::Free);
-    };
-    let Some(stored) = ipam.store().get(key.clone()).await? else { return Ok(Status::Free) };
-    let block = Block::decode(&key, stored.value.as_bytes()).map_err(Error::from)?;
-    Ok(match block.lookup(ip) {
-        AddressState::Assigned(entry) => status(Holding::Held(entry.clone())),
-        AddressState::CoolingDown(at) => Status::CoolingDown { released_at: Some(rfc3339(at)) },
-        AddressState::Free | AddressState::Outside => Status::Free,
-    })
 }
