@@ -207,6 +207,10 @@ impl<H: Harness + ?Sized> Harness for Arc<H> {
         (**self).fresh().await
     }
 
+    async fn fresh_in(&self, scene: Scene) -> Result<Box<dyn Fixture>, BoxError> {
+        (**self).fresh_in(scene).await
+    }
+
     async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
         (**self).join(address, wait).await
     }
