@@ -1,7 +1,5 @@
 //! What redb's errors mean. The only place that looks at them.
 
-use std::io;
-
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::local::{io_kind, unknown_io};
 
@@ -9,11 +7,6 @@ use kv_mvcc::local::{io_kind, unknown_io};
 pub(crate) fn from_redb(store: &str, operation: Operation, error: impl Into<redb::Error>) -> Error {
     let error = error.into();
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
-}
-
-/// Turns an error of the operating system in `operation` on `store` into ours.
-pub(crate) fn from_io(store: &str, operation: Operation, error: io::Error) -> Error {
-    from_redb(store, operation, redb::Error::Io(error))
 }
 
 fn kind(operation: Operation, error: &redb::Error) -> ErrorKind {
@@ -38,6 +31,7 @@ fn kind(operation: Operation, error: &redb::Error) -> ErrorKind {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
     use std::panic::Location;
 
     use kv::Outcome;
@@ -81,7 +75,7 @@ mod tests {
     #[test]
     fn an_error_while_reading_is_no_failed_commit() {
         for operation in [Operation::Open, Operation::Range] {
-            let error = from_io("redb", operation, io::ErrorKind::PermissionDenied.into());
+            let error = from_redb("redb", operation, io(io::ErrorKind::PermissionDenied));
             assert_eq!(error.kind(), &ErrorKind::Io);
         }
     }

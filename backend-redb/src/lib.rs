@@ -8,11 +8,13 @@ mod error;
 mod file;
 mod table;
 
+use std::io;
 use std::path::Path;
 
 use kv::Result;
 use kv_mvcc::local::{self, Engine, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
+use redb::StorageBackend;
 
 /// redb, as an engine of [`kv_mvcc::local`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,8 +34,20 @@ impl Engine for Redb {
     }
 
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>> {
-        Ok(Box::new(table::RedbTable::open(entry, store)?))
+        Ok(Box::new(table::in_file(entry, store)?))
     }
+}
+
+/// Opens a table of redb on a storage of one's own, for instance in memory. `storage` gives it anew each time that the
+/// table is opened: now, and again after a failed commit. `store` names it in errors.
+///
+/// # Errors
+/// `Corrupt`, `Io`, `NoSpace`, `Locked`, `UnknownFormat`.
+pub fn table_on<B: StorageBackend>(
+    storage: impl Fn() -> io::Result<B> + Send + Sync + 'static,
+    store: &str,
+) -> Result<Box<dyn Table>> {
+    Ok(Box::new(table::RedbTable::open(Box::new(move || storage().map_err(redb::Error::Io)), store)?))
 }
 
 /// Opens the store in the folder `path`; see [`local::open_blocking`] for what that means and for its errors.

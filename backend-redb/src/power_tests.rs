@@ -1,4 +1,5 @@
-//! Power cuts: a disk that forgets what was not synced, and tears what it had begun to write.
+//! What reaches the disk, and when. That the store as a whole survives power cuts is a case of the conformance suite, on
+//! the same disk (`tests/power.rs`).
 
 use std::collections::BTreeMap;
 
@@ -8,110 +9,10 @@ use redb::ReadableTable;
 use super::*;
 use crate::table::Opened;
 
-/// A disk in memory. Handles share it.
-#[derive(Clone, Debug, Default)]
-struct Disk(Arc<Mutex<State>>);
+#[path = "../tests/disk/mod.rs"]
+mod disk;
 
-#[derive(Debug, Default)]
-struct State {
-    /// What the programs see.
-    content: Vec<u8>,
-    /// What would be there after a power cut, if nothing else had got through.
-    durable: Vec<u8>,
-    /// What may or may not have got through.
-    unsynced: Vec<Change>,
-    /// After so many more operations the power fails.
-    operations_left: Option<u32>,
-    syncs: u32,
-    writes: u32,
-}
-
-#[derive(Debug)]
-enum Change {
-    Write(usize, Vec<u8>),
-    Length(usize),
-}
-
-const SECTOR: usize = 512;
-
-impl Disk {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap()
-    }
-
-    /// One operation, unless the power fails.
-    fn operation(&self) -> io::Result<MutexGuard<'_, State>> {
-        let mut state = self.state();
-        match &mut state.operations_left {
-            Some(0) => return Err(io::Error::other("no power")),
-            Some(left) => *left -= 1,
-            None => {}
-        }
-        Ok(state)
-    }
-
-    /// The power fails: each sector that was not synced may be the old one or the new one. The disk that is left.
-    fn after_power_cut(&self, random: &mut fastrand::Rng) -> Self {
-        let mut state = self.state();
-        let mut left = std::mem::take(&mut state.durable);
-        for change in &state.unsynced {
-            match change {
-                Change::Length(length) if random.bool() => left.resize(*length, 0),
-                Change::Length(_) => {}
-                Change::Write(offset, data) => {
-                    for (i, sector) in data.chunks(SECTOR).enumerate() {
-                        let start = offset + i * SECTOR;
-                        if let Some(place) = left.get_mut(start..start + sector.len())
-                            && random.bool()
-                        {
-                            place.copy_from_slice(sector);
-                        }
-                    }
-                }
-            }
-        }
-        Self(Arc::new(Mutex::new(State { content: left.clone(), durable: left, ..State::default() })))
-    }
-}
-
-impl StorageBackend for Disk {
-    fn len(&self) -> io::Result<u64> {
-        Ok(self.operation()?.content.len() as u64)
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let start = usize::try_from(offset).unwrap();
-        let state = self.operation()?;
-        let found = state.content.get(start..start + out.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
-        out.copy_from_slice(found);
-        Ok(())
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        let len = usize::try_from(len).unwrap();
-        let mut state = self.operation()?;
-        state.content.resize(len, 0);
-        state.unsynced.push(Change::Length(len));
-        Ok(())
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        let mut state = self.operation()?;
-        state.durable = state.content.clone();
-        state.unsynced.clear();
-        state.syncs += 1;
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let start = usize::try_from(offset).unwrap();
-        let mut state = self.operation()?;
-        state.content[start..start + data.len()].copy_from_slice(data);
-        state.unsynced.push(Change::Write(start, data.to_vec()));
-        state.writes += 1;
-        Ok(())
-    }
-}
+use disk::Disk;
 
 /// The writes of commit `n`: a few rows that all say `n`, some long, and one that goes away again.
 fn writes(n: u32) -> Vec<Write> {
@@ -154,28 +55,6 @@ fn work(disk: &Disk, mut done: u32, random: &mut fastrand::Rng) -> u32 {
                 return done;
             }
             done += 1;
-        }
-    }
-}
-
-#[test]
-fn a_power_cut_at_any_moment_loses_nothing_that_was_acknowledged() {
-    for seed in 0..150 {
-        let mut random = fastrand::Rng::with_seed(seed);
-        let mut disk = Disk::default();
-        // Making a file is not what is tested here.
-        let mut done = 1;
-        Opened::on(disk.clone()).unwrap().commit(&writes(done)).unwrap();
-        for cut in 0..6 {
-            disk.state().operations_left = Some(random.u32(0..200));
-            done = work(&disk, done, &mut random);
-            disk = disk.after_power_cut(&mut random);
-            let opened = Opened::on(disk.clone()).unwrap();
-            let found = content(&opened);
-            if found == expected(done + 1) {
-                done += 1;
-            }
-            assert!(found == expected(done), "seed {seed}, cut {cut}: not what was there after commit {done}");
         }
     }
 }

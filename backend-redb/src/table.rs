@@ -1,9 +1,10 @@
 //! One table of redb as ordered rows.
 
+use std::fmt;
 use std::fs::OpenOptions;
 use std::ops::ControlFlow;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use kv::{Error, ErrorKind, Operation, Result};
@@ -11,7 +12,7 @@ use kv_mvcc::{Table, View, Visit, Write};
 use redb::backends::FileBackend;
 use redb::{Builder, Database, ReadOnlyTable, ReadableDatabase, StorageBackend, TableDefinition, TableError};
 
-use crate::error::{from_io, from_redb};
+use crate::error::from_redb;
 use crate::file::{DbFile, Switch};
 
 const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
@@ -19,19 +20,27 @@ const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
 /// Pages kept in memory: enough for one commit, and little beside the rest of a plugin process.
 const CACHE_BYTES: usize = 2 * 1024 * 1024;
 
-/// The table of a redb file.
-#[derive(Debug)]
-pub(crate) struct RedbTable {
-    path: PathBuf,
+/// Gives the storage of a table, each time that it is opened.
+type Source<B> = Box<dyn Fn() -> Result<B, redb::Error> + Send + Sync>;
+
+/// The table of a redb file, or of another storage that redb takes.
+pub(crate) struct RedbTable<B> {
+    source: Source<B>,
     store: String,
     /// `None` only after a failed attempt to open it again. Views hold it for reading, so that the file can be closed
     /// for good before it is opened again.
-    database: RwLock<Option<Opened>>,
+    database: RwLock<Option<Opened<B>>>,
+}
+
+impl<B> fmt::Debug for RedbTable<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedbTable").field("store", &self.store).finish_non_exhaustive()
+    }
 }
 
 /// An open database whose end writes nothing.
 #[derive(Debug)]
-pub(crate) struct Opened<B = FileBackend> {
+pub(crate) struct Opened<B> {
     database: Database,
     switch: Switch<B>,
 }
@@ -83,14 +92,15 @@ impl<B: StorageBackend> Opened<B> {
 /// A snapshot of the rows.
 pub(crate) type Rows = ReadOnlyTable<&'static [u8], &'static [u8]>;
 
-impl RedbTable {
-    /// Opens the file, or makes it.
-    pub(crate) fn open(path: &Path, store: &str) -> Result<Self> {
-        let opened = open(path, store)?;
-        Ok(Self { path: path.to_owned(), store: store.to_owned(), database: RwLock::new(Some(opened)) })
+impl<B: StorageBackend> RedbTable<B> {
+    /// Opens the table in what `source` gives, or makes it if that is empty.
+    pub(crate) fn open(source: Source<B>, store: &str) -> Result<Self> {
+        let table = Self { source, store: store.to_owned(), database: RwLock::new(None) };
+        table.recover()?;
+        Ok(table)
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Option<Opened>> {
+    fn read(&self) -> RwLockReadGuard<'_, Option<Opened<B>>> {
         // A panic in the engine does not break what the lock guards, the `Option`.
         self.database.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -100,16 +110,17 @@ impl RedbTable {
     }
 }
 
-fn open(path: &Path, store: &str) -> Result<Opened> {
-    let options = || OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
-    let file = options().map_err(|error| from_io(store, Operation::Open, error))?;
-    FileBackend::new(file)
-        .map_err(redb::Error::from)
-        .and_then(Opened::on)
-        .map_err(|error| from_redb(store, Operation::Open, error))
+/// Opens the table in a file, or makes it.
+pub(crate) fn in_file(path: &Path, store: &str) -> Result<RedbTable<FileBackend>> {
+    let path = path.to_owned();
+    let source = move || {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
+        Ok(FileBackend::new(file.map_err(redb::Error::Io)?)?)
+    };
+    RedbTable::open(Box::new(source), store)
 }
 
-impl Table for RedbTable {
+impl<B: StorageBackend> Table for RedbTable<B> {
     fn view(&self) -> Result<Box<dyn View + '_>> {
         let guard = self.read();
         let opened = guard.as_ref().ok_or_else(|| self.not_open(Operation::Range))?;
@@ -127,25 +138,26 @@ impl Table for RedbTable {
         let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
         // Closed before it is opened again: the file is locked as long as it is open.
         *guard = None;
-        *guard = Some(open(&self.path, &self.store)?);
+        let opened = (self.source)().and_then(Opened::on);
+        *guard = Some(opened.map_err(|error| from_redb(&self.store, Operation::Open, error))?);
         Ok(())
     }
 }
 
-struct RedbView<'a> {
+struct RedbView<'a, B> {
     // Above the guard, since fields are dropped in this order: nothing of the database may outlive it.
     rows: Option<Rows>,
     store: &'a str,
-    _open: RwLockReadGuard<'a, Option<Opened>>,
+    _open: RwLockReadGuard<'a, Option<Opened<B>>>,
 }
 
-impl RedbView<'_> {
+impl<B> RedbView<'_, B> {
     fn failed(&self, error: impl Into<redb::Error>) -> Error {
         from_redb(self.store, Operation::Range, error)
     }
 }
 
-impl View for RedbView<'_> {
+impl<B> View for RedbView<'_, B> {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let Some(rows) = &self.rows else { return Ok(None) };
         let row = rows.get(key).map_err(|error| self.failed(error))?;

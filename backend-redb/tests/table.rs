@@ -40,8 +40,3 @@ fn a_view_is_a_snapshot() {
 fn recovering_reopens_the_table() {
     contract::recovering_reopens_the_table(&Redb);
 }
-
-#[test]
-fn many_short_lives_leave_a_bounded_size() {
-    contract::many_short_lives_leave_a_bounded_size(&Redb);
-}

@@ -65,3 +65,8 @@ fn a_mark_on_a_complete_store_is_taken_away() {
 fn the_other_engines_store_is_named() {
     opening::the_other_engines_store_is_named(&Sled, ("redb", "db.redb"));
 }
+
+#[test]
+fn everything_is_private() {
+    opening::everything_is_private(&Sled);
+}

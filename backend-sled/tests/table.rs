@@ -43,11 +43,6 @@ fn recovering_reopens_the_table() {
     contract::recovering_reopens_the_table(&Sled);
 }
 
-#[test]
-fn many_short_lives_leave_a_bounded_size() {
-    contract::many_short_lives_leave_a_bounded_size(&Sled);
-}
-
 /// sled never syncs the files that it makes for large pages; syncing them is slow. Rows are cut so that there are none.
 #[test]
 fn rows_of_the_largest_size_fit_in_the_log() {

@@ -71,6 +71,8 @@ impl fmt::Display for Failure {
     }
 }
 
+impl std::error::Error for Failure {}
+
 impl From<kv::Error> for Failure {
     /// A call that has to succeed did not.
     #[track_caller]

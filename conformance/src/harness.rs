@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt::Debug;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,10 +39,10 @@ pub enum Ability {
     Crash,
     /// Keep a store's files below a folder that the case gives ([`Harness::address_in`]).
     Folder,
-    /// Say which files have the data, so that they can be damaged ([`Fixture::files`]). Goes together with
-    /// [`Folder`](Self::Folder).
+    /// Copy and damage the files below such a folder, of a store that tells damage from data. Goes together with
+    /// [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
     Damage,
-    /// Turn a store into one of a later version of the program ([`Fixture::make_newer`]).
+    /// Turn a store below a folder into one of a later version of the program ([`Harness::make_newer`]).
     Format,
     /// Mount a small file system that no other process sees: `unshare` and `mount` are there and may be used.
     Mount,
@@ -190,6 +190,15 @@ pub trait Harness: Send + Sync + 'static {
     fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
         Err(format!("the harness lists Folder but has no address for {}", folder.display()).into())
     }
+
+    /// Makes the store that [`address_in`](Self::address_in) names for this folder, and that nobody has open, look like
+    /// one of a later version's. [`Ability::Format`].
+    ///
+    /// # Errors
+    /// Whatever kept it from being changed.
+    fn make_newer(&self, folder: &Path) -> Result<(), BoxError> {
+        Err(format!("the harness lists Format but cannot change {}", folder.display()).into())
+    }
 }
 
 #[async_trait]
@@ -217,6 +226,10 @@ impl<H: Harness + ?Sized> Harness for Arc<H> {
 
     fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
         (**self).address_in(folder)
+    }
+
+    fn make_newer(&self, folder: &Path) -> Result<(), BoxError> {
+        (**self).make_newer(folder)
     }
 }
 
@@ -350,22 +363,6 @@ pub trait Fixture: Debug + Send + Sync {
     /// If it has none.
     fn address(&self) -> Result<String, BoxError> {
         Err("the harness lists Processes but its fixture has no address".into())
-    }
-
-    /// The files that hold the data and that are the same from one opening to the next. [`Ability::Damage`].
-    ///
-    /// # Errors
-    /// Whatever kept them from being found.
-    fn files(&self) -> Result<Vec<PathBuf>, BoxError> {
-        Err("the harness lists Damage but its fixture has no files".into())
-    }
-
-    /// Makes the store, which has been closed, look like one of a later version's. [`Ability::Format`].
-    ///
-    /// # Errors
-    /// Whatever kept it from being changed.
-    fn make_newer(&mut self) -> Result<(), BoxError> {
-        Err("the harness lists Format but its fixture cannot do it".into())
     }
 
     /// Lets the power fail after so many more operations of the disk: from then on each of them fails.

@@ -4,7 +4,7 @@
 //! `harness = false`; `README.md` beside this crate shows the whole of it. [`run()`] runs the same cases from a program.
 //!
 //! - [`rules()`] are the rules, [`cases()`] the one table of cases; each case names the rules that it judges, and each rule
-//!   has a case or stands in [`LATER`].
+//!   has a case.
 //! - A case gets a fresh store and returns a [`Failure`] that says what was expected, what came and which rule that
 //!   breaks. No rule can be opted out of: a harness only says what its environment can do.
 //! - [`broken`] has stores that break one rule each; they prove that the suite fails when it must.
@@ -47,4 +47,4 @@ pub use process::play_role;
 pub use rules::{Rule, rules};
 pub use runner::{Options, Report, Run, Verdict, run};
 pub use seed::seed;
-pub use table::{LATER, cases};
+pub use table::cases;

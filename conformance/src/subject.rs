@@ -50,7 +50,7 @@ impl Deref for Handle {
 }
 
 impl Handle {
-    fn new(store: Arc<dyn Store>, patience: Duration, tenancy: Tenancy) -> Self {
+    pub(crate) fn new(store: Arc<dyn Store>, patience: Duration, tenancy: Tenancy) -> Self {
         Self { store: Arc::new(Bounded { inner: store, patience }), patience, tenancy }
     }
 
@@ -267,6 +267,41 @@ impl Subject {
     /// The address of a store below a folder.
     pub(crate) fn address_in(&self, folder: &Path) -> Checked<String> {
         self.harness.address_in(folder).map_err(|error| environment("an address in a folder", &error))
+    }
+
+    /// Makes the store below a folder look like one of a later version's.
+    pub(crate) fn make_newer(&self, folder: &Path) -> Checked {
+        self.harness.make_newer(folder).map_err(|error| environment("a store of a later version", &error))
+    }
+
+    /// Lets the power fail after so many more operations of the disk.
+    pub(crate) fn cut_power_after(&mut self, operations: u32) -> Checked {
+        let fixture = self.surroundings_mut()?;
+        fixture.cut_power_after(operations).map_err(|error| environment("cutting the power", &error))
+    }
+
+    /// Opens the store again while the power fails, if it comes to that.
+    pub(crate) async fn reopen_without_power(&mut self) -> Checked {
+        self.handle = None;
+        let fixture = self.surroundings_mut()?;
+        if fixture.reopen().await.is_ok() {
+            let store = fixture.store();
+            self.handle = Some(self.handle_on(store));
+        }
+        Ok(())
+    }
+
+    /// Gives the power back and opens the store again.
+    pub(crate) async fn restore_power(&mut self, seed: u64) -> Checked {
+        self.handle = None;
+        let fixture = self.surroundings_mut()?;
+        fixture
+            .restore_power(seed)
+            .await
+            .map_err(|error| environment("opening the store after a power cut", &error))?;
+        let store = fixture.store();
+        self.handle = Some(self.handle_on(store));
+        Ok(())
     }
 
     /// Starts a process that plays a role with this store.

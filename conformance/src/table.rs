@@ -1,17 +1,14 @@
-//! The one table of cases. What is not here does not run; a rule that is not here is in [`LATER`].
+//! The one table of cases. What is not here does not run.
 
 use crate::case::Tenancy::{Exclusive, Shared};
 use crate::case::Weight::{Heavy, Light};
 use crate::case::{Case, Group};
 use crate::groups::{
-    basic, concurrency, crash, faults_access, faults_cluster, faults_network, faults_server, faults_watch, history,
-    limits, processes, random, random_clients, range, recorded, revisions, txn, txn_compare, watch, watch_load,
-    watch_past,
+    basic, concurrency, crash, damage, disk, faults_access, faults_cluster, faults_network, faults_server,
+    faults_watch, history, limits, power, processes, random, random_clients, range, recorded, revisions, txn,
+    txn_compare, watch, watch_load, watch_past,
 };
 use crate::harness::{Ability, Scene};
-
-/// Rules whose cases need what the suite cannot do yet, and what that is.
-pub const LATER: &[(&str, &str)] = &[("E6", "damaged files")];
 
 macro_rules! table {
     ($($group:ident {
@@ -202,6 +199,15 @@ pub fn cases() -> Vec<Case> {
             D04 crash::nothing_seen_is_lost: S4 S5, needs Processes Crash;
             D05 crash::killed_while_opening: S3 S5, needs Processes Embedded;
             D06 crash::killed_while_created: S5 R1, needs Processes Embedded Folder;
+            D07 disk::full_disk: E2 S3 S5 E6, needs Processes Embedded Folder Mount;
+            D08 damage::data_gone: E6, needs Processes Embedded Folder Damage;
+            D09 disk::synced_before_acknowledged: S3, needs Processes Embedded Folder Trace;
+            D10 power::power_cuts: S3 S4 S5 E2, needs Reopen PowerLoss;
+            D11 disk::many_short_lives: S2 C7, needs Reopen Measure Embedded;
+            D12 damage::later_version: E6, needs Processes Embedded Folder Format;
+            D13 disk::file_size_limit: E2 S3 S5 E6, needs Processes Embedded Folder;
+            D14 disk::closed_under_writers: E2 S3 S5, needs Reopen Close;
+            D15 damage::any_damage: E6, needs Processes Embedded Folder Damage;
         }
         Processes {
             M01 processes::second_one_waits: E7 S2, needs Processes Embedded;

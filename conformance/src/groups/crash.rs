@@ -78,12 +78,14 @@ fn numbers(said: &str) -> Checked<Vec<u64>> {
     said.split_whitespace().map(number).collect()
 }
 
-/// Role: writes one step after the other, beginning with the second argument, each as wide as the first.
+/// Role: writes one step after the other, as wide as the first argument says, from the second one on, and as many as
+/// the third one says, or for ever.
 pub(crate) async fn write(job: Job<'_>) -> Result<(), BoxError> {
     let (width, first) = (job.argument(0)?, job.argument(1)?);
+    let last = job.argument(2).map_or(u64::MAX, |count| first + count - 1);
     let fixture = job.join().await?;
     let store = fixture.store();
-    for n in first.. {
+    for n in first..=last {
         store.txn(Steps::txn(width, n)).await?;
         say(format_args!("done {n}"))?;
     }

@@ -3,6 +3,8 @@
 pub(crate) mod basic;
 pub(crate) mod concurrency;
 pub(crate) mod crash;
+pub(crate) mod damage;
+pub(crate) mod disk;
 pub(crate) mod faults_access;
 pub(crate) mod faults_cluster;
 pub(crate) mod faults_network;
@@ -11,6 +13,7 @@ pub(crate) mod faults_watch;
 pub(crate) mod history;
 pub(crate) mod limits;
 pub(crate) mod network;
+pub(crate) mod power;
 pub(crate) mod processes;
 pub(crate) mod random;
 pub(crate) mod random_clients;

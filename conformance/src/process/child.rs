@@ -3,14 +3,18 @@
 use std::env;
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 
-use super::{ADDRESS, FAILED, ROLE};
-use crate::groups::{crash, processes};
+use super::{ADDRESS, BREAKS, FAILED, FOLDER, ROLE};
+use crate::case::Tenancy;
+use crate::expect::Failure;
+use crate::groups::{crash, damage, disk, processes};
 use crate::harness::{BoxError, Fixture, Harness};
+use crate::subject::Handle;
 
 /// How long a process waits for its turn at a store, unless the role says otherwise.
 const WAIT: Duration = Duration::from_secs(60);
@@ -26,6 +30,8 @@ const ROLES: &[(&str, Play)] = &[
     ("open", |job| Box::pin(crash::open(job))),
     ("compact", |job| Box::pin(crash::compact(job))),
     ("compact_deletions", |job| Box::pin(crash::compact_deletions(job))),
+    ("fill", |job| Box::pin(disk::fill(job))),
+    ("examine", |job| Box::pin(damage::examine(job))),
     ("try", |job| Box::pin(processes::try_to_join(job))),
     ("count", |job| Box::pin(processes::count(job))),
     ("turns", |job| Box::pin(processes::take_turns(job))),
@@ -49,6 +55,16 @@ impl Job<'_> {
     /// The store's address.
     pub(crate) fn address(&self) -> &str {
         &self.address
+    }
+
+    /// The folder that the role needs, if any.
+    pub(crate) fn folder(&self) -> Option<PathBuf> {
+        env::var_os(FOLDER).map(PathBuf::from)
+    }
+
+    /// A handle on a store that was joined, of which every call is bounded in time.
+    pub(crate) fn handle(&self, fixture: &dyn Fixture) -> Handle {
+        Handle::new(fixture.store(), WAIT, Tenancy::Exclusive)
     }
 
     /// Opens the store, with all the time in the world.
@@ -79,7 +95,10 @@ pub fn play_role(harness: &impl Harness) -> Option<ExitCode> {
     let done = play(harness, &words);
     if let Err(error) = &done {
         // Whoever started it sees the exit code too.
-        let _ = say(format_args!("{FAILED}{}", one_line(&error.to_string())));
+        let _ = say(match error.downcast_ref::<Failure>() {
+            Some(failure) => format!("{BREAKS}{} {}", failure.rule(), one_line(&failure.to_string())),
+            None => format!("{FAILED}{}", one_line(&error.to_string())),
+        });
     }
     Some(if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -7,6 +7,7 @@ mod child;
 
 use std::env;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use tokio::task::block_in_place;
 
 use crate::expect::{Checked, Failure};
 use crate::subject::within;
+use crate::table::cases;
 
 pub use child::play_role;
 pub(crate) use child::{Job, say};
@@ -26,6 +28,10 @@ const ROLE: &str = "CONFORMANCE_ROLE";
 const ADDRESS: &str = "CONFORMANCE_ADDRESS";
 /// What a process says when it cannot go on.
 const FAILED: &str = "failed ";
+/// What a process says when the store breaks a rule: which one, and how.
+const BREAKS: &str = "breaks ";
+/// Names a folder that the role needs.
+const FOLDER: &str = "CONFORMANCE_FOLDER";
 
 /// This program as another process, not started yet.
 pub(crate) fn command(role: &str, arguments: &[u64], address: &str) -> Checked<Command> {
@@ -34,6 +40,18 @@ pub(crate) fn command(role: &str, arguments: &[u64], address: &str) -> Checked<C
     let words: Vec<String> = std::iter::once(role.to_owned()).chain(arguments.iter().map(u64::to_string)).collect();
     command.env(ROLE, words.join(" ")).env(ADDRESS, address);
     Ok(command)
+}
+
+/// A command that runs this program under the one that `outer` begins, which gets the path as its last argument.
+pub(crate) fn command_under(mut outer: Command, inner: &Command) -> Command {
+    outer.arg(inner.get_program()).envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    outer
+}
+
+/// The same command, with a folder that the role needs.
+pub(crate) fn with_folder(mut command: Command, folder: &Path) -> Command {
+    command.env(FOLDER, folder);
+    command
 }
 
 /// A process that plays a role. Dropping it kills it.
@@ -86,10 +104,15 @@ impl Process {
     /// The next line that it says; `None` when it has ended.
     pub(crate) async fn line(&mut self) -> Checked<Option<String>> {
         let line = within(self.patience, "what another process says", self.lines.recv()).await?;
-        match line.as_deref().and_then(|line| line.strip_prefix(FAILED)) {
-            Some(why) => Err(Failure::new("another process", "no error", why)),
-            None => Ok(line),
+        let said = line.as_deref().unwrap_or_default();
+        if let Some(why) = said.strip_prefix(FAILED) {
+            return Err(Failure::new("another process", "no error", why));
         }
+        if let Some((rule, how)) = said.strip_prefix(BREAKS).and_then(|said| said.split_once(' ')) {
+            let rule = cases().iter().flat_map(|case| case.rules()).find(|known| **known == rule).copied();
+            return Err(Failure::new("another process", "what the rules say", how).or_rule(rule));
+        }
+        Ok(line)
     }
 
     /// What comes after `word` in the next line, which has to begin with it.

@@ -1,7 +1,6 @@
 //! The duties of a `Table`, case by case.
 
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -47,13 +46,6 @@ fn scan(view: &dyn View, from: &[u8], to: &[u8]) -> Vec<Row> {
 
 fn keys(table: &dyn Table, from: &[u8], to: &[u8]) -> Vec<Vec<u8>> {
     scan(&*table.view().unwrap(), from, to).into_iter().map(|(key, _)| key).collect()
-}
-
-fn size(path: &Path) -> u64 {
-    if path.is_dir() {
-        return path.read_dir().unwrap().map(|entry| size(&entry.unwrap().path())).sum();
-    }
-    path.metadata().unwrap().len()
 }
 
 pub fn a_new_table_is_empty(engine: &dyn Engine) {
@@ -167,22 +159,4 @@ pub fn recovering_reopens_the_table(engine: &dyn Engine) {
         table.recover().unwrap();
         assert_eq!(table.view().unwrap().get(b"n").unwrap(), Some(n.to_be_bytes().to_vec()));
     }
-}
-
-/// As CNI plugins do: open, commit, close, again and again. The state stays and the size is bounded.
-pub fn many_short_lives_leave_a_bounded_size(engine: &dyn Engine) {
-    let fixture = Fixture::new(engine);
-    let mut after_a_hundred = 0;
-    for n in 0..300_u32 {
-        let table = fixture.open();
-        assert_eq!(table.view().unwrap().get(b"n").unwrap(), n.checked_sub(1).map(|n| n.to_be_bytes().to_vec()));
-        table
-            .commit(&[put("n", n.to_be_bytes()), put(format!("v{}", n % 50), vec![n.to_le_bytes()[0]; 5000])])
-            .unwrap();
-        if n == 100 {
-            after_a_hundred = size(fixture.folder.path());
-        }
-    }
-    let after_all = size(fixture.folder.path());
-    assert!(after_all <= after_a_hundred * 4, "{after_a_hundred} bytes grew to {after_all}");
 }

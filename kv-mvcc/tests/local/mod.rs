@@ -2,7 +2,6 @@
 
 #![allow(
     clippy::unwrap_used,
-    clippy::print_stdout,
     dead_code,
     unreachable_pub,
     missing_docs,
@@ -10,23 +9,14 @@
 )]
 
 pub mod contract;
-pub mod crash;
-pub mod damage;
 pub mod opening;
 
-use std::env;
 use std::future::Future;
 use std::path::Path;
-use std::process::Command;
 
 use kv::{Op, Range, Result, Store, StoreExt, Txn};
 use kv_mvcc::MvccStore;
 use kv_mvcc::local::{Create, Engine, OpenOptions, open_blocking};
-
-/// Tells a process of ours what to do.
-const ROLE: &str = "STORE_ROLE";
-/// Tells it where.
-const PATH: &str = "STORE_PATH";
 
 /// Runs a future to its end.
 pub fn run<T>(future: impl Future<Output = T>) -> T {
@@ -72,19 +62,4 @@ async fn check(store: &MvccStore, n: u64) -> Result<Result<(), String>> {
     }
     let wrong = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
     Ok(Err(format!("{} keys, not {}, of which {wrong} differ", found.len(), expected.len())))
-}
-
-/// A command that runs the test called `test` of this binary as a process with a role.
-fn process(test: &str, role: &str, path: &Path) -> Command {
-    let mut command = Command::new(env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture"]).env(ROLE, role).env(PATH, path);
-    command
-}
-
-fn role() -> Option<String> {
-    env::var(ROLE).ok()
-}
-
-fn role_path() -> std::path::PathBuf {
-    env::var_os(PATH).unwrap().into()
 }

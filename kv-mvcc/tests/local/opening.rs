@@ -262,3 +262,28 @@ pub fn a_mark_on_a_complete_store_is_taken_away(engine: &dyn Engine) {
     assert_whole(engine, &path);
     assert!(!path.join("creating").exists());
 }
+
+/// The store's files and folders are its owner's alone, also those that came later.
+pub fn everything_is_private(engine: &dyn Engine) {
+    fn look(path: &Path, found: &mut u32) {
+        let metadata = fs::metadata(path).unwrap();
+        let mode = metadata.permissions().mode() & 0o7777;
+        assert_eq!(mode, if metadata.is_dir() { 0o700 } else { 0o600 }, "{}", path.display());
+        *found += 1;
+        if metadata.is_dir() {
+            for entry in fs::read_dir(path).unwrap() {
+                look(&entry.unwrap().path(), found);
+            }
+        }
+    }
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    for n in 0..5 {
+        let store = create(engine, &path).unwrap();
+        run(step(&store, n)).unwrap();
+        let mut found = 0;
+        look(&path, &mut found);
+        assert!(found >= 4, "queue, store.id and the engine's");
+    }
+}

@@ -1,0 +1,121 @@
+//! A disk that forgets what was not synced, and tears what it had begun to write.
+
+#![allow(clippy::unwrap_used, dead_code, reason = "tests; not every binary has all of it")]
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use redb::StorageBackend;
+
+/// A disk in memory. Handles share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Disk(Arc<Mutex<State>>);
+
+/// What is on it.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    /// What the programs see.
+    pub(crate) content: Vec<u8>,
+    /// What would be there after a power cut, if nothing else had got through.
+    durable: Vec<u8>,
+    /// What may or may not have got through.
+    unsynced: Vec<Change>,
+    /// After so many more operations the power fails.
+    pub(crate) operations_left: Option<u32>,
+    /// How often it was synced.
+    pub(crate) syncs: u32,
+    /// How often it was written.
+    pub(crate) writes: u32,
+}
+
+#[derive(Debug)]
+enum Change {
+    Write(usize, Vec<u8>),
+    Length(usize),
+}
+
+const SECTOR: usize = 512;
+
+impl Disk {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// One operation, unless the power fails.
+    fn operation(&self) -> io::Result<MutexGuard<'_, State>> {
+        let mut state = self.state();
+        match &mut state.operations_left {
+            Some(0) => return Err(io::Error::other("no power")),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        Ok(state)
+    }
+
+    /// The power fails: each sector that was not synced may be the old one or the new one. The disk that is left.
+    pub(crate) fn after_power_cut(&self, random: &mut fastrand::Rng) -> Self {
+        let mut state = self.state();
+        let mut left = std::mem::take(&mut state.durable);
+        for change in &state.unsynced {
+            match change {
+                Change::Length(length) if random.bool() => left.resize(*length, 0),
+                Change::Length(_) => {}
+                Change::Write(offset, data) => {
+                    for (i, sector) in data.chunks(SECTOR).enumerate() {
+                        let start = offset + i * SECTOR;
+                        if let Some(place) = left.get_mut(start..start + sector.len())
+                            && random.bool()
+                        {
+                            place.copy_from_slice(sector);
+                        }
+                    }
+                }
+            }
+        }
+        Self(Arc::new(Mutex::new(State { content: left.clone(), durable: left, ..State::default() })))
+    }
+}
+
+impl StorageBackend for Disk {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.operation()?.content.len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let start = usize::try_from(offset).unwrap();
+        let state = self.operation()?;
+        let found = state.content.get(start..start + out.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        out.copy_from_slice(found);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let len = usize::try_from(len).unwrap();
+        let mut state = self.operation()?;
+        state.content.resize(len, 0);
+        state.unsynced.push(Change::Length(len));
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let mut state = self.operation()?;
+        let State { durable, unsynced, .. } = &mut *state;
+        for change in unsynced.drain(..) {
+            match change {
+                Change::Length(length) => durable.resize(length, 0),
+                Change::Write(start, data) => durable[start..start + data.len()].copy_from_slice(&data),
+            }
+        }
+        state.syncs += 1;
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let start = usize::try_from(offset).unwrap();
+        let mut state = self.operation()?;
+        state.content[start..start + data.len()].copy_from_slice(data);
+        state.unsynced.push(Change::Write(start, data.to_vec()));
+        state.writes += 1;
+        Ok(())
+    }
+}

@@ -1,0 +1,78 @@
+//! A disk that loses power and forgets what was not synced.
+
+use fastrand::Rng;
+use kv::{Outcome, Range, Revision};
+
+use crate::expect::{Checked, Failure, OfRule, holds};
+use crate::seed::{SEED, seed};
+use crate::steps::Steps;
+use crate::subject::{Handle, Subject};
+
+/// How often the power fails.
+const CUTS: u64 = 200;
+/// The most operations of the disk between two cuts.
+const OPERATIONS: u32 = 160;
+
+/// The power fails at any operation of the disk, while the store is used or opened: nothing that was acknowledged or seen
+/// is lost, no step is there by half, and no write is there that was refused as not applied.
+pub(crate) async fn power_cuts(mut t: Subject) -> Checked {
+    let steps = Steps { width: 3, base: t.revision().await? };
+    let seed = seed();
+    let mut random = Rng::with_seed(seed);
+    let mut done = 0;
+    for cut in 0..CUTS {
+        t.cut_power_after(random.u32(0..OPERATIONS))?;
+        if cut % 3 == 2 {
+            t.reopen_without_power().await?;
+        }
+        let work = Work::until_it_fails(&t.handle(), done).await;
+        t.restore_power(random.u64(..)).await?;
+        let note = |failure: Failure| failure.with_note(&format!("{SEED}={seed}, cut {cut}"));
+        let now = t.revision().await?;
+        holds(&format!("revision {} or later, which was seen", work.seen), now >= work.seen, &now)
+            .of("S4")
+            .map_err(note)?;
+        done = steps.check_crashed(&t, work.done).await.map_err(note)?;
+        let lie = work.outcome == Outcome::NotApplied && done > work.done;
+        holds("nothing of a step that failed as not applied", !lie, &done).of("E2").map_err(note)?;
+    }
+    holds("some work between the cuts", done > CUTS / 2, &done)
+}
+
+/// What was done before the power failed.
+struct Work {
+    /// Steps that were acknowledged.
+    done: u64,
+    /// What the error said of the step after them.
+    outcome: Outcome,
+    /// The newest revision that a reader or a watch saw.
+    seen: Revision,
+}
+
+impl Work {
+    async fn until_it_fails(store: &Handle, first: u64) -> Self {
+        let mut work = Self { done: first, outcome: Outcome::Unknown, seen: Revision::UNSET };
+        let mut watch = match store.revision().await {
+            Ok(now) => store.watcher(Range::prefix("step/"), now.next()).await.ok(),
+            Err(_) => None,
+        };
+        loop {
+            let reader = async { store.read(Range::key("?")).await.map_or(Revision::UNSET, |found| found.revision) };
+            let (written, seen) = futures::join!(store.txn(Steps::txn(3, work.done)), reader);
+            work.seen = work.seen.max(seen);
+            match written {
+                Ok(_) => work.done += 1,
+                Err(error) => {
+                    work.outcome = error.outcome();
+                    return work;
+                }
+            }
+            if let Some(watcher) = &mut watch {
+                match watcher.step().await {
+                    Ok(Ok(batch)) => work.seen = work.seen.max(batch.revision),
+                    _ => watch = None,
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The cases that kill processes and damage files, on a store that is healthy and on some that are not: they notice.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod odd;
+mod table;
+mod way;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use conformance::{Ability, BoxError, Fixture, Harness, Options, Report, Verdict, play_role, run};
+use kv::{ErrorKind, Result, Store};
+use kv_mvcc::local::{self, Create, Engine, OpenOptions};
+use kv_mvcc::{MvccStore, Table};
+use libtest_mimic::{Arguments, Failed, Trial};
+use odd::Odd;
+use table::FileTable;
+use tempfile::TempDir;
+use way::{BROKEN, Way};
+
+#[derive(Clone, Copy, Debug)]
+struct InFile(Way);
+
+impl Engine for InFile {
+    fn name(&self) -> &'static str {
+        "file"
+    }
+
+    fn entry(&self) -> &'static str {
+        "log"
+    }
+
+    fn files(&self) -> &'static [&'static str] {
+        &["log"]
+    }
+
+    fn open(&self, entry: &Path, _: &str) -> Result<Box<dyn Table>> {
+        Ok(Box::new(FileTable::open(entry, self.0)?))
+    }
+}
+
+#[derive(Debug)]
+struct Held {
+    way: Way,
+    path: PathBuf,
+    store: Arc<MvccStore>,
+    // What this process made, it clears away.
+    _folder: Option<TempDir>,
+}
+
+const WAIT: Duration = Duration::from_secs(10);
+
+async fn open(way: Way, path: &Path, wait: Duration) -> Result<Arc<MvccStore>> {
+    if way == Way::LetsEverybodyIn {
+        fs::create_dir_all(path).unwrap();
+        let table = Box::new(FileTable::open(&path.join("log"), way)?);
+        return Ok(Arc::new(MvccStore::open(table, kv_mvcc::Options { name: "file", ..Default::default() })?));
+    }
+    let options = OpenOptions::default().with_create(Create::IfMissing).with_wait(wait);
+    let opened = local::open(InFile(way), path, &options).await;
+    if way == Way::MakesItAnew && opened.as_ref().is_err_and(|error| *error.kind() == ErrorKind::Corrupt) {
+        fs::remove_dir_all(path).unwrap();
+        return Ok(Arc::new(local::open(InFile(way), path, &options).await?));
+    }
+    Ok(Arc::new(opened?))
+}
+
+#[async_trait]
+impl Harness for InFile {
+    fn abilities(&self) -> &[Ability] {
+        use Ability::{Close, Damage, Embedded, Folder, Measure, New, Processes, Reopen, Trace};
+        &[New, Reopen, Close, Measure, Processes, Embedded, Folder, Damage, Trace]
+    }
+
+    async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("store");
+        Ok(Box::new(Held { way: self.0, store: open(self.0, &path, WAIT).await?, path, _folder: Some(folder) }))
+    }
+
+    /// An address says which way the store is broken, too.
+    async fn join(&self, address: &str, wait: Duration) -> Result<Box<dyn Fixture>> {
+        let (way, path) = address.split_once(':').unwrap();
+        let (way, path) = (Way::named(way).unwrap(), PathBuf::from(path));
+        Ok(Box::new(Held { way, store: open(way, &path, wait).await?, path, _folder: None }))
+    }
+
+    fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
+        Ok(format!("{:?}:{}", self.0, folder.join("store").display()))
+    }
+}
+
+#[async_trait]
+impl Fixture for Held {
+    fn store(&self) -> Arc<dyn Store> {
+        match self.way {
+            Way::CallsItNotApplied | Way::OpByOp | Way::ForgetsMark => Odd::around(self.store.clone(), self.way),
+            _ => self.store.clone(),
+        }
+    }
+
+    async fn reopen(&mut self) -> Result<(), BoxError> {
+        self.store.close().await?;
+        self.store = open(self.way, &self.path, WAIT).await?;
+        Ok(())
+    }
+
+    async fn close(&mut self) -> Result<(), BoxError> {
+        Ok(self.store.close().await?)
+    }
+
+    async fn stored_bytes(&self) -> Result<u64, BoxError> {
+        Ok(fs::metadata(self.path.join("log"))?.len())
+    }
+
+    fn address(&self) -> Result<String, BoxError> {
+        Ok(format!("{:?}:{}", self.way, self.path.display()))
+    }
+}
+
+fn reports(way: Way, case: &str) -> Vec<Report> {
+    run(InFile(way), &Options::new().with_filter(case)).unwrap()
+}
+
+fn passes(case: &str) -> std::result::Result<(), Failed> {
+    match reports(Way::Healthy, case).iter().find(|report| !matches!(report.verdict, Verdict::Passed)) {
+        Some(report) => Err(format!("{report:#?}").into()),
+        None => Ok(()),
+    }
+}
+
+fn notices((way, rule, case): (Way, &'static str, &'static str)) -> std::result::Result<(), Failed> {
+    let reports = reports(way, case);
+    match &reports[..] {
+        [report] if report.rule_broken() == Some(rule) => Ok(()),
+        _ => Err(format!("{rule} is broken, and the case says {reports:#?}").into()),
+    }
+}
+
+/// What the healthy store is judged by: all that is about processes, crashes and files.
+const CASES: [&str; 24] = [
+    "H14", "H17", "R11", "D01", "D02", "D03", "D04", "D05", "D06", "D08", "D09", "D11", "D13", "D14", "D15", "M01",
+    "M02", "M03", "M04", "M05", "M06", "M07", "R10", "W26",
+];
+
+fn main() -> ExitCode {
+    if let Some(code) = play_role(&InFile(Way::Healthy)) {
+        return code;
+    }
+    let healthy = CASES.into_iter().map(|case| Trial::test(format!("healthy_passes_{case}"), move || passes(case)));
+    let broken = BROKEN
+        .into_iter()
+        .map(|broken| Trial::test(format!("{:?}_breaks_{}", broken.0, broken.1), move || notices(broken)));
+    libtest_mimic::run(&Arguments::from_args(), healthy.chain(broken).collect()).exit_code()
+}

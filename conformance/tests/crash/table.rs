@@ -1,0 +1,193 @@
+//! Rows in a log of commits, which is read as a whole when it is opened; and the same, broken in several ways.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write as _};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use kv::{Error, ErrorKind, Operation, Result};
+use kv_mvcc::{Table, View, Visit, Write};
+
+use crate::way::Way;
+
+type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// Length and checksum of a commit.
+const HEAD: usize = 8;
+
+#[derive(Debug)]
+pub(crate) struct FileTable {
+    way: Way,
+    log: Arc<Mutex<File>>,
+    /// Shared with the views that there are.
+    rows: Mutex<Arc<Rows>>,
+}
+
+fn io(error: std::io::Error) -> Error {
+    let kind = match error.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::FileTooLarge => ErrorKind::NoSpace,
+        _ => ErrorKind::CommitIo,
+    };
+    Error::new(kind, Operation::Txn, "file").with_source(error)
+}
+
+fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl FileTable {
+    pub(crate) fn open(path: &Path, way: Way) -> Result<Self> {
+        let mut log = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(io)?;
+        let mut bytes = Vec::new();
+        log.read_to_end(&mut bytes).map_err(io)?;
+        let (commits, whole) = commits(&bytes)?;
+        if whole == 0 && !bytes.is_empty() {
+            return Err(Error::new(ErrorKind::Corrupt, Operation::Open, "file"));
+        }
+        // A commit that was cut off never happened.
+        log.set_len(whole as u64).map_err(io)?;
+        log.sync_data().map_err(io)?;
+        let mut rows = Rows::new();
+        let kept = match commits.last() {
+            Some(last) if way == Way::GoesBack && last.len() == 1 => commits.len().saturating_sub(2),
+            _ => commits.len(),
+        };
+        for commit in commits.into_iter().take(kept) {
+            apply(&mut rows, &commit);
+        }
+        Ok(Self { way, log: Arc::new(Mutex::new(log)), rows: Mutex::new(Arc::new(rows)) })
+    }
+
+    fn append(&self, writes: &[Write]) -> Result<()> {
+        let mut log = held(&self.log);
+        let before = log.metadata().map_err(io)?.len();
+        let written = log.write_all(&encode(writes));
+        if written.is_err() {
+            // Whatever got through is taken back; commits that were cut off do not count either.
+            let _ = log.set_len(before);
+        }
+        written.map_err(io)?;
+        if self.way == Way::SyncsNothing { Ok(()) } else { log.sync_data().map_err(io) }
+    }
+
+    fn append_later(&self, writes: &[Write]) {
+        let (log, bytes) = (self.log.clone(), encode(writes));
+        thread::spawn(move || {
+            thread::sleep(Duration::from_millis(2));
+            let _ = held(&log).write_all(&bytes);
+        });
+    }
+}
+
+impl Table for FileTable {
+    fn view(&self) -> Result<Box<dyn View + '_>> {
+        Ok(Box::new(Snapshot(held(&self.rows).clone())))
+    }
+
+    fn commit(&self, writes: &[Write]) -> Result<()> {
+        match self.way {
+            Way::AcknowledgesEarly => self.append_later(writes),
+            Way::RowByRow => {
+                for write in writes {
+                    self.append(std::slice::from_ref(write))?;
+                }
+            }
+            Way::ShowsEarly => {
+                apply(Arc::make_mut(&mut held(&self.rows)), writes);
+                thread::sleep(Duration::from_millis(1));
+                self.append(writes)?;
+            }
+            _ => self.append(writes)?,
+        }
+        apply(Arc::make_mut(&mut held(&self.rows)), writes);
+        Ok(())
+    }
+
+    fn recover(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn apply(rows: &mut Rows, writes: &[Write]) {
+    for write in writes {
+        match write {
+            Write::Put(key, value) => drop(rows.insert(key.clone(), value.clone())),
+            Write::Delete(key) => drop(rows.remove(key)),
+        }
+    }
+}
+
+fn encode(writes: &[Write]) -> Vec<u8> {
+    let mut body = Vec::new();
+    let mut part = |bytes: &[u8]| {
+        body.extend(u32::try_from(bytes.len()).unwrap().to_be_bytes());
+        body.extend(bytes);
+    };
+    for write in writes {
+        match write {
+            Write::Put(key, value) => [&b"put"[..], key, value].into_iter().for_each(&mut part),
+            Write::Delete(key) => [&b"delete"[..], key, b""].into_iter().for_each(&mut part),
+        }
+    }
+    let mut bytes = u32::try_from(body.len()).unwrap().to_be_bytes().to_vec();
+    bytes.extend(crc32fast::hash(&body).to_be_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+fn number(bytes: &[u8]) -> usize {
+    u32::from_be_bytes(bytes.try_into().unwrap()) as usize
+}
+
+/// All whole commits, and how many bytes they take.
+fn commits(bytes: &[u8]) -> Result<(Vec<Vec<Write>>, usize)> {
+    let (mut commits, mut at) = (Vec::new(), 0);
+    while let Some(head) = bytes.get(at..at + HEAD) {
+        let Some(body) = bytes.get(at + HEAD..at + HEAD + number(&head[..4])) else { break };
+        if crc32fast::hash(body).to_be_bytes() != head[4..] {
+            return Err(Error::new(ErrorKind::Corrupt, Operation::Open, "file"));
+        }
+        commits.push(decode(body));
+        at += HEAD + body.len();
+    }
+    Ok((commits, at))
+}
+
+fn decode(mut body: &[u8]) -> Vec<Write> {
+    let mut parts = Vec::new();
+    while let Some((length, rest)) = body.split_at_checked(4) {
+        let (part, rest) = rest.split_at(number(length));
+        parts.push(part.to_vec());
+        body = rest;
+    }
+    parts
+        .chunks_exact(3)
+        .map(|write| match &write[0][..] {
+            b"put" => Write::Put(write[1].clone(), write[2].clone()),
+            _ => Write::Delete(write[1].clone()),
+        })
+        .collect()
+}
+
+struct Snapshot(Arc<Rows>);
+
+impl View for Snapshot {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(self.0.get(key).cloned())
+    }
+
+    fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
+        if from < to {
+            for (key, value) in self.0.range(from.to_vec()..to.to_vec()) {
+                if let ControlFlow::Break(()) = visit(key, value) {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+}
