@@ -50,6 +50,7 @@ fn every_row() {
             NotApplied,
         ),
         (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", ErrorKind::NoSpace, Unknown),
+        // Never seen: etcd says it before it proposes anything, which is known from its source alone.
         (Code::ResourceExhausted, "etcdserver: too many requests", ErrorKind::Throttled, NotApplied),
         (Code::Unauthenticated, "etcdserver: invalid auth token", ErrorKind::Auth(Auth::Unauthenticated), NotApplied),
         (Code::InvalidArgument, "etcdserver: user name is empty", ErrorKind::Auth(Auth::Unauthenticated), NotApplied),

@@ -26,6 +26,8 @@ mod process;
 mod proxy;
 #[cfg(test)]
 mod reference;
+#[cfg(test)]
+mod remote;
 mod rules;
 mod runner;
 mod seed;

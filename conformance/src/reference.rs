@@ -25,7 +25,7 @@ struct Shared {
 pub(crate) struct Reference(Arc<Shared>);
 
 impl Reference {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let model = Mutex::new(Model::new(Revision::new(1)));
         Self(Arc::new(Shared { model, changed: watch::Sender::new(()) }))
     }

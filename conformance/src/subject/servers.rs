@@ -3,6 +3,8 @@
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use kv::Store;
 use nix::sys::signal::{Signal, kill};
@@ -13,6 +15,9 @@ use super::{Handle, RECOVERY, Subject, environment, within};
 use crate::expect::{Checked, Failure, OfRule, some};
 use crate::harness::{Server, Stranger};
 use crate::proxy::Proxy;
+
+/// Between two looks at a process.
+const LOOK: Duration = Duration::from_millis(1);
 
 impl Subject {
     /// The servers of the store.
@@ -43,17 +48,39 @@ impl Subject {
         Ok((proxy, handle))
     }
 
+    fn process_of(&self, server: usize) -> Checked<u32> {
+        let process = self.servers()?.get(server).and_then(|server| server.process);
+        some("the environment: the process of a server", process)
+    }
+
     /// Sends the process of a server a signal.
     pub(crate) fn signal(&self, server: usize, signal: Signal) -> Checked {
-        let process = self.servers()?.get(server).and_then(|server| server.process);
-        let process = process.and_then(|process| i32::try_from(process).ok()).map(Pid::from_raw);
+        let process = i32::try_from(self.process_of(server)?).ok().map(Pid::from_raw);
         let process = some("the environment: the process of a server", process)?;
         kill(process, signal).map_err(|error| environment("a signal to a server", &error.into()))
+    }
+
+    /// Waits until a server that was told to stop does nothing any more: its threads learn of it one after the other.
+    async fn stopped(&self, server: usize) -> Checked {
+        let process = self.process_of(server)?;
+        let wait = tokio::task::spawn_blocking(move || {
+            let until = Instant::now() + RECOVERY;
+            while !has_stopped(process).unwrap_or(false) && Instant::now() < until {
+                std::thread::sleep(LOOK);
+            }
+            has_stopped(process)
+        });
+        match wait.await? {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Failure::new("the environment: a server that is told to stop", "a stop", "it goes on")),
+            Err(error) => Err(environment("a server that is told to stop", &error.into())),
+        }
     }
 
     /// Waits for something while a server is frozen, and lets it go on then.
     pub(crate) async fn while_frozen<T>(&self, server: usize, work: impl Future<Output = Checked<T>>) -> Checked<T> {
         self.signal(server, Signal::SIGSTOP)?;
+        self.stopped(server).await?;
         let done = within(RECOVERY, "work while a server is frozen", work).await.of("N2");
         self.signal(server, Signal::SIGCONT)?;
         done?
@@ -102,6 +129,19 @@ impl Subject {
     pub(crate) fn bounded(&self, store: Arc<dyn Store>) -> Handle {
         self.handle_on(store)
     }
+}
+
+/// Whether all threads of a process are stopped.
+fn has_stopped(process: u32) -> io::Result<bool> {
+    for thread in fs::read_dir(format!("/proc/{process}/task"))? {
+        let stat = fs::read_to_string(thread?.path().join("stat"))?;
+        // The state comes after the name, which is in parentheses.
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        if state != Some('T') {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// An address on which nobody listens, for as long as this is kept.
