@@ -35,8 +35,6 @@ pub enum Ability {
     /// A process that has joined holds the data itself and alone: killing it is a crash of the store. Goes together
     /// with [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and [`Close`](Self::Close).
     Embedded,
-    /// Whoever holds the data can be killed. Never listed: it comes with [`Embedded`](Self::Embedded).
-    Crash,
     /// Keep a store's files below a folder that the case gives ([`Harness::address_in`]).
     Folder,
     /// Copy and damage the files below such a folder, of a store that tells damage from data. Goes together with
@@ -77,7 +75,6 @@ impl Ability {
             Self::Measure => "this environment cannot measure a store",
             Self::Processes => "this environment has no other processes",
             Self::Embedded => "no process holds the data by itself",
-            Self::Crash => "this environment cannot kill whoever holds the data",
             Self::Folder => "this environment does not say where a store is kept",
             Self::Damage => "this environment has no files to damage",
             Self::Format => "this environment has no stores of a later version",
@@ -91,14 +88,6 @@ impl Ability {
             Self::Quota => "this environment cannot limit the room of a store",
             Self::Logins => "this environment's stores have no logins",
             Self::Tls => "this environment's stores have no TLS",
-        }
-    }
-
-    /// Whether an environment with these abilities has this one.
-    pub(crate) fn is_among(self, abilities: &[Self]) -> bool {
-        match self {
-            Self::Crash => abilities.contains(&Self::Embedded),
-            _ => abilities.contains(&self),
         }
     }
 }

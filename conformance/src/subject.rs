@@ -256,7 +256,7 @@ impl Subject {
 
     /// Whether the environment has this ability.
     pub(crate) fn can(&self, ability: Ability) -> bool {
-        ability.is_among(self.harness.abilities())
+        self.harness.abilities().contains(&ability)
     }
 
     /// The store's address.
@@ -312,11 +312,6 @@ impl Subject {
     /// Starts a process that plays a role with the store at an address.
     pub(crate) fn process_at(&self, address: &str, role: &str, arguments: &[u64]) -> Checked<Process> {
         Process::start(process::command(role, arguments, address)?, self.patience())
-    }
-
-    /// Kills whoever holds the data, under the writes of a process; what that has said and nobody has read.
-    pub(crate) async fn crash(&self, writer: Process) -> Checked<Vec<String>> {
-        writer.kill().await
     }
 
     /// Opens the store at an address beside whoever has it.

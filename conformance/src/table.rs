@@ -70,7 +70,7 @@ pub fn cases() -> Vec<Case> {
             R08 revisions::header_covers_answer: R6, beside others;
             R09 revisions::header_of_past_read: R6 G7, beside others;
             R10 revisions::revision_after_reopen: R7 S2, needs Reopen;
-            R11 crash::deletion_compacted_and_killed: R8 R2, needs Processes Crash;
+            R11 crash::deletion_compacted_and_killed: R8 R2, needs Processes Embedded;
         }
         Txn {
             T01 txn_compare::create_by_version: T4 T2, beside others;
@@ -128,7 +128,7 @@ pub fn cases() -> Vec<Case> {
             H14 history::mark_after_reopen: C5 C1, needs Reopen;
             H15 random::against_the_model: G7 T1 W2 W8;
             H16 history::bounded_room: C7, needs Measure, runs alone;
-            H17 crash::killed_while_compacting: C6 C3 S3 S5, needs Processes Crash;
+            H17 crash::killed_while_compacting: C6 C3 S3 S5, needs Processes Embedded;
             H18 random::against_the_model_reopened: G7 T1 W2 W8 R7 C5, needs Reopen;
         }
         Watch {
@@ -193,10 +193,10 @@ pub fn cases() -> Vec<Case> {
             X10 limits::use_after_close: E5, needs Close;
         }
         Durability {
-            D01 crash::acknowledged_writes: S3 S5 R8, needs Processes Crash;
-            D02 crash::acknowledged_txns: S3 S5 T2, needs Processes Crash;
-            D03 crash::prefix_of_many_writers: S5 S3, needs Processes Crash;
-            D04 crash::nothing_seen_is_lost: S4 S5, needs Processes Crash;
+            D01 crash::acknowledged_writes: S3 S5 R8, needs Processes Embedded;
+            D02 crash::acknowledged_txns: S3 S5 T2, needs Processes Embedded;
+            D03 crash::prefix_of_many_writers: S5 S3, needs Processes Embedded;
+            D04 crash::nothing_seen_is_lost: S4 S5, needs Processes Embedded;
             D05 crash::killed_while_opening: S3 S5, needs Processes Embedded;
             D06 crash::killed_while_created: S5 R1, needs Processes Embedded Folder;
             D07 disk::full_disk: E2 S3 S5 E6, needs Processes Embedded Folder Mount;

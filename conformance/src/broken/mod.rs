@@ -11,11 +11,14 @@ mod writes;
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 
+use crate::case::Tenancy;
 use crate::harness::{Ability, BoxError, Fixture, Harness, Scene, Server, Stranger};
 
 /// A way to break a store.
@@ -162,9 +165,14 @@ struct Around<H> {
 }
 
 #[async_trait]
+#[deny(clippy::missing_trait_methods)]
 impl<H: Harness> Harness for Around<H> {
     fn abilities(&self) -> &[Ability] {
         self.harness.abilities()
+    }
+
+    fn tenancy(&self) -> Tenancy {
+        self.harness.tenancy()
     }
 
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
@@ -173,6 +181,18 @@ impl<H: Harness> Harness for Around<H> {
 
     async fn fresh_in(&self, scene: Scene) -> Result<Box<dyn Fixture>, BoxError> {
         Ok(self.broken(self.harness.fresh_in(scene).await?))
+    }
+
+    async fn join(&self, address: &str, wait: Duration) -> Result<Box<dyn Fixture>> {
+        Ok(self.broken(self.harness.join(address, wait).await?))
+    }
+
+    fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
+        self.harness.address_in(folder)
+    }
+
+    fn make_newer(&self, folder: &Path) -> Result<(), BoxError> {
+        self.harness.make_newer(folder)
     }
 }
 
@@ -192,6 +212,7 @@ struct BrokenFixture {
 }
 
 #[async_trait]
+#[deny(clippy::missing_trait_methods)]
 impl Fixture for BrokenFixture {
     fn store(&self) -> Arc<dyn Store> {
         self.store.clone().unwrap_or_else(|| (self.broken.wrap)(self.inner.store()))
@@ -253,12 +274,30 @@ impl Fixture for BrokenFixture {
     async fn guest(&self) -> Result<Arc<dyn Store>, BoxError> {
         Ok((self.broken.wrap)(self.inner.guest().await?))
     }
+
+    async fn finish(&mut self) -> Result<(), BoxError> {
+        self.store = None;
+        self.inner.finish().await
+    }
+
+    fn address(&self) -> Result<String, BoxError> {
+        self.inner.address()
+    }
+
+    fn cut_power_after(&mut self, operations: u32) -> Result<(), BoxError> {
+        self.inner.cut_power_after(operations)
+    }
+
+    async fn restore_power(&mut self, seed: u64) -> Result<(), BoxError> {
+        self.store = None;
+        self.inner.restore_power(seed).await?;
+        self.store = Some((self.broken.wrap)(self.inner.store()));
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::reference::References;
     use crate::runner::{Options, Report, Verdict, run};

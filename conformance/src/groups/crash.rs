@@ -6,24 +6,20 @@ use std::time::Duration;
 use kv::{Event, Op, Range, RangeRequest, Revision, StoreExt, Txn, WatchRequest};
 
 use crate::expect::{Checked, Failure, OfRule, compacted, holds, same};
-use crate::harness::{Ability, BoxError};
+use crate::harness::BoxError;
 use crate::process::{Job, Process, moment, number, say, temporary_folder};
 use crate::steps::Steps;
 use crate::subject::{Handle, Subject, after};
 
-/// How often a store that many processes share is killed: its servers take long to come back.
-const SERVER_ROUNDS: u64 = 10;
-
 /// Kills a writer of steps again and again.
 async fn killed_writers(mut t: Subject, width: u64, rounds: u64) -> Checked {
-    let rounds = if t.can(Ability::Embedded) { rounds } else { SERVER_ROUNDS };
     let steps = Steps { width, base: t.revision().await? };
     let mut kills = Kills::default();
     let mut done = 0;
     t.let_go().await?;
     for round in 0..rounds {
         let writer = t.process("write", &[width, done])?;
-        let last = kills.at_any_moment(&t, writer, round, "done").await?;
+        let last = kills.at_any_moment(writer, round, "done").await?;
         t.take_back().await?;
         done = steps.check_crashed(&t, last.map_or(done, |last| last + 1)).await.map_err(|f| in_round(f, round))?;
         t.let_go().await?;
@@ -45,13 +41,7 @@ struct Kills {
 impl Kills {
     /// Kills a process: in every other round before its first word or around it, otherwise after some of them. The
     /// last number that it said after `word`.
-    async fn at_any_moment(
-        &mut self,
-        t: &Subject,
-        mut process: Process,
-        round: u64,
-        word: &str,
-    ) -> Checked<Option<u64>> {
+    async fn at_any_moment(&mut self, mut process: Process, round: u64, word: &str) -> Checked<Option<u64>> {
         let mut last = None;
         if round.is_multiple_of(2) || self.start.is_zero() {
             last = Some(number(&process.say(word).await?)?);
@@ -63,7 +53,7 @@ impl Kills {
         } else {
             moment(self.start * u32::try_from(round * 13 % 100).unwrap_or_default() / 80).await;
         }
-        let rest = t.crash(process).await?;
+        let rest = process.kill().await?;
         for line in rest {
             if let Some(said) = line.strip_prefix(word) {
                 last = Some(number(said)?);
@@ -135,7 +125,7 @@ pub(crate) async fn write_many(job: Job<'_>) -> Result<(), BoxError> {
 
 /// What is there after a crash under many writers is a prefix of what they wrote, in the order of the revisions.
 pub(crate) async fn prefix_of_many_writers(mut t: Subject) -> Checked {
-    let rounds = if t.can(Ability::Embedded) { 60 } else { SERVER_ROUNDS };
+    let rounds = 60;
     let mut counts = [0_u64; WRITERS];
     let mut start = t.revision().await?;
     t.let_go().await?;
@@ -146,7 +136,7 @@ pub(crate) async fn prefix_of_many_writers(mut t: Subject) -> Checked {
             said.push(process.say("done").await?);
         }
         moment(Duration::from_micros(round * 37 % 1500)).await;
-        let rest = t.crash(process).await?;
+        let rest = process.kill().await?;
         said.extend(rest.iter().filter_map(|line| line.strip_prefix("done")).map(str::to_owned));
         t.take_back().await?;
         start = check_writers(&t, start, &mut counts, &said).await.map_err(|failure| in_round(failure, round))?;
@@ -253,7 +243,7 @@ pub(crate) async fn observe(job: Job<'_>) -> Result<(), BoxError> {
 
 /// Whatever a reader or a watch has seen when the holder dies is there afterwards.
 pub(crate) async fn nothing_seen_is_lost(mut t: Subject) -> Checked {
-    let rounds = if t.can(Ability::Embedded) { 60 } else { SERVER_ROUNDS };
+    let rounds = 60;
     let steps = Steps { width: 2, base: t.revision().await? };
     let mut done = 0;
     t.let_go().await?;
@@ -264,7 +254,7 @@ pub(crate) async fn nothing_seen_is_lost(mut t: Subject) -> Checked {
             seen = seen.max(seen_in(&process.line().await?.unwrap_or_default())?);
         }
         moment(Duration::from_micros(round * 37 % 1500)).await;
-        for line in t.crash(process).await? {
+        for line in process.kill().await? {
             seen = seen.max(seen_in(&line)?);
         }
         t.take_back().await?;
@@ -311,13 +301,13 @@ pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
         for _ in 0..=round % 4 {
             done = number(&writer.say("done").await?)? + 1;
         }
-        let rest = t.crash(writer).await?;
+        let rest = writer.kill().await?;
         done = rest.last().map_or(Ok(done), |last| number(last.trim_start_matches("done")).map(|last| last + 1))?;
         for kill in 0..2 {
             let mut opener = t.process("open", &[])?;
             opener.say("opening").await?;
             moment(opening * (round * 7 % 20 + kill) / 20).await;
-            t.crash(opener).await?;
+            opener.kill().await?;
         }
         t.take_back().await?;
         done = steps.check_crashed(&t, done).await.map_err(|failure| in_round(failure, u64::from(round)))?;
@@ -340,7 +330,7 @@ pub(crate) async fn killed_while_created(t: Subject) -> Checked {
         let mut process = t.process_at(&address, "open", &[])?;
         process.say("opening").await?;
         moment(making * round / 90).await;
-        t.crash(process).await?;
+        process.kill().await?;
         for n in 0..2 {
             let store =
                 t.join(&address, t.patience()).await.map_err(|error| in_round(error.into(), u64::from(round)))?;
@@ -400,7 +390,7 @@ impl Compacting {
 
 /// A process killed in a compaction leaves the old mark or the new one, and every state from it on.
 pub(crate) async fn killed_while_compacting(mut t: Subject) -> Checked {
-    let rounds = if t.can(Ability::Embedded) { 100 } else { SERVER_ROUNDS };
+    let rounds = 100;
     let steps = Steps { width: WIDE, base: t.revision().await? };
     let base = steps.base.get().unsigned_abs();
     let mut known = Compacting::default();
@@ -421,7 +411,7 @@ pub(crate) async fn killed_while_compacting(mut t: Subject) -> Checked {
         } else {
             moment(taken * u32::try_from(round * 7 % 24).unwrap_or_default() / 20).await;
         }
-        for line in t.crash(process).await? {
+        for line in process.kill().await? {
             known.hear(&line)?;
         }
         t.take_back().await?;
@@ -469,7 +459,7 @@ pub(crate) async fn compact_deletions(job: Job<'_>) -> Result<(), BoxError> {
 
 /// Killed when the newest revision is a deletion at which the store is compacted, it does not go back.
 pub(crate) async fn deletion_compacted_and_killed(mut t: Subject) -> Checked {
-    let rounds = if t.can(Ability::Embedded) { 50 } else { SERVER_ROUNDS };
+    let rounds = 50;
     t.let_go().await?;
     for round in 0..rounds {
         let mut process = t.process("compact_deletions", &[])?;
@@ -478,7 +468,7 @@ pub(crate) async fn deletion_compacted_and_killed(mut t: Subject) -> Checked {
             last = number(&process.say("at").await?)?;
         }
         moment(Duration::from_micros(round * 37 % 700)).await;
-        for line in t.crash(process).await? {
+        for line in process.kill().await? {
             last = number(line.trim_start_matches("at"))?;
         }
         t.take_back().await?;
