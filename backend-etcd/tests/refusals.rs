@@ -1,7 +1,7 @@
 //! What etcd refuses under load, and what is so called certain not to have happened: nothing of it is there afterwards.
 //!
-//! What was never sent is in the conformance cases that kill servers. "Too many requests" could not be provoked: 9,000
-//! writes at once behind others that keep the server busy for seconds were all carried out.
+//! What was never sent is in the conformance cases that kill servers. "Too many requests" could not be provoked:
+//! 15,000 writes at once behind others that keep the server busy for seconds were carried out, or timed out.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
