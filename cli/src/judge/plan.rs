@@ -129,6 +129,8 @@ fn told(error: kv::Error) -> Result<Contents> {
     let hint = match error.kind() {
         ErrorKind::Missing => return Ok(Contents::NoStore),
         ErrorKind::Locked => "some other command or program has the store open; end it, or try again",
+        // It says what to do by itself.
+        _ if error.detail().is_some() => return Err(error.into()),
         ErrorKind::NotSent | ErrorKind::Timeout | ErrorKind::Disconnected { .. } => {
             "see whether it is running, and whether its address and port are right"
         }
