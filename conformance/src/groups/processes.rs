@@ -82,7 +82,7 @@ pub(crate) async fn count(job: Job<'_>) -> Result<(), BoxError> {
 /// Processes that each open, count one up and close miss no count, and all of them come through.
 pub(crate) async fn take_turns_and_count(mut t: Subject) -> Checked {
     const PROCESSES: u64 = 8;
-    const TURNS: u64 = 100;
+    const TURNS: u64 = 200;
     t.let_go().await?;
     let counting: Checked<Vec<Process>> = (0..PROCESSES).map(|_| t.process("count", &[TURNS])).collect();
     for process in counting? {
