@@ -267,18 +267,19 @@ pub(crate) async fn hand_over(t: Subject) -> Checked {
     t.put("turn", "0").await?;
     let counts = clients(&t, 2, |t, i| async move {
         let (mine, next) = (i.to_string(), (1 - i).to_string());
-        let (mut turns, mut waits) = (0, 0);
+        let turn =
+            || Txn::new().with_compares([holds_value("turn", &mine)]).with_success([Op::put("turn", next.as_str())]);
+        let mut turns = 0;
         while turns < ROUNDS {
-            let txn =
-                Txn::new().with_compares([holds_value("turn", &mine)]).with_success([Op::put("turn", next.as_str())]);
-            if t.txn(txn).await?.succeeded {
-                turns += 1;
-            } else if waits < ROUNDS * ATTEMPTS {
-                waits += 1;
-                yield_now().await;
-            } else {
-                return gave_up("waiting for a turn");
-            }
+            // Bounded by time: how often one can ask until the other one gets to run has no bound.
+            let waiting = async {
+                while !t.txn(turn()).await?.succeeded {
+                    yield_now().await;
+                }
+                Checked::Ok(())
+            };
+            t.within("waiting for a turn", waiting).await??;
+            turns += 1;
         }
         Ok(turns)
     })
