@@ -206,11 +206,17 @@ impl Etcd {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Sends the process a signal.
+    /// Sends the process a signal. When it was told to stop, it has stopped when this returns.
     pub(crate) fn signal(&self, signal: Signal) -> std::io::Result<()> {
         let child = self.child.as_ref().ok_or_else(|| std::io::Error::other("etcd does not run"))?;
         let pid = i32::try_from(child.id()).map_err(std::io::Error::other)?;
-        Ok(kill(Pid::from_raw(pid), signal)?)
+        kill(Pid::from_raw(pid), signal)?;
+        let until = Instant::now() + START;
+        // A thread that ends while it is looked at is no reason to give up.
+        while signal == Signal::SIGSTOP && !has_stopped(child.id()).unwrap_or(false) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     /// Ends the process at once.
@@ -230,6 +236,18 @@ impl Etcd {
             None => Ok(()),
         }
     }
+}
+
+/// Whether every thread of a process has stopped: they learn of the signal one after the other, and until then may serve.
+fn has_stopped(process: u32) -> std::io::Result<bool> {
+    for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        let stat = std::fs::read_to_string(thread?.path().join("stat"))?;
+        // The state comes after the name, which is in parentheses.
+        if !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 impl Drop for Etcd {
