@@ -38,7 +38,9 @@ fn held() -> Replay {
 
 /// What is said of a further revision.
 fn said(events: &[(&str, Option<&str>)]) -> String {
-    let events: Vec<Event> = events.iter().map(|(key, value)| event(key, *value)).collect();
+    let mut events: Vec<Event> = events.iter().map(|(key, value)| event(key, *value)).collect();
+    // The keys are there already.
+    events.iter_mut().for_each(|event| event.kv.version = 2);
     held().advance(3, &events).unwrap_err()
 }
 
