@@ -26,34 +26,12 @@ const ANYBODY_COMPACTS: KnownFailure = KnownFailure {
 
 /// What is about stores that a process holds by itself; what becomes of a store when its server is killed is in cases of
 /// its own.
-const IGNORED: &[&str] = &[
-    "R11_deletion_compacted_and_killed",
-    "H17_killed_while_compacting",
-    "D01_acknowledged_writes",
-    "D02_acknowledged_txns",
-    "D03_prefix_of_many_writers",
-    "D04_nothing_seen_is_lost",
-    "D05_killed_while_opening",
-    "D06_killed_while_created",
-    "D07_full_disk",
-    "D08_data_gone",
-    "D09_synced_before_acknowledged",
-    "D10_power_cuts",
-    "D11_many_short_lives",
-    "D12_later_version",
-    "D13_file_size_limit",
-    "D15_any_damage",
-    "M01_second_one_waits",
-    "M03_dead_holder_frees_it",
-    "M04_reader_beside_a_writer",
-    "M06_child_does_not_hold_it",
-    "M07_two_paths",
-];
+const IGNORED: &[&str] = &["D10_power_cuts"];
 
 fn main() -> Result<ExitCode, BoxError> {
     let known: &[KnownFailure] = match support::version()? {
         [..=3, ..=3, _] | [3, 4, ..=35] | [3, 5, ..=17] => &[LOST_DELETION, ANYBODY_COMPACTS],
         _ => &[KnownFailure { happens: Happens::Sometimes, ..ANYBODY_COMPACTS }],
     };
-    Ok(conformance::main_knowing(OnEtcd, IGNORED, known))
+    Ok(conformance::main_knowing(OnEtcd, &[conformance::WITHOUT_FILES, IGNORED].concat(), known))
 }

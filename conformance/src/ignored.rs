@@ -35,3 +35,28 @@ pub const WITHOUT_SERVERS: &[&str] = &[
     "F24_strangers",
     "F25_compacting_strangers",
 ];
+
+/// The cases that an environment ignores in which no process holds a store's files by itself: part of the list of
+/// [`main`](crate::main()) for a store in memory, or on servers.
+pub const WITHOUT_FILES: &[&str] = &[
+    "R11_deletion_compacted_and_killed",
+    "H17_killed_while_compacting",
+    "D01_acknowledged_writes",
+    "D02_acknowledged_txns",
+    "D03_prefix_of_many_writers",
+    "D04_nothing_seen_is_lost",
+    "D05_killed_while_opening",
+    "D06_killed_while_created",
+    "D07_full_disk",
+    "D08_data_gone",
+    "D09_synced_before_acknowledged",
+    "D11_many_short_lives",
+    "D12_later_version",
+    "D13_file_size_limit",
+    "D15_any_damage",
+    "M01_second_one_waits",
+    "M03_dead_holder_frees_it",
+    "M04_reader_beside_a_writer",
+    "M06_child_does_not_hold_it",
+    "M07_two_paths",
+];

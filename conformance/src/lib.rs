@@ -41,7 +41,7 @@ pub use beside::Beside;
 pub use case::{Case, Group, Tenancy};
 pub use expect::Failure;
 pub use harness::{Ability, BoxError, Fixture, Harness, Scene, Server, Stranger};
-pub use ignored::WITHOUT_SERVERS;
+pub use ignored::{WITHOUT_FILES, WITHOUT_SERVERS};
 pub use in_place::{Found, InPlace};
 pub use mimic::{Happens, KnownFailure, main, main_knowing};
 pub use prefixed::Prefixed;

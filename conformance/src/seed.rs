@@ -2,6 +2,8 @@
 
 use std::sync::LazyLock;
 
+use crate::expect::Checked;
+
 /// The environment variable that says which seed to take.
 pub(crate) const SEED: &str = "CONFORMANCE_SEED";
 
@@ -11,6 +13,11 @@ static CHOSEN: LazyLock<u64> = LazyLock::new(|| given().ok().flatten().unwrap_or
 /// that was drawn. Whoever shows the result of a run shows this too, so that the run can be had again.
 pub fn seed() -> u64 {
     *CHOSEN
+}
+
+/// What came of something that took its randomness from the [`seed`]; a failure says how to have it again.
+pub(crate) async fn seeded<T>(work: impl Future<Output = Checked<T>>) -> Checked<T> {
+    work.await.map_err(|failure| failure.with_note(&format!("{SEED}={} makes the same calls", seed())))
 }
 
 /// The seed in the environment, if there is one.

@@ -7,6 +7,9 @@ use fastrand::Rng;
 use kv::wrap::{Fault, Faulty};
 use kv::{Error, Operation, Store};
 
+use crate::expect::{Checked, holds};
+use crate::history::Summary;
+
 /// How good the way to the store is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
@@ -44,4 +47,11 @@ fn fault(chance: u8) -> Option<Fault> {
 /// Whether an error was made by a bad network rather than by the store.
 pub(crate) fn is_injected(error: &Error) -> bool {
     error.store() == "faulty"
+}
+
+/// A bad network left calls of unknown outcome, of which some happened and some did not.
+#[track_caller]
+pub(crate) fn left_doubts(summary: &Summary) -> Checked {
+    let both = summary.happened > 0 && summary.vanished > 0;
+    holds("calls of unknown outcome in the history that happened, and others that did not", both, summary)
 }

@@ -11,10 +11,10 @@ use kv::{Compare, CompareOp, Error, Kv, Op, Outcome, Range, RangeRequest, Store,
 use tokio::task::{spawn_blocking, yield_now};
 
 use crate::expect::{Checked, Failure, holds};
-use crate::groups::network::{Network, is_injected};
+use crate::groups::network::{Network, is_injected, left_doubts};
 use crate::history::wgl::{Action, Call, Effect, KEYS, Seen, State, explain};
 use crate::history::{History, Recorder, Replay, Summary, read_log};
-use crate::seed::{SEED, seed};
+use crate::seed::{seed, seeded};
 use crate::subject::{Handle, Subject, read_result};
 
 const CLIENTS: usize = 8;
@@ -29,19 +29,11 @@ fn rounds(network: Network) -> (usize, usize) {
 }
 
 pub(crate) async fn random_clients(t: Subject) -> Checked {
-    seeded(&t, Network::Good).await.map(drop)
+    seeded(judge(&t, Network::Good, seed())).await.map(drop)
 }
 
 pub(crate) async fn lost_replies(t: Subject) -> Checked {
-    let summary = seeded(&t, Network::Bad).await?;
-    let both = summary.happened > 0 && summary.vanished > 0;
-    holds("calls of unknown outcome in the history that happened, and others that did not", both, &summary)
-}
-
-async fn seeded(t: &Subject, network: Network) -> Checked<Summary> {
-    let seed = seed();
-    let judged = judge(t, network, seed).await;
-    judged.map_err(|failure| failure.with_note(&format!("{SEED}={seed} makes the same calls")))
+    left_doubts(&seeded(judge(&t, Network::Bad, seed())).await?)
 }
 
 async fn judge(t: &Subject, network: Network, seed: u64) -> Checked<Summary> {
