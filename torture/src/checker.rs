@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures::StreamExt;
 use kv::{ErrorKind, Range, Revision, Store, StoreExt, WatchRequest};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use crate::Failure;
 use crate::ledger::Ledger;
@@ -30,6 +31,20 @@ impl Checker {
     /// Where the revision can be seen that was checked last.
     pub(crate) fn progress(&self) -> watch::Receiver<i64> {
         self.checked.subscribe()
+    }
+
+    /// Follows the store beside what is done to it.
+    pub(crate) fn in_the_background(mut self, store: &Arc<dyn Store>) -> Following {
+        let (store, first) = (Arc::clone(store), self.replay.revision);
+        let (set_goal, goal) = watch::channel(None);
+        let task = tokio::spawn({
+            let store = Arc::clone(&store);
+            async move {
+                let done = self.follow(&store, goal).await;
+                (self, done)
+            }
+        });
+        Following { store, first, set_goal, task }
     }
 
     /// Follows the store from where it was left until the goal is known and reached.
@@ -104,5 +119,37 @@ impl Checker {
             return Err(Failure(format!("after the DEL of everything there is left: {left:?}")));
         }
         self.ledger.violation().map_or(Ok(()), |what| Err(Failure(what)))
+    }
+}
+
+/// A checker that follows a store in the background.
+pub(crate) struct Following {
+    store: Arc<dyn Store>,
+    /// The revision at which it began.
+    first: i64,
+    set_goal: watch::Sender<Option<i64>>,
+    task: JoinHandle<(Checker, Result<(), Failure>)>,
+}
+
+impl Following {
+    /// Looks at everything that there is by now, and at what is left. Returns how many revisions there were.
+    ///
+    /// `worked` is what came of the work; what it was done with, such as a server, is kept until the end.
+    ///
+    /// # Errors
+    /// What the checker found, or else why the work failed.
+    pub(crate) async fn end<T>(self, worked: Result<T, Failure>) -> Result<i64, Failure> {
+        let goal = match &worked {
+            Ok(_) => self.store.list(Range::All).await?.revision.get(),
+            // What went wrong is said; the checker need not wait for more.
+            Err(_) => 0,
+        };
+        self.set_goal.send_replace(Some(goal));
+        let (checker, followed) = self.task.await.map_err(|error| Failure(error.to_string()))?;
+        followed?;
+        checker.ledger.violation().map_or(Ok(()), |what| Err(Failure(what)))?;
+        let _kept = worked?;
+        checker.end(&self.store).await?;
+        Ok(checker.replay.revision - self.first)
     }
 }

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cni_plugin::FileIntents;
-use ipam_core::affinity::ReleaseIf;
 use ipam_core::intents::Intents;
+use kv::Store;
 use kv::wrap::Faulty;
-use kv::{Store, StoreExt};
 use kv_mvcc::local::Create;
 use tokio::sync::watch;
 
@@ -57,18 +56,9 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let ledger: Arc<Ledger> = Arc::default();
     let Place { store, chaos } = open(plan, folder.path(), &ledger).await?;
     patiently(async || scene::prepare(&store, plan).await).await?;
-    let mut checker = patiently(async || Checker::begin(&store, Arc::clone(&ledger)).await).await?;
-    let first = checker.replay.revision;
+    let checker = patiently(async || Checker::begin(&store, Arc::clone(&ledger)).await).await?;
     let progress = checker.progress();
-
-    let (set_goal, goal) = watch::channel(None);
-    let followed = tokio::spawn({
-        let store = Arc::clone(&store);
-        async move {
-            let done = checker.follow(&store, goal).await;
-            (checker, done)
-        }
-    });
+    let following = checker.in_the_background(&store);
     let newest = Newest::default();
     let broken = Broken::around(Arc::clone(&store), plan.sabotage);
     let observed: Arc<dyn Store> = Arc::new(Observed::new(broken, newest.clone()));
@@ -86,26 +76,11 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     // After that nothing may come any more, and the checker is still looking.
     late.landed().await;
     let ended = match worked.and(server) {
-        Ok(server) => finish(plan, &store).await.map(|()| server),
+        Ok(server) => scene::take_back(&store, plan).await.map(|()| server),
         Err(failure) => Err(failure),
     };
-    let goal = match &ended {
-        Ok(_) => Some(store.list(kv::Range::All).await?.revision.get()),
-        // What went wrong is said; the checker need not wait for more.
-        Err(_) => Some(0),
-    };
-    set_goal.send_replace(goal);
-    let (checker, followed) = followed.await.map_err(|error| Failure(error.to_string()))?;
-    followed?;
-    ledger.violation().map_or(Ok(()), |what| Err(Failure(what)))?;
-    let _server = ended?;
-    checker.end(&store).await?;
-    Ok(Report {
-        plan: *plan,
-        counts: ledger.counts(),
-        revisions: checker.replay.revision - first,
-        duration: begun.elapsed(),
-    })
+    let revisions = following.end(ended).await?;
+    Ok(Report { plan: *plan, counts: ledger.counts(), revisions, duration: begun.elapsed() })
 }
 
 /// Lets all workers work, until there were enough operations or something is wrong.
@@ -151,16 +126,6 @@ async fn keep_pace(access: &Access, progress: &mut watch::Receiver<i64>) -> Resu
         Ok(true) => Err(Failure("the checker has ended".into())),
         Err(_) => Err(Failure(format!("the checker stands at revision {}", *progress.borrow()))),
     }
-}
-
-/// Takes the blocks of all nodes back.
-async fn finish(plan: &Plan, store: &Arc<dyn Store>) -> Result<(), Failure> {
-    let ipam = scene::allocator(Arc::clone(store));
-    for number in 0..plan.nodes {
-        let node = Plan::node(number);
-        ipam.release_node_affinities(&node, ReleaseIf::Any, scene::deadline()).await?;
-    }
-    Ok(())
 }
 
 /// Does something again until it works, for a while: the server may be down.

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use cni_plugin::FileIntents;
 use fastrand::Rng;
-use ipam_core::affinity::ReleaseIf;
 use kv::{Range, Store, StoreExt};
 use kv_mvcc::local::Create;
 use tokio::sync::watch;
@@ -257,7 +256,7 @@ impl Run<'_> {
             catch_up(&mut checker, &store).await?;
             self.clean(&scene::allocator(Arc::clone(&store)), &left).await?;
             if is_last {
-                self.finish(&store).await?;
+                scene::take_back(&store, self.plan).await?;
             }
             catch_up(&mut checker, &store).await?;
             if is_last {
@@ -276,34 +275,16 @@ impl Run<'_> {
         let store = open_etcd(&url)?;
         self.place = Place::Server(url);
         scene::prepare(&store, self.plan).await?;
-        let mut checker = Checker::begin(&store, Arc::clone(&self.ledger)).await?;
-        let first = checker.replay.revision;
+        let checker = Checker::begin(&store, Arc::clone(&self.ledger)).await?;
         let chaos = Chaos::begin(server, self.plan.seed, Arc::clone(&self.ledger));
-        let (set_goal, goal) = watch::channel(None);
-        let followed = tokio::spawn({
-            let store = Arc::clone(&store);
-            async move {
-                let done = checker.follow(&store, goal).await;
-                (checker, done)
-            }
-        });
+        let following = checker.in_the_background(&store);
         let worked = self.rounds_on(&store).await;
         let server = chaos.end();
         let ended = match worked.and(server) {
-            Ok(server) => self.finish(&store).await.map(|()| server),
+            Ok(server) => scene::take_back(&store, self.plan).await.map(|()| server),
             Err(failure) => Err(failure),
         };
-        let goal = match &ended {
-            Ok(_) => store.list(Range::All).await?.revision.get(),
-            Err(_) => 0,
-        };
-        set_goal.send_replace(Some(goal));
-        let (checker, followed) = followed.await.map_err(|error| Failure(error.to_string()))?;
-        followed?;
-        self.ledger.violation().map_or(Ok(()), |what| Err(Failure(what)))?;
-        let _server = ended?;
-        checker.end(&store).await?;
-        Ok(checker.replay.revision - first)
+        following.end(ended).await
     }
 
     async fn rounds_on(&mut self, store: &Arc<dyn Store>) -> Result<(), Failure> {
@@ -359,15 +340,6 @@ impl Run<'_> {
             }
             self.ledger.deleted(container, self.newest.get());
             self.ledger.count("DEL after a kill", 1);
-        }
-        Ok(())
-    }
-
-    /// Takes the blocks of all nodes back.
-    async fn finish(&self, store: &Arc<dyn Store>) -> Result<(), Failure> {
-        let ipam = scene::allocator(Arc::clone(store));
-        for number in 0..self.plan.nodes {
-            ipam.release_node_affinities(&Plan::node(number), ReleaseIf::Any, scene::deadline()).await?;
         }
         Ok(())
     }

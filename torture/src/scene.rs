@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipam_core::affinity::ReleaseIf;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Document, Labels, NewPool, Node};
 use ipam_core::{Clock, Ipam, Nodes};
@@ -50,6 +51,15 @@ pub(crate) async fn prepare(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), F
     for (name, cidr, bits) in [("v4", POOL_V4, 29), ("v6", POOL_V6, 125)] {
         let cidr = cidr.parse().map_err(|error| Failure(format!("{cidr}: {error}")))?;
         ipam.create_pool(&NewPool::new(name, cidr).with_block_size(bits), None, deadline()).await?;
+    }
+    Ok(())
+}
+
+/// Takes the blocks of all nodes back.
+pub(crate) async fn take_back(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), Failure> {
+    let ipam = allocator(Arc::clone(store));
+    for number in 0..plan.nodes {
+        ipam.release_node_affinities(&Plan::node(number), ReleaseIf::Any, deadline()).await?;
     }
     Ok(())
 }
