@@ -1,0 +1,140 @@
+//! containerd, with the networks that `ctr run --cni` makes.
+
+use std::io::Read;
+use std::process::{Child, Stdio};
+
+use crate::lab::Engine;
+use crate::machine::{Boot, IDLE, Machine, Masquerade, PAGE, SERVER, addresses};
+
+const CONFIG: &str = r#"
+version = 2
+# Only Kubernetes asks it for anything.
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+"#;
+
+/// ctr joins all networks that it finds, so that there may be only one. It tells no plugin the namespace of a container
+/// that has ended, and without it the bridge plugin leaves the rules for masquerading behind.
+fn machine(engine: Engine, other: &str) -> Machine {
+    Machine::new(engine, Masquerade::No).with_etc("containerd/config.toml", CONFIG).without_network(other)
+}
+
+/// A container that runs as long as this is waited for: only a `ctr run` that stays removes the network at the end.
+#[derive(Debug)]
+struct Running {
+    id: &'static str,
+    run: Child,
+}
+
+impl Boot<'_> {
+    fn start_containerd(&self) -> Child {
+        let mut command = self.command(&["containerd", "--config", "/etc/containerd/config.toml"]);
+        let daemon = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        self.wait_until("containerd", || self.attempt(&["ctr", "version"]).is_ok());
+        daemon
+    }
+
+    /// Starts a container.
+    fn ctr_run(&self, id: &'static str, words: &[&str]) -> Running {
+        let group = format!("/{}/{id}", self.machine.tag);
+        let start = ["ctr", "run", "--rm", "--cni", "--cgroup", &group, "--rootfs", "/opt/rootfs", id];
+        let all = [&start, words].concat();
+        let mut run = self.command(&all).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let is_running = |line: &str| line.starts_with(id) && line.ends_with("RUNNING");
+        self.wait_until("a container that runs", || {
+            if let Some(status) = run.try_wait().unwrap() {
+                let mut said = String::new();
+                run.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+                panic!("{all:?} has ended with {status}: {said}");
+            }
+            self.run(&["ctr", "tasks", "ls"]).lines().map(str::trim).any(is_running)
+        });
+        Running { id, run }
+    }
+
+    /// Runs a command in a container.
+    fn ctr_exec(&self, container: &Running, words: &[&str]) -> String {
+        let start = ["ctr", "tasks", "exec", "--exec-id", "look", container.id];
+        self.run(&[&start, words].concat())
+    }
+
+    fn ctr_addresses(&self, container: &Running) -> Vec<String> {
+        let words = ["/bin/ip", "-o", "addr", "show", "dev", "eth0", "scope", "global"];
+        addresses(&self.ctr_exec(container, &words))
+    }
+
+    fn ctr_pings(&self, container: &Running, address: &str) {
+        self.ctr_exec(container, &["/bin/ping", "-c", "1", "-w", "20", address]);
+    }
+
+    /// Ends a container, and waits until its network is removed.
+    fn ctr_end(&self, mut container: Running) {
+        self.run(&["ctr", "tasks", "kill", "--signal", "SIGKILL", container.id]);
+        container.run.wait().unwrap();
+    }
+}
+
+pub(crate) fn containers_reach_each_other_and_leave_nothing(engine: Engine) {
+    let machine = machine(engine, "20-dual.conflist");
+    let boot = machine.boot();
+    let mut daemon = boot.start_containerd();
+    let (web, idle) = (boot.ctr_run("web", &SERVER), boot.ctr_run("idle", &IDLE));
+    let (of_web, of_idle) = (boot.ctr_addresses(&web), boot.ctr_addresses(&idle));
+    assert_eq!((of_web.len(), of_idle.len()), (1, 1), "{of_web:?} {of_idle:?}");
+    assert_ne!(of_web, of_idle);
+    assert!(of_web[0].starts_with("10.88.0.") && of_idle[0].starts_with("10.88.0."), "{of_web:?} {of_idle:?}");
+    assert_eq!(boot.in_use("lab"), 2);
+
+    for target in [of_web[0].as_str(), "10.88.0.1"] {
+        boot.ctr_pings(&idle, target);
+    }
+    boot.ctr_pings(&web, &of_idle[0]);
+    // ctr cannot publish a port: the address itself is what can be reached.
+    assert_eq!(boot.fetch(&format!("{}:80", of_web[0])), PAGE);
+
+    boot.ctr_end(web);
+    assert_eq!(boot.in_use("lab"), 1);
+    boot.ctr_end(idle);
+    boot.nothing_is_left();
+    drop(boot);
+    daemon.wait().unwrap();
+}
+
+pub(crate) fn gets_its_addresses_back_after_a_reboot(engine: Engine) {
+    let machine = machine(engine, "10-lab.conflist");
+    let before = machine.boot();
+    let mut daemon = before.start_containerd();
+    let (mut web, mut idle) = (before.ctr_run("web", &SERVER), before.ctr_run("idle", &IDLE));
+    let (of_web, of_idle) = (before.ctr_addresses(&web), before.ctr_addresses(&idle));
+    assert_eq!((of_web.len(), of_idle.len()), (2, 2), "{of_web:?} {of_idle:?}");
+    let first = before.recorded_id().to_owned();
+    drop(before);
+    for child in [&mut daemon, &mut web.run, &mut idle.run] {
+        child.wait().unwrap();
+    }
+
+    let after = machine.boot();
+    let mut daemon = after.start_containerd();
+    assert_eq!((after.in_use("dual-v4"), after.in_use("dual-v6")), (2, 2));
+    // containerd still knows the containers, but cannot run them again with a network: ctr makes one anew.
+    after.run(&["ctr", "containers", "rm", web.id, idle.id]);
+    // In another order, so that the addresses would differ if they were not remembered.
+    let idle = after.ctr_run("idle", &IDLE);
+    assert_eq!(after.ctr_addresses(&idle), of_idle);
+    for address in &of_web {
+        assert_eq!(after.boot_of(address), first);
+    }
+    let web = after.ctr_run("web", &SERVER);
+    assert_eq!(after.ctr_addresses(&web), of_web);
+    for address in of_web.iter().chain(&of_idle) {
+        assert_eq!(after.boot_of(address), after.recorded_id());
+    }
+    for target in &of_web {
+        after.ctr_pings(&idle, target);
+    }
+
+    after.ctr_end(web);
+    after.ctr_end(idle);
+    after.nothing_is_left();
+    drop(after);
+    daemon.wait().unwrap();
+}

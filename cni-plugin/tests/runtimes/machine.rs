@@ -1,0 +1,292 @@
+//! A machine with a disk, which can be started, and stopped as by a power cut.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use nix::sched::{CloneFlags, setns};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use crate::lab::{Engine, Lab};
+use crate::process::program;
+
+/// How often something is looked for that takes a moment, with [`PAUSE`] in between.
+const TRIES: u32 = 600;
+const PAUSE: Duration = Duration::from_millis(50);
+/// After how many seconds a command on the machine is killed. None needs more than a small part of it.
+const PATIENCE: &str = "60";
+/// What a page on the web server of a container says.
+pub(crate) const PAGE: &str = "a page of the container\n";
+
+/// The words for a container that serves [`PAGE`] on port 80.
+pub(crate) const SERVER: [&str; 6] = ["/bin/httpd", "-f", "-p", "80", "-h", "/www"];
+/// The words for a container that does nothing.
+pub(crate) const IDLE: [&str; 2] = ["/bin/sleep", "3600"];
+
+/// A machine that is switched off. Its disk is gone when this is.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(crate) lab: Lab,
+    /// A word that no other machine has. The control groups of its containers are below one of this name.
+    pub(crate) tag: String,
+}
+
+impl Machine {
+    /// With Margay and the standard plugins installed, a store of this engine, and two networks: `lab` is IPv4 from the
+    /// pool `lab` (10.88.0.0/24), `dual` is IPv4 and IPv6 from the pools `dual-v4` (10.89.0.0/24) and `dual-v6`
+    /// (fd00:89::/64). Interfaces that leave the machine's bridges are masqueraded if `masquerade` says so.
+    pub(crate) fn new(engine: Engine, masquerade: Masquerade) -> Self {
+        let mut lab = Lab::new(engine);
+        let disk = lab.root.path().to_owned();
+        lab.store = disk.join(format!("var-lib/margay/ipam.{}", engine.name()));
+        let machine = Self { lab, tag: format!("margay-{}", uuid::Uuid::new_v4().simple()) };
+        for folder in ["etc/cni/net.d", "etc/containers", "etc/containerd", "opt/cni/bin", "var-lib"] {
+            fs::create_dir_all(disk.join(folder)).unwrap();
+        }
+        install(&disk.join("opt/cni/bin"));
+        files_for_containers(&disk.join("opt/rootfs"));
+        let net = disk.join("etc/cni/net.d");
+        let lab = json!({ "ipv4_pools": ["lab"], "routes": [{ "dst": "0.0.0.0/0" }] });
+        let dual = json!({
+            "ipv4_pools": ["dual-v4"], "ipv6_pools": ["dual-v6"], "assign_ipv6": "true",
+            "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }],
+        });
+        for (file, name, ipam) in [("10-lab.conflist", "lab", lab), ("20-dual.conflist", "dual", dual)] {
+            fs::write(net.join(file), conflist(engine, name, masquerade, ipam).to_string()).unwrap();
+        }
+        let boot = machine.boot();
+        for (pool, cidr) in [("lab", "10.88.0.0/24"), ("dual-v4", "10.89.0.0/24"), ("dual-v6", "fd00:89::/64")] {
+            boot.run(&["margay", "pool", "create", pool, cidr]);
+        }
+        drop(boot);
+        machine
+    }
+
+    /// Removes a network's configuration. ctr uses all that it finds.
+    pub(crate) fn without_network(self, file: &str) -> Self {
+        fs::remove_file(self.lab.root.path().join("etc/cni/net.d").join(file)).unwrap();
+        self
+    }
+
+    /// A file in `/etc`.
+    pub(crate) fn with_etc(self, file: &str, text: &str) -> Self {
+        fs::write(self.lab.root.path().join("etc").join(file), text).unwrap();
+        self
+    }
+
+    /// Switches it on: a boot with an id of its own.
+    pub(crate) fn boot(&self) -> Boot<'_> {
+        let disk = self.lab.root.path();
+        let (id, id_file) = (uuid::Uuid::new_v4().to_string(), disk.join("boot-id"));
+        fs::write(&id_file, format!("{id}\n")).unwrap();
+        let script = disk.join("boot.sh");
+        fs::write(&script, include_str!("boot.sh")).unwrap();
+        // It ends with whoever started it, also when that one is killed.
+        let mut first = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "sh"])
+            .args([&script, disk, &id_file])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(first.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let Ok(number) = line.trim().parse() else {
+            let mut said = String::new();
+            first.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+            let _ = first.wait();
+            panic!("the machine does not start: {said}");
+        };
+        Boot { machine: self, first, number: Pid::from_raw(number), id }
+    }
+}
+
+impl Drop for Machine {
+    /// Removes the control groups that a runtime has made and, when its machine was stopped, has not removed.
+    fn drop(&mut self) {
+        let ours = |path: &&PathBuf| path.to_string_lossy().contains(&self.tag);
+        for path in cgroups().iter().rev().filter(ours) {
+            let _ = fs::remove_dir(path);
+        }
+    }
+}
+
+/// Whether what leaves a bridge gets the host's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Masquerade {
+    Yes,
+    No,
+}
+
+fn conflist(engine: Engine, name: &str, masquerade: Masquerade, mut ipam: Value) -> Value {
+    ipam["type"] = "margay-ipam".into();
+    json!({
+        "cniVersion": "1.0.0",
+        "name": name,
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": format!("{name}0"),
+                "isGateway": true,
+                "ipMasq": masquerade == Masquerade::Yes,
+                "capabilities": { "ips": true },
+                "datastore_type": engine.name(),
+                "datastore_path": format!("/var/lib/margay/ipam.{}", engine.name()),
+                "ipam": ipam,
+            },
+            { "type": "portmap", "capabilities": { "portMappings": true } },
+        ],
+    })
+}
+
+/// Copies the plugins and the command to where ctr looks for plugins.
+fn install(to: &Path) {
+    let folders = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
+    let standard = folders.iter().map(Path::new).find(|folder| folder.join("bridge").exists());
+    let standard = standard.expect("the standard plugins are missing: scripts/setup test installs them");
+    for plugin in ["bridge", "portmap", "loopback"] {
+        fs::copy(standard.join(plugin), to.join(plugin)).unwrap();
+    }
+    fs::copy(program(), to.join("margay-ipam")).unwrap();
+    let margay = Path::new(env!("CARGO_BIN_EXE_margay-ipam")).with_file_name("margay");
+    assert!(margay.exists(), "{} is missing: cargo build --profile ci -p cli builds it", margay.display());
+    fs::copy(margay, to.join("margay")).unwrap();
+}
+
+/// The files of a container: busybox, and a page for its web server.
+fn files_for_containers(root: &Path) {
+    fs::create_dir_all(root.join("bin")).unwrap();
+    fs::create_dir_all(root.join("www")).unwrap();
+    let busybox = ["/usr/bin/busybox", "/bin/busybox"].map(Path::new).into_iter().find(|path| path.exists());
+    let busybox = busybox.expect("busybox is missing: scripts/setup test installs it");
+    fs::copy(busybox, root.join("bin/busybox")).unwrap();
+    for name in ["httpd", "ip", "ping", "sh", "sleep"] {
+        symlink("busybox", root.join("bin").join(name)).unwrap();
+    }
+    fs::write(root.join("www/page"), PAGE).unwrap();
+    fs::set_permissions(root, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// All control groups, the outer ones first.
+fn cgroups() -> Vec<PathBuf> {
+    let mut found = vec![PathBuf::from("/sys/fs/cgroup")];
+    let mut next = 0;
+    while let Some(folder) = found.get(next) {
+        let inner = fs::read_dir(folder).into_iter().flatten().flatten();
+        let inner = inner.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path());
+        let inner: Vec<_> = inner.collect();
+        found.extend(inner);
+        next += 1;
+    }
+    found
+}
+
+/// A machine that is running. It stops as by a power cut when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Boot<'a> {
+    pub(crate) machine: &'a Machine,
+    /// What the kernel says on it as the id of this boot.
+    pub(crate) id: String,
+    first: Child,
+    number: Pid,
+}
+
+impl Boot<'_> {
+    /// A command on the machine, with an environment that has no more than it needs.
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &self.number.to_string(), "--mount", "--net", "--pid", "--"]);
+        command.args(["env", "-i", "HOME=/root", "PATH=/opt/cni/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]);
+        command.args(words).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command to its end. What it says on standard output, and whether it succeeded; what it says on standard
+    /// error if it did not.
+    pub(crate) fn attempt(&self, words: &[&str]) -> Result<String, String> {
+        let output = self.command(&[&["timeout", "-s", "KILL", PATIENCE], words].concat()).output().unwrap();
+        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        match output.status.success() {
+            true => Ok(said(&output.stdout)),
+            false => Err(format!("{words:?} failed with {}: {}", output.status, said(&output.stderr))),
+        }
+    }
+
+    /// Runs a command that has to succeed, and says what it said.
+    #[track_caller]
+    pub(crate) fn run(&self, words: &[&str]) -> String {
+        self.attempt(words).unwrap_or_else(|failure| panic!("{failure}"))
+    }
+
+    /// Runs `margay` and reads its JSON.
+    #[track_caller]
+    pub(crate) fn margay_json(&self, words: &[&str]) -> Value {
+        serde_json::from_str(&self.run(&[&["margay"], words, &["-o", "json"]].concat())).unwrap()
+    }
+
+    /// What a web server says that is reached from the machine itself.
+    #[track_caller]
+    pub(crate) fn fetch(&self, from: &str) -> String {
+        let address: SocketAddr = from.parse().unwrap();
+        let space = File::open(format!("/proc/{}/ns/net", self.number)).unwrap();
+        let asking = thread::spawn(move || {
+            setns(space, CloneFlags::CLONE_NEWNET).unwrap();
+            let mut asked = None;
+            // The server may not have begun to listen yet.
+            for _ in 0..TRIES {
+                asked = Some(ask(address));
+                if asked.as_ref().is_some_and(Result::is_ok) {
+                    break;
+                }
+                thread::sleep(PAUSE);
+            }
+            asked.unwrap()
+        });
+        asking.join().unwrap().unwrap_or_else(|error| panic!("{from} is not reached: {error}"))
+    }
+
+    /// Waits until something is so.
+    #[track_caller]
+    pub(crate) fn wait_until(&self, what: &str, mut is: impl FnMut() -> bool) {
+        let mut tries = 0..TRIES;
+        while !is() {
+            assert!(tries.next().is_some(), "{what}: waited for in vain");
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+impl Drop for Boot<'_> {
+    fn drop(&mut self) {
+        // Whoever started it waits for it, so the number is still its own, and all others end with it.
+        let _ = kill(self.number, Signal::SIGKILL);
+        let _ = self.first.wait();
+    }
+}
+
+/// The addresses in what `ip -o addr show` says, without their prefix lengths.
+pub(crate) fn addresses(shown: &str) -> Vec<String> {
+    let words: Vec<&str> = shown.split_whitespace().collect();
+    let after_inet = words.windows(2).filter(|pair| ["inet", "inet6"].contains(&pair[0])).map(|pair| pair[1]);
+    after_inet.map(|cidr| cidr.split('/').next().unwrap().to_owned()).collect()
+}
+
+/// Asks a web server for its page.
+fn ask(address: SocketAddr) -> std::io::Result<String> {
+    let patience = Duration::from_secs(10);
+    let mut stream = TcpStream::connect_timeout(&address, patience)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.write_all(b"GET /page HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
+    Ok(body.to_owned())
+}

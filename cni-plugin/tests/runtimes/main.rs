@@ -1,0 +1,83 @@
+//! Real container runtimes on machines of their own: containers get their addresses from Margay, keep them over a
+//! reboot, and leave nothing behind.
+//!
+//! A machine is a set of namespaces with its own folders, so that nothing of the host is touched, and a reboot is what
+//! it is on a host: every process is gone, the network and everything in memory with it, and the disk stays.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[path = "../system/books.rs"]
+#[allow(dead_code, reason = "shared with the tests of the plugin alone")]
+mod books;
+mod containerd;
+#[path = "../system/lab.rs"]
+#[allow(dead_code, reason = "shared with the tests of the plugin alone")]
+mod lab;
+mod machine;
+mod podman;
+#[path = "../system/process.rs"]
+#[allow(dead_code, reason = "shared with the tests of the plugin alone")]
+mod process;
+mod remains;
+
+use std::process::{Command, ExitCode};
+
+use lab::{ENGINES, Engine};
+use libtest_mimic::{Arguments, Trial};
+
+/// A test: its name and what it does on a store of this engine.
+type Test = (&'static str, fn(Engine));
+
+const PODMAN: [Test; 3] = [
+    ("podman_containers_reach_each_other_and_leave_nothing", podman::containers_reach_each_other_and_leave_nothing),
+    ("podman_containers_keep_their_addresses_over_a_reboot", podman::containers_keep_their_addresses_over_a_reboot),
+    ("podman_gets_both_wanted_addresses_or_none", podman::both_wanted_addresses_or_none),
+];
+
+const CONTAINERD: [Test; 2] = [
+    ("ctr_containers_reach_each_other_and_leave_nothing", containerd::containers_reach_each_other_and_leave_nothing),
+    ("ctr_container_gets_its_addresses_back_after_a_reboot", containerd::gets_its_addresses_back_after_a_reboot),
+];
+
+fn main() -> ExitCode {
+    let here = cannot_here();
+    let podman = here.clone().or_else(podman::has_no_cni);
+    let trials = trials(&PODMAN, podman.as_deref()).chain(trials(&CONTAINERD, here.as_deref()));
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
+}
+
+/// The tests on each engine. Where they cannot run, they are shown as ignored, with the reason.
+fn trials<'a>(tests: &'a [Test], ignored: Option<&'a str>) -> impl Iterator<Item = Trial> + 'a {
+    tests.iter().flat_map(|&(name, test)| ENGINES.map(|engine| (name, test, engine))).map(
+        move |(name, test, engine)| {
+            let trial = Trial::test(format!("{name}_on_{}", engine.name()), move || {
+                test(engine);
+                Ok(())
+            });
+            match ignored {
+                Some(reason) => trial.with_kind(reason).with_ignored_flag(true),
+                None => trial,
+            }
+        },
+    )
+}
+
+/// Why this host cannot run containers at all. What could be installed is no reason: without it, the tests fail.
+fn cannot_here() -> Option<String> {
+    if !nix::unistd::geteuid().is_root() {
+        return Some("containers with networks need root".to_owned());
+    }
+    let rule = "iptables -t nat -A OUTPUT -m addrtype --dst-type LOCAL -m comment --comment probe -j ACCEPT";
+    let probes = [
+        ("namespaces", "true"),
+        ("overlay file systems", "mount -t overlay -o ro,lowerdir=/etc:/usr none /mnt"),
+        ("bridges", "ip link add probe0 type bridge"),
+        ("interfaces in pairs", "ip link add probe0 type veth peer name probe1"),
+        ("what portmap needs of iptables", rule),
+    ];
+    probes.into_iter().find_map(|(what, command)| {
+        let unshare = ["--mount", "--net", "--pid", "--fork", "sh", "-c", command];
+        let probe = Command::new("unshare").args(unshare).output().unwrap();
+        let said = String::from_utf8_lossy(&probe.stderr);
+        (!probe.status.success()).then(|| format!("no {what} here: {}", said.trim().replace('\n', "; ")))
+    })
+}

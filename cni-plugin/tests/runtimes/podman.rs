@@ -1,0 +1,144 @@
+//! podman, with the networks of CNI.
+
+use std::process::Command;
+
+use crate::lab::Engine;
+use crate::machine::{Boot, IDLE, Machine, Masquerade, PAGE, SERVER, addresses};
+
+const CONTAINERS_CONF: &str = r#"
+[containers]
+# What podman sets by itself is more than some hosts let it.
+default_ulimits = ["nofile=1024:1024", "nproc=1000:1000"]
+
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+
+[network]
+network_backend = "cni"
+cni_plugin_dirs = ["/opt/cni/bin"]
+"#;
+
+const STORAGE_CONF: &str = r#"
+[storage]
+driver = "vfs"
+runroot = "/run/containers/storage"
+graphroot = "/var/lib/containers/storage"
+"#;
+
+/// Why the podman of this host cannot be tested: from version 5 on it knows nothing of CNI.
+pub(crate) fn has_no_cni() -> Option<String> {
+    // Without podman the tests run, and fail.
+    let version = Command::new("podman").arg("--version").output().ok()?;
+    let version = String::from_utf8_lossy(&version.stdout).trim().to_owned();
+    let major: u32 = version.rsplit(' ').next()?.split('.').next()?.parse().ok()?;
+    (major >= 5).then(|| format!("{version} has no CNI"))
+}
+
+fn machine(engine: Engine) -> Machine {
+    Machine::new(engine, Masquerade::Yes)
+        .with_etc("containers/containers.conf", CONTAINERS_CONF)
+        .with_etc("containers/storage.conf", STORAGE_CONF)
+}
+
+impl Boot<'_> {
+    /// Starts a container of this name on a network.
+    fn podman_run(&self, name: &str, network: &str, options: &[&str], words: &[&str]) -> Result<String, String> {
+        let group = format!("/{}", self.machine.tag);
+        let start = ["podman", "run", "-d", "--cgroup-parent", &group, "--cap-add", "NET_RAW", "--name", name];
+        let more = ["--network", network, "--rootfs", "/opt/rootfs"];
+        self.attempt(&[&start, options, &more, words].concat())
+    }
+
+    /// The addresses of a container on its interface, as it sees them itself, without those of the link.
+    fn podman_addresses(&self, name: &str) -> Vec<String> {
+        let shown = self.run(&["podman", "exec", name, "ip", "-o", "addr", "show", "dev", "eth0", "scope", "global"]);
+        addresses(&shown)
+    }
+
+    fn podman_pings(&self, name: &str, address: &str) {
+        self.run(&["podman", "exec", name, "ping", "-c", "1", "-w", "20", address]);
+    }
+}
+
+pub(crate) fn containers_reach_each_other_and_leave_nothing(engine: Engine) {
+    let machine = machine(engine);
+    let boot = machine.boot();
+    boot.podman_run("web", "lab", &["-p", "8080:80"], &SERVER).unwrap();
+    boot.podman_run("idle", "lab", &[], &IDLE).unwrap();
+    let (web, idle) = (boot.podman_addresses("web"), boot.podman_addresses("idle"));
+    assert_eq!((web.len(), idle.len()), (1, 1), "{web:?} {idle:?}");
+    assert_ne!(web, idle);
+    assert!(web[0].starts_with("10.88.0.") && idle[0].starts_with("10.88.0."), "{web:?} {idle:?}");
+    assert_eq!(boot.in_use("lab"), 2);
+
+    for target in [web[0].as_str(), "10.88.0.1"] {
+        boot.podman_pings("idle", target);
+    }
+    boot.podman_pings("web", &idle[0]);
+    for published in ["127.0.0.1:8080", "10.88.0.1:8080"] {
+        assert_eq!(boot.fetch(published), PAGE);
+    }
+
+    boot.run(&["podman", "rm", "-f", "-t", "0", "web", "idle"]);
+    boot.nothing_is_left();
+}
+
+pub(crate) fn containers_keep_their_addresses_over_a_reboot(engine: Engine) {
+    let machine = machine(engine);
+    let before = machine.boot();
+    before.podman_run("fixed", "lab", &["--ip", "10.88.0.77", "-p", "8080:80"], &SERVER).unwrap();
+    before.podman_run("free", "lab", &[], &IDLE).unwrap();
+    before.podman_run("lost", "lab", &[], &IDLE).unwrap();
+    let (free, lost) = (before.podman_addresses("free"), before.podman_addresses("lost"));
+    assert_eq!(before.podman_addresses("fixed"), ["10.88.0.77"]);
+    let first = before.recorded_id().to_owned();
+    drop(before);
+
+    let after = machine.boot();
+    // Nobody has told Margay that the containers are gone.
+    assert_eq!(after.in_use("lab"), 3);
+    after.run(&["podman", "start", "fixed", "free"]);
+    assert_eq!(after.podman_addresses("fixed"), ["10.88.0.77"]);
+    assert_eq!(after.podman_addresses("free"), free);
+    after.podman_pings("free", "10.88.0.77");
+    assert_eq!(after.fetch("127.0.0.1:8080"), PAGE);
+    // What runs again belongs to this boot, so that what is left of an earlier one can be told from it.
+    assert_eq!(after.boot_of("10.88.0.77"), after.recorded_id());
+    assert_eq!(after.boot_of(&free[0]), after.recorded_id());
+    what_an_earlier_boot_left(&after, &lost[0], &first);
+
+    after.run(&["podman", "rm", "-f", "-t", "0", "fixed", "free", "lost"]);
+    after.nothing_is_left();
+}
+
+/// An address that was given in an earlier boot, to a container that is not started again: no runtime sends DEL for it.
+fn what_an_earlier_boot_left(boot: &Boot<'_>, address: &str, earlier: &str) {
+    assert_eq!(boot.boot_of(address), earlier);
+    boot.run(&["margay", "ipam", "release", "--ip", address]);
+    assert_eq!(boot.in_use("lab"), 2);
+}
+
+pub(crate) fn both_wanted_addresses_or_none(engine: Engine) {
+    let machine = machine(engine);
+    let boot = machine.boot();
+    let wanted = ["--ip", "10.89.0.9", "--ip6", "fd00:89::9"];
+    boot.podman_run("fixed", "dual", &wanted, &SERVER).unwrap();
+    boot.podman_run("free", "dual", &[], &IDLE).unwrap();
+    assert_eq!(boot.podman_addresses("fixed"), ["10.89.0.9", "fd00:89::9"]);
+    assert_eq!(boot.podman_addresses("free").len(), 2);
+    for target in ["10.89.0.9", "fd00:89::9", "10.89.0.1", "fd00:89::1"] {
+        boot.podman_pings("free", target);
+    }
+    assert_eq!(boot.fetch("[fd00:89::9]:80"), PAGE);
+
+    // One of the two is taken: the other is not given either, and the error says who to ask.
+    let half = ["--ip", "10.89.0.10", "--ip6", "fd00:89::9"];
+    let refused = boot.podman_run("late", "dual", &half, &IDLE).unwrap_err();
+    assert!(refused.contains("margay ipam show --ip fd00:89::9"), "{refused}");
+    assert_eq!((boot.in_use("dual-v4"), boot.in_use("dual-v6")), (2, 2));
+
+    boot.run(&["podman", "rm", "-f", "-t", "0", "fixed", "free", "late"]);
+    boot.nothing_is_left();
+}
