@@ -41,7 +41,7 @@ pub(crate) struct Machine {
 impl Machine {
     /// With Margay and the standard plugins installed, a store of this engine, and two networks: `lab` is IPv4 from the
     /// pool `lab` (10.88.0.0/24), `dual` is IPv4 and IPv6 from the pools `dual-v4` (10.89.0.0/24) and `dual-v6`
-    /// (fd00:89::/64). Interfaces that leave the machine's bridges are masqueraded if `masquerade` says so.
+    /// (fd00:89::/64). What leaves their bridges is masqueraded, or not.
     pub(crate) fn new(engine: Engine, masquerade: Masquerade) -> Self {
         let mut lab = Lab::new(engine);
         let disk = lab.root.path().to_owned();

@@ -27,13 +27,13 @@ runroot = "/run/containers/storage"
 graphroot = "/var/lib/containers/storage"
 "#;
 
-/// Why the podman of this host cannot be tested: from version 5 on it knows nothing of CNI.
+/// Why the podman of this host cannot be tested: from version 5 on it is built without CNI.
 pub(crate) fn has_no_cni() -> Option<String> {
     // Without podman the tests run, and fail.
     let version = Command::new("podman").arg("--version").output().ok()?;
     let version = String::from_utf8_lossy(&version.stdout).trim().to_owned();
     let major: u32 = version.rsplit(' ').next()?.split('.').next()?.parse().ok()?;
-    (major >= 5).then(|| format!("{version} has no CNI"))
+    (major >= 5).then(|| format!("{version}: from version 5 on podman uses netavark instead of CNI"))
 }
 
 fn machine(engine: Engine) -> Machine {
