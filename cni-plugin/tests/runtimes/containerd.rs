@@ -12,7 +12,7 @@ version = 2
 disabled_plugins = ["io.containerd.grpc.v1.cri"]
 "#;
 
-/// ctr joins all networks that it finds, so that there may be only one. It tells no plugin the namespace of a container
+/// ctr uses the first network that it finds, so that there is only one. It tells no plugin the namespace of a container
 /// that has ended, and without it the bridge plugin leaves the rules for masquerading behind.
 fn machine(engine: Engine, other: &str) -> Machine {
     Machine::new(engine, Masquerade::No).with_etc("containerd/config.toml", CONFIG).without_network(other)
@@ -69,7 +69,7 @@ impl Boot<'_> {
     /// Ends a container, and waits until its network is removed.
     fn ctr_end(&self, mut container: Running) {
         self.run(&["ctr", "tasks", "kill", "--signal", "SIGKILL", container.id]);
-        container.run.wait().unwrap();
+        self.wait_until("the end of a container", || container.run.try_wait().unwrap().is_some());
     }
 }
 

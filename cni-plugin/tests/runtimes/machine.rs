@@ -69,7 +69,7 @@ impl Machine {
         machine
     }
 
-    /// Removes a network's configuration. ctr uses all that it finds.
+    /// Removes a network's configuration. ctr uses the first that it finds.
     pub(crate) fn without_network(self, file: &str) -> Self {
         fs::remove_file(self.lab.root.path().join("etc/cni/net.d").join(file)).unwrap();
         self

@@ -69,14 +69,15 @@ fn cannot_here() -> Option<String> {
     let rule = "iptables -t nat -A OUTPUT -m addrtype --dst-type LOCAL -m comment --comment probe -j ACCEPT";
     let probes = [
         ("namespaces", "true"),
-        ("overlay file systems", "mount -t overlay -o ro,lowerdir=/etc:/usr none /mnt"),
+        ("overlay file systems", "mount -t overlay -o ro,lowerdir=/etc:/usr none /tmp"),
         ("bridges", "ip link add probe0 type bridge"),
         ("interfaces in pairs", "ip link add probe0 type veth peer name probe1"),
         ("what portmap needs of iptables", rule),
     ];
     probes.into_iter().find_map(|(what, command)| {
         let unshare = ["--mount", "--net", "--pid", "--fork", "sh", "-c", command];
-        let probe = Command::new("unshare").args(unshare).output().unwrap();
+        let probe = Command::new("unshare").args(unshare).output();
+        let probe = probe.expect("unshare is missing: scripts/setup test installs it");
         let said = String::from_utf8_lossy(&probe.stderr);
         (!probe.status.success()).then(|| format!("no {what} here: {}", said.trim().replace('\n', "; ")))
     })
