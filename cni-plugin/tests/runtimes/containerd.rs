@@ -39,31 +39,36 @@ impl Boot<'_> {
         let start = ["ctr", "run", "--rm", "--cni", "--cgroup", &group, "--rootfs", "/opt/rootfs", id];
         let all = [&start, words].concat();
         let mut run = self.command(&all).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let is_running = |line: &str| line.starts_with(id) && line.ends_with("RUNNING");
         self.wait_until("a container that runs", || {
             if let Some(status) = run.try_wait().unwrap() {
                 let mut said = String::new();
                 run.stderr.take().unwrap().read_to_string(&mut said).unwrap();
                 panic!("{all:?} has ended with {status}: {said}");
             }
-            self.run(&["ctr", "tasks", "ls"]).lines().map(str::trim).any(is_running)
+            self.ctr_tasks().iter().any(|(task, _, state)| task == id && state == "RUNNING")
         });
         Running { id, run }
     }
 
-    /// Runs a command in a container.
-    fn ctr_exec(&self, container: &Running, words: &[&str]) -> String {
-        let start = ["ctr", "tasks", "exec", "--exec-id", "look", container.id];
-        self.run(&[&start, words].concat())
+    /// The tasks as lines with the container, its first process and how it is.
+    fn ctr_tasks(&self) -> Vec<(String, String, String)> {
+        let shown = self.run(&["ctr", "tasks", "ls"]);
+        let words = shown.lines().map(|line| line.split_whitespace().map(str::to_owned));
+        words.filter_map(|mut words| Some((words.next()?, words.next()?, words.next()?))).collect()
     }
 
+    /// The addresses of a container on its interface, as they are in its namespace, without those of the link.
     fn ctr_addresses(&self, container: &Running) -> Vec<String> {
-        let words = ["/bin/ip", "-o", "addr", "show", "dev", "eth0", "scope", "global"];
-        addresses(&self.ctr_exec(container, &words))
+        let task = self.ctr_tasks().into_iter().find(|(id, ..)| id == container.id).unwrap();
+        // Not by `ctr tasks exec`: once in some hundred times it succeeds and what the command said is lost.
+        let enter = ["nsenter", "--target", &task.1, "--net", "ip", "-o", "addr", "show", "dev", "eth0"];
+        addresses(&self.run(&[&enter[..], &["scope", "global"]].concat()))
     }
 
+    /// Pings from inside a container.
     fn ctr_pings(&self, container: &Running, address: &str) {
-        self.ctr_exec(container, &["/bin/ping", "-c", "1", "-w", "20", address]);
+        let start = ["ctr", "tasks", "exec", "--exec-id", "ping", container.id];
+        self.run(&[&start[..], &["/bin/ping", "-c", "1", "-w", "20", address]].concat());
     }
 
     /// Ends a container, and waits until its network is removed.
