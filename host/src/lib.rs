@@ -1,0 +1,12 @@
+//! What this machine is: its boot, its name, and which addresses the interfaces in its network namespaces hold.
+//!
+//! Nothing here knows a store or CNI. [`look`] is evidence for whoever takes addresses back: it either saw everything, or it
+//! says that it did not.
+
+mod listed;
+mod machine;
+mod mounts;
+mod sight;
+
+pub use machine::{NODENAME_FILE, NodeNames, boot_id, hostname, running, short_boot, uptime};
+pub use sight::{Blind, look};

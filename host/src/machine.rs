@@ -1,0 +1,120 @@
+//! The boot, the clocks that no one sets, and the name.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+
+/// The file with the node's name where nothing names another one: Calico's.
+pub const NODENAME_FILE: &str = "/var/lib/calico/nodename";
+
+/// How many characters of a boot id are recorded with an address.
+const SHORT_BOOT: usize = 8;
+/// More bytes than a file with a node's name has.
+const MAX_NAME_FILE: u64 = 4096;
+
+/// The id that the kernel gave this boot, if it tells.
+pub fn boot_id() -> Option<String> {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned())
+}
+
+/// The first 8 characters of a boot id, which is what is recorded with an address; `None` for what is no boot id.
+pub fn short_boot(id: &str) -> Option<String> {
+    let short: String = id.trim().chars().take(SHORT_BOOT).collect();
+    (short.chars().count() == SHORT_BOOT).then_some(short)
+}
+
+/// The host name as the kernel has it; empty if it has none.
+pub fn hostname() -> String {
+    nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// How long ago this boot began, time asleep included.
+pub fn uptime() -> Option<Duration> {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).ok().map(Duration::from)
+}
+
+/// How long the machine has been running in this boot, without the time it slept. No setting of a clock changes it.
+pub fn running() -> Option<Duration> {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).ok().map(Duration::from)
+}
+
+/// Where a node's name may stand, as Calico has it. What is empty says nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeNames<'a> {
+    /// A name that was given.
+    pub given: &'a str,
+    /// A file with a name.
+    pub file: &'a Path,
+    /// The name that old configurations give.
+    pub former: &'a str,
+    /// The host name.
+    pub hostname: &'a str,
+}
+
+impl NodeNames<'_> {
+    /// The name: the one that was given, else what stands in the file, else the former one, else the host name in lower
+    /// case; empty if there is none.
+    ///
+    /// White space around the name is taken away wherever it comes from: a file ends with a newline when a person
+    /// wrote it, and no name has one.
+    pub fn choose(&self) -> String {
+        let sources: [&dyn Fn() -> String; 4] = [
+            &|| self.given.to_owned(),
+            &|| read_name(self.file).unwrap_or_default(),
+            &|| self.former.to_owned(),
+            &|| self.hostname.to_lowercase(),
+        ];
+        let names = sources.into_iter().map(|name| name().trim().to_owned());
+        names.into_iter().find(|name| !name.is_empty()).unwrap_or_default()
+    }
+}
+
+/// What stands in a file that may have a node's name. A longer one has none, and is not read to its end, which may never
+/// come: the configuration names it.
+fn read_name(file: &Path) -> std::io::Result<String> {
+    let mut bytes = Vec::new();
+    let read = File::open(file)?.take(MAX_NAME_FILE + 1).read_to_end(&mut bytes)?;
+    let fits = u64::try_from(read).is_ok_and(|read| read <= MAX_NAME_FILE);
+    Ok(if fits { String::from_utf8_lossy(&bytes).into_owned() } else { String::new() })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_boot_has_eight_characters_or_none() {
+        assert_eq!(short_boot("191b29e2-6a5a-43ab-90d5-e4a2f05417e4\n").as_deref(), Some("191b29e2"));
+        assert_eq!(short_boot("short"), None);
+        assert_eq!(short_boot(""), None);
+        assert!(short_boot(&boot_id().unwrap()).is_some(), "this machine has a boot id");
+    }
+
+    #[test]
+    fn a_machine_has_been_up_for_at_least_as_long_as_it_ran() {
+        let ran = running().unwrap();
+        assert!(ran > Duration::ZERO && uptime().unwrap() >= ran);
+    }
+
+    #[test]
+    fn names_are_looked_for_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &[u8]| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let (full, blank, endless) = (write("full", b" node7\n"), write("blank", b" \n"), write("e", &[b'a'; 1 << 20]));
+        let name = |given, file: &Path, former| NodeNames { given, file, former, hostname: "Host-1 " }.choose();
+        assert_eq!(name("n1", &full, "Old"), "n1");
+        assert_eq!(name("", &full, "Old"), "node7");
+        assert_eq!(name(" ", &blank, "Old"), "Old");
+        assert_eq!(name("", folder.path(), ""), "host-1");
+        assert_eq!(name("", Path::new("/no/such/file"), ""), "host-1");
+        assert_eq!(name("", &endless, ""), "host-1", "what is so long is no name");
+    }
+}

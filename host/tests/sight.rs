@@ -1,0 +1,162 @@
+//! What is seen of real namespaces, however they are kept alive. Needs root on the machine itself, and `ip`.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+/// Longer than anything here takes.
+const PATIENCE: u32 = 200;
+
+/// A process that is ended with the test, and all that it has started with it.
+struct Ended(Child);
+
+impl Ended {
+    /// Starts a command as the first of a group of processes, with nothing of ours open.
+    fn start(program: &str, arguments: &[&str]) -> Self {
+        let mut command = Command::new(program);
+        command.args(arguments).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let group = Pid::from_raw(self.0.id().try_into().unwrap());
+        let _ = killpg(group, Signal::SIGKILL);
+        let _ = self.0.wait();
+    }
+}
+
+/// A named namespace that goes with the test.
+struct Named(String);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "delete", &self.0]).status();
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let done = Command::new(program).args(arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{program} {arguments:?} failed (this test needs root and iproute2): {said}");
+}
+
+fn seen() -> BTreeSet<IpAddr> {
+    host::look().unwrap_or_else(|blind| panic!("{blind} (this test needs root on the machine itself)"))
+}
+
+/// Waits until an address is seen, or is not seen any more.
+fn becomes(address: &str, expected: bool) {
+    let address: IpAddr = address.parse().unwrap();
+    for _ in 0..PATIENCE {
+        if seen().contains(&address) == expected {
+            return;
+        }
+        sleep(Duration::from_millis(50));
+    }
+    panic!("{address}: expected to be {}", if expected { "seen" } else { "gone" });
+}
+
+/// A shell in a namespace of its own, with this address, that then does something for ever.
+fn shell(address: &str, then: &str) -> Ended {
+    let script = format!("ip link set lo up && ip address add {address} dev lo && {then}");
+    Ended::start("unshare", &["--net", "sh", "-c", &script])
+}
+
+#[test]
+fn the_own_namespace_is_seen() {
+    assert!(seen().contains(&"127.0.0.1".parse().unwrap()));
+}
+
+#[test]
+fn a_namespace_that_only_a_process_holds_is_seen_until_it_ends() {
+    let process = shell("198.18.77.1/32", "exec sleep 600");
+    becomes("198.18.77.1", true);
+    drop(process);
+    becomes("198.18.77.1", false);
+}
+
+#[test]
+fn a_namespace_that_only_a_mount_holds_is_seen_until_it_is_removed() {
+    let name = Named(format!("margay-sight-{}", std::process::id()));
+    run("ip", &["netns", "add", &name.0]);
+    run("ip", &["-n", &name.0, "address", "add", "198.18.77.2/32", "dev", "lo"]);
+    run("ip", &["-n", &name.0, "address", "add", "fd00:77::2/128", "dev", "lo"]);
+    let found = seen();
+    for address in ["198.18.77.2", "fd00:77::2"] {
+        assert!(found.contains(&address.parse().unwrap()), "{address}");
+    }
+    drop(name);
+    becomes("198.18.77.2", false);
+}
+
+/// Some runtimes hide their mounts from the rest of the machine.
+#[test]
+fn a_mount_in_another_mount_namespace_is_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().join("hidden");
+    std::fs::write(&at, "").unwrap();
+    let at = at.to_str().unwrap();
+    let script = format!(
+        "unshare --net sh -c 'ip address add 198.18.77.3/32 dev lo; mount --bind /proc/self/ns/net {at}'; exec sleep 600"
+    );
+    let process = Ended::start("unshare", &["--mount", "--propagation", "private", "sh", "-c", &script]);
+    becomes("198.18.77.3", true);
+    assert!(!std::fs::read_to_string("/proc/self/mountinfo").unwrap().contains(at), "it is hidden from us");
+    drop(process);
+    becomes("198.18.77.3", false);
+}
+
+#[test]
+fn a_namespace_that_only_an_open_file_holds_is_seen() {
+    let script = "unshare --net sh -c 'ip address add 198.18.77.4/32 dev lo; exec sleep 600' & inner=$!; \
+        until nsenter --net=/proc/$inner/ns/net ip address show dev lo | grep -q 198.18.77.4; do sleep 0.05; done; \
+        exec 9</proc/$inner/ns/net; kill $inner; wait $inner; exec sleep 600";
+    let process = Ended::start("sh", &["-c", script]);
+    let name = || std::fs::read_to_string(format!("/proc/{}/comm", process.0.id())).unwrap();
+    // Once the inner one has ended, only the file is left.
+    let is_left = (0..PATIENCE).any(|_| {
+        sleep(Duration::from_millis(50));
+        name().trim() == "sleep"
+    });
+    assert!(is_left, "the namespace was not made");
+    becomes("198.18.77.4", true);
+    drop(process);
+    becomes("198.18.77.4", false);
+}
+
+#[test]
+fn who_may_not_see_everything_says_so() {
+    let status = std::env::current_exe().unwrap();
+    let without = |drop: &[&str]| {
+        let done = Command::new("setpriv")
+            .args(drop)
+            .arg(&status)
+            .args(["--exact", "the_own_namespace_is_seen", "--nocapture"])
+            .output()
+            .unwrap();
+        assert!(!done.status.success(), "it must not see everything: {done:?}");
+        format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr))
+    };
+    let said = without(&["--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]);
+    assert!(said.contains("CAP_SYS_ADMIN missing"), "{said}");
+    let said = without(&["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]);
+    assert!(said.contains("CAP_SYS_PTRACE missing"), "{said}");
+    let done = Command::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc"])
+        .arg(&status)
+        .args(["--exact", "the_own_namespace_is_seen", "--nocapture"])
+        .output()
+        .unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(!done.status.success() && said.contains("runs in a container"), "{said}");
+}
