@@ -123,8 +123,7 @@ impl Search {
     fn round(&mut self) -> Result<(), Blind> {
         self.obstacles.clear();
         let mut mount_namespaces = BTreeSet::new();
-        let processes =
-            fs::read_dir("/proc").map_err(|error| Blind::new(format!("/proc cannot be read: {error}")))?;
+        let processes = fs::read_dir("/proc").map_err(|error| Blind::new(format!("/proc cannot be read: {error}")))?;
         for process in processes {
             let process = process.map_err(|error| Blind::new(format!("/proc cannot be read: {error}")))?;
             if process.file_name().as_bytes().iter().all(u8::is_ascii_digit) {

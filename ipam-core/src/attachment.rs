@@ -16,6 +16,8 @@ pub const INTERFACE: &str = "margay.io/ifname";
 pub const BOOT: &str = "margay.io/boot";
 /// Calico's attribute that names the node.
 pub const NODE: &str = "node";
+/// Calico's attribute that says when the address was given; for us, when it was last asked for.
+pub const TIMESTAMP: &str = "timestamp";
 
 /// One interface of one container in one network on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,6 +7,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
+use crate::gc::Live;
 use crate::intents::Intents;
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, Labels, Node, Owner};
@@ -53,6 +54,7 @@ pub struct Ipam {
     clock: Clock,
     uids: Uids,
     intents: Option<Arc<dyn Intents>>,
+    live: Option<Arc<dyn Live>>,
 }
 
 impl std::fmt::Debug for Ipam {
@@ -65,7 +67,7 @@ impl Ipam {
     /// The allocator on this store, by the system's clock.
     pub fn new(store: Arc<dyn Store>, nodes: Nodes) -> Self {
         let uids: Uids = Arc::new(|| Uuid::new_v4().to_string());
-        Self { store, nodes, clock: Arc::new(OffsetDateTime::now_utc), uids, intents: None }
+        Self { store, nodes, clock: Arc::new(OffsetDateTime::now_utc), uids, intents: None, live: None }
     }
 
     /// With another clock.
@@ -87,6 +89,23 @@ impl Ipam {
     pub fn with_intents(mut self, intents: Arc<dyn Intents>) -> Self {
         self.intents = Some(intents);
         self
+    }
+
+    /// Lets an assignment that finds no room free what is left over from earlier boots, on this evidence; see [`crate::gc`].
+    #[must_use]
+    pub fn with_live(mut self, live: Arc<dyn Live>) -> Self {
+        self.live = Some(live);
+        self
+    }
+
+    /// Who can tell what is in use on the machine, if anybody can.
+    pub(crate) fn live(&self) -> Option<&Arc<dyn Live>> {
+        self.live.as_ref()
+    }
+
+    /// Which nodes may have addresses.
+    pub(crate) fn nodes(&self) -> Nodes {
+        self.nodes
     }
 
     /// Where intents are noted, if they are.

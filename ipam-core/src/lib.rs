@@ -9,6 +9,7 @@ pub mod affinity;
 pub mod assign;
 pub mod attachment;
 mod error;
+pub mod gc;
 pub mod intents;
 mod ipam;
 pub mod model;

@@ -129,6 +129,11 @@ impl<'t> Workset<'t> {
         &self.misdated
     }
 
+    /// The blocks that were read so far.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = &Block> {
+        self.blocks.values().flatten()
+    }
+
     /// Notes that a handle's addresses in a block have changed.
     pub(crate) fn touch_handle(&mut self, id: &str, cidr: IpNet) {
         self.handles.entry(id.to_owned()).or_default().insert(cidr);

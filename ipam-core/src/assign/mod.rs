@@ -7,22 +7,26 @@ mod request;
 mod search;
 mod specific;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use kv::{Deadline, Range, Transaction};
+use time::{Duration, OffsetDateTime};
 
 use auto::Pass;
 pub use request::{AssignRequest, Assigned, Bridge, Gateway, PoolDefinition, Repeated, Wanted};
 use specific::Specific;
 
-use crate::attachment::{Attachment, BOOT, Claim, NODE};
+use crate::attachment::{Attachment, BOOT, Claim, NODE, TIMESTAMP};
 use crate::error::{BridgeError, Error, Result};
+use crate::gc::{self, Leftover, Leftovers, is_short};
 use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Document, Handle, Owner, Pool, keys};
 use crate::net::Family;
 use crate::pools::{self, PoolError, PoolQuery};
 use crate::surroundings::{Surroundings, pool_holding, read_config};
+use crate::timestamps::parse_go_string;
 use crate::workset::Workset;
 
 /// An address that the attachment has already.
@@ -30,8 +34,23 @@ use crate::workset::Workset;
 struct Held {
     ip: IpAddr,
     block: IpNet,
-    /// Whether it was given in this boot of the host, as far as that is known.
+    /// Whether it was given in this boot of the host, as far as that is known, and not long ago.
     is_current: bool,
+}
+
+/// An attachment that asks again so long after it was given an address is noted anew, so that whoever takes unused
+/// addresses back knows that this one is about to be used. A runtime's second try at the same call comes sooner.
+const RENEWED_AFTER: Duration = Duration::seconds(10);
+
+/// What an assignment that failed has found out on its way.
+#[derive(Debug, Default)]
+struct Findings {
+    /// Blocks with releases that are dated far ahead.
+    misdated: Vec<IpNet>,
+    /// What is left over from earlier boots in the blocks that were read.
+    leftovers: Vec<Leftover>,
+    /// For how long released addresses rest, in seconds.
+    rest: i64,
 }
 
 impl Ipam {
@@ -45,13 +64,69 @@ impl Ipam {
     /// Those of [`Error`], with Calico's texts.
     pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
         self.settle_intents(&request.attachment, deadline).await?;
-        let mut misdated = Vec::new();
+        let mut findings = Findings::default();
         let store = self.noting(&request.attachment);
-        let assigned = transact!(on store, deadline, |tx| self.assign_in(tx, request, &mut misdated).await);
-        if assigned.is_err() && !misdated.is_empty() {
-            self.redate(&misdated, deadline).await?;
+        let assigned = transact!(on store, deadline, |tx| {
+            self.assign_in(tx, request, None, &mut findings).await.map(|done| done.answer)
+        });
+        let error = match assigned {
+            Err(error) => error,
+            done => return done,
+        };
+        let assigned = if is_short(&error) {
+            self.assign_over_leftovers(request, &findings, error, deadline).await
+        } else {
+            Err(error)
+        };
+        if assigned.is_err() && !findings.misdated.is_empty() {
+            self.redate(&findings.misdated, deadline).await?;
         }
         assigned
+    }
+
+    /// Assigns once more after there was no room, and frees in the same commit what is left over from earlier boots. If that
+    /// does not help either, or nothing may be freed, the error stays what it was.
+    async fn assign_over_leftovers(
+        &self,
+        request: &AssignRequest,
+        findings: &Findings,
+        error: Error,
+        deadline: Deadline,
+    ) -> Result<Vec<Assigned>> {
+        let Some(live) = self.live().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
+        // Asked now that it is known who is left over: who gets an address from here on is not among them.
+        let Some(evidence) = live.evidence().await else { return Err(error) };
+        let leftovers = Leftovers { found: findings.leftovers.clone(), evidence };
+        if findings.rest > 0 {
+            self.let_rest(request, &leftovers, deadline).await?;
+            return Err(error);
+        }
+        let mut again = Findings::default();
+        let store = self.noting(&request.attachment);
+        let done = transact!(on store, deadline, |tx| {
+            self.assign_in(tx, request, Some(&leftovers), &mut again).await
+        });
+        match done {
+            Ok(done) => {
+                for gc::Allocation { address, network, container, interface, .. } in done.freed {
+                    tracing::warn!(%address, network, container, interface, "freed: left over from an earlier boot");
+                }
+                Ok(done.answer)
+            }
+            Err(other) if is_short(&other) => Err(error),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// Where released addresses rest, the assignment cannot have them yet, but they begin to rest.
+    async fn let_rest(&self, request: &AssignRequest, leftovers: &Leftovers, deadline: Deadline) -> Result<()> {
+        let holdings = self.holdings(&request.attachment.node, deadline).await?;
+        let earlier = self.judge(&holdings, &leftovers.evidence).earlier;
+        // As many as an assignment frees otherwise.
+        for batch in gc::batches(&earlier).into_iter().take(1) {
+            self.free(&batch, deadline).await?;
+        }
+        Ok(())
     }
 
     /// Writes down that releases which are dated far ahead happened now. An assignment that succeeds need not care: it
@@ -81,7 +156,7 @@ impl Ipam {
             let own = Attachment { node: self.known_name(tx, &attachment.node).await?, ..attachment.clone() };
             let rest = read_config(tx).await?.cooldown_seconds();
             let mut work = Workset::new(tx, self.now(), rest);
-            let held = held_by(&mut work, &own, |claim| claim != Claim::Foreign).await?;
+            let held = held_by(&mut work, &own, None, |claim| claim != Claim::Foreign).await?;
             Ok(held.into_iter().map(|held| held.ip).collect())
         })
     }
@@ -90,8 +165,9 @@ impl Ipam {
         &self,
         tx: &mut Transaction,
         request: &AssignRequest,
-        misdated: &mut Vec<IpNet>,
-    ) -> Result<Vec<Assigned>> {
+        leftovers: Option<&Leftovers>,
+        findings: &mut Findings,
+    ) -> Result<Done> {
         let handle = request.attachment.handle();
         let node = &request.attachment.node;
         let affinities = [Family::V4, Family::V6]
@@ -107,18 +183,38 @@ impl Ipam {
         let mut attributes = request.attributes.clone();
         attributes.insert(NODE.to_owned(), attachment.node.clone());
         let holder = Attribute::new(Some(&handle), attachment.mark(&attributes));
+        let asked_at = attributes.get(TIMESTAMP).and_then(|text| parse_go_string(text));
 
         let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
-        let held = held_by(&mut work, &attachment, |claim| claim == Claim::Own).await?;
+        let held = held_by(&mut work, &attachment, asked_at, |claim| claim == Claim::Own).await?;
+        let freed = match leftovers {
+            Some(leftovers) => self.free_leftovers(&mut work, &attachment.node, leftovers).await?,
+            None => Vec::new(),
+        };
+        let rest = around.config.cooldown_seconds();
         let mut assignment = Assignment { ipam: self, request, around, holder, handle, held, answer: Vec::new() };
         let done = assignment.all(&mut work).await;
-        *misdated = work.misdated().to_vec();
+        *findings = Findings {
+            misdated: work.misdated().to_vec(),
+            leftovers: match done {
+                Ok(()) => Vec::new(),
+                Err(_) => Leftover::in_blocks(work.blocks(), &attachment),
+            },
+            rest,
+        };
         done?;
         let Assignment { answer, held, .. } = assignment;
-        renew(&mut work, &attachment, &held, &answer).await?;
+        renew(&mut work, &attachment, &held, &answer, &attributes).await?;
         work.write().await?;
-        Ok(answer)
+        Ok(Done { answer, freed })
     }
+}
+
+/// What an assignment did.
+struct Done {
+    answer: Vec<Assigned>,
+    /// What it has freed of earlier boots.
+    freed: Vec<gc::Allocation>,
 }
 
 /// An assignment on its way.
@@ -279,9 +375,14 @@ impl Assignment<'_> {
     }
 }
 
-/// What the attachment's handle holds of which `counts` says that it counts as the attachment's. Not guarded: what is given back as an answer is true as of the revision
-/// that was read.
-async fn held_by(work: &mut Workset<'_>, attachment: &Attachment, counts: impl Fn(Claim) -> bool) -> Result<Vec<Held>> {
+/// What the attachment's handle holds of which `counts` says that it counts as the attachment's. Not guarded: what is given
+/// back as an answer is true as of the revision that was read.
+async fn held_by(
+    work: &mut Workset<'_>,
+    attachment: &Attachment,
+    asked_at: Option<OffsetDateTime>,
+    counts: impl Fn(Claim) -> bool,
+) -> Result<Vec<Held>> {
     let handle = &attachment.handle();
     let key = keys::handle(handle);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Vec::new()) };
@@ -293,24 +394,35 @@ async fn held_by(work: &mut Workset<'_>, attachment: &Attachment, counts: impl F
         let own = block
             .allocated()
             .filter(|(_, entry)| entry.has_handle(handle) && counts(attachment.claim(entry)))
-            .map(|(ip, entry)| Held { ip, block: cidr, is_current: is_current(attachment, entry) });
+            .map(|(ip, entry)| Held { ip, block: cidr, is_current: is_current(attachment, asked_at, entry) });
         held.extend(own);
     }
     Ok(held)
 }
 
-/// True if an allocation was given in this boot of the host, or nobody can tell.
-fn is_current(attachment: &Attachment, entry: &Attribute) -> bool {
-    attachment.boot.is_none() || entry.get(BOOT) == attachment.boot.as_deref()
+/// True if an allocation was given in this boot of the host and not long before it is asked for, or nobody can tell.
+fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: &Attribute) -> bool {
+    let same_boot = attachment.boot.is_none() || entry.get(BOOT) == attachment.boot.as_deref();
+    let given_at = || entry.get(TIMESTAMP).and_then(parse_go_string);
+    let recent = asked_at.is_none_or(|now| given_at().is_some_and(|then| (now - then).abs() < RENEWED_AFTER));
+    same_boot && recent
 }
 
-/// Notes this boot on what was given in an earlier one and is asked for again: a runtime starts a container again after
-/// a reboot, and what is left over from before is told from what is in use by this attribute.
-async fn renew(work: &mut Workset<'_>, attachment: &Attachment, held: &[Held], answer: &[Assigned]) -> Result<()> {
+/// Notes boot and time on what was given in an earlier boot or long ago and is asked for again: a runtime starts a
+/// container again after a reboot, and what is left over from before is told from what is in use by these.
+async fn renew(
+    work: &mut Workset<'_>,
+    attachment: &Attachment,
+    held: &[Held],
+    answer: &[Assigned],
+    attributes: &BTreeMap<String, String>,
+) -> Result<()> {
     let answered = |held: &&Held| !held.is_current && answer.iter().any(|assigned| assigned.ip == held.ip);
+    let noted = [(BOOT, attachment.boot.as_ref()), (TIMESTAMP, attributes.get(TIMESTAMP))];
+    let noted: Vec<(&str, &str)> =
+        noted.iter().filter_map(|(name, value)| Some((*name, value.as_ref()?.as_str()))).collect();
     for old in held.iter().filter(answered) {
-        let Some(boot) = &attachment.boot else { continue };
-        work.change(old.block, |block| block.set_attribute(old.ip, BOOT, boot)).await?;
+        work.change(old.block, |block| block.renew(old.ip, noted.iter().copied())).await?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ mod affinity;
 mod assign;
 mod bridge;
 mod concurrent;
+mod gc;
 mod intents;
 mod release;
 mod world;

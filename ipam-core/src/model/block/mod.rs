@@ -380,15 +380,18 @@ impl Block {
         self.unallocated.retain(|ordinal| self.allocations.get(*ordinal) == Some(&None));
     }
 
-    /// Sets one attribute of the holder of an address. Other addresses keep theirs, also where they shared the entry; an
-    /// address that nobody holds stays as it is.
-    pub fn set_attribute(&mut self, ip: IpAddr, name: &str, value: &str) {
-        let Some(mut entry) = self.attributes_of(ip).cloned() else { return };
-        entry.set(name, value);
+    /// Gives an address to its holder once more: sets attributes of the holder, and counts it as given out anew. Other
+    /// addresses keep theirs, also where they shared the entry; an address that nobody holds stays as it is.
+    pub fn renew<'a>(&mut self, ip: IpAddr, attributes: impl IntoIterator<Item = (&'a str, &'a str)>) {
+        let (Some(mut entry), Some(ordinal)) = (self.attributes_of(ip).cloned(), self.ordinal(ip)) else { return };
+        for (name, value) in attributes {
+            entry.set(name, value);
+        }
         let index = self.push_attribute(entry);
-        if let Some(slot) = self.ordinal(ip).and_then(|ordinal| self.allocations.get_mut(ordinal)) {
+        if let Some(slot) = self.allocations.get_mut(ordinal) {
             *slot = Some(index);
         }
+        self.set_sequence(ordinal);
         self.compact();
     }
 

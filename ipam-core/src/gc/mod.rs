@@ -1,0 +1,292 @@
+//! Taking back what nobody uses any more.
+//!
+//! Runtimes forget to give addresses back: at a reboot they never do, and a crash leaves some behind. Three kinds of evidence
+//! tell that an address is not in use: it was given in an earlier boot; no interface holds it; the runtime's list of what
+//! there is does not have it. What is evidence comes from outside, and [`judge`] and [`stale`] decide on it without any I/O.
+//! The order matters: what is held is read first, and evidence is gathered after that, so that an address that is given
+//! meanwhile is no candidate.
+//!
+//! Only allocations that carry attributes of ours are ever candidates, and only those of the node that asks. Tunnel
+//! addresses, those of load balancers and what Windows hosts keep have none; they are counted and left.
+//!
+//! What is to go is freed block by block, a commit for each, and only where handle, attributes and sequence number are
+//! still what they were: each assignment changes the sequence number, also one that gives the same address once more.
+
+mod decide;
+mod reclaim;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use ipnet::IpNet;
+use kv::{Deadline, ErrorKind, Range, RangeRequest, Revision};
+use time::OffsetDateTime;
+
+use crate::attachment::{BOOT, INTERFACE, NETWORK, NODE, TIMESTAMP};
+use crate::error::{Error, Result};
+use crate::ipam::{Ipam, Nodes, transact};
+use crate::model::{Attribute, Block, Document, Owner, WINDOWS_RESERVED_HANDLE, handle_id, keys};
+use crate::surroundings::read_config;
+use crate::timestamps::parse_go_string;
+use crate::workset::{Found, Workset};
+
+pub use decide::{Judged, Stale, YOUNG, judge, stale};
+pub(crate) use reclaim::{Leftover, Leftovers, is_short};
+
+/// Calico's attribute by which it tells addresses that are no workload's: those of tunnels, for one.
+const TYPE: &str = "type";
+/// How many blocks are read at once: one of 4,096 addresses has some hundred kilobytes.
+const PAGE: i64 = 64;
+/// How often a reading is begun anew because the store gave up the history it was reading.
+const READINGS: usize = 3;
+/// How many addresses are freed in a commit at most: each can have a handle of its own, and a commit touches 120 keys.
+const MOST_AT_ONCE: usize = 64;
+
+/// An address that a node holds for an attachment, with our attributes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// The address.
+    pub address: IpAddr,
+    /// The block that it is in.
+    pub block: IpNet,
+    /// The handle that it is held under.
+    pub handle: String,
+    /// The number that each assignment of the address changes.
+    pub sequence_number: u64,
+    /// The network's name.
+    pub network: String,
+    /// The container's id.
+    pub container: String,
+    /// The interface's name in the container.
+    pub interface: String,
+    /// The boot that it was given in, where that is recorded.
+    pub boot: Option<String>,
+    /// When it was given, as it is recorded.
+    pub timestamp: Option<String>,
+    /// All that is recorded with it.
+    entry: Attribute,
+}
+
+/// What an entry of a block is to a node.
+#[derive(Debug)]
+enum Kind {
+    /// It is held by the node, with our attributes.
+    Ours(Box<Allocation>),
+    /// It is the node's, but without our attributes.
+    Unmarked,
+    /// It is the node's, but no workload's.
+    Special,
+    /// It rests, or is another node's.
+    Other,
+}
+
+impl Allocation {
+    /// What an address is to a node.
+    fn of(block: &Block, address: IpAddr, entry: &Attribute, node: &str) -> Kind {
+        if entry.released_at().is_some() {
+            return Kind::Other;
+        }
+        // What does not name a node is counted where the block is.
+        let owner = || block.owner() == Some(Owner::Host(node.to_owned()));
+        if !entry.get(NODE).map_or_else(owner, |named| named == node) {
+            return Kind::Other;
+        }
+        let windows = entry.handle_id().is_some_and(|id| id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE));
+        if windows || entry.get(TYPE).is_some() || !entry.alternate_attributes().is_empty() {
+            return Kind::Special;
+        }
+        let (Some(network), Some(interface), Some(handle), Some(_)) =
+            (entry.get(NETWORK), entry.get(INTERFACE), entry.handle(), entry.get(NODE))
+        else {
+            return Kind::Unmarked;
+        };
+        // The network is known, so what is left of the handle is the container: nothing is split at a dot.
+        let Some(container) = handle.strip_prefix(&handle_id(network, "")).filter(|id| !id.is_empty()) else {
+            return Kind::Unmarked;
+        };
+        Kind::Ours(Box::new(Self {
+            address,
+            block: block.cidr(),
+            handle: handle.to_owned(),
+            sequence_number: block.sequence_number_of(address),
+            network: network.to_owned(),
+            container: container.to_owned(),
+            interface: interface.to_owned(),
+            boot: entry.get(BOOT).map(str::to_owned),
+            timestamp: entry.get(TIMESTAMP).map(str::to_owned),
+            entry: entry.clone(),
+        }))
+    }
+
+    /// When it was given, if that can be read.
+    pub fn assigned_at(&self) -> Option<OffsetDateTime> {
+        self.timestamp.as_deref().and_then(parse_go_string)
+    }
+
+    /// What is freed together or not at all: handle and interface.
+    pub fn attachment(&self) -> (&str, &str) {
+        (&self.handle, &self.interface)
+    }
+
+    /// True if nothing has happened to it since it was read.
+    fn is_still_in(&self, block: &Block) -> bool {
+        block.attributes_of(self.address) == Some(&self.entry)
+            && block.sequence_number_of(self.address) == self.sequence_number
+    }
+}
+
+/// What a node holds, as of one revision.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// The name under which the store knows the node.
+    pub node: String,
+    /// What carries our attributes, by block and address.
+    pub allocations: Vec<Allocation>,
+    /// How many addresses of the node carry no attributes of ours: what Calico itself assigned.
+    pub unmarked: usize,
+    /// How many addresses of the node are no workload's: tunnels, load balancers, Windows.
+    pub special: usize,
+}
+
+impl Holdings {
+    /// Adds what a block has of the node's.
+    fn add(&mut self, block: &Block) {
+        for (address, entry) in block.allocated() {
+            match Allocation::of(block, address, entry, &self.node) {
+                Kind::Ours(allocation) => self.allocations.push(*allocation),
+                Kind::Unmarked => self.unmarked += 1,
+                Kind::Special => self.special += 1,
+                Kind::Other => {}
+            }
+        }
+    }
+}
+
+/// What is known about the machine, gathered after [`Holdings`] were read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evidence {
+    /// The first 8 characters of the boot id.
+    pub boot: String,
+    /// How long ago the boot began.
+    pub up: Duration,
+    /// Every address that an interface in any network namespace of the machine holds.
+    pub live: BTreeSet<IpAddr>,
+}
+
+/// Who can tell what is in use on the machine, if it comes to that.
+#[async_trait]
+pub trait Live: Send + Sync {
+    /// What is known now; `None` if not everything can be looked at, whereupon nothing is freed.
+    async fn evidence(&self) -> Option<Evidence>;
+}
+
+/// What became of addresses that were to be freed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Freed {
+    /// Those that are free now, or rest.
+    pub released: Vec<IpAddr>,
+    /// Those that were given anew or given back since they were read, and were left alone.
+    pub changed: Vec<IpAddr>,
+}
+
+/// Divides allocations into what can be freed in one commit each: all of one block, and not too many.
+pub fn batches(allocations: &[Allocation]) -> Vec<Vec<Allocation>> {
+    let mut by_block: BTreeMap<IpNet, Vec<Allocation>> = BTreeMap::new();
+    for allocation in allocations {
+        by_block.entry(allocation.block).or_default().push(allocation.clone());
+    }
+    by_block.into_values().flat_map(|block| block.chunks(MOST_AT_ONCE).map(<[_]>::to_vec).collect::<Vec<_>>()).collect()
+}
+
+impl Ipam {
+    /// All that a node holds, in its own blocks and in those of others, as of one revision. Read in pages.
+    ///
+    /// # Errors
+    /// Those of the store. Damaged blocks are passed over, and the log says so.
+    pub async fn holdings(&self, node: &str, deadline: Deadline) -> Result<Holdings> {
+        let known = transact!(self, deadline, |tx| self.known_name(tx, node).await)?;
+        let mut readings = 1;
+        loop {
+            match self.read_holdings(&known, deadline).await {
+                Err(Error::Store(error))
+                    if matches!(error.kind(), ErrorKind::Compacted { .. }) && readings < READINGS =>
+                {
+                    readings += 1;
+                }
+                read => return read,
+            }
+        }
+    }
+
+    async fn read_holdings(&self, node: &str, deadline: Deadline) -> Result<Holdings> {
+        let mut holdings = Holdings { node: node.to_owned(), ..Holdings::default() };
+        let whole = Range::Prefix(keys::blocks_prefix(None));
+        let (_, end) = whole.bounds();
+        let (mut rest, mut at) = (whole, Revision::UNSET);
+        loop {
+            let page = self.store().range(RangeRequest::new(rest).with_at(at).with_limit(PAGE)).await?;
+            at = if at.is_set() { at } else { page.revision };
+            for kv in &page.kvs {
+                match Block::decode(&kv.key, kv.value.as_bytes()) {
+                    Ok(block) => holdings.add(&block),
+                    Err(error) => tracing::warn!(%error, "passing over a damaged block"),
+                }
+            }
+            let Some(last) = page.kvs.last().filter(|_| page.more) else { return Ok(holdings) };
+            if deadline.work_is_over() {
+                return Err(kv::Error::new(ErrorKind::Timeout, kv::Operation::Range, "store").into());
+            }
+            let from = last.key.successor();
+            rest = end.clone().map_or_else(|| Range::From(from.clone()), |end| Range::FromTo(from.clone(), end));
+        }
+    }
+
+    /// What the evidence says of what a node holds; see [`judge`].
+    pub fn judge(&self, holdings: &Holdings, evidence: &Evidence) -> Judged {
+        judge(holdings, evidence, self.began(evidence))
+    }
+
+    /// When the machine's boot began, on a store that other machines use too. There a node of the same name on another
+    /// machine must not be taken for this one in an earlier boot.
+    fn began(&self, evidence: &Evidence) -> Option<OffsetDateTime> {
+        (self.nodes() == Nodes::Registered).then(|| self.now() - evidence.up)
+    }
+
+    /// Frees what one commit can, one of [`batches`]. What is not any more as it was read is left.
+    ///
+    /// # Errors
+    /// Those of the store; a damaged handle.
+    pub async fn free(&self, batch: &[Allocation], deadline: Deadline) -> Result<Freed> {
+        let freed = transact!(self, deadline, |tx| {
+            let rest = read_config(tx).await?.cooldown_seconds();
+            let now = self.now();
+            let mut work = Workset::new(tx, now, rest);
+            let mut freed = Freed::default();
+            let blocks: BTreeSet<IpNet> = batch.iter().map(|allocation| allocation.block).collect();
+            for cidr in blocks {
+                let Found::There(block) = work.find(cidr).await? else { continue };
+                let still = batch.iter().filter(|one| one.block == cidr && one.is_still_in(block));
+                let still: BTreeMap<IpAddr, String> = still.map(|one| (one.address, one.handle.clone())).collect();
+                if still.is_empty() {
+                    continue;
+                }
+                work.change(cidr, |block| block.release_where(now, rest, |ip, _| still.contains_key(&ip))).await?;
+                for handle in still.values() {
+                    work.touch_handle(handle, cidr);
+                }
+                freed.released.extend(still.into_keys());
+            }
+            work.write().await?;
+            let gone = batch.iter().map(|one| one.address).filter(|ip| !freed.released.contains(ip));
+            freed.changed = gone.collect();
+            Ok(freed)
+        })?;
+        for allocation in batch.iter().filter(|one| freed.released.contains(&one.address)) {
+            let Allocation { address, network, container, interface, .. } = allocation;
+            tracing::info!(%address, network, container, interface, "freed");
+        }
+        Ok(freed)
+    }
+}

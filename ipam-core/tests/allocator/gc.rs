@@ -1,0 +1,477 @@
+//! Taking back what nobody uses any more, and keeping what somebody does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use ipam_core::assign::{AssignRequest, Assigned, Wanted};
+use ipam_core::gc::{Allocation, Evidence, Freed, Live, batches, stale};
+use ipam_core::model::{Block, Document, IpamConfig, NewPool, keys};
+use ipam_core::timestamps::go_string;
+use ipam_core::{Error, Nodes};
+use kv::{Range, StoreExt};
+use time::OffsetDateTime;
+
+use crate::world::{World, attachment, soon};
+
+const THIS_BOOT: &str = "boot0002";
+/// The time of [`World`] when it begins.
+const START: i64 = 1_800_000_000;
+
+/// A machine of which a test says what is in use on it.
+struct Machine {
+    live: Mutex<Option<BTreeSet<IpAddr>>>,
+    asked: AtomicUsize,
+}
+
+impl Machine {
+    fn with(live: &[IpAddr]) -> Arc<Self> {
+        Arc::new(Self { live: Mutex::new(Some(live.iter().copied().collect())), asked: AtomicUsize::new(0) })
+    }
+
+    fn blind() -> Arc<Self> {
+        Arc::new(Self { live: Mutex::new(None), asked: AtomicUsize::new(0) })
+    }
+}
+
+#[async_trait]
+impl Live for Machine {
+    async fn evidence(&self) -> Option<Evidence> {
+        self.asked.fetch_add(1, SeqCst);
+        self.live.lock().unwrap().clone().map(evidence)
+    }
+}
+
+fn evidence(live: BTreeSet<IpAddr>) -> Evidence {
+    Evidence { boot: THIS_BOOT.into(), up: Duration::from_secs(100), live }
+}
+
+/// A store of one machine, with a pool of two blocks of four addresses.
+async fn one_machine() -> World {
+    let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
+    world.add_pool("v4", "10.0.0.0/29").await;
+    world
+}
+
+/// A request as the plugin makes it in a boot, dated so many seconds after the start.
+fn request(container: &str, boot: &str, at: i64) -> AssignRequest {
+    let mut request = AssignRequest::new(attachment("a", container), Wanted::any(1, 0));
+    request.attachment.boot = Some(boot.into());
+    let at = OffsetDateTime::from_unix_timestamp(START + at).unwrap();
+    request.attributes.insert("timestamp".into(), go_string(at));
+    request
+}
+
+async fn give(world: &World, container: &str, boot: &str, at: i64) -> IpAddr {
+    world.assign(&request(container, boot, at)).await.unwrap()[0].ip
+}
+
+async fn revision(world: &World) -> kv::Revision {
+    world.store.list(Range::All).await.unwrap().revision
+}
+
+async fn held(world: &World) -> BTreeMap<IpAddr, String> {
+    let holdings = world.ipam.holdings("a", soon()).await.unwrap();
+    holdings.allocations.into_iter().map(|one| (one.address, one.container)).collect()
+}
+
+async fn free(world: &World, allocations: &[Allocation]) -> Freed {
+    let mut all = Freed::default();
+    for batch in batches(allocations) {
+        let freed = world.ipam.free(&batch, soon()).await.unwrap();
+        all.released.extend(freed.released);
+        all.changed.extend(freed.changed);
+    }
+    all
+}
+
+#[tokio::test]
+async fn leftovers_of_an_earlier_boot_are_freed_and_nothing_else_is() {
+    let world = one_machine().await;
+    let left = give(&world, "left", "boot0001", 0).await;
+    let alive = give(&world, "alive", "boot0001", 0).await;
+    let current = give(&world, "current", THIS_BOOT, 50).await;
+    let mut unknown = request("unknown", THIS_BOOT, 50);
+    unknown.attachment.boot = None;
+    let unknown = world.assign(&unknown).await.unwrap()[0].ip;
+    let holdings = world.ipam.holdings("a", soon()).await.unwrap();
+    let judged = world.ipam.judge(&holdings, &evidence([alive].into()));
+    let addresses = |list: &[Allocation]| list.iter().map(|one| one.address).collect::<BTreeSet<_>>();
+    assert_eq!(addresses(&judged.earlier), [left].into());
+    assert_eq!(addresses(&judged.idle), [current, unknown].into());
+    assert_eq!(addresses(&judged.live), [alive].into());
+    assert!(judged.elsewhere.is_empty());
+    assert_eq!(free(&world, &judged.earlier).await.released, [left]);
+    assert_eq!(held(&world).await.into_keys().collect::<BTreeSet<_>>(), [alive, current, unknown].into());
+    world.check().await;
+}
+
+#[tokio::test]
+async fn a_container_that_asks_again_after_the_look_keeps_its_address() {
+    let world = one_machine().await;
+    let first = give(&world, "c1", "boot0001", 0).await;
+    let seen = world.ipam.holdings("a", soon()).await.unwrap().allocations;
+    // The same container after a reboot: the same answer, and the boot is noted.
+    assert_eq!(give(&world, "c1", THIS_BOOT, 100).await, first);
+    let freed = free(&world, &seen).await;
+    assert_eq!((freed.released, freed.changed), (vec![], vec![first]));
+    // The same in one boot, after a while.
+    let seen = world.ipam.holdings("a", soon()).await.unwrap().allocations;
+    assert_eq!(give(&world, "c1", THIS_BOOT, 200).await, first);
+    assert!(free(&world, &seen).await.released.is_empty());
+    let renewed = world.ipam.holdings("a", soon()).await.unwrap().allocations;
+    assert_ne!(renewed[0].sequence_number, seen[0].sequence_number);
+    assert_eq!(renewed[0].assigned_at().unwrap().unix_timestamp(), START + 200);
+    // A second try that comes at once writes nothing.
+    let before = revision(&world).await;
+    assert_eq!(give(&world, "c1", THIS_BOOT, 205).await, first);
+    assert_eq!(revision(&world).await, before);
+    // Given back and given anew.
+    world.release("a", "c1").await;
+    give(&world, "c1", THIS_BOOT, 200).await;
+    assert!(free(&world, &renewed).await.released.is_empty());
+    world.check().await;
+}
+
+#[tokio::test]
+async fn while_one_address_of_an_attachment_is_live_all_of_it_stays() {
+    let world = one_machine().await;
+    world.add_pool("v6", "fd00::/125").await;
+    let mut both = request("c1", "boot0001", 0);
+    both.wanted = Wanted::any(1, 1);
+    let assigned = world.assign(&both).await.unwrap();
+    let holdings = world.ipam.holdings("a", soon()).await.unwrap();
+    let judged = world.ipam.judge(&holdings, &evidence([assigned[1].ip].into()));
+    assert_eq!((judged.live.len(), judged.earlier.len()), (2, 0));
+    let judged = world.ipam.judge(&holdings, &evidence(BTreeSet::new()));
+    assert_eq!(free(&world, &judged.earlier).await.released.len(), 2);
+    assert!(held(&world).await.is_empty());
+    world.check().await;
+}
+
+#[tokio::test]
+async fn borrowed_addresses_are_the_borrowers_and_other_nodes_are_let_alone() {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/29").await;
+    let other = world.one("b", "b1").await.unwrap();
+    for number in 0..5 {
+        give(&world, &format!("c{number}"), "boot0001", -500).await;
+    }
+    let holdings = world.ipam.holdings("a", soon()).await.unwrap();
+    assert_eq!(holdings.allocations.len(), 5);
+    let blocks: BTreeSet<_> = holdings.allocations.iter().map(|one| one.block).collect();
+    assert_eq!(blocks.len(), 2, "one is borrowed");
+    let judged = world.ipam.judge(&holdings, &evidence(BTreeSet::new()));
+    assert_eq!(free(&world, &judged.earlier).await.released.len(), 5);
+    let held = world.ipam.holdings("b", soon()).await.unwrap().allocations;
+    assert_eq!(held.iter().map(|one| one.address).collect::<Vec<_>>(), [other]);
+    world.check().await;
+}
+
+/// In a cluster two machines may be given one name by mistake.
+#[tokio::test]
+async fn in_a_cluster_what_was_given_since_this_boot_began_in_another_one_is_another_machines() {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/29").await;
+    let old = give(&world, "old", "boot0001", -500).await;
+    let new = give(&world, "new", "boot0003", -50).await;
+    let mut undated = request("undated", "boot0003", 0);
+    undated.attributes.clear();
+    let undated = world.assign(&undated).await.unwrap()[0].ip;
+    let mine = give(&world, "mine", THIS_BOOT, -20).await;
+    let holdings = world.ipam.holdings("a", soon()).await.unwrap();
+    let judged = world.ipam.judge(&holdings, &evidence(BTreeSet::new()));
+    let addresses = |list: &[Allocation]| list.iter().map(|one| one.address).collect::<BTreeSet<_>>();
+    assert_eq!(addresses(&judged.earlier), [old].into());
+    assert_eq!(addresses(&judged.elsewhere), [new, undated].into());
+    assert_eq!(addresses(&judged.idle), [mine].into());
+}
+
+/// Every document that Calico itself wrote, tunnels and Windows blocks among them.
+#[tokio::test]
+async fn what_calico_has_recorded_is_never_a_candidate() {
+    let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
+    let documents = include_str!("../../../fixtures/calico/documents.jsonl");
+    let mut nodes = BTreeSet::new();
+    let (mut tunnels, mut windows) = (0, 0);
+    for line in documents.lines() {
+        let row: serde_json::Value = serde_json::from_str(line).unwrap();
+        let (key, value) = (kv::Key::from(row["key"].as_str().unwrap()), row["value"].as_str().unwrap());
+        if keys::parse_block(&key).is_none() {
+            continue;
+        }
+        let Ok(block) = Block::decode(&key, value.as_bytes()) else { continue };
+        for (_, entry) in block.allocated() {
+            nodes.extend(entry.get("node").map(str::to_owned));
+            tunnels += usize::from(entry.get("type").is_some_and(|kind| kind.ends_with("TunnelAddress")));
+            windows += usize::from(entry.handle_id() == Some("windows-reserved-ipam-handle"));
+        }
+        if let Some(ipam_core::model::Owner::Host(name)) = block.owner() {
+            nodes.insert(name);
+        }
+        world.store.put(key, value).await.unwrap();
+    }
+    assert!(tunnels > 0 && windows > 0 && nodes.len() > 3, "{tunnels} {windows} {nodes:?}");
+    let (mut unmarked, mut special) = (0, 0);
+    for node in nodes {
+        let holdings = world.ipam.holdings(&node, soon()).await.unwrap();
+        assert!(holdings.allocations.is_empty(), "{node}: {holdings:?}");
+        unmarked += holdings.unmarked;
+        special += holdings.special;
+    }
+    assert!(unmarked > 0 && special > 0, "{unmarked} {special}");
+}
+
+/// Somebody else might use our attributes too: what has a type is no workload's all the same.
+#[tokio::test]
+async fn tunnels_and_windows_addresses_stay_whatever_else_they_carry() {
+    let world = one_machine().await;
+    give(&world, "c1", "boot0001", 0).await;
+    let rewrite = async |change: &dyn Fn(&mut serde_json::Value)| {
+        let kvs = world.dump().await;
+        let kv = kvs.iter().find(|kv| keys::parse_block(&kv.key).is_some()).unwrap();
+        let mut block: serde_json::Value = serde_json::from_slice(kv.value.as_bytes()).unwrap();
+        change(&mut block["attributes"][0]);
+        world.store.put(kv.key.clone(), block.to_string()).await.unwrap();
+        let holdings = world.ipam.holdings("a", soon()).await.unwrap();
+        world.store.put(kv.key.clone(), kv.value.clone()).await.unwrap();
+        (holdings.allocations.len(), holdings.special, holdings.unmarked)
+    };
+    assert_eq!(rewrite(&|_| ()).await, (1, 0, 0));
+    assert_eq!(rewrite(&|entry| entry["secondary"]["type"] = "vxlanTunnelAddress".into()).await, (0, 1, 0));
+    assert_eq!(rewrite(&|entry| entry["handle_id"] = "Windows-Reserved-IPAM-Handle".into()).await, (0, 1, 0));
+    assert_eq!(rewrite(&|entry| entry["alternateOwnerAttrs"] = serde_json::json!({"pod": "b"})).await, (0, 1, 0));
+    assert_eq!(rewrite(&|entry| entry["handle_id"] = "ipip-tunnel-addr-a".into()).await, (0, 0, 1));
+    assert_eq!(rewrite(&|entry| entry["handle_id"] = "net.".into()).await, (0, 0, 1));
+    let without = |name: &'static str| {
+        move |entry: &mut serde_json::Value| drop(entry["secondary"].as_object_mut().unwrap().remove(name))
+    };
+    assert_eq!(rewrite(&without("margay.io/net")).await, (0, 0, 1));
+    assert_eq!(rewrite(&without("margay.io/ifname")).await, (0, 0, 1));
+    assert_eq!(rewrite(&without("node")).await, (0, 0, 1));
+    assert_eq!(rewrite(&|entry| entry["secondary"]["node"] = "b".into()).await, (0, 0, 0));
+}
+
+#[tokio::test]
+async fn a_runtimes_list_decides_by_network_container_and_interface_and_spares_what_is_young() {
+    let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
+    world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
+    let in_list = give(&world, "in-list", THIS_BOOT, 0).await;
+    let gone = give(&world, "gone", THIS_BOOT, 0).await;
+    let mut second = request("in-list", THIS_BOOT, 0);
+    second.attachment.interface = "eth1".into();
+    let second = world.assign(&second).await.unwrap()[0].ip;
+    // Whoever splits a handle at a dot takes it for the first one's.
+    let mut dotted = request("b.gone", THIS_BOOT, 0);
+    dotted.attachment.network = "net.a".into();
+    world.assign(&dotted).await.unwrap();
+    let (young, ahead) = (give(&world, "young", THIS_BOOT, 950).await, give(&world, "ahead", THIS_BOOT, 1001).await);
+    let mut undated = request("undated", THIS_BOOT, 0);
+    undated.attributes.insert("timestamp".into(), "yesterday".into());
+    world.assign(&undated).await.unwrap();
+    let now = OffsetDateTime::from_unix_timestamp(START + 1000).unwrap();
+    let holdings = world.ipam.holdings("a", soon()).await.unwrap();
+    let pairs = |list: &[(&str, &str)]| list.iter().map(|(c, i)| ((*c).to_owned(), (*i).to_owned())).collect();
+    let verdict = stale(&holdings, "net", &pairs(&[("in-list", "eth0"), ("a.b.gone", "eth0")]), now);
+    assert_eq!(verdict.gone.iter().map(|one| one.address).collect::<BTreeSet<_>>(), [gone, second].into());
+    assert_eq!((verdict.valid, verdict.young, verdict.undated), (1, 1, 2), "{young} {ahead}");
+    let none = stale(&holdings, "net", &BTreeSet::new(), now);
+    assert_eq!(none.gone.len(), 3, "an empty list means that there is nothing");
+    assert!(none.gone.iter().any(|one| one.address == in_list));
+    assert!(stale(&holdings, "other", &BTreeSet::new(), now).gone.is_empty());
+}
+
+#[tokio::test]
+async fn a_large_block_is_freed_in_commits_of_bounded_size() {
+    let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
+    world.add(NewPool::new("v4", "10.0.0.0/22".parse().unwrap()).with_block_size(22)).await;
+    for number in 0..200 {
+        give(&world, &format!("c{number}"), "boot0001", 0).await;
+    }
+    let holdings = world.ipam.holdings("a", soon()).await.unwrap();
+    let before = revision(&world).await;
+    let judged = world.ipam.judge(&holdings, &evidence(BTreeSet::new()));
+    assert_eq!(free(&world, &judged.earlier).await.released.len(), 200);
+    assert_eq!(revision(&world).await, before.next().next().next().next());
+    world.check().await;
+}
+
+#[tokio::test]
+async fn an_assignment_without_room_frees_leftovers_in_its_own_commit() {
+    let world = one_machine().await;
+    let mut old = Vec::new();
+    for number in 0..8 {
+        old.push(give(&world, &format!("old{number}"), "boot0001", number).await);
+    }
+    let machine = Machine::with(&old[..2]);
+    let mut with_live = world.clone();
+    with_live.ipam = world.ipam.clone().with_live(machine.clone());
+    let before = revision(&world).await;
+    let given = give(&with_live, "new", THIS_BOOT, 100).await;
+    assert_eq!(revision(&world).await, before.next(), "one commit");
+    assert_eq!(machine.asked.load(SeqCst), 1);
+    assert!(old[2..].contains(&given));
+    let left: BTreeSet<IpAddr> = held(&world).await.into_keys().collect();
+    assert_eq!(left, [old[0], old[1], given].into(), "what is live stays");
+    world.check().await;
+    // Now there is room, and nobody is asked.
+    give(&with_live, "another", THIS_BOOT, 100).await;
+    assert_eq!(machine.asked.load(SeqCst), 1);
+}
+
+#[tokio::test]
+async fn without_leftovers_or_sight_an_assignment_without_room_fails_and_writes_nothing() {
+    let world = one_machine().await;
+    let mut given = Vec::new();
+    for number in 0..8 {
+        given.push(give(&world, &format!("c{number}"), THIS_BOOT, 0).await);
+    }
+    let machine = Machine::with(&[]);
+    let mut with_live = world.clone();
+    with_live.ipam = world.ipam.clone().with_live(machine.clone());
+    let before = revision(&world).await;
+    let refused = with_live.assign(&request("new", THIS_BOOT, 50)).await.unwrap_err();
+    assert!(matches!(refused, Error::Exhausted { .. }), "{refused}");
+    assert_eq!(machine.asked.load(SeqCst), 0, "nobody is left over, so nobody is asked");
+
+    // In the next boot all of them are left over, but nothing can be seen, or all are live.
+    for machine in [Machine::blind(), Machine::with(&given)] {
+        with_live.ipam = world.ipam.clone().with_live(machine.clone());
+        let refused = with_live.assign(&request("new", "boot0003", 50)).await.unwrap_err();
+        assert!(matches!(refused, Error::Exhausted { .. }), "{refused}");
+        assert_eq!(machine.asked.load(SeqCst), 1);
+    }
+    let mut nobody_knows = request("new", THIS_BOOT, 50);
+    nobody_knows.attachment.boot = None;
+    assert!(with_live.assign(&nobody_knows).await.is_err());
+    assert_eq!(revision(&world).await, before);
+    world.check().await;
+}
+
+#[tokio::test]
+async fn whole_attachments_go_and_the_oldest_first() {
+    let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
+    world.add(NewPool::new("v4", "10.0.0.0/27".parse().unwrap()).with_block_size(27)).await;
+    world.add_pool("v6", "fd00::/120").await;
+    // The youngest are made first.
+    for number in (0..32).rev() {
+        let mut both = request(&format!("c{number}"), "boot0001", number);
+        both.wanted = Wanted::any(1, 1);
+        world.assign(&both).await.unwrap();
+    }
+    let mut with_live = world.clone();
+    with_live.ipam = world.ipam.clone().with_live(Machine::with(&[]));
+    let before = revision(&world).await;
+    let mut both = request("new", THIS_BOOT, 100);
+    both.wanted = Wanted::any(1, 1);
+    let assigned: Vec<Assigned> = with_live.assign(&both).await.unwrap();
+    assert_eq!((assigned.len(), revision(&world).await), (2, before.next()));
+    let left = held(&world).await;
+    let containers: BTreeSet<&str> = left.values().map(String::as_str).collect();
+    let expected: BTreeSet<String> = (16..32).map(|number| format!("c{number}")).chain(["new".to_owned()]).collect();
+    assert_eq!(containers, expected.iter().map(String::as_str).collect());
+    assert_eq!(left.len(), 34, "both families of each");
+    world.check().await;
+}
+
+/// The other family of an attachment shows that it is alive.
+#[tokio::test]
+async fn an_attachment_that_is_live_in_the_other_family_stays() {
+    let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
+    world.add_pool("v4", "10.0.0.0/30").await;
+    world.add_pool("v6", "fd00::/120").await;
+    let mut live = Vec::new();
+    for number in 0..4 {
+        let mut both = request(&format!("c{number}"), "boot0001", number);
+        both.wanted = Wanted::any(1, 1);
+        live.push(world.assign(&both).await.unwrap()[1].ip);
+    }
+    let mut with_live = world.clone();
+    with_live.ipam = world.ipam.clone().with_live(Machine::with(&live));
+    assert!(with_live.assign(&request("new", THIS_BOOT, 100)).await.is_err());
+    with_live.ipam = world.ipam.clone().with_live(Machine::with(&live[1..]));
+    give(&with_live, "new", THIS_BOOT, 100).await;
+    assert_eq!(held(&world).await.len(), 7);
+    world.check().await;
+}
+
+/// It is no leftover of somebody else's.
+#[tokio::test]
+async fn who_asks_never_frees_what_it_has_itself() {
+    let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
+    world.add_pool("v4", "10.0.0.0/30").await;
+    let own = give(&world, "own", "boot0001", -10).await;
+    let others = [give(&world, "b", "boot0001", 0).await, give(&world, "c", "boot0001", 1).await];
+    give(&world, "d", "boot0001", 2).await;
+    let mut with_live = world.clone();
+    with_live.ipam = world.ipam.clone().with_live(Machine::with(&[]));
+    let mut two = request("own", THIS_BOOT, 100);
+    two.wanted = Wanted::any(2, 0);
+    let assigned = with_live.assign(&two).await.unwrap();
+    assert_eq!(assigned[0].ip, own);
+    assert!(others.contains(&assigned[1].ip), "{assigned:?}");
+    assert_eq!(held(&world).await.len(), 2);
+    world.check().await;
+}
+
+#[tokio::test]
+async fn where_addresses_rest_leftovers_begin_to_rest_and_serve_later() {
+    let world = one_machine().await;
+    for number in 0..8 {
+        give(&world, &format!("old{number}"), "boot0001", number).await;
+    }
+    let key = keys::config();
+    let config = IpamConfig::decode(&key, br#"{"auto_allocate_blocks":true,"ipCooldownSeconds":60}"#).unwrap();
+    world.configure(config).await;
+    let mut with_live = world.clone();
+    with_live.ipam = world.ipam.clone().with_live(Machine::with(&[]));
+    assert!(with_live.assign(&request("new", THIS_BOOT, 100)).await.is_err());
+    world.check().await;
+    world.pass(100);
+    give(&with_live, "new", THIS_BOOT, 200).await;
+    world.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_at_once_on_a_full_pool_get_an_address_each() {
+    let world = one_machine().await;
+    for number in 0..8 {
+        give(&world, &format!("old{number}"), "boot0001", number).await;
+    }
+    let mut with_live = world.clone();
+    with_live.ipam = world.ipam.clone().with_live(Machine::with(&[]));
+    let tasks: Vec<_> = (0..8)
+        .map(|number| {
+            let world = with_live.clone();
+            tokio::spawn(async move { give(&world, &format!("new{number}"), THIS_BOOT, 100).await })
+        })
+        .collect();
+    let mut given = BTreeSet::new();
+    for task in tasks {
+        assert!(given.insert(task.await.unwrap()), "an address was given twice");
+    }
+    assert_eq!(held(&world).await.into_keys().collect::<BTreeSet<_>>(), given);
+    world.check().await;
+}
+
+/// The address of a leftover is not free for whoever names it while there is room elsewhere.
+#[tokio::test]
+async fn a_leftovers_address_is_not_given_to_another_container_that_wants_it() {
+    let world = one_machine().await;
+    let old = give(&world, "old", "boot0001", 0).await;
+    let mut with_live = world.clone();
+    with_live.ipam = world.ipam.clone().with_live(Machine::with(&[]));
+    let mut wanting = request("new", THIS_BOOT, 100);
+    wanting.wanted = Wanted::these([old]);
+    assert!(matches!(with_live.assign(&wanting).await, Err(Error::AlreadyAssigned(_))));
+    // The container itself, started again with its fixed address.
+    let mut again = request("old", THIS_BOOT, 100);
+    again.wanted = Wanted::these([old]);
+    assert_eq!(with_live.assign(&again).await.unwrap()[0].ip, old);
+    let allocations = world.ipam.holdings("a", soon()).await.unwrap().allocations;
+    assert_eq!(allocations[0].boot.as_deref(), Some(THIS_BOOT));
+    world.check().await;
+}
