@@ -1,10 +1,14 @@
 //! What can be typed.
 
+mod gc;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
+
+pub(crate) use gc::Gc;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -93,6 +97,9 @@ pub(crate) enum LogLevel {
 pub(crate) enum Command {
     #[command(flatten)]
     OnStore(OnStore),
+    /// Take back addresses that nobody on this machine uses any more
+    #[command(after_help = gc::HELP)]
+    Gc(Gc),
     /// Judge a store by the rules that every store has to keep
     #[command(after_help = CONFORMANCE)]
     Conformance(Conformance),

@@ -6,6 +6,7 @@
 mod answer;
 mod args;
 mod error;
+mod gc;
 mod holder;
 mod judge;
 mod output;
@@ -43,6 +44,7 @@ pub fn run(
     log_to_stderr(cli.log_level);
     let done = match &cli.command {
         Command::OnStore(command) => execute(&cli, command, env, out, err).map(|()| 0),
+        Command::Gc(args) => gc::run(&cli, args, env, out, err).map(|()| 0),
         Command::Conformance(args) => judge::run(&cli, args, env, out, err),
     };
     match done {

@@ -10,7 +10,7 @@ use crate::args::Cli;
 use crate::error::{Failure, Result};
 
 /// How long a command waits for its turn on an embedded store. Plugins hold it for milliseconds.
-const WAIT: Duration = Duration::from_secs(30);
+pub(crate) const WAIT: Duration = Duration::from_secs(30);
 
 /// Chooses the store, and says which one it is unless it was given.
 pub(crate) fn choose(cli: &Cli, env: &Environment<'_>, err: &mut dyn Write) -> Result<Chosen> {
@@ -26,7 +26,12 @@ pub(crate) fn choose(cli: &Cli, env: &Environment<'_>, err: &mut dyn Write) -> R
 
 /// Opens the store.
 pub(crate) async fn open(location: &Location, create: Create) -> Result<OpenStore> {
-    datastore::open(location, create, WAIT).await.map_err(|error| match error.kind() {
+    datastore::open(location, create, WAIT).await.map_err(|error| explain(error, location))
+}
+
+/// Why a store could not be opened, and what to do.
+pub(crate) fn explain(error: kv::Error, location: &Location) -> Failure {
+    match error.kind() {
         ErrorKind::Missing if location.path().is_some() => Failure::new(format!("there is no store at {location}"))
             .hint(format!(
                 "if this is the right place, make one with: margay --store {location} pool create NAME CIDR"
@@ -41,5 +46,5 @@ pub(crate) async fn open(location: &Location, create: Create) -> Result<OpenStor
             )
         }
         _ => Failure::from(error),
-    })
+    }
 }

@@ -6,12 +6,15 @@ use std::time::Duration;
 
 use datastore::{Create, Location};
 use ipam_core::assign::{AssignRequest, Bridge, PoolDefinition, Repeated, Wanted};
-use ipam_core::{BridgeError, Ipam, Nodes};
+use ipam_core::{BridgeError, Ipam, Nodes, gc};
 use kv::{Deadline, ErrorKind, Operation, Store};
 
 use crate::error::{CniError, Result};
 use crate::intents::{FileIntents, INTENTS_FOLDER};
-use crate::request::{AddRequest, Allocator, Assigned, Bridged, CheckRequest, DelRequest, Network, OwnPool};
+use crate::request::{
+    AddRequest, Allocator, Assigned, Bridged, CheckRequest, Collected, DelRequest, GcRequest, Network, OwnPool,
+};
+use crate::sight::Sight;
 
 /// How long a call may take, as for Calico's plugin, from waiting for the store to the answer.
 const BUDGET: Duration = Duration::from_secs(90);
@@ -72,6 +75,7 @@ fn ipam_on(store: Arc<dyn Store>, location: &Location) -> Ipam {
         }
         _ => Ipam::new(store, Nodes::FirstSeen),
     }
+    .with_live(Arc::new(Sight))
 }
 
 impl Allocator for StoreAllocator {
@@ -108,6 +112,33 @@ impl Allocator for StoreAllocator {
             ipam.held(&request.attachment, deadline).await.map_err(|error| explain(error, &Network::Calico))
         })?)
     }
+
+    fn gc(&self, request: &GcRequest) -> Result<Collected> {
+        let collected = self.with_store(&request.store.location, Create::Never, async |ipam, deadline| {
+            collect(&ipam, request, deadline).await.map_err(|error| explain(error, &Network::Calico))
+        });
+        match collected {
+            Err(Failure::Missing(error)) => {
+                tracing::warn!(%error, "nothing to release");
+                Ok(Collected::default())
+            }
+            other => Ok(other?),
+        }
+    }
+}
+
+/// Releases what the list does not have, a commit for each block.
+async fn collect(ipam: &Ipam, request: &GcRequest, deadline: Deadline) -> ipam_core::Result<Collected> {
+    let holdings = ipam.holdings(&request.node, deadline).await?;
+    let stale = gc::stale(&holdings, &request.network, &request.valid, request.now);
+    let mut collected =
+        Collected { young: stale.young, undated: stale.undated, unmarked: holdings.unmarked, ..Collected::default() };
+    for batch in gc::batches(&stale.gone) {
+        let freed = ipam.free(&batch, deadline).await?;
+        collected.released.extend(freed.released);
+        collected.changed += freed.changed.len();
+    }
+    Ok(collected)
 }
 
 /// Why nothing came of a call.

@@ -10,8 +10,7 @@ use crate::gojson;
 /// A result of this crate.
 pub type Result<T, E = CniError> = std::result::Result<T, E>;
 
-/// The number that tells a runtime what kind of error it is: the CNI specification's well-known codes, and one of our
-/// own.
+/// The number that tells a runtime what kind of error it is: the CNI specification's well-known codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Code {
@@ -29,8 +28,6 @@ pub enum Code {
     InvalidNetns,
     /// 11: nothing was done; the same call may succeed a little later.
     TryAgain,
-    /// 100: the verb is one that this version of the plugin does not carry out.
-    NotImplemented,
     /// 999: everything else.
     Internal,
 }
@@ -46,7 +43,6 @@ impl Code {
             Self::InvalidConfig => 7,
             Self::InvalidNetns => 8,
             Self::TryAgain => 11,
-            Self::NotImplemented => 100,
             Self::Internal => 999,
         }
     }

@@ -1,8 +1,6 @@
 //! Who asks: the node, the container, the pod, and what is recorded of them with each address.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use ipam_core::model::workload_endpoint_name;
@@ -34,46 +32,26 @@ impl Host {
     /// The machine that this process runs on.
     pub fn of_this_process() -> Self {
         Self {
-            hostname: nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
-            boot_id: fs::read_to_string("/proc/sys/kernel/random/boot_id").ok(),
+            hostname: host::hostname(),
+            boot_id: host::boot_id(),
             now: OffsetDateTime::now_utc(),
-            nodename_file: "/var/lib/calico/nodename".into(),
+            nodename_file: host::NODENAME_FILE.into(),
             own_netns: crate::netns::OWN.into(),
         }
     }
 
     /// The first 8 characters of the boot id.
     fn boot(&self) -> Option<String> {
-        let id = self.boot_id.as_deref()?.trim();
-        (id.len() >= 8).then(|| id.chars().take(8).collect())
+        host::short_boot(self.boot_id.as_deref()?)
     }
 
     /// The node's name: the configuration's, else what stands in the node name file, else the configuration's old
     /// `hostname`, else the host name in lower case.
-    ///
-    /// White space around the name is taken away wherever it comes from: a file ends with a newline when a person
-    /// wrote it, and no name has one.
     pub(crate) fn node(&self, conf: &NetConf) -> String {
-        let file =
-            if conf.nodename_file.is_empty() { self.nodename_file.clone() } else { (&conf.nodename_file).into() };
-        let in_file = || read_name(&file).unwrap_or_default();
-        let sources: [&dyn Fn() -> String; 4] =
-            [&|| conf.nodename.clone(), &in_file, &|| conf.hostname.clone(), &|| self.hostname.to_lowercase()];
-        let names = sources.into_iter().map(|name| name().trim().to_owned());
-        names.into_iter().find(|name| !name.is_empty()).unwrap_or_default()
+        let file = if conf.nodename_file.is_empty() { &self.nodename_file } else { Path::new(&conf.nodename_file) };
+        let names = host::NodeNames { given: &conf.nodename, file, former: &conf.hostname, hostname: &self.hostname };
+        names.choose()
     }
-}
-
-/// More bytes than a file with a node's name has.
-const MAX_NAME_FILE: u64 = 4096;
-
-/// What stands in a file that may have a node's name. A longer one has none, and is not read to its end, which may never
-/// come: the configuration names it.
-fn read_name(file: &Path) -> std::io::Result<String> {
-    let mut bytes = Vec::new();
-    let read = File::open(file)?.take(MAX_NAME_FILE + 1).read_to_end(&mut bytes)?;
-    let fits = u64::try_from(read).is_ok_and(|read| read <= MAX_NAME_FILE);
-    Ok(if fits { String::from_utf8_lossy(&bytes).into_owned() } else { String::new() })
 }
 
 /// A container or a pod, as the books know it.
@@ -130,7 +108,7 @@ impl Identity {
     /// Code 7.
     pub(crate) fn check_node(&self) -> Result<()> {
         if self.attachment.node.is_empty() {
-            return Err(CniError::config("the name of this node is not known").with_details("set nodename"));
+            return Err(no_node_error());
         }
         Ok(())
     }
@@ -161,6 +139,11 @@ impl Identity {
             None => self.attachment.container.clone(),
         }
     }
+}
+
+/// The error for a node without a name.
+pub(crate) fn no_node_error() -> CniError {
+    CniError::config("the name of this node is not known").with_details("set nodename")
 }
 
 #[cfg(test)]

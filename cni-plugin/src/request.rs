@@ -3,7 +3,7 @@
 //! Everything here was checked by the protocol layer as far as that goes without a store. No setting of the
 //! configuration has to be looked up elsewhere.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -11,6 +11,7 @@ use datastore::Location;
 pub use ipam_core::assign::Gateway;
 pub use ipam_core::attachment::Attachment;
 use ipnet::IpNet;
+use time::OffsetDateTime;
 
 use crate::error::Result;
 
@@ -41,6 +42,13 @@ pub trait Allocator {
     /// # Errors
     /// The error is printed as it is.
     fn check(&self, request: &CheckRequest) -> Result<Vec<IpAddr>>;
+
+    /// Releases what the node holds in the network and the list does not have; that nothing is there, not even a store, is
+    /// success. What is too young or of no age, and what is not ours, stays and is counted.
+    ///
+    /// # Errors
+    /// The error is printed as it is; the runtime will call again.
+    fn gc(&self, request: &GcRequest) -> Result<Collected>;
 }
 
 /// Where the store is, and the lock that goes with it.
@@ -133,6 +141,36 @@ pub struct CheckRequest {
     pub store: StoreAt,
     /// Whose addresses to look for.
     pub attachment: Attachment,
+}
+
+/// What GC asks for.
+#[derive(Clone, Debug)]
+pub struct GcRequest {
+    /// The store.
+    pub store: StoreAt,
+    /// The network's name.
+    pub network: String,
+    /// The node's name.
+    pub node: String,
+    /// The attachments that there are, as container ids and interfaces; none is a list, too.
+    pub valid: BTreeSet<(String, String)>,
+    /// The time of the call.
+    pub now: OffsetDateTime,
+}
+
+/// What GC did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// The addresses that were released.
+    pub released: Vec<IpAddr>,
+    /// How many were given anew or given back meanwhile.
+    pub changed: usize,
+    /// How many are younger than a minute: the list may be older.
+    pub young: usize,
+    /// How many say nothing of their age, or are dated ahead.
+    pub undated: usize,
+    /// How many of the node's addresses carry no attributes of ours.
+    pub unmarked: usize,
 }
 
 /// An address that was assigned.

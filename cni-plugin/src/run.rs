@@ -1,5 +1,6 @@
 //! The whole program but for process input and output.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::Read;
 use std::net::IpAddr;
@@ -12,14 +13,15 @@ use crate::args::{AddressForm, Args};
 use crate::bridged::{BridgedSettings, refuse_on_calico};
 use crate::env::{Call, Environment, OwnNetns, Verb};
 use crate::error::{CniError, Code, Result};
+use crate::gc;
 use crate::gojson::Json;
-use crate::identity::{Host, Identity};
+use crate::identity::{Host, Identity, no_node_error};
 use crate::logging;
 use crate::netconf::{NetConf, check_name};
 use crate::netns;
 use crate::panics;
 use crate::prev_result;
-use crate::request::{AddRequest, Allocator, CheckRequest, DelRequest, Network, StoreAt};
+use crate::request::{AddRequest, Allocator, CheckRequest, DelRequest, GcRequest, Network, StoreAt};
 use crate::result::{AddResult, no_addresses};
 use crate::versions;
 use crate::wanted::wanted;
@@ -139,7 +141,8 @@ fn carry_out(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allo
         }
         Verb::Gc => {
             versions::check_verb("GC", "1.1.0", version?)?;
-            Err(gc_error())
+            let valid = gc::valid_attachments(&json)?;
+            Context::new(invocation, call, &json)?.gc(valid, allocator)
         }
         Verb::Status => {
             let version = version?;
@@ -150,14 +153,6 @@ fn carry_out(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allo
             Err(CniError::new(Code::InvalidEnvironment, format!("unknown CNI_COMMAND: {}", call.command)))
         }
     }
-}
-
-/// GC frees nothing yet, and says so: success would make an operator believe that leaked addresses are free again. The
-/// error does no harm. Before GC a runtime's library has sent a DEL for each stale attachment that it remembers, and it
-/// goes on with the other plugins after an error.
-fn gc_error() -> CniError {
-    CniError::new(Code::NotImplemented, "GC is not supported yet, nothing was freed")
-        .with_details("free the addresses of containers that are gone with: margay ipam release --container ID")
 }
 
 fn read(stdin: &mut dyn Read) -> Result<Vec<u8>> {
@@ -282,6 +277,17 @@ impl<'a> Context<'a> {
             who.container, who.interface, who.network
         ))
         .with_details("the container has to be made anew: its address may be given to another one"))
+    }
+
+    /// GC: what the runtime does not know any more is released.
+    fn gc(&self, valid: BTreeSet<(String, String)>, allocator: &dyn Allocator) -> Result<String> {
+        let node = self.host.node(&self.conf);
+        if node.is_empty() {
+            return Err(no_node_error());
+        }
+        let (store, network) = (self.store.clone(), self.conf.name.clone());
+        gc::log(&allocator.gc(&GcRequest { store, network, node, valid, now: self.host.now })?, &self.conf.name);
+        Ok(String::new())
     }
 
     /// STATUS: whether an ADD with this configuration could be carried out as far as that can be told without the

@@ -24,4 +24,4 @@ pub use error::{Candidate, ConfigError, Result};
 pub use location::{DEFAULT_REDB_PATH, DEFAULT_SLED_PATH, Etcd, Location};
 pub use netconf::{NetConfStore, for_netconf};
 pub use open::{Create, OpenStore, open, open_in_place};
-pub use operator::{Chosen, Source, for_operator};
+pub use operator::{Chosen, Source, all_for_operator, for_operator};

@@ -83,6 +83,32 @@ pub fn for_operator(url: Option<&str>, env: &Environment<'_>, conf_dir: &Path) -
     }
 }
 
+/// Every store that the CNI configuration in `conf_dir` names, for work that is due on all of them; the default one if it
+/// names none. What cannot be read stands in `unreadable` of the first.
+///
+/// # Errors
+/// What is wrong with the only file, or with what an etcd needs from the environment.
+pub fn all_for_operator(env: &Environment<'_>, conf_dir: &Path) -> Result<Vec<Chosen>> {
+    let found = scan(conf_dir);
+    if found.candidates.is_empty() {
+        return from_configuration(conf_dir).map(|chosen| vec![chosen]);
+    }
+    let mut unreadable = found.unreadable;
+    let mut stores = Vec::new();
+    for candidate in found.candidates {
+        let location = match candidate.location {
+            Location::Etcd(etcd) => {
+                let access = etcd.access.or(in_environment(Settings::from_environment(env).access())?);
+                Location::Etcd(Etcd { access, ..etcd })
+            }
+            location => location,
+        };
+        let unreadable = std::mem::take(&mut unreadable);
+        stores.push(Chosen { location, source: Source::File(candidate.file), unreadable });
+    }
+    Ok(stores)
+}
+
 fn in_environment<T>(result: Result<T>) -> Result<T> {
     result.map_err(|error| ConfigError::InEnvironment(Box::new(error)))
 }
@@ -204,6 +230,19 @@ mod tests {
         let chosen = choose(None, &[], dir.path()).unwrap();
         assert_eq!(chosen.location, Location::Sled("/a".into()));
         assert_eq!(chosen.source, Source::File(dir.path().join("1.conflist")));
+    }
+
+    #[test]
+    fn all_stores_are_each_named_once() {
+        let dir =
+            folder(&[("1.conflist", SLED), ("2.conf", OTHER), ("3.conf", SLED), ("4.json", REDB), ("5.conf", "{")]);
+        let all = all_for_operator(&|_| None, dir.path()).unwrap();
+        let locations: Vec<_> = all.iter().map(|chosen| chosen.location.to_string()).collect();
+        assert_eq!(locations, ["sled:///a", "redb:///var/lib/margay/ipam.redb"]);
+        assert_eq!((all[0].unreadable.len(), all[1].unreadable.len()), (1, 0));
+        let none = all_for_operator(&|_| None, folder(&[]).path()).unwrap();
+        assert_eq!((none.len(), &none[0].source), (1, &Source::Default));
+        assert!(all_for_operator(&|_| None, folder(&[("1.conf", "{")]).path()).is_err());
     }
 
     #[test]

@@ -65,7 +65,7 @@ async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {
 }
 
 /// On a store of a single host the host need not be registered.
-fn nodes(location: &Location) -> Nodes {
+pub(crate) fn nodes(location: &Location) -> Nodes {
     match location {
         Location::Etcd(_) => Nodes::Registered,
         _ => Nodes::FirstSeen,

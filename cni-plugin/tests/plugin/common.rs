@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
 use cni_plugin::{
-    AddRequest, Allocator, Assigned, CheckRequest, CniError, DelRequest, Environment, Host, Invocation, Logging, Name,
-    Outcome, Result, run,
+    AddRequest, Allocator, Assigned, CheckRequest, CniError, Collected, DelRequest, Environment, GcRequest, Host,
+    Invocation, Logging, Name, Outcome, Result, run,
 };
 use serde_json::Value;
 
@@ -21,6 +21,8 @@ pub(crate) struct Scripted {
     pub(crate) added: RefCell<Vec<AddRequest>>,
     pub(crate) deleted: RefCell<Vec<DelRequest>>,
     pub(crate) checked: RefCell<Vec<CheckRequest>>,
+    pub(crate) gc: Option<Result<Collected>>,
+    pub(crate) collected: RefCell<Vec<GcRequest>>,
 }
 
 fn unexpected<T>() -> Result<T> {
@@ -41,6 +43,11 @@ impl Allocator for Scripted {
     fn check(&self, request: &CheckRequest) -> Result<Vec<IpAddr>> {
         self.checked.borrow_mut().push(request.clone());
         self.check.clone().unwrap_or_else(unexpected)
+    }
+
+    fn gc(&self, request: &GcRequest) -> Result<Collected> {
+        self.collected.borrow_mut().push(request.clone());
+        self.gc.clone().unwrap_or_else(unexpected)
     }
 }
 

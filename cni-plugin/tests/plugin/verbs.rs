@@ -236,8 +236,21 @@ fn gc_and_status() {
     assert_eq!(error_of(&with("GC", "1.0.0", "")).1, "config version does not allow GC");
     assert_eq!(error_of(&with("STATUS", "1.0.0", "")).1, "config version does not allow STATUS");
     assert_eq!(error_of(&with("GC", "1.2.0", "")).1, "plugin version does not allow GC");
-    let (code, message, _) = error_of(&with("GC", "1.1.0", ""));
-    assert_eq!((code, message.as_str()), (100, "GC is not supported yet, nothing was freed"));
+    for list in ["", r#","cni.dev/valid-attachments":{}"#, r#","cni.dev/valid-attachments":[{"containerID":"c1"}]"#] {
+        let (code, message, details) = error_of(&with("GC", "1.1.0", list));
+        assert_eq!(code, 7, "{list}");
+        assert!(message.ends_with("nothing was released") && !details.is_empty(), "{message}");
+    }
+    let allocator = Scripted { gc: Some(Ok(cni_plugin::Collected::default())), ..Scripted::default() };
+    let list = r#","cni.dev/valid-attachments":[{"containerID":"c1","ifname":"eth0"}]"#;
+    let conf = bridge(list).replace("1.0.0", "1.1.0");
+    let mut env = environment("GC");
+    env.retain(|name, _| matches!(name.as_str(), "CNI_COMMAND" | "CNI_PATH"));
+    let outcome = call(Name::Margay, &env, conf.as_bytes(), &allocator);
+    assert_eq!((outcome.exit, outcome.stdout.as_str()), (0, ""), "{outcome:?}");
+    let requests = allocator.collected.borrow();
+    assert_eq!((requests[0].network.as_str(), requests[0].node.as_str()), ("net1", "host-1"));
+    assert_eq!(requests[0].valid, [("c1".to_owned(), "eth0".to_owned())].into());
     let ready = with("STATUS", "1.1.0", "");
     assert_eq!((ready.exit, ready.stdout.as_str()), (0, ""));
     assert_eq!(error_of(&with("STATUS", "1.1.0", r#","ipam":{"mask":1}"#)).0, 7);
@@ -255,6 +268,9 @@ fn a_panic_is_an_error() {
         }
         fn check(&self, _: &cni_plugin::CheckRequest) -> cni_plugin::Result<Vec<IpAddr>> {
             std::panic::panic_any(5)
+        }
+        fn gc(&self, _: &cni_plugin::GcRequest) -> cni_plugin::Result<cni_plugin::Collected> {
+            unreachable!()
         }
     }
     cni_plugin::install_hook();

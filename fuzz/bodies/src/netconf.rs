@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use cni_plugin::{
-    AddRequest, Allocator, Assigned, CheckRequest, DelRequest, Environment, Host, Invocation, Logging, Name, run,
+    AddRequest, Allocator, Assigned, CheckRequest, Collected, DelRequest, Environment, GcRequest, Host, Invocation,
+    Logging, Name, run,
 };
 use serde_json::Value;
 use time::OffsetDateTime;
@@ -78,5 +79,9 @@ impl Allocator for Pretend {
 
     fn check(&self, _: &CheckRequest) -> cni_plugin::Result<Vec<IpAddr>> {
         Ok(vec!["10.0.0.9".parse().unwrap()])
+    }
+
+    fn gc(&self, _: &GcRequest) -> cni_plugin::Result<Collected> {
+        Ok(Collected::default())
     }
 }

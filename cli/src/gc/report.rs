@@ -1,0 +1,175 @@
+//! What a collection found and did, for people and for programs.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+
+use datastore::Location;
+use ipam_core::gc::Allocation;
+use serde::Serialize;
+
+use super::looks::APART;
+use crate::answer::Answer;
+use crate::error::Result;
+use crate::output::{Column, printable, render};
+
+/// Why an address may be freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Reason {
+    EarlierBoot,
+    NoInterface,
+}
+
+impl Reason {
+    fn text(self) -> &'static str {
+        match self {
+            Self::EarlierBoot => "of an earlier boot",
+            Self::NoInterface => "no interface has it",
+        }
+    }
+}
+
+/// An address that may be freed.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    address: IpAddr,
+    network: String,
+    container: String,
+    interface: String,
+    reason: Reason,
+    /// When it was given, as it is recorded.
+    since: Option<String>,
+}
+
+impl Row {
+    pub(super) fn new(one: &Allocation, reason: Reason) -> Self {
+        Self {
+            address: one.address,
+            network: one.network.clone(),
+            container: one.container.clone(),
+            interface: one.interface.clone(),
+            reason,
+            since: one.timestamp.clone(),
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let since = self.since.as_deref().map_or("unknown", |text| text.split('.').next().unwrap_or(text));
+        let texts = [&self.network, &self.container, &self.interface].map(|text| printable(text));
+        let [network, container, interface] = texts;
+        let since = printable(since.trim_end_matches(" +0000 UTC"));
+        vec![self.address.to_string(), network, container, interface, self.reason.text().to_owned(), since]
+    }
+}
+
+/// How many addresses of the node are left, and why.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Left {
+    pub(super) live: usize,
+    pub(super) of_this_boot: usize,
+    pub(super) of_earlier_boots: usize,
+    pub(super) of_another_machine: usize,
+    pub(super) not_margays: usize,
+    pub(super) no_workloads: usize,
+}
+
+impl Left {
+    /// In words; empty if nothing is left.
+    fn text(&self) -> String {
+        let parts = [
+            (self.live, "in use by an interface"),
+            (self.of_this_boot, "given in this boot (margay gc --netns looks at those)"),
+            (self.of_earlier_boots, "of an earlier boot (margay gc --boot frees those)"),
+            (
+                self.of_another_machine,
+                "given since this boot began, under another one: another machine's of the same name",
+            ),
+            (self.not_margays, "without Margay's attributes"),
+            (self.no_workloads, "of tunnels or other non-workloads"),
+        ];
+        let parts: Vec<String> =
+            parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+        parts.join(", ")
+    }
+}
+
+/// One store.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct StoreReport {
+    pub(super) store: String,
+    pub(super) node: String,
+    /// There is no store.
+    pub(super) missing: bool,
+    /// It could not be read, or not all could be freed.
+    pub(super) failed: bool,
+    pub(super) candidates: Vec<Row>,
+    /// Seen without an interface, but not for long enough.
+    pub(super) waiting: Vec<Row>,
+    pub(super) freed: Vec<IpAddr>,
+    /// Given anew or given back meanwhile.
+    pub(super) changed: Vec<IpAddr>,
+    pub(super) left: Left,
+}
+
+impl StoreReport {
+    pub(super) fn of(location: &Location) -> Self {
+        Self { store: location.to_string(), ..Self::default() }
+    }
+}
+
+/// All stores.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) applied: bool,
+    pub(super) stores: Vec<StoreReport>,
+}
+
+impl Report {
+    pub(super) fn answer(&self) -> Result<Answer> {
+        let mut text = String::new();
+        for store in &self.stores {
+            if self.stores.len() > 1 {
+                _ = writeln!(text, "{}:", store.store);
+            }
+            self.one(store, &mut text);
+        }
+        Answer::new(text, self)
+    }
+
+    fn one(&self, store: &StoreReport, text: &mut String) {
+        if store.missing {
+            _ = writeln!(text, "there is no store at {}, so there is nothing to free", store.store);
+            return;
+        }
+        if store.failed && store.freed.is_empty() {
+            _ = writeln!(text, "the store at {} was not gone through", store.store);
+            return;
+        }
+        let titles = ["ADDRESS", "NETWORK", "CONTAINER", "INTERFACE", "REASON", "SINCE (UTC)"];
+        if !store.candidates.is_empty() {
+            let rows: Vec<Vec<String>> = store.candidates.iter().map(Row::cells).collect();
+            *text += &render(&titles.map(Column::Text), &rows);
+        }
+        let count = store.candidates.len();
+        _ = match (count, self.applied) {
+            (0, _) => writeln!(text, "nothing to free for node {}", printable(&store.node)),
+            (_, true) => writeln!(text, "freed {}", addresses(store.freed.len())),
+            (_, false) => writeln!(text, "would free {}; do it with --apply", addresses(count)),
+        };
+        if !store.changed.is_empty() {
+            _ = writeln!(text, "left {}, given anew or given back meanwhile", addresses(store.changed.len()));
+        }
+        if !store.waiting.is_empty() {
+            let (count, apart) = (addresses(store.waiting.len()), APART.as_secs());
+            _ = writeln!(text, "{count} seen without an interface now; run again after {apart} s, or use --wait");
+        }
+        let left = store.left.text();
+        if !left.is_empty() {
+            _ = writeln!(text, "left: {left}");
+        }
+    }
+}
+
+fn addresses(count: usize) -> String {
+    if count == 1 { "1 address".to_owned() } else { format!("{count} addresses") }
+}

@@ -1,0 +1,81 @@
+//! GC: which attachments a runtime says there are, and what was released because of that.
+//!
+//! The specification makes the runtime's list the authority: what is not in it is gone. So an address is released here even if
+//! an interface somewhere still holds it, as the leftovers of a container that could not be taken apart do. The operator's
+//! `margay gc` is the one that goes by what is live.
+
+use std::collections::BTreeSet;
+
+use crate::error::{CniError, Result};
+use crate::gojson::Json;
+use crate::request::Collected;
+
+/// The configuration's member with the list.
+const MEMBER: &str = "cni.dev/valid-attachments";
+
+/// The container ids and interfaces that are in use, by the runtime's account.
+///
+/// # Errors
+/// Code 7 if there is no list, or an element is no attachment: then nothing may be released.
+pub(crate) fn valid_attachments(json: &Json) -> Result<BTreeSet<(String, String)>> {
+    let Some(Json::Array(elements)) = json.member(MEMBER) else {
+        return Err(CniError::config(format!("GC needs a list in {MEMBER}, nothing was released"))
+            .with_details("an empty list means that no attachment is in use"));
+    };
+    let attachment = |element: &Json| {
+        let text = |name: &str| element.text_member(name).ok().filter(|text| !text.is_empty()).map(str::to_owned);
+        Some((text("containerID")?, text("ifname")?))
+    };
+    let valid = elements.iter().map(attachment).collect::<Option<BTreeSet<_>>>();
+    valid.ok_or_else(|| {
+        CniError::config(format!("{MEMBER} has an element that is no attachment, nothing was released"))
+            .with_details("every element needs the texts containerID and ifname")
+    })
+}
+
+/// Tells the log what was released and what was not.
+pub(crate) fn log(collected: &Collected, network: &str) {
+    let Collected { released, changed, young, undated, unmarked } = collected;
+    tracing::info!(network, ?released, changed, young, unmarked, "nothing is held any more by what is gone");
+    if *undated > 0 {
+        tracing::warn!(network, undated, "left what has no readable time; margay gc --netns finds what is not in use");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<BTreeSet<(String, String)>> {
+        valid_attachments(&Json::parse(text.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn a_list_is_read_and_an_empty_one_is_a_list() {
+        let text =
+            r#"{"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"a","ifname":"e1"}]}"#;
+        let expected = [("a", "e1"), ("a", "eth0")].map(|(id, name)| (id.to_owned(), name.to_owned()));
+        assert_eq!(read(text).unwrap(), expected.into());
+        assert_eq!(read(r#"{"cni.dev/valid-attachments":[]}"#).unwrap(), BTreeSet::new());
+    }
+
+    #[test]
+    fn what_is_no_list_of_attachments_is_refused() {
+        for list in [
+            "{}",
+            "null",
+            "\"a\"",
+            "{\"containerID\":\"a\",\"ifname\":\"b\"}",
+            "[1]",
+            "[{\"containerID\":\"a\"}]",
+            "[{\"containerID\":\"\",\"ifname\":\"b\"}]",
+            "[{\"containerID\":\"a\",\"ifname\":1}]",
+            "[null]",
+        ] {
+            let error = read(&format!(r#"{{"cni.dev/valid-attachments":{list}}}"#)).unwrap_err();
+            assert_eq!(error.code().number(), 7, "{list}");
+            assert!(error.message().contains("nothing was released") && !error.details().is_empty(), "{list}");
+        }
+        assert_eq!(read(r#"{"cni.dev/attachments":[]}"#).unwrap_err().code().number(), 7);
+    }
+}
