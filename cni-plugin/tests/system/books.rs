@@ -5,10 +5,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use datastore::{Create, Location};
+use ipam_core::assign::AssignRequest;
 use ipam_core::model::{
     Affinity, AffinityState, Block, Document, Handle, IpReservation, NewPool, fitting_block_size, keys,
 };
-use ipam_core::{Ipam, Nodes};
+use ipam_core::{Holding, Ipam, Nodes};
 use ipnet::IpNet;
 use kv::{Deadline, Range, StoreExt};
 
@@ -53,6 +54,19 @@ impl Lab {
         self.with_ipam(Create::IfMissing, async |ipam, deadline| {
             ipam.create_pool(&pool, None, deadline).await.unwrap();
         });
+    }
+
+    /// Gives one address behind the plugin's back.
+    pub(crate) fn assign(&self, request: &AssignRequest) -> IpAddr {
+        self.with_ipam(Create::Never, async |ipam, deadline| ipam.assign(request, deadline).await.unwrap()[0].ip)
+    }
+
+    /// What is recorded with an address that is held.
+    pub(crate) fn attribute(&self, ip: IpAddr, name: &str) -> String {
+        self.with_ipam(Create::Never, async |ipam, deadline| match ipam.holding(ip, deadline).await.unwrap() {
+            Holding::Held(entry) => entry.get(name).unwrap().to_owned(),
+            other => panic!("{ip}: {other:?}"),
+        })
     }
 
     /// Reads everything. Blocks, handles and affinities must say the same.

@@ -10,6 +10,7 @@ mod attachments;
 mod books;
 mod damage;
 mod disk;
+mod gc;
 mod hostlocal;
 mod lab;
 mod process;

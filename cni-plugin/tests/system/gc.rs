@@ -1,0 +1,142 @@
+//! Addresses that come back: leftovers of an earlier boot when there is no room, and the verb GC.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::thread;
+
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::attachment::Attachment;
+use ipam_core::timestamps::go_string;
+use serde_json::{Value, json};
+use time::{Duration, OffsetDateTime};
+
+use crate::lab::{ENGINES, Lab};
+use crate::process::Call;
+
+const EARLIER: &str = "0badcafe";
+
+impl Lab {
+    /// Gives an address to a container of the network that the plugin's calls are for, so long ago.
+    fn plant(&self, container: &str, boot: &str, ago: Duration) -> IpAddr {
+        let attachment = Attachment {
+            network: "net1".into(),
+            container: container.into(),
+            interface: "eth0".into(),
+            node: "node-1".into(),
+            boot: Some(boot.into()),
+        };
+        let mut request = AssignRequest::new(attachment, Wanted::any(1, 0));
+        let at = go_string(OffsetDateTime::now_utc() - ago);
+        request.attributes = BTreeMap::from([("timestamp".to_owned(), at)]);
+        self.assign(&request)
+    }
+
+    fn gc(&self, valid: &Value) -> Call {
+        let mut conf = self.conf("bridge");
+        conf["cniVersion"] = "1.1.0".into();
+        conf["cni.dev/valid-attachments"] = valid.clone();
+        Call::new("GC", "unused", &conf).without("CNI_CONTAINERID").without("CNI_NETNS").without("CNI_IFNAME")
+    }
+
+    fn addresses(&self) -> BTreeSet<IpAddr> {
+        self.books().held.into_keys().collect()
+    }
+}
+
+#[test]
+fn an_add_without_room_takes_what_an_earlier_boot_has_left() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "198.18.96.0/29");
+        let old: Vec<IpAddr> =
+            (0..4).map(|number| lab.plant(&format!("old{number}"), EARLIER, Duration::hours(1))).collect();
+        let mut given = BTreeSet::new();
+        // Of eight addresses the bridge takes three, and one more is free.
+        for number in 0..3 {
+            let outcome = lab.add(&format!("new{number}")).ok();
+            assert!(given.insert(outcome.address()));
+        }
+        let left: Vec<&IpAddr> = old.iter().filter(|address| lab.books().held.contains_key(address)).collect();
+        assert!(left.len() < old.len(), "{engine:?}: {left:?}");
+        assert!(given.is_subset(&lab.addresses()));
+        // When all are of this boot, there is no more to take.
+        let mut refused = None;
+        for number in 3..8 {
+            let outcome = lab.add(&format!("new{number}")).run();
+            if outcome.exit != 0 {
+                refused = Some(outcome);
+                break;
+            }
+            assert!(given.insert(outcome.address()), "given twice");
+        }
+        refused.unwrap().refusal().says(&["No IPs available in pools"]);
+        assert_eq!(lab.addresses(), given);
+    }
+}
+
+#[test]
+fn several_adds_at_once_on_a_full_pool_get_an_address_each() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "198.18.97.0/28");
+        for number in 0..13 {
+            lab.plant(&format!("old{number}"), EARLIER, Duration::hours(1));
+        }
+        let given: BTreeSet<IpAddr> = thread::scope(|scope| {
+            let lab = &lab;
+            let calls: Vec<_> =
+                (0..8).map(|number| scope.spawn(move || lab.add(&format!("new{number}")).ok().address())).collect();
+            calls.into_iter().map(|call| call.join().unwrap()).collect()
+        });
+        assert_eq!(given.len(), 8, "an address was given twice");
+        assert!(given.is_subset(&lab.addresses()));
+    }
+}
+
+/// `podman start` after a reboot: the same container, the same fixed address, another namespace.
+#[test]
+fn a_container_with_a_fixed_address_is_started_again_after_a_reboot() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "198.18.98.0/24");
+        let address = lab.plant("c1", EARLIER, Duration::hours(1));
+        let add = lab.add("c1").with("CNI_NETNS", "/run/netns/a-new-one");
+        let add = add.with("CNI_ARGS", &format!("IgnoreUnknown=1;IP={address}"));
+        assert_eq!(add.ok().address(), address);
+        let boot = lab.attribute(address, "margay.io/boot");
+        assert!(host::boot_id().unwrap().starts_with(&boot), "{boot} is not this boot");
+        assert_eq!(lab.add("c1").ok().address(), address, "also without naming it");
+    }
+}
+
+#[test]
+fn gc_frees_what_the_list_does_not_have() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "198.18.99.0/24");
+        let old = Duration::minutes(5);
+        let (kept, gone) = (lab.plant("kept", EARLIER, old), lab.plant("gone", EARLIER, old));
+        let (young, ahead) = (lab.plant("young", EARLIER, Duration::seconds(5)), lab.plant("ahead", EARLIER, -old));
+        let list = json!([{"containerID": "kept", "ifname": "eth0"}, {"containerID": "other", "ifname": "eth0"}]);
+        let mut foreign = lab.conf("bridge");
+        foreign["name"] = "net2".into();
+        let other = Call::new("ADD", "gone", &foreign).ok().address();
+        assert_eq!(lab.gc(&list).ok().stdout, "");
+        assert_eq!(lab.addresses(), [kept, young, ahead, other].into(), "{gone}");
+        lab.gc(&list).ok();
+        // No list frees nothing, an empty one means that there is nothing.
+        for wrong in [Value::Null, json!({}), json!([{"containerID": "kept"}])] {
+            let refusal = lab.gc(&wrong).run().refusal();
+            assert_eq!(refusal.code, 7);
+            refusal.says(&["nothing was released"]);
+        }
+        assert_eq!(lab.addresses().len(), 4);
+        lab.gc(&json!([])).ok();
+        assert_eq!(lab.addresses(), [young, ahead, other].into());
+    }
+}
+
+#[test]
+fn gc_on_a_store_that_is_not_there_is_done_and_makes_none() {
+    for engine in ENGINES {
+        let lab = Lab::new(engine);
+        lab.gc(&json!([])).ok();
+        assert!(!lab.store.exists());
+    }
+}
