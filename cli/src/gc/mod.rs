@@ -77,7 +77,7 @@ pub(crate) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Wri
         }
     }
     let failed = found.iter().any(|store| store.report.failed);
-    let report = Report { applied: args.apply, stores: found.into_iter().map(|store| store.report).collect() };
+    let mut report = Report { applied: args.apply, stores: found.into_iter().map(|store| store.report).collect() };
     report.answer()?.print(cli.output, out, err)?;
     if failed { Err(Failure::new("not every store was gone through; see above")) } else { Ok(()) }
 }

@@ -125,7 +125,12 @@ pub(super) struct Report {
 }
 
 impl Report {
-    pub(super) fn answer(&self) -> Result<Answer> {
+    pub(super) fn answer(&mut self) -> Result<Answer> {
+        for store in &mut self.stores {
+            store.candidates.sort_by_key(|row| row.address);
+            store.waiting.sort_by_key(|row| row.address);
+            store.freed.sort_unstable();
+        }
         let mut text = String::new();
         for store in &self.stores {
             if self.stores.len() > 1 {
