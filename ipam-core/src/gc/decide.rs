@@ -61,9 +61,9 @@ pub(super) fn verdict(allocations: &[&Allocation], evidence: &Evidence, began: O
     let is_of_this_boot = |one: &&Allocation| one.boot.as_ref() == Some(&evidence.boot);
     if allocations.iter().any(|one| evidence.live.contains(&one.address)) {
         Verdict::Live
-    } else if !allocations.iter().all(|one| is_of_this_boot(&one) || is_before(one)) {
+    } else if !allocations.iter().all(|one| is_of_this_boot(one) || is_before(one)) {
         Verdict::Elsewhere
-    } else if allocations.iter().all(|one| is_earlier(one)) {
+    } else if allocations.iter().all(is_earlier) {
         Verdict::Earlier
     } else {
         Verdict::Idle
