@@ -33,7 +33,7 @@ mod watch;
 mod writer;
 
 pub use memory::{MemoryTable, memory};
-pub use options::{Blocking, Clock, Options, Retention};
+pub use options::{Blocking, Clock, Inspection, Options, Retention};
 pub use store::{MvccStore, Status};
 pub use table::{MAX_ROW_BYTES, Table, View, Visit, Write};
 pub use verify::Verified;

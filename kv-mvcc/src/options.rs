@@ -20,6 +20,8 @@ pub struct Options {
     pub blocking: Blocking,
     /// The id that the store must have. With one, a table without rows is a damaged store rather than a new one.
     pub expected_id: Option<Uuid>,
+    /// How closely it is looked at.
+    pub inspection: Inspection,
 }
 
 impl Default for Options {
@@ -30,6 +32,7 @@ impl Default for Options {
             clock: Clock::system(),
             blocking: Blocking::default(),
             expected_id: None,
+            inspection: Inspection::default(),
         }
     }
 }
@@ -59,6 +62,16 @@ impl Blocking {
             Self::InPlace => Ok(work()),
         }
     }
+}
+
+/// How closely a store is looked at when it is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Inspection {
+    /// The newest revision is there, and in a store of ordinary size all keys are.
+    #[default]
+    Entries,
+    /// The newest revision is there: for a table that nobody has touched since it was looked at and closed.
+    Newest,
 }
 
 /// How much history is kept: what lies beyond any of the three bounds is given up, a few revisions with each commit.

@@ -85,8 +85,9 @@ impl MvccStore {
     /// `UnknownFormat` if a newer program wrote it and `Corrupt` if rows are missing or damaged, or if it is not the
     /// store with [`Options::expected_id`]; the table is then as it was. Those of the table.
     pub fn open(table: Box<dyn Table>, options: Options) -> Result<Self> {
-        let Options { name, retention, clock, blocking, expected_id } = options;
-        let Opened { id, format, state } = guarded(name, Operation::Open, || open_table(&*table, name, expected_id))?;
+        let Options { name, retention, clock, blocking, expected_id, inspection } = options;
+        let opened = guarded(name, Operation::Open, || open_table(&*table, name, expected_id, inspection));
+        let Opened { id, format, state } = opened?;
         let (published, _) = watch::channel(Published { state, closed: false });
         let table = Arc::new(RwLock::new(Some(table)));
         let (queue, poisoned) = (Mutex::default(), AtomicBool::new(false));

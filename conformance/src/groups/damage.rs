@@ -244,6 +244,8 @@ pub(crate) async fn later_version(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let kept = folder.path().join("kept");
     good_store(&t, &kept).await?;
+    // Another process gets the store when this one has left it for good, and leaves it for good when it ends.
+    same("the store", examined(&t, &kept, "nothing is damaged").await?, Found::Right)?;
     t.make_newer(&kept)?;
     let before = files_of(&kept)?;
     match t.join(&t.address_in(&kept)?, t.patience()).await {

@@ -1,6 +1,7 @@
 //! A table that holds the turn at its store, whose engine may panic, and that refuses writes after a failed one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kv::{Error, ErrorKind, Operation, Result};
@@ -20,13 +21,13 @@ pub(super) struct Guarded {
     table: Option<Box<dyn Table>>,
     poisoned: AtomicBool,
     place: Place,
-    head: Head,
+    head: Arc<Head>,
     // Below `table`, since fields are dropped in this order.
     _turn: Turn,
 }
 
 impl Guarded {
-    pub(super) fn new(table: Box<dyn Table>, place: Place, head: Head, turn: Turn) -> Self {
+    pub(super) fn new(table: Box<dyn Table>, place: Place, head: Arc<Head>, turn: Turn) -> Self {
         Self { table: Some(table), poisoned: AtomicBool::new(false), place, head, _turn: turn }
     }
 
@@ -68,7 +69,10 @@ impl Drop for Guarded {
     fn drop(&mut self) {
         let table = self.table.take();
         // There is nobody to tell, and nothing is lost: what was committed is durable.
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(table)));
+        let closed = catch_unwind(AssertUnwindSafe(|| drop(table)));
+        if closed.is_ok() && !self.poisoned.load(Ordering::Acquire) {
+            self.head.leave();
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kv::{Error, ErrorKind, Operation, Result};
@@ -10,7 +11,7 @@ use uuid::Uuid;
 use super::folder;
 use super::guarded::{Guarded, caught};
 use super::store_folder::{Found, StoreFolder};
-use crate::options::{Blocking, Clock, Options, Retention};
+use crate::options::{Blocking, Clock, Inspection, Options, Retention};
 use crate::store::MvccStore;
 use crate::table::Table;
 
@@ -152,10 +153,11 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
         }
     };
     let entry = folder.path(engine.entry());
+    let head = Arc::new(folder.open_head()?);
+    let inspection = if head.is_as_left() { Inspection::Newest } else { Inspection::Entries };
     let table = caught(&folder.place, Operation::Open, || engine.open(&entry, &folder.place.store))?;
-    let head = folder.open_head()?;
     let newest_seen = head.seen();
-    let table = Guarded::new(table, folder.place.clone(), head, turn);
+    let table = Guarded::new(table, folder.place.clone(), Arc::clone(&head), turn);
     let restricted = folder::restrict_all(&entry);
     match expects {
         Expects::New => folder.io(engine.entry(), restricted)?,
@@ -176,6 +178,7 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
                 Expects::This(id) => Some(id),
                 Expects::Any | Expects::New => None,
             },
+            inspection,
         },
     )
     .map_err(|error| folder.place.advise(error))?;
@@ -187,6 +190,7 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
         folder.name(store.id())?;
     }
     folder.remove_marker()?;
+    head.set_in_order();
     Ok(store)
 }
 

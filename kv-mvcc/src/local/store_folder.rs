@@ -158,7 +158,8 @@ impl StoreFolder {
 
     /// Opens the note of the newest revision.
     pub(super) fn open_head(&self) -> Result<Head> {
-        self.io(HEAD, Head::open(&self.path(HEAD)))
+        let files = self.files.iter().map(|name| self.path(name)).collect();
+        self.io(HEAD, Head::open(&self.path(HEAD), files))
     }
 
     /// Writes the identity, the last step of a creation.
