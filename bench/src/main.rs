@@ -5,9 +5,13 @@
 
 mod contender;
 mod crowd;
+mod durable;
 mod etcd;
+mod fill;
+mod loaded;
 mod report;
 mod single;
+mod size;
 #[path = "../../backend-etcd/tests/support/server.rs"]
 mod support;
 
@@ -65,7 +69,18 @@ fn main() -> Outcome<()> {
     }
     let programs = Programs::find()?;
     let folder = tempfile::Builder::new().prefix("margay-bench").tempdir()?;
-    single::run(&programs, folder.path())?;
-    crowd::run(&programs, folder.path())?;
-    etcd::run()
+    let parts: [(&str, fn(&Programs, &Path) -> Outcome<()>); 6] = [
+        ("single", single::run),
+        ("crowd", crowd::run),
+        ("queue", crowd::queue),
+        ("loaded", loaded::run),
+        ("durable", durable::run),
+        ("size", size::run),
+    ];
+    for (name, part) in parts {
+        if arguments.is_empty() || arguments.iter().any(|argument| argument == name) {
+            part(&programs, folder.path())?;
+        }
+    }
+    if arguments.is_empty() { etcd::run() } else { Ok(()) }
 }
