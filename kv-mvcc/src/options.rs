@@ -7,6 +7,8 @@ use std::time::{Duration, SystemTime};
 use tokio::task::{JoinError, spawn_blocking};
 use uuid::Uuid;
 
+use crate::reserve::{Purpose, Reserve};
+
 /// How a store behaves, and what it must be. `Default` suits every caller but for the name.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -22,6 +24,10 @@ pub struct Options {
     pub expected_id: Option<Uuid>,
     /// How closely it is looked at.
     pub inspection: Inspection,
+    /// What the store is opened for.
+    pub purpose: Purpose,
+    /// Room on the disk that is kept for releases, if there is any.
+    pub reserve: Option<Arc<dyn Reserve>>,
 }
 
 impl Default for Options {
@@ -33,6 +39,8 @@ impl Default for Options {
             blocking: Blocking::default(),
             expected_id: None,
             inspection: Inspection::default(),
+            purpose: Purpose::default(),
+            reserve: None,
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kv::{Error, ErrorKind, Operation, Result};
 
+use super::ballast::Ballast;
 use super::errors::Place;
 use super::head::Head;
 use super::queue::Turn;
@@ -22,13 +23,14 @@ pub(super) struct Guarded {
     poisoned: AtomicBool,
     place: Place,
     head: Arc<Head>,
+    ballast: Arc<Ballast>,
     // Below `table`, since fields are dropped in this order.
     _turn: Turn,
 }
 
 impl Guarded {
-    pub(super) fn new(table: Box<dyn Table>, place: Place, head: Arc<Head>, turn: Turn) -> Self {
-        Self { table: Some(table), poisoned: AtomicBool::new(false), place, head, _turn: turn }
+    pub(super) fn new(table: Box<dyn Table>, place: Place, head: Arc<Head>, ballast: Arc<Ballast>, turn: Turn) -> Self {
+        Self { table: Some(table), poisoned: AtomicBool::new(false), place, head, ballast, _turn: turn }
     }
 
     fn table(&self, operation: Operation) -> Result<&dyn Table> {
@@ -73,6 +75,7 @@ impl Drop for Guarded {
         if closed.is_ok() && !self.poisoned.load(Ordering::Acquire) {
             self.head.leave();
         }
+        self.ballast.take_back();
     }
 }
 
