@@ -29,6 +29,8 @@ pub enum Code {
     InvalidNetns,
     /// 11: nothing was done; the same call may succeed a little later.
     TryAgain,
+    /// 50: an ADD could not be carried out now (STATUS only).
+    Unavailable,
     /// 100: the verb is one that this version of the plugin does not carry out.
     NotImplemented,
     /// 999: everything else.
@@ -46,6 +48,7 @@ impl Code {
             Self::InvalidConfig => 7,
             Self::InvalidNetns => 8,
             Self::TryAgain => 11,
+            Self::Unavailable => 50,
             Self::NotImplemented => 100,
             Self::Internal => 999,
         }

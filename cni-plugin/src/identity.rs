@@ -43,7 +43,7 @@ impl Host {
     }
 
     /// The first 8 characters of the boot id.
-    fn boot(&self) -> Option<String> {
+    pub(crate) fn boot(&self) -> Option<String> {
         let id = self.boot_id.as_deref()?.trim();
         (id.len() >= 8).then(|| id.chars().take(8).collect())
     }

@@ -7,6 +7,7 @@
 mod allocator;
 mod args;
 mod bridged;
+mod check;
 mod env;
 mod error;
 #[doc(hidden)]
@@ -22,6 +23,7 @@ mod prev_result;
 mod request;
 mod result;
 mod run;
+mod status;
 mod versions;
 mod wanted;
 
@@ -32,7 +34,8 @@ pub use identity::Host;
 pub use intents::{FileIntents, INTENTS_FOLDER};
 pub use panics::install_hook;
 pub use request::{
-    AddRequest, Allocator, Assigned, Attachment, Bridged, CheckRequest, DelRequest, Gateway, Network, OwnPool, StoreAt,
+    AddRequest, Allocator, Assigned, Attachment, Bridged, CheckRequest, Checked, DelRequest, Gateway, Network, OwnPool,
+    StoreAt,
 };
 pub use run::{Invocation, Logging, Name, Outcome, run};
 pub use versions::SUPPORTED;

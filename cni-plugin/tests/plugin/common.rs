@@ -3,12 +3,11 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
 use cni_plugin::{
-    AddRequest, Allocator, Assigned, CheckRequest, CniError, DelRequest, Environment, Host, Invocation, Logging, Name,
-    Outcome, Result, run,
+    AddRequest, Allocator, Assigned, CheckRequest, Checked, CniError, DelRequest, Environment, Host, Invocation,
+    Logging, Name, Outcome, Result, run,
 };
 use serde_json::Value;
 
@@ -17,10 +16,12 @@ use serde_json::Value;
 pub(crate) struct Scripted {
     pub(crate) add: Option<Result<Vec<Assigned>>>,
     pub(crate) del: Option<Result<()>>,
-    pub(crate) check: Option<Result<Vec<IpAddr>>>,
+    pub(crate) check: Option<Result<Checked>>,
+    pub(crate) status: Option<Result<()>>,
     pub(crate) added: RefCell<Vec<AddRequest>>,
     pub(crate) deleted: RefCell<Vec<DelRequest>>,
     pub(crate) checked: RefCell<Vec<CheckRequest>>,
+    pub(crate) asked: RefCell<Vec<AddRequest>>,
 }
 
 fn unexpected<T>() -> Result<T> {
@@ -38,9 +39,14 @@ impl Allocator for Scripted {
         self.del.clone().unwrap_or_else(unexpected)
     }
 
-    fn check(&self, request: &CheckRequest) -> Result<Vec<IpAddr>> {
+    fn check(&self, request: &CheckRequest) -> Result<Checked> {
         self.checked.borrow_mut().push(request.clone());
         self.check.clone().unwrap_or_else(unexpected)
+    }
+
+    fn status(&self, request: &AddRequest) -> Result<()> {
+        self.asked.borrow_mut().push(request.clone());
+        self.status.clone().unwrap_or_else(unexpected)
     }
 }
 

@@ -4,7 +4,9 @@
 mod affinity;
 mod assign;
 mod bridge;
+mod check;
 mod concurrent;
 mod intents;
 mod release;
 mod world;
+mod would;

@@ -223,6 +223,11 @@ impl Transaction {
         !self.writes.is_empty()
     }
 
+    /// Forgets everything that was to be written: for who wants to know how a body would end, and not to do it.
+    pub fn forget_writes(&mut self) {
+        self.writes.clear();
+    }
+
     fn guard_range(&mut self, range: &Range) {
         if !self.guarded_ranges.contains(range) {
             self.guarded_ranges.push(range.clone());
