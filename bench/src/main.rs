@@ -21,6 +21,9 @@ use std::path::{Path, PathBuf};
 /// What everything here returns.
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
+/// One part of the measurements: prints its table.
+type Part = fn(&Programs, &Path) -> Outcome<()>;
+
 /// Where the programs under test are.
 #[derive(Debug)]
 struct Programs {
@@ -69,7 +72,7 @@ fn main() -> Outcome<()> {
     }
     let programs = Programs::find()?;
     let folder = tempfile::Builder::new().prefix("margay-bench").tempdir()?;
-    let parts: [(&str, fn(&Programs, &Path) -> Outcome<()>); 6] = [
+    let parts: [(&str, Part); 6] = [
         ("single", single::run),
         ("crowd", crowd::run),
         ("queue", crowd::queue),
