@@ -1,8 +1,8 @@
 //! A store on redb: one file, crash safe, three syncs for a short process that opens, commits and closes.
 //!
 //! The store is a folder; see [`kv_mvcc::local`] for what is in it and who may use it when. The private module `file`
-//! says where redb's other syncs went. A store on a full disk can be read, but nothing can be written or deleted until
-//! there is room.
+//! says where redb's other syncs went. A store on a full disk can be read; a commit there fails
+//! unless the pages that it needs are free within the file.
 
 mod error;
 mod file;

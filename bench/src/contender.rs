@@ -20,7 +20,7 @@ pub(crate) enum Contender {
 }
 
 /// The pool that every plugin allocates from.
-const POOL: &str = "10.0.0.0/16";
+pub(crate) const POOL: &str = "10.0.0.0/12";
 
 impl Contender {
     /// Debian's host-local, keeping its files under `folder`.

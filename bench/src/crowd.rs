@@ -1,4 +1,4 @@
-//! Sixteen callers at once: how many ADDs a second, and whether everybody gets a turn.
+//! Many callers at once: how many ADDs a second, whether everybody gets a turn, and how long the unluckiest one waits.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -6,10 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::contender::Contender;
-use crate::report::print;
+use crate::report::{Times, print};
 use crate::{Outcome, Programs};
 
 const CALLERS: usize = 16;
+const QUEUED_CALLERS: usize = 32;
 const ROUND: Duration = Duration::from_secs(4);
 const ROUNDS: usize = 3;
 
@@ -19,6 +20,8 @@ struct Tally {
     rates: Vec<f64>,
     spreads: Vec<f64>,
     failed: usize,
+    /// The longest call of a round, as a multiple of the mean of all.
+    worst: Vec<f64>,
 }
 
 /// Measures rates and fairness.
@@ -36,14 +39,9 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     }
     for round in 0..ROUNDS {
         for (contender, tally) in contenders.iter().zip(&mut tallies) {
-            one_round(contender, round, tally);
+            one_round(contender, CALLERS, round, tally);
         }
     }
-    let median = |numbers: &[f64]| {
-        let mut sorted = numbers.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        sorted[sorted.len() / 2]
-    };
     let peer = median(&tallies[0].rates);
     let rows = contenders.iter().zip(&tallies).map(|(contender, tally)| {
         let rate = median(&tally.rates);
@@ -63,37 +61,79 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
+/// Measures how fair the queue in front of a store is.
+pub(crate) fn queue(programs: &Programs, folder: &Path) -> Outcome<()> {
+    let folder = folder.join("queue");
+    std::fs::create_dir(&folder)?;
+    let mut rows = Vec::new();
+    for engine in ["redb", "sled"] {
+        let contender = Contender::margay(programs, &folder, "margay-ipam", engine);
+        contender.add("first")?;
+        let mut tally = Tally::default();
+        for round in 0..ROUNDS {
+            one_round(&contender, QUEUED_CALLERS, round, &mut tally);
+        }
+        rows.push(vec![
+            engine.to_owned(),
+            format!("{:.0}", median(&tally.rates)),
+            format!("{:.0} %", median(&tally.spreads) * 100.0),
+            "10 %".to_owned(),
+            format!("{:.1}", median(&tally.worst)),
+            "3.0".to_owned(),
+            tally.failed.to_string(),
+        ]);
+    }
+    print(
+        &format!("{QUEUED_CALLERS} callers in the queue, {ROUNDS} rounds of {} s", ROUND.as_secs()),
+        &["", "ADD/s", "turns, (max - min) / mean", "at most", "longest call / mean", "at most", "failed"],
+        rows,
+    );
+    Ok(())
+}
+
+fn median(numbers: &[f64]) -> f64 {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
 /// Every caller adds as fast as it can until the time is over; then everything is deleted again, unmeasured.
-fn one_round(contender: &Contender, round: usize, tally: &mut Tally) {
+fn one_round(contender: &Contender, callers: usize, round: usize, tally: &mut Tally) {
     let over = AtomicBool::new(false);
     let start = Instant::now();
-    let callers: Vec<(usize, usize)> = thread::scope(|scope| {
+    let callers: Vec<(usize, usize, Times)> = thread::scope(|scope| {
         let call = |caller: usize| {
             let over = &over;
             move || {
-                let (mut done, mut failed) = (0, 0);
+                let (mut done, mut failed, mut times) = (0, 0, Times::default());
                 while !over.load(Relaxed) {
                     match contender.add(&format!("r{round}c{caller}n{done}")) {
-                        Ok(_) => done += 1,
+                        Ok(time) => {
+                            done += 1;
+                            times.push(time);
+                        }
                         Err(_) => failed += 1,
                     }
                 }
-                (done, failed)
+                (done, failed, times)
             }
         };
-        let running: Vec<_> = (0..CALLERS).map(|caller| scope.spawn(call(caller))).collect();
+        let running: Vec<_> = (0..callers).map(|caller| scope.spawn(call(caller))).collect();
         thread::sleep(ROUND);
         over.store(true, Relaxed);
-        running.into_iter().map(|caller| caller.join().unwrap_or((0, 1))).collect()
+        running.into_iter().map(|caller| caller.join().unwrap_or((0, 1, Times::default()))).collect()
     });
     let elapsed = start.elapsed().as_secs_f64();
-    let done: Vec<usize> = callers.iter().map(|(done, _)| *done).collect();
+    let done: Vec<usize> = callers.iter().map(|(done, ..)| *done).collect();
     let sum: usize = done.iter().sum();
     let (most, least) = (done.iter().max().unwrap_or(&0), done.iter().min().unwrap_or(&0));
     tally.rates.push(sum as f64 / elapsed);
-    tally.spreads.push((most - least) as f64 * CALLERS as f64 / (sum.max(1) as f64));
-    tally.failed += callers.iter().map(|(_, failed)| failed).sum::<usize>();
-    for (caller, (done, _)) in callers.iter().enumerate() {
+    tally.spreads.push((most - least) as f64 * callers.len() as f64 / (sum.max(1) as f64));
+    tally.failed += callers.iter().map(|(_, failed, _)| failed).sum::<usize>();
+    let longest = callers.iter().map(|(.., times)| times.quantile(1.0)).fold(0.0, f64::max);
+    let mean = callers.iter().map(|(.., times)| times.sum()).sum::<f64>() / sum.max(1) as f64;
+    tally.worst.push(longest / mean);
+    for (caller, (done, ..)) in callers.iter().enumerate() {
         for number in 0..*done {
             if contender.del(&format!("r{round}c{caller}n{number}")).is_err() {
                 tally.failed += 1;

@@ -5,9 +5,13 @@
 
 mod contender;
 mod crowd;
+mod durable;
 mod etcd;
+mod fill;
+mod loaded;
 mod report;
 mod single;
+mod size;
 #[path = "../../backend-etcd/tests/support/server.rs"]
 mod support;
 
@@ -16,6 +20,9 @@ use std::path::{Path, PathBuf};
 
 /// What everything here returns.
 type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// One part of the measurements: prints its table.
+type Part = fn(&Programs, &Path) -> Outcome<()>;
 
 /// Where the programs under test are.
 #[derive(Debug)]
@@ -65,7 +72,18 @@ fn main() -> Outcome<()> {
     }
     let programs = Programs::find()?;
     let folder = tempfile::Builder::new().prefix("margay-bench").tempdir()?;
-    single::run(&programs, folder.path())?;
-    crowd::run(&programs, folder.path())?;
-    etcd::run()
+    let parts: [(&str, Part); 6] = [
+        ("single", single::run),
+        ("crowd", crowd::run),
+        ("queue", crowd::queue),
+        ("loaded", loaded::run),
+        ("durable", durable::run),
+        ("size", size::run),
+    ];
+    for (name, part) in parts {
+        if arguments.is_empty() || arguments.iter().any(|argument| argument == name) {
+            part(&programs, folder.path())?;
+        }
+    }
+    if arguments.is_empty() { etcd::run() } else { Ok(()) }
 }

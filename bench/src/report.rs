@@ -24,6 +24,11 @@ impl Times {
         sorted.get(index).map_or(f64::NAN, |time| time.as_secs_f64() * 1000.0)
     }
 
+    /// All of them together, in milliseconds.
+    pub(crate) fn sum(&self) -> f64 {
+        self.0.iter().sum::<Duration>().as_secs_f64() * 1000.0
+    }
+
     pub(crate) fn median(&self) -> f64 {
         self.quantile(0.5)
     }

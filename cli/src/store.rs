@@ -24,9 +24,25 @@ pub(crate) fn choose(cli: &Cli, env: &Environment<'_>, err: &mut dyn Write) -> R
     Ok(chosen)
 }
 
+/// What a command does with the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// It works on what is there.
+    Existing,
+    /// It makes the store if there is none.
+    Make,
+    /// It gives back, and may use for that what a full disk has left for it.
+    Release,
+}
+
 /// Opens the store.
-pub(crate) async fn open(location: &Location, create: Create) -> Result<OpenStore> {
-    datastore::open(location, create, WAIT).await.map_err(|error| explain(error, location))
+pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore> {
+    let opened = match what_for {
+        Use::Existing => datastore::open(location, Create::Never, WAIT).await,
+        Use::Make => datastore::open(location, Create::IfMissing, WAIT).await,
+        Use::Release => datastore::open_to_release(location, WAIT).await,
+    };
+    opened.map_err(|error| explain(error, location))
 }
 
 /// Why a store could not be opened, and what to do.

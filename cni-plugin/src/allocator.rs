@@ -1,23 +1,26 @@
 //! The allocator on a store: opens it, does what the request asks for in one commit, and closes it.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use datastore::{Create, Location};
+use datastore::{Create, Location, OpenStore};
 use ipam_core::assign::{AssignRequest, Bridge, PoolDefinition, Repeated, Wanted};
 use ipam_core::{BridgeError, Ipam, Nodes, gc};
 use kv::{Deadline, ErrorKind, Operation, Store};
 
-use crate::error::{CniError, Result};
+use crate::error::{CniError, Code, Result};
 use crate::intents::{FileIntents, INTENTS_FOLDER};
 use crate::request::{
-    AddRequest, Allocator, Assigned, Bridged, CheckRequest, Collected, DelRequest, GcRequest, Network, OwnPool,
+    AddRequest, Allocator, Assigned, Bridged, CheckRequest, Checked, Collected, DelRequest, GcRequest, Network, OwnPool,
 };
 use crate::sight::Sight;
 
 /// How long a call may take, as for Calico's plugin, from waiting for the store to the answer.
 const BUDGET: Duration = Duration::from_secs(90);
+/// How long a STATUS may take.
+const STATUS_BUDGET: Duration = Duration::from_millis(900);
+/// How much of that it waits for the store. Who waited in vain looks for the holder for another 300 ms.
+const STATUS_WAIT: Duration = Duration::from_millis(500);
 
 /// Keeps the books in the store that a request names.
 #[derive(Clone, Debug, Default)]
@@ -36,26 +39,52 @@ impl StoreAllocator {
     fn with_store<T>(
         &self,
         location: &Location,
-        create: Create,
-        work: impl AsyncFnOnce(Ipam, Deadline) -> Result<T>,
+        what_for: Use,
+        work: impl AsyncFnOnce(Ipam, Deadline) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
         runtime.block_on(async {
-            let deadline = Deadline::after(BUDGET);
+            let deadline = Deadline::after(if what_for == Use::Status { STATUS_BUDGET } else { BUDGET });
             if let Some(store) = &self.given {
-                return Ok(work(ipam_on(Arc::clone(store), location), deadline).await?);
+                return work(ipam_on(Arc::clone(store), location), deadline).await;
             }
             if let Location::Etcd(_) = location {
                 return Err(no_etcd_yet().into());
             }
-            let open = datastore::open_in_place(location, create, deadline.remaining_for_work()).await?;
-            let done = work(ipam_on(open.store(), location), deadline).await;
+            let open = open(location, what_for, deadline.remaining_for_work()).await?;
+            let room = if what_for == Use::Status { open.check_room().await } else { Ok(()) };
+            let done = match room {
+                Ok(()) => work(ipam_on(open.store(), location), deadline).await,
+                Err(error) => Err(error.into()),
+            };
             if let Err(error) = open.close().await {
                 tracing::warn!(%error, "the store could not be closed cleanly");
             }
-            Ok(done?)
+            done
         })
+    }
+}
+
+/// What a verb does with the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// It works on what is there.
+    Existing,
+    /// It looks whether it could work on what is there, without waiting for long.
+    Status,
+    /// It makes the store if there is none.
+    Make,
+    /// It gives back, and may use for that what a full disk has left for it.
+    Release,
+}
+
+async fn open(location: &Location, what_for: Use, wait: Duration) -> kv::Result<OpenStore> {
+    match what_for {
+        Use::Existing => datastore::open_in_place(location, Create::Never, wait).await,
+        Use::Status => datastore::open_in_place(location, Create::Never, wait.min(STATUS_WAIT)).await,
+        Use::Make => datastore::open_in_place(location, Create::IfMissing, wait).await,
+        Use::Release => datastore::open_in_place_to_release(location, wait).await,
     }
 }
 
@@ -80,9 +109,9 @@ fn ipam_on(store: Arc<dyn Store>, location: &Location) -> Ipam {
 
 impl Allocator for StoreAllocator {
     fn add(&self, request: &AddRequest) -> Result<Vec<Assigned>> {
-        let create = if own_pools(&request.network).is_empty() { Create::Never } else { Create::IfMissing };
+        let what_for = if own_pools(&request.network).is_empty() { Use::Existing } else { Use::Make };
         let assign = assign_request(request);
-        Ok(self.with_store(&request.store.location, create, async |ipam, deadline| {
+        Ok(self.with_store(&request.store.location, what_for, async |ipam, deadline| {
             let assigned = ipam.assign(&assign, deadline).await.map_err(|error| explain(error, &request.network))?;
             Ok(assigned.into_iter().map(answer).collect())
         })?)
@@ -90,7 +119,7 @@ impl Allocator for StoreAllocator {
 
     fn del(&self, request: &DelRequest) -> Result<()> {
         let old_handles = [request.old_handle.clone()];
-        let released = self.with_store(&request.store.location, Create::Never, async |ipam, deadline| {
+        let released = self.with_store(&request.store.location, Use::Release, async |ipam, deadline| {
             let released = ipam.release_attachment(&request.attachment, &old_handles, deadline).await;
             released.map_err(|error| explain(error, &Network::Calico))
         });
@@ -99,26 +128,58 @@ impl Allocator for StoreAllocator {
                 tracing::debug!(?addresses, "released");
                 Ok(())
             }
-            Err(Failure::Missing(error)) => {
+            Err(Failure::Store(error)) if *error.kind() == ErrorKind::Missing => {
                 tracing::warn!(%error, "nothing to release");
                 Ok(())
             }
-            Err(Failure::Cni(error)) => Err(error),
+            Err(failure) => Err(failure.into()),
         }
     }
 
-    fn check(&self, request: &CheckRequest) -> Result<Vec<IpAddr>> {
-        Ok(self.with_store(&request.store.location, Create::Never, async |ipam, deadline| {
-            ipam.held(&request.attachment, deadline).await.map_err(|error| explain(error, &Network::Calico))
-        })?)
+    fn check(&self, request: &CheckRequest) -> Result<Checked> {
+        let old_handles = [request.old_handle.clone()];
+        let compared = self.with_store(&request.store.location, Use::Existing, async |ipam, deadline| {
+            let compared = ipam.compare(&request.attachment, &old_handles, &request.addresses, deadline).await;
+            match compared {
+                // Somebody's document, which says nothing.
+                Err(ipam_core::Error::Malformed(error)) => Ok(Checked::Unknown(error.to_string())),
+                Err(error) => Err(explain(error, &Network::Calico)),
+                Ok(comparison) => Ok(Checked::Compared(comparison)),
+            }
+        });
+        compared.or_else(|failure| match failure {
+            Failure::Store(error) if *error.kind() == ErrorKind::Locked => Ok(Checked::Unknown(error.to_string())),
+            Failure::Store(error) if is_out_of_reach(error.kind()) => {
+                Err(CniError::from(error).with_code(Code::TryAgain))
+            }
+            failure => Err(failure.into()),
+        })
+    }
+
+    fn status(&self, request: &AddRequest) -> Result<()> {
+        let assign = assign_request(request);
+        let would = self.with_store(&request.store.location, Use::Status, async |ipam, deadline| {
+            let would = ipam.would_assign(&assign, deadline).await;
+            would.map(drop).map_err(|error| explain(error, &request.network))
+        });
+        let makes_store = !own_pools(&request.network).is_empty();
+        would.or_else(|failure| match failure {
+            Failure::Store(error) if *error.kind() == ErrorKind::Locked => {
+                tracing::info!(%error, "others have the store all the time, which says that it works");
+                Ok(())
+            }
+            // The first ADD makes it.
+            Failure::Store(error) if *error.kind() == ErrorKind::Missing && makes_store => Ok(()),
+            failure => Err(failure.into()),
+        })
     }
 
     fn gc(&self, request: &GcRequest) -> Result<Collected> {
-        let collected = self.with_store(&request.store.location, Create::Never, async |ipam, deadline| {
+        let collected = self.with_store(&request.store.location, Use::Release, async |ipam, deadline| {
             collect(&ipam, request, deadline).await.map_err(|error| explain(error, &Network::Calico))
         });
         match collected {
-            Err(Failure::Missing(error)) => {
+            Err(Failure::Store(error)) if *error.kind() == ErrorKind::Missing => {
                 tracing::warn!(%error, "nothing to release");
                 Ok(Collected::default())
             }
@@ -141,11 +202,16 @@ async fn collect(ipam: &Ipam, request: &GcRequest, deadline: Deadline) -> ipam_c
     Ok(collected)
 }
 
+/// True if an error says that the store may be whole and cannot be asked now.
+fn is_out_of_reach(kind: &ErrorKind) -> bool {
+    kind.is_transient() || matches!(kind, ErrorKind::Io | ErrorKind::CommitIo | ErrorKind::NoSpace)
+}
+
 /// Why nothing came of a call.
 #[derive(Debug)]
 enum Failure {
-    /// There is no store.
-    Missing(kv::Error),
+    /// The store's error.
+    Store(kv::Error),
     /// Everything else.
     Cni(CniError),
 }
@@ -158,17 +224,14 @@ impl From<CniError> for Failure {
 
 impl From<kv::Error> for Failure {
     fn from(error: kv::Error) -> Self {
-        match error.kind() {
-            ErrorKind::Missing => Self::Missing(error),
-            _ => Self::Cni(error.into()),
-        }
+        Self::Store(error)
     }
 }
 
 impl From<Failure> for CniError {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Missing(error) => error.into(),
+            Failure::Store(error) => error.into(),
             Failure::Cni(error) => error,
         }
     }
@@ -228,14 +291,16 @@ fn answer(assigned: ipam_core::assign::Assigned) -> Assigned {
 
 /// The error as a runtime is told it. What the configuration of a bridged network can mend is code 7; on a network of
 /// Calico's the allocator's errors are plain ones, as Calico's are.
-fn explain(error: ipam_core::Error, network: &Network) -> CniError {
+fn explain(error: ipam_core::Error, network: &Network) -> Failure {
     match error {
         ipam_core::Error::Store(error) => error.into(),
-        ipam_core::Error::Bridge(error @ BridgeError::GatewayInUse { .. }) => CniError::internal(error.to_string()),
-        ipam_core::Error::Bridge(error) => CniError::config(error.to_string()),
+        ipam_core::Error::Bridge(error @ BridgeError::GatewayInUse { .. }) => {
+            CniError::internal(error.to_string()).into()
+        }
+        ipam_core::Error::Bridge(error) => CniError::config(error.to_string()).into(),
         error => {
             let advice = advice(&error).filter(|_| *network != Network::Calico);
-            CniError::from_error(&error).with_details(advice.unwrap_or_default())
+            CniError::from_error(&error).with_details(advice.unwrap_or_default()).into()
         }
     }
 }

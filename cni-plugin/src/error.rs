@@ -28,6 +28,8 @@ pub enum Code {
     InvalidNetns,
     /// 11: nothing was done; the same call may succeed a little later.
     TryAgain,
+    /// 50: an ADD could not be carried out now (STATUS only).
+    Unavailable,
     /// 999: everything else.
     Internal,
 }
@@ -43,6 +45,7 @@ impl Code {
             Self::InvalidConfig => 7,
             Self::InvalidNetns => 8,
             Self::TryAgain => 11,
+            Self::Unavailable => 50,
             Self::Internal => 999,
         }
     }

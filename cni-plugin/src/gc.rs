@@ -8,7 +8,9 @@ use std::collections::BTreeSet;
 
 use crate::error::{CniError, Result};
 use crate::gojson::Json;
-use crate::request::Collected;
+use crate::identity::no_node_error;
+use crate::request::{Allocator, Collected, GcRequest};
+use crate::run::Context;
 
 /// The configuration's member with the list.
 const MEMBER: &str = "cni.dev/valid-attachments";
@@ -33,8 +35,21 @@ pub(crate) fn valid_attachments(json: &Json) -> Result<BTreeSet<(String, String)
     })
 }
 
+impl Context<'_> {
+    /// What the runtime does not know any more is released.
+    pub(crate) fn gc(&self, valid: BTreeSet<(String, String)>, allocator: &dyn Allocator) -> Result<String> {
+        let node = self.host.node(&self.conf);
+        if node.is_empty() {
+            return Err(no_node_error());
+        }
+        let (store, network) = (self.store.clone(), self.conf.name.clone());
+        log(&allocator.gc(&GcRequest { store, network, node, valid, now: self.host.now })?, &self.conf.name);
+        Ok(String::new())
+    }
+}
+
 /// Tells the log what was released and what was not.
-pub(crate) fn log(collected: &Collected, network: &str) {
+fn log(collected: &Collected, network: &str) {
     let Collected { released, changed, young, undated, unmarked } = collected;
     tracing::info!(network, ?released, changed, young, unmarked, "nothing is held any more by what is gone");
     if *undated > 0 {

@@ -41,7 +41,7 @@ impl Host {
     }
 
     /// The first 8 characters of the boot id.
-    fn boot(&self) -> Option<String> {
+    pub(crate) fn boot(&self) -> Option<String> {
         host::short_boot(self.boot_id.as_deref()?)
     }
 

@@ -7,6 +7,7 @@
 mod allocator;
 mod args;
 mod bridged;
+mod check;
 mod env;
 mod error;
 #[doc(hidden)]
@@ -24,6 +25,7 @@ mod request;
 mod result;
 mod run;
 mod sight;
+mod status;
 mod versions;
 mod wanted;
 
@@ -34,8 +36,8 @@ pub use identity::Host;
 pub use intents::{FileIntents, INTENTS_FOLDER};
 pub use panics::install_hook;
 pub use request::{
-    AddRequest, Allocator, Assigned, Attachment, Bridged, CheckRequest, Collected, DelRequest, Gateway, GcRequest,
-    Network, OwnPool, StoreAt,
+    AddRequest, Allocator, Assigned, Attachment, Bridged, CheckRequest, Checked, Collected, DelRequest, Gateway,
+    GcRequest, Network, OwnPool, StoreAt,
 };
 pub use run::{Invocation, Logging, Name, Outcome, run};
 pub use versions::SUPPORTED;

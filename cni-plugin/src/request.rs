@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use datastore::Location;
+use ipam_core::Comparison;
 pub use ipam_core::assign::Gateway;
 pub use ipam_core::attachment::Attachment;
 use ipnet::IpNet;
@@ -15,7 +16,7 @@ use time::OffsetDateTime;
 
 use crate::error::Result;
 
-/// Keeps the books of addresses: what ADD, DEL and CHECK do once the protocol is settled.
+/// Keeps the books of addresses: what the verbs do once the protocol is settled.
 ///
 /// Calls are synchronous and come one per process. An implementation opens the store at the request's location and closes
 /// it before it returns: the process may end right after.
@@ -37,11 +38,18 @@ pub trait Allocator {
     /// The error is printed as it is; the runtime will call again.
     fn del(&self, request: &DelRequest) -> Result<()>;
 
-    /// The addresses that the attachment holds, in any order; changes nothing. None at all is not an error here.
+    /// Compares what the attachment believes to have with what is recorded; changes nothing. That it has something else,
+    /// or nothing at all, is not an error here, and neither is a store that others have all the time.
     ///
     /// # Errors
-    /// The error is printed as it is.
-    fn check(&self, request: &CheckRequest) -> Result<Vec<IpAddr>>;
+    /// The error is printed as it is; code 11 if the store could not be reached.
+    fn check(&self, request: &CheckRequest) -> Result<Checked>;
+
+    /// Looks whether such an ADD would succeed; changes nothing. A store that others have all the time is no error.
+    ///
+    /// # Errors
+    /// Why it would not succeed. It is printed with code 50.
+    fn status(&self, request: &AddRequest) -> Result<()>;
 
     /// Releases what the node holds in the network and the list does not have; that nothing is there, not even a store, is
     /// success. What is too young or of no age, and what is not ours, stays and is counted.
@@ -141,6 +149,19 @@ pub struct CheckRequest {
     pub store: StoreAt,
     /// Whose addresses to look for.
     pub attachment: Attachment,
+    /// The handle under which old versions of Calico recorded the same container.
+    pub old_handle: String,
+    /// The addresses that it believes to have.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// What came of a comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Checked {
+    /// What is recorded.
+    Compared(Comparison),
+    /// The store was not asked, or could not tell; this is why.
+    Unknown(String),
 }
 
 /// What GC asks for.

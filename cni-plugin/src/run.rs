@@ -1,6 +1,5 @@
 //! The whole program but for process input and output.
 
-use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::Read;
 use std::net::IpAddr;
@@ -15,14 +14,14 @@ use crate::env::{Call, Environment, OwnNetns, Verb};
 use crate::error::{CniError, Code, Result};
 use crate::gc;
 use crate::gojson::Json;
-use crate::identity::{Host, Identity, no_node_error};
+use crate::identity::{Host, Identity};
 use crate::logging;
 use crate::netconf::{NetConf, check_name};
 use crate::netns;
 use crate::panics;
-use crate::prev_result;
-use crate::request::{AddRequest, Allocator, CheckRequest, DelRequest, GcRequest, Network, StoreAt};
+use crate::request::{AddRequest, Allocator, DelRequest, Network, StoreAt};
 use crate::result::{AddResult, no_addresses};
+use crate::status::unavailable;
 use crate::versions;
 use crate::wanted::wanted;
 
@@ -147,7 +146,8 @@ fn carry_out(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allo
         Verb::Status => {
             let version = version?;
             versions::check_verb("STATUS", "1.1.0", version)?;
-            Context::new(invocation, call, &json)?.status()
+            let status = Context::new(invocation, call, &json).and_then(|context| context.status(allocator));
+            status.map_err(unavailable)
         }
         Verb::Unknown | Verb::Version => {
             Err(CniError::new(Code::InvalidEnvironment, format!("unknown CNI_COMMAND: {}", call.command)))
@@ -170,18 +170,18 @@ fn read(stdin: &mut dyn Read) -> Result<Vec<u8>> {
 
 /// Whose rules a network follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rules {
+pub(crate) enum Rules {
     Calico,
     Bridged,
 }
 
 /// A verb's configuration, decoded.
-struct Context<'a> {
-    host: &'a Host,
-    call: Call,
-    conf: NetConf,
-    rules: Rules,
-    store: StoreAt,
+pub(crate) struct Context<'a> {
+    pub(crate) host: &'a Host,
+    pub(crate) call: Call,
+    pub(crate) conf: NetConf,
+    pub(crate) rules: Rules,
+    pub(crate) store: StoreAt,
 }
 
 impl<'a> Context<'a> {
@@ -219,9 +219,25 @@ impl<'a> Context<'a> {
         let settings = self.bridged_settings()?;
         let network = settings.as_ref().map_or(Network::Calico, |settings| Network::Bridged(settings.network.clone()));
         let wanted = wanted(&self.conf, &args)?;
+        let request = self.add_request(identity, network, wanted);
+        let chosen = request.count_v4 + request.count_v6;
+        check_counts(version, &request.wanted, chosen)?;
+        // Nothing asked for needs no store, as for Calico.
+        let nothing = request.wanted.is_empty() && chosen == 0;
+        let assigned = if nothing { Vec::new() } else { allocator.add(&request)? };
+        let result = match &settings {
+            None => AddResult::calico(&assigned, &request.wanted)?,
+            Some(settings) => AddResult::bridged(&assigned, settings)?,
+        };
+        let addresses: Vec<_> = assigned.iter().map(|assigned| assigned.address).collect();
+        tracing::info!(network = self.conf.name, container = self.call.container, ?addresses, "assigned");
+        result.to_json(version)
+    }
+
+    /// What an ADD asks for.
+    pub(crate) fn add_request(&self, identity: Identity, network: Network, wanted: Vec<IpAddr>) -> AddRequest {
         let (count_v4, count_v6) = self.counts(&network, &wanted);
-        check_counts(version, &wanted, count_v4 + count_v6)?;
-        let request = AddRequest {
+        AddRequest {
             store: self.store.clone(),
             attributes: identity.attributes(self.host.now),
             attachment: identity.attachment,
@@ -233,17 +249,7 @@ impl<'a> Context<'a> {
             pools_v6: self.conf.ipam.ipv6_pools.clone(),
             max_blocks: self.conf.single_block.then_some(1),
             network,
-        };
-        // Nothing asked for needs no store, as for Calico.
-        let nothing = request.wanted.is_empty() && count_v4 + count_v6 == 0;
-        let assigned = if nothing { Vec::new() } else { allocator.add(&request)? };
-        let result = match &settings {
-            None => AddResult::calico(&assigned, &request.wanted)?,
-            Some(settings) => AddResult::bridged(&assigned, settings)?,
-        };
-        let addresses: Vec<_> = assigned.iter().map(|assigned| assigned.address).collect();
-        tracing::info!(network = self.conf.name, container = self.call.container, ?addresses, "assigned");
-        result.to_json(version)
+        }
     }
 
     /// DEL. What is held is released also if the container's namespace is said to be our own, and the error comes after: a
@@ -258,50 +264,12 @@ impl<'a> Context<'a> {
         if own_netns { Err(netns::own_netns_error()) } else { Ok(String::new()) }
     }
 
-    /// CHECK: the attachment holds something, and all that the earlier result named.
-    fn check(&self, allocator: &dyn Allocator) -> Result<String> {
-        let (_, identity) = self.identify()?;
-        let expected = prev_result::addresses(self.conf.prev_result.as_ref())?;
-        let request = CheckRequest { store: self.store.clone(), attachment: identity.attachment };
-        let held = allocator.check(&request)?;
-        let missing: Vec<_> =
-            expected.iter().filter(|address| !held.contains(address)).map(IpAddr::to_string).collect();
-        let what = match missing.as_slice() {
-            [] if !held.is_empty() || self.asks_for_nothing() => return Ok(String::new()),
-            [] => "no address is recorded".to_owned(),
-            missing => format!("{} is not recorded", missing.join(", ")),
-        };
-        let who = &request.attachment;
-        Err(CniError::internal(format!(
-            "{what} for container {} interface {} in network {}",
-            who.container, who.interface, who.network
-        ))
-        .with_details("the container has to be made anew: its address may be given to another one"))
-    }
-
-    /// GC: what the runtime does not know any more is released.
-    fn gc(&self, valid: BTreeSet<(String, String)>, allocator: &dyn Allocator) -> Result<String> {
-        let node = self.host.node(&self.conf);
-        if node.is_empty() {
-            return Err(no_node_error());
-        }
-        let (store, network) = (self.store.clone(), self.conf.name.clone());
-        gc::log(&allocator.gc(&GcRequest { store, network, node, valid, now: self.host.now })?, &self.conf.name);
-        Ok(String::new())
-    }
-
-    /// STATUS: whether an ADD with this configuration could be carried out as far as that can be told without the
-    /// store. A runtime takes a whole node out of service when STATUS fails, so what is not looked at is not an error.
-    fn status(&self) -> Result<String> {
-        self.bridged_settings().map(|_| String::new())
-    }
-
     fn is_own_netns(&self) -> bool {
         let netns = self.call.netns.as_deref().filter(|_| self.call.own_netns == OwnNetns::Refused);
         netns.is_some_and(|netns| netns::is_own(netns, &self.host.own_netns))
     }
 
-    fn identify(&self) -> Result<(Args, Identity)> {
+    pub(crate) fn identify(&self) -> Result<(Args, Identity)> {
         let form = match self.rules {
             Rules::Calico => AddressForm::Bare,
             Rules::Bridged => AddressForm::BareOrCidr,
@@ -316,7 +284,7 @@ impl<'a> Context<'a> {
     }
 
     /// The settings of a bridged network; `None` on one of Calico's.
-    fn bridged_settings(&self) -> Result<Option<BridgedSettings>> {
+    pub(crate) fn bridged_settings(&self) -> Result<Option<BridgedSettings>> {
         if self.rules == Rules::Calico {
             if self.conf.plugin == "calico" {
                 refuse_on_calico(&self.conf)?;
@@ -331,14 +299,9 @@ impl<'a> Context<'a> {
         Ok(Some(settings))
     }
 
-    fn asks_for_nothing(&self) -> bool {
-        let network = self.bridged_settings().ok().flatten().map_or(Network::Calico, |s| Network::Bridged(s.network));
-        self.counts(&network, &[]) == (0, 0)
-    }
-
     /// How many addresses of each family to choose. Where the configuration defines pools, their families are meant. On a
     /// bridged network a wanted address takes the place of a chosen one; on Calico's they take the place of all.
-    fn counts(&self, network: &Network, wanted: &[IpAddr]) -> (u32, u32) {
+    pub(crate) fn counts(&self, network: &Network, wanted: &[IpAddr]) -> (u32, u32) {
         let ipam = &self.conf.ipam;
         let own_pools = match network {
             Network::Calico if !wanted.is_empty() => return (0, 0),

@@ -2,13 +2,12 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use kv::{Error, ErrorKind, Operation, Result, Store};
 use kv_mvcc::{Blocking, MvccStore};
 
 use crate::location::Etcd;
-use crate::open::Create;
+use crate::open::Opening;
 
 /// An open store, and the handle that closes it.
 #[derive(Debug)]
@@ -24,6 +23,14 @@ impl Opened {
             Self::Mvcc(store) => Arc::new(store.clone()),
             #[cfg(feature = "etcd")]
             Self::Etcd(store) => Arc::new(store.clone()),
+        }
+    }
+
+    pub(crate) async fn check_room(&self) -> Result<()> {
+        match self {
+            Self::Mvcc(store) => store.check_room().await,
+            #[cfg(feature = "etcd")]
+            Self::Etcd(_) => Ok(()),
         }
     }
 
@@ -45,22 +52,22 @@ pub(crate) fn memory() -> Opened {
 }
 
 #[cfg(feature = "sled")]
-pub(crate) async fn sled(path: &Path, create: Create, wait: Duration, blocking: Blocking) -> Result<Opened> {
-    Ok(Opened::Mvcc(backend_sled::open(path, &options(create, wait, blocking)).await?))
+pub(crate) async fn sled(path: &Path, opening: Opening) -> Result<Opened> {
+    Ok(Opened::Mvcc(backend_sled::open(path, &options(opening)).await?))
 }
 
 #[cfg(feature = "redb")]
-pub(crate) async fn redb(path: &Path, create: Create, wait: Duration, blocking: Blocking) -> Result<Opened> {
-    Ok(Opened::Mvcc(backend_redb::open(path, &options(create, wait, blocking)).await?))
+pub(crate) async fn redb(path: &Path, opening: Opening) -> Result<Opened> {
+    Ok(Opened::Mvcc(backend_redb::open(path, &options(opening)).await?))
 }
 
 #[cfg(not(feature = "sled"))]
-pub(crate) async fn sled(_path: &Path, _create: Create, _wait: Duration, _blocking: Blocking) -> Result<Opened> {
+pub(crate) async fn sled(_path: &Path, _opening: Opening) -> Result<Opened> {
     Err(left_out("sled"))
 }
 
 #[cfg(not(feature = "redb"))]
-pub(crate) async fn redb(_path: &Path, _create: Create, _wait: Duration, _blocking: Blocking) -> Result<Opened> {
+pub(crate) async fn redb(_path: &Path, _opening: Opening) -> Result<Opened> {
     Err(left_out("redb"))
 }
 
@@ -93,12 +100,15 @@ fn left_out(store: &'static str) -> Error {
 }
 
 #[cfg(any(feature = "sled", feature = "redb"))]
-fn options(create: Create, wait: Duration, blocking: Blocking) -> kv_mvcc::local::OpenOptions {
+fn options(opening: Opening) -> kv_mvcc::local::OpenOptions {
     use kv_mvcc::local;
 
+    use crate::open::Create;
+
+    let Opening { create, purpose, wait, blocking } = opening;
     let create = match create {
         Create::Never => local::Create::Never,
         Create::IfMissing => local::Create::IfMissing,
     };
-    local::OpenOptions::default().with_create(create).with_wait(wait).with_blocking(blocking)
+    local::OpenOptions::default().with_create(create).with_purpose(purpose).with_wait(wait).with_blocking(blocking)
 }

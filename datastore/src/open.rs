@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kv::{Result, Store};
-use kv_mvcc::Blocking;
+use kv_mvcc::{Blocking, Purpose};
 
 use crate::engines::{self, Opened};
 use crate::location::Location;
@@ -18,6 +18,16 @@ pub enum Create {
     IfMissing,
 }
 
+/// How a store is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Opening {
+    pub(crate) create: Create,
+    pub(crate) purpose: Purpose,
+    /// How long to wait for the turn.
+    pub(crate) wait: Duration,
+    pub(crate) blocking: Blocking,
+}
+
 /// An open store. An embedded one keeps every other process out until it is closed, so close it as soon as possible.
 #[derive(Debug)]
 pub struct OpenStore {
@@ -28,6 +38,14 @@ impl OpenStore {
     /// The store.
     pub fn store(&self) -> Arc<dyn Store> {
         self.opened.store()
+    }
+
+    /// Looks whether the disk of an embedded store has room for a usual commit.
+    ///
+    /// # Errors
+    /// `NoSpace` if it has not.
+    pub async fn check_room(&self) -> Result<()> {
+        self.opened.check_room().await
     }
 
     /// Waits for what is in flight and closes the store, whoever else still holds it; their calls fail with `Closed`.
@@ -48,7 +66,17 @@ impl OpenStore {
 /// `Missing` if there is nothing and `create` says never; `Locked` if the turn did not come in time; `Unsupported` for
 /// an engine that this build was made without, and for etcd settings that are none; else the engine's.
 pub async fn open(location: &Location, create: Create, wait: Duration) -> Result<OpenStore> {
-    open_as(location, create, wait, Blocking::OnThreads).await
+    open_as(location, Opening { create, purpose: Purpose::Any, wait, blocking: Blocking::OnThreads }).await
+}
+
+/// Opens a store that is there as [`open`] does, to give back what is recorded in it. If its disk is full, it may use for
+/// that what is kept on the disk for it.
+///
+/// # Errors
+/// Those of [`open`].
+pub async fn open_to_release(location: &Location, wait: Duration) -> Result<OpenStore> {
+    let (create, purpose) = (Create::Never, Purpose::Release);
+    open_as(location, Opening { create, purpose, wait, blocking: Blocking::OnThreads }).await
 }
 
 /// Opens a store as [`open`] does, for a process that does one thing at a time and ends: an embedded store then works
@@ -57,15 +85,24 @@ pub async fn open(location: &Location, create: Create, wait: Duration) -> Result
 /// # Errors
 /// Those of [`open`].
 pub async fn open_in_place(location: &Location, create: Create, wait: Duration) -> Result<OpenStore> {
-    open_as(location, create, wait, Blocking::InPlace).await
+    open_as(location, Opening { create, purpose: Purpose::Any, wait, blocking: Blocking::InPlace }).await
 }
 
-async fn open_as(location: &Location, create: Create, wait: Duration, blocking: Blocking) -> Result<OpenStore> {
+/// Opens a store to give back what is recorded in it, as [`open_to_release`] does, in the way of [`open_in_place`].
+///
+/// # Errors
+/// Those of [`open`].
+pub async fn open_in_place_to_release(location: &Location, wait: Duration) -> Result<OpenStore> {
+    let (create, purpose) = (Create::Never, Purpose::Release);
+    open_as(location, Opening { create, purpose, wait, blocking: Blocking::InPlace }).await
+}
+
+async fn open_as(location: &Location, opening: Opening) -> Result<OpenStore> {
     let opened = match location {
-        Location::Sled(path) => engines::sled(path, create, wait, blocking).await?,
-        Location::Redb(path) => engines::redb(path, create, wait, blocking).await?,
+        Location::Sled(path) => engines::sled(path, opening).await?,
+        Location::Redb(path) => engines::redb(path, opening).await?,
         Location::Memory => engines::memory(),
-        Location::Etcd(etcd) => engines::etcd(etcd, blocking).await?,
+        Location::Etcd(etcd) => engines::etcd(etcd, opening.blocking).await?,
     };
     Ok(OpenStore { opened })
 }

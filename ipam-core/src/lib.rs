@@ -8,6 +8,7 @@
 pub mod affinity;
 pub mod assign;
 pub mod attachment;
+mod check;
 mod error;
 pub mod gc;
 pub mod intents;
@@ -25,6 +26,7 @@ mod usage;
 pub mod utilization;
 mod workset;
 
+pub use check::{Comparison, Standing};
 pub use error::{BridgeError, Error, Result};
 pub use ipam::{Clock, Ipam, Nodes, Uids};
 pub use release::ReleasedAddresses;

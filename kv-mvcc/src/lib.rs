@@ -23,6 +23,7 @@ mod memory;
 mod open;
 mod options;
 mod pinned;
+mod reserve;
 mod rows;
 mod stage;
 mod store;
@@ -33,7 +34,8 @@ mod watch;
 mod writer;
 
 pub use memory::{MemoryTable, memory};
-pub use options::{Blocking, Clock, Options, Retention};
+pub use options::{Blocking, Clock, Inspection, Options, Retention};
+pub use reserve::{Purpose, Reserve};
 pub use store::{MvccStore, Status};
 pub use table::{MAX_ROW_BYTES, Table, View, Visit, Write};
 pub use verify::Verified;

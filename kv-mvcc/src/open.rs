@@ -7,12 +7,13 @@ use uuid::Uuid;
 
 use crate::codec::{self, FORMAT, OLDEST_FORMAT, Place, State};
 use crate::error::corrupt;
+use crate::options::Inspection;
 use crate::rows::Rows;
 use crate::table::{Table, Write};
 use crate::verify::check_entries;
 
 /// Up to how many live keys all of them are looked at when the store is opened. Engines lose rows without a word after
-/// damage, and this costs a millisecond at the most.
+/// damage, and this costs a few milliseconds at the most.
 const LIVE_CHECKED_AT_OPEN: u64 = 4096;
 
 /// What is known of a store once it is open.
@@ -27,7 +28,12 @@ pub(crate) struct Opened {
 /// # Errors
 /// `UnknownFormat`, `Corrupt`, and those of the table. Nothing is written unless the table is empty and `expected` is
 /// `None`.
-pub(crate) fn open_table(table: &dyn Table, store: &'static str, expected: Option<Uuid>) -> Result<Opened> {
+pub(crate) fn open_table(
+    table: &dyn Table,
+    store: &'static str,
+    expected: Option<Uuid>,
+    inspection: Inspection,
+) -> Result<Opened> {
     let damaged = |detail: String| corrupt(store, Operation::Open, detail);
     let rows = Rows::of(table, store)?;
     let Some(row) = rows.view().get(codec::FORMAT_KEY)? else {
@@ -54,7 +60,7 @@ pub(crate) fn open_table(table: &dyn Table, store: &'static str, expected: Optio
     }
     let state = rows.state()?;
     check_newest(&rows, &state, store)?;
-    if state.live <= LIVE_CHECKED_AT_OPEN {
+    if inspection == Inspection::Entries && state.live <= LIVE_CHECKED_AT_OPEN {
         check_entries(&rows, &state, store, Operation::Open)?;
     }
     Ok(Opened { id, format, state })

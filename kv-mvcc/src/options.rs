@@ -7,6 +7,8 @@ use std::time::{Duration, SystemTime};
 use tokio::task::{JoinError, spawn_blocking};
 use uuid::Uuid;
 
+use crate::reserve::{Purpose, Reserve};
+
 /// How a store behaves, and what it must be. `Default` suits every caller but for the name.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -20,6 +22,12 @@ pub struct Options {
     pub blocking: Blocking,
     /// The id that the store must have. With one, a table without rows is a damaged store rather than a new one.
     pub expected_id: Option<Uuid>,
+    /// How closely it is looked at.
+    pub inspection: Inspection,
+    /// What the store is opened for.
+    pub purpose: Purpose,
+    /// Room on the disk that is kept for releases, if there is any.
+    pub reserve: Option<Arc<dyn Reserve>>,
 }
 
 impl Default for Options {
@@ -30,6 +38,9 @@ impl Default for Options {
             clock: Clock::system(),
             blocking: Blocking::default(),
             expected_id: None,
+            inspection: Inspection::default(),
+            purpose: Purpose::default(),
+            reserve: None,
         }
     }
 }
@@ -61,6 +72,16 @@ impl Blocking {
     }
 }
 
+/// How closely a store is looked at when it is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Inspection {
+    /// The newest revision is there, and in a store of ordinary size all keys are.
+    #[default]
+    Entries,
+    /// The newest revision is there: for a table that nobody has touched since it was looked at and closed.
+    Newest,
+}
+
 /// How much history is kept: what lies beyond any of the three bounds is given up, a few revisions with each commit.
 /// The state at the newest revision is always there, whatever the bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +105,7 @@ impl Default for Retention {
         Self {
             revisions: Some(10_000),
             age: Some(Duration::from_secs(7 * 24 * 60 * 60)),
-            bytes: Some(32 * 1024 * 1024),
+            bytes: Some(20 * 1024 * 1024),
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::error::{closed, guarded, revision};
 use crate::open::{Opened, open_table};
 use crate::options::{Blocking, Clock, Options, Retention, time};
 use crate::pinned::{Hold, Pinned};
+use crate::reserve::{Purpose, Reserve};
 use crate::table::Table;
 use crate::verify::{Verified, verify};
 use crate::watch::watch as watch_log;
@@ -50,6 +51,10 @@ pub(crate) struct Inner {
     pub(crate) queue: Mutex<Queue>,
     /// True while it is not known what became of a commit. Only the writer looks at it.
     pub(crate) poisoned: AtomicBool,
+    pub(crate) purpose: Purpose,
+    pub(crate) reserve: Option<Arc<dyn Reserve>>,
+    /// True while a part of the reserve is gone and this is not a release's.
+    pub(crate) spent: AtomicBool,
 }
 
 /// What is known to be durable.
@@ -85,13 +90,28 @@ impl MvccStore {
     /// `UnknownFormat` if a newer program wrote it and `Corrupt` if rows are missing or damaged, or if it is not the
     /// store with [`Options::expected_id`]; the table is then as it was. Those of the table.
     pub fn open(table: Box<dyn Table>, options: Options) -> Result<Self> {
-        let Options { name, retention, clock, blocking, expected_id } = options;
-        let Opened { id, format, state } = guarded(name, Operation::Open, || open_table(&*table, name, expected_id))?;
+        let Options { name, retention, clock, blocking, expected_id, inspection, purpose, reserve } = options;
+        let opened = guarded(name, Operation::Open, || open_table(&*table, name, expected_id, inspection));
+        let Opened { id, format, state } = opened?;
         let (published, _) = watch::channel(Published { state, closed: false });
         let table = Arc::new(RwLock::new(Some(table)));
-        let (queue, poisoned) = (Mutex::default(), AtomicBool::new(false));
+        let spent = purpose == Purpose::Any && reserve.as_ref().is_some_and(|reserve| reserve.restore().is_err());
         Ok(Self {
-            inner: Arc::new(Inner { name, id, format, retention, clock, blocking, table, published, queue, poisoned }),
+            inner: Arc::new(Inner {
+                name,
+                id,
+                format,
+                retention,
+                clock,
+                blocking,
+                table,
+                published,
+                queue: Mutex::default(),
+                poisoned: AtomicBool::new(false),
+                purpose,
+                reserve,
+                spent: AtomicBool::new(spent),
+            }),
         })
     }
 
@@ -119,6 +139,14 @@ impl MvccStore {
     /// `Corrupt` says what is wrong; those of the table.
     pub async fn verify(&self) -> Result<Verified> {
         self.inner.blocking(Operation::Range, |inner, table| verify(table, inner.name)).await
+    }
+
+    /// Looks whether there is room on the disk for a usual commit. It may succeed all the same, within the engine's files.
+    ///
+    /// # Errors
+    /// `NoSpace` if there is not.
+    pub async fn check_room(&self) -> Result<()> {
+        self.inner.blocking(Operation::Txn, |inner, _| inner.check_room()).await
     }
 
     /// Closes the store for all its handles: waits for the work in flight, then drops the table. From the moment of the
@@ -233,7 +261,7 @@ impl Store for MvccStore {
         if txn.is_read_only() {
             return self.inner.blocking(Operation::Txn, move |inner, table| inner.read_only_txn(table, &txn)).await;
         }
-        self.inner.submit(Operation::Txn, |reply| Job::Txn { txn, reply }).await
+        self.inner.write(txn).await
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {

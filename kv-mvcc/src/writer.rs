@@ -38,6 +38,8 @@ pub(crate) enum Job {
     Compact { revision: u64, reply: Reply<()> },
     /// Take away what is below the mark, and say when it is done.
     Sweep { reply: Reply<()> },
+    /// Make room for a release, which failed with `full`.
+    MakeRoom { full: Error, reply: Reply<()> },
 }
 
 /// The jobs that nobody has begun.
@@ -145,6 +147,7 @@ fn refuse(job: Job, store: &'static str) {
         Job::Compact { reply, .. } => drop(reply.send(Err(closed(store, Operation::Compact)))),
         // The mark is durable, which is what a compaction promises.
         Job::Sweep { reply } => drop(reply.send(Ok(()))),
+        Job::MakeRoom { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
     }
 }
 
@@ -167,9 +170,10 @@ impl Inner {
                 Ok(()) => self.queue().jobs.push_back(Job::Sweep { reply }),
                 Err(error) => drop(reply.send(Err(error))),
             },
-            Job::Sweep { reply } => match self.sweep_some(table) {
+            Job::MakeRoom { full, reply } => drop(reply.send(self.make_room(table, full))),
+            Job::Sweep { reply } => match self.sweep_some(table, |state| state.compacted) {
                 Ok(Progress::More) => self.queue().jobs.push_back(Job::Sweep { reply }),
-                Ok(Progress::Done) => drop(reply.send(Ok(()))),
+                Ok(Progress::Done | Progress::Nothing) => drop(reply.send(Ok(()))),
                 Err(error) => {
                     // The mark is durable; what is below it goes with later commits.
                     tracing::warn!(%error, "rows below the compaction mark stay for now");
@@ -264,18 +268,24 @@ impl Inner {
         self.commit(table, Vec::new(), &old, State { compacted: mark, ..old })
     }
 
-    /// Takes away a slice of what is below the mark.
-    fn sweep_some(&self, table: &dyn Table) -> Result<Progress> {
+    /// Gives up all states but the newest, and takes away a slice of their rows. False if there were none.
+    pub(crate) fn give_up_history(&self, table: &dyn Table) -> Result<bool> {
+        Ok(self.sweep_some(table, |state| state.revision)? != Progress::Nothing)
+    }
+
+    /// Raises the mark to `mark`, and takes away a slice of what is below it.
+    fn sweep_some(&self, table: &dyn Table, mark: impl Fn(&State) -> u64) -> Result<Progress> {
         self.ensure_writable(table, Operation::Compact)?;
         let (old, new, writes) = guarded(self.name, Operation::Compact, || {
             let rows = Rows::of(table, self.name)?;
             let old = rows.state()?;
-            let (mut new, mut writes) = (old, Vec::new());
+            let mut new = State { compacted: old.compacted.max(mark(&old)), ..old };
+            let mut writes = Vec::new();
             sweep::sweep(&rows, old.revision, &Bounds::MARK_ONLY, sweep::MAX_ROWS, &mut new, &mut writes)?;
             Ok((old, new, writes))
         })?;
         if writes.is_empty() {
-            return Ok(Progress::Done);
+            return Ok(Progress::Nothing);
         }
         let progress = if writes.len() < sweep::MAX_ROWS { Progress::Done } else { Progress::More };
         self.commit(table, writes, &old, new)?;
@@ -309,10 +319,16 @@ impl Inner {
 
     /// Opens the table again, and says where the store really stands.
     fn recover(&self, table: &dyn Table) -> Result<State> {
-        let state = guarded(self.name, Operation::Open, || {
+        let reopen = || {
             table.recover()?;
             Rows::of(table, self.name)?.state()
-        })?;
+        };
+        let state = loop {
+            match guarded(self.name, Operation::Open, reopen) {
+                Err(error) if self.give_up_reserve(&error) => {}
+                state => break state?,
+            }
+        };
         if state.revision < self.published.borrow().state.revision {
             return Err(Error::new(ErrorKind::RevisionRegressed, Operation::Open, self.name));
         }
@@ -322,6 +338,7 @@ impl Inner {
 
     /// Tries again to find out what became of a commit, if one is in doubt.
     fn ensure_writable(&self, table: &dyn Table, operation: Operation) -> Result<()> {
+        self.check_reserve(operation)?;
         if !self.poisoned.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -338,7 +355,10 @@ impl Inner {
 }
 
 /// Whether there is more to take away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     More,
     Done,
+    /// There was nothing.
+    Nothing,
 }

@@ -18,7 +18,7 @@ use tokio::runtime::Runtime;
 
 use crate::args::{Cli, Gc};
 use crate::error::{Failure, Result};
-use crate::store;
+use crate::store::{self, Use};
 use crate::verbs::nodes;
 use looks::{APART, Looks};
 use report::{Left, Reason, Report, Row, StoreReport};
@@ -209,7 +209,7 @@ fn decide(
 async fn free(found: &mut Found) -> Result<()> {
     let batches = batches(&found.ready);
     for some in batches.chunks(COMMITS_AT_ONCE) {
-        let open = store::open(&found.location, Create::Never).await?;
+        let open = store::open(&found.location, Use::Release).await?;
         let ipam = Ipam::new(open.store(), nodes(&found.location));
         let mut done = Ok(());
         for batch in some {

@@ -7,14 +7,14 @@ mod reservation;
 
 use std::time::Duration;
 
-use datastore::{Create, Location};
+use datastore::Location;
 use ipam_core::{Ipam, Nodes};
 use kv::Deadline;
 
 use crate::answer::Answer;
 use crate::args::{self, OnStore, Show};
 use crate::error::Result;
-use crate::store;
+use crate::store::{self, Use};
 use crate::usage::{self, Detail};
 
 /// How long a verb may take once the store is open.
@@ -23,18 +23,21 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Checks the request, opens the store, runs the verb and closes the store. Only `pool create` makes a store that is not
 /// there, and only for a pool that can be made.
 pub(crate) async fn run(command: &OnStore, location: &Location) -> Result<Answer> {
-    let create = match command {
+    let what_for = match command {
         OnStore::Pool(args::Pool::Create(request)) => {
             pool::check(request)?;
-            Create::IfMissing
+            Use::Make
         }
         OnStore::Reservation(args::Reservation::Create { name, .. }) => {
             reservation::check(name)?;
-            Create::Never
+            Use::Existing
         }
-        _ => Create::Never,
+        OnStore::Pool(args::Pool::Delete { .. })
+        | OnStore::Reservation(args::Reservation::Delete { .. })
+        | OnStore::Ipam(args::Ipam::Release(_)) => Use::Release,
+        _ => Use::Existing,
     };
-    let open = store::open(location, create).await?;
+    let open = store::open(location, what_for).await?;
     let ipam = Ipam::new(open.store(), nodes(location));
     let answer = verb(command, &ipam).await;
     drop(ipam);

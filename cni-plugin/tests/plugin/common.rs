@@ -3,12 +3,11 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
 use cni_plugin::{
-    AddRequest, Allocator, Assigned, CheckRequest, CniError, Collected, DelRequest, Environment, GcRequest, Host,
-    Invocation, Logging, Name, Outcome, Result, run,
+    AddRequest, Allocator, Assigned, CheckRequest, Checked, CniError, Collected, DelRequest, Environment, GcRequest,
+    Host, Invocation, Logging, Name, Outcome, Result, run,
 };
 use serde_json::Value;
 
@@ -17,12 +16,14 @@ use serde_json::Value;
 pub(crate) struct Scripted {
     pub(crate) add: Option<Result<Vec<Assigned>>>,
     pub(crate) del: Option<Result<()>>,
-    pub(crate) check: Option<Result<Vec<IpAddr>>>,
+    pub(crate) check: Option<Result<Checked>>,
+    pub(crate) status: Option<Result<()>>,
     pub(crate) added: RefCell<Vec<AddRequest>>,
     pub(crate) deleted: RefCell<Vec<DelRequest>>,
     pub(crate) checked: RefCell<Vec<CheckRequest>>,
     pub(crate) gc: Option<Result<Collected>>,
     pub(crate) collected: RefCell<Vec<GcRequest>>,
+    pub(crate) asked: RefCell<Vec<AddRequest>>,
 }
 
 fn unexpected<T>() -> Result<T> {
@@ -40,7 +41,7 @@ impl Allocator for Scripted {
         self.del.clone().unwrap_or_else(unexpected)
     }
 
-    fn check(&self, request: &CheckRequest) -> Result<Vec<IpAddr>> {
+    fn check(&self, request: &CheckRequest) -> Result<Checked> {
         self.checked.borrow_mut().push(request.clone());
         self.check.clone().unwrap_or_else(unexpected)
     }
@@ -48,6 +49,11 @@ impl Allocator for Scripted {
     fn gc(&self, request: &GcRequest) -> Result<Collected> {
         self.collected.borrow_mut().push(request.clone());
         self.gc.clone().unwrap_or_else(unexpected)
+    }
+
+    fn status(&self, request: &AddRequest) -> Result<()> {
+        self.asked.borrow_mut().push(request.clone());
+        self.status.clone().unwrap_or_else(unexpected)
     }
 }
 

@@ -3,8 +3,9 @@
 use std::net::IpAddr;
 
 use crate::common::{Scripted, call, environment, error_of};
-use cni_plugin::{Assigned, CniError, Code, Gateway, Name, Network};
+use cni_plugin::{Assigned, Checked, CniError, Code, Gateway, Name, Network};
 use datastore::Location;
+use ipam_core::{Comparison, Standing};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -13,12 +14,7 @@ fn ip(text: &str) -> IpAddr {
 fn one_address() -> Scripted {
     let assigned =
         Assigned { address: ip("10.0.0.5"), block_prefix: 26, pool_prefix: 24, gateway: Some(ip("10.0.0.1")) };
-    Scripted {
-        add: Some(Ok(vec![assigned])),
-        del: Some(Ok(())),
-        check: Some(Ok(vec![ip("10.0.0.5")])),
-        ..Scripted::default()
-    }
+    Scripted { add: Some(Ok(vec![assigned])), del: Some(Ok(())), ..Scripted::default() }
 }
 
 fn bridge(more: &str) -> String {
@@ -201,26 +197,63 @@ fn del() {
     assert_eq!(error_of(&call(Name::Margay, &env, conf.as_bytes(), &failing)).0, 11);
 }
 
+/// What a CHECK comes to when the store says this.
+fn check(more: &str, held: &[&str], standings: &[(&str, Standing)]) -> cni_plugin::Outcome {
+    let held = held.iter().map(|address| ip(address)).collect();
+    let standings = standings.iter().map(|(address, standing)| (ip(address), standing.clone())).collect();
+    answered(more, Ok(Checked::Compared(Comparison { held, standings })))
+}
+
+fn answered(more: &str, answer: cni_plugin::Result<Checked>) -> cni_plugin::Outcome {
+    let allocator = Scripted { check: Some(answer), ..Scripted::default() };
+    call(Name::Margay, &environment("CHECK"), bridge(more).as_bytes(), &allocator)
+}
+
 #[test]
-fn check() {
-    let check = |more: &str, held: &[&str]| {
-        let held = held.iter().map(|address| ip(address)).collect();
-        let allocator = Scripted { check: Some(Ok(held)), ..Scripted::default() };
-        call(Name::Margay, &environment("CHECK"), bridge(more).as_bytes(), &allocator)
-    };
-    let earlier = r#","prevResult":{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.5/24","interface":2},{"address":"fd00::5/64"}]}"#;
-    let good = check(earlier, &["fd00::5", "10.0.0.5", "10.0.0.6"]);
+fn check_fails_where_an_address_is_free_or_anothers() {
+    let (a, b) = ("10.0.0.5", "fd00::5");
+    let good = check("", &[a], &[(a, Standing::Own), (b, Standing::Own)]);
     assert_eq!((good.exit, good.stdout.as_str()), (0, ""));
-    assert_eq!(check("", &["10.0.0.5"]).exit, 0);
-    assert_eq!(check(r#","ipam":{"assign_ipv4":"false"}"#, &[]).exit, 0);
-    let (code, message, _) = error_of(&check(earlier, &["10.0.0.5"]));
+    let (code, message, details) = error_of(&check("", &[a], &[(a, Standing::Own), (b, Standing::Free)]));
     assert_eq!(
         (code, message.as_str()),
         (999, "fd00::5 is not recorded for container c1 interface eth0 in network net1")
     );
-    assert_eq!(error_of(&check("", &[])).1, "no address is recorded for container c1 interface eth0 in network net1");
+    assert!(details.starts_with("fd00::5 is free; the container has to be made anew"), "{details}");
+    let (_, message, details) = error_of(&check("", &[], &[(a, Standing::Another("net1.c2".into()))]));
+    assert!(message.starts_with("10.0.0.5 is not recorded") && details.contains("held by net1.c2"), "{details}");
+}
+
+#[test]
+fn check_passes_over_what_the_store_cannot_know() {
+    let a = "10.0.0.5";
+    for standing in [Standing::Unmarked, Standing::Unknown] {
+        assert_eq!(check("", &[], &[(a, standing.clone())]).exit, 0, "{standing:?}");
+    }
+    assert_eq!(answered("", Ok(Checked::Unknown("busy".into()))).exit, 0);
+    assert_eq!(error_of(&answered("", Err(CniError::new(Code::TryAgain, "no connection")))).0, 11);
+}
+
+#[test]
+fn check_without_an_earlier_result_looks_for_any_address() {
+    assert_eq!(check("", &["10.0.0.5"], &[]).exit, 0);
+    assert_eq!(check(r#","ipam":{"assign_ipv4":"false"}"#, &[], &[]).exit, 0);
+    let (_, message, _) = error_of(&check("", &[], &[]));
+    assert_eq!(message, "no address is recorded for container c1 interface eth0 in network net1");
+}
+
+#[test]
+fn check_asks_for_the_addresses_of_the_earlier_result() {
+    let allocator = Scripted { check: Some(Ok(Checked::Unknown("busy".into()))), ..Scripted::default() };
+    let earlier = r#","prevResult":{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.5/24","interface":2},{"address":"fd00::5/64"}]}"#;
+    let mut env = environment("CHECK");
+    env.insert("CNI_ARGS".into(), "K8S_POD_NAME=a;K8S_POD_NAMESPACE=b".into());
+    assert_eq!(call(Name::Margay, &env, bridge(earlier).as_bytes(), &allocator).exit, 0);
+    let requests = allocator.checked.borrow();
+    assert_eq!(requests[0].addresses, [ip("10.0.0.5"), ip("fd00::5")]);
+    assert_eq!((requests[0].attachment.handle().as_str(), requests[0].old_handle.as_str()), ("net1.c1", "b.a"));
     for wrong in ["5", r#"[{"address":"x"}]"#, "[{}]"] {
-        assert_eq!(error_of(&check(&format!(r#","prevResult":{{"ips":{wrong}}}"#), &[])).0, 6);
+        assert_eq!(error_of(&check(&format!(r#","prevResult":{{"ips":{wrong}}}"#), &[], &[])).0, 6);
     }
     let old = bridge("").replace("1.0.0", "0.3.1");
     let outcome = call(Name::Margay, &environment("CHECK"), old.as_bytes(), &Scripted::default());
@@ -228,7 +261,7 @@ fn check() {
 }
 
 #[test]
-fn gc_and_status() {
+fn gc_and_status_need_a_version_that_has_them() {
     let with = |verb: &str, version: &str, more: &str| {
         let conf = bridge(more).replace("1.0.0", version);
         call(Name::Margay, &environment(verb), conf.as_bytes(), &Scripted::default())
@@ -251,9 +284,32 @@ fn gc_and_status() {
     let requests = allocator.collected.borrow();
     assert_eq!((requests[0].network.as_str(), requests[0].node.as_str()), ("net1", "host-1"));
     assert_eq!(requests[0].valid, [("c1".to_owned(), "eth0".to_owned())].into());
-    let ready = with("STATUS", "1.1.0", "");
+}
+
+#[test]
+fn status_asks_for_what_an_add_would() {
+    let with = |more: &str, answer: cni_plugin::Result<()>| {
+        let allocator = Scripted { status: Some(answer), ..Scripted::default() };
+        let mut env = environment("STATUS");
+        env.retain(|name, _| matches!(name.as_str(), "CNI_COMMAND" | "CNI_PATH"));
+        let conf = bridge(more).replace("1.0.0", "1.1.0");
+        let outcome = call(Name::Margay, &env, conf.as_bytes(), &allocator);
+        (outcome, allocator.asked.take())
+    };
+    let (ready, asked) = with(r#","ipam":{"assign_ipv6":"true","ipv4_pools":["lab"]}"#, Ok(()));
     assert_eq!((ready.exit, ready.stdout.as_str()), (0, ""));
-    assert_eq!(error_of(&with("STATUS", "1.1.0", r#","ipam":{"mask":1}"#)).0, 7);
+    assert_eq!((asked[0].count_v4, asked[0].count_v6, asked[0].wanted.len()), (1, 1, 0));
+    assert_eq!(asked[0].pools_v4, ["lab"]);
+    assert_eq!((asked[0].attachment.network.as_str(), asked[0].attachment.node.as_str()), ("net1", "host-1"));
+    // Whatever is wrong has the one code.
+    let refused = CniError::internal("no room").with_details("make some");
+    assert_eq!(error_of(&with("", Err(refused)).0), (50, "no room".into(), "make some".into()));
+    for wrong in [r#","ipam":{"mask":1}"#, r#","ipam":{"mask":"x"}"#, r#","datastore_type":"foo""#] {
+        let (outcome, asked) = with(wrong, Ok(()));
+        assert_eq!((error_of(&outcome).0, asked.len()), (50, 0), "{wrong}");
+    }
+    let (ready, asked) = with(r#","ipam":{"assign_ipv4":"false"}"#, Ok(()));
+    assert_eq!((ready.exit, asked.len()), (0, 0), "no store is needed");
 }
 
 #[test]
@@ -266,10 +322,13 @@ fn a_panic_is_an_error() {
         fn del(&self, _: &cni_plugin::DelRequest) -> cni_plugin::Result<()> {
             unreachable!()
         }
-        fn check(&self, _: &cni_plugin::CheckRequest) -> cni_plugin::Result<Vec<IpAddr>> {
+        fn check(&self, _: &cni_plugin::CheckRequest) -> cni_plugin::Result<Checked> {
             std::panic::panic_any(5)
         }
         fn gc(&self, _: &cni_plugin::GcRequest) -> cni_plugin::Result<cni_plugin::Collected> {
+            unreachable!()
+        }
+        fn status(&self, _: &cni_plugin::AddRequest) -> cni_plugin::Result<()> {
             unreachable!()
         }
     }

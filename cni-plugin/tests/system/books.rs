@@ -69,6 +69,11 @@ impl Lab {
         })
     }
 
+    /// Does something while another process has the store open, as far as the queue can tell.
+    pub(crate) fn while_open(&self, work: impl FnOnce()) {
+        self.with_ipam(Create::Never, async |_, _| work());
+    }
+
     /// Reads everything. Blocks, handles and affinities must say the same.
     pub(crate) fn books(&self) -> Books {
         self.with_ipam(Create::Never, async |ipam, deadline| {

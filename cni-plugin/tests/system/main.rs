@@ -8,6 +8,7 @@
 
 mod attachments;
 mod books;
+mod check;
 mod damage;
 mod disk;
 mod gc;
@@ -16,5 +17,6 @@ mod lab;
 mod process;
 mod random;
 mod refusals;
+mod status;
 mod stdout;
 mod torture;

@@ -3,9 +3,10 @@
 use std::net::IpAddr;
 
 use cni_plugin::{
-    AddRequest, Allocator, Assigned, CheckRequest, Collected, DelRequest, Environment, GcRequest, Host, Invocation,
-    Logging, Name, run,
+    AddRequest, Allocator, Assigned, CheckRequest, Checked, Collected, DelRequest, Environment, GcRequest, Host,
+    Invocation, Logging, Name, run,
 };
+use ipam_core::{Comparison, Standing};
 use serde_json::Value;
 use time::OffsetDateTime;
 
@@ -77,8 +78,13 @@ impl Allocator for Pretend {
         Ok(())
     }
 
-    fn check(&self, _: &CheckRequest) -> cni_plugin::Result<Vec<IpAddr>> {
-        Ok(vec!["10.0.0.9".parse().unwrap()])
+    fn check(&self, request: &CheckRequest) -> cni_plugin::Result<Checked> {
+        let standings = request.addresses.iter().map(|ip| (*ip, Standing::Own)).collect();
+        Ok(Checked::Compared(Comparison { held: request.addresses.clone(), standings }))
+    }
+
+    fn status(&self, _: &AddRequest) -> cni_plugin::Result<()> {
+        Ok(())
     }
 
     fn gc(&self, _: &GcRequest) -> cni_plugin::Result<Collected> {

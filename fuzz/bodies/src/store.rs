@@ -15,5 +15,8 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
 pub(crate) fn open(table: Box<dyn Table>) -> kv::Result<MvccStore> {
     let clock = Clock::new(|| UNIX_EPOCH + Duration::from_secs(1_767_225_600));
     let retention = Retention { revisions: Some(50), ..Retention::default() };
-    MvccStore::open(table, Options { name: "fuzz", clock, retention, blocking: Blocking::InPlace, expected_id: None })
+    MvccStore::open(
+        table,
+        Options { name: "fuzz", clock, retention, blocking: Blocking::InPlace, ..Options::default() },
+    )
 }

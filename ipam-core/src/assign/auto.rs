@@ -3,7 +3,6 @@
 //! Guards: the blocks and affinities that change. Blocks that are passed over are read without a guard: one that gets
 //! room meanwhile was merely missed, and no commit depends on it.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -97,8 +96,8 @@ impl Pass<'_> {
         Error::Exhausted { family: self.family, assigned, requested: self.wanted, messages: vec![message] }
     }
 
-    /// Takes what there is in the host's own blocks, mending what a foreign writer left half done, and returns how many
-    /// blocks the host has in these pools.
+    /// Takes what there is in the host's own blocks, mending what a foreign writer left half done. If that is not enough,
+    /// it returns how many blocks the host has in these pools.
     async fn take_from_own(&self, work: &mut Workset<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<usize> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else { return Ok(0) };
         let affine = work.affinities(&Range::Prefix(prefix)).await?;
@@ -107,32 +106,35 @@ impl Pass<'_> {
         self.leave(work, &others).await?;
 
         let mut own = 0;
-        for chunk in kept.chunks(BLOCKS_AT_ONCE) {
-            let blocks: Vec<IpNet> = chunk.iter().map(|(cidr, _)| *cidr).collect();
-            work.read_ahead(&blocks).await?;
+        let mut rest = latest_first(work, kept).await?.into_iter().peekable();
+        // The first one mostly has room. If not, all the others may have to be looked at.
+        let mut at_once = 1;
+        while taken.len() < self.wanted && rest.peek().is_some() {
+            let chunk: Vec<_> = rest.by_ref().take(at_once).collect();
+            work.read_ahead(&chunk.iter().map(|(cidr, _)| *cidr).collect::<Vec<_>>()).await?;
             for (cidr, state) in chunk {
-                if self.is_own(work, *cidr, *state, taken.len() < self.wanted).await? {
+                if taken.len() < self.wanted && self.is_own(work, cidr, state).await? {
                     own += 1;
-                    self.take(work, *cidr, taken).await?;
+                    self.take(work, cidr, taken).await?;
                 }
             }
+            at_once = BLOCKS_AT_ONCE;
         }
         Ok(own)
     }
 
-    /// True if the block behind an affinity is the host's, as it should be. Affinities that are stale are dropped; where
-    /// something is to be taken, unfinished ones are finished and missing blocks are made.
-    async fn is_own(&self, work: &mut Workset<'_>, cidr: IpNet, state: AffinityState, is_needed: bool) -> Result<bool> {
+    /// True if the block behind an affinity is the host's, as it should be, from which something is to be taken. Affinities
+    /// that are stale are dropped, unfinished ones are finished, and missing blocks are made.
+    async fn is_own(&self, work: &mut Workset<'_>, cidr: IpNet, state: AffinityState) -> Result<bool> {
         match work.find(cidr).await? {
             Found::Damaged => return Ok(false),
             Found::There(block) if !block.is_owned_by(&self.owner) => {
                 work.drop_affinity(&self.owner, cidr).await?;
                 return Ok(false);
             }
-            Found::There(_) if state == AffinityState::Confirmed || !is_needed => return Ok(true),
+            Found::There(_) if state == AffinityState::Confirmed => return Ok(true),
             // Rewriting the block makes whoever is about to take it away start anew.
             Found::There(_) => drop(work.change(cidr, |_| ()).await?),
-            Found::Absent if !is_needed => return Ok(true),
             Found::Absent => self.create(work, cidr).await?,
         }
         work.confirm_affinity(&self.owner, cidr).await?;
@@ -223,8 +225,9 @@ impl Pass<'_> {
         while let Some(chunk) = next_chunk(&mut walk, &self.around.reservations) {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
             let names: Vec<kv::Key> = wanted.iter().map(|cidr| keys::block(*cidr)).collect();
-            let absent: BTreeSet<kv::Key> = work.tx.probe_absent(&names).await?.into_iter().collect();
-            for cidr in wanted.into_iter().filter(|cidr| absent.contains(&keys::block(*cidr))) {
+            let written = work.tx.probe(&names).await?;
+            let absent = wanted.into_iter().zip(written).filter(|(_, written)| written.is_none());
+            for (cidr, _) in absent {
                 if matches!(work.find(cidr).await?, Found::Absent) {
                     return Ok(Some(cidr));
                 }
@@ -261,6 +264,22 @@ impl Pass<'_> {
         work.change(cidr, |block| block.set_owner(&self.owner, self.now)).await?;
         work.confirm_affinity(&self.owner, cidr).await
     }
+}
+
+/// Puts the blocks first that were written last: an address came or went there, so there is room more often than not,
+/// where blocks that nobody has written for long are full. Calico goes through all of them in the order of their keys.
+async fn latest_first(
+    work: &mut Workset<'_>,
+    mut blocks: Vec<(IpNet, AffinityState)>,
+) -> Result<Vec<(IpNet, AffinityState)>> {
+    if blocks.len() > 1 {
+        let names: Vec<kv::Key> = blocks.iter().map(|(cidr, _)| keys::block(*cidr)).collect();
+        let written = work.tx.probe(&names).await?;
+        let mut dated: Vec<_> = written.into_iter().zip(blocks).collect();
+        dated.sort_by_key(|(written, _)| std::cmp::Reverse(*written));
+        blocks = dated.into_iter().map(|(_, block)| block).collect();
+    }
+    Ok(blocks)
 }
 
 /// What a stored block is good for.

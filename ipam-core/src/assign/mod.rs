@@ -6,6 +6,7 @@ pub mod define;
 mod request;
 mod search;
 mod specific;
+mod would;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -31,9 +32,9 @@ use crate::workset::Workset;
 
 /// An address that the attachment has already.
 #[derive(Clone, Copy, Debug)]
-struct Held {
-    ip: IpAddr,
-    block: IpNet,
+pub(crate) struct Held {
+    pub(crate) ip: IpAddr,
+    pub(crate) block: IpNet,
     /// Whether it was given in this boot of the host, as far as that is known, and not long ago.
     is_current: bool,
 }
@@ -141,24 +142,6 @@ impl Ipam {
             })?;
         }
         Ok(())
-    }
-
-    /// The addresses that an attachment has, and those that its handle has on its node without saying for which
-    /// interface; none if there are none.
-    ///
-    /// # Errors
-    /// Those of the store, and damaged documents.
-    pub async fn held(&self, attachment: &Attachment, deadline: Deadline) -> Result<Vec<IpAddr>> {
-        transact!(self, deadline, |tx| {
-            let mut own_keys = self.host_keys(&attachment.node);
-            own_keys.push(keys::handle(&attachment.handle()));
-            tx.prefetch(own_keys, Vec::new()).await?;
-            let own = Attachment { node: self.known_name(tx, &attachment.node).await?, ..attachment.clone() };
-            let rest = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.now(), rest);
-            let held = held_by(&mut work, &own, None, |claim| claim != Claim::Foreign).await?;
-            Ok(held.into_iter().map(|held| held.ip).collect())
-        })
     }
 
     async fn assign_in(
@@ -376,8 +359,8 @@ impl Assignment<'_> {
 }
 
 /// What the attachment's handle holds of which `counts` says that it counts as the attachment's. Not guarded: what is given
-/// back as an answer is true as of the revision that was read.
-async fn held_by(
+/// back as an answer is true as of the revision that was read. `asked_at` is when it is asked for, where that is known.
+pub(crate) async fn held_by(
     work: &mut Workset<'_>,
     attachment: &Attachment,
     asked_at: Option<OffsetDateTime>,

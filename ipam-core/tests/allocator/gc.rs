@@ -310,6 +310,11 @@ async fn an_assignment_without_room_frees_leftovers_in_its_own_commit() {
     let mut with_live = world.clone();
     with_live.ipam = world.ipam.clone().with_live(machine.clone());
     let before = revision(&world).await;
+    let new = request("new", THIS_BOOT, 100);
+    with_live.ipam.would_assign(&new, soon()).await.unwrap();
+    let refused = world.ipam.would_assign(&new, soon()).await.unwrap_err();
+    assert!(matches!(refused, Error::Exhausted { .. }), "{refused}");
+    assert_eq!((revision(&world).await, machine.asked.load(SeqCst)), (before, 0), "a question changes nothing");
     let given = give(&with_live, "new", THIS_BOOT, 100).await;
     assert_eq!(revision(&world).await, before.next(), "one commit");
     assert_eq!(machine.asked.load(SeqCst), 1);

@@ -16,7 +16,7 @@ use kv::wrap::{Fault, Faulty};
 use kv::{Deadline, ErrorKind, Operation, Outcome, Store, Txn};
 use tokio::sync::Notify;
 
-use crate::world::{World, attachment, soon};
+use crate::world::{World, attachment, held, soon};
 
 /// Notes in memory.
 #[derive(Debug, Default)]
@@ -186,7 +186,7 @@ async fn without_notes_a_late_commit_would_lose_an_address() {
     let late = break_off(&world, &Arc::default(), Fault::Held).await;
     assert!(world.release("a", "c1").await.is_empty());
     late.deliver_held().await.unwrap();
-    assert_eq!(world.ipam.held(&attachment("a", "c1"), soon()).await.unwrap().len(), 1);
+    assert_eq!(held(&world.ipam, &attachment("a", "c1")).await.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -198,7 +198,7 @@ async fn what_lands_late_after_another_assignment_is_the_same_address() {
         let ipam = allocator(&world.store, &notes);
         let assigned = ipam.assign(&request(), soon()).await.unwrap();
         late.deliver_held().await.unwrap();
-        assert_eq!(ipam.held(&attachment("a", "c1"), soon()).await.unwrap(), [assigned[0].ip], "{fault:?}");
+        assert_eq!(held(&ipam, &attachment("a", "c1")).await, [assigned[0].ip], "{fault:?}");
         assert_eq!(notes.count(), 0);
         world.check().await;
     }
@@ -213,7 +213,7 @@ async fn a_note_whose_guards_no_longer_hold_does_no_harm() {
     let ipam = allocator(&world.store, &notes);
     assert!(ipam.release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap().is_empty());
     late.deliver_held().await.unwrap();
-    assert!(ipam.held(&attachment("a", "c1"), soon()).await.unwrap().is_empty());
+    assert!(held(&ipam, &attachment("a", "c1")).await.is_empty());
     world.check().await;
 }
 

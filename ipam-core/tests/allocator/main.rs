@@ -4,8 +4,10 @@
 mod affinity;
 mod assign;
 mod bridge;
+mod check;
 mod concurrent;
 mod gc;
 mod intents;
 mod release;
 mod world;
+mod would;

@@ -6,7 +6,7 @@ use ipam_core::model::{Document, Handle, NewPool, ReleaseRequest};
 use ipam_core::{Error, Holding};
 use kv::StoreExt;
 
-use crate::world::{World, attachment, ip, soon};
+use crate::world::{World, attachment, held, ip, soon};
 
 async fn world() -> World {
     let world = World::new().await;
@@ -39,7 +39,7 @@ async fn one_interface_keeps_what_the_other_gives_back() {
     other.attachment.interface = "eth1".into();
     let second = world.assign(&other).await.unwrap()[0].ip;
     assert_eq!(world.release("a", "c1").await, [first]);
-    assert_eq!(world.ipam.held(&other.attachment, soon()).await.unwrap(), [second]);
+    assert_eq!(held(&world.ipam, &other.attachment).await, [second]);
     world.check().await;
     // The same container on another node is another attachment too.
     assert!(world.release("b", "c1").await.is_empty());
@@ -117,7 +117,7 @@ async fn by_container_in_every_network() {
     other.attachment.network = "net.c2".into();
     world.assign(&other).await.unwrap();
     assert_eq!(world.ipam.release_by_container("c1", soon()).await.unwrap().len(), 2);
-    assert_eq!(world.ipam.held(&attachment("a", "c2"), soon()).await.unwrap().len(), 1);
+    assert_eq!(held(&world.ipam, &attachment("a", "c2")).await.len(), 1);
     world.check().await;
 }
 

@@ -123,6 +123,11 @@ impl World {
     }
 }
 
+/// What an attachment has.
+pub(crate) async fn held(ipam: &Ipam, attachment: &Attachment) -> Vec<IpAddr> {
+    ipam.compare(attachment, &[], &[], soon()).await.unwrap().held
+}
+
 /// Interface `eth0` of a container in network `net`.
 pub(crate) fn attachment(node: &str, container: &str) -> Attachment {
     Attachment {

@@ -23,13 +23,13 @@ impl Place {
         use io::ErrorKind as Io;
         let name = path.display();
         let (kind, detail) = match error.kind() {
-            Io::PermissionDenied => (
-                ErrorKind::Io,
-                format!("no permission for {name}: run this as root or as the owner of the store's files"),
-            ),
+            Io::PermissionDenied => (ErrorKind::Io, no_permission(path, &self.folder, Path::new(SELINUX).is_dir())),
             Io::ReadOnlyFilesystem => (
                 ErrorKind::Io,
-                format!("{name} is on a read-only file system, and a store must be able to write even to be read"),
+                format!(
+                    "{name} is on a read-only file system, and a store must be able to write even to be read: mount it \
+                     writable, or give another path"
+                ),
             ),
             Io::NotADirectory | Io::AlreadyExists => (
                 ErrorKind::Io,
@@ -87,6 +87,16 @@ impl Place {
         self.error(ErrorKind::Unsupported, detail)
     }
 
+    /// The folder is on a file system that other machines may have mounted, too.
+    pub(super) fn shared_file_system(&self, name: &str) -> Error {
+        let detail = format!(
+            "{} is on {name}, where the locks that keep processes apart cannot be trusted: give a path on a disk of this \
+             machine",
+            self.folder.display()
+        );
+        self.error(ErrorKind::Unsupported, detail)
+    }
+
     /// The folder holds something else.
     pub(super) fn foreign_folder(&self, found: &str) -> Error {
         let detail = format!(
@@ -110,6 +120,21 @@ impl Place {
     pub(super) fn error(&self, kind: ErrorKind, detail: impl Into<String>) -> Error {
         Error::new(kind, Operation::Open, self.store.clone()).with_detail(detail)
     }
+}
+
+/// There only where SELinux is on.
+const SELINUX: &str = "/sys/fs/selinux";
+
+fn no_permission(path: &Path, folder: &Path, selinux: bool) -> String {
+    let text = format!("no permission for {}: run this as root or as the owner of the store's files", path.display());
+    if !selinux {
+        return text;
+    }
+    let folder = folder.display();
+    format!(
+        "{text}; if it is, SELinux is in the way: `restorecon -Rv {folder}` labels the files as their place demands, and \
+         `ausearch -m avc -ts recent` shows what was refused"
+    )
 }
 
 fn no_room(path: &Path) -> String {
@@ -141,6 +166,25 @@ mod tests {
             let all = ours.to_string();
             assert!(all.contains(text) && all.contains("/a/store/queue") && all.contains(&error.to_string()), "{all}");
         }
+    }
+
+    #[test]
+    fn a_host_with_selinux_is_told_of_labels() {
+        let text = |selinux| no_permission(Path::new("/a/store/queue"), Path::new("/a/store"), selinux);
+        assert!(text(true).contains("no permission for /a/store/queue: run this as root"), "{}", text(true));
+        assert!(text(true).contains("`restorecon -Rv /a/store`"), "{}", text(true));
+        assert!(!text(false).contains("SELinux"));
+    }
+
+    #[test]
+    fn a_shared_file_system_is_named_with_what_to_do() {
+        let error = place().shared_file_system("NFS");
+        assert_eq!(*error.kind(), ErrorKind::Unsupported);
+        let text = error.to_string();
+        assert!(
+            text.contains("/a/store is on NFS") && text.contains("give a path on a disk of this machine"),
+            "{text}"
+        );
     }
 
     #[test]

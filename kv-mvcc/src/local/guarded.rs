@@ -1,10 +1,12 @@
 //! A table that holds the turn at its store, whose engine may panic, and that refuses writes after a failed one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kv::{Error, ErrorKind, Operation, Result};
 
+use super::ballast::Ballast;
 use super::errors::Place;
 use super::head::Head;
 use super::queue::Turn;
@@ -20,14 +22,15 @@ pub(super) struct Guarded {
     table: Option<Box<dyn Table>>,
     poisoned: AtomicBool,
     place: Place,
-    head: Head,
+    head: Arc<Head>,
+    ballast: Arc<Ballast>,
     // Below `table`, since fields are dropped in this order.
     _turn: Turn,
 }
 
 impl Guarded {
-    pub(super) fn new(table: Box<dyn Table>, place: Place, head: Head, turn: Turn) -> Self {
-        Self { table: Some(table), poisoned: AtomicBool::new(false), place, head, _turn: turn }
+    pub(super) fn new(table: Box<dyn Table>, place: Place, head: Arc<Head>, ballast: Arc<Ballast>, turn: Turn) -> Self {
+        Self { table: Some(table), poisoned: AtomicBool::new(false), place, head, ballast, _turn: turn }
     }
 
     fn table(&self, operation: Operation) -> Result<&dyn Table> {
@@ -68,7 +71,11 @@ impl Drop for Guarded {
     fn drop(&mut self) {
         let table = self.table.take();
         // There is nobody to tell, and nothing is lost: what was committed is durable.
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(table)));
+        let closed = catch_unwind(AssertUnwindSafe(|| drop(table)));
+        if closed.is_ok() && !self.poisoned.load(Ordering::Acquire) {
+            self.head.leave();
+        }
+        self.ballast.take_back();
     }
 }
 

@@ -1,41 +1,67 @@
-//! The file `head`: the newest revision that was ever durable.
+//! The file `head`: the newest revision that was ever durable, and how the engine's files looked when they were left.
 //!
 //! An engine that finds the end of its log or its newest header damaged takes that for a write that was cut off, goes
 //! back to what was there before, and says nothing. For it this cannot be told from a crash; but what was acknowledged
 //! is gone, and addresses in use would be handed out again. So each commit, once it is durable, leaves its revision
 //! here. Nothing waits for this file to be durable: after a power loss it may lag behind the store, never the reverse.
+//!
+//! Whoever closes the store also leaves the sizes and times of its files here, so that the next one can tell whether
+//! anybody has touched them since: a copy, a repair, a process that was killed. Only then are all keys looked at again.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::folder;
 use crate::codec::{self, State};
 use crate::table::Write;
 
-/// The revision and its CRC-32, both big endian.
+/// A number and its CRC-32, both big endian. The file has two: the revision, and what [`look`] gave when it was left.
 const BYTES: usize = 12;
+/// Where the second one stands.
+const LEFT_AT: u64 = 12;
 
 /// The open file.
 #[derive(Debug)]
 pub(super) struct Head {
     file: File,
     seen: u64,
+    files: Vec<PathBuf>,
+    /// Whether the store was opened and found in order.
+    in_order: AtomicBool,
 }
 
 impl Head {
-    /// Opens the file, or makes it.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    /// Opens the file, or makes it. `files` are the engine's.
+    pub(super) fn open(path: &Path, files: Vec<PathBuf>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
-        let mut bytes = [0; BYTES];
-        let seen = match file.read_exact_at(&mut bytes, 0) {
-            Ok(()) => decode(bytes),
-            // New, or cut off by a power loss.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => 0,
-            Err(error) => return Err(error),
-        };
-        Ok(Self { file, seen })
+        let seen = read(&file, 0)?;
+        Ok(Self { file, seen, files, in_order: AtomicBool::new(false) })
+    }
+
+    /// True if nobody has touched the engine's files since the store was closed last. Ask before the engine opens them.
+    pub(super) fn is_as_left(&self) -> bool {
+        let left = read(&self.file, LEFT_AT).unwrap_or_default();
+        left != 0 && look(&self.files).is_ok_and(|now| now == left)
+    }
+
+    /// Says that the store was opened and found in order. Until then nothing is noted when it is left.
+    pub(super) fn set_in_order(&self) {
+        self.in_order.store(true, Ordering::Release);
+    }
+
+    /// Notes how the engine's files look. To be called when the engine has closed them.
+    pub(super) fn leave(&self) {
+        if !self.in_order.load(Ordering::Acquire) {
+            return;
+        }
+        if let Ok(now) = look(&self.files) {
+            // Without it the next opening takes longer.
+            let _ = self.file.write_all_at(&encode(now), LEFT_AT);
+        }
     }
 
     /// The newest revision known when the file was opened; 0 if none was.
@@ -56,37 +82,91 @@ impl Head {
     }
 }
 
-fn encode(revision: u64) -> [u8; BYTES] {
+/// One number that is another one as soon as a file has been written, replaced or renamed.
+fn look(files: &[PathBuf]) -> io::Result<u64> {
+    let mut hasher = DefaultHasher::new();
+    for file in files {
+        let found = fs::metadata(file)?;
+        (found.ino(), found.size(), found.ctime(), found.ctime_nsec()).hash(&mut hasher);
+    }
+    Ok(hasher.finish())
+}
+
+/// The number that stands there; 0 if there is none.
+fn read(file: &File, at: u64) -> io::Result<u64> {
     let mut bytes = [0; BYTES];
-    let (number, sum) = bytes.split_at_mut(8);
-    number.copy_from_slice(&revision.to_be_bytes());
-    sum.copy_from_slice(&crc32fast::hash(number).to_be_bytes());
+    match file.read_exact_at(&mut bytes, at) {
+        Ok(()) => Ok(decode(bytes)),
+        // New, or cut off by a power loss.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
+        Err(error) => Err(error),
+    }
+}
+
+fn encode(number: u64) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    let (first, sum) = bytes.split_at_mut(8);
+    first.copy_from_slice(&number.to_be_bytes());
+    sum.copy_from_slice(&crc32fast::hash(first).to_be_bytes());
     bytes
 }
 
-/// The revision; 0 if the bytes are damaged.
+/// The number; 0 if the bytes are damaged.
 fn decode(bytes: [u8; BYTES]) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = bytes;
-    let revision = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
-    if encode(revision) == bytes { revision } else { 0 }
+    let number = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
+    if encode(number) == bytes { number } else { 0 }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn open(path: &Path) -> Head {
+        Head::open(path, vec![path.with_extension("db")]).unwrap()
+    }
+
+    fn leave(path: &Path) {
+        let head = open(path);
+        head.set_in_order();
+        head.leave();
+    }
+
+    #[test]
+    fn it_tells_whether_the_files_are_as_they_were_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, db) = (folder.path().join("head"), folder.path().join("head.db"));
+        assert!(!open(&path).is_as_left(), "there is no file");
+        fs::write(&db, "one").unwrap();
+        assert!(!open(&path).is_as_left(), "nobody has left it yet");
+        open(&path).leave();
+        assert!(!open(&path).is_as_left(), "whoever left it did not find it in order");
+        leave(&path);
+        assert!(open(&path).is_as_left());
+        // Changing a file's time is enough, whatever it is changed to; the content is the same.
+        let time = fs::metadata(&db).unwrap().modified().unwrap();
+        // The kernel's clock for files goes in steps of some milliseconds.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        File::options().write(true).open(&db).unwrap().set_modified(time).unwrap();
+        assert!(!open(&path).is_as_left());
+        leave(&path);
+        fs::copy(&db, folder.path().join("copy")).unwrap();
+        fs::rename(folder.path().join("copy"), &db).unwrap();
+        assert!(!open(&path).is_as_left(), "another file");
+    }
+
     #[test]
     fn it_keeps_the_newest_revision() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("head");
-        assert_eq!(Head::open(&path).unwrap().seen(), 0);
+        assert_eq!(open(&path).seen(), 0);
         let state = State { revision: 7, ..State::NEW };
         let row = codec::encode(codec::STATE_KEY, &state).unwrap();
         let writes = [Write::Put(b"c".to_vec(), Vec::new()), Write::Put(codec::STATE_KEY.to_vec(), row)];
-        Head::open(&path).unwrap().note(&writes);
-        assert_eq!(Head::open(&path).unwrap().seen(), 7);
-        Head::open(&path).unwrap().note(&writes[..1]);
-        assert_eq!(Head::open(&path).unwrap().seen(), 7, "a commit without a state says nothing");
+        open(&path).note(&writes);
+        assert_eq!(open(&path).seen(), 7);
+        open(&path).note(&writes[..1]);
+        assert_eq!(open(&path).seen(), 7, "a commit without a state says nothing");
     }
 
     #[test]

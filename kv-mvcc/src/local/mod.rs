@@ -7,11 +7,14 @@
 //! head       the newest revision, to tell when an engine comes back with less
 //! store.id   engine, layout and id; written last, so it tells a damaged store from a new one
 //! creating   there only while the store is being made
+//! ballast    room on the disk that only a release may use
 //! db.redb    the engine's own: a file of redb, or
 //! sled/      a folder of sled
 //! ```
 
+mod ballast;
 mod errors;
+mod filesystem;
 mod folder;
 mod guarded;
 mod head;

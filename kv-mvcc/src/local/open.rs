@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kv::{Error, ErrorKind, Operation, Result};
@@ -10,7 +11,8 @@ use uuid::Uuid;
 use super::folder;
 use super::guarded::{Guarded, caught};
 use super::store_folder::{Found, StoreFolder};
-use crate::options::{Blocking, Clock, Options, Retention};
+use crate::options::{Blocking, Clock, Inspection, Options, Retention};
+use crate::reserve::{Purpose, Reserve};
 use crate::store::MvccStore;
 use crate::table::Table;
 
@@ -57,6 +59,8 @@ pub struct OpenOptions {
     pub clock: Clock,
     /// Where work that blocks is done.
     pub blocking: Blocking,
+    /// What the store is opened for.
+    pub purpose: Purpose,
 }
 
 impl Default for OpenOptions {
@@ -67,6 +71,7 @@ impl Default for OpenOptions {
             retention: Retention::default(),
             clock: Clock::system(),
             blocking: Blocking::default(),
+            purpose: Purpose::default(),
         }
     }
 }
@@ -97,6 +102,13 @@ impl OpenOptions {
     #[must_use]
     pub fn with_blocking(mut self, blocking: Blocking) -> Self {
         self.blocking = blocking;
+        self
+    }
+
+    /// For this purpose.
+    #[must_use]
+    pub fn with_purpose(mut self, purpose: Purpose) -> Self {
+        self.purpose = purpose;
         self
     }
 
@@ -141,6 +153,20 @@ pub async fn open(engine: impl Engine + 'static, path: &Path, options: &OpenOpti
 /// version's store; `Io` and `NoSpace`. Each says what to do.
 pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     let folder = StoreFolder::new(engine, path);
+    loop {
+        match open_once(engine, &folder, options) {
+            // An engine that writes when it is opened: a release makes room for that, too. It needs no turn for it, since only
+            // the length of a file changes that holds nothing.
+            Err(error)
+                if *error.kind() == ErrorKind::NoSpace
+                    && options.purpose == Purpose::Release
+                    && folder.ballast.give_up() => {}
+            opened => return opened,
+        }
+    }
+}
+
+fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -> Result<MvccStore> {
     let turn = folder.take_turn(options)?;
     let expects = match (folder.look()?, options.create) {
         (Found::Complete(id), _) => Expects::This(id),
@@ -152,10 +178,13 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
         }
     };
     let entry = folder.path(engine.entry());
+    let head = Arc::new(folder.open_head()?);
+    let inspection = if head.is_as_left() { Inspection::Newest } else { Inspection::Entries };
     let table = caught(&folder.place, Operation::Open, || engine.open(&entry, &folder.place.store))?;
-    let head = folder.open_head()?;
     let newest_seen = head.seen();
-    let table = Guarded::new(table, folder.place.clone(), head, turn);
+    let ballast = Arc::clone(&folder.ballast);
+    let reserve: Arc<dyn Reserve> = Arc::clone(&folder.ballast) as _;
+    let table = Guarded::new(table, folder.place.clone(), Arc::clone(&head), ballast, turn);
     let restricted = folder::restrict_all(&entry);
     match expects {
         Expects::New => folder.io(engine.entry(), restricted)?,
@@ -176,6 +205,9 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
                 Expects::This(id) => Some(id),
                 Expects::Any | Expects::New => None,
             },
+            inspection,
+            purpose: options.purpose,
+            reserve: Some(reserve),
         },
     )
     .map_err(|error| folder.place.advise(error))?;
@@ -187,6 +219,7 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
         folder.name(store.id())?;
     }
     folder.remove_marker()?;
+    head.set_in_order();
     Ok(store)
 }
 

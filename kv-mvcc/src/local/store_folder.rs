@@ -3,11 +3,14 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use kv::{ErrorKind, Result};
 use uuid::Uuid;
 
+use super::ballast::Ballast;
 use super::errors::Place;
+use super::filesystem;
 use super::folder;
 use super::head::Head;
 use super::identity::{FORMAT, Identity};
@@ -19,6 +22,7 @@ const IDENTITY: &str = "store.id";
 const IDENTITY_DRAFT: &str = "store.new";
 const MARKER: &str = "creating";
 const HEAD: &str = "head";
+const BALLAST: &str = "ballast";
 
 /// The engines there are, by name and by what they keep in the folder.
 const ENGINES: [(&str, &str); 2] = [("redb", "db.redb"), ("sled", "sled")];
@@ -27,6 +31,8 @@ const ENGINES: [(&str, &str); 2] = [("redb", "db.redb"), ("sled", "sled")];
 pub(super) struct StoreFolder {
     /// Which store it is.
     pub(super) place: Place,
+    /// The room that is kept for releases.
+    pub(super) ballast: Arc<Ballast>,
     engine: &'static str,
     entry: &'static str,
     files: &'static [&'static str],
@@ -38,7 +44,9 @@ impl StoreFolder {
         let folder = std::path::absolute(path);
         let folder = folder.as_deref().unwrap_or(path).to_owned();
         let store = format!("{}://{}", engine.name(), folder.display());
-        Self { place: Place { store, folder }, engine: engine.name(), entry: engine.entry(), files: engine.files() }
+        let ballast = Arc::new(Ballast::new(folder.join(BALLAST)));
+        let (name, entry, files) = (engine.name(), engine.entry(), engine.files());
+        Self { place: Place { store, folder }, ballast, engine: name, entry, files }
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -55,6 +63,7 @@ impl StoreFolder {
 
     /// Waits for the turn; the folder and the queue are made first if they may be.
     pub(super) fn take_turn(&self, options: &OpenOptions) -> Result<Turn> {
+        self.check_file_system(options.create)?;
         let queue = self.path(QUEUE);
         let opener = match options.create {
             // A store that has lost its queue is still a store.
@@ -74,6 +83,19 @@ impl StoreFolder {
         })
     }
 
+    /// Refuses a folder that other machines have, too. One that is to be made will be where the one above it is.
+    fn check_file_system(&self, create: Create) -> Result<()> {
+        let above = match create {
+            Create::Never => 1,
+            Create::IfMissing => usize::MAX,
+        };
+        let nearest = self.place.folder.ancestors().take(above).find_map(|path| filesystem::shared(path).ok());
+        match nearest.flatten() {
+            Some(name) => Err(self.place.shared_file_system(&name)),
+            None => Ok(()),
+        }
+    }
+
     /// Makes the folder, or sees to it that the one that is there may become a store: a slip of the pen must not turn
     /// somebody's folder into one.
     fn make_folder(&self) -> Result<()> {
@@ -86,7 +108,7 @@ impl StoreFolder {
         }
         for entry in self.io("", fs::read_dir(path))? {
             let name = self.io("", entry)?.file_name();
-            let known = [QUEUE, IDENTITY, IDENTITY_DRAFT, MARKER, HEAD, "lost+found"]
+            let known = [QUEUE, IDENTITY, IDENTITY_DRAFT, MARKER, HEAD, BALLAST, "lost+found"]
                 .into_iter()
                 .chain(ENGINES.map(|(_, entry)| entry))
                 .any(|known| name == known);
@@ -158,7 +180,8 @@ impl StoreFolder {
 
     /// Opens the note of the newest revision.
     pub(super) fn open_head(&self) -> Result<Head> {
-        self.io(HEAD, Head::open(&self.path(HEAD)))
+        let files = self.files.iter().map(|name| self.path(name)).collect();
+        self.io(HEAD, Head::open(&self.path(HEAD), files))
     }
 
     /// Writes the identity, the last step of a creation.

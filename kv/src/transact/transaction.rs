@@ -182,25 +182,24 @@ impl Transaction {
         Ok(self.known(range))
     }
 
-    /// Which of these keys are absent, in one round trip that moves no values. A hint, newer than the attempt's
-    /// revision: [`get`](Self::get) the one that matters before relying on it.
+    /// When each of these keys was last written, `None` for those that are absent: in one round trip that moves no values.
+    /// A hint, newer than the attempt's revision: [`get`](Self::get) the one that matters before relying on it.
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn probe_absent(&mut self, keys: &[Key]) -> Result<Vec<Key>> {
-        let mut absent = Vec::new();
+    pub async fn probe(&mut self, keys: &[Key]) -> Result<Vec<Option<Revision>>> {
+        let mut written = Vec::with_capacity(keys.len());
         for keys in keys.chunks(MAX_TXN_OPS) {
             let ops = keys
                 .iter()
-                .map(|key| Op::Range(TxnRange::new(Range::Key(key.clone())).with_content(Content::CountOnly)));
+                .map(|key| Op::Range(TxnRange::new(Range::Key(key.clone())).with_content(Content::KeysOnly)));
             let answer = self.ask_txn(Txn::new().with_success(ops)).await?;
-            for (key, result) in keys.iter().zip(answer.results) {
-                if matches!(result, OpResult::Range(found) if found.count == 0) {
-                    absent.push(key.clone());
-                }
-            }
+            written.extend(answer.results.into_iter().map(|result| match result {
+                OpResult::Range(found) => found.kvs.first().map(|kv| kv.mod_revision),
+                _ => None,
+            }));
         }
-        Ok(absent)
+        Ok(written)
     }
 
     /// Writes a key at the commit. It must have been read with [`get`](Self::get) or [`list`](Self::list).
@@ -222,6 +221,11 @@ impl Transaction {
     /// True if something will be written.
     pub fn has_writes(&self) -> bool {
         !self.writes.is_empty()
+    }
+
+    /// Forgets everything that was to be written: for who wants to know how a body would end, and not to do it.
+    pub fn forget_writes(&mut self) {
+        self.writes.clear();
     }
 
     fn guard_range(&mut self, range: &Range) {

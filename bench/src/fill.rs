@@ -1,0 +1,159 @@
+//! Stores with much in them: addresses in use, and a log that is as long as it gets.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::attachment::Attachment;
+use ipam_core::model::{Affinity, AffinityState, Attribute, Block, Document, Handle, NewPool, Owner, handle_id, keys};
+use ipam_core::reservations::Reservations;
+use ipam_core::{Ipam, Nodes};
+use ipnet::IpNet;
+use kv::{Deadline, Op, Store, StoreExt, Txn};
+use kv_mvcc::local::{Create, OpenOptions};
+use kv_mvcc::{Blocking, MvccStore};
+use time::OffsetDateTime;
+
+use crate::Outcome;
+use crate::contender::POOL;
+
+/// The node that the plugin works for, and the network that it serves.
+pub(crate) const NODE: &str = "node1";
+pub(crate) const NETWORK: &str = "bench";
+
+/// What a node is to have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    /// How many blocks.
+    pub(crate) blocks: u32,
+    /// How many addresses of each block are in use.
+    pub(crate) used: usize,
+}
+
+/// Opens a store that is there.
+pub(crate) async fn open(engine: &str, path: &Path) -> Outcome<MvccStore> {
+    open_as(engine, path, Create::Never).await
+}
+
+/// Makes a store.
+pub(crate) async fn create(engine: &str, path: &Path) -> Outcome<MvccStore> {
+    open_as(engine, path, Create::IfMissing).await
+}
+
+async fn open_as(engine: &str, path: &Path, create: Create) -> Outcome<MvccStore> {
+    let options = OpenOptions::default().with_create(create).with_blocking(Blocking::InPlace);
+    Ok(match engine {
+        "sled" => backend_sled::open(path, &options).await?,
+        _ => backend_redb::open(path, &options).await?,
+    })
+}
+
+/// Gives a node blocks of 64 addresses, from the end of `10.0.0.0/12` downwards, after `skip` others. One commit each.
+pub(crate) async fn give(store: &MvccStore, node: &str, skip: u32, share: Share) -> Outcome<()> {
+    for number in 0..share.blocks {
+        // The last block has the broadcast address, which the plugin keeps free.
+        let first = u32::from(Ipv4Addr::new(10, 15, 255, 128)) - 64 * (skip + number);
+        let cidr = IpNet::new(Ipv4Addr::from(first).into(), 26)?;
+        let owner = Owner::Host(node.to_owned());
+        let now = OffsetDateTime::now_utc();
+        let mut block = Block::new(cidr, Some(&owner), now, None)?;
+        let mut writes = Vec::new();
+        for address in 0..share.used {
+            let id = handle_id(NETWORK, &container(u64::from(skip + number) * 64 + address as u64));
+            let holder = Attribute::new(Some(&id), attributes(node));
+            block.assign_auto(1, &holder, &Reservations::default());
+            let mut handle = Handle::new();
+            handle.increment(cidr, 1);
+            writes.push(Op::put(keys::handle(&id), handle.encode()?));
+        }
+        let affinity = keys::affinity(&owner, cidr).ok_or("no host")?;
+        writes.push(Op::put(affinity, Affinity::new(AffinityState::Confirmed).encode()?));
+        writes.push(Op::put(keys::block(cidr), block.encode()?));
+        store.txn(Txn::new().with_success(writes)).await?;
+    }
+    Ok(())
+}
+
+/// Has addresses come and go until the log is at its bound and loses as much as it gets.
+pub(crate) async fn fill_log(store: &MvccStore) -> Outcome<()> {
+    let mut churn = Churn::begin(store).await?;
+    // Beyond the point at which the first revision goes, so that sweeping has become a habit.
+    while store.status().compacted.get() < 500 {
+        churn.pair().await?;
+    }
+    Ok(())
+}
+
+/// Addresses that come and go.
+pub(crate) struct Churn {
+    ipam: Ipam,
+    pairs: u64,
+}
+
+impl Churn {
+    /// Makes the network's pool, if it is missing.
+    pub(crate) async fn begin(store: &MvccStore) -> Outcome<Self> {
+        let ipam = Ipam::new(Arc::new(store.clone()), Nodes::FirstSeen);
+        if ipam.inventory(soon()).await?.pools.is_empty() {
+            ipam.create_pool(&NewPool::new(NETWORK, POOL.parse()?), None, soon()).await?;
+        }
+        Ok(Self { ipam, pairs: 0 })
+    }
+
+    /// An address that stays.
+    pub(crate) async fn add(&mut self, number: u64) -> Outcome<Attachment> {
+        let attachment = Attachment {
+            network: NETWORK.to_owned(),
+            container: container(1 << 40 | number),
+            interface: "eth0".to_owned(),
+            node: NODE.to_owned(),
+            boot: Some("0123abcd".to_owned()),
+        };
+        let mut request = AssignRequest::new(attachment.clone(), Wanted::any(1, 0));
+        request.attributes = attributes(NODE);
+        request.v4_pools = vec![NETWORK.to_owned()];
+        self.ipam.assign(&request, soon()).await?;
+        Ok(attachment)
+    }
+
+    /// An address that comes and goes.
+    pub(crate) async fn pair(&mut self) -> Outcome<()> {
+        self.pairs += 1;
+        let attachment = self.add(1 << 41 | self.pairs).await?;
+        self.ipam.release_attachment(&attachment, &[], soon()).await?;
+        Ok(())
+    }
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+/// How many addresses are held, by the blocks.
+pub(crate) async fn in_use(store: &MvccStore) -> Outcome<usize> {
+    let blocks = store.list(kv::Range::Prefix(keys::blocks_prefix(None))).await?;
+    let mut held = 0;
+    for kv in blocks.kvs {
+        held += Block::decode(&kv.key, kv.value.as_bytes())?.allocated().count();
+    }
+    Ok(held)
+}
+
+/// An id like those of container runtimes.
+fn container(number: u64) -> String {
+    format!("{:016x}{:048x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15), number)
+}
+
+fn attributes(node: &str) -> BTreeMap<String, String> {
+    let pairs = [
+        ("node", node),
+        ("timestamp", "2026-01-01 10:00:00.123456789 +0000 UTC"),
+        ("margay.io/net", NETWORK),
+        ("margay.io/ifname", "eth0"),
+        ("margay.io/boot", "0123abcd"),
+    ];
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
+}

@@ -1,0 +1,78 @@
+//! How large a store gets when addresses come and go for ever.
+
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+use crate::fill::{self, Churn};
+use crate::report::print;
+use crate::{Outcome, Programs};
+
+/// How many pairs of ADD and DEL; `PAIRS` says otherwise.
+const PAIRS: u64 = 1_000_000;
+/// How often the size is looked at.
+const LOOK_EVERY: u64 = 2_000;
+const MIB: f64 = (1 << 20) as f64;
+
+/// Measures the size of stores in memory, where a sync costs nothing: the disk's speed does not matter here, and a
+/// million pairs would take hours.
+pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
+    let pairs = std::env::var("PAIRS").ok().and_then(|text| text.parse().ok()).unwrap_or(PAIRS);
+    let in_memory = Path::new("/dev/shm");
+    let folder = if in_memory.is_dir() { in_memory } else { folder };
+    let folder = tempfile::Builder::new().prefix("margay-bench").tempdir_in(folder)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let mut rows = Vec::new();
+    for (engine, at_most) in [("redb", "64"), ("sled", "-")] {
+        let path = folder.path().join(engine);
+        let begun = Instant::now();
+        let largest = runtime.block_on(churn(engine, &path, pairs))?;
+        rows.push(vec![
+            engine.to_owned(),
+            pairs.to_string(),
+            format!("{:.1}", largest as f64 / MIB),
+            at_most.to_owned(),
+            format!("{:.1}", size(&path)? as f64 / MIB),
+            format!("{:.0}", begun.elapsed().as_secs_f64()),
+        ]);
+    }
+    print(
+        "Size of a store on which addresses come and go, 40 in use (MiB)",
+        &["", "pairs of ADD and DEL", "largest", "at most", "at the end, closed", "seconds"],
+        rows,
+    );
+    Ok(())
+}
+
+/// Returns the largest size seen.
+async fn churn(engine: &str, path: &Path, pairs: u64) -> Outcome<u64> {
+    let store = fill::create(engine, path).await?;
+    let mut churn = Churn::begin(&store).await?;
+    for resident in 0..40 {
+        churn.add(resident).await?;
+    }
+    let mut largest = 0;
+    for pair in 0..pairs {
+        churn.pair().await?;
+        if pair % LOOK_EVERY == 0 {
+            largest = largest.max(size(path)?);
+        }
+    }
+    largest = largest.max(size(path)?);
+    store.close().await?;
+    Ok(largest)
+}
+
+/// The bytes of all files in a folder, as many as they say.
+fn size(path: &Path) -> Outcome<u64> {
+    let found = fs::symlink_metadata(path)?;
+    if !found.is_dir() {
+        return Ok(found.len());
+    }
+    let mut sum = 0;
+    for entry in fs::read_dir(path)? {
+        // sled removes files of its own meanwhile.
+        sum += size(&entry?.path()).unwrap_or_default();
+    }
+    Ok(sum)
+}

@@ -1,0 +1,66 @@
+//! CHECK: it fails where the store says that an address of the container is free or another's, and nowhere else. A runtime
+//! ends a container whose CHECK fails, so what cannot be known is success and a line in the log.
+
+use std::net::IpAddr;
+
+use ipam_core::{Comparison, Standing};
+
+use crate::error::{CniError, Result};
+use crate::prev_result;
+use crate::request::{Allocator, Attachment, CheckRequest, Checked, Network};
+use crate::run::Context;
+
+impl Context<'_> {
+    pub(crate) fn check(&self, allocator: &dyn Allocator) -> Result<String> {
+        let (_, identity) = self.identify()?;
+        let request = CheckRequest {
+            store: self.store.clone(),
+            old_handle: identity.old_handle(),
+            attachment: identity.attachment,
+            addresses: prev_result::addresses(self.conf.prev_result.as_ref())?,
+        };
+        match allocator.check(&request)? {
+            Checked::Unknown(why) => tracing::warn!(why, "what the container has was not compared"),
+            Checked::Compared(comparison) => self.judge(&request.attachment, &comparison)?,
+        }
+        Ok(String::new())
+    }
+
+    fn judge(&self, who: &Attachment, found: &Comparison) -> Result<()> {
+        let (mut wrong, mut why) = (Vec::new(), Vec::new());
+        for (ip, standing) in &found.standings {
+            match standing {
+                Standing::Own => {}
+                Standing::Unmarked => tracing::info!(%ip, "the address is recorded without its interface"),
+                Standing::Unknown => tracing::info!(%ip, "the address is in no pool, so nothing is recorded of it"),
+                Standing::Free => {
+                    wrong.push(*ip);
+                    why.push(format!("{ip} is free"));
+                }
+                Standing::Another(handle) => {
+                    wrong.push(*ip);
+                    why.push(format!("{ip} is held by {handle}"));
+                }
+            }
+        }
+        // Without an earlier result, that nothing is held is all that can be told.
+        let nothing = found.standings.is_empty() && found.held.is_empty() && !self.asks_for_nothing();
+        let what = match wrong.as_slice() {
+            [] if nothing => "no address is recorded".to_owned(),
+            [] => return Ok(()),
+            wrong => {
+                let wrong: Vec<_> = wrong.iter().map(IpAddr::to_string).collect();
+                format!("{} is not recorded", wrong.join(", "))
+            }
+        };
+        why.push("the container has to be made anew: its address may be given to another one".to_owned());
+        let text =
+            format!("{what} for container {} interface {} in network {}", who.container, who.interface, who.network);
+        Err(CniError::internal(text).with_details(why.join("; ")))
+    }
+
+    fn asks_for_nothing(&self) -> bool {
+        let network = self.bridged_settings().ok().flatten().map_or(Network::Calico, |s| Network::Bridged(s.network));
+        self.counts(&network, &[]) == (0, 0)
+    }
+}

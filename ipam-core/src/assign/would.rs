@@ -1,0 +1,49 @@
+//! Whether an assignment would succeed. It runs as one does, up to the commit.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use kv::Deadline;
+
+use super::Findings;
+use super::request::{AssignRequest, Assigned};
+use crate::error::Result;
+use crate::gc::{Evidence, Leftovers, is_short};
+use crate::ipam::{Ipam, transact};
+
+impl Ipam {
+    /// What [`assign`](Self::assign) would give to this attachment now. Nothing is written, and nothing that broke off is
+    /// settled. What is left over from earlier boots counts as not in use: nobody is asked, which may take longer than who
+    /// wants to know this has.
+    ///
+    /// # Errors
+    /// Those of [`assign`](Self::assign).
+    pub async fn would_assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
+        let mut findings = Findings::default();
+        let refused = match self.try_assign(request, None, &mut findings, deadline).await {
+            Err(error) if is_short(&error) && !findings.leftovers.is_empty() && findings.rest <= 0 => error,
+            done => return done,
+        };
+        let (Some(_), Some(boot)) = (self.live(), &request.attachment.boot) else { return Err(refused) };
+        let evidence = Evidence { boot: boot.clone(), up: Duration::ZERO, live: BTreeSet::new() };
+        let leftovers = Leftovers { found: findings.leftovers, evidence };
+        match self.try_assign(request, Some(&leftovers), &mut Findings::default(), deadline).await {
+            Err(error) if is_short(&error) => Err(refused),
+            done => done,
+        }
+    }
+
+    async fn try_assign(
+        &self,
+        request: &AssignRequest,
+        leftovers: Option<&Leftovers>,
+        findings: &mut Findings,
+        deadline: Deadline,
+    ) -> Result<Vec<Assigned>> {
+        transact!(self, deadline, |tx| {
+            let done = self.assign_in(tx, request, leftovers, findings).await?;
+            tx.forget_writes();
+            Ok(done.answer)
+        })
+    }
+}

@@ -1,0 +1,103 @@
+//! Whether what an attachment believes to have is its own. Nothing is changed; all of an answer is from one revision.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use kv::{Deadline, Range};
+
+use crate::assign::held_by;
+use crate::attachment::{Attachment, Claim, NETWORK};
+use crate::error::Result;
+use crate::ipam::{Ipam, transact};
+use crate::model::keys::{self, ResourceKind};
+use crate::model::{AddressState, Attribute, Pool};
+use crate::pools;
+use crate::surroundings::{decode_all, read_config};
+use crate::workset::Workset;
+
+/// What the store says about an address and an attachment that believes to have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is the attachment's.
+    Own,
+    /// It is recorded, but not whose it is: without our attributes, under the attachment's handle or under none.
+    Unmarked,
+    /// It is another attachment's, under this handle.
+    Another(String),
+    /// Nobody has it, so that the next one may get it.
+    Free,
+    /// No pool has it and no block: the store says nothing about it.
+    Unknown,
+}
+
+/// What the store says about the addresses of an attachment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Comparison {
+    /// All that the attachment has, and what its handle has on its node without saying for which interface.
+    pub held: Vec<IpAddr>,
+    /// The addresses that were asked about, each with its standing.
+    pub standings: Vec<(IpAddr, Standing)>,
+}
+
+impl Ipam {
+    /// Compares addresses with what is recorded. `old_handles` are the handles under which earlier versions of Calico kept a
+    /// workload's addresses.
+    ///
+    /// # Errors
+    /// Those of the store, and damaged documents.
+    pub async fn compare(
+        &self,
+        attachment: &Attachment,
+        old_handles: &[String],
+        addresses: &[IpAddr],
+        deadline: Deadline,
+    ) -> Result<Comparison> {
+        transact!(self, deadline, |tx| {
+            let range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
+            let mut first = self.host_keys(&attachment.node);
+            first.extend([keys::handle(&attachment.handle()), keys::config()]);
+            tx.prefetch(first, vec![range.clone()]).await?;
+            let own = Attachment { node: self.known_name(tx, &attachment.node).await?, ..attachment.clone() };
+            let rest = read_config(tx).await?.cooldown_seconds();
+            let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&range).await?);
+
+            let mut work = Workset::new(tx, self.now(), rest);
+            let held = held_by(&mut work, &own, None, |claim| claim != Claim::Foreign).await?;
+            // Its own blocks count also where their pool is gone.
+            let own_blocks = held.iter().map(|held| held.block);
+            let in_pools = addresses.iter().flat_map(|ip| pools.iter().filter_map(|pool| pools::block_of(pool, *ip)));
+            let blocks: Vec<IpNet> = own_blocks.chain(in_pools).collect();
+            work.read_ahead(&blocks).await?;
+            let mut standings = Vec::new();
+            for ip in addresses {
+                let mut standing = None;
+                for cidr in blocks.iter().filter(|cidr| cidr.contains(ip)) {
+                    if standing.as_ref().is_none_or(|found| *found == Standing::Free) {
+                        let block = work.block(*cidr).await?;
+                        let entry = block.and_then(|block| match block.lookup(*ip) {
+                            AddressState::Assigned(entry) => Some(entry),
+                            _ => None,
+                        });
+                        standing = Some(entry.map_or(Standing::Free, |entry| judge(&own, old_handles, entry)));
+                    }
+                }
+                standings.push((*ip, standing.unwrap_or(Standing::Unknown)));
+            }
+            Ok(Comparison { held: held.iter().map(|held| held.ip).collect(), standings })
+        })
+    }
+}
+
+/// Whose an entry is, as the attachment sees it.
+fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standing {
+    let Some(handle) = entry.handle() else { return Standing::Unmarked };
+    if entry.has_handle(&own.handle()) {
+        return match own.claim(entry) {
+            Claim::Own => Standing::Own,
+            Claim::Unmarked => Standing::Unmarked,
+            Claim::Foreign => Standing::Another(handle.to_owned()),
+        };
+    }
+    let is_old = entry.get(NETWORK).is_none() && old_handles.iter().any(|old| entry.has_handle(old));
+    if is_old { Standing::Unmarked } else { Standing::Another(handle.to_owned()) }
+}

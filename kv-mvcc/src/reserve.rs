@@ -1,0 +1,121 @@
+//! A full disk: what a store that only gives back may use up, and what then waits until there is room again.
+//!
+//! An address that comes back is a write, too, and a full disk would refuse it; but it is what a host needs most then.
+//! So a store that was opened for [`Purpose::Release`] makes room for itself, in this order: it gives up history, which frees
+//! room within the engine's files; and it gives up some of its [`Reserve`], again and again until the write goes through
+//! or nothing is left. Every other store leaves the reserve alone, and writes nothing while a part of it is gone.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use kv::{Error, ErrorKind, Operation, Outcome, Result, Txn, TxnResponse};
+
+use crate::store::Inner;
+use crate::table::Table;
+use crate::writer::Job;
+
+/// What a store is opened for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Purpose {
+    /// Anything.
+    #[default]
+    Any,
+    /// Giving back. Where the disk is full, history and the reserve are given up for it.
+    Release,
+}
+
+/// Room that a store keeps on its disk for giving back.
+pub trait Reserve: Debug + Send + Sync {
+    /// Puts back what was given up.
+    ///
+    /// # Errors
+    /// What is missing, and what to do about it, if there is no room for that.
+    fn restore(&self) -> Result<(), String>;
+
+    /// Looks whether there is room on the disk for a usual commit besides.
+    ///
+    /// # Errors
+    /// What is missing, and what to do about it.
+    fn check_room(&self) -> Result<(), String>;
+
+    /// Gives up a part. False if there was nothing left.
+    fn give_up(&self) -> bool;
+}
+
+impl Inner {
+    /// Has a transaction carried out.
+    ///
+    /// # Errors
+    /// Those of the job; `NoSpace` if nothing is left that could be given up.
+    pub(crate) async fn write(self: &Arc<Self>, txn: Txn) -> Result<TxnResponse> {
+        if self.purpose == Purpose::Any {
+            return self.submit(Operation::Txn, |reply| Job::Txn { txn, reply }).await;
+        }
+        loop {
+            let again = txn.clone();
+            match self.submit(Operation::Txn, |reply| Job::Txn { txn: again, reply }).await {
+                Err(error) if is_full(&error) && error.outcome() == Outcome::NotApplied => {
+                    self.submit(Operation::Txn, |reply| Job::MakeRoom { full: error, reply }).await?;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Makes room for a release: by giving up history if that can be written, else by giving up some of the reserve,
+    /// and then history with the room that this made.
+    ///
+    /// # Errors
+    /// `full` if there is nothing left to give up.
+    pub(crate) fn make_room(&self, table: &dyn Table, full: Error) -> Result<()> {
+        if matches!(self.give_up_history(table), Ok(true)) {
+            tracing::warn!("the disk is full: older states of the store were given up for a release");
+            return Ok(());
+        }
+        if !self.give_up_reserve(&full) {
+            return Err(full.with_outcome(Outcome::NotApplied));
+        }
+        // It keeps the next ones from using up the reserve. If there is still too little room for it, the release alone
+        // may fit in.
+        let _ = self.give_up_history(table);
+        Ok(())
+    }
+
+    /// Gives up some of the reserve because of this error, if that is what the store is open for and there is some left.
+    pub(crate) fn give_up_reserve(&self, full: &Error) -> bool {
+        self.purpose == Purpose::Release && is_full(full) && self.reserve.as_ref().is_some_and(|one| one.give_up())
+    }
+
+    /// Refuses to write for anything but a release while a part of the reserve is gone.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(crate) fn check_reserve(&self, operation: Operation) -> Result<()> {
+        if !self.spent.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.ask_reserve(operation, |reserve| reserve.restore())?;
+        self.spent.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Looks whether a commit that is no release could be written now.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(crate) fn check_room(&self) -> Result<()> {
+        self.check_reserve(Operation::Txn)?;
+        self.ask_reserve(Operation::Txn, |reserve| reserve.check_room())
+    }
+
+    fn ask_reserve(&self, operation: Operation, ask: impl Fn(&dyn Reserve) -> Result<(), String>) -> Result<()> {
+        let answer = self.reserve.as_deref().map_or(Ok(()), ask);
+        let full = |missing| Error::new(ErrorKind::NoSpace, operation, self.name).with_detail(missing);
+        answer.map_err(|missing| full(missing).with_outcome(Outcome::NotApplied))
+    }
+}
+
+fn is_full(error: &Error) -> bool {
+    *error.kind() == ErrorKind::NoSpace
+}
