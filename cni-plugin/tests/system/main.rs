@@ -15,5 +15,6 @@ mod lab;
 mod process;
 mod random;
 mod refusals;
+mod samples;
 mod stdout;
 mod torture;
