@@ -8,6 +8,7 @@ mod args;
 mod error;
 mod holder;
 mod judge;
+mod manual;
 mod output;
 mod pools;
 mod reservations;
@@ -44,6 +45,8 @@ pub fn run(
     let done = match &cli.command {
         Command::OnStore(command) => execute(&cli, command, env, out, err).map(|()| 0),
         Command::Conformance(args) => judge::run(&cli, args, env, out, err),
+        Command::Completions { shell } => manual::completions(*shell, out).map(|()| 0),
+        Command::ManPages { folder } => manual::man_pages(folder).map(|()| 0),
     };
     match done {
         Ok(code) => code,
