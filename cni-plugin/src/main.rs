@@ -5,6 +5,11 @@ use std::process::ExitCode;
 
 use cni_plugin::{Invocation, Outcome, StoreAllocator, answer_option, install_hook, run};
 
+/// musl's own allocator asks the kernel again and again: with it an ADD takes a fifth more time of the processor.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     install_hook();
     let outcome = answer_option(std::env::args_os().nth(1).as_deref())
