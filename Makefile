@@ -25,6 +25,7 @@ test: ## Set up what is missing, check the code, run every test; the ten slowest
 test-parts:
 	scripts/timed "format" cargo fmt --check
 	scripts/timed "layers" scripts/check-layers
+	scripts/timed "book" scripts/check-book
 	scripts/timed "clippy" cargo clippy --quiet --workspace --all-targets --profile ci -- -D warnings
 	RUSTDOCFLAGS="-D warnings" scripts/timed "documentation" cargo doc --quiet --workspace --no-deps --profile ci
 	scripts/timed "release build of the plugin" cargo build --quiet --release -p cni-plugin
@@ -34,6 +35,7 @@ test-parts:
 	scripts/timed "build for the lab" cargo build --quiet --profile ci -p cni-plugin -p cli
 	scripts/timed "lab on sled" scripts/lab sled
 	scripts/timed "lab on redb" scripts/lab redb
+	scripts/timed "installation" scripts/check-install
 
 .PHONY: bench
 bench: ## Measure against peers and floors in one run, and print ratios
@@ -55,13 +57,26 @@ torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|
 	@cargo build --quiet --profile ci -p torture
 	@cargo run --quiet --profile ci -p torture -- run --store $(STORE) --mode $(MODE) --ops $(OPS) $(if $(SEED),--seed $(SEED))
 
-.PHONY: install
-install: ## Build and install the plugin and the command (CNI_BIN_DIR, BIN_DIR, DESTDIR)
+.PHONY: install uninstall deb
+install: ## Build static programs, install all that belongs to them, make a .deb (CNI_BIN_DIR, BIN_DIR, PREFIX, DESTDIR)
 	@scripts/setup install
-	@# One after the other: together the plugin would get what only the command needs.
-	@cargo build --quiet --release -p cni-plugin
-	@cargo build --quiet --release -p cli
+	@scripts/build-static
 	@scripts/install
+	@scripts/package
+
+uninstall: ## Say what is still in use, and remove what `make install` has put in place (PREFIX, DESTDIR, FORCE=1)
+	@scripts/uninstall
+
+ARCHS ?= amd64 arm64
+deb: ## Make Debian packages of static programs, in target/deb (ARCHS="amd64 arm64")
+	@scripts/setup deb
+	@scripts/build-static
+	@set -e; for arch in $(ARCHS); do scripts/build-static $$arch; scripts/package $$arch; done
+
+.PHONY: book
+book: ## Make the book from docs/, in target/book
+	@scripts/setup book
+	@scripts/book
 
 .PHONY: deny
 deny: ## Check licences, advisories and duplicates of what we depend on (needs cargo-deny and the advisory database)

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use ipnet::IpNet;
 
 pub(crate) use gc::Gc;
@@ -46,6 +47,14 @@ Examples:
 
 The exit code is 0 if nothing failed, 1 if something did or nothing could run,
 and 130 if the run was interrupted. What was written is removed in any case.";
+
+const COMPLETIONS: &str = "\
+Examples:
+  source <(margay completions bash)
+  margay completions zsh > /usr/local/share/zsh/site-functions/_margay
+  margay completions fish > ~/.config/fish/completions/margay.fish
+
+`make install` and the Debian package have put them in place already.";
 
 const GLOBAL: &str = "Global options";
 
@@ -103,6 +112,18 @@ pub(crate) enum Command {
     /// Judge a store by the rules that every store has to keep
     #[command(after_help = CONFORMANCE)]
     Conformance(Conformance),
+    /// Print what makes a shell complete the commands of margay
+    #[command(after_help = COMPLETIONS)]
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Write a man page for each command, for packagers
+    #[command(hide = true)]
+    ManPages {
+        /// Where to
+        folder: PathBuf,
+    },
 }
 
 /// Commands that work on the store that `--store`, the environment or the CNI configuration names.

@@ -9,6 +9,7 @@ mod error;
 mod gc;
 mod holder;
 mod judge;
+mod manual;
 mod output;
 mod pools;
 mod reservations;
@@ -46,6 +47,8 @@ pub fn run(
         Command::OnStore(command) => execute(&cli, command, env, out, err).map(|()| 0),
         Command::Gc(args) => gc::run(&cli, args, env, out, err).map(|()| 0),
         Command::Conformance(args) => judge::run(&cli, args, env, out, err),
+        Command::Completions { shell } => manual::completions(*shell, out).map(|()| 0),
+        Command::ManPages { folder } => manual::man_pages(folder).map(|()| 0),
     };
     match done {
         Ok(code) => code,

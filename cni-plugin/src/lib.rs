@@ -4,6 +4,7 @@
 //! given, checks them as Go's CNI library and Calico's `calico-ipam` do, asks an [`Allocator`] for what is to be done in the
 //! store, and prints the result in the configuration's version of CNI.
 
+mod about;
 mod allocator;
 mod args;
 mod bridged;
@@ -29,6 +30,7 @@ mod status;
 mod versions;
 mod wanted;
 
+pub use about::answer_option;
 pub use allocator::StoreAllocator;
 pub use env::Environment;
 pub use error::{CniError, Code, Result};

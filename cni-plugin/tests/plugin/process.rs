@@ -21,15 +21,50 @@ fn without_a_verb_it_says_what_it_is() {
     );
 }
 
-#[test]
-fn version_does_not_read_its_input() {
-    let env = [("CNI_COMMAND", "VERSION")];
-    let mut child =
-        Command::new(PROGRAM).env_clear().envs(env).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+/// Standard output of a call whose standard input stays open and empty: a call that read it would never end.
+fn said_without_input(command: &mut Command) -> String {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let open = child.stdin.take();
     let output = child.wait_with_output().unwrap();
     drop(open);
-    assert!(output.status.success() && output.stdout.starts_with(b"{\"cniVersion\":\"1.1.0\""));
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn version_does_not_read_its_input() {
+    let said = said_without_input(Command::new(PROGRAM).env_clear().env("CNI_COMMAND", "VERSION"));
+    assert!(said.starts_with("{\"cniVersion\":\"1.1.0\""), "{said}");
+}
+
+#[test]
+fn options_are_answered_without_reading_or_doing_anything() {
+    let folder = tempfile::tempdir().unwrap();
+    let link = folder.path().join("calico-ipam");
+    symlink(PROGRAM, &link).unwrap();
+    let version = format!(
+        "margay-ipam {}\nCNI versions: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    // An option is answered whatever the environment asks for.
+    for env in [Default::default(), environment("ADD")] {
+        for option in ["--version", "-V", "-v"] {
+            assert_eq!(said_without_input(Command::new(&link).env_clear().envs(&env).arg(option)), version);
+        }
+        for option in ["--help", "-h"] {
+            let help = said_without_input(Command::new(PROGRAM).env_clear().envs(&env).arg(option));
+            assert!(help.contains("\"type\": \"margay-ipam\"") && help.contains("margay --help"), "{help}");
+        }
+    }
+}
+
+#[test]
+fn arguments_that_are_no_options_of_ours_change_nothing() {
+    let conf = br#"{"name":"net1","type":"calico","datastore_type":"foo"}"#;
+    let plain = call_binary(&environment("ADD"), conf);
+    let argued = finish(Command::new(PROGRAM).env_clear().envs(environment("ADD")).arg("version"), conf);
+    assert_eq!(error_of(&plain).1, "unknown datastore type: foo");
+    assert_eq!((argued.exit, argued.stdout), (plain.exit, plain.stdout));
 }
 
 #[test]

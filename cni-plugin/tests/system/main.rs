@@ -17,6 +17,7 @@ mod lab;
 mod process;
 mod random;
 mod refusals;
+mod samples;
 mod status;
 mod stdout;
 mod torture;

@@ -1,0 +1,50 @@
+//! What makes a shell complete the commands, and the man pages. Both come from the definition of the command itself.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use clap::{Command, CommandFactory};
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+use crate::args::Cli;
+use crate::error::{Failure, Result};
+
+/// The end of every page. The plugin's page is in another section than that of `margay ipam`, so that both can be had.
+const SEE_ALSO: &str = "\
+.SH \"SEE ALSO\"
+.BR margay (1),
+.BR margay\\-ipam (8),
+the plugin
+";
+
+/// Prints what a shell has to read to complete the commands.
+pub(crate) fn completions(shell: Shell, out: &mut dyn Write) -> Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "margay", &mut script);
+    out.write_all(&script)?;
+    Ok(out.flush()?)
+}
+
+/// Writes a man page for each command into a folder, which is made if it is not there.
+pub(crate) fn man_pages(folder: &Path) -> Result<()> {
+    let mut command = Cli::command().disable_help_subcommand(true);
+    command.build();
+    fs::create_dir_all(folder).and_then(|()| write_pages(command, folder)).map_err(|error| {
+        Failure::new(format!("cannot write man pages into {}: {error}", folder.display()))
+            .hint("name a folder that can be written to")
+    })
+}
+
+fn write_pages(command: Command, folder: &Path) -> std::io::Result<()> {
+    for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
+        write_pages(inner.clone(), folder)?;
+    }
+    let version = format!("margay {}", env!("CARGO_PKG_VERSION"));
+    let man = Man::new(command).source(version).manual("Margay");
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    page.extend_from_slice(SEE_ALSO.as_bytes());
+    fs::write(folder.join(man.get_filename()), page)
+}
