@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 
+use crate::verbs::store::args::StoreVerb;
+
 const EXAMPLES: &str = "\
 Examples:
   margay pool create main 10.65.0.0/16
@@ -93,6 +95,9 @@ pub(crate) enum LogLevel {
 pub(crate) enum Command {
     #[command(flatten)]
     OnStore(OnStore),
+    /// The store itself: its state, backups, upkeep
+    #[command(subcommand)]
+    Store(StoreVerb),
     /// Judge a store by the rules that every store has to keep
     #[command(after_help = CONFORMANCE)]
     Conformance(Conformance),

@@ -10,7 +10,7 @@ use crate::args::Cli;
 use crate::error::{Failure, Result};
 
 /// How long a command waits for its turn on an embedded store. Plugins hold it for milliseconds.
-const WAIT: Duration = Duration::from_secs(30);
+pub(crate) const WAIT: Duration = Duration::from_secs(30);
 
 /// Chooses the store, and says which one it is unless it was given.
 pub(crate) fn choose(cli: &Cli, env: &Environment<'_>, err: &mut dyn Write) -> Result<Chosen> {
@@ -42,7 +42,12 @@ pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore
         Use::Make => datastore::open(location, Create::IfMissing, WAIT).await,
         Use::Release => datastore::open_to_release(location, WAIT).await,
     };
-    opened.map_err(|error| match error.kind() {
+    opened.map_err(|error| explain(location, error))
+}
+
+/// A failure of the store, with what to do if its own words do not say it.
+pub(crate) fn explain(location: &Location, error: kv::Error) -> Failure {
+    match error.kind() {
         ErrorKind::Missing if location.path().is_some() => Failure::new(format!("there is no store at {location}"))
             .hint(format!(
                 "if this is the right place, make one with: margay --store {location} pool create NAME CIDR"
@@ -50,6 +55,10 @@ pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore
         ErrorKind::Locked => {
             Failure::from(error).hint("some other command or program has the store open; end it, or try again")
         }
+        ErrorKind::Corrupt if location.path().is_some() => Failure::from(error).hint(format!(
+            "to put a backup in its place, and keep the damaged store beside it: margay --store {location} store \
+             restore FILE --replace"
+        )),
         ErrorKind::NotSent | ErrorKind::Disconnected { .. } | ErrorKind::Timeout | ErrorKind::Auth(_) => {
             Failure::from(error).hint(
                 "certificates and login come from ETCD_CA_CERT_FILE, ETCD_CERT_FILE and ETCD_KEY_FILE, \
@@ -57,5 +66,5 @@ pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore
             )
         }
         _ => Failure::from(error),
-    })
+    }
 }

@@ -16,8 +16,10 @@
 mod codec;
 mod entries;
 mod error;
+mod format;
 #[doc(hidden)]
 pub mod fuzzing;
+mod history;
 pub mod local;
 mod memory;
 mod open;
@@ -33,6 +35,7 @@ mod verify;
 mod watch;
 mod writer;
 
+pub use history::Oldest;
 pub use memory::{MemoryTable, memory};
 pub use options::{Blocking, Clock, Inspection, Options, Retention};
 pub use reserve::{Purpose, Reserve};

@@ -115,6 +115,11 @@ impl MvccStore {
         })
     }
 
+    /// What all handles share.
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+
     /// The id that the store got when it was made.
     pub fn id(&self) -> Uuid {
         self.inner.id
