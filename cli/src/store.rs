@@ -55,10 +55,12 @@ pub(crate) fn explain(location: &Location, error: kv::Error) -> Failure {
         ErrorKind::Locked => {
             Failure::from(error).hint("some other command or program has the store open; end it, or try again")
         }
-        ErrorKind::Corrupt if location.path().is_some() => Failure::from(error).hint(format!(
-            "to put a backup in its place, and keep the damaged store beside it: margay --store {location} store \
+        ErrorKind::Corrupt | ErrorKind::RevisionRegressed if location.path().is_some() => {
+            Failure::from(error).hint(format!(
+                "to put a backup in its place, and keep the damaged store beside it: margay --store {location} store \
              restore FILE --replace"
-        )),
+            ))
+        }
         ErrorKind::NotSent | ErrorKind::Disconnected { .. } | ErrorKind::Timeout | ErrorKind::Auth(_) => {
             Failure::from(error).hint(
                 "certificates and login come from ETCD_CA_CERT_FILE, ETCD_CERT_FILE and ETCD_KEY_FILE, \

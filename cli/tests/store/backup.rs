@@ -3,10 +3,8 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 
-use datastore::Location;
-
 use crate::common::Lab;
-use crate::content::{content, odd_rows, other, write};
+use crate::content::{content, folder, odd_rows, other, write};
 
 #[test]
 fn a_backup_is_a_private_file_that_a_person_can_read() {
@@ -66,7 +64,8 @@ fn a_damaged_backup_is_refused_before_anything_is_written() {
     lab.margay(&format!("store backup {}", file.display())).answer();
     let good = fs::read(&file).unwrap();
     let target = other(&lab);
-    let restore = || crate::common::margay(["--store", &target.to_string(), "store", "restore", file.to_str().unwrap()]);
+    let restore =
+        || crate::common::margay(["--store", &target.to_string(), "store", "restore", file.to_str().unwrap()]);
     let refused = |what: &str| {
         let error = restore().failure();
         assert!(error.contains("\nhint: "), "{what}: {error}");
@@ -92,7 +91,9 @@ fn a_damaged_backup_is_refused_before_anything_is_written() {
     fs::write(&file, [newer.as_bytes(), b"what comes then is not known\n"].concat()).unwrap();
     let error = refused("newer");
     assert!(error.contains("has format 2, and this version knows up to 1") && error.contains("a newer one"), "{error}");
-    for (text, words) in [("", "is no backup"), ("hello\n", "is no backup"), ("{\"margay_backup\":1}\n", "its first line")] {
+    for (text, words) in
+        [("", "is no backup"), ("hello\n", "is no backup"), ("{\"margay_backup\":1}\n", "its first line")]
+    {
         fs::write(&file, text).unwrap();
         assert!(refused(text).contains(words), "{text}");
     }
@@ -121,7 +122,7 @@ fn an_empty_store_has_a_backup_too() {
 fn a_damaged_store_gives_no_backup() {
     for lab in Lab::each() {
         write(&lab.location, odd_rows());
-        let Location::Sled(path) | Location::Redb(path) = &lab.location else { panic!("not embedded") };
+        let path = folder(&lab.location);
         let engine = if path.join("sled").exists() { path.join("sled/db") } else { path.join("db.redb") };
         fs::write(engine, "").unwrap();
         let file = lab.folder().join("backup");

@@ -68,9 +68,15 @@ pub(crate) fn blocks(count: usize) -> impl Iterator<Item = (String, Vec<u8>)> {
 pub(crate) fn odd_rows() -> Vec<(String, Vec<u8>)> {
     let long = vec![b'v'; 300_000];
     let all: Vec<u8> = (0..=255).collect();
-    [("/a", &b""[..]), ("/b\n\"\\\u{1f600}", "line\nbreak\u{0}\"".as_bytes()), ("/c", &all), ("/d", &long), ("/e", b"\xff")]
-        .map(|(key, value)| (key.to_owned(), value.to_vec()))
-        .to_vec()
+    [
+        ("/a", &b""[..]),
+        ("/b\n\"\\\u{1f600}", "line\nbreak\u{0}\"".as_bytes()),
+        ("/c", &all),
+        ("/d", &long),
+        ("/e", b"\xff"),
+    ]
+    .map(|(key, value)| (key.to_owned(), value.to_vec()))
+    .to_vec()
 }
 
 /// A store of the other engine in a folder of the same lab.

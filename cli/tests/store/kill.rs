@@ -118,7 +118,8 @@ fn a_replacement_that_is_killed_leaves_one_store_or_the_other() {
             if found == new {
                 replaced += 1;
                 let aside = folder(&target).with_extension("replaced-1");
-                let aside = if matches!(target, Location::Redb(_)) { Location::Redb(aside) } else { Location::Sled(aside) };
+                let aside =
+                    if matches!(target, Location::Redb(_)) { Location::Redb(aside) } else { Location::Sled(aside) };
                 assert_eq!(content(&aside), old, "what was there is never lost");
             }
         }

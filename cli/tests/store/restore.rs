@@ -32,7 +32,8 @@ fn a_store_moves_from_one_engine_to_the_other_and_back() {
 
         let url = moved.to_string();
         margay(["--store", &url, "store", "backup", back.to_str().unwrap()]).answer();
-        let text = |file: &Path| fs::read_to_string(file).unwrap().lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
+        let text =
+            |file: &Path| fs::read_to_string(file).unwrap().lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
         let (there_rows, back_rows) = (text(&there), text(&back));
         assert_eq!(there_rows[..there_rows.len() - 1], back_rows[..back_rows.len() - 1], "byte for byte");
         let done = restore(&lab.location, &back, &["--replace"]);
@@ -65,7 +66,8 @@ fn a_store_with_keys_is_only_replaced_when_told() {
             assert_eq!(content(&lab.location), before);
         }
         let first = folder(&lab.location).with_extension("replaced-1");
-        let first = if matches!(lab.location, Location::Redb(_)) { Location::Redb(first) } else { Location::Sled(first) };
+        let first =
+            if matches!(lab.location, Location::Redb(_)) { Location::Redb(first) } else { Location::Sled(first) };
         assert_eq!((content(&first), id(&first)), (old, old_id), "the old store is as it was");
     }
 }
@@ -145,7 +147,11 @@ fn a_link_to_a_store_stays_a_link() {
         lab.margay(&format!("store backup {}", file.display())).answer();
         let link = lab.folder().join("link");
         symlink(folder(&lab.location), &link).unwrap();
-        let linked = if matches!(lab.location, Location::Redb(_)) { Location::Redb(link.clone()) } else { Location::Sled(link.clone()) };
+        let linked = if matches!(lab.location, Location::Redb(_)) {
+            Location::Redb(link.clone())
+        } else {
+            Location::Sled(link.clone())
+        };
         assert_eq!(restore(&linked, &file, &["--replace"]).code, 0);
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(beside(&lab.location).len(), 1);

@@ -37,7 +37,13 @@ fn the_status_of_a_store_that_nobody_uses() {
         assert!(bytes > 0 && bytes.abs_diff(files(folder(&lab.location))) < 1 << 20, "{status}");
 
         let text = lab.margay("store status").answer();
-        for line in ["Keys:     2\n", "Newest:   revision 3, 20", "Oldest:   revision 1\n", "In use by: nobody\n", "Waiting:  0\n"] {
+        for line in [
+            "Keys:     2\n",
+            "Newest:   revision 3, 20",
+            "Oldest:   revision 1\n",
+            "In use by: nobody\n",
+            "Waiting:  0\n",
+        ] {
             assert!(text.contains(line), "{line}: {text}");
         }
         assert!(text.contains(&format!("Engine:   {engine}, format 1\n")), "{text}");

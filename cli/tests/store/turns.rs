@@ -95,7 +95,8 @@ fn a_store_that_is_replaced_under_a_backup_spoils_it_and_nothing_else() {
     if done.status.success() {
         // It was quicker, or began later: then it is whole, and of one of the two.
         let target = other(&lab);
-        let restored = margay(["--store", &target.to_string(), "store", "restore", "--replace", file.to_str().unwrap()]);
+        let restored =
+            margay(["--store", &target.to_string(), "store", "restore", "--replace", file.to_str().unwrap()]);
         assert_eq!(restored.code, 0, "{}", restored.err);
         assert!([3, BLOCKS].contains(&content(&target).len()));
     } else {
