@@ -24,6 +24,7 @@ pub mod local;
 mod memory;
 mod open;
 mod options;
+mod page;
 mod pinned;
 mod reserve;
 mod rows;
@@ -37,6 +38,7 @@ mod writer;
 
 pub use history::Oldest;
 pub use memory::{MemoryTable, memory};
+pub use page::Page;
 pub use options::{Blocking, Clock, Inspection, Options, Retention};
 pub use reserve::{Purpose, Reserve};
 pub use store::{MvccStore, Status};

@@ -209,7 +209,10 @@ impl Inner {
     }
 
     /// Reads at one revision; a read of the latest one begins again if compaction overtakes it.
-    fn pinned<T>(
+    ///
+    /// # Errors
+    /// Those of [`Pinned::open`] and of `work`.
+    pub(crate) fn pinned<T>(
         &self,
         table: &dyn Table,
         at: Revision,

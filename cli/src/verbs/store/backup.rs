@@ -25,8 +25,9 @@ const TURN: Duration = Duration::from_millis(20);
 const TURN_BYTES: usize = 16 << 20;
 /// How many bytes of values a page should have.
 const PAGE_BYTES: usize = 1 << 20;
-/// How many keys a page has at most. A block of 4096 addresses can have more than a megabyte.
-const PAGE_KEYS: i64 = 128;
+/// How many keys a page of a cluster has at first, and at most. A block can have more than a megabyte.
+const FIRST_PAGE_KEYS: i64 = 16;
+const PAGE_KEYS: i64 = 1024;
 /// How often to begin anew when the revision is given up before all of it was read.
 const ATTEMPTS: usize = 5;
 
@@ -96,22 +97,49 @@ struct Place {
     /// What the first turn has found out, until it is written.
     header: Option<Header>,
     /// What is still to be read.
-    ranges: std::vec::IntoIter<Range>,
-    range: Option<Range>,
-    /// How many keys to read at a time.
+    rest: Vec<Range>,
+    /// How many keys to ask a cluster for at a time.
     limit: i64,
 }
 
 impl Place {
     fn first(location: &Location) -> Self {
-        let ranges = match location {
+        let mut rest = match location {
             Location::Etcd(_) => CLUSTER_PREFIXES.map(Range::prefix).to_vec(),
             _ => vec![Range::All],
         };
-        let mut ranges = ranges.into_iter();
-        let range = ranges.next();
-        Self { at: Revision::UNSET, id: None, header: None, ranges, range, limit: PAGE_KEYS / 8 }
+        rest.reverse();
+        Self { at: Revision::UNSET, id: None, header: None, rest, limit: FIRST_PAGE_KEYS }
     }
+
+    /// Reads the next page.
+    async fn page(&mut self, open: &OpenStore, range: &Range) -> kv::Result<Vec<Kv>> {
+        if let Some(store) = open.embedded() {
+            let page = store.page(range.bounds().0, self.at, PAGE_BYTES).await?;
+            self.at = page.at;
+            self.rest.extend(page.next.map(Range::From));
+            return Ok(page.kvs);
+        }
+        let request = RangeRequest::new(range.clone()).with_at(self.at).with_limit(self.limit);
+        let page = open.store().range(request).await?;
+        if !self.at.is_set() {
+            self.at = page.revision;
+        }
+        let size: usize = page.kvs.iter().map(size).sum();
+        self.limit = if size > PAGE_BYTES { self.limit / 2 } else { self.limit * 2 }.clamp(1, PAGE_KEYS);
+        if let (Some(last), true) = (page.kvs.last(), page.more) {
+            let from = last.key.successor();
+            self.rest.push(match range.bounds().1 {
+                Some(end) => Range::FromTo(from, end),
+                None => Range::From(from),
+            });
+        }
+        Ok(page.kvs)
+    }
+}
+
+fn size(kv: &Kv) -> usize {
+    kv.key.as_bytes().len() + kv.value.len()
 }
 
 /// Why a turn ended before its time.
@@ -149,41 +177,24 @@ async fn read(
             .hint("try again")
             .into());
     }
-    let (store, began, mut bytes) = (open.store(), Instant::now(), 0);
-    while let Some(range) = place.range.take() {
-        let request = RangeRequest::new(range.clone()).with_at(place.at).with_limit(place.limit);
-        let page = store.range(request).await.map_err(|error| match error.kind() {
+    let (began, mut bytes) = (Instant::now(), 0);
+    while let Some(range) = place.rest.pop() {
+        let page = place.page(open, &range).await.map_err(|error| match error.kind() {
             ErrorKind::Compacted { .. } => Stop::Overtaken,
             _ => Stop::Failed(explain(location, error)),
         })?;
         if place.id.is_none() {
-            place.at = page.revision;
             place.id = Some(id.clone());
             place.header = Some(Header::new(engine, &id, place.at.get(), rfc3339(SystemTime::now())));
         }
-        place.range = match page.kvs.last() {
-            Some(last) if page.more => Some(after(&last.key, &range)),
-            _ => place.ranges.next(),
-        };
-        let size = page.kvs.iter().map(|kv| kv.key.as_bytes().len() + kv.value.len()).sum::<usize>();
-        place.limit = if size > PAGE_BYTES { place.limit / 2 } else { place.limit * 2 }.clamp(1, PAGE_KEYS);
-        bytes += size;
-        pages.push(page.kvs);
-        if place.range.is_some()
-            && (bytes >= TURN_BYTES || (began.elapsed() >= TURN && somebody_waits(location).await?))
-        {
+        bytes += page.iter().map(size).sum::<usize>();
+        pages.push(page);
+        let over = bytes >= TURN_BYTES || (began.elapsed() >= TURN && somebody_waits(location).await?);
+        if over && !place.rest.is_empty() {
             return Ok(false);
         }
     }
     Ok(true)
-}
-
-/// What comes after a key in a range.
-fn after(key: &kv::Key, range: &Range) -> Range {
-    match range.bounds().1 {
-        Some(end) => Range::FromTo(key.successor(), end),
-        None => Range::From(key.successor()),
-    }
 }
 
 async fn somebody_waits(location: &Location) -> Result<bool> {
