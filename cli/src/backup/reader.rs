@@ -20,6 +20,7 @@ pub(crate) struct Reader {
     keys: u64,
     last: Vec<u8>,
     line: Vec<u8>,
+    ended: bool,
 }
 
 impl Reader {
@@ -51,7 +52,7 @@ impl Reader {
         };
         let mut sum = Sha256::new();
         sum.update(&line);
-        Ok(Self { input, path: path.to_owned(), header, sum, keys: 0, last: Vec::new(), line })
+        Ok(Self { input, path: path.to_owned(), header, sum, keys: 0, last: Vec::new(), line, ended: false })
     }
 
     /// The first line.
@@ -68,6 +69,9 @@ impl Reader {
 
     /// The next key and its value; `None` at the end of a file that is whole.
     pub(crate) fn next_row(&mut self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        if self.ended {
+            return Ok(None);
+        }
         let number = self.keys + 2;
         read_line(&mut self.input, &mut self.line).map_err(|error| cannot_read(&self.path, &error))?;
         if self.line.is_empty() {
@@ -94,7 +98,10 @@ impl Reader {
             return Err(damaged(&self.path, "its checksum is wrong"));
         }
         match self.input.fill_buf() {
-            Ok([]) => Ok(None),
+            Ok([]) => {
+                self.ended = true;
+                Ok(None)
+            }
             Ok(_) => Err(damaged(&self.path, "something comes after its end")),
             Err(error) => Err(cannot_read(&self.path, &error)),
         }

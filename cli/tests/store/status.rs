@@ -38,15 +38,15 @@ fn the_status_of_a_store_that_nobody_uses() {
 
         let text = lab.margay("store status").answer();
         for line in [
-            "Keys:     2\n",
-            "Newest:   revision 3, 20",
-            "Oldest:   revision 1\n",
+            "Keys:      2\n",
+            "Newest:    revision 3, 20",
+            "Oldest:    revision 1\n",
             "In use by: nobody\n",
-            "Waiting:  0\n",
+            "Waiting:   0\n",
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
-        assert!(text.contains(&format!("Engine:   {engine}, format 1\n")), "{text}");
+        assert!(text.contains(&format!("Engine:    {engine}, format 1\n")), "{text}");
         assert!(text.contains("3 of 10,000 revisions; ") && text.contains(" of 32.00 MiB; "), "{text}");
     }
 }
@@ -84,7 +84,7 @@ fn a_store_that_is_in_use_is_shown_from_outside() {
             assert!(status.err.contains("in use by another process: waited 2s"), "{}", status.err);
             assert!(status.err.contains("hint: "), "{}", status.err);
             let text = margay(["--store", &url, "store", "status"]);
-            assert!(text.code == 1 && text.out.contains("Waiting:  3\n"), "{}{}", text.out, text.err);
+            assert!(text.code == 1 && text.out.contains("Waiting:   3\n"), "{}{}", text.out, text.err);
             seen.wait();
             for waiting in waiting {
                 waiting.join().unwrap();
@@ -111,7 +111,7 @@ fn a_store_that_cannot_be_opened_is_shown_as_far_as_it_can_be_seen() {
 
         fs::write(&identity, "garbage").unwrap();
         let damaged = lab.margay("store status");
-        assert!(damaged.code == 1 && damaged.out.contains("Engine:   unknown, format unknown\n"), "{damaged:?}");
+        assert!(damaged.code == 1 && damaged.out.contains("Engine:    unknown, format unknown\n"), "{damaged:?}");
         assert!(damaged.err.contains("store.id cannot be read") && damaged.err.contains("--replace"), "{damaged:?}");
     }
 }

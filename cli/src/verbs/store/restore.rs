@@ -9,6 +9,7 @@ use datastore::{Create, Location};
 use indicatif::HumanCount;
 use kv::{ErrorKind, MAX_TXN_OPS, Op, Store, Txn};
 use serde::Serialize;
+use tokio::task::JoinSet;
 
 use super::args::Restore;
 use super::backup::aside;
@@ -17,8 +18,10 @@ use crate::backup::{Header, Reader};
 use crate::error::{Failure, Result};
 use crate::store::{self, WAIT, explain};
 
-/// How many bytes are written in one commit, unless one value alone is longer.
-const BATCH_BYTES: usize = 1_000_000;
+/// How many bytes one transaction writes, unless one value alone is longer.
+const TXN_BYTES: usize = 1_000_000;
+/// How many bytes are read, and are on their way to the store, at a time.
+const GROUP_BYTES: usize = 4 << 20;
 
 #[derive(Serialize)]
 struct Json {
@@ -106,16 +109,24 @@ async fn fill(location: &Location, file: &Path, header: &Header, keys: u64) -> R
     };
     let path = file.to_owned();
     let mut reader = aside(move || Reader::open(&path)).await?;
-    let mut batch = Batch::default();
-    while !batch.end {
-        (reader, batch) = aside(move || {
-            let batch = batch.refill(&mut reader)?;
-            Ok((reader, batch))
+    loop {
+        let txns;
+        (reader, txns) = aside(move || {
+            let txns = next_txns(&mut reader)?;
+            Ok((reader, txns))
         })
         .await?;
-        if !batch.ops.is_empty() {
-            let txn = Txn::new().with_success(std::mem::take(&mut batch.ops));
-            embedded.txn(txn).await.map_err(failed)?;
+        if txns.is_empty() {
+            break;
+        }
+        // What waits together is committed together.
+        let mut commits = JoinSet::new();
+        for txn in txns {
+            let store = embedded.clone();
+            commits.spawn(async move { store.txn(txn).await });
+        }
+        while let Some(done) = commits.join_next().await {
+            done.map_err(Failure::new)?.map_err(failed)?;
         }
     }
     let changed =
@@ -128,37 +139,23 @@ async fn fill(location: &Location, file: &Path, header: &Header, keys: u64) -> R
     Ok(id)
 }
 
-/// What goes into one commit.
-#[derive(Default)]
-struct Batch {
-    ops: Vec<Op>,
-    /// A row that did not fit.
-    next: Option<(Vec<u8>, Vec<u8>)>,
-    /// True when nothing comes after it.
-    end: bool,
-}
-
-impl Batch {
-    fn refill(mut self, reader: &mut Reader) -> Result<Self> {
-        let mut bytes = 0;
-        while self.ops.len() < MAX_TXN_OPS {
-            let row = match self.next.take() {
-                Some(row) => row,
-                None => match reader.next_row()? {
-                    Some(row) => row,
-                    None => {
-                        self.end = true;
-                        break;
-                    }
-                },
-            };
-            bytes += row.0.len() + row.1.len();
-            if bytes > BATCH_BYTES && !self.ops.is_empty() {
-                self.next = Some(row);
-                break;
-            }
-            self.ops.push(Op::put(row.0, row.1));
+/// The next rows of a backup as transactions; none at its end.
+fn next_txns(reader: &mut Reader) -> Result<Vec<Txn>> {
+    let (mut txns, mut ops, mut size, mut read) = (Vec::new(), Vec::new(), 0, 0);
+    while read < GROUP_BYTES
+        && let Some((key, value)) = reader.next_row()?
+    {
+        let bytes = key.len() + value.len();
+        if ops.len() == MAX_TXN_OPS || (size + bytes > TXN_BYTES && !ops.is_empty()) {
+            txns.push(Txn::new().with_success(std::mem::take(&mut ops)));
+            size = 0;
         }
-        Ok(self)
+        size += bytes;
+        read += bytes;
+        ops.push(Op::put(key, value));
     }
+    if !ops.is_empty() {
+        txns.push(Txn::new().with_success(ops));
+    }
+    Ok(txns)
 }

@@ -103,7 +103,7 @@ impl Report {
         let unknown = || "unknown".to_owned();
         let mut text = String::new();
         let mut line =
-            |name: &str, value: String| _ = writeln!(text, "{:<9} {}", format!("{name}:"), printable(&value));
+            |name: &str, value: String| _ = writeln!(text, "{:<10} {}", format!("{name}:"), printable(&value));
         line("Store", self.store.clone());
         let format = self.format.map_or_else(unknown, |format| format.to_string());
         line("Engine", format!("{}, format {format}", self.engine.clone().unwrap_or_else(unknown)));
@@ -204,7 +204,7 @@ async fn of_cluster(location: &Location) -> Result<Answer> {
         problems,
     };
     let mut text = String::new();
-    let mut line = |name: &str, value: String| _ = writeln!(text, "{:<9} {}", format!("{name}:"), printable(&value));
+    let mut line = |name: &str, value: String| _ = writeln!(text, "{:<10} {}", format!("{name}:"), printable(&value));
     line("Store", cluster.store.clone());
     line("Engine", format!("etcd {}", cluster.version));
     line("Cluster", cluster.id.clone());
