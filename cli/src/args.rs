@@ -55,7 +55,7 @@ pub(crate) struct Cli {
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "URL")]
     pub(crate) store: Option<String>,
 
-    /// How to print the answer; in JSON, counts are strings
+    /// How to print the answer; in JSON, counts of addresses are strings
     #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
     pub(crate) output: Format,
 

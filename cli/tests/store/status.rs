@@ -1,7 +1,7 @@
 //! `margay store status`.
 
 use std::fs;
-use std::sync::Barrier;
+use std::sync::mpsc;
 use std::thread;
 
 use datastore::{Create, Location};
@@ -56,15 +56,18 @@ fn a_store_that_is_in_use_is_shown_from_outside() {
     for lab in Lab::each() {
         write(&lab.location, [("a".to_owned(), b"1".to_vec())]);
         let url = lab.location.to_string();
-        let (held, seen) = (Barrier::new(2), Barrier::new(2));
+        let (held, seen) = (mpsc::channel(), mpsc::channel::<()>());
         thread::scope(|scope| {
-            scope.spawn(|| {
-                with_store(&lab.location, Create::Never, async |_| {
-                    held.wait();
-                    seen.wait();
+            let (holder, location) = ((held.0, seen.1), &lab.location);
+            scope.spawn(move || {
+                with_store(location, Create::Never, async |_| {
+                    holder.0.send(()).unwrap();
+                    // Also when the test has failed.
+                    let _ = holder.1.recv();
                 });
             });
-            held.wait();
+            let seen = seen.0;
+            held.1.recv().unwrap();
             let waiting: Vec<_> =
                 (0..3).map(|_| scope.spawn(|| with_store(&lab.location, Create::Never, async |_| ()))).collect();
             // They come to the queue when they come.
@@ -85,7 +88,7 @@ fn a_store_that_is_in_use_is_shown_from_outside() {
             assert!(status.err.contains("hint: "), "{}", status.err);
             let text = margay(["--store", &url, "store", "status"]);
             assert!(text.code == 1 && text.out.contains("Waiting:   3\n"), "{}{}", text.out, text.err);
-            seen.wait();
+            drop(seen);
             for waiting in waiting {
                 waiting.join().unwrap();
             }
