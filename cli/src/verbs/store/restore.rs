@@ -9,7 +9,6 @@ use datastore::{Create, Location};
 use indicatif::HumanCount;
 use kv::{ErrorKind, MAX_TXN_OPS, Op, Store, Txn};
 use serde::Serialize;
-use tokio::task::JoinSet;
 
 use super::args::Restore;
 use super::backup::aside;
@@ -20,7 +19,7 @@ use crate::store::{self, WAIT, explain};
 
 /// How many bytes one transaction writes, unless one value alone is longer.
 const TXN_BYTES: usize = 1_000_000;
-/// How many bytes are read, and are on their way to the store, at a time.
+/// How many bytes are read at a time.
 const GROUP_BYTES: usize = 4 << 20;
 
 #[derive(Serialize)]
@@ -119,14 +118,9 @@ async fn fill(location: &Location, file: &Path, header: &Header, keys: u64) -> R
         if txns.is_empty() {
             break;
         }
-        // What waits together is committed together.
-        let mut commits = JoinSet::new();
+        // One after the other: in larger commits sled takes gigabytes of memory.
         for txn in txns {
-            let store = embedded.clone();
-            commits.spawn(async move { store.txn(txn).await });
-        }
-        while let Some(done) = commits.join_next().await {
-            done.map_err(Failure::new)?.map_err(failed)?;
+            embedded.txn(txn).await.map_err(failed)?;
         }
     }
     let changed =
