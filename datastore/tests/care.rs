@@ -1,5 +1,7 @@
 //! Putting one embedded store in the place of another.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::fs;
 use std::time::Duration;
 
