@@ -38,8 +38,8 @@ mod writer;
 
 pub use history::Oldest;
 pub use memory::{MemoryTable, memory};
-pub use page::Page;
 pub use options::{Blocking, Clock, Inspection, Options, Retention};
+pub use page::Page;
 pub use reserve::{Purpose, Reserve};
 pub use store::{MvccStore, Status};
 pub use table::{MAX_ROW_BYTES, Table, View, Visit, Write};

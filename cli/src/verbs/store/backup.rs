@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use datastore::{Create, Location, OpenStore, care};
+use datastore::{Location, OpenStore, care};
 use indicatif::{HumanBytes, HumanCount};
 use kv::{ErrorKind, Kv, Range, RangeRequest, Revision};
 use serde::Serialize;
@@ -17,7 +17,7 @@ use super::rfc3339;
 use crate::answer::Answer;
 use crate::backup::{CLUSTER_PREFIXES, Header, Overwrite, Writer};
 use crate::error::{Failure, Result};
-use crate::store::{self, explain};
+use crate::store::{self, Use, explain};
 
 /// How long a turn lasts at least; then it ends when somebody waits.
 const TURN: Duration = Duration::from_millis(20);
@@ -157,7 +157,7 @@ impl From<Failure> for Stop {
 
 /// Reads for one turn; true if that was all.
 async fn turn(location: &Location, place: &mut Place, pages: &mut Vec<Vec<Kv>>) -> Result<bool, Stop> {
-    let open = store::open(location, Create::Never).await?;
+    let open = store::open(location, Use::Existing).await?;
     let result = read(location, &open, place, pages).await;
     let closed = open.close().await.map_err(|error| explain(location, error));
     let done = result?;

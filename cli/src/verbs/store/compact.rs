@@ -1,7 +1,7 @@
 //! `margay store compact`.
 
+use datastore::Location;
 use datastore::care::{self, Room};
-use datastore::{Create, Location};
 use indicatif::HumanBytes;
 use kv::{ErrorKind, Revision, Store};
 use serde::Serialize;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::args::Compact;
 use crate::answer::Answer;
 use crate::error::{Failure, Result};
-use crate::store::{self, WAIT, explain};
+use crate::store::{self, Use, WAIT, explain};
 
 #[derive(Serialize)]
 struct Json {
@@ -33,7 +33,7 @@ pub(super) async fn run(location: &Location, args: &Compact) -> Result<Answer> {
          etcdctl defrag",
     )?;
     let failed = |error| explain(location, error);
-    let open = store::open(location, Create::Never).await?;
+    let open = store::open(location, Use::Release).await?;
     let Some(embedded) = open.embedded() else {
         return Err(Failure::new(format!("{location} has no history to give up")));
     };

@@ -15,7 +15,7 @@ use super::backup::aside;
 use crate::answer::Answer;
 use crate::backup::{Header, Reader};
 use crate::error::{Failure, Result};
-use crate::store::{self, WAIT, explain};
+use crate::store::{self, Use, WAIT, explain};
 
 /// How many bytes one transaction writes, unless one value alone is longer.
 const TXN_BYTES: usize = 1_000_000;
@@ -102,7 +102,7 @@ fn not_empty(location: &Location, why: &str) -> Failure {
 /// Makes a store of a backup, and returns its id.
 async fn fill(location: &Location, file: &Path, header: &Header, keys: u64) -> Result<String> {
     let failed = |error| explain(location, error);
-    let open = store::open(location, Create::IfMissing).await?;
+    let open = store::open(location, Use::Make).await?;
     let Some(embedded) = open.embedded() else {
         return Err(Failure::new(format!("{location} cannot be restored")));
     };

@@ -13,7 +13,7 @@ use super::rfc3339;
 use crate::answer::Answer;
 use crate::error::{Failure, Result};
 use crate::output::printable;
-use crate::store::{explain, open_within};
+use crate::store::explain;
 
 /// How long to wait for the turn: what can be seen from outside is an answer already.
 const WAIT: Duration = Duration::from_secs(2);
@@ -24,9 +24,9 @@ pub(super) async fn run(location: &Location) -> Result<Answer> {
     }
     let glance = care::glance(location).await.map_err(|error| explain(location, error))?;
     let mut report = Report::outside(location, glance);
-    let failure = match open_within(location, Create::Never, WAIT).await {
+    let failure = match datastore::open(location, Create::Never, WAIT).await {
         Ok(open) => report.look_inside(location, open).await.err(),
-        Err(failure) => Some(failure),
+        Err(error) => Some(explain(location, error)),
     };
     let answer = Answer::new(report.text(), &report)?;
     Ok(match failure {
@@ -179,7 +179,7 @@ struct Cluster {
 
 async fn of_cluster(location: &Location) -> Result<Answer> {
     let failed = |error| explain(location, error);
-    let open = open_within(location, Create::Never, WAIT).await?;
+    let open = datastore::open(location, Create::Never, WAIT).await.map_err(failed)?;
     let Some(etcd) = open.etcd() else {
         return Err(Failure::new(format!("{location} is no etcd")));
     };

@@ -4,13 +4,13 @@ use std::future::Future;
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-use datastore::{Create, Location};
+use datastore::Location;
 use indicatif::{HumanBytes, HumanCount, ProgressBar};
 use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::error::{Failure, Result};
-use crate::store;
+use crate::store::{self, Use};
 
 /// How long something may take before a person is told that it goes on.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ pub(super) async fn run(location: &Location) -> Result<Answer> {
         "verify",
         "etcd checks its files itself; to compare the members of a cluster: etcdctl endpoint hashkv --cluster",
     )?;
-    let open = store::open(location, Create::Never).await?;
+    let open = store::open(location, Use::Existing).await?;
     let Some(embedded) = open.embedded() else {
         return Err(Failure::new(format!("{location} cannot be verified")));
     };
