@@ -125,6 +125,15 @@ impl Cluster {
         if *self.closed.borrow() { Err(Error::new(ErrorKind::Closed, operation, NAME)) } else { Ok(()) }
     }
 
+    /// The members' URLs.
+    ///
+    /// # Errors
+    /// Why none could be found.
+    pub(crate) async fn endpoints(&self, operation: Operation, deadline: Instant) -> Result<Vec<String>> {
+        let members = self.members.current(operation, deadline).await?;
+        Ok((0..members.count()).filter_map(|place| Some(members.get(place)?.address.url.clone())).collect())
+    }
+
     pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.call_timeout
     }

@@ -8,6 +8,7 @@
 //!
 //! A key that has a lease is not written: see the private module `txn`.
 
+mod about;
 mod address;
 mod cluster;
 mod discovery;
@@ -35,6 +36,7 @@ use crate::cluster::{Cluster, Resend};
 use crate::endpoint::Connection;
 use crate::txn::{Outcome as Read, Plan};
 
+pub use about::About;
 pub use options::{Credentials, Discovery, Options};
 pub use tls::{Pem, Tls};
 

@@ -12,7 +12,7 @@ use std::io;
 use std::path::Path;
 
 use kv::Result;
-use kv_mvcc::local::{self, Engine, OpenOptions};
+use kv_mvcc::local::{self, Engine, OpenOptions, Room};
 use kv_mvcc::{MvccStore, Table};
 use redb::StorageBackend;
 
@@ -35,6 +35,11 @@ impl Engine for Redb {
 
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>> {
         Ok(Box::new(table::in_file(entry, store)?))
+    }
+
+    fn shrink(&self, entry: &Path, store: &str) -> Result<Room> {
+        table::shrink_file(entry, store)?;
+        Ok(Room::GivenBack)
     }
 }
 

@@ -113,11 +113,23 @@ impl<B: StorageBackend> RedbTable<B> {
 /// Opens the table in a file, or makes it.
 pub(crate) fn in_file(path: &Path, store: &str) -> Result<RedbTable<FileBackend>> {
     let path = path.to_owned();
-    let source = move || {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-        Ok(FileBackend::new(file.map_err(redb::Error::Io)?)?)
+    RedbTable::open(Box::new(move || open_file(&path)), store)
+}
+
+fn open_file(path: &Path) -> Result<FileBackend, redb::Error> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+    Ok(FileBackend::new(file.map_err(redb::Error::Io)?)?)
+}
+
+/// Moves what a file holds to its front and cuts off the rest. Being killed meanwhile loses nothing.
+pub(crate) fn shrink_file(path: &Path, store: &str) -> Result<()> {
+    let shrink = || {
+        let mut opened = Opened::on(open_file(path)?)?;
+        while opened.database.compact()? {}
+        // Leaves the allocator's state, as every commit does; redb's own last one has not.
+        opened.commit(&[])
     };
-    RedbTable::open(Box::new(source), store)
+    shrink().map_err(|error: redb::Error| from_redb(store, Operation::Compact, error))
 }
 
 impl<B: StorageBackend> Table for RedbTable<B> {

@@ -13,13 +13,14 @@ pub(crate) struct Answer {
     text: String,
     json: String,
     notes: Vec<String>,
+    failure: Option<Failure>,
 }
 
 impl Answer {
     /// An answer in both forms.
     pub(crate) fn new(text: impl Into<String>, json: &impl Serialize) -> Result<Self> {
         let json = serde_json::to_string_pretty(json).map_err(|error| Failure::new(format!("JSON: {error}")))?;
-        Ok(Self { text: text.into(), json, notes: Vec::new() })
+        Ok(Self { text: text.into(), json, notes: Vec::new(), failure: None })
     }
 
     /// With something that a person should know beside the answer.
@@ -28,8 +29,14 @@ impl Answer {
         self
     }
 
+    /// An answer that is not whole, because of this: it is printed, and then the command fails.
+    pub(crate) fn incomplete(mut self, failure: Failure) -> Self {
+        self.failure = Some(failure);
+        self
+    }
+
     /// Prints the answer on `out` and the notes on `err`.
-    pub(crate) fn print(&self, format: Format, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
+    pub(crate) fn print(self, format: Format, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
         for note in &self.notes {
             _ = writeln!(err, "note: {note}");
         }
@@ -37,6 +44,7 @@ impl Answer {
             Format::Table => writeln!(out, "{}", self.text.trim_end_matches('\n'))?,
             Format::Json => writeln!(out, "{}", self.json)?,
         }
-        Ok(out.flush()?)
+        out.flush()?;
+        self.failure.map_or(Ok(()), Err)
     }
 }

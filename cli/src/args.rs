@@ -10,6 +10,7 @@ use clap_complete::Shell;
 use ipnet::IpNet;
 
 pub(crate) use gc::Gc;
+use crate::verbs::store::args::StoreVerb;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -66,7 +67,7 @@ pub(crate) struct Cli {
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "URL")]
     pub(crate) store: Option<String>,
 
-    /// How to print the answer; in JSON, counts are strings
+    /// How to print the answer; in JSON, counts of addresses are strings
     #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
     pub(crate) output: Format,
 
@@ -109,6 +110,9 @@ pub(crate) enum Command {
     /// Take back addresses that nobody on this machine uses any more
     #[command(after_help = gc::HELP)]
     Gc(Gc),
+    /// The store itself: its state, backups, upkeep
+    #[command(subcommand)]
+    Store(StoreVerb),
     /// Judge a store by the rules that every store has to keep
     #[command(after_help = CONFORMANCE)]
     Conformance(Conformance),

@@ -5,6 +5,7 @@
 
 mod answer;
 mod args;
+mod backup;
 mod error;
 mod gc;
 mod holder;
@@ -22,10 +23,11 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-use datastore::Environment;
+use datastore::{Environment, Location};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::args::{Cli, Command, LogLevel, OnStore};
+use crate::answer::Answer;
+use crate::args::{Cli, Command, LogLevel};
 use crate::error::{Failure, Result};
 
 /// Runs the command and returns its exit code: 0, or 1 if something failed, wrong usage included; 130 if it was
@@ -44,8 +46,13 @@ pub fn run(
     };
     log_to_stderr(cli.log_level);
     let done = match &cli.command {
-        Command::OnStore(command) => execute(&cli, command, env, out, err).map(|()| 0),
+        Command::OnStore(command) => {
+            execute(&cli, env, out, err, async |location| verbs::run(command, location).await).map(|()| 0)
+        }
         Command::Gc(args) => gc::run(&cli, args, env, out, err).map(|()| 0),
+        Command::Store(verb) => {
+            execute(&cli, env, out, err, async |location| verbs::store::run(verb, location).await).map(|()| 0)
+        }
         Command::Conformance(args) => judge::run(&cli, args, env, out, err),
         Command::Completions { shell } => manual::completions(*shell, out).map(|()| 0),
         Command::ManPages { folder } => manual::man_pages(folder).map(|()| 0),
@@ -75,17 +82,17 @@ pub fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
 
 fn execute(
     cli: &Cli,
-    command: &OnStore,
     env: &Environment<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,
+    verb: impl AsyncFnOnce(&Location) -> Result<Answer>,
 ) -> Result<()> {
     let chosen = store::choose(cli, env, err)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::new(format!("cannot start: {error}")))?;
-    let answer = runtime.block_on(verbs::run(command, &chosen.location))?;
+    let answer = runtime.block_on(verb(&chosen.location))?;
     answer.print(cli.output, out, err)
 }
 

@@ -42,11 +42,11 @@ pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore
         Use::Make => datastore::open(location, Create::IfMissing, WAIT).await,
         Use::Release => datastore::open_to_release(location, WAIT).await,
     };
-    opened.map_err(|error| explain(error, location))
+    opened.map_err(|error| explain(location, error))
 }
 
 /// Why a store could not be opened, and what to do.
-pub(crate) fn explain(error: kv::Error, location: &Location) -> Failure {
+pub(crate) fn explain(location: &Location, error: kv::Error) -> Failure {
     match error.kind() {
         ErrorKind::Missing if location.path().is_some() => Failure::new(format!("there is no store at {location}"))
             .hint(format!(
@@ -54,6 +54,12 @@ pub(crate) fn explain(error: kv::Error, location: &Location) -> Failure {
             )),
         ErrorKind::Locked => {
             Failure::from(error).hint("some other command or program has the store open; end it, or try again")
+        }
+        ErrorKind::Corrupt | ErrorKind::RevisionRegressed if location.path().is_some() => {
+            Failure::from(error).hint(format!(
+                "to put a backup in its place, and keep the damaged store beside it: margay --store {location} store \
+             restore FILE --replace"
+            ))
         }
         ErrorKind::NotSent | ErrorKind::Disconnected { .. } | ErrorKind::Timeout | ErrorKind::Auth(_) => {
             Failure::from(error).hint(

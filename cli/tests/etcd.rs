@@ -76,3 +76,74 @@ fn bad_input_is_told_in_one_line_and_what_to_do() {
         assert!(err.lines().count() <= 2, "{url}: {err}");
     }
 }
+
+#[test]
+fn the_store_verbs_on_etcd() {
+    let etcd = Etcd::start().unwrap();
+    let url = etcd.url().replace("http:", "etcd:");
+    let folder = tempfile::tempdir().unwrap();
+    let on = |url: &str, args: &[&str]| margay(&[&["--store", url], args].concat(), &[]);
+    let (code, out, err) = on(&url, &["pool", "create", "main", "10.65.0.0/16"]);
+    assert_eq!(code, Some(0), "{out}{err}");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    // More than a page, keys of others, and a value that is no text.
+    runtime.block_on(async {
+        let mut client = etcd_client::Client::connect([etcd.url()], None).await.unwrap();
+        for number in 0..100 {
+            let key = format!("/calico/ipam/v2/handle/h{number:03}");
+            client.put(key, format!("{{\"handleID\":\"h{number:03}\"}}"), None).await.unwrap();
+        }
+        client.put("/margay/v1/odd", vec![0xff, 0], None).await.unwrap();
+        client.put("/registry/pods/default/web", "kubernetes'", None).await.unwrap();
+    });
+
+    let (code, out, err) = on(&url, &["store", "status", "-o", "json"]);
+    assert_eq!(code, Some(0), "{err}");
+    let status: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&status["engine"], &status["endpoints"][0]), (&"etcd".into(), &etcd.url().into()));
+    assert!(status["keys"].as_u64().unwrap() >= 102 && status["bytes"].as_u64().unwrap() > 0, "{status}");
+    assert!(status["version"].as_str().unwrap().starts_with("3."), "{status}");
+    let (code, out, err) = on(&url, &["store", "status"]);
+    assert!(code == Some(0) && out.contains(" below /calico/ and /margay/\n"), "{out}{err}");
+
+    let file = folder.path().join("backup");
+    let file = file.to_str().unwrap();
+    let (code, out, err) = on(&url, &["store", "backup", file, "-o", "json"]);
+    assert_eq!(code, Some(0), "{err}");
+    let backup: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(backup["keys"], status["keys"]);
+    let text = std::fs::read_to_string(file).unwrap();
+    assert!(text.contains(r#"{"key":"/margay/v1/odd","value64":"/wA="}"#) && !text.contains("/registry/"), "{text}");
+    for engine in ["sled", "redb"] {
+        let local = format!("{engine}://{}/{engine}", folder.path().display());
+        let (code, out, err) = on(&local, &["store", "restore", file]);
+        assert_eq!(code, Some(0), "{out}{err}");
+        let copy = folder.path().join(format!("backup-{engine}"));
+        let (code, _, err) = on(&local, &["store", "backup", copy.to_str().unwrap()]);
+        assert_eq!(code, Some(0), "{err}");
+        let copy = std::fs::read_to_string(copy).unwrap();
+        let rows = |text: &str| text.lines().skip(1).filter(|line| !line.contains("sha256")).count();
+        assert!(
+            rows(&copy) == rows(&text)
+                && copy.lines().skip(1).zip(text.lines().skip(1)).take(rows(&text)).all(|(a, b)| a == b)
+        );
+        let (code, out, _) = on(&local, &["pool", "list"]);
+        assert!(code == Some(0) && out.contains("10.65.0.0/16"), "{out}");
+    }
+
+    for (args, advice) in [
+        (&["verify"][..], "etcdctl endpoint hashkv"),
+        (&["restore", file, "--replace"], "etcdctl snapshot restore"),
+        (&["compact"], "--auto-compaction-retention"),
+        (&["upgrade"], "etcd upgrades its files itself"),
+    ] {
+        let (code, out, err) = on(&url, &[&["store"], args].concat());
+        assert_eq!((code, out.as_str()), (Some(1), ""), "{args:?}: {err}");
+        assert!(err.contains(&format!("error: {} is not for etcd\nhint: ", args[0])) && err.contains(advice), "{err}");
+    }
+    let dead = format!("etcd://{}", support::dead_address().unwrap());
+    for args in [&["status"][..], &["backup", "/tmp/never-written-by-margay"]] {
+        let (code, out, err) = on(&dead, &[&["store"], args].concat());
+        assert!(code == Some(1) && out.is_empty() && err.contains("check the address, and that etcd runs"), "{err}");
+    }
+}

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kv::{Error, ErrorKind, Operation, Result, Store};
+use kv_mvcc::local::Engine;
 use kv_mvcc::{Blocking, MvccStore};
 
-use crate::location::Etcd;
+use crate::location::{Etcd, Location};
 use crate::open::Opening;
 
 /// An open store, and the handle that closes it.
@@ -42,6 +43,24 @@ impl Opened {
                 store.close();
                 Ok(())
             }
+        }
+    }
+}
+
+/// The engine of an embedded store.
+pub(crate) fn engine(location: &Location) -> Result<Box<dyn Engine>> {
+    match location {
+        #[cfg(feature = "sled")]
+        Location::Sled(_) => Ok(Box::new(backend_sled::Sled)),
+        #[cfg(feature = "redb")]
+        Location::Redb(_) => Ok(Box::new(backend_redb::Redb)),
+        #[cfg(not(feature = "sled"))]
+        Location::Sled(_) => Err(left_out("sled")),
+        #[cfg(not(feature = "redb"))]
+        Location::Redb(_) => Err(left_out("redb")),
+        Location::Memory | Location::Etcd(_) => {
+            Err(Error::new(ErrorKind::Unsupported, Operation::Open, location.to_string())
+                .with_detail("it has no files on this host"))
         }
     }
 }

@@ -2,9 +2,11 @@
 //!
 //! Two halves. The first only decides and is pure: [`for_netconf`] (the plugin) and [`for_operator`] (the command
 //! `margay`) turn configuration into a [`Location`]; the environment is a function that the caller passes in, and is
-//! not even called where a NetConf names an embedded store. The second half, [`open`], opens a location.
+//! not even called where a NetConf names an embedded store. The second half, [`open`], opens a location; [`care`] looks
+//! after a store as a whole.
 
 mod access;
+pub mod care;
 mod conflist;
 mod engines;
 mod environment;
@@ -18,6 +20,8 @@ mod operator;
 mod settings;
 
 pub use access::{Access, Identity, Login, Pem};
+#[cfg(feature = "etcd")]
+pub use backend_etcd::About;
 pub use conflist::DEFAULT_CONF_DIR;
 pub use environment::{Environment, process_environment};
 pub use error::{Candidate, ConfigError, Result};

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "etcd")]
+use backend_etcd::EtcdStore;
 use kv::{Result, Store};
-use kv_mvcc::{Blocking, Purpose};
+use kv_mvcc::{Blocking, MvccStore, Purpose};
 
 use crate::engines::{self, Opened};
 use crate::location::Location;
@@ -46,6 +48,24 @@ impl OpenStore {
     /// `NoSpace` if it has not.
     pub async fn check_room(&self) -> Result<()> {
         self.opened.check_room().await
+    }
+
+    /// The store as an embedded one; `None` for any other.
+    pub fn embedded(&self) -> Option<&MvccStore> {
+        match &self.opened {
+            Opened::Mvcc(store) => Some(store),
+            #[cfg(feature = "etcd")]
+            Opened::Etcd(_) => None,
+        }
+    }
+
+    /// The store as one on etcd; `None` for any other.
+    #[cfg(feature = "etcd")]
+    pub fn etcd(&self) -> Option<&EtcdStore> {
+        match &self.opened {
+            Opened::Etcd(store) => Some(store),
+            Opened::Mvcc(_) => None,
+        }
     }
 
     /// Waits for what is in flight and closes the store, whoever else still holds it; their calls fail with `Closed`.

@@ -16,12 +16,15 @@
 mod codec;
 mod entries;
 mod error;
+mod format;
 #[doc(hidden)]
 pub mod fuzzing;
+mod history;
 pub mod local;
 mod memory;
 mod open;
 mod options;
+mod page;
 mod pinned;
 mod reserve;
 mod rows;
@@ -33,8 +36,10 @@ mod verify;
 mod watch;
 mod writer;
 
+pub use history::Oldest;
 pub use memory::{MemoryTable, memory};
 pub use options::{Blocking, Clock, Inspection, Options, Retention};
+pub use page::Page;
 pub use reserve::{Purpose, Reserve};
 pub use store::{MvccStore, Status};
 pub use table::{MAX_ROW_BYTES, Table, View, Visit, Write};

@@ -97,6 +97,11 @@ impl<'t> Pinned<'t> {
         Ok(pinned)
     }
 
+    /// The revision that is read.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
+    }
+
     /// The store's revision when the read began.
     pub(crate) fn current(&self) -> u64 {
         self.current

@@ -115,6 +115,11 @@ impl MvccStore {
         })
     }
 
+    /// What all handles share.
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+
     /// The id that the store got when it was made.
     pub fn id(&self) -> Uuid {
         self.inner.id
@@ -204,7 +209,10 @@ impl Inner {
     }
 
     /// Reads at one revision; a read of the latest one begins again if compaction overtakes it.
-    fn pinned<T>(
+    ///
+    /// # Errors
+    /// Those of [`Pinned::open`] and of `work`.
+    pub(crate) fn pinned<T>(
         &self,
         table: &dyn Table,
         at: Revision,

@@ -132,7 +132,7 @@ impl Found {
 async fn holdings(location: &Location, node: &str) -> Result<Option<(Ipam, Holdings)>> {
     let open = match datastore::open(location, Create::Never, store::WAIT).await {
         Err(error) if error.kind() == &ErrorKind::Missing => return Ok(None),
-        opened => opened.map_err(|error| store::explain(error, location))?,
+        opened => opened.map_err(|error| store::explain(location, error))?,
     };
     let ipam = Ipam::new(open.store(), nodes(location));
     let holdings = ipam.holdings(node, Deadline::after(PATIENCE)).await;

@@ -4,6 +4,7 @@ mod address;
 mod pool;
 mod release;
 mod reservation;
+pub(crate) mod store;
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use kv::Deadline;
 use crate::answer::Answer;
 use crate::args::{self, OnStore, Show};
 use crate::error::Result;
-use crate::store::{self, Use};
+use crate::store::Use;
 use crate::usage::{self, Detail};
 
 /// How long a verb may take once the store is open.
@@ -37,7 +38,7 @@ pub(crate) async fn run(command: &OnStore, location: &Location) -> Result<Answer
         | OnStore::Ipam(args::Ipam::Release(_)) => Use::Release,
         _ => Use::Existing,
     };
-    let open = store::open(location, what_for).await?;
+    let open = crate::store::open(location, what_for).await?;
     let ipam = Ipam::new(open.store(), nodes(location));
     let answer = verb(command, &ipam).await;
     drop(ipam);

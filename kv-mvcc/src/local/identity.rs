@@ -7,8 +7,10 @@ use std::fmt;
 
 use uuid::Uuid;
 
-/// The layout of the folder.
+/// The layout that a new folder gets, and the newest that is read.
 pub(super) const FORMAT: u32 = 1;
+/// The oldest layout that is read.
+pub(super) const OLDEST_FORMAT: u32 = 1;
 
 /// The content of `store.id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +44,7 @@ impl Identity {
             }
         }
         let (engine, format) = (engine?, format?);
-        if format != FORMAT {
+        if !(OLDEST_FORMAT..=FORMAT).contains(&format) {
             return Some(Self { engine, format, id: id.unwrap_or_default() });
         }
         Some(Self { engine, format, id: id? })

@@ -13,9 +13,11 @@
 //! ```
 
 mod ballast;
+mod care;
 mod errors;
 mod filesystem;
 mod folder;
+mod glance;
 mod guarded;
 mod head;
 mod holder;
@@ -23,7 +25,11 @@ mod identity;
 mod io_error;
 mod open;
 mod queue;
+mod replace;
 mod store_folder;
 
+pub use care::{Upgraded, shrink_blocking, upgrade_blocking};
+pub use glance::{Glance, Holder, glance, waiting};
 pub use io_error::{io_kind, unknown_io};
-pub use open::{Create, Engine, OpenOptions, open, open_blocking};
+pub use open::{Create, Engine, OpenOptions, Room, open, open_blocking};
+pub use replace::{Replacement, Staging};

@@ -34,6 +34,26 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// `Corrupt`, `Io`, `NoSpace`, `Locked`, `UnknownFormat`.
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>>;
+
+    /// Makes its files at `entry` as small as it can; they are not open, and the caller has the turn.
+    ///
+    /// An engine that can must see to it that it can be killed meanwhile. By itself, an engine cannot.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    fn shrink(&self, entry: &Path, store: &str) -> Result<Room> {
+        let (_, _) = (entry, store);
+        Ok(Room::Kept)
+    }
+}
+
+/// What became of the room that an engine's files do not need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// It was given back to the file system.
+    GivenBack,
+    /// The engine keeps it, to use it again itself.
+    Kept,
 }
 
 /// Whether a store that is not there is made.

@@ -226,6 +226,30 @@ fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
     }
 }
 
+/// The tickets that are drawn, ascending, `file`'s own left out. The first has the turn, the others wait. Whoever is
+/// just drawing may be seen too, or not.
+pub(super) fn tickets(file: &File) -> io::Result<Vec<i64>> {
+    let mut tickets = Vec::new();
+    let mut spans = vec![(0, i64::MAX)];
+    while let Some((from, to)) = spans.pop() {
+        // Read locks are in nobody's way here: what is found is a ticket.
+        let mut probe = flock(Lock::Read, Bytes { start: from, len: to - from });
+        fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
+        if i32::from(probe.l_type) == libc::F_UNLCK {
+            continue;
+        }
+        let ticket = probe.l_start;
+        if probe.l_len != 1 || !(from..to).contains(&ticket) {
+            return Err(io::Error::other("another program has locked the file"));
+        }
+        tickets.push(ticket);
+        // No bytes would mean all the rest.
+        spans.extend([(from, ticket), (ticket + 1, to)].into_iter().filter(|(from, to)| from < to));
+    }
+    tickets.sort_unstable();
+    Ok(tickets)
+}
+
 /// Locks the bytes if nobody is in the way. No bytes are always free.
 fn try_lock(file: &File, lock: Lock, bytes: Bytes) -> io::Result<bool> {
     if bytes.len == 0 {

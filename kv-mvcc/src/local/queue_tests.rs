@@ -41,6 +41,27 @@ fn wait_for_tickets(path: &Path, count: i64) {
     }
 }
 
+#[test]
+fn who_looks_sees_all_tickets_and_is_in_nobodys_way() {
+    let (_folder, path) = queue();
+    let look = || tickets(&folder::open(&path).unwrap()).unwrap();
+    let turn = take(&path, LONG).unwrap();
+    assert_eq!(look(), [0]);
+    thread::scope(|scope| {
+        let waiting: Vec<_> = (0..5).map(|_| scope.spawn(|| take(&path, LONG).map(drop))).collect();
+        wait_for_tickets(&path, 6);
+        // Who has drawn a ticket too late gives it back and draws again.
+        while look().len() != 6 {}
+        assert_eq!(look()[0], 0, "the first one has the turn");
+        drop(turn);
+        for waiting in waiting {
+            waiting.join().unwrap().unwrap();
+        }
+    });
+    assert!(look().is_empty());
+    take(&path, SHORT).unwrap();
+}
+
 /// A process that does `role` at the queue; it says a line when it has come so far.
 struct Process(Child, BufReader<ChildStdout>);
 

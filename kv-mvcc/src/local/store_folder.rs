@@ -13,12 +13,12 @@ use super::errors::Place;
 use super::filesystem;
 use super::folder;
 use super::head::Head;
-use super::identity::{FORMAT, Identity};
+use super::identity::{FORMAT, Identity, OLDEST_FORMAT};
 use super::open::{Create, Engine, OpenOptions};
 use super::queue::{Turn, TurnError};
 
-const QUEUE: &str = "queue";
-const IDENTITY: &str = "store.id";
+pub(super) const QUEUE: &str = "queue";
+pub(super) const IDENTITY: &str = "store.id";
 const IDENTITY_DRAFT: &str = "store.new";
 const MARKER: &str = "creating";
 const HEAD: &str = "head";
@@ -28,13 +28,14 @@ const BALLAST: &str = "ballast";
 const ENGINES: [(&str, &str); 2] = [("redb", "db.redb"), ("sled", "sled")];
 
 /// A store's folder, for one engine.
+#[derive(Debug)]
 pub(super) struct StoreFolder {
     /// Which store it is.
     pub(super) place: Place,
     /// The room that is kept for releases.
     pub(super) ballast: Arc<Ballast>,
     engine: &'static str,
-    entry: &'static str,
+    pub(super) entry: &'static str,
     files: &'static [&'static str],
 }
 
@@ -57,7 +58,7 @@ impl StoreFolder {
         result.map_err(|error| self.place.io(&self.path(name), error))
     }
 
-    fn exists(&self, name: &str) -> Result<bool> {
+    pub(super) fn exists(&self, name: &str) -> Result<bool> {
         self.io(name, fs::exists(self.path(name)))
     }
 
@@ -137,7 +138,7 @@ impl StoreFolder {
         if identity.engine != self.engine {
             return Err(self.place.other_engine(&identity.engine));
         }
-        if identity.format != FORMAT {
+        if !(OLDEST_FORMAT..=FORMAT).contains(&identity.format) {
             return Err(self
                 .place
                 .error(ErrorKind::UnknownFormat { found: identity.format }, "a newer margay made it: use that one"));
@@ -176,6 +177,12 @@ impl StoreFolder {
         self.io(self.entry, folder::remove(&self.path(self.entry)))?;
         self.io(HEAD, folder::remove(&self.path(HEAD)))?;
         self.io(IDENTITY_DRAFT, folder::remove(&self.path(IDENTITY_DRAFT)))
+    }
+
+    /// The layout that `store.id` tells of; the newest if there is none.
+    pub(super) fn format(&self) -> Result<u32> {
+        let text = self.io(IDENTITY, fs::read_to_string(self.path(IDENTITY)))?;
+        Ok(Identity::parse(&text).map_or(FORMAT, |identity| identity.format))
     }
 
     /// Opens the note of the newest revision.

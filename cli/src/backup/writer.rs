@@ -1,0 +1,176 @@
+//! Writing a backup file, so that it is there in full or not at all.
+
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Seek, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use sha2::{Digest, Sha256};
+
+use super::format::{Header, Row, trailer};
+use crate::error::{Failure, Result};
+
+/// Only the owner may read what is in a store.
+const MODE: u32 = 0o600;
+
+/// Whether a file that is there may be written over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Overwrite {
+    /// It stays as it is, and the backup is refused.
+    Never,
+    /// It is replaced, in one step, when the backup is complete.
+    Allowed,
+}
+
+/// A file that is being written. Dropped before its end, it leaves nothing.
+///
+/// It has the name `FILE.partial` until it is complete. Whoever is killed leaves that, and the next backup to the same
+/// file writes over it.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    file: File,
+    path: PathBuf,
+    partial: Option<PathBuf>,
+    overwrite: Overwrite,
+    sum: Sha256,
+    keys: u64,
+}
+
+impl Writer {
+    /// Makes the file.
+    pub(crate) fn create(path: &Path, overwrite: Overwrite) -> Result<Self> {
+        match fs::symlink_metadata(path) {
+            Ok(found) if !found.is_file() => {
+                return Err(Failure::new(format!("{} is no regular file", path.display()))
+                    .hint("give the name of a file that does not exist yet"));
+            }
+            Ok(_) if overwrite == Overwrite::Never => return Err(there_already(path)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(path, &error)),
+            _ => {}
+        }
+        let Some(name) = path.file_name() else {
+            return Err(Failure::new(format!("{} is no name for a file", path.display())).hint("give a file name"));
+        };
+        let mut name = name.to_owned();
+        name.push(".partial");
+        let partial = path.with_file_name(name);
+        let open = OpenOptions::new().write(true).create(true).truncate(false).mode(MODE).open(&partial);
+        let file = open.map_err(|error| failed(&partial, &error))?;
+        let busy =
+            || Failure::new(format!("another backup is writing {}", path.display())).hint("wait until it has ended");
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(busy()),
+            Err(TryLockError::Error(error)) => return Err(failed(&partial, &error)),
+        }
+        if !is_at(&file, &partial) {
+            return Err(busy());
+        }
+        if file.metadata().map_err(|error| failed(&partial, &error))?.permissions().mode() & 0o777 != MODE {
+            // Some file systems know no modes.
+            let _ = file.set_permissions(Permissions::from_mode(MODE));
+        }
+        Ok(Self { file, path: path.to_owned(), partial: Some(partial), overwrite, sum: Sha256::new(), keys: 0 })
+    }
+
+    /// Begins, or begins anew.
+    pub(crate) fn begin(&mut self, header: &Header) -> Result<()> {
+        let rewound = self.file.set_len(0).and_then(|()| self.file.rewind());
+        rewound.map_err(|error| failed(&self.path, &error))?;
+        (self.sum, self.keys) = (Sha256::new(), 0);
+        let mut line = json(header)?;
+        line.push(b'\n');
+        self.put(&line)
+    }
+
+    /// Writes keys and values, which follow those before in the order of keys.
+    pub(crate) fn rows(&mut self, rows: &[kv::Kv]) -> Result<()> {
+        let mut lines = Vec::new();
+        for row in rows {
+            lines.extend(json(&Row::new(row.key.as_bytes(), row.value.as_bytes()))?);
+            lines.push(b'\n');
+            if lines.len() > 1 << 20 {
+                self.put(&lines)?;
+                lines.clear();
+            }
+        }
+        self.keys += rows.len() as u64;
+        self.put(&lines)
+    }
+
+    /// Writes the end, sees to it that all is durable, and gives the file its name. Returns its length in bytes.
+    pub(crate) fn finish(mut self) -> Result<u64> {
+        let end = trailer(self.keys, self.sum.clone());
+        self.put(end.as_bytes())?;
+        let failed = |error: io::Error| failed(&self.path, &error);
+        self.file.sync_all().map_err(failed)?;
+        let bytes = self.file.metadata().map_err(failed)?.len();
+        if let Some(partial) = &self.partial {
+            match self.overwrite {
+                Overwrite::Allowed => fs::rename(partial, &self.path).map_err(failed)?,
+                Overwrite::Never => rename_to_free(partial, &self.path).map_err(|error| match error.kind() {
+                    io::ErrorKind::AlreadyExists => there_already(&self.path),
+                    _ => failed(error),
+                })?,
+            }
+        }
+        self.partial = None;
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
+        Ok(bytes)
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        self.sum.update(bytes);
+        self.file.write_all(bytes).map_err(|error| failed(&self.path, &error))
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if let Some(partial) = &self.partial {
+            // Nobody takes it for a backup if it stays.
+            let _ = fs::remove_file(partial);
+        }
+    }
+}
+
+fn json(what: &impl serde::Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec(what).map_err(|error| Failure::new(format!("JSON: {error}")))
+}
+
+/// Renames a file unless the name is taken.
+fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // NFS for one does not know how; but there a link does not take a name either.
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
+            fs::hard_link(from, to)?;
+            fs::remove_file(from)
+        }
+        result => Ok(result?),
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(one), Ok(two)) => (one.dev(), one.ino()) == (two.dev(), two.ino()),
+        _ => false,
+    }
+}
+
+fn there_already(path: &Path) -> Failure {
+    Failure::new(format!("{} exists already", path.display()))
+        .hint("give another name, or --force to write over it when the backup is complete")
+}
+
+fn failed(path: &Path, error: &io::Error) -> Failure {
+    let hint = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            "free some space, or write to another disk; nothing is left of this backup"
+        }
+        io::ErrorKind::NotFound => "make the folder first",
+        _ => "give a file in a folder that you may write to",
+    };
+    Failure::new(format!("cannot write {}: {error}", path.display())).hint(hint)
+}

@@ -1,0 +1,90 @@
+//! What can be typed after `margay store`.
+
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+/// Looking after a store as a whole.
+#[derive(Debug, Subcommand)]
+pub(crate) enum StoreVerb {
+    /// Show what the store is, how large it is, how far back it can be read, and who has it now
+    #[command(after_help = "\
+Examples:
+  margay store status
+  margay store status -o json | jq .history
+
+A store that is in use for longer than 2 seconds, or that cannot be opened, is shown
+as far as it can be seen from outside; the exit code is then 1.")]
+    Status,
+    /// Read every row of the store and check that it is whole
+    #[command(after_help = "\
+Examples:
+  margay store verify
+  margay store verify --store redb:///var/lib/margay/ipam.redb
+
+Others wait for their turn until it is done. Damage is told with what to do; the exit code is then 1.")]
+    Verify,
+    /// Write the store, as it is at one revision, to a file
+    #[command(after_help = "\
+Examples:
+  margay store backup /var/backups/margay-$(date +%F).jsonl
+  margay store backup --force /var/backups/margay.jsonl
+
+Containers can be started and stopped meanwhile: the store is given back while somebody waits for it.
+The file is JSON lines with a checksum, and only its owner can read it.
+Of an etcd the keys below /calico/ and /margay/ are written.")]
+    Backup(Backup),
+    /// Make a store from a backup, on sled or redb, whatever the backup was made from
+    #[command(after_help = "\
+Examples:
+  margay store restore /var/backups/margay.jsonl
+  margay store restore /var/backups/margay.jsonl --replace
+  margay store restore /var/backups/margay.jsonl --store redb:///var/lib/margay/ipam.redb
+
+The backup is checked first. The store is there in full or not at all. Addresses that were given out
+after the backup was made are unknown to it: start the containers anew that are younger.")]
+    Restore(Restore),
+    /// Give up history and, where the engine can, the room that is not needed
+    #[command(after_help = "\
+Examples:
+  margay store compact
+  margay store compact --keep 1000
+
+What is in the store now is not touched.")]
+    Compact(Compact),
+    /// Raise the store to the newest format
+    #[command(after_help = "\
+Examples:
+  margay store upgrade
+
+A version of margay that does not know the newest format cannot open the store any more. Back it up before.")]
+    Upgrade,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Backup {
+    /// The file to write
+    pub(crate) file: PathBuf,
+
+    /// Write over a file that is there
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Restore {
+    /// The backup
+    pub(crate) file: PathBuf,
+
+    /// Put it in the place of a store that has keys, or is damaged; that store's folder is moved aside
+    #[arg(long)]
+    pub(crate) replace: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Compact {
+    /// How many revisions stay readable, the newest one included
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) keep: NonZeroU64,
+}

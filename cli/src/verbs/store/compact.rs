@@ -1,0 +1,79 @@
+//! `margay store compact`.
+
+use datastore::Location;
+use datastore::care::{self, Room};
+use indicatif::HumanBytes;
+use kv::{ErrorKind, Revision, Store};
+use serde::Serialize;
+
+use super::args::Compact;
+use crate::answer::Answer;
+use crate::error::{Failure, Result};
+use crate::store::{self, Use, WAIT, explain};
+
+#[derive(Serialize)]
+struct Json {
+    before: Extent,
+    after: Extent,
+}
+
+/// How much there is.
+#[derive(Serialize)]
+struct Extent {
+    oldest_revision: i64,
+    log_bytes: u64,
+    bytes: u64,
+}
+
+pub(super) async fn run(location: &Location, args: &Compact) -> Result<Answer> {
+    super::refuse_cluster(
+        location,
+        "compact",
+        "an etcd's history is that of all who use it; see etcd's --auto-compaction-retention, etcdctl compact and \
+         etcdctl defrag",
+    )?;
+    let failed = |error| explain(location, error);
+    let open = store::open(location, Use::Release).await?;
+    let Some(embedded) = open.embedded() else {
+        return Err(Failure::new(format!("{location} has no history to give up")));
+    };
+    let revision = embedded.status().revision;
+    let extent = async || {
+        let oldest_revision = embedded.oldest().await.map_err(failed)?.revision.get();
+        let bytes = care::glance(location).await.map_err(failed)?.bytes;
+        Ok::<_, Failure>(Extent { oldest_revision, log_bytes: embedded.status().log_bytes, bytes })
+    };
+    let before = extent().await?;
+    let keep = i64::try_from(args.keep.get()).unwrap_or(i64::MAX);
+    let mark = Revision::new(revision.get().saturating_sub(keep - 1).max(1));
+    match embedded.compact(mark).await {
+        Ok(()) => {}
+        // So much is gone already.
+        Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let mut after = extent().await?;
+    open.close().await.map_err(failed)?;
+    let room = care::shrink(location, WAIT).await.map_err(failed)?;
+    after.bytes = care::glance(location).await.map_err(failed)?.bytes;
+    let text = format!(
+        "Successfully compacted {location}\n\
+         oldest revision: {} -> {}, the newest is {revision}\n\
+         log:             {} -> {}\n\
+         on disk:         {} -> {}",
+        before.oldest_revision,
+        after.oldest_revision,
+        HumanBytes(before.log_bytes),
+        HumanBytes(after.log_bytes),
+        HumanBytes(before.bytes),
+        HumanBytes(after.bytes),
+    );
+    let answer = Answer::new(text, &Json { before, after })?;
+    Ok(match room {
+        Room::GivenBack => answer,
+        Room::Kept => answer.note(
+            "this engine keeps the room in its files and uses it again; a backup that is restored with --replace is as \
+             small as can be",
+        ),
+    })
+}

@@ -1,0 +1,155 @@
+//! `margay store restore`.
+//!
+//! The store is built in a folder beside the one where it shall be, and gets that name in one step when it is complete.
+
+use std::path::Path;
+
+use datastore::care::Staging;
+use datastore::{Create, Location};
+use indicatif::HumanCount;
+use kv::{ErrorKind, MAX_TXN_OPS, Op, Store, Txn};
+use serde::Serialize;
+
+use super::args::Restore;
+use super::backup::aside;
+use crate::answer::Answer;
+use crate::backup::{Header, Reader};
+use crate::error::{Failure, Result};
+use crate::store::{self, Use, WAIT, explain};
+
+/// How many bytes one transaction writes, unless one value alone is longer.
+const TXN_BYTES: usize = 1_000_000;
+/// How many bytes are read at a time.
+const GROUP_BYTES: usize = 4 << 20;
+
+#[derive(Serialize)]
+struct Json {
+    store: String,
+    id: String,
+    keys: u64,
+    backup_revision: i64,
+    backup_time: String,
+    replaced: Option<String>,
+}
+
+pub(super) async fn run(location: &Location, args: &Restore) -> Result<Answer> {
+    super::refuse_cluster(
+        location,
+        "restore",
+        "to bring a whole etcd back: etcdctl snapshot restore (etcdutl since 3.6); a backup can be restored to sled or \
+         redb",
+    )?;
+    let file = args.file.clone();
+    // All of it is looked at before anything is written.
+    let (header, keys) = aside(move || Reader::check(&file)).await?;
+    let seen = if args.replace { None } else { Some(newest_of_empty(location).await?) };
+    let failed = |error| explain(location, error);
+    let staging = Staging::begin(location).await.map_err(failed)?;
+    let (staging, held) = staging.hold(location, WAIT).await.map_err(failed)?;
+    if let (Some(seen), Some(held)) = (seen, &held)
+        && held.newest_revision().map_err(failed)? > seen
+    {
+        return Err(not_empty(location, "it was written to meanwhile"));
+    }
+    let id = fill(&staging.location(), &args.file, &header, keys).await?;
+    let aside = staging.finish(held).await.map_err(failed)?.map(|path| path.display().to_string());
+    let Header { revision, time, engine, .. } = header;
+    let text = format!(
+        "Successfully restored {location} from {}: {} keys of revision {revision} of a {engine} store, read at {time}",
+        args.file.display(),
+        HumanCount(keys)
+    );
+    let json = Json {
+        store: location.to_string(),
+        id,
+        keys,
+        backup_revision: revision,
+        backup_time: time.clone(),
+        replaced: aside.clone(),
+    };
+    let mut answer = Answer::new(text, &json)?;
+    if let Some(aside) = aside {
+        answer = answer.note(format!("what was there is in {aside} now: remove it when you do not need it"));
+    }
+    Ok(answer.note(format!(
+        "addresses that were given out after {time} are free in this store and will be given out again: start anew \
+         every container that is younger"
+    )))
+}
+
+/// The newest revision of a store without keys, or of none.
+async fn newest_of_empty(location: &Location) -> Result<u64> {
+    let open = match datastore::open(location, Create::Never, WAIT).await {
+        Ok(open) => open,
+        // A creation that did not come to its end may have left the first revision.
+        Err(error) if *error.kind() == ErrorKind::Missing => return Ok(1),
+        Err(error) => return Err(explain(location, error)),
+    };
+    let status = open.embedded().map(datastore::care::MvccStore::status);
+    open.close().await.map_err(|error| explain(location, error))?;
+    match status {
+        Some(status) if status.live == 0 => Ok(u64::try_from(status.revision.get()).unwrap_or_default().max(1)),
+        Some(status) => Err(not_empty(location, &format!("it has {} keys", HumanCount(status.live)))),
+        None => Err(Failure::new(format!("{location} cannot be restored"))),
+    }
+}
+
+fn not_empty(location: &Location, why: &str) -> Failure {
+    Failure::new(format!("there is a store at {location} already: {why}"))
+        .hint("--replace moves that store aside and puts the backup in its place; nothing was changed")
+}
+
+/// Makes a store of a backup, and returns its id.
+async fn fill(location: &Location, file: &Path, header: &Header, keys: u64) -> Result<String> {
+    let failed = |error| explain(location, error);
+    let open = store::open(location, Use::Make).await?;
+    let Some(embedded) = open.embedded() else {
+        return Err(Failure::new(format!("{location} cannot be restored")));
+    };
+    let path = file.to_owned();
+    let mut reader = aside(move || Reader::open(&path)).await?;
+    loop {
+        let txns;
+        (reader, txns) = aside(move || {
+            let txns = next_txns(&mut reader)?;
+            Ok((reader, txns))
+        })
+        .await?;
+        if txns.is_empty() {
+            break;
+        }
+        // One after the other: in larger commits sled takes gigabytes of memory.
+        for txn in txns {
+            embedded.txn(txn).await.map_err(failed)?;
+        }
+    }
+    let changed =
+        || Failure::new(format!("{} was changed meanwhile", file.display())).hint("try again; nothing was changed");
+    if reader.header() != header || embedded.status().live != keys {
+        return Err(changed());
+    }
+    let id = embedded.id().to_string();
+    open.close().await.map_err(failed)?;
+    Ok(id)
+}
+
+/// The next rows of a backup as transactions; none at its end.
+fn next_txns(reader: &mut Reader) -> Result<Vec<Txn>> {
+    let (mut txns, mut ops, mut size, mut read) = (Vec::new(), Vec::new(), 0, 0);
+    while read < GROUP_BYTES
+        && let Some((key, value)) = reader.next_row()?
+    {
+        let bytes = key.len() + value.len();
+        if ops.len() == MAX_TXN_OPS || (size + bytes > TXN_BYTES && !ops.is_empty()) {
+            txns.push(Txn::new().with_success(std::mem::take(&mut ops)));
+            size = 0;
+        }
+        size += bytes;
+        read += bytes;
+        ops.push(Op::put(key, value));
+    }
+    if !ops.is_empty() {
+        txns.push(Txn::new().with_success(ops));
+    }
+    Ok(txns)
+}

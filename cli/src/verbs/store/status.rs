@@ -1,0 +1,221 @@
+//! `margay store status`.
+
+use std::fmt::Write;
+use std::time::{Duration, SystemTime};
+
+use datastore::care::{self, Glance, Holder, MvccStore};
+use datastore::{About, Create, Location, OpenStore};
+use indicatif::{HumanBytes, HumanCount, HumanDuration};
+use kv::{Range, StoreExt};
+use serde::Serialize;
+
+use super::rfc3339;
+use crate::answer::Answer;
+use crate::error::{Failure, Result};
+use crate::output::printable;
+use crate::store::explain;
+
+/// How long to wait for the turn: what can be seen from outside is an answer already.
+const WAIT: Duration = Duration::from_secs(2);
+
+pub(super) async fn run(location: &Location) -> Result<Answer> {
+    if let Location::Etcd(_) = location {
+        return of_cluster(location).await;
+    }
+    let glance = care::glance(location).await.map_err(|error| explain(location, error))?;
+    let mut report = Report::outside(location, glance);
+    let failure = match datastore::open(location, Create::Never, WAIT).await {
+        Ok(open) => report.look_inside(location, open).await.err(),
+        Err(error) => Some(explain(location, error)),
+    };
+    let answer = Answer::new(report.text(), &report)?;
+    Ok(match failure {
+        Some(failure) => answer.incomplete(failure),
+        None => answer,
+    })
+}
+
+/// What is told of an embedded store.
+#[derive(Serialize)]
+struct Report {
+    store: String,
+    engine: Option<String>,
+    format: Option<u32>,
+    id: Option<String>,
+    bytes: u64,
+    holder: Option<String>,
+    waiting: usize,
+    #[serde(flatten)]
+    inside: Option<Inside>,
+}
+
+/// What only the turn at the store lets one see.
+#[derive(Serialize)]
+struct Inside {
+    keys: u64,
+    revision: i64,
+    time: Option<String>,
+    oldest_revision: i64,
+    oldest_time: Option<String>,
+    history: History,
+}
+
+/// How much history there is, and how much there may be.
+#[derive(Serialize)]
+struct History {
+    revisions: u64,
+    max_revisions: Option<u64>,
+    bytes: u64,
+    max_bytes: Option<u64>,
+    age_seconds: u64,
+    max_age_seconds: Option<u64>,
+}
+
+impl Report {
+    fn outside(location: &Location, glance: Glance) -> Self {
+        Self {
+            store: location.to_string(),
+            engine: glance.engine,
+            format: glance.format,
+            id: glance.id.map(|id| id.to_string()),
+            bytes: glance.bytes,
+            holder: match glance.holder {
+                Holder::Nobody => None,
+                Holder::Process(process) => Some(process),
+                Holder::Unseen => Some("a process that only root can see".to_owned()),
+            },
+            waiting: glance.waiting,
+            inside: None,
+        }
+    }
+
+    async fn look_inside(&mut self, location: &Location, open: OpenStore) -> Result<()> {
+        let inside = match open.embedded() {
+            Some(store) => Some(Inside::of(store).await),
+            None => None,
+        };
+        let closed = open.close().await;
+        self.inside = inside.transpose().map_err(|error| explain(location, error))?;
+        closed.map_err(|error| explain(location, error))
+    }
+
+    fn text(&self) -> String {
+        let unknown = || "unknown".to_owned();
+        let mut text = String::new();
+        let mut line =
+            |name: &str, value: String| _ = writeln!(text, "{:<10} {}", format!("{name}:"), printable(&value));
+        line("Store", self.store.clone());
+        let format = self.format.map_or_else(unknown, |format| format.to_string());
+        line("Engine", format!("{}, format {format}", self.engine.clone().unwrap_or_else(unknown)));
+        line("Id", self.id.clone().unwrap_or_else(unknown));
+        line("On disk", HumanBytes(self.bytes).to_string());
+        if let Some(inside) = &self.inside {
+            inside.lines(&mut line);
+        }
+        line("In use by", self.holder.clone().unwrap_or_else(|| "nobody".to_owned()));
+        line("Waiting", self.waiting.to_string());
+        text
+    }
+}
+
+impl Inside {
+    async fn of(store: &MvccStore) -> kv::Result<Self> {
+        let (status, oldest, bounds) = (store.status(), store.oldest().await?, store.retention());
+        let age = oldest.time.and_then(|time| SystemTime::now().duration_since(time).ok()).unwrap_or_default();
+        let revisions = status.revision.get() - oldest.revision.get() + 1;
+        Ok(Self {
+            keys: status.live,
+            revision: status.revision.get(),
+            time: status.time.map(rfc3339),
+            oldest_revision: oldest.revision.get(),
+            oldest_time: oldest.time.map(rfc3339),
+            history: History {
+                revisions: u64::try_from(revisions).unwrap_or_default(),
+                max_revisions: bounds.revisions,
+                bytes: status.log_bytes,
+                max_bytes: bounds.bytes,
+                age_seconds: age.as_secs(),
+                max_age_seconds: bounds.age.map(|age| age.as_secs()),
+            },
+        })
+    }
+
+    fn lines(&self, line: &mut impl FnMut(&str, String)) {
+        let at = |revision: i64, time: &Option<String>| match time {
+            Some(time) => format!("revision {revision}, {time}"),
+            None => format!("revision {revision}"),
+        };
+        line("Keys", HumanCount(self.keys).to_string());
+        line("Newest", at(self.revision, &self.time));
+        line("Oldest", at(self.oldest_revision, &self.oldest_time));
+        let of = |used: String, most: Option<String>| match most {
+            Some(most) => format!("{used} of {most}"),
+            None => used,
+        };
+        let History { revisions, max_revisions, bytes, max_bytes, age_seconds, max_age_seconds } = self.history;
+        let revisions = of(HumanCount(revisions).to_string(), max_revisions.map(|most| HumanCount(most).to_string()));
+        let bytes = of(HumanBytes(bytes).to_string(), max_bytes.map(|most| HumanBytes(most).to_string()));
+        let span = |seconds| HumanDuration(Duration::from_secs(seconds)).to_string();
+        let age = of(span(age_seconds), max_age_seconds.map(span));
+        line("History", format!("{revisions} revisions; {bytes}; {age}"));
+    }
+}
+
+/// What is told of a cluster.
+#[derive(Serialize)]
+struct Cluster {
+    store: String,
+    engine: &'static str,
+    id: String,
+    endpoints: Vec<String>,
+    version: String,
+    revision: i64,
+    keys: u64,
+    bytes: u64,
+    bytes_in_use: u64,
+    quota_bytes: Option<u64>,
+    problems: Vec<String>,
+}
+
+async fn of_cluster(location: &Location) -> Result<Answer> {
+    let failed = |error| explain(location, error);
+    let open = datastore::open(location, Create::Never, WAIT).await.map_err(failed)?;
+    let Some(etcd) = open.etcd() else {
+        return Err(Failure::new(format!("{location} is no etcd")));
+    };
+    let About { cluster, endpoints, version, revision, db_bytes, db_bytes_in_use, db_quota_bytes, problems, .. } =
+        etcd.about().await.map_err(failed)?;
+    let mut keys = 0;
+    for prefix in crate::backup::CLUSTER_PREFIXES {
+        keys += etcd.count(Range::prefix(prefix)).await.map_err(failed)?;
+    }
+    open.close().await.map_err(failed)?;
+    let cluster = Cluster {
+        store: location.to_string(),
+        engine: "etcd",
+        id: format!("{cluster:x}"),
+        endpoints,
+        version,
+        revision: revision.get(),
+        keys,
+        bytes: db_bytes,
+        bytes_in_use: db_bytes_in_use,
+        quota_bytes: db_quota_bytes,
+        problems,
+    };
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| _ = writeln!(text, "{:<10} {}", format!("{name}:"), printable(&value));
+    line("Store", cluster.store.clone());
+    line("Engine", format!("etcd {}", cluster.version));
+    line("Cluster", cluster.id.clone());
+    line("Endpoints", cluster.endpoints.join(", "));
+    let quota = cluster.quota_bytes.map_or_else(String::new, |quota| format!(", quota {}", HumanBytes(quota)));
+    let (bytes, in_use) = (HumanBytes(cluster.bytes), HumanBytes(cluster.bytes_in_use));
+    line("On disk", format!("{bytes}, {in_use} of them in use{quota}"));
+    line("Keys", format!("{} below {}", HumanCount(cluster.keys), crate::backup::CLUSTER_PREFIXES.join(" and ")));
+    line("Newest", format!("revision {}", cluster.revision));
+    for problem in &cluster.problems {
+        line("Problem", problem.clone());
+    }
+    Answer::new(text, &cluster)
+}

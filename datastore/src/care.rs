@@ -1,0 +1,131 @@
+//! Caring for a store as a whole: looking at it from outside, making it smaller, putting another in its place.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kv::{Error, ErrorKind, Operation, Result};
+use kv_mvcc::local::{self, Engine};
+use tokio::task::spawn_blocking;
+
+pub use kv_mvcc::local::{Glance, Holder, Room, Upgraded};
+pub use kv_mvcc::{MvccStore, Oldest, Retention, Status, Verified};
+
+use crate::engines;
+use crate::location::Location;
+
+/// Looks at an embedded store without waiting for its turn; see [`local::glance`].
+///
+/// # Errors
+/// Those of [`local::glance`]; `Unsupported` for any other store.
+pub async fn glance(location: &Location) -> Result<Glance> {
+    let (engine, path) = embedded(location)?;
+    blocking(move || local::glance(&*engine, &path)).await
+}
+
+/// How many processes wait for the turn at an embedded store; 0 for any other.
+///
+/// # Errors
+/// Those of [`local::waiting`].
+pub async fn waiting(location: &Location) -> Result<usize> {
+    if location.path().is_none() {
+        return Ok(0);
+    }
+    let (engine, path) = embedded(location)?;
+    blocking(move || local::waiting(&*engine, &path)).await
+}
+
+/// Makes the files of an embedded store as small as its engine can.
+///
+/// # Errors
+/// Those of [`local::shrink_blocking`]; `Unsupported` for any other store.
+pub async fn shrink(location: &Location, wait: Duration) -> Result<Room> {
+    on_files(location, wait, |engine, path, options| local::shrink_blocking(engine, path, &options)).await
+}
+
+/// Raises an embedded store to the newest format.
+///
+/// # Errors
+/// Those of [`local::upgrade_blocking`]; `Unsupported` for any other store.
+pub async fn upgrade(location: &Location, wait: Duration) -> Result<Upgraded> {
+    on_files(location, wait, |engine, path, options| local::upgrade_blocking(engine, path, &options)).await
+}
+
+/// A place beside an embedded store in which its replacement is built; see [`local::Staging`].
+#[derive(Debug)]
+pub struct Staging {
+    staging: local::Staging,
+    engine: &'static str,
+}
+
+/// The turn at a store that is about to be replaced.
+#[derive(Debug)]
+pub struct Replacement(local::Replacement);
+
+impl Staging {
+    /// A place to build what shall be at `location`.
+    ///
+    /// # Errors
+    /// Those of [`local::Staging::begin`]; `Unsupported` for a store that is not embedded.
+    pub async fn begin(location: &Location) -> Result<Self> {
+        let (engine, path) = embedded(location)?;
+        let name = engine.name();
+        let staging = blocking(move || local::Staging::begin(&*engine, &path)).await?;
+        Ok(Self { staging, engine: name })
+    }
+
+    /// Where the store is to be built: there is none yet.
+    pub fn location(&self) -> Location {
+        let path = self.staging.store().to_owned();
+        if self.engine == "redb" { Location::Redb(path) } else { Location::Sled(path) }
+    }
+
+    /// Waits for the turn at what is to be replaced; `None` if there is nothing.
+    ///
+    /// # Errors
+    /// Those of [`local::Staging::hold`].
+    pub async fn hold(self, location: &Location, wait: Duration) -> Result<(Self, Option<Replacement>)> {
+        let (engine, _) = embedded(location)?;
+        blocking(move || {
+            let held = self.staging.hold(&*engine, wait)?;
+            Ok((self, held.map(Replacement)))
+        })
+        .await
+    }
+
+    /// Puts what was built in its place; returns where what was there is now.
+    ///
+    /// # Errors
+    /// Those of [`local::Staging::finish`].
+    pub async fn finish(self, old: Option<Replacement>) -> Result<Option<PathBuf>> {
+        blocking(move || self.staging.finish(old.map(|old| old.0))).await
+    }
+}
+
+impl Replacement {
+    /// The newest revision of what is to be replaced, as far as it is known; 0 if it is not.
+    ///
+    /// # Errors
+    /// Those of [`local::Replacement::newest_revision`].
+    pub fn newest_revision(&self) -> Result<u64> {
+        self.0.newest_revision()
+    }
+}
+
+async fn on_files<T: Send + 'static>(
+    location: &Location,
+    wait: Duration,
+    work: impl FnOnce(&dyn Engine, &Path, local::OpenOptions) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let (engine, path) = embedded(location)?;
+    blocking(move || work(&*engine, &path, local::OpenOptions::default().with_wait(wait))).await
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(Error::new(ErrorKind::Io, Operation::Open, "store").with_source(error)))
+}
+
+fn embedded(location: &Location) -> Result<(Box<dyn Engine>, PathBuf)> {
+    Ok((engines::engine(location)?, location.path().map(Path::to_owned).unwrap_or_default()))
+}

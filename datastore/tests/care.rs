@@ -1,0 +1,91 @@
+//! Putting one embedded store in the place of another.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs;
+use std::time::Duration;
+
+use datastore::care::{Holder, Staging, glance, waiting};
+use datastore::{Create, Location, open};
+use kv::{ErrorKind, StoreExt};
+
+const WAIT: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(50);
+
+fn locations(folder: &std::path::Path) -> [Location; 2] {
+    [Location::Sled(folder.join("sled/store")), Location::Redb(folder.join("redb/store"))]
+}
+
+/// A store with one key.
+async fn make(location: &Location, key: &str) {
+    let made = open(location, Create::IfMissing, WAIT).await.unwrap();
+    made.store().put(key, "1").await.unwrap();
+    made.close().await.unwrap();
+}
+
+async fn has(location: &Location, key: &str) -> bool {
+    let opened = open(location, Create::Never, WAIT).await.unwrap();
+    let found = opened.store().get(key).await.unwrap().is_some();
+    opened.close().await.unwrap();
+    found
+}
+
+#[tokio::test]
+async fn a_store_that_somebody_made_meanwhile_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    for location in locations(folder.path()) {
+        let staging = Staging::begin(&location).await.unwrap();
+        make(&staging.location(), "new").await;
+        let (staging, held) = staging.hold(&location, SHORT).await.unwrap();
+        assert!(held.is_none());
+        make(&location, "made").await;
+        let error = staging.finish(held).await.unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("a store was made there meanwhile"), "{error}");
+        assert!(has(&location, "made").await);
+        assert_eq!(fs::read_dir(location.path().unwrap().parent().unwrap()).unwrap().count(), 1, "nothing is left");
+    }
+}
+
+#[tokio::test]
+async fn one_replaces_at_a_time_and_clears_up_after_who_was_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    for location in locations(folder.path()) {
+        let left = location.path().unwrap().with_extension("restoring").join("store");
+        fs::create_dir_all(&left).unwrap();
+        fs::write(left.join("half"), "a store").unwrap();
+        let staging = Staging::begin(&location).await.unwrap();
+        assert!(!left.exists());
+        let error = Staging::begin(&location).await.unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Locked);
+        assert!(error.to_string().contains("another restore is at work there"), "{error}");
+        drop(staging);
+        assert!(!left.parent().unwrap().exists());
+    }
+}
+
+#[tokio::test]
+async fn who_waits_for_a_store_that_is_replaced_gets_the_new_one() {
+    let folder = tempfile::tempdir().unwrap();
+    for location in locations(folder.path()) {
+        make(&location, "old").await;
+        let staging = Staging::begin(&location).await.unwrap();
+        make(&staging.location(), "new").await;
+        let (staging, held) = staging.hold(&location, SHORT).await.unwrap();
+        assert_eq!(held.as_ref().unwrap().newest_revision().unwrap(), 2);
+        assert_eq!(*open(&location, Create::Never, SHORT).await.unwrap_err().kind(), ErrorKind::Locked);
+        let there = location.clone();
+        let waiter = tokio::spawn(async move { has(&there, "new").await });
+        while waiting(&location).await.unwrap() == 0 {
+            tokio::task::yield_now().await;
+        }
+        let aside = staging.finish(held).await.unwrap().unwrap();
+        assert!(waiter.await.unwrap());
+        let aside = match location {
+            Location::Sled(_) => Location::Sled(aside),
+            _ => Location::Redb(aside),
+        };
+        assert!(has(&aside, "old").await);
+        assert_eq!(glance(&location).await.unwrap().holder, Holder::Nobody);
+    }
+}

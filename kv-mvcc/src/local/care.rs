@@ -1,0 +1,51 @@
+//! What is done to a store's files as a whole: making them smaller, raising their format.
+
+use std::path::Path;
+
+use kv::Result;
+
+use super::guarded::caught;
+use super::open::{Create, Engine, OpenOptions, Room, open_blocking};
+use super::store_folder::{Found, StoreFolder};
+use crate::codec::FORMAT;
+
+/// Waits for the turn and makes the files of the store of `engine` in the folder `path` as small as the engine can.
+///
+/// # Errors
+/// Those of [`open_blocking`]; nothing is lost then.
+pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<Room> {
+    let folder = StoreFolder::new(engine, path);
+    let _turn = folder.take_turn(&options.clone().with_create(Create::Never))?;
+    match folder.look()? {
+        Found::Complete(_) | Found::Unnamed => {}
+        Found::Nothing | Found::Unfinished => return Err(folder.place.missing()),
+    }
+    caught(&folder.place, kv::Operation::Compact, || engine.shrink(&folder.path(engine.entry()), &folder.place.store))
+}
+
+/// The formats of a store before and after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Upgraded {
+    /// The older of the formats of its rows and of its folder.
+    pub from: u32,
+    /// The newest format, which both have now.
+    pub to: u32,
+}
+
+/// Waits for the turn and raises the store of `engine` in the folder `path` to the newest format. Every older format
+/// that is still read has its step here; there is none yet. A store that was raised is refused by programs that do not
+/// know the format.
+///
+/// # Errors
+/// Those of [`open_blocking`], among them `UnknownFormat` for a store that is newer; those of writing.
+pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<Upgraded> {
+    let store = open_blocking(engine, path, &options.clone().with_create(Create::Never))?;
+    let folder = StoreFolder::new(engine, path);
+    let from = store.status().format.min(folder.format()?);
+    if from < FORMAT {
+        // The rows first: what is read here tells the formats of rows apart, whatever the folder says.
+        store.raise_format(FORMAT)?;
+        folder.name(store.id())?;
+    }
+    Ok(Upgraded { from, to: FORMAT })
+}

@@ -1,0 +1,115 @@
+//! What can be told of a store without its turn: also while another process has it, or hangs with it.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
+use kv::Result;
+use uuid::Uuid;
+
+use super::holder;
+use super::identity::Identity;
+use super::open::Engine;
+use super::queue;
+use super::store_folder::{IDENTITY, QUEUE, StoreFolder};
+
+/// A look at a store from outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Glance {
+    /// The engine that `store.id` names; `None` if that file is missing or cannot be read.
+    pub engine: Option<String>,
+    /// The layout of the folder.
+    pub format: Option<u32>,
+    /// The store's id; `None` also in a layout that is not known.
+    pub id: Option<Uuid>,
+    /// The bytes of all files in the folder.
+    pub bytes: u64,
+    /// Who has the turn.
+    pub holder: Holder,
+    /// How many wait for it.
+    pub waiting: usize,
+}
+
+/// Who has the turn at a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// Nobody.
+    Nobody,
+    /// This process, as `12345 (margay-ipam)`.
+    Process(String),
+    /// A process that cannot be seen: another user's, which only root sees, or one that has just ended.
+    Unseen,
+}
+
+/// Looks at the store of `engine` in the folder `path`. Nothing is opened for writing, and nobody is waited for.
+///
+/// # Errors
+/// `Missing`; `Io`.
+pub fn glance(engine: &dyn Engine, path: &Path) -> Result<Glance> {
+    let folder = StoreFolder::new(engine, path);
+    if !folder.exists(QUEUE)? && !folder.exists(IDENTITY)? && !folder.exists(folder.entry)? {
+        return Err(folder.place.missing());
+    }
+    let identity = match fs::read(folder.path(IDENTITY)) {
+        Ok(bytes) => Identity::parse(&String::from_utf8_lossy(&bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(folder.place.io(&folder.path(IDENTITY), error)),
+    };
+    let queue = folder.path(QUEUE);
+    let tickets = folder.io(QUEUE, tickets(&queue))?;
+    let holder = match tickets {
+        0 => Holder::Nobody,
+        _ => holder::find(&queue).map_or(Holder::Unseen, Holder::Process),
+    };
+    Ok(Glance {
+        format: identity.as_ref().map(|identity| identity.format),
+        id: identity.as_ref().map(|identity| identity.id).filter(|id| !id.is_nil()),
+        engine: identity.map(|identity| identity.engine),
+        bytes: folder.io("", size(&folder.place.folder))?,
+        holder,
+        waiting: tickets.saturating_sub(1),
+    })
+}
+
+/// How many processes wait for the turn at the store of `engine` in the folder `path`. For a process that has the turn
+/// and has long to do: it gives the turn back while somebody waits. Costs some microseconds.
+///
+/// # Errors
+/// `Io`.
+pub fn waiting(engine: &dyn Engine, path: &Path) -> Result<usize> {
+    let folder = StoreFolder::new(engine, path);
+    Ok(folder.io(QUEUE, tickets(&folder.path(QUEUE)))?.saturating_sub(1))
+}
+
+/// How many tickets are drawn in a queue.
+fn tickets(queue: &Path) -> io::Result<usize> {
+    match File::open(queue) {
+        Ok(file) => Ok(queue::tickets(&file)?.len()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(error),
+    }
+}
+
+/// The bytes of all files in and below a folder. What goes away meanwhile counts for nothing.
+fn size(path: &Path) -> io::Result<u64> {
+    let gone = |error: io::Error| if error.kind() == io::ErrorKind::NotFound { Ok(0) } else { Err(error) };
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_file() => return Ok(metadata.len()),
+        Ok(_) => {}
+        Err(error) => return gone(error),
+    }
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) => return gone(error),
+    };
+    let mut bytes = 0;
+    for entry in entries {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() || kind.is_file() {
+            bytes += size(&entry.path())?;
+        }
+    }
+    Ok(bytes)
+}
