@@ -9,8 +9,8 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use ipnet::IpNet;
 
-pub(crate) use gc::Gc;
 use crate::verbs::store::args::StoreVerb;
+pub(crate) use gc::Gc;
 
 const EXAMPLES: &str = "\
 Examples:
