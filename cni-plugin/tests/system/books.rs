@@ -36,7 +36,7 @@ impl Lab {
     }
 
     /// Opens the store, does something with it, and closes it.
-    fn with_ipam<T>(&self, create: Create, work: impl AsyncFnOnce(&Ipam, Deadline) -> T) -> T {
+    pub(crate) fn with_ipam<T>(&self, create: Create, work: impl AsyncFnOnce(&Ipam, Deadline) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let open = datastore::open(&self.location(), create, WAIT).await.unwrap();

@@ -9,6 +9,7 @@
 mod attachments;
 mod books;
 mod check;
+mod crash;
 mod damage;
 mod disk;
 mod hostlocal;
@@ -19,3 +20,4 @@ mod refusals;
 mod status;
 mod stdout;
 mod torture;
+mod victim;
