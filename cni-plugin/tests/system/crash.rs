@@ -215,7 +215,7 @@ impl World {
             count(tally, format!("stopped and looked at: {}", victim.stop().name()));
         }
         let Some(outcome) = victim.kill() else {
-            let found = self.check(&[(container.clone(), before.clone())].into())?;
+            let found = self.check(&[(container.clone(), before)].into())?;
             let has = &found[&container];
             let outcome = if is_add == has.is_empty() { "nothing had happened" } else { "all had happened" };
             count(tally, format!("{verb} killed: {outcome}"));

@@ -9,6 +9,7 @@
 mod attachments;
 mod books;
 mod check;
+mod clocks;
 mod crash;
 mod damage;
 mod disk;
