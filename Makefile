@@ -48,14 +48,21 @@ fuzz: ## Feed every parser and damaged stores with invented input, 60 s each (FU
 	@scripts/setup fuzz
 	@scripts/fuzz $(FUZZ_TARGETS)
 
-OPS ?= 1000000
 MODE ?= in-process
+OPS ?= $(if $(filter kill,$(MODE)),1000,1000000)
 .PHONY: torture
 torture: STORE = memory
-torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|processes, OPS=, SEED=)
+torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|processes, OPS=, SEED=), or kill the plugin (MODE=kill, STORE=sled|redb)
 	@scripts/setup test
+ifeq ($(MODE),kill)
+	@$(if $(filter sled redb,$(STORE)),,echo "make: MODE=kill takes STORE=sled or STORE=redb" >&2; exit 2)
+	@cargo build --quiet --profile ci -p cni-plugin
+	@MARGAY_CRASH_ROUNDS=$(OPS) MARGAY_CRASH_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p cni-plugin \
+		--test system -- --nocapture --exact crash::whoever_is_killed_leaves_all_or_nothing_on_$(STORE)
+else
 	@cargo build --quiet --profile ci -p torture
 	@cargo run --quiet --profile ci -p torture -- run --store $(STORE) --mode $(MODE) --ops $(OPS) $(if $(SEED),--seed $(SEED))
+endif
 
 .PHONY: install uninstall deb
 install: ## Build static programs, install all that belongs to them, make a .deb (CNI_BIN_DIR, BIN_DIR, PREFIX, DESTDIR)

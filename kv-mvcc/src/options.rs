@@ -89,7 +89,8 @@ pub struct Retention {
     /// How many revisions can be read; `None` is unbounded.
     pub revisions: Option<u64>,
     /// How old a revision may be; `None` is unbounded. Applied only while the clock is within a day of the newest
-    /// revision, so that a clock that is far off does not take the history with it.
+    /// revision, and where no two revisions around the bound lie more than a day apart: a clock that jumps does not take
+    /// the history with it. After a pause, what is older goes once its age has passed since then.
     pub age: Option<Duration>,
     /// How many bytes the log and the superseded values may have; `None` is unbounded.
     pub bytes: Option<u64>,

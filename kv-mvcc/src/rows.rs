@@ -96,6 +96,17 @@ impl<'t> Rows<'t> {
         damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))
     }
 
+    /// When the change at `place`, or else the next one, was made, in microseconds since 1970. There must be one; `newest`
+    /// as for [`Self::log`].
+    pub(crate) fn time_of(&self, place: Place, newest: u64) -> Result<u64> {
+        let mut time = 0;
+        self.log(place, newest, &mut |_, row, _| {
+            time = row.time;
+            ControlFlow::Break(())
+        })?;
+        Ok(time)
+    }
+
     /// The value that a pointer points to.
     pub(crate) fn value(&self, pointer: &Pointer) -> Result<Value> {
         let (place, len) = (pointer.place, pointer.len as usize);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kv::Result;
 
-use crate::codec::{self, LogRow, State};
+use crate::codec::{self, LogRow, Place, State};
 use crate::options::Retention;
 use crate::rows::Rows;
 use crate::table::Write;
@@ -16,8 +16,13 @@ const MIN_ROWS: usize = 32;
 const ROWS_PER_WRITE: usize = 4;
 /// The most rows that one commit takes away.
 pub(crate) const MAX_ROWS: usize = 1024;
-/// How far the clock may be from the newest revision before ages say nothing.
+/// How far the clock may be from the newest revision, and one revision from the next, before ages say nothing.
 const CLOCK_TRUST: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A duration as rows have it.
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
 
 /// How many rows a commit that writes this many takes away.
 pub(crate) fn budget(writes: usize) -> usize {
@@ -25,6 +30,7 @@ pub(crate) fn budget(writes: usize) -> usize {
 }
 
 /// What has expired. Only the mark and the rows decide what can be read; the bounds only move the mark.
+#[derive(Clone, Copy)]
 pub(crate) struct Bounds {
     revisions: Option<u64>,
     bytes: Option<u64>,
@@ -38,7 +44,6 @@ impl Bounds {
 
     /// Those of `retention` at the time `now`, when the newest revision is from `newest`; both in microseconds.
     pub(crate) fn at(retention: &Retention, now: u64, newest: u64) -> Self {
-        let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         let trusted = now.abs_diff(newest) <= micros(CLOCK_TRUST);
         let expired_before = retention.age.filter(|_| trusted).map(|age| now.saturating_sub(micros(age)));
         Self { revisions: retention.revisions, bytes: retention.bytes, expired_before }
@@ -47,6 +52,33 @@ impl Bounds {
     fn has_expired(&self, state: &State, row: &LogRow) -> bool {
         self.bytes.is_some_and(|bytes| state.log_bytes > bytes)
             || self.expired_before.is_some_and(|time| row.time < time)
+    }
+
+    /// The same without the bound on age, if nothing is known of the age of what has expired by it.
+    ///
+    /// Between two revisions that lie far apart either nobody came, or the clock has jumped. A jump makes everything
+    /// before it look old, so it must not be given up until time has passed beyond the gap: ages count where the oldest
+    /// revision that is kept follows the newest one that is not without such a gap.
+    fn with_known_ages(self, rows: &Rows<'_>, swept: Place, newest: u64) -> Result<Self> {
+        let Some(time) = self.expired_before else { return Ok(self) };
+        let unaged = Self { expired_before: None, ..self };
+        let (mut expired, mut kept) = ((swept.revision, rows.time_of(swept, newest)?), None);
+        if expired.1 >= time {
+            return Ok(unaged);
+        }
+        let mut end = newest + 1;
+        while end - expired.0 > 1 {
+            let middle = expired.0 + (end - expired.0) / 2;
+            let found = rows.time_of(Place::first_of(middle), newest)?;
+            if found < time {
+                expired = (middle, found);
+            } else {
+                (end, kept) = (middle, Some(found));
+            }
+        }
+        // With nothing to keep but the newest, that is within a day of the clock.
+        let gap = kept.map_or(0, |kept| kept.saturating_sub(expired.1));
+        Ok(if gap > micros(CLOCK_TRUST) { unaged } else { self })
     }
 
     /// True if the log has to be looked at.
@@ -77,6 +109,7 @@ pub(crate) fn sweep(
     if !bounds.concern(state) || state.swept.revision > newest {
         return Ok(());
     }
+    let bounds = bounds.with_known_ages(rows, state.swept.max(Place::first_of(2)), newest)?;
     let end = writes.len() + budget;
     rows.log(state.swept, newest, &mut |place, row, cost| {
         if writes.len() >= end {

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::lab::{Engine, Lab, after, conf_at};
 use crate::process::{Call, Outcome};
-use crate::random::Random;
+use crate::random::{Random, setting};
 
 const CONTAINERS: usize = 40;
 const ROUNDS: u64 = 200;
@@ -30,10 +30,6 @@ const SUBNET: &str = "10.88.0.0/24";
 /// What an error on a damaged store says: that it is damaged and what to do about it; or, where the damage made
 /// another sensible store of it, what that one needs.
 const TELLING: [&str; 3] = ["restore", "a newer margay made it", "set datastore_type to"];
-
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{name}: {error}")))
-}
 
 /// The sound store, and who has what in it.
 struct Base {

@@ -9,6 +9,8 @@
 mod attachments;
 mod books;
 mod check;
+mod clocks;
+mod crash;
 mod damage;
 mod disk;
 mod gc;
@@ -21,3 +23,4 @@ mod samples;
 mod status;
 mod stdout;
 mod torture;
+mod victim;

@@ -111,7 +111,11 @@ impl Call {
 
     /// Runs a command that was made for this call to its end.
     pub(crate) fn run_as(&self, command: Command) -> Outcome {
-        let child = self.start(command);
+        self.wait(self.start(command))
+    }
+
+    /// Waits for the end of a process that was started for this call.
+    pub(crate) fn wait(&self, child: Child) -> Outcome {
         let pid = Pid::from_raw(child.id().try_into().unwrap());
         let (done, output) = mpsc::channel();
         let waiting = thread::spawn(move || done.send(child.wait_with_output()));

@@ -36,3 +36,8 @@ impl Random {
         self.below(n) == 0
     }
 }
+
+/// A number from the environment: a seed, or how much of something is to be done.
+pub(crate) fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{name}: {error}")))
+}

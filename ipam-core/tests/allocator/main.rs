@@ -5,6 +5,7 @@ mod affinity;
 mod assign;
 mod bridge;
 mod check;
+mod clocks;
 mod concurrent;
 mod gc;
 mod intents;

@@ -262,10 +262,11 @@ impl Block {
         self.affinity_claim_time = Field::Absent;
     }
 
-    /// How long ago the block was claimed; a time in the future counts as now. `None` if that was not recorded: it was
-    /// very long ago.
+    /// How long ago the block was claimed. A time in the future counts as now, up to a day: beyond that the clock was
+    /// wrong, and would keep the block for years. `None` then, and if nothing is recorded: it was very long ago.
     pub fn claim_age(&self, now: OffsetDateTime) -> Option<Duration> {
-        self.affinity_claim_time.get().map(|stamp| age(now, stamp.at()))
+        let claimed = self.affinity_claim_time.get()?.at();
+        (claimed - now <= Duration::DAY).then(|| age(now, claimed))
     }
 
     /// The number that changes with each write of the block.

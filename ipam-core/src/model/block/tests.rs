@@ -169,6 +169,7 @@ fn a_release_from_the_future_ends_too() {
     assert_eq!(block.apply_cooldown(NOW, 60), Cooldown::default());
     assert_eq!(block.apply_cooldown(NOW + Duration::seconds(121), 60).freed, ips(&[0]));
     assert_eq!(block.claim_age(NOW - Duration::days(1)), Some(Duration::ZERO));
+    assert_eq!(block.claim_age(NOW - Duration::days(2)), None, "a clock was wrong");
 }
 
 #[test]

@@ -1,0 +1,152 @@
+//! The plugin by clocks that are ten years off, now in one direction, now in the other (libfaketime).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use datastore::Create;
+use ipam_core::model::{Document, IpamConfig, keys};
+use kv::{Range, StoreExt};
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+
+use crate::lab::{ENGINES, Engine, Lab, after};
+use crate::process::{Call, Outcome};
+use crate::random::{Random, setting};
+
+const TEN_YEARS: i64 = 3652 * 24 * 3600;
+const COOLDOWN: u32 = 60;
+/// After two cooldowns no address rests any more, however wrong the clock was.
+const PATIENCE: i64 = 2 * COOLDOWN as i64 + 1;
+/// A pool of sixteen addresses has three that no container gets: network, gateway and broadcast.
+const USABLE: usize = 13;
+const STEPS: u64 = 50;
+const SEED: u64 = 20_261_121;
+
+/// The library that shows a process another time.
+fn library() -> PathBuf {
+    let folders = fs::read_dir("/usr/lib").unwrap().map(|entry| entry.unwrap().path());
+    let mut found = folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1")).filter(|path| path.exists());
+    found.next().expect("libfaketime is missing: scripts/setup test installs it (Debian's package faketime)")
+}
+
+/// A store whose callers all have the clock that is set here.
+struct Clocked {
+    lab: Lab,
+    conf: Value,
+    library: PathBuf,
+    /// How far their clock is off, in seconds.
+    off: i64,
+    held: BTreeMap<String, IpAddr>,
+    next: u64,
+}
+
+impl Clocked {
+    fn new(engine: Engine) -> Self {
+        let lab = Lab::new(engine);
+        let conf = lab.conf_with("bridge", json!({ "subnet": "10.67.0.0/28" }));
+        Self { lab, conf, library: library(), off: 0, held: BTreeMap::new(), next: 0 }
+    }
+
+    /// Runs a call by the clock that is set. Its waits go by the monotonic clock, which nobody can set.
+    fn run(&self, verb: &str, container: &str, conf: &Value) -> Outcome {
+        Call::new(verb, container, conf)
+            .with("LD_PRELOAD", self.library.to_str().unwrap())
+            .with("FAKETIME", &format!("{:+}", self.off))
+            .with("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+            .with("FAKETIME_DISABLE_SHM", "1")
+            .run()
+    }
+
+    /// True if there was an address left.
+    fn add(&mut self) -> bool {
+        self.next += 1;
+        let container = format!("c{}", self.next);
+        let outcome = self.run("ADD", &container, &self.conf);
+        if outcome.exit == 1 {
+            outcome.refusal().says(&["No IPs available in pools"]);
+            return false;
+        }
+        let ip = outcome.address();
+        assert!(self.held.values().all(|held| *held != ip), "{ip} was given out twice");
+        self.held.insert(container, ip);
+        true
+    }
+
+    fn ok(&self, verb: &str, container: &str, conf: &Value) {
+        let outcome = self.run(verb, container, conf);
+        assert_eq!(outcome.exit, 0, "{verb} {container} with a clock that is {} s off: {outcome:?}", self.off);
+    }
+
+    fn del(&mut self, random: &mut Random) {
+        let containers: Vec<String> = self.held.keys().cloned().collect();
+        let container = random.pick(&containers);
+        self.ok("DEL", container, &self.conf);
+        self.held.remove(container);
+        self.ok("DEL", container, &self.conf);
+    }
+
+    fn everybody_has_what_he_was_told(&self) {
+        let recorded = self.lab.books().held;
+        let told: BTreeMap<IpAddr, String> =
+            self.held.iter().map(|(container, ip)| (*ip, format!("net1.{container}"))).collect();
+        assert_eq!(recorded, told);
+    }
+
+    /// True if the store has this year in it.
+    fn knows_the_year(&self, year: i32) -> bool {
+        self.lab.with_ipam(Create::Never, async |ipam, _| {
+            let all = ipam.store().list(Range::All).await.unwrap();
+            all.kvs.iter().any(|kv| String::from_utf8_lossy(kv.value.as_bytes()).contains(&format!("\"{year}-")))
+        })
+    }
+}
+
+fn jumps(engine: Engine, seed: u64) {
+    println!("{engine:?}: MARGAY_CLOCK_SEED={seed}");
+    let mut random = Random::new(seed, 0);
+    let mut clocked = Clocked::new(engine);
+    clocked.off = TEN_YEARS;
+    assert!(clocked.add());
+    let year = (OffsetDateTime::now_utc() + time::Duration::seconds(TEN_YEARS)).year();
+    assert!(clocked.knows_the_year(year), "the plugin has not seen the time that was set: is it linked statically?");
+    clocked.lab.with_ipam(Create::Never, async |ipam, _| {
+        let config = IpamConfig::default().with_cooldown_seconds(COOLDOWN);
+        ipam.store().put(keys::config(), config.encode().unwrap()).await.unwrap();
+    });
+    for _ in 0..STEPS {
+        clocked.off = match random.below(4) {
+            0 => -TEN_YEARS,
+            1 => 0,
+            2 => TEN_YEARS,
+            _ => clocked.off + i64::try_from(random.below(90)).unwrap(),
+        };
+        if clocked.held.is_empty() || random.once_in(2) {
+            clocked.add();
+        } else if random.once_in(2) {
+            clocked.del(&mut random);
+        } else {
+            let (container, ip) = clocked.held.first_key_value().unwrap();
+            clocked.ok("CHECK", container, &after(&clocked.conf, &[format!("{ip}/28")]));
+            clocked.ok("ADD", container, &clocked.conf);
+        }
+        clocked.everybody_has_what_he_was_told();
+    }
+    while !clocked.held.is_empty() {
+        clocked.del(&mut random);
+    }
+    for _ in 0..3 {
+        while clocked.add() {}
+        clocked.off += PATIENCE;
+    }
+    assert_eq!(clocked.held.len(), USABLE, "some addresses rest for ever");
+    clocked.everybody_has_what_he_was_told();
+}
+
+#[test]
+fn clocks_that_jump_by_ten_years_lose_nothing_and_nothing_sticks() {
+    for engine in ENGINES {
+        jumps(engine, setting("MARGAY_CLOCK_SEED", SEED));
+    }
+}

@@ -1,0 +1,452 @@
+//! SIGKILL at random moments, round by round.
+//!
+//! A round kills one call or several: an ADD or a DEL on a store whose log is full, so that each commit trims it too; the
+//! ADD that makes the store; or callers that wait in the queue behind a holder that stands still. After each round the
+//! store must open, everything that was acknowledged must be there, nothing twice, and what was killed whole or not at
+//! all; blocks, handles and affinities must say the same. Then the runtime settles what was killed, as runtimes do: with
+//! a DEL, or with the same ADD once more.
+//!
+//! `MARGAY_CRASH_SEED` and `MARGAY_CRASH_ROUNDS` choose other kills and more of them; `make torture MODE=kill` sets them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use datastore::Create;
+use kv::{ErrorKind, Range, RangeRequest, Revision, StoreExt};
+use serde_json::{Value, json};
+
+use crate::lab::{Engine, Lab};
+use crate::process::{Call, Outcome};
+use crate::random::{Random, setting};
+use crate::victim::{Phase, Victim, head};
+
+const ROUNDS: u64 = 40;
+const SEED: u64 = 20_261_121;
+/// Of so many rounds one makes a store and one is about a queue.
+const KINDS: u64 = 5;
+/// How many revisions a store keeps.
+const FULL_LOG: usize = 10_000;
+/// How many containers there are at the most.
+const MOST_HELD: usize = 100;
+/// How many calls are measured to find out how long one takes.
+const MEASURED: usize = 24;
+/// How often it is tried to stop a call while it has the store.
+const ATTEMPTS: usize = 200;
+
+/// Each container has an address of each family.
+fn network() -> Value {
+    json!({ "ranges": [[{ "subnet": "10.66.0.0/24" }], [{ "subnet": "fd66::/120" }]] })
+}
+
+/// How often each thing happened.
+type Tally = BTreeMap<String, u64>;
+
+fn count(tally: &mut Tally, what: impl Into<String>) {
+    *tally.entry(what.into()).or_default() += 1;
+}
+
+/// How long calls of one kind take, shortest first.
+struct Life(Vec<Duration>);
+
+impl Life {
+    fn of(mut calls: Vec<Duration>) -> Self {
+        calls.sort_unstable();
+        Self(calls)
+    }
+
+    /// A moment in the life of such a call: half of them anywhere up to the longest, the others up to the median, since a
+    /// few calls take very long on a busy machine.
+    fn moment(&self, random: &mut Random) -> Duration {
+        let most = if random.once_in(2) { self.0.last() } else { self.0.get(self.0.len() / 2) };
+        let micros = u64::try_from(most.unwrap().as_micros()).unwrap();
+        Duration::from_micros(random.below(micros + 1))
+    }
+}
+
+/// Runs a call to its end and says how long that took.
+fn measured(call: &Call) -> (Outcome, Duration) {
+    let begun = Instant::now();
+    (call.ok(), begun.elapsed())
+}
+
+/// A store, and who was told which addresses.
+struct World {
+    lab: Lab,
+    conf: Value,
+    held: BTreeMap<String, BTreeSet<IpAddr>>,
+    next: u64,
+}
+
+impl World {
+    /// Without a store.
+    fn new(engine: Engine) -> Self {
+        let lab = Lab::new(engine);
+        let conf = lab.conf_with("bridge", network());
+        Self { lab, conf, held: BTreeMap::new(), next: 0 }
+    }
+
+    /// With a store whose log is full, and how long an ADD and a DEL take on it.
+    fn with_full_log(engine: Engine) -> (Self, Life) {
+        let mut world = Self::new(engine);
+        world.add();
+        world.lab.with_ipam(Create::Never, async |ipam, _| {
+            let mut puts = tokio::task::JoinSet::new();
+            for number in 0..FULL_LOG {
+                let store = std::sync::Arc::clone(ipam.store());
+                puts.spawn(async move { store.put("/filler", number.to_string()).await });
+            }
+            for put in puts.join_all().await {
+                put.unwrap();
+            }
+        });
+        assert!(world.trimmed_to() > 1, "the log is not full");
+        let mut lives = Vec::new();
+        for _ in 0..MEASURED / 2 {
+            let container = world.name();
+            for verb in ["ADD", "DEL"] {
+                lives.push(measured(&world.call(verb, &container)).1);
+            }
+        }
+        (world, Life::of(lives))
+    }
+
+    /// The oldest revision that can be read.
+    fn trimmed_to(&self) -> i64 {
+        self.lab.with_ipam(Create::Never, async |ipam, _| {
+            let read = RangeRequest::new(Range::All).with_at(Revision::new(1));
+            match ipam.store().range(read).await.map_err(|error| error.kind().clone()) {
+                Ok(_) => 1,
+                Err(ErrorKind::Compacted { compact_revision }) => compact_revision.get(),
+                Err(kind) => panic!("{kind:?}"),
+            }
+        })
+    }
+
+    fn call(&self, verb: &str, container: &str) -> Call {
+        Call::new(verb, container, &self.conf)
+    }
+
+    fn name(&mut self) -> String {
+        self.next += 1;
+        format!("c{}", self.next)
+    }
+
+    fn start(&self, verb: &str, container: &str) -> Victim {
+        Victim::start(self.call(verb, container), &self.lab.store)
+    }
+
+    /// An ADD that nobody disturbs.
+    fn add(&mut self) {
+        let container = self.name();
+        let outcome = self.call("ADD", &container).ok();
+        self.told(container, &outcome).unwrap();
+    }
+
+    /// Takes note of an answer to ADD. Nobody else may have been told these addresses.
+    fn told(&mut self, container: String, outcome: &Outcome) -> Result<(), String> {
+        let addresses: BTreeSet<IpAddr> = outcome.addresses().into_iter().collect();
+        if addresses.len() != 2 {
+            return Err(format!("{container} was told {addresses:?}"));
+        }
+        match self.held.iter().find(|(_, theirs)| !theirs.is_disjoint(&addresses)) {
+            Some((other, _)) => Err(format!("{container} was told {addresses:?}, and {other} has them")),
+            None => {
+                self.held.insert(container, addresses);
+                Ok(())
+            }
+        }
+    }
+
+    /// Opens the store and compares. Containers in `unsure` may have what is said there (`None`: any two addresses), or
+    /// nothing. Returns what they have.
+    fn check(
+        &self,
+        unsure: &BTreeMap<String, Option<BTreeSet<IpAddr>>>,
+    ) -> Result<BTreeMap<String, BTreeSet<IpAddr>>, String> {
+        let mut recorded: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
+        for (ip, handle) in self.lab.books().held {
+            let container = handle.strip_prefix("net1.").unwrap().to_owned();
+            recorded.entry(container).or_default().insert(ip);
+        }
+        let mut found = BTreeMap::new();
+        for (container, before) in unsure {
+            let has = recorded.remove(container).unwrap_or_default();
+            let is_whole = before.as_ref().map_or(has.len() == 2, |before| has == *before);
+            if !has.is_empty() && !is_whole {
+                return Err(format!("{container} was killed, and is there with a part of it: {has:?} of {before:?}"));
+            }
+            found.insert(container.clone(), has);
+        }
+        if recorded == self.held {
+            return Ok(found);
+        }
+        Err(format!("acknowledged is\n{:?}\nand recorded is\n{recorded:?}", self.held))
+    }
+
+    fn check_all(&self) -> Result<(), String> {
+        self.check(&BTreeMap::new()).map(drop)
+    }
+
+    /// What a runtime does about an ADD of which it has no answer: DEL, or the same again.
+    fn settle(&mut self, container: String, has: &BTreeSet<IpAddr>, random: &mut Random) -> Result<(), String> {
+        if random.once_in(2) {
+            self.call("DEL", &container).ok();
+            return Ok(());
+        }
+        let again = self.call("ADD", &container).ok();
+        let told: BTreeSet<IpAddr> = again.addresses().into_iter().collect();
+        if !has.is_empty() && told != *has {
+            return Err(format!("{container} has {has:?}, and was told {told:?} when it asked again"));
+        }
+        self.told(container, &again)
+    }
+
+    /// A round with one ADD or DEL.
+    fn alone(&mut self, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+        let is_add = self.held.is_empty() || (self.held.len() < MOST_HELD && random.once_in(2));
+        let verb = if is_add { "ADD" } else { "DEL" };
+        let container =
+            if is_add { self.name() } else { random.pick(&self.held.keys().cloned().collect::<Vec<_>>()).clone() };
+        // From the moment its DEL begins, a container may lose its addresses.
+        let before = self.held.remove(&container);
+        let mut victim = self.start(verb, &container);
+        thread::sleep(life.moment(random));
+        if random.once_in(2) {
+            count(tally, format!("stopped and looked at: {}", victim.stop().name()));
+        }
+        let Some(outcome) = victim.kill() else {
+            let found = self.check(&[(container.clone(), before)].into())?;
+            let has = &found[&container];
+            let outcome = if is_add == has.is_empty() { "nothing had happened" } else { "all had happened" };
+            count(tally, format!("{verb} killed: {outcome}"));
+            if is_add {
+                self.settle(container, has, random)?;
+            } else {
+                self.call("DEL", &container).ok();
+            }
+            return self.check_all();
+        };
+        count(tally, format!("{verb} ended before the kill"));
+        assert_eq!(outcome.exit, 0, "{outcome:?}");
+        if is_add {
+            self.told(container, &outcome)?;
+        }
+        self.check_all()
+    }
+
+    /// A call that stands still while it has the store. Those that were stopped elsewhere go on to their end.
+    fn holder(&mut self, life: &Life, random: &mut Random) -> Result<(String, Victim, Phase), String> {
+        for _ in 0..ATTEMPTS {
+            let container = self.name();
+            let mut victim = self.start("ADD", &container);
+            thread::sleep(life.moment(random));
+            let phase = victim.stop();
+            if phase.is_inside() {
+                return Ok((container, victim, phase));
+            }
+            victim.go_on();
+            let outcome = victim.end();
+            self.told(container.clone(), &outcome)?;
+            self.call("DEL", &container).ok();
+            self.held.remove(&container);
+        }
+        Err(format!("in {ATTEMPTS} attempts no call was stopped while it had the store"))
+    }
+
+    /// That none of those who wait has come to the store, nor ended, nor changed anything.
+    fn nobody_is_in(&self, waiters: &mut [(String, Victim)], before: &[u8]) -> Result<(), String> {
+        for (container, waiter) in waiters {
+            if waiter.is_over() || waiter.look().is_inside() {
+                return Err(format!("{container} is at the store, which another has"));
+            }
+        }
+        if head(&self.lab.store) == before { Ok(()) } else { Err("somebody has committed".into()) }
+    }
+
+    /// A round with a queue: the holder stands still, some of those who wait are killed, and then the holder goes on or is
+    /// killed, too, in every second such round.
+    fn queue(&mut self, round: u64, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+        let (first, mut holder, phase) = self.holder(life, random)?;
+        count(tally, format!("holder stands still: {}", phase.name()));
+        let before = head(&self.lab.store);
+        let mut waiters: Vec<(String, Victim)> = Vec::new();
+        for _ in 0..3 + random.below(3) {
+            let container = self.name();
+            let waiter = self.start("ADD", &container);
+            waiters.push((container, waiter));
+        }
+        let mut killed = Vec::new();
+        while waiters.len() > 1 && (killed.is_empty() || random.once_in(2)) {
+            thread::sleep(life.moment(random));
+            let index = usize::try_from(random.below(waiters.len() as u64)).unwrap();
+            let (container, mut waiter) = waiters.remove(index);
+            count(tally, format!("waiter killed: {}", waiter.stop().name()));
+            if waiter.kill().is_some() {
+                return Err(format!("{container} was answered while another had the store"));
+            }
+            killed.push(container);
+            self.nobody_is_in(&mut waiters, &before)?;
+        }
+        let mut unsure: BTreeMap<String, Option<BTreeSet<IpAddr>>> = BTreeMap::new();
+        if (round / KINDS).is_multiple_of(2) {
+            count(tally, "holder killed");
+            if holder.kill().is_some() {
+                return Err(format!("{first} was answered while it stood still"));
+            }
+            unsure.insert(first.clone(), None);
+        } else {
+            count(tally, "holder went on");
+            holder.go_on();
+            let outcome = holder.end();
+            self.told(first.clone(), &outcome)?;
+        }
+        for (container, waiter) in waiters {
+            let outcome = waiter.end();
+            self.told(container, &outcome)?;
+        }
+        // Those who never came to the store have left nothing there.
+        let found = self.check(&unsure)?;
+        if let Some(has) = found.get(&first) {
+            self.settle(first, has, random)?;
+        }
+        for container in killed {
+            self.settle(container, &BTreeSet::new(), random)?;
+        }
+        self.check_all()?;
+        self.thin_out()
+    }
+
+    /// Ends containers if there are many.
+    fn thin_out(&mut self) -> Result<(), String> {
+        while self.held.len() > MOST_HELD {
+            let Some((container, _)) = self.held.pop_first() else { break };
+            self.call("DEL", &container).ok();
+        }
+        self.check_all()
+    }
+}
+
+/// A round on a store that is not there: the calls that would make it are killed, and then one is left in peace.
+fn making(engine: Engine, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+    let mut world = World::new(engine);
+    let mut unsure = BTreeMap::new();
+    for _ in 0..1 + random.below(3) {
+        let container = world.name();
+        let mut victim = world.start("ADD", &container);
+        thread::sleep(life.moment(random));
+        let phase = victim.stop();
+        match victim.kill() {
+            Some(outcome) => world.told(container, &outcome)?,
+            None => {
+                count(tally, format!("first ADD killed: {}", phase.name()));
+                unsure.insert(container, None);
+            }
+        }
+    }
+    world.add();
+    for (container, has) in world.check(&unsure)? {
+        world.settle(container, &has, random)?;
+    }
+    world.check_all()?;
+    for container in std::mem::take(&mut world.held).into_keys() {
+        world.call("DEL", &container).ok();
+    }
+    world.lab.nothing_is_left();
+    Ok(())
+}
+
+/// How long the ADD that makes the store takes.
+fn life_of_making(engine: Engine) -> Life {
+    let life = |_| {
+        let world = World::new(engine);
+        measured(&world.call("ADD", "c")).1
+    };
+    Life::of((0..MEASURED).map(life).collect())
+}
+
+fn rounds(engine: Engine) {
+    let (seed, rounds) = (setting("MARGAY_CRASH_SEED", SEED), setting("MARGAY_CRASH_ROUNDS", ROUNDS));
+    println!("{engine:?}: MARGAY_CRASH_SEED={seed} MARGAY_CRASH_ROUNDS={rounds}");
+    let (mut world, life) = World::with_full_log(engine);
+    let (first, life_of_making, mut tally) = (world.trimmed_to(), life_of_making(engine), Tally::new());
+    for round in 0..rounds {
+        let mut random = Random::new(seed, round);
+        let done = match round % KINDS {
+            3 => making(engine, &life_of_making, &mut random, &mut tally),
+            4 => world.queue(round, &life, &mut random, &mut tally),
+            _ => world.alone(&life, &mut random, &mut tally),
+        };
+        if let Err(what) = done {
+            panic!("{engine:?}, seed {seed}, round {round}: {what}");
+        }
+    }
+    let trimmed = world.trimmed_to() - first;
+    println!("{engine:?}: {rounds} rounds, {trimmed} revisions trimmed meanwhile");
+    for (what, count) in &tally {
+        println!("{count:>8}  {what}");
+    }
+    assert!(trimmed > 0, "no commit has trimmed the log");
+    let happened = |what: &str| tally.keys().any(|key| key.starts_with(what));
+    // Fewer rounds need not have met everything.
+    if rounds >= ROUNDS {
+        assert!(happened("ADD killed") || happened("DEL killed"), "no call was killed");
+        for what in ["first ADD killed", "waiter killed", "holder killed", "holder went on"] {
+            assert!(happened(what), "no {what} in {rounds} rounds");
+        }
+    }
+    for container in std::mem::take(&mut world.held).into_keys() {
+        world.call("DEL", &container).ok();
+    }
+    world.lab.nothing_is_left();
+}
+
+#[test]
+fn whoever_is_killed_leaves_all_or_nothing_on_sled() {
+    rounds(Engine::Sled);
+}
+
+#[test]
+fn whoever_is_killed_leaves_all_or_nothing_on_redb() {
+    rounds(Engine::Redb);
+}
+
+/// The rounds can fail: an address that was acknowledged goes behind the world's back, or by half.
+#[test]
+fn what_is_lost_is_found_out() {
+    let mut world = World::new(Engine::Redb);
+    world.add();
+    world.add();
+    world.check_all().unwrap();
+    let (container, addresses) = world.held.first_key_value().map(|(name, held)| (name.clone(), held.clone())).unwrap();
+    let half = addresses.first().copied().unwrap();
+    world.held.remove(&container);
+    world.held.insert("another".into(), addresses.clone());
+    assert!(world.check_all().unwrap_err().contains("acknowledged is"), "told to one, recorded for another");
+    world.held.remove("another");
+    let other = [half].into();
+    let said = world.check(&[(container.clone(), Some(other))].into()).unwrap_err();
+    assert!(said.contains("with a part of it"), "{said}");
+    world.held.insert(container.clone(), addresses);
+    world.call("DEL", &container).ok();
+    assert!(world.check_all().unwrap_err().contains("acknowledged is"), "told, and not recorded");
+}
+
+/// The rounds can fail: somebody passes a holder who stands still, since the queue was taken away.
+#[test]
+fn who_passes_the_holder_is_found_out() {
+    let (mut world, life) = World::with_full_log(Engine::Redb);
+    let (_, holder, _) = world.holder(&life, &mut Random::new(SEED, 0)).unwrap();
+    let before = head(&world.lab.store);
+    let mut waiters = [("c".to_owned(), world.start("ADD", "c"))];
+    world.nobody_is_in(&mut waiters, &before).unwrap();
+    std::fs::remove_file(world.lab.store.join("queue")).unwrap();
+    let mut passed = [("d".to_owned(), world.start("ADD", "d"))];
+    let until = Instant::now() + Duration::from_secs(20);
+    while world.nobody_is_in(&mut passed, &before).is_ok() {
+        assert!(Instant::now() < until, "nobody has noticed that d passes the holder");
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(holder);
+}

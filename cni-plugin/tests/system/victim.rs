@@ -1,0 +1,149 @@
+//! A call of the plugin that is stopped, looked at and killed.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
+
+use crate::process::{Call, Outcome};
+
+/// How far a process had come when it was stopped, by what it had open and what it had left on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    /// It had not come to the store yet.
+    Starting,
+    /// It was in the queue, or had the turn and had not opened the engine.
+    AtTheQueue,
+    /// It was making the store.
+    Making,
+    /// It had the store open and had not committed.
+    Open,
+    /// It had the store open and had committed.
+    Committed,
+    /// It had closed the store again.
+    Leaving,
+    /// It was over.
+    Ended,
+}
+
+impl Phase {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::AtTheQueue => "at the queue",
+            Self::Making => "making the store",
+            Self::Open => "the store open, nothing committed",
+            Self::Committed => "committed, the store still open",
+            Self::Leaving => "the store closed again",
+            Self::Ended => "over",
+        }
+    }
+
+    /// True if it had the store then.
+    pub(crate) fn is_inside(self) -> bool {
+        matches!(self, Self::Open | Self::Committed)
+    }
+}
+
+/// A call on its way. It is killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Victim {
+    pub(crate) call: Call,
+    store: PathBuf,
+    /// What the file `head` said when it started: the newest revision.
+    head: Vec<u8>,
+    child: Option<Child>,
+}
+
+/// The newest revision as the store notes it beside its engine; nothing if there is no store.
+pub(crate) fn head(store: &Path) -> Vec<u8> {
+    fs::read(store.join("head")).unwrap_or_default()
+}
+
+impl Victim {
+    pub(crate) fn start(call: Call, store: &Path) -> Self {
+        let head = head(store);
+        let child = call.start(call.command());
+        Self { call, store: store.to_owned(), head, child: Some(child) }
+    }
+
+    fn child(&mut self) -> &mut Child {
+        self.child.as_mut().unwrap()
+    }
+
+    fn pid(&mut self) -> Pid {
+        Pid::from_raw(self.child().id().try_into().unwrap())
+    }
+
+    /// Stops it, and says how far it has come.
+    pub(crate) fn stop(&mut self) -> Phase {
+        let pid = self.pid();
+        kill(pid, Signal::SIGSTOP).unwrap();
+        // It is not waited for to the end here, so that its number and its answer stay.
+        let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+        match waitid(Id::Pid(pid), flags).unwrap() {
+            WaitStatus::Stopped(..) => self.look(),
+            _ => Phase::Ended,
+        }
+    }
+
+    /// How far it has come; if it runs, it may be further by now.
+    pub(crate) fn look(&mut self) -> Phase {
+        let open = fs::read_dir(format!("/proc/{}/fd", self.pid()));
+        let open: Vec<PathBuf> = open.unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).collect();
+        let has = |name: &str| open.iter().any(|path| path.starts_with(self.store.join(name)));
+        let engine = has("sled") || has("db.redb");
+        let committed = head(&self.store) != self.head;
+        match () {
+            () if open.is_empty() => Phase::Ended,
+            () if self.store.join("creating").exists() => Phase::Making,
+            () if engine && committed => Phase::Committed,
+            () if engine => Phase::Open,
+            () if has("queue") && !committed => Phase::AtTheQueue,
+            () if committed => Phase::Leaving,
+            () => Phase::Starting,
+        }
+    }
+
+    /// Lets it go on.
+    pub(crate) fn go_on(&mut self) {
+        kill(self.pid(), Signal::SIGCONT).unwrap();
+    }
+
+    /// True if it is over.
+    pub(crate) fn is_over(&mut self) -> bool {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+        !matches!(waitid(Id::Pid(self.pid()), flags).unwrap(), WaitStatus::StillAlive)
+    }
+
+    /// Kills it. `None` if that met it alive, else its answer.
+    pub(crate) fn kill(mut self) -> Option<Outcome> {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        let output = child.wait_with_output().unwrap();
+        match output.status.signal() {
+            Some(_) => None,
+            None => Some(Outcome::new(output, &self.call)),
+        }
+    }
+
+    /// Waits for its answer, which has to be success.
+    pub(crate) fn end(mut self) -> Outcome {
+        let outcome = self.call.wait(self.child.take().unwrap());
+        assert_eq!(outcome.exit, 0, "{:?}: {outcome:?}", self.call);
+        outcome
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

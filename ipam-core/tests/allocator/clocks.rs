@@ -1,0 +1,152 @@
+//! Clocks that jump by ten years at any moment: nothing is lost, and nothing rests or stays somebody's for ever.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipam_core::Error;
+use ipam_core::model::IpamConfig;
+use proptest::prelude::*;
+
+use crate::world::World;
+
+const TEN_YEARS: i64 = 3652 * 24 * 3600;
+const COOLDOWN: u32 = 60;
+/// Nothing stays as it is for longer than this without being looked at: twice the cooldown, and twice the age from
+/// which on an empty block may be taken over.
+const PATIENCE: i64 = 121;
+/// The pool has so many addresses, in four blocks.
+const ADDRESSES: usize = 16;
+const NODES: [&str; 3] = ["a", "b", "c"];
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A node asks for an address.
+    Add(usize),
+    /// One of those who have an address gives it back.
+    Del(usize),
+    /// A node claims the whole pool, as far as it is free.
+    Claim(usize),
+    /// Time passes.
+    Pass(i64),
+    /// The clock is set to ten years before, to ten years after, or right.
+    Jump(i64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0..3_usize).prop_map(Step::Add),
+        5 => (0..ADDRESSES).prop_map(Step::Del),
+        1 => (0..3_usize).prop_map(Step::Claim),
+        2 => (0..90_i64).prop_map(Step::Pass),
+        4 => prop_oneof![Just(-TEN_YEARS), Just(0), Just(TEN_YEARS)].prop_map(Step::Jump),
+    ]
+}
+
+/// What goes on, and who has what by the answers.
+struct Life {
+    world: World,
+    held: BTreeMap<String, (&'static str, IpAddr)>,
+    next: usize,
+    off: i64,
+}
+
+impl Life {
+    async fn new(cooldown: u32) -> Self {
+        let world = World::new().await;
+        world.add_pool("v4", "10.0.0.0/28").await;
+        world.configure(IpamConfig::default().with_cooldown_seconds(cooldown)).await;
+        Self { world, held: BTreeMap::new(), next: 0, off: 0 }
+    }
+
+    async fn add(&mut self, node: usize) -> bool {
+        self.next += 1;
+        let (node, container) = (NODES[node], format!("c{}", self.next));
+        match self.world.one(node, &container).await {
+            Ok(ip) => {
+                assert!(self.held.values().all(|(_, held)| *held != ip), "{ip} was given out twice");
+                self.held.insert(container, (node, ip));
+                true
+            }
+            Err(Error::Exhausted { .. }) => false,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    async fn del(&mut self, which: usize) {
+        let Some(container) = self.held.keys().nth(which % self.held.len().max(1)).cloned() else { return };
+        let (node, ip) = self.held.remove(&container).unwrap();
+        assert_eq!(self.world.release(node, &container).await, [ip]);
+    }
+
+    async fn step(&mut self, step: &Step) {
+        match step {
+            Step::Add(node) => drop(self.add(*node).await),
+            Step::Del(which) => self.del(*which).await,
+            Step::Claim(node) => {
+                let pool = "10.0.0.0/28".parse().unwrap();
+                self.world.ipam.claim_affinity(NODES[*node], pool, crate::world::soon()).await.unwrap();
+            }
+            Step::Pass(seconds) => self.world.pass(*seconds),
+            Step::Jump(off) => {
+                self.world.pass(off - self.off);
+                self.off = *off;
+            }
+        }
+        self.world.check().await;
+        for (container, (node, ip)) in &self.held {
+            assert_eq!(self.world.one(node, container).await.unwrap(), *ip, "{container} asks again");
+        }
+    }
+}
+
+fn block_on<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+/// A host that was ten years ahead when it claimed the pool, and then never came back.
+#[tokio::test]
+async fn an_empty_block_that_was_claimed_far_ahead_can_be_taken_over() {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/30").await;
+    world.configure(IpamConfig::default().with_strict_affinity(true)).await;
+    world.pass(TEN_YEARS);
+    world.one("a", "c1").await.unwrap();
+    world.release("a", "c1").await;
+    world.pass(-TEN_YEARS);
+    world.one("b", "c2").await.unwrap();
+    world.check().await;
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { max_shrink_iters: 500, ..ProptestConfig::with_cases(96) })]
+
+    #[test]
+    fn nothing_is_lost_and_nothing_sticks(
+        cooldown in prop_oneof![Just(0), Just(COOLDOWN)],
+        strict in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        block_on(async {
+            let mut life = Life::new(cooldown).await;
+            let config = IpamConfig::default().with_cooldown_seconds(cooldown);
+            life.world.configure(config.with_strict_affinity(strict)).await;
+            for step in &steps {
+                life.step(step).await;
+            }
+            // Wherever the clock is now: all is given back, and after a while one node can have all of it.
+            while !life.held.is_empty() {
+                life.del(0).await;
+            }
+            let node = steps.len() % NODES.len();
+            let mut free = 0;
+            for _ in 0..3 {
+                while life.add(node).await {
+                    free += 1;
+                }
+                life.world.pass(PATIENCE);
+            }
+            assert_eq!(free, ADDRESSES, "some of them are stuck");
+            life.world.check().await;
+        });
+    }
+}

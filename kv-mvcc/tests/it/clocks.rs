@@ -1,0 +1,174 @@
+//! Clocks that jump by years, at any moment: no history is given up for it, and none stays for ever.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use kv::{ErrorKind, Range, RangeRequest, Revision, Store, StoreExt};
+use kv_mvcc::{Clock, MemoryTable, MvccStore, Options, Retention, Table};
+use proptest::prelude::*;
+
+const HOUR: i64 = 3600;
+const DAY: i64 = 24 * HOUR;
+const TEN_YEARS: i64 = 3652 * DAY;
+/// How long revisions are kept in these tests.
+const AGE: i64 = 3 * DAY;
+/// A clock that is less than this off is believed, so ages are as exact as this.
+const TRUST: i64 = DAY;
+
+/// A store whose clock a test sets.
+struct Watched {
+    store: MvccStore,
+    table: MemoryTable,
+    /// What the clock shows, in seconds since 2026.
+    clock: Arc<AtomicI64>,
+    /// How much time has really passed.
+    now: i64,
+    /// How far the clock is off.
+    off: i64,
+    /// When each revision was really made, from revision 2 on.
+    made: Vec<i64>,
+}
+
+impl Watched {
+    fn new(revisions: Option<u64>) -> Self {
+        let clock = Arc::new(AtomicI64::new(0));
+        let shown = Arc::clone(&clock);
+        let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600);
+        let clock_of_store = Clock::new(move || {
+            let seconds = shown.load(Ordering::SeqCst);
+            let by = Duration::from_secs(seconds.unsigned_abs());
+            if seconds < 0 { start - by } else { start + by }
+        });
+        let age = Some(Duration::from_secs(AGE.unsigned_abs()));
+        let retention = Retention { age, revisions, ..Retention::UNBOUNDED };
+        let table = MemoryTable::new();
+        let options = Options { retention, clock: clock_of_store, ..Options::default() };
+        let store = MvccStore::open(Box::new(table.clone()), options).unwrap();
+        Self { store, table, clock, now: 0, off: 0, made: Vec::new() }
+    }
+
+    /// Makes a revision after this time.
+    async fn commit_after(&mut self, seconds: i64) {
+        self.now += seconds;
+        self.clock.store(self.now + self.off, Ordering::SeqCst);
+        let before = self.store.status().time;
+        self.store.put("k", "v").await.unwrap();
+        assert!(self.store.status().time >= before, "time does not go back");
+        self.made.push(self.now);
+    }
+
+    /// How long ago the newest revision was made that cannot be read any more; `None` if all can be read.
+    async fn age_of_what_is_gone(&self) -> Option<i64> {
+        let newest = self.store.status().revision.get();
+        for revision in 2..=newest {
+            match self.store.range(RangeRequest::new(Range::All).with_at(Revision::new(revision))).await {
+                Ok(_) => return self.age_of(revision - 1),
+                Err(error) => assert!(matches!(error.kind(), ErrorKind::Compacted { .. }), "{error}"),
+            }
+        }
+        panic!("the newest revision can always be read")
+    }
+
+    fn age_of(&self, revision: i64) -> Option<i64> {
+        let index = usize::try_from(revision - 2).ok()?;
+        Some(self.now - self.made[index])
+    }
+}
+
+fn block_on<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+/// After a number of seconds the clock is this far off, and a revision is made.
+fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
+    let off = prop_oneof![4 => Just(None), 1 => Just(Some(0)), 1 => Just(Some(TEN_YEARS)), 1 => Just(Some(-TEN_YEARS))];
+    prop::collection::vec((0..5 * HOUR, off), 1..most).prop_map(|steps| {
+        let go_on = |current: &mut i64, (after, off): (i64, Option<i64>)| {
+            *current = off.unwrap_or(*current);
+            Some((after, *current))
+        };
+        steps.into_iter().scan(0, go_on).collect()
+    })
+}
+
+/// Two commits by a clock that is ten years ahead: to the second one, the first one is the newest.
+#[tokio::test]
+async fn a_clock_that_stays_ten_years_ahead_takes_no_history_with_it() {
+    let mut watched = Watched::new(None);
+    for _ in 0..20 {
+        watched.commit_after(HOUR).await;
+    }
+    watched.off = TEN_YEARS;
+    for _ in 0..30 {
+        watched.commit_after(HOUR).await;
+    }
+    assert_eq!(watched.age_of_what_is_gone().await, None);
+    // What was made before the jump goes when three days have passed since then.
+    for _ in 0..50 {
+        watched.commit_after(HOUR).await;
+    }
+    assert_eq!(watched.age_of_what_is_gone().await, Some(AGE + HOUR));
+    watched.store.verify().await.unwrap();
+}
+
+/// A machine that was off for a month: nobody has seen that time pass, so what is older goes three days after that.
+#[tokio::test]
+async fn after_a_month_without_a_commit_history_goes_when_its_age_is_certain() {
+    let mut watched = Watched::new(None);
+    for _ in 0..5 {
+        watched.commit_after(HOUR).await;
+    }
+    watched.commit_after(30 * DAY).await;
+    for _ in 0..71 {
+        watched.commit_after(HOUR).await;
+    }
+    assert_eq!(watched.age_of_what_is_gone().await, None);
+    watched.commit_after(HOUR).await;
+    watched.commit_after(HOUR).await;
+    assert_eq!(watched.age_of_what_is_gone().await, Some(AGE + HOUR));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { max_shrink_iters: 2000, ..ProptestConfig::with_cases(64) })]
+
+    /// What is given up is as old as it has to be, by a clock that is right, whatever the store's clock does meanwhile.
+    #[test]
+    fn what_is_given_up_by_age_is_old(steps in steps(120)) {
+        block_on(async {
+            let mut watched = Watched::new(None);
+            for (after, off) in steps {
+                watched.off = off;
+                watched.commit_after(after).await;
+                if let Some(age) = watched.age_of_what_is_gone().await {
+                    assert!(age >= AGE - TRUST, "a revision is gone that was {age} s old");
+                }
+            }
+            watched.store.verify().await.unwrap();
+            // Once the clock goes on without jumps from where it was last, ages count again.
+            watched.off = TEN_YEARS;
+            for _ in 0..AGE / HOUR + 30 {
+                watched.commit_after(HOUR).await;
+            }
+            let gone = watched.age_of_what_is_gone().await.unwrap();
+            assert!((AGE..=AGE + 2 * HOUR).contains(&gone), "what is gone was {gone} s old");
+            watched.store.verify().await.unwrap();
+        });
+    }
+
+    /// While ages say nothing, the other bounds hold.
+    #[test]
+    fn no_clock_makes_a_store_grow(steps in steps(200)) {
+        block_on(async {
+            let mut watched = Watched::new(Some(20));
+            for (after, off) in steps {
+                watched.off = off;
+                watched.commit_after(after).await;
+                // Log, value and live key of each revision that can be read, and the metadata.
+                let rows = crate::wrapped::rows(&watched.table as &dyn Table).len();
+                assert!(rows <= 20 * 3 + 4, "{rows} rows");
+            }
+            watched.store.verify().await.unwrap();
+        });
+    }
+}
