@@ -16,6 +16,10 @@ const SLICE: Duration = Duration::from_millis(5);
 /// How many rows are read between two looks at the time, and at least in each view.
 const ROWS_PER_LOOK: u32 = 64;
 
+/// How many views in a row may end before the end of the log is seen. Writers that are faster than the reader let none of
+/// them come to it; then the next view is held until it does, and they wait.
+const CATCH_UPS: usize = 8;
+
 /// How a pinned read holds its view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hold {
@@ -122,16 +126,19 @@ impl<'t> Pinned<'t> {
 
     /// A new view, of which all changes since the pinned revision are known.
     fn fresh(&mut self) -> Result<Rows<'t>> {
+        let (hold, mut attempts) = (self.slice.hold, 0);
         loop {
             let rows = Rows::of(self.table, self.store)?;
-            self.slice = Slice::begin(self.slice.hold);
+            self.slice = Slice::begin(if attempts < CATCH_UPS { hold } else { Hold::ToTheEnd });
             let State { revision, compacted: mark, .. } = rows.state()?;
             if self.at < mark {
                 return Err(compacted(self.store, Operation::Range, mark));
             }
             if self.catch_up(&rows, revision)? {
+                self.slice.hold = hold;
                 return Ok(rows);
             }
+            attempts += 1;
         }
     }
 

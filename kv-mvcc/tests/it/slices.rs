@@ -80,6 +80,36 @@ async fn a_long_read_is_one_state_and_lets_commits_through() {
     store.verify().await.unwrap();
 }
 
+/// Each view of the slow read is over before it has seen as much of the log as one more commit adds to it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_ends_also_if_the_log_grows_faster_than_it_is_read() {
+    let (table, store) = slow().await;
+    let at = store.status().revision;
+    let (stop, mut stopped) = tokio::sync::oneshot::channel::<()>();
+    let writer = tokio::spawn({
+        let store = store.clone();
+        async move {
+            let mut writes = 0;
+            while stopped.try_recv() == Err(TryRecvError::Empty) {
+                let ops = (0..120).map(|i| Op::put(format!("k{i:03}"), format!("new{writes}")));
+                store.txn(Txn::new().with_success(ops)).await.unwrap();
+                writes += 1;
+            }
+            writes
+        }
+    });
+    while store.status().revision.get() < at.get() + 5 {
+        tokio::task::yield_now().await;
+    }
+    table.set_row_micros(100);
+    let read = store.range(RangeRequest::new(Range::All).with_at(at));
+    let past = tokio::time::timeout(Duration::from_secs(60), read).await.expect("the read does not end").unwrap();
+    assert_eq!(past.kvs.len(), KEYS + 1);
+    assert!(past.kvs.iter().all(|kv| kv.value.as_bytes() == b"old"));
+    drop(stop);
+    assert!(writer.await.unwrap() > 5);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_that_only_reads_is_one_state() {
     let (_table, store) = slow().await;
