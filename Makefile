@@ -32,7 +32,6 @@ test-parts:
 	scripts/timed "build of all tests" cargo test --quiet --profile ci --workspace --no-run
 	MARGAY_RELEASE_PLUGIN=$(abspath $(or $(CARGO_TARGET_DIR),target))/release/margay-ipam \
 		scripts/timed --tests cargo test --profile ci --workspace
-	scripts/timed "build for the lab" cargo build --quiet --profile ci -p cni-plugin -p cli
 	scripts/timed "lab on sled" scripts/lab sled
 	scripts/timed "lab on redb" scripts/lab redb
 	scripts/timed "installation" scripts/check-install
