@@ -94,6 +94,8 @@ impl Table for FileTable {
             Way::RowByRow => {
                 for write in writes {
                     self.append(std::slice::from_ref(write))?;
+                    // Most of the time of a commit, so that most kills come in between.
+                    thread::sleep(Duration::from_micros(500));
                 }
             }
             Way::ShowsEarly => {
