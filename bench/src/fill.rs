@@ -14,7 +14,7 @@ use ipam_core::{Ipam, Nodes};
 use ipnet::IpNet;
 use kv::{Deadline, Op, Store, StoreExt, Txn};
 use kv_mvcc::local::{Create, OpenOptions};
-use kv_mvcc::{Blocking, MvccStore};
+use kv_mvcc::{Blocking, MvccStore, Retention};
 use time::OffsetDateTime;
 
 use crate::Outcome;
@@ -80,8 +80,10 @@ pub(crate) async fn give(store: &MvccStore, node: &str, skip: u32, share: Share)
 /// Has addresses come and go until the log is at its bound and loses as much as it gets.
 pub(crate) async fn fill_log(store: &MvccStore) -> Outcome<()> {
     let mut churn = Churn::begin(store).await?;
-    // Beyond the point at which the first revision goes, so that sweeping has become a habit.
-    while store.status().compacted.get() < 500 {
+    let bound = Retention::default().bytes.unwrap_or(u64::MAX);
+    // Beyond the point at which the first revision goes, and until what filling has left beyond the bound is gone: then
+    // each commit takes away as much as it adds.
+    while store.status().compacted.get() < 500 || store.status().log_bytes > bound {
         churn.pair().await?;
     }
     Ok(())
