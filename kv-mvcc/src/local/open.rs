@@ -3,7 +3,8 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use kv::{Error, ErrorKind, Operation, Result};
 use uuid::Uuid;
@@ -140,6 +141,9 @@ impl OpenOptions {
     }
 }
 
+/// How soon an engine is tried again whose files are about to be given up.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
 /// What `store.id` says, or what is to be written there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Expects {
@@ -200,7 +204,7 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
     let entry = folder.path(engine.entry());
     let head = Arc::new(folder.open_head()?);
     let inspection = if head.is_as_left() { Inspection::Newest } else { Inspection::Entries };
-    let table = caught(&folder.place, Operation::Open, || engine.open(&entry, &folder.place.store))?;
+    let table = open_engine(engine, &entry, folder, options.wait)?;
     let newest_seen = head.seen();
     let ballast = Arc::clone(&folder.ballast);
     let reserve: Arc<dyn Reserve> = Arc::clone(&folder.ballast) as _;
@@ -241,6 +245,18 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
     folder.remove_marker()?;
     head.set_in_order();
     Ok(store)
+}
+
+/// Opens the engine, of which we have the turn. If it is locked all the same, whoever had the turn before is being ended by
+/// the kernel, which gives up the files of a process one after the other: it will not take long.
+fn open_engine(engine: &dyn Engine, entry: &Path, folder: &StoreFolder, wait: Duration) -> Result<Box<dyn Table>> {
+    let begun = Instant::now();
+    loop {
+        match caught(&folder.place, Operation::Open, || engine.open(entry, &folder.place.store)) {
+            Err(error) if *error.kind() == ErrorKind::Locked && begun.elapsed() < wait => thread::sleep(LOOK_AGAIN),
+            opened => return opened,
+        }
+    }
 }
 
 fn is_empty(table: &dyn Table) -> Result<bool> {
