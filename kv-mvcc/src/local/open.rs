@@ -143,6 +143,8 @@ impl OpenOptions {
 
 /// How soon an engine is tried again whose files are about to be given up.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// How long that may take. Whoever has them longer has not had the turn.
+const GIVEN_UP_WITHIN: Duration = Duration::from_secs(1);
 
 /// What `store.id` says, or what is to be written there.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -250,10 +252,10 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
 /// Opens the engine, of which we have the turn. If it is locked all the same, whoever had the turn before is being ended by
 /// the kernel, which gives up the files of a process one after the other: it will not take long.
 fn open_engine(engine: &dyn Engine, entry: &Path, folder: &StoreFolder, wait: Duration) -> Result<Box<dyn Table>> {
-    let begun = Instant::now();
+    let (begun, patience) = (Instant::now(), wait.min(GIVEN_UP_WITHIN));
     loop {
         match caught(&folder.place, Operation::Open, || engine.open(entry, &folder.place.store)) {
-            Err(error) if *error.kind() == ErrorKind::Locked && begun.elapsed() < wait => thread::sleep(LOOK_AGAIN),
+            Err(error) if *error.kind() == ErrorKind::Locked && begun.elapsed() < patience => thread::sleep(LOOK_AGAIN),
             opened => return opened,
         }
     }
