@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::report::Times;
 use crate::{Outcome, Programs};
 
 /// One of the programs that are compared.
@@ -80,6 +81,25 @@ impl Contender {
             Self::Empty { .. } | Self::Sled { .. } => None,
         }
     }
+}
+
+/// Runs all contenders in turns, and gives the times of their ADDs and DELs.
+pub(crate) fn in_turns(contenders: &[Contender], rounds: u32) -> Outcome<(Vec<Times>, Vec<Times>)> {
+    let mut adds = vec![Times::default(); contenders.len()];
+    let mut dels = adds.clone();
+    for round in 0..rounds as usize {
+        for turn in 0..contenders.len() {
+            // Every other round backwards, so that nobody always runs after the same one and pays for its syncs.
+            let turn = if round.is_multiple_of(2) { turn } else { contenders.len() - 1 - turn };
+            let who = (turn + round) % contenders.len();
+            let id = format!("c{round}");
+            adds[who].push(contenders[who].add(&id)?);
+            if let Some(time) = contenders[who].del(&id)? {
+                dels[who].push(time);
+            }
+        }
+    }
+    Ok((adds, dels))
 }
 
 /// An invocation of a plugin with the environment that a container runtime gives it.

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use crate::contender::{Contender, copy_folder};
+use crate::contender::{Contender, copy_folder, in_turns};
 use crate::fill::{self, NODE, Share};
-use crate::report::{Times, print};
+use crate::report::print;
 use crate::{Outcome, Programs};
 
 /// How many times each contender is measured.
@@ -71,7 +71,7 @@ fn redb(programs: &Programs, folder: &Path) -> Outcome<()> {
         contenders.push(begun(programs, &place, load.name, "redb")?);
         notes.push(fill_store("redb", &place.join("ipam.redb"), load)?);
     }
-    let (adds, dels) = in_turns(&contenders)?;
+    let (adds, dels) = in_turns(&contenders, ROUNDS)?;
     let rows = (0..contenders.len()).map(|who| {
         let at_most = ["-", "1.10", "1.20"];
         vec![
@@ -98,7 +98,7 @@ fn sled(programs: &Programs, folder: &Path) -> Outcome<()> {
     let floor = Contender::Sled { program: programs.floor_sled.clone(), store: floor_store };
     let empty = begun(programs, &folder.join("empty-sled"), "empty", "sled")?;
     let contenders = [floor, full, empty];
-    let (adds, dels) = in_turns(&contenders)?;
+    let (adds, dels) = in_turns(&contenders, ROUNDS)?;
     let rows = (0..contenders.len()).map(|who| {
         vec![
             contenders[who].name().to_owned(),
@@ -112,22 +112,4 @@ fn sled(programs: &Programs, folder: &Path) -> Outcome<()> {
     let header = ["sled", "ADD p50 (ms)", "/ bare sled", "at most", "DEL p50 (ms)", "in the store"];
     print(&format!("Cold ADD on a full store, sled, {ROUNDS} runs each in turns"), &header, rows.collect());
     Ok(())
-}
-
-/// Runs all contenders in turns, every other round backwards.
-fn in_turns(contenders: &[Contender]) -> Outcome<(Vec<Times>, Vec<Times>)> {
-    let mut adds = vec![Times::default(); contenders.len()];
-    let mut dels = adds.clone();
-    for round in 0..ROUNDS as usize {
-        for turn in 0..contenders.len() {
-            let turn = if round % 2 == 0 { turn } else { contenders.len() - 1 - turn };
-            let who = (turn + round) % contenders.len();
-            let id = format!("c{round}");
-            adds[who].push(contenders[who].add(&id)?);
-            if let Some(time) = contenders[who].del(&id)? {
-                dels[who].push(time);
-            }
-        }
-    }
-    Ok((adds, dels))
 }

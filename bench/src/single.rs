@@ -6,8 +6,8 @@ use std::process::Command;
 
 use nix::sys::resource::{UsageWho, getrusage};
 
-use crate::contender::{Contender, copy_folder, plugin, run as run_process};
-use crate::report::{Times, print};
+use crate::contender::{Contender, copy_folder, in_turns, plugin, run as run_process};
+use crate::report::print;
 use crate::{Outcome, Programs};
 
 /// How many containers exist before measuring begins.
@@ -31,20 +31,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     let empty = Contender::Empty { program: programs.floor_empty.clone() };
 
     let contenders = [empty, host_local, redb.clone(), bare_sled, sled];
-    let mut adds = vec![Times::default(); contenders.len()];
-    let mut dels = vec![Times::default(); contenders.len()];
-    for round in 0..ROUNDS {
-        for turn in 0..contenders.len() {
-            // Every other round backwards, so that nobody always runs after the same one and pays for its syncs.
-            let turn = if round % 2 == 0 { turn } else { contenders.len() - 1 - turn };
-            let who = (turn + round as usize) % contenders.len();
-            let id = format!("c{round}");
-            adds[who].push(contenders[who].add(&id)?);
-            if let Some(time) = contenders[who].del(&id)? {
-                dels[who].push(time);
-            }
-        }
-    }
+    let (adds, dels) = in_turns(&contenders, ROUNDS)?;
     let [empty, host_local, _, bare_sled, _] = [0, 1, 2, 3, 4].map(|who| adds[who].median());
     let row = |who: usize| {
         let (times, median) = (&adds[who], adds[who].median());
