@@ -24,6 +24,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use datastore::{Environment, Location};
+use tokio::runtime::Runtime;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::answer::Answer;
@@ -88,12 +89,15 @@ fn execute(
     verb: impl AsyncFnOnce(&Location) -> Result<Answer>,
 ) -> Result<()> {
     let chosen = store::choose(cli, env, err)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::new(format!("cannot start: {error}")))?;
+    let runtime = runtime()?;
     let answer = runtime.block_on(verb(&chosen.location))?;
     answer.print(cli.output, out, err)
+}
+
+/// What a command runs its calls on.
+fn runtime() -> Result<Runtime> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Failure::new(format!("cannot start: {error}")))
 }
 
 /// Prints help and version on stdout, and what is wrong with the usage on stderr.

@@ -57,10 +57,7 @@ pub(crate) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Wri
         }
         .choose(),
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::new(format!("cannot start: {error}")))?;
+    let runtime = crate::runtime()?;
     let mut found = once(args, &machine, &stores, &runtime, err)?;
     let missing = found.iter().filter_map(|store| store.missing).max();
     if let Some(missing) = missing.filter(|_| args.wait) {

@@ -36,10 +36,7 @@ pub(crate) fn run(
     }
     let location = locate(cli, args, env)?;
     check_filter(args)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::new(format!("cannot start: {error}")))?;
+    let runtime = crate::runtime()?;
     let interrupt = Interrupt::listen()?;
     let plan = runtime.block_on(Plan::of(&location, args))?;
     _ = writeln!(err, "store: {location}\nnote: {plan}");
