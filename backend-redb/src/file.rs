@@ -1,15 +1,15 @@
 //! The file under redb: fewer syncs than redb's own, and a close that costs nothing.
 //!
-//! A CNI plugin opens the store, commits once and is gone. redb would sync six times for that: once when it marks the
+//! A process that opens the store, commits once and is gone syncs six times with redb as it is: once when it marks the
 //! file as being in use, once for the commit, and four times to close, which records the allocator's state and takes
-//! the mark away. Here it is three times:
+//! the mark away. Here it is three times, and not at all if it commits nothing:
 //!
 //! - **Closing writes nothing.** Commits record the allocator's state themselves (redb's quick repair, two syncs), so
 //!   a file that was not closed is opened as fast as one that was. Being killed is what every close looks like.
-//! - **Opening syncs once.** After such an end redb writes the header twice, unmarked and marked, and syncs each time.
-//!   What counts is only the last state, which is what was there before: it is written if it differs, and synced once.
-//!   That one sync is needed: a process that was killed between writing a commit and syncing it leaves a commit that
-//!   can be read but is not durable yet.
+//! - **Opening syncs nothing.** After such an end redb writes the header twice, unmarked and marked, and syncs each time.
+//!   What counts is only the last state, which is what was there before: it is written if it differs.
+//! - **The first write syncs before.** A process that was killed between writing a commit and syncing it leaves a commit
+//!   that can be read but is not durable yet. What it has freed must not be written over before it is.
 
 use std::io;
 use std::ops::Bound;
@@ -31,6 +31,8 @@ struct Shared<B> {
 enum Phase {
     /// redb is opening the file; a header that it wrote waits here.
     Opening(Option<Vec<u8>>),
+    /// The file is as it was found, durable or not.
+    AsFound,
     /// Everything goes straight to the file.
     Open,
     /// Nothing goes to the file any more.
@@ -53,9 +55,17 @@ impl<B: StorageBackend> DbFile<B> {
 }
 
 impl<B: StorageBackend> Switch<B> {
-    /// redb has opened the file: brings it up to date, durably.
+    /// redb has opened the file: brings it up to date.
     pub(crate) fn opened(&self) -> io::Result<()> {
-        self.0.leave_opening(&mut self.0.phase())
+        let mut phase = self.0.phase();
+        match &*phase {
+            Phase::Opening(waiting) if self.0.is_new(waiting.as_deref()) => self.0.begin_writing(&mut phase),
+            Phase::Opening(_) => {
+                *phase = Phase::AsFound;
+                Ok(())
+            }
+            Phase::AsFound | Phase::Open | Phase::Closed => Ok(()),
+        }
     }
 }
 
@@ -82,15 +92,20 @@ impl<B> Shared<B> {
 }
 
 impl<B: StorageBackend> Shared<B> {
-    /// Ends the opening: the header that waits is written if it is not what the file has, and the file is synced.
-    fn leave_opening(&self, phase: &mut Phase) -> io::Result<()> {
-        let Phase::Opening(waiting) = phase else { return Ok(()) };
-        if let Some(header) = waiting {
+    /// True if this header is not the one that the file has.
+    fn is_new(&self, header: Option<&[u8]>) -> bool {
+        header.is_some_and(|header| {
             let mut current = vec![0; header.len()];
-            let same = self.file.read(0, &mut current).is_ok() && current == *header;
-            if !same {
-                self.file.write(0, header)?;
-            }
+            self.file.read(0, &mut current).is_err() || current != header
+        })
+    }
+
+    /// Before anything is written: a header that waits is, if it is a new one, and what was found becomes durable.
+    fn begin_writing(&self, phase: &mut Phase) -> io::Result<()> {
+        match phase {
+            Phase::Opening(Some(header)) if self.is_new(Some(header)) => self.file.write(0, header)?,
+            Phase::Opening(_) | Phase::AsFound => {}
+            Phase::Open | Phase::Closed => return Ok(()),
         }
         self.file.sync_data()?;
         *phase = Phase::Open;
@@ -100,7 +115,7 @@ impl<B: StorageBackend> Shared<B> {
     /// Before anything is done that a waiting header has a part in.
     fn settle(&self) -> io::Result<()> {
         let mut phase = self.phase();
-        if matches!(*phase, Phase::Opening(Some(_))) { self.leave_opening(&mut phase) } else { Ok(()) }
+        if matches!(*phase, Phase::Opening(Some(_))) { self.begin_writing(&mut phase) } else { Ok(()) }
     }
 
     /// Lets a header that is written while opening wait; false if this is no such thing.
@@ -133,14 +148,26 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.0.check_open()?;
-        self.0.settle()?;
+        let mut phase = self.0.phase();
+        if !matches!(*phase, Phase::Opening(None)) {
+            self.0.begin_writing(&mut phase)?;
+        }
+        drop(phase);
         self.0.file.set_len(len)
     }
 
     fn sync_data(&self) -> io::Result<()> {
         self.0.check_open()?;
-        // While opening, the sync at its end is enough.
-        if matches!(*self.0.phase(), Phase::Opening(_)) { Ok(()) } else { self.0.file.sync_data() }
+        let mut phase = self.0.phase();
+        match &*phase {
+            // Before the first write is soon enough.
+            Phase::Opening(_) => Ok(()),
+            Phase::AsFound => self.0.begin_writing(&mut phase),
+            Phase::Open | Phase::Closed => {
+                drop(phase);
+                self.0.file.sync_data()
+            }
+        }
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -149,7 +176,7 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
             return Ok(());
         }
         // More than a header: redb makes or repairs the file, and relies on its order.
-        self.0.leave_opening(&mut self.0.phase())?;
+        self.0.begin_writing(&mut self.0.phase())?;
         self.0.file.write(offset, data)
     }
 

@@ -1,4 +1,4 @@
-//! A store on redb: one file, crash safe, three syncs for a short process that opens, commits and closes.
+//! A store on redb: one file, crash safe, and a journal in front of it.
 //!
 //! The store is a folder; see [`kv_mvcc::local`] for what is in it and who may use it when. The private module `file`
 //! says where redb's other syncs went. A store on a full disk can be read; a commit there fails
@@ -45,6 +45,9 @@ impl Engine for Redb {
 
 /// Opens a table of redb on a storage of one's own, for instance in memory. `storage` gives it anew each time that the
 /// table is opened: now, and again after a failed commit. `store` names it in errors.
+///
+/// As with [`Engine::open`], what the table shows when it is opened need not be durable before the next commit: it belongs
+/// behind a [`kv_mvcc::journal::Journaled`].
 ///
 /// # Errors
 /// `Corrupt`, `Io`, `NoSpace`, `Locked`, `UnknownFormat`.

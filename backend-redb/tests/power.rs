@@ -4,28 +4,84 @@
 
 mod disk;
 
+use std::io;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness};
 use disk::Disk;
 use fastrand::Rng;
 use kv::Store;
+use kv_mvcc::journal::{JOURNAL_BYTES, Journaled, Medium, Noted};
 use kv_mvcc::{MvccStore, Options};
+use redb::StorageBackend;
 
 struct OnDisk;
 
-#[derive(Debug)]
-struct Held {
-    disk: Disk,
-    store: Arc<MvccStore>,
+/// The two files of a store, and what is noted beside them.
+#[derive(Clone, Debug, Default)]
+struct Files {
+    table: Disk,
+    journal: Disk,
+    noted: Arc<Mutex<Noted>>,
 }
 
-fn open(disk: &Disk) -> kv::Result<Arc<MvccStore>> {
-    let disk = disk.clone();
-    let table = backend_redb::table_on(move || Ok(disk.clone()), "redb")?;
-    Ok(Arc::new(MvccStore::open(table, Options { name: "redb", ..Options::default() })?))
+impl Files {
+    fn new() -> Self {
+        let table = Disk::default();
+        Self { journal: table.beside(), table, noted: Arc::default() }
+    }
+
+    fn open(&self) -> kv::Result<Arc<MvccStore>> {
+        let disk = self.table.clone();
+        let table = backend_redb::table_on(move || Ok(disk.clone()), "redb")?;
+        let table = Journaled::open(table, Box::new(self.clone()), "redb")?;
+        Ok(Arc::new(MvccStore::open(Box::new(table), Options { name: "redb", ..Options::default() })?))
+    }
+
+    /// What is left of them; of the note, it or an older one.
+    fn after_power_cut(&self, random: &mut Rng) -> Self {
+        let table = self.table.after_power_cut(random);
+        let journal = table.beside();
+        journal.state().clone_from(&self.journal.after_power_cut(random).state());
+        let noted = if random.bool() { *self.noted.lock().unwrap() } else { Noted::default() };
+        Self { table, journal, noted: Arc::new(Mutex::new(noted)) }
+    }
+}
+
+impl Medium for Files {
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let there = self.journal.len()?.saturating_sub(offset);
+        let length = buffer.len().min(usize::try_from(there).unwrap());
+        StorageBackend::read(&self.journal, offset, &mut buffer[..length])?;
+        Ok(length)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if self.journal.state().content.is_empty() {
+            self.journal.set_len(JOURNAL_BYTES)?;
+        }
+        StorageBackend::write(&self.journal, offset, bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.journal.sync_data()
+    }
+
+    fn noted(&self) -> Noted {
+        *self.noted.lock().unwrap()
+    }
+
+    fn note(&self, noted: Noted) {
+        *self.noted.lock().unwrap() = noted;
+    }
+}
+
+#[derive(Debug)]
+struct Held {
+    files: Files,
+    store: Arc<MvccStore>,
 }
 
 #[async_trait]
@@ -35,8 +91,8 @@ impl Harness for OnDisk {
     }
 
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
-        let disk = Disk::default();
-        Ok(Box::new(Held { store: open(&disk)?, disk }))
+        let files = Files::new();
+        Ok(Box::new(Held { store: files.open()?, files }))
     }
 }
 
@@ -48,7 +104,7 @@ impl Fixture for Held {
 
     async fn reopen(&mut self) -> Result<(), BoxError> {
         self.store.close().await?;
-        self.store = open(&self.disk)?;
+        self.store = self.files.open()?;
         Ok(())
     }
 
@@ -57,14 +113,14 @@ impl Fixture for Held {
     }
 
     fn cut_power_after(&mut self, operations: u32) -> Result<(), BoxError> {
-        self.disk.state().operations_left = Some(operations);
+        self.files.table.set_operations_left(Some(operations));
         Ok(())
     }
 
     async fn restore_power(&mut self, seed: u64) -> Result<(), BoxError> {
         self.store.close().await?;
-        self.disk = self.disk.after_power_cut(&mut Rng::with_seed(seed));
-        self.store = open(&self.disk)?;
+        self.files = self.files.after_power_cut(&mut Rng::with_seed(seed));
+        self.store = self.files.open()?;
         Ok(())
     }
 }

@@ -10,7 +10,8 @@
 //! - **Watching** (`watch.rs`) is a cursor on the log.
 //! - **History** goes a few rows with each commit (`sweep.rs`), since nothing runs in the background.
 //!
-//! Stores on disk also share [`local`]: the folder, and the queue of the processes that want it. [`memory`] is a store
+//! Stores on disk also share [`local`]: the folder, and the queue of the processes that want it. Between them and the
+//! engine is a [`journal`], so that a commit is one sync. [`memory`] is a store
 //! for tests.
 
 mod codec;
@@ -20,6 +21,7 @@ mod format;
 #[doc(hidden)]
 pub mod fuzzing;
 mod history;
+pub mod journal;
 pub mod local;
 mod memory;
 mod open;

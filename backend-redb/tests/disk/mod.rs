@@ -7,12 +7,16 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use redb::StorageBackend;
 
-/// A disk in memory. Handles share it.
+/// A file on a disk in memory. Handles share it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Disk(Arc<Mutex<State>>);
+pub(crate) struct Disk {
+    state: Arc<Mutex<State>>,
+    /// After so many more operations the power fails.
+    power: Arc<Mutex<Option<u32>>>,
+}
 
-/// What is on it.
-#[derive(Debug, Default)]
+/// What is in it.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     /// What the programs see.
     pub(crate) content: Vec<u8>,
@@ -20,15 +24,13 @@ pub(crate) struct State {
     durable: Vec<u8>,
     /// What may or may not have got through.
     unsynced: Vec<Change>,
-    /// After so many more operations the power fails.
-    pub(crate) operations_left: Option<u32>,
     /// How often it was synced.
     pub(crate) syncs: u32,
     /// How often it was written.
     pub(crate) writes: u32,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Change {
     Write(usize, Vec<u8>),
     Length(usize),
@@ -38,21 +40,30 @@ const SECTOR: usize = 512;
 
 impl Disk {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap()
+        self.state.lock().unwrap()
+    }
+
+    /// Another file on the same disk.
+    pub(crate) fn beside(&self) -> Self {
+        Self { state: Arc::default(), power: Arc::clone(&self.power) }
+    }
+
+    /// From now on so many operations are done before the power fails, or as many as anybody wants.
+    pub(crate) fn set_operations_left(&self, operations: Option<u32>) {
+        *self.power.lock().unwrap() = operations;
     }
 
     /// One operation, unless the power fails.
     fn operation(&self) -> io::Result<MutexGuard<'_, State>> {
-        let mut state = self.state();
-        match &mut state.operations_left {
+        match &mut *self.power.lock().unwrap() {
             Some(0) => return Err(io::Error::other("no power")),
             Some(left) => *left -= 1,
             None => {}
         }
-        Ok(state)
+        Ok(self.state())
     }
 
-    /// The power fails: each sector that was not synced may be the old one or the new one. The disk that is left.
+    /// The power fails: each sector that was not synced may be the old one or the new one. The file that is left.
     pub(crate) fn after_power_cut(&self, random: &mut fastrand::Rng) -> Self {
         let mut state = self.state();
         let mut left = std::mem::take(&mut state.durable);
@@ -72,7 +83,8 @@ impl Disk {
                 }
             }
         }
-        Self(Arc::new(Mutex::new(State { content: left.clone(), durable: left, ..State::default() })))
+        let state = State { content: left.clone(), durable: left, ..State::default() };
+        Self { state: Arc::new(Mutex::new(state)), power: Arc::default() }
     }
 }
 

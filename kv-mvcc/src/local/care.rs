@@ -1,13 +1,15 @@
 //! What is done to a store's files as a whole: making them smaller, raising their format.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use kv::Result;
+use kv::{Operation, Result};
 
 use super::guarded::caught;
 use super::open::{Create, Engine, OpenOptions, Room, open_blocking};
 use super::store_folder::{Found, StoreFolder};
 use crate::codec::FORMAT;
+use crate::journal::Journaled;
 
 /// Waits for the turn and makes the files of the store of `engine` in the folder `path` as small as the engine can.
 ///
@@ -20,7 +22,15 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
         Found::Complete(_) | Found::Unnamed => {}
         Found::Nothing | Found::Unfinished => return Err(folder.place.missing()),
     }
-    caught(&folder.place, kv::Operation::Compact, || engine.shrink(&folder.path(engine.entry()), &folder.place.store))
+    // What only the journal has takes rows away from the engine, too.
+    let head = Arc::new(folder.open_head()?);
+    let journal = Box::new(folder.open_journal(head)?);
+    let checkpoint = || {
+        let table = engine.open(&folder.path(engine.entry()), &folder.place.store)?;
+        Journaled::open(table, journal, &folder.place.store)?.checkpoint()
+    };
+    caught(&folder.place, Operation::Compact, checkpoint)?;
+    caught(&folder.place, Operation::Compact, || engine.shrink(&folder.path(engine.entry()), &folder.place.store))
 }
 
 /// The formats of a store before and after.

@@ -1,4 +1,5 @@
-//! The file `head`: the newest revision that was ever durable, and how the engine's files looked when they were left.
+//! The file `head`: the newest revision that was ever durable, how the store's files looked when they were left, and how
+//! much of them is known to be durable.
 //!
 //! An engine that finds the end of its log or its newest header damaged takes that for a write that was cut off, goes
 //! back to what was there before, and says nothing. For it this cannot be told from a crash; but what was acknowledged
@@ -7,6 +8,9 @@
 //!
 //! Whoever closes the store also leaves the sizes and times of its files here, so that the next one can tell whether
 //! anybody has touched them since: a copy, a repair, a process that was killed. Only then are all keys looked at again.
+//!
+//! What is noted of the journal says which of its records, and of the engine's checkpoints, somebody has seen through to
+//! the disk; see [`crate::journal`].
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,12 +21,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::folder;
 use crate::codec::{self, State};
+use crate::journal::Noted;
 use crate::table::Write;
 
-/// A number and its CRC-32, both big endian. The file has two: the revision, and what [`look`] gave when it was left.
+/// A number and its CRC-32, both big endian. The file has four: the revision, what [`look`] gave when it was left, and
+/// the numbers of a record and a checkpoint.
 const BYTES: usize = 12;
-/// Where the second one stands.
 const LEFT_AT: u64 = 12;
+const RECORD_AT: u64 = 24;
+const CHECKPOINT_AT: u64 = 36;
 
 /// The open file.
 #[derive(Debug)]
@@ -35,14 +42,14 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Opens the file, or makes it. `files` are the engine's.
+    /// Opens the file, or makes it. `files` are the engine's and the journal.
     pub(super) fn open(path: &Path, files: Vec<PathBuf>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
         let seen = read(&file, 0)?;
         Ok(Self { file, seen, files, in_order: AtomicBool::new(false) })
     }
 
-    /// True if nobody has touched the engine's files since the store was closed last. Ask before the engine opens them.
+    /// True if nobody has touched the store's files since it was closed last. Ask before the engine opens them.
     pub(super) fn is_as_left(&self) -> bool {
         let left = read(&self.file, LEFT_AT).unwrap_or_default();
         left != 0 && look(&self.files).is_ok_and(|now| now == left)
@@ -53,7 +60,7 @@ impl Head {
         self.in_order.store(true, Ordering::Release);
     }
 
-    /// Notes how the engine's files look. To be called when the engine has closed them.
+    /// Notes how the store's files look. To be called when the engine has closed them.
     pub(super) fn leave(&self) {
         if !self.in_order.load(Ordering::Acquire) {
             return;
@@ -67,6 +74,19 @@ impl Head {
     /// The newest revision known when the file was opened; 0 if none was.
     pub(super) fn seen(&self) -> u64 {
         self.seen
+    }
+
+    /// What is known of the journal.
+    pub(super) fn noted(&self) -> Noted {
+        let number = |at| read(&self.file, at).unwrap_or_default();
+        Noted { record: number(RECORD_AT), checkpoint: number(CHECKPOINT_AT) }
+    }
+
+    /// Notes what is durable of the journal.
+    pub(super) fn note_journal(&self, noted: Noted) {
+        let bytes = [encode(noted.record), encode(noted.checkpoint)].concat();
+        // Without it the next opening takes longer.
+        let _ = self.file.write_all_at(&bytes, RECORD_AT);
     }
 
     /// Notes the revision of a commit that is durable.

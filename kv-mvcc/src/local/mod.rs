@@ -5,6 +5,7 @@
 //! ```text
 //! queue      the lock file: one process at a time, first come first served (never unlinked)
 //! head       the newest revision, to tell when an engine comes back with less
+//! journal    the newest commits, which the engine does not have yet
 //! store.id   engine, layout and id; written last, so it tells a damaged store from a new one
 //! creating   there only while the store is being made
 //! ballast    room on the disk that only a release may use
@@ -23,6 +24,7 @@ mod head;
 mod holder;
 mod identity;
 mod io_error;
+mod journal_file;
 mod open;
 mod queue;
 mod replace;

@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::folder;
 use super::guarded::{Guarded, caught};
 use super::store_folder::{Found, StoreFolder};
+use crate::journal::Journaled;
 use crate::options::{Blocking, Clock, Inspection, Options, Retention};
 use crate::reserve::{Purpose, Reserve};
 use crate::store::MvccStore;
@@ -30,7 +31,8 @@ pub trait Engine: Send + Sync {
 
     /// Opens the table at `entry`, an absolute path, and makes it if it is not there; `store` names it in errors.
     ///
-    /// The caller has the turn at the store, catches panics, and refuses commits after a failed one.
+    /// The caller has the turn at the store, catches panics, and refuses commits after a failed one. What the table shows
+    /// need not be durable until a commit is: the caller makes one before it shows anything that may be lost.
     ///
     /// # Errors
     /// `Corrupt`, `Io`, `NoSpace`, `Locked`, `UnknownFormat`.
@@ -210,7 +212,9 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
     let newest_seen = head.seen();
     let ballast = Arc::clone(&folder.ballast);
     let reserve: Arc<dyn Reserve> = Arc::clone(&folder.ballast) as _;
-    let table = Guarded::new(table, folder.place.clone(), Arc::clone(&head), ballast, turn);
+    let journal = Box::new(folder.open_journal(Arc::clone(&head))?);
+    let table = caught(&folder.place, Operation::Open, || Journaled::open(table, journal, &folder.place.store))?;
+    let table = Guarded::new(Box::new(table), folder.place.clone(), Arc::clone(&head), ballast, turn);
     let restricted = folder::restrict_all(&entry);
     match expects {
         Expects::New => folder.io(engine.entry(), restricted)?,

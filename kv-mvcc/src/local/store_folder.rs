@@ -14,8 +14,10 @@ use super::filesystem;
 use super::folder;
 use super::head::Head;
 use super::identity::{FORMAT, Identity, OLDEST_FORMAT};
+use super::journal_file::JournalFile;
 use super::open::{Create, Engine, OpenOptions};
 use super::queue::{Turn, TurnError};
+use crate::journal::Noted;
 
 pub(super) const QUEUE: &str = "queue";
 pub(super) const IDENTITY: &str = "store.id";
@@ -23,6 +25,7 @@ const IDENTITY_DRAFT: &str = "store.new";
 const MARKER: &str = "creating";
 const HEAD: &str = "head";
 const BALLAST: &str = "ballast";
+const JOURNAL: &str = "journal";
 
 /// The engines there are, by name and by what they keep in the folder.
 const ENGINES: [(&str, &str); 2] = [("redb", "db.redb"), ("sled", "sled")];
@@ -109,7 +112,7 @@ impl StoreFolder {
         }
         for entry in self.io("", fs::read_dir(path))? {
             let name = self.io("", entry)?.file_name();
-            let known = [QUEUE, IDENTITY, IDENTITY_DRAFT, MARKER, HEAD, BALLAST, "lost+found"]
+            let known = [QUEUE, IDENTITY, IDENTITY_DRAFT, MARKER, HEAD, BALLAST, JOURNAL, "lost+found"]
                 .into_iter()
                 .chain(ENGINES.map(|(_, entry)| entry))
                 .any(|known| name == known);
@@ -176,6 +179,7 @@ impl StoreFolder {
         self.io("", folder::sync(&self.place.folder))?;
         self.io(self.entry, folder::remove(&self.path(self.entry)))?;
         self.io(HEAD, folder::remove(&self.path(HEAD)))?;
+        self.io(JOURNAL, folder::remove(&self.path(JOURNAL)))?;
         self.io(IDENTITY_DRAFT, folder::remove(&self.path(IDENTITY_DRAFT)))
     }
 
@@ -187,8 +191,16 @@ impl StoreFolder {
 
     /// Opens the note of the newest revision.
     pub(super) fn open_head(&self) -> Result<Head> {
-        let files = self.files.iter().map(|name| self.path(name)).collect();
+        let files = self.files.iter().chain(&[JOURNAL]).map(|name| self.path(name)).collect();
         self.io(HEAD, Head::open(&self.path(HEAD), files))
+    }
+
+    /// Opens the journal, or makes it: for a new store, or one of an earlier version. `head` tells of it if there was one.
+    pub(super) fn open_journal(&self, head: Arc<Head>) -> Result<JournalFile> {
+        if !self.exists(JOURNAL)? && head.noted() != Noted::default() {
+            return Err(self.place.damaged("its file journal is missing"));
+        }
+        self.io(JOURNAL, JournalFile::open(&self.path(JOURNAL), head))
     }
 
     /// Writes the identity, the last step of a creation.

@@ -1,0 +1,103 @@
+//! Rows over those of a table.
+
+use std::collections::BTreeMap;
+use std::iter::Peekable;
+use std::ops::{Bound, ControlFlow};
+use std::sync::Arc;
+
+use kv::Result;
+
+use super::ROW;
+use crate::table::{View, Visit, Write};
+
+/// What has become of rows since the table was written: their value, or `None` if they were removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Overlay(BTreeMap<Vec<u8>, Option<Vec<u8>>>);
+
+impl Overlay {
+    pub(super) fn apply(&mut self, writes: &[Write]) {
+        for write in writes {
+            match write {
+                Write::Put(key, value) => self.set(key, Some(value)),
+                Write::Delete(key) => self.set(key, None),
+            }
+        }
+    }
+
+    pub(super) fn set(&mut self, key: &[u8], value: Option<&[u8]>) {
+        let value = value.map(<[u8]>::to_vec);
+        match self.0.get_mut(key) {
+            Some(row) => *row = value,
+            None => drop(self.0.insert(key.to_vec(), value)),
+        }
+    }
+
+    /// What brings the table up to date.
+    pub(super) fn into_writes(self) -> Vec<Write> {
+        let write = |(key, value)| match value {
+            Some(value) => Write::Put(key, value),
+            None => Write::Delete(key),
+        };
+        self.0.into_iter().map(write).collect()
+    }
+
+    /// Where one of the rows stands between `from` and `to`; `from` must not be behind `to`.
+    fn between<'a>(&'a self, from: &'a [u8], to: &'a [u8]) -> impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)> {
+        let range = self.0.range::<[u8], _>((Bound::Included(from), Bound::Excluded(to)));
+        range.map(|(key, value)| (key.as_slice(), value.as_deref()))
+    }
+}
+
+/// A view of a table through an overlay.
+pub(super) struct Over<'t> {
+    pub(super) table: Box<dyn View + 't>,
+    pub(super) overlay: Arc<Overlay>,
+}
+
+impl View for Over<'_> {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        match self.overlay.0.get(key) {
+            Some(value) => Ok(value.clone()),
+            None => self.table.get(key),
+        }
+    }
+
+    fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
+        if from >= to {
+            return Ok(());
+        }
+        let mut over = self.overlay.between(from, to).peekable();
+        let mut stopped = false;
+        self.table.scan(from, to, &mut |key, value| {
+            let mut next = show_before(&mut over, Some(key), visit);
+            if next.is_continue() {
+                next = match over.next_if(|(overlaid, _)| *overlaid == key) {
+                    Some((_, Some(value))) => visit(key, value),
+                    Some((_, None)) => ControlFlow::Continue(()),
+                    None if key == ROW => ControlFlow::Continue(()),
+                    None => visit(key, value),
+                };
+            }
+            stopped = next.is_break();
+            next
+        })?;
+        if !stopped {
+            let _ = show_before(&mut over, None, visit);
+        }
+        Ok(())
+    }
+}
+
+/// Shows the overlay's rows before `key`, or all that are left.
+fn show_before<'a>(
+    over: &mut Peekable<impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)>>,
+    key: Option<&[u8]>,
+    visit: Visit<'_>,
+) -> ControlFlow<()> {
+    while let Some((overlaid, value)) = over.next_if(|(overlaid, _)| key.is_none_or(|key| *overlaid < key)) {
+        if let Some(value) = value {
+            visit(overlaid, value)?;
+        }
+    }
+    ControlFlow::Continue(())
+}

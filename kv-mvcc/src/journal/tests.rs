@@ -1,0 +1,343 @@
+//! The journal on a disk that loses power or is killed at any moment, and as a table like any other.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use super::*;
+use crate::table::Visit;
+
+type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// Small, so that a few commits fill it.
+const BYTES: u64 = 4096;
+
+/// What power cuts and kills happen to: a journal, and a table that may lose its last commit.
+#[derive(Clone, Debug, Default)]
+struct Disk(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    content: Vec<u8>,
+    durable: Vec<u8>,
+    /// Writes that may or may not have got through.
+    unsynced: Vec<(usize, Vec<u8>)>,
+    noted: Noted,
+    table: Rows,
+    table_durable: Rows,
+    /// After so many more operations nothing works any more.
+    left: Option<u32>,
+    /// The next sync fails, and the system takes what was written for clean.
+    lies: bool,
+    syncs: u32,
+    commits: u32,
+}
+
+const SECTOR: usize = 512;
+
+impl Disk {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    fn operation(&self) -> io::Result<MutexGuard<'_, State>> {
+        let mut state = self.state();
+        match &mut state.left {
+            Some(0) => return Err(io::Error::other("no power")),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        Ok(state)
+    }
+
+    fn open(&self) -> Result<Journaled> {
+        Journaled::with_bytes(Box::new(Engine(self.clone())), Box::new(self.clone()), "test", BYTES)
+    }
+
+    /// What is left of it, without any of the notes.
+    fn cut_power(&self, random: &mut fastrand::Rng) -> Self {
+        let state = self.state();
+        let mut content = state.durable.clone();
+        for (start, bytes) in &state.unsynced {
+            for (number, sector) in bytes.chunks(SECTOR).enumerate() {
+                if random.bool() {
+                    let start = start + number * SECTOR;
+                    content.resize(content.len().max(start + sector.len()), 0);
+                    content[start..start + sector.len()].copy_from_slice(sector);
+                }
+            }
+        }
+        let table = if random.bool() { state.table.clone() } else { state.table_durable.clone() };
+        let noted = if random.bool() { Noted::default() } else { state.noted };
+        let durable = content.clone();
+        let table_durable = table.clone();
+        Self(Arc::new(Mutex::new(State { content, durable, noted, table, table_durable, ..State::default() })))
+    }
+}
+
+impl Medium for Disk {
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let state = self.operation()?;
+        let from = state.content.get(usize::try_from(offset).unwrap()..).unwrap_or_default();
+        let length = from.len().min(buffer.len());
+        buffer[..length].copy_from_slice(&from[..length]);
+        Ok(length)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let start = usize::try_from(offset).unwrap();
+        assert!(start + bytes.len() <= usize::try_from(BYTES).unwrap(), "a write behind the end");
+        let mut state = self.operation()?;
+        let end = state.content.len().max(start + bytes.len());
+        state.content.resize(end, 0);
+        state.content[start..start + bytes.len()].copy_from_slice(bytes);
+        state.unsynced.push((start, bytes.to_vec()));
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut state = self.operation()?;
+        if std::mem::take(&mut state.lies) {
+            state.unsynced.clear();
+            return Err(io::Error::other("the disk is broken"));
+        }
+        let unsynced = std::mem::take(&mut state.unsynced);
+        for (start, bytes) in unsynced {
+            let end = state.durable.len().max(start + bytes.len());
+            state.durable.resize(end, 0);
+            state.durable[start..start + bytes.len()].copy_from_slice(&bytes);
+        }
+        state.syncs += 1;
+        Ok(())
+    }
+
+    fn noted(&self) -> Noted {
+        self.state().noted
+    }
+
+    fn note(&self, noted: Noted) {
+        if let Ok(mut state) = self.operation() {
+            state.noted = noted;
+        }
+    }
+}
+
+/// An engine that can be killed between a commit and its sync.
+#[derive(Debug)]
+struct Engine(Disk);
+
+struct Snapshot(Rows);
+
+impl View for Snapshot {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(self.0.get(key).cloned())
+    }
+
+    fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
+        let within = self.0.iter().filter(|(key, _)| from <= key.as_slice() && key.as_slice() < to);
+        for (key, value) in within {
+            if visit(key, value).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Table for Engine {
+    fn view(&self) -> Result<Box<dyn View + '_>> {
+        Ok(Box::new(Snapshot(self.0.state().table.clone())))
+    }
+
+    fn commit(&self, writes: &[Write]) -> Result<()> {
+        let failed = |error| Error::new(ErrorKind::CommitIo, Operation::Txn, "test").with_source(error);
+        apply(&mut self.0.operation().map_err(failed)?.table, writes);
+        let mut state = self.0.operation().map_err(failed)?;
+        state.table_durable = state.table.clone();
+        state.commits += 1;
+        Ok(())
+    }
+
+    fn recover(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn apply(rows: &mut Rows, writes: &[Write]) {
+    for write in writes {
+        match write {
+            Write::Put(key, value) => drop(rows.insert(key.clone(), value.clone())),
+            Write::Delete(key) => drop(rows.remove(key)),
+        }
+    }
+}
+
+fn rows(table: &dyn Table) -> Rows {
+    let mut rows = Rows::new();
+    let mut last = None;
+    table
+        .view()
+        .unwrap()
+        .scan(b"", b"\xff\xff", &mut |key, value| {
+            assert!(last.as_deref() < Some(key), "rows out of order");
+            last = Some(key.to_vec());
+            rows.insert(key.to_vec(), value.to_vec());
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    rows
+}
+
+/// The writes of commit `n`: one row that all of them write, rows that come and go, and now and then more than the
+/// journal has room for.
+fn writes(n: u32) -> Vec<Write> {
+    let length = if n % 17 == 5 { 5000 } else { 100 + n as usize % 700 };
+    let mut writes = vec![
+        Write::Put(b"newest".to_vec(), n.to_be_bytes().to_vec()),
+        Write::Put(format!("log/{n:05}").into_bytes(), vec![n.to_le_bytes()[0]; length]),
+        Write::Put(format!("slot/{}", n % 7).into_bytes(), n.to_be_bytes().to_vec()),
+    ];
+    if let Some(old) = n.checked_sub(5) {
+        writes.push(Write::Delete(format!("log/{old:05}").into_bytes()));
+    }
+    if n.is_multiple_of(11) {
+        writes.clear();
+    }
+    writes
+}
+
+fn expected(n: u32) -> Rows {
+    let mut rows = Rows::new();
+    (1..=n).for_each(|n| apply(&mut rows, &writes(n)));
+    rows
+}
+
+/// Opens and commits, again and again, until nothing works any more; gives the last commit that was acknowledged.
+fn work(disk: &Disk, mut done: u32, random: &mut fastrand::Rng) -> u32 {
+    loop {
+        let Ok(table) = disk.open() else { return done };
+        for _ in 0..random.u32(0..4) {
+            if table.commit(&writes(done + 1)).is_err() {
+                return done;
+            }
+            done += 1;
+        }
+    }
+}
+
+#[test]
+fn what_was_acknowledged_or_seen_is_there_after_kills_and_power_cuts() {
+    for seed in 0..400 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (mut disk, mut done) = (Disk::default(), 0);
+        for _ in 0..6 {
+            disk.state().left = Some(random.u32(0..60));
+            let acknowledged = work(&disk, done, &mut random);
+            disk.state().left = None;
+            if random.bool() {
+                disk = disk.cut_power(&mut random);
+            }
+            let seen = rows(&disk.open().unwrap());
+            done = match acknowledged {
+                n if seen == expected(n) => n,
+                n if seen == expected(n + 1) => n + 1,
+                n => panic!("seed {seed}: neither {n} nor the next: {:?}", seen.keys()),
+            };
+            if random.bool() {
+                disk = disk.cut_power(&mut random);
+                assert!(rows(&disk.open().unwrap()) == seen, "seed {seed}: what was seen is gone");
+            }
+        }
+        assert!(done > 3, "seed {seed}: {done} commits in all");
+    }
+}
+
+#[test]
+fn a_usual_commit_is_one_sync_and_the_engine_is_left_alone() {
+    let disk = Disk::default();
+    let small = |n: u32| [Write::Put(b"n".to_vec(), n.to_be_bytes().repeat(200))];
+    disk.open().unwrap().commit(&small(0)).unwrap();
+    let before = disk.state().commits;
+    for n in 1..=4 {
+        let syncs = disk.state().syncs;
+        let table = disk.open().unwrap();
+        assert_eq!(disk.state().syncs, syncs, "to open");
+        table.commit(&small(n)).unwrap();
+        drop(table);
+        assert_eq!(disk.state().syncs, syncs + 1, "in all");
+    }
+    assert_eq!(disk.state().commits, before);
+    disk.open().unwrap().commit(&small(5)).unwrap();
+    assert_eq!(disk.state().commits, before + 1, "the journal is full");
+    disk.open().unwrap().checkpoint().unwrap();
+    assert_eq!(disk.state().table.get(b"n".as_slice()), Some(&5_u32.to_be_bytes().repeat(200)));
+}
+
+#[test]
+fn a_sync_that_fails_is_made_up_for() {
+    let disk = Disk::default();
+    let table = disk.open().unwrap();
+    (1..=3).for_each(|n| table.commit(&writes(n)).unwrap());
+    disk.state().lies = true;
+    assert_eq!(*table.commit(&writes(4)).unwrap_err().kind(), ErrorKind::CommitIo);
+    assert_eq!(*table.commit(&writes(4)).unwrap_err().kind(), ErrorKind::Poisoned);
+    table.recover().unwrap();
+    assert_eq!(rows(&table), expected(4), "it was written");
+    for seed in 0..20 {
+        let after = disk.cut_power(&mut fastrand::Rng::with_seed(seed));
+        assert_eq!(rows(&after.open().unwrap()), expected(4), "seed {seed}");
+    }
+    table.commit(&writes(5)).unwrap();
+}
+
+#[test]
+fn views_beside_a_writer_are_snapshots() {
+    let disk = Disk::default();
+    let table = disk.open().unwrap();
+    let all = |n: u32| (0..8).map(|i| Write::Put(vec![b'r', i], n.to_be_bytes().repeat(20))).collect::<Vec<_>>();
+    table.commit(&all(0)).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let (mut last, mut looks) = (0, 0);
+            while !done.load(std::sync::atomic::Ordering::Acquire) {
+                let rows = rows(&table);
+                let values: Vec<&Vec<u8>> =
+                    rows.iter().filter(|(key, _)| key[0] == b'r').map(|(_, value)| value).collect();
+                assert!(values.len() == 8 && values.iter().all(|value| *value == values[0]), "{rows:?}");
+                let now = u32::from_be_bytes(values[0][..4].try_into().unwrap());
+                assert!(now >= last, "a view went back");
+                (last, looks) = (now, looks + 1);
+            }
+            looks
+        });
+        (1..2000).for_each(|n| table.commit(&all(n)).unwrap());
+        done.store(true, std::sync::atomic::Ordering::Release);
+        assert!(reader.join().unwrap() > 0);
+    });
+    assert!(disk.state().commits > 10, "rows have moved to the engine meanwhile");
+}
+
+#[test]
+fn a_journal_that_is_not_the_tables_is_refused() {
+    let disk = Disk::default();
+    let table = disk.open().unwrap();
+    (1..=3).for_each(|n| table.commit(&writes(n)).unwrap());
+    drop(table);
+    let refused = |what: &str| {
+        let error = disk.open().unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Corrupt, "{what}");
+    };
+    let good = disk.state().table.clone();
+    disk.state().table.clear();
+    refused("the table has lost everything");
+    disk.state().table.clone_from(&good);
+    disk.state().table.insert(ROW.to_vec(), b"odd".to_vec());
+    refused("the table's row is damaged");
+    disk.state().table.clone_from(&good);
+    let table = disk.open().unwrap();
+    // The journal is full more than once, and then the table is as it was before.
+    (4..40).for_each(|n| table.commit(&writes(n)).unwrap());
+    drop(table);
+    disk.state().table = good;
+    refused("records between the table and the journal are missing");
+}
