@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
 use crate::table::Visit;
@@ -190,7 +191,7 @@ fn rows(table: &dyn Table) -> Rows {
 /// The writes of commit `n`: one row that all of them write, rows that come and go, and now and then more than the
 /// journal has room for.
 fn writes(n: u32) -> Vec<Write> {
-    let length = if n % 17 == 5 { 5000 } else { 100 + n as usize % 700 };
+    let length = if n % 17 == 5 { 5000 } else { 100 + n as usize * 37 % 900 };
     let mut writes = vec![
         Write::Put(b"newest".to_vec(), n.to_be_bytes().to_vec()),
         Write::Put(format!("log/{n:05}").into_bytes(), vec![n.to_le_bytes()[0]; length]),
@@ -295,24 +296,28 @@ fn views_beside_a_writer_are_snapshots() {
     let table = disk.open().unwrap();
     let all = |n: u32| (0..8).map(|i| Write::Put(vec![b'r', i], n.to_be_bytes().repeat(20))).collect::<Vec<_>>();
     table.commit(&all(0)).unwrap();
-    let done = std::sync::atomic::AtomicBool::new(false);
+    let looks = AtomicU32::new(0);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
-            let (mut last, mut looks) = (0, 0);
-            while !done.load(std::sync::atomic::Ordering::Acquire) {
+            let mut last = 0;
+            while last < 500 {
                 let rows = rows(&table);
-                let values: Vec<&Vec<u8>> =
-                    rows.iter().filter(|(key, _)| key[0] == b'r').map(|(_, value)| value).collect();
-                assert!(values.len() == 8 && values.iter().all(|value| *value == values[0]), "{rows:?}");
+                let rows = rows.iter().filter(|(key, _)| key[0] == b'r');
+                let values: Vec<&Vec<u8>> = rows.map(|(_, value)| value).collect();
+                assert!(values.len() == 8 && values.iter().all(|value| *value == values[0]), "{values:?}");
                 let now = u32::from_be_bytes(values[0][..4].try_into().unwrap());
                 assert!(now >= last, "a view went back");
-                (last, looks) = (now, looks + 1);
+                last = now;
+                looks.fetch_add(1, Ordering::Relaxed);
             }
-            looks
         });
-        (1..2000).for_each(|n| table.commit(&all(n)).unwrap());
-        done.store(true, std::sync::atomic::Ordering::Release);
-        assert!(reader.join().unwrap() > 0);
+        // Until it has had many looks on the way.
+        let mut n = 0;
+        while !reader.is_finished() {
+            let seen = looks.load(Ordering::Relaxed);
+            n = (n + 1).min(if seen < 100 { 499 } else { 500 });
+            table.commit(&all(n)).unwrap();
+        }
     });
     assert!(disk.state().commits > 10, "rows have moved to the engine meanwhile");
 }
