@@ -12,7 +12,7 @@ use std::io;
 use std::path::Path;
 
 use kv::Result;
-use kv_mvcc::local::{self, Engine, OpenOptions, Room};
+use kv_mvcc::local::{self, Engine, Log, OpenOptions, Room};
 use kv_mvcc::{MvccStore, Table};
 use redb::StorageBackend;
 
@@ -31,6 +31,10 @@ impl Engine for Redb {
 
     fn files(&self) -> &'static [&'static str] {
         &["db.redb"]
+    }
+
+    fn log(&self) -> Log {
+        Log::Journal
     }
 
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>> {

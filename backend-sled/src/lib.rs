@@ -13,7 +13,7 @@ mod table;
 use std::path::Path;
 
 use kv::Result;
-use kv_mvcc::local::{self, Engine, OpenOptions};
+use kv_mvcc::local::{self, Engine, Log, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
 
 /// sled, as an engine of [`kv_mvcc::local`].
@@ -31,6 +31,10 @@ impl Engine for Sled {
 
     fn files(&self) -> &'static [&'static str] {
         &["sled/db", "sled/conf"]
+    }
+
+    fn log(&self) -> Log {
+        Log::Own
     }
 
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>> {

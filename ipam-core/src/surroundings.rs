@@ -30,20 +30,19 @@ pub(crate) struct Surroundings {
 }
 
 impl Surroundings {
-    /// Reads everything in one round trip, along with other keys and ranges that will be needed.
+    /// Reads everything in one round trip, along with other keys, and the keys of ranges, that will be needed.
     pub(crate) async fn read(
         ipam: &Ipam,
         tx: &mut Transaction,
         node: &str,
         mut keys: Vec<Key>,
-        mut ranges: Vec<Range>,
+        named: Vec<Range>,
     ) -> Result<Self> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
         keys.extend(ipam.host_keys(node));
         keys.push(keys::config());
-        ranges.extend([pools.clone(), reservations.clone()]);
-        tx.prefetch(keys, ranges).await?;
+        tx.prefetch_with_keys_of(keys, vec![pools.clone(), reservations.clone()], named).await?;
 
         let host = ipam.host(tx, node).await?;
         let config = read_config(tx).await?;

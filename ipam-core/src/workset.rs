@@ -60,8 +60,18 @@ impl<'t> Workset<'t> {
 
     /// Reads blocks ahead, several in one round trip.
     pub(crate) async fn read_ahead(&mut self, blocks: &[IpNet]) -> Result<()> {
+        self.read_ahead_with(blocks, |_| None).await
+    }
+
+    /// The same, with the owner's affinities to them.
+    pub(crate) async fn read_ahead_own(&mut self, owner: &Owner, blocks: &[IpNet]) -> Result<()> {
+        self.read_ahead_with(blocks, |cidr| keys::affinity(owner, cidr)).await
+    }
+
+    async fn read_ahead_with(&mut self, blocks: &[IpNet], beside: impl Fn(IpNet) -> Option<Key>) -> Result<()> {
         let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
-        let unread: Vec<Key> = unread.map(|cidr| keys::block(*cidr)).collect();
+        let mut unread: Vec<Key> = unread.map(|cidr| keys::block(*cidr)).collect();
+        unread.extend(blocks.iter().filter_map(|cidr| beside(*cidr)));
         Ok(self.tx.prefetch(unread, Vec::new()).await?)
     }
 
@@ -175,16 +185,10 @@ impl<'t> Workset<'t> {
         Ok(())
     }
 
-    /// The blocks of an owner in one family, ascending by key, each with the state of the affinity. Not guarded: the
-    /// block that is used says itself whose it is.
-    pub(crate) async fn affinities(&mut self, range: &Range) -> Result<Vec<(IpNet, AffinityState)>> {
-        let listed = self.tx.snapshot_list(range).await?;
-        let parsed = listed.iter().filter_map(|(key, value)| {
-            let (_, cidr) = keys::parse_affinity(key)?;
-            let state = Affinity::decode(key, value.as_bytes()).map_or(AffinityState::Unknown, |one| one.state());
-            Some((cidr, state))
-        });
-        Ok(parsed.collect())
+    /// The blocks of an owner in one family, ascending by key. Not guarded: the block that is used says itself whose it is.
+    pub(crate) async fn affine(&mut self, affinities: &Range) -> Result<Vec<IpNet>> {
+        let listed = self.tx.snapshot_keys(affinities).await?;
+        Ok(listed.iter().filter_map(|key| Some(keys::parse_affinity(key)?.1)).collect())
     }
 
     /// Puts all changes into the transaction.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness, Options, Report, Verdict, play_role, run};
 use kv::{ErrorKind, Result, Store};
-use kv_mvcc::local::{self, Create, Engine, OpenOptions};
+use kv_mvcc::local::{self, Create, Engine, Log, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
 use libtest_mimic::{Arguments, Failed, Trial};
 use odd::Odd;
@@ -36,6 +36,10 @@ impl Engine for InFile {
 
     fn files(&self) -> &'static [&'static str] {
         &["log"]
+    }
+
+    fn log(&self) -> Log {
+        Log::Own
     }
 
     fn open(&self, entry: &Path, _: &str) -> Result<Box<dyn Table>> {

@@ -11,7 +11,7 @@ mod table;
 use std::path::Path;
 
 use kv::Result;
-use kv_mvcc::local::{self, Engine, OpenOptions};
+use kv_mvcc::local::{self, Engine, Log, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
 
 pub use table::SqliteTable;
@@ -31,6 +31,10 @@ impl Engine for Sqlite {
 
     fn files(&self) -> &'static [&'static str] {
         &["db.sqlite"]
+    }
+
+    fn log(&self) -> Log {
+        Log::Own
     }
 
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>> {

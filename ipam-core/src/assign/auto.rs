@@ -12,7 +12,7 @@ use time::{Duration, OffsetDateTime};
 use super::request::AssignRequest;
 use super::search::{existing, next_chunk, walk};
 use crate::error::{Error, Result};
-use crate::model::{AffinityState, Attribute, Block, Owner, Pool, keys};
+use crate::model::{Attribute, Block, Owner, Pool, keys};
 use crate::net::Family;
 use crate::pools::Blocks;
 use crate::surroundings::{Surroundings, passes_over, pool_holding};
@@ -100,9 +100,9 @@ impl Pass<'_> {
     /// it returns how many blocks the host has in these pools.
     async fn take_from_own(&self, work: &mut Workset<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<usize> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else { return Ok(0) };
-        let affine = work.affinities(&Range::Prefix(prefix)).await?;
+        let affine = work.affine(&Range::Prefix(prefix)).await?;
         let (kept, others): (Vec<_>, Vec<_>) =
-            affine.into_iter().partition(|(cidr, _)| pool_holding(self.pools.iter().copied(), *cidr).is_some());
+            affine.into_iter().partition(|cidr| pool_holding(self.pools.iter().copied(), *cidr).is_some());
         self.leave(work, &others).await?;
 
         let mut own = 0;
@@ -111,9 +111,9 @@ impl Pass<'_> {
         let mut at_once = 1;
         while taken.len() < self.wanted && rest.peek().is_some() {
             let chunk: Vec<_> = rest.by_ref().take(at_once).collect();
-            work.read_ahead(&chunk.iter().map(|(cidr, _)| *cidr).collect::<Vec<_>>()).await?;
-            for (cidr, state) in chunk {
-                if taken.len() < self.wanted && self.is_own(work, cidr, state).await? {
+            work.read_ahead_own(&self.owner, &chunk).await?;
+            for cidr in chunk {
+                if taken.len() < self.wanted && self.is_own(work, cidr).await? {
                     own += 1;
                     self.take(work, cidr, taken).await?;
                 }
@@ -125,14 +125,15 @@ impl Pass<'_> {
 
     /// True if the block behind an affinity is the host's, as it should be, from which something is to be taken. Affinities
     /// that are stale are dropped, unfinished ones are finished, and missing blocks are made.
-    async fn is_own(&self, work: &mut Workset<'_>, cidr: IpNet, state: AffinityState) -> Result<bool> {
+    async fn is_own(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
+        let is_confirmed = work.has_confirmed(&self.owner, cidr).await?;
         match work.find(cidr).await? {
             Found::Damaged => return Ok(false),
             Found::There(block) if !block.is_owned_by(&self.owner) => {
                 work.drop_affinity(&self.owner, cidr).await?;
                 return Ok(false);
             }
-            Found::There(_) if state == AffinityState::Confirmed => return Ok(true),
+            Found::There(_) if is_confirmed => return Ok(true),
             // Rewriting the block makes whoever is about to take it away start anew.
             Found::There(_) => drop(work.change(cidr, |_| ()).await?),
             Found::Absent => self.create(work, cidr).await?,
@@ -142,8 +143,8 @@ impl Pass<'_> {
     }
 
     /// Gives back empty blocks of pools that are there and do not select the node any more.
-    async fn leave(&self, work: &mut Workset<'_>, others: &[(IpNet, AffinityState)]) -> Result<()> {
-        let unselected = others.iter().map(|(cidr, _)| *cidr).filter(|cidr| {
+    async fn leave(&self, work: &mut Workset<'_>, others: &[IpNet]) -> Result<()> {
+        let unselected = others.iter().copied().filter(|cidr| {
             pool_holding(&self.around.pools, *cidr).is_some_and(|pool| passes_over(pool, &self.around.host.labels))
         });
         for cidr in unselected.take(MOST_LEFT_AT_ONCE).collect::<Vec<_>>() {
@@ -268,12 +269,9 @@ impl Pass<'_> {
 
 /// Puts the blocks first that were written last: an address came or went there, so there is room more often than not,
 /// where blocks that nobody has written for long are full. Calico goes through all of them in the order of their keys.
-async fn latest_first(
-    work: &mut Workset<'_>,
-    mut blocks: Vec<(IpNet, AffinityState)>,
-) -> Result<Vec<(IpNet, AffinityState)>> {
+async fn latest_first(work: &mut Workset<'_>, mut blocks: Vec<IpNet>) -> Result<Vec<IpNet>> {
     if blocks.len() > 1 {
-        let names: Vec<kv::Key> = blocks.iter().map(|(cidr, _)| keys::block(*cidr)).collect();
+        let names: Vec<kv::Key> = blocks.iter().map(|cidr| keys::block(*cidr)).collect();
         let written = work.tx.probe(&names).await?;
         let mut dated: Vec<_> = written.into_iter().zip(blocks).collect();
         dated.sort_by_key(|(written, _)| std::cmp::Reverse(*written));

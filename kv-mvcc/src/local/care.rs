@@ -6,10 +6,9 @@ use std::sync::Arc;
 use kv::{Operation, Result};
 
 use super::guarded::caught;
-use super::open::{Create, Engine, OpenOptions, Room, open_blocking};
+use super::open::{Create, Engine, Log, OpenOptions, Room, journaled, open_blocking};
 use super::store_folder::{Found, StoreFolder};
 use crate::codec::FORMAT;
-use crate::journal::Journaled;
 
 /// Waits for the turn and makes the files of the store of `engine` in the folder `path` as small as the engine can.
 ///
@@ -22,15 +21,15 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
         Found::Complete(_) | Found::Unnamed => {}
         Found::Nothing | Found::Unfinished => return Err(folder.place.missing()),
     }
-    // What only the journal has takes rows away from the engine, too.
-    let head = Arc::new(folder.open_head()?);
-    let journal = Box::new(folder.open_journal(head)?);
-    let checkpoint = || {
-        let table = engine.open(&folder.path(engine.entry()), &folder.place.store)?;
-        Journaled::open(table, journal, &folder.place.store)?.checkpoint()
-    };
-    caught(&folder.place, Operation::Compact, checkpoint)?;
-    caught(&folder.place, Operation::Compact, || engine.shrink(&folder.path(engine.entry()), &folder.place.store))
+    let entry = folder.path(engine.entry());
+    if engine.log() == Log::Journal {
+        // What only the journal has takes rows away from the engine, too.
+        let head = Arc::new(folder.open_head()?);
+        let table = caught(&folder.place, Operation::Open, || engine.open(&entry, &folder.place.store))?;
+        let table = journaled(&folder, head, table)?;
+        caught(&folder.place, Operation::Compact, || table.checkpoint())?;
+    }
+    caught(&folder.place, Operation::Compact, || engine.shrink(&entry, &folder.place.store))
 }
 
 /// The formats of a store before and after.

@@ -106,8 +106,12 @@ impl Head {
 fn look(files: &[PathBuf]) -> io::Result<u64> {
     let mut hasher = DefaultHasher::new();
     for file in files {
-        let found = fs::metadata(file)?;
-        (found.ino(), found.size(), found.ctime(), found.ctime_nsec()).hash(&mut hasher);
+        match fs::metadata(file) {
+            Ok(found) => (found.ino(), found.size(), found.ctime(), found.ctime_nsec()).hash(&mut hasher),
+            // Not every store has every file.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
     }
     Ok(hasher.finish())
 }

@@ -5,7 +5,7 @@
 //! ```text
 //! queue      the lock file: one process at a time, first come first served (never unlinked)
 //! head       the newest revision, to tell when an engine comes back with less
-//! journal    the newest commits, which the engine does not have yet
+//! journal    the newest commits, which the engine does not have yet (not with sled, which is a log itself)
 //! store.id   engine, layout and id; written last, so it tells a damaged store from a new one
 //! creating   there only while the store is being made
 //! ballast    room on the disk that only a release may use
@@ -33,5 +33,5 @@ mod store_folder;
 pub use care::{Upgraded, shrink_blocking, upgrade_blocking};
 pub use glance::{Glance, Holder, glance, waiting};
 pub use io_error::{io_kind, unknown_io};
-pub use open::{Create, Engine, OpenOptions, Room, open, open_blocking};
+pub use open::{Create, Engine, Log, OpenOptions, Room, open, open_blocking};
 pub use replace::{Replacement, Staging};

@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::folder;
 use super::guarded::{Guarded, caught};
+use super::head::Head;
 use super::store_folder::{Found, StoreFolder};
 use crate::journal::Journaled;
 use crate::options::{Blocking, Clock, Inspection, Options, Retention};
@@ -29,10 +30,13 @@ pub trait Engine: Send + Sync {
     /// The files that hold its data and are never empty, relative to the store's folder.
     fn files(&self) -> &'static [&'static str];
 
+    /// What makes its commits durable.
+    fn log(&self) -> Log;
+
     /// Opens the table at `entry`, an absolute path, and makes it if it is not there; `store` names it in errors.
     ///
-    /// The caller has the turn at the store, catches panics, and refuses commits after a failed one. What the table shows
-    /// need not be durable until a commit is: the caller makes one before it shows anything that may be lost.
+    /// The caller has the turn at the store, catches panics, and refuses commits after a failed one. With a journal, what
+    /// the table shows need not be durable until a commit is: the caller makes one before it shows anything that may be lost.
     ///
     /// # Errors
     /// `Corrupt`, `Io`, `NoSpace`, `Locked`, `UnknownFormat`.
@@ -48,6 +52,15 @@ pub trait Engine: Send + Sync {
         let (_, _) = (entry, store);
         Ok(Room::Kept)
     }
+}
+
+/// What makes the commits of an engine durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Log {
+    /// A [journal](crate::journal) in front of it.
+    Journal,
+    /// A log of its own.
+    Own,
 }
 
 /// What became of the room that an engine's files do not need.
@@ -212,9 +225,11 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
     let newest_seen = head.seen();
     let ballast = Arc::clone(&folder.ballast);
     let reserve: Arc<dyn Reserve> = Arc::clone(&folder.ballast) as _;
-    let journal = Box::new(folder.open_journal(Arc::clone(&head))?);
-    let table = caught(&folder.place, Operation::Open, || Journaled::open(table, journal, &folder.place.store))?;
-    let table = Guarded::new(Box::new(table), folder.place.clone(), Arc::clone(&head), ballast, turn);
+    let table = match engine.log() {
+        Log::Journal => Box::new(journaled(folder, Arc::clone(&head), table)?),
+        Log::Own => table,
+    };
+    let table = Guarded::new(table, folder.place.clone(), Arc::clone(&head), ballast, turn);
     let restricted = folder::restrict_all(&entry);
     match expects {
         Expects::New => folder.io(engine.entry(), restricted)?,
@@ -251,6 +266,12 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
     folder.remove_marker()?;
     head.set_in_order();
     Ok(store)
+}
+
+/// The table behind its journal.
+pub(super) fn journaled(folder: &StoreFolder, head: Arc<Head>, table: Box<dyn Table>) -> Result<Journaled> {
+    let journal = Box::new(folder.open_journal(head)?);
+    caught(&folder.place, Operation::Open, || Journaled::open(table, journal, &folder.place.store))
 }
 
 /// Opens the engine, of which we have the turn. If it is locked all the same, whoever had the turn before is being ended by

@@ -32,6 +32,8 @@ pub struct Transaction {
     seen: BTreeMap<Key, Option<Kv>>,
     /// Ranges of which `seen` holds every key.
     listed: Vec<Range>,
+    /// The keys of ranges of which no values were read.
+    keys: BTreeMap<Range, Vec<Key>>,
     /// Keys that the commit relies on, with their mod revisions; unset for absent ones.
     pub(super) guards: BTreeMap<Key, Revision>,
     /// Ranges that the commit relies on.
@@ -49,6 +51,7 @@ impl Transaction {
             at: Revision::UNSET,
             seen: BTreeMap::new(),
             listed: Vec::new(),
+            keys: BTreeMap::new(),
             guards: BTreeMap::new(),
             guarded_ranges: Vec::new(),
             writes: BTreeMap::new(),
@@ -71,11 +74,23 @@ impl Transaction {
     /// # Errors
     /// Those of the store.
     pub async fn prefetch(&mut self, keys: Vec<Key>, ranges: Vec<Range>) -> Result<()> {
+        self.prefetch_with_keys_of(keys, ranges, Vec::new()).await
+    }
+
+    /// Like [`prefetch`](Self::prefetch), and for [`snapshot_keys`](Self::snapshot_keys) the keys of `named` without their
+    /// values.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn prefetch_with_keys_of(&mut self, keys: Vec<Key>, ranges: Vec<Range>, named: Vec<Range>) -> Result<()> {
         let keys = keys.into_iter().filter(|key| !self.knows(key)).map(Range::Key);
         let mut wanted: Vec<Range> = keys.collect();
         wanted.extend(ranges.into_iter().filter(|range| !self.listed.contains(range)));
         wanted.sort();
         wanted.dedup();
+        let mut wanted: Vec<_> = wanted.into_iter().map(|range| (range, Content::Full)).collect();
+        let named = named.into_iter().filter(|range| !self.keys.contains_key(range));
+        wanted.extend(named.map(|range| (range, Content::KeysOnly)));
         self.fetch(wanted).await
     }
 
@@ -132,6 +147,9 @@ impl Transaction {
     /// # Errors
     /// Those of the store.
     pub async fn snapshot_keys(&mut self, range: &Range) -> Result<Vec<Key>> {
+        if let Some(keys) = self.keys.get(range) {
+            return Ok(keys.clone());
+        }
         let at = self.at;
         let mut attempt = 0;
         let listing = loop {
@@ -168,7 +186,7 @@ impl Transaction {
             return Ok(written.clone());
         }
         if !self.knows(key) {
-            self.fetch(vec![Range::Key(key.clone())]).await?;
+            self.fetch(vec![(Range::Key(key.clone()), Content::Full)]).await?;
         }
         Ok(self.seen.get(key).and_then(|kv| kv.as_ref().map(|kv| kv.value.clone())))
     }
@@ -253,7 +271,7 @@ impl Transaction {
             Range::Key(key) => self.knows(key),
             _ => self.listed.contains(range),
         };
-        if known { Ok(()) } else { self.fetch(vec![range.clone()]).await }
+        if known { Ok(()) } else { self.fetch(vec![(range.clone(), Content::Full)]).await }
     }
 
     /// The range as this transaction sees it: what was read, under what it writes.
@@ -271,14 +289,15 @@ impl Transaction {
         present.into_iter().map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
-    /// Reads ranges in full: the first time in one transaction that fixes the revision, later at that revision.
-    async fn fetch(&mut self, mut ranges: Vec<Range>) -> Result<()> {
+    /// Reads ranges: the first time in one transaction that fixes the revision, later at that revision.
+    async fn fetch(&mut self, mut ranges: Vec<(Range, Content)>) -> Result<()> {
         if ranges.is_empty() {
             return Ok(());
         }
         if !self.at.is_set() {
             let later = ranges.split_off(ranges.len().min(MAX_TXN_OPS));
-            let answer = self.ask_txn(Txn::new().with_success(ranges.iter().cloned().map(Op::range))).await?;
+            let reads = ranges.iter().cloned().map(|(range, content)| TxnRange::new(range).with_content(content));
+            let answer = self.ask_txn(Txn::new().with_success(reads.map(Op::Range))).await?;
             self.at = answer.revision;
             for (range, result) in ranges.into_iter().zip(answer.results) {
                 if let OpResult::Range(found) = result {
@@ -287,15 +306,20 @@ impl Transaction {
             }
             ranges = later;
         }
-        let reads = ranges.iter().map(|range| RangeRequest::new(range.clone()).with_at(self.at)).collect();
-        let answers = self.ask_ranges(reads).await?;
+        let reads = ranges.iter().cloned();
+        let reads = reads.map(|(range, content)| RangeRequest::new(range).with_at(self.at).with_content(content));
+        let answers = self.ask_ranges(reads.collect()).await?;
         for (range, found) in ranges.into_iter().zip(answers) {
             self.remember(range, found);
         }
         Ok(())
     }
 
-    fn remember(&mut self, range: Range, found: RangeResponse) {
+    fn remember(&mut self, (range, content): (Range, Content), found: RangeResponse) {
+        if content == Content::KeysOnly {
+            self.keys.insert(range, found.kvs.into_iter().map(|kv| kv.key).collect());
+            return;
+        }
         for kv in found.kvs {
             self.seen.insert(kv.key.clone(), Some(kv));
         }
