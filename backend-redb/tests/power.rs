@@ -2,6 +2,8 @@
 //!
 //! The disk is simulated below redb: what was not synced when the power fails may be there or not, sector by sector.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod disk;
 
 use std::io;
