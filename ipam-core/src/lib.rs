@@ -5,6 +5,7 @@
 //! so that every decision can be repeated. [`Ipam`] is the allocator: each of its verbs is one transaction on a store,
 //! told as a story that reads documents, decides, and writes; [`assign`] is the largest of them.
 
+mod addresses;
 pub mod affinity;
 pub mod assign;
 pub mod attachment;
@@ -15,11 +16,13 @@ pub mod intents;
 mod ipam;
 pub mod model;
 pub mod net;
+mod owners;
 pub mod pools;
 mod release;
 pub mod reservations;
 mod resources;
 pub mod selector;
+mod settings;
 mod surroundings;
 pub mod timestamps;
 mod usage;

@@ -8,6 +8,7 @@ use fastrand::Rng;
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::assign::{AssignRequest, Assigned, Wanted};
 use ipam_core::attachment::Attachment;
+use ipam_core::model::Owner;
 use ipam_core::{Error, Ipam};
 use ipnet::{IpNet, Ipv4Net};
 
@@ -195,7 +196,7 @@ impl<W: Witness> Worker<W> {
     }
 
     async fn claim(&mut self, ipam: &Ipam) -> Result<(), Failure> {
-        let (cidr, node) = (self.part()?, self.node.clone());
+        let (cidr, node) = (self.part()?, Owner::host(&self.node));
         match self.or_die(ipam.claim_affinity(&node, cidr, deadline())).await {
             Some(Ok(_)) => self.witness.counted("affinity claim"),
             Some(Err(error)) => self.judge("affinity claim", &error)?,
@@ -209,7 +210,7 @@ impl<W: Witness> Worker<W> {
     }
 
     async fn give_back(&mut self, ipam: &Ipam) -> Result<(), Failure> {
-        let (cidr, which, node) = (self.part()?, self.which(), self.node.clone());
+        let (cidr, which, node) = (self.part()?, self.which(), Owner::host(&self.node));
         match self.or_die(ipam.release_affinity(&node, cidr, which, deadline())).await {
             Some(Ok(_)) => self.witness.counted("affinity release"),
             Some(Err(error)) => self.judge("affinity release", &error)?,
@@ -219,8 +220,8 @@ impl<W: Witness> Worker<W> {
     }
 
     async fn give_all_back(&mut self, ipam: &Ipam) -> Result<(), Failure> {
-        let (which, node) = (self.which(), self.node.clone());
-        match self.or_die(ipam.release_node_affinities(&node, which, deadline())).await {
+        let (which, node) = (self.which(), Owner::host(&self.node));
+        match self.or_die(ipam.release_all_affinities(&node, which, deadline())).await {
             Some(Ok(_)) => self.witness.counted("affinity release of a node"),
             Some(Err(error)) => self.judge("affinity release of a node", &error)?,
             None => {}
