@@ -134,7 +134,13 @@ impl Ipam {
         if let Some(value) = tx.snapshot_get(&key).await? {
             let node = Node::decode(&key, value.as_bytes())?;
             let owner = Owner::host(name);
-            return Ok(Host { name: name.to_owned(), owner, labels: node.labels().clone(), limited: true, pin: Pin::None });
+            return Ok(Host {
+                name: name.to_owned(),
+                owner,
+                labels: node.labels().clone(),
+                limited: true,
+                pin: Pin::None,
+            });
         }
         let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
         if self.nodes == Nodes::Registered || !tx.snapshot_is_empty(&registered).await? {
@@ -199,7 +205,9 @@ impl Ipam {
 
 /// An owner that no block can have.
 fn nobody(owner: &Owner) -> Error {
-    Error::Invalid(format!("\"{owner}\" cannot own blocks: name a node as host:NAME, or a virtual owner as virtual:NAME"))
+    Error::Invalid(format!(
+        "\"{owner}\" cannot own blocks: name a node as host:NAME, or a virtual owner as virtual:NAME"
+    ))
 }
 
 /// Whether the node's name is to be pinned with the commit.

@@ -87,7 +87,9 @@ impl HandleRequest {
     fn check(&self) -> Result<()> {
         if self.handle.is_empty() || self.handle.contains(['/', '\r']) {
             let handle = &self.handle;
-            return Err(Error::Invalid(format!("{handle:?} cannot be a handle: use a name without / and control characters")));
+            return Err(Error::Invalid(format!(
+                "{handle:?} cannot be a handle: use a name without / and control characters"
+            )));
         }
         Ok(())
     }

@@ -33,9 +33,7 @@ pub enum ContradictorySettings {
 impl fmt::Display for ContradictorySettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NeitherStrictNorAuto => {
-                "Cannot disable 'StrictAffinity' and 'AutoAllocateBlocks' at the same time"
-            }
+            Self::NeitherStrictNorAuto => "Cannot disable 'StrictAffinity' and 'AutoAllocateBlocks' at the same time",
             Self::LimitWithoutStrict => "MaxBlocksPerHost requires StrictAffinity to be enabled",
         })
     }
@@ -91,7 +89,11 @@ impl IpamConfig {
     /// How many blocks a host may claim: the smaller of what is configured and what is requested, 0 in either meaning
     /// nothing said; 20 if neither says anything.
     pub fn block_limit(&self, requested: u32) -> u32 {
-        [self.max_blocks_per_host(), requested].into_iter().filter(|limit| *limit != 0).min().unwrap_or(DEFAULT_MAX_BLOCKS)
+        [self.max_blocks_per_host(), requested]
+            .into_iter()
+            .filter(|limit| *limit != 0)
+            .min()
+            .unwrap_or(DEFAULT_MAX_BLOCKS)
     }
 
     /// How many seconds a released address rests before it can be given out again. 0 or less: not at all.

@@ -72,7 +72,8 @@ async fn each_block_is_one_commit() {
 #[tokio::test]
 async fn networks_that_cannot_be_claimed_are_calicos_errors() {
     let world = world().await;
-    let claim = async |cidr| world.ipam.claim_affinity(&Owner::host("a"), net(cidr), soon()).await.unwrap_err().to_string();
+    let claim =
+        async |cidr| world.ipam.claim_affinity(&Owner::host("a"), net(cidr), soon()).await.unwrap_err().to_string();
     assert_eq!(claim("10.1.0.0/28").await, "The requested CIDR (10.1.0.0/28) is not within any configured pools.");
     assert_eq!(claim("10.0.0.0/25").await, "The requested CIDR (10.0.0.0/25) is not within any configured pools.");
     assert_eq!(claim("10.0.0.4/31").await, "The requested CIDR (10.0.0.4/31) is smaller than the minimum.");
@@ -81,7 +82,8 @@ async fn networks_that_cannot_be_claimed_are_calicos_errors() {
     assert!(error.contains(&format!("more than {MOST_BLOCKS_CLAIMED} blocks")), "{error}");
     let error = world.ipam.claim_affinity(&Owner::host("nosuch"), net("10.0.0.0/28"), soon()).await.unwrap_err();
     assert!(matches!(error, Error::UnknownNode(_)), "{error}");
-    let error = world.ipam.release_affinity(&Owner::host("a"), net("10.0.0.4/31"), ReleaseIf::Any, soon()).await.unwrap_err();
+    let error =
+        world.ipam.release_affinity(&Owner::host("a"), net("10.0.0.4/31"), ReleaseIf::Any, soon()).await.unwrap_err();
     assert!(matches!(error, Error::SmallerThanBlock(_)), "{error}");
     assert_eq!(world.blocks().await, 0);
 }

@@ -111,9 +111,8 @@ async fn strict_affinity_and_the_limit_of_blocks_hold_for_virtual_owners_too() {
 async fn a_handle_gets_no_more_of_a_family_than_it_may_hold() {
     let world = world().await;
     world.add_pool("v6", "fd00::/120").await;
-    let both = |v4, v6| {
-        HandleRequest::new("net.vmi.shop.cart", Owner::host("a"), Wanted::any(v4, v6)).with_most_per_family(1)
-    };
+    let both =
+        |v4, v6| HandleRequest::new("net.vmi.shop.cart", Owner::host("a"), Wanted::any(v4, v6)).with_most_per_family(1);
     assert_eq!(give(&world, &both(1, 0)).await.unwrap().len(), 1);
     let before = world.dump().await;
     let error = give(&world, &both(1, 1)).await.unwrap_err();

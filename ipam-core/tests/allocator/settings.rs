@@ -33,11 +33,14 @@ async fn a_change_keeps_what_it_does_not_name() {
 #[tokio::test]
 async fn settings_that_contradict_each_other_are_refused_and_stored_ones_are_left_alone() {
     let world = World::new().await;
-    let refuse = async |change: fn(IpamConfig) -> IpamConfig| {
-        match world.ipam.change_config(change, soon()).await.unwrap_err() {
-            Error::Settings(error) => error.to_string(),
-            error => panic!("{error}"),
-        }
+    let refuse = async |change: fn(IpamConfig) -> IpamConfig| match world
+        .ipam
+        .change_config(change, soon())
+        .await
+        .unwrap_err()
+    {
+        Error::Settings(error) => error.to_string(),
+        error => panic!("{error}"),
     };
     assert!(refuse(|config| config.with_auto_allocate_blocks(false)).await.starts_with("Cannot disable"));
     assert!(refuse(|config| config.with_max_blocks_per_host(2)).await.starts_with("MaxBlocksPerHost requires"));
