@@ -95,8 +95,8 @@ impl<W: Witness> Worker<W> {
             93 => self.ensure(ipam).await,
             94..97 => self.give_back(ipam).await,
             97 => self.give_pool_back(ipam).await,
-            98 => self.remove(ipam).await,
-            99 => self.give_all_back(ipam).await,
+            98 => self.give_all_back(ipam).await,
+            99 if self.rng.u32(..4) == 0 => self.remove(ipam).await,
             _ if self.containers.len() < MOST_CONTAINERS => self.add(ipam).await,
             _ => {
                 let (container, _) = self.containers.swap_remove(self.rng.usize(..self.containers.len()));
@@ -211,7 +211,8 @@ impl<W: Witness> Worker<W> {
     }
 
     fn which(&mut self) -> ReleaseIf {
-        if self.rng.bool() { ReleaseIf::Empty } else { ReleaseIf::Any }
+        // Blocks in use that are given back stay nobody's until they are empty, which is long where room is short.
+        if self.rng.u32(..4) > 0 { ReleaseIf::Empty } else { ReleaseIf::Any }
     }
 
     async fn give_back(&mut self, ipam: &Ipam) -> Result<(), Failure> {
@@ -251,7 +252,8 @@ impl<W: Witness> Worker<W> {
     }
 
     async fn ensure(&mut self, ipam: &Ipam) -> Result<(), Failure> {
-        let request = BlockRequest::new(Owner::host(&self.node), &[Family::V4, Family::V6]);
+        let families = [&[Family::V4][..], &[Family::V6], &[Family::V4, Family::V6]];
+        let request = BlockRequest::new(Owner::host(&self.node), families[self.rng.usize(..families.len())]);
         match self.or_die(ipam.ensure_blocks(&request, deadline())).await {
             Some(Ok(_)) => self.witness.counted("block ensured"),
             // Others have all of them.

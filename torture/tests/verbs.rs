@@ -215,7 +215,7 @@ fn compare(told: &Told, expected: &Told) {
 async fn on_sled() {
     let folder = tempfile::tempdir().unwrap();
     let options = OpenOptions::default().with_create(Create::IfMissing);
-    let store = backend_sled::open(folder.path().join("store"), &options).await.unwrap();
+    let store = backend_sled::open(&folder.path().join("store"), &options).await.unwrap();
     compare(&Teller::new(Arc::new(store.clone())).tell().await, &expected().await);
     store.close().await.unwrap();
 }
@@ -224,7 +224,7 @@ async fn on_sled() {
 async fn on_redb() {
     let folder = tempfile::tempdir().unwrap();
     let options = OpenOptions::default().with_create(Create::IfMissing);
-    let store = backend_redb::open(folder.path().join("store"), &options).await.unwrap();
+    let store = backend_redb::open(&folder.path().join("store"), &options).await.unwrap();
     compare(&Teller::new(Arc::new(store.clone())).tell().await, &expected().await);
     store.close().await.unwrap();
 }

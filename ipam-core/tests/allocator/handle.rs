@@ -202,3 +202,25 @@ async fn addresses_of_a_handle_are_what_blocks_hold_not_what_it_counts() {
     world.put(key, &handle).await;
     assert_eq!(world.ipam.addresses_of_handle("net.c1", soon()).await.unwrap(), [given]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_who_want_the_only_address_of_a_handle_one_gets_it() {
+    let world = crate::concurrent::faulty(&world().await);
+    let tasks = (0..8).map(|number: usize| {
+        let world = world.clone();
+        tokio::spawn(async move {
+            let node = ["a", "b", "c"][number % 3];
+            give(&world, &request("net.vmi.shop.cart", Owner::host(node), 1).with_most_per_family(1)).await
+        })
+    });
+    let mut given = Vec::new();
+    for task in tasks.collect::<Vec<_>>() {
+        match task.await.unwrap() {
+            Ok(addresses) => given.extend(addresses),
+            Err(error) => assert!(matches!(error, Error::HandleLimit { .. }), "{error}"),
+        }
+    }
+    assert_eq!(given.len(), 1);
+    assert_eq!(world.ipam.addresses_of_handle("net.vmi.shop.cart", soon()).await.unwrap(), given);
+    world.check().await;
+}
