@@ -165,7 +165,7 @@ mod tests {
             let some = counted.clone().of_pools(&[named, "other"]);
             assert_eq!((some.pools.len(), some.orphaned.len()), (1, 0));
         }
-        assert!(counted.clone().of_pools(&["other"]).pools.is_empty());
+        assert!(counted.of_pools(&["other"]).pools.is_empty());
         let empty = utilization([&pool], [], &Reservations::default());
         assert_eq!(empty.pools[0].usage.available, Count::ALL);
         assert_eq!(

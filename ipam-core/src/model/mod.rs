@@ -23,7 +23,7 @@ pub use affinity::{Affinity, AffinityState};
 pub use attribute::Attribute;
 pub use block::{
     AddressState, AlreadyAssigned, Block, Cooldown, ExpectedOwner, HostReserved, MAX_BLOCK_ADDRESSES, NotOwner,
-    OwnerChange, OwnerRefusal, OwnerUpdate, ReleaseConflict, ReleaseConflictKind, ReleaseRequest, Released,
+    OtherOwner, OwnerChange, OwnerRefusal, OwnerUpdate, ReleaseConflict, ReleaseConflictKind, ReleaseRequest, Released,
     UnusableBlock, WINDOWS_RESERVED_HANDLE,
 };
 pub use codec::{Document, Malformed};

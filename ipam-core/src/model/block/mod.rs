@@ -20,7 +20,7 @@ use crate::net::{Count, Family};
 use crate::reservations::Reservations;
 use crate::timestamps::{Stamp, age, unix_nanos};
 
-pub use owners::{ExpectedOwner, OwnerChange, OwnerRefusal, OwnerUpdate};
+pub use owners::{ExpectedOwner, OtherOwner, OwnerChange, OwnerRefusal, OwnerUpdate};
 pub use release::{ReleaseConflict, ReleaseConflictKind, ReleaseRequest, Released};
 
 /// The handle of the addresses that a Windows host keeps for itself in each of its blocks. They do not make a block

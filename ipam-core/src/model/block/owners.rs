@@ -90,23 +90,31 @@ pub enum OwnerRefusal {
         handle: String,
     },
     /// The address is somebody else's than expected.
-    OtherOwner {
-        /// The address.
-        address: IpAddr,
-        /// Calico's name of the attributes: `ActiveOwnerAttrs` or `AlternateOwnerAttrs`.
-        part: &'static str,
-        /// Whose it should have been.
-        expected: ExpectedOwner,
-        /// Pod and namespace that it has; empty for none.
-        found: (String, String),
-    },
+    OtherOwner(Box<OtherOwner>),
+}
+
+/// An address that is somebody else's than expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OtherOwner {
+    /// The address.
+    pub address: IpAddr,
+    /// Calico's name of the attributes: `ActiveOwnerAttrs` or `AlternateOwnerAttrs`.
+    pub part: &'static str,
+    /// Whose it should have been.
+    pub expected: ExpectedOwner,
+    /// The pod that it is of; empty for none.
+    pub pod: String,
+    /// The pod's namespace; empty for none.
+    pub namespace: String,
 }
 
 impl fmt::Display for OwnerRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OtherHandle { address, handle } => write!(f, "IP {address} is not assigned to handle {handle}"),
-            Self::OtherOwner { address, part, expected, found: (pod, namespace) } => {
+            Self::OtherOwner(other) => {
+                let OtherOwner { address, part, expected, pod, namespace } = &**other;
                 let (name, space) = match expected {
                     ExpectedOwner::Pod { namespace, name } => (name.as_str(), namespace.as_str()),
                     ExpectedOwner::Anyone | ExpectedOwner::Nobody => ("", ""),
@@ -143,8 +151,9 @@ impl Block {
             let Some(OwnerChange { expected, .. }) = change else { continue };
             if !expected.is_met(current) {
                 let found = |name| current.get(name).cloned().unwrap_or_default();
-                let found = (found(POD), found(NAMESPACE));
-                return Err(OwnerRefusal::OtherOwner { address, part, expected: expected.clone(), found });
+                let (expected, pod, namespace) = (expected.clone(), found(POD), found(NAMESPACE));
+                let other = OtherOwner { address, part, expected, pod, namespace };
+                return Err(OwnerRefusal::OtherOwner(Box::new(other)));
             }
         }
         let mut entry = entry.clone();
