@@ -18,9 +18,10 @@ use crate::world::{World, attachment, consistent, ip, soon};
 const HELD: [&str; 2] = ["10.0.0.1", "10.0.0.2"];
 
 type Answer<'a> = Pin<Box<dyn Future<Output = String> + 'a>>;
+type Verb = fn(&Ipam) -> Answer<'_>;
 
 /// The verbs: a name, and a call that says what came of it.
-const VERBS: [(&str, fn(&Ipam) -> Answer<'_>); 13] = [
+const VERBS: [(&str, Verb); 13] = [
     ("assign", |ipam| {
         let request = AssignRequest::new(attachment("b", "c9"), Wanted::any(1, 1));
         Box::pin(async move { format!("{:?}", ipam.assign(&request, soon()).await) })
