@@ -18,6 +18,11 @@ mod store;
 mod usage;
 mod verbs;
 
+/// The examples of the page on the library, which are tests of this crate because it knows all of the others.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/library.md")]
+pub struct Library;
+
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;

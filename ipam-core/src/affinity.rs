@@ -1,8 +1,12 @@
-//! Affinities: making blocks a node's, and giving them back.
+//! Affinities: making blocks an owner's, and giving them back. An owner is a node, or a virtual one such as Calico's load
+//! balancer.
 //!
 //! Each block is one commit that leaves block, handle and affinity in agreement, so a call that breaks off has done some
-//! blocks wholly and the others not at all. Guards: the block and the node's affinity to it; for a claim the pool and the
-//! settings as well. Which affinities a node has is read without a guard: one that comes meanwhile was merely missed.
+//! blocks wholly and the others not at all. Guards: the block and the owner's affinity to it; for a claim the pool and the
+//! settings as well. Which affinities an owner has is read without a guard: one that comes meanwhile was merely missed.
+
+mod pool;
+mod remove;
 
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction};
@@ -31,16 +35,16 @@ pub enum ReleaseIf {
 /// What a claim did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimedBlocks {
-    /// The blocks that are the node's now, also those that were before.
+    /// The blocks that are the owner's now, also those that were before.
     pub claimed: Vec<IpNet>,
     /// The blocks that are somebody else's, or nobody's and in use.
     pub failed: Vec<IpNet>,
 }
 
-/// What giving affinities back did. Blocks that are not the node's are in neither list.
+/// What giving affinities back did. Blocks that are not the owner's are in neither list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedBlocks {
-    /// The blocks that were the node's and are not any more.
+    /// The blocks that were the owner's and are not any more.
     pub released: Vec<IpNet>,
     /// The blocks that were to be given back only if empty, and are not.
     pub in_use: Vec<IpNet>,
@@ -54,53 +58,56 @@ enum Release {
 }
 
 impl Ipam {
-    /// Makes every block of a network the node's; the network is a block or more of an enabled pool. Neither the limit of
-    /// blocks nor node selectors are looked at, as in Calico.
+    /// Makes every block of a network the owner's; the network is a block or more of an enabled pool. Neither the limit of
+    /// blocks nor node selectors are looked at, as in Calico. A block that somebody else has is never taken away.
     ///
     /// # Errors
-    /// `OutsidePools`, `SmallerThanBlock`, with Calico's texts; `Invalid` for more than [`MOST_BLOCKS_CLAIMED`] blocks;
-    /// `UnknownNode`; those of the store, when some blocks may have been claimed already.
-    pub async fn claim_affinity(&self, node: &str, cidr: IpNet, deadline: Deadline) -> Result<ClaimedBlocks> {
+    /// `OutsidePools`, `SmallerThanBlock`, with Calico's texts; `Invalid` for more than [`MOST_BLOCKS_CLAIMED`] blocks, and
+    /// for an owner that is neither a node nor virtual; `UnknownNode`; those of the store, when some blocks may have been
+    /// claimed already.
+    pub async fn claim_affinity(&self, owner: &Owner, cidr: IpNet, deadline: Deadline) -> Result<ClaimedBlocks> {
         let cidr = cidr.trunc();
         let pool = self.pool_around(cidr, Pool::is_enabled, deadline).await?;
         let mut done = ClaimedBlocks::default();
         for block in blocks_in(&pool, cidr)? {
-            let is_claimed = transact!(self, deadline, |tx| self.claim_block(tx, node, &pool, block).await)?;
+            let is_claimed = transact!(self, deadline, |tx| self.claim_block(tx, owner, &pool, block).await)?;
             if is_claimed { done.claimed.push(block) } else { done.failed.push(block) }
         }
         Ok(done)
     }
 
-    /// Gives back the node's blocks inside a network, which is a block or more of a pool, also of a disabled one.
+    /// Gives back the owner's blocks inside a network, which is a block or more of a pool, also of a disabled one. No
+    /// address is released, and no block of somebody else is touched.
     ///
     /// # Errors
     /// `OutsidePools`, `SmallerThanBlock`; damaged blocks, after all others were done; those of the store.
     pub async fn release_affinity(
         &self,
-        node: &str,
+        owner: &Owner,
         cidr: IpNet,
         which: ReleaseIf,
         deadline: Deadline,
     ) -> Result<ReleasedBlocks> {
         let cidr = cidr.trunc();
         self.pool_around(cidr, |_| true, deadline).await?;
-        self.release_affinities(node, Family::of_net(cidr), |block| cidr.contains(block), which, deadline).await
+        self.release_those(owner, Family::of_net(cidr), |block| cidr.contains(block), which, deadline).await
     }
 
-    /// Gives back all blocks of a node, also of one that is not registered any more.
+    /// Gives back all blocks of an owner, also of a node that is not registered any more. No address is released.
     ///
     /// # Errors
-    /// Damaged blocks, after all others were done; those of the store.
-    pub async fn release_node_affinities(
+    /// `Invalid` for an owner that is neither a node nor virtual; damaged blocks, after all others were done; those of the
+    /// store.
+    pub async fn release_all_affinities(
         &self,
-        node: &str,
+        owner: &Owner,
         which: ReleaseIf,
         deadline: Deadline,
     ) -> Result<ReleasedBlocks> {
         let mut done = ReleasedBlocks::default();
         let mut failure = None;
         for family in [Family::V4, Family::V6] {
-            match self.release_affinities(node, family, |_| true, which, deadline).await {
+            match self.release_those(owner, family, |_| true, which, deadline).await {
                 Ok(blocks) => {
                     done.released.extend(blocks.released);
                     done.in_use.extend(blocks.in_use);
@@ -124,12 +131,12 @@ impl Ipam {
     }
 
     /// Claims a block; false if it is not to be had.
-    async fn claim_block(&self, tx: &mut Transaction, node: &str, pool: &Pool, cidr: IpNet) -> Result<bool> {
+    async fn claim_block(&self, tx: &mut Transaction, owner: &Owner, pool: &Pool, cidr: IpNet) -> Result<bool> {
         let pool_key = keys::resource(ResourceKind::IpPool, pool.name());
-        let mut needed = self.host_keys(node);
+        let mut needed = self.claimant_keys(owner);
         needed.extend([keys::config(), pool_key.clone(), keys::block(cidr)]);
         tx.prefetch(needed, Vec::new()).await?;
-        let host = self.host(tx, node).await?;
+        let host = self.claimant(tx, owner).await?;
         if tx.get(&pool_key).await?.is_none() {
             return Err(Error::OutsidePools(cidr));
         }
@@ -158,19 +165,19 @@ impl Ipam {
         Ok(true)
     }
 
-    async fn release_affinities(
+    /// Gives back the blocks of one family that are `mine`.
+    async fn release_those(
         &self,
-        node: &str,
+        owner: &Owner,
         family: Family,
         mine: impl Fn(&IpNet) -> bool,
         which: ReleaseIf,
         deadline: Deadline,
     ) -> Result<ReleasedBlocks> {
-        let name = transact!(self, deadline, |tx| {
-            tx.prefetch(self.host_keys(node), Vec::new()).await?;
-            self.known_name(tx, node).await
+        let owner = transact!(self, deadline, |tx| {
+            tx.prefetch(self.claimant_keys(owner), Vec::new()).await?;
+            self.known_owner(tx, owner).await
         })?;
-        let owner = Owner::Host(name);
         let mut done = ReleasedBlocks::default();
         let mut failure = None;
         for cidr in self.affine_blocks(&owner, family).await?.into_iter().filter(mine) {

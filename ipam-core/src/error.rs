@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::model::{Malformed, NotOwner};
+use crate::model::{ContradictorySettings, Malformed, NotOwner, OwnerRefusal, ReleaseConflict};
 use crate::net::Family;
 use crate::pools::PoolError;
 
@@ -32,7 +32,7 @@ pub enum Error {
     NotOwner(NotOwner),
     /// The host has as many blocks as it may have, and nothing is free in them or elsewhere.
     BlockLimit,
-    /// New blocks must not be claimed, and nothing is free.
+    /// New blocks must not be claimed, or none is to be had, and nothing is free.
     NoNewBlocks,
     /// Fewer addresses are free than were asked for.
     Exhausted {
@@ -52,7 +52,28 @@ pub enum Error {
     /// A network whose blocks are to be claimed or given back is smaller than a block.
     SmallerThanBlock(IpNet),
     /// An address is not held by the handle, or not with the sequence number, that a release names.
-    ReleaseConflict(String),
+    ReleaseConflict(ReleaseConflict),
+    /// Nobody has an address that somebody should have.
+    Unassigned(IpAddr),
+    /// An address was given back, and rests.
+    CoolingDown(IpAddr),
+    /// An address is not held under the handle, or not whose it should be, for its owner to change.
+    Owner(OwnerRefusal),
+    /// A handle would hold more addresses of a family than it may.
+    HandleLimit {
+        /// The handle.
+        handle: String,
+        /// The family.
+        family: Family,
+        /// How many it may hold.
+        most: usize,
+        /// How many it holds.
+        held: usize,
+        /// How many more were asked for.
+        requested: usize,
+    },
+    /// Settings contradict each other.
+    Settings(ContradictorySettings),
     /// A pool, reservation or other resource is there already.
     Exists(String),
     /// A pool, reservation or other resource is not there.
@@ -170,7 +191,16 @@ impl fmt::Display for Error {
             Self::Bridge(error) => error.fmt(f),
             Self::OutsidePools(cidr) => write!(f, "The requested CIDR ({cidr}) is not within any configured pools."),
             Self::SmallerThanBlock(cidr) => write!(f, "The requested CIDR ({cidr}) is smaller than the minimum."),
-            Self::ReleaseConflict(what) => write!(f, "update conflict: {what}"),
+            Self::ReleaseConflict(conflict) => conflict.fmt(f),
+            Self::Unassigned(ip) => write!(f, "resource does not exist: {ip} with error: IP is unassigned"),
+            Self::CoolingDown(ip) => write!(f, "address {ip} is in cooldown"),
+            Self::Owner(refusal) => refusal.fmt(f),
+            Self::HandleLimit { handle, family, most, held, requested } => write!(
+                f,
+                "handle {handle} may hold {most} {family} addresses and holds {held}, so it cannot have {requested} more; \
+                 release what it does not need, or raise its limit"
+            ),
+            Self::Settings(error) => error.fmt(f),
             Self::Exists(what) => write!(f, "{what} exists already"),
             Self::NotFound(what) => write!(f, "{what} does not exist"),
             Self::Invalid(what) => f.write_str(what),
@@ -206,6 +236,24 @@ impl From<Malformed> for Error {
 impl From<NotOwner> for Error {
     fn from(error: NotOwner) -> Self {
         Self::NotOwner(error)
+    }
+}
+
+impl From<OwnerRefusal> for Error {
+    fn from(error: OwnerRefusal) -> Self {
+        Self::Owner(error)
+    }
+}
+
+impl From<ContradictorySettings> for Error {
+    fn from(error: ContradictorySettings) -> Self {
+        Self::Settings(error)
+    }
+}
+
+impl From<ReleaseConflict> for Error {
+    fn from(error: ReleaseConflict) -> Self {
+        Self::ReleaseConflict(error)
     }
 }
 

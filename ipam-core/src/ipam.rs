@@ -133,7 +133,14 @@ impl Ipam {
         let key = keys::resource(ResourceKind::Node, name);
         if let Some(value) = tx.snapshot_get(&key).await? {
             let node = Node::decode(&key, value.as_bytes())?;
-            return Ok(Host { name: name.to_owned(), labels: node.labels().clone(), limited: true, pin: Pin::None });
+            let owner = Owner::host(name);
+            return Ok(Host {
+                name: name.to_owned(),
+                owner,
+                labels: node.labels().clone(),
+                limited: true,
+                pin: Pin::None,
+            });
         }
         let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
         if self.nodes == Nodes::Registered || !tx.snapshot_is_empty(&registered).await? {
@@ -142,7 +149,37 @@ impl Ipam {
         let pinned = tx.get(&PINNED_NODE.into()).await?;
         let pinned = pinned.and_then(|value| String::from_utf8(value.as_bytes().to_vec()).ok());
         let pin = if pinned.is_some() { Pin::None } else { Pin::Write };
-        Ok(Host { name: pinned.unwrap_or_else(|| name.to_owned()), labels: Labels::default(), limited: false, pin })
+        let name = pinned.unwrap_or_else(|| name.to_owned());
+        Ok(Host { owner: Owner::host(&name), name, labels: Labels::default(), limited: false, pin })
+    }
+
+    /// The same for any owner of blocks. A virtual one has no document: no labels, and the limit of blocks holds for it.
+    pub(crate) async fn claimant(&self, tx: &mut Transaction, owner: &Owner) -> Result<Host> {
+        match owner {
+            Owner::Host(name) => self.host(tx, name).await,
+            Owner::Virtual(name) if !name.is_empty() => {
+                let (name, owner) = (name.clone(), owner.clone());
+                Ok(Host { name, owner, labels: Labels::default(), limited: true, pin: Pin::None })
+            }
+            Owner::Virtual(_) | Owner::Other(_) => Err(nobody(owner)),
+        }
+    }
+
+    /// The keys that [`Self::claimant`] reads, to be read along with others.
+    pub(crate) fn claimant_keys(&self, owner: &Owner) -> Vec<Key> {
+        match owner {
+            Owner::Host(name) => self.host_keys(name),
+            Owner::Virtual(_) | Owner::Other(_) => Vec::new(),
+        }
+    }
+
+    /// The owner as the store knows it, also one that is not registered any more; see [`Self::known_name`].
+    pub(crate) async fn known_owner(&self, tx: &mut Transaction, owner: &Owner) -> Result<Owner> {
+        match owner {
+            Owner::Host(name) => Ok(Owner::Host(self.known_name(tx, name).await?)),
+            Owner::Virtual(name) if !name.is_empty() => Ok(owner.clone()),
+            Owner::Virtual(_) | Owner::Other(_) => Err(nobody(owner)),
+        }
     }
 
     /// The keys that [`Self::host`] reads, to be read along with others.
@@ -166,6 +203,13 @@ impl Ipam {
     }
 }
 
+/// An owner that no block can have.
+fn nobody(owner: &Owner) -> Error {
+    Error::Invalid(format!(
+        "\"{owner}\" cannot own blocks: name a node as host:NAME, or a virtual owner as virtual:NAME"
+    ))
+}
+
 /// Whether the node's name is to be pinned with the commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pin {
@@ -173,11 +217,12 @@ enum Pin {
     Write,
 }
 
-/// The node of a request.
+/// The node of a request, or the virtual owner.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
     /// The name under which the store knows it.
     pub(crate) name: String,
+    owner: Owner,
     /// Its labels.
     pub(crate) labels: Labels,
     /// Whether the limit of blocks per host holds for it.
@@ -186,9 +231,9 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// The node as the owner of blocks.
+    /// It, as the owner of blocks.
     pub(crate) fn owner(&self) -> Owner {
-        Owner::Host(self.name.clone())
+        self.owner.clone()
     }
 
     /// Pins the name, if that is due.

@@ -4,7 +4,61 @@
 //! [`utilization`] decide on those documents without any I/O: time, host names and random numbers come in as arguments,
 //! so that every decision can be repeated. [`Ipam`] is the allocator: each of its verbs is one transaction on a store,
 //! told as a story that reads documents, decides, and writes; [`assign`] is the largest of them.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use ipam_core::assign::{HandleRequest, Wanted};
+//! use ipam_core::model::{NewPool, Owner};
+//! use ipam_core::{Ipam, Nodes, Result};
+//! use kv::{Deadline, Store};
+//!
+//! /// Gives an address to a service, and takes it back.
+//! async fn assign_list_release(store: Arc<dyn Store>) -> Result<()> {
+//!     let ipam = Ipam::new(store, Nodes::FirstSeen);
+//!     let soon = || Deadline::after(Duration::from_secs(10));
+//!     let network = "10.65.0.0/16".parse().map_err(|_| ipam_core::Error::Invalid("no network".into()))?;
+//!     ipam.create_pool(&NewPool::new("main", network), None, soon()).await?;
+//!
+//!     let request = HandleRequest::new("my-service", Owner::host("node1"), Wanted::any(1, 0));
+//!     let assigned = ipam.assign_to_handle(&request, soon()).await?;
+//!     assert_eq!(ipam.addresses_of_handle("my-service", soon()).await?, [assigned[0].ip]);
+//!     assert_eq!(ipam.release_by_handle("my-service", soon()).await?, [assigned[0].ip]);
+//!     Ok(())
+//! }
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+//! #     .block_on(assign_list_release(Arc::new(kv_mvcc::memory()))).unwrap();
+//! ```
+//!
+//! # Calico's names
+//!
+//! Every method of Calico's IPAM library is here. What each guards, and which errors it gives, its own page says. All
+//! of them settle a commit whose answer was lost before they return.
+//!
+//! | Calico | Here | Differs in |
+//! |---|---|---|
+//! | `AutoAssign` | [`Ipam::assign`], [`Ipam::assign_to_handle`], with [`Wanted::any`](assign::Wanted::any) | all or nothing: what is short is an error, never a part |
+//! | `AssignIP` | the same, with [`Wanted::these`](assign::Wanted::these) | several addresses at once |
+//! | `MaxAllocPerIPVersion` | [`HandleRequest::with_most_per_family`](assign::HandleRequest::with_most_per_family) | what blocks hold counts, not what the handle says |
+//! | `ReleaseIPs` | [`Ipam::release_ips`] | up to 60 addresses in 4 blocks all or none, where Calico has blocks |
+//! | `ReleaseByHandle` | [`Ipam::release_by_handle`]; [`Ipam::release_attachment`] for one interface | handle and blocks change together |
+//! | `IPsByHandle` | [`Ipam::addresses_of_handle`] | |
+//! | `GetAssignmentAttributes` | [`Ipam::attributes_of`], [`Ipam::holding`] | disabled pools, and blocks that have outlived their pool, too |
+//! | `SetOwnerAttributes` | [`Ipam::set_owner_attributes`] | of this address alone; an expectation goes with its change; the same again is no write |
+//! | `ClaimAffinity` | [`Ipam::claim_affinity`] | at most [`MOST_BLOCKS_CLAIMED`](affinity::MOST_BLOCKS_CLAIMED) blocks |
+//! | `ReleaseAffinity`, `ReleaseBlockAffinity` | [`Ipam::release_affinity`] | blocks in use are told, not an error |
+//! | `ReleaseHostAffinities` | [`Ipam::release_all_affinities`] | the same |
+//! | `ReleasePoolAffinities` | [`Ipam::release_pool_affinities`] | virtual owners too; can spare blocks in use |
+//! | `RemoveIPAMHost` | [`Ipam::remove_owner`] | |
+//! | `EnsureBlock` | [`Ipam::ensure_blocks`] | both families in one commit; also without addresses kept for the host |
+//! | `GetIPAMConfig` | [`Ipam::config`] | |
+//! | `SetIPAMConfig` | [`Ipam::change_config`] | guarded: changes at the same time do not undo each other |
+//! | `GetUtilization` | [`Ipam::utilization`], [`Utilization::of_pools`](utilization::Utilization::of_pools) | exact for any size; blocks outside pools stand apart |
+//! | affinity type `virtual` | [`Owner::Virtual`](model::Owner::Virtual), [`Owner::load_balancer`](model::Owner::load_balancer) | said by the owner, not by the use |
+//! | `UpgradeHost` | | nothing to do on etcd |
 
+mod addresses;
 pub mod affinity;
 pub mod assign;
 pub mod attachment;
@@ -15,11 +69,13 @@ pub mod intents;
 mod ipam;
 pub mod model;
 pub mod net;
+mod owners;
 pub mod pools;
 mod release;
 pub mod reservations;
 mod resources;
 pub mod selector;
+mod settings;
 mod surroundings;
 pub mod timestamps;
 mod usage;

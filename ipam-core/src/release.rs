@@ -1,4 +1,5 @@
-//! Giving addresses back: of an attachment, of a handle, or one by one. Each is one commit.
+//! Giving addresses back: of an attachment, of a handle, or one by one. An attachment's is one commit; the others are as
+//! many as it takes, each of whole addresses with their handles.
 //!
 //! Guards: every block that loses an address and the handles of those addresses, so that nothing is released that has
 //! been given to somebody else meanwhile. Which blocks to look at is read from the handle without a guard when nothing
@@ -18,6 +19,11 @@ use crate::model::{Attribute, Block, Document, Handle, Node, Owner, Pool, Releas
 use crate::pools;
 use crate::surroundings::{decode_all, passes_over, pool_holding, read_config};
 use crate::workset::Workset;
+
+/// How many blocks of a handle are changed in one commit: four of the largest usual ones are a megabyte.
+const MOST_BLOCKS_AT_ONCE: usize = 4;
+/// How many single addresses are released in one commit: each can have a handle of its own, which is a guard.
+const MOST_ADDRESSES_AT_ONCE: usize = 60;
 
 /// What a release of single addresses did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,23 +56,34 @@ impl Ipam {
             let mut own = attachment.clone();
             own.node = self.known_name(tx, &attachment.node).await?;
             let mine = |entry: &Attribute| own.claim(entry) != Claim::Foreign;
-            self.release_handles(tx, &handles, Some(&own.node), mine).await
+            Ok(self.release_handles(tx, &handles, Some(&own.node), usize::MAX, mine).await?.0)
         })
     }
 
-    /// Frees all that a handle holds, on whatever node.
+    /// Frees all that a handle holds, on whatever node: one commit, or one for every four blocks if it has addresses in
+    /// more.
     ///
     /// # Errors
-    /// `NotFound` if there is no such handle; those of the store.
+    /// `NotFound` if there is no such handle; those of the store, when some blocks may be done already: repeat it then.
     pub async fn release_by_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         let handles = [handle.to_owned()];
-        transact!(self, deadline, |tx| {
-            prefetch(self, tx, "", &handles).await?;
-            if tx.get(&keys::handle(handle)).await?.is_none() {
-                return Err(Error::NotFound(format!("handle {handle}")));
+        let mut released: Vec<IpAddr> = Vec::new();
+        let mut again = false;
+        loop {
+            let (some, left) = transact!(self, deadline, |tx| {
+                prefetch(self, tx, "", &handles).await?;
+                if tx.get(&keys::handle(handle)).await?.is_none() && !again {
+                    return Err(Error::NotFound(format!("handle {handle}")));
+                }
+                self.release_handles(tx, &handles, None, MOST_BLOCKS_AT_ONCE, |_| true).await
+            })?;
+            released.extend(some);
+            again = true;
+            if left == 0 {
+                released.sort_unstable();
+                return Ok(released);
             }
-            self.release_handles(tx, &handles, None, |_| true).await
-        })
+        }
     }
 
     /// Frees all that is recorded for a container, in every network. A commit for each handle.
@@ -96,17 +113,42 @@ impl Ipam {
         Ok(released)
     }
 
-    /// Frees single addresses, all in one commit or none. Those that nobody holds are returned as such.
+    /// Frees single addresses. Those that nobody holds, or that rest already, are returned as such. Up to 60 addresses
+    /// in up to 4 blocks go in one commit or not at all; more than that in several, block after block.
     ///
     /// # Errors
-    /// `ReleaseConflict` if one is held by another handle, or has another sequence number, than its request says.
+    /// `ReleaseConflict` if one is held by another handle, or has another sequence number, than its request says: nothing
+    /// of its commit is released then, and nothing of those after it. Those of the store, when some may be released already.
     pub async fn release_ips(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReleasedAddresses> {
+        let mut ordered = requests.to_vec();
+        ordered.sort_by_key(|request| request.address);
+        let mut done = ReleasedAddresses::default();
+        while !ordered.is_empty() {
+            let (some, looked_at) = self.release_first(&ordered, deadline).await?;
+            done.released.extend(some.released);
+            done.unallocated.extend(some.unallocated);
+            ordered.retain(|request| !looked_at.contains(&request.address));
+        }
+        Ok(done)
+    }
+
+    /// Releases as many of the first addresses as one commit holds, and says which these were. The requests are sorted.
+    async fn release_first(
+        &self,
+        requests: &[ReleaseRequest],
+        deadline: Deadline,
+    ) -> Result<(ReleasedAddresses, BTreeSet<IpAddr>)> {
+        let first = batch(requests, MOST_ADDRESSES_AT_ONCE);
         transact!(self, deadline, |tx| {
             let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
             tx.prefetch(vec![keys::config()], vec![pools_range.clone()]).await?;
             let config = read_config(tx).await?;
             let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range).await?);
-            let blocks = blocks_of(tx, &pools, requests).await?;
+            let mut blocks = blocks_of(tx, &pools, first).await?;
+            while blocks.len() > MOST_BLOCKS_AT_ONCE {
+                blocks.pop_last();
+            }
+            let looked_at = blocks.values().flatten().map(|request| request.address).collect();
             let mut work = Workset::new(tx, self.now(), config.cooldown_seconds());
             work.read_ahead(&blocks.keys().copied().collect::<Vec<_>>()).await?;
             let mut done = ReleasedAddresses::default();
@@ -114,7 +156,7 @@ impl Ipam {
                 self.release_from(&mut work, cidr, &requests, config.cooldown_seconds(), &mut done).await?;
             }
             work.write().await?;
-            Ok(done)
+            Ok((done, looked_at))
         })
     }
 
@@ -139,7 +181,7 @@ impl Ipam {
         let now = self.now();
         let released = work.change(cidr, |block| block.release_addresses(requests, now, cooldown_seconds)).await?;
         let Some(released) = released else { return Ok(()) };
-        let released = released.map_err(|conflict| Error::ReleaseConflict(conflict.to_string()))?;
+        let released = released?;
         for handle in released.by_handle.keys() {
             work.touch_handle(handle, cidr);
         }
@@ -148,19 +190,23 @@ impl Ipam {
         Ok(())
     }
 
-    /// Releases what the handles hold and `mine` says is to go.
+    /// Releases what the handles hold and `mine` says is to go, in the first `most` blocks that they name; and says how many
+    /// blocks are left.
     async fn release_handles(
         &self,
         tx: &mut Transaction,
         handles: &[String],
         node: Option<&str>,
+        most: usize,
         mine: impl Fn(&Attribute) -> bool,
-    ) -> Result<Vec<IpAddr>> {
+    ) -> Result<(Vec<IpAddr>, usize)> {
         let config = read_config(tx).await?;
         let (now, rest) = (self.now(), config.cooldown_seconds());
         let mut released = Vec::new();
         let mut work = Workset::new(tx, now, rest);
-        let named = blocks_of_handles(&mut work, handles).await?;
+        let mut named = blocks_of_handles(&mut work, handles).await?;
+        let left = named.len().saturating_sub(most);
+        named.truncate(most);
         let blocks: Vec<IpNet> = named.iter().map(|(_, cidr)| *cidr).collect();
         work.read_ahead(&blocks).await?;
         let mut emptied = BTreeSet::new();
@@ -193,8 +239,15 @@ impl Ipam {
         }
         work.write().await?;
         released.sort_unstable();
-        Ok(released)
+        Ok((released, left))
     }
+}
+
+/// The first requests, about so many: all for one address stay together.
+fn batch(requests: &[ReleaseRequest], most: usize) -> &[ReleaseRequest] {
+    let last = requests.get(most.saturating_sub(1)).map(|request| request.address);
+    let more = requests.iter().skip(most).take_while(|request| Some(request.address) == last).count();
+    requests.get(..most + more).unwrap_or(requests)
 }
 
 /// What a block that a handle names has for a release.
@@ -228,7 +281,7 @@ async fn blocks_of_handles(work: &mut Workset<'_>, handles: &[String]) -> Result
 }
 
 /// Groups the requests by block: that of the pool which has the address, else any stored block that covers it.
-async fn blocks_of(
+pub(crate) async fn blocks_of(
     tx: &mut Transaction,
     pools: &[Pool],
     requests: &[ReleaseRequest],
@@ -241,8 +294,8 @@ async fn blocks_of(
             Some(cidr) => cidr,
             None => {
                 if stored.is_none() {
-                    let listed = tx.snapshot_list(&Range::Prefix(keys::blocks_prefix(None))).await?;
-                    stored = Some(listed.iter().filter_map(|(key, _)| keys::parse_block(key)).collect());
+                    let listed = tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(None))).await?;
+                    stored = Some(listed.iter().filter_map(keys::parse_block).collect());
                 }
                 let covers = |cidr: &&IpNet| cidr.contains(&request.address);
                 match stored.iter().flatten().find(covers) {

@@ -6,7 +6,7 @@ use kv::{ErrorKind, Key, Range, Transaction, Value};
 use crate::error::Result;
 use crate::ipam::{Host, Ipam};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Document, IpReservation, IpamConfig, Labels, Pool};
+use crate::model::{Document, IpReservation, IpamConfig, Labels, Owner, Pool};
 use crate::reservations::Reservations;
 
 /// The state of the store around an assignment.
@@ -25,7 +25,7 @@ pub(crate) struct Surroundings {
     pub(crate) reservation_documents: Vec<IpReservation>,
     /// All pools, by name.
     pub(crate) pools: Vec<Pool>,
-    /// The node.
+    /// The node, or the virtual owner.
     pub(crate) host: Host,
 }
 
@@ -34,17 +34,17 @@ impl Surroundings {
     pub(crate) async fn read(
         ipam: &Ipam,
         tx: &mut Transaction,
-        node: &str,
+        owner: &Owner,
         mut keys: Vec<Key>,
         named: Vec<Range>,
     ) -> Result<Self> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
-        keys.extend(ipam.host_keys(node));
+        keys.extend(ipam.claimant_keys(owner));
         keys.push(keys::config());
         tx.prefetch_with_keys_of(keys, vec![pools.clone(), reservations.clone()], named).await?;
 
-        let host = ipam.host(tx, node).await?;
+        let host = ipam.claimant(tx, owner).await?;
         let config = read_config(tx).await?;
         let pools = decode_all(&list_guarded_if_short(tx, &pools).await?);
         let documents: Vec<IpReservation> = decode_all(&list_guarded_if_short(tx, &reservations).await?);

@@ -60,6 +60,17 @@ pub struct Utilization {
     pub orphaned: Vec<BlockUsage>,
 }
 
+impl Utilization {
+    /// Of these pools only, by name or network. Pools that are not there are left out, and so are blocks outside of all
+    /// pools, as in Calico.
+    #[must_use]
+    pub fn of_pools(mut self, named: &[&str]) -> Self {
+        self.pools.retain(|pool| named.iter().any(|name| *name == pool.name || *name == pool.cidr.to_string()));
+        self.orphaned.clear();
+        self
+    }
+}
+
 fn as_text<S: serde::Serializer>(net: &IpNet, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(net)
 }
@@ -150,6 +161,11 @@ mod tests {
         assert_eq!(usage.available, Count::ALL.minus(Count::new(17)));
         assert_eq!(counted.pools[0].blocks[0].usage.available, Count::new(64 - 17));
         assert_eq!(counted.orphaned.len(), 1);
+        for named in ["all", "::/0"] {
+            let some = counted.clone().of_pools(&[named, "other"]);
+            assert_eq!((some.pools.len(), some.orphaned.len()), (1, 0));
+        }
+        assert!(counted.of_pools(&["other"]).pools.is_empty());
         let empty = utilization([&pool], [], &Reservations::default());
         assert_eq!(empty.pools[0].usage.available, Count::ALL);
         assert_eq!(

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::model::keys::{self, ResourceKind};
-use ipam_core::model::{Document, Labels, NewPool, Node};
+use ipam_core::model::{Document, Labels, NewPool, Node, Owner};
 use ipam_core::{Clock, Ipam, Nodes};
 use kv::{Deadline, Store, StoreExt};
 use time::OffsetDateTime;
@@ -59,7 +59,7 @@ pub(crate) async fn prepare(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), F
 pub(crate) async fn take_back(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), Failure> {
     let ipam = allocator(Arc::clone(store));
     for number in 0..plan.nodes {
-        ipam.release_node_affinities(&Plan::node(number), ReleaseIf::Any, deadline()).await?;
+        ipam.release_all_affinities(&Owner::host(Plan::node(number)), ReleaseIf::Any, deadline()).await?;
     }
     Ok(())
 }

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use ipam_core::affinity::ReleaseIf;
-use ipam_core::assign::{AssignRequest, Assigned, Wanted};
+use ipam_core::assign::{AssignRequest, Assigned, BlockRequest, Wanted};
 use ipam_core::attachment::Attachment;
+use ipam_core::model::{Owner, OwnerChange, OwnerUpdate};
+use ipam_core::net::Family;
 use ipam_core::{Error, Ipam};
 use ipnet::{IpNet, Ipv4Net};
 
@@ -87,10 +89,14 @@ impl<W: Witness> Worker<W> {
                 let (container, _) = self.containers.swap_remove(self.rng.usize(..self.containers.len()));
                 self.delete(ipam, &container).await
             }
-            87..90 if !self.containers.is_empty() => self.repeat(ipam).await,
-            90..94 => self.claim(ipam).await,
-            94..99 => self.give_back(ipam).await,
-            99 => self.give_all_back(ipam).await,
+            87..89 if !self.containers.is_empty() => self.repeat(ipam).await,
+            89 if !self.containers.is_empty() => self.hand_over(ipam).await,
+            90..93 => self.claim(ipam).await,
+            93 => self.ensure(ipam).await,
+            94..97 => self.give_back(ipam).await,
+            97 => self.give_pool_back(ipam).await,
+            98 => self.give_all_back(ipam).await,
+            99 if self.rng.u32(..4) == 0 => self.remove(ipam).await,
             _ if self.containers.len() < MOST_CONTAINERS => self.add(ipam).await,
             _ => {
                 let (container, _) = self.containers.swap_remove(self.rng.usize(..self.containers.len()));
@@ -195,7 +201,7 @@ impl<W: Witness> Worker<W> {
     }
 
     async fn claim(&mut self, ipam: &Ipam) -> Result<(), Failure> {
-        let (cidr, node) = (self.part()?, self.node.clone());
+        let (cidr, node) = (self.part()?, Owner::host(&self.node));
         match self.or_die(ipam.claim_affinity(&node, cidr, deadline())).await {
             Some(Ok(_)) => self.witness.counted("affinity claim"),
             Some(Err(error)) => self.judge("affinity claim", &error)?,
@@ -205,11 +211,12 @@ impl<W: Witness> Worker<W> {
     }
 
     fn which(&mut self) -> ReleaseIf {
-        if self.rng.bool() { ReleaseIf::Empty } else { ReleaseIf::Any }
+        // Blocks in use that are given back stay nobody's until they are empty, which is long where room is short.
+        if self.rng.u32(..4) > 0 { ReleaseIf::Empty } else { ReleaseIf::Any }
     }
 
     async fn give_back(&mut self, ipam: &Ipam) -> Result<(), Failure> {
-        let (cidr, which, node) = (self.part()?, self.which(), self.node.clone());
+        let (cidr, which, node) = (self.part()?, self.which(), Owner::host(&self.node));
         match self.or_die(ipam.release_affinity(&node, cidr, which, deadline())).await {
             Some(Ok(_)) => self.witness.counted("affinity release"),
             Some(Err(error)) => self.judge("affinity release", &error)?,
@@ -219,10 +226,60 @@ impl<W: Witness> Worker<W> {
     }
 
     async fn give_all_back(&mut self, ipam: &Ipam) -> Result<(), Failure> {
-        let (which, node) = (self.which(), self.node.clone());
-        match self.or_die(ipam.release_node_affinities(&node, which, deadline())).await {
+        let (which, node) = (self.which(), Owner::host(&self.node));
+        match self.or_die(ipam.release_all_affinities(&node, which, deadline())).await {
             Some(Ok(_)) => self.witness.counted("affinity release of a node"),
             Some(Err(error)) => self.judge("affinity release of a node", &error)?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Notes who an address is about to move to.
+    async fn hand_over(&mut self, ipam: &Ipam) -> Result<(), Failure> {
+        let (container, has) = self.containers[self.rng.usize(..self.containers.len())].clone();
+        let Some(ip) = has.first() else { return Ok(()) };
+        let handle = attachment(&self.node, &container).handle();
+        let name = format!("p{}", self.rng.u8(..3));
+        let change = OwnerChange::to([("pod".to_owned(), name)].into());
+        let update = OwnerUpdate { active: None, alternate: Some(change) };
+        match self.or_die(ipam.set_owner_attributes(*ip, &handle, &update, deadline())).await {
+            Some(Ok(())) => self.witness.counted("owner changed"),
+            Some(Err(error)) => self.judge("owner change", &error)?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    async fn ensure(&mut self, ipam: &Ipam) -> Result<(), Failure> {
+        let families = [&[Family::V4][..], &[Family::V6], &[Family::V4, Family::V6]];
+        let request = BlockRequest::new(Owner::host(&self.node), families[self.rng.usize(..families.len())]);
+        match self.or_die(ipam.ensure_blocks(&request, deadline())).await {
+            Some(Ok(_)) => self.witness.counted("block ensured"),
+            // Others have all of them.
+            Some(Err(Error::NoNewBlocks)) => self.witness.counted("refusal: no block left"),
+            Some(Err(error)) => self.judge("block ensured", &error)?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Gives back a part of a pool, whoever has it.
+    async fn give_pool_back(&mut self, ipam: &Ipam) -> Result<(), Failure> {
+        let (cidr, which) = (self.part()?, self.which());
+        match self.or_die(ipam.release_pool_affinities(cidr, which, deadline())).await {
+            Some(Ok(_)) => self.witness.counted("affinity release of a pool"),
+            Some(Err(error)) => self.judge("affinity release of a pool", &error)?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    async fn remove(&mut self, ipam: &Ipam) -> Result<(), Failure> {
+        let owner = Owner::host(&self.node);
+        match self.or_die(ipam.remove_owner(&owner, deadline())).await {
+            Some(Ok(_)) => self.witness.counted("node removed"),
+            Some(Err(error)) => self.judge("node removed", &error)?,
             None => {}
         }
         Ok(())

@@ -26,7 +26,16 @@ fn expect(report: &Report, what: &[&str]) {
     }
 }
 
-const VERBS: [&str; 4] = ["ADD", "DEL", "affinity claim", "affinity release"];
+const VERBS: [&str; 8] = [
+    "ADD",
+    "DEL",
+    "affinity claim",
+    "affinity release",
+    "affinity release of a pool",
+    "block ensured",
+    "node removed",
+    "owner changed",
+];
 const FAULTS: [&str; 4] = ["fault: lands late", "fault: reply lost", "fault: request lost", "death"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

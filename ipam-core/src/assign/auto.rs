@@ -3,6 +3,8 @@
 //! Guards: the blocks and affinities that change. Blocks that are passed over are read without a guard: one that gets
 //! room meanwhile was merely missed, and no commit depends on it.
 
+mod ensure;
+
 use std::net::IpAddr;
 
 use ipnet::IpNet;

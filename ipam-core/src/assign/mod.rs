@@ -3,6 +3,8 @@
 mod auto;
 pub mod bridge;
 pub mod define;
+mod ensure;
+mod handle;
 mod request;
 mod search;
 mod specific;
@@ -12,10 +14,12 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use kv::{Deadline, Range, Transaction};
+use kv::{Deadline, Key, Range, Transaction};
 use time::{Duration, OffsetDateTime};
 
 use auto::Pass;
+pub use ensure::BlockRequest;
+pub use handle::HandleRequest;
 pub use request::{AssignRequest, Assigned, Bridge, Gateway, PoolDefinition, Repeated, Wanted};
 use specific::Specific;
 
@@ -144,6 +148,25 @@ impl Ipam {
         Ok(())
     }
 
+    /// Reads what surrounds an assignment to an owner, in one round trip, along with other keys that will be needed.
+    async fn read_around(
+        &self,
+        tx: &mut Transaction,
+        owner: &Owner,
+        wanted: &Wanted,
+        keys: Vec<Key>,
+    ) -> Result<Surroundings> {
+        let affinities = [Family::V4, Family::V6]
+            .into_iter()
+            .filter(|family| wanted.any_of(*family) > 0)
+            .filter_map(|family| keys::affinities_prefix(owner, Some(family)))
+            .map(Range::Prefix)
+            .collect();
+        let around = Surroundings::read(self, tx, owner, keys, affinities).await?;
+        around.host.pin(tx)?;
+        Ok(around)
+    }
+
     async fn assign_in(
         &self,
         tx: &mut Transaction,
@@ -153,14 +176,7 @@ impl Ipam {
     ) -> Result<Done> {
         let handle = request.attachment.handle();
         let node = &request.attachment.node;
-        let affinities = [Family::V4, Family::V6]
-            .into_iter()
-            .filter(|family| request.wanted.any_of(*family) > 0)
-            .filter_map(|family| keys::affinities_prefix(&Owner::Host(node.clone()), Some(family)))
-            .map(Range::Prefix)
-            .collect();
-        let around = Surroundings::read(self, tx, node, vec![keys::handle(&handle)], affinities).await?;
-        around.host.pin(tx)?;
+        let around = self.read_around(tx, &Owner::host(node), &request.wanted, vec![keys::handle(&handle)]).await?;
 
         let attachment = Attachment { node: around.host.name.clone(), ..request.attachment.clone() };
         let mut attributes = request.attributes.clone();
@@ -244,18 +260,8 @@ impl Assignment<'_> {
         let mut addresses: Vec<(IpAddr, IpNet)> =
             self.held.iter().filter(of_pools).take(wanted).map(|held| (held.ip, held.block)).collect();
         if addresses.len() < wanted {
-            let pass = Pass {
-                request: self.request,
-                around: &self.around,
-                family,
-                wanted: wanted - addresses.len(),
-                holder: &self.holder,
-                handle: &self.handle,
-                pools: &pools.iter().collect::<Vec<_>>(),
-                owner: self.around.host.owner(),
-                now: self.ipam.now(),
-            };
-            addresses.extend(pass.run(work).await?);
+            let pools: Vec<&Pool> = pools.iter().collect();
+            addresses.extend(self.pass(family, wanted - addresses.len(), &pools).run(work).await?);
         }
         for (ip, block) in addresses {
             let pool = pool_holding(&pools, block).map_or(block, Pool::cidr);
@@ -307,6 +313,20 @@ impl Assignment<'_> {
             self.around.set_reservation(written);
         }
         Ok(prepared.gateway)
+    }
+
+    fn pass<'p>(&'p self, family: Family, wanted: usize, pools: &'p [&'p Pool]) -> Pass<'p> {
+        Pass {
+            request: self.request,
+            around: &self.around,
+            family,
+            wanted,
+            holder: &self.holder,
+            handle: &self.handle,
+            pools,
+            owner: self.around.host.owner(),
+            now: self.ipam.now(),
+        }
     }
 
     fn specific(&self) -> Specific<'_> {

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::attachment::Attachment;
-use crate::model::{HostReserved, Labels, PoolUse};
+use crate::model::{HostReserved, Labels, Owner, PoolUse};
 use crate::net::Family;
 
 /// Which addresses are wanted: given ones, and any others.
@@ -29,6 +29,11 @@ impl Wanted {
     /// These addresses.
     pub fn these(addresses: impl Into<Vec<IpAddr>>) -> Self {
         Self { these: addresses.into(), ..Self::default() }
+    }
+
+    /// How many addresses of a family, given ones among them.
+    pub(super) fn all_of(&self, family: Family) -> usize {
+        self.any_of(family) + self.these.iter().filter(|ip| Family::of(**ip) == family).count()
     }
 
     pub(super) fn any_of(&self, family: Family) -> usize {
@@ -136,6 +141,27 @@ impl AssignRequest {
             host_reserved: None,
             bridge: None,
             define: Vec::new(),
+        }
+    }
+
+    /// What an owner of blocks asks for that is no attachment; nobody looks at the attachment then. A virtual owner's
+    /// addresses are for a load balancer unless something else is said.
+    pub(super) fn of_owner(owner: &Owner, wanted: Wanted) -> Self {
+        let nobody = String::new;
+        let (network, container, interface, node) = (nobody(), nobody(), nobody(), nobody());
+        let mut terms = Self::new(Attachment { network, container, interface, node, boot: None }, wanted);
+        if matches!(owner, Owner::Virtual(_)) {
+            terms.usage = PoolUse::LoadBalancer;
+        }
+        terms
+    }
+
+    /// Sets the pools of one family.
+    pub(super) fn set_pools(&mut self, family: Family, pools: impl IntoIterator<Item = impl Into<String>>) {
+        let pools = pools.into_iter().map(Into::into).collect();
+        match family {
+            Family::V4 => self.v4_pools = pools,
+            Family::V6 => self.v6_pools = pools,
         }
     }
 

@@ -30,11 +30,10 @@ pub struct Attribute {
 impl Attribute {
     /// An entry for a new holder. What is empty is left out, as Calico does.
     pub fn new(handle: Option<&str>, attributes: BTreeMap<String, String>) -> Self {
-        Self {
-            handle_id: handle.map_or(Field::Absent, |handle| Field::Is(handle.to_owned())),
-            secondary: if attributes.is_empty() { Field::Absent } else { Field::Is(attributes) },
-            ..Self::default()
-        }
+        let handle_id = handle.map_or(Field::Absent, |handle| Field::Is(handle.to_owned()));
+        let mut new = Self { handle_id, ..Self::default() };
+        new.set_attributes(attributes);
+        new
     }
 
     /// The entry of addresses that were released now and rest until the cooldown is over.
@@ -71,6 +70,16 @@ impl Attribute {
     /// Sets one attribute of the holder.
     pub(super) fn set(&mut self, name: &str, value: &str) {
         self.secondary.or_default().insert(name.to_owned(), value.to_owned());
+    }
+
+    /// Replaces all attributes of the holder. What is empty is left out.
+    pub(super) fn set_attributes(&mut self, attributes: BTreeMap<String, String>) {
+        self.secondary = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes) };
+    }
+
+    /// Replaces all attributes of the other holder. What is empty is left out.
+    pub(super) fn set_alternate_attributes(&mut self, attributes: BTreeMap<String, String>) {
+        self.alternate = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes) };
     }
 
     /// The attributes of the other holder of an address that moves between two.

@@ -1,5 +1,7 @@
 //! The settings of the allocator that all nodes share.
 
+use std::fmt;
+
 use kv::{Key, Value};
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
@@ -8,6 +10,36 @@ use super::codec::{Document, Field, Malformed, from_json, to_json};
 
 /// How many blocks a host may have where neither the configuration nor the request says.
 const DEFAULT_MAX_BLOCKS: u32 = 20;
+
+/// Whether a virtual machine keeps its addresses when its pod is made anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddressPersistence {
+    /// It keeps them: the default.
+    Enabled,
+    /// It gets new ones.
+    Disabled,
+}
+
+/// Settings that must not be. The texts are Calico's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ContradictorySettings {
+    /// Neither strict affinity nor new blocks: nobody could tell where an address may come from.
+    NeitherStrictNorAuto,
+    /// A limit of blocks without strict affinity: a host at its limit would go on by borrowing.
+    LimitWithoutStrict,
+}
+
+impl fmt::Display for ContradictorySettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NeitherStrictNorAuto => "Cannot disable 'StrictAffinity' and 'AutoAllocateBlocks' at the same time",
+            Self::LimitWithoutStrict => "MaxBlocksPerHost requires StrictAffinity to be enabled",
+        })
+    }
+}
+
+impl std::error::Error for ContradictorySettings {}
 
 /// What is stored under the configuration's key.
 ///
@@ -57,13 +89,43 @@ impl IpamConfig {
     /// How many blocks a host may claim: the smaller of what is configured and what is requested, 0 in either meaning
     /// nothing said; 20 if neither says anything.
     pub fn block_limit(&self, requested: u32) -> u32 {
-        let configured = u32::try_from(self.max_blocks_per_host.or_zero().max(0)).unwrap_or(u32::MAX);
-        [configured, requested].into_iter().filter(|limit| *limit != 0).min().unwrap_or(DEFAULT_MAX_BLOCKS)
+        [self.max_blocks_per_host(), requested]
+            .into_iter()
+            .filter(|limit| *limit != 0)
+            .min()
+            .unwrap_or(DEFAULT_MAX_BLOCKS)
     }
 
     /// How many seconds a released address rests before it can be given out again. 0 or less: not at all.
     pub fn cooldown_seconds(&self) -> i64 {
         self.cooldown_seconds.or_zero()
+    }
+
+    /// Whether a virtual machine keeps its addresses. Margay itself does not look at it.
+    pub fn address_persistence(&self) -> AddressPersistence {
+        match self.kubevirt_persistence.get().map(String::as_str) {
+            Some("Disabled") => AddressPersistence::Disabled,
+            _ => AddressPersistence::Enabled,
+        }
+    }
+
+    /// How many blocks a host may have; 0 where that is not said, see [`Self::block_limit`].
+    pub fn max_blocks_per_host(&self) -> u32 {
+        u32::try_from(self.max_blocks_per_host.or_zero().max(0)).unwrap_or(u32::MAX)
+    }
+
+    /// Looks for settings that contradict each other.
+    ///
+    /// # Errors
+    /// [`ContradictorySettings`], the first that is found.
+    pub fn check(&self) -> Result<(), ContradictorySettings> {
+        if !self.strict_affinity() && !self.auto_allocate_blocks() {
+            return Err(ContradictorySettings::NeitherStrictNorAuto);
+        }
+        if !self.strict_affinity() && self.max_blocks_per_host() > 0 {
+            return Err(ContradictorySettings::LimitWithoutStrict);
+        }
+        Ok(())
     }
 
     /// Sets strict affinity.
@@ -91,6 +153,17 @@ impl IpamConfig {
     #[must_use]
     pub fn with_cooldown_seconds(mut self, seconds: u32) -> Self {
         self.cooldown_seconds = Field::unless_zero(seconds.into());
+        self
+    }
+
+    /// Sets whether a virtual machine keeps its addresses.
+    #[must_use]
+    pub fn with_address_persistence(mut self, persistence: AddressPersistence) -> Self {
+        let text = match persistence {
+            AddressPersistence::Enabled => "Enabled",
+            AddressPersistence::Disabled => "Disabled",
+        };
+        self.kubevirt_persistence = Field::Is(text.to_owned());
         self
     }
 }
@@ -137,6 +210,31 @@ mod tests {
         ] {
             assert_eq!(decode(stored).block_limit(requested), limit, "{stored} {requested}");
         }
+    }
+
+    #[test]
+    fn settings_that_contradict_each_other_are_calicos_errors() {
+        let said = |config: IpamConfig| config.check().map_err(|error| error.to_string());
+        let default = IpamConfig::default;
+        assert_eq!(said(default()), Ok(()));
+        assert_eq!(
+            said(default().with_auto_allocate_blocks(false)).unwrap_err(),
+            "Cannot disable 'StrictAffinity' and 'AutoAllocateBlocks' at the same time"
+        );
+        assert_eq!(
+            said(default().with_max_blocks_per_host(1)).unwrap_err(),
+            "MaxBlocksPerHost requires StrictAffinity to be enabled"
+        );
+        assert_eq!(said(default().with_strict_affinity(true).with_max_blocks_per_host(1)), Ok(()));
+        assert_eq!(said(default().with_strict_affinity(true).with_auto_allocate_blocks(false)), Ok(()));
+    }
+
+    #[test]
+    fn persistence_is_on_unless_it_is_off() {
+        assert_eq!(decode("{}").address_persistence(), AddressPersistence::Enabled);
+        let off = IpamConfig::default().with_address_persistence(AddressPersistence::Disabled);
+        assert_eq!(off.address_persistence(), AddressPersistence::Disabled);
+        assert_eq!(off.with_address_persistence(AddressPersistence::Enabled), IpamConfig::default());
     }
 
     #[test]

@@ -22,11 +22,12 @@ mod workload;
 pub use affinity::{Affinity, AffinityState};
 pub use attribute::Attribute;
 pub use block::{
-    AddressState, AlreadyAssigned, Block, Cooldown, HostReserved, MAX_BLOCK_ADDRESSES, NotOwner, ReleaseConflict,
-    ReleaseConflictKind, ReleaseRequest, Released, UnusableBlock, WINDOWS_RESERVED_HANDLE,
+    AddressState, AlreadyAssigned, Block, Cooldown, ExpectedOwner, HostReserved, MAX_BLOCK_ADDRESSES, NotOwner,
+    OtherOwner, OwnerChange, OwnerRefusal, OwnerUpdate, ReleaseConflict, ReleaseConflictKind, ReleaseRequest, Released,
+    UnusableBlock, WINDOWS_RESERVED_HANDLE,
 };
 pub use codec::{Document, Malformed};
-pub use config::IpamConfig;
+pub use config::{AddressPersistence, ContradictorySettings, IpamConfig};
 pub use handle::Handle;
 pub use node::Node;
 pub use owner::Owner;

@@ -15,6 +15,21 @@ pub enum Owner {
     Other(String),
 }
 
+/// The name of the virtual owner from whose blocks Calico gives addresses to services.
+const LOAD_BALANCER: &str = "load-balancer";
+
+impl Owner {
+    /// A node.
+    pub fn host(name: impl Into<String>) -> Self {
+        Self::Host(name.into())
+    }
+
+    /// The virtual owner from whose blocks Calico gives addresses to services of the type LoadBalancer.
+    pub fn load_balancer() -> Self {
+        Self::Virtual(LOAD_BALANCER.to_owned())
+    }
+}
+
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

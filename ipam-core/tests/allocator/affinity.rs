@@ -27,12 +27,12 @@ async fn world() -> World {
 
 impl World {
     async fn claim(&self, node: &str, cidr: &str) -> (usize, usize) {
-        let done = self.ipam.claim_affinity(node, net(cidr), soon()).await.unwrap();
+        let done = self.ipam.claim_affinity(&Owner::host(node), net(cidr), soon()).await.unwrap();
         (done.claimed.len(), done.failed.len())
     }
 
     async fn give_back(&self, node: &str, cidr: &str, which: ReleaseIf) -> (usize, usize) {
-        let done = self.ipam.release_affinity(node, net(cidr), which, soon()).await.unwrap();
+        let done = self.ipam.release_affinity(&Owner::host(node), net(cidr), which, soon()).await.unwrap();
         (done.released.len(), done.in_use.len())
     }
 
@@ -72,16 +72,18 @@ async fn each_block_is_one_commit() {
 #[tokio::test]
 async fn networks_that_cannot_be_claimed_are_calicos_errors() {
     let world = world().await;
-    let claim = async |cidr| world.ipam.claim_affinity("a", net(cidr), soon()).await.unwrap_err().to_string();
+    let claim =
+        async |cidr| world.ipam.claim_affinity(&Owner::host("a"), net(cidr), soon()).await.unwrap_err().to_string();
     assert_eq!(claim("10.1.0.0/28").await, "The requested CIDR (10.1.0.0/28) is not within any configured pools.");
     assert_eq!(claim("10.0.0.0/25").await, "The requested CIDR (10.0.0.0/25) is not within any configured pools.");
     assert_eq!(claim("10.0.0.4/31").await, "The requested CIDR (10.0.0.4/31) is smaller than the minimum.");
     world.add_pool("v6", "fd00::/64").await;
     let error = claim("fd00::/64").await;
     assert!(error.contains(&format!("more than {MOST_BLOCKS_CLAIMED} blocks")), "{error}");
-    let error = world.ipam.claim_affinity("nosuch", net("10.0.0.0/28"), soon()).await.unwrap_err();
+    let error = world.ipam.claim_affinity(&Owner::host("nosuch"), net("10.0.0.0/28"), soon()).await.unwrap_err();
     assert!(matches!(error, Error::UnknownNode(_)), "{error}");
-    let error = world.ipam.release_affinity("a", net("10.0.0.4/31"), ReleaseIf::Any, soon()).await.unwrap_err();
+    let error =
+        world.ipam.release_affinity(&Owner::host("a"), net("10.0.0.4/31"), ReleaseIf::Any, soon()).await.unwrap_err();
     assert!(matches!(error, Error::SmallerThanBlock(_)), "{error}");
     assert_eq!(world.blocks().await, 0);
 }
@@ -115,9 +117,9 @@ async fn all_blocks_of_a_node_and_of_no_other() {
     world.claim("a", "fd00::/124").await;
     world.claim("b", "10.0.0.16/28").await;
     world.one("a", "c1").await.unwrap();
-    let done = world.ipam.release_node_affinities("a", ReleaseIf::Empty, soon()).await.unwrap();
+    let done = world.ipam.release_all_affinities(&Owner::host("a"), ReleaseIf::Empty, soon()).await.unwrap();
     assert_eq!((done.released.len(), done.in_use.len()), (7, 1));
-    let done = world.ipam.release_node_affinities("a", ReleaseIf::Any, soon()).await.unwrap();
+    let done = world.ipam.release_all_affinities(&Owner::host("a"), ReleaseIf::Any, soon()).await.unwrap();
     assert_eq!((done.released.len(), done.in_use.len()), (1, 0));
     assert_eq!(world.claim("b", "10.0.0.16/28").await, (4, 0));
     world.check().await;
@@ -157,7 +159,7 @@ async fn a_damaged_block_does_not_keep_the_others() {
     let world = world().await;
     world.claim("a", "10.0.0.0/28").await;
     world.store.put(keys::block(net("10.0.0.4/30")), "{").await.unwrap();
-    let error = world.ipam.release_node_affinities("a", ReleaseIf::Any, soon()).await.unwrap_err();
+    let error = world.ipam.release_all_affinities(&Owner::host("a"), ReleaseIf::Any, soon()).await.unwrap_err();
     assert!(matches!(error, Error::Malformed(_)), "{error}");
     assert_eq!(world.blocks().await, 1);
 }
@@ -196,7 +198,7 @@ async fn claims_and_releases_at_once_leave_every_block_to_one() {
                     world.check().await;
                     world.release(node, &container).await;
                 }
-                world.ipam.release_node_affinities(node, ReleaseIf::Any, soon()).await.unwrap();
+                world.ipam.release_all_affinities(&Owner::host(node), ReleaseIf::Any, soon()).await.unwrap();
             })
         })
         .collect();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipam_core::Error;
-use ipam_core::model::IpamConfig;
+use ipam_core::model::{IpamConfig, Owner};
 use proptest::prelude::*;
 
 use crate::world::World;
@@ -84,7 +84,7 @@ impl Life {
             Step::Del(which) => self.del(*which).await,
             Step::Claim(node) => {
                 let pool = "10.0.0.0/28".parse().unwrap();
-                self.world.ipam.claim_affinity(NODES[*node], pool, crate::world::soon()).await.unwrap();
+                self.world.ipam.claim_affinity(&Owner::host(NODES[*node]), pool, crate::world::soon()).await.unwrap();
             }
             Step::Pass(seconds) => self.world.pass(*seconds),
             Step::Jump(off) => {

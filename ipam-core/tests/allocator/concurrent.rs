@@ -8,7 +8,7 @@ use futures::StreamExt;
 use ipam_core::Nodes;
 use ipam_core::model::{Block, Document, keys};
 use kv::wrap::{Fault, Faulty};
-use kv::{Event, EventKind, Kv, Operation, Range, StoreExt, WatchRequest};
+use kv::{Event, EventKind, Kv, Operation, Range, RangeResponse, StoreExt, WatchRequest};
 
 use crate::world::{World, consistent};
 
@@ -49,16 +49,23 @@ async fn no_address_twice_none_lost_and_every_revision_consistent() {
     let quiet = World::new().await;
     quiet.add_pool("v4", "10.0.0.0/27").await;
     let start = quiet.store.list(Range::All).await.unwrap();
+    churn(&faulty(&quiet), 12, 15).await;
+    nothing_is_left(&every_revision_is_consistent(&quiet, start).await);
+}
+
+/// The same world, of which every tenth transaction goes wrong in some way.
+pub(crate) fn faulty(quiet: &World) -> World {
     let calls = AtomicU32::new(0);
     let faulty = Faulty::new(Arc::clone(&quiet.store), move |operation| {
         let call = calls.fetch_add(1, SeqCst);
         let faults = [Fault::ReplyLost, Fault::RequestLost, Fault::NotSent];
         (operation == Operation::Txn && call % 10 == 9).then(|| faults[call as usize / 10 % 3])
     });
-    let world = World::on(Arc::new(faulty), Nodes::Registered);
-    churn(&world, 12, 15).await;
+    World::on(Arc::new(faulty), Nodes::Registered)
+}
 
-    // Every revision since the start, replayed.
+/// Replays every revision since the start, and returns what is there at the end.
+pub(crate) async fn every_revision_is_consistent(quiet: &World, start: RangeResponse) -> Vec<Kv> {
     let end = quiet.store.list(Range::All).await.unwrap();
     let mut state: BTreeMap<kv::Key, Kv> = start.kvs.into_iter().map(|kv| (kv.key.clone(), kv)).collect();
     let mut changes = quiet.store.watch(WatchRequest::new(Range::All, start.revision.next())).await.unwrap();
@@ -74,12 +81,16 @@ async fn no_address_twice_none_lost_and_every_revision_consistent() {
         }
         consistent(&state.values().cloned().collect::<Vec<_>>());
     }
-    let left: usize = end
-        .kvs
+    end.kvs
+}
+
+/// Fails if an address is held.
+fn nothing_is_left(kvs: &[Kv]) {
+    let left: usize = kvs
         .iter()
         .filter(|kv| keys::parse_block(&kv.key).is_some())
         .map(|kv| Block::decode(&kv.key, kv.value.as_bytes()).unwrap().allocated().count())
         .sum();
     assert_eq!(left, 0);
-    assert!(end.kvs.iter().all(|kv| keys::parse_handle(&kv.key).is_none()));
+    assert!(kvs.iter().all(|kv| keys::parse_handle(&kv.key).is_none()));
 }

@@ -10,7 +10,7 @@ use ipam_core::affinity::ReleaseIf;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use ipam_core::intents::{IntentId, Intents, Pending};
-use ipam_core::model::keys;
+use ipam_core::model::{Owner, keys};
 use ipam_core::{Ipam, Nodes};
 use kv::wrap::{Fault, Faulty};
 use kv::{Deadline, ErrorKind, Operation, Outcome, Store, Txn};
@@ -116,7 +116,7 @@ async fn absent_again(settle: impl AsyncFn(&World, &Ipam)) {
         settle(&world, &ipam).await;
         assert_eq!(notes.count(), 0);
         for node in ["a", "b"] {
-            world.ipam.release_node_affinities(node, ReleaseIf::Any, soon()).await.unwrap();
+            world.ipam.release_all_affinities(&Owner::host(node), ReleaseIf::Any, soon()).await.unwrap();
         }
         let before = world.dump().await;
         late.deliver_held().await.unwrap();
@@ -136,7 +136,7 @@ async fn what_lands_late_when_its_new_block_is_gone_again_leaves_nothing() {
 #[tokio::test(start_paused = true)]
 async fn what_lands_late_when_anothers_new_block_is_gone_again_leaves_nothing() {
     absent_again(async |world, ipam| {
-        let _ = world.ipam.claim_affinity("b", "10.0.0.0/30".parse().unwrap(), soon()).await.unwrap();
+        let _ = world.ipam.claim_affinity(&Owner::host("b"), "10.0.0.0/30".parse().unwrap(), soon()).await.unwrap();
         ipam.release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap();
     })
     .await;
@@ -155,7 +155,7 @@ async fn what_was_sent_twice_does_not_land_after_the_release() {
     assert_eq!(notes.count(), 1, "it may land again");
     assert_eq!(ipam.release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap().len(), 1);
     assert_eq!(notes.count(), 0);
-    world.ipam.release_node_affinities("a", ReleaseIf::Any, soon()).await.unwrap();
+    world.ipam.release_all_affinities(&Owner::host("a"), ReleaseIf::Any, soon()).await.unwrap();
     let before = world.dump().await;
     assert_eq!(late.deliver_held().await.unwrap().len(), 1);
     assert_eq!(world.dump().await, before);

@@ -156,3 +156,49 @@ async fn a_pool_in_use_stays_and_an_unused_one_goes_with_all_that_is_its() {
     assert!(world.dump().await.iter().all(|kv| keys::parse_resource(keys::ResourceKind::Node, &kv.key).is_some()));
     assert!(matches!(world.ipam.delete_pool("v4", soon()).await, Err(Error::NotFound(_))));
 }
+
+#[tokio::test]
+async fn the_text_of_a_conflict_is_calicos() {
+    let world = world().await;
+    let given = world.one("a", "c1").await.unwrap();
+    let wrong = [ReleaseRequest::new(given).with_handle("net.c2")];
+    let error = world.ipam.release_ips(&wrong, soon()).await.unwrap_err().to_string();
+    assert_eq!(error, format!("update conflict: {given}: bad handle: requested net.c2, expected net.c1"));
+}
+
+/// Each address has a handle of its own, and one commit checks 120 keys at most.
+#[tokio::test]
+async fn more_addresses_than_a_commit_holds_are_released_in_several() {
+    let world = World::new().await;
+    world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap()).with_block_size(25)).await;
+    let mut requests = Vec::new();
+    for number in 0..150 {
+        let ip = world.one("a", &format!("c{number}")).await.unwrap();
+        requests.extend([ReleaseRequest::new(ip).with_handle(format!("net.c{number}")), ReleaseRequest::new(ip)]);
+    }
+    let before = world.store.list(kv::Range::All).await.unwrap().revision.get();
+    let done = world.ipam.release_ips(&requests, soon()).await.unwrap();
+    assert_eq!((done.released.len(), done.unallocated.len()), (150, 0));
+    let after = world.store.list(kv::Range::All).await.unwrap();
+    assert!((3..=8).contains(&(after.revision.get() - before)), "{} commits", after.revision.get() - before);
+    assert!(after.kvs.iter().all(|kv| keys::parse_handle(&kv.key).is_none()));
+    world.check().await;
+}
+
+#[tokio::test]
+async fn a_handle_in_many_blocks_is_released_in_several_commits_and_whole() {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/25").await;
+    // Half of the pool: a node has at most twenty blocks.
+    let assigned = world.assign(&AssignRequest::new(attachment("a", "c1"), Wanted::any(64, 0))).await.unwrap();
+    assert_eq!(assigned.len(), 64);
+    world.one("a", "c2").await.unwrap();
+    let before = world.store.list(kv::Range::All).await.unwrap().revision.get();
+    let released = world.ipam.release_by_handle("net.c1", soon()).await.unwrap();
+    assert_eq!(released.len(), 64);
+    assert!(released.is_sorted());
+    assert_eq!(world.store.list(kv::Range::All).await.unwrap().revision.get(), before + 4, "four blocks each");
+    assert!(matches!(world.ipam.release_by_handle("net.c1", soon()).await, Err(Error::NotFound(_))));
+    assert_eq!(held(&world.ipam, &attachment("a", "c2")).await.len(), 1);
+    world.check().await;
+}

@@ -86,6 +86,10 @@ impl World {
         self.store.put(key, document.encode().unwrap()).await.unwrap();
     }
 
+    pub(crate) async fn value(&self, key: &Key) -> kv::Value {
+        self.store.get(key.clone()).await.unwrap().unwrap().value
+    }
+
     pub(crate) async fn block(&self, cidr: &str) -> Option<Block> {
         let key = keys::block(cidr.parse().unwrap());
         self.store.get(key.clone()).await.unwrap().map(|kv| Block::decode(&key, kv.value.as_bytes()).unwrap())

@@ -1,5 +1,6 @@
 //! A block: a small network whose addresses are given out one by one, and who holds them.
 
+mod owners;
 mod parts;
 mod release;
 
@@ -19,6 +20,7 @@ use crate::net::{Count, Family};
 use crate::reservations::Reservations;
 use crate::timestamps::{Stamp, age, unix_nanos};
 
+pub use owners::{ExpectedOwner, OtherOwner, OwnerChange, OwnerRefusal, OwnerUpdate};
 pub use release::{ReleaseConflict, ReleaseConflictKind, ReleaseRequest, Released};
 
 /// The handle of the addresses that a Windows host keeps for itself in each of its blocks. They do not make a block

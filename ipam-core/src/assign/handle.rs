@@ -1,0 +1,163 @@
+//! Giving addresses to a handle that is no container's: a service of a load balancer, a tunnel, a virtual machine.
+//!
+//! Nothing of the attributes of an attachment is recorded, so nothing is known of interfaces and boots: each call gives
+//! further addresses, and they go when they are released by handle or one by one.
+
+use std::collections::BTreeMap;
+
+use ipnet::IpNet;
+use kv::Deadline;
+
+use super::{AssignRequest, Assigned, Assignment, Wanted};
+use crate::error::{Error, Result};
+use crate::ipam::{Ipam, transact};
+use crate::model::{Attribute, Document, Handle, HostReserved, Labels, Owner, PoolUse, keys};
+use crate::net::Family;
+use crate::workset::Workset;
+
+/// What is asked of an assignment to a handle. It is carried out as a whole, in one commit, or not at all.
+#[derive(Clone, Debug)]
+pub struct HandleRequest {
+    handle: String,
+    owner: Owner,
+    attributes: BTreeMap<String, String>,
+    most: Option<usize>,
+    terms: AssignRequest,
+}
+
+impl HandleRequest {
+    /// These addresses for this handle, in the blocks of this owner: for a workload on a node, for a load balancer where
+    /// the owner is virtual.
+    pub fn new(handle: impl Into<String>, owner: Owner, wanted: Wanted) -> Self {
+        let terms = AssignRequest::of_owner(&owner, wanted);
+        Self { handle: handle.into(), owner, attributes: BTreeMap::new(), most: None, terms }
+    }
+
+    /// Recorded with each address. Calico's own callers record at least `node`.
+    #[must_use]
+    pub fn with_attributes(mut self, attributes: BTreeMap<String, String>) -> Self {
+        self.attributes = attributes;
+        self
+    }
+
+    /// Only if the handle then holds at most so many addresses of each family that is asked for, those among them that it
+    /// holds already.
+    #[must_use]
+    pub fn with_most_per_family(mut self, most: usize) -> Self {
+        self.most = Some(most);
+        self
+    }
+
+    /// From these pools, by name or network, in this order; else from those that select the node.
+    #[must_use]
+    pub fn with_pools(mut self, family: Family, pools: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.terms.set_pools(family, pools);
+        self
+    }
+
+    /// For this use: only pools that allow it.
+    #[must_use]
+    pub fn with_usage(mut self, usage: PoolUse) -> Self {
+        self.terms.usage = usage;
+        self
+    }
+
+    /// For a namespace with these labels, where pools have a namespace selector.
+    #[must_use]
+    pub fn with_namespace_labels(mut self, labels: Labels) -> Self {
+        self.terms.namespace_labels = labels;
+        self
+    }
+
+    /// The owner may have so many blocks, besides what the settings say; 0 for no limit of the request's own.
+    #[must_use]
+    pub fn with_max_blocks(mut self, most: u32) -> Self {
+        self.terms.max_blocks = most;
+        self
+    }
+
+    /// What the owner keeps for itself in each new block.
+    #[must_use]
+    pub fn with_host_reserved(mut self, reserved: HostReserved) -> Self {
+        self.terms.host_reserved = Some(reserved);
+        self
+    }
+
+    /// A handle is the last part of a key, and old migrations have left things behind a carriage return.
+    fn check(&self) -> Result<()> {
+        if self.handle.is_empty() || self.handle.contains(['/', '\r']) {
+            let handle = &self.handle;
+            return Err(Error::Invalid(format!(
+                "{handle:?} cannot be a handle: use a name without / and control characters"
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Ipam {
+    /// Gives addresses to a handle: any free ones, or given ones, in the blocks of a node or of a virtual owner. Each call
+    /// gives further addresses, also to a handle that has some; [`HandleRequest::with_most_per_family`] says how many it may
+    /// have. Attributes are recorded as they are given.
+    ///
+    /// Guards: as [`assign`](Self::assign), and the handle. A process that is killed in here leaves no note: on a store of
+    /// other processes its commit may still happen, so release the handle before you forget it.
+    ///
+    /// # Errors
+    /// `HandleLimit`; `Invalid` for a handle or an owner that cannot be one; otherwise those of [`assign`](Self::assign).
+    pub async fn assign_to_handle(&self, request: &HandleRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
+        request.check()?;
+        let HandleRequest { handle, owner, attributes, most, terms } = request;
+        let mut misdated = Vec::new();
+        let assigned = transact!(self, deadline, |tx| {
+            let around = self.read_around(tx, owner, &terms.wanted, vec![keys::handle(handle)]).await?;
+            let holder = Attribute::new(Some(handle), attributes.clone());
+            let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
+            if let Some(most) = most {
+                stay_within(&mut work, handle, &terms.wanted, *most).await?;
+            }
+            let (held, answer) = (Vec::new(), Vec::new());
+            let handle = handle.clone();
+            let mut assignment = Assignment { ipam: self, request: terms, around, holder, handle, held, answer };
+            let done = assignment.all(&mut work).await;
+            misdated = work.misdated().to_vec();
+            done?;
+            let answer = assignment.answer;
+            work.write().await?;
+            Ok(answer)
+        });
+        if assigned.is_err() && !misdated.is_empty() {
+            self.redate(&misdated, deadline).await?;
+        }
+        assigned
+    }
+}
+
+/// Refuses what would be more than a handle may hold. The blocks say what it holds, and the handle is guarded.
+///
+/// A handle that counts more than a block holds was left so by a foreign writer that broke off, or one is about to write
+/// the block. Rewriting the block makes that one begin anew, and the handle is right again.
+async fn stay_within(work: &mut Workset<'_>, handle: &str, wanted: &Wanted, most: usize) -> Result<()> {
+    let key = keys::handle(handle);
+    let stored = work.tx.get(&key).await?;
+    let document = stored.map(|value| Handle::decode(&key, value.as_bytes())).transpose()?.unwrap_or_default();
+    let named: Vec<(IpNet, i64)> = document.blocks().collect();
+    work.read_ahead(&named.iter().map(|(cidr, _)| *cidr).collect::<Vec<_>>()).await?;
+    let mut holds = Vec::new();
+    for (cidr, counted) in named {
+        let held = work.block(cidr).await?.map_or(0, |block| block.ips_by_handle(handle).len());
+        if usize::try_from(counted) != Ok(held) {
+            work.change(cidr, |_| ()).await?;
+            work.touch_handle(handle, cidr);
+        }
+        holds.push((Family::of_net(cidr), held));
+    }
+    for family in [Family::V4, Family::V6] {
+        let held: usize = holds.iter().filter(|(of, _)| *of == family).map(|(_, held)| held).sum();
+        let requested = wanted.all_of(family);
+        if requested > 0 && held + requested > most {
+            return Err(Error::HandleLimit { handle: handle.to_owned(), family, most, held, requested });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,285 @@
+//! Whose an address is while it moves between two holders: the pods of a virtual machine that migrates.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use super::Block;
+
+/// The attribute that names a pod.
+const POD: &str = "pod";
+/// The attribute that names its namespace.
+const NAMESPACE: &str = "namespace";
+
+/// Whose an address must be before its owner changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ExpectedOwner {
+    /// That does not matter.
+    #[default]
+    Anyone,
+    /// Nobody's: it has no attributes of this kind.
+    Nobody,
+    /// This pod's, by the attributes `namespace` and `pod`.
+    Pod {
+        /// The pod's namespace.
+        namespace: String,
+        /// The pod's name.
+        name: String,
+    },
+}
+
+impl ExpectedOwner {
+    fn is_met(&self, attributes: &BTreeMap<String, String>) -> bool {
+        match self {
+            Self::Anyone => true,
+            Self::Nobody => attributes.is_empty(),
+            Self::Pod { namespace, name } => {
+                attributes.get(NAMESPACE) == Some(namespace) && attributes.get(POD) == Some(name)
+            }
+        }
+    }
+}
+
+/// The new attributes of one owner of an address. They take the place of all that there are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OwnerChange {
+    /// The new attributes; none for no owner.
+    pub attributes: BTreeMap<String, String>,
+    /// Whose the address must be before.
+    pub expected: ExpectedOwner,
+}
+
+impl OwnerChange {
+    /// These attributes from now on.
+    pub fn to(attributes: BTreeMap<String, String>) -> Self {
+        Self { attributes, expected: ExpectedOwner::Anyone }
+    }
+
+    /// No attributes any more.
+    pub fn clear() -> Self {
+        Self::default()
+    }
+
+    /// Only if the address is this owner's before.
+    #[must_use]
+    pub fn if_owned_by(mut self, expected: ExpectedOwner) -> Self {
+        self.expected = expected;
+        self
+    }
+}
+
+/// What changes of the owners of an address; `None` leaves one as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnerUpdate {
+    /// The owner: `secondary` in the document.
+    pub active: Option<OwnerChange>,
+    /// The other one: `alternateOwnerAttrs` in the document.
+    pub alternate: Option<OwnerChange>,
+}
+
+/// Why the owners of an address do not change. The texts are Calico's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OwnerRefusal {
+    /// The address is not held under the handle.
+    OtherHandle {
+        /// The address.
+        address: IpAddr,
+        /// The handle.
+        handle: String,
+    },
+    /// The address is somebody else's than expected.
+    OtherOwner(Box<OtherOwner>),
+}
+
+/// An address that is somebody else's than expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OtherOwner {
+    /// The address.
+    pub address: IpAddr,
+    /// Calico's name of the attributes: `ActiveOwnerAttrs` or `AlternateOwnerAttrs`.
+    pub part: &'static str,
+    /// Whose it should have been.
+    pub expected: ExpectedOwner,
+    /// The pod that it is of; empty for none.
+    pub pod: String,
+    /// The pod's namespace; empty for none.
+    pub namespace: String,
+}
+
+impl fmt::Display for OwnerRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OtherHandle { address, handle } => write!(f, "IP {address} is not assigned to handle {handle}"),
+            Self::OtherOwner(other) => {
+                let OtherOwner { address, part, expected, pod, namespace } = &**other;
+                let (name, space) = match expected {
+                    ExpectedOwner::Pod { namespace, name } => (name.as_str(), namespace.as_str()),
+                    ExpectedOwner::Anyone | ExpectedOwner::Nobody => ("", ""),
+                };
+                write!(
+                    f,
+                    "update conflict: {address}: cannot set {part}: expected pod={name} namespace={space} but found \
+                     pod={pod} namespace={namespace}"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for OwnerRefusal {}
+
+impl Block {
+    /// Changes the owners of an address that is held under a handle; false if they are as wanted already. All
+    /// expectations are looked at before anything changes. Other addresses keep their owners, also where they shared the
+    /// entry, and the address keeps its sequence number: it is not given out anew.
+    ///
+    /// # Errors
+    /// [`OwnerRefusal`]; the block is then unchanged.
+    pub fn set_owners(&mut self, address: IpAddr, handle: &str, update: &OwnerUpdate) -> Result<bool, OwnerRefusal> {
+        let held = self.attributes_of(address).filter(|entry| entry.has_handle(handle));
+        let (Some(entry), Some(ordinal)) = (held, self.ordinal(address)) else {
+            return Err(OwnerRefusal::OtherHandle { address, handle: handle.to_owned() });
+        };
+        let parts = [
+            ("ActiveOwnerAttrs", &update.active, entry.attributes()),
+            ("AlternateOwnerAttrs", &update.alternate, entry.alternate_attributes()),
+        ];
+        for (part, change, current) in parts {
+            let Some(OwnerChange { expected, .. }) = change else { continue };
+            if !expected.is_met(current) {
+                let found = |name| current.get(name).cloned().unwrap_or_default();
+                let (expected, pod, namespace) = (expected.clone(), found(POD), found(NAMESPACE));
+                let other = OtherOwner { address, part, expected, pod, namespace };
+                return Err(OwnerRefusal::OtherOwner(Box::new(other)));
+            }
+        }
+        let mut entry = entry.clone();
+        if let Some(change) = &update.active {
+            entry.set_attributes(change.attributes.clone());
+        }
+        if let Some(change) = &update.alternate {
+            entry.set_alternate_attributes(change.attributes.clone());
+        }
+        if self.attributes_of(address) == Some(&entry) {
+            return Ok(false);
+        }
+        let same = self.attributes().iter().position(|other| *other == entry);
+        let index = same.unwrap_or_else(|| self.push_attribute(entry));
+        if let Some(slot) = self.allocations.get_mut(ordinal) {
+            *slot = Some(index);
+        }
+        self.compact();
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use time::OffsetDateTime;
+
+    use super::*;
+    use crate::model::{Attribute, Owner};
+    use crate::reservations::Reservations;
+
+    fn pod(name: &str) -> BTreeMap<String, String> {
+        [(NAMESPACE, "shop"), (POD, name)].map(|(key, value)| (key.to_owned(), value.to_owned())).into()
+    }
+
+    fn expected(name: &str) -> ExpectedOwner {
+        ExpectedOwner::Pod { namespace: "shop".into(), name: name.into() }
+    }
+
+    fn active(change: OwnerChange) -> OwnerUpdate {
+        OwnerUpdate { active: Some(change), alternate: None }
+    }
+
+    fn alternate(change: OwnerChange) -> OwnerUpdate {
+        OwnerUpdate { active: None, alternate: Some(change) }
+    }
+
+    /// A block of which pod `a` has two addresses, under one entry.
+    fn block() -> (Block, IpAddr, IpAddr) {
+        let cidr = "10.0.0.0/30".parse().unwrap();
+        let now = OffsetDateTime::UNIX_EPOCH;
+        let mut block = Block::new(cidr, Some(&Owner::host("n")), now, None).unwrap();
+        let taken = block.assign_auto(2, &Attribute::new(Some("h"), pod("a")), &Reservations::default());
+        (block, taken[0], taken[1])
+    }
+
+    #[test]
+    fn an_address_moves_alone_and_keeps_its_sequence_number() {
+        let (mut block, first, second) = block();
+        block.bump();
+        let number = block.sequence_number_of(first);
+        assert_eq!(block.set_owners(first, "h", &alternate(OwnerChange::to(pod("b")))), Ok(true));
+        let entry = block.attributes_of(first).unwrap();
+        assert_eq!((entry.attributes(), entry.alternate_attributes()), (&pod("a"), &pod("b")));
+        assert!(block.attributes_of(second).unwrap().alternate_attributes().is_empty());
+        let swap = OwnerUpdate {
+            active: Some(OwnerChange::to(pod("b")).if_owned_by(expected("a"))),
+            alternate: Some(OwnerChange::to(pod("a")).if_owned_by(expected("b"))),
+        };
+        assert_eq!(block.set_owners(first, "h", &swap), Ok(true));
+        let entry = block.attributes_of(first).unwrap();
+        assert_eq!((entry.attributes(), entry.alternate_attributes()), (&pod("b"), &pod("a")));
+        assert_eq!(block.sequence_number_of(first), number);
+        assert_eq!(block.ips_by_handle("h"), [first, second]);
+    }
+
+    #[test]
+    fn what_is_so_already_is_no_change_and_equal_entries_are_shared_again() {
+        let (mut block, first, _) = block();
+        let before = block.clone();
+        assert_eq!(block.set_owners(first, "h", &active(OwnerChange::to(pod("a")))), Ok(false));
+        assert_eq!(block.set_owners(first, "h", &OwnerUpdate::default()), Ok(false));
+        assert_eq!(block.set_owners(first, "h", &alternate(OwnerChange::clear())), Ok(false));
+        assert_eq!(block, before);
+        assert_eq!(block.set_owners(first, "h", &active(OwnerChange::clear())), Ok(true));
+        assert!(block.attributes_of(first).unwrap().attributes().is_empty());
+        assert_eq!(block.set_owners(first, "h", &active(OwnerChange::to(pod("a")))), Ok(true));
+        assert_eq!(block.attributes().len(), 1, "both addresses share an entry once more");
+    }
+
+    #[test]
+    fn an_unmet_expectation_of_either_owner_leaves_both_as_they_are() {
+        let (mut block, first, _) = block();
+        let before = block.clone();
+        let update = OwnerUpdate {
+            active: Some(OwnerChange::to(pod("b")).if_owned_by(expected("a"))),
+            alternate: Some(OwnerChange::clear().if_owned_by(expected("b"))),
+        };
+        let refusal = block.set_owners(first, "h", &update).unwrap_err();
+        assert_eq!(
+            refusal.to_string(),
+            "update conflict: 10.0.0.0: cannot set AlternateOwnerAttrs: expected pod=b namespace=shop but found \
+             pod= namespace="
+        );
+        let refusal = block
+            .set_owners(first, "h", &active(OwnerChange::to(pod("b")).if_owned_by(ExpectedOwner::Nobody)))
+            .unwrap_err();
+        assert_eq!(
+            refusal.to_string(),
+            "update conflict: 10.0.0.0: cannot set ActiveOwnerAttrs: expected pod= namespace= but found pod=a \
+             namespace=shop"
+        );
+        assert_eq!(block, before);
+        assert_eq!(
+            block.set_owners(first, "h", &alternate(OwnerChange::to(pod("b")).if_owned_by(ExpectedOwner::Nobody))),
+            Ok(true)
+        );
+    }
+
+    #[test]
+    fn only_who_names_the_handle_changes_owners() {
+        let (mut block, first, _) = block();
+        let update = active(OwnerChange::clear());
+        let refusal = block.set_owners(first, "other", &update).unwrap_err();
+        assert_eq!(refusal.to_string(), "IP 10.0.0.0 is not assigned to handle other");
+        for address in ["10.0.0.3", "10.9.9.9"] {
+            assert!(block.set_owners(address.parse().unwrap(), "h", &update).is_err(), "{address}");
+        }
+    }
+}

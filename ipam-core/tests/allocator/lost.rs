@@ -1,0 +1,133 @@
+//! Every verb with each of its requests lost, or its answer: the outcome is as if nothing had happened.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use ipam_core::affinity::ReleaseIf;
+use ipam_core::assign::{AssignRequest, BlockRequest, HandleRequest, Wanted};
+use ipam_core::model::{IpamConfig, NewPool, Owner, OwnerChange, OwnerUpdate, PoolUse, ReleaseRequest};
+use ipam_core::net::Family;
+use ipam_core::{Ipam, Nodes};
+use kv::wrap::{Counting, Fault, Faulty};
+use kv::{Key, Store, Value};
+
+use crate::world::{World, attachment, consistent, ip, soon};
+
+const HELD: [&str; 2] = ["10.0.0.1", "10.0.0.2"];
+
+type Answer<'a> = Pin<Box<dyn Future<Output = String> + 'a>>;
+type Verb = fn(&Ipam) -> Answer<'_>;
+
+/// The verbs: a name, and a call that says what came of it.
+const VERBS: [(&str, Verb); 13] = [
+    ("assign", |ipam| {
+        let request = AssignRequest::new(attachment("b", "c9"), Wanted::any(1, 1));
+        Box::pin(async move { format!("{:?}", ipam.assign(&request, soon()).await) })
+    }),
+    ("assign_to_handle", |ipam| {
+        let request = HandleRequest::new("service", Owner::load_balancer(), Wanted::any(2, 0)).with_most_per_family(2);
+        Box::pin(async move { format!("{:?}", ipam.assign_to_handle(&request, soon()).await) })
+    }),
+    ("assign_to_handle again", |ipam| {
+        let request = HandleRequest::new("net.c1", Owner::host("a"), Wanted::any(1, 0)).with_most_per_family(3);
+        Box::pin(async move { format!("{:?}", ipam.assign_to_handle(&request, soon()).await) })
+    }),
+    ("ensure_blocks", |ipam| {
+        let request = BlockRequest::new(Owner::host("b"), &[Family::V4, Family::V6]);
+        Box::pin(async move { format!("{:?}", ipam.ensure_blocks(&request, soon()).await) })
+    }),
+    ("set_owner_attributes", |ipam| {
+        let update = OwnerUpdate { active: None, alternate: Some(OwnerChange::to(attributes())) };
+        Box::pin(
+            async move { format!("{:?}", ipam.set_owner_attributes(ip(HELD[0]), "net.c1", &update, soon()).await) },
+        )
+    }),
+    ("change_config", |ipam| {
+        let change = |config: IpamConfig| config.with_cooldown_seconds(9);
+        Box::pin(async move { format!("{:?}", ipam.change_config(change, soon()).await) })
+    }),
+    ("claim_affinity", |ipam| {
+        let cidr = "10.0.0.16/29".parse().unwrap();
+        Box::pin(async move { format!("{:?}", ipam.claim_affinity(&Owner::load_balancer(), cidr, soon()).await) })
+    }),
+    ("release_affinity", |ipam| {
+        let cidr = "10.0.0.0/28".parse().unwrap();
+        Box::pin(async move {
+            format!("{:?}", ipam.release_affinity(&Owner::host("a"), cidr, ReleaseIf::Any, soon()).await)
+        })
+    }),
+    ("release_all_affinities", |ipam| {
+        Box::pin(async move {
+            format!("{:?}", ipam.release_all_affinities(&Owner::host("a"), ReleaseIf::Any, soon()).await)
+        })
+    }),
+    ("release_pool_affinities", |ipam| {
+        let cidr = "10.0.0.0/26".parse().unwrap();
+        Box::pin(async move { format!("{:?}", ipam.release_pool_affinities(cidr, ReleaseIf::Any, soon()).await) })
+    }),
+    ("remove_owner", |ipam| {
+        Box::pin(async move { format!("{:?}", ipam.remove_owner(&Owner::host("a"), soon()).await) })
+    }),
+    ("release_by_handle", |ipam| {
+        Box::pin(async move { format!("{:?}", ipam.release_by_handle("net.c1", soon()).await) })
+    }),
+    ("release_ips", |ipam| {
+        let requests = HELD.map(|held| ReleaseRequest::new(ip(held)));
+        Box::pin(async move { format!("{:?}", ipam.release_ips(&requests, soon()).await) })
+    }),
+];
+
+fn attributes() -> BTreeMap<String, String> {
+    [("namespace", "shop"), ("pod", "target")].map(|(key, value)| (key.to_owned(), value.to_owned())).into()
+}
+
+/// `a` has three blocks, one of them empty, and two addresses of a container; what old versions kept is there too.
+async fn world() -> World {
+    let world = World::new().await;
+    world.add(NewPool::new("v4", "10.0.0.0/26".parse().unwrap()).with_block_size(30)).await;
+    world.add_pool("v6", "fd00::/120").await;
+    let services = NewPool::new("services", "10.1.0.0/29".parse().unwrap()).with_block_size(30);
+    world.add(services.with_allowed_uses([PoolUse::LoadBalancer])).await;
+    for cidr in ["10.0.0.0/29", "10.0.0.32/30"] {
+        world.ipam.claim_affinity(&Owner::host("a"), cidr.parse().unwrap(), soon()).await.unwrap();
+    }
+    let wanted = Wanted::these(HELD.map(|held| held.parse::<IpAddr>().unwrap()));
+    world.assign(&AssignRequest::new(attachment("a", "c1"), wanted)).await.unwrap();
+    world.put(ipam_core::model::keys::legacy_host("a"), &IpamConfig::default()).await;
+    world
+}
+
+async fn documents(world: &World) -> Vec<(Key, Value)> {
+    let kvs = world.dump().await;
+    consistent(&kvs);
+    kvs.into_iter().map(|kv| (kv.key, kv.value)).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn whatever_is_lost_the_outcome_is_the_same() {
+    for (name, verb) in VERBS {
+        let quiet = world().await;
+        let counting = Arc::new(Counting::new(Arc::clone(&quiet.store)));
+        let counted = World::on(Arc::clone(&counting) as Arc<dyn Store>, Nodes::Registered);
+        let answer = verb(&counted.ipam).await;
+        assert!(answer.starts_with("Ok"), "{name}: {answer}");
+        let after = documents(&quiet).await;
+        let requests = usize::try_from(counting.take().txns).unwrap();
+        assert!(requests >= 2, "{name} reads and commits");
+        for place in 0..requests {
+            for fault in [Fault::NotSent, Fault::RequestLost, Fault::ReplyLost, Fault::Held] {
+                let place_of = format!("{name}, request {place}: {fault:?}");
+                let world = world().await;
+                let script = (0..=place).map(|request| (request == place).then_some(fault));
+                let faulty = Faulty::script(Arc::clone(&world.store), script);
+                let broken = World::on(Arc::new(faulty.clone()), Nodes::Registered);
+                assert_eq!(verb(&broken.ipam).await, answer, "{place_of}");
+                assert_eq!(documents(&world).await, after, "{place_of}");
+                faulty.deliver_held().await.unwrap();
+                assert_eq!(documents(&world).await, after, "{place_of}, and it came late");
+            }
+        }
+    }
+}

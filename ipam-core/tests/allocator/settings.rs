@@ -1,0 +1,72 @@
+//! Settings: read, changed by several at once, and refused.
+
+use std::sync::Arc;
+
+use ipam_core::Error;
+use ipam_core::model::{AddressPersistence, IpamConfig, keys};
+use kv::StoreExt;
+
+use crate::world::{World, soon};
+
+#[tokio::test]
+async fn reading_stores_nothing_and_defaults_need_not_be_stored() {
+    let world = World::new().await;
+    let before = world.dump().await;
+    assert_eq!(world.ipam.config(soon()).await.unwrap(), IpamConfig::default());
+    let same = world.ipam.change_config(|config| config.with_strict_affinity(false), soon()).await.unwrap();
+    assert_eq!(same, IpamConfig::default());
+    assert_eq!(world.dump().await, before);
+}
+
+#[tokio::test]
+async fn a_change_keeps_what_it_does_not_name() {
+    let world = World::new().await;
+    let stored = r#"{"strict_affinity":true,"auto_allocate_blocks":true,"maxBlocksPerHost":3,"later":{"x":1}}"#;
+    world.store.put(keys::config(), stored).await.unwrap();
+    world.ipam.change_config(|config| config.with_cooldown_seconds(60), soon()).await.unwrap();
+    assert_eq!(
+        world.value(&keys::config()).await.as_bytes(),
+        br#"{"strict_affinity":true,"auto_allocate_blocks":true,"maxBlocksPerHost":3,"ipCooldownSeconds":60,"later":{"x":1}}"#
+    );
+}
+
+#[tokio::test]
+async fn settings_that_contradict_each_other_are_refused_and_stored_ones_are_left_alone() {
+    let world = World::new().await;
+    let refuse = async |change: fn(IpamConfig) -> IpamConfig| match world
+        .ipam
+        .change_config(change, soon())
+        .await
+        .unwrap_err()
+    {
+        Error::Settings(error) => error.to_string(),
+        error => panic!("{error}"),
+    };
+    assert!(refuse(|config| config.with_auto_allocate_blocks(false)).await.starts_with("Cannot disable"));
+    assert!(refuse(|config| config.with_max_blocks_per_host(2)).await.starts_with("MaxBlocksPerHost requires"));
+    assert!(world.store.get(keys::config()).await.unwrap().is_none());
+    // What Calico has stored is in force, whatever it is; asking for the same is no change.
+    world.store.put(keys::config(), "{}").await.unwrap();
+    assert!(!world.ipam.change_config(|config| config, soon()).await.unwrap().auto_allocate_blocks());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_at_the_same_time_do_not_undo_each_other() {
+    let world = Arc::new(World::new().await);
+    let strict: fn(IpamConfig) -> IpamConfig = |config| config.with_strict_affinity(true);
+    let changes: [fn(IpamConfig) -> IpamConfig; 3] = [
+        strict,
+        |config| config.with_cooldown_seconds(7),
+        |config| config.with_address_persistence(AddressPersistence::Disabled),
+    ];
+    let tasks = changes.map(|change| {
+        let world = Arc::clone(&world);
+        tokio::spawn(async move { world.ipam.change_config(change, soon()).await.unwrap() })
+    });
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let config = world.ipam.config(soon()).await.unwrap();
+    assert!(config.strict_affinity() && config.auto_allocate_blocks());
+    assert_eq!((config.cooldown_seconds(), config.address_persistence()), (7, AddressPersistence::Disabled));
+}
