@@ -1,9 +1,13 @@
 //! What one transaction changes: blocks, and the handles and affinities that go with them.
 //!
 //! Blocks are looked at without a guard; one that is changed is guarded from then on. When the changes are written, each
-//! changed block counts one write, a handle's count for a block becomes what the block itself says, and a block that is
-//! empty and nobody's is deleted. So block, handle and affinity agree at every revision that we write, and a handle that
-//! a foreign writer left wrong is right again.
+//! changed block counts one write, handles count what came and went, and a block that is empty and nobody's is deleted. So
+//! block, handle and affinity agree at every revision that we write.
+//!
+//! Calico counts in a handle before it writes the block, and takes from the count after it. So what a handle counts too
+//! much may be an address that is about to come, or one that has just gone: the count stays ahead by as much, or else
+//! Calico's next step would leave an address that no handle names. Only when nothing is held any more the entry goes, and
+//! the block is written too: who was about to write it has to start anew, and counts anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,6 +31,8 @@ pub(crate) struct Workset<'t> {
     /// Blocks as they are now; `None` for those that are not there.
     blocks: BTreeMap<IpNet, Option<Block>>,
     changed: BTreeSet<IpNet>,
+    /// Changed blocks as they were, by what they held.
+    before: BTreeMap<IpNet, Block>,
     /// Blocks with releases dated so far ahead that they were moved to now. Unless that is written they rest for ever.
     misdated: Vec<IpNet>,
     /// The handles of which addresses came or went, by id, each with the blocks.
@@ -53,6 +59,7 @@ impl<'t> Workset<'t> {
             cooldown_seconds,
             blocks: BTreeMap::new(),
             changed: BTreeSet::new(),
+            before: BTreeMap::new(),
             misdated: Vec::new(),
             handles: BTreeMap::new(),
         }
@@ -115,7 +122,9 @@ impl<'t> Workset<'t> {
         self.block(cidr).await?;
         self.tx.get(&keys::block(cidr)).await?;
         Ok(self.blocks.get_mut(&cidr).and_then(Option::as_mut).map(|block| {
-            self.changed.insert(cidr);
+            if self.changed.insert(cidr) {
+                self.before.insert(cidr, block.clone());
+            }
             change(block)
         }))
     }
@@ -217,8 +226,8 @@ impl<'t> Workset<'t> {
             None => Handle::new(),
         };
         for cidr in blocks {
-            let held = self.block(*cidr).await?.map_or(0, |block| block.ips_by_handle(id).len());
-            handle.set(*cidr, i64::try_from(held).unwrap_or(i64::MAX));
+            let count = self.count(id, *cidr, handle.count(*cidr)).await?;
+            handle.set(*cidr, count);
         }
         if handle.is_empty() {
             self.tx.delete(&key)?;
@@ -226,5 +235,22 @@ impl<'t> Workset<'t> {
             self.tx.put(&key, handle.encode()?)?;
         }
         Ok(())
+    }
+
+    /// What a handle is to count for a block, where it has counted `counted`.
+    async fn count(&mut self, id: &str, cidr: IpNet, counted: i64) -> Result<i64> {
+        let of = |block: &Block| i64::try_from(block.ips_by_handle(id).len()).unwrap_or(i64::MAX);
+        let held = self.block(cidr).await?.map_or(0, of);
+        let before = match self.changed.contains(&cidr) {
+            true => self.before.get(&cidr).map_or(0, of),
+            false => held,
+        };
+        if held > 0 {
+            return Ok(held.max(counted.saturating_add(held - before)));
+        }
+        if counted > before {
+            self.change(cidr, |_| ()).await?;
+        }
+        Ok(0)
     }
 }

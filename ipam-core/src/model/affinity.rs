@@ -1,10 +1,10 @@
 //! The affinity of a block: who may claim it, and how far that claim has come.
 
 use kv::{Key, Value};
-use serde::{Deserialize, Serialize};
-use serde_json::Map;
+use serde::Serialize;
 
 use super::codec::{Document, Field, Malformed, from_json, to_json};
+use super::kept::{Kept, read_keeping};
 
 /// How far a claim has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,20 +20,22 @@ pub enum AffinityState {
 }
 
 /// What is stored under an affinity's key.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Affinity {
     #[serde(default, skip_serializing_if = "Field::is_absent")]
     state: Field<String>,
     #[serde(default, skip_serializing_if = "Field::is_absent")]
     deleted: Field<bool>,
     #[serde(flatten)]
-    extra: Map<String, serde_json::Value>,
+    extra: Kept,
 }
+
+read_keeping!(Affinity { ; state = "state", deleted = "deleted" });
 
 impl Affinity {
     /// A new affinity in this state.
     pub fn new(state: AffinityState) -> Self {
-        let mut new = Self { state: Field::Absent, deleted: Field::Absent, extra: Map::new() };
+        let mut new = Self { state: Field::Absent, deleted: Field::Absent, extra: Kept::default() };
         new.set_state(state);
         new
     }

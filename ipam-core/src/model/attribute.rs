@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde::Serialize;
 use time::OffsetDateTime;
 
 use super::codec::Field;
+use super::kept::{Kept, read_keeping};
 use super::workload::same_handle;
 use crate::timestamps::Stamp;
 
 static NO_ATTRIBUTES: BTreeMap<String, String> = BTreeMap::new();
 
 /// The entry that one or more addresses of a block share: who holds them, or since when they rest.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Attribute {
     #[serde(default, skip_serializing_if = "Field::is_absent")]
     handle_id: Field<String>,
@@ -24,8 +24,16 @@ pub struct Attribute {
     #[serde(default, rename = "releasedAt", skip_serializing_if = "Field::is_absent")]
     released_at: Field<Stamp>,
     #[serde(flatten)]
-    extra: Map<String, Value>,
+    extra: Kept,
 }
+
+read_keeping!(Attribute {
+    ;
+    handle_id = "handle_id",
+    secondary = "secondary",
+    alternate = "alternateOwnerAttrs",
+    released_at = "releasedAt",
+});
 
 impl Attribute {
     /// An entry for a new holder. What is empty is left out, as Calico does.

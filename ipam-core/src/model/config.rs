@@ -3,10 +3,10 @@
 use std::fmt;
 
 use kv::{Key, Value};
-use serde::{Deserialize, Serialize};
-use serde_json::Map;
+use serde::Serialize;
 
 use super::codec::{Document, Field, Malformed, from_json, to_json};
+use super::kept::{Kept, read_keeping};
 
 /// How many blocks a host may have where neither the configuration nor the request says.
 const DEFAULT_MAX_BLOCKS: u32 = 20;
@@ -45,7 +45,7 @@ impl std::error::Error for ContradictorySettings {}
 ///
 /// Calico leaves out whatever is zero, so a stored `{}` says that new blocks must not be claimed. That differs from no
 /// configuration at all, which is [`IpamConfig::default`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct IpamConfig {
     #[serde(default, skip_serializing_if = "Field::is_absent")]
     strict_affinity: Field<bool>,
@@ -58,8 +58,17 @@ pub struct IpamConfig {
     #[serde(default, rename = "ipCooldownSeconds", skip_serializing_if = "Field::is_absent")]
     cooldown_seconds: Field<i64>,
     #[serde(flatten)]
-    extra: Map<String, serde_json::Value>,
+    extra: Kept,
 }
+
+read_keeping!(IpamConfig {
+    ;
+    strict_affinity = "strict_affinity",
+    auto_allocate_blocks = "auto_allocate_blocks",
+    max_blocks_per_host = "maxBlocksPerHost",
+    kubevirt_persistence = "kubeVirtVMAddressPersistence",
+    cooldown_seconds = "ipCooldownSeconds",
+});
 
 impl Default for IpamConfig {
     /// What holds where nothing is stored: borrowing and new blocks are allowed, no cooldown.
@@ -70,7 +79,7 @@ impl Default for IpamConfig {
             max_blocks_per_host: Field::Absent,
             kubevirt_persistence: Field::Is("Enabled".to_owned()),
             cooldown_seconds: Field::Absent,
-            extra: Map::new(),
+            extra: Kept::default(),
         }
     }
 }

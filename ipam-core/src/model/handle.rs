@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 use kv::{Key, Value};
-use serde::{Deserialize, Serialize};
-use serde_json::Map;
+use serde::Serialize;
 
 use super::codec::{Document, Field, Malformed, from_json, to_json};
+use super::kept::{Kept, read_keeping};
 
 /// What is stored under a handle's key. The id is in the key alone.
 ///
 /// The counts are hints: Calico adds what was asked for before it knows what it gets, so a count can be too high. The
 /// blocks say what is really held.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Handle {
     // By the text of the network, so that an entry that is none survives.
     #[serde(default, skip_serializing_if = "Field::is_absent")]
@@ -21,13 +21,15 @@ pub struct Handle {
     #[serde(default, skip_serializing_if = "Field::is_absent")]
     deleted: Field<bool>,
     #[serde(flatten)]
-    extra: Map<String, serde_json::Value>,
+    extra: Kept,
 }
+
+read_keeping!(Handle { ; block = "block", deleted = "deleted" });
 
 impl Handle {
     /// A handle without any block, in the current form.
     pub fn new() -> Self {
-        Self { block: Field::Is(BTreeMap::new()), deleted: Field::Is(false), extra: Map::new() }
+        Self { block: Field::Is(BTreeMap::new()), deleted: Field::Is(false), extra: Kept::default() }
     }
 
     /// The blocks that are named, in the order of their text. An entry that is no network is left out.

@@ -10,6 +10,7 @@ mod block;
 mod codec;
 mod config;
 mod handle;
+mod kept;
 pub mod keys;
 mod node;
 mod owner;

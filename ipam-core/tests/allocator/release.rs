@@ -98,6 +98,37 @@ async fn a_handle_that_counts_too_much_is_mended() {
 }
 
 #[tokio::test]
+async fn a_handle_that_counts_ahead_of_a_block_is_not_taken_from_whoever_is_about_to_write_the_block() {
+    let world = world().await;
+    world.one("a", "other").await.unwrap();
+    let cidr = world.dump().await.iter().find_map(|kv| keys::parse_block(&kv.key)).unwrap();
+    let block = keys::block(cidr);
+    let ahead = async || {
+        let mut handle = Handle::new();
+        handle.increment(cidr, 1);
+        world.put(keys::handle("net.c1"), &handle).await;
+    };
+    let counted = async || {
+        let key = keys::handle("net.c1");
+        let stored = world.store.get(key.clone()).await.unwrap()?;
+        Some(Handle::decode(&key, stored.value.as_bytes()).unwrap().count(cidr))
+    };
+    // Nothing is held: the entry goes, and the block is written, so that its next writer has to read it again.
+    ahead().await;
+    let before = world.store.get(block.clone()).await.unwrap().unwrap();
+    world.release("a", "c1").await;
+    assert_eq!(counted().await, None);
+    let after = world.store.get(block.clone()).await.unwrap().unwrap();
+    assert!(after.mod_revision > before.mod_revision);
+    // Something is held: the count stays ahead until the last address goes.
+    ahead().await;
+    world.one("a", "c1").await.unwrap();
+    assert_eq!(counted().await, Some(2));
+    world.release("a", "c1").await;
+    assert_eq!(counted().await, None);
+}
+
+#[tokio::test]
 async fn by_handle_on_any_node() {
     let world = world().await;
     world.one("a", "c1").await.unwrap();

@@ -9,12 +9,12 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
-use serde_json::Map;
+use serde::Serialize;
 use time::{Duration, OffsetDateTime};
 
 use super::attribute::Attribute;
 use super::codec::{Field, net_text};
+use super::kept::{Kept, Net, read_keeping};
 use super::owner::Owner;
 use crate::net::{Count, Family};
 use crate::reservations::Reservations;
@@ -40,7 +40,7 @@ pub const MAX_BLOCK_ADDRESSES: usize = 1 << 16;
 /// that exists, and the list of free ordinals holds each ordinal that is not allocated exactly once.
 ///
 /// Operations change the value only. Call [`Self::bump`] exactly once before it is written.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Block {
     #[serde(with = "net_text")]
     cidr: IpNet,
@@ -59,8 +59,18 @@ pub struct Block {
     #[serde(default, skip_serializing_if = "Field::is_absent")]
     deleted: Field<bool>,
     #[serde(flatten)]
-    extra: Map<String, serde_json::Value>,
+    extra: Kept,
 }
+
+read_keeping!(Block {
+    cidr: Net = "cidr", allocations: Vec<Option<usize>> = "allocations", unallocated: Vec<usize> = "unallocated";
+    affinity = "affinity",
+    affinity_claim_time = "affinity_claim_time",
+    attributes = "attributes",
+    sequence_number = "sequenceNumber",
+    sequence_numbers = "sequenceNumberForAllocation",
+    deleted = "deleted",
+});
 
 /// Addresses at both ends of each new block that a host keeps for itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -186,7 +196,7 @@ impl Block {
             sequence_number: Field::Is(unix_nanos(now)),
             sequence_numbers: Field::Is(BTreeMap::new()),
             deleted: Field::Is(false),
-            extra: Map::new(),
+            extra: Kept::default(),
         };
         if let Some(reserved) = reserved {
             block.keep_for_host(reserved)?;

@@ -1,0 +1,72 @@
+//! A store whose caller is slow, is stopped for a while, or stops for ever, before any of its calls.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
+use tokio::sync::Notify;
+
+/// What happened to a caller.
+#[derive(Debug, Default)]
+pub(crate) struct Fate {
+    /// It stopped for a while, or for ever: whoever waits for it should not.
+    pub(crate) stopped: Notify,
+}
+
+/// One caller's view of a store.
+#[derive(Debug)]
+pub(crate) struct Halting {
+    inner: Arc<dyn Store>,
+    random: Mutex<fastrand::Rng>,
+    fate: Arc<Fate>,
+}
+
+impl Halting {
+    /// The store, and where to learn that its caller has stopped.
+    pub(crate) fn around(inner: Arc<dyn Store>, seed: u64) -> (Arc<dyn Store>, Arc<Fate>) {
+        let fate = Arc::<Fate>::default();
+        let random = Mutex::new(fastrand::Rng::with_seed(seed));
+        (Arc::new(Self { inner, random, fate: Arc::clone(&fate) }), fate)
+    }
+
+    async fn wait(&self) {
+        let (what, pause) = {
+            let mut random = self.random.lock().unwrap();
+            (random.u32(..100), random.u64(..3_000))
+        };
+        match what {
+            0..=2 => {
+                self.fate.stopped.notify_one();
+                std::future::pending::<()>().await;
+            }
+            3..=5 => {
+                self.fate.stopped.notify_one();
+                tokio::time::sleep(Duration::from_micros(pause * 100)).await;
+            }
+            6..=40 => tokio::time::sleep(Duration::from_micros(pause)).await,
+            _ => {}
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Halting {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        self.wait().await;
+        self.inner.range(request).await
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        self.wait().await;
+        self.inner.txn(txn).await
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        self.inner.watch(request).await
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        self.inner.compact(revision).await
+    }
+}

@@ -1,0 +1,199 @@
+//! Looks at every revision and knows whose it is. Reads the documents by itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use kv::{Event, EventKind, Kv};
+
+use crate::documents::{Affinity, BLOCKS, Block, HANDLES, HOSTS, Handle, affinity_of, cidr_of};
+use crate::turns::Side;
+
+/// All that IPAM has stored.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stored {
+    pub(crate) blocks: BTreeMap<String, Block>,
+    pub(crate) handles: BTreeMap<String, Handle>,
+    /// By host and block.
+    pub(crate) affinities: BTreeMap<(String, String), Affinity>,
+}
+
+/// What a revision touched.
+#[derive(Debug, Default)]
+struct Touched {
+    blocks: BTreeSet<String>,
+    handles: BTreeSet<String>,
+    affinities: BTreeSet<(String, String)>,
+}
+
+impl Stored {
+    pub(crate) fn read(kvs: &[Kv]) -> Self {
+        let mut stored = Self::default();
+        for kv in kvs {
+            stored.apply(&kv.key.to_string(), Some(kv.value.as_bytes()), &mut Touched::default());
+        }
+        stored
+    }
+
+    fn apply(&mut self, key: &str, value: Option<&[u8]>, touched: &mut Touched) {
+        fn set<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
+            match value {
+                Some(value) => drop(map.insert(key, value)),
+                None => drop(map.remove(&key)),
+            }
+        }
+        if key.starts_with(BLOCKS) {
+            touched.blocks.insert(cidr_of(key));
+            set(&mut self.blocks, cidr_of(key), value.map(|value| serde_json::from_slice(value).unwrap()));
+        } else if let Some(id) = key.strip_prefix(HANDLES) {
+            touched.handles.insert(id.to_owned());
+            set(&mut self.handles, id.to_owned(), value.map(|value| serde_json::from_slice(value).unwrap()));
+        } else if let Some(rest) = key.strip_prefix(HOSTS) {
+            let pair = (rest.split('/').next().unwrap().to_owned(), cidr_of(key));
+            touched.affinities.insert(pair.clone());
+            set(&mut self.affinities, pair, value.map(affinity_of));
+        }
+    }
+
+    pub(crate) fn holders(&self) -> BTreeMap<IpAddr, String> {
+        self.blocks.values().flat_map(Block::holders).collect()
+    }
+
+    /// How many addresses a block has of a handle.
+    fn held(&self, handle: &str, cidr: &str) -> i64 {
+        let holders = self.blocks.get(cidr).map(Block::holders).unwrap_or_default();
+        i64::try_from(holders.values().filter(|holder| *holder == handle).count()).unwrap()
+    }
+
+    fn counted(&self, handle: &str, cidr: &str) -> i64 {
+        self.handles.get(handle).and_then(|handle| handle.block.get(cidr)).copied().unwrap_or_default()
+    }
+
+    fn owns(&self, host: &str, cidr: &str) -> bool {
+        self.blocks.get(cidr).is_some_and(|block| block.is_of(host))
+    }
+
+    fn has_confirmed(&self, host: &str, cidr: &str) -> bool {
+        self.affinities.get(&(host.to_owned(), cidr.to_owned())).is_some_and(Affinity::is_confirmed)
+    }
+
+    /// Every handle that an address is held under and that does not name its block: nobody will find the address.
+    pub(crate) fn lost(&self) -> Vec<(IpAddr, String)> {
+        let blocks =
+            self.blocks.iter().flat_map(|(cidr, block)| block.holders().into_iter().map(move |held| (cidr, held)));
+        blocks.filter(|(cidr, (_, handle))| self.counted(handle, cidr) < 1).map(|(_, held)| held).collect()
+    }
+}
+
+/// Follows the store.
+#[derive(Debug)]
+pub(crate) struct Judge {
+    pub(crate) now: Stored,
+    /// How many revisions were whose.
+    pub(crate) seen: BTreeMap<Side, usize>,
+}
+
+impl Judge {
+    pub(crate) fn new(start: &[Kv]) -> Self {
+        Self { now: Stored::read(start), seen: BTreeMap::new() }
+    }
+
+    /// Goes on by one revision.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn advance(&mut self, side: Side, events: &[Event]) -> Result<(), String> {
+        let before = self.now.clone();
+        let mut touched = Touched::default();
+        for event in events {
+            let value = (event.kind == EventKind::Put).then(|| event.kv.value.as_bytes());
+            self.now.apply(&event.kv.key.to_string(), value, &mut touched);
+        }
+        *self.seen.entry(side).or_default() += 1;
+        let moved = not_moved(&before, &self.now);
+        let done = if side == Side::Ours { moved.and_then(|()| self.ours(&before, &touched)) } else { moved };
+        done.map_err(|what| {
+            let keys: Vec<String> = events.iter().map(|event| format!("{:?} {}", event.kind, event.kv.key)).collect();
+            format!("a revision of {side:?}: {what}\n  {}", keys.join("\n  "))
+        })
+    }
+
+    /// What holds of each revision that is ours.
+    fn ours(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
+        let now = &self.now;
+        let mut pairs = BTreeSet::new();
+        for cidr in &touched.blocks {
+            let (old, new) = (before.blocks.get(cidr), now.blocks.get(cidr));
+            for block in old.into_iter().chain(new) {
+                pairs.extend(block.holders().into_values().map(|handle| (handle, cidr.clone())));
+            }
+            let Some(new) = new else { continue };
+            if let Some(flaw) = new.flaw(cidr) {
+                return Err(format!("{cidr}: {flaw}: {new:?}"));
+            }
+            if new.is_empty() && new.affinity.is_none() {
+                return Err(format!("{cidr} is empty and nobody's"));
+            }
+            if let Some(old) = old
+                && new.sequence_number != old.sequence_number + 1
+            {
+                return Err(format!("{cidr} went from {} to {}", old.sequence_number, new.sequence_number));
+            }
+        }
+        for handle in &touched.handles {
+            for stored in [before, now] {
+                let named = stored.handles.get(handle).into_iter().flat_map(|handle| handle.block.keys());
+                pairs.extend(named.map(|cidr| (handle.clone(), cidr.clone())));
+            }
+        }
+        for (handle, cidr) in pairs {
+            let (held, counted) = (now.held(&handle, &cidr), now.counted(&handle, &cidr));
+            let was_right = before.held(&handle, &cidr) == before.counted(&handle, &cidr);
+            let was_enough = before.held(&handle, &cidr) <= before.counted(&handle, &cidr);
+            let gave = held > before.held(&handle, &cidr);
+            if (was_right && held != counted) || ((was_enough || gave) && held > counted) {
+                return Err(format!(
+                    "{cidr} holds {held} of {handle}, which counts {counted}; before it was {} and {}",
+                    before.held(&handle, &cidr),
+                    before.counted(&handle, &cidr)
+                ));
+            }
+        }
+        self.owners(before, touched)
+    }
+
+    /// That owners and affinities agree where they did, and where we changed one.
+    fn owners(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
+        let owner = |stored: &Stored, cidr: &String| -> Option<String> {
+            Some(stored.blocks.get(cidr)?.affinity.as_ref()?.strip_prefix("host:")?.to_owned())
+        };
+        let mut pairs = touched.affinities.clone();
+        for cidr in &touched.blocks {
+            let both = [before, &self.now].into_iter().filter_map(|stored| owner(stored, cidr));
+            pairs.extend(both.map(|host| (host, cidr.clone())));
+        }
+        for (host, cidr) in pairs {
+            let agree = |stored: &Stored| stored.owns(&host, &cidr) == stored.has_confirmed(&host, &cidr);
+            let changed = before.owns(&host, &cidr) != self.now.owns(&host, &cidr)
+                || touched.affinities.contains(&(host.clone(), cidr.clone()));
+            if (agree(before) || changed) && !agree(&self.now) {
+                return Err(format!(
+                    "{host} owns {cidr}: {}, confirmed: {}",
+                    self.now.owns(&host, &cidr),
+                    self.now.has_confirmed(&host, &cidr)
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// That no address went from one holder to another at once.
+fn not_moved(before: &Stored, now: &Stored) -> Result<(), String> {
+    let held = before.holders();
+    for (ip, holder) in now.holders() {
+        if let Some(other) = held.get(&ip).filter(|other| **other != holder) {
+            return Err(format!("{ip} went from {other} to {holder}"));
+        }
+    }
+    Ok(())
+}

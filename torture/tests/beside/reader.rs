@@ -1,0 +1,176 @@
+//! Readers as Calico's watchers are: list, then watch from the revision after the list. Their connections are cut anywhere,
+//! also between two events of one revision, and etcd may cut a large answer into pieces.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use backend_etcd::{EtcdStore, Options};
+use etcd_client::{Client, EventType, GetOptions, WatchOptions};
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::model::NewPool;
+use kv::{Store, StoreExt};
+
+use crate::etcd::Etcd;
+use crate::random::seed;
+use crate::scene::{add, allocator, attachment, del, everything, prepare, soon};
+use crate::turns::{Authors, Commits, Side, noting};
+
+const PREFIX: &str = "/calico/ipam/v2/";
+
+type State = BTreeMap<String, Vec<u8>>;
+
+/// What a reader does after it was cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum After {
+    /// It lists again.
+    List,
+    /// It goes on with the revision that it saw last, of which it may have seen a part only.
+    Resume,
+}
+
+struct Reader {
+    client: Client,
+    random: fastrand::Rng,
+    after: After,
+    state: State,
+    /// What each revision has changed, as far as it was watched.
+    changes: BTreeMap<i64, BTreeMap<String, Option<Vec<u8>>>>,
+    /// How often it was cut off, and how often within a revision.
+    cuts: usize,
+    within: usize,
+    /// How many answers did not begin with a new revision.
+    pieces: usize,
+}
+
+impl Reader {
+    async fn new(server: &Etcd, seed: u64, after: After) -> Self {
+        let client = Client::connect([server.url()], None).await.unwrap();
+        let random = fastrand::Rng::with_seed(seed);
+        Self { client, random, after, state: State::new(), changes: BTreeMap::new(), cuts: 0, within: 0, pieces: 0 }
+    }
+
+    /// All that there is, and where to go on.
+    async fn list(&mut self) -> i64 {
+        let options = GetOptions::new().with_prefix();
+        let listed = self.client.get(PREFIX, Some(options)).await.unwrap();
+        let text = |kv: &etcd_client::KeyValue| (kv.key_str().unwrap().to_owned(), kv.value().to_vec());
+        self.state = listed.kvs().iter().map(text).collect();
+        listed.header().unwrap().revision() + 1
+    }
+
+    /// Follows from a revision to the one given, and is cut off again and again.
+    async fn follow(&mut self, mut from: i64, to: i64) {
+        while from <= to {
+            let left = self.random.usize(1..40);
+            from = self.watch(from, to, left).await;
+        }
+    }
+
+    /// Watches until so many events have come; where to go on.
+    async fn watch(&mut self, from: i64, to: i64, mut left: usize) -> i64 {
+        let options = WatchOptions::new().with_prefix().with_start_revision(from).with_fragment();
+        let mut stream = self.client.watch(PREFIX, Some(options)).await.unwrap();
+        let mut last = from - 1;
+        loop {
+            let answer = stream.message().await.unwrap().unwrap();
+            let events = answer.events();
+            self.pieces += usize::from(events.first().is_some_and(|event| event.kv().unwrap().mod_revision() == last));
+            for (number, event) in events.iter().enumerate() {
+                let kv = event.kv().unwrap();
+                let (key, revision) = (kv.key_str().unwrap().to_owned(), kv.mod_revision());
+                let value = (event.event_type() == EventType::Put).then(|| kv.value().to_vec());
+                match value.clone() {
+                    Some(value) => drop(self.state.insert(key.clone(), value)),
+                    None => drop(self.state.remove(&key)),
+                }
+                self.changes.entry(revision).or_default().insert(key, value);
+                last = revision;
+                left -= 1;
+                if left > 0 {
+                    continue;
+                }
+                self.cuts += 1;
+                let next = events.get(number + 1).map(|event| event.kv().unwrap().mod_revision());
+                self.within += usize::from(next == Some(revision));
+                return match self.after {
+                    After::List => self.list().await,
+                    // The rest of this revision may be still to come.
+                    After::Resume if revision < to => revision,
+                    After::Resume if next == Some(revision) || self.random.bool() => revision,
+                    After::Resume => revision + 1,
+                };
+            }
+            if last >= to {
+                return last + 1;
+            }
+        }
+    }
+}
+
+/// What the store has now.
+async fn stored(store: &Arc<dyn Store>) -> (i64, State) {
+    let (revision, kvs) = everything(store).await;
+    let own = kvs.into_iter().filter(|kv| kv.key.to_string().starts_with(PREFIX));
+    (revision.get(), own.map(|kv| (kv.key.to_string(), kv.value.as_bytes().to_vec())).collect())
+}
+
+/// Addresses of both families come and go, in blocks of 64, so that a revision has several keys and some kilobytes.
+async fn churn(store: Arc<dyn Store>, rounds: usize) {
+    let ipam = allocator(store);
+    for round in 0..rounds {
+        let request = AssignRequest::new(attachment("a", &format!("c{round}")), Wanted::any(1, 1));
+        ipam.assign(&request, soon()).await.unwrap();
+        if round % 3 == 2 {
+            del(&ipam, "a", &format!("c{}", round - 1)).await.unwrap();
+        }
+        if round % 10 == 9 {
+            add(&ipam, "b", &format!("d{round}")).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_that_are_cut_anywhere_rebuild_our_commits() {
+    let mut random = fastrand::Rng::with_seed(seed());
+    // Answers of more than half a megabyte are cut into pieces then.
+    let server = Etcd::start_with("http", &["--max-request-bytes=65536".to_owned()]).unwrap();
+    let plain: Arc<dyn Store> = Arc::new(EtcdStore::open(&Options::new([server.url()])).unwrap());
+    let (authors, commits) = (Authors::default(), Commits::default());
+    let store = noting(&plain, Side::Ours, &authors, &commits);
+    prepare(&plain, "10.0.0.0/24", 26).await;
+    let pool = NewPool::new("v6", "fd00::/120".parse().unwrap()).with_block_size(122);
+    allocator(Arc::clone(&plain)).create_pool(&pool, None, soon()).await.unwrap();
+
+    let mut lister = Reader::new(&server, random.u64(..), After::List).await;
+    let mut resumer = Reader::new(&server, random.u64(..), After::Resume).await;
+    let (from_list, from) = (lister.list().await, resumer.list().await);
+    // One reader follows while it happens, the other one afterwards.
+    let work = tokio::spawn(churn(Arc::clone(&store), 160));
+    let half = from_list + 60;
+    lister.follow(from_list, half).await;
+    work.await.unwrap();
+    // What comes last is one key, so that nobody has to ask whether a part of it is missing.
+    plain.put(format!("{PREFIX}last"), "1").await.unwrap();
+    let (to, expected) = stored(&plain).await;
+    resumer.follow(from, to).await;
+    let next = lister.list().await;
+    lister.follow(next, to).await;
+
+    for reader in [&lister, &resumer] {
+        println!("{:?}: cut off {} times, {} of them within a revision", reader.after, reader.cuts, reader.within);
+        assert!(reader.state == expected, "{:?}: what was followed is not what is stored", reader.after);
+    }
+    assert!(resumer.within > 0, "no cut was within a revision");
+    let sent = commits.lock().unwrap().clone();
+    assert!(sent.len() > 200, "{}", sent.len());
+    for (revision, writes) in &sent {
+        assert_eq!(resumer.changes.get(&revision.get()), Some(writes), "revision {revision}");
+    }
+    // Those that no cut interrupts see every answer whole, or its pieces.
+    let mut patient = Reader::new(&server, random.u64(..), After::Resume).await;
+    patient.watch(from, to, usize::MAX).await;
+    println!("pieces that began within a revision: {}", patient.pieces);
+    for (revision, writes) in &sent {
+        assert_eq!(patient.changes.get(&revision.get()), Some(writes), "revision {revision}");
+    }
+}

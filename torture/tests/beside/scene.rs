@@ -1,0 +1,156 @@
+//! A cluster of two hosts with one small pool, and who works in it.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use ipam_core::affinity::ReleaseIf;
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::attachment::Attachment;
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{Document, Labels, NewPool, Node};
+use ipam_core::{Ipam, Nodes};
+use kv::{Deadline, Kv, Range, Revision, Store, StoreExt, WatchRequest};
+use time::OffsetDateTime;
+
+use crate::calico::{Calico, JUST_NOW, Pool};
+use crate::documents::{Affinity, Block, Handle, affinity_key, block_key, handle_key};
+use crate::judge::{Judge, Stored};
+use crate::turns::{Authors, Side};
+
+/// When it is, for everybody: the time of `JUST_NOW`.
+const NOW: i64 = 1_800_000_000;
+pub(crate) const HOSTS: [&str; 2] = ["a", "b"];
+
+pub(crate) fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+pub(crate) fn allocator(store: Arc<dyn Store>) -> Ipam {
+    let now = || OffsetDateTime::from_unix_timestamp(NOW).unwrap();
+    Ipam::new(store, Nodes::Registered).with_clock(Arc::new(now))
+}
+
+/// A cluster with a pool.
+pub(crate) async fn prepare(store: &Arc<dyn Store>, cidr: &str, block_size: u8) {
+    for host in HOSTS {
+        let node = Node::new(host, Labels::new(), "uid", OffsetDateTime::UNIX_EPOCH);
+        store.put(keys::resource(ResourceKind::Node, host), node.encode().unwrap()).await.unwrap();
+    }
+    let pool = NewPool::new("v4", cidr.parse().unwrap()).with_block_size(block_size);
+    allocator(Arc::clone(store)).create_pool(&pool, None, soon()).await.unwrap();
+}
+
+/// The blocks of a pool, in their order.
+pub(crate) fn blocks_of(cidr: &str, block_size: u8) -> Pool {
+    let cidr: ipnet::IpNet = cidr.parse().unwrap();
+    let blocks = cidr.subnets(block_size).unwrap().map(|block| block.to_string()).collect();
+    Pool { blocks, size: 1 << (32 - block_size) }
+}
+
+pub(crate) fn calico(store: Arc<dyn Store>, host: &str, pool: &Pool) -> Calico {
+    Calico { store, host: host.to_owned(), pool: pool.clone(), claimed: JUST_NOW }
+}
+
+pub(crate) fn attachment(host: &str, container: &str) -> Attachment {
+    Attachment {
+        network: "net".into(),
+        container: container.into(),
+        interface: "eth0".into(),
+        node: host.into(),
+        boot: Some("boot0001".into()),
+    }
+}
+
+/// What our side did: the addresses, or why not.
+pub(crate) async fn add(ipam: &Ipam, host: &str, container: &str) -> ipam_core::Result<IpAddr> {
+    let request = AssignRequest::new(attachment(host, container), Wanted::any(1, 0));
+    Ok(ipam.assign(&request, soon()).await?[0].ip)
+}
+
+pub(crate) async fn del(ipam: &Ipam, host: &str, container: &str) -> ipam_core::Result<Vec<IpAddr>> {
+    ipam.release_attachment(&attachment(host, container), &[], soon()).await
+}
+
+/// Writes documents as they are found: what a test is about.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) kvs: BTreeMap<String, String>,
+}
+
+impl Found {
+    pub(crate) fn block(mut self, block: &Block) -> Self {
+        self.kvs.insert(block_key(&block.cidr), serde_json::to_string(block).unwrap());
+        self
+    }
+
+    pub(crate) fn affinity(mut self, host: &str, cidr: &str, state: &str) -> Self {
+        let affinity = Affinity { state: state.to_owned(), deleted: false };
+        self.kvs.insert(affinity_key(host, cidr), serde_json::to_string(&affinity).unwrap());
+        self
+    }
+
+    pub(crate) fn handle(mut self, handle: &str, counts: &[(&str, i64)]) -> Self {
+        let block = counts.iter().map(|(cidr, count)| ((*cidr).to_owned(), *count)).collect();
+        self.kvs.insert(handle_key(handle), serde_json::to_string(&Handle { block, deleted: false }).unwrap());
+        self
+    }
+
+    pub(crate) async fn store(&self, store: &Arc<dyn Store>) {
+        for (key, value) in &self.kvs {
+            store.put(key.as_str(), value.as_str()).await.unwrap();
+        }
+    }
+}
+
+/// The state at the start of a story, and what is judged from there.
+pub(crate) async fn everything(store: &Arc<dyn Store>) -> (Revision, Vec<Kv>) {
+    let listed = store.list(Range::All).await.unwrap();
+    (listed.revision, listed.kvs)
+}
+
+/// Judges all revisions after the start. Those that nobody noted are ours: they are of what was done without turns.
+pub(crate) async fn judge(
+    store: &Arc<dyn Store>,
+    start: &(Revision, Vec<Kv>),
+    authors: &Authors,
+) -> Result<Judge, String> {
+    let end = everything(store).await.0;
+    let mut judge = Judge::new(&start.1);
+    if start.0 == end {
+        return Ok(judge);
+    }
+    let mut changes = store.watch(WatchRequest::new(Range::All, start.0.next())).await.unwrap();
+    loop {
+        let batch = changes.next().await.unwrap().unwrap();
+        let side = authors.lock().unwrap().get(&batch.revision).copied().unwrap_or(Side::Ours);
+        judge.advance(side, &batch.events).map_err(|what| format!("{}: {what}", batch.revision))?;
+        if batch.revision == end {
+            return Ok(judge);
+        }
+    }
+}
+
+/// Releases everything by handle, then gives all blocks back: nothing is left then.
+pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
+    let ipam = allocator(Arc::clone(store));
+    let found = Stored::read(&everything(store).await.1);
+    if !found.lost().is_empty() {
+        return Err(format!("lost: {:?}", found.lost()));
+    }
+    for handle in found.handles.keys() {
+        ipam.release_by_handle(handle, soon()).await.map_err(|error| format!("releasing {handle}: {error}"))?;
+    }
+    for host in HOSTS {
+        ipam.release_node_affinities(host, ReleaseIf::Any, soon()).await.map_err(|error| error.to_string())?;
+    }
+    let left = Stored::read(&everything(store).await.1);
+    // A block that has lost its affinity and was not ours to give back is found by the next claim.
+    let kept: Vec<_> = left.blocks.values().filter(|block| !block.is_empty()).collect();
+    if !kept.is_empty() || !left.handles.is_empty() || !left.affinities.is_empty() {
+        return Err(format!("left: {left:?}"));
+    }
+    Ok(())
+}
