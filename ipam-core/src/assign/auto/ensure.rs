@@ -19,13 +19,13 @@ impl Pass<'_> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else {
             return Err(Error::NoNewBlocks);
         };
-        let affine = work.affinities(&Range::Prefix(prefix)).await?;
+        let affine = work.affine(&Range::Prefix(prefix)).await?;
         let (kept, others): (Vec<_>, Vec<_>) =
-            affine.into_iter().partition(|(cidr, _)| pool_holding(self.pools.iter().copied(), *cidr).is_some());
+            affine.into_iter().partition(|cidr| pool_holding(self.pools.iter().copied(), *cidr).is_some());
         self.leave(work, &others).await?;
         let own = kept.len();
-        for (cidr, state) in kept {
-            if !self.around.reservations.covers(cidr) && self.is_own(work, cidr, state).await? {
+        for cidr in kept {
+            if !self.around.reservations.covers(cidr) && self.is_own(work, cidr).await? {
                 return Ok(cidr);
             }
         }
