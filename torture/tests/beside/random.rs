@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use backend_etcd::{EtcdStore, Options};
 use ipam_core::affinity::ReleaseIf;
+use ipam_core::model::Owner;
 use kv::Store;
 
 use crate::calico::{Calico, JUST_NOW, LONG_AGO, Pool};
@@ -117,10 +118,11 @@ impl Worker {
             Err(error) => panic!("ADD {container}: {error}"),
         }
         let cidr = self.pool.blocks[self.random.usize(..self.pool.blocks.len())].parse().unwrap();
+        let owner = Owner::host(self.host);
         match self.random.u32(..6) {
-            0 => drop(ipam.release_affinity(self.host, cidr, ReleaseIf::Any, soon()).await.unwrap()),
-            1 => drop(ipam.release_affinity(self.host, cidr, ReleaseIf::Empty, soon()).await.unwrap()),
-            2 => drop(ipam.claim_affinity(self.host, cidr, soon()).await.unwrap()),
+            0 => drop(ipam.release_affinity(&owner, cidr, ReleaseIf::Any, soon()).await.unwrap()),
+            1 => drop(ipam.release_affinity(&owner, cidr, ReleaseIf::Empty, soon()).await.unwrap()),
+            2 => drop(ipam.claim_affinity(&owner, cidr, soon()).await.unwrap()),
             _ => {}
         }
         self.told.leaves(&container);

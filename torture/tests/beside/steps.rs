@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipam_core::affinity::ReleaseIf;
-use ipam_core::model::ReleaseRequest;
+use ipam_core::model::{Owner, ReleaseRequest};
 use kv::Store;
 
 use crate::calico::LONG_AGO;
@@ -118,13 +118,17 @@ fn ours(what: Own) -> Actor {
                 let request = ReleaseRequest::new(first.network());
                 ipam.release_ips(&[request], soon()).await.map(|done| format!("{done:?}"))
             }
-            Own::ClaimOnB => ipam.claim_affinity("b", first, soon()).await.map(|done| format!("{done:?}")),
-            Own::GiveBack => {
-                ipam.release_affinity("a", first, ReleaseIf::Any, soon()).await.map(|done| format!("{done:?}"))
+            Own::ClaimOnB => {
+                ipam.claim_affinity(&Owner::host("b"), first, soon()).await.map(|done| format!("{done:?}"))
             }
-            Own::GiveBackEmpty => {
-                ipam.release_affinity("a", first, ReleaseIf::Empty, soon()).await.map(|done| format!("{done:?}"))
-            }
+            Own::GiveBack => ipam
+                .release_affinity(&Owner::host("a"), first, ReleaseIf::Any, soon())
+                .await
+                .map(|done| format!("{done:?}")),
+            Own::GiveBackEmpty => ipam
+                .release_affinity(&Owner::host("a"), first, ReleaseIf::Empty, soon())
+                .await
+                .map(|done| format!("{done:?}")),
         };
         done.unwrap_or_else(|error| format!("error: {error}"))
     })
