@@ -140,7 +140,7 @@ fn a_pool_is_chosen_by_the_labels_of_the_namespace() {
     lab.nothing_is_left();
     assert_eq!(api.asked().len(), 1, "DEL needs no labels");
     // STATUS cannot know for whom the next ADD is.
-    let mut status = conf.clone();
+    let mut status = conf;
     status["cniVersion"] = "1.1.0".into();
     pod("STATUS", &status).ok();
     assert_eq!(api.asked().len(), 1);
