@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(choose(None, &[], kubernetes.path()).unwrap().location, Location::Sled("/a".into()));
         let file = kubernetes.path().join("calicoctl.cfg");
         let named = for_operator(None, ConfigFile::Given(&file), &|_| None, kubernetes.path()).unwrap_err();
-        std::fs::remove_file(kubernetes.path().join("1.conflist")).unwrap();
+        fs::remove_file(kubernetes.path().join("1.conflist")).unwrap();
         let alone = choose(None, &[], kubernetes.path()).unwrap_err();
         for error in [named, alone] {
             assert!(
