@@ -29,7 +29,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct Cluster {
     members: Members,
     pub(crate) seen: Seen,
-    pub(crate) call_timeout: Duration,
+    call_timeout: Duration,
+    /// When all calls together have to be over.
+    end: Option<Instant>,
     pub(crate) watch_patience: Duration,
     /// True once the store was closed.
     pub(crate) closed: watch::Sender<bool>,
@@ -97,6 +99,34 @@ struct Failure {
     never_sent: bool,
 }
 
+/// What is asked of the members, and until when.
+#[derive(Clone, Copy)]
+struct Asked {
+    operation: Operation,
+    resend: Resend,
+    deadline: Instant,
+}
+
+/// The members that failed in one call, in the order in which they were asked last, and how.
+#[derive(Default)]
+struct Tried(Vec<(String, String)>);
+
+impl Tried {
+    fn note(&mut self, url: &str, error: &Error) {
+        self.0.retain(|(known, _)| known != url);
+        self.0.push((url.to_owned(), error.kind().to_string()));
+    }
+
+    /// The error of the last one, with the others before it.
+    fn told_with(&self, error: Error) -> Error {
+        let Some((_, others)) = self.0.split_last().filter(|(_, others)| !others.is_empty()) else { return error };
+        let others: Vec<_> = others.iter().map(|(url, why)| format!("{url} ({why})")).collect();
+        let others = format!("before it {} failed", others.join(", "));
+        let detail = error.detail().map_or(others.clone(), |detail| format!("{detail}; {others}"));
+        error.with_detail(detail)
+    }
+}
+
 /// How long one member has.
 #[derive(Clone, Copy)]
 struct Limits {
@@ -114,6 +144,7 @@ impl Cluster {
             members: Members::new(options)?,
             seen: Seen::default(),
             call_timeout: options.call_timeout,
+            end: options.end.map(Instant::from_std),
             watch_patience: options.watch_patience,
             closed: watch::Sender::new(false),
         })
@@ -134,8 +165,11 @@ impl Cluster {
         Ok((0..members.count()).filter_map(|place| Some(members.get(place)?.address.url.clone())).collect())
     }
 
+    /// When a call that begins now has to be over.
     pub(crate) fn deadline(&self) -> Instant {
-        Instant::now() + self.call_timeout
+        let now = Instant::now();
+        let usual = now + self.call_timeout;
+        self.end.map_or(usual, |end| usual.min(now + end.saturating_duration_since(now) * 2 / 3))
     }
 
     /// Asks one member after the other until one answers, time is up, or the request may not be sent again.
@@ -152,15 +186,17 @@ impl Cluster {
     {
         self.check_open(operation)?;
         let before = self.seen.revision();
+        let mut tried = Tried::default();
         let mut round = 1;
         loop {
             let members = self.members.current(operation, deadline).await?;
-            let (failure, last) = match self.ask_around(&members, operation, resend, deadline, &work).await {
+            let asked = Asked { operation, resend, deadline };
+            let (failure, last) = match self.ask_around(&members, asked, &mut tried, &work).await {
                 Ok((answer, endpoint)) => return self.judge(answer, before, operation, &endpoint.address.url),
                 Err(failed) => failed,
             };
             if last == Last::OfCall || round == ROUNDS || Instant::now() >= deadline {
-                return Err(failure.error);
+                return Err(tried.told_with(failure.error));
             }
             round += 1;
             tokio::time::sleep_until(deadline.min(Instant::now() + PAUSE)).await;
@@ -171,14 +207,14 @@ impl Cluster {
     async fn ask_around<T, F>(
         &self,
         members: &Known,
-        operation: Operation,
-        resend: Resend,
-        deadline: Instant,
+        asked: Asked,
+        tried: &mut Tried,
         work: &(impl Fn(Connection) -> F + Send + Sync),
     ) -> Result<(T, Arc<Endpoint>), (Failure, Last)>
     where
         F: Future<Output = Result<T, etcd_client::Error>> + Send,
     {
+        let Asked { operation, resend, deadline } = asked;
         let (first, count) = (members.first(), members.count());
         let mut failure = Failure { error: Error::new(ErrorKind::NotSent, operation, NAME), never_sent: true };
         for step in 0..count {
@@ -198,6 +234,7 @@ impl Cluster {
                 Err(failure) => failure,
             };
             endpoint.note_failure();
+            tried.note(&endpoint.address.url, &failure.error);
             if failure.error.kind().is_transient() {
                 members.avoid(first + step);
             }

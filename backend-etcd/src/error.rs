@@ -34,6 +34,7 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
     let kind = match status.code() {
         Code::Unavailable if never_connected(status) => ErrorKind::NotSent,
         Code::Unavailable => unavailable(text),
+        Code::InvalidArgument | Code::Unknown if refuses_transactions(text) => ErrorKind::Unsupported,
         Code::InvalidArgument => invalid_argument(text),
         Code::ResourceExhausted => exhausted(text),
         Code::OutOfRange => out_of_range(text),
@@ -54,6 +55,12 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
 }
 
 const DISCONNECTED: ErrorKind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
+
+/// True if a server knows transactions of a few shapes only, all of them on one key. kine does; it looks at the shape before
+/// it does anything. The first text is that of its newer versions.
+fn refuses_transactions(text: &str) -> bool {
+    text.contains("etcdserver: unsupported operations in txn request") || text.starts_with("unsupported transaction: ")
+}
 
 /// True if the connection was never made, so that nothing can have been sent.
 fn never_connected(status: &Status) -> bool {
@@ -170,6 +177,9 @@ pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
         ErrorKind::Auth(Auth::Unauthenticated) if says("user name is empty") => "it wants a user and a password",
         ErrorKind::Auth(Auth::Unauthenticated) if says("authentication failed") => "check user and password",
         ErrorKind::Auth(Auth::Denied) => "the roles of the user do not allow this",
+        ErrorKind::Unsupported if refuses_transactions(status.message()) => {
+            "this server takes no transactions on several keys, as kine does not: use a real etcd, or a store on this host"
+        }
         ErrorKind::Unsupported => "this is no etcd v3: check the address",
         _ => return None,
     })
@@ -190,7 +200,8 @@ fn chain(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
     })
 }
 
-/// A status, told in short.
+/// A status, told in short. What a server says of a transaction that it does not know has that transaction in it, and with
+/// it somebody's documents: that is left out.
 #[derive(Debug)]
 struct Cause(Status);
 
@@ -198,6 +209,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.message() {
             "" => self.0.code().fmt(f),
+            message if refuses_transactions(message) => f.write_str("unsupported operations in a transaction"),
             message => f.write_str(message),
         }
     }

@@ -30,6 +30,13 @@ fn every_row() {
             InvalidArgument::TooManyOps { count: 0 }.into(),
             NotApplied,
         ),
+        (
+            Code::InvalidArgument,
+            "etcdserver: unsupported operations in txn request",
+            ErrorKind::Unsupported,
+            NotApplied,
+        ),
+        (Code::Unknown, "unsupported transaction: compare:<key:\"k\" >", ErrorKind::Unsupported, NotApplied),
         (Code::InvalidArgument, "etcdserver: request is too large", ErrorKind::TooLarge { bytes: 0 }, NotApplied),
         (
             Code::ResourceExhausted,
@@ -146,4 +153,13 @@ fn who_hangs_up_on_a_handshake_may_speak_something_else() {
     for kind in [io::ErrorKind::ConnectionRefused, io::ErrorKind::HostUnreachable, io::ErrorKind::TimedOut] {
         assert!(!broken(kind), "{kind}");
     }
+}
+
+#[test]
+fn a_transaction_that_a_server_repeats_is_not_told() {
+    let refusal = status(Code::Unknown, "unsupported transaction: success:<value:\"hidden\" >");
+    let advised = advice(&refusal).unwrap();
+    let error = map(refusal, Operation::Txn, "etcd").with_detail(advised);
+    let said = error.to_string();
+    assert!(said.contains("as kine does not") && !said.contains("hidden"), "{said}");
 }

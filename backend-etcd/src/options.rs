@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kv::{Error, ErrorKind, Operation, Result};
 
@@ -27,6 +27,9 @@ pub struct Options {
     pub credentials: Option<Credentials>,
     /// How long one call may take in all, with every retry. 10 s unless told.
     pub call_timeout: Duration,
+    /// When all calls together have to be over, if ever. No call then takes more than two thirds of the time that is
+    /// left: the rest is for finding out what became of a write that was not answered.
+    pub end: Option<Instant>,
     /// How long making one connection may take. 2 s unless told.
     pub connect_timeout: Duration,
     /// How long a watch that was cut off tries to go on before it ends with `Disconnected`. 30 s unless told.
@@ -46,6 +49,7 @@ impl Options {
             tls: None,
             credentials: None,
             call_timeout: Duration::from_secs(10),
+            end: None,
             connect_timeout: Duration::from_secs(2),
             watch_patience: Duration::from_secs(30),
             keepalive_interval: Duration::from_secs(10),
@@ -78,6 +82,13 @@ impl Options {
     #[must_use]
     pub fn with_call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = timeout;
+        self
+    }
+
+    /// When all calls together have to be over.
+    #[must_use]
+    pub fn with_end(mut self, end: Instant) -> Self {
+        self.end = Some(end);
         self
     }
 

@@ -4,6 +4,8 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
 use backend_etcd::{EtcdStore, Options};
 use futures::StreamExt;
 use kv::{Compare, ErrorKind, Op, Range, RangeRequest, Store, StoreExt, Txn, WatchRequest};
@@ -26,6 +28,29 @@ async fn a_unix_socket() {
     let error = nobody.put("k", "v").await.unwrap_err();
     assert_eq!(error.kind(), &ErrorKind::NotSent, "{error}");
     assert!(error.to_string().contains("check the address"), "{error}");
+}
+
+#[tokio::test]
+async fn everybody_who_was_asked_is_named() {
+    let dead: Vec<String> = (0..3).map(|_| format!("http://{}", support::dead_address().unwrap())).collect();
+    let store = EtcdStore::open(&Options::new(dead.clone())).unwrap();
+    let error = store.put("k", "v").await.unwrap_err();
+    let said = error.to_string();
+    assert_eq!(error.kind(), &ErrorKind::NotSent, "{said}");
+    assert!(dead.iter().all(|url| said.contains(url.as_str())) && said.contains("check the address"), "{said}");
+}
+
+#[tokio::test]
+async fn calls_are_over_when_they_have_to_be() {
+    // It takes connections and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let end = Instant::now() + Duration::from_secs(3);
+    let store = EtcdStore::open(&Options::new([url]).with_end(end)).unwrap();
+    for _ in 0..3 {
+        assert!(store.get("k").await.is_err());
+        assert!(Instant::now() < end);
+    }
 }
 
 /// How many requests for keys the server has begun to answer so far.

@@ -23,11 +23,13 @@ Examples:
 
 Which store:
   1. --store URL
-  2. the environment: DATASTORE_TYPE, DATASTORE_PATH, ETCD_ENDPOINTS
-     (and for every etcd ETCD_CA_CERT_FILE, ETCD_CERT_FILE, ETCD_KEY_FILE,
-     ETCD_USERNAME, ETCD_PASSWORD)
-  3. the one store that the CNI configuration in /etc/cni/net.d names
-  4. sled:///var/lib/margay/ipam.sled
+  2. --config FILE, or /etc/calico/calicoctl.cfg if it is there; then the
+     environment says nothing about the store
+  3. the environment: DATASTORE_TYPE, DATASTORE_PATH, ETCD_ENDPOINTS
+     (and for every etcd but that of a file ETCD_CA_CERT_FILE, ETCD_CERT_FILE,
+     ETCD_KEY_FILE, ETCD_USERNAME, ETCD_PASSWORD)
+  4. the one store that the CNI configuration in /etc/cni/net.d names
+  5. sled:///var/lib/margay/ipam.sled
 Unless --store was given, the first line on stderr says which one it is.
 
 The answer goes to stdout, everything else to stderr. The exit code is 0, or 1
@@ -66,6 +68,10 @@ pub(crate) struct Cli {
     /// The store to work on: sled:///path, redb:///path or etcd://host:port
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "URL")]
     pub(crate) store: Option<String>,
+
+    /// A file that says where the datastore is, as Calico's calicoctl.cfg; else /etc/calico/calicoctl.cfg if it is there
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "FILE", conflicts_with = "store")]
+    pub(crate) config: Option<PathBuf>,
 
     /// How to print the answer; in JSON, counts of addresses are strings
     #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]

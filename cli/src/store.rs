@@ -3,7 +3,9 @@
 use std::io::Write;
 use std::time::Duration;
 
-use datastore::{Chosen, Create, Environment, Location, OpenStore, Source, for_operator};
+use datastore::{
+    Chosen, ConfigFile, Create, DEFAULT_CONFIG_FILE, Environment, Location, OpenStore, Source, for_operator,
+};
 use kv::ErrorKind;
 
 use crate::args::Cli;
@@ -12,9 +14,14 @@ use crate::error::{Failure, Result};
 /// How long a command waits for its turn on an embedded store. Plugins hold it for milliseconds.
 pub(crate) const WAIT: Duration = Duration::from_secs(30);
 
+/// The file in which Calico's operators say where the datastore is.
+pub(crate) fn config_file(cli: &Cli) -> ConfigFile<'_> {
+    cli.config.as_deref().map_or(ConfigFile::IfThere(DEFAULT_CONFIG_FILE.as_ref()), ConfigFile::Given)
+}
+
 /// Chooses the store, and says which one it is unless it was given.
 pub(crate) fn choose(cli: &Cli, env: &Environment<'_>, err: &mut dyn Write) -> Result<Chosen> {
-    let chosen = for_operator(cli.store.as_deref(), env, &cli.cni_conf_dir)?;
+    let chosen = for_operator(cli.store.as_deref(), config_file(cli), env, &cli.cni_conf_dir)?;
     for problem in &chosen.unreadable {
         _ = writeln!(err, "warning: skipped {problem}");
     }

@@ -56,6 +56,37 @@ fn pools_on_etcd_with_a_login() {
 }
 
 #[test]
+fn a_file_says_where_it_is_and_who_logs_in() {
+    let etcd = Etcd::start().unwrap();
+    guard(&etcd);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("calicoctl.cfg");
+    let write = |password: &str| {
+        let text = format!(
+            "apiVersion: projectcalico.org/v3\nkind: CalicoAPIConfig\nmetadata:\nspec:\n  datastoreType: etcdv3\n  \
+             etcdEndpoints: {}\n  etcdUsername: root\n  etcdPassword: {password}\n",
+            etcd.url()
+        );
+        std::fs::write(&file, text).unwrap();
+    };
+    let path = file.to_str().unwrap();
+    // The environment names another store, and is not asked.
+    let env = [("DATASTORE_TYPE", "sled"), ("DATASTORE_PATH", "/nowhere")];
+    write(HIDDEN);
+    let (code, out, err) = margay(&["pool", "create", "main", "10.65.0.0/16", "--config", path], &env);
+    assert_eq!(code, Some(0), "{out}{err}");
+    assert!(err.starts_with(&format!("store: {} (named in {path})\n", etcd.url().replace("http:", "etcd:"))), "{err}");
+    write("hidden-other");
+    let (code, _, err) = margay(&["pool", "list", "--config", path], &env);
+    assert!(code == Some(1) && err.contains("check user and password"), "{err}");
+    write("[hidden");
+    let (code, _, err) = margay(&["pool", "list", "--config", path], &env);
+    assert!(code == Some(1) && err.contains("syntax error in") && err.contains("hint: write it as"), "{err}");
+    let (code, _, err) = margay(&["pool", "list", "--config", path, "--store", "etcd://a:1"], &[]);
+    assert!(code == Some(1) && err.contains("cannot be used with"), "{err}");
+}
+
+#[test]
 fn bad_input_is_told_in_one_line_and_what_to_do() {
     let dead = format!("etcd://{}", support::dead_address().unwrap());
     let key = [("ETCD_KEY_FILE", "/nowhere/key.pem")];

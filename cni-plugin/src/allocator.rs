@@ -1,21 +1,25 @@
 //! The allocator on a store: opens it, does what the request asks for in one commit, and closes it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use datastore::{Create, Location, OpenStore};
-use ipam_core::assign::{AssignRequest, Bridge, PoolDefinition, Repeated, Wanted};
+use ipam_core::assign::{AssignRequest, Bridge, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 use ipam_core::{BridgeError, Ipam, Nodes, gc};
-use kv::{Deadline, ErrorKind, Operation, Store};
+use kv::{Deadline, ErrorKind, Store};
+use tokio::runtime::Builder;
 
 use crate::error::{CniError, Code, Result};
+use crate::host_lock::HostLock;
 use crate::intents::{FileIntents, INTENTS_FOLDER};
 use crate::request::{
-    AddRequest, Allocator, Assigned, Bridged, CheckRequest, Checked, Collected, DelRequest, GcRequest, Network, OwnPool,
+    AddRequest, Allocator, Assigned, Bridged, CheckRequest, Checked, Collected, DelRequest, GcRequest, Network,
+    OwnPool, StoreAt,
 };
 use crate::sight::Sight;
 
-/// How long a call may take, as for Calico's plugin, from waiting for the store to the answer.
+/// How long a call on an embedded store may take, from waiting for the store to the answer: as long as one of Calico's
+/// plugin on its cluster.
 const BUDGET: Duration = Duration::from_secs(90);
 /// How long a STATUS may take.
 const STATUS_BUDGET: Duration = Duration::from_millis(900);
@@ -34,25 +38,45 @@ impl StoreAllocator {
         Self { given: Some(store) }
     }
 
+    fn assign(
+        &self,
+        request: &AddRequest,
+        at: &StoreAt,
+        assign: &AssignRequest,
+    ) -> Result<Vec<ipam_core::assign::Assigned>, Failure> {
+        let what_for = if own_pools(&request.network).is_empty() { Use::Assign } else { Use::Make };
+        self.with_store(at, what_for, async |ipam, deadline| {
+            ipam.assign(assign, deadline).await.map_err(|error| explain(error, &request.network))
+        })
+    }
+
     /// Opens the store, does something with it, and closes it. A store that cannot be closed cleanly has nevertheless
     /// committed: that is logged and not an error.
     fn with_store<T>(
         &self,
-        location: &Location,
+        at: &StoreAt,
         what_for: Use,
         work: impl AsyncFnOnce(Ipam, Deadline) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let location = &at.location;
+        let is_cluster = is_cluster(location);
+        let mut builder = Builder::new_current_thread();
+        let runtime = if is_cluster { builder.enable_all() } else { builder.enable_time() }.build();
         let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
-        runtime.block_on(async {
-            let deadline = Deadline::after(if what_for == Use::Status { STATUS_BUDGET } else { BUDGET });
+        let budget = match what_for {
+            Use::Status => STATUS_BUDGET,
+            _ if is_cluster => at.patience,
+            _ => BUDGET,
+        };
+        let deadline = Deadline::after(budget);
+        let locks = is_cluster && self.given.is_none() && what_for.is_one_attachments();
+        let _lock = locks.then(|| HostLock::take(&at.lock_file, budget));
+        let done = runtime.block_on(async {
             if let Some(store) = &self.given {
                 return work(ipam_on(Arc::clone(store), location), deadline).await;
             }
-            if let Location::Etcd(_) = location {
-                return Err(no_etcd_yet().into());
-            }
-            let open = open(location, what_for, deadline.remaining_for_work()).await?;
+            let wait = if is_cluster { deadline.remaining() } else { deadline.remaining_for_work() };
+            let open = open(location, what_for, wait).await?;
             let room = if what_for == Use::Status { open.check_room().await } else { Ok(()) };
             let done = match room {
                 Ok(()) => work(ipam_on(open.store(), location), deadline).await,
@@ -62,7 +86,10 @@ impl StoreAllocator {
                 tracing::warn!(%error, "the store could not be closed cleanly");
             }
             done
-        })
+        });
+        // A name server that does not answer holds up nobody.
+        runtime.shutdown_background();
+        done
     }
 }
 
@@ -71,27 +98,43 @@ impl StoreAllocator {
 enum Use {
     /// It works on what is there.
     Existing,
+    /// It gives something of what is there.
+    Assign,
     /// It looks whether it could work on what is there, without waiting for long.
     Status,
     /// It makes the store if there is none.
     Make,
     /// It gives back, and may use for that what a full disk has left for it.
     Release,
+    /// The same for many attachments, a commit for each block.
+    Collect,
+}
+
+impl Use {
+    /// True for ADD and DEL: during these Calico's plugin holds the host's lock.
+    fn is_one_attachments(self) -> bool {
+        matches!(self, Self::Assign | Self::Make | Self::Release)
+    }
 }
 
 async fn open(location: &Location, what_for: Use, wait: Duration) -> kv::Result<OpenStore> {
     match what_for {
-        Use::Existing => datastore::open_in_place(location, Create::Never, wait).await,
+        Use::Existing | Use::Assign => datastore::open_in_place(location, Create::Never, wait).await,
+        Use::Status if is_cluster(location) => datastore::open_in_place(location, Create::Never, wait).await,
         Use::Status => datastore::open_in_place(location, Create::Never, wait.min(STATUS_WAIT)).await,
         Use::Make => datastore::open_in_place(location, Create::IfMissing, wait).await,
-        Use::Release => datastore::open_in_place_to_release(location, wait).await,
+        Use::Release | Use::Collect => datastore::open_in_place_to_release(location, wait).await,
     }
 }
 
-/// The store on etcd is there, but what an ADD must do there besides is not.
-fn no_etcd_yet() -> kv::Error {
-    let error = kv::Error::new(ErrorKind::Unsupported, Operation::Open, "etcd");
-    error.with_detail("the plugin of this version cannot work on etcd yet; set datastore_type to sled or redb")
+fn is_cluster(location: &Location) -> bool {
+    matches!(location, Location::Etcd(_))
+}
+
+/// True if an error says that there is no store yet. In a cluster there always is one: what is missing there is a file that
+/// it takes to be let in.
+fn is_no_store(error: &kv::Error, location: &Location) -> bool {
+    *error.kind() == ErrorKind::Missing && !is_cluster(location)
 }
 
 /// The allocator on a store. On etcd, where what a killed process has sent may still be carried out, it notes what it is
@@ -109,17 +152,24 @@ fn ipam_on(store: Arc<dyn Store>, location: &Location) -> Ipam {
 
 impl Allocator for StoreAllocator {
     fn add(&self, request: &AddRequest) -> Result<Vec<Assigned>> {
-        let what_for = if own_pools(&request.network).is_empty() { Use::Existing } else { Use::Make };
-        let assign = assign_request(request);
-        Ok(self.with_store(&request.store.location, what_for, async |ipam, deadline| {
-            let assigned = ipam.assign(&assign, deadline).await.map_err(|error| explain(error, &request.network))?;
-            Ok(assigned.into_iter().map(answer).collect())
-        })?)
+        let mut assign = assign_request(request);
+        let begun = Instant::now();
+        let assigned = match (self.assign(request, &request.store, &assign), &request.namespaces) {
+            (Err(Failure::NamespaceWanted), Some(namespaces)) => {
+                let left = |at: &StoreAt| at.patience.saturating_sub(begun.elapsed());
+                assign.namespace_labels = namespaces.labels(&request.namespace, left(&request.store))?;
+                assign.namespace = NamespaceLabels::Known;
+                let at = StoreAt { patience: left(&request.store), ..request.store.clone() };
+                self.assign(request, &at, &assign)
+            }
+            (assigned, _) => assigned,
+        };
+        Ok(assigned?.into_iter().map(answer).collect())
     }
 
     fn del(&self, request: &DelRequest) -> Result<()> {
         let old_handles = [request.old_handle.clone()];
-        let released = self.with_store(&request.store.location, Use::Release, async |ipam, deadline| {
+        let released = self.with_store(&request.store, Use::Release, async |ipam, deadline| {
             let released = ipam.release_attachment(&request.attachment, &old_handles, deadline).await;
             released.map_err(|error| explain(error, &Network::Calico))
         });
@@ -128,7 +178,7 @@ impl Allocator for StoreAllocator {
                 tracing::debug!(?addresses, "released");
                 Ok(())
             }
-            Err(Failure::Store(error)) if *error.kind() == ErrorKind::Missing => {
+            Err(Failure::Store(error)) if is_no_store(&error, &request.store.location) => {
                 tracing::warn!(%error, "nothing to release");
                 Ok(())
             }
@@ -138,7 +188,7 @@ impl Allocator for StoreAllocator {
 
     fn check(&self, request: &CheckRequest) -> Result<Checked> {
         let old_handles = [request.old_handle.clone()];
-        let compared = self.with_store(&request.store.location, Use::Existing, async |ipam, deadline| {
+        let compared = self.with_store(&request.store, Use::Existing, async |ipam, deadline| {
             let compared = ipam.compare(&request.attachment, &old_handles, &request.addresses, deadline).await;
             match compared {
                 // Somebody's document, which says nothing.
@@ -158,7 +208,7 @@ impl Allocator for StoreAllocator {
 
     fn status(&self, request: &AddRequest) -> Result<()> {
         let assign = assign_request(request);
-        let would = self.with_store(&request.store.location, Use::Status, async |ipam, deadline| {
+        let would = self.with_store(&request.store, Use::Status, async |ipam, deadline| {
             let would = ipam.would_assign(&assign, deadline).await;
             would.map(drop).map_err(|error| explain(error, &request.network))
         });
@@ -168,6 +218,10 @@ impl Allocator for StoreAllocator {
                 tracing::info!(%error, "others have the store all the time, which says that it works");
                 Ok(())
             }
+            Failure::NamespaceWanted => {
+                tracing::info!("which pools there are depends on the namespace of who asks");
+                Ok(())
+            }
             // The first ADD makes it.
             Failure::Store(error) if *error.kind() == ErrorKind::Missing && makes_store => Ok(()),
             failure => Err(failure.into()),
@@ -175,11 +229,11 @@ impl Allocator for StoreAllocator {
     }
 
     fn gc(&self, request: &GcRequest) -> Result<Collected> {
-        let collected = self.with_store(&request.store.location, Use::Release, async |ipam, deadline| {
+        let collected = self.with_store(&request.store, Use::Collect, async |ipam, deadline| {
             collect(&ipam, request, deadline).await.map_err(|error| explain(error, &Network::Calico))
         });
         match collected {
-            Err(Failure::Store(error)) if *error.kind() == ErrorKind::Missing => {
+            Err(Failure::Store(error)) if is_no_store(&error, &request.store.location) => {
                 tracing::warn!(%error, "nothing to release");
                 Ok(Collected::default())
             }
@@ -212,6 +266,8 @@ fn is_out_of_reach(kind: &ErrorKind) -> bool {
 enum Failure {
     /// The store's error.
     Store(kv::Error),
+    /// The namespace of who asks has to be looked up first.
+    NamespaceWanted,
     /// Everything else.
     Cni(CniError),
 }
@@ -232,6 +288,7 @@ impl From<Failure> for CniError {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Store(error) => error.into(),
+            Failure::NamespaceWanted => Self::from_error(&ipam_core::Error::NamespaceWanted),
             Failure::Cni(error) => error,
         }
     }
@@ -252,6 +309,9 @@ fn assign_request(request: &AddRequest) -> AssignRequest {
     assign.v4_pools.clone_from(&request.pools_v4);
     assign.v6_pools.clone_from(&request.pools_v6);
     assign.max_blocks = request.max_blocks.unwrap_or(0);
+    if request.namespaces.is_some() {
+        assign.namespace = NamespaceLabels::NotYetRead;
+    }
     match &request.network {
         Network::Calico => assign.repeated = Repeated::Refused,
         Network::Bridged(Bridged { gateway_v4, gateway_v6, own_pools }) => {
@@ -294,6 +354,7 @@ fn answer(assigned: ipam_core::assign::Assigned) -> Assigned {
 fn explain(error: ipam_core::Error, network: &Network) -> Failure {
     match error {
         ipam_core::Error::Store(error) => error.into(),
+        ipam_core::Error::NamespaceWanted => Failure::NamespaceWanted,
         ipam_core::Error::Bridge(error @ BridgeError::GatewayInUse { .. }) => {
             CniError::internal(error.to_string()).into()
         }

@@ -15,9 +15,11 @@ mod error;
 pub mod fuzzing;
 mod gc;
 mod gojson;
+mod host_lock;
 mod identity;
 mod intents;
 mod logging;
+mod namespaces;
 mod netconf;
 mod netns;
 mod panics;
@@ -36,6 +38,7 @@ pub use env::Environment;
 pub use error::{CniError, Code, Result};
 pub use identity::Host;
 pub use intents::{FileIntents, INTENTS_FOLDER};
+pub use namespaces::Namespaces;
 pub use panics::install_hook;
 pub use request::{
     AddRequest, Allocator, Assigned, Attachment, Bridged, CheckRequest, Checked, Collected, DelRequest, Gateway,

@@ -6,7 +6,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
 use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::{self, MakeWriter};
+use tracing_subscriber::layer::SubscriberExt;
 
 /// Sends the log of this process where the configuration says. A file that cannot be opened costs the log in the file, not
 /// the call. Only the first call in a process counts.
@@ -22,7 +24,8 @@ pub(crate) fn install(level: &str, file: &str) {
         .with_ansi(false)
         .with_target(false)
         .with_writer(Places { file })
-        .finish();
+        .finish()
+        .with(told(filter(level)));
     // An error means that somebody was first, and then the log is theirs.
     if tracing::subscriber::set_global_default(subscriber).is_ok()
         && let Some(error) = problem
@@ -74,6 +77,15 @@ fn filter(level: &str) -> LevelFilter {
     }
 }
 
+/// How the names of our own crates begin.
+const OURS: [&str; 7] = ["backend_", "cni_plugin", "datastore", "host", "ipam_core", "kv", "margay"];
+
+/// What is told at this level. Of the libraries that a cluster is reached with only what may need somebody: at `debug` they
+/// tell every frame that goes over the wire.
+fn told(level: LevelFilter) -> Targets {
+    Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(OURS.map(|target| (target, level)))
+}
+
 /// Opens the file to append to it. Each process opens it anew, so it may be renamed away at any time.
 fn open(path: &Path) -> io::Result<File> {
     if let Some(folder) = path.parent() {
@@ -85,6 +97,20 @@ fn open(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn libraries_tell_only_what_may_need_somebody() {
+        let told = |level, target, of| told(level).would_enable(target, &of);
+        for target in ["backend_etcd::cluster", "cni_plugin::run", "margay::transact", "kv_mvcc::queue", "ipam_core"] {
+            assert!(told(LevelFilter::DEBUG, target, tracing::Level::DEBUG), "{target}");
+            assert!(!told(LevelFilter::INFO, target, tracing::Level::DEBUG), "{target}");
+        }
+        for target in ["h2::codec", "hickory_net::udp", "hyper_util::client", "tonic"] {
+            assert!(!told(LevelFilter::DEBUG, target, tracing::Level::DEBUG), "{target}");
+            assert!(told(LevelFilter::DEBUG, target, tracing::Level::WARN), "{target}");
+            assert!(!told(LevelFilter::ERROR, target, tracing::Level::WARN), "{target}");
+        }
+    }
 
     #[test]
     fn levels() {

@@ -1,10 +1,16 @@
 //! The network configuration on standard input.
 
+use std::fmt;
+use std::time::Duration;
+
 use datastore::NetConfStore;
 
 use crate::env::is_valid_name;
 use crate::error::{CniError, Code, Result};
 use crate::gojson::Json;
+
+/// How long a call on a cluster's store may take if the configuration does not say.
+const DEFAULT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a configuration says of its own that concerns address management. What is absent is empty.
 ///
@@ -22,11 +28,14 @@ pub(crate) struct NetConf {
     pub(crate) log_level: String,
     pub(crate) log_file: String,
     pub(crate) store: NetConfStore,
+    /// `datastore_timeout`, in seconds.
+    timeout: Option<i64>,
     /// True if a request may use only one block (`windows_use_single_network`).
     pub(crate) single_block: bool,
     pub(crate) is_gateway: bool,
     pub(crate) is_default_gateway: bool,
     pub(crate) ipam: Ipam,
+    pub(crate) policy: Policy,
     /// `args.cni.ips`.
     pub(crate) args_ips: Option<Json>,
     /// `runtimeConfig.ips`.
@@ -91,6 +100,19 @@ impl NetConf {
         Ok(conf)
     }
 
+    /// How long a call on a cluster's store may take.
+    ///
+    /// # Errors
+    /// Code 7 for a time that is none, or longer than Calico's plugin would take.
+    pub(crate) fn patience(&self) -> Result<Duration> {
+        match self.timeout.map(u64::try_from) {
+            None => Ok(DEFAULT_PATIENCE),
+            Some(Ok(seconds @ 1..=90)) => Ok(Duration::from_secs(seconds)),
+            Some(_) => Err(CniError::config("datastore_timeout is not between 1 and 90")
+                .with_details("it is the number of seconds that a call on a cluster's store may take")),
+        }
+    }
+
     fn member(&mut self, d: &mut Decoder, name: &str, value: &Json) {
         match name {
             "name" => d.string(&mut self.name, value, "name"),
@@ -136,14 +158,13 @@ impl NetConf {
             "etcd_ca_cert_file" => d.string(&mut store.etcd_ca_cert_file, value, "etcd_ca_cert_file"),
             // Read by nobody, yet a wrong type is an error all the same.
             "etcd_authority" | "etcd_scheme" | "calico_api_group" => d.string(&mut String::new(), value, name),
-            "log_file_max_size" | "log_file_max_age" | "log_file_max_count" => d.int(value, name),
+            "datastore_timeout" => self.timeout = d.int(value, name),
+            "log_file_max_size" | "log_file_max_age" | "log_file_max_count" => drop(d.int(value, name)),
             "qps" => d.float(value, name),
-            "burst" => d.int(value, name),
-            "policy" => d.members(value, "policy", "types.Policy", |d, name, value| {
-                if name == "type" {
-                    d.string(&mut String::new(), value, "policy.type");
-                }
-            }),
+            "burst" => drop(d.int(value, name)),
+            "policy" => {
+                d.members(value, "policy", "types.Policy", |d, name, value| self.policy.member(d, name, value));
+            }
             _ => {}
         }
     }
@@ -153,6 +174,38 @@ impl NetConf {
             "kubeconfig" => d.string(&mut self.store.kubeconfig, value, "kubernetes.kubeconfig"),
             "k8s_api_root" => d.string(&mut self.store.k8s_api_root, value, "kubernetes.k8s_api_root"),
             "node_name" => d.string(&mut String::new(), value, "kubernetes.node_name"),
+            _ => {}
+        }
+    }
+}
+
+/// The object `policy`: only what is about the Kubernetes API.
+#[derive(Clone, Default)]
+pub(crate) struct Policy {
+    pub(crate) kind: String,
+    pub(crate) api_root: String,
+    pub(crate) token: String,
+    pub(crate) authority: String,
+    pub(crate) certificate: String,
+    pub(crate) key: String,
+}
+
+impl fmt::Debug for Policy {
+    /// There are secrets in it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Policy").field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+impl Policy {
+    fn member(&mut self, d: &mut Decoder, name: &str, value: &Json) {
+        match name {
+            "type" => d.string(&mut self.kind, value, "policy.type"),
+            "k8s_api_root" => d.string(&mut self.api_root, value, "policy.k8s_api_root"),
+            "k8s_auth_token" => d.string(&mut self.token, value, "policy.k8s_auth_token"),
+            "k8s_certificate_authority" => d.string(&mut self.authority, value, "policy.k8s_certificate_authority"),
+            "k8s_client_certificate" => d.string(&mut self.certificate, value, "policy.k8s_client_certificate"),
+            "k8s_client_key" => d.string(&mut self.key, value, "policy.k8s_client_key"),
             _ => {}
         }
     }
@@ -248,12 +301,13 @@ impl Decoder {
         }
     }
 
-    fn int(&mut self, value: &Json, path: &str) {
+    fn int(&mut self, value: &Json, path: &str) -> Option<i64> {
         match value {
-            Json::Number(number) if number.is_i64() => {}
+            Json::Number(number) if number.is_i64() => return number.as_i64(),
             Json::Null => {}
             other => self.wrong(other, path, "int"),
         }
+        None
     }
 
     fn float(&mut self, value: &Json, path: &str) {
@@ -384,6 +438,19 @@ mod tests {
         for (text, expected) in cases {
             assert_eq!(wrong(text), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn how_long_a_cluster_may_take() {
+        let patience = |text: &str| decode(text).unwrap().patience().map(|patience| patience.as_secs());
+        assert_eq!(patience("{}").unwrap(), 10);
+        assert_eq!(patience(r#"{"datastore_timeout":1}"#).unwrap(), 1);
+        assert_eq!(patience(r#"{"Datastore_Timeout":90}"#).unwrap(), 90);
+        for wrong in ["0", "-1", "91"] {
+            let error = patience(&format!(r#"{{"datastore_timeout":{wrong}}}"#)).unwrap_err();
+            assert_eq!(error.code().number(), 7, "{wrong}");
+        }
+        assert_eq!(wrong(r#"{"datastore_timeout":"10"}"#), "string datastore_timeout of type int");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use datastore::Location;
 use ipam_core::Comparison;
@@ -15,6 +16,7 @@ use ipnet::IpNet;
 use time::OffsetDateTime;
 
 use crate::error::Result;
+use crate::namespaces::Namespaces;
 
 /// Keeps the books of addresses: what the verbs do once the protocol is settled.
 ///
@@ -67,6 +69,8 @@ pub struct StoreAt {
     /// `ipam_lock_file`, else Calico's own: the file that all of Calico's plugins on this host lock while they work on a
     /// cluster's store. Embedded stores have a lock of their own.
     pub lock_file: PathBuf,
+    /// How long a call on a cluster's store may take: `datastore_timeout`, or 10 s.
+    pub patience: Duration,
 }
 
 /// What ADD asks for.
@@ -82,6 +86,8 @@ pub struct AddRequest {
     pub attributes: BTreeMap<String, String>,
     /// The namespace for selectors: the pod's, else `default`.
     pub namespace: String,
+    /// Where the labels of that namespace are looked up if a pool is chosen by them; `None` if it has none.
+    pub namespaces: Option<Namespaces>,
     /// Addresses that must be assigned, each once. On a Calico network, if there are any, nothing else is asked for.
     pub wanted: Vec<IpAddr>,
     /// How many IPv4 addresses to choose beside the wanted ones: 0 or 1.

@@ -16,6 +16,7 @@ use crate::gc;
 use crate::gojson::Json;
 use crate::identity::{Host, Identity};
 use crate::logging;
+use crate::namespaces::Namespaces;
 use crate::netconf::{NetConf, check_name};
 use crate::netns;
 use crate::panics;
@@ -182,6 +183,7 @@ pub(crate) struct Context<'a> {
     pub(crate) conf: NetConf,
     pub(crate) rules: Rules,
     pub(crate) store: StoreAt,
+    namespaces: Option<Namespaces>,
 }
 
 impl<'a> Context<'a> {
@@ -203,8 +205,9 @@ impl<'a> Context<'a> {
         let lookup = |name: &str| invocation.environment.lookup(name);
         let location = datastore::for_netconf(&conf.store, &lookup).map_err(|error| store_error(&error, rules))?;
         let lock_file = if conf.lock_file.is_empty() { DEFAULT_LOCK_FILE } else { &conf.lock_file };
-        let store = StoreAt { location, lock_file: lock_file.into() };
-        Ok(Self { host: &invocation.host, call, conf, rules, store })
+        let store = StoreAt { location, lock_file: lock_file.into(), patience: conf.patience()? };
+        let namespaces = Namespaces::from_conf(&conf, &invocation.environment);
+        Ok(Self { host: &invocation.host, call, conf, rules, store, namespaces })
     }
 
     /// ADD. The namespace is checked before anything is assigned.
@@ -242,6 +245,7 @@ impl<'a> Context<'a> {
             attributes: identity.attributes(self.host.now),
             attachment: identity.attachment,
             namespace: identity.namespace,
+            namespaces: self.namespaces.clone(),
             wanted,
             count_v4,
             count_v6,
@@ -339,8 +343,12 @@ fn check_counts(version: &str, wanted: &[IpAddr], chosen: u32) -> Result<()> {
     Ok(())
 }
 
+/// On Calico's networks errors that Calico has as well are Calico's to the letter.
 fn store_error(error: &ConfigError, rules: Rules) -> CniError {
     match rules {
+        Rules::Calico if *error == ConfigError::Kubernetes => {
+            CniError::internal(error.to_string()).with_details(error.advice())
+        }
         Rules::Calico => CniError::internal(error.to_string()),
         Rules::Bridged => CniError::config(error.to_string()).with_details(error.advice()),
     }

@@ -91,13 +91,13 @@ pub(crate) async fn redb(_path: &Path, _opening: Opening) -> Result<Opened> {
 }
 
 #[cfg(feature = "etcd")]
-pub(crate) async fn etcd(etcd: &Etcd, blocking: Blocking) -> Result<Opened> {
-    match blocking {
-        Blocking::InPlace => crate::etcd::open(etcd).map(Opened::Etcd),
+pub(crate) async fn etcd(etcd: &Etcd, opening: Opening) -> Result<Opened> {
+    match opening.blocking {
+        Blocking::InPlace => crate::etcd::open(etcd, Some(std::time::Instant::now() + opening.wait)).map(Opened::Etcd),
         Blocking::OnThreads => {
             let etcd = etcd.clone();
             // Certificates are read from files.
-            let opening = tokio::task::spawn_blocking(move || crate::etcd::open(&etcd));
+            let opening = tokio::task::spawn_blocking(move || crate::etcd::open(&etcd, None));
             let opened =
                 opening.await.map_err(|panic| Error::new(ErrorKind::Io, Operation::Open, "etcd").with_source(panic));
             let store = opened??;
@@ -108,7 +108,7 @@ pub(crate) async fn etcd(etcd: &Etcd, blocking: Blocking) -> Result<Opened> {
 }
 
 #[cfg(not(feature = "etcd"))]
-pub(crate) async fn etcd(_etcd: &Etcd, _blocking: Blocking) -> Result<Opened> {
+pub(crate) async fn etcd(_etcd: &Etcd, _opening: Opening) -> Result<Opened> {
     Err(left_out("etcd"))
 }
 

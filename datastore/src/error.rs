@@ -34,6 +34,28 @@ pub enum ConfigError {
     KeyWithoutCertificate,
     /// The file of a certificate for etcd, without that of its key.
     CertificateWithoutKey,
+    /// Certificates or keys for etcd both as text and as files.
+    InlineAndFiles,
+    /// A certificate for etcd as text without its key as text, or the other way.
+    HalfInline,
+    /// The configuration file cannot be read.
+    UnreadableConfigFile {
+        /// The file.
+        file: PathBuf,
+        /// What the system says.
+        reason: String,
+    },
+    /// The configuration file is no YAML or JSON, or has something in it that does not belong there.
+    ConfigFileSyntax {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong, and where.
+        reason: String,
+    },
+    /// The configuration file is of another version.
+    ConfigFileVersion(String),
+    /// The configuration file is something else.
+    ConfigFileKind(String),
     /// The Kubernetes API as a datastore.
     Kubernetes,
     /// The environment names an embedded store, NetConf an etcd or Kubernetes one.
@@ -93,6 +115,16 @@ impl ConfigError {
             Self::EndpointsAndDiscovery => "remove one of the two".into(),
             Self::KeyWithoutCertificate => "set etcd_cert_file (or ETCD_CERT_FILE) as well".into(),
             Self::CertificateWithoutKey => "set etcd_key_file (or ETCD_KEY_FILE) as well".into(),
+            Self::InlineAndFiles => {
+                "give all of them as text (etcdKey, etcdCert, etcdCACert), or all of them as files".into()
+            }
+            Self::HalfInline => {
+                "set both etcdCert and etcdKey; an authority alone has to be a file (etcdCACertFile)".into()
+            }
+            Self::UnreadableConfigFile { .. } => "name a file that is there with --config, or say --store URL".into(),
+            Self::ConfigFileSyntax { .. } | Self::ConfigFileVersion(_) | Self::ConfigFileKind(_) => {
+                "write it as Calico's calicoctl.cfg, name another file with --config, or say --store URL".into()
+            }
             Self::Kubernetes => {
                 "keep the addresses in etcd (datastore_type etcdv3) or on this host (datastore_type sled or redb)"
                     .into()
@@ -141,6 +173,20 @@ impl fmt::Display for ConfigError {
             ),
             Self::KeyWithoutCertificate => f.write_str("a key for etcd is configured without its certificate"),
             Self::CertificateWithoutKey => f.write_str("a certificate for etcd is configured without its key"),
+            Self::InlineAndFiles => f.write_str(
+                "could not initialize etcdv3 client: Cannot mix inline certificate-key and certificate / key files",
+            ),
+            Self::HalfInline => {
+                f.write_str("could not initialize etcdv3 client: Certificate and Key must both be present inline.")
+            }
+            Self::UnreadableConfigFile { file, reason } => write!(f, "cannot read {}: {reason}", file.display()),
+            Self::ConfigFileSyntax { file, reason } => {
+                write!(f, "syntax error in {}: failed to parse config as YAML/JSON: {reason}", file.display())
+            }
+            Self::ConfigFileVersion(found) => write!(f, "invalid config file: unknown APIVersion '{found}'"),
+            Self::ConfigFileKind(found) => {
+                write!(f, "invalid config file: expected kind 'CalicoAPIConfig', got '{found}'")
+            }
             Self::Kubernetes => f.write_str("datastore type kubernetes is not supported"),
             Self::Contradiction { environment } => write!(
                 f,

@@ -1,17 +1,24 @@
 //! Opening a store on etcd.
 
+use std::time::Instant;
+
 use backend_etcd::{Credentials, Discovery, EtcdStore, Options, Tls};
 use kv::Result;
 
 use crate::access::{Access, Pem};
 use crate::location::Etcd;
 
-/// The store on the cluster that `etcd` names. Nothing is sent yet; files are read.
+/// The store on the cluster that `etcd` names. Nothing is sent yet; files are read. All calls together are over at `end`,
+/// if it is given.
 ///
 /// # Errors
 /// What is wrong with the endpoints, or with certificates and keys.
-pub(crate) fn open(etcd: &Etcd) -> Result<EtcdStore> {
-    EtcdStore::open(&options(etcd))
+pub(crate) fn open(etcd: &Etcd, end: Option<Instant>) -> Result<EtcdStore> {
+    let options = options(etcd);
+    EtcdStore::open(&match end {
+        Some(end) => options.with_end(end),
+        None => options,
+    })
 }
 
 fn options(etcd: &Etcd) -> Options {

@@ -7,6 +7,7 @@
 
 mod access;
 pub mod care;
+mod config_file;
 mod conflist;
 mod engines;
 mod environment;
@@ -22,6 +23,7 @@ mod settings;
 pub use access::{Access, Identity, Login, Pem};
 #[cfg(feature = "etcd")]
 pub use backend_etcd::About;
+pub use config_file::{ConfigFile, DEFAULT_CONFIG_FILE};
 pub use conflist::DEFAULT_CONF_DIR;
 pub use environment::{Environment, process_environment};
 pub use error::{Candidate, ConfigError, Result};

@@ -44,6 +44,7 @@ impl NetConfStore {
                 certificate: self.etcd_cert_file.clone(),
                 authority: self.etcd_ca_cert_file.clone(),
             },
+            etcd_inline: EtcdFiles::default(),
             // Calico's plugin knows no user in a NetConf either: it takes both from the environment.
             etcd_username: String::new(),
             etcd_password: String::new(),
@@ -108,6 +109,7 @@ fn merge(own: &Settings, env: &Environment<'_>) -> Settings {
             certificate: pick("ETCD_CERT_FILE", &own.etcd_files.certificate, outer.etcd_files.certificate),
             authority: pick("ETCD_CA_CERT_FILE", &own.etcd_files.authority, outer.etcd_files.authority),
         },
+        etcd_inline: EtcdFiles::default(),
         etcd_username: outer.etcd_username,
         etcd_password: outer.etcd_password,
         cluster: if meant { Cluster::Meant } else { Cluster::Absent },

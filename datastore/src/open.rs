@@ -100,7 +100,8 @@ pub async fn open_to_release(location: &Location, wait: Duration) -> Result<Open
 }
 
 /// Opens a store as [`open`] does, for a process that does one thing at a time and ends: an embedded store then works
-/// on the thread that asks, which saves the cost of other threads, and a cluster is not asked anything.
+/// on the thread that asks, which saves the cost of other threads. A cluster is not asked anything yet, and `wait` is how
+/// long all that is asked of it may take, beginning now.
 ///
 /// # Errors
 /// Those of [`open`].
@@ -122,7 +123,7 @@ async fn open_as(location: &Location, opening: Opening) -> Result<OpenStore> {
         Location::Sled(path) => engines::sled(path, opening).await?,
         Location::Redb(path) => engines::redb(path, opening).await?,
         Location::Memory => engines::memory(),
-        Location::Etcd(etcd) => engines::etcd(etcd, opening.blocking).await?,
+        Location::Etcd(etcd) => engines::etcd(etcd, opening).await?,
     };
     Ok(OpenStore { opened })
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::config_file::{self, ConfigFile};
 use crate::conflist::scan;
 use crate::environment::Environment;
 use crate::error::{ConfigError, Result};
@@ -17,7 +18,7 @@ pub enum Source {
     Url,
     /// The environment.
     Environment,
-    /// A file of the CNI configuration.
+    /// A file of the CNI configuration, or the one that Calico's operators use.
     File(PathBuf),
     /// Nothing: it is the default.
     Default,
@@ -45,18 +46,21 @@ pub struct Chosen {
     pub unreadable: Vec<String>,
 }
 
-/// The store that the operator's command works on: the URL if there is one, else what the environment names
+/// The store that the operator's command works on: the URL if there is one, else what the file says (all of it: then the
+/// environment is not looked at), else what the environment names
 /// (`DATASTORE_TYPE`, `DATASTORE_PATH`, `ETCD_ENDPOINTS`, ..., with or without `CALICO_`), else the one store that the
 /// CNI configuration in `conf_dir` names, else the default. What it takes to be let in by an etcd that a URL names is
 /// taken from the environment (`ETCD_KEY_FILE`, `ETCD_CERT_FILE`, `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`,
 /// `ETCD_PASSWORD`), and so is what a file of the CNI configuration leaves out.
 ///
-/// A `KUBECONFIG` in the environment means nothing here: operators have one for other purposes.
+/// A `KUBECONFIG` in the environment means nothing here: operators have one for other purposes. And a file that need not be
+/// there is passed over if it is about the Kubernetes API, as long as something else names a store: a host that Calico
+/// manages has one, whatever store of ours is on it.
 ///
 /// # Errors
 /// [`ConfigError::SeveralStores`] if there is more than one; otherwise what is wrong with the URL, the environment or
 /// the only file.
-pub fn for_operator(url: Option<&str>, env: &Environment<'_>, conf_dir: &Path) -> Result<Chosen> {
+pub fn for_operator(url: Option<&str>, file: ConfigFile<'_>, env: &Environment<'_>, conf_dir: &Path) -> Result<Chosen> {
     let chosen = |location, source| Chosen { location, source, unreadable: Vec::new() };
     if let Some(url) = url {
         return match url.parse()? {
@@ -68,11 +72,24 @@ pub fn for_operator(url: Option<&str>, env: &Environment<'_>, conf_dir: &Path) -
             location => Ok(chosen(location, Source::Url)),
         };
     }
+    let mut passed_over = None;
+    if let Some(settings) = config_file::read(file)? {
+        let (ConfigFile::Given(path) | ConfigFile::IfThere(path)) = file;
+        let in_file = |error| ConfigError::InFile { file: path.into(), error: Box::new(error) };
+        match (settings.location(), file) {
+            (Ok(location), _) => return Ok(chosen(location, Source::File(path.into()))),
+            (Err(error @ ConfigError::Kubernetes), ConfigFile::IfThere(_)) => passed_over = Some(in_file(error)),
+            (Err(error), _) => return Err(in_file(error)),
+        }
+    }
     let settings = Settings::from_environment(env);
     if settings.names_a_store() {
         return Ok(chosen(in_environment(settings.location())?, Source::Environment));
     }
     let found = from_configuration(conf_dir)?;
+    if let Some(error) = passed_over.filter(|_| found.source == Source::Default) {
+        return Err(error);
+    }
     match found.location {
         // A NetConf has no place for a password.
         Location::Etcd(etcd) => {
@@ -140,7 +157,7 @@ mod tests {
 
     fn choose(url: Option<&str>, env: &[(&str, &str)], dir: &Path) -> Result<Chosen> {
         let env = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-        for_operator(url, &env, dir)
+        for_operator(url, ConfigFile::IfThere(&dir.join("calicoctl.cfg")), &env, dir)
     }
 
     fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
@@ -210,6 +227,39 @@ mod tests {
         let half = [("ETCD_KEY_FILE", "/k")];
         let error = choose(Some("etcd+https://a:1"), &half, dir.path()).unwrap_err();
         assert_eq!(error.to_string(), "in the environment: a key for etcd is configured without its certificate");
+    }
+
+    #[test]
+    fn a_configuration_file_says_all_of_it() {
+        let config = |spec: &str| format!("apiVersion: projectcalico.org/v3\nkind: CalicoAPIConfig\nspec: {spec}\n");
+        let etcd = config("{etcdEndpoints: 'https://f:1', etcdCACertFile: /f/ca}");
+        let dir = folder(&[("calicoctl.cfg", &etcd), ("1.conflist", SLED)]);
+        let env = [("ETCD_ENDPOINTS", "https://e:1"), ("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "hidden")];
+        let chosen = choose(None, &env, dir.path()).unwrap();
+        assert_eq!(chosen.source, Source::File(dir.path().join("calicoctl.cfg")));
+        let Location::Etcd(found) = chosen.location else { panic!() };
+        assert_eq!(
+            (found.endpoints, found.access.login),
+            (vec!["https://f:1".into()], None),
+            "no word of the environment"
+        );
+        assert_eq!(choose(Some("redb:///x"), &env, dir.path()).unwrap().location, Location::Redb("/x".into()));
+        let broken = folder(&[("calicoctl.cfg", "{"), ("1.conflist", SLED)]);
+        assert!(matches!(choose(None, &env, broken.path()), Err(ConfigError::ConfigFileSyntax { .. })));
+
+        // About the Kubernetes API: no matter beside a store, an error alone, and if it was named.
+        let kubernetes = folder(&[("calicoctl.cfg", &config("{datastoreType: kubernetes}")), ("1.conflist", SLED)]);
+        assert_eq!(choose(None, &[], kubernetes.path()).unwrap().location, Location::Sled("/a".into()));
+        let file = kubernetes.path().join("calicoctl.cfg");
+        let named = for_operator(None, ConfigFile::Given(&file), &|_| None, kubernetes.path()).unwrap_err();
+        fs::remove_file(kubernetes.path().join("1.conflist")).unwrap();
+        let alone = choose(None, &[], kubernetes.path()).unwrap_err();
+        for error in [named, alone] {
+            assert!(
+                error.to_string().ends_with("calicoctl.cfg: datastore type kubernetes is not supported"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub(crate) struct Settings {
     pub(crate) etcd_endpoints: String,
     pub(crate) etcd_discovery_srv: String,
     pub(crate) etcd_files: EtcdFiles,
+    /// The same in PEM form instead of their paths; only a file has a place for it.
+    pub(crate) etcd_inline: EtcdFiles,
     pub(crate) etcd_username: String,
     pub(crate) etcd_password: String,
     /// Whether there is a sign of Kubernetes: a kubeconfig, or the address of an API server.
@@ -23,8 +25,8 @@ pub(crate) struct Settings {
     pub(crate) path_setting: &'static str,
 }
 
-/// The files of certificates and keys.
-#[derive(Clone, Debug, Default)]
+/// Certificates and keys: their files, or what is in them.
+#[derive(Clone, Default)]
 pub(crate) struct EtcdFiles {
     pub(crate) key: String,
     pub(crate) certificate: String,
@@ -37,6 +39,12 @@ pub(crate) enum Cluster {
     #[default]
     Absent,
     Meant,
+}
+
+impl EtcdFiles {
+    fn is_empty(&self) -> bool {
+        [&self.key, &self.certificate, &self.authority].into_iter().all(String::is_empty)
+    }
 }
 
 impl Settings {
@@ -54,6 +62,7 @@ impl Settings {
                 certificate: get("ETCD_CERT_FILE"),
                 authority: get("ETCD_CA_CERT_FILE"),
             },
+            etcd_inline: EtcdFiles::default(),
             etcd_username: get("ETCD_USERNAME"),
             etcd_password: get("ETCD_PASSWORD"),
             cluster: Cluster::Absent,
@@ -72,9 +81,8 @@ impl Settings {
     }
 
     fn has_cluster_setting(&self) -> bool {
-        let EtcdFiles { key, certificate, authority } = &self.etcd_files;
-        let etcd = [&self.etcd_endpoints, &self.etcd_discovery_srv, key, certificate, authority];
-        self.cluster == Cluster::Meant || etcd.into_iter().any(|setting| !setting.is_empty())
+        let etcd = [&self.etcd_endpoints, &self.etcd_discovery_srv].into_iter().any(|setting| !setting.is_empty());
+        self.cluster == Cluster::Meant || etcd || !self.etcd_files.is_empty() || !self.etcd_inline.is_empty()
     }
 
     /// True if the type is one of an embedded store.
@@ -117,17 +125,28 @@ impl Settings {
 
     /// What it takes to be let in by an etcd. As with Calico, a user without a password, or the other way, is nobody.
     pub(crate) fn access(&self) -> Result<Access> {
-        let file = |path: &String| Pem::File(path.into());
-        let EtcdFiles { key, certificate, authority } = &self.etcd_files;
+        let inline = !self.etcd_inline.is_empty();
+        let (given, pem): (_, fn(&String) -> Pem) = if inline {
+            (&self.etcd_inline, |text| Pem::Inline(text.clone()))
+        } else {
+            (&self.etcd_files, |path| Pem::File(path.into()))
+        };
+        if inline && !self.etcd_files.is_empty() {
+            return Err(ConfigError::InlineAndFiles);
+        }
+        let EtcdFiles { key, certificate, authority } = given;
+        if inline && (key.is_empty() || certificate.is_empty()) {
+            return Err(ConfigError::HalfInline);
+        }
         let identity = match (certificate.is_empty(), key.is_empty()) {
             (true, true) => None,
-            (false, false) => Some(Identity { certificate: file(certificate), key: file(key) }),
+            (false, false) => Some(Identity { certificate: pem(certificate), key: pem(key) }),
             (true, false) => return Err(ConfigError::KeyWithoutCertificate),
             (false, true) => return Err(ConfigError::CertificateWithoutKey),
         };
         let login = !self.etcd_username.is_empty() && !self.etcd_password.is_empty();
         Ok(Access {
-            authority: (!authority.is_empty()).then(|| file(authority)),
+            authority: (!authority.is_empty()).then(|| pem(authority)),
             identity,
             login: login.then(|| Login { user: self.etcd_username.clone(), password: self.etcd_password.clone() }),
         })

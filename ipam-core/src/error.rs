@@ -22,6 +22,8 @@ pub enum Error {
     Malformed(Malformed),
     /// No pool can serve the request.
     Pool(PoolError),
+    /// A pool is to be chosen by the labels of the namespace, which nobody has looked up.
+    NamespaceWanted,
     /// The node is not registered, and others are.
     UnknownNode(String),
     /// A wanted address is in use, or cooling down.
@@ -171,6 +173,9 @@ impl fmt::Display for Error {
             Self::Store(error) => error.fmt(f),
             Self::Malformed(error) => error.fmt(f),
             Self::Pool(error) => error.fmt(f),
+            Self::NamespaceWanted => {
+                f.write_str("a pool is chosen by the labels of the namespace, and they are not known")
+            }
             Self::UnknownNode(name) => write!(f, "resource does not exist: Node({name}) with error: <nil>"),
             Self::AlreadyAssigned(ip) => {
                 write!(f, "resource already exists: {ip} with error: Address already assigned in block")

@@ -130,6 +130,19 @@ pub fn select_pools<'a>(all: &'a [Pool], query: &PoolQuery<'_>) -> Result<Vec<&'
     Ok(chosen)
 }
 
+/// True if it takes the labels of the namespace to tell which pools [`select_pools`] chooses. A selector that cannot be read
+/// says nothing here.
+pub fn asks_for_namespace(all: &[Pool], query: &PoolQuery<'_>) -> bool {
+    let may_choose = |pool: &Pool| {
+        has_room(pool, query)
+            && pool.assignment_mode() == AssignmentMode::Automatic
+            && pool.allows(query.wanted)
+            && pool.selects_node(query.node_labels) == Ok(true)
+    };
+    query.requested.is_empty()
+        && enabled_pools(all, query.family).any(|pool| !pool.namespace_selector().is_empty() && may_choose(pool))
+}
+
 /// The pools of a family that addresses may be given out of at all.
 pub fn enabled_pools(all: &[Pool], family: Family) -> impl Iterator<Item = &Pool> {
     all.iter().filter(move |pool| pool.family() == family && pool.is_enabled())

@@ -19,8 +19,13 @@ pub(crate) struct Dns {
 }
 
 impl Dns {
+    /// On a port that is free.
     pub(crate) fn start() -> io::Result<Self> {
-        let socket = UdpSocket::bind("127.0.0.1:0")?;
+        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)))
+    }
+
+    pub(crate) fn start_at(address: SocketAddr) -> io::Result<Self> {
+        let socket = UdpSocket::bind(address)?;
         let dns = Self { address: socket.local_addr()?, records: Arc::default() };
         let serving = dns.clone();
         std::thread::spawn(move || serving.serve(&socket));

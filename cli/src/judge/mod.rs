@@ -18,6 +18,7 @@ use self::progress::Progress;
 use self::report::{Summary, reporter};
 use crate::args::{Cli, Conformance, ReportFormat};
 use crate::error::{Failure, Result};
+use crate::store::config_file;
 
 /// The exit code of a run that somebody interrupted.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -61,7 +62,7 @@ pub(crate) fn run(
 fn locate(cli: &Cli, args: &Conformance, env: &Environment<'_>) -> Result<Location> {
     match args.url.parse() {
         Ok(Location::Memory) => Ok(Location::Memory),
-        Ok(_) => Ok(for_operator(Some(&args.url), env, &cli.cni_conf_dir)?.location),
+        Ok(_) => Ok(for_operator(Some(&args.url), config_file(cli), env, &cli.cni_conf_dir)?.location),
         Err(error) => Err(error.into()),
     }
 }

@@ -5,5 +5,7 @@ mod common;
 mod garbage;
 mod process;
 mod replay;
+#[path = "../../../backend-etcd/tests/support/server.rs"]
+mod server;
 mod transcript;
 mod verbs;

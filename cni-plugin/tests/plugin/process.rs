@@ -78,12 +78,15 @@ fn the_name_it_is_called_by_counts() {
 }
 
 #[test]
-fn etcd_is_refused_whatever_else_the_build_can_do() {
-    let conf = br#"{"name":"net1","cniVersion":"1.0.0","type":"calico","etcd_endpoints":"http://127.0.0.1:1"}"#;
-    for verb in ["ADD", "DEL"] {
-        let outcome = finish(Command::new(PROGRAM).env_clear().envs(environment(verb)), conf);
-        let (_, message, details) = error_of(&outcome);
-        assert!(format!("{message} {details}").contains("cannot work on etcd yet"), "{message} {details}");
+fn kubernetes_is_refused_with_what_to_do_instead() {
+    for (kind, code) in [("calico", 999), ("bridge", 7)] {
+        let conf = format!(r#"{{"name":"net1","cniVersion":"1.0.0","type":"{kind}","datastore_type":"kubernetes"}}"#);
+        for verb in ["ADD", "DEL"] {
+            let outcome = finish(Command::new(PROGRAM).env_clear().envs(environment(verb)), conf.as_bytes());
+            let (found, message, details) = error_of(&outcome);
+            assert_eq!((found, message.as_str()), (code, "datastore type kubernetes is not supported"));
+            assert!(details.contains("etcdv3"), "{details}");
+        }
     }
 }
 

@@ -4,7 +4,9 @@
 //! errors may not.
 
 use std::net::IpAddr;
+use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +16,8 @@ use ipnet::IpNet;
 use kv::{Store, StoreExt};
 use serde_json::Value;
 
-use crate::common::{call, call_binary};
+use crate::common::{call, call_binary, finish};
+use crate::server::Etcd;
 use crate::transcript::{Case, DIFFERENT_ON_PURPOSE, OTHER_WORDS, record};
 
 /// The pools of the record.
@@ -133,6 +136,35 @@ fn on_store(stdin: &str, engine: &str, path: &Path) -> String {
         conf.remove("etcd_endpoints");
     }
     Value::Object(conf).to_string()
+}
+
+/// On a real etcd by the real program, under Calico's name.
+#[test]
+fn on_etcd() {
+    let etcd = Etcd::start().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("calico-ipam");
+    symlink(env!("CARGO_BIN_EXE_margay-ipam"), &program).unwrap();
+    let location: Location = etcd.url().replace("http:", "etcd:").parse().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let open = datastore::open(&location, Create::Never, Duration::from_secs(10)).await.unwrap();
+        load(&open.store()).await;
+        open.close().await.unwrap();
+    });
+    replay(|case| {
+        let stdin = case.stdin.replace("http://127.0.0.1:2379", &etcd.url());
+        let lock = folder.path().join("run/ipam.lock");
+        let stdin = stdin.replace("/run/ipam.lock", lock.to_str().unwrap());
+        finish(Command::new(&program).env_clear().envs(&case.env), stdin.as_bytes())
+    });
+    assert!(folder.path().join("run/ipam.lock").is_file(), "the lock of the configuration is taken");
+    let used = runtime.block_on(async {
+        let open = datastore::open(&location, Create::Never, Duration::from_secs(10)).await.unwrap();
+        ipam_core::Ipam::new(open.store(), ipam_core::Nodes::Registered).utilization().await.unwrap()
+    });
+    let held = used.pools.iter().find(|pool| pool.name == "main").map(|pool| pool.usage.in_use.to_string());
+    assert_eq!(held.as_deref(), Some("253"));
 }
 
 #[test]

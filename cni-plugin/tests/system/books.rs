@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use datastore::{Create, Location};
+use datastore::Create;
 use ipam_core::assign::AssignRequest;
 use ipam_core::model::{
     Affinity, AffinityState, Block, Document, Handle, IpReservation, NewPool, fitting_block_size, keys,
@@ -13,7 +13,7 @@ use ipam_core::{Holding, Ipam, Nodes};
 use ipnet::IpNet;
 use kv::{Deadline, Range, StoreExt};
 
-use crate::lab::{Engine, Lab};
+use crate::lab::Lab;
 
 const WAIT: Duration = Duration::from_secs(60);
 
@@ -29,16 +29,9 @@ pub(crate) struct Books {
 }
 
 impl Lab {
-    fn location(&self) -> Location {
-        match self.engine {
-            Engine::Sled => Location::Sled(self.store.clone()),
-            Engine::Redb => Location::Redb(self.store.clone()),
-        }
-    }
-
     /// Opens the store, does something with it, and closes it.
     pub(crate) fn with_ipam<T>(&self, create: Create, work: impl AsyncFnOnce(&Ipam, Deadline) -> T) -> T {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let open = datastore::open(&self.location(), create, WAIT).await.unwrap();
             let done = work(&Ipam::new(open.store(), Nodes::FirstSeen), Deadline::after(WAIT)).await;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use datastore::Location;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -56,6 +57,14 @@ impl Lab {
         let lab = Self::new(engine);
         lab.pool("lab", cidr);
         lab
+    }
+
+    /// Where the store is.
+    pub(crate) fn location(&self) -> Location {
+        match self.engine {
+            Engine::Sled => Location::Sled(self.store.clone()),
+            Engine::Redb => Location::Redb(self.store.clone()),
+        }
     }
 
     /// The configuration of a network of this type on the store, in CNI 1.0.0.

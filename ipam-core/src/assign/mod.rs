@@ -20,7 +20,7 @@ use time::{Duration, OffsetDateTime};
 use auto::Pass;
 pub use ensure::BlockRequest;
 pub use handle::HandleRequest;
-pub use request::{AssignRequest, Assigned, Bridge, Gateway, PoolDefinition, Repeated, Wanted};
+pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 use specific::Specific;
 
 use crate::attachment::{Attachment, BOOT, Claim, NODE, TIMESTAMP};
@@ -356,7 +356,7 @@ impl Assignment<'_> {
     }
 
     /// The pools to take any address of a family from, in order.
-    fn select(&self, family: Family, requested: &[IpNet]) -> Result<Vec<Pool>, PoolError> {
+    fn select(&self, family: Family, requested: &[IpNet]) -> Result<Vec<Pool>> {
         let query = PoolQuery {
             family,
             requested,
@@ -366,6 +366,11 @@ impl Assignment<'_> {
             wanted: self.request.usage,
             host_reserved: self.request.host_reserved.as_ref(),
         };
+        if self.request.namespace == NamespaceLabels::NotYetRead
+            && pools::asks_for_namespace(&self.around.pools, &query)
+        {
+            return Err(Error::NamespaceWanted);
+        }
         Ok(pools::select_pools(&self.around.pools, &query)?.into_iter().cloned().collect())
     }
 

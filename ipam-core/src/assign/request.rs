@@ -54,6 +54,17 @@ pub enum Repeated {
     Refused,
 }
 
+/// Whether the labels of the container's namespace are known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NamespaceLabels {
+    /// They are those of the request. A namespace that there is nowhere has none.
+    #[default]
+    Known,
+    /// Nobody has looked them up yet. Where a pool is to be chosen by them, that is an error,
+    /// [`Error::NamespaceWanted`](crate::Error::NamespaceWanted), and who asks looks them up and asks again.
+    NotYetRead,
+}
+
 /// The gateway that a bridged network wants in the pool of one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gateway {
@@ -115,6 +126,8 @@ pub struct AssignRequest {
     pub usage: PoolUse,
     /// The labels of the namespace, for pools with a namespace selector.
     pub namespace_labels: Labels,
+    /// Whether these are known.
+    pub namespace: NamespaceLabels,
     /// How many blocks the host may have at most, besides what the settings say; 0 for no limit of its own.
     pub max_blocks: u32,
     /// What the host keeps for itself in each new block.
@@ -137,6 +150,7 @@ impl AssignRequest {
             v6_pools: Vec::new(),
             usage: PoolUse::Workload,
             namespace_labels: Labels::new(),
+            namespace: NamespaceLabels::Known,
             max_blocks: 0,
             host_reserved: None,
             bridge: None,

@@ -223,3 +223,45 @@ fn a_few_addresses_of_a_huge_network_are_found_at_once() {
     let six = make(new("p", "::/0").with_block_size(128));
     assert_eq!(unreserved(blocks_from(&six, 5), &all), []);
 }
+
+#[test]
+fn the_namespace_is_asked_for_only_where_it_matters() {
+    let (none, zone) = (Labels::new(), Labels::from([("zone".into(), "a".into())]));
+    let requested = [net("10.4.0.0/16")];
+    let asks = |all: &[Pool], change: &dyn Fn(&mut PoolQuery<'_>)| {
+        let mut query = PoolQuery {
+            family: Family::V4,
+            requested: &[],
+            node: "n",
+            node_labels: &none,
+            namespace_labels: &none,
+            wanted: PoolUse::Workload,
+            host_reserved: None,
+        };
+        query.node_labels = &zone;
+        change(&mut query);
+        asks_for_namespace(all, &query)
+    };
+    assert!(asks(&pools(), &|_| ()));
+    assert!(!asks(&pools(), &|query| query.family = Family::V6));
+    let without: Vec<Pool> = pools().into_iter().filter(|pool| pool.name() != "team").collect();
+    assert!(!asks(&without, &|_| ()));
+    let team = || new("team", "10.4.0.0/16").with_namespace_selector("team == 'x'");
+    for other in [
+        team().with_node_selector("zone == 'b'"),
+        team().with_assignment_mode(AssignmentMode::Manual),
+        team().with_allowed_uses([PoolUse::Tunnel]),
+    ] {
+        assert!(!asks(&[make(other)], &|_| ()));
+    }
+    let named = PoolQuery {
+        family: Family::V4,
+        requested: &requested,
+        node: "n",
+        node_labels: &none,
+        namespace_labels: &none,
+        wanted: PoolUse::Workload,
+        host_reserved: None,
+    };
+    assert!(!asks_for_namespace(&pools(), &named), "a pool that is named is taken whatever its selectors say");
+}

@@ -1,0 +1,90 @@
+//! The lock that Calico's plugins on this host take while they work on the cluster's store.
+
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+/// How long the lock is waited for.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+/// A lock on a file (`flock`) that ends when this is dropped, or with the process.
+///
+/// It keeps Calico's plugins on this host from disturbing each other and us, which saves repetitions. Nothing depends on
+/// it, since every commit is guarded: so it is waited for in a fair queue, but not for long.
+#[derive(Debug)]
+pub(crate) struct HostLock {
+    _file: Option<File>,
+}
+
+impl HostLock {
+    /// Takes the lock, or goes on without it after 2 s or a fifth of `budget`. Why is logged.
+    pub(crate) fn take(path: &Path, budget: Duration) -> Self {
+        let file = match lock(path, LONGEST_WAIT.min(budget / 5)) {
+            Ok(Some(file)) => Some(file),
+            Ok(None) => {
+                tracing::warn!(path = %path.display(), "somebody holds the lock of this host; going on without it");
+                None
+            }
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "cannot lock this host; going on without it");
+                None
+            }
+        };
+        Self { _file: file }
+    }
+}
+
+/// `None` if others have it all the time.
+fn lock(path: &Path, wait: Duration) -> io::Result<Option<File>> {
+    if let Some(folder) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o777).create(folder)?;
+    }
+    // Calico's plugin makes it, too, and opens it for writing.
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o750).open(path)?;
+    match file.try_lock() {
+        Ok(()) => return Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => {}
+        Err(TryLockError::Error(error)) => return Err(error),
+    }
+    tracing::debug!(path = %path.display(), "waiting for the lock of this host");
+    let (sender, receiver) = mpsc::channel();
+    // Who waits in the kernel gets it in turn. If the wait is over first, this thread ends with the process.
+    thread::Builder::new().spawn(move || sender.send(file.lock().map(|()| file)))?;
+    receiver.recv_timeout(wait).ok().transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn who_waits_gets_it_in_turn_and_nobody_waits_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/b/lock");
+        let held = lock(&path, Duration::ZERO).unwrap().unwrap();
+        let begun = Instant::now();
+        assert!(lock(&path, Duration::from_millis(50)).unwrap().is_none());
+        assert!(begun.elapsed() >= Duration::from_millis(50));
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| lock(&path, Duration::from_secs(60)).unwrap());
+            thread::sleep(Duration::from_millis(50));
+            assert!(!waiting.is_finished());
+            drop(held);
+            assert!(waiting.join().unwrap().is_some());
+        });
+    }
+
+    #[test]
+    fn what_cannot_be_locked_is_gone_without() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        let lock = HostLock::take(&folder.path().join("file/lock"), Duration::from_secs(10));
+        assert!(lock._file.is_none());
+    }
+}

@@ -1,0 +1,140 @@
+//! An etcd that is dead, frozen, full or without a leader: an answer in time that says what is known, and nothing leaked.
+
+use std::time::{Duration, Instant};
+
+use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client};
+use nix::sys::signal::Signal;
+
+use crate::lab::{Lab, refused, runtime};
+use crate::process::{Call, Outcome};
+use crate::server::Etcd;
+
+/// What a call has unless the configuration says otherwise, and a second for a machine that has other things to do.
+const IN_TIME: Duration = Duration::from_secs(11);
+const MAY_HAVE_HAPPENED: &str = "(it may have been carried out all the same)";
+
+/// Runs a call, which has to be over in time.
+#[track_caller]
+fn in_time(call: &Call) -> Outcome {
+    let begun = Instant::now();
+    let outcome = call.run();
+    assert!(begun.elapsed() < IN_TIME, "it took {:?}: {outcome:?}", begun.elapsed());
+    outcome
+}
+
+#[test]
+fn a_dead_etcd() {
+    let mut lab = Lab::start();
+    lab.add("c0").ok();
+    lab.etcd().stop();
+    for call in [lab.add("c1"), lab.del("c0")] {
+        let (code, text) = refused(&in_time(&call), &lab);
+        assert_eq!(code, 11, "{text}");
+        assert!(text.contains("nobody answers there: check the address, and that etcd runs"), "{text}");
+        assert!(!text.contains(MAY_HAVE_HAPPENED), "{text}");
+    }
+    lab.etcd().run().unwrap();
+    lab.del("c0").ok();
+    lab.all_is_well("c1");
+}
+
+#[test]
+fn a_frozen_etcd() {
+    let lab = Lab::start();
+    lab.add("c0").ok();
+    lab.etcds[0].signal(Signal::SIGSTOP).unwrap();
+    for call in [lab.add("c1"), lab.del("c0")] {
+        let (code, text) = refused(&in_time(&call), &lab);
+        assert!(code == 11 && text.contains("no answer in time"), "{text}");
+    }
+    lab.etcds[0].signal(Signal::SIGCONT).unwrap();
+    lab.del("c0").ok();
+    lab.all_is_well("c1");
+}
+
+#[test]
+fn the_configuration_says_how_long_a_call_may_take() {
+    let lab = Lab::start();
+    lab.etcds[0].signal(Signal::SIGSTOP).unwrap();
+    let mut conf = lab.conf();
+    conf["datastore_timeout"] = 2.into();
+    let begun = Instant::now();
+    let refusal = Call::new("ADD", "c1", &conf).run().refusal();
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}: {refusal:?}", begun.elapsed());
+    conf["datastore_timeout"] = 91.into();
+    let refusal = Call::new("ADD", "c1", &conf).run().refusal();
+    assert_eq!(refusal.says(&["datastore_timeout is not between 1 and 90"]).code, 7);
+}
+
+#[test]
+fn a_cluster_without_a_leader() {
+    let mut lab = Lab::on(Etcd::start_three().unwrap().into());
+    lab.add("c0").ok();
+    for stopped in [1, 2] {
+        lab.etcds[stopped].stop();
+    }
+    for call in [lab.add("c1"), lab.del("c0")] {
+        let (code, text) = refused(&in_time(&call), &lab);
+        assert!(code == 11 || text.contains(MAY_HAVE_HAPPENED), "{code}: {text}");
+    }
+    for stopped in [1, 2] {
+        lab.etcds[stopped].run().unwrap();
+    }
+    lab.del("c0").ok();
+    lab.all_is_well("c1");
+}
+
+#[test]
+fn a_cluster_that_loses_a_member_goes_on() {
+    for frozen in [0, 1, 2] {
+        let lab = Lab::on(Etcd::start_three().unwrap().into());
+        lab.add("c0").ok();
+        lab.etcds[frozen].signal(Signal::SIGSTOP).unwrap();
+        for call in [lab.add("c1"), lab.del("c0"), lab.del("c1")] {
+            let outcome = in_time(&call);
+            assert_eq!(outcome.exit, 0, "{outcome:?}");
+        }
+        lab.etcds[frozen].signal(Signal::SIGCONT).unwrap();
+        lab.all_is_well("c2");
+    }
+}
+
+/// An etcd whose quota was used up by somebody else.
+fn full() -> Lab {
+    let lab = Lab::on(vec![Etcd::start_with("http", &["--quota-backend-bytes=4194304".to_owned()]).unwrap()]);
+    lab.add("c0").ok();
+    runtime().block_on(async {
+        let mut client = Client::connect([lab.etcds[0].url()], None).await.unwrap();
+        for number in 0.. {
+            assert!(number < 100, "4 MiB are never full");
+            let put = client.put(format!("/others/{number}"), vec![7; 200_000], None).await;
+            if put.is_err_and(|error| error.to_string().contains("database space exceeded")) {
+                break;
+            }
+        }
+    });
+    lab
+}
+
+#[test]
+fn a_full_quota() {
+    let lab = full();
+    for call in [lab.add("c1"), lab.del("c0")] {
+        let (code, text) = refused(&in_time(&call), &lab);
+        assert!(code == 999 && text.contains("no space left"), "{code}: {text}");
+    }
+    runtime().block_on(async {
+        let mut client = Client::connect([lab.etcds[0].url()], None).await.unwrap();
+        let options = etcd_client::DeleteOptions::new().with_prefix();
+        let deleted = client.delete("/others/", Some(options)).await.unwrap();
+        client.compact(deleted.header().unwrap().revision(), None).await.unwrap();
+        client.defragment().await.unwrap();
+        for alarm in client.alarm(AlarmAction::Get, AlarmType::None, None).await.unwrap().alarms() {
+            let mut options = AlarmOptions::new();
+            options.with_member(alarm.member_id());
+            client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(options)).await.unwrap();
+        }
+    });
+    lab.del("c0").ok();
+    lab.all_is_well("c1");
+}

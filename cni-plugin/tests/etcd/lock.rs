@@ -1,0 +1,52 @@
+//! The lock that Calico's plugins on the host take as well.
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use crate::lab::Lab;
+
+const GOES_ON: &str = "somebody holds the lock of this host; going on without it";
+
+#[test]
+fn a_call_waits_for_who_has_the_lock_of_the_host() {
+    let lab = Lab::start();
+    lab.add("c0").ok();
+    let held = File::open(lab.lock_file()).unwrap();
+    held.lock().unwrap();
+    let add = lab.add("c1");
+    let child = add.start(add.command());
+    // Far longer than a call takes that does not wait, far shorter than it waits.
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(!lab.books().held.values().any(|handle| handle == "net1.c1"), "it has not waited");
+    held.unlock().unwrap();
+    let outcome = add.wait(child);
+    assert_eq!(outcome.exit, 0, "{outcome:?}");
+    assert!(!outcome.stderr.contains(GOES_ON), "{outcome:?}");
+}
+
+#[test]
+fn a_lock_that_is_never_given_up_is_gone_without_after_two_seconds() {
+    let lab = Lab::start();
+    lab.add("c0").ok();
+    let held = File::open(lab.lock_file()).unwrap();
+    held.lock().unwrap();
+    for call in [lab.add("c1"), lab.del("c1")] {
+        let begun = Instant::now();
+        let outcome = call.ok();
+        assert!(begun.elapsed() >= Duration::from_secs(2), "{outcome:?}");
+        assert!(outcome.stderr.contains(GOES_ON), "{outcome:?}");
+    }
+    let check = lab.add("c0").with("CNI_COMMAND", "CHECK").ok();
+    assert!(!check.stderr.contains(GOES_ON), "CHECK takes no lock: {check:?}");
+}
+
+#[test]
+fn a_host_that_cannot_be_locked_is_served_all_the_same() {
+    let lab = Lab::start();
+    let mut conf = lab.conf();
+    conf["ipam_lock_file"] = "/proc/no-such-folder/lock".into();
+    let outcome = crate::process::Call::new("ADD", "c1", &conf).ok();
+    assert!(outcome.stderr.contains("cannot lock this host; going on without it"), "{outcome:?}");
+    lab.del("c1").ok();
+    lab.nothing_is_left();
+}

@@ -1,0 +1,25 @@
+//! The plugin on a real etcd: the real program, and all that can go wrong between the two.
+//!
+//! Needs `etcd` and root (for `/run/margay` and a mount); without them the tests fail and say so.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(dead_code, reason = "some modules are other test programs' as well, and each uses a part of them")]
+
+#[path = "../system/books.rs"]
+mod books;
+mod cluster;
+#[path = "../../../backend-etcd/tests/support/dns.rs"]
+mod dns;
+mod faults;
+mod lab;
+mod lock;
+mod lost_replies;
+mod namespaces;
+mod one_key_only;
+#[path = "../system/process.rs"]
+mod process;
+#[path = "../../../conformance/src/proxy.rs"]
+mod proxy;
+mod secrets;
+#[path = "../../../backend-etcd/tests/support/server.rs"]
+mod server;
+mod ways_in;

@@ -1,0 +1,114 @@
+//! Wrong credentials, certificates that have run out, secrets in the configuration: clear errors, and no secret anywhere.
+
+use serde_json::{Value, json};
+
+use crate::lab::Lab;
+use crate::process::{Call, Outcome};
+use crate::ways_in::{Certificates, PASSWORD, guard};
+
+const VERBS: [&str; 5] = ["ADD", "DEL", "CHECK", "GC", "STATUS"];
+
+/// What must not be said by anybody.
+const SECRETS: [&str; 3] = ["hidden", "PRIVATE KEY", "BEGIN CERTIFICATE"];
+
+#[track_caller]
+fn says_no_secret(outcome: &Outcome, log: &std::path::Path) {
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(!log.is_empty());
+    for text in [&outcome.stdout, &outcome.stderr, &log] {
+        for secret in SECRETS {
+            assert!(!text.contains(secret), "{secret}: {text}");
+        }
+    }
+}
+
+/// A configuration full of secrets, for every verb.
+fn with_secrets(lab: &Lab, mut conf: Value) -> Value {
+    conf["cniVersion"] = "1.1.0".into();
+    conf["log_file_path"] = lab.folder.path().join("log").display().to_string().into();
+    conf["policy"] = json!({"type": "none", "k8s_auth_token": "hidden-token", "k8s_client_key": "hidden-key"});
+    conf["etcd_password"] = "hidden-etcd".into();
+    conf["kubernetes"] = json!({"k8s_auth_token": "hidden-token"});
+    conf["cni.dev/valid-attachments"] = json!([]);
+    conf["prevResult"] = json!({"cniVersion": "1.1.0", "ips": [{"address": "10.77.0.1/26"}], "x": "hidden"});
+    conf
+}
+
+#[test]
+fn wrong_credentials_are_told_without_them() {
+    let lab = Lab::start();
+    guard(&lab);
+    let conf = with_secrets(&lab, lab.conf());
+    for (user, password, text) in [
+        ("root", "hidden-other", "check user and password"),
+        ("hidden-user", PASSWORD, "check user and password"),
+        ("guest", PASSWORD, "the roles of the user do not allow this"),
+    ] {
+        for level in ["debug", "info", "error"] {
+            let mut conf = conf.clone();
+            conf["log_level"] = level.into();
+            for verb in VERBS {
+                let call = Call::new(verb, "c1", &conf).with("ETCD_USERNAME", user).with("ETCD_PASSWORD", password);
+                let outcome = call.run();
+                outcome.refusal().says(&[text]);
+                says_no_secret(&outcome, &lab.folder.path().join("log"));
+            }
+        }
+    }
+}
+
+#[test]
+fn certificates_that_have_run_out_are_told_without_them() {
+    for (expired, text) in [
+        ("server", "its certificate has expired, or a clock is wrong"),
+        ("client", "it may want a certificate of ours"),
+    ] {
+        let certificates = Certificates::make(&[expired]);
+        let lab = Lab { etcds: vec![certificates.etcd()], folder: tempfile::tempdir().unwrap() };
+        let mut conf = with_secrets(&lab, lab.conf());
+        certificates.add_to(&mut conf);
+        // It may be that the server is just starting: who is not let in tries again until time is up.
+        conf["datastore_timeout"] = 2.into();
+        for verb in VERBS {
+            let outcome = Call::new(verb, "c1", &conf).run();
+            outcome.refusal().says(&[text, &lab.etcds[0].url()]);
+            says_no_secret(&outcome, &lab.folder.path().join("log"));
+        }
+    }
+}
+
+#[test]
+fn files_that_are_mixed_up_are_told_without_what_is_in_them() {
+    let certificates = Certificates::make(&[]);
+    let lab = Lab { etcds: vec![certificates.etcd()], folder: tempfile::tempdir().unwrap() };
+    let mut conf = with_secrets(&lab, lab.conf());
+    certificates.add_to(&mut conf);
+    conf["etcd_cert_file"] = certificates.path("client.key").into();
+    conf["etcd_key_file"] = certificates.path("client.pem").into();
+    for verb in VERBS {
+        let outcome = Call::new(verb, "c1", &conf).run();
+        outcome.refusal().says(&["has no CERTIFICATE in PEM form", &certificates.path("client.key")]);
+        says_no_secret(&outcome, &lab.folder.path().join("log"));
+    }
+}
+
+#[test]
+fn a_configuration_with_secrets_that_works_shows_none() {
+    let lab = Lab::start();
+    guard(&lab);
+    let conf = with_secrets(&lab, lab.conf());
+    for verb in ["ADD", "CHECK", "GC", "STATUS", "DEL"] {
+        let call = Call::new(verb, "c1", &conf).with("ETCD_USERNAME", "root").with("ETCD_PASSWORD", PASSWORD);
+        let outcome = call.run();
+        // CHECK asks for an address that this container has not got.
+        assert_eq!(outcome.exit, i32::from(verb == "CHECK"), "{verb}: {outcome:?}");
+        says_no_secret(&outcome, &lab.folder.path().join("log"));
+    }
+    let mut conf = conf;
+    conf["etcd_endpoints"] = format!("http://root:hidden@{}", lab.etcds[0].address()).into();
+    for verb in VERBS {
+        let outcome = Call::new(verb, "c1", &conf).run();
+        outcome.refusal().says(&["a store's address has a user or a password in it"]);
+        says_no_secret(&outcome, &lab.folder.path().join("log"));
+    }
+}

@@ -1,0 +1,183 @@
+//! Where the cluster is said to be, and what it takes to be let in: NetConf, environment, TLS, discovery, a login.
+
+use etcd_client::Client;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::dns::Dns;
+use crate::lab::{Lab, runtime};
+use crate::process::Call;
+use crate::server::Etcd;
+
+/// The password of `root`, once [`guard`] was called.
+pub(crate) const PASSWORD: &str = "hidden-password";
+
+/// Lets in only `root` from now on, and `guest`, who may do nothing.
+pub(crate) fn guard(lab: &Lab) {
+    runtime().block_on(async {
+        let mut client = Client::connect([lab.etcds[0].url()], None).await.unwrap();
+        for user in ["root", "guest"] {
+            client.user_add(user, PASSWORD, None).await.unwrap();
+            client.role_add(user).await.unwrap();
+            client.user_grant_role(user, user).await.unwrap();
+        }
+        client.auth_enable().await.unwrap();
+    });
+}
+
+/// An authority, and certificates from it for server and client, in files.
+pub(crate) struct Certificates {
+    pub(crate) folder: TempDir,
+}
+
+impl Certificates {
+    /// `expired` has run out long ago.
+    pub(crate) fn make(expired: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        std::fs::write(folder.path().join("ca.pem"), authority.pem()).unwrap();
+        for name in ["server", "client"] {
+            let key = KeyPair::generate().unwrap();
+            let mut params = CertificateParams::new(["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+            if expired.contains(&name) {
+                params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+            }
+            let certificate = params.signed_by(&key, &authority).unwrap();
+            std::fs::write(folder.path().join(format!("{name}.pem")), certificate.pem()).unwrap();
+            std::fs::write(folder.path().join(format!("{name}.key")), key.serialize_pem()).unwrap();
+        }
+        Self { folder }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    /// An etcd that lets in only who has a certificate.
+    pub(crate) fn etcd(&self) -> Etcd {
+        let with = |flag: &str, name: &str| format!("--{flag}={}", self.path(name));
+        let arguments = [
+            with("cert-file", "server.pem"),
+            with("key-file", "server.key"),
+            with("trusted-ca-file", "ca.pem"),
+            "--client-cert-auth".to_owned(),
+        ];
+        Etcd::start_with("https", &arguments).unwrap()
+    }
+
+    /// Adds the files to a configuration.
+    pub(crate) fn add_to(&self, conf: &mut Value) {
+        conf["etcd_ca_cert_file"] = self.path("ca.pem").into();
+        conf["etcd_cert_file"] = self.path("client.pem").into();
+        conf["etcd_key_file"] = self.path("client.key").into();
+    }
+}
+
+/// A call without addresses to give: it is let in if it gets as far as to miss the node.
+#[track_caller]
+pub(crate) fn is_let_in(call: &Call) {
+    call.run().refusal().says(&["resource does not exist: Node(node-1)"]);
+}
+
+fn lab_of(etcd: Etcd) -> Lab {
+    Lab { etcds: vec![etcd], folder: tempfile::tempdir().unwrap() }
+}
+
+#[test]
+fn certificates_come_from_files_that_netconf_or_environment_name() {
+    let certificates = Certificates::make(&[]);
+    let lab = lab_of(certificates.etcd());
+    let mut conf = lab.conf();
+    certificates.add_to(&mut conf);
+    is_let_in(&Call::new("ADD", "c1", &conf));
+    Call::new("DEL", "c1", &conf).ok();
+
+    let variables =
+        [("ETCD_CA_CERT_FILE", "ca.pem"), ("ETCD_CERT_FILE", "client.pem"), ("ETCD_KEY_FILE", "client.key")];
+    let with = |call: Call, prefix: &str| {
+        variables
+            .iter()
+            .fold(call, |call, (name, file)| call.with(&format!("{prefix}{name}"), &certificates.path(file)))
+    };
+    is_let_in(&with(lab.add("c1"), ""));
+    // What NetConf says beats a variable, and what has the prefix beats both.
+    conf["etcd_key_file"] = "/nowhere/key.pem".into();
+    let refusal = with(Call::new("ADD", "c1", &conf), "").run().refusal();
+    refusal.says(&["cannot read /nowhere/key.pem"]);
+    is_let_in(&with(Call::new("ADD", "c1", &conf), "CALICO_"));
+    // A file that is not there is no store that is not there: nothing was released, and DEL says so.
+    Call::new("DEL", "c1", &conf).run().refusal().says(&["cannot read /nowhere/key.pem"]);
+}
+
+#[test]
+fn endpoints_come_from_netconf_or_environment() {
+    let lab = Lab::start();
+    let mut conf = lab.conf();
+    let dead = format!("http://{}", crate::server::dead_address().unwrap());
+    let url = lab.etcds[0].url();
+    let call = |conf: &Value, container: &str| Call::new("ADD", container, conf);
+    // The type is clear from the endpoints.
+    conf.as_object_mut().unwrap().remove("datastore_type");
+    call(&conf, "c1").ok();
+    call(&conf, "c2").with("ETCD_ENDPOINTS", &dead).ok();
+    call(&conf, "c3").with("CALICO_ETCD_ENDPOINTS", &dead).run().refusal().says(&[dead.as_str()]);
+    conf["etcd_endpoints"] = Value::Null;
+    call(&conf, "c4").with("ETCD_ENDPOINTS", &url).ok();
+    call(&conf, "c5").with("ETCD_ENDPOINTS", &dead).with("CALICO_ETCD_ENDPOINTS", &format!("{dead},{url}")).ok();
+    for (name, value, text) in [
+        ("ETCD_DISCOVERY_SRV", "example.org", "multiple discovery or bootstrap options specified"),
+        ("DATASTORE_TYPE", "kubernetes", "datastore type kubernetes is not supported"),
+        ("ETCD_KEY_FILE", "/k", "a key for etcd is configured without its certificate"),
+    ] {
+        call(&conf, "c6").with("ETCD_ENDPOINTS", &url).with(name, value).run().refusal().says(&[text]);
+    }
+    // A bridged network is served from a cluster as well.
+    let mut bridged = lab.conf();
+    bridged["type"] = "bridge".into();
+    bridged["ipam"] = json!({"type": "margay-ipam"});
+    assert!(call(&bridged, "c7").ok().cidrs()[0].ends_with("/24"));
+    for container in ["c1", "c2", "c4", "c5", "c7"] {
+        lab.del(container).ok();
+    }
+    lab.nothing_is_left();
+}
+
+#[test]
+fn members_are_found_through_srv_records() {
+    let mut lab = Lab::start();
+    let dns = Dns::start_at(([127, 0, 0, 77], 53).into()).unwrap();
+    dns.set("_etcd-client._tcp.margay.example", &[(1, 1, lab.etcd().address().port())]);
+    let resolver = lab.folder.path().join("resolv.conf");
+    std::fs::write(&resolver, "nameserver 127.0.0.77\n").unwrap();
+    // A mount of its own, so that nobody else asks this server.
+    let script = format!("mount --bind {} /etc/resolv.conf && exec \"$0\"", resolver.display());
+    let through = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", &script];
+    let mut conf = lab.conf();
+    conf["etcd_endpoints"] = Value::Null;
+    conf["etcd_discovery_srv"] = "margay.example".into();
+    let run = |conf: &Value| {
+        let call = Call::new("ADD", "c1", conf).with("PATH", "/usr/bin:/bin");
+        call.run_as(call.command_through(&through))
+    };
+    let found = run(&conf);
+    assert_eq!(found.exit, 0, "{found:?}");
+    conf["etcd_discovery_srv"] = "other.example".into();
+    let refusal = run(&conf).refusal();
+    refusal.says(&["failed to discover etcd endpoints through SRV discovery", "_etcd-client._tcp.other.example"]);
+}
+
+#[test]
+fn a_login_comes_from_the_environment() {
+    let lab = lab_of(Etcd::start_with("http", &[]).unwrap());
+    guard(&lab);
+    let login = |user: &str, password: &str| lab.add("c1").with("ETCD_USERNAME", user).with("ETCD_PASSWORD", password);
+    is_let_in(&login("root", PASSWORD));
+    // Both or nobody, as with Calico.
+    login("root", "").run().refusal().says(&["it wants a user and a password"]);
+    login("root", "hidden-other").run().refusal().says(&["check user and password"]);
+    login("guest", PASSWORD).run().refusal().says(&["the roles of the user do not allow this"]);
+}
