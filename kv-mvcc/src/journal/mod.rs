@@ -1,13 +1,13 @@
 //! A journal in front of a table: one sync for a commit, however the engine spreads its pages.
 //!
 //! A commit is one record, appended to a file of fixed size and synced once. Its rows stay in memory, over those of the
-//! engine ([`Overlay`]). When the file is full, all of them go to the engine in one commit, a checkpoint, and the next
+//! engine. When the file is full, all of them go to the engine in one commit, a checkpoint, and the next
 //! record begins at the front again. Whoever opens the table reads the records that the engine does not have yet, a few
 //! hundred KiB at the most. So most processes that open, commit once and end never write to the engine at all.
 //!
 //! What keeps this safe:
 //!
-//! - Records are numbered without a gap. The engine has a row, [`ROW`], that each checkpoint writes with its rows: the number
+//! - Records are numbered without a gap. The engine has a row that each checkpoint writes with its rows: the number
 //!   of the last record in it, and the number of the checkpoint. So engine and journal always fit together.
 //! - The front is written again only after a checkpoint that is durable. A record that was cut off does not have its
 //!   checksum, and one that is left from before does not have the next number: both end what is read.
