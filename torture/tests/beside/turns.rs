@@ -59,12 +59,6 @@ impl Call {
         call
     }
 
-    fn of_range(request: &RangeRequest) -> Self {
-        // What was at a revision does not change.
-        let reads = if request.at.is_set() { vec![] } else { vec![request.range.clone()] };
-        Self { reads, writes: vec![] }
-    }
-
     fn disturbs(&self, other: &Self) -> bool {
         let touched = || other.reads.iter().chain(&other.writes);
         self.writes.iter().any(|write| touched().any(|range| overlap(write, range)))
@@ -122,7 +116,10 @@ impl InTurn {
 #[async_trait]
 impl Store for InTurn {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        self.turn(|| Call::of_range(&request)).await;
+        // What was at a revision does not change, whenever it is asked for; and several may be asked for at once.
+        if !request.at.is_set() {
+            self.turn(|| Call { reads: vec![request.range.clone()], writes: vec![] }).await;
+        }
         self.inner.range(request).await
     }
 
