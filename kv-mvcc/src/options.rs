@@ -106,7 +106,7 @@ impl Default for Retention {
         Self {
             revisions: Some(10_000),
             age: Some(Duration::from_secs(7 * 24 * 60 * 60)),
-            bytes: Some(20 * 1024 * 1024),
+            bytes: Some(16 * 1024 * 1024),
         }
     }
 }
