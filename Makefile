@@ -31,7 +31,7 @@ test-parts:
 	scripts/timed "release build of the plugin" cargo build --quiet --release -p cni-plugin
 	scripts/timed "build of all tests" cargo test --quiet --profile ci --workspace --no-run
 	MARGAY_RELEASE_PLUGIN=$(abspath $(or $(CARGO_TARGET_DIR),target))/release/margay-ipam \
-		scripts/timed --tests cargo test --profile ci --workspace
+		scripts/timed --tests scripts/test-programs
 	scripts/timed "lab on sled" scripts/lab sled
 	scripts/timed "lab on redb" scripts/lab redb
 	scripts/timed "installation" scripts/check-install
