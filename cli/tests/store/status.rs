@@ -47,7 +47,7 @@ fn the_status_of_a_store_that_nobody_uses() {
             assert!(text.contains(line), "{line}: {text}");
         }
         assert!(text.contains(&format!("Engine:    {engine}, format 1\n")), "{text}");
-        assert!(text.contains("3 of 10,000 revisions; ") && text.contains(" of 20.00 MiB; "), "{text}");
+        assert!(text.contains("3 of 10,000 revisions; ") && text.contains(" of 16.00 MiB; "), "{text}");
     }
 }
 
