@@ -127,7 +127,9 @@ fn a_full_quota() {
         let mut client = Client::connect([lab.etcds[0].url()], None).await.unwrap();
         let options = etcd_client::DeleteOptions::new().with_prefix();
         let deleted = client.delete("/others/", Some(options)).await.unwrap();
-        client.compact(deleted.header().unwrap().revision(), None).await.unwrap();
+        // Only when the old revisions are really gone is there room to give back.
+        let physical = etcd_client::CompactionOptions::new().with_physical();
+        client.compact(deleted.header().unwrap().revision(), Some(physical)).await.unwrap();
         client.defragment().await.unwrap();
         // Each write that was refused raises the alarm once more, some time after it was answered.
         let mut quiet = 0;
