@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "../../backend-etcd/tests/support/certificates.rs"]
+mod certificates;
 #[path = "../../backend-etcd/tests/support/server.rs"]
 mod support;
 
@@ -9,11 +11,10 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
+use certificates::Certificates;
 use datastore::{Access, Create, Identity, Location, Login, Pem, open};
 use kv::{Auth, Error, ErrorKind, StoreExt};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use support::Etcd;
-use tempfile::TempDir;
 
 const HIDDEN: &str = "hidden-password";
 
@@ -47,47 +48,13 @@ async fn refused_with(url: &str, access: Access, words: &[&str]) -> Error {
     error
 }
 
-/// An authority, and certificates of server and client from it.
-struct Certificates {
-    folder: TempDir,
-}
-
 impl Certificates {
-    fn make() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        std::fs::write(folder.path().join("ca.pem"), authority.pem()).unwrap();
-        for name in ["server", "client"] {
-            let key = KeyPair::generate().unwrap();
-            let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
-            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-            let certificate = params.signed_by(&key, &authority).unwrap();
-            std::fs::write(folder.path().join(format!("{name}.pem")), certificate.pem()).unwrap();
-            std::fs::write(folder.path().join(format!("{name}.key")), key.serialize_pem()).unwrap();
-        }
-        Self { folder }
-    }
-
     fn file(&self, name: &str) -> Pem {
-        Pem::File(self.folder.path().join(name))
+        Pem::File(self.path(name))
     }
 
     fn inline(&self, name: &str) -> Pem {
-        Pem::Inline(std::fs::read_to_string(self.folder.path().join(name)).unwrap())
-    }
-
-    /// An etcd that lets in only who has a certificate.
-    fn etcd(&self) -> Etcd {
-        let with = |flag: &str, name: &str| format!("--{flag}={}", self.folder.path().join(name).display());
-        let arguments = [
-            with("cert-file", "server.pem"),
-            with("key-file", "server.key"),
-            with("trusted-ca-file", "ca.pem"),
-            "--client-cert-auth".to_owned(),
-        ];
-        Etcd::start_with("https", &arguments).unwrap()
+        Pem::Inline(std::fs::read_to_string(self.path(name)).unwrap())
     }
 }
 
@@ -105,17 +72,17 @@ async fn works(location: &Location) {
 
 #[tokio::test]
 async fn it_opens_without_and_with_tls() {
-    let (plain, certificates) = (Etcd::start().unwrap(), Certificates::make());
+    let (plain, certificates) = (Etcd::start().unwrap(), Certificates::make().unwrap());
     works(&location(&store_url(&plain.url()), Access::default())).await;
     // As with Calico, what says http:// is without TLS.
-    let unused = Access { authority: Some(certificates.file("ca.pem")), ..Access::default() };
+    let unused = Access { authority: Some(certificates.file("authority.pem")), ..Access::default() };
     works(&location(&store_url(&plain.url()), unused)).await;
-    let etcd = certificates.etcd();
+    let etcd = certificates.etcd_for_known().unwrap();
     for pem in [Certificates::file, Certificates::inline] {
         let pem = |name| pem(&certificates, name);
         works(&location(
             &store_url(&etcd.url()),
-            with_certificates(pem("ca.pem"), pem("client.pem"), pem("client.key")),
+            with_certificates(pem("authority.pem"), pem("client.pem"), pem("client.key")),
         ))
         .await;
     }
@@ -142,15 +109,15 @@ async fn a_login_is_needed_and_checked() {
 
 #[tokio::test]
 async fn wrong_certificates() {
-    let (certificates, strange) = (Certificates::make(), Certificates::make());
-    let (etcd, plain) = (certificates.etcd(), Etcd::start().unwrap());
+    let (certificates, strange) = (Certificates::make().unwrap(), Certificates::make().unwrap());
+    let (etcd, plain) = (certificates.etcd_for_known().unwrap(), Etcd::start().unwrap());
     let url = store_url(&etcd.url());
     let identity = || (certificates.file("client.pem"), certificates.file("client.key"));
     let (certificate, key) = identity();
-    let access = with_certificates(strange.file("ca.pem"), certificate, key);
+    let access = with_certificates(strange.file("authority.pem"), certificate, key);
     refused_with(&url, access, &["no connection", "name the one that signed it", "invalid peer certificate"]).await;
     refused_with(&url, Access::default(), &["name the one that signed it"]).await;
-    let alone = || Access { authority: Some(certificates.file("ca.pem")), ..Access::default() };
+    let alone = || Access { authority: Some(certificates.file("authority.pem")), ..Access::default() };
     refused_with(&url, alone(), &["it may want a certificate of ours"]).await;
     // TLS where there is none, and the other way.
     refused_with(&url.replace("etcd+https", "etcd"), Access::default(), &["it may want TLS (https://)"]).await;
@@ -160,20 +127,24 @@ async fn wrong_certificates() {
 
 #[tokio::test]
 async fn files_that_are_none_are_refused_before_anything_is_sent() {
-    let certificates = Certificates::make();
+    let certificates = Certificates::make().unwrap();
     let url = "etcd+https://127.0.0.1:1";
     let nonsense = || Pem::Inline("hidden nonsense".into());
     let authority = |pem| Access { authority: Some(pem), ..Access::default() };
-    let error =
-        refused_with(url, authority(Pem::File("/nowhere/ca.pem".into())), &["cannot read /nowhere/ca.pem"]).await;
+    let error = refused_with(
+        url,
+        authority(Pem::File("/nowhere/authority.pem".into())),
+        &["cannot read /nowhere/authority.pem"],
+    )
+    .await;
     assert_eq!(*error.kind(), ErrorKind::Missing);
-    let folder = certificates.folder.path().to_owned();
+    let folder = certificates.path("");
     refused_with(url, authority(Pem::File(folder.clone())), &["cannot read", folder.to_str().unwrap()]).await;
     refused_with(url, authority(nonsense()), &["has no CERTIFICATE in PEM form"]).await;
-    let key = with_certificates(certificates.file("ca.pem"), certificates.file("client.pem"), nonsense());
+    let key = with_certificates(certificates.file("authority.pem"), certificates.file("client.pem"), nonsense());
     refused_with(url, key, &["has no PRIVATE KEY in PEM form"]).await;
     let other = with_certificates(
-        certificates.file("ca.pem"),
+        certificates.file("authority.pem"),
         certificates.file("client.pem"),
         certificates.file("server.key"),
     );

@@ -1,9 +1,10 @@
 //! Certificates for a server and its clients.
 
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
 use std::io::{Error, Result};
 use std::path::PathBuf;
 
-use backend_etcd::{Pem, Tls};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use tempfile::TempDir;
 
@@ -25,22 +26,34 @@ fn authority() -> std::result::Result<Issuer, rcgen::Error> {
 
 impl Certificates {
     pub(crate) fn make() -> Result<Self> {
+        Self::expired(&[])
+    }
+
+    /// Those of `expired`, of "server" and "client", have run out long ago.
+    pub(crate) fn expired(expired: &[&str]) -> Result<Self> {
         let certificates = Self { folder: tempfile::tempdir()? };
-        certificates.issue()?;
+        certificates.write(expired)?;
         Ok(certificates)
     }
 
     /// Everything anew, from another authority, in the same files.
     pub(crate) fn issue(&self) -> Result<()> {
+        self.write(&[])
+    }
+
+    fn write(&self, expired: &[&str]) -> Result<()> {
         let write = |name: &str, text: String| std::fs::write(self.path(name), text);
         let authority = authority().map_err(Error::other)?;
         write("authority.pem", authority.pem())?;
         write("stranger.pem", self::authority().map_err(Error::other)?.pem())?;
         for name in ["server", "client"] {
             let key = KeyPair::generate().map_err(Error::other)?;
-            let names = ["127.0.0.1".to_owned(), "etcd.example".to_owned()];
+            let names = ["127.0.0.1", "localhost", "etcd.example"].map(str::to_owned);
             let mut params = CertificateParams::new(names).map_err(Error::other)?;
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+            if expired.contains(&name) {
+                params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+            }
             let certificate = params.signed_by(&key, &authority).map_err(Error::other)?;
             write(&format!("{name}.pem"), certificate.pem())?;
             write(&format!("{name}.key"), key.serialize_pem())?;
@@ -50,24 +63,6 @@ impl Certificates {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
-    }
-
-    pub(crate) fn file(&self, name: &str) -> Pem {
-        Pem::File(self.path(name))
-    }
-
-    pub(crate) fn inline(&self, name: &str) -> Result<Pem> {
-        Ok(Pem::Inline(std::fs::read(self.path(name))?))
-    }
-
-    /// Trusting only the server's authority.
-    pub(crate) fn trusting(&self) -> Tls {
-        Tls::new().with_authority(self.file("authority.pem"))
-    }
-
-    /// With a certificate of ours besides.
-    pub(crate) fn known(&self) -> Tls {
-        self.trusting().with_identity(self.file("client.pem"), self.file("client.key"))
     }
 
     /// An etcd with these certificates; `more` are arguments besides.

@@ -206,26 +206,7 @@ impl Fixture for Held {
 
     async fn make_room(&self) -> Result<(), BoxError> {
         let mut client = Client::connect([self.etcd()?.url()], None).await?;
-        // A compaction takes the old revisions away some time after it was answered; only then is there room to give back.
-        loop {
-            client.defragment().await?;
-            if client.status().await?.db_size() < ROOMY {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        // Each write that was refused raises the alarm once more, some time after it was answered.
-        let mut quiet = 0;
-        while quiet < 5 {
-            quiet += 1;
-            for alarm in client.alarm(AlarmAction::Get, AlarmType::None, None).await?.alarms() {
-                quiet = 0;
-                let mut options = etcd_client::AlarmOptions::new();
-                options.with_member(alarm.member_id());
-                client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(options)).await?;
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+        super::room::make_room(&mut client, ROOMY).await?;
         Ok(())
     }
 

@@ -1,10 +1,12 @@
-//! What the tests of this crate share. The server alone is in a file that other crates use as well.
+//! What the tests of this crate share. What other crates use as well is in files that know nothing of this one.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub(crate) mod certificates;
 pub(crate) mod harness;
+mod room;
 mod server;
+mod tls;
 pub(crate) mod users;
 
 pub(crate) use server::*;

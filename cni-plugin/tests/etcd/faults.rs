@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client};
+use etcd_client::Client;
 use nix::sys::signal::Signal;
 
 use crate::lab::{Lab, refused, runtime};
 use crate::process::{Call, Outcome};
+use crate::room::make_room;
 use crate::server::Etcd;
 
 /// What a call has unless the configuration says otherwise, and a second for a machine that has other things to do.
@@ -127,22 +128,8 @@ fn a_full_quota() {
         let mut client = Client::connect([lab.etcds[0].url()], None).await.unwrap();
         let options = etcd_client::DeleteOptions::new().with_prefix();
         let deleted = client.delete("/others/", Some(options)).await.unwrap();
-        // Only when the old revisions are really gone is there room to give back.
-        let physical = etcd_client::CompactionOptions::new().with_physical();
-        client.compact(deleted.header().unwrap().revision(), Some(physical)).await.unwrap();
-        client.defragment().await.unwrap();
-        // Each write that was refused raises the alarm once more, some time after it was answered.
-        let mut quiet = 0;
-        while quiet < 5 {
-            quiet += 1;
-            for alarm in client.alarm(AlarmAction::Get, AlarmType::None, None).await.unwrap().alarms() {
-                quiet = 0;
-                let mut options = AlarmOptions::new();
-                options.with_member(alarm.member_id());
-                client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(options)).await.unwrap();
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+        client.compact(deleted.header().unwrap().revision(), None).await.unwrap();
+        make_room(&mut client, 2_097_152).await.unwrap();
     });
     lab.del("c0").ok();
     lab.all_is_well("c1");

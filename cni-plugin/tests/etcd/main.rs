@@ -6,6 +6,8 @@
 
 #[path = "../system/books.rs"]
 mod books;
+#[path = "../../../backend-etcd/tests/support/certificates.rs"]
+mod certificates;
 mod cluster;
 #[path = "../../../backend-etcd/tests/support/dns.rs"]
 mod dns;
@@ -19,7 +21,11 @@ mod one_key_only;
 mod process;
 #[path = "../../../conformance/src/proxy.rs"]
 mod proxy;
+#[path = "../../../backend-etcd/tests/support/room.rs"]
+mod room;
 mod secrets;
 #[path = "../../../backend-etcd/tests/support/server.rs"]
 mod server;
 mod ways_in;
+
+use server::Etcd;

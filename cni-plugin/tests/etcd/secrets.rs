@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 
+use crate::certificates::Certificates;
 use crate::lab::Lab;
 use crate::process::{Call, Outcome};
-use crate::ways_in::{Certificates, PASSWORD, guard};
+use crate::ways_in::{PASSWORD, guard};
 
 const VERBS: [&str; 5] = ["ADD", "DEL", "CHECK", "GC", "STATUS"];
 
@@ -63,8 +64,8 @@ fn certificates_that_have_run_out_are_told_without_them() {
         ("server", "its certificate has expired, or a clock is wrong"),
         ("client", "it may want a certificate of ours"),
     ] {
-        let certificates = Certificates::make(&[expired]);
-        let lab = Lab { etcds: vec![certificates.etcd()], folder: tempfile::tempdir().unwrap() };
+        let certificates = Certificates::expired(&[expired]).unwrap();
+        let lab = Lab { etcds: vec![certificates.etcd_for_known().unwrap()], folder: tempfile::tempdir().unwrap() };
         let mut conf = with_secrets(&lab, lab.conf());
         certificates.add_to(&mut conf);
         // It may be that the server is just starting: who is not let in tries again until time is up.
@@ -79,15 +80,15 @@ fn certificates_that_have_run_out_are_told_without_them() {
 
 #[test]
 fn files_that_are_mixed_up_are_told_without_what_is_in_them() {
-    let certificates = Certificates::make(&[]);
-    let lab = Lab { etcds: vec![certificates.etcd()], folder: tempfile::tempdir().unwrap() };
+    let certificates = Certificates::make().unwrap();
+    let lab = Lab { etcds: vec![certificates.etcd_for_known().unwrap()], folder: tempfile::tempdir().unwrap() };
     let mut conf = with_secrets(&lab, lab.conf());
     certificates.add_to(&mut conf);
-    conf["etcd_cert_file"] = certificates.path("client.key").into();
-    conf["etcd_key_file"] = certificates.path("client.pem").into();
+    conf["etcd_cert_file"] = certificates.text("client.key").into();
+    conf["etcd_key_file"] = certificates.text("client.pem").into();
     for verb in VERBS {
         let outcome = Call::new(verb, "c1", &conf).run();
-        outcome.refusal().says(&["has no CERTIFICATE in PEM form", &certificates.path("client.key")]);
+        outcome.refusal().says(&["has no CERTIFICATE in PEM form", &certificates.text("client.key")]);
         says_no_secret(&outcome, &lab.folder.path().join("log"));
     }
 }

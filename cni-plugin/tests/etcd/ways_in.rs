@@ -1,10 +1,9 @@
 //! Where the cluster is said to be, and what it takes to be let in: NetConf, environment, TLS, discovery, a login.
 
 use etcd_client::Client;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
+use crate::certificates::Certificates;
 use crate::dns::Dns;
 use crate::lab::{Lab, runtime};
 use crate::process::Call;
@@ -26,54 +25,17 @@ pub(crate) fn guard(lab: &Lab) {
     });
 }
 
-/// An authority, and certificates from it for server and client, in files.
-pub(crate) struct Certificates {
-    pub(crate) folder: TempDir,
-}
-
 impl Certificates {
-    /// `expired` has run out long ago.
-    pub(crate) fn make(expired: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        std::fs::write(folder.path().join("ca.pem"), authority.pem()).unwrap();
-        for name in ["server", "client"] {
-            let key = KeyPair::generate().unwrap();
-            let mut params = CertificateParams::new(["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
-            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-            if expired.contains(&name) {
-                params.not_after = rcgen::date_time_ymd(2001, 1, 1);
-            }
-            let certificate = params.signed_by(&key, &authority).unwrap();
-            std::fs::write(folder.path().join(format!("{name}.pem")), certificate.pem()).unwrap();
-            std::fs::write(folder.path().join(format!("{name}.key")), key.serialize_pem()).unwrap();
-        }
-        Self { folder }
-    }
-
-    pub(crate) fn path(&self, name: &str) -> String {
-        self.folder.path().join(name).display().to_string()
-    }
-
-    /// An etcd that lets in only who has a certificate.
-    pub(crate) fn etcd(&self) -> Etcd {
-        let with = |flag: &str, name: &str| format!("--{flag}={}", self.path(name));
-        let arguments = [
-            with("cert-file", "server.pem"),
-            with("key-file", "server.key"),
-            with("trusted-ca-file", "ca.pem"),
-            "--client-cert-auth".to_owned(),
-        ];
-        Etcd::start_with("https", &arguments).unwrap()
+    /// A file's path, as a configuration has it.
+    pub(crate) fn text(&self, name: &str) -> String {
+        self.path(name).display().to_string()
     }
 
     /// Adds the files to a configuration.
     pub(crate) fn add_to(&self, conf: &mut Value) {
-        conf["etcd_ca_cert_file"] = self.path("ca.pem").into();
-        conf["etcd_cert_file"] = self.path("client.pem").into();
-        conf["etcd_key_file"] = self.path("client.key").into();
+        conf["etcd_ca_cert_file"] = self.text("authority.pem").into();
+        conf["etcd_cert_file"] = self.text("client.pem").into();
+        conf["etcd_key_file"] = self.text("client.key").into();
     }
 }
 
@@ -89,19 +51,19 @@ fn lab_of(etcd: Etcd) -> Lab {
 
 #[test]
 fn certificates_come_from_files_that_netconf_or_environment_name() {
-    let certificates = Certificates::make(&[]);
-    let lab = lab_of(certificates.etcd());
+    let certificates = Certificates::make().unwrap();
+    let lab = lab_of(certificates.etcd_for_known().unwrap());
     let mut conf = lab.conf();
     certificates.add_to(&mut conf);
     is_let_in(&Call::new("ADD", "c1", &conf));
     Call::new("DEL", "c1", &conf).ok();
 
     let variables =
-        [("ETCD_CA_CERT_FILE", "ca.pem"), ("ETCD_CERT_FILE", "client.pem"), ("ETCD_KEY_FILE", "client.key")];
+        [("ETCD_CA_CERT_FILE", "authority.pem"), ("ETCD_CERT_FILE", "client.pem"), ("ETCD_KEY_FILE", "client.key")];
     let with = |call: Call, prefix: &str| {
         variables
             .iter()
-            .fold(call, |call, (name, file)| call.with(&format!("{prefix}{name}"), &certificates.path(file)))
+            .fold(call, |call, (name, file)| call.with(&format!("{prefix}{name}"), &certificates.text(file)))
     };
     is_let_in(&with(lab.add("c1"), ""));
     // What NetConf says beats a variable, and what has the prefix beats both.

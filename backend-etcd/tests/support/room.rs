@@ -1,0 +1,23 @@
+//! Room in an etcd whose quota was used up.
+
+use std::time::Duration;
+
+use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, Error};
+
+/// Gives back what compacted revisions took, until the database has fewer bytes than `roomy`, and takes the alarm back.
+pub(crate) async fn make_room(client: &mut Client, roomy: i64) -> Result<(), Error> {
+    // A compaction takes the old revisions away some time after it was answered; only then is there room to give back.
+    loop {
+        client.defragment().await?;
+        if client.status().await?.db_size() < roomy {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    for alarm in client.alarm(AlarmAction::Get, AlarmType::None, None).await?.alarms() {
+        let mut options = AlarmOptions::new();
+        options.with_member(alarm.member_id());
+        client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(options)).await?;
+    }
+    Ok(())
+}
