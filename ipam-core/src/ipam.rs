@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::error::{Error, Result};
 use crate::gc::Live;
+use crate::hints::Hints;
 use crate::intents::Intents;
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, Labels, Node, Owner};
@@ -54,6 +55,7 @@ pub struct Ipam {
     clock: Clock,
     uids: Uids,
     intents: Option<Arc<dyn Intents>>,
+    hints: Option<Arc<dyn Hints>>,
     live: Option<Arc<dyn Live>>,
 }
 
@@ -67,7 +69,7 @@ impl Ipam {
     /// The allocator on this store, by the system's clock.
     pub fn new(store: Arc<dyn Store>, nodes: Nodes) -> Self {
         let uids: Uids = Arc::new(|| Uuid::new_v4().to_string());
-        Self { store, nodes, clock: Arc::new(OffsetDateTime::now_utc), uids, intents: None, live: None }
+        Self { store, nodes, clock: Arc::new(OffsetDateTime::now_utc), uids, intents: None, hints: None, live: None }
     }
 
     /// With another clock.
@@ -91,6 +93,13 @@ impl Ipam {
         self
     }
 
+    /// Remembers which blocks were used: for a store that is a network away, see [`crate::hints`].
+    #[must_use]
+    pub fn with_hints(mut self, hints: Arc<dyn Hints>) -> Self {
+        self.hints = Some(hints);
+        self
+    }
+
     /// Lets an assignment that finds no room free what is left over from earlier boots, on this evidence; see [`crate::gc`].
     #[must_use]
     pub fn with_live(mut self, live: Arc<dyn Live>) -> Self {
@@ -111,6 +120,11 @@ impl Ipam {
     /// Where intents are noted, if they are.
     pub(crate) fn intents(&self) -> Option<&Arc<dyn Intents>> {
         self.intents.as_ref()
+    }
+
+    /// Where used blocks are remembered, if they are.
+    pub(crate) fn hints(&self) -> Option<&Arc<dyn Hints>> {
+        self.hints.as_ref()
     }
 
     /// The store.

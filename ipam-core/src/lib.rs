@@ -65,6 +65,7 @@ pub mod attachment;
 mod check;
 mod error;
 pub mod gc;
+pub mod hints;
 pub mod intents;
 mod ipam;
 pub mod model;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Serialize, Serializer};
@@ -31,6 +32,14 @@ impl Family {
         match self {
             Self::V4 => 32,
             Self::V6 => 128,
+        }
+    }
+
+    /// The prefix lengths that a block can have.
+    pub fn block_sizes(self) -> RangeInclusive<u8> {
+        match self {
+            Self::V4 => 20..=32,
+            Self::V6 => 116..=128,
         }
     }
 

@@ -13,6 +13,7 @@ use kv::{Deadline, Key, Range, Transaction};
 
 use crate::attachment::{Attachment, Claim, NETWORK};
 use crate::error::{Error, Result};
+use crate::hints;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Attribute, Block, Document, Handle, Node, Owner, Pool, ReleaseRequest, handle_id};
@@ -48,11 +49,27 @@ impl Ipam {
         old_handles: &[String],
         deadline: Deadline,
     ) -> Result<Vec<IpAddr>> {
+        self.release_attachment_of(attachment, old_handles, &[], deadline).await
+    }
+
+    /// The same for an attachment that is said to have these addresses. All that it has is freed, and nothing else: the
+    /// addresses only say where to look first, which saves a round trip.
+    ///
+    /// # Errors
+    /// As [`release_attachment`](Self::release_attachment).
+    pub async fn release_attachment_of(
+        &self,
+        attachment: &Attachment,
+        old_handles: &[String],
+        addresses: &[IpAddr],
+        deadline: Deadline,
+    ) -> Result<Vec<IpAddr>> {
         self.settle_intents(attachment, deadline).await?;
+        let likely = hints::blocks_to_release(&self.recall(attachment), addresses);
         let handle = attachment.handle();
         let handles: Vec<String> = [handle].into_iter().chain(old_handles.iter().cloned()).collect();
         transact!(self, deadline, |tx| {
-            prefetch(self, tx, &attachment.node, &handles).await?;
+            prefetch(self, tx, &attachment.node, &handles, &likely).await?;
             let mut own = attachment.clone();
             own.node = self.known_name(tx, &attachment.node).await?;
             let mine = |entry: &Attribute| own.claim(entry) != Claim::Foreign;
@@ -71,7 +88,7 @@ impl Ipam {
         let mut again = false;
         loop {
             let (some, left) = transact!(self, deadline, |tx| {
-                prefetch(self, tx, "", &handles).await?;
+                prefetch(self, tx, "", &handles, &[]).await?;
                 if tx.get(&keys::handle(handle)).await?.is_none() && !again {
                     return Err(Error::NotFound(format!("handle {handle}")));
                 }
@@ -257,9 +274,10 @@ enum Found {
     NoBlock,
 }
 
-/// Reads in one round trip what a release by handle needs.
-async fn prefetch(ipam: &Ipam, tx: &mut Transaction, node: &str, handles: &[String]) -> Result<()> {
+/// Reads in one round trip what a release by handle needs, and the blocks that it is likely to be about.
+async fn prefetch(ipam: &Ipam, tx: &mut Transaction, node: &str, handles: &[String], likely: &[IpNet]) -> Result<()> {
     let mut keys: Vec<Key> = handles.iter().map(|handle| keys::handle(handle)).collect();
+    keys.extend(likely.iter().map(|cidr| keys::block(*cidr)));
     keys.push(keys::config());
     if !node.is_empty() {
         keys.extend(ipam.host_keys(node));

@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
-use kv::{Key, Range, Transaction};
+use kv::{Key, Range, Revision, Transaction};
 use time::OffsetDateTime;
 
 use crate::error::{Error, Result};
@@ -136,6 +136,11 @@ impl<'t> Workset<'t> {
         self.blocks.insert(cidr, Some(block));
         self.changed.insert(cidr);
         Ok(())
+    }
+
+    /// When a block that was read was last written; `None` also if it was not read.
+    pub(crate) fn written_at(&self, cidr: IpNet) -> Option<Revision> {
+        self.tx.written_at(&keys::block(cidr))
     }
 
     /// True if the block will be written.

@@ -291,6 +291,68 @@ async fn history_that_moves_on_starts_the_attempt_anew() {
     assert_eq!(committed.attempts, 2);
 }
 
+#[tokio::test]
+async fn what_a_probe_found_absent_is_guarded_without_being_read() {
+    let store = Counting::new(kv_mvcc::memory());
+    let (there, new) = (Key::from("there"), Key::from("new"));
+    store.put("there", "1").await.unwrap();
+    store.take();
+    let mut attempts = 0;
+    let committed = transact!(shared(&store), options(), |tx| {
+        attempts += 1;
+        tx.snapshot_get(&there).await?;
+        let found = tx.probe(std::slice::from_ref(&new)).await?;
+        if attempts == 1 {
+            assert_eq!(found, [None]);
+            store.put("new", "another's").await?;
+        }
+        let read = tx.get(&new).await?;
+        tx.put(&new, "ours")?;
+        Ok::<_, Error>(read)
+    })
+    .unwrap();
+    assert_eq!((committed.value, committed.attempts), (Some("another's".into()), 2));
+    let counts = store.take();
+    // Twice the first read and the probe, a commit that fails, the write in between; then one read of what is there.
+    assert_eq!((counts.txns, counts.ranges), (7, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_reply_is_settled_also_for_what_was_there_before_the_probe() {
+    let inner = kv_mvcc::memory();
+    inner.put("k", "old").await.unwrap();
+    // The first read, the probe, the commit.
+    let store = Faulty::script(inner.clone(), [None, None, Some(Fault::ReplyLost)]);
+    let key = Key::from("k");
+    let committed = transact!(shared(&store), options(), |tx| {
+        tx.snapshot_get(&"other".into()).await?;
+        inner.delete(Range::key("k")).await?;
+        assert_eq!(tx.probe(std::slice::from_ref(&key)).await?, [None]);
+        assert_eq!(tx.get(&key).await?, None);
+        tx.put(&key, "ours")
+    })
+    .unwrap();
+    assert_eq!((committed.revision, committed.attempts), (Revision::new(4), 1));
+}
+
+#[tokio::test]
+async fn what_a_listing_of_keys_does_not_have_is_known_to_be_absent() {
+    let store = Counting::new(kv_mvcc::memory());
+    store.put("p/1", "x").await.unwrap();
+    store.take();
+    transact!(shared(&store), options(), |tx| {
+        tx.prefetch_with_keys_of(Vec::new(), Vec::new(), vec![Range::prefix("p/")]).await?;
+        let absent = Key::from("p/2");
+        assert_eq!(tx.get(&absent).await?, None);
+        assert_eq!(store.take().round_trips(), 1);
+        assert_eq!(tx.get(&"p/1".into()).await?, Some("x".into()));
+        assert_eq!(store.take().round_trips(), 1);
+        tx.put(&absent, "new")
+    })
+    .unwrap();
+    assert_eq!(store.take().round_trips(), 1);
+}
+
 /// A store at which another writer adds a hundred after a given transaction.
 #[derive(Clone, Debug)]
 struct Meddler<S> {

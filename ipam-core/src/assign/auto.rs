@@ -5,6 +5,7 @@
 
 mod ensure;
 
+use std::cmp::Reverse;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -23,6 +24,8 @@ use crate::workset::{BLOCKS_AT_ONCE, Found, Workset};
 /// An empty block of another host is taken over only when it was claimed at least so long ago: a host that has just
 /// claimed a block is about to use it.
 const RECLAIM_AGE: Duration = Duration::seconds(60);
+/// So many of a host's blocks are read at once rather than first asked when they were written, which is a round trip more.
+const MOST_READ_UNASKED: usize = 4;
 /// How many blocks that the host should not have are given back in one assignment.
 const MOST_LEFT_AT_ONCE: usize = 4;
 
@@ -107,8 +110,23 @@ impl Pass<'_> {
             affine.into_iter().partition(|cidr| pool_holding(self.pools.iter().copied(), *cidr).is_some());
         self.leave(work, &others).await?;
 
+        // To look at what was read already costs nothing.
+        let (read, unread): (Vec<_>, Vec<_>) = kept.into_iter().partition(|cidr| work.written_at(*cidr).is_some());
+        Ok(self.take_from(work, read, taken).await? + self.take_from(work, unread, taken).await?)
+    }
+
+    /// The same for some of its blocks.
+    async fn take_from(
+        &self,
+        work: &mut Workset<'_>,
+        blocks: Vec<IpNet>,
+        taken: &mut Vec<(IpAddr, IpNet)>,
+    ) -> Result<usize> {
+        if taken.len() >= self.wanted {
+            return Ok(0);
+        }
         let mut own = 0;
-        let mut rest = latest_first(work, kept).await?.into_iter().peekable();
+        let mut rest = self.latest_first(work, blocks).await?.into_iter().peekable();
         // The first one mostly has room. If not, all the others may have to be looked at.
         let mut at_once = 1;
         while taken.len() < self.wanted && rest.peek().is_some() {
@@ -123,6 +141,23 @@ impl Pass<'_> {
             at_once = BLOCKS_AT_ONCE;
         }
         Ok(own)
+    }
+
+    /// Puts the blocks first that were written last: an address came or went there, so there is room more often than not,
+    /// where blocks that nobody has written for long are full. Calico goes through all of them in the order of their keys.
+    async fn latest_first(&self, work: &mut Workset<'_>, mut blocks: Vec<IpNet>) -> Result<Vec<IpNet>> {
+        if blocks.len() <= MOST_READ_UNASKED {
+            if blocks.len() > 1 {
+                work.read_ahead_own(&self.owner, &blocks).await?;
+            }
+            blocks.sort_by_key(|cidr| Reverse(work.written_at(*cidr)));
+            return Ok(blocks);
+        }
+        let names: Vec<kv::Key> = blocks.iter().map(|cidr| keys::block(*cidr)).collect();
+        let written = work.tx.probe(&names).await?;
+        let mut dated: Vec<_> = written.into_iter().zip(blocks).collect();
+        dated.sort_by_key(|(written, _)| Reverse(*written));
+        Ok(dated.into_iter().map(|(_, block)| block).collect())
     }
 
     /// True if the block behind an affinity is the host's, as it should be, from which something is to be taken. Affinities
@@ -229,11 +264,9 @@ impl Pass<'_> {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
             let names: Vec<kv::Key> = wanted.iter().map(|cidr| keys::block(*cidr)).collect();
             let written = work.tx.probe(&names).await?;
-            let absent = wanted.into_iter().zip(written).filter(|(_, written)| written.is_none());
-            for (cidr, _) in absent {
-                if matches!(work.find(cidr).await?, Found::Absent) {
-                    return Ok(Some(cidr));
-                }
+            let mut probed = wanted.into_iter().zip(written);
+            if let Some((absent, _)) = probed.find(|(_, written)| written.is_none()) {
+                return Ok(Some(absent));
             }
         }
         Ok(None)
@@ -267,19 +300,6 @@ impl Pass<'_> {
         work.change(cidr, |block| block.set_owner(&self.owner, self.now)).await?;
         work.confirm_affinity(&self.owner, cidr).await
     }
-}
-
-/// Puts the blocks first that were written last: an address came or went there, so there is room more often than not,
-/// where blocks that nobody has written for long are full. Calico goes through all of them in the order of their keys.
-async fn latest_first(work: &mut Workset<'_>, mut blocks: Vec<IpNet>) -> Result<Vec<IpNet>> {
-    if blocks.len() > 1 {
-        let names: Vec<kv::Key> = blocks.iter().map(|cidr| keys::block(*cidr)).collect();
-        let written = work.tx.probe(&names).await?;
-        let mut dated: Vec<_> = written.into_iter().zip(blocks).collect();
-        dated.sort_by_key(|(written, _)| std::cmp::Reverse(*written));
-        blocks = dated.into_iter().map(|(_, block)| block).collect();
-    }
-    Ok(blocks)
 }
 
 /// What a stored block is good for.

@@ -26,6 +26,7 @@ use specific::Specific;
 use crate::attachment::{Attachment, BOOT, Claim, NODE, TIMESTAMP};
 use crate::error::{BridgeError, Error, Result};
 use crate::gc::{self, Leftover, Leftovers, is_short};
+use crate::hints;
 use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Document, Handle, Owner, Pool, keys};
 use crate::net::Family;
@@ -47,9 +48,14 @@ pub(crate) struct Held {
 /// addresses back knows that this one is about to be used. A runtime's second try at the same call comes sooner.
 const RENEWED_AFTER: Duration = Duration::seconds(10);
 
-/// What an assignment that failed has found out on its way.
+/// Of how many given addresses the blocks are read along with what surrounds, each in every size that it may have.
+const MOST_GIVEN_AHEAD: usize = 2;
+
+/// What an assignment has found out on its way, for the next attempt.
 #[derive(Debug, Default)]
 struct Findings {
+    /// The blocks that were used last, the latest first.
+    used: Vec<IpNet>,
     /// Blocks with releases that are dated far ahead.
     misdated: Vec<IpNet>,
     /// What is left over from earlier boots in the blocks that were read.
@@ -69,14 +75,18 @@ impl Ipam {
     /// Those of [`Error`], with Calico's texts.
     pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
         self.settle_intents(&request.attachment, deadline).await?;
-        let mut findings = Findings::default();
+        let recalled = self.recall(&request.attachment);
+        let mut findings = Findings { used: recalled.clone(), ..Findings::default() };
         let store = self.noting(&request.attachment);
         let assigned = transact!(on store, deadline, |tx| {
             self.assign_in(tx, request, None, &mut findings).await.map(|done| done.answer)
         });
         let error = match assigned {
+            Ok(answer) => {
+                self.remember(&request.attachment, &recalled, &findings.used);
+                return Ok(answer);
+            }
             Err(error) => error,
-            done => return done,
         };
         let assigned = if is_short(&error) {
             self.assign_over_leftovers(request, &findings, error, deadline).await
@@ -154,11 +164,13 @@ impl Ipam {
         tx: &mut Transaction,
         owner: &Owner,
         wanted: &Wanted,
-        keys: Vec<Key>,
+        mut keys: Vec<Key>,
     ) -> Result<Surroundings> {
+        let given = wanted.these.iter().take(MOST_GIVEN_AHEAD);
+        keys.extend(given.flat_map(|ip| hints::possible_blocks(*ip)).map(keys::block));
         let affinities = [Family::V4, Family::V6]
             .into_iter()
-            .filter(|family| wanted.any_of(*family) > 0)
+            .filter(|family| wanted.all_of(*family) > 0)
             .filter_map(|family| keys::affinities_prefix(owner, Some(family)))
             .map(Range::Prefix)
             .collect();
@@ -176,7 +188,14 @@ impl Ipam {
     ) -> Result<Done> {
         let handle = request.attachment.handle();
         let node = &request.attachment.node;
-        let around = self.read_around(tx, &Owner::host(node), &request.wanted, vec![keys::handle(&handle)]).await?;
+        let owner = Owner::host(node);
+        let mut first = vec![keys::handle(&handle)];
+        for family in [Family::V4, Family::V6].into_iter().filter(|family| request.wanted.any_of(*family) > 0) {
+            let likely = hints::latest_of(&findings.used, family);
+            first.extend(likely.map(keys::block));
+            first.extend(likely.and_then(|cidr| keys::affinity(&owner, cidr)));
+        }
+        let around = self.read_around(tx, &owner, &request.wanted, first).await?;
 
         let attachment = Attachment { node: around.host.name.clone(), ..request.attachment.clone() };
         let mut attributes = request.attributes.clone();
@@ -193,7 +212,9 @@ impl Ipam {
         let rest = around.config.cooldown_seconds();
         let mut assignment = Assignment { ipam: self, request, around, holder, handle, held, answer: Vec::new() };
         let done = assignment.all(&mut work).await;
+        let used = assignment.answer.iter().map(|assigned| assigned.block);
         *findings = Findings {
+            used: hints::with_used(&findings.used, used),
             misdated: work.misdated().to_vec(),
             leftovers: match done {
                 Ok(()) => Vec::new(),

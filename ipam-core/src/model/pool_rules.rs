@@ -89,12 +89,9 @@ fn check_network(cidr: IpNet) -> Result<(), InvalidPool> {
 }
 
 fn check_block_size(new: &NewPool) -> Result<(), InvalidPool> {
-    let (least, most) = match new.cidr {
-        IpNet::V4(_) => (20, 32),
-        IpNet::V6(_) => (116, 128),
-    };
-    if !(least..=most).contains(&new.block_size) {
-        let reason = format_args!("block size must be between {least} and {most}").to_string();
+    let sizes = Family::of_net(new.cidr).block_sizes();
+    if !sizes.contains(&new.block_size) {
+        let reason = format!("block size must be between {} and {}", sizes.start(), sizes.end());
         return Err(InvalidPool::new("IPPool.BlockSize", new.block_size, reason));
     }
     if new.cidr.prefix_len() > new.block_size {

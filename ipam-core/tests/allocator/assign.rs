@@ -57,10 +57,10 @@ async fn the_block_that_was_written_last_is_tried_first_and_full_ones_are_not_ev
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/24").await;
     let mut all = Vec::new();
-    for number in 0..12 {
+    for number in 0..24 {
         all.push(world.one("a", &format!("c{number}")).await.unwrap());
     }
-    // Three full blocks; room comes back in the second one that was claimed, then in the first.
+    // Six full blocks; room comes back in the second one that was claimed, then in the first.
     world.release("a", "c5").await;
     world.release("a", "c2").await;
     let counting = Arc::new(Counting::new(Arc::clone(&world.store)));
@@ -70,7 +70,7 @@ async fn the_block_that_was_written_last_is_tried_first_and_full_ones_are_not_ev
     let before = ipam.assign(&any("a", "new2", 1, 0), soon()).await.unwrap();
     let read_then = counting.take().bytes_received;
     assert_eq!((latest[0].ip, before[0].ip), (all[2], all[5]), "the latest room, and the room before that");
-    // The second time the block that was written last is full, so that the two others are read besides.
+    // The second time the block that was written last is full, so that the others are read besides.
     let block = world.store.get(keys::block(latest[0].block)).await.unwrap().unwrap().value.len() as u64;
     assert!(read_then > read + 3 * block / 2, "{read} bytes were read, then {read_then}; a block has {block}");
     world.check().await;

@@ -11,6 +11,7 @@ mod ensure;
 mod every_verb;
 mod gc;
 mod handle;
+mod hints;
 mod intents;
 mod lost;
 mod owners;

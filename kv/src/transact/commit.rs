@@ -102,9 +102,10 @@ impl Transaction {
         }
     }
 
-    /// The first change of a key after the revision of the attempt: when, and what was written (`None`: deleted).
+    /// The first change of a key after the revision at which it was looked at: when, and what was written (`None`: deleted).
     async fn first_change(&self, key: &Key) -> Result<(Revision, Option<Value>)> {
-        let request = WatchRequest::new(Range::Key(key.clone()), self.at.next());
+        let looked_at = self.presumed.get(key).copied().unwrap_or(self.at);
+        let request = WatchRequest::new(Range::Key(key.clone()), looked_at.next());
         let mut changes = self.store.watch(request).await?;
         // Dropping a watch on a timer loses nothing: it only reads.
         let next = tokio::time::timeout(self.deadline.remaining(), changes.next()).await;

@@ -34,6 +34,10 @@ pub struct Transaction {
     listed: Vec<Range>,
     /// The keys of ranges of which no values were read.
     keys: BTreeMap<Range, Vec<Key>>,
+    /// Keys that a probe found absent, with the revision at which they were.
+    probed: BTreeMap<Key, Revision>,
+    /// Keys that the commit relies on being absent because of a probe, with its revision.
+    pub(super) presumed: BTreeMap<Key, Revision>,
     /// Keys that the commit relies on, with their mod revisions; unset for absent ones.
     pub(super) guards: BTreeMap<Key, Revision>,
     /// Ranges that the commit relies on.
@@ -52,6 +56,8 @@ impl Transaction {
             seen: BTreeMap::new(),
             listed: Vec::new(),
             keys: BTreeMap::new(),
+            probed: BTreeMap::new(),
+            presumed: BTreeMap::new(),
             guards: BTreeMap::new(),
             guarded_ranges: Vec::new(),
             writes: BTreeMap::new(),
@@ -94,11 +100,20 @@ impl Transaction {
         self.fetch(wanted).await
     }
 
-    /// One key. The commit will fail if it has changed by then.
+    /// One key. The commit will fail if it has changed by then. One that a [`probe`](Self::probe) found absent is not read:
+    /// the commit will fail unless it is absent.
     ///
     /// # Errors
     /// Those of the store.
     pub async fn get(&mut self, key: &Key) -> Result<Option<Value>> {
+        if let Some(probed) = self.probed.get(key)
+            && !self.knows(key)
+            && !self.writes.contains_key(key)
+        {
+            self.presumed.insert(key.clone(), *probed);
+            self.guards.insert(key.clone(), Revision::UNSET);
+            return Ok(None);
+        }
         let value = self.snapshot_get(key).await?;
         let revision = match self.seen.get(key) {
             Some(Some(kv)) => kv.mod_revision,
@@ -177,6 +192,11 @@ impl Transaction {
         Ok(answers.iter().all(|answer| answer.kvs.is_empty()))
     }
 
+    /// When a key that was read was last written; `None` if it is absent, or was not read.
+    pub fn written_at(&self, key: &Key) -> Option<Revision> {
+        self.seen.get(key)?.as_ref().map(|kv| kv.mod_revision)
+    }
+
     /// One key, without a guard.
     ///
     /// # Errors
@@ -201,7 +221,8 @@ impl Transaction {
     }
 
     /// When each of these keys was last written, `None` for those that are absent: in one round trip that moves no values.
-    /// A hint, newer than the attempt's revision: [`get`](Self::get) the one that matters before relying on it.
+    /// A hint, newer than the attempt's revision: [`get`](Self::get) the one that matters before relying on it. That reads
+    /// nothing if it was found absent here.
     ///
     /// # Errors
     /// Those of the store.
@@ -212,10 +233,16 @@ impl Transaction {
                 .iter()
                 .map(|key| Op::Range(TxnRange::new(Range::Key(key.clone())).with_content(Content::KeysOnly)));
             let answer = self.ask_txn(Txn::new().with_success(ops)).await?;
-            written.extend(answer.results.into_iter().map(|result| match result {
-                OpResult::Range(found) => found.kvs.first().map(|kv| kv.mod_revision),
-                _ => None,
-            }));
+            for (key, result) in keys.iter().zip(answer.results) {
+                let found = match result {
+                    OpResult::Range(found) => found.kvs.first().map(|kv| kv.mod_revision),
+                    _ => None,
+                };
+                if found.is_none() {
+                    self.probed.insert(key.clone(), answer.revision);
+                }
+                written.push(found);
+            }
         }
         Ok(written)
     }
@@ -262,7 +289,9 @@ impl Transaction {
 
     /// True if nothing needs to be read to know this key.
     fn knows(&self, key: &Key) -> bool {
-        self.seen.contains_key(key) || self.listed.iter().any(|range| range.contains(key.as_bytes()))
+        self.seen.contains_key(key)
+            || self.listed.iter().any(|range| range.contains(key.as_bytes()))
+            || self.keys.iter().any(|(range, keys)| range.contains(key.as_bytes()) && keys.binary_search(key).is_err())
     }
 
     /// Makes sure that every key of the range is in `seen`.

@@ -1,0 +1,79 @@
+//! Hints: where a host found room last, so that the next call reads that along with everything else.
+//!
+//! On a store that is a network away, a steady assignment is one read and one commit only if the block it will take from
+//! is known before anything was read. So whoever runs the allocator may remember the blocks that were used. What is
+//! remembered is read first and believed never: a hint that is wrong, stale or missing costs a round trip, and that is all.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::attachment::Attachment;
+use crate::ipam::Ipam;
+use crate::net::Family;
+
+/// How many blocks are remembered: more than Calico lets a host have, unless it is told otherwise.
+const MOST_REMEMBERED: usize = 32;
+/// Of how many addresses that an attachment is said to have the blocks are read at once.
+const MOST_BELIEVED: usize = 4;
+
+/// Where the blocks are remembered that a node used in a network. It may forget at any time.
+pub trait Hints: Send + Sync + fmt::Debug {
+    /// The blocks that were used last by attachments of this one's node and network, the latest first.
+    fn recall(&self, attachment: &Attachment) -> Vec<IpNet>;
+
+    /// Remembers them.
+    fn remember(&self, attachment: &Attachment, blocks: &[IpNet]);
+}
+
+impl Ipam {
+    /// What is remembered for an attachment's node and network, if anything is.
+    pub(crate) fn recall(&self, attachment: &Attachment) -> Vec<IpNet> {
+        self.hints().map(|hints| hints.recall(attachment)).unwrap_or_default()
+    }
+
+    /// Remembers blocks, unless they are what was `recalled`.
+    pub(crate) fn remember(&self, attachment: &Attachment, recalled: &[IpNet], blocks: &[IpNet]) {
+        if let Some(hints) = self.hints().filter(|_| recalled != blocks) {
+            hints.remember(attachment, blocks);
+        }
+    }
+}
+
+/// Puts the blocks first that were used now.
+pub(crate) fn with_used(recalled: &[IpNet], used: impl Iterator<Item = IpNet>) -> Vec<IpNet> {
+    let mut blocks: Vec<IpNet> = Vec::new();
+    for cidr in used.chain(recalled.iter().copied()) {
+        if !blocks.contains(&cidr) {
+            blocks.push(cidr);
+        }
+    }
+    blocks.truncate(MOST_REMEMBERED);
+    blocks
+}
+
+/// Where a family's next address is likely to come from.
+pub(crate) fn latest_of(recalled: &[IpNet], family: Family) -> Option<IpNet> {
+    recalled.iter().copied().find(|cidr| Family::of_net(*cidr) == family)
+}
+
+/// The blocks that are likely to have what an attachment is to give back, which are more than there can be where it is not
+/// known how large they are.
+pub(crate) fn blocks_to_release(recalled: &[IpNet], addresses: &[IpAddr]) -> Vec<IpNet> {
+    if addresses.is_empty() {
+        return [Family::V4, Family::V6].into_iter().filter_map(|family| latest_of(recalled, family)).collect();
+    }
+    let blocks =
+        addresses.iter().take(MOST_BELIEVED).flat_map(|ip| match recalled.iter().find(|cidr| cidr.contains(ip)) {
+            Some(cidr) => vec![*cidr],
+            None => possible_blocks(*ip),
+        });
+    blocks.collect()
+}
+
+/// Every block that an address can be of: its pool says which one it is, and is not known before it was read.
+pub(crate) fn possible_blocks(ip: IpAddr) -> Vec<IpNet> {
+    let family = Family::of(ip);
+    family.block_sizes().filter_map(|prefix| family.network(ip, prefix)).collect()
+}

@@ -1,0 +1,231 @@
+//! How many round trips a call takes, and hints, which save some and decide nothing.
+
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::attachment::Attachment;
+use ipam_core::hints::Hints;
+use ipam_core::model::{IpamConfig, NewPool, Owner};
+use ipam_core::{Ipam, Nodes};
+use ipnet::IpNet;
+use kv::wrap::{Counting, Fault, Faulty};
+use kv::{Operation, StoreExt};
+
+use crate::world::{World, attachment, ip, soon};
+
+/// Remembers what it is told, or always says the same.
+#[derive(Debug, Default)]
+struct Memory {
+    blocks: Mutex<Vec<IpNet>>,
+    told: AtomicU32,
+    is_stuck: bool,
+}
+
+impl Memory {
+    /// One that always says this.
+    fn stuck_at(blocks: &[&str]) -> Arc<Self> {
+        let blocks = Mutex::new(blocks.iter().map(|text| text.parse().unwrap()).collect());
+        Arc::new(Self { blocks, told: AtomicU32::new(0), is_stuck: true })
+    }
+
+    fn told(&self) -> u32 {
+        self.told.load(SeqCst)
+    }
+}
+
+impl Hints for Memory {
+    fn recall(&self, _: &Attachment) -> Vec<IpNet> {
+        self.blocks.lock().unwrap().clone()
+    }
+
+    fn remember(&self, _: &Attachment, blocks: &[IpNet]) {
+        self.told.fetch_add(1, SeqCst);
+        if !self.is_stuck {
+            *self.blocks.lock().unwrap() = blocks.to_vec();
+        }
+    }
+}
+
+type Counted = Counting<Arc<dyn kv::Store>>;
+
+/// An allocator on the store of a world that counts and has these hints.
+fn counted(world: &World, hints: &Arc<Memory>) -> (Ipam, Counted) {
+    let counting = Counting::new(Arc::clone(&world.store));
+    let counted = World::on(Arc::new(counting.clone()), Nodes::Registered);
+    (counted.ipam.with_hints(Arc::clone(hints) as Arc<dyn Hints>), counting)
+}
+
+/// Three nodes, and pools with blocks of 64 addresses.
+async fn world() -> World {
+    let world = World::new().await;
+    world.add(NewPool::new("v4", "10.0.0.0/16".parse().unwrap())).await;
+    world.add(NewPool::new("v6", "fd00::/104".parse().unwrap())).await;
+    world
+}
+
+fn any(container: &str, v4: usize, v6: usize) -> AssignRequest {
+    AssignRequest::new(attachment("a", container), Wanted::any(v4, v6))
+}
+
+fn these(container: &str, ips: &[&str]) -> AssignRequest {
+    let addresses: Vec<_> = ips.iter().map(|text| ip(text)).collect();
+    AssignRequest::new(attachment("a", container), Wanted::these(addresses))
+}
+
+#[tokio::test]
+async fn a_steady_call_takes_two_round_trips_and_the_first_of_a_host_three() {
+    let world = world().await;
+    let (ipam, counting) = counted(&world, &Arc::default());
+    let handles = ["old".to_owned()];
+    ipam.assign(&any("c1", 1, 0), soon()).await.unwrap();
+    assert_eq!(counting.take().round_trips(), 3, "the first: what surrounds, a probe for a free block, the commit");
+    let (c2, c3) = (attachment("a", "c2"), attachment("a", "c3"));
+    let assigned = ipam.assign(&any("c2", 1, 0), soon()).await.unwrap();
+    assert_eq!(counting.take().round_trips(), 2, "steady");
+    ipam.release_attachment_of(&c2, &handles, &[assigned[0].ip], soon()).await.unwrap();
+    assert_eq!(counting.take().round_trips(), 2, "DEL");
+    ipam.release_attachment_of(&c2, &handles, &[assigned[0].ip], soon()).await.unwrap();
+    assert_eq!(counting.take().round_trips(), 1, "DEL again");
+
+    ipam.assign(&any("c3", 1, 1), soon()).await.unwrap();
+    assert_eq!(counting.take().round_trips(), 3, "the first of both families");
+    for (number, wanted) in [(4, (1, 1)), (5, (0, 1)), (6, (1, 0))] {
+        let (container, (v4, v6)) = (format!("c{number}"), wanted);
+        ipam.assign(&any(&container, v4, v6), soon()).await.unwrap();
+        assert_eq!(counting.take().round_trips(), 2, "{wanted:?}");
+    }
+    ipam.release_attachment(&c3, &handles, soon()).await.unwrap();
+    assert_eq!(counting.take().round_trips(), 2, "DEL of both families by one who is not told the addresses");
+    world.check().await;
+}
+
+#[tokio::test]
+async fn a_given_address_takes_two_round_trips_whatever_is_known() {
+    let world = world().await;
+    for (number, hints) in [Arc::default(), Memory::stuck_at(&["10.0.3.0/26", "fd00::/122"])].iter().enumerate() {
+        let (ipam, counting) = counted(&world, hints);
+        let given = [format!("10.0.{number}.7"), format!("10.0.{number}.9"), format!("fd00::{number}:7")];
+        for (container, ips) in [("new", &given[..1]), ("known", &given[1..2]), ("v6", &given[2..])] {
+            let ips: Vec<&str> = ips.iter().map(String::as_str).collect();
+            let container = format!("{container}-{number}");
+            let assigned = ipam.assign(&these(&container, &ips), soon()).await.unwrap();
+            assert_eq!(counting.take().round_trips(), 2, "{container}");
+            let who = attachment("a", &container);
+            ipam.release_attachment_of(&who, &[], &[assigned[0].ip], soon()).await.unwrap();
+            assert_eq!(counting.take().round_trips(), 2, "DEL {container}");
+        }
+    }
+    world.check().await;
+}
+
+#[tokio::test]
+async fn it_is_remembered_only_when_it_has_changed() {
+    let world = world().await;
+    let hints = Arc::<Memory>::default();
+    let (ipam, _) = counted(&world, &hints);
+    for container in ["c1", "c2", "c3"] {
+        ipam.assign(&any(container, 1, 0), soon()).await.unwrap();
+    }
+    assert_eq!(hints.told(), 1);
+    ipam.assign(&any("c4", 1, 1), soon()).await.unwrap();
+    assert_eq!(hints.told(), 2);
+    ipam.assign(&these("c5", &["10.0.77.7"]), soon()).await.unwrap();
+    assert_eq!(hints.blocks.lock().unwrap().first().unwrap().to_string(), "10.0.77.0/26");
+    assert_eq!(hints.blocks.lock().unwrap().len(), 3);
+}
+
+/// Who wants an address at the same time from the same block costs two more; also when the block is new.
+#[tokio::test(start_paused = true)]
+async fn a_conflict_costs_two_more() {
+    for (is_new, expected) in [(false, 4), (true, 5)] {
+        let world = world().await;
+        let hints = Arc::default();
+        if !is_new {
+            counted(&world, &hints).0.assign(&any("before", 1, 0), soon()).await.unwrap();
+        }
+        let (calls, commit) = (AtomicU32::new(0), if is_new { 2 } else { 1 });
+        let late = Faulty::new(Arc::clone(&world.store), move |operation| {
+            let is_commit = operation == Operation::Txn && calls.fetch_add(1, SeqCst) == commit;
+            is_commit.then_some(Fault::Delay(Duration::from_secs(1)))
+        });
+        let counting = Counting::new(Arc::new(late) as Arc<dyn kv::Store>);
+        let ipam = World::on(Arc::new(counting.clone()), Nodes::Registered).ipam.with_hints(hints);
+        let request = any("late", 1, 0);
+        let other = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            world.one("a", "early").await.unwrap()
+        };
+        let (assigned, early) = tokio::join!(ipam.assign(&request, soon()), other);
+        assert_ne!(assigned.unwrap()[0].ip, early);
+        assert_eq!(counting.take().round_trips(), expected, "new: {is_new}");
+        world.check().await;
+    }
+}
+
+#[tokio::test]
+async fn a_hint_that_is_wrong_costs_a_round_trip_and_changes_nothing() {
+    let own = "10.0.0.0/26";
+    for wrong in [
+        &[] as &[&str],
+        &["10.0.9.0/26"],
+        &["192.168.0.0/26"],
+        &["10.0.0.0/28"],
+        &["10.0.0.0/8"],
+        &["0.0.0.0/0", "::/0"],
+        &["10.0.0.64/26", own],
+        &["10.0.0.128/26", own],
+    ] {
+        let world = World::new().await;
+        world.add(NewPool::new("v4", "10.0.0.0/16".parse().unwrap())).await;
+        let claim = async |node: &str, cidr: &str| {
+            let _ = world.ipam.claim_affinity(&Owner::host(node), cidr.parse().unwrap(), soon()).await.unwrap();
+        };
+        claim("a", own).await;
+        claim("b", "10.0.0.64/26").await;
+        world.store.put("/calico/ipam/v2/assignment/ipv4/block/10.0.0.128-26", "no block").await.unwrap();
+        let (ipam, counting) = counted(&world, &Memory::stuck_at(wrong));
+        let assigned = ipam.assign(&any("c1", 1, 0), soon()).await.unwrap();
+        assert_eq!(assigned[0].ip, ip("10.0.0.0"), "{wrong:?}");
+        // The block and its affinity are asked for at once.
+        let counts = counting.take();
+        assert_eq!((counts.txns, counts.ranges), (2, 2), "{wrong:?}");
+        let released = ipam.release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap();
+        assert_eq!(released, [ip("10.0.0.0")], "{wrong:?}");
+        let counts = counting.take();
+        assert_eq!((counts.txns, counts.ranges), (2, 1), "{wrong:?}");
+    }
+}
+
+/// The same calls with hints that are drawn and without any: the same calls succeed, and blocks, handles and affinities agree.
+#[tokio::test]
+async fn drawn_hints_decide_nothing() {
+    for seed in 0..200 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (plain, hinted) = (World::new().await, World::new().await);
+        for world in [&plain, &hinted] {
+            world.add_pool("v4", "10.0.0.0/28").await;
+            world.configure(IpamConfig::default().with_strict_affinity(seed % 2 == 0)).await;
+        }
+        for step in 0..40 {
+            let (node, container) = (["a", "b", "c"][random.usize(0..3)], format!("c{}", random.u8(0..8)));
+            let blocks: Vec<String> =
+                (0..random.usize(0..3)).map(|_| format!("10.0.0.{}/30", random.u8(0..6) * 4)).collect();
+            let blocks: Vec<&str> = blocks.iter().map(String::as_str).collect();
+            let (ipam, _) = counted(&hinted, &Memory::stuck_at(&blocks));
+            let who = attachment(node, &container);
+            if random.bool() {
+                let request = AssignRequest::new(who, Wanted::any(1, 0));
+                let (one, other) = (plain.assign(&request).await, ipam.assign(&request, soon()).await);
+                assert_eq!(one.is_ok(), other.is_ok(), "seed {seed}, step {step}: {one:?}, {other:?}");
+            } else {
+                let said = [ip(&format!("10.0.0.{}", random.u8(0..20)))];
+                let one = plain.ipam.release_attachment(&who, &[], soon()).await.unwrap();
+                let other = ipam.release_attachment_of(&who, &[], &said[..random.usize(0..2)], soon()).await.unwrap();
+                assert_eq!(one.len(), other.len(), "seed {seed}, step {step}");
+            }
+        }
+        hinted.check().await;
+    }
+}
