@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use datastore::{Create, Location, OpenStore};
 use ipam_core::assign::{AssignRequest, Bridge, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 use ipam_core::{BridgeError, Ipam, Nodes, gc};
-use kv::{Deadline, ErrorKind, Store};
+use kv::{Content, Deadline, ErrorKind, Range, RangeRequest, Store};
 use tokio::runtime::Builder;
 
 use crate::error::{CniError, Code, Result};
+use crate::hints::{FileHints, HINTS_FOLDER};
 use crate::host_lock::HostLock;
 use crate::intents::{FileIntents, INTENTS_FOLDER};
 use crate::request::{
@@ -70,13 +71,16 @@ impl StoreAllocator {
         };
         let deadline = Deadline::after(budget);
         let locks = is_cluster && self.given.is_none() && what_for.is_one_attachments();
-        let _lock = locks.then(|| HostLock::take(&at.lock_file, budget));
         let done = runtime.block_on(async {
             if let Some(store) = &self.given {
                 return work(ipam_on(Arc::clone(store), location), deadline).await;
             }
             let wait = if is_cluster { deadline.remaining() } else { deadline.remaining_for_work() };
             let open = open(location, what_for, wait).await?;
+            let _lock = match locks {
+                true => Some(HostLock::take(&at.lock_file, budget, || connect(open.store())).await),
+                false => None,
+            };
             let room = if what_for == Use::Status { open.check_room().await } else { Ok(()) };
             let done = match room {
                 Ok(()) => work(ipam_on(open.store(), location), deadline).await,
@@ -117,6 +121,13 @@ impl Use {
     }
 }
 
+/// Asks for something small, of which the answer does not matter: who then gets the host's lock is connected already and
+/// has it for a shorter time.
+fn connect(store: Arc<dyn Store>) {
+    let request = RangeRequest::new(Range::Key("/margay".into())).with_content(Content::KeysOnly);
+    tokio::spawn(async move { store.range(request).await.map(drop) });
+}
+
 async fn open(location: &Location, what_for: Use, wait: Duration) -> kv::Result<OpenStore> {
     match what_for {
         Use::Existing | Use::Assign => datastore::open_in_place(location, Create::Never, wait).await,
@@ -138,12 +149,13 @@ fn is_no_store(error: &kv::Error, location: &Location) -> bool {
 }
 
 /// The allocator on a store. On etcd, where what a killed process has sent may still be carried out, it notes what it is
-/// about to do; on a store that a process has to itself nothing is carried out after its death.
+/// about to do, and remembers where it found room, which saves a round trip; on a store that a process has to itself nothing is carried out after its death.
 fn ipam_on(store: Arc<dyn Store>, location: &Location) -> Ipam {
     match location {
         Location::Etcd(_) => {
             let intents = FileIntents::new(INTENTS_FOLDER, location.to_string());
-            Ipam::new(store, Nodes::Registered).with_intents(Arc::new(intents))
+            let hints = FileHints::new(HINTS_FOLDER, location.to_string());
+            Ipam::new(store, Nodes::Registered).with_intents(Arc::new(intents)).with_hints(Arc::new(hints))
         }
         _ => Ipam::new(store, Nodes::FirstSeen),
     }
@@ -170,7 +182,8 @@ impl Allocator for StoreAllocator {
     fn del(&self, request: &DelRequest) -> Result<()> {
         let old_handles = [request.old_handle.clone()];
         let released = self.with_store(&request.store, Use::Release, async |ipam, deadline| {
-            let released = ipam.release_attachment(&request.attachment, &old_handles, deadline).await;
+            let DelRequest { attachment, addresses, .. } = request;
+            let released = ipam.release_attachment_of(attachment, &old_handles, addresses, deadline).await;
             released.map_err(|error| explain(error, &Network::Calico))
         });
         match released {

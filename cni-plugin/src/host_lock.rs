@@ -4,9 +4,10 @@ use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
+
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 /// How long the lock is waited for.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
@@ -21,9 +22,10 @@ pub(crate) struct HostLock {
 }
 
 impl HostLock {
-    /// Takes the lock, or goes on without it after 2 s or a fifth of `budget`. Why is logged.
-    pub(crate) fn take(path: &Path, budget: Duration) -> Self {
-        let file = match lock(path, LONGEST_WAIT.min(budget / 5)) {
+    /// Takes the lock, or goes on without it after 2 s or a fifth of `budget`. Why is logged. `to_do_meanwhile` is called if
+    /// it has to be waited for.
+    pub(crate) async fn take(path: &Path, budget: Duration, to_do_meanwhile: impl FnOnce()) -> Self {
+        let file = match lock(path, LONGEST_WAIT.min(budget / 5), to_do_meanwhile).await {
             Ok(Some(file)) => Some(file),
             Ok(None) => {
                 tracing::warn!(path = %path.display(), "somebody holds the lock of this host; going on without it");
@@ -39,7 +41,7 @@ impl HostLock {
 }
 
 /// `None` if others have it all the time.
-fn lock(path: &Path, wait: Duration) -> io::Result<Option<File>> {
+async fn lock(path: &Path, wait: Duration, to_do_meanwhile: impl FnOnce()) -> io::Result<Option<File>> {
     if let Some(folder) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o777).create(folder)?;
     }
@@ -51,10 +53,10 @@ fn lock(path: &Path, wait: Duration) -> io::Result<Option<File>> {
         Err(TryLockError::Error(error)) => return Err(error),
     }
     tracing::debug!(path = %path.display(), "waiting for the lock of this host");
-    let (sender, receiver) = mpsc::channel();
-    // Who waits in the kernel gets it in turn. If the wait is over first, this thread ends with the process.
-    thread::Builder::new().spawn(move || sender.send(file.lock().map(|()| file)))?;
-    receiver.recv_timeout(wait).ok().transpose()
+    to_do_meanwhile();
+    // Who waits in the kernel gets it in turn. If the wait is over first, that thread ends with the process.
+    let locked = timeout(wait, spawn_blocking(move || file.lock().map(|()| file))).await;
+    locked.ok().map(|locked| locked.map_err(io::Error::other)?).transpose()
 }
 
 #[cfg(test)]
@@ -63,28 +65,26 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn who_waits_gets_it_in_turn_and_nobody_waits_for_ever() {
+    #[tokio::test]
+    async fn who_waits_gets_it_in_turn_and_nobody_waits_for_ever() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b/lock");
-        let held = lock(&path, Duration::ZERO).unwrap().unwrap();
-        let begun = Instant::now();
-        assert!(lock(&path, Duration::from_millis(50)).unwrap().is_none());
-        assert!(begun.elapsed() >= Duration::from_millis(50));
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| lock(&path, Duration::from_secs(60)).unwrap());
-            thread::sleep(Duration::from_millis(50));
-            assert!(!waiting.is_finished());
-            drop(held);
-            assert!(waiting.join().unwrap().is_some());
-        });
+        let held = lock(&path, Duration::ZERO, || panic!("it is free")).await.unwrap().unwrap();
+        let (begun, mut done) = (Instant::now(), false);
+        assert!(lock(&path, Duration::from_millis(50), || done = true).await.unwrap().is_none());
+        assert!(begun.elapsed() >= Duration::from_millis(50) && done);
+        let waiting = tokio::spawn(async move { lock(&path, Duration::from_secs(60), || ()).await.unwrap() });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!waiting.is_finished());
+        drop(held);
+        assert!(waiting.await.unwrap().is_some());
     }
 
-    #[test]
-    fn what_cannot_be_locked_is_gone_without() {
+    #[tokio::test]
+    async fn what_cannot_be_locked_is_gone_without() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("file"), "").unwrap();
-        let lock = HostLock::take(&folder.path().join("file/lock"), Duration::from_secs(10));
+        let lock = HostLock::take(&folder.path().join("file/lock"), Duration::from_secs(10), || ()).await;
         assert!(lock._file.is_none());
     }
 }

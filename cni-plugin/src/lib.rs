@@ -15,6 +15,7 @@ mod error;
 pub mod fuzzing;
 mod gc;
 mod gojson;
+mod hints;
 mod host_lock;
 mod identity;
 mod intents;
@@ -31,6 +32,7 @@ mod sight;
 mod status;
 mod versions;
 mod wanted;
+mod whole_file;
 
 pub use about::answer_option;
 pub use allocator::StoreAllocator;

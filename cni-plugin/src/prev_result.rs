@@ -1,4 +1,4 @@
-//! The result of an earlier ADD, as CHECK is given it.
+//! The result of an earlier ADD, as CHECK and DEL are given it.
 
 use std::net::IpAddr;
 

@@ -146,6 +146,8 @@ pub struct DelRequest {
     /// The handle under which old versions of Calico recorded the same container: `<namespace>.<pod>`, or the bare
     /// container id.
     pub old_handle: String,
+    /// The addresses that the runtime says it has, if it says so: where to look first. All that it has is released.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// What CHECK asks for.

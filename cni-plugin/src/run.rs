@@ -20,6 +20,7 @@ use crate::namespaces::Namespaces;
 use crate::netconf::{NetConf, check_name};
 use crate::netns;
 use crate::panics;
+use crate::prev_result;
 use crate::request::{AddRequest, Allocator, DelRequest, Network, StoreAt};
 use crate::result::{AddResult, no_addresses};
 use crate::status::unavailable;
@@ -263,7 +264,10 @@ impl<'a> Context<'a> {
         let own_netns = self.is_own_netns();
         let (_, identity) = self.identify()?;
         let old_handle = identity.old_handle();
-        allocator.del(&DelRequest { store: self.store.clone(), attachment: identity.attachment, old_handle })?;
+        // DEL has to do its work whatever the runtime has kept.
+        let addresses = prev_result::addresses(self.conf.prev_result.as_ref()).unwrap_or_default();
+        let attachment = identity.attachment;
+        allocator.del(&DelRequest { store: self.store.clone(), attachment, old_handle, addresses })?;
         tracing::info!(network = self.conf.name, container = self.call.container, "nothing is held any more");
         if own_netns { Err(netns::own_netns_error()) } else { Ok(String::new()) }
     }

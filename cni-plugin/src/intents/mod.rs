@@ -16,9 +16,8 @@ mod codec;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use ipam_core::attachment::Attachment;
@@ -26,6 +25,7 @@ use ipam_core::intents::{IntentId, Intents, Pending};
 use kv::Txn;
 use uuid::Uuid;
 
+use crate::whole_file;
 use codec::Note;
 
 /// Where the plugin notes its intents.
@@ -50,34 +50,18 @@ impl FileIntents {
         Self { folder: folder.into(), store: store.into() }
     }
 
-    /// Writes a file, and gives it its name when it is whole.
-    fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let unfinished = self.folder.join(format!("{name}.tmp"));
-        let written = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&unfinished)
-            .and_then(|mut file| file.write_all(bytes))
-            .and_then(|()| fs::rename(&unfinished, self.folder.join(name)));
-        if written.is_err() {
-            // What went wrong is told; that something is left of it does no harm.
-            let _ = fs::remove_file(&unfinished);
-        }
-        written
-    }
-
     /// The note in a file, if it is whole and about this attachment on this store.
     fn read(&self, path: &Path, attachment: &Attachment) -> Option<Txn> {
-        let note = match read_bounded(path).and_then(|bytes| Note::decode(&bytes).map_err(io::Error::other)) {
-            Ok(note) => note,
-            // Its writer has just learned the outcome.
-            Err(error) if error.kind() == ErrorKind::NotFound => return None,
-            Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "passing over a note that cannot be read");
-                return None;
-            }
-        };
+        let note =
+            match whole_file::read(path, MAX_BYTES).and_then(|bytes| Note::decode(&bytes).map_err(io::Error::other)) {
+                Ok(note) => note,
+                // Its writer has just learned the outcome.
+                Err(error) if error.kind() == ErrorKind::NotFound => return None,
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), %error, "passing over a note that cannot be read");
+                    return None;
+                }
+            };
         if !note.is_of(attachment) {
             return None;
         }
@@ -92,9 +76,8 @@ impl FileIntents {
 impl Intents for FileIntents {
     fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId> {
         let bytes = Note::new(&self.store, attachment, txn).encode().map_err(io::Error::other)?;
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
         let name = format!("{}{}{SUFFIX}", prefix(attachment), Uuid::new_v4().simple());
-        self.write(&name, &bytes)?;
+        whole_file::write(&self.folder, &name, &bytes)?;
         Ok(IntentId(name))
     }
 
@@ -130,16 +113,6 @@ impl Intents for FileIntents {
 
 /// How the names of an attachment's notes begin. That of another one may begin alike: the note itself says whose it is.
 fn prefix(attachment: &Attachment) -> String {
-    let mut sum = crc32fast::Hasher::new();
-    for part in [&attachment.network, &attachment.container, &attachment.interface, &attachment.node] {
-        sum.update(part.as_bytes());
-        sum.update(&[0]);
-    }
-    format!("{:08x}-", sum.finalize())
-}
-
-fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let read = File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
-    if read as u64 > MAX_BYTES { Err(io::Error::other("the file is too large")) } else { Ok(bytes) }
+    let Attachment { network, container, interface, node, .. } = attachment;
+    whole_file::name_of(&[network, container, interface, node]) + "-"
 }

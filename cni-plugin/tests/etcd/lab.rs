@@ -50,6 +50,15 @@ impl Lab {
         });
     }
 
+    /// Deletes all keys that begin so.
+    pub(crate) fn erase(&self, prefix: &str) {
+        let url = self.etcds[0].url();
+        runtime().block_on(async {
+            let all = etcd_client::DeleteOptions::new().with_prefix();
+            Client::connect([url], None).await.unwrap().delete(prefix, Some(all)).await.unwrap();
+        });
+    }
+
     /// Where the store is.
     pub(crate) fn location(&self) -> Location {
         let hosts: Vec<_> = self.etcds.iter().map(|etcd| etcd.address().to_string()).collect();

@@ -23,6 +23,7 @@ mod process;
 mod proxy;
 #[path = "../../../backend-etcd/tests/support/room.rs"]
 mod room;
+mod round_trips;
 mod secrets;
 #[path = "../../../backend-etcd/tests/support/server.rs"]
 mod server;

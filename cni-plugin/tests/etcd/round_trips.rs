@@ -1,0 +1,123 @@
+//! How often the plugin asks etcd, as etcd itself has counted it; and the hints that spare a question.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use serde_json::Value;
+
+use crate::lab::Lab;
+use crate::process::Call;
+
+/// How many calls of each kind etcd has answered: transactions and ranges. The connections of the test itself make others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Asked {
+    txns: u64,
+    ranges: u64,
+}
+
+fn asked(lab: &Lab) -> Asked {
+    let address = lab.etcds[0].address();
+    let mut connection = TcpStream::connect(address).unwrap();
+    write!(connection, "GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n").unwrap();
+    let mut text = String::new();
+    connection.read_to_string(&mut text).unwrap();
+    let count = |method: &str| {
+        let name = format!("grpc_method=\"{method}\",grpc_service=\"etcdserverpb.KV\"");
+        let lines = text.lines().filter(|line| line.starts_with("grpc_server_handled_total") && line.contains(&name));
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64).sum()
+    };
+    Asked { txns: count("Txn"), ranges: count("Range") }
+}
+
+/// What a call asks, which has to succeed.
+#[track_caller]
+fn asks(lab: &Lab, call: &Call) -> (u64, u64) {
+    let before = asked(lab);
+    call.ok();
+    let after = asked(lab);
+    (after.txns - before.txns, after.ranges - before.ranges)
+}
+
+/// A lab with both families, and its configuration.
+fn lab() -> (Lab, Value) {
+    let lab = Lab::start();
+    lab.pool("six", "fd00:77::/112");
+    let conf = lab.conf();
+    (lab, conf)
+}
+
+fn dual(conf: &Value) -> Value {
+    let mut conf = conf.clone();
+    conf["ipam"]["assign_ipv6"] = "true".into();
+    conf
+}
+
+fn hint_of(lab: &Lab) -> std::path::PathBuf {
+    let store = lab.location().to_string();
+    let files = std::fs::read_dir("/run/margay/hints").unwrap().map(|entry| entry.unwrap().path());
+    let is_ours = |path: &std::path::PathBuf| std::fs::read_to_string(path).is_ok_and(|text| text.contains(&store));
+    files.into_iter().find(is_ours).expect("nothing was remembered")
+}
+
+#[test]
+fn a_steady_call_asks_twice() {
+    let (lab, conf) = lab();
+    assert_eq!(asks(&lab, &Call::new("ADD", "c1", &conf)), (3, 0), "the first of a host");
+    assert_eq!(asks(&lab, &Call::new("ADD", "c2", &conf)), (2, 0), "ADD");
+    assert_eq!(asks(&lab, &Call::new("DEL", "c2", &conf)), (2, 0), "DEL");
+    assert_eq!(asks(&lab, &Call::new("DEL", "c2", &conf)), (1, 0), "DEL again");
+    Call::new("ADD", "c3", &dual(&conf)).ok();
+    assert_eq!(asks(&lab, &Call::new("ADD", "c4", &dual(&conf))), (2, 0), "ADD of both families");
+    assert_eq!(asks(&lab, &Call::new("DEL", "c4", &dual(&conf))), (2, 0), "DEL of both families");
+    let given = Call::new("ADD", "c5", &conf).with("CNI_ARGS", "IP=10.77.0.130");
+    assert_eq!(asks(&lab, &given), (2, 0), "ADD of a given address");
+    assert_eq!(asks(&lab, &Call::new("DEL", "c5", &conf)), (2, 0), "DEL of it");
+}
+
+#[test]
+fn a_hint_that_is_no_good_costs_one_question() {
+    let (lab, conf) = lab();
+    let first = Call::new("ADD", "c1", &conf).ok().address();
+    let hint = hint_of(&lab);
+    let good = std::fs::read_to_string(&hint).unwrap();
+    let block = serde_json::from_str::<Value>(&good).unwrap()["blocks"][0].as_str().unwrap().to_owned();
+    for (number, bad) in [
+        String::new(),
+        "nonsense".into(),
+        good[..good.len() / 2].to_owned(),
+        good.replace(&block, "10.99.0.0/26"),
+        good.replace(&block, "10.77.0.0/16"),
+        "x".repeat(1 << 20),
+    ]
+    .iter()
+    .enumerate()
+    {
+        let container = format!("bad-{number}");
+        std::fs::write(&hint, bad).unwrap();
+        // The block and its affinity, at once.
+        assert_eq!(asks(&lab, &Call::new("ADD", &container, &conf)), (2, 2), "{bad:.100}");
+        assert!(std::fs::read_to_string(&hint).unwrap().contains(&block), "it was not mended: {bad:.100}");
+        std::fs::write(&hint, bad).unwrap();
+        assert_eq!(asks(&lab, &Call::new("DEL", &container, &conf)), (2, 1), "{bad:.100}");
+    }
+    std::fs::remove_file(&hint).unwrap();
+    let mut told = conf.clone();
+    told["prevResult"] = serde_json::json!({"cniVersion": "1.0.0", "ips": [{"address": format!("{first}/32")}]});
+    assert_eq!(asks(&lab, &Call::new("DEL", "c1", &told)), (2, 0), "DEL by who is told the address");
+    lab.nothing_is_left();
+}
+
+/// What was remembered is from before somebody put the cluster back to an older state.
+#[test]
+fn a_hint_from_before_a_restore_costs_one_question() {
+    let (lab, conf) = lab();
+    Call::new("ADD", "c1", &conf).ok();
+    let hint = hint_of(&lab);
+    lab.erase("/calico/ipam/v2/");
+    // All is as before the first ADD; nothing of what is remembered is there.
+    assert_eq!(asks(&lab, &Call::new("DEL", "c1", &conf)), (1, 0));
+    assert_eq!(asks(&lab, &Call::new("ADD", "c2", &conf)), (3, 0));
+    assert!(hint.exists());
+    Call::new("DEL", "c2", &conf).ok();
+    lab.nothing_is_left();
+}
