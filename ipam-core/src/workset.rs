@@ -91,15 +91,8 @@ impl<'t> Workset<'t> {
             let key = keys::block(cidr);
             let stored = self.tx.snapshot_get(&key).await?;
             let block = stored.map(|value| Block::decode(&key, value.as_bytes())).transpose()?;
-            let mut misdated = false;
-            let rested = block.map(|mut block| {
-                misdated = block.apply_cooldown(self.now, self.cooldown_seconds).moved > 0;
-                block
-            });
-            if misdated {
-                self.misdated.push(cidr);
-            }
-            self.blocks.insert(cidr, rested);
+            let (block, is_misdated) = block.map(|block| self.rested(block)).unzip();
+            self.insert(cidr, block, is_misdated == Some(true));
         }
         Ok(self.blocks.get(&cidr).and_then(Option::as_ref))
     }
@@ -115,6 +108,41 @@ impl<'t> Workset<'t> {
             Err(error) => return Err(error),
         }
         Ok(self.block(cidr).await?.map_or(Found::Absent, Found::There))
+    }
+
+    /// Looks through blocks, in one round trip, and says which of them are kept, in their order: those that `keep` wants, and
+    /// those that were read before. Others are forgotten at once, so that a search through a pool of thousands of blocks does
+    /// not hold them all. A damaged block is said in the log and passed over.
+    pub(crate) async fn look_through(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
+        let unread: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.blocks.contains_key(cidr)).collect();
+        let names: Vec<Key> = unread.iter().map(|cidr| keys::block(*cidr)).collect();
+        let found = self.tx.snapshot_look(&names).await?;
+        for ((cidr, key), value) in unread.into_iter().zip(&names).zip(found) {
+            let Some(value) = value else { continue };
+            match Block::decode(key, value.as_bytes()) {
+                Ok(block) => {
+                    let (block, is_misdated) = self.rested(block);
+                    if is_misdated || keep(&block) {
+                        self.insert(cidr, Some(block), is_misdated);
+                    }
+                }
+                Err(error) => tracing::warn!(%cidr, %error, "passing over a damaged block"),
+            }
+        }
+        Ok(blocks.iter().copied().filter(|cidr| self.blocks.contains_key(cidr)).collect())
+    }
+
+    /// A block with released addresses freed whose rest is over, and whether some are dated too far ahead.
+    fn rested(&self, mut block: Block) -> (Block, bool) {
+        let is_misdated = block.apply_cooldown(self.now, self.cooldown_seconds).moved > 0;
+        (block, is_misdated)
+    }
+
+    fn insert(&mut self, cidr: IpNet, block: Option<Block>, is_misdated: bool) {
+        if is_misdated {
+            self.misdated.push(cidr);
+        }
+        self.blocks.insert(cidr, block);
     }
 
     /// Changes a block that is there; the commit will fail if it has changed by then. `None` if it is not there.

@@ -14,6 +14,7 @@ use time::{Duration, OffsetDateTime};
 
 use super::request::AssignRequest;
 use super::search::{existing, next_chunk, walk};
+use crate::attachment::NODE;
 use crate::error::{Error, Result};
 use crate::model::{Attribute, Block, Owner, Pool, keys};
 use crate::net::Family;
@@ -26,6 +27,8 @@ use crate::workset::{BLOCKS_AT_ONCE, Found, Workset};
 const RECLAIM_AGE: Duration = Duration::seconds(60);
 /// So many of a host's blocks are read at once rather than first asked when they were written, which is a round trip more.
 const MOST_READ_UNASKED: usize = 4;
+/// Among so many blocks an empty one is looked for while there is another one to borrow from.
+const MOST_LOOKED_AT_FOR_EMPTY: usize = 64;
 /// How many blocks that the host should not have are given back in one assignment.
 const MOST_LEFT_AT_ONCE: usize = 4;
 
@@ -236,18 +239,27 @@ impl Pass<'_> {
                 }
             }
         }
-        let mut borrow = None;
+        self.find_used(work, may_claim).await
+    }
+
+    /// Among the blocks that are there: one to take over, else one to borrow from. Calico reads all blocks of all pools here;
+    /// once there is one to borrow from, we look for an empty one only so far.
+    async fn find_used(&self, work: &mut Workset<'_>, may_claim: bool) -> Result<Claim> {
+        let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
             for chunk in existing(work, pool, self.walk(pool)).await?.chunks(BLOCKS_AT_ONCE) {
-                work.read_ahead(chunk).await?;
-                for cidr in chunk {
-                    match self.judge(work, *cidr).await? {
+                if let Some(cidr) = borrow.filter(|_| !may_claim || looked_at >= MOST_LOOKED_AT_FOR_EMPTY) {
+                    return Ok(Claim::Borrow(cidr));
+                }
+                looked_at += chunk.len();
+                for cidr in work.look_through(chunk, |block| self.is_of_use(block)).await? {
+                    match self.judge(work, cidr).await? {
                         Verdict::Reclaim(former) if may_claim => {
-                            self.take_over(work, *cidr, former).await?;
-                            return Ok(Claim::Block(*cidr));
+                            self.take_over(work, cidr, former).await?;
+                            return Ok(Claim::Block(cidr));
                         }
                         Verdict::Reclaim(_) | Verdict::Borrow if !self.around.config.strict_affinity() => {
-                            borrow = borrow.or(Some(*cidr));
+                            borrow = borrow.or(Some(cidr));
                         }
                         _ => {}
                     }
@@ -274,6 +286,12 @@ impl Pass<'_> {
 
     fn walk(&self, pool: &Pool) -> Blocks {
         walk(pool, &self.around.host.name, self.now)
+    }
+
+    /// True if a block has room, or something of this host's that may be left over from an earlier boot.
+    fn is_of_use(&self, block: &Block) -> bool {
+        let is_ours = |entry: &Attribute| entry.get(NODE) == Some(&self.around.host.name);
+        block.free_count(&self.around.reservations) > 0 || block.allocated().any(|(_, entry)| is_ours(entry))
     }
 
     /// What a stored block is good for.

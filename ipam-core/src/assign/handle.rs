@@ -101,7 +101,9 @@ impl Ipam {
     /// have. Attributes are recorded as they are given.
     ///
     /// Guards: as [`assign`](Self::assign), and the handle. A process that is killed in here leaves no note: on a store of
-    /// other processes its commit may still happen, so release the handle before you forget it.
+    /// other processes its commit may still happen, so release the handle before you forget it. Two requests at once that are
+    /// equal to the last attribute write the same; if a reply is lost then, both may be answered with the one address that
+    /// was given. An attribute of the caller's own tells them apart.
     ///
     /// # Errors
     /// `HandleLimit`; `Invalid` for a handle or an owner that cannot be one; otherwise those of [`assign`](Self::assign).

@@ -213,7 +213,10 @@ async fn of_many_who_want_the_only_address_of_a_handle_one_gets_it() {
         let world = world.clone();
         tokio::spawn(async move {
             let node = ["a", "b", "c"][number % 3];
-            give(&world, &request("net.vmi.shop.cart", Owner::host(node), 1).with_most_per_family(1)).await
+            let request = request("net.vmi.shop.cart", Owner::host(node), 1).with_most_per_family(1);
+            // Replies are lost here. Two of a node that wrote the very same could not tell whose write it was.
+            let own = [("caller".to_owned(), number.to_string())].into();
+            give(&world, &request.with_attributes(own)).await
         })
     });
     let mut given = Vec::new();

@@ -17,6 +17,7 @@ mod lost;
 mod owners;
 mod release;
 mod retire;
+mod scale;
 mod settings;
 mod world;
 mod would;

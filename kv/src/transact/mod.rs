@@ -108,8 +108,9 @@ pub struct Committed<T> {
 /// it is an error, or writes nothing, its answer is true as of the one revision that it read, and nothing is written.
 ///
 /// A write whose reply is lost is settled before anything else happens: the same guarded transaction is sent again; if
-/// its guards no longer hold, the history of the written keys tells whether that was our own doing. One thing cannot be
-/// told: a transaction that guards only absences may still land after its guards failed and hold again.
+/// its guards no longer hold, the history of the written keys tells whether that was our own doing. Two things cannot be
+/// told: a transaction that guards only absences may still land after its guards failed and hold again; and another
+/// writer's transaction that wrote the very same is taken for our own.
 ///
 /// It is a macro because an async closure that is given a reference makes a future that is not `Send`.
 ///

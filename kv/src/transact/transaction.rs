@@ -192,6 +192,20 @@ impl Transaction {
         Ok(answers.iter().all(|answer| answer.kvs.is_empty()))
     }
 
+    /// Many keys in one round trip, without a guard, and without keeping what was read: for who looks through more than it
+    /// can hold. In the order of `keys`; what this transaction writes is not seen.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn snapshot_look(&mut self, keys: &[Key]) -> Result<Vec<Option<Value>>> {
+        let reads = keys.iter().map(|key| RangeRequest::new(Range::Key(key.clone())).with_at(self.at));
+        let answers = self.ask_ranges(reads.collect()).await?;
+        if let (false, Some(answer)) = (self.at.is_set(), answers.first()) {
+            self.at = answer.revision;
+        }
+        Ok(answers.into_iter().map(|answer| answer.kvs.into_iter().next().map(|kv| kv.value)).collect())
+    }
+
     /// When a key that was read was last written; `None` if it is absent, or was not read.
     pub fn written_at(&self, key: &Key) -> Option<Revision> {
         self.seen.get(key)?.as_ref().map(|kv| kv.mod_revision)
