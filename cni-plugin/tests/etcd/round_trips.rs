@@ -24,7 +24,7 @@ fn asked(lab: &Lab) -> Asked {
     let count = |method: &str| {
         let name = format!("grpc_method=\"{method}\",grpc_service=\"etcdserverpb.KV\"");
         let lines = text.lines().filter(|line| line.starts_with("grpc_server_handled_total") && line.contains(&name));
-        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64).sum()
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
     };
     Asked { txns: count("Txn"), ranges: count("Range") }
 }
@@ -101,7 +101,7 @@ fn a_hint_that_is_no_good_costs_one_question() {
         assert_eq!(asks(&lab, &Call::new("DEL", &container, &conf)), (2, 1), "{bad:.100}");
     }
     std::fs::remove_file(&hint).unwrap();
-    let mut told = conf.clone();
+    let mut told = conf;
     told["prevResult"] = serde_json::json!({"cniVersion": "1.0.0", "ips": [{"address": format!("{first}/32")}]});
     assert_eq!(asks(&lab, &Call::new("DEL", "c1", &told)), (2, 0), "DEL by who is told the address");
     lab.nothing_is_left();
