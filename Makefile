@@ -7,8 +7,8 @@ help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: lab
-lab: ## Give two network namespaces addresses from an embedded store and ping between them (STORE=sled|redb)
-	@scripts/setup lab
+lab: ## Give two network namespaces addresses and ping between them (STORE=sled|redb|etcd)
+	@scripts/setup lab $(STORE)
 	@cargo build --quiet --profile ci -p cni-plugin -p cli
 	@scripts/lab $(STORE)
 
@@ -34,6 +34,7 @@ test-parts:
 		scripts/timed --tests scripts/test-programs
 	scripts/timed "lab on sled" scripts/lab sled
 	scripts/timed "lab on redb" scripts/lab redb
+	scripts/timed "lab on etcd" scripts/lab etcd
 	scripts/timed "installation" scripts/check-install
 
 .PHONY: bench
