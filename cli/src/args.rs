@@ -1,6 +1,7 @@
 //! What can be typed.
 
 mod gc;
+mod install;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use ipnet::IpNet;
 
 use crate::verbs::store::args::StoreVerb;
 pub(crate) use gc::Gc;
+pub(crate) use install::Install;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -119,6 +121,9 @@ pub(crate) enum Command {
     /// The store itself: its state, backups, upkeep
     #[command(subcommand)]
     Store(StoreVerb),
+    /// Make this node use Margay's plugin in place of Calico's calico-ipam, and go back
+    #[command(after_help = install::HELP)]
+    Install(Install),
     /// Judge a store by the rules that every store has to keep
     #[command(after_help = CONFORMANCE)]
     Conformance(Conformance),

@@ -9,6 +9,7 @@ mod backup;
 mod error;
 mod gc;
 mod holder;
+mod install;
 mod judge;
 mod manual;
 mod output;
@@ -59,6 +60,7 @@ pub fn run(
         Command::Store(verb) => {
             execute(&cli, env, out, err, async |location| verbs::store::run(verb, location).await).map(|()| 0)
         }
+        Command::Install(args) => install::run(&cli, args, env, out, err).map(|()| 0),
         Command::Conformance(args) => judge::run(&cli, args, env, out, err),
         Command::Completions { shell } => manual::completions(*shell, out).map(|()| 0),
         Command::ManPages { folder } => manual::man_pages(folder).map(|()| 0),

@@ -1,5 +1,6 @@
 //! The stores that the CNI configuration of this host names.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::error::{Candidate, ConfigError};
+use crate::location::Location;
 use crate::netconf::{NetConfStore, for_netconf};
 
 /// Where container runtimes keep their CNI configuration.
@@ -23,25 +25,60 @@ pub(crate) struct Found {
     pub(crate) unreadable: Vec<String>,
 }
 
-/// Reads every `.conflist`, `.conf` and `.json` file of a folder. An absent folder is an empty one.
+/// A plugin of the CNI configuration whose addresses come from `calico-ipam`.
+pub struct CalicoNetwork {
+    /// Where it is configured.
+    pub file: PathBuf,
+    /// What a runtime hands the plugin: its own section, with the name and the version of its list. It may hold secrets.
+    pub conf: Map<String, Value>,
+    /// The store that it names by itself, without what the runtime's environment may add.
+    pub store: Result<Location, ConfigError>,
+}
+
+impl fmt::Debug for CalicoNetwork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CalicoNetwork").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+/// The networks of a folder of CNI configuration whose `ipam.type` is `calico-ipam`, and what could not be read, a sentence
+/// each. An absent folder is an empty one.
+pub fn calico_networks(dir: &Path) -> (Vec<CalicoNetwork>, Vec<String>) {
+    let mut networks = Vec::new();
+    let unreadable = each_plugin(dir, |file, plugin| {
+        let Some(conf) = plugin.as_object() else { return };
+        if let Some(store) = store_settings(conf).filter(|store| store.called_as_calico_ipam) {
+            let store = for_netconf(&store, &|_| None);
+            networks.push(CalicoNetwork { file: file.to_owned(), conf: conf.clone(), store });
+        }
+    });
+    (networks, unreadable)
+}
+
+/// The stores that a folder of CNI configuration names. An absent folder is an empty one.
 pub(crate) fn scan(dir: &Path) -> Found {
     let mut found = Found::default();
+    let unreadable = each_plugin(dir, |file, plugin| found.add(file, plugin));
+    Found { unreadable, ..found }
+}
+
+/// Goes through the plugins of every `.conflist`, `.conf` and `.json` file, in the order of the files' names, and returns
+/// what could not be read.
+fn each_plugin(dir: &Path, mut visit: impl FnMut(&Path, &Value)) -> Vec<String> {
     let mut files = match configuration_files(dir) {
         Ok(files) => files,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return found,
-        Err(error) => {
-            found.unreadable.push(format!("{}: {error}", dir.display()));
-            return found;
-        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
+        Err(error) => return vec![format!("{}: {error}", dir.display())],
     };
     files.sort();
+    let mut unreadable = Vec::new();
     for file in files {
         match plugins(&file) {
-            Ok(plugins) => plugins.iter().for_each(|plugin| found.add(&file, plugin)),
-            Err(problem) => found.unreadable.push(format!("{}: {problem}", file.display())),
+            Ok(plugins) => plugins.iter().for_each(|plugin| visit(&file, plugin)),
+            Err(problem) => unreadable.push(format!("{}: {problem}", file.display())),
         }
     }
-    found
+    unreadable
 }
 
 impl Found {
@@ -76,12 +113,22 @@ fn configuration_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The plugins of one file: those of a list, or the one that the file is.
+/// The plugins of one file: those of a list, with what they have from it, or the one that the file is.
 fn plugins(file: &Path) -> Result<Vec<Value>, String> {
     let text = fs::read(file).map_err(|error| error.to_string())?;
     let mut conf: Value = serde_json::from_slice(&text).map_err(|error| format!("not valid JSON: {error}"))?;
-    match conf.as_object_mut().and_then(|conf| conf.remove("plugins")) {
-        Some(Value::Array(plugins)) => Ok(plugins),
+    let Some(list) = conf.as_object_mut() else { return Ok(vec![conf]) };
+    match list.remove("plugins") {
+        Some(Value::Array(mut plugins)) => {
+            for plugin in plugins.iter_mut().filter_map(Value::as_object_mut) {
+                for name in ["name", "cniVersion"] {
+                    if let Some(value) = list.get(name) {
+                        plugin.insert(name.to_owned(), value.clone());
+                    }
+                }
+            }
+            Ok(plugins)
+        }
         Some(_) => Err("\"plugins\" is not a list".into()),
         None => Ok(vec![conf]),
     }

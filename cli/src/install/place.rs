@@ -1,0 +1,313 @@
+//! A folder of plugins in which `calico-ipam` is, or becomes, Margay's.
+//!
+//! What is needed to go back is in the folder `.margay` in it, so that it is on the same file system and goes where the
+//! plugins go:
+//!
+//! | File | Is |
+//! |---|---|
+//! | `previous` | the file that was there before; the very file, not a copy |
+//! | `new` | Margay's, until it is whole and has been tried |
+//! | `state.json` | what is installed, and what was there before |
+//!
+//! Each step leaves a folder from which both the same command and `--undo` go on, and `calico-ipam` itself only ever
+//! changes by a rename, from one whole file to another.
+
+use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::PROGRAM;
+use super::program::Program;
+use crate::error::{Failure, Result};
+
+/// The form of the file with the state.
+const FORMAT: u32 = 1;
+
+/// What was installed in a folder, and what was there before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct State {
+    format: u32,
+    /// The version of Margay's plugin.
+    pub(crate) version: String,
+    /// The checksum of Margay's plugin.
+    sha256: String,
+    /// What was there before; `None` if nothing was.
+    pub(crate) previous: Option<Previous>,
+    /// Whether the folder itself was made.
+    made_folder: bool,
+}
+
+/// What was there before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Previous {
+    /// Its version, if it tells.
+    pub(crate) version: Option<String>,
+}
+
+/// What became of an installation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Installed {
+    Now,
+    Already,
+}
+
+/// What was put back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Undone {
+    /// The file that was there before.
+    Restored,
+    /// Nothing was there before.
+    Removed,
+    /// Somebody else's file was there already, and stays.
+    Left,
+}
+
+/// A folder of plugins.
+#[derive(Debug)]
+pub(crate) struct Place {
+    folder: PathBuf,
+}
+
+impl Place {
+    pub(crate) fn new(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into() }
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What the runtime runs.
+    pub(crate) fn target(&self) -> PathBuf {
+        self.folder.join(PROGRAM)
+    }
+
+    /// What was there before, as long as it is needed.
+    pub(crate) fn previous(&self) -> PathBuf {
+        self.kept().join("previous")
+    }
+
+    fn kept(&self) -> PathBuf {
+        self.folder.join(".margay")
+    }
+
+    fn staged(&self) -> PathBuf {
+        self.kept().join("new")
+    }
+
+    fn state_file(&self) -> PathBuf {
+        self.kept().join("state.json")
+    }
+
+    /// Whether anything of an installation is here.
+    pub(crate) fn is_touched(&self) -> bool {
+        self.kept().is_dir()
+    }
+
+    /// Whether an installation has ended before it was complete.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.is_touched() && (!self.state_file().exists() || self.staged().exists())
+    }
+
+    /// What was installed here, if anything was.
+    pub(crate) fn state(&self) -> Result<Option<State>> {
+        let bytes = match fs::read(self.state_file()) {
+            Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => return Ok(None),
+            read => read.map_err(|error| self.failed("cannot read", &error))?,
+        };
+        let state: Option<State> = serde_json::from_slice(&bytes).ok();
+        state.filter(|state| state.format == FORMAT).map(Some).ok_or_else(|| {
+            Failure::new(format!("{} is not what this margay writes", self.state_file().display())).hint(format!(
+                "a newer margay has installed here: use that one; what was there before is {}",
+                self.previous().display()
+            ))
+        })
+    }
+
+    /// Whether this user may change the folder.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        let existing = self.folder.ancestors().find(|folder| folder.exists()).unwrap_or(&self.folder);
+        rustix::fs::access(existing, rustix::fs::Access::WRITE_OK)
+            .map_err(|error| self.failed("cannot write into", &error.into()))
+    }
+
+    /// Puts Margay's plugin into place, and keeps what is there.
+    pub(crate) fn install(&self, plugin: &Path) -> Result<Installed> {
+        self.install_steps(plugin).map_err(|error| self.failed("cannot install into", &error))?
+    }
+
+    fn install_steps(&self, plugin: &Path) -> io::Result<Result<Installed>> {
+        let known = match self.state() {
+            Ok(known) => known,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        let made_folder = known.as_ref().map_or(!self.folder.exists(), |state| state.made_folder);
+        make_folder(&self.folder, 0o755)?;
+        make_folder(&self.kept(), 0o700)?;
+        let _lock = match self.lock() {
+            Ok(lock) => lock,
+            Err(failure) => return Ok(Err(failure)),
+        };
+
+        let target = self.target();
+        let there = fs::symlink_metadata(&target).is_ok().then(|| Program::ask(&target));
+        let is_ours = there.as_ref().is_some_and(Program::is_ours);
+        let sha256 = checksum(plugin)?;
+        if is_ours
+            && !self.staged().exists()
+            && known.as_ref().is_some_and(|state| state.sha256 == sha256)
+            && checksum(&target)? == sha256
+        {
+            return Ok(Ok(Installed::Already));
+        }
+
+        let mut previous = known.and_then(|state| state.previous);
+        if let Some(program) = there.filter(|_| !is_ours) {
+            self.keep(&target)?;
+            previous = Some(Previous { version: program.version().map(str::to_owned) });
+        } else if previous.is_none() && fs::symlink_metadata(self.previous()).is_ok() {
+            previous = Some(Previous { version: Program::ask(&self.previous()).version().map(str::to_owned) });
+        }
+
+        let staged = self.staged();
+        remove_if_there(&staged)?;
+        fs::copy(plugin, &staged)?;
+        fs::set_permissions(&staged, Permissions::from_mode(0o755))?;
+        File::open(&staged)?.sync_all()?;
+        let program = Program::ask(&staged);
+        let Program::Margay(version) = program else {
+            return Ok(Err(Failure::new(format!("{}: {program}", staged.display()))
+                .hint("nothing was changed; see that the folder is on a file system from which programs may be run")));
+        };
+        let state = State { format: FORMAT, version, sha256: checksum(&staged)?, previous, made_folder };
+        self.write_state(&state)?;
+        fs::rename(&staged, &target)?;
+        sync(&self.folder)?;
+        Ok(Ok(Installed::Now))
+    }
+
+    /// Gives what is there a second name: it is the same file when it comes back, with its owner, mode and times.
+    fn keep(&self, target: &Path) -> io::Result<()> {
+        let linked = self.kept().join("previous.new");
+        remove_if_there(&linked)?;
+        fs::hard_link(target, &linked)?;
+        fs::rename(&linked, self.previous())?;
+        // A rename between two names of one file leaves both.
+        remove_if_there(&linked)?;
+        sync(&self.kept())
+    }
+
+    fn write_state(&self, state: &State) -> io::Result<()> {
+        let unfinished = self.kept().join("state.new");
+        let mut file = File::create(&unfinished)?;
+        file.write_all(&serde_json::to_vec_pretty(state)?)?;
+        file.sync_all()?;
+        fs::rename(&unfinished, self.state_file())?;
+        sync(&self.kept())
+    }
+
+    /// Puts back what was there before. `others` says whether a call finds another `calico-ipam` elsewhere.
+    pub(crate) fn undo(&self, others: Others) -> Result<Undone> {
+        let _lock = self.lock()?;
+        // What stands in the way of reading it is no reason to keep an operator from going back.
+        let made_folder = self.state().ok().flatten().is_some_and(|state| state.made_folder);
+        let target = self.target();
+        let there = fs::symlink_metadata(&target).is_ok().then(|| Program::ask(&target));
+        let has_previous = fs::symlink_metadata(self.previous()).is_ok();
+        let undone = match there {
+            Some(Program::Other(_)) => Undone::Left,
+            Some(Program::Broken(_)) if !has_previous => Undone::Left,
+            _ if has_previous => {
+                self.step(|| fs::rename(self.previous(), &target).and_then(|()| sync(&self.folder)))?;
+                Undone::Restored
+            }
+            Some(_) if others == Others::None => {
+                return Err(Failure::new(format!(
+                    "nothing is kept that could be put back in place of {}, and there is no other {PROGRAM}",
+                    target.display()
+                ))
+                .hint(
+                    "nothing was changed; calico-node puts its own there when it starts without UPDATE_CNI_BINARIES=false",
+                ));
+            }
+            Some(_) => {
+                self.step(|| fs::remove_file(&target))?;
+                Undone::Removed
+            }
+            None => Undone::Removed,
+        };
+        self.step(|| {
+            for left in ["new", "state.new", "previous.new", "previous", "state.json"] {
+                remove_if_there(&self.kept().join(left))?;
+            }
+            fs::remove_dir(self.kept())?;
+            if made_folder {
+                // Somebody may have put other plugins there.
+                _ = fs::remove_dir(&self.folder);
+            } else {
+                sync(&self.folder)?;
+            }
+            Ok(())
+        })?;
+        Ok(undone)
+    }
+
+    fn step(&self, work: impl FnOnce() -> io::Result<()>) -> Result<()> {
+        work().map_err(|error| self.failed("cannot change", &error))
+    }
+
+    /// Keeps other commands of this kind out until it is dropped.
+    fn lock(&self) -> Result<File> {
+        let folder = File::open(self.kept()).map_err(|error| self.failed("cannot open", &error))?;
+        match folder.try_lock() {
+            Ok(()) => Ok(folder),
+            Err(TryLockError::WouldBlock) => {
+                Err(Failure::new(format!("another margay install works in {}", self.folder.display()))
+                    .hint("wait until it has ended, and try again"))
+            }
+            Err(TryLockError::Error(error)) => Err(self.failed("cannot lock", &error)),
+        }
+    }
+
+    fn failed(&self, what: &str, error: &io::Error) -> Failure {
+        let failure = Failure::new(format!("{what} {}: {error}", self.folder.display()));
+        match error.kind() {
+            ErrorKind::PermissionDenied => failure.hint("run it as root, on the node itself"),
+            ErrorKind::ReadOnlyFilesystem => {
+                failure.hint("the folder is read-only here: use --own-folder with one that can be written to")
+            }
+            _ => failure.hint("repeat the command when this is mended; margay install --undo goes back"),
+        }
+    }
+}
+
+/// Whether a call would find another `calico-ipam`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Others {
+    None,
+    Some,
+}
+
+fn make_folder(folder: &Path, mode: u32) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(mode).create(folder)
+}
+
+fn remove_if_there(file: &Path) -> io::Result<()> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+fn sync(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+fn checksum(file: &Path) -> io::Result<String> {
+    let digest = Sha256::digest(fs::read(file)?);
+    Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+}

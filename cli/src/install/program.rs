@@ -1,0 +1,163 @@
+//! What a plugin's file says of itself, and whether it could give addresses.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use datastore::{CalicoNetwork, Environment};
+use serde_json::Value;
+
+use crate::error::{Failure, Result};
+use crate::output::printable;
+
+/// How long a program may take to answer.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// How often a file is tried that somebody is just writing.
+const TRIES: u32 = 40;
+
+/// What a runtime's environment may say of who logs in: a network's configuration has no place for it.
+const LOGIN: [&str; 4] = ["ETCD_USERNAME", "ETCD_PASSWORD", "CALICO_ETCD_USERNAME", "CALICO_ETCD_PASSWORD"];
+
+/// Whose program a file is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Program {
+    /// Margay's plugin, in this version.
+    Margay(String),
+    /// Another, with its version if it tells.
+    Other(Option<String>),
+    /// It cannot be run, and why.
+    Broken(String),
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Margay(version) => write!(f, "Margay {version}"),
+            Self::Other(Some(version)) => write!(f, "not Margay: {version}"),
+            Self::Other(None) => f.write_str("not Margay"),
+            Self::Broken(why) => write!(f, "cannot be run: {why}"),
+        }
+    }
+}
+
+impl Program {
+    /// Asks a file what it is, by the option that Calico's plugins have.
+    pub(crate) fn ask(file: &Path) -> Self {
+        let mut command = Command::new(file);
+        command.arg0(super::PROGRAM).arg("-v").env_clear();
+        match call(command, b"") {
+            Err(error) => Self::Broken(error.to_string()),
+            Ok(answer) => {
+                let line = printable(answer.stdout.lines().next().unwrap_or_default().trim());
+                match line.strip_prefix("margay-ipam ") {
+                    Some(version) if answer.success => Self::Margay(version.to_owned()),
+                    _ => Self::Other(Some(line.chars().take(80).collect()).filter(|line: &String| !line.is_empty())),
+                }
+            }
+        }
+    }
+
+    pub(crate) fn is_ours(&self) -> bool {
+        matches!(self, Self::Margay(_))
+    }
+
+    pub(crate) fn version(&self) -> Option<&str> {
+        match self {
+            Self::Margay(version) => Some(version),
+            Self::Other(version) => version.as_deref(),
+            Self::Broken(_) => None,
+        }
+    }
+}
+
+/// Asks Margay's plugin whether an ADD on this network could be carried out: by the verb STATUS, which changes nothing.
+///
+/// # Errors
+/// What the plugin says is wrong. It names members and paths, and no secret.
+pub(crate) fn check_store(plugin: &Path, network: &CalicoNetwork, path: &str, env: &Environment<'_>) -> Result<()> {
+    let mut conf = network.conf.clone();
+    // STATUS came with this version; what the network's own version is makes no difference to the store.
+    conf.insert("cniVersion".to_owned(), "1.1.0".into());
+    let mut command = Command::new(plugin);
+    command.arg0(super::PROGRAM).env_clear().env("CNI_COMMAND", "STATUS").env("CNI_PATH", path);
+    for name in LOGIN {
+        if let Some(value) = env(name) {
+            command.env(name, value);
+        }
+    }
+    let failed = |why: &str| {
+        Failure::new(format!("Margay's plugin could give no address with {}: {why}", network.file.display())).hint(
+            "nothing was changed; see docs/errors.md for the text, and set ETCD_USERNAME and ETCD_PASSWORD here if the \
+             runtime has them",
+        )
+    };
+    let answer =
+        call(command, Value::Object(conf).to_string().as_bytes()).map_err(|error| failed(&error.to_string()))?;
+    if answer.success {
+        return Ok(());
+    }
+    let error: Value = serde_json::from_str(&answer.stdout).unwrap_or_default();
+    let text = |member: &str| error.get(member).and_then(Value::as_str).map(printable).filter(|text| !text.is_empty());
+    let why = [text("msg"), text("details")].into_iter().flatten().collect::<Vec<_>>().join("; ");
+    Err(failed(if why.is_empty() { "it fails without saying why" } else { &why }))
+}
+
+/// What a program answered.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) success: bool,
+    pub(crate) stdout: String,
+}
+
+/// Runs a program with this on its standard input; what it says on standard error is not looked at.
+///
+/// # Errors
+/// If it cannot be started, or does not end in time.
+pub(crate) fn call(mut command: Command, stdin: &[u8]) -> io::Result<Answer> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = start(&mut command)?;
+    let (Some(mut input), Some(mut output)) = (child.stdin.take(), child.stdout.take()) else {
+        return Err(io::Error::other("no pipes"));
+    };
+    let stdin = stdin.to_vec();
+    // A program that reads nothing, or says nothing, must not keep us longer than it may take.
+    let writer = thread::spawn(move || input.write_all(&stdin));
+    let reader = thread::spawn(move || {
+        let mut bytes = Vec::new();
+        output.read_to_end(&mut bytes).map(|_| bytes)
+    });
+    let status = wait(&mut child)?;
+    _ = writer.join();
+    let bytes = reader.join().unwrap_or_else(|_| Ok(Vec::new()))?;
+    Ok(Answer { success: status.success(), stdout: String::from_utf8_lossy(&bytes).into_owned() })
+}
+
+fn start(command: &mut Command) -> io::Result<Child> {
+    for _ in 0..TRIES {
+        match command.spawn() {
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => thread::sleep(Duration::from_millis(50)),
+            started => return started,
+        }
+    }
+    command.spawn()
+}
+
+fn wait(child: &mut Child) -> io::Result<ExitStatus> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if Instant::now() > until {
+            child.kill()?;
+            child.wait()?;
+            return Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", PATIENCE.as_secs())));
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}

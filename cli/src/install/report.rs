@@ -1,0 +1,264 @@
+//! What is told: which program a call runs now, what was changed, and what to do next.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::place::{Installed, Place, State, Undone};
+use super::program::Program;
+use super::runtime::PluginPath;
+use super::{KEEP, PROGRAM, nothing_to_run, places};
+use crate::answer::Answer;
+use crate::args::Install;
+use crate::error::{Failure, Result};
+
+/// How things are on this node.
+#[derive(Debug)]
+pub(crate) struct Report {
+    /// The file that a call runs, and what it is.
+    runs: Option<(PathBuf, Program)>,
+    /// The folders in which something was installed, or begun.
+    places: Vec<Seen>,
+}
+
+/// A folder in which something was installed.
+#[derive(Debug)]
+struct Seen {
+    folder: PathBuf,
+    state: Option<State>,
+    unfinished: bool,
+    previous: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct StatusJson<'a> {
+    ours: bool,
+    runs: Option<RunsJson<'a>>,
+    plugin_path: &'a [PathBuf],
+    plugin_path_from: String,
+    installed: Vec<InstalledJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct RunsJson<'a> {
+    file: &'a Path,
+    program: &'static str,
+    version: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct InstalledJson<'a> {
+    folder: &'a Path,
+    version: Option<&'a str>,
+    complete: bool,
+    overwritten: bool,
+    previous_version: Option<&'a str>,
+}
+
+impl Report {
+    pub(crate) fn make(path: &PluginPath, args: &Install) -> Result<Self> {
+        let runs = path.first().map(|file| {
+            let program = Program::ask(&file);
+            (file, program)
+        });
+        let mut seen = Vec::new();
+        for place in places(args, path).filter(Place::is_touched) {
+            seen.push(Seen {
+                state: place.state()?,
+                unfinished: place.is_unfinished(),
+                previous: Some(place.previous()).filter(|file| file.symlink_metadata().is_ok()),
+                folder: place.folder().to_owned(),
+            });
+        }
+        Ok(Self { runs, places: seen })
+    }
+
+    fn is_ours(&self) -> bool {
+        self.runs.as_ref().is_some_and(|(_, program)| program.is_ours())
+    }
+
+    /// Whether somebody has put another program over what was installed in a folder.
+    fn is_overwritten(&self, seen: &Seen) -> bool {
+        let there = self.runs.as_ref().filter(|(file, _)| file.parent() == Some(&seen.folder));
+        !seen.unfinished && there.is_some_and(|(_, program)| !program.is_ours())
+    }
+
+    /// What is wrong, if a call does not run Margay's.
+    pub(crate) fn failure(&self, path: &PluginPath, args: &Install) -> Option<Failure> {
+        let again = "margay install --beside-calico";
+        let Some((file, program)) = &self.runs else { return Some(nothing_to_run(path)) };
+        if program.is_ours() {
+            return None;
+        }
+        let file = file.display();
+        if let Some(own) = self.places.iter().find(|seen| self.is_overwritten(seen)) {
+            let failure = Failure::new(format!("{file} was overwritten since Margay's was put there"));
+            return Some(failure.hint(format!(
+                "run {again} again in {}; calico-node does this when it starts, unless it was told not to: {KEEP}",
+                own.folder.display()
+            )));
+        }
+        if let Some(seen) = self.places.iter().find(|seen| seen.unfinished) {
+            let failure = Failure::new(format!("an installation in {} was interrupted", seen.folder.display()));
+            return Some(failure.hint(format!("finish it with {again}, or go back with margay install --undo")));
+        }
+        // Installed, but elsewhere: the runtime does not look there first.
+        let own = self.places.first().map(|seen| seen.folder.as_path()).or(args.own_folder.as_deref());
+        Some(match own {
+            Some(folder) => Failure::new(format!("a CNI call runs {file}, and not what is in {}", folder.display()))
+                .hint(path.how_to_look_first_in(folder)),
+            None => Failure::new(format!("a CNI call runs {file}, which is not Margay's"))
+                .hint(format!("to change that: {again}")),
+        })
+    }
+
+    /// The answer of `--status`.
+    pub(crate) fn answer(&self, path: &PluginPath) -> Result<Answer> {
+        let mut lines = vec![match &self.runs {
+            Some((file, program)) => format!("Runs now:    {} ({program})", file.display()),
+            None => format!("Runs now:    no {PROGRAM}"),
+        }];
+        lines.push(format!("Plugin path: {path}"));
+        if self.places.is_empty() {
+            lines.push("Installed:   no".to_owned());
+        }
+        for seen in &self.places {
+            let folder = seen.folder.display();
+            lines.push(match &seen.state {
+                Some(state) if !seen.unfinished => format!("Installed:   Margay {} in {folder}", state.version),
+                _ => format!("Installed:   not completely, in {folder}"),
+            });
+            if let Some(previous) = &seen.previous {
+                lines.push(format!("Kept:        {} ({})", previous.display(), seen.previous_told()));
+            }
+        }
+        let json = StatusJson {
+            ours: self.is_ours(),
+            runs: self.runs.as_ref().map(|(file, program)| RunsJson {
+                file,
+                program: match program {
+                    Program::Margay(_) => "margay",
+                    Program::Other(_) => "other",
+                    Program::Broken(_) => "broken",
+                },
+                version: program.version(),
+            }),
+            plugin_path: &path.folders,
+            plugin_path_from: path.source.to_string(),
+            installed: self.places.iter().map(|seen| self.installed_json(seen)).collect(),
+        };
+        Answer::new(lines.join("\n"), &json)
+    }
+
+    fn installed_json<'a>(&self, seen: &'a Seen) -> InstalledJson<'a> {
+        InstalledJson {
+            folder: &seen.folder,
+            version: seen.state.as_ref().map(|state| state.version.as_str()),
+            complete: !seen.unfinished,
+            overwritten: self.is_overwritten(seen),
+            previous_version: seen.previous_version(),
+        }
+    }
+}
+
+impl Seen {
+    fn previous_version(&self) -> Option<&str> {
+        self.state.as_ref()?.previous.as_ref()?.version.as_deref()
+    }
+
+    fn previous_told(&self) -> &str {
+        self.previous_version().unwrap_or("it tells no version")
+    }
+}
+
+/// What is to be done in a folder, or was done.
+#[derive(Debug, Serialize)]
+pub(crate) struct Change {
+    file: PathBuf,
+    action: &'static str,
+    version: Option<String>,
+    #[serde(skip)]
+    text: String,
+}
+
+impl Change {
+    /// What an installation will do.
+    pub(crate) fn install(place: &Place, plugin: &Path, version: &str) -> Self {
+        let file = place.target();
+        let mut text = format!("put {} (Margay {version}) into place as {}", plugin.display(), file.display());
+        if file.is_file() && !Program::ask(&file).is_ours() {
+            text += &format!(", and keep what is there as {}", place.previous().display());
+        }
+        Self { file, action: "install", version: Some(version.to_owned()), text }
+    }
+
+    /// What going back will do.
+    pub(crate) fn undo(place: &Place) -> Self {
+        let text = format!("put back what was in {} before", place.folder().display());
+        Self { file: place.target(), action: "undo", version: None, text }
+    }
+
+    /// What going back has done.
+    pub(crate) fn done(self, undone: Undone) -> Self {
+        let file = self.file.display();
+        let (action, text) = match undone {
+            Undone::Restored => ("restored", format!("{file} is what it was before")),
+            Undone::Removed => ("removed", format!("{file} is gone; it was only there for Margay")),
+            Undone::Left => ("left", format!("{file} is not Margay's any more, and stays")),
+        };
+        let version = self.file.is_file().then(|| Program::ask(&self.file).version().map(str::to_owned)).flatten();
+        let text = version.as_ref().map_or(text.clone(), |version| format!("{text} ({version})"));
+        Self { action, text, version, ..self }
+    }
+}
+
+#[derive(Serialize)]
+struct ChangesJson<'a> {
+    dry_run: bool,
+    changes: &'a [Change],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ours: Option<bool>,
+}
+
+/// The answer of `--dry-run`.
+pub(crate) fn dry_run(changes: &[Change]) -> Result<Answer> {
+    let lines: Vec<_> = changes.iter().map(|change| format!("would {}", change.text)).collect();
+    let text = if lines.is_empty() { "nothing to do".to_owned() } else { lines.join("\n") };
+    Answer::new(text, &ChangesJson { dry_run: true, changes, ours: None })
+}
+
+/// The answer of `--beside-calico`.
+pub(crate) fn installed(change: &Change, done: Installed, report: &Report) -> Result<Answer> {
+    let (file, version) = (change.file.display(), change.version.as_deref().unwrap_or_default());
+    let mut text = match done {
+        Installed::Now => format!("{file} is Margay's {version} now"),
+        Installed::Already => format!("{file} is Margay's {version} already"),
+    };
+    let here = report.places.iter().find(|seen| change.file.parent() == Some(&seen.folder));
+    if let Some((seen, previous)) = here.and_then(|seen| Some((seen, seen.previous.as_ref()?))) {
+        text += &format!("; what was there is kept as {} ({})", previous.display(), seen.previous_told());
+    }
+    let change = Change {
+        file: change.file.clone(),
+        action: if done == Installed::Now { "installed" } else { "already" },
+        version: change.version.clone(),
+        text: String::new(),
+    };
+    Answer::new(text, &ChangesJson { dry_run: false, changes: &[change], ours: Some(report.is_ours()) })
+}
+
+/// The answer of `--undo`.
+pub(crate) fn undone(changes: &[Change], path: &PluginPath) -> Result<Answer> {
+    let lines: Vec<_> = changes.iter().map(|change| change.text.as_str()).collect();
+    let text = if lines.is_empty() { format!("nothing was installed in {path}") } else { lines.join("\n") };
+    let ours = path.first().is_some_and(|file| Program::ask(&file).is_ours());
+    let answer = Answer::new(text, &ChangesJson { dry_run: false, changes, ours: Some(ours) })?;
+    Ok(if ours {
+        answer.incomplete(
+            Failure::new(format!("a CNI call still runs Margay's {PROGRAM}, which margay install has not put there"))
+                .hint("remove it where --status finds it, when calico-node has put its own elsewhere in the path"),
+        )
+    } else {
+        answer
+    })
+}

@@ -1,0 +1,211 @@
+//! Where the container runtime of this node looks for plugins.
+//!
+//! Calico's main plugin finds `calico-ipam` in the folders of `CNI_PATH`, which the runtime sets to its own list, and takes
+//! the first one that is there. containerd has one folder (`bin_dir`), since 2.1 a list (`bin_dirs`); CRI-O has a list
+//! (`plugin_dirs`, and the older `plugin_dir` after it).
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use toml::{Table, Value};
+
+use super::program;
+use crate::args::Install;
+use crate::error::{Failure, Result};
+
+/// Where every runtime looks unless it is told otherwise.
+const DEFAULT_FOLDER: &str = "/opt/cni/bin";
+
+/// The part of containerd that runs pods, newest name first.
+const CRI_PLUGINS: [&str; 3] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"];
+
+/// Who says where plugins are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The command line.
+    Given,
+    /// containerd, with its configuration, and whether it knows more than one folder.
+    Containerd { config: PathBuf, folders: Folders },
+    /// CRI-O's configuration.
+    Crio(PathBuf),
+    /// Nobody.
+    Default,
+}
+
+/// How many folders a runtime can look in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Folders {
+    One,
+    Several,
+}
+
+/// The folders in which the runtime looks, first the first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PluginPath {
+    pub(crate) folders: Vec<PathBuf>,
+    pub(crate) source: Source,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Given => f.write_str("--cni-bin-dir"),
+            Self::Containerd { config, .. } => write!(f, "containerd, {}", config.display()),
+            Self::Crio(config) => write!(f, "CRI-O, {}", config.display()),
+            Self::Default => f.write_str("the default"),
+        }
+    }
+}
+
+impl fmt::Display for PluginPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.listed(), self.source)
+    }
+}
+
+impl PluginPath {
+    /// Finds out where the runtime of this node looks.
+    pub(crate) fn find(args: &Install) -> Result<Self> {
+        if !args.cni_bin_dir.is_empty() {
+            return Ok(Self { folders: args.cni_bin_dir.clone(), source: Source::Given });
+        }
+        match (of_containerd(&args.containerd_config)?, of_crio(&args.crio_config)?) {
+            (Some(one), Some(other)) if one.folders != other.folders => Err(Failure::new(format!(
+                "this node has containerd and CRI-O, which look for plugins in different folders: {one}; {other}"
+            ))
+            .hint("name the folders of the one that runs pods, in their order: --cni-bin-dir DIR")),
+            (Some(path), _) | (None, Some(path)) => Ok(path),
+            (None, None) => Ok(Self { folders: vec![DEFAULT_FOLDER.into()], source: Source::Default }),
+        }
+    }
+
+    /// The file that a call runs: the first of that name. As for CNI's library, what is no file does not count.
+    pub(crate) fn first(&self) -> Option<PathBuf> {
+        self.all().next()
+    }
+
+    /// Every one of that name, in the order in which they are found.
+    pub(crate) fn all(&self) -> impl Iterator<Item = PathBuf> + '_ {
+        self.folders.iter().map(|folder| folder.join(super::PROGRAM)).filter(|file| file.is_file())
+    }
+
+    /// The folders as `CNI_PATH` has them.
+    pub(crate) fn listed(&self) -> String {
+        let folders: Vec<_> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
+        folders.join(":")
+    }
+
+    /// What makes the runtime look in a folder first.
+    pub(crate) fn how_to_look_first_in(&self, folder: &Path) -> String {
+        let mut folders = vec![folder.to_owned()];
+        folders.extend(self.folders.iter().filter(|other| *other != folder).cloned());
+        let list: Vec<_> = folders.iter().map(|folder| format!("\"{}\"", folder.display())).collect();
+        let list = list.join(", ");
+        match &self.source {
+            Source::Containerd { config, folders: Folders::Several } => format!(
+                "set bin_dirs = [{list}] in [plugins.'io.containerd.cri.v1.runtime'.cni] of {}, run systemctl restart \
+                 containerd, then margay install --status",
+                config.display()
+            ),
+            Source::Containerd { .. } => {
+                "containerd before 2.1 looks in one folder only: undo this with margay install \
+                                          --undo --own-folder DIR, and install without --own-folder"
+                    .to_owned()
+            }
+            Source::Crio(config) => format!(
+                "write plugin_dirs = [{list}] below [crio.network] into {}.d/50-margay.conf, run systemctl restart crio, \
+                 then margay install --status",
+                config.display()
+            ),
+            Source::Given | Source::Default => {
+                format!("make the runtime look in {list}, in this order, and name them with --cni-bin-dir")
+            }
+        }
+    }
+}
+
+/// What containerd itself says, since only it knows what its version makes of imported files; without it what its file says.
+fn of_containerd(config: &Path) -> Result<Option<PluginPath>> {
+    if !config.exists() {
+        return Ok(None);
+    }
+    let table = match on_path("containerd") {
+        Some(program) => {
+            let mut command = Command::new(program);
+            command.arg("--config").arg(config).args(["config", "dump"]);
+            let answer = program::call(command, b"").map_err(|error| unreadable(config, error))?;
+            if !answer.success {
+                return Err(unreadable(config, "containerd config dump fails"));
+            }
+            parse(config, &answer.stdout)?
+        }
+        None => {
+            let table = parse(config, &read(config)?)?;
+            if table.get("imports").and_then(Value::as_array).is_some_and(|imports| !imports.is_empty()) {
+                return Err(unreadable(config, "it imports other files, and containerd is not here to ask"));
+            }
+            table
+        }
+    };
+    let cni = CRI_PLUGINS.iter().find_map(|name| table.get("plugins")?.get(name)?.get("cni"));
+    let one = cni.and_then(|cni| cni.get("bin_dir")).and_then(Value::as_str).filter(|folder| !folder.is_empty());
+    let several = cni.and_then(|cni| cni.get("bin_dirs"));
+    let folders = match one {
+        Some(folder) => vec![folder.into()],
+        None => list(several).filter(|list| !list.is_empty()).unwrap_or_else(|| vec![DEFAULT_FOLDER.into()]),
+    };
+    let count = if several.is_some() { Folders::Several } else { Folders::One };
+    Ok(Some(PluginPath { folders, source: Source::Containerd { config: config.to_owned(), folders: count } }))
+}
+
+/// Where a program is.
+fn on_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+/// What CRI-O's file says, and those in the folder beside it: later ones win.
+fn of_crio(config: &Path) -> Result<Option<PluginPath>> {
+    let parts = PathBuf::from(format!("{}.d", config.display()));
+    let mut files: Vec<PathBuf> = match parts.read_dir() {
+        Ok(entries) => entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_file()).collect(),
+        Err(_) => Vec::new(),
+    };
+    files.sort();
+    if config.exists() {
+        files.insert(0, config.to_owned());
+    }
+    if files.is_empty() {
+        return Ok(None);
+    }
+    let (mut folders, mut older) = (None, None);
+    for file in files {
+        let table = parse(&file, &read(&file)?)?;
+        let network = table.get("crio").and_then(|crio| crio.get("network"));
+        folders = list(network.and_then(|network| network.get("plugin_dirs"))).or(folders);
+        let folder = network.and_then(|network| network.get("plugin_dir")).and_then(Value::as_str);
+        older = folder.filter(|folder| !folder.is_empty()).map(PathBuf::from).or(older);
+    }
+    let mut folders = folders.unwrap_or_else(|| vec![DEFAULT_FOLDER.into()]);
+    folders.extend(older);
+    Ok(Some(PluginPath { folders, source: Source::Crio(config.to_owned()) }))
+}
+
+fn list(value: Option<&Value>) -> Option<Vec<PathBuf>> {
+    Some(value?.as_array()?.iter().filter_map(Value::as_str).map(PathBuf::from).collect())
+}
+
+fn read(file: &Path) -> Result<String> {
+    std::fs::read_to_string(file).map_err(|error| unreadable(file, error))
+}
+
+fn parse(file: &Path, text: &str) -> Result<Table> {
+    // The parser's own text would quote the line, which may hold a registry's password.
+    text.parse().map_err(|_| unreadable(file, "it is not valid TOML"))
+}
+
+fn unreadable(file: &Path, error: impl fmt::Display) -> Failure {
+    Failure::new(format!("cannot tell from {} where plugins are: {error}", file.display()))
+        .hint("name the folders in which the runtime looks for plugins, in their order: --cni-bin-dir DIR")
+}
