@@ -22,7 +22,9 @@ fn every_command_has_a_man_page_that_leads_to_the_plugin() {
     // A folder that is not there yet.
     let pages = folder.path().join("man1");
     margay(["man-pages".as_ref(), pages.as_os_str()]).answer();
-    for name in ["margay", "margay-pool", "margay-pool-create", "margay-ipam-show", "margay-completions"] {
+    for name in
+        ["margay", "margay-pool", "margay-pool-create", "margay-ipam-show", "margay-install", "margay-completions"]
+    {
         let page = fs::read_to_string(pages.join(format!("{name}.1"))).unwrap();
         assert!(page.contains(".SH NAME") && page.contains(".BR margay\\-ipam (8)"), "{name}: {page}");
     }

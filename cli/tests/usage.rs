@@ -16,7 +16,7 @@ fn help_and_version_are_answers() {
 
 #[test]
 fn every_verb_has_help_with_examples() {
-    for verb in ["pool create", "reservation create", "ipam show", "ipam release"] {
+    for verb in ["pool create", "reservation create", "ipam show", "ipam release", "install"] {
         let help = margay(verb.split(' ').chain(["--help"]));
         assert_eq!(help.code, 0);
         assert!(help.out.contains("Examples:\n  margay "), "{verb}: {}", help.out);
@@ -25,7 +25,7 @@ fn every_verb_has_help_with_examples() {
 
 #[test]
 fn wrong_usage_is_exit_1_with_a_suggestion_on_stderr() {
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 10] = [
         (&["pool", "creat", "a", "10.0.0.0/8"], "a similar subcommand exists: 'create'"),
         (&["pool", "create", "a", "10.0.0.0/8", "--block-sise", "26"], "a similar argument exists: '--block-size'"),
         (&["pool", "create", "a", "10.0.0.1/8"], "did you mean 10.0.0.0/8?"),
@@ -33,6 +33,8 @@ fn wrong_usage_is_exit_1_with_a_suggestion_on_stderr() {
         (&["ipam", "release"], "--ip <ADDRESS>|--handle <HANDLE>|--container <ID>"),
         (&["ipam", "release", "--ip", "10.0.0.1", "--handle", "h"], "cannot be used with"),
         (&["ipam", "show", "--ip", "10.0.0.300"], "invalid IP address syntax"),
+        (&["install"], "<--beside-calico|--undo|--status>"),
+        (&["install", "--undo", "--status"], "cannot be used with"),
         (&["ipam", "show", "-o", "yaml"], "possible values: table, json"),
     ];
     for (args, expected) in cases {

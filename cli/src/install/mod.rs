@@ -108,7 +108,12 @@ fn undo(args: &Install, path: &PluginPath) -> Result<Answer> {
 
 fn status(args: &Install, path: &PluginPath) -> Result<Answer> {
     let report = Report::make(path, args)?;
-    let answer = report.answer(path)?;
+    let mut answer = report.answer(path)?;
+    // The package may have been upgraded since; what is installed does not follow by itself.
+    if let Some((file, newer)) = find_plugin(args, path).ok().and_then(|file| report.differs_from(&file)) {
+        answer = answer
+            .note(format!("{} is Margay's {newer}: margay install --beside-calico puts it into place", file.display()));
+    }
     Ok(match report.failure(path, args) {
         Some(failure) => answer.incomplete(failure),
         None => answer,

@@ -77,6 +77,15 @@ impl Report {
         self.runs.as_ref().is_some_and(|(_, program)| program.is_ours())
     }
 
+    /// The version of a plugin, if a call runs Margay's in another one.
+    pub(crate) fn differs_from(&self, plugin: &Path) -> Option<(PathBuf, String)> {
+        let (_, Program::Margay(runs)) = self.runs.as_ref()? else { return None };
+        match Program::ask(plugin) {
+            Program::Margay(version) if version != *runs => Some((plugin.to_owned(), version)),
+            _ => None,
+        }
+    }
+
     /// Whether somebody has put another program over what was installed in a folder.
     fn is_overwritten(&self, seen: &Seen) -> bool {
         let there = self.runs.as_ref().filter(|(file, _)| file.parent() == Some(&seen.folder));
