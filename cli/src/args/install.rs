@@ -1,6 +1,7 @@
 //! What can be typed after `margay install`.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{self, PathBuf};
 
 use clap::{ArgGroup, Args};
 
@@ -43,11 +44,11 @@ pub(crate) struct Install {
     pub(crate) dry_run: bool,
 
     /// A folder in which the runtime looks for plugins; several in the order in which it does
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = absolute)]
     pub(crate) cni_bin_dir: Vec<PathBuf>,
 
     /// Leave Calico's file as it is, and install into this folder, which the runtime looks in first
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = absolute)]
     pub(crate) own_folder: Option<PathBuf>,
 
     /// The plugin to install [default: margay-ipam where plugins are]
@@ -61,4 +62,9 @@ pub(crate) struct Install {
     /// The configuration of CRI-O; its parts in a folder of that name with .d are read as well
     #[arg(long, value_name = "FILE", default_value = "/etc/crio/crio.conf")]
     pub(crate) crio_config: PathBuf,
+}
+
+/// A runtime does not work where the command was called.
+fn absolute(text: &str) -> io::Result<PathBuf> {
+    path::absolute(text)
 }

@@ -52,7 +52,10 @@ pub(crate) fn run(
 fn install(cli: &Cli, args: &Install, path: &PluginPath, env: &Environment<'_>, err: &mut dyn Write) -> Result<Answer> {
     let networks = networks(&cli.cni_conf_dir, err)?;
     let place = match (&args.own_folder, path.first()) {
-        (Some(folder), _) => Place::new(folder),
+        (Some(folder), _) => {
+            path.check_own_folder(folder)?;
+            Place::new(folder)
+        }
         (None, Some(file)) => Place::new(file.parent().unwrap_or(Path::new("/"))),
         (None, None) => {
             // Somebody may have removed it after it was installed.

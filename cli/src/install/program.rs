@@ -20,6 +20,10 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// How often a file is tried that somebody is just writing.
 const TRIES: u32 = 40;
 
+/// How often the store is asked for, and how long it is left alone in between.
+const STORE_TRIES: u32 = 3;
+const STORE_PAUSE: Duration = Duration::from_millis(500);
+
 /// What a runtime's environment may say of who logs in: a network's configuration has no place for it.
 const LOGIN: [&str; 4] = ["ETCD_USERNAME", "ETCD_PASSWORD", "CALICO_ETCD_USERNAME", "CALICO_ETCD_PASSWORD"];
 
@@ -75,11 +79,34 @@ impl Program {
     }
 }
 
-/// Asks Margay's plugin whether an ADD on this network could be carried out: by the verb STATUS, which changes nothing.
+/// Asks Margay's plugin whether an ADD on this network could be carried out: by the verb STATUS, which changes nothing. It
+/// takes a second at the most, and is asked again where that was too little: a cluster may just be electing its leader.
 ///
 /// # Errors
 /// What the plugin says is wrong. It names members and paths, and no secret.
 pub(crate) fn check_store(plugin: &Path, network: &CalicoNetwork, path: &str, env: &Environment<'_>) -> Result<()> {
+    let mut why = String::new();
+    for attempt in 0..STORE_TRIES {
+        if attempt > 0 {
+            thread::sleep(STORE_PAUSE);
+        }
+        match ask_status(plugin, network, path, env) {
+            Ok(()) => return Ok(()),
+            Err(reason) => why = reason,
+        }
+    }
+    Err(Failure::new(format!("Margay's plugin could give no address with {}: {why}", network.file.display())).hint(
+        "nothing was changed; see docs/errors.md for the text, and set ETCD_USERNAME and ETCD_PASSWORD here if the runtime \
+         has them",
+    ))
+}
+
+fn ask_status(
+    plugin: &Path,
+    network: &CalicoNetwork,
+    path: &str,
+    env: &Environment<'_>,
+) -> std::result::Result<(), String> {
     let mut conf = network.conf.clone();
     // STATUS came with this version; what the network's own version is makes no difference to the store.
     conf.insert("cniVersion".to_owned(), "1.1.0".into());
@@ -90,21 +117,14 @@ pub(crate) fn check_store(plugin: &Path, network: &CalicoNetwork, path: &str, en
             command.env(name, value);
         }
     }
-    let failed = |why: &str| {
-        Failure::new(format!("Margay's plugin could give no address with {}: {why}", network.file.display())).hint(
-            "nothing was changed; see docs/errors.md for the text, and set ETCD_USERNAME and ETCD_PASSWORD here if the \
-             runtime has them",
-        )
-    };
-    let answer =
-        call(command, Value::Object(conf).to_string().as_bytes()).map_err(|error| failed(&error.to_string()))?;
+    let answer = call(command, Value::Object(conf).to_string().as_bytes()).map_err(|error| error.to_string())?;
     if answer.success {
         return Ok(());
     }
     let error: Value = serde_json::from_str(&answer.stdout).unwrap_or_default();
     let text = |member: &str| error.get(member).and_then(Value::as_str).map(printable).filter(|text| !text.is_empty());
     let why = [text("msg"), text("details")].into_iter().flatten().collect::<Vec<_>>().join("; ");
-    Err(failed(if why.is_empty() { "it fails without saying why" } else { &why }))
+    Err(if why.is_empty() { "it fails without saying why".to_owned() } else { why })
 }
 
 /// What a program answered.

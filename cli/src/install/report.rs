@@ -100,11 +100,10 @@ impl Report {
             return None;
         }
         let file = file.display();
-        if let Some(own) = self.places.iter().find(|seen| self.is_overwritten(seen)) {
+        if self.places.iter().any(|seen| self.is_overwritten(seen)) {
             let failure = Failure::new(format!("{file} was overwritten since Margay's was put there"));
             return Some(failure.hint(format!(
-                "run {again} again in {}; calico-node does this when it starts, unless it was told not to: {KEEP}",
-                own.folder.display()
+                "run {again} again; calico-node does this when it starts, unless it was told not to: {KEEP}"
             )));
         }
         if let Some(seen) = self.places.iter().find(|seen| seen.unfinished) {

@@ -96,6 +96,22 @@ impl PluginPath {
         folders.join(":")
     }
 
+    /// Refuses a folder of our own that the runtime can never look in first.
+    pub(crate) fn check_own_folder(&self, folder: &Path) -> Result<()> {
+        match &self.source {
+            Source::Containerd { config, folders: Folders::One }
+                if !self.folders.iter().any(|known| known == folder) =>
+            {
+                Err(Failure::new(format!("this containerd looks for plugins in one folder only, {}", self.listed()))
+                    .hint(format!(
+                        "install without --own-folder; containerd 2.1 and newer has a list, bin_dirs in {}",
+                        config.display()
+                    )))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// What makes the runtime look in a folder first.
     pub(crate) fn how_to_look_first_in(&self, folder: &Path) -> String {
         let mut folders = vec![folder.to_owned()];
@@ -130,7 +146,8 @@ fn of_containerd(config: &Path) -> Result<Option<PluginPath>> {
     if !config.exists() {
         return Ok(None);
     }
-    let table = match on_path("containerd") {
+    let program = on_path("containerd");
+    let table = match &program {
         Some(program) => {
             let mut command = Command::new(program);
             command.arg("--config").arg(config).args(["config", "dump"]);
@@ -148,6 +165,11 @@ fn of_containerd(config: &Path) -> Result<Option<PluginPath>> {
             table
         }
     };
+    let disabled = table.get("disabled_plugins").and_then(Value::as_array);
+    if disabled.is_some_and(|names| names.iter().filter_map(Value::as_str).any(|name| CRI_PLUGINS.contains(&name))) {
+        // As Docker sets it up: it runs no pods.
+        return Ok(None);
+    }
     let cni = CRI_PLUGINS.iter().find_map(|name| table.get("plugins")?.get(name)?.get("cni"));
     let one = cni.and_then(|cni| cni.get("bin_dir")).and_then(Value::as_str).filter(|folder| !folder.is_empty());
     let several = cni.and_then(|cni| cni.get("bin_dirs"));
@@ -155,7 +177,8 @@ fn of_containerd(config: &Path) -> Result<Option<PluginPath>> {
         Some(folder) => vec![folder.into()],
         None => list(several).filter(|list| !list.is_empty()).unwrap_or_else(|| vec![DEFAULT_FOLDER.into()]),
     };
-    let count = if several.is_some() { Folders::Several } else { Folders::One };
+    // A containerd that knows a list says so; where it cannot be asked, the operator knows.
+    let count = if several.is_some() || program.is_none() { Folders::Several } else { Folders::One };
     Ok(Some(PluginPath { folders, source: Source::Containerd { config: config.to_owned(), folders: count } }))
 }
 

@@ -30,7 +30,7 @@ fn containerd_itself_is_asked() {
     fs::create_dir(&parts).unwrap();
     let section = "[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  bin_dir = ";
     let done = status(&tree, "containerd", &format!("version = 2\n{section}\"{}\"\n", bin.display()));
-    assert_eq!(folders(&done), [bin.clone()], "{}", done.err);
+    assert_eq!(folders(&done), std::slice::from_ref(&bin), "{}", done.err);
     assert!(done.err.contains("which is not Margay's"), "{}", done.err);
     // What is imported wins.
     fs::write(parts.join("a.toml"), format!("version = 2\n{section}\"/elsewhere\"\n")).unwrap();
@@ -38,6 +38,12 @@ fn containerd_itself_is_asked() {
     let done = status(&tree, "containerd", &imports);
     assert_eq!(folders(&done), [PathBuf::from("/elsewhere")]);
     assert_eq!(folders(&status(&tree, "containerd", "version = 2\n")), [PathBuf::from("/opt/cni/bin")]);
+    // Docker's containerd runs no pods, and has a file in the oldest form.
+    for dockers in
+        ["disabled_plugins = [\"cri\"]\n", "version = 2\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n"]
+    {
+        assert_eq!(status(&tree, "containerd", dockers).json()["plugin_path_from"], "the default");
+    }
     let broken = status(&tree, "containerd", "version = [hidden");
     broken.fails(&["cannot tell from ", "containerd config dump fails", "--cni-bin-dir"]);
 }
@@ -77,4 +83,23 @@ fn two_runtimes_that_look_in_different_folders_are_asked_about() {
         "/a (CRI-O, ",
         "--cni-bin-dir",
     ]);
+}
+
+#[test]
+fn an_own_folder_is_refused_by_a_containerd_that_knows_one_only() {
+    let tree = Tree::without_store();
+    let file = tree.root().join("containerd");
+    let bin = tree.bin();
+    let text = format!("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  bin_dir = \"{}\"\n", bin.display());
+    fs::write(&file, text).unwrap();
+    let own = tree.root().join("own");
+    let (file, own_text) = (file.to_str().unwrap(), own.to_str().unwrap());
+    let none = tree.root().join("none");
+    let configs = ["--containerd-config", file, "--crio-config", none.to_str().unwrap()];
+    tree.install(&[&["--beside-calico", "--own-folder", own_text][..], &configs].concat()).fails(&[
+        "looks for plugins in one folder only",
+        "install without --own-folder",
+        "bin_dirs",
+    ]);
+    assert!(!own.exists());
 }
