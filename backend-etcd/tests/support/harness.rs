@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use backend_etcd::{Credentials, EtcdStore, Options, Tls};
 use conformance::{Ability, BoxError, Fixture, Harness, Scene, Server, Stranger};
-use etcd_client::{AlarmAction, AlarmType, Client};
+use etcd_client::Client;
 use kv::Store;
 use tempfile::TempDir;
 use tokio::task::spawn_blocking;
