@@ -13,7 +13,7 @@ use kv::Range;
 use time::{Duration, OffsetDateTime};
 
 use super::request::AssignRequest;
-use super::search::{existing, next_chunk, walk};
+use super::search::{Places, existing, walk};
 use crate::attachment::NODE;
 use crate::error::{Error, Result};
 use crate::model::{Attribute, Block, Owner, Pool, keys};
@@ -269,10 +269,10 @@ impl Pass<'_> {
         Ok(borrow.map_or(Claim::Nothing, Claim::Borrow))
     }
 
-    /// The first block of a pool, from the host's start point on, that is not stored.
+    /// A block of a pool that is not stored: the first one from the host's start point on, if it is near.
     async fn find_new(&self, work: &mut Workset<'_>, pool: &Pool) -> Result<Option<IpNet>> {
-        let mut walk = self.walk(pool);
-        while let Some(chunk) = next_chunk(&mut walk, &self.around.reservations) {
+        let mut places = Places::new(pool, &self.around.host.name, self.now);
+        while let Some(chunk) = places.next_chunk(&self.around.reservations) {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
             let names: Vec<kv::Key> = wanted.iter().map(|cidr| keys::block(*cidr)).collect();
             let written = work.tx.probe(&names).await?;

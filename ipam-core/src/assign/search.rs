@@ -1,5 +1,7 @@
 //! Where blocks of a pool can be, and where they are.
 
+use std::collections::BTreeSet;
+
 use ipnet::IpNet;
 use kv::{Key, Range};
 use time::OffsetDateTime;
@@ -13,6 +15,11 @@ use crate::workset::Workset;
 
 /// How many blocks are asked for in one round trip.
 const PROBES: usize = 64;
+/// How many chunks are taken from all over a pool: in one of which 99 % are claimed one of these places is free with a
+/// probability of 92 %.
+const SCATTERED: u64 = 4;
+/// Smaller pools, of less than 2^9 blocks, are walked through in order.
+const FEWEST_BITS_SCATTERED: u8 = 9;
 /// In a pool with more than 2^12 blocks, stored ones are found by listing their keys rather than by asking for each.
 const MOST_BITS_ASKED_FOR: u8 = 12;
 
@@ -23,10 +30,50 @@ pub(super) fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> pools::Block
     pools::blocks_from(pool, if shared { pools::start_of(host) } else { unix_nanos(now) })
 }
 
-/// The next blocks of a walk that have addresses to give, as many as one round trip asks for; `None` at the end.
-pub(super) fn next_chunk(walk: &mut pools::Blocks, reservations: &Reservations) -> Option<Vec<IpNet>> {
-    let chunk: Vec<IpNet> = std::iter::from_fn(|| walk.next_unreserved(reservations)).take(PROBES).collect();
-    (!chunk.is_empty()).then_some(chunk)
+/// Where a host looks for a block that is not stored yet, as many places at a time as one round trip asks for: first from
+/// its start point on. Where blocks are claimed like that they lie in long stretches, the longer the fuller the pool is; so if
+/// the host has met one, it then looks at places all over the pool. The rest comes in order.
+pub(super) struct Places<'a> {
+    pool: &'a Pool,
+    walk: pools::Blocks,
+    start: u64,
+    chunk: u64,
+}
+
+impl<'a> Places<'a> {
+    pub(super) fn new(pool: &'a Pool, host: &str, now: OffsetDateTime) -> Self {
+        Self { pool, walk: walk(pool, host, now), start: pools::start_of(host), chunk: 0 }
+    }
+
+    /// The next blocks that have addresses to give; `None` at the end.
+    pub(super) fn next_chunk(&mut self, reservations: &Reservations) -> Option<Vec<IpNet>> {
+        let chunk = self.chunk;
+        self.chunk += 1;
+        let found: Vec<IpNet> = match chunk {
+            1..=SCATTERED if self.is_large() => self.scattered(chunk, reservations),
+            _ => std::iter::from_fn(|| self.walk.next_unreserved(reservations)).take(PROBES).collect(),
+        };
+        (!found.is_empty()).then_some(found)
+    }
+
+    /// True if looking at places all over the pool is no more work than looking at all of it.
+    fn is_large(&self) -> bool {
+        self.pool.block_size().saturating_sub(self.pool.cidr().prefix_len()) >= FEWEST_BITS_SCATTERED
+    }
+
+    /// Blocks all over the pool, others for each host and chunk.
+    fn scattered(&self, chunk: u64, reservations: &Reservations) -> Vec<IpNet> {
+        let first = chunk * PROBES as u64;
+        let places = (first..first + PROBES as u64).map(|number| scatter(self.start.wrapping_add(number)));
+        let blocks = places.filter_map(|place| pools::blocks_from(self.pool, place).next_unreserved(reservations));
+        blocks.collect::<BTreeSet<_>>().into_iter().collect()
+    }
+}
+
+/// Numbers that are next to each other come far apart: multiplied by 2^64 over the golden ratio, and of that the upper half,
+/// in which all of the number tells.
+fn scatter(number: u64) -> u64 {
+    number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
 }
 
 /// The blocks of a pool that may be stored, in the order of a host's walk. In a pool with very many blocks these are

@@ -7,6 +7,7 @@ mod bridge;
 mod check;
 mod clocks;
 mod concurrent;
+mod crowded;
 mod ensure;
 mod every_verb;
 mod gc;

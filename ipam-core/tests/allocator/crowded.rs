@@ -1,0 +1,70 @@
+//! Claims in pools of which much is claimed.
+
+use std::collections::BTreeSet;
+
+use ipam_core::Nodes;
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::model::{Block, NewPool, Owner, Pool, keys};
+use ipam_core::pools::{blocks_from, start_of};
+use ipnet::IpNet;
+use kv::wrap::Counting;
+use time::OffsetDateTime;
+
+use crate::world::{World, attachment, soon};
+
+/// A pool, and its blocks in the order in which host `a` walks through them.
+async fn pool_and_walk(world: &World, cidr: &str) -> Vec<IpNet> {
+    world.add_pool("v4", cidr).await;
+    let new = NewPool::new("v4", cidr.parse().unwrap()).with_block_size(30);
+    let pool = Pool::new(&new, "uid", OffsetDateTime::UNIX_EPOCH).unwrap();
+    blocks_from(&pool, start_of("a")).collect()
+}
+
+/// An address for a container on host `a`.
+fn one(container: &str) -> AssignRequest {
+    AssignRequest::new(attachment("a", container), Wanted::any(1, 0))
+}
+
+/// Makes these blocks another node's.
+async fn claim(world: &World, blocks: &[IpNet]) {
+    let owner = Owner::host("c");
+    for cidr in blocks {
+        let block = Block::new(*cidr, Some(&owner), OffsetDateTime::UNIX_EPOCH, None).unwrap();
+        world.put(keys::block(*cidr), &block).await;
+    }
+}
+
+#[tokio::test]
+async fn a_host_whose_surroundings_are_claimed_finds_a_block_with_one_more_request() {
+    let world = World::new().await;
+    let walk = pool_and_walk(&world, "10.0.0.0/16").await;
+    let counting = Counting::new(std::sync::Arc::clone(&world.store));
+    let counted = World::on(std::sync::Arc::new(counting.clone()), Nodes::Registered);
+    let requests = async |container: &str| {
+        counting.take();
+        let assigned = counted.assign(&one(container)).await.unwrap();
+        let requests = counting.take().round_trips();
+        (assigned[0].block, requests)
+    };
+    let (first, alone) = requests("c1").await;
+    assert_eq!(first, walk[0], "the first block is the one at the host's own start");
+    counted.ipam.release_by_container("c1", soon()).await.unwrap();
+    let owner = Owner::host("a");
+    counted.ipam.remove_owner(&owner, soon()).await.unwrap();
+    claim(&world, &walk[..8_000]).await;
+    let (found, crowded) = requests("c2").await;
+    assert!(!walk[..8_000].contains(&found));
+    assert!(crowded <= alone + 1, "{crowded} requests instead of {alone}");
+}
+
+#[tokio::test]
+async fn the_last_free_block_of_a_pool_is_found_wherever_it_is() {
+    for place in [70, 400, 1_023] {
+        let world = World::new().await;
+        let walk = pool_and_walk(&world, "10.0.0.0/20").await;
+        let free = walk[place];
+        let others: BTreeSet<IpNet> = walk.into_iter().filter(|cidr| *cidr != free).collect();
+        claim(&world, &others.into_iter().collect::<Vec<_>>()).await;
+        assert_eq!(world.assign(&one("c1")).await.unwrap()[0].block, free, "{place}");
+    }
+}
