@@ -2,13 +2,16 @@
 //!
 //! A folder in memory (`/run`), readable by its owner alone, with one small file for each store, network and node. What
 //! cannot be read, is damaged, or is about something else is as good as nothing: it costs a round trip, and the next ADD
-//! writes it anew.
+//! writes it anew. Where an ADD found a whole pool claimed, a second file has the blocks that were full, for a minute.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use ipam_core::attachment::Attachment;
-use ipam_core::hints::Hints;
+use ipam_core::hints::{FullBlocks, Hints};
 use ipnet::IpNet;
+use kv::Revision;
 use serde::{Deserialize, Serialize};
 
 use crate::whole_file;
@@ -35,6 +38,26 @@ struct Hint {
     blocks: Vec<IpNet>,
 }
 
+/// Which blocks were full.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Full {
+    store: String,
+    network: String,
+    node: String,
+    /// Unix seconds when the first of them was looked at.
+    since: u64,
+    blocks: BTreeMap<IpNet, i64>,
+}
+
+/// How long blocks are believed to be full that were not written again, in seconds.
+const FULL_FOR: u64 = 60;
+/// A file of full blocks has tens of thousands of networks at most.
+const MAX_FULL_BYTES: u64 = 4 * 1024 * 1024;
+
+fn unix_now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 impl FileHints {
     /// Hints in this folder, about the store of this name. The folder is made when something is remembered.
     pub(crate) fn new(folder: impl Into<PathBuf>, store: impl Into<String>) -> Self {
@@ -43,6 +66,25 @@ impl FileHints {
 
     fn name(&self, attachment: &Attachment) -> String {
         whole_file::name_of(&[&self.store, &attachment.network, &attachment.node]) + ".json"
+    }
+
+    fn name_of_full(&self, attachment: &Attachment) -> String {
+        format!("full-{}", self.name(attachment))
+    }
+
+    /// The full blocks, and since when, if that is not too long ago.
+    fn full_at(&self, attachment: &Attachment, now: u64) -> Option<Full> {
+        let read = whole_file::read(&self.folder.join(self.name_of_full(attachment)), MAX_FULL_BYTES);
+        let full: Full = serde_json::from_slice(&read.ok()?).ok()?;
+        let is_ours = full.store == self.store && full.network == attachment.network && full.node == attachment.node;
+        (is_ours && now.checked_sub(full.since)? < FULL_FOR).then_some(full)
+    }
+
+    fn write(&self, name: &str, hint: &impl Serialize) {
+        let bytes = serde_json::to_vec(hint).map_err(std::io::Error::other);
+        if let Err(error) = bytes.and_then(|bytes| whole_file::write(&self.folder, name, &bytes)) {
+            tracing::debug!(%error, "which blocks were used is not remembered; the next call asks for them");
+        }
     }
 }
 
@@ -59,13 +101,23 @@ impl Hints for FileHints {
     fn remember(&self, attachment: &Attachment, blocks: &[IpNet]) {
         let Self { store, .. } = self.clone();
         let Attachment { network, node, .. } = attachment.clone();
-        let hint = Hint { store, network, node, blocks: blocks.to_vec() };
-        let written = serde_json::to_vec(&hint)
-            .map_err(std::io::Error::other)
-            .and_then(|bytes| whole_file::write(&self.folder, &self.name(attachment), &bytes));
-        if let Err(error) = written {
-            tracing::debug!(%error, "which blocks were used is not remembered; the next call asks for them");
-        }
+        self.write(&self.name(attachment), &Hint { store, network, node, blocks: blocks.to_vec() });
+    }
+
+    fn recall_full(&self, attachment: &Attachment) -> FullBlocks {
+        let full = self.full_at(attachment, unix_now()).map(|full| full.blocks).unwrap_or_default();
+        full.into_iter().map(|(cidr, written)| (cidr, Revision::new(written))).collect()
+    }
+
+    fn remember_full(&self, attachment: &Attachment, blocks: &FullBlocks) {
+        let now = unix_now();
+        let known = self.full_at(attachment, now);
+        let since = known.as_ref().map_or(now, |known| known.since);
+        let mut all = known.map(|known| known.blocks).unwrap_or_default();
+        all.extend(blocks.iter().map(|(cidr, written)| (*cidr, written.get())));
+        let Self { store, .. } = self.clone();
+        let Attachment { network, node, .. } = attachment.clone();
+        self.write(&self.name_of_full(attachment), &Full { store, network, node, since, blocks: all });
     }
 }
 
@@ -102,6 +154,27 @@ mod tests {
         assert_eq!(files.len(), 1, "{files:?}");
         assert_eq!(fs::metadata(&files[0]).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::metadata(&hints.folder).unwrap().permissions().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn full_blocks_are_remembered_for_a_minute_from_the_first_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let hints = FileHints::new(folder.path(), "etcd://h:1");
+        let one = attachment("net", "c1");
+        let full = |text: &str| FullBlocks::from([(text.parse().unwrap(), Revision::new(7))]);
+        hints.remember_full(&one, &full("10.0.0.0/26"));
+        let since = hints.full_at(&one, unix_now()).unwrap().since;
+        hints.remember_full(&one, &full("10.0.0.64/26"));
+        let mut both = full("10.0.0.0/26");
+        both.extend(full("10.0.0.64/26"));
+        assert_eq!(hints.recall_full(&one), both);
+        assert_eq!(hints.recall_full(&attachment("other", "c1")), FullBlocks::new());
+        assert!(hints.full_at(&one, since + FULL_FOR - 1).is_some_and(|full| full.since == since));
+        assert!(hints.full_at(&one, since + FULL_FOR).is_none());
+        // A clock that was put back says nothing about how long ago it was.
+        assert!(hints.full_at(&one, since - 1).is_none());
+        fs::write(folder.path().join(hints.name_of_full(&one)), "nonsense").unwrap();
+        assert_eq!(hints.recall_full(&one), FullBlocks::new());
     }
 
     #[test]

@@ -3,11 +3,17 @@
 //! On a store that is a network away, a steady assignment is one read and one commit only if the block it will take from
 //! is known before anything was read. So whoever runs the allocator may remember the blocks that were used. What is
 //! remembered is read first and believed never: a hint that is wrong, stale or missing costs a round trip, and that is all.
+//!
+//! Where all blocks of a pool are claimed, an assignment may have to look through thousands of them, and is asked for again
+//! every few seconds. So those that were full are remembered too, each with the revision of its last write: while keys
+//! alone tell that it was not written again, it is full still.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use kv::Revision;
 
 use crate::attachment::Attachment;
 use crate::ipam::Ipam;
@@ -25,7 +31,22 @@ pub trait Hints: Send + Sync + fmt::Debug {
 
     /// Remembers them.
     fn remember(&self, attachment: &Attachment, blocks: &[IpNet]);
+
+    /// Blocks that were full, each when it was last written. They are believed as long as they were not written again, so
+    /// this must forget within a minute: a cluster that is put back to an older state counts its revisions anew.
+    fn recall_full(&self, _attachment: &Attachment) -> FullBlocks {
+        FullBlocks::new()
+    }
+
+    /// Remembers them besides those that are remembered.
+    fn remember_full(&self, _attachment: &Attachment, _blocks: &FullBlocks) {}
 }
+
+/// Full blocks, each with the revision of its last write.
+pub type FullBlocks = BTreeMap<IpNet, Revision>;
+
+/// So few full blocks are looked at again rather than remembered.
+const FEWEST_FULL: usize = 64;
 
 impl Ipam {
     /// What is remembered for an attachment's node and network, if anything is.
@@ -37,6 +58,20 @@ impl Ipam {
     pub(crate) fn remember(&self, attachment: &Attachment, recalled: &[IpNet], blocks: &[IpNet]) {
         if let Some(hints) = self.hints().filter(|_| recalled != blocks) {
             hints.remember(attachment, blocks);
+        }
+    }
+}
+
+impl Ipam {
+    /// The full blocks that are remembered for an attachment's node and network.
+    pub(crate) fn recall_full(&self, attachment: &Attachment) -> FullBlocks {
+        self.hints().map(|hints| hints.recall_full(attachment)).unwrap_or_default()
+    }
+
+    /// Remembers full blocks, unless they are few.
+    pub(crate) fn remember_full(&self, attachment: &Attachment, blocks: &FullBlocks) {
+        if let Some(hints) = self.hints().filter(|_| blocks.len() >= FEWEST_FULL) {
+            hints.remember_full(attachment, blocks);
         }
     }
 }

@@ -16,6 +16,7 @@ use kv::{Key, Range, Revision, Transaction};
 use time::OffsetDateTime;
 
 use crate::error::{Error, Result};
+use crate::hints::FullBlocks;
 use crate::model::{Affinity, AffinityState, Block, Document, Handle, Owner, keys};
 
 /// How many blocks are read in one round trip.
@@ -35,6 +36,10 @@ pub(crate) struct Workset<'t> {
     before: BTreeMap<IpNet, Block>,
     /// Blocks with releases dated so far ahead that they were moved to now. Unless that is written they rest for ever.
     misdated: Vec<IpNet>,
+    /// When blocks that were asked for by their keys were last written.
+    probed: BTreeMap<IpNet, Option<Revision>>,
+    /// Full blocks that were looked through and not kept.
+    full: FullBlocks,
     /// The handles of which addresses came or went, by id, each with the blocks.
     handles: BTreeMap<String, BTreeSet<IpNet>>,
 }
@@ -61,6 +66,8 @@ impl<'t> Workset<'t> {
             changed: BTreeSet::new(),
             before: BTreeMap::new(),
             misdated: Vec::new(),
+            probed: BTreeMap::new(),
+            full: FullBlocks::new(),
             handles: BTreeMap::new(),
         }
     }
@@ -117,19 +124,35 @@ impl<'t> Workset<'t> {
         let unread: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.blocks.contains_key(cidr)).collect();
         let names: Vec<Key> = unread.iter().map(|cidr| keys::block(*cidr)).collect();
         let found = self.tx.snapshot_look(&names).await?;
-        for ((cidr, key), value) in unread.into_iter().zip(&names).zip(found) {
-            let Some(value) = value else { continue };
-            match Block::decode(key, value.as_bytes()) {
+        for ((cidr, key), kv) in unread.into_iter().zip(&names).zip(found) {
+            let Some(kv) = kv else { continue };
+            match Block::decode(key, kv.value.as_bytes()) {
                 Ok(block) => {
                     let (block, is_misdated) = self.rested(block);
                     if is_misdated || keep(&block) {
                         self.insert(cidr, Some(block), is_misdated);
+                    } else if block.is_full() {
+                        self.full.insert(cidr, kv.mod_revision);
                     }
                 }
                 Err(error) => tracing::warn!(%cidr, %error, "passing over a damaged block"),
             }
         }
         Ok(blocks.iter().copied().filter(|cidr| self.blocks.contains_key(cidr)).collect())
+    }
+
+    /// The full blocks that were looked through and not kept.
+    pub(crate) fn full(&self) -> &FullBlocks {
+        &self.full
+    }
+
+    /// When blocks were last written, `None` for those that are not there, without reading them; see [`Transaction::probe`].
+    pub(crate) async fn probe(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
+        let unknown: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.probed.contains_key(cidr)).collect();
+        let names: Vec<Key> = unknown.iter().map(|cidr| keys::block(*cidr)).collect();
+        let written = self.tx.probe(&names).await?;
+        self.probed.extend(unknown.into_iter().zip(written));
+        Ok(blocks.iter().map(|cidr| self.probed.get(cidr).copied().flatten()).collect())
     }
 
     /// A block with released addresses freed whose rest is over, and whether some are dated too far ahead.

@@ -9,13 +9,14 @@ use std::cmp::Reverse;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use kv::Range;
+use kv::{Range, Revision};
 use time::{Duration, OffsetDateTime};
 
 use super::request::AssignRequest;
 use super::search::{Places, existing, walk};
 use crate::attachment::NODE;
 use crate::error::{Error, Result};
+use crate::ipam::Ipam;
 use crate::model::{Attribute, Block, Owner, Pool, keys};
 use crate::net::Family;
 use crate::pools::Blocks;
@@ -35,6 +36,7 @@ const MOST_LEFT_AT_ONCE: usize = 4;
 /// One family of an assignment.
 #[derive(Debug)]
 pub(super) struct Pass<'a> {
+    pub(super) ipam: &'a Ipam,
     pub(super) request: &'a AssignRequest,
     pub(super) around: &'a Surroundings,
     pub(super) family: Family,
@@ -156,8 +158,7 @@ impl Pass<'_> {
             blocks.sort_by_key(|cidr| Reverse(work.written_at(*cidr)));
             return Ok(blocks);
         }
-        let names: Vec<kv::Key> = blocks.iter().map(|cidr| keys::block(*cidr)).collect();
-        let written = work.tx.probe(&names).await?;
+        let written = work.probe(&blocks).await?;
         let mut dated: Vec<_> = written.into_iter().zip(blocks).collect();
         dated.sort_by_key(|(written, _)| Reverse(*written));
         Ok(dated.into_iter().map(|(_, block)| block).collect())
@@ -247,7 +248,7 @@ impl Pass<'_> {
     async fn find_used(&self, work: &mut Workset<'_>, may_claim: bool) -> Result<Claim> {
         let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
-            for chunk in existing(work, pool, self.walk(pool)).await?.chunks(BLOCKS_AT_ONCE) {
+            for chunk in self.worth_a_look(work, pool).await?.chunks(BLOCKS_AT_ONCE) {
                 if let Some(cidr) = borrow.filter(|_| !may_claim || looked_at >= MOST_LOOKED_AT_FOR_EMPTY) {
                     return Ok(Claim::Borrow(cidr));
                 }
@@ -266,7 +267,21 @@ impl Pass<'_> {
                 }
             }
         }
+        self.ipam.remember_full(&self.request.attachment, work.full());
         Ok(borrow.map_or(Claim::Nothing, Claim::Borrow))
+    }
+
+    /// The blocks of a pool that may be there, but for those that were full and have not been written since.
+    async fn worth_a_look(&self, work: &mut Workset<'_>, pool: &Pool) -> Result<Vec<IpNet>> {
+        let blocks = existing(work, pool, self.walk(pool)).await?;
+        let full = self.ipam.recall_full(&self.request.attachment);
+        if full.is_empty() {
+            return Ok(blocks);
+        }
+        let written = work.probe(&blocks).await?.into_iter();
+        let is_worth_it =
+            |(cidr, written): &(IpNet, Option<Revision>)| written.is_some() && full.get(cidr) != written.as_ref();
+        Ok(blocks.into_iter().zip(written).filter(is_worth_it).map(|(cidr, _)| cidr).collect())
     }
 
     /// A block of a pool that is not stored: the first one from the host's start point on, if it is near.
@@ -274,8 +289,7 @@ impl Pass<'_> {
         let mut places = Places::new(pool, &self.around.host.name, self.now);
         while let Some(chunk) = places.next_chunk(&self.around.reservations) {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
-            let names: Vec<kv::Key> = wanted.iter().map(|cidr| keys::block(*cidr)).collect();
-            let written = work.tx.probe(&names).await?;
+            let written = work.probe(&wanted).await?;
             let mut probed = wanted.into_iter().zip(written);
             if let Some((absent, _)) = probed.find(|(_, written)| written.is_none()) {
                 return Ok(Some(absent));

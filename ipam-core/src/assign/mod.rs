@@ -338,6 +338,7 @@ impl Assignment<'_> {
 
     fn pass<'p>(&'p self, family: Family, wanted: usize, pools: &'p [&'p Pool]) -> Pass<'p> {
         Pass {
+            ipam: self.ipam,
             request: self.request,
             around: &self.around,
             family,

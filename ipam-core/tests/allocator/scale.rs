@@ -1,15 +1,17 @@
 //! What an assignment asks for where there are many blocks, counted.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use ipam_core::Error;
 use ipam_core::assign::{AssignRequest, Wanted};
-use ipam_core::model::{Attribute, Block, IpamConfig, NewPool, Owner, keys};
-use ipam_core::{Error, Ipam, Nodes};
+use ipam_core::attachment::Attachment;
+use ipam_core::hints::{FullBlocks, Hints};
+use ipam_core::model::{Attribute, Block, IpamConfig, NewPool, Owner, ReleaseRequest, keys};
 use ipnet::{IpNet, Ipv4Subnets};
 use kv::wrap::{Counting, Counts};
 use time::OffsetDateTime;
 
-use crate::world::{World, attachment, soon};
+use crate::world::{World, attachment, ip, soon};
 
 /// A pool of 2048 blocks of 16 addresses, of which `claimed` are other nodes', with so many addresses in use in each.
 async fn world(claimed: usize, in_use: usize) -> World {
@@ -31,9 +33,17 @@ async fn world(claimed: usize, in_use: usize) -> World {
 
 /// What the first ADD of node `a` asks for.
 async fn first_add(world: &World) -> (ipam_core::Result<IpNet>, Counts) {
+    first_add_with(world, None).await
+}
+
+async fn first_add_with(world: &World, hints: Option<Arc<dyn Hints>>) -> (ipam_core::Result<IpNet>, Counts) {
     let counting = Counting::new(Arc::clone(&world.store));
-    let ipam = Ipam::new(Arc::new(counting.clone()), Nodes::Registered);
-    let request = AssignRequest::new(attachment("a", "c1"), Wanted::any(1, 0));
+    let mut ipam = world.through(Arc::new(counting.clone()));
+    if let Some(hints) = hints {
+        ipam = ipam.with_hints(hints);
+    }
+    let container = format!("c{}", fastrand::u32(..));
+    let request = AssignRequest::new(attachment("a", &container), Wanted::any(1, 0));
     let assigned = ipam.assign(&request, soon()).await;
     (assigned.map(|assigned| assigned[0].block), counting.take())
 }
@@ -73,11 +83,55 @@ async fn an_empty_block_is_found_wherever_it_is_if_nothing_can_be_borrowed() {
     }
 }
 
+/// Remembers full blocks, until it is told to forget.
+#[derive(Debug, Default)]
+struct Memory(Mutex<FullBlocks>);
+
+impl Hints for Memory {
+    fn recall(&self, _: &Attachment) -> Vec<IpNet> {
+        Vec::new()
+    }
+
+    fn remember(&self, _: &Attachment, _: &[IpNet]) {}
+
+    fn recall_full(&self, _: &Attachment) -> FullBlocks {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn remember_full(&self, _: &Attachment, blocks: &FullBlocks) {
+        self.0.lock().unwrap().extend(blocks);
+    }
+}
+
 #[tokio::test]
-async fn a_full_pool_says_so() {
+async fn a_full_pool_says_so_without_reading_its_blocks_again() {
     let world = world(2_048, 16).await;
-    let error = first_add(&world).await.0.unwrap_err();
-    assert!(matches!(error, Error::Exhausted { .. }), "{error}");
+    let block = kv_bytes(&world.block("10.0.0.0/28").await.unwrap());
+    let memory = Arc::new(Memory::default());
+    let add = async || first_add_with(&world, Some(Arc::clone(&memory) as Arc<dyn Hints>)).await;
+    let is_exhausted = |assigned: ipam_core::Result<IpNet>| matches!(assigned, Err(Error::Exhausted { .. }));
+    let (assigned, first) = add().await;
+    assert!(is_exhausted(assigned) && first.bytes_received > 2_000 * block, "{first:?}");
+    let (assigned, again) = add().await;
+    assert!(is_exhausted(assigned) && again.bytes_received < 2_048 * 80, "{again:?}; a block has {block}");
+
+    // An address that comes back, and one that comes back and rests, are found at once; so is one that has rested.
+    let free = |text: &str, seconds| {
+        let (ip, world) = (ip(text), &world);
+        async move {
+            world.configure(IpamConfig::default().with_cooldown_seconds(seconds)).await;
+            let released = world.ipam.release_ips(&[ReleaseRequest::new(ip)], soon()).await.unwrap();
+            assert_eq!(released.released, [ip]);
+        }
+    };
+    free("10.0.55.5", 0).await;
+    assert_eq!(add().await.0.unwrap().to_string(), "10.0.55.0/28");
+    assert!(is_exhausted(add().await.0));
+    free("10.0.66.6", 30).await;
+    assert!(is_exhausted(add().await.0));
+    assert!(is_exhausted(add().await.0));
+    world.pass(31);
+    assert_eq!(add().await.0.unwrap().to_string(), "10.0.66.0/28");
 }
 
 fn kv_bytes(block: &Block) -> u64 {

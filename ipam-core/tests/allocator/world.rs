@@ -53,6 +53,13 @@ impl World {
         Self { store, ipam, clock }
     }
 
+    /// An allocator with the same clock on another store, which leads to this one.
+    pub(crate) fn through(&self, store: Arc<dyn Store>) -> Ipam {
+        let reading = Arc::clone(&self.clock);
+        let now = move || OffsetDateTime::from_unix_timestamp(reading.load(SeqCst)).unwrap();
+        Ipam::new(store, Nodes::Registered).with_clock(Arc::new(now))
+    }
+
     pub(crate) fn pass(&self, seconds: i64) {
         self.clock.fetch_add(seconds, SeqCst);
     }

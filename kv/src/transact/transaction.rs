@@ -197,13 +197,13 @@ impl Transaction {
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn snapshot_look(&mut self, keys: &[Key]) -> Result<Vec<Option<Value>>> {
+    pub async fn snapshot_look(&mut self, keys: &[Key]) -> Result<Vec<Option<Kv>>> {
         let reads = keys.iter().map(|key| RangeRequest::new(Range::Key(key.clone())).with_at(self.at));
         let answers = self.ask_ranges(reads.collect()).await?;
         if let (false, Some(answer)) = (self.at.is_set(), answers.first()) {
             self.at = answer.revision;
         }
-        Ok(answers.into_iter().map(|answer| answer.kvs.into_iter().next().map(|kv| kv.value)).collect())
+        Ok(answers.into_iter().map(|answer| answer.kvs.into_iter().next()).collect())
     }
 
     /// When a key that was read was last written; `None` if it is absent, or was not read.

@@ -340,6 +340,11 @@ impl Block {
         self.free_addresses().filter(|ip| !reservations.contains(*ip)).count()
     }
 
+    /// True if somebody holds each address of the block, so that none becomes free unless the block is written.
+    pub fn is_full(&self) -> bool {
+        self.unallocated.is_empty() && self.allocated().all(|(_, entry)| entry.released_at().is_none())
+    }
+
     /// True if nobody holds an address of the block, but for those that a Windows host keeps for itself. An address
     /// that rests makes the block not empty.
     pub fn is_empty(&self) -> bool {
