@@ -16,9 +16,14 @@ pub(crate) enum Contender {
     Empty { program: PathBuf },
     /// A process that opens, commits to and closes a sled store.
     Sled { program: PathBuf, store: PathBuf },
-    /// An IPAM plugin.
+    /// A process that connects to etcd and commits.
+    Etcd { program: PathBuf, url: String },
+    /// An IPAM plugin. [`PER_CONTAINER`] in its configuration is the container's id.
     Plugin { name: &'static str, program: PathBuf, netconf: String },
 }
+
+/// What stands for the container's id in a configuration.
+pub(crate) const PER_CONTAINER: &str = "@CONTAINER@";
 
 /// The pool that every plugin allocates from.
 pub(crate) const POOL: &str = "10.0.0.0/12";
@@ -49,6 +54,7 @@ impl Contender {
         match self {
             Self::Empty { .. } => "an empty process",
             Self::Sled { .. } => "bare sled: open, commit, close",
+            Self::Etcd { .. } => "the floor: connect, commit two keys",
             Self::Plugin { name, .. } => name,
         }
     }
@@ -62,15 +68,24 @@ impl Contender {
                 command.arg(store).arg(id);
                 run(command, "")
             }
-            Self::Plugin { program, netconf, .. } => run(plugin(program, "ADD", id), netconf),
+            Self::Etcd { program, url } => {
+                let mut command = Command::new(program);
+                command.args([url, id]);
+                run(command, "")
+            }
+            Self::Plugin { program, netconf, .. } => {
+                run(plugin(program, "ADD", id), &netconf.replace(PER_CONTAINER, id))
+            }
         }
     }
 
     /// How long the DEL of container `id` takes, for plugins.
     pub(crate) fn del(&self, id: &str) -> Outcome<Option<Duration>> {
         match self {
-            Self::Plugin { program, netconf, .. } => run(plugin(program, "DEL", id), netconf).map(Some),
-            Self::Empty { .. } | Self::Sled { .. } => Ok(None),
+            Self::Plugin { program, netconf, .. } => {
+                run(plugin(program, "DEL", id), &netconf.replace(PER_CONTAINER, id)).map(Some)
+            }
+            Self::Empty { .. } | Self::Sled { .. } | Self::Etcd { .. } => Ok(None),
         }
     }
 
@@ -78,7 +93,7 @@ impl Contender {
     pub(crate) fn as_plugin(&self) -> Option<(&Path, &str)> {
         match self {
             Self::Plugin { program, netconf, .. } => Some((program, netconf)),
-            Self::Empty { .. } | Self::Sled { .. } => None,
+            Self::Empty { .. } | Self::Sled { .. } | Self::Etcd { .. } => None,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::contender::Contender;
-use crate::report::{Times, print};
+use crate::report::{Times, median, print};
 use crate::{Outcome, Programs};
 
 const CALLERS: usize = 16;
@@ -89,12 +89,6 @@ pub(crate) fn queue(programs: &Programs, folder: &Path) -> Outcome<()> {
         rows,
     );
     Ok(())
-}
-
-fn median(numbers: &[f64]) -> f64 {
-    let mut sorted = numbers.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Every caller adds as fast as it can until the time is over; then everything is deleted again, unmeasured.

@@ -12,7 +12,7 @@ use ipam_core::model::{Affinity, AffinityState, Attribute, Block, Document, Hand
 use ipam_core::reservations::Reservations;
 use ipam_core::{Ipam, Nodes};
 use ipnet::IpNet;
-use kv::{Deadline, Op, Store, StoreExt, Txn};
+use kv::{Deadline, Key, Op, Store, StoreExt, Txn, Value};
 use kv_mvcc::local::{Create, OpenOptions};
 use kv_mvcc::{Blocking, MvccStore, Retention};
 use time::OffsetDateTime;
@@ -23,6 +23,9 @@ use crate::contender::POOL;
 /// The node that the plugin works for, and the network that it serves.
 pub(crate) const NODE: &str = "node1";
 pub(crate) const NETWORK: &str = "bench";
+
+/// The boot in which all addresses were given.
+const BOOT: &str = "0123abcd";
 
 /// What a node is to have.
 #[derive(Clone, Copy, Debug)]
@@ -57,24 +60,30 @@ pub(crate) async fn give(store: &MvccStore, node: &str, skip: u32, share: Share)
         // The last block has the broadcast address, which the plugin keeps free.
         let first = u32::from(Ipv4Addr::new(10, 15, 255, 128)) - 64 * (skip + number);
         let cidr = IpNet::new(Ipv4Addr::from(first).into(), 26)?;
-        let owner = Owner::Host(node.to_owned());
-        let now = OffsetDateTime::now_utc();
-        let mut block = Block::new(cidr, Some(&owner), now, None)?;
-        let mut writes = Vec::new();
-        for address in 0..share.used {
-            let id = handle_id(NETWORK, &container(u64::from(skip + number) * 64 + address as u64));
-            let holder = Attribute::new(Some(&id), attributes(node));
-            block.assign_auto(1, &holder, &Reservations::default());
-            let mut handle = Handle::new();
-            handle.increment(cidr, 1);
-            writes.push(Op::put(keys::handle(&id), handle.encode()?));
-        }
-        let affinity = keys::affinity(&owner, cidr).ok_or("no host")?;
-        writes.push(Op::put(affinity, Affinity::new(AffinityState::Confirmed).encode()?));
-        writes.push(Op::put(keys::block(cidr), block.encode()?));
+        let first = u64::from(skip + number) * 64;
+        let documents = block_of(node, cidr, first..first + share.used as u64)?;
+        let writes: Vec<Op> = documents.into_iter().map(|(key, value)| Op::put(key, value)).collect();
         store.txn(Txn::new().with_success(writes)).await?;
     }
     Ok(())
+}
+
+/// The documents of a node's block in which each of these containers has an address: block, affinity, handles.
+pub(crate) fn block_of(node: &str, cidr: IpNet, containers: std::ops::Range<u64>) -> Outcome<Vec<(Key, Value)>> {
+    let owner = Owner::Host(node.to_owned());
+    let mut block = Block::new(cidr, Some(&owner), OffsetDateTime::now_utc(), None)?;
+    let affinity = keys::affinity(&owner, cidr).ok_or("no host")?;
+    let mut documents = vec![(affinity, Affinity::new(AffinityState::Confirmed).encode()?)];
+    for number in containers {
+        let id = handle_id(NETWORK, &container(number));
+        let holder = Attribute::new(Some(&id), attributes(node));
+        block.assign_auto(1, &holder, &Reservations::default());
+        let mut handle = Handle::new();
+        handle.increment(cidr, 1);
+        documents.push((keys::handle(&id), handle.encode()?));
+    }
+    documents.push((keys::block(cidr), block.encode()?));
+    Ok(documents)
 }
 
 /// Has addresses come and go until the log is at its bound and loses as much as it gets.
@@ -107,16 +116,9 @@ impl Churn {
 
     /// An address that stays.
     pub(crate) async fn add(&mut self, number: u64) -> Outcome<Attachment> {
-        let attachment = Attachment {
-            network: NETWORK.to_owned(),
-            container: container(1 << 40 | number),
-            interface: "eth0".to_owned(),
-            node: NODE.to_owned(),
-            boot: Some("0123abcd".to_owned()),
-        };
-        let mut request = AssignRequest::new(attachment.clone(), Wanted::any(1, 0));
-        request.attributes = attributes(NODE);
+        let mut request = one_address(NODE, 1 << 40 | number);
         request.v4_pools = vec![NETWORK.to_owned()];
+        let attachment = request.attachment.clone();
         self.ipam.assign(&request, soon()).await?;
         Ok(attachment)
     }
@@ -130,7 +132,22 @@ impl Churn {
     }
 }
 
-fn soon() -> Deadline {
+/// An IPv4 address for the container with this number.
+pub(crate) fn one_address(node: &str, number: u64) -> AssignRequest {
+    let attachment = Attachment {
+        network: NETWORK.to_owned(),
+        container: container(number),
+        interface: "eth0".to_owned(),
+        node: node.to_owned(),
+        boot: Some(BOOT.to_owned()),
+    };
+    let mut request = AssignRequest::new(attachment, Wanted::any(1, 0));
+    request.attributes = attributes(node);
+    request
+}
+
+/// Long enough for any call.
+pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
@@ -145,7 +162,7 @@ pub(crate) async fn in_use(store: &MvccStore) -> Outcome<usize> {
 }
 
 /// An id like those of container runtimes.
-fn container(number: u64) -> String {
+pub(crate) fn container(number: u64) -> String {
     format!("{:016x}{:048x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15), number)
 }
 
@@ -155,7 +172,7 @@ fn attributes(node: &str) -> BTreeMap<String, String> {
         ("timestamp", "2026-01-01 10:00:00.123456789 +0000 UTC"),
         ("margay.io/net", NETWORK),
         ("margay.io/ifname", "eth0"),
-        ("margay.io/boot", "0123abcd"),
+        ("margay.io/boot", BOOT),
     ];
     pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
 }

@@ -1,14 +1,20 @@
 //! Measures Margay against peers and floors, all in one run and in turns, and prints medians and ratios.
 //!
-//! Times are of whole processes, from before the spawn to after the wait, as a container runtime sees them; for etcd, of
-//! calls.
+//! Times are of whole processes, from before the spawn to after the wait, as a container runtime sees them, or of calls.
+//!
+//! Usage: bench [PART...] [--json FILE], or bench report FILE, which brings the pages of the book up to date with what
+//! was found.
 
+mod cluster;
 mod contender;
 mod crowd;
 mod durable;
 mod etcd;
 mod fill;
+mod findings;
 mod loaded;
+mod pages;
+mod plot;
 mod report;
 mod single;
 mod size;
@@ -17,6 +23,8 @@ mod support;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
+
+use crate::findings::Findings;
 
 /// What everything here returns.
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -31,6 +39,7 @@ struct Programs {
     host_local: PathBuf,
     floor_empty: PathBuf,
     floor_sled: PathBuf,
+    floor_etcd: PathBuf,
 }
 
 impl Programs {
@@ -56,34 +65,99 @@ impl Programs {
             host_local,
             floor_empty: built("floor-empty")?,
             floor_sled: built("floor-sled")?,
+            floor_etcd: built("floor-etcd")?,
         })
     }
 }
 
+/// What the user wants.
+#[derive(Debug, Default)]
+struct Wish {
+    parts: Vec<String>,
+    /// Where findings are kept.
+    file: Option<PathBuf>,
+}
+
+impl Wish {
+    fn read(arguments: &[String]) -> Outcome<Self> {
+        let mut wish = Self::default();
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            match argument.as_str() {
+                "--json" => wish.file = Some(rest.next().ok_or("--json needs the name of a file")?.into()),
+                "cluster" => wish.parts.extend(cluster::PARTS.iter().map(|(name, _)| (*name).to_owned())),
+                part if names().any(|name| name == part) => wish.parts.push(part.to_owned()),
+                other => {
+                    let known: Vec<_> = names().collect();
+                    return Err(
+                        format!("there is no part {other}; there are: {}, and cluster", known.join(", ")).into()
+                    );
+                }
+            }
+        }
+        Ok(wish)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.parts.is_empty() || self.parts.iter().any(|part| part == name)
+    }
+}
+
+/// Parts that print what they measure: processes on stores of this machine, and calls to etcd.
+const PRINTED: [(&str, Part); 7] = [
+    ("single", single::run),
+    ("crowd", crowd::run),
+    ("queue", crowd::queue),
+    ("loaded", loaded::run),
+    ("durable", durable::run),
+    ("size", size::run),
+    ("etcd", |_, _| etcd::run()),
+];
+
+/// The names of all parts.
+fn names() -> impl Iterator<Item = &'static str> {
+    PRINTED.iter().map(|(name, _)| *name).chain(cluster::PARTS.iter().map(|(name, _)| *name))
+}
+
 fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [command, rest @ ..] = &arguments[..]
-        && command == "peak-of"
-    {
-        return single::print_peak_of(rest);
+    match &arguments[..] {
+        [command, rest @ ..] if command == "peak-of" => return single::print_peak_of(rest),
+        [command, url] if command == "puts-of" => return cluster::print_puts(url),
+        [command, file] if command == "report" => {
+            return pages::update(&Findings::read(Path::new(file))?, Path::new("."));
+        }
+        _ => {}
     }
-    if arguments == ["etcd"] {
-        return etcd::run();
-    }
+    let wish = Wish::read(&arguments)?;
     let programs = Programs::find()?;
     let folder = tempfile::Builder::new().prefix("margay-bench").tempdir()?;
-    let parts: [(&str, Part); 6] = [
-        ("single", single::run),
-        ("crowd", crowd::run),
-        ("queue", crowd::queue),
-        ("loaded", loaded::run),
-        ("durable", durable::run),
-        ("size", size::run),
-    ];
-    for (name, part) in parts {
-        if arguments.is_empty() || arguments.iter().any(|argument| argument == name) {
+    for (name, part) in PRINTED {
+        if wish.has(name) {
             part(&programs, folder.path())?;
         }
     }
-    if arguments.is_empty() { etcd::run() } else { Ok(()) }
+    let mut findings = Findings::default();
+    for (name, part) in cluster::PARTS {
+        if wish.has(name) {
+            findings.take(part(&programs, folder.path())?);
+        }
+    }
+    findings.conclude();
+    wish.file.map_or(Ok(()), |file| findings.write(&file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_chosen_by_name_and_unknown_ones_are_refused() {
+        let wish = |text: &str| Wish::read(&text.split_whitespace().map(String::from).collect::<Vec<_>>());
+        assert!(wish("").unwrap().has("cold") && wish("").unwrap().has("single"));
+        let cluster = wish("cluster --json out").unwrap();
+        assert!(cluster.has("claims") && !cluster.has("single") && cluster.file == Some("out".into()));
+        assert!(wish("no-such-part").unwrap_err().to_string().contains("dead-node"));
+        assert!(wish("--json").is_err());
+    }
 }

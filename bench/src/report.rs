@@ -14,6 +14,11 @@ impl Times {
         self.0.push(time);
     }
 
+    /// Takes in those of another.
+    pub(crate) fn append(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
     /// The time that `share` (0 to 1) of the runs did not exceed, in milliseconds.
     pub(crate) fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();
@@ -32,6 +37,19 @@ impl Times {
     pub(crate) fn median(&self) -> f64 {
         self.quantile(0.5)
     }
+}
+
+impl Extend<Duration> for Times {
+    fn extend<T: IntoIterator<Item = Duration>>(&mut self, times: T) {
+        self.0.extend(times);
+    }
+}
+
+/// The middle one; NaN if there is none.
+pub(crate) fn median(numbers: &[f64]) -> f64 {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Prints a table under a title; the first column is text, the others are numbers.

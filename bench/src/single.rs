@@ -15,6 +15,8 @@ const RESIDENTS: u32 = 40;
 /// How many times each contender is measured.
 const ROUNDS: u32 = 300;
 
+const MIB: f64 = (1 << 20) as f64;
+
 /// Measures ADD and DEL, memory and size.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     let redb = Contender::margay(programs, folder, "margay-ipam on redb", "redb");
@@ -54,19 +56,26 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     memory_and_size(programs, &redb)
 }
 
-fn memory_and_size(programs: &Programs, redb: &Contender) -> Outcome<()> {
-    let (program, netconf) = redb.as_plugin().ok_or("not a plugin")?;
+/// The most memory that an ADD of a plugin has, in KiB.
+pub(crate) fn peak_kib(contender: &Contender) -> Outcome<f64> {
+    let (program, netconf) = contender.as_plugin().ok_or("not a plugin")?;
     let mut peak = plugin(Path::new(&std::env::current_exe()?), "ADD", "peak");
     peak.args(["peak-of".as_ref(), program.as_os_str(), netconf.as_ref()]);
-    let kib: f64 = String::from_utf8(peak.output()?.stdout)?.trim().parse()?;
-    redb.del("peak")?;
+    let said = String::from_utf8(peak.output()?.stdout)?;
+    let kib = said.trim().parse().map_err(|_| format!("the ADD whose memory is measured failed: {said}"))?;
+    contender.del("peak")?;
+    Ok(kib)
+}
+
+fn memory_and_size(programs: &Programs, redb: &Contender) -> Outcome<()> {
+    let kib = peak_kib(redb)?;
     let bytes = fs::metadata(&programs.plugin)?.len();
     print(
         "One ADD on redb",
         &["", "MiB", "at most"],
         vec![
             vec!["peak memory".into(), format!("{:.1}", kib / 1024.0), "12".into()],
-            vec!["the plugin's file".into(), format!("{:.1}", bytes as f64 / f64::from(1 << 20)), "8".into()],
+            vec!["the plugin's file".into(), format!("{:.1}", bytes as f64 / MIB), "8".into()],
         ],
     );
     Ok(())

@@ -1,0 +1,118 @@
+//! Many callers at once on one node, each call a process.
+
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::ground::{Families, Ground};
+use super::{ms, ratio, runtime, whole};
+use crate::contender::Contender;
+use crate::findings::{Bound, Findings};
+use crate::report::{Times, median};
+use crate::{Outcome, Programs};
+
+const CALLERS: usize = 16;
+/// How many ADDs each caller makes in a round, and how many calls the single one makes.
+const EACH: usize = 30;
+const ALONE: usize = 100;
+const ROUNDS: usize = 3;
+const RESIDENTS: u64 = 40;
+
+/// A verb of a contender.
+#[derive(Clone, Copy, Debug)]
+enum Verb {
+    Add,
+    Del,
+}
+
+/// What one contender did in all its rounds.
+#[derive(Debug, Default)]
+struct Tally {
+    alone: Times,
+    adds: Times,
+    rates: Vec<f64>,
+    del_rates: Vec<f64>,
+}
+
+/// Measures rates and latencies.
+pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
+    let runtime = runtime()?;
+    let ground = runtime.block_on(async {
+        let ground = Ground::start(folder).await?;
+        ground.settle(["busy".to_owned()], 0, &[RESIDENTS]).await?;
+        Outcome::Ok(ground)
+    })?;
+    let contenders = [ground.floor(programs), ground.contender(programs, "margay-ipam", "busy", Families::V4)];
+    let mut tallies = [Tally::default(), Tally::default()];
+    for round in 0..ROUNDS {
+        for (contender, tally) in contenders.iter().zip(&mut tallies) {
+            for call in 0..ALONE {
+                let id = format!("alone{round}-{call}");
+                tally.alone.push(contender.add(&id)?);
+                contender.del(&id)?;
+            }
+            let (elapsed, adds) = at_once(contender, Verb::Add, round)?;
+            tally.adds.append(adds);
+            tally.rates.push((CALLERS * EACH) as f64 / elapsed.as_secs_f64());
+            let (elapsed, dels) = at_once(contender, Verb::Del, round)?;
+            if dels.median() > 0.0 {
+                tally.del_rates.push((CALLERS * EACH) as f64 / elapsed.as_secs_f64());
+            }
+        }
+    }
+    let floor = median(&tallies[0].rates);
+    let row = |(contender, tally): (&Contender, &Tally)| {
+        let del = median(&tally.del_rates);
+        vec![
+            contender.name().to_owned(),
+            whole(median(&tally.rates)),
+            ratio(median(&tally.rates) / floor),
+            if del.is_nan() { "-".to_owned() } else { whole(del) },
+            ms(tally.alone.median()),
+            ms(tally.adds.median()),
+            ms(tally.adds.quantile(0.99)),
+            ratio(tally.adds.quantile(0.99) / tally.alone.median()),
+        ]
+    };
+    let mut findings = Findings::default();
+    findings.table(
+        "callers",
+        format!(
+            "{CALLERS} callers at once on one node, {ROUNDS} rounds of {} calls, each a process (ms)",
+            CALLERS * EACH
+        ),
+        &["", "ADD/s", "/ floor", "DEL/s", "alone p50", "at once p50", "p99", "p99 / alone p50"],
+        contenders.iter().zip(&tallies).map(row).collect(),
+    );
+    let ours = &tallies[1];
+    findings.goal("16 callers on one node: ADD/s", median(&ours.rates), Bound::AtLeast(300.0));
+    let tail = ours.adds.quantile(0.99) / ours.alone.median();
+    findings.goal("16 callers on one node: p99 / p50 of one caller", tail, Bound::AtMost(8.0));
+    Ok(findings)
+}
+
+/// All callers at once; how long it took until the last one was done, and how long each call.
+fn at_once(contender: &Contender, verb: Verb, round: usize) -> Outcome<(Duration, Times)> {
+    let begun = Instant::now();
+    let calls = |caller: usize| {
+        let mut times = Times::default();
+        for number in 0..EACH {
+            let id = format!("r{round}c{caller}n{number}");
+            match verb {
+                Verb::Add => times.push(contender.add(&id).map_err(|error| error.to_string())?),
+                Verb::Del => times.extend(contender.del(&id).map_err(|error| error.to_string())?),
+            }
+        }
+        Ok::<_, String>(times)
+    };
+    let times: Vec<Result<Times, String>> = thread::scope(|scope| {
+        let running: Vec<_> = (0..CALLERS).map(|caller| scope.spawn(move || calls(caller))).collect();
+        running.into_iter().map(|caller| caller.join().unwrap_or_else(|_| Err("a caller panicked".into()))).collect()
+    });
+    let elapsed = begun.elapsed();
+    let mut all = Times::default();
+    for times in times {
+        all.append(times?);
+    }
+    Ok((elapsed, all))
+}

@@ -1,0 +1,71 @@
+//! One caller: whole cold processes, one after another, beside a program that only connects and commits.
+
+use std::path::Path;
+
+use super::ground::{Families, Ground};
+use super::{ms, ratio, runtime};
+use crate::contender::{Contender, in_turns};
+use crate::fill;
+use crate::findings::{Bound, Findings};
+use crate::single::peak_kib;
+use crate::{Outcome, Programs};
+
+/// How many times each contender is measured.
+const ROUNDS: u32 = 300;
+/// How many containers a node has before measuring begins.
+const RESIDENTS: u64 = 40;
+
+/// Measures ADD and DEL, memory and size.
+pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
+    let runtime = runtime()?;
+    let ground = runtime.block_on(async {
+        let ground = Ground::start(folder).await?;
+        ground.settle(["steady", "dual"].map(String::from), 0, &[RESIDENTS]).await?;
+        let v6 = fill::block_of("dual", "fd00:10::/122".parse()?, 10_000..10_000 + RESIDENTS)?;
+        ground.write(v6).await?;
+        ground.register((0..ROUNDS).map(|round| format!("new-c{round}"))).await?;
+        Outcome::Ok(ground)
+    })?;
+    let contenders = [
+        Contender::Empty { program: programs.floor_empty.clone() },
+        ground.floor(programs),
+        ground.contender(programs, "one address", "steady", Families::V4),
+        ground.contender(programs, "IPv4 and IPv6", "dual", Families::Both),
+        ground.newcomer(programs, "the first address of a host"),
+    ];
+    // Before anybody is measured each has run once.
+    for contender in &contenders[..4] {
+        contender.add("warm")?;
+        contender.del("warm")?;
+    }
+    let (adds, dels) = in_turns(&contenders, ROUNDS)?;
+    let floor = adds[1].median();
+    let row = |who: usize| {
+        let (add, del) = (&adds[who], &dels[who]);
+        let has_del = !del.median().is_nan();
+        let of_del = |text: String| if has_del { text } else { "-".to_owned() };
+        vec![
+            contenders[who].name().to_owned(),
+            ms(add.median()),
+            ms(add.quantile(0.9)),
+            ratio(add.median() / floor),
+            of_del(ms(del.median())),
+            of_del(ms(del.quantile(0.9))),
+            of_del(ratio(del.median() / floor)),
+        ]
+    };
+    let mut findings = Findings::default();
+    findings.table(
+        "cold",
+        format!("Whole cold processes on etcd, {ROUNDS} runs each in turns, {RESIDENTS} containers on the node (ms)"),
+        &["", "ADD p50", "p90", "/ floor", "DEL p50", "p90", "/ floor"],
+        (0..contenders.len()).map(row).collect(),
+    );
+    findings.goal("cold ADD / floor", adds[2].median() / floor, Bound::AtMost(1.4));
+    findings.goal("cold DEL / floor", dels[2].median() / floor, Bound::AtMost(1.4));
+    findings.goal("cold ADD for IPv4 and IPv6 / floor", adds[3].median() / floor, Bound::AtMost(1.5));
+    findings.goal("memory of one ADD (MiB)", peak_kib(&contenders[2])? / 1024.0, Bound::AtMost(12.0));
+    let bytes = std::fs::metadata(&programs.plugin)?.len();
+    findings.goal("the plugin's file (MB)", bytes as f64 / 1e6, Bound::AtMost(8.0));
+    Ok(findings)
+}

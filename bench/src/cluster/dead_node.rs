@@ -1,0 +1,171 @@
+//! What a node that is gone leaves behind, and what it costs to have its addresses back.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ipam_core::gc::{self, Evidence};
+use ipam_core::model::{Block, Document, Owner, handle_id, keys};
+use kv::{Range, RangeRequest, Store};
+
+use super::ground::{Ground, Host};
+use super::{ms, runtime, whole};
+use crate::fill::{NETWORK, container, soon};
+use crate::findings::Findings;
+use crate::report::Times;
+use crate::{Outcome, Programs};
+
+const NODES: u32 = 1_000;
+/// The addresses in use in each of a node's blocks.
+const USED: [u64; 2] = [64, 36];
+/// How many nodes are given back in each way.
+const DEAD: u32 = 5;
+
+/// One step, over all nodes that took it.
+#[derive(Default)]
+struct Step {
+    times: Times,
+    requests: u64,
+    left: Left,
+}
+
+/// What is left of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Left {
+    addresses: usize,
+    affinities: usize,
+    blocks: usize,
+}
+
+/// Measures both ways.
+pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<Findings> {
+    runtime()?.block_on(measure(folder))
+}
+
+async fn measure(folder: &Path) -> Outcome<Findings> {
+    let ground = Ground::start(folder).await?;
+    ground.settle((0..NODES).map(|number| format!("node-{number}")), 0, &USED).await?;
+    let host = ground.host("")?;
+    let all = Left { addresses: 100, affinities: 2, blocks: 2 };
+    let none = Left::default();
+    let [mut forget, mut release, mut look, mut free] = <[Step; 4]>::default();
+    for number in 0..DEAD {
+        let name = format!("node-{number}");
+        expect(left_of(&host, number).await?, all)?;
+        let owner = Owner::host(&name);
+        forget.time(&host, async { Ok(host.ipam.remove_owner(&owner, soon()).await.map(drop)?) }).await?;
+        forget.left = left_of(&host, number).await?;
+        release.time(&host, release_handles(&host, number)).await?;
+        release.left = left_of(&host, number).await?;
+    }
+    expect(forget.left, Left { affinities: 0, ..all })?;
+    expect(release.left, none)?;
+    for number in DEAD..2 * DEAD {
+        let name = format!("node-{number}");
+        let mut stale = Vec::new();
+        let judged = look.time(&host, async {
+            let holdings = host.ipam.holdings(&name, soon()).await?;
+            stale = host.ipam.judge(&holdings, &rebooted()).earlier;
+            Ok(())
+        });
+        judged.await?;
+        look.left = left_of(&host, number).await?;
+        let freed = free.time(&host, async {
+            for batch in gc::batches(&stale) {
+                host.ipam.free(&batch, soon()).await?;
+            }
+            Ok(())
+        });
+        freed.await?;
+        free.left = left_of(&host, number).await?;
+    }
+    expect(look.left, all)?;
+    expect(free.left, Left { addresses: 0, ..all })?;
+
+    let before = vec!["the node has died".into(), "-".into(), "-".into()];
+    let mut rows = vec![[before, all.cells()].concat()];
+    rows.extend([
+        forget.row("its blocks are given back: `Ipam::remove_owner`"),
+        release.row("then its 100 handles, one after the other: `Ipam::release_by_handle`"),
+        look.row(&format!(
+            "or it comes back, and `margay gc --boot` reads who has what, of {} nodes",
+            whole(f64::from(NODES))
+        )),
+        free.row("... and frees what is left over"),
+    ]);
+    let mut findings = Findings::default();
+    findings.table(
+        "dead-node",
+        format!(
+            "A node with 100 addresses in 2 blocks, among {} such nodes, p50 of {DEAD} (ms)",
+            whole(f64::from(NODES))
+        ),
+        &["", "p50", "requests", "addresses held", "blocks that are its", "blocks stored"],
+        rows,
+    );
+    Ok(findings)
+}
+
+impl Step {
+    async fn time(&mut self, host: &Host, work: impl Future<Output = Outcome<()>>) -> Outcome<()> {
+        host.store.take();
+        let begun = Instant::now();
+        work.await?;
+        self.times.push(begun.elapsed());
+        self.requests = host.store.take().round_trips();
+        Ok(())
+    }
+
+    fn row(&self, name: &str) -> Vec<String> {
+        [vec![name.to_owned(), ms(self.times.median()), whole(self.requests as f64)], self.left.cells()].concat()
+    }
+}
+
+impl Left {
+    fn cells(self) -> Vec<String> {
+        [self.addresses, self.affinities, self.blocks].map(|count| whole(count as f64)).to_vec()
+    }
+}
+
+fn expect(left: Left, expected: Left) -> Outcome<()> {
+    if left == expected { Ok(()) } else { Err(format!("{left:?} is left instead of {expected:?}").into()) }
+}
+
+/// What a machine knows that has just started again: nothing has an address yet.
+fn rebooted() -> Evidence {
+    Evidence { boot: "feedbeef".into(), up: Duration::from_secs(60), live: BTreeSet::new() }
+}
+
+/// The blocks that a node was given.
+fn blocks_of(number: u32) -> impl Iterator<Item = u32> {
+    let each = USED.len() as u32;
+    number * each..(number + 1) * each
+}
+
+/// Releases every handle of a node's containers.
+async fn release_handles(host: &Host, number: u32) -> Outcome<()> {
+    for (block, used) in blocks_of(number).zip(USED) {
+        for address in 0..used {
+            let id = handle_id(NETWORK, &container(u64::from(block) * 64 + address));
+            host.ipam.release_by_handle(&id, soon()).await?;
+        }
+    }
+    Ok(())
+}
+
+/// What the store has of a node.
+async fn left_of(host: &Host, number: u32) -> Outcome<Left> {
+    let mut left = Left::default();
+    for block in blocks_of(number) {
+        let key = keys::block(super::ground::nth_block(block)?);
+        let found = host.store.range(RangeRequest::new(Range::Key(key))).await?;
+        left.blocks += found.kvs.len();
+        for kv in &found.kvs {
+            left.addresses += Block::decode(&kv.key, kv.value.as_bytes())?.allocated().count();
+        }
+    }
+    let prefix = keys::affinities_prefix(&Owner::host(format!("node-{number}")), None).ok_or("no host")?;
+    left.affinities = host.store.range(RangeRequest::new(Range::Prefix(prefix))).await?.kvs.len();
+    Ok(left)
+}

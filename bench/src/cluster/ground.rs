@@ -1,0 +1,177 @@
+//! An etcd with pools, nodes, and addresses that are in use, written through the model.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use backend_etcd::{EtcdStore, Options};
+use etcd_client::{Client, Txn, TxnOp};
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{Document, Labels, NewPool, Node, Pool};
+use ipam_core::{Ipam, Nodes};
+use ipnet::IpNet;
+use kv::wrap::Counting;
+use kv::{Key, Value};
+use time::OffsetDateTime;
+use tokio::task::JoinSet;
+
+use crate::contender::{Contender, PER_CONTAINER};
+use crate::fill::{self, NETWORK, soon};
+use crate::support::Etcd;
+use crate::{Outcome, Programs};
+
+/// The pools: of all IPv4 addresses that are for private use the largest network, and as much IPv6 as one likes.
+const POOL: &str = "10.0.0.0/8";
+const POOL_V6: &str = "fd00:10::/64";
+/// What is written in one transaction: etcd's own bound, and a third of what a request may have.
+const MOST_WRITES: usize = 128;
+const MOST_BYTES: usize = 500_000;
+/// How many transactions are under way while the store is filled.
+const FILLERS: usize = 8;
+
+/// Something to be written.
+pub(super) type Documents = Vec<(Key, Value)>;
+
+/// An allocator with a connection of its own, which counts what goes over it.
+#[derive(Clone, Debug)]
+pub(super) struct Host {
+    pub(super) name: String,
+    pub(super) ipam: Ipam,
+    pub(super) store: Counting<EtcdStore>,
+}
+
+/// One etcd.
+#[derive(Debug)]
+pub(super) struct Ground {
+    pub(super) etcd: Etcd,
+    folder: PathBuf,
+}
+
+impl Ground {
+    /// A new one without pools. `folder` is for what belongs to hosts.
+    pub(super) fn empty(folder: &Path) -> Outcome<Self> {
+        Ok(Self { etcd: Etcd::start()?, folder: folder.to_owned() })
+    }
+
+    /// A new one with a pool for each family and blocks of the usual sizes.
+    pub(super) async fn start(folder: &Path) -> Outcome<Self> {
+        let ground = Self::empty(folder)?;
+        ground.pool(NewPool::new("v4", POOL.parse()?)).await?;
+        ground.pool(NewPool::new("v6", POOL_V6.parse()?)).await?;
+        Ok(ground)
+    }
+
+    pub(super) async fn pool(&self, pool: NewPool) -> Outcome<Pool> {
+        Ok(self.host("nobody")?.ipam.create_pool(&pool, None, soon()).await?)
+    }
+
+    /// The allocator as a host has it. That etcd's client is made for it alone is as it is with hosts.
+    pub(super) fn host(&self, name: &str) -> Outcome<Host> {
+        let store = Counting::new(EtcdStore::open(&Options::new([self.etcd.url()]))?);
+        let ipam = Ipam::new(Arc::new(store.clone()), Nodes::Registered);
+        Ok(Host { name: name.to_owned(), ipam, store })
+    }
+
+    pub(super) async fn client(&self) -> Outcome<Client> {
+        Ok(Client::connect([self.etcd.url()], None).await?)
+    }
+
+    /// Writes all of this, many documents at a time.
+    pub(super) async fn write(&self, documents: Documents) -> Outcome<()> {
+        let client = self.client().await?;
+        let mut under_way: JoinSet<Result<(), etcd_client::Error>> = JoinSet::new();
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        let send = |under_way: &mut JoinSet<_>, batch: Vec<TxnOp>| {
+            let mut client = client.clone();
+            under_way.spawn(async move { client.txn(Txn::new().and_then(batch)).await.map(drop) });
+        };
+        for (key, value) in documents {
+            bytes += value.len();
+            batch.push(TxnOp::put(key.as_bytes(), value.as_bytes(), None));
+            if batch.len() == MOST_WRITES || bytes > MOST_BYTES {
+                send(&mut under_way, std::mem::take(&mut batch));
+                bytes = 0;
+            }
+            while under_way.len() >= FILLERS {
+                under_way.join_next().await.transpose()?.transpose()?;
+            }
+        }
+        send(&mut under_way, batch);
+        while let Some(done) = under_way.join_next().await {
+            done??;
+        }
+        Ok(())
+    }
+
+    /// Registers nodes.
+    pub(super) async fn register(&self, names: impl IntoIterator<Item = String>) -> Outcome<()> {
+        let nodes: Outcome<Documents> = names.into_iter().map(|name| node(&name)).collect();
+        self.write(nodes?).await
+    }
+
+    /// Registers nodes, each with blocks of 64 addresses of which as many are in use as `used` says of each block. Nodes
+    /// take blocks of the IPv4 pool one after the other, from `skip` on.
+    pub(super) async fn settle(&self, names: impl IntoIterator<Item = String>, skip: u32, used: &[u64]) -> Outcome<()> {
+        let mut documents = Documents::new();
+        let mut next = skip;
+        for name in names {
+            documents.push(node(&name)?);
+            for used in used {
+                let first = u64::from(next) * 64;
+                documents.extend(fill::block_of(&name, nth_block(next)?, first..first + used)?);
+                next += 1;
+            }
+            // What is not written yet is kept in memory.
+            if documents.len() > 20_000 {
+                self.write(std::mem::take(&mut documents)).await?;
+            }
+        }
+        self.write(documents).await
+    }
+
+    /// The plugin, as a node of a network of Calico's. [`PER_CONTAINER`] in the node's name is each container's id.
+    pub(super) fn contender(
+        &self,
+        programs: &Programs,
+        name: &'static str,
+        node: &str,
+        families: Families,
+    ) -> Contender {
+        let v6 = if families == Families::Both { r#","assign_ipv6":"true""# } else { "" };
+        let (url, lock) = (self.etcd.url(), self.folder.join("ipam.lock"));
+        let netconf = format!(
+            r#"{{"cniVersion":"1.0.0","name":"{NETWORK}","type":"calico","nodename":"{node}","datastore_type":"etcdv3","etcd_endpoints":"{url}","ipam_lock_file":"{}","ipam":{{"type":"calico-ipam"{v6}}}}}"#,
+            lock.display()
+        );
+        Contender::Plugin { name, program: programs.plugin.clone(), netconf }
+    }
+
+    /// The plugin on a node for each container.
+    pub(super) fn newcomer(&self, programs: &Programs, name: &'static str) -> Contender {
+        self.contender(programs, name, &format!("new-{PER_CONTAINER}"), Families::V4)
+    }
+
+    /// The least that talks to this etcd and commits as much.
+    pub(super) fn floor(&self, programs: &Programs) -> Contender {
+        Contender::Etcd { program: programs.floor_etcd.clone(), url: self.etcd.url() }
+    }
+}
+
+/// For which families addresses are asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Families {
+    V4,
+    Both,
+}
+
+/// The nth block of 64 addresses of the usual IPv4 pool.
+pub(super) fn nth_block(number: u32) -> Outcome<IpNet> {
+    let first = u32::from(Ipv4Addr::new(10, 0, 0, 0)) + 64 * number;
+    Ok(IpNet::new(IpAddr::V4(Ipv4Addr::from(first)), 26)?)
+}
+
+/// A node's document.
+pub(super) fn node(name: &str) -> Outcome<(Key, Value)> {
+    let node = Node::new(name, Labels::new(), "6f0c2f6e-3f44-4b8e-9e53-0a2f4a9d7c11", OffsetDateTime::now_utc());
+    Ok((keys::resource(ResourceKind::Node, name), node.encode()?))
+}

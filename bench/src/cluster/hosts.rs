@@ -1,0 +1,214 @@
+//! Many hosts at once, simulated in this process, each with a connection of its own; beside as many bare clients that
+//! commit the same.
+
+use std::future::Future;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use backend_etcd::{EtcdStore, Options};
+use ipam_core::{Ipam, Nodes};
+use tokio::task::JoinSet;
+
+use super::ground::{Ground, Host};
+use super::raw::{Bare, Recorder, Shape};
+use super::{ms, ratio, runtime, whole};
+use crate::fill::{one_address, soon};
+use crate::findings::{Bound, Findings, Line, Plot};
+use crate::report::{Times, median};
+use crate::{Outcome, Programs};
+
+/// How many hosts there are at once, and how many times that is measured: with few, one round is short.
+const CROWDS: [(usize, usize); 4] = [(1, 24), (10, 8), (50, 4), (200, 3)];
+/// How many addresses each host assigns in a round, and how many it has before: together they fill a block of 64.
+pub(super) const EACH: usize = 24;
+pub(super) const RESIDENTS: u64 = 40;
+
+/// What was measured with one number of hosts.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) rates: Vec<f64>,
+    pub(super) times: Times,
+}
+
+impl Tally {
+    pub(super) fn note(&mut self, (elapsed, times): (Duration, Times), calls: usize) {
+        self.rates.push(calls as f64 / elapsed.as_secs_f64());
+        self.times.append(times);
+    }
+}
+
+/// Measures the rate of assignments.
+pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<Findings> {
+    runtime()?.block_on(measure(folder))
+}
+
+async fn measure(folder: &Path) -> Outcome<Findings> {
+    let ground = Ground::start(folder).await?;
+    let (hosts, mut bare) = crowd(&ground).await?;
+    let shapes = Arc::new(shapes(&ground, 0).await?);
+    let mut rows = Vec::new();
+    let (mut ours_line, mut bare_line) = (Vec::new(), Vec::new());
+    for (count, rounds) in CROWDS {
+        let (hosts, bare) = (&hosts[..count], &mut bare[..count]);
+        let (mut ours, mut floor) = (Tally::default(), Tally::default());
+        for round in 0..rounds {
+            if round % 2 == 0 {
+                floor.note(commit_all(bare, &shapes).await?, count * EACH);
+                ours.note(assign_all(hosts, 0..EACH).await?, count * EACH);
+            } else {
+                ours.note(assign_all(hosts, 0..EACH).await?, count * EACH);
+                floor.note(commit_all(bare, &shapes).await?, count * EACH);
+            }
+            release_all(hosts, 0..EACH).await?;
+        }
+        let (rate, raw) = (median(&ours.rates), median(&floor.rates));
+        rows.push(vec![
+            whole(count as f64),
+            whole(rate),
+            whole(raw),
+            ratio(rate / raw),
+            ms(ours.times.median()),
+            ms(ours.times.quantile(0.99)),
+            ms(floor.times.median()),
+            ms(floor.times.quantile(0.99)),
+        ]);
+        ours_line.push(rate);
+        bare_line.push(raw);
+    }
+    let mut findings = Findings::default();
+    let last = shapes.last().map(Shape::told).unwrap_or_default();
+    findings.table(
+        "hosts",
+        format!(
+            "Hosts at once, {EACH} ADDs each in a round, beside as many bare clients that commit the same ({last}) (ms)"
+        ),
+        &["hosts", "ADD/s", "bare/s", "ratio", "ADD p50", "p99", "bare p50", "p99"],
+        rows,
+    );
+    let share = ours_line.last().copied().unwrap_or_default() / bare_line.last().copied().unwrap_or_default();
+    findings.goal("200 hosts at once: ADD/s / bare transactions of the same size", share, Bound::AtLeast(0.7));
+    findings.plot(
+        "hosts",
+        Plot {
+            title: "Addresses given out a second, by how many hosts ask at once".into(),
+            x: "hosts at once".into(),
+            y: "per second".into(),
+            points: CROWDS.map(|(count, _)| whole(count as f64)).to_vec(),
+            lines: vec![
+                Line { name: "Margay: ADD".into(), values: ours_line },
+                Line { name: "a bare client: the same transaction".into(), values: bare_line },
+            ],
+        },
+    );
+    Ok(findings)
+}
+
+/// As many hosts as there are at most, and as many bare clients.
+pub(super) async fn crowd(ground: &Ground) -> Outcome<(Vec<Host>, Vec<Bare>)> {
+    let count = CROWDS.iter().map(|(count, _)| *count).max().unwrap_or_default();
+    let names: Vec<String> = (0..count).map(|number| format!("host-{number}")).collect();
+    // The first block is the recorder's.
+    ground.settle(names.clone(), 1, &[RESIDENTS]).await?;
+    let hosts: Vec<Host> = names.iter().map(|name| ground.host(name)).collect::<Outcome<_>>()?;
+    Bare::prepare(&mut ground.client().await?).await?;
+    let mut bare = Vec::new();
+    for name in names {
+        bare.push(Bare::connect(ground.client().await?, name).await?);
+    }
+    // So that nobody connects while being measured.
+    assign_all(&hosts, 0..1).await?;
+    release_all(&hosts, 0..1).await?;
+    Ok((hosts, bare))
+}
+
+/// What a host commits when it assigns [`EACH`] addresses one after the other. Its block is the pool's `block`th.
+pub(super) async fn shapes(ground: &Ground, block: u32) -> Outcome<Vec<Shape>> {
+    ground.settle(["recorder".to_owned()], block, &[RESIDENTS]).await?;
+    let recorder = Recorder::new(EtcdStore::open(&Options::new([ground.etcd.url()]))?);
+    let ipam = Ipam::new(Arc::new(recorder.clone()), Nodes::Registered);
+    for number in 0..EACH {
+        ipam.assign(&one_address("recorder", container(0, number)), soon()).await?;
+    }
+    let shapes = recorder.take();
+    if shapes.len() == EACH { Ok(shapes) } else { Err("an assignment was not one commit".into()) }
+}
+
+/// The number of a host's container that comes and goes.
+fn container(host: usize, number: usize) -> u64 {
+    1 << 40 | (host as u64) << 20 | number as u64
+}
+
+/// All hosts at once assign an address to each of these of their containers, one after the other.
+pub(super) async fn assign_all(hosts: &[Host], calls: Range<usize>) -> Outcome<(Duration, Times)> {
+    let assign = |host: Host, number: usize, calls: Range<usize>| async move {
+        let mut times = Times::default();
+        for call in calls {
+            let request = one_address(&host.name, container(number, call));
+            let begun = Instant::now();
+            host.ipam.assign(&request, soon()).await.map_err(|error| error.to_string())?;
+            times.push(begun.elapsed());
+        }
+        Ok(times)
+    };
+    at_once(hosts.iter().cloned().enumerate().map(|(number, host)| assign(host, number, calls.clone()))).await
+}
+
+/// All hosts at once give back what these of their containers have.
+pub(super) async fn release_all(hosts: &[Host], calls: Range<usize>) -> Outcome<(Duration, Times)> {
+    let release = |host: Host, number: usize, calls: Range<usize>| async move {
+        let mut times = Times::default();
+        for call in calls {
+            let attachment = one_address(&host.name, container(number, call)).attachment;
+            let begun = Instant::now();
+            host.ipam.release_attachment(&attachment, &[], soon()).await.map_err(|error| error.to_string())?;
+            times.push(begun.elapsed());
+        }
+        Ok(times)
+    };
+    at_once(hosts.iter().cloned().enumerate().map(|(number, host)| release(host, number, calls.clone()))).await
+}
+
+/// All bare clients at once commit these one after the other.
+pub(super) async fn commit_all(bare: &mut [Bare], shapes: &Arc<Vec<Shape>>) -> Outcome<(Duration, Times)> {
+    let commit = |mut one: Bare| {
+        let shapes = Arc::clone(shapes);
+        async move {
+            let mut times = Times::default();
+            for shape in shapes.iter() {
+                let begun = Instant::now();
+                one.commit(shape).await.map_err(|error| error.to_string())?;
+                times.push(begun.elapsed());
+            }
+            Ok((times, one))
+        }
+    };
+    let begun = Instant::now();
+    let mut running: JoinSet<Result<(Times, Bare), String>> = JoinSet::new();
+    let ids: Vec<_> = bare.iter().map(|one| running.spawn(commit(one.clone())).id()).collect();
+    let mut times = Times::default();
+    while let Some(done) = running.join_next_with_id().await {
+        let (id, done) = done?;
+        let (its_times, one) = done?;
+        times.append(its_times);
+        if let Some(place) = ids.iter().position(|known| *known == id) {
+            bare[place] = one;
+        }
+    }
+    Ok((begun.elapsed(), times))
+}
+
+/// Runs all of these at once; how long it took until the last was done, and how long each call.
+async fn at_once<F>(work: impl Iterator<Item = F>) -> Outcome<(Duration, Times)>
+where
+    F: Future<Output = Result<Times, String>> + Send + 'static,
+{
+    let begun = Instant::now();
+    let mut running: JoinSet<Result<Times, String>> = work.collect();
+    let mut times = Times::default();
+    while let Some(done) = running.join_next().await {
+        times.append(done??);
+    }
+    Ok((begun.elapsed(), times))
+}

@@ -1,0 +1,76 @@
+//! Margay on etcd beside what the same etcd gives to a bare client: whole processes, many callers, many hosts, much in the
+//! store.
+//!
+//! Each part has an etcd of its own, with fsync, and measures what it compares in turns.
+
+mod beside;
+mod blocks;
+mod callers;
+mod claims;
+mod cold;
+mod dead_node;
+mod ground;
+mod hosts;
+mod raw;
+mod scale;
+
+use std::path::Path;
+
+use tokio::runtime::Runtime;
+
+use crate::findings::Findings;
+use crate::{Outcome, Programs};
+
+pub(crate) use beside::print_puts;
+
+/// One part of the measurements: prints its tables and returns them.
+pub(crate) type Part = fn(&Programs, &Path) -> Outcome<Findings>;
+
+/// All parts by their names.
+pub(crate) const PARTS: [(&str, Part); 8] = [
+    ("cold", cold::run),
+    ("callers", callers::run),
+    ("hosts", hosts::run),
+    ("scale", scale::run),
+    ("claims", claims::run),
+    ("beside", beside::run),
+    ("blocks", blocks::run),
+    ("dead-node", dead_node::run),
+];
+
+/// Hosts have processors of their own; those that are simulated here share what etcd leaves them.
+fn runtime() -> Outcome<Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+}
+
+/// Milliseconds as tables have them.
+fn ms(value: f64) -> String {
+    if value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") }
+}
+
+fn ratio(value: f64) -> String {
+    format!("{value:.2}")
+}
+
+/// A whole number with commas.
+fn whole(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_numbers_have_commas() {
+        assert_eq!([0.0, 999.4, 1000.0, 500_000.0, 1_234_567.0].map(whole).join(" "), "0 999 1,000 500,000 1,234,567");
+    }
+}

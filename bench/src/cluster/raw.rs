@@ -1,0 +1,158 @@
+//! A bare client that commits what Margay commits: as many keys, values of the same sizes, the same guards; without reading,
+//! without deciding anything.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use backend_etcd::EtcdStore;
+use etcd_client::{Client, Compare, CompareOp, PutOptions, Txn, TxnOp};
+use kv::{Op, Range, RangeRequest, RangeResponse, Revision, Store, Target, TxnResponse, WatchRequest, WatchStream};
+
+use crate::Outcome;
+
+/// What guards name that is not written: stands for pools, settings and the like.
+const SHARED: &str = "raw/shared/document";
+
+/// A store that keeps a copy of what is committed.
+#[derive(Clone, Debug)]
+pub(super) struct Recorder {
+    inner: EtcdStore,
+    commits: Arc<Mutex<Vec<kv::Txn>>>,
+}
+
+impl Recorder {
+    pub(super) fn new(inner: EtcdStore) -> Self {
+        Self { inner, commits: Arc::default() }
+    }
+
+    /// The commits so far.
+    pub(super) fn take(&self) -> Vec<Shape> {
+        let commits = std::mem::take(&mut *self.commits.lock().unwrap_or_else(PoisonError::into_inner));
+        commits.iter().map(Shape::of).collect()
+    }
+}
+
+#[async_trait]
+impl Store for Recorder {
+    async fn range(&self, request: RangeRequest) -> kv::Result<RangeResponse> {
+        self.inner.range(request).await
+    }
+
+    async fn txn(&self, txn: kv::Txn) -> kv::Result<TxnResponse> {
+        if !txn.is_read_only() {
+            self.commits.lock().unwrap_or_else(PoisonError::into_inner).push(txn.clone());
+        }
+        self.inner.txn(txn).await
+    }
+
+    async fn watch(&self, request: WatchRequest) -> kv::Result<WatchStream> {
+        self.inner.watch(request).await
+    }
+
+    async fn compact(&self, revision: Revision) -> kv::Result<()> {
+        self.inner.compact(revision).await
+    }
+}
+
+/// What is written under one key.
+#[derive(Clone, Copy, Debug)]
+struct Put {
+    bytes: usize,
+    /// True if the key is made, and must not be there before.
+    is_new: bool,
+}
+
+/// How large a commit is, and what it is guarded by.
+#[derive(Clone, Debug)]
+pub(super) struct Shape {
+    puts: Vec<Put>,
+    /// Guards on single keys that are not written.
+    keys: usize,
+    /// Guards on ranges.
+    ranges: usize,
+}
+
+impl Shape {
+    fn of(txn: &kv::Txn) -> Self {
+        let guard = |key: &kv::Key| txn.compares.iter().find(|compare| compare.range == Range::Key(key.clone()));
+        let is_absent = |compare: &kv::Compare| matches!(&compare.target, Target::ModRevision(at) if !at.is_set());
+        let written = txn.success.iter().filter_map(|op| match op {
+            Op::Put { key, value, .. } => Some((key, value.len())),
+            _ => None,
+        });
+        let puts: Vec<Put> =
+            written.clone().map(|(key, bytes)| Put { bytes, is_new: guard(key).is_none_or(is_absent) }).collect();
+        let guarded_writes = written.filter(|(key, _)| guard(key).is_some()).count();
+        let ranges = txn.compares.iter().filter(|compare| !matches!(compare.range, Range::Key(_))).count();
+        Self { puts, keys: txn.compares.len().saturating_sub(guarded_writes + ranges), ranges }
+    }
+
+    /// The bytes of all values.
+    pub(super) fn bytes(&self) -> usize {
+        self.puts.iter().map(|put| put.bytes).sum()
+    }
+
+    /// In words.
+    pub(super) fn told(&self) -> String {
+        let guards = self.puts.len() + self.keys + self.ranges;
+        format!("{} puts, {guards} guards, {} bytes of values", self.puts.len(), self.bytes())
+    }
+}
+
+/// One bare client, with keys of its own.
+#[derive(Clone)]
+pub(super) struct Bare {
+    client: Client,
+    name: String,
+    /// Where each of its lasting keys was last written.
+    written: Vec<i64>,
+    shared: i64,
+    made: u64,
+}
+
+impl Bare {
+    /// Connects. `Self::prepare` must have run.
+    pub(super) async fn connect(client: Client, name: String) -> Outcome<Self> {
+        let mut client = client;
+        let found = client.get(SHARED, None).await?;
+        let shared = found.kvs().first().map(etcd_client::KeyValue::mod_revision).ok_or("nothing is prepared")?;
+        Ok(Self { client, name, written: Vec::new(), shared, made: 0 })
+    }
+
+    /// Writes what all have in common.
+    pub(super) async fn prepare(client: &mut Client) -> Outcome<()> {
+        client.put(SHARED, vec![b'x'; 400], Some(PutOptions::new())).await?;
+        Ok(())
+    }
+
+    /// One commit of this shape; it must succeed.
+    pub(super) async fn commit(&mut self, shape: &Shape) -> Outcome<()> {
+        let (mut compares, mut puts, mut lasting) = (Vec::new(), Vec::new(), 0);
+        for put in &shape.puts {
+            self.made += 1;
+            let (key, revision) = if put.is_new {
+                (format!("raw/new/{}/{}", self.name, self.made), 0)
+            } else {
+                lasting += 1;
+                let revision = self.written.get(lasting - 1).copied().unwrap_or(0);
+                (format!("raw/lasting/{}/{lasting}", self.name), revision)
+            };
+            compares.push(Compare::mod_revision(key.clone(), CompareOp::Equal, revision));
+            puts.push(TxnOp::put(key, vec![b'x'; put.bytes], None));
+        }
+        for _ in 0..shape.keys {
+            compares.push(Compare::mod_revision(SHARED, CompareOp::Equal, self.shared));
+        }
+        for _ in 0..shape.ranges {
+            let newer = self.shared + 1;
+            compares.push(Compare::mod_revision("raw/shared/", CompareOp::Less, newer).with_prefix());
+        }
+        let answer = self.client.txn(Txn::new().when(compares).and_then(puts)).await?;
+        if !answer.succeeded() {
+            return Err("a guard of the bare client did not hold".into());
+        }
+        let revision = answer.header().map_or(0, etcd_client::ResponseHeader::revision);
+        self.written = vec![revision; self.written.len().max(lasting)];
+        Ok(())
+    }
+}
