@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use etcd_client::Client;
+use ipam_core::pools;
 use tokio::task::JoinSet;
 
 use super::ground::{Families, Ground, Host};
@@ -148,7 +149,8 @@ impl Stage {
 
 /// An ADD and a DEL.
 async fn churn(host: Host, pause: Duration) -> Result<usize, String> {
-    let request = one_address(&host.name, 1 << 41);
+    // A container of its own, and so a handle that nobody else writes.
+    let request = one_address(&host.name, 1 << 41 | pools::start_of(&host.name));
     host.ipam.assign(&request, soon()).await.map_err(|error| error.to_string())?;
     tokio::time::sleep(pause).await;
     let released = host.ipam.release_attachment(&request.attachment, &[], soon()).await;

@@ -14,7 +14,7 @@ use crate::report::median;
 use crate::{Outcome, Programs};
 
 /// Prefix lengths.
-const SIZES: [u8; 5] = [22, 24, 26, 28, 30];
+const SIZES: [u8; 4] = [24, 26, 28, 30];
 const HOSTS: usize = 50;
 /// How many addresses each host assigns in a round, from the first on.
 const EACH: usize = 64;

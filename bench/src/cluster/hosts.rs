@@ -20,7 +20,7 @@ use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
 /// How many hosts there are at once, and how many times that is measured: with few, one round is short.
-const CROWDS: [(usize, usize); 4] = [(1, 24), (10, 8), (50, 4), (200, 3)];
+const CROWDS: [(usize, usize); 4] = [(1, 16), (10, 6), (50, 3), (200, 3)];
 /// How many addresses each host assigns in a round, and how many it has before: together they fill a block of 64.
 pub(super) const EACH: usize = 24;
 pub(super) const RESIDENTS: u64 = 40;
