@@ -38,10 +38,10 @@ test-parts:
 	scripts/timed "installation" scripts/check-install
 
 .PHONY: bench
-bench: ## Measure against peers and floors in one run, and print ratios
+bench: ## Measure against peers and floors in one run, and print ratios (PARTS=cluster for etcd, PARTS="cold callers" for some parts, RESULTS=FILE)
 	@scripts/setup bench
 	@cargo build --quiet --release -p cni-plugin -p bench
-	@cargo run --quiet --release -p bench
+	@cargo run --quiet --release -p bench -- $(PARTS) $(if $(RESULTS),--json $(RESULTS))
 
 .PHONY: fuzz
 fuzz: ## Feed every parser and damaged stores with invented input, 60 s each (FUZZ_SECONDS, FUZZ_TARGETS)

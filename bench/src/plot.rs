@@ -24,7 +24,7 @@ pub(crate) fn draw(plot: &Plot, path: &Path) -> Outcome<()> {
         .margin(14)
         .x_label_area_size(46)
         .y_label_area_size(62)
-        .build_cartesian_2d(-0.25..last + 0.25, 0.0..most * 1.18)?;
+        .build_cartesian_2d(-0.25..last + 0.25, 0.0..most * (1.15 + 0.08 * plot.lines.len() as f64))?;
     chart
         .configure_mesh()
         .disable_x_mesh()
