@@ -18,7 +18,8 @@ use crate::{Outcome, Programs};
 
 const NODES: u32 = 1_000;
 /// The addresses in use in each of a node's blocks.
-const USED: [u64; 2] = [64, 36];
+const USED: [u64; BLOCKS as usize] = [64, 36];
+const BLOCKS: u32 = 2;
 /// How many nodes are given back in each way.
 const DEAD: u32 = 5;
 
@@ -139,8 +140,7 @@ fn rebooted() -> Evidence {
 
 /// The blocks that a node was given.
 fn blocks_of(number: u32) -> impl Iterator<Item = u32> {
-    let each = USED.len() as u32;
-    number * each..(number + 1) * each
+    number * BLOCKS..(number + 1) * BLOCKS
 }
 
 /// Releases every handle of a node's containers.
