@@ -1,11 +1,14 @@
 //! An etcd with pools, nodes, and addresses that are in use, written through the model.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use backend_etcd::{EtcdStore, Options};
 use etcd_client::{Client, Txn, TxnOp};
+use ipam_core::attachment::Attachment;
+use ipam_core::hints::Hints;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Document, Labels, NewPool, Node, Pool};
 use ipam_core::{Ipam, Nodes};
@@ -40,6 +43,22 @@ pub(super) struct Host {
     pub(super) store: Counting<EtcdStore>,
 }
 
+/// What the plugin keeps in a file: the blocks that were used last.
+#[derive(Debug, Default)]
+struct Remembered(Mutex<HashMap<String, Vec<IpNet>>>);
+
+impl Hints for Remembered {
+    fn recall(&self, attachment: &Attachment) -> Vec<IpNet> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(&attachment.node).cloned().unwrap_or_default()
+    }
+
+    fn remember(&self, attachment: &Attachment, blocks: &[IpNet]) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert(attachment.node.clone(), blocks.to_vec());
+    }
+}
+
 /// One etcd.
 #[derive(Debug)]
 pub(super) struct Ground {
@@ -68,7 +87,7 @@ impl Ground {
     /// The allocator as a host has it. That etcd's client is made for it alone is as it is with hosts.
     pub(super) fn host(&self, name: &str) -> Outcome<Host> {
         let store = Counting::new(EtcdStore::open(&Options::new([self.etcd.url()]))?);
-        let ipam = Ipam::new(Arc::new(store.clone()), Nodes::Registered);
+        let ipam = Ipam::new(Arc::new(store.clone()), Nodes::Registered).with_hints(Arc::new(Remembered::default()));
         Ok(Host { name: name.to_owned(), ipam, store })
     }
 
