@@ -9,11 +9,13 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use etcd_client::{Channel, Client, ConnectOptions, KvClient, WatchClient};
+use hyper_util::client::legacy::connect::HttpConnector;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use crate::address::{Address, Transport};
 use crate::error::says_no_login_needed;
+use crate::gather::Gathering;
 use crate::options::{Credentials, Options};
 use crate::tls::{Loaded, Stamp, Tls};
 
@@ -76,13 +78,19 @@ impl Manner {
         let endpoint = tonic::transport::Endpoint::from_shared(address.url.clone())?
             .keep_alive_while_idle(true)
             .http2_keep_alive_interval(self.keepalive_interval)
-            .keep_alive_timeout(self.keepalive_timeout)
-            .connect_timeout(self.connect_timeout);
+            .keep_alive_timeout(self.keepalive_timeout);
         let endpoint = match tls {
             Some(tls) if address.transport == Transport::Tls => endpoint.tls_config(tls.options.clone())?,
             _ => endpoint,
         };
-        Ok(Channel::Tonic(endpoint.connect_lazy()))
+        if address.transport == Transport::Unix {
+            return Ok(Channel::Tonic(endpoint.connect_timeout(self.connect_timeout).connect_lazy()));
+        }
+        let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(self.connect_timeout));
+        Ok(Channel::Tonic(endpoint.connect_with_connector_lazy(Gathering(connector))))
     }
 }
 

@@ -14,6 +14,7 @@ mod cluster;
 mod discovery;
 mod endpoint;
 mod error;
+mod gather;
 mod members;
 mod options;
 mod seen;

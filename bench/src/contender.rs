@@ -17,7 +17,7 @@ pub(crate) enum Contender {
     /// A process that opens, commits to and closes a sled store.
     Sled { program: PathBuf, store: PathBuf },
     /// A process that connects to etcd and commits.
-    Etcd { program: PathBuf, url: String },
+    Etcd { name: &'static str, program: PathBuf, url: String },
     /// An IPAM plugin. [`PER_CONTAINER`] in its configuration is the container's id.
     Plugin { name: &'static str, program: PathBuf, netconf: String },
 }
@@ -54,8 +54,7 @@ impl Contender {
         match self {
             Self::Empty { .. } => "an empty process",
             Self::Sled { .. } => "bare sled: open, commit, close",
-            Self::Etcd { .. } => "the floor: connect, commit two keys",
-            Self::Plugin { name, .. } => name,
+            Self::Etcd { name, .. } | Self::Plugin { name, .. } => name,
         }
     }
 
@@ -68,7 +67,7 @@ impl Contender {
                 command.arg(store).arg(id);
                 run(command, "")
             }
-            Self::Etcd { program, url } => {
+            Self::Etcd { program, url, .. } => {
                 let mut command = Command::new(program);
                 command.args([url, id]);
                 run(command, "")

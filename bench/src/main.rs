@@ -40,14 +40,17 @@ struct Programs {
     floor_empty: PathBuf,
     floor_sled: PathBuf,
     floor_etcd: PathBuf,
+    /// The same, built as the plugin is.
+    floor_etcd_static: PathBuf,
 }
 
 impl Programs {
-    /// Beside this program, and where host-local is installed.
+    /// Beside this program; static ones, as they are installed, beside its folder; and where host-local is installed.
     fn find() -> Outcome<Self> {
         let here = std::env::current_exe()?;
         let folder = here.parent().ok_or("this program has no folder")?;
-        let built = |name: &str| -> Outcome<PathBuf> {
+        let installed = folder.join(format!("../../{}-unknown-linux-musl/release", std::env::consts::ARCH));
+        let built = |folder: &Path, name: &str| -> Outcome<PathBuf> {
             let path = folder.join(name);
             if path.exists() {
                 Ok(path)
@@ -61,11 +64,12 @@ impl Programs {
             .find(|path| path.exists())
             .ok_or("host-local is missing: install containernetworking-plugins")?;
         Ok(Self {
-            plugin: built("margay-ipam")?,
+            plugin: built(&installed, "margay-ipam")?,
             host_local,
-            floor_empty: built("floor-empty")?,
-            floor_sled: built("floor-sled")?,
-            floor_etcd: built("floor-etcd")?,
+            floor_empty: built(folder, "floor-empty")?,
+            floor_sled: built(folder, "floor-sled")?,
+            floor_etcd: built(folder, "floor-etcd")?,
+            floor_etcd_static: built(&installed, "floor-etcd")?,
         })
     }
 }

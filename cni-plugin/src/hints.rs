@@ -82,7 +82,7 @@ impl FileHints {
 
     fn write(&self, name: &str, hint: &impl Serialize) {
         let bytes = serde_json::to_vec(hint).map_err(std::io::Error::other);
-        if let Err(error) = bytes.and_then(|bytes| whole_file::write(&self.folder, name, &bytes)) {
+        if let Err(error) = bytes.and_then(|bytes| whole_file::replace(&self.folder, name, &bytes)) {
             tracing::debug!(%error, "which blocks were used is not remembered; the next call asks for them");
         }
     }

@@ -1,7 +1,7 @@
 //! The lock that Calico's plugins on this host take while they work on the cluster's store.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
@@ -42,11 +42,15 @@ impl HostLock {
 
 /// `None` if others have it all the time.
 async fn lock(path: &Path, wait: Duration, to_do_meanwhile: impl FnOnce()) -> io::Result<Option<File>> {
-    if let Some(folder) = path.parent() {
-        DirBuilder::new().recursive(true).mode(0o777).create(folder)?;
-    }
     // Calico's plugin makes it, too, and opens it for writing.
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o750).open(path)?;
+    let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o750).open(path);
+    let file = match (open(), path.parent()) {
+        (Err(error), Some(folder)) if error.kind() == ErrorKind::NotFound => {
+            DirBuilder::new().recursive(true).mode(0o777).create(folder)?;
+            open()?
+        }
+        (opened, _) => opened?,
+    };
     match file.try_lock() {
         Ok(()) => return Ok(Some(file)),
         Err(TryLockError::WouldBlock) => {}

@@ -8,7 +8,7 @@ use cni_plugin::{Invocation, Outcome, StoreAllocator, answer_option, install_hoo
 /// musl's own allocator asks the kernel again and again: with it an ADD takes a fifth more time of the processor.
 #[cfg(target_env = "musl")]
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 fn main() -> ExitCode {
     install_hook();

@@ -1,31 +1,47 @@
-//! Small files in a private folder, which appear whole or not at all. Nothing is synced: they need not outlive the machine.
+//! Small files in a private folder. Nothing is synced: they need not outlive the machine.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
 use uuid::Uuid;
 
-/// Writes a file (mode 0600) in a folder that is made if it is missing (mode 0700), and gives it its name when it is whole.
+/// Writes a file (mode 0600) that is not there yet, in a folder that is made if it is missing (mode 0700). Who reads it
+/// meanwhile finds a part of it.
+///
+/// # Errors
+/// What keeps it from being written; nothing is left of it then.
+pub(crate) fn create(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let path = folder.join(name);
+    let open = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+    let opened = match open() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+            open()
+        }
+        opened => opened,
+    };
+    let written = opened.and_then(|mut file| file.write_all(bytes));
+    if written.as_ref().is_err_and(|error| error.kind() != ErrorKind::AlreadyExists) {
+        // What went wrong is told; that something is left of it does no harm.
+        let _ = fs::remove_file(&path);
+    }
+    written
+}
+
+/// Writes or replaces a file, otherwise as [`create`]. Who reads it finds it whole, as it is or as it was.
 ///
 /// # Errors
 /// What keeps it from being written; nothing has changed then.
-pub(crate) fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    let unfinished = folder.join(format!("{name}.{}.tmp", Uuid::new_v4().simple()));
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&unfinished)
-        .and_then(|mut file| file.write_all(bytes))
-        .and_then(|()| fs::rename(&unfinished, folder.join(name)));
-    if written.is_err() {
-        // What went wrong is told; that something is left of it does no harm.
-        let _ = fs::remove_file(&unfinished);
+pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let unfinished = format!("{name}.{}.tmp", Uuid::new_v4().simple());
+    create(folder, &unfinished, bytes)?;
+    let renamed = fs::rename(folder.join(&unfinished), folder.join(name));
+    if renamed.is_err() {
+        let _ = fs::remove_file(folder.join(&unfinished));
     }
-    written
+    renamed
 }
 
 /// Reads a file of at most so many bytes.

@@ -32,6 +32,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
         ground.contender(programs, "one address", "steady", Families::V4),
         ground.contender(programs, "IPv4 and IPv6", "dual", Families::Both),
         ground.newcomer(programs, "the first address of a host"),
+        ground.static_floor(programs),
     ];
     // Before anybody is measured each has run once.
     for contender in &contenders[..4] {

@@ -172,7 +172,14 @@ impl Ground {
 
     /// The least that talks to this etcd and commits as much.
     pub(super) fn floor(&self, programs: &Programs) -> Contender {
-        Contender::Etcd { program: programs.floor_etcd.clone(), url: self.etcd.url() }
+        let name = "the floor: connect, commit two keys";
+        Contender::Etcd { name, program: programs.floor_etcd.clone(), url: self.etcd.url() }
+    }
+
+    /// The same program, built as the plugin is.
+    pub(super) fn static_floor(&self, programs: &Programs) -> Contender {
+        let name = "the floor, static as the plugin is";
+        Contender::Etcd { name, program: programs.floor_etcd_static.clone(), url: self.etcd.url() }
     }
 }
 

@@ -1,15 +1,15 @@
 //! Notes of assignments on their way, as files: see [`ipam_core::intents`] for what they are for.
 //!
 //! A folder in memory (`/run`), readable by its owner alone, with one file for each transaction whose outcome is not known.
-//! A file's name begins with a checksum of its attachment, so that those of one are found without opening the others. It
-//! appears whole or not at all, under its name only once it is written. Nothing is synced: the note has to outlive the
+//! A file's name begins with a checksum of its attachment, so that those of one are found without opening the others. It is
+//! whole before the transaction is sent, and its checksum tells that it is whole. Nothing is synced: the note has to outlive the
 //! process, and after a crash of the machine its containers are gone too.
 //!
 //! | What is found | What is done |
 //! |---|---|
 //! | a note of another attachment, or on another store | it stays, unread where the name tells, for whom it concerns |
-//! | a note that is torn, damaged or in another version's form | it stays, and the log says so |
-//! | a file that was not finished (`.tmp`) | it stays: what it was to note was never sent |
+//! | a note that was not finished | it stays, and the log says so: what it was to note was never sent |
+//! | a note that is damaged or in another version's form | it stays, and the log says so |
 //! | no folder | there are no notes |
 
 mod codec;
@@ -77,7 +77,7 @@ impl Intents for FileIntents {
     fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId> {
         let bytes = Note::new(&self.store, attachment, txn).encode().map_err(io::Error::other)?;
         let name = format!("{}{}{SUFFIX}", prefix(attachment), Uuid::new_v4().simple());
-        whole_file::write(&self.folder, &name, &bytes)?;
+        whole_file::create(&self.folder, &name, &bytes)?;
         Ok(IntentId(name))
     }
 
