@@ -49,7 +49,7 @@ impl Programs {
     fn find() -> Outcome<Self> {
         let here = std::env::current_exe()?;
         let folder = here.parent().ok_or("this program has no folder")?;
-        let installed = folder.join(format!("../../{}-unknown-linux-musl/release", std::env::consts::ARCH));
+        let installed = folder.join(format!("../{}-unknown-linux-musl/release", std::env::consts::ARCH));
         let built = |folder: &Path, name: &str| -> Outcome<PathBuf> {
             let path = folder.join(name);
             if path.exists() {

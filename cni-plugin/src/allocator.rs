@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use datastore::{Create, Location, OpenStore};
 use ipam_core::assign::{AssignRequest, Bridge, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 use ipam_core::{BridgeError, Ipam, Nodes, gc};
-use kv::{Content, Deadline, ErrorKind, Range, RangeRequest, Store};
+use kv::{Deadline, ErrorKind, Store};
 use tokio::runtime::Builder;
 
 use crate::error::{CniError, Code, Result};
@@ -78,7 +78,7 @@ impl StoreAllocator {
             let wait = if is_cluster { deadline.remaining() } else { deadline.remaining_for_work() };
             let open = open(location, what_for, wait).await?;
             let _lock = match locks {
-                true => Some(HostLock::take(&at.lock_file, budget, || connect(open.store())).await),
+                true => Some(HostLock::take(&at.lock_file, budget).await),
                 false => None,
             };
             let room = if what_for == Use::Status { open.check_room().await } else { Ok(()) };
@@ -119,13 +119,6 @@ impl Use {
     fn is_one_attachments(self) -> bool {
         matches!(self, Self::Assign | Self::Make | Self::Release)
     }
-}
-
-/// Asks for something small, of which the answer does not matter: who then gets the host's lock is connected already and
-/// has it for a shorter time.
-fn connect(store: Arc<dyn Store>) {
-    let request = RangeRequest::new(Range::Key("/margay".into())).with_content(Content::KeysOnly);
-    tokio::spawn(async move { store.range(request).await.map(drop) });
 }
 
 async fn open(location: &Location, what_for: Use, wait: Duration) -> kv::Result<OpenStore> {

@@ -22,10 +22,9 @@ pub(crate) struct HostLock {
 }
 
 impl HostLock {
-    /// Takes the lock, or goes on without it after 2 s or a fifth of `budget`. Why is logged. `to_do_meanwhile` is called if
-    /// it has to be waited for.
-    pub(crate) async fn take(path: &Path, budget: Duration, to_do_meanwhile: impl FnOnce()) -> Self {
-        let file = match lock(path, LONGEST_WAIT.min(budget / 5), to_do_meanwhile).await {
+    /// Takes the lock, or goes on without it after 2 s or a fifth of `budget`. Why is logged.
+    pub(crate) async fn take(path: &Path, budget: Duration) -> Self {
+        let file = match lock(path, LONGEST_WAIT.min(budget / 5)).await {
             Ok(Some(file)) => Some(file),
             Ok(None) => {
                 tracing::warn!(path = %path.display(), "somebody holds the lock of this host; going on without it");
@@ -41,7 +40,7 @@ impl HostLock {
 }
 
 /// `None` if others have it all the time.
-async fn lock(path: &Path, wait: Duration, to_do_meanwhile: impl FnOnce()) -> io::Result<Option<File>> {
+async fn lock(path: &Path, wait: Duration) -> io::Result<Option<File>> {
     // Calico's plugin makes it, too, and opens it for writing.
     let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o750).open(path);
     let file = match (open(), path.parent()) {
@@ -57,7 +56,6 @@ async fn lock(path: &Path, wait: Duration, to_do_meanwhile: impl FnOnce()) -> io
         Err(TryLockError::Error(error)) => return Err(error),
     }
     tracing::debug!(path = %path.display(), "waiting for the lock of this host");
-    to_do_meanwhile();
     // Who waits in the kernel gets it in turn. If the wait is over first, that thread ends with the process.
     let locked = timeout(wait, spawn_blocking(move || file.lock().map(|()| file))).await;
     locked.ok().map(|locked| locked.map_err(io::Error::other)?).transpose()
@@ -73,11 +71,11 @@ mod tests {
     async fn who_waits_gets_it_in_turn_and_nobody_waits_for_ever() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b/lock");
-        let held = lock(&path, Duration::ZERO, || panic!("it is free")).await.unwrap().unwrap();
-        let (begun, mut done) = (Instant::now(), false);
-        assert!(lock(&path, Duration::from_millis(50), || done = true).await.unwrap().is_none());
-        assert!(begun.elapsed() >= Duration::from_millis(50) && done);
-        let waiting = tokio::spawn(async move { lock(&path, Duration::from_secs(60), || ()).await.unwrap() });
+        let held = lock(&path, Duration::ZERO).await.unwrap().unwrap();
+        let begun = Instant::now();
+        assert!(lock(&path, Duration::from_millis(50)).await.unwrap().is_none());
+        assert!(begun.elapsed() >= Duration::from_millis(50));
+        let waiting = tokio::spawn(async move { lock(&path, Duration::from_secs(60)).await.unwrap() });
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!waiting.is_finished());
         drop(held);
@@ -88,7 +86,7 @@ mod tests {
     async fn what_cannot_be_locked_is_gone_without() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("file"), "").unwrap();
-        let lock = HostLock::take(&folder.path().join("file/lock"), Duration::from_secs(10), || ()).await;
+        let lock = HostLock::take(&folder.path().join("file/lock"), Duration::from_secs(10)).await;
         assert!(lock._file.is_none());
     }
 }

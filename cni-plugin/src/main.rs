@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use cni_plugin::{Invocation, Outcome, StoreAllocator, answer_option, install_hook, run};
 
-/// musl's own allocator asks the kernel again and again: with it an ADD takes a fifth more time of the processor.
+/// musl's own allocator asks the kernel again and again. Those made for servers prepare for more than a call of a few
+/// milliseconds ever asks for, which takes a tenth of its time.
 #[cfg(target_env = "musl")]
 #[global_allocator]
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
