@@ -95,6 +95,11 @@ impl Etcd {
 
     /// A cluster of three members.
     pub(crate) fn start_three() -> std::io::Result<[Self; 3]> {
+        Self::start_three_with(&[])
+    }
+
+    /// A cluster of three members with these arguments besides.
+    pub(crate) fn start_three_with(arguments: &[&str]) -> std::io::Result<[Self; 3]> {
         let addresses = [free_addresses()?, free_addresses()?, free_addresses()?];
         let names = ["one", "two", "three"];
         let member = |(name, [_, peer, _]): (&str, Addresses)| format!("{name}=http://{peer}");
@@ -105,6 +110,7 @@ impl Etcd {
             Self::prepare(names[2], addresses[2], &members)?,
         ];
         for etcd in &mut etcds {
+            etcd.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
             etcd.spawn()?;
         }
         for etcd in &mut etcds {

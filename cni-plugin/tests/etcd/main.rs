@@ -2,6 +2,7 @@
 //!
 //! Needs `etcd` and root (for `/run/margay` and a mount); without them the tests fail and say so.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
 #![allow(dead_code, reason = "some modules are other test programs' as well, and each uses a part of them")]
 
 #[path = "../system/books.rs"]
@@ -13,6 +14,7 @@ mod cluster;
 mod dns;
 mod faults;
 mod lab;
+mod late;
 mod lock;
 mod lost_replies;
 mod namespaces;
@@ -21,12 +23,16 @@ mod one_key_only;
 mod process;
 #[path = "../../../conformance/src/proxy.rs"]
 mod proxy;
+#[path = "../system/random.rs"]
+mod random;
 #[path = "../../../backend-etcd/tests/support/room.rs"]
 mod room;
 mod round_trips;
 mod secrets;
 #[path = "../../../backend-etcd/tests/support/server.rs"]
 mod server;
+#[path = "../system/victim.rs"]
+mod victim;
 mod ways_in;
 
 use server::Etcd;

@@ -1,0 +1,198 @@
+//! One node with its servers: what the plugin is called with, what it has noted, and what came of it.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cni_plugin::{FileIntents, INTENTS_FOLDER};
+use datastore::{Create, Location};
+use ipam_core::affinity::ReleaseIf;
+use ipam_core::attachment::Attachment;
+use ipam_core::intents::{Intents, Pending};
+use ipam_core::model::{Owner, keys};
+use ipam_core::{Ipam, Nodes};
+use kv::{Deadline, Op, StoreExt};
+use serde_json::Value;
+
+use super::inside::{Log, connections, until_nobody_is_connected};
+use crate::lab::{Lab, runtime};
+use crate::process::{Call, Outcome};
+use crate::server::Etcd;
+use crate::victim::Victim;
+
+const NODE: &str = "node-1";
+const WAIT: Duration = Duration::from_secs(60);
+/// How often a runtime repeats a call in the time of a round.
+const ATTEMPTS: usize = 100;
+
+/// How the plugins of a node take the lock that they share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HostLocks {
+    /// As they are configured to: one after the other.
+    Shared,
+    /// Each has one of its own, as if it had waited for the other's too long.
+    Apart,
+}
+
+/// A node of which the plugins ask one member first.
+#[derive(Debug)]
+pub(super) struct Host<'a> {
+    pub(super) lab: &'a Lab,
+    /// The places of the members in the order in which they are asked.
+    order: Vec<usize>,
+    notes: FileIntents,
+    pub(super) locks: HostLocks,
+}
+
+/// A call that was repeated until it succeeded.
+#[derive(Debug, Default)]
+pub(super) struct Settled {
+    /// What an ADD was told.
+    pub(super) addresses: Vec<IpAddr>,
+    /// How often it said that it sends a noted commit again.
+    pub(super) sent_again: usize,
+    /// How often it failed before.
+    pub(super) failed: usize,
+}
+
+impl<'a> Host<'a> {
+    pub(super) fn new(lab: &'a Lab, first: usize, locks: HostLocks) -> Self {
+        let count = lab.etcds.len();
+        let order: Vec<usize> = (0..count).map(|step| (first + step) % count).collect();
+        let hosts: Vec<_> = order.iter().map(|place| lab.etcds[*place].address().to_string()).collect();
+        let store: Location = format!("etcd://{}", hosts.join(",")).parse().unwrap();
+        Self { lab, order, notes: FileIntents::new(INTENTS_FOLDER, store.to_string()), locks }
+    }
+
+    /// The member that is asked first, and stopped.
+    pub(super) fn stopped(&self) -> &Etcd {
+        &self.lab.etcds[self.order[0]]
+    }
+
+    /// A member that goes on, if there are several.
+    pub(super) fn other(&self) -> &Etcd {
+        &self.lab.etcds[*self.order.last().unwrap()]
+    }
+
+    /// The log of the other member.
+    pub(super) fn log(&self) -> Log {
+        Log::of(self.other())
+    }
+
+    fn conf(&self, container: &str) -> Value {
+        let urls: Vec<_> = self.order.iter().map(|place| self.lab.etcds[*place].url()).collect();
+        let mut conf = self.lab.conf_at(&urls);
+        conf["datastore_timeout"] = 1.into();
+        if self.locks == HostLocks::Apart {
+            conf["ipam_lock_file"] = self.lab.folder.path().join(container).to_str().unwrap().into();
+        }
+        conf
+    }
+
+    pub(super) fn call(&self, verb: &str, container: &str) -> Call {
+        Call::new(verb, container, &self.conf(container))
+    }
+
+    pub(super) fn start(&self, container: &str) -> Victim {
+        Victim::start(self.call("ADD", container), Path::new("/no-such-store"))
+    }
+
+    /// Repeats a call until it succeeds, as runtimes do.
+    pub(super) fn settle(&self, verb: &str, container: &str) -> Result<Settled, String> {
+        let call = self.call(verb, container);
+        let mut settled = Settled::default();
+        let mut last: Option<Outcome> = None;
+        while settled.failed < ATTEMPTS {
+            let outcome = call.run();
+            settled.sent_again += outcome.stderr.matches("an earlier assignment broke off; sending it again").count();
+            if outcome.exit == 0 {
+                settled.addresses = if verb == "ADD" { outcome.addresses() } else { Vec::new() };
+                return Ok(settled);
+            }
+            settled.failed += 1;
+            last = Some(outcome);
+        }
+        Err(format!("{verb} of {container} has failed {ATTEMPTS} times: {last:?}"))
+    }
+
+    /// What is noted about a container.
+    pub(super) fn noted(&self, container: &str) -> Vec<Pending> {
+        let text = str::to_owned;
+        let (network, container) = (text("net1"), text(container));
+        let attachment = Attachment { network, container, interface: text("eth0"), node: text(NODE), boot: None };
+        self.notes.pending(&attachment).unwrap()
+    }
+
+    /// Takes the notes about a container away.
+    pub(super) fn lose_notes(&self, container: &str) {
+        for note in self.noted(container) {
+            self.notes.forget(&note.id);
+        }
+    }
+
+    /// True once a client is connected with the member that will be stopped.
+    pub(super) fn is_connected(&self) -> bool {
+        connections(self.stopped()).count > 0
+    }
+
+    /// Does something through one member.
+    fn through<T>(&self, member: &Etcd, work: impl AsyncFnOnce(&Ipam) -> Option<T>) -> Option<T> {
+        let location: Location = format!("etcd://{}", member.address()).parse().unwrap();
+        runtime().block_on(async {
+            let open = datastore::open(&location, Create::Never, WAIT).await.unwrap();
+            let done = work(&Ipam::new(open.store(), Nodes::Registered)).await;
+            open.close().await.unwrap();
+            done
+        })
+    }
+
+    /// Gives back the blocks of the node that are empty, through a member that goes on.
+    pub(super) fn give_back(&self) {
+        let owner = Owner::host(NODE);
+        let given = self.through(self.other(), async |ipam| {
+            ipam.release_all_affinities(&owner, ReleaseIf::Empty, Deadline::after(WAIT)).await.ok()
+        });
+        assert!(given.is_some(), "the blocks of the node could not be given back");
+    }
+
+    /// Waits until the member that was stopped has handed on all that it was given, and knows all that was done: what it
+    /// writes now comes after that.
+    pub(super) fn until_all_has_landed(&self) {
+        until_nobody_is_connected(self.stopped());
+        let until = Instant::now() + WAIT;
+        let write = async |ipam: &Ipam| ipam.store().put("/margay-late/barrier", "").await.ok();
+        while self.through(self.stopped(), write).is_none() {
+            assert!(Instant::now() < until, "the member that was stopped does not serve again");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// That these containers have what is said here, and nothing else is there.
+    pub(super) fn check(&self, expected: &BTreeMap<String, Vec<IpAddr>>) -> Result<(), String> {
+        // Blocks, handles and affinities say the same, or this fails.
+        let held = self.lab.books().held;
+        for (container, addresses) in expected {
+            let handle = format!("net1.{container}");
+            let has: Vec<_> = held.iter().filter(|(_, holder)| **holder == handle).map(|(ip, _)| *ip).collect();
+            if has != *addresses {
+                return Err(format!("LEAKED: {container} is to have {addresses:?}, and {has:?} is there"));
+            }
+            if !self.noted(container).is_empty() {
+                return Err(format!("a note about {container} is left"));
+            }
+        }
+        let wanted: usize = expected.values().map(Vec::len).sum();
+        if held.len() == wanted { Ok(()) } else { Err(format!("LEAKED: there is {held:?}, of which nothing is known")) }
+    }
+}
+
+/// What a noted commit writes that nothing else writes: the block with the new address in it.
+pub(super) fn mark_of(note: &Pending) -> Vec<u8> {
+    let block = note.txn.success.iter().find_map(|op| match op {
+        Op::Put { key, value, .. } => keys::parse_block(key).map(|_| value.as_bytes().to_vec()),
+        _ => None,
+    });
+    block.unwrap_or_else(|| panic!("a commit without a block: {note:?}"))
+}
