@@ -12,6 +12,7 @@
 mod host;
 mod inside;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::thread;
@@ -36,6 +37,12 @@ const MANY: u64 = 100;
 const ALONE: &str = "--enable-grpc-gateway=false";
 /// A cluster that notices soon that its leader is gone.
 const QUICK: [&str; 3] = [ALONE, "--heartbeat-interval=30", "--election-timeout=300"];
+/// After which time an ADD is not waited for any more.
+const LONGEST_ADD: Duration = Duration::from_millis(500);
+/// How long an ADD may take from an answer to what it sends next.
+const LONGEST_STEP: Duration = Duration::from_millis(10);
+/// What an ADD has of the processor at once when it is throttled.
+const SLICE: Duration = Duration::from_micros(20);
 /// In how many rounds without notes a leak has to show.
 const UNNOTED_ROUNDS: u64 = 60;
 
@@ -44,6 +51,18 @@ type Tally = BTreeMap<String, u64>;
 
 fn count(tally: &mut Tally, what: impl Into<String>) {
     *tally.entry(what.into()).or_default() += 1;
+}
+
+/// How an ADD comes to the moment at which etcd is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pace {
+    /// That is any moment in its life.
+    Any,
+    /// It is the moment at which its note is seen.
+    Watched,
+    /// It has the processor in slices, as one that shares it with many, and that is some slice on its way to its note: so
+    /// it often has the answer to what it asked, and sends its commit to an etcd that stands still.
+    Throttled,
 }
 
 /// What becomes of the ADDs.
@@ -95,6 +114,9 @@ struct World {
     one: Lab,
     three: Lab,
     life: Duration,
+    /// In about how many slices a throttled ADD comes to the answer before its commit, on the one and on the cluster. It is
+    /// learned: fewer if the commit was noted before etcd was stopped, more if it was not noted afterwards either.
+    slices: [Cell<u64>; 2],
     tally: Tally,
     in_flight: u64,
 }
@@ -113,7 +135,7 @@ impl World {
         let mut lives: Vec<Duration> = (0..15).map(life).collect();
         lives.sort_unstable();
         let life = lives[lives.len() / 2] * 5 / 4;
-        Self { one, three, life, tally: Tally::new(), in_flight: 0 }
+        Self { one, three, life, slices: [Cell::new(12), Cell::new(12)], tally: Tally::new(), in_flight: 0 }
     }
 
     /// A moment in the life of an ADD, or a little after it.
@@ -260,22 +282,42 @@ impl World {
         fate: Fate,
         random: &mut Random,
     ) -> (Vec<Victim>, usize) {
-        let until = Instant::now() + self.life * 2;
-        let mut wait_for = |there: &dyn Fn() -> bool| {
-            while !there() && !victims.iter_mut().all(Victim::is_over) && Instant::now() < until {
-                std::hint::spin_loop();
-            }
-        };
-        if random.once_in(3) {
+        let chosen = random.below(victims.len() as u64) as usize;
+        let usual = &self.slices[usize::from(host.lab.etcds.len() > 1)];
+        let pace = *random.pick(&[Pace::Any, Pace::Throttled, Pace::Throttled, Pace::Throttled, Pace::Watched]);
+        if pace == Pace::Any {
             thread::sleep(self.moment(random));
         } else {
-            let container = random.pick(containers);
-            wait_for(&|| host.is_connected());
-            wait_for(&|| !host.noted(container).is_empty());
-            thread::sleep(Duration::from_micros(random.below(300)));
+            let (container, until) = (&containers[chosen], Instant::now() + LONGEST_ADD);
+            let goes_on = |victims: &mut [Victim]| !victims.iter_mut().all(Victim::is_over) && Instant::now() < until;
+            while !host.is_connected() && goes_on(&mut victims) {}
+            let most = usual.get() + random.below(5);
+            let mut slices = 0;
+            while host.noted(container).is_empty() && goes_on(&mut victims) {
+                if pace == Pace::Throttled {
+                    if slices >= most {
+                        break;
+                    }
+                    victims[chosen].go_on();
+                    let slice = Instant::now() + SLICE;
+                    while Instant::now() < slice {}
+                    victims[chosen].stop();
+                    slices += 1;
+                }
+            }
         }
+        let too_late = !host.noted(&containers[chosen]).is_empty();
         host.stopped().signal(Signal::SIGSTOP).unwrap();
-        thread::sleep(Duration::from_micros(random.below(5_000)));
+        if pace == Pace::Throttled {
+            victims[chosen].go_on();
+            let until = Instant::now() + LONGEST_STEP;
+            while host.noted(&containers[chosen]).is_empty() && Instant::now() < until {
+                thread::sleep(Duration::from_micros(100));
+            }
+            let too_early = host.noted(&containers[chosen]).is_empty();
+            usual.set((usual.get() + u64::from(too_early)).saturating_sub(u64::from(too_late)));
+        }
+        thread::sleep(Duration::from_micros(random.below(3_000)));
         match fate {
             Fate::Killed => {}
             Fate::Frozen => {
