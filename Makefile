@@ -50,16 +50,21 @@ fuzz: ## Feed every parser and damaged stores with invented input, 60 s each (FU
 	@scripts/fuzz $(FUZZ_TARGETS)
 
 MODE ?= in-process
-OPS ?= $(if $(filter kill,$(MODE)),1000,1000000)
+OPS ?= $(or $(ROUNDS),$(if $(filter kill late,$(MODE)),1000,1000000))
 .PHONY: torture
 torture: STORE = memory
-torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|processes, OPS=, SEED=), or kill the plugin (MODE=kill, STORE=sled|redb)
+torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|processes, OPS=, SEED=), or kill the plugin (MODE=kill, STORE=sled|redb; MODE=late on etcd; ROUNDS=)
 	@scripts/setup test
 ifeq ($(MODE),kill)
 	@$(if $(filter sled redb,$(STORE)),,echo "make: MODE=kill takes STORE=sled or STORE=redb" >&2; exit 2)
 	@cargo build --quiet --profile ci -p cni-plugin
 	@MARGAY_CRASH_ROUNDS=$(OPS) MARGAY_CRASH_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p cni-plugin \
 		--test system -- --nocapture --exact crash::whoever_is_killed_leaves_all_or_nothing_on_$(STORE)
+else ifeq ($(MODE),late)
+	@$(if $(filter memory etcd,$(STORE)),,echo "make: MODE=late is about etcd: leave STORE out" >&2; exit 2)
+	@cargo build --quiet --profile ci -p cni-plugin
+	@MARGAY_LATE_ROUNDS=$(OPS) MARGAY_LATE_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p cni-plugin \
+		--test etcd -- --nocapture --exact late::a_late_add_leaves_nothing_behind
 else
 	@cargo build --quiet --profile ci -p torture
 	@cargo run --quiet --profile ci -p torture -- run --store $(STORE) --mode $(MODE) --ops $(OPS) $(if $(SEED),--seed $(SEED))

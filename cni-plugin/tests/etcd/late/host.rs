@@ -16,7 +16,8 @@ use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, Op, StoreExt};
 use serde_json::Value;
 
-use super::inside::{Log, connections, until_nobody_is_connected};
+use super::inside::{connections, until_nobody_is_connected};
+use super::plan::HostLocks;
 use crate::lab::{Lab, runtime};
 use crate::process::{Call, Outcome};
 use crate::server::Etcd;
@@ -27,23 +28,14 @@ const WAIT: Duration = Duration::from_secs(60);
 /// How often a runtime repeats a call in the time of a round.
 const ATTEMPTS: usize = 100;
 
-/// How the plugins of a node take the lock that they share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HostLocks {
-    /// As they are configured to: one after the other.
-    Shared,
-    /// Each has one of its own, as if it had waited for the other's too long.
-    Apart,
-}
-
 /// A node of which the plugins ask one member first.
 #[derive(Debug)]
 pub(super) struct Host<'a> {
-    pub(super) lab: &'a Lab,
+    lab: &'a Lab,
     /// The places of the members in the order in which they are asked.
     order: Vec<usize>,
     notes: FileIntents,
-    pub(super) locks: HostLocks,
+    locks: HostLocks,
 }
 
 /// A call that was repeated until it succeeded.
@@ -71,14 +63,9 @@ impl<'a> Host<'a> {
         &self.lab.etcds[self.order[0]]
     }
 
-    /// A member that goes on, if there are several.
-    pub(super) fn other(&self) -> &Etcd {
-        &self.lab.etcds[*self.order.last().unwrap()]
-    }
-
-    /// The log of the other member.
-    pub(super) fn log(&self) -> Log {
-        Log::of(self.other())
+    /// The place of a member that goes on, if there are several.
+    pub(super) fn other_place(&self) -> usize {
+        *self.order.last().unwrap()
     }
 
     fn conf(&self, container: &str) -> Value {
@@ -151,7 +138,7 @@ impl<'a> Host<'a> {
     /// Gives back the blocks of the node that are empty, through a member that goes on.
     pub(super) fn give_back(&self) {
         let owner = Owner::host(NODE);
-        let given = self.through(self.other(), async |ipam| {
+        let given = self.through(&self.lab.etcds[self.other_place()], async |ipam| {
             ipam.release_all_affinities(&owner, ReleaseIf::Empty, Deadline::after(WAIT)).await.ok()
         });
         assert!(given.is_some(), "the blocks of the node could not be given back");
@@ -170,7 +157,7 @@ impl<'a> Host<'a> {
     }
 
     /// That these containers have what is said here, and nothing else is there.
-    pub(super) fn check(&self, expected: &BTreeMap<String, Vec<IpAddr>>) -> Result<(), String> {
+    pub(super) fn check(&self, expected: &BTreeMap<&str, Vec<IpAddr>>) -> Result<(), String> {
         // Blocks, handles and affinities say the same, or this fails.
         let held = self.lab.books().held;
         for (container, addresses) in expected {

@@ -1,0 +1,130 @@
+//! What happens in a round, as its random numbers say.
+
+use crate::random::Random;
+
+/// One round of so many is on the cluster.
+const CLUSTER: u64 = 4;
+
+/// Which servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    One,
+    Cluster,
+}
+
+impl Place {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::One => "one etcd",
+            Self::Cluster => "cluster",
+        }
+    }
+}
+
+/// How the plugins of a node take the lock that they share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HostLocks {
+    /// As they are configured to: one after the other.
+    Shared,
+    /// Each has one of its own, as if it had waited for the other's too long.
+    Apart,
+}
+
+/// How an ADD comes to the moment at which etcd is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// That is any moment in its life.
+    Any,
+    /// It is the moment at which its note is seen.
+    Watched,
+    /// It has the processor in slices, as one that shares it with many, and that is some slice on its way to its note: so
+    /// it often has the answer to what it asked, and sends its commit to an etcd that stands still.
+    Throttled,
+}
+
+/// What becomes of the ADDs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// They are killed while etcd stands still.
+    Killed,
+    /// They stand still as etcd does, and are killed when it has read what they sent: their connections do not end before.
+    Frozen,
+    /// They give up by themselves.
+    TimedOut,
+}
+
+/// What the runtime does about them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    Del,
+    TwoDels,
+    AddAgain,
+}
+
+/// When it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    /// While etcd stands still; on a cluster it ends then, too.
+    Before,
+    /// When etcd goes on.
+    With,
+    /// When etcd has read all that it was sent.
+    After,
+}
+
+/// Whether there are notes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Notes {
+    Kept,
+    /// They are taken away before the runtime's next call.
+    Lost,
+}
+
+/// A round.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) place: Place,
+    /// The member that is asked first, of three.
+    pub(super) first: usize,
+    /// Whether the node has given back its blocks before.
+    pub(super) new_block: bool,
+    pub(super) containers: Vec<String>,
+    pub(super) locks: HostLocks,
+    pub(super) pace: Pace,
+    pub(super) fate: Fate,
+    pub(super) notes: Notes,
+    pub(super) next: Next,
+    pub(super) when: When,
+    /// Whether the node gives back its blocks while etcd still stands still. Only others of a cluster can serve that.
+    pub(super) gives_back: bool,
+}
+
+impl Plan {
+    pub(super) fn draw(round: u64, random: &mut Random) -> Self {
+        let place = if round % CLUSTER == CLUSTER - 1 { Place::Cluster } else { Place::One };
+        let fate = *random.pick(&[Fate::Killed, Fate::Killed, Fate::Frozen, Fate::Frozen, Fate::TimedOut]);
+        // Who stands still would keep the lock.
+        let shared = random.once_in(4) && fate != Fate::Frozen;
+        let containers = if random.once_in(3) { 2 + random.below(3) } else { 1 };
+        Self {
+            place,
+            first: usize::try_from(random.below(3)).unwrap(),
+            new_block: random.once_in(3),
+            containers: (0..containers).map(|number| format!("r{round}x{number}")).collect(),
+            locks: if shared { HostLocks::Shared } else { HostLocks::Apart },
+            pace: *random.pick(&[Pace::Any, Pace::Throttled, Pace::Throttled, Pace::Throttled, Pace::Watched]),
+            fate,
+            notes: Notes::Kept,
+            next: *random.pick(&[Next::Del, Next::Del, Next::TwoDels, Next::AddAgain]),
+            when: *random.pick(&[When::Before, When::Before, When::With, When::After]),
+            gives_back: random.once_in(2),
+        }
+    }
+
+    /// One in which the notes are lost, on the cluster, where the DEL is over before etcd goes on.
+    pub(super) fn draw_without_notes(round: u64, random: &mut Random) -> Self {
+        let plan = Self::draw(round, random);
+        let (place, notes) = (Place::Cluster, Notes::Lost);
+        Self { place, notes, next: Next::Del, when: When::Before, pace: Pace::Throttled, gives_back: false, ..plan }
+    }
+}
