@@ -50,7 +50,7 @@ fn requests(etcd: &Etcd) -> (u64, u64) {
     let metrics = etcd.ask("/metrics").expect("an etcd that is well tells what it does");
     let sum = |name: &str| -> u64 {
         let lines = metrics.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
-        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64).sum()
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
     };
     let (begun, ended) = (sum("grpc_server_started_total"), sum("grpc_server_handled_total"));
     assert!(begun > 0, "this etcd does not count its requests: what is in flight cannot be known");
