@@ -123,7 +123,7 @@ impl<'t> Workset<'t> {
     pub(crate) async fn look_through(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
         let unread: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.blocks.contains_key(cidr)).collect();
         let names: Vec<Key> = unread.iter().map(|cidr| keys::block(*cidr)).collect();
-        let found = self.tx.snapshot_look(&names).await?;
+        let found = self.tx.look(&names).await?;
         for ((cidr, key), kv) in unread.into_iter().zip(&names).zip(found) {
             let Some(kv) = kv else { continue };
             match Block::decode(key, kv.value.as_bytes()) {

@@ -30,6 +30,8 @@ const RECLAIM_AGE: Duration = Duration::seconds(60);
 const MOST_READ_UNASKED: usize = 4;
 /// Among so many blocks an empty one is looked for while there is another one to borrow from.
 const MOST_LOOKED_AT_FOR_EMPTY: usize = 64;
+/// How many blocks are looked through in one round trip after the first few.
+const BLOCKS_LOOKED_AT_ONCE: usize = 64;
 /// How many blocks that the host should not have are given back in one assignment.
 const MOST_LEFT_AT_ONCE: usize = 4;
 
@@ -248,7 +250,10 @@ impl Pass<'_> {
     async fn find_used(&self, work: &mut Workset<'_>, may_claim: bool) -> Result<Claim> {
         let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
-            for chunk in self.worth_a_look(work, pool).await?.chunks(BLOCKS_AT_ONCE) {
+            let blocks = self.worth_a_look(work, pool).await?;
+            // Mostly the first ones have room; if they have not, it may be far to the next.
+            let (first, rest) = blocks.split_at(blocks.len().min(BLOCKS_AT_ONCE));
+            for chunk in std::iter::once(first).chain(rest.chunks(BLOCKS_LOOKED_AT_ONCE)) {
                 if let Some(cidr) = borrow.filter(|_| !may_claim || looked_at >= MOST_LOOKED_AT_FOR_EMPTY) {
                     return Ok(Claim::Borrow(cidr));
                 }

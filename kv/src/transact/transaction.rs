@@ -192,18 +192,24 @@ impl Transaction {
         Ok(answers.iter().all(|answer| answer.kvs.is_empty()))
     }
 
-    /// Many keys in one round trip, without a guard, and without keeping what was read: for who looks through more than it
-    /// can hold. In the order of `keys`; what this transaction writes is not seen.
+    /// Many keys in one request, as they are now, without a guard, and without keeping what was read: for who looks through
+    /// more than it can hold. In the order of `keys`; what this transaction writes is not seen. Like
+    /// [`probe`](Self::probe) a hint: [`get`](Self::get) the one that matters, and if it has changed since the revision of
+    /// the attempt, the commit will fail.
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn snapshot_look(&mut self, keys: &[Key]) -> Result<Vec<Option<Kv>>> {
-        let reads = keys.iter().map(|key| RangeRequest::new(Range::Key(key.clone())).with_at(self.at));
-        let answers = self.ask_ranges(reads.collect()).await?;
-        if let (false, Some(answer)) = (self.at.is_set(), answers.first()) {
-            self.at = answer.revision;
+    pub async fn look(&mut self, keys: &[Key]) -> Result<Vec<Option<Kv>>> {
+        let mut found = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(MAX_TXN_OPS) {
+            let ops = keys.iter().map(|key| Op::range(Range::Key(key.clone())));
+            let answer = self.ask_txn(Txn::new().with_success(ops)).await?;
+            found.extend(answer.results.into_iter().map(|result| match result {
+                OpResult::Range(found) => found.kvs.into_iter().next(),
+                _ => None,
+            }));
         }
-        Ok(answers.into_iter().map(|answer| answer.kvs.into_iter().next()).collect())
+        Ok(found)
     }
 
     /// When a key that was read was last written; `None` if it is absent, or was not read.
