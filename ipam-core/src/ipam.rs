@@ -1,8 +1,9 @@
 //! The allocator: a store, a clock, and one method for each verb.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use kv::{Key, Range, Store, Transaction};
+use kv::{Deadline, Key, Memory, Range, Store, TransactOptions, Transaction};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -19,9 +20,11 @@ macro_rules! transact {
         crate::ipam::transact!(on std::sync::Arc::clone($ipam.store()), $deadline, |$tx| $body)
     };
     (on $store:expr, $deadline:expr, |$tx:ident| $body:expr) => {{
+        crate::ipam::transact!(on $store, with kv::TransactOptions::new($deadline), |$tx| $body)
+    }};
+    (on $store:expr, with $options:expr, |$tx:ident| $body:expr) => {{
         let store = $store;
-        let done: crate::error::Result<kv::Committed<_>> =
-            kv::transact!(store, kv::TransactOptions::new($deadline), |$tx| $body);
+        let done: crate::error::Result<kv::Committed<_>> = kv::transact!(store, $options, |$tx| $body);
         done.map(|committed| committed.value)
     }};
 }
@@ -56,6 +59,7 @@ pub struct Ipam {
     uids: Uids,
     intents: Option<Arc<dyn Intents>>,
     hints: Option<Arc<dyn Hints>>,
+    memory: Option<Arc<Memory>>,
     live: Option<Arc<dyn Live>>,
 }
 
@@ -69,7 +73,16 @@ impl Ipam {
     /// The allocator on this store, by the system's clock.
     pub fn new(store: Arc<dyn Store>, nodes: Nodes) -> Self {
         let uids: Uids = Arc::new(|| Uuid::new_v4().to_string());
-        Self { store, nodes, clock: Arc::new(OffsetDateTime::now_utc), uids, intents: None, hints: None, live: None }
+        Self {
+            store,
+            nodes,
+            clock: Arc::new(OffsetDateTime::now_utc),
+            uids,
+            intents: None,
+            hints: None,
+            memory: None,
+            live: None,
+        }
     }
 
     /// With another clock.
@@ -100,6 +113,17 @@ impl Ipam {
         self
     }
 
+    /// Remembers what an assignment knew when it was committed, so that the next one is a single guarded commit as long as
+    /// nothing has changed: for a process that lives on and assigns for one node. It also takes [`hints`](crate::hints).
+    /// What is remembered is used for `longest`, a few seconds. For so long a reservation or a pool that was deleted may still
+    /// keep an address from being given; nothing is given because of it, since the commit is guarded by all that was read.
+    /// Clones share what they remember.
+    #[must_use]
+    pub fn with_memory(mut self, longest: Duration) -> Self {
+        self.memory = Some(Arc::new(Memory::new(longest)));
+        self
+    }
+
     /// Lets an assignment that finds no room free what is left over from earlier boots, on this evidence; see [`crate::gc`].
     #[must_use]
     pub fn with_live(mut self, live: Arc<dyn Live>) -> Self {
@@ -125,6 +149,15 @@ impl Ipam {
     /// Where used blocks are remembered, if they are.
     pub(crate) fn hints(&self) -> Option<&Arc<dyn Hints>> {
         self.hints.as_ref()
+    }
+
+    /// How an assignment is carried out.
+    pub(crate) fn remembering(&self, deadline: Deadline) -> TransactOptions {
+        let options = TransactOptions::new(deadline);
+        match &self.memory {
+            Some(memory) => options.with_memory(Arc::clone(memory)),
+            None => options,
+        }
     }
 
     /// The store.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use backend_etcd::{EtcdStore, Options};
 use etcd_client::{Client, Txn, TxnOp};
@@ -87,7 +88,9 @@ impl Ground {
     /// The allocator as a host has it. That etcd's client is made for it alone is as it is with hosts.
     pub(super) fn host(&self, name: &str) -> Outcome<Host> {
         let store = Counting::new(EtcdStore::open(&Options::new([self.etcd.url()]))?);
-        let ipam = Ipam::new(Arc::new(store.clone()), Nodes::Registered).with_hints(Arc::new(Remembered::default()));
+        let ipam = Ipam::new(Arc::new(store.clone()), Nodes::Registered)
+            .with_hints(Arc::new(Remembered::default()))
+            .with_memory(Duration::from_secs(5));
         Ok(Host { name: name.to_owned(), ipam, store })
     }
 

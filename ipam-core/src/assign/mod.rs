@@ -78,7 +78,8 @@ impl Ipam {
         let recalled = self.recall(&request.attachment);
         let mut findings = Findings { used: recalled.clone(), ..Findings::default() };
         let store = self.noting(&request.attachment);
-        let assigned = transact!(on store, deadline, |tx| {
+        let assigned = transact!(on store, with self.remembering(deadline), |tx| {
+            tx.presume_absent(&keys::handle(&request.attachment.handle()));
             self.assign_in(tx, request, None, &mut findings).await.map(|done| done.answer)
         });
         let error = match assigned {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use ipam_core::hints::Hints;
+use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{IpamConfig, NewPool, Owner};
 use ipam_core::{Ipam, Nodes};
 use ipnet::IpNet;
@@ -98,6 +99,36 @@ async fn a_steady_call_takes_two_round_trips_and_the_first_of_a_host_three() {
     }
     ipam.release_attachment(&c3, &handles, soon()).await.unwrap();
     assert_eq!(counting.take().round_trips(), 2, "DEL of both families by one who is not told the addresses");
+    world.check().await;
+}
+
+#[tokio::test]
+async fn who_remembers_the_last_assignment_needs_one_round_trip() {
+    let world = world().await;
+    let (ipam, counting) = counted(&world, &Arc::default());
+    let ipam = ipam.with_memory(Duration::from_secs(60));
+    ipam.assign(&any("c1", 1, 1), soon()).await.unwrap();
+    for number in 2..6 {
+        counting.take();
+        ipam.assign(&any(&format!("c{number}"), 1, 1), soon()).await.unwrap();
+        assert_eq!(counting.take().round_trips(), 1, "{number}");
+    }
+    // Somebody else was in the block, the attachment has its address already, or a reservation came: all is read anew.
+    let other = world.one("a", "other").await.unwrap();
+    let assigned = ipam.assign(&any("c6", 1, 1), soon()).await.unwrap();
+    assert!(assigned[0].ip != other && counting.take().round_trips() == 3);
+    let again = ipam.assign(&any("c6", 1, 1), soon()).await.unwrap();
+    assert_eq!(again, assigned);
+    assert_eq!(ipam.assign(&any("c7", 1, 1), soon()).await.unwrap().len(), 2);
+    let next = world.block("10.0.0.0/26").await.or(world.block(&assigned[0].block.to_string()).await).unwrap();
+    let next = next.free_addresses().next().unwrap();
+    world.reserve(&[&format!("{next}/32")]).await;
+    assert_ne!(ipam.assign(&any("c8", 1, 1), soon()).await.unwrap()[0].ip, next);
+    world.ipam.release_attachment(&attachment("a", "c2"), &[], soon()).await.unwrap();
+    ipam.assign(&any("c9", 1, 1), soon()).await.unwrap();
+    // A node that is gone gets nothing.
+    world.store.delete(kv::Range::Key(keys::resource(ResourceKind::Node, "a"))).await.unwrap();
+    assert!(ipam.assign(&any("c10", 1, 1), soon()).await.is_err());
     world.check().await;
 }
 

@@ -22,7 +22,8 @@ impl Transaction {
         // Deleting what is not there is nothing to do.
         self.writes.retain(|key, value| value.is_some() || self.guards.get(key).is_some_and(|guard| guard.is_set()));
         if self.writes.is_empty() {
-            return Ok(Commit::Done(self.at));
+            // What is only remembered may be so no more.
+            return Ok(if self.recalled.is_some() { Commit::Overtaken } else { Commit::Done(self.at) });
         }
         let guards = self.guards.len() + self.guarded_ranges.len();
         if guards > MAX_GUARDS {

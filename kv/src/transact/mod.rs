@@ -1,11 +1,13 @@
 //! Optimistic, serialisable transactions: read at one revision, decide, commit if nothing that was read has changed.
 
 mod commit;
+mod memory;
 mod transaction;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use memory::Memory;
 pub use transaction::Transaction;
 
 use crate::error::{Error, ErrorKind, Operation, Outcome, Result};
@@ -52,25 +54,34 @@ impl Deadline {
 }
 
 /// How [`transact!`](crate::transact!) goes about it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TransactOptions {
     /// When to give up.
     pub deadline: Deadline,
     /// After how many attempts to give up; Calico's clients try a hundred times.
     pub attempts: u32,
+    /// What to begin from, if anything.
+    pub memory: Option<Arc<Memory>>,
 }
 
 impl TransactOptions {
     /// Until the deadline, or a hundred attempts.
     pub fn new(deadline: Deadline) -> Self {
-        Self { deadline, attempts: 100 }
+        Self { deadline, attempts: 100, memory: None }
     }
 
     /// With another bound on the attempts.
     #[must_use]
     pub fn with_attempts(mut self, attempts: u32) -> Self {
         self.attempts = attempts;
+        self
+    }
+
+    /// Beginning from what was remembered at the last commit, and remembering what is known at this one.
+    #[must_use]
+    pub fn with_memory(mut self, memory: Arc<Memory>) -> Self {
+        self.memory = Some(memory);
         self
     }
 }
@@ -146,12 +157,14 @@ pub struct Attempts {
     options: TransactOptions,
     made: u32,
     refusal: Option<Error>,
+    /// True until an attempt was made that asks the store, or cannot be made otherwise.
+    may_recall: bool,
 }
 
 impl Attempts {
     /// No attempt made yet.
     pub fn new(store: Arc<dyn Store>, options: TransactOptions) -> Self {
-        Self { store, options, made: 0, refusal: None }
+        Self { store, options, made: 0, refusal: None, may_recall: true }
     }
 
     /// The next attempt; after the first, a pause comes before it.
@@ -160,6 +173,10 @@ impl Attempts {
     /// `Conflict` and `Timeout`, when there is to be no other attempt.
     pub async fn begin(&mut self) -> Result<Transaction> {
         let deadline = self.options.deadline;
+        let memory = self.options.memory.as_ref().filter(|_| std::mem::take(&mut self.may_recall));
+        if let Some(kept) = memory.and_then(|memory| memory.take()) {
+            return Ok(Transaction::recalling(Arc::clone(&self.store), deadline, kept));
+        }
         if self.made > 0 {
             if deadline.work_is_over() {
                 return Err(self.because(out_of_time()));
@@ -183,12 +200,23 @@ impl Attempts {
         mut attempt: Transaction,
         outcome: Result<T, E>,
     ) -> Result<Option<Committed<T>>, E> {
-        if attempt.is_stale() {
+        // What is only remembered proves nothing unless it is committed.
+        if attempt.is_stale() || (attempt.recalled.is_some() && (outcome.is_err() || !attempt.has_writes())) {
             return Ok(None);
         }
         let value = outcome?;
-        match attempt.commit().await? {
-            Commit::Done(revision) => return Ok(Some(Committed { value, revision, attempts: self.made })),
+        let committed = match attempt.commit().await {
+            // It guards more than others do.
+            Err(error) if attempt.recalled.is_some() && error.outcome() == Outcome::NotApplied => return Ok(None),
+            committed => committed?,
+        };
+        match committed {
+            Commit::Done(revision) => {
+                if let Some(memory) = &self.options.memory {
+                    memory.keep(attempt, revision);
+                }
+                return Ok(Some(Committed { value, revision, attempts: self.made.max(1) }));
+            }
             Commit::Overtaken => {}
             Commit::Refused(error) => self.refusal = Some(error),
         }

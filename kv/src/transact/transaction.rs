@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures::future::try_join_all;
 
+use super::memory::Kept;
 use super::{Deadline, pause};
 use crate::error::{Error, ErrorKind, InvalidArgument, Operation, Result};
 use crate::ext::StoreExt;
@@ -29,14 +31,15 @@ pub struct Transaction {
     /// The revision of the attempt; unset until the first reply.
     pub(super) at: Revision,
     /// Keys as they are at `at`, present or absent.
-    seen: BTreeMap<Key, Option<Kv>>,
+    pub(super) seen: BTreeMap<Key, Option<Kv>>,
     /// Ranges of which `seen` holds every key.
-    listed: Vec<Range>,
+    pub(super) listed: Vec<Range>,
     /// The keys of ranges of which no values were read.
-    keys: BTreeMap<Range, Vec<Key>>,
+    pub(super) keys: BTreeMap<Range, Vec<Key>>,
     /// Keys that a probe found absent, with the revision at which they were.
     probed: BTreeMap<Key, Revision>,
-    /// Keys that the commit relies on being absent because of a probe, with its revision.
+    /// Keys that the commit relies on and that were looked at at another revision than `at`: because of a probe, or of a
+    /// memory.
     pub(super) presumed: BTreeMap<Key, Revision>,
     /// Keys that the commit relies on, with their mod revisions; unset for absent ones.
     pub(super) guards: BTreeMap<Key, Revision>,
@@ -45,6 +48,8 @@ pub struct Transaction {
     /// What will be written; `None` deletes.
     pub(super) writes: BTreeMap<Key, Option<Value>>,
     stale: bool,
+    /// When the store was last asked for what this attempt remembers, if it remembers it.
+    pub(super) recalled: Option<Instant>,
 }
 
 impl Transaction {
@@ -62,6 +67,30 @@ impl Transaction {
             guarded_ranges: Vec::new(),
             writes: BTreeMap::new(),
             stale: false,
+            recalled: None,
+        }
+    }
+
+    /// An attempt that knows what is remembered, and asks the store for nothing.
+    pub(super) fn recalling(store: Arc<dyn Store>, deadline: Deadline, kept: Kept) -> Self {
+        let mut new = Self::new(store, deadline);
+        new.recalled = Some(kept.since());
+        new.at = kept.at;
+        new.listed = kept.listed;
+        new.keys = kept.keys;
+        for (key, (kv, looked_at)) in kept.seen {
+            new.presumed.insert(key.clone(), looked_at);
+            new.seen.insert(key, kv);
+        }
+        new
+    }
+
+    /// For a key that is most likely absent: an attempt that begins from a [`Memory`](super::Memory) takes it to be absent
+    /// without asking, and its commit fails if it is not. Others read it as ever.
+    pub fn presume_absent(&mut self, key: &Key) {
+        if self.recalled.is_some() && !self.knows(key) {
+            self.presumed.insert(key.clone(), self.at);
+            self.seen.insert(key.clone(), None);
         }
     }
 
@@ -115,11 +144,7 @@ impl Transaction {
             return Ok(None);
         }
         let value = self.snapshot_get(key).await?;
-        let revision = match self.seen.get(key) {
-            Some(Some(kv)) => kv.mod_revision,
-            _ => Revision::UNSET,
-        };
-        self.guards.insert(key.clone(), revision);
+        self.guard(key);
         Ok(value)
     }
 
@@ -165,6 +190,7 @@ impl Transaction {
         if let Some(keys) = self.keys.get(range) {
             return Ok(keys.clone());
         }
+        self.may_ask()?;
         let at = self.at;
         let mut attempt = 0;
         let listing = loop {
@@ -228,6 +254,9 @@ impl Transaction {
         if !self.knows(key) {
             self.fetch(vec![(Range::Key(key.clone()), Content::Full)]).await?;
         }
+        if self.recalled.is_some() {
+            self.guard(key);
+        }
         Ok(self.seen.get(key).and_then(|kv| kv.as_ref().map(|kv| kv.value.clone())))
     }
 
@@ -237,6 +266,9 @@ impl Transaction {
     /// Those of the store.
     pub async fn snapshot_list(&mut self, range: &Range) -> Result<Vec<(Key, Value)>> {
         self.load(range).await?;
+        if self.recalled.is_some() {
+            self.guard_range(range);
+        }
         Ok(self.known(range))
     }
 
@@ -291,6 +323,14 @@ impl Transaction {
     /// Forgets everything that was to be written: for who wants to know how a body would end, and not to do it.
     pub fn forget_writes(&mut self) {
         self.writes.clear();
+    }
+
+    fn guard(&mut self, key: &Key) {
+        let revision = match self.seen.get(key) {
+            Some(Some(kv)) => kv.mod_revision,
+            _ => Revision::UNSET,
+        };
+        self.guards.insert(key.clone(), revision);
     }
 
     fn guard_range(&mut self, range: &Range) {
@@ -382,6 +422,7 @@ impl Transaction {
 
     /// Asks the store, and again while it says that a little later may do: this only reads.
     async fn ask_txn(&mut self, txn: Txn) -> Result<TxnResponse> {
+        self.may_ask()?;
         let mut attempt = 0;
         loop {
             match self.store.txn(txn.clone()).await {
@@ -393,6 +434,7 @@ impl Transaction {
 
     /// The same for several reads at once.
     async fn ask_ranges(&mut self, reads: Vec<RangeRequest>) -> Result<Vec<RangeResponse>> {
+        self.may_ask()?;
         let mut attempt = 0;
         loop {
             let asked: Vec<_> = reads.iter().map(|read| self.store.range(read.clone())).collect();
@@ -401,6 +443,15 @@ impl Transaction {
                 Err(error) => self.pause_after(&mut attempt, error).await?,
             }
         }
+    }
+
+    /// An error if this attempt begins from a memory: what is not remembered ends it, and one follows that asks.
+    fn may_ask(&mut self) -> Result<()> {
+        if self.recalled.is_none() {
+            return Ok(());
+        }
+        self.stale = true;
+        Err(self.error(ErrorKind::Conflict { attempts: 0 }))
     }
 
     /// Waits before a read is asked again, or returns the error if that has no prospect.
