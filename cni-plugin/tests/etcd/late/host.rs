@@ -112,13 +112,6 @@ impl<'a> Host<'a> {
         self.notes.pending(&attachment).unwrap()
     }
 
-    /// Takes the notes about a container away.
-    pub(super) fn lose_notes(&self, container: &str) {
-        for note in self.noted(container) {
-            self.notes.forget(&note.id);
-        }
-    }
-
     /// True once a client is connected with the member that will be stopped.
     pub(super) fn is_connected(&self) -> bool {
         connections(self.stopped()).count > 0

@@ -72,14 +72,6 @@ pub(super) enum When {
     After,
 }
 
-/// Whether there are notes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Notes {
-    Kept,
-    /// They are taken away before the runtime's next call.
-    Lost,
-}
-
 /// A round.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
@@ -92,7 +84,6 @@ pub(super) struct Plan {
     pub(super) locks: HostLocks,
     pub(super) pace: Pace,
     pub(super) fate: Fate,
-    pub(super) notes: Notes,
     pub(super) next: Next,
     pub(super) when: When,
     /// Whether the node gives back its blocks while etcd still stands still. Only others of a cluster can serve that.
@@ -114,17 +105,9 @@ impl Plan {
             locks: if shared { HostLocks::Shared } else { HostLocks::Apart },
             pace: *random.pick(&[Pace::Any, Pace::Throttled, Pace::Throttled, Pace::Throttled, Pace::Watched]),
             fate,
-            notes: Notes::Kept,
             next: *random.pick(&[Next::Del, Next::Del, Next::TwoDels, Next::AddAgain]),
             when: *random.pick(&[When::Before, When::Before, When::With, When::After]),
             gives_back: random.once_in(2),
         }
-    }
-
-    /// One in which the notes are lost, on the cluster, where the DEL is over before etcd goes on.
-    pub(super) fn draw_without_notes(round: u64, random: &mut Random) -> Self {
-        let plan = Self::draw(round, random);
-        let (place, notes) = (Place::Cluster, Notes::Lost);
-        Self { place, notes, next: Next::Del, when: When::Before, pace: Pace::Throttled, gives_back: false, ..plan }
     }
 }

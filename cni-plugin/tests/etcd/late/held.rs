@@ -1,0 +1,77 @@
+//! One late ADD, whose commit is held on its way until the DEL is over: with its note nothing is left of it, and without the
+//! note an address is lost, so that looking for what is lost finds it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::lab::Lab;
+use crate::process::Call;
+use crate::proxy::{Link, Proxy};
+
+/// How long everything is on its way until the commit has been sent: longer than a DEL takes.
+const ON_ITS_WAY: Duration = Duration::from_millis(1_500);
+
+/// The notes of assignments on the store of this address.
+fn notes(address: &str) -> Vec<PathBuf> {
+    let Ok(folder) = fs::read_dir(cni_plugin::INTENTS_FOLDER) else { return Vec::new() };
+    let paths = folder.map(|note| note.unwrap().path());
+    // Other tests' notes come and go.
+    paths
+        .filter(|path| {
+            fs::read(path).is_ok_and(|note| note.windows(address.len()).any(|part| part == address.as_bytes()))
+        })
+        .collect()
+}
+
+/// How many addresses are left when a commit has landed after the DEL.
+fn left_of_a_late_add(before_del: impl Fn(&[PathBuf])) -> usize {
+    let lab = Lab::start();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let _in = runtime.enter();
+    let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
+    let address = proxy.address().to_string();
+    let conf = lab.conf_at(&[format!("http://{address}")]);
+    Call::new("ADD", "c0", &conf).ok();
+    proxy.set(Link::Slow(ON_ITS_WAY));
+    // Who stands still keeps the lock of its host; a process that is dead does not.
+    let mut apart = conf.clone();
+    apart["ipam_lock_file"] = lab.folder.path().join("other.lock").display().to_string().into();
+    let add = Call::new("ADD", "c1", &apart);
+    let mut late = add.start(add.command());
+    let begun = Instant::now();
+    let noted = loop {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nothing was noted");
+        match notes(&address) {
+            none if none.is_empty() => sleep(Duration::from_millis(5)),
+            noted => break noted,
+        }
+    };
+    let sent = Instant::now();
+    // It is sent right after it was noted. From then on the process does nothing any more, as one that is dead.
+    sleep(Duration::from_millis(100));
+    kill(Pid::from_raw(late.id().try_into().unwrap()), Signal::SIGSTOP).unwrap();
+    proxy.set(Link::Up);
+    before_del(&noted);
+    Call::new("DEL", "c1", &conf).ok();
+    assert!(sent.elapsed() < ON_ITS_WAY, "the DEL took so long that the commit was not late");
+    sleep(ON_ITS_WAY.saturating_sub(sent.elapsed()) + Duration::from_millis(500));
+    late.kill().unwrap();
+    late.wait().unwrap();
+    lab.books().count_of("net1.c1")
+}
+
+#[test]
+fn a_commit_that_lands_after_the_del_leaves_nothing() {
+    assert_eq!(left_of_a_late_add(|_| ()), 0);
+}
+
+#[test]
+fn a_commit_that_lands_after_the_del_and_was_not_noted_is_found_out() {
+    let lose = |noted: &[PathBuf]| noted.iter().for_each(|note| fs::remove_file(note).unwrap());
+    assert_eq!(left_of_a_late_add(lose), 1);
+}
