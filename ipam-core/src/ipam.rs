@@ -160,6 +160,13 @@ impl Ipam {
         }
     }
 
+    /// What was remembered is so no more.
+    pub(crate) fn forget(&self) {
+        if let Some(memory) = &self.memory {
+            memory.forget();
+        }
+    }
+
     /// The store.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store

@@ -124,8 +124,10 @@ async fn who_remembers_the_last_assignment_needs_one_round_trip() {
     let next = next.free_addresses().next().unwrap();
     world.reserve(&[&format!("{next}/32")]).await;
     assert_ne!(ipam.assign(&any("c8", 1, 1), soon()).await.unwrap()[0].ip, next);
-    world.ipam.release_attachment(&attachment("a", "c2"), &[], soon()).await.unwrap();
+    ipam.release_attachment(&attachment("a", "c2"), &[], soon()).await.unwrap();
+    counting.take();
     ipam.assign(&any("c9", 1, 1), soon()).await.unwrap();
+    assert_eq!(counting.take().round_trips(), 2, "what it has released itself it knows to have changed");
     // A node that is gone gets nothing.
     world.store.delete(kv::Range::Key(keys::resource(ResourceKind::Node, "a"))).await.unwrap();
     assert!(ipam.assign(&any("c10", 1, 1), soon()).await.is_err());

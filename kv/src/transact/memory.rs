@@ -48,6 +48,11 @@ impl Memory {
         Self { longest, kept: Mutex::default() }
     }
 
+    /// Forgets all, for who knows that it has changed.
+    pub fn forget(&self) {
+        self.take();
+    }
+
     /// Takes what is remembered, unless it is too old. Nothing is remembered then, until the next commit.
     pub(super) fn take(&self) -> Option<Kept> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
