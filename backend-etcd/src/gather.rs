@@ -6,7 +6,7 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -73,12 +73,7 @@ impl<T: Write + Unpin> Gather<T> {
 
 impl<T: Write + Unpin> Write for Gather<T> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        if this.kept.len() >= ENOUGH {
-            std::task::ready!(this.poll_send(context))?;
-        }
-        this.kept.extend_from_slice(bytes);
-        Poll::Ready(Ok(bytes.len()))
+        self.poll_write_vectored(context, &[IoSlice::new(bytes)])
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -92,7 +87,7 @@ impl<T: Write + Unpin> Write for Gather<T> {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         if this.kept.len() >= ENOUGH {
-            std::task::ready!(this.poll_send(context))?;
+            ready!(this.poll_send(context))?;
         }
         parts.iter().for_each(|part| this.kept.extend_from_slice(part));
         Poll::Ready(Ok(parts.iter().map(|part| part.len()).sum()))
@@ -106,13 +101,13 @@ impl<T: Write + Unpin> Write for Gather<T> {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
-        std::task::ready!(this.poll_send(context))?;
+        ready!(this.poll_send(context))?;
         Pin::new(&mut this.inner).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        std::task::ready!(this.poll_send(context))?;
+        ready!(this.poll_send(context))?;
         Pin::new(&mut this.inner).poll_shutdown(context)
     }
 }

@@ -142,7 +142,8 @@ fn is_no_store(error: &kv::Error, location: &Location) -> bool {
 }
 
 /// The allocator on a store. On etcd, where what a killed process has sent may still be carried out, it notes what it is
-/// about to do, and remembers where it found room, which saves a round trip; on a store that a process has to itself nothing is carried out after its death.
+/// about to do; on a store that a process has to itself nothing is carried out after its death. On etcd it also remembers
+/// where it found room, which saves a round trip.
 fn ipam_on(store: Arc<dyn Store>, location: &Location) -> Ipam {
     match location {
         Location::Etcd(_) => {

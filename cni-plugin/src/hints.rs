@@ -12,6 +12,7 @@ use ipam_core::attachment::Attachment;
 use ipam_core::hints::{FullBlocks, Hints};
 use ipnet::IpNet;
 use kv::Revision;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::whole_file;
@@ -31,22 +32,20 @@ pub(crate) struct FileHints {
 
 /// What is in a file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Hint {
+struct Hint<T> {
     store: String,
     network: String,
     node: String,
-    blocks: Vec<IpNet>,
+    blocks: T,
 }
 
 /// Which blocks were full.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Full {
-    store: String,
-    network: String,
-    node: String,
     /// Unix seconds when the first of them was looked at.
     since: u64,
-    blocks: BTreeMap<IpNet, i64>,
+    /// Each with the revision of its last write.
+    written: BTreeMap<IpNet, i64>,
 }
 
 /// How long blocks are believed to be full that were not written again, in seconds.
@@ -72,52 +71,49 @@ impl FileHints {
         format!("full-{}", self.name(attachment))
     }
 
-    /// The full blocks, and since when, if that is not too long ago.
-    fn full_at(&self, attachment: &Attachment, now: u64) -> Option<Full> {
-        let read = whole_file::read(&self.folder.join(self.name_of_full(attachment)), MAX_FULL_BYTES);
-        let full: Full = serde_json::from_slice(&read.ok()?).ok()?;
-        let is_ours = full.store == self.store && full.network == attachment.network && full.node == attachment.node;
-        (is_ours && now.checked_sub(full.since)? < FULL_FOR).then_some(full)
+    /// What a file says, if it says something about the attachment's network and node.
+    fn read<T: DeserializeOwned>(&self, name: &str, attachment: &Attachment, most: u64) -> Option<T> {
+        let bytes = whole_file::read(&self.folder.join(name), most).ok()?;
+        let hint: Hint<T> = serde_json::from_slice(&bytes).ok()?;
+        let is_ours = hint.store == self.store && hint.network == attachment.network && hint.node == attachment.node;
+        is_ours.then_some(hint.blocks)
     }
 
-    fn write(&self, name: &str, hint: &impl Serialize) {
-        let bytes = serde_json::to_vec(hint).map_err(std::io::Error::other);
+    fn write(&self, name: &str, attachment: &Attachment, blocks: impl Serialize) {
+        let Attachment { network, node, .. } = attachment.clone();
+        let hint = Hint { store: self.store.clone(), network, node, blocks };
+        let bytes = serde_json::to_vec(&hint).map_err(std::io::Error::other);
         if let Err(error) = bytes.and_then(|bytes| whole_file::replace(&self.folder, name, &bytes)) {
             tracing::debug!(%error, "which blocks were used is not remembered; the next call asks for them");
         }
+    }
+
+    /// The full blocks, and since when, if that is not too long ago.
+    fn full_at(&self, attachment: &Attachment, now: u64) -> Option<Full> {
+        let full: Full = self.read(&self.name_of_full(attachment), attachment, MAX_FULL_BYTES)?;
+        (now.checked_sub(full.since)? < FULL_FOR).then_some(full)
     }
 }
 
 impl Hints for FileHints {
     fn recall(&self, attachment: &Attachment) -> Vec<IpNet> {
-        let read = whole_file::read(&self.folder.join(self.name(attachment)), MAX_BYTES);
-        let Some(hint) = read.ok().and_then(|bytes| serde_json::from_slice::<Hint>(&bytes).ok()) else {
-            return Vec::new();
-        };
-        let is_ours = hint.store == self.store && hint.network == attachment.network && hint.node == attachment.node;
-        if is_ours { hint.blocks } else { Vec::new() }
+        self.read(&self.name(attachment), attachment, MAX_BYTES).unwrap_or_default()
     }
 
     fn remember(&self, attachment: &Attachment, blocks: &[IpNet]) {
-        let Self { store, .. } = self.clone();
-        let Attachment { network, node, .. } = attachment.clone();
-        self.write(&self.name(attachment), &Hint { store, network, node, blocks: blocks.to_vec() });
+        self.write(&self.name(attachment), attachment, blocks);
     }
 
     fn recall_full(&self, attachment: &Attachment) -> FullBlocks {
-        let full = self.full_at(attachment, unix_now()).map(|full| full.blocks).unwrap_or_default();
-        full.into_iter().map(|(cidr, written)| (cidr, Revision::new(written))).collect()
+        let written = self.full_at(attachment, unix_now()).map(|full| full.written).unwrap_or_default();
+        written.into_iter().map(|(cidr, written)| (cidr, Revision::new(written))).collect()
     }
 
     fn remember_full(&self, attachment: &Attachment, blocks: &FullBlocks) {
         let now = unix_now();
-        let known = self.full_at(attachment, now);
-        let since = known.as_ref().map_or(now, |known| known.since);
-        let mut all = known.map(|known| known.blocks).unwrap_or_default();
-        all.extend(blocks.iter().map(|(cidr, written)| (*cidr, written.get())));
-        let Self { store, .. } = self.clone();
-        let Attachment { network, node, .. } = attachment.clone();
-        self.write(&self.name_of_full(attachment), &Full { store, network, node, since, blocks: all });
+        let mut full = self.full_at(attachment, now).unwrap_or_else(|| Full { since: now, written: BTreeMap::new() });
+        full.written.extend(blocks.iter().map(|(cidr, written)| (*cidr, written.get())));
+        self.write(&self.name_of_full(attachment), attachment, full);
     }
 }
 

@@ -113,16 +113,17 @@ impl Lab {
 
     /// No note about an assignment on this store is left on this machine.
     pub(crate) fn no_notes_are_left(&self) {
-        let store = self.location().to_string();
-        let Ok(notes) = std::fs::read_dir(cni_plugin::INTENTS_FOLDER) else { return };
-        for note in notes {
-            let path = note.unwrap().path();
-            // Other tests' notes come and go.
-            let Ok(bytes) = std::fs::read(&path) else { continue };
-            let found = bytes.windows(store.len()).any(|part| part == store.as_bytes());
-            assert!(!found, "{} is left", path.display());
-        }
+        let left = notes_about(&self.location().to_string());
+        assert!(left.is_empty(), "{left:?} are left");
     }
+}
+
+/// The notes on this machine about assignments on a store.
+pub(crate) fn notes_about(store: &str) -> Vec<PathBuf> {
+    let Ok(folder) = std::fs::read_dir(cni_plugin::INTENTS_FOLDER) else { return Vec::new() };
+    let is_about = |note: Vec<u8>| note.windows(store.len()).any(|part| part == store.as_bytes());
+    // Other tests' notes come and go.
+    folder.map(|note| note.unwrap().path()).filter(|path| std::fs::read(path).is_ok_and(is_about)).collect()
 }
 
 /// What a refused call said, and that it said what it has to: each endpoint.

@@ -12,7 +12,7 @@ use crate::proxy::{Link, Proxy};
 const SETTLING: &str = "settling a write of unknown outcome";
 
 /// A runtime for the proxy, which runs beside the calls.
-fn beside() -> tokio::runtime::Runtime {
+pub(crate) fn beside() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 

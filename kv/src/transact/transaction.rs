@@ -226,16 +226,8 @@ impl Transaction {
     /// # Errors
     /// Those of the store.
     pub async fn look(&mut self, keys: &[Key]) -> Result<Vec<Option<Kv>>> {
-        let mut found = Vec::with_capacity(keys.len());
-        for keys in keys.chunks(MAX_TXN_OPS) {
-            let ops = keys.iter().map(|key| Op::range(Range::Key(key.clone())));
-            let answer = self.ask_txn(Txn::new().with_success(ops)).await?;
-            found.extend(answer.results.into_iter().map(|result| match result {
-                OpResult::Range(found) => found.kvs.into_iter().next(),
-                _ => None,
-            }));
-        }
-        Ok(found)
+        let found = self.ask_now(keys, Content::Full).await?;
+        Ok(found.into_iter().map(|(kv, _)| kv).collect())
     }
 
     /// When a key that was read was last written; `None` if it is absent, or was not read.
@@ -279,24 +271,13 @@ impl Transaction {
     /// # Errors
     /// Those of the store.
     pub async fn probe(&mut self, keys: &[Key]) -> Result<Vec<Option<Revision>>> {
-        let mut written = Vec::with_capacity(keys.len());
-        for keys in keys.chunks(MAX_TXN_OPS) {
-            let ops = keys
-                .iter()
-                .map(|key| Op::Range(TxnRange::new(Range::Key(key.clone())).with_content(Content::KeysOnly)));
-            let answer = self.ask_txn(Txn::new().with_success(ops)).await?;
-            for (key, result) in keys.iter().zip(answer.results) {
-                let found = match result {
-                    OpResult::Range(found) => found.kvs.first().map(|kv| kv.mod_revision),
-                    _ => None,
-                };
-                if found.is_none() {
-                    self.probed.insert(key.clone(), answer.revision);
-                }
-                written.push(found);
+        let found = self.ask_now(keys, Content::KeysOnly).await?;
+        for (key, (kv, at)) in keys.iter().zip(&found) {
+            if kv.is_none() {
+                self.probed.insert(key.clone(), *at);
             }
         }
-        Ok(written)
+        Ok(found.into_iter().map(|(kv, _)| kv.map(|kv| kv.mod_revision)).collect())
     }
 
     /// Writes a key at the commit. It must have been read with [`get`](Self::get) or [`list`](Self::list).
@@ -418,6 +399,20 @@ impl Transaction {
             }
             range => self.listed.push(range),
         }
+    }
+
+    /// Keys as they are now, each with the revision of the answer: as many in one request as one can ask for.
+    async fn ask_now(&mut self, keys: &[Key], content: Content) -> Result<Vec<(Option<Kv>, Revision)>> {
+        let mut found = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(MAX_TXN_OPS) {
+            let ops = keys.iter().map(|key| Op::Range(TxnRange::new(Range::Key(key.clone())).with_content(content)));
+            let answer = self.ask_txn(Txn::new().with_success(ops)).await?;
+            found.extend(answer.results.into_iter().map(|result| match result {
+                OpResult::Range(found) => (found.kvs.into_iter().next(), answer.revision),
+                _ => (None, answer.revision),
+            }));
+        }
+        Ok(found)
     }
 
     /// Asks the store, and again while it says that a little later may do: this only reads.

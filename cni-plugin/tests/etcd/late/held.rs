@@ -9,29 +9,18 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::lab::Lab;
+use crate::lab::{Lab, notes_about};
+use crate::lost_replies::beside;
 use crate::process::Call;
 use crate::proxy::{Link, Proxy};
 
 /// How long everything is on its way until the commit has been sent: longer than a DEL takes.
 const ON_ITS_WAY: Duration = Duration::from_millis(1_500);
 
-/// The notes of assignments on the store of this address.
-fn notes(address: &str) -> Vec<PathBuf> {
-    let Ok(folder) = fs::read_dir(cni_plugin::INTENTS_FOLDER) else { return Vec::new() };
-    let paths = folder.map(|note| note.unwrap().path());
-    // Other tests' notes come and go.
-    paths
-        .filter(|path| {
-            fs::read(path).is_ok_and(|note| note.windows(address.len()).any(|part| part == address.as_bytes()))
-        })
-        .collect()
-}
-
 /// How many addresses are left when a commit has landed after the DEL.
 fn left_of_a_late_add(before_del: impl Fn(&[PathBuf])) -> usize {
     let lab = Lab::start();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime = beside();
     let _in = runtime.enter();
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let address = proxy.address().to_string();
@@ -46,7 +35,7 @@ fn left_of_a_late_add(before_del: impl Fn(&[PathBuf])) -> usize {
     let begun = Instant::now();
     let noted = loop {
         assert!(begun.elapsed() < Duration::from_secs(60), "nothing was noted");
-        match notes(&address) {
+        match notes_about(&address) {
             none if none.is_empty() => sleep(Duration::from_millis(5)),
             noted => break noted,
         }
