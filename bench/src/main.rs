@@ -26,6 +26,11 @@ use std::path::{Path, PathBuf};
 
 use crate::findings::Findings;
 
+/// Hundreds of hosts in one process, and the bare clients beside them, allocate from all threads at once: so not what the C
+/// library has for that.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// What everything here returns.
 type Outcome<T> = Result<T, Box<dyn Error>>;
 

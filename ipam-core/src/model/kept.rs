@@ -1,6 +1,8 @@
 //! Fields that this version does not know: written back as they came, byte for byte. Another version, or somebody else,
 //! put them there, and may have numbers that no type of ours holds.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 
@@ -32,6 +34,10 @@ impl Serialize for Kept {
     }
 }
 
+/// A field's name: most are read where they are.
+#[derive(Deserialize)]
+pub(super) struct Name<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
+
 /// A network as text, where a document must have one.
 #[derive(Deserialize)]
 pub(super) struct Net(#[serde(with = "super::codec::net_text")] pub(super) ipnet::IpNet);
@@ -61,11 +67,11 @@ macro_rules! read_keeping {
                         $(let mut $need = None;)*
                         $(let mut $may = $crate::model::codec::Field::Absent;)+
                         let mut extra = $crate::model::kept::Kept::default();
-                        while let Some(name) = map.next_key::<String>()? {
-                            match name.as_str() {
+                        while let Some($crate::model::kept::Name(name)) = map.next_key()? {
+                            match name.as_ref() {
                                 $($need_name => $need = Some(map.next_value::<$as>()?.into()),)*
                                 $($may_name => $may = map.next_value()?,)+
-                                _ => extra.keep(name, map.next_value()?),
+                                _ => extra.keep(name.into_owned(), map.next_value()?),
                             }
                         }
                         Ok($document {
