@@ -32,8 +32,8 @@ pub(crate) struct Workset<'t> {
     /// Blocks as they are now; `None` for those that are not there.
     blocks: BTreeMap<IpNet, Option<Block>>,
     changed: BTreeSet<IpNet>,
-    /// Changed blocks as they were, by what they held.
-    before: BTreeMap<IpNet, Block>,
+    /// How many addresses each handle held in the changed blocks as they were.
+    before: BTreeMap<IpNet, BTreeMap<String, i64>>,
     /// Blocks with releases dated so far ahead that they were moved to now. Unless that is written they rest for ever.
     misdated: Vec<IpNet>,
     /// When blocks that were asked for by their keys were last written.
@@ -174,7 +174,7 @@ impl<'t> Workset<'t> {
         self.tx.get(&keys::block(cidr)).await?;
         Ok(self.blocks.get_mut(&cidr).and_then(Option::as_mut).map(|block| {
             if self.changed.insert(cidr) {
-                self.before.insert(cidr, block.clone());
+                self.before.insert(cidr, block.counts());
             }
             change(block)
         }))
@@ -297,8 +297,9 @@ impl<'t> Workset<'t> {
     async fn count(&mut self, id: &str, cidr: IpNet, counted: i64) -> Result<i64> {
         let of = |block: &Block| i64::try_from(block.ips_by_handle(id).len()).unwrap_or(i64::MAX);
         let held = self.block(cidr).await?.map_or(0, of);
+        let counts = self.before.get(&cidr);
         let before = match self.changed.contains(&cidr) {
-            true => self.before.get(&cidr).map_or(0, of),
+            true => counts.and_then(|counts| counts.get(id.split('\r').next()?)).copied().unwrap_or(0),
             false => held,
         };
         if held > 0 {

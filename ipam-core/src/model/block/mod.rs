@@ -449,6 +449,19 @@ impl Block {
     pub fn ips_by_handle(&self, handle: &str) -> Vec<IpAddr> {
         self.allocated().filter(|(_, entry)| entry.has_handle(handle)).map(|(ip, _)| ip).collect()
     }
+
+    /// How many addresses are held under each handle, without what an old migration left behind a handle.
+    pub(crate) fn counts(&self) -> BTreeMap<String, i64> {
+        let mut counts = BTreeMap::new();
+        let held = self.allocated().filter(|(_, entry)| entry.released_at().is_none());
+        for handle in held.filter_map(|(_, entry)| entry.handle()) {
+            match counts.get_mut(handle) {
+                Some(count) => *count += 1,
+                None => drop(counts.insert(handle.to_owned(), 1)),
+            }
+        }
+        counts
+    }
 }
 
 #[cfg(test)]
