@@ -20,7 +20,7 @@ use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
 /// How many hosts there are at once, and how many times that is measured: with few, one round is short.
-const CROWDS: [(usize, usize); 4] = [(1, 16), (10, 6), (50, 3), (200, 3)];
+const CROWDS: [(usize, usize); 4] = [(1, 16), (10, 10), (50, 10), (200, 10)];
 /// How many addresses each host assigns in a round, and how many it has before: together they fill a block of 64.
 pub(super) const EACH: usize = 24;
 pub(super) const RESIDENTS: u64 = 40;
@@ -50,6 +50,7 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
     let shapes = Arc::new(shapes(&ground, 0).await?);
     let mut rows = Vec::new();
     let (mut ours_line, mut bare_line) = (Vec::new(), Vec::new());
+    let mut share = 0.0;
     for (count, rounds) in CROWDS {
         let (hosts, bare) = (&hosts[..count], &mut bare[..count]);
         let (mut ours, mut floor) = (Tally::default(), Tally::default());
@@ -64,11 +65,14 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
             release_all(hosts, 0..EACH).await?;
         }
         let (rate, raw) = (median(&ours.rates), median(&floor.rates));
+        // What is measured one after the other is compared, since the store grows and the disk has its moods.
+        let shares: Vec<f64> = ours.rates.iter().zip(&floor.rates).map(|(ours, bare)| ours / bare).collect();
+        share = median(&shares);
         rows.push(vec![
             whole(count as f64),
             whole(rate),
             whole(raw),
-            ratio(rate / raw),
+            ratio(share),
             ms(ours.times.median()),
             ms(ours.times.quantile(0.99)),
             ms(floor.times.median()),
@@ -87,7 +91,6 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
         &["hosts", "ADD/s", "bare/s", "ratio", "ADD p50", "p99", "bare p50", "p99"],
         rows,
     );
-    let share = ours_line.last().copied().unwrap_or_default() / bare_line.last().copied().unwrap_or_default();
     findings.goal("200 hosts at once: ADD/s / bare transactions of the same size", share, Bound::AtLeast(0.7));
     findings.plot(
         "hosts",

@@ -63,7 +63,14 @@ pub(super) fn from_json<T: DeserializeOwned>(key: &Key, value: &[u8]) -> Result<
 
 /// Writes compact JSON.
 pub(super) fn to_json<T: Serialize>(document: &T) -> Result<Value, Malformed> {
-    serde_json::to_vec(document).map(Value::new).map_err(|error| Malformed::new(&Key::default(), error))
+    to_json_of(document, 128)
+}
+
+/// The same, for a document of about so many bytes.
+pub(super) fn to_json_of<T: Serialize>(document: &T, bytes: usize) -> Result<Value, Malformed> {
+    let mut json = Vec::with_capacity(bytes);
+    serde_json::to_writer(&mut json, document).map_err(|error| Malformed::new(&Key::default(), error))?;
+    Ok(Value::new(json))
 }
 
 /// A field of a document: absent, `null`, or there. Go reads the first two alike, but a document that we only pass on

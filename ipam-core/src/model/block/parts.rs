@@ -5,9 +5,13 @@ use std::net::IpAddr;
 use kv::{Key, Value};
 
 use super::{Attribute, Block, Field, capacity_of};
-use crate::model::codec::{Document, Malformed, from_json, to_json};
+use crate::model::codec::{Document, Malformed, from_json, to_json_of};
 use crate::model::keys;
 use crate::net::{nth, number};
+
+/// About how long a block is without its entries, and an entry: so that writing one seldom moves what is written.
+const BYTES: usize = 1024;
+const BYTES_OF_ENTRY: usize = 320;
 
 impl Block {
     /// The ordinal of an address; `None` if it is not of this block.
@@ -133,6 +137,6 @@ impl Document for Block {
     }
 
     fn encode(&self) -> Result<Value, Malformed> {
-        to_json(self)
+        to_json_of(self, BYTES + self.attributes().len() * BYTES_OF_ENTRY)
     }
 }
