@@ -2,6 +2,7 @@
 
 mod gc;
 mod install;
+mod map;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use ipnet::IpNet;
 use crate::verbs::store::args::StoreVerb;
 pub(crate) use gc::Gc;
 pub(crate) use install::Install;
+pub(crate) use map::{Map, Metrics};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -153,6 +155,9 @@ pub(crate) enum OnStore {
     /// Addresses: how many there are, who has them, taking them back
     #[command(subcommand)]
     Ipam(Ipam),
+    /// Numbers for Prometheus: pools, blocks, addresses, what has leaked
+    #[command(after_help = map::METRICS_HELP)]
+    Metrics(Metrics),
 }
 
 /// What a run of conformance is asked for.
@@ -287,6 +292,9 @@ Examples:
   margay ipam show --ip 10.65.0.5
   margay ipam show -o json | jq '.pools[] | {name, available}'")]
     Show(Show),
+    /// Draw the blocks: what is in use, free, reserved, resting, borrowed
+    #[command(after_help = map::MAP_HELP)]
+    Map(Map),
     /// Take addresses back from whoever has them
     #[command(after_help = "\
 Examples:

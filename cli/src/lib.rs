@@ -12,6 +12,7 @@ mod holder;
 mod install;
 mod judge;
 mod manual;
+mod map;
 mod output;
 mod pools;
 mod reservations;

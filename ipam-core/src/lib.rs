@@ -62,6 +62,7 @@ mod addresses;
 pub mod affinity;
 pub mod assign;
 pub mod attachment;
+pub mod census;
 mod check;
 mod error;
 pub mod gc;

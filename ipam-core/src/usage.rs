@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use kv::{Content, Deadline, ErrorKind, Key, Range, Revision, StoreExt};
+use kv::{Content, Deadline, ErrorKind, Key, Pages, Range, Revision, StoreExt};
 
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
@@ -12,10 +12,19 @@ use crate::model::{AddressState, Attribute, Block, Document, IpReservation, Pool
 use crate::pools;
 use crate::reservations::Reservations;
 use crate::surroundings::decode_all;
-use crate::utilization::{Utilization, utilization};
+use crate::utilization::{Tally, Utilization};
 
-/// How often a reading is begun anew because the store gave up the history it was reading.
-const READINGS: usize = 3;
+/// How often a reading is begun anew because the store gave up the history that it was reading.
+#[derive(Debug, Default)]
+pub(crate) struct Readings(usize);
+
+impl Readings {
+    /// True if that is why it failed, and it is worth another attempt.
+    pub(crate) fn once_more(&mut self, error: &kv::Error) -> bool {
+        self.0 += 1;
+        self.0 < 3 && matches!(error.kind(), ErrorKind::Compacted { .. })
+    }
+}
 
 /// What is stored about an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,33 +52,54 @@ impl Ipam {
     /// # Errors
     /// Those of the store.
     pub async fn utilization(&self) -> Result<Utilization> {
-        let mut readings = 1;
+        let mut readings = Readings::default();
         loop {
             match self.read_utilization().await {
-                Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) && readings < READINGS => {
-                    readings += 1;
-                }
+                Err(error) if readings.once_more(&error) => {}
                 read => return Ok(read?),
             }
         }
     }
 
     async fn read_utilization(&self) -> kv::Result<Utilization> {
-        let blocks = self.read_all::<Block>(Range::Prefix(keys::blocks_prefix(None)), Revision::UNSET).await?;
+        let mut at = Revision::UNSET;
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
-        let pools = self.read_all::<Pool>(pools, blocks.1).await?.0;
+        let pools: Vec<Pool> = self.read_all(pools, &mut at).await?;
         let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
-        let reservations = self.read_all::<IpReservation>(reservations, blocks.1).await?.0;
+        let reservations: Vec<IpReservation> = self.read_all(reservations, &mut at).await?;
         let (reservations, _) = Reservations::from_documents(&reservations);
-        Ok(utilization(&pools, &blocks.0, &reservations))
+        let mut tally = Tally::new(&pools, &reservations);
+        let blocks = Range::Prefix(keys::blocks_prefix(None));
+        self.for_each(blocks, &mut at, |block: Block| _ = tally.add(&block)).await?;
+        Ok(tally.finish())
     }
 
-    /// All well-formed documents of a range, and the revision that was read.
-    async fn read_all<D: Document>(&self, range: Range, at: Revision) -> kv::Result<(Vec<D>, Revision)> {
-        let listing = self.store().list_at(range, at, Content::Full).await?;
-        let at = if at.is_set() { at } else { listing.revision };
-        let pairs: Vec<_> = listing.kvs.into_iter().map(|kv| (kv.key, kv.value)).collect();
-        Ok((decode_all(&pairs), at))
+    /// All well-formed documents of a range, at a revision that is set by the first reading.
+    pub(crate) async fn read_all<D: Document + Send>(&self, range: Range, at: &mut Revision) -> kv::Result<Vec<D>> {
+        let mut all = Vec::new();
+        self.for_each(range, at, |document| all.push(document)).await?;
+        Ok(all)
+    }
+
+    /// Shows each well-formed document of a range, at a revision that is set by the first reading. One page at a time is
+    /// in memory.
+    pub(crate) async fn for_each<D: Document>(
+        &self,
+        range: Range,
+        at: &mut Revision,
+        mut see: impl FnMut(D) + Send,
+    ) -> kv::Result<()> {
+        let mut pages = Pages::new(range, *at);
+        while let Some(page) = pages.next(&**self.store()).await? {
+            for kv in page {
+                match D::decode(&kv.key, kv.value.as_bytes()) {
+                    Ok(document) => see(document),
+                    Err(error) => tracing::warn!(%error, "passing over a damaged document"),
+                }
+            }
+        }
+        *at = pages.revision();
+        Ok(())
     }
 
     /// All pools and reservations.

@@ -81,16 +81,40 @@ pub fn utilization<'a>(
     blocks: impl IntoIterator<Item = &'a Block>,
     reservations: &Reservations,
 ) -> Utilization {
-    let mut counted: Vec<Counted> = pools.into_iter().map(|pool| Counted::new(pool, reservations)).collect();
-    let mut orphaned = Vec::new();
+    let mut tally = Tally::new(pools, reservations);
     for block in blocks {
-        let (usage, unreserved) = block_usage(block, reservations);
-        match counted.iter_mut().find(|pool| pool.usage.cidr.contains(&block.cidr())) {
-            Some(pool) => pool.add(usage, unreserved),
-            None => orphaned.push(usage),
-        }
+        _ = tally.add(block);
     }
-    Utilization { pools: counted.into_iter().map(Counted::finish).collect(), orphaned }
+    tally.finish()
+}
+
+/// A count under way: what was counted need not be kept.
+pub(crate) struct Tally<'r> {
+    reservations: &'r Reservations,
+    pools: Vec<Counted>,
+    orphaned: Vec<BlockUsage>,
+}
+
+impl<'r> Tally<'r> {
+    pub(crate) fn new<'a>(pools: impl IntoIterator<Item = &'a Pool>, reservations: &'r Reservations) -> Self {
+        let pools = pools.into_iter().map(|pool| Counted::new(pool, reservations)).collect();
+        Self { reservations, pools, orphaned: Vec::new() }
+    }
+
+    /// Counts a block, and says in which of the pools it lies.
+    pub(crate) fn add(&mut self, block: &Block) -> Option<usize> {
+        let (usage, unreserved) = block_usage(block, self.reservations);
+        let place = self.pools.iter().position(|pool| pool.usage.cidr.contains(&block.cidr()));
+        match place.and_then(|place| self.pools.get_mut(place)) {
+            Some(pool) => pool.add(usage, unreserved),
+            None => self.orphaned.push(usage),
+        }
+        place
+    }
+
+    pub(crate) fn finish(self) -> Utilization {
+        Utilization { pools: self.pools.into_iter().map(Counted::finish).collect(), orphaned: self.orphaned }
+    }
 }
 
 /// A pool while its blocks are counted.

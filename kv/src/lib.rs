@@ -10,6 +10,7 @@
 mod error;
 mod ext;
 mod key;
+mod pages;
 mod request;
 mod response;
 mod store;
@@ -20,6 +21,7 @@ pub mod wrap;
 pub use error::{Auth, Error, ErrorKind, InvalidArgument, Operation, Outcome, Result};
 pub use ext::{Snapshot, StoreExt};
 pub use key::{Key, Range, Revision, Value};
+pub use pages::Pages;
 pub use request::{Compare, CompareOp, Content, Op, Prev, RangeRequest, Target, Txn, TxnRange, WatchRequest};
 pub use response::{Batch, Event, EventKind, Kv, OpResult, RangeResponse, TxnResponse};
 pub use store::{Store, WatchStream};

@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures::StreamExt;
 use kv::wrap::{Counting, Counts, Fault, Faulty, Traced};
 use kv::{
-    Content, ErrorKind, Event, EventKind, Operation, Outcome, Range, RangeRequest, Revision, Store, StoreExt, Txn,
-    Value, WatchRequest,
+    Content, ErrorKind, Event, EventKind, Key, Operation, Outcome, Pages, Range, RangeRequest, Revision, Store,
+    StoreExt, Txn, Value, WatchRequest,
 };
 
 #[tokio::test]
@@ -22,6 +22,36 @@ async fn create_update_and_delete_are_conditional() {
     assert_eq!(store.delete_if("k", updated).await.unwrap(), Ok(updated.next()));
     assert_eq!(store.update_if("k", "4", updated).await.unwrap(), Err(None));
     assert!(store.get("k").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn pages_are_of_one_revision_and_not_larger_than_need_be() {
+    let store = Counting::new(kv_mvcc::memory());
+    for number in 0..300 {
+        let bytes = if number < 20 { 200_000 } else { 10 };
+        store.put(format!("p/{number:03}"), vec![b'x'; bytes]).await.unwrap();
+    }
+    store.put("q", "outside").await.unwrap();
+    let mut pages = Pages::new(Range::prefix("p/"), Revision::UNSET);
+    let (mut keys, mut largest) = (Vec::new(), 0);
+    while let Some(page) = pages.next(&store).await.unwrap() {
+        // What comes meanwhile is not seen.
+        store.put("p/299", "changed").await.unwrap();
+        store.delete(Range::key("p/150")).await.unwrap();
+        largest = largest.max(page.iter().map(|kv| kv.value.len()).sum());
+        assert!(page.iter().all(|kv| kv.mod_revision <= pages.revision()));
+        keys.extend(page.into_iter().map(|kv| kv.key));
+    }
+    let expected: Vec<Key> = (0..300).map(|number| Key::from(format!("p/{number:03}"))).collect();
+    assert_eq!(keys, expected);
+    assert!(largest <= 16 * 200_000, "{largest}");
+    assert!(pages.next(&store).await.unwrap().is_none());
+    let mut nothing = Pages::new(Range::prefix("none/"), Revision::UNSET);
+    assert_eq!(nothing.next(&store).await.unwrap(), Some(Vec::new()));
+    assert!(nothing.next(&store).await.unwrap().is_none());
+    store.compact(store.list(Range::All).await.unwrap().revision).await.unwrap();
+    let mut gone = Pages::new(Range::All, Revision::new(5));
+    assert!(matches!(gone.next(&store).await.unwrap_err().kind(), ErrorKind::Compacted { .. }));
 }
 
 #[tokio::test]

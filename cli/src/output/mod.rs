@@ -4,10 +4,14 @@ use std::fmt::Display;
 
 use serde::Serializer;
 
+mod file;
 mod number;
+mod screen;
 mod table;
 
+pub(crate) use file::whole_file;
 pub(crate) use number::{five_digits, part};
+pub(crate) use screen::Screen;
 pub(crate) use table::{Column, render};
 
 /// Serialises what can be printed as a string.

@@ -1,16 +1,19 @@
 //! The verbs. Each reads and writes through one open store; the store is closed before the answer is printed.
 
 mod address;
+mod map;
+mod metrics;
 mod pool;
 mod release;
 mod reservation;
 pub(crate) mod store;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use datastore::Location;
+use datastore::{Location, Turns};
 use ipam_core::{Ipam, Nodes};
-use kv::Deadline;
+use kv::{Deadline, Store};
 
 use crate::answer::Answer;
 use crate::args::{self, OnStore, Show};
@@ -24,6 +27,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Checks the request, opens the store, runs the verb and closes the store. Only `pool create` makes a store that is not
 /// there, and only for a pool that can be made.
 pub(crate) async fn run(command: &OnStore, location: &Location) -> Result<Answer> {
+    if reads_all(command) {
+        return in_turns(command, location).await;
+    }
     let what_for = match command {
         OnStore::Pool(args::Pool::Create(request)) => {
             pool::check(request)?;
@@ -48,6 +54,26 @@ pub(crate) async fn run(command: &OnStore, location: &Location) -> Result<Answer
     Ok(answer)
 }
 
+/// True for what looks at everything in the store.
+fn reads_all(command: &OnStore) -> bool {
+    match command {
+        OnStore::Metrics(_) | OnStore::Ipam(args::Ipam::Map(_)) => true,
+        OnStore::Ipam(args::Ipam::Show(show)) => show.ip.is_none(),
+        _ => false,
+    }
+}
+
+/// Runs a verb that reads much and changes nothing; whoever else waits for the store gets it in between.
+async fn in_turns(command: &OnStore, location: &Location) -> Result<Answer> {
+    let explained = |error| crate::store::explain(location, error);
+    let turns = Arc::new(Turns::open(location, crate::store::WAIT).await.map_err(explained)?);
+    let answer = verb(command, &Ipam::new(Arc::clone(&turns) as Arc<dyn Store>, nodes(location))).await;
+    let closed = turns.close().await;
+    let answer = answer?;
+    closed?;
+    Ok(answer)
+}
+
 async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {
     let deadline = Deadline::after(PATIENCE);
     match command {
@@ -64,6 +90,8 @@ async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {
             let detail = if *show_blocks { Detail::Blocks } else { Detail::Pools };
             usage::answer(&ipam.utilization().await?, detail)
         }
+        OnStore::Ipam(args::Ipam::Map(what)) => map::run(ipam, what).await,
+        OnStore::Metrics(what) => metrics::run(ipam, what).await,
         OnStore::Ipam(args::Ipam::Release(what)) => release::run(ipam, what, deadline).await,
     }
 }

@@ -21,15 +21,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use ipnet::IpNet;
-use kv::{Deadline, ErrorKind, Range, RangeRequest, Revision};
+use kv::{Deadline, ErrorKind, Pages, Range, Revision};
 use time::OffsetDateTime;
 
 use crate::attachment::{BOOT, INTERFACE, NETWORK, NODE, TIMESTAMP};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::{Attribute, Block, Document, Owner, WINDOWS_RESERVED_HANDLE, handle_id, keys};
 use crate::surroundings::read_config;
 use crate::timestamps::parse_go_string;
+use crate::usage::Readings;
 use crate::workset::{Found, Workset};
 
 pub use decide::{Judged, Stale, YOUNG, judge, stale};
@@ -37,10 +38,6 @@ pub(crate) use reclaim::{Leftover, Leftovers, is_short};
 
 /// Calico's attribute by which it tells addresses that are no workload's: those of tunnels, for one.
 const TYPE: &str = "type";
-/// How many blocks are read at once: one of 4,096 addresses has some hundred kilobytes.
-const PAGE: i64 = 64;
-/// How often a reading is begun anew because the store gave up the history it was reading.
-const READINGS: usize = 3;
 /// How many addresses are freed in a commit at most: each can have a handle of its own, and a commit touches 120 keys.
 const MOST_AT_ONCE: usize = 64;
 
@@ -207,40 +204,30 @@ impl Ipam {
     /// Those of the store. Damaged blocks are passed over, and the log says so.
     pub async fn holdings(&self, node: &str, deadline: Deadline) -> Result<Holdings> {
         let known = transact!(self, deadline, |tx| self.known_name(tx, node).await)?;
-        let mut readings = 1;
+        let mut readings = Readings::default();
         loop {
             match self.read_holdings(&known, deadline).await {
-                Err(Error::Store(error))
-                    if matches!(error.kind(), ErrorKind::Compacted { .. }) && readings < READINGS =>
-                {
-                    readings += 1;
-                }
-                read => return read,
+                Err(error) if readings.once_more(&error) => {}
+                read => return Ok(read?),
             }
         }
     }
 
-    async fn read_holdings(&self, node: &str, deadline: Deadline) -> Result<Holdings> {
+    async fn read_holdings(&self, node: &str, deadline: Deadline) -> kv::Result<Holdings> {
         let mut holdings = Holdings { node: node.to_owned(), ..Holdings::default() };
-        let whole = Range::Prefix(keys::blocks_prefix(None));
-        let (_, end) = whole.bounds();
-        let (mut rest, mut at) = (whole, Revision::UNSET);
-        loop {
-            let page = self.store().range(RangeRequest::new(rest).with_at(at).with_limit(PAGE)).await?;
-            at = if at.is_set() { at } else { page.revision };
-            for kv in &page.kvs {
+        let mut pages = Pages::new(Range::Prefix(keys::blocks_prefix(None)), Revision::UNSET);
+        while let Some(page) = pages.next(&**self.store()).await? {
+            for kv in &page {
                 match Block::decode(&kv.key, kv.value.as_bytes()) {
                     Ok(block) => holdings.add(&block),
                     Err(error) => tracing::warn!(%error, "passing over a damaged block"),
                 }
             }
-            let Some(last) = page.kvs.last().filter(|_| page.more) else { return Ok(holdings) };
             if deadline.work_is_over() {
-                return Err(kv::Error::new(ErrorKind::Timeout, kv::Operation::Range, "store").into());
+                return Err(kv::Error::new(ErrorKind::Timeout, kv::Operation::Range, "store"));
             }
-            let from = last.key.successor();
-            rest = end.clone().map_or_else(|| Range::From(from.clone()), |end| Range::FromTo(from.clone(), end));
         }
+        Ok(holdings)
     }
 
     /// What the evidence says of what a node holds; see [`judge`].

@@ -4,6 +4,7 @@
 mod affinity;
 mod assign;
 mod bridge;
+mod census;
 mod check;
 mod clocks;
 mod concurrent;

@@ -40,7 +40,7 @@ fn refuse_cluster(location: &Location, what: &str, instead: &str) -> Result<()> 
 }
 
 /// A time as it is shown, in UTC and whole seconds.
-fn rfc3339(time: SystemTime) -> String {
+pub(super) fn rfc3339(time: SystemTime) -> String {
     let time = OffsetDateTime::from(time);
     time.replace_nanosecond(0).unwrap_or(time).format(&Rfc3339).unwrap_or_else(|_| "an unknown time".to_owned())
 }

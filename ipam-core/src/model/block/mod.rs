@@ -432,6 +432,11 @@ impl Block {
         }
     }
 
+    /// All its addresses, ascending.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        (0..self.allocations.len()).filter_map(|ordinal| self.address(ordinal))
+    }
+
     /// The addresses that are not free, in ascending order, each with its entry: held ones and those that rest.
     pub fn allocated(&self) -> impl Iterator<Item = (IpAddr, &Attribute)> {
         self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {

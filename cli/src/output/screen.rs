@@ -1,0 +1,28 @@
+//! Where the answer goes to.
+
+use std::io::{IsTerminal, stdout};
+
+/// How wide an answer is that goes to a file.
+const USUAL_WIDTH: usize = 100;
+
+/// What is known of standard output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Screen {
+    /// How many columns it has.
+    pub(crate) width: usize,
+    /// Whether colours are wanted: on a terminal, unless `NO_COLOR` is set (<https://no-color.org>).
+    pub(crate) colours: bool,
+}
+
+impl Screen {
+    /// Standard output as it is now.
+    pub(crate) fn of_stdout() -> Self {
+        let columns = rustix::termios::tcgetwinsize(stdout()).map(|size| usize::from(size.ws_col));
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        Self {
+            width: columns.ok().filter(|columns| *columns > 0).unwrap_or(USUAL_WIDTH),
+            colours: stdout().is_terminal() && !plain && !dumb,
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! `margay ipam map`.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use ipam_core::Ipam;
+use serde::Serialize;
+
+use super::store::rfc3339;
+use crate::answer::Answer;
+use crate::args;
+use crate::error::{Failure, Result};
+use crate::map::{Detail, Look, Section, draw, html, sections, svg};
+use crate::output::{Screen, whole_file};
+
+#[derive(Serialize)]
+struct Json<'a> {
+    revision: i64,
+    pools: &'a [Section],
+}
+
+/// Draws the blocks.
+pub(super) async fn run(ipam: &Ipam, args: &args::Map) -> Result<Answer> {
+    let census = ipam.census().await?;
+    let revision = census.revision;
+    let sections = sections(census, &args.pool);
+    for wanted in &args.pool {
+        let is_drawn = |section: &Section| [&section.pool, &section.cidr].contains(&&Some(wanted.clone()));
+        if !sections.iter().any(is_drawn) {
+            return Err(
+                Failure::new(format!("there is no pool {wanted}")).hint("see which there are with: margay pool list")
+            );
+        }
+    }
+    let detail = match (args.addresses, args.blocks) {
+        (true, _) => Detail::Addresses,
+        (_, true) => Detail::Blocks,
+        _ => Detail::Auto,
+    };
+    let mut written = String::new();
+    let mut write = |path: &Path, text: &str| -> Result<()> {
+        whole_file(path, text)?;
+        written.push_str(&format!("Successfully wrote {}\n", path.display()));
+        Ok(())
+    };
+    if let Some(path) = &args.svg {
+        write(path, &svg(&sections, detail))?;
+    }
+    if let Some(path) = &args.html {
+        let about = format!("As of {}, at revision {revision}.", rfc3339(SystemTime::now()));
+        write(path, &html(&sections, detail, &about))?;
+    }
+    let screen = Screen::of_stdout();
+    let width = args.width.map_or(screen.width, usize::from);
+    let text = match written.is_empty() {
+        true => draw(&sections, Look { width, colours: screen.colours, detail }),
+        false => written,
+    };
+    let answer = Answer::new(text, &Json { revision: revision.get(), pools: &sections })?;
+    Ok(match sections.is_empty() {
+        true => answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"),
+        false => answer,
+    })
+}

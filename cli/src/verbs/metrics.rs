@@ -1,0 +1,190 @@
+//! `margay metrics`.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ipam_core::Ipam;
+use ipam_core::census::{AddressUse, Census, PoolCensus};
+use kv::{ErrorKind, Key, Range, RangeRequest, Revision, Store};
+use serde::Serialize;
+
+use crate::answer::Answer;
+use crate::args;
+use crate::error::Result;
+use crate::output::whole_file;
+
+/// One number.
+#[derive(Debug, Serialize)]
+struct Sample {
+    name: &'static str,
+    #[serde(skip)]
+    help: &'static str,
+    labels: Vec<(&'static str, String)>,
+    value: f64,
+}
+
+/// What is measured.
+#[derive(Debug, Default, Serialize)]
+struct Samples(Vec<Sample>);
+
+/// Counts, and prints or writes what was counted.
+pub(super) async fn run(ipam: &Ipam, args: &args::Metrics) -> Result<Answer> {
+    let census = ipam.census().await?;
+    let oldest = oldest_revision(&**ipam.store(), census.revision).await?;
+    let samples =
+        samples(&census, oldest, &this_node(args), host::boot_id().as_deref().and_then(host::short_boot).as_deref());
+    let text = samples.text();
+    match &args.file {
+        None => Answer::new(text, &samples),
+        Some(path) => {
+            whole_file(path, &text)?;
+            Answer::new(format!("Successfully wrote {}", path.display()), &samples)
+        }
+    }
+}
+
+fn this_node(args: &args::Metrics) -> String {
+    let names = host::NodeNames {
+        given: args.node.as_deref().unwrap_or_default(),
+        file: Path::new(host::NODENAME_FILE),
+        former: "",
+        hostname: &host::hostname(),
+    };
+    names.choose()
+}
+
+fn samples(census: &Census, oldest: Revision, node: &str, boot: Option<&str>) -> Samples {
+    let mut samples = Samples::default();
+    for pool in &census.pools {
+        samples.of_pool(pool);
+    }
+    samples.add("margay_blocks_without_pool", "Blocks that lie in no pool.", vec![], census.orphaned.len() as f64);
+    samples.add("margay_nodes", "Nodes that have blocks or addresses.", vec![], census.nodes.len() as f64);
+    let earlier = boot.and_then(|boot| {
+        let boots = &census.nodes.get(node)?.boots;
+        Some(boots.iter().filter(|(other, _)| *other != boot).map(|(_, count)| count).sum::<usize>())
+    });
+    let leaked = [("node-gone", Some(census.of_gone_nodes())), ("earlier-boot", earlier)];
+    for (reason, count) in leaked {
+        let help = "Addresses of nodes that are not registered any more, or of an earlier boot of this node.";
+        let labels = vec![("reason", reason.to_owned())];
+        samples.add("margay_leaked_addresses", help, labels, count.unwrap_or_default() as f64);
+    }
+    samples.add("margay_store_revision", "The revision that was read.", vec![], census.revision.get() as f64);
+    samples.add("margay_store_oldest_revision", "The oldest revision that can be read.", vec![], oldest.get() as f64);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    samples.add("margay_read_timestamp_seconds", "When this was read.", vec![], now.as_secs() as f64);
+    samples
+}
+
+impl Samples {
+    fn add(&mut self, name: &'static str, help: &'static str, labels: Vec<(&'static str, String)>, value: f64) {
+        self.0.push(Sample { name, help, labels, value });
+    }
+
+    fn of_pool(&mut self, pool: &PoolCensus) {
+        let labels = || vec![("pool", pool.pool.name().to_owned()), ("cidr", pool.pool.cidr().to_string())];
+        let count = |wanted| pool.blocks.iter().map(|block| block.count(wanted)).sum::<usize>() as f64;
+        let size = pool.usage.capacity.to_f64();
+        self.add("margay_pool_size_addresses", "Addresses of a pool.", labels(), size);
+        let borrowed = count(AddressUse::Borrowed);
+        for (state, value) in [
+            ("in-use", count(AddressUse::Used) + borrowed),
+            ("resting", count(AddressUse::Resting)),
+            ("reserved", pool.usage.reserved.to_f64()),
+            ("free", pool.usage.available.to_f64()),
+        ] {
+            let labels = labels().into_iter().chain([("state", state.to_owned())]).collect();
+            self.add("margay_pool_addresses", "Addresses of a pool by what is with them.", labels, value);
+        }
+        let help = "Addresses that another node has than their block's.";
+        self.add("margay_pool_borrowed_addresses", help, labels(), borrowed);
+        self.add("margay_pool_blocks", "Blocks of a pool that are there.", labels(), pool.blocks.len() as f64);
+        let full = pool.blocks.iter().filter(|block| block.count(AddressUse::Free) == 0).count();
+        self.add("margay_pool_full_blocks", "Blocks of a pool without a free address.", labels(), full as f64);
+    }
+
+    /// The text form, all of one name together.
+    fn text(&self) -> String {
+        let mut text = String::new();
+        let mut names: Vec<(&str, &str)> = Vec::new();
+        for sample in &self.0 {
+            if !names.iter().any(|(name, _)| *name == sample.name) {
+                names.push((sample.name, sample.help));
+            }
+        }
+        for (name, help) in names {
+            _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
+            for sample in self.0.iter().filter(|sample| sample.name == name) {
+                _ = writeln!(text, "{name}{} {}", labels(&sample.labels), sample.value);
+            }
+        }
+        text
+    }
+}
+
+fn labels(labels: &[(&str, String)]) -> String {
+    if labels.is_empty() {
+        return String::new();
+    }
+    let escaped = |value: &str| value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    let told: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+    format!("{{{}}}", told.join(","))
+}
+
+/// The oldest revision that can be read. A store that does not say is asked for one after the other, by halves.
+async fn oldest_revision(store: &dyn Store, newest: Revision) -> kv::Result<Revision> {
+    let (mut gone, mut there) = (0, newest.get());
+    while gone + 1 < there {
+        let middle = if gone == 0 { 1 } else { gone + (there - gone) / 2 };
+        let request = RangeRequest::new(Range::Key(Key::from("/"))).with_at(Revision::new(middle));
+        match store.range(request).await {
+            Ok(_) => there = middle,
+            Err(error) => match error.kind() {
+                ErrorKind::Compacted { compact_revision } if compact_revision.is_set() => return Ok(*compact_revision),
+                ErrorKind::Compacted { .. } => gone = middle,
+                _ => return Err(error),
+            },
+        }
+        if middle == 1 && there == 1 {
+            break;
+        }
+    }
+    Ok(Revision::new(there))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_has_one_heading_for_each_name_and_escapes() {
+        let mut samples = Samples::default();
+        for pool in ["a", "b\"\n"] {
+            samples.add("margay_x", "What it is.", vec![("pool", pool.to_owned())], 1.5);
+        }
+        samples.add("margay_y", "Another.", vec![], 3.0);
+        let expected = "\
+# HELP margay_x What it is.
+# TYPE margay_x gauge
+margay_x{pool=\"a\"} 1.5
+margay_x{pool=\"b\\\"\\n\"} 1.5
+# HELP margay_y Another.
+# TYPE margay_y gauge
+margay_y 3
+";
+        assert_eq!(samples.text(), expected);
+    }
+
+    #[tokio::test]
+    async fn the_oldest_revision_is_found() {
+        let store = kv_mvcc::memory();
+        for number in 0..20 {
+            kv::StoreExt::put(&store, "/k", number.to_string()).await.unwrap();
+        }
+        assert_eq!(oldest_revision(&store, Revision::new(20)).await.unwrap().get(), 1);
+        store.compact(Revision::new(13)).await.unwrap();
+        assert_eq!(oldest_revision(&store, Revision::new(20)).await.unwrap().get(), 13);
+    }
+}

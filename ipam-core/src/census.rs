@@ -1,0 +1,190 @@
+//! What is with every address of every block, as of one revision: for who draws it or counts it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+use kv::{Range, Revision};
+
+use crate::attachment::{BOOT, NODE};
+use crate::error::Result;
+use crate::ipam::Ipam;
+use crate::model::keys::{self, ResourceKind};
+use crate::model::{AddressState, Attribute, Block, IpReservation, IpamConfig, Node, Owner, Pool};
+use crate::reservations::Reservations;
+use crate::usage::Readings;
+use crate::utilization::{Tally, Usage};
+
+/// What is with an address of a block. What is in use and reserved counts as in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AddressUse {
+    /// It can be given out.
+    Free,
+    /// It is kept from being given out.
+    Reserved,
+    /// It was given back, and rests.
+    Resting,
+    /// The block's owner has it, or it is not known who.
+    Used,
+    /// Another node than the block's owner has it.
+    Borrowed,
+}
+
+/// A block, address by address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockCensus {
+    /// The block.
+    pub cidr: IpNet,
+    /// Whose it is.
+    pub owner: Option<Owner>,
+    /// What is with its addresses, in their order.
+    pub uses: Vec<AddressUse>,
+}
+
+impl BlockCensus {
+    /// How many addresses of the block are so.
+    pub fn count(&self, wanted: AddressUse) -> usize {
+        self.uses.iter().filter(|found| **found == wanted).count()
+    }
+}
+
+/// A pool with its blocks.
+#[derive(Clone, Debug)]
+pub struct PoolCensus {
+    /// The pool.
+    pub pool: Pool,
+    /// Its numbers, as [`Ipam::utilization`] has them.
+    pub usage: Usage,
+    /// Its blocks, in the order of their addresses.
+    pub blocks: Vec<BlockCensus>,
+}
+
+/// What a node has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeCensus {
+    /// How many blocks are its own.
+    pub blocks: usize,
+    /// How many addresses it has, in its own blocks and in others.
+    pub used: usize,
+    /// How many of them were given in which boot of the node, where that is recorded.
+    pub boots: BTreeMap<String, usize>,
+}
+
+/// Everything.
+#[derive(Clone, Debug, Default)]
+pub struct Census {
+    /// The revision at which it is so.
+    pub revision: Revision,
+    /// The pools, by name.
+    pub pools: Vec<PoolCensus>,
+    /// Blocks that lie in no pool, in the order of their addresses.
+    pub orphaned: Vec<BlockCensus>,
+    /// Who has blocks or addresses.
+    pub nodes: BTreeMap<String, NodeCensus>,
+    /// The nodes that are registered; empty if none is.
+    pub registered: BTreeSet<String>,
+}
+
+impl Census {
+    /// How many addresses are in use by nodes that are not registered, in a store in which nodes are.
+    pub fn of_gone_nodes(&self) -> usize {
+        if self.registered.is_empty() {
+            return 0;
+        }
+        self.nodes.iter().filter(|(name, _)| !self.registered.contains(*name)).map(|(_, node)| node.used).sum()
+    }
+}
+
+impl Ipam {
+    /// What is with every address of every block. Read in pages; what is kept is a byte for each address.
+    ///
+    /// # Errors
+    /// Those of the store. Damaged documents are passed over, and the log says so.
+    pub async fn census(&self) -> Result<Census> {
+        let mut readings = Readings::default();
+        loop {
+            match self.read_census().await {
+                Err(error) if readings.once_more(&error) => {}
+                read => return Ok(read?),
+            }
+        }
+    }
+
+    async fn read_census(&self) -> kv::Result<Census> {
+        let mut at = Revision::UNSET;
+        let resources = |kind| Range::Prefix(keys::resources_prefix(kind));
+        let pools: Vec<Pool> = self.read_all(resources(ResourceKind::IpPool), &mut at).await?;
+        let reservations: Vec<IpReservation> = self.read_all(resources(ResourceKind::IpReservation), &mut at).await?;
+        let nodes: Vec<Node> = self.read_all(resources(ResourceKind::Node), &mut at).await?;
+        let config: Vec<IpamConfig> = self.read_all(Range::Key(keys::config()), &mut at).await?;
+        let (reservations, _) = Reservations::from_documents(&reservations);
+        let cooldown = config.first().map_or(0, IpamConfig::cooldown_seconds);
+        let now = self.now();
+
+        let mut tally = Tally::new(&pools, &reservations);
+        let mut census =
+            Census { registered: nodes.iter().map(|node| node.name().to_owned()).collect(), ..Census::default() };
+        let mut blocks = Vec::new();
+        self.for_each(Range::Prefix(keys::blocks_prefix(None)), &mut at, |mut block: Block| {
+            let place = tally.add(&block);
+            _ = block.apply_cooldown(now, cooldown);
+            blocks.push((place, census.count(&block, &reservations)));
+        })
+        .await?;
+        blocks.sort_by_key(|(_, block)| block.cidr);
+        census.revision = at;
+        let numbers = tally.finish().pools;
+        census.pools =
+            pools.into_iter().zip(numbers).map(|(pool, counted)| PoolCensus::new(pool, counted.usage)).collect();
+        for (place, block) in blocks {
+            match place.and_then(|place| census.pools.get_mut(place)) {
+                Some(pool) => pool.blocks.push(block),
+                None => census.orphaned.push(block),
+            }
+        }
+        Ok(census)
+    }
+}
+
+impl PoolCensus {
+    fn new(pool: Pool, usage: Usage) -> Self {
+        Self { pool, usage, blocks: Vec::new() }
+    }
+}
+
+impl Census {
+    /// Counts what a block's nodes have, and says what is with its addresses.
+    fn count(&mut self, block: &Block, reservations: &Reservations) -> BlockCensus {
+        let owner = block.owner();
+        let host = match &owner {
+            Some(Owner::Host(name)) => Some(name.as_str()),
+            _ => None,
+        };
+        if let Some(host) = host {
+            self.nodes.entry(host.to_owned()).or_default().blocks += 1;
+        }
+        let mut uses = Vec::with_capacity(block.capacity());
+        for ip in block.addresses() {
+            uses.push(match block.lookup(ip) {
+                AddressState::Assigned(entry) => self.of_holder(entry, host),
+                AddressState::CoolingDown(_) => AddressUse::Resting,
+                _ if reservations.contains(ip) => AddressUse::Reserved,
+                _ => AddressUse::Free,
+            });
+        }
+        BlockCensus { cidr: block.cidr(), owner, uses }
+    }
+
+    fn of_holder(&mut self, entry: &Attribute, host: Option<&str>) -> AddressUse {
+        let Some(node) = entry.get(NODE) else { return AddressUse::Used };
+        if !self.nodes.contains_key(node) {
+            self.nodes.insert(node.to_owned(), NodeCensus::default());
+        }
+        if let Some(counted) = self.nodes.get_mut(node) {
+            counted.used += 1;
+            if let Some(boot) = entry.get(BOOT) {
+                *counted.boots.entry(boot.to_owned()).or_default() += 1;
+            }
+        }
+        if host.is_some_and(|host| host != node) { AddressUse::Borrowed } else { AddressUse::Used }
+    }
+}

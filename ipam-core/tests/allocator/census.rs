@@ -1,0 +1,63 @@
+//! What is with every address.
+
+use ipam_core::census::{AddressUse, BlockCensus};
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{IpamConfig, NewPool, Owner};
+use kv::{Range, StoreExt};
+
+use crate::world::World;
+
+fn signs(block: &BlockCensus) -> String {
+    let sign = |found: &AddressUse| match found {
+        AddressUse::Free => '.',
+        AddressUse::Reserved => 'r',
+        AddressUse::Resting => '~',
+        AddressUse::Used => '#',
+        AddressUse::Borrowed => 'b',
+    };
+    block.uses.iter().map(sign).collect()
+}
+
+#[tokio::test]
+async fn every_address_is_told_once_and_as_it_is() {
+    let world = World::new().await;
+    world.add(NewPool::new("p", "10.0.0.0/29".parse().unwrap()).with_block_size(30)).await;
+    let mut config = IpamConfig::default();
+    config.set_cooldown_seconds(60);
+    world.configure(config).await;
+    world.reserve(&["10.0.0.3/32", "10.0.0.7/32"]).await;
+    // Each of the two has a block, and the third borrows.
+    let first = world.one("a", "a1").await.unwrap();
+    world.one("b", "b1").await.unwrap();
+    world.one("a", "a2").await.unwrap();
+    world.one("c", "c1").await.unwrap();
+    world.release("a", "a1").await;
+
+    let census = world.ipam.census().await.unwrap();
+    let [pool] = census.pools.as_slice() else { panic!("{census:?}") };
+    assert_eq!((pool.blocks.len(), census.orphaned.len()), (2, 0));
+    let drawn: Vec<(Option<Owner>, String)> =
+        pool.blocks.iter().map(|block| (block.owner.clone(), signs(block))).collect();
+    let of = |name| drawn.iter().find(|(owner, _)| *owner == Some(Owner::host(name))).unwrap().1.clone();
+    let both = of("a") + &of("b");
+    let count = |sign| both.chars().filter(|found| *found == sign).count();
+    assert_eq!((count('#'), count('b'), count('~'), count('r'), both.len()), (2, 1, 1, 2, 8), "{drawn:?}");
+    let resting = pool.blocks.iter().find(|block| block.cidr.contains(&first)).unwrap();
+    assert!(signs(resting).contains('~'));
+    // As `utilization` counts: what rests is in use.
+    assert_eq!(pool.usage, world.ipam.utilization().await.unwrap().pools[0].usage);
+    assert_eq!((census.nodes["a"].used, census.nodes["c"].used, census.nodes["c"].blocks), (1, 1, 0));
+    assert_eq!(census.nodes["b"].boots["boot0001"], 1);
+    assert_eq!((census.registered.len(), census.of_gone_nodes()), (3, 0));
+
+    // The rest is over, a node is gone, and so is the pool.
+    world.pass(61);
+    world.store.delete(Range::key(keys::resource(ResourceKind::Node, "c"))).await.unwrap();
+    let census = world.ipam.census().await.unwrap();
+    assert_eq!(census.of_gone_nodes(), 1);
+    assert!(!census.pools[0].blocks.iter().any(|block| signs(block).contains('~')));
+    world.store.delete(Range::key(keys::resource(ResourceKind::IpPool, "p"))).await.unwrap();
+    let census = world.ipam.census().await.unwrap();
+    assert_eq!((census.pools.len(), census.orphaned.len()), (0, 2));
+    assert!(census.orphaned[0].cidr < census.orphaned[1].cidr);
+}
