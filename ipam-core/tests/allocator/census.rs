@@ -22,9 +22,7 @@ fn signs(block: &BlockCensus) -> String {
 async fn every_address_is_told_once_and_as_it_is() {
     let world = World::new().await;
     world.add(NewPool::new("p", "10.0.0.0/29".parse().unwrap()).with_block_size(30)).await;
-    let mut config = IpamConfig::default();
-    config.set_cooldown_seconds(60);
-    world.configure(config).await;
+    world.configure(IpamConfig::default().with_cooldown_seconds(60)).await;
     world.reserve(&["10.0.0.3/32", "10.0.0.7/32"]).await;
     // Each of the two has a block, and the third borrows.
     let first = world.one("a", "a1").await.unwrap();
