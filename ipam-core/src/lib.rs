@@ -66,6 +66,7 @@ mod check;
 mod error;
 pub mod gc;
 pub mod hints;
+pub mod inspect;
 pub mod intents;
 mod ipam;
 pub mod model;
