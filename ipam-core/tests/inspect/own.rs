@@ -133,3 +133,15 @@ async fn a_handle_goes_only_if_it_holds_nothing_and_is_as_it_was() {
     handles.push(HandleRevision { id: "net.c0".into(), revision: kv::Revision::new(1) });
     assert_eq!(world.ipam.reclaim_handles(&handles, soon()).await.unwrap(), ["x"]);
 }
+
+/// The page that people look codes up in.
+#[test]
+fn every_code_is_told_in_the_book() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/check-and-repair.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    for code in Code::ALL {
+        let row = page.lines().find(|line| line.starts_with(&format!("| `{code}` | {}", code.meaning())));
+        let row = row.unwrap_or_else(|| panic!("{code} is not told: {}", code.meaning()));
+        assert!(row.contains(code.repair().unwrap_or("| - |")) && row.contains(code.advice()), "{row}");
+    }
+}

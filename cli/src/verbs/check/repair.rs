@@ -1,5 +1,6 @@
 //! Mending what was found.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use datastore::Location;
@@ -111,6 +112,7 @@ pub(super) async fn apply(
         for batch in due.chunks(COMMITS_AT_ONCE) {
             some.extend(mend(location, &inspected.inspection, batch).await?);
         }
+        settle(&mut some);
         let came_further = some.iter().any(|repair| repair.outcome == Outcome::Mended);
         repairs.extend(some);
         inspected = inspect(location, keep).await?;
@@ -119,6 +121,17 @@ pub(super) async fn apply(
         }
     }
     Ok((repairs, inspected))
+}
+
+/// What is told of one subject in several findings is often mended together.
+fn settle(repairs: &mut [Repair]) {
+    let mended: BTreeSet<String> =
+        repairs.iter().filter(|one| one.outcome == Outcome::Mended).map(|one| one.subject.clone()).collect();
+    for repair in repairs.iter_mut().filter(|one| one.outcome == Outcome::Changed) {
+        if mended.contains(&repair.subject) {
+            repair.outcome = Outcome::Mended;
+        }
+    }
 }
 
 /// Mends some findings in one opening of the store.
