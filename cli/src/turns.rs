@@ -11,9 +11,7 @@ use crate::store::{self, Use, explain};
 
 /// How long a turn lasts at least; then it ends when somebody waits.
 const TURN: Duration = Duration::from_millis(20);
-/// How many bytes are read before the store is given back: what is read is in memory.
-const TURN_BYTES: usize = 16 << 20;
-/// How many bytes a page should have.
+/// How many bytes a page should have: what is done with one page is done in the same turn.
 const PAGE_BYTES: usize = 1 << 20;
 /// How many keys a page of a cluster has at first, and at most. A block can have more than a megabyte.
 const FIRST_PAGE_KEYS: i64 = 16;
@@ -63,20 +61,17 @@ impl<'l> Turns<'l> {
         self.id.as_deref().unwrap_or_default()
     }
 
-    /// Reads for one turn: the pages that were read, in order; `None` when all was read.
-    pub(crate) async fn next(&mut self) -> Result<Option<Vec<Vec<Kv>>>, Stop> {
-        if self.rest.is_empty() {
-            return Ok(None);
-        }
+    /// Reads for one turn, and shows what was read, in order. False when that was all.
+    pub(crate) async fn next(&mut self, visit: &mut impl FnMut(&Kv)) -> Result<bool, Stop> {
         let open = store::open(self.location, Use::Existing).await?;
-        let read = self.read(&open).await;
+        let read = self.read(&open, visit).await;
         let closed = open.close().await.map_err(|error| explain(self.location, error));
-        let pages = read?;
+        read?;
         closed?;
-        Ok(Some(pages))
+        Ok(!self.rest.is_empty())
     }
 
-    async fn read(&mut self, open: &OpenStore) -> Result<Vec<Vec<Kv>>, Stop> {
+    async fn read(&mut self, open: &OpenStore, visit: &mut impl FnMut(&Kv)) -> Result<(), Stop> {
         let id = identity(self.location, open).await?;
         if *self.id.get_or_insert_with(|| id.clone()) != id {
             let location = self.location;
@@ -84,19 +79,18 @@ impl<'l> Turns<'l> {
                 .hint("try again")
                 .into());
         }
-        let (began, mut bytes, mut pages) = (Instant::now(), 0, Vec::new());
+        let began = Instant::now();
         while let Some(range) = self.rest.pop() {
             let page = self.page(open, range).await.map_err(|error| match error.kind() {
                 ErrorKind::Compacted { .. } => Stop::Overtaken,
                 _ => Stop::Failed(explain(self.location, error)),
             })?;
-            bytes += page.iter().map(size).sum::<usize>();
-            pages.push(page);
-            if bytes >= TURN_BYTES || (began.elapsed() >= TURN && self.somebody_waits().await?) {
+            page.iter().for_each(&mut *visit);
+            if began.elapsed() >= TURN && self.somebody_waits().await? {
                 break;
             }
         }
-        Ok(pages)
+        Ok(())
     }
 
     /// Reads the first page of a range; what is left of it comes next.

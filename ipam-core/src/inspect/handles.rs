@@ -10,36 +10,18 @@ use super::code::Code;
 use super::finding::{Finding, Inspection, LeakedHandle, Subject};
 use crate::model::{Document, Handle, WINDOWS_RESERVED_HANDLE};
 
-/// What the blocks hold under each handle. There can be half a million of them, nearly all with one address.
+/// What the blocks hold under each handle that was not met yet. There can be half a million of them, nearly all with
+/// addresses in one block.
 #[derive(Debug, Default)]
-pub(super) struct Handles(HashMap<Box<str>, Held>);
-
-/// In which blocks a handle has addresses, and how many.
-#[derive(Debug, Default)]
-struct Held {
-    is_stored: bool,
-    first: (u32, u32),
-    others: Vec<(u32, u32)>,
+pub(super) struct Handles {
+    /// The block that was met first, and how many addresses it holds.
+    first: HashMap<Box<str>, Held>,
+    /// The other blocks, of the few that have several.
+    others: HashMap<Box<str>, Vec<Held>>,
 }
 
-impl Held {
-    fn blocks(&self) -> impl Iterator<Item = (u32, u32)> {
-        std::iter::once(self.first).filter(|(_, count)| *count > 0).chain(self.others.iter().copied())
-    }
-
-    fn note(&mut self, block: u32) {
-        if self.first.1 == 0 {
-            self.first = (block, 1);
-        } else if self.first.0 == block {
-            self.first.1 += 1;
-        } else {
-            match self.others.last_mut() {
-                Some(last) if last.0 == block => last.1 += 1,
-                _ => self.others.push((block, 1)),
-            }
-        }
-    }
-}
+/// A block, and how many addresses of a handle it holds.
+type Held = (u32, u32);
 
 impl Handles {
     /// Notes that a block holds an address under a handle. All of a block come one after the other.
@@ -48,23 +30,37 @@ impl Handles {
         if id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE) {
             return;
         }
-        match self.0.get_mut(id) {
-            Some(held) => held.note(block),
-            None => self.0.entry(id.into()).or_default().note(block),
+        match self.first.get_mut(id) {
+            Some((of, count)) if *of == block => *count += 1,
+            Some(_) => {
+                let others = self.others.entry(id.into()).or_default();
+                match others.last_mut() {
+                    Some((of, count)) if *of == block => *count += 1,
+                    _ => others.push((block, 1)),
+                }
+            }
+            None => drop(self.first.insert(id.into(), (block, 1))),
         }
+    }
+
+    /// Takes out what is held under a handle; nothing if nothing is, or if it was taken out already.
+    fn take(&mut self, id: &str) -> Vec<Held> {
+        let first = self.first.remove(id);
+        let others = if self.others.is_empty() { None } else { self.others.remove(id) };
+        first.into_iter().chain(others.into_iter().flatten()).collect()
     }
 
     /// Compares a stored handle; all blocks were read before.
     pub(super) fn compare(&mut self, id: &str, kv: &Kv, blocks: &Blocks, done: &mut Inspection) {
         // What an old migration left behind the id is no part of it.
         let plain = id.split('\r').next().unwrap_or(id);
-        let held: BTreeMap<IpNet, i64> = match self.0.get_mut(plain) {
-            Some(held) => {
-                held.is_stored = true;
-                held.blocks().map(|(block, count)| (blocks.cidr(block), count.into())).collect()
-            }
-            None => BTreeMap::new(),
-        };
+        let held = self.take(plain);
+        if held.is_empty() && plain != id {
+            // The handle without that has come before it, and is the one that counts.
+            return;
+        }
+        let held: BTreeMap<IpNet, i64> =
+            held.into_iter().map(|(block, count)| (blocks.cidr(block), count.into())).collect();
         let finding = |code, what| Finding::new(code, Subject::Handle(id.to_owned()), what);
         let handle = match Handle::decode(&kv.key, kv.value.as_bytes()) {
             Ok(handle) => handle,
@@ -89,14 +85,13 @@ impl Handles {
     }
 
     /// Finds the handles that are not stored.
-    pub(super) fn finish(self, blocks: &Blocks, done: &mut Inspection) {
-        for (id, held) in self.0 {
-            if held.is_stored {
-                continue;
-            }
-            let count: u32 = held.blocks().map(|(_, count)| count).sum();
-            let named: Vec<IpNet> = held.blocks().map(|(block, _)| blocks.cidr(block)).collect();
-            let what = format!("{} held under it, in {}", addresses(count.into()), join(&named));
+    pub(super) fn finish(mut self, blocks: &Blocks, done: &mut Inspection) {
+        for (id, first) in std::mem::take(&mut self.first) {
+            let others = self.others.remove(&id).unwrap_or_default();
+            let held = || std::iter::once(&first).chain(&others);
+            let count: u64 = held().map(|(_, count)| u64::from(*count)).sum();
+            let named: Vec<IpNet> = held().map(|(block, _)| blocks.cidr(*block)).collect();
+            let what = format!("{} held under it, in {}", addresses(count), join(&named));
             let finding = Finding::new(Code::HandleMissing, Subject::Handle(id.into()), what);
             done.findings.push(finding.mendable(named.len() <= MOST_BLOCKS).with_blocks(named));
         }
@@ -146,9 +141,12 @@ impl Difference {
         let Self { more, less, no_block, .. } = self;
         let kinds =
             [(Code::HandleCountsMore, more), (Code::HandleCountsLess, less), (Code::HandleNamesNoBlock, no_block)];
-        let named = |(code, blocks): (Code, Vec<String>)| {
-            let what = if code == Code::HandleNamesNoBlock { "it names " } else { "" };
-            (!blocks.is_empty()).then(|| (code, format!("{what}{}", blocks.join(", "))))
+        let named = |(code, blocks): (Code, Vec<String>)| match (code, blocks.join(", ")) {
+            (_, blocks) if blocks.is_empty() => None,
+            (Code::HandleNamesNoBlock, blocks) => {
+                Some((code, format!("it names {blocks}, and there is no such block")))
+            }
+            told => Some(told),
         };
         kinds.into_iter().filter_map(named)
     }

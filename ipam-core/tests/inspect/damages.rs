@@ -262,7 +262,7 @@ const DAMAGES: &[Damage] = &[
     (&["HND-01"], Whole, |c| drop(c.remove(&handle("c2")))),
     (&["HND-02"], Whole, |c| {
         edit(c, &handle("c2"), |h| {
-            h["block"].as_object_mut().unwrap().values_mut().for_each(|count| *count = 3.into())
+            h["block"].as_object_mut().unwrap().values_mut().for_each(|count| *count = 3.into());
         });
     }),
     (&["HND-02"], Whole, |c| {
@@ -272,7 +272,7 @@ const DAMAGES: &[Damage] = &[
     (&["HND-03"], Whole, |c| {
         edit(c, &handle("c0"), |h| {
             h["block"].as_object_mut().unwrap().retain(|cidr, _| cidr.contains(':'));
-        })
+        });
     }),
     (&["HND-04"], Whole, |c| edit(c, &handle("c2"), |h| h["block"]["10.0.0.208/30"] = 1.into())),
     (&["HND-04"], Whole, |c| edit(c, &handle("c2"), |h| h["block"]["nonsense"] = 1.into())),

@@ -134,6 +134,45 @@ async fn a_handle_goes_only_if_it_holds_nothing_and_is_as_it_was() {
     assert_eq!(world.ipam.reclaim_handles(&handles, soon()).await.unwrap(), ["x"]);
 }
 
+/// Containers are started and stopped while damage comes and is mended: nobody loses an address.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn containers_come_and_go_during_repairs() {
+    const ROUNDS: usize = 40;
+    let world = World::new().await;
+    world.add_pool("main", "10.0.0.0/22").await;
+    let mut tasks = Vec::new();
+    for node in ["a", "b"] {
+        let world = world.clone();
+        tasks.push(tokio::spawn(async move {
+            for number in 0..ROUNDS {
+                world.one(node, &format!("{node}{number}")).await.unwrap();
+                if number % 2 == 0 {
+                    assert_eq!(world.release(node, &format!("{node}{number}")).await.len(), 1);
+                }
+            }
+        }));
+    }
+    let mut mended = 0;
+    for number in 0..ROUNDS {
+        let stray = format!("/calico/ipam/v2/handle/stray{number}");
+        kv::StoreExt::put(&world.store, stray.as_str(), r#"{"block":{"10.0.0.0/30":1}}"#).await.unwrap();
+        let pending = format!("/calico/ipam/v2/host/c/ipv4/block/10.0.1.{}-30", number * 4);
+        kv::StoreExt::put(&world.store, pending.as_str(), r#"{"state":"pending"}"#).await.unwrap();
+        let found = inspect(&world).await;
+        for finding in found.findings.iter().filter(|one| one.mendable) {
+            let done = world.ipam.mend(finding, found.revision, soon()).await.unwrap();
+            mended += usize::from(done == ipam_core::inspect::Mended::Done);
+        }
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let left = mend_all(&world).await;
+    assert_eq!((left.findings, left.counts.held), (vec![], ROUNDS));
+    assert!(mended > ROUNDS, "{mended}");
+    world.check().await;
+}
+
 /// The page that people look codes up in.
 #[test]
 fn every_code_is_told_in_the_book() {

@@ -1,6 +1,6 @@
 //! `margay ipam check`: is everything that IPAM keeps in order, and what can be mended.
 //!
-//! A store is read in turns, all at one revision, and inspected while it is closed. Each repair is a commit of its own.
+//! A store is read and inspected in turns, all at one revision, page by page. Each repair is a commit of its own.
 
 mod networks;
 mod print;
@@ -84,9 +84,9 @@ pub(super) async fn inspect(location: &Location, keep: Keep) -> Result<Inspected
         let mut turns = Turns::new(location, Inspector::ranges());
         let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
         loop {
-            match turns.next().await {
-                Ok(Some(pages)) => pages.iter().flatten().for_each(|kv| inspector.add(kv)),
-                Ok(None) => {
+            match turns.next(&mut |kv| inspector.add(kv)).await {
+                Ok(true) => {}
+                Ok(false) => {
                     let inspection = inspector.finish(turns.revision());
                     return Ok(Inspected { inspection, store: turns.id().to_owned() });
                 }

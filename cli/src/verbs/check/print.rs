@@ -96,9 +96,8 @@ fn sections(text: &mut String, inspection: &Inspection) {
     _ = writeln!(text, "Found {reservations} reservations and {nodes} registered nodes.");
     _ = writeln!(text, "Found {blocks} IPAM blocks, {affinities} affinities and {handles} handles.");
     _ = writeln!(text, "IPAM blocks record {} allocations:", held + cooling);
-    _ = writeln!(text, "  {held} addresses are held, {borrowed} of them are borrowed");
-    _ = writeln!(text, "  {cooling} addresses were released and rest");
-    _ = writeln!(text, "  {of_gone_nodes} addresses are held for nodes that are not registered");
+    _ = writeln!(text, "  held: {held} (borrowed: {borrowed}, for nodes that are not registered: {of_gone_nodes})");
+    _ = writeln!(text, "  cooling down: {cooling}");
 }
 
 fn findings(text: &mut String, findings: &[Finding]) {

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use ipam_core::inspect::{AllocatedAddress, Cluster, Inspection};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Inspected;
 use crate::error::{Failure, Result};
@@ -25,9 +25,16 @@ pub(crate) struct Report {
     pub(crate) cluster_information_revision: String,
     cluster_type: String,
     /// What is given out, by address.
+    #[serde(deserialize_with = "or_nothing")]
     pub(crate) allocations: BTreeMap<IpAddr, Vec<Row>>,
     /// The handles that hold nothing.
+    #[serde(deserialize_with = "or_nothing")]
     pub(crate) leaked_handles: Vec<LeakedHandle>,
+}
+
+/// Reads a list or a map that Go writes as `null` when it is empty.
+fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 /// An address that is given out.
@@ -51,6 +58,7 @@ pub(crate) struct Row {
     borrowed: bool,
     /// True if it was released already.
     pub(crate) cooling_down: bool,
+    #[serde(deserialize_with = "or_nothing")]
     owners: Vec<String>,
 }
 
@@ -148,4 +156,28 @@ pub(super) fn write(path: &Path, report: &Report) -> Result<()> {
     let partial = PathBuf::from(partial);
     fs::write(&partial, text).map_err(failed)?;
     fs::rename(&partial, path).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Go writes what is empty.
+    #[test]
+    fn a_report_of_calicoctl_is_read() {
+        let text = r#"{"version":"v3.31.0","clusterGUID":"c0ffee","datastoreLocked":true,"clusterInformationRevision":"77",
+            "clusterType":"k8s","allocations":{"10.65.0.5":[{"ip":"10.65.0.5","handle":"net.c1","sequenceNumber":
+            1795228863968293697,"pod":"","namespace":"","node":"n","type":"","creationTimestamp":"","inUse":false,
+            "borrowed":false,"coolingDown":false,"owners":null}]},
+            "leakedHandles":[{"ID":"net.c2","UID":null,"Revision":"12"}]}"#;
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("report.json");
+        fs::write(&file, text).unwrap();
+        let report = Report::read(&file).unwrap();
+        let row = &report.allocations[&"10.65.0.5".parse::<IpAddr>().unwrap()][0];
+        assert_eq!((row.handle.as_str(), row.sequence_number, row.in_use), ("net.c1", Some(1_795_228_863_968_293_697), false));
+        assert_eq!((report.leaked_handles[0].id.as_str(), report.leaked_handles[0].revision.as_str()), ("net.c2", "12"));
+        fs::write(&file, r#"{"clusterGUID":"c0ffee","allocations":null,"leakedHandles":null}"#).unwrap();
+        assert!(Report::read(&file).unwrap().allocations.is_empty());
+    }
 }

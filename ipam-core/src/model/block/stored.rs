@@ -64,12 +64,8 @@ impl StoredBlock {
         let mut flaws = Flaws::default();
         self.find_in_allocations(&mut flaws);
         self.find_in_queue(&mut flaws);
-        let is_allocated = |name: &&String| {
-            let ordinal = name.parse::<usize>().ok().filter(|ordinal| ordinal.to_string() == **name);
-            ordinal.is_some_and(|ordinal| matches!(self.0.allocations.get(ordinal), Some(Some(_))))
-        };
         let numbers = self.0.sequence_numbers.get().into_iter().flatten().map(|(name, _)| name);
-        flaws.numbers = numbers.filter(|name| !is_allocated(name)).cloned().collect();
+        flaws.numbers = numbers.filter(|name| !is_allocated(&self.0.allocations, name)).cloned().collect();
         flaws
     }
 
@@ -108,12 +104,15 @@ impl Block {
         self.compact();
         let allocations = &self.allocations;
         if let Some(numbers) = self.sequence_numbers.get_mut() {
-            numbers.retain(|name, _| {
-                let ordinal = name.parse::<usize>().ok().filter(|ordinal| ordinal.to_string() == *name);
-                ordinal.is_some_and(|ordinal| matches!(allocations.get(ordinal), Some(Some(_))))
-            });
+            numbers.retain(|name, _| is_allocated(allocations, name));
         }
     }
+}
+
+/// True if a text names an allocated ordinal, in the one way in which ordinals are written.
+fn is_allocated(allocations: &[Option<usize>], name: &str) -> bool {
+    let ordinal = name.parse::<usize>().ok().filter(|ordinal| ordinal.to_string() == name);
+    ordinal.is_some_and(|ordinal| matches!(allocations.get(ordinal), Some(Some(_))))
 }
 
 #[cfg(test)]
