@@ -79,7 +79,7 @@ fn damage_is_told_planned_and_mended() {
             "error: 4 problems were found\nhint: what can be mended (3) is shown by: margay ipam check --repair\n"
         );
         assert!(found.out.contains("| AFF-02 | affinity of host:node1 to 10.65.9.0/26 |"), "{}", found.out);
-        assert!(!found.out.contains('\u{1b}') && found.out.contains("odd/\\x1b[2J |"), "{}", found.out);
+        assert!(!found.out.contains('\u{1b}') && found.out.contains("odd/\\x1b[2J"), "{}", found.out);
         assert!(found.out.ends_with("\nCheck complete; found 4 problems.\n"), "{}", found.out);
 
         let planned = check(&lab, "--repair HND-04 -o json");

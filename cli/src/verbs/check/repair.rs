@@ -50,7 +50,7 @@ pub(super) enum Outcome {
     Planned,
     /// It is mended.
     Mended,
-    /// It has changed since, or is gone.
+    /// It was gone, often with another repair, or has changed since.
     Changed,
     /// It could not be mended.
     Failed,
@@ -62,7 +62,7 @@ impl Outcome {
         match self {
             Self::Planned => "would be mended",
             Self::Mended => "mended",
-            Self::Changed => "changed since",
+            Self::Changed => "gone or changed",
             Self::Failed => "failed",
         }
     }
