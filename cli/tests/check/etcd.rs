@@ -21,9 +21,9 @@ fn a_cluster_is_checked_mended_and_reported() {
         let mut client = etcd_client::Client::connect([etcd.url()], None).await.unwrap();
         let mut allocations = vec![Value::Null; 64];
         let mut attributes = Vec::new();
-        for number in 0..40_usize {
+        for (number, allocation) in allocations.iter_mut().enumerate().take(40) {
             let handle = format!("net.c{number:02}");
-            allocations[number] = number.into();
+            *allocation = number.into();
             attributes.push(json!({"handle_id": handle, "secondary": {"node": "node1"}}));
             let document = json!({"block": {"10.65.0.0/26": 1}, "deleted": false}).to_string();
             client.put(format!("/calico/ipam/v2/handle/{handle}"), document.clone(), None).await.unwrap();

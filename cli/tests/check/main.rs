@@ -7,7 +7,6 @@ mod etcd;
 mod kill;
 mod reports;
 #[path = "../../../backend-etcd/tests/support/server.rs"]
-#[allow(dead_code, reason = "other tests use the rest of it")]
 mod support;
 
 use common::{Done, Lab};

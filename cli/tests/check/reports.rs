@@ -89,6 +89,12 @@ fn a_report_of_another_cluster_or_an_old_one_is_refused() {
     assert!(refused.contains("was changed after all of these reports") && refused.contains("--force"), "{refused}");
     assert_eq!(release(&lab, &format!("{path} --force -o json")).json()["released"].as_array().unwrap().len(), 3);
 
+    // As Go writes what is empty.
+    let empty = r#"{"clusterGUID":"c0ffee","allocations":null,"leakedHandles":null,"datastoreLocked":true}"#;
+    std::fs::write(&path, empty).unwrap();
+    let nothing = release(&lab, &format!("{path} --force"));
+    assert_eq!((nothing.code, nothing.err.as_str()), (0, "note: the reports agree on nothing that nobody uses\n"));
+
     for (text, words) in [("{", "is no report: "), ("[7]", "is no report: ")] {
         std::fs::write(&path, text).unwrap();
         let refused = release(&lab, &path).failure();

@@ -157,27 +157,3 @@ pub(super) fn write(path: &Path, report: &Report) -> Result<()> {
     fs::write(&partial, text).map_err(failed)?;
     fs::rename(&partial, path).map_err(failed)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// As Go writes what is empty.
-    #[test]
-    fn a_report_of_calicoctl_is_read() {
-        let text = r#"{"version":"v3.31.0","clusterGUID":"c0ffee","datastoreLocked":true,"clusterInformationRevision":"77",
-            "clusterType":"k8s","allocations":{"10.65.0.5":[{"ip":"10.65.0.5","handle":"net.c1","sequenceNumber":
-            1795228863968293697,"pod":"","namespace":"","node":"n","type":"","creationTimestamp":"","inUse":false,
-            "borrowed":false,"coolingDown":false,"owners":null}]},
-            "leakedHandles":[{"ID":"net.c2","UID":null,"Revision":"12"}]}"#;
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("report.json");
-        fs::write(&file, text).unwrap();
-        let report = Report::read(&file).unwrap();
-        let row = &report.allocations[&"10.65.0.5".parse::<IpAddr>().unwrap()][0];
-        assert_eq!((row.handle.as_str(), row.sequence_number, row.in_use), ("net.c1", Some(1_795_228_863_968_293_697), false));
-        assert_eq!((report.leaked_handles[0].id.as_str(), report.leaked_handles[0].revision.as_str()), ("net.c2", "12"));
-        fs::write(&file, r#"{"clusterGUID":"c0ffee","allocations":null,"leakedHandles":null}"#).unwrap();
-        assert!(Report::read(&file).unwrap().allocations.is_empty());
-    }
-}
