@@ -1,7 +1,7 @@
 //! `margay ipam release --from-report`: taking back what every report says that nobody uses.
 //!
-//! calicoctl wants the datastore to be locked meanwhile. Here each address is released in a commit that fails if it was given
-//! out or released since the reports were made: by its handle and its sequence number.
+//! calicoctl wants the datastore to be locked meanwhile. Here each address is released in a commit that fails if it was
+//! given out or released since the reports were made: by its handle and its sequence number.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -336,8 +336,8 @@ impl Blocks {
         self.find_overlaps(&mut done.findings);
     }
 
-    /// Networks overlap only if one has all of the other: in ascending order, larger ones first, those that have a block
-    /// are on the stack.
+    /// Networks overlap only if one has all of the other: in ascending order, larger ones first, those that have a
+    /// block are on the stack.
     fn find_overlaps(&self, findings: &mut Vec<Finding>) {
         let mut ordered: Vec<&Note> = self.notes.iter().collect();
         ordered.sort_by_key(|note| (note.cidr.addr().is_ipv6(), bounds(note.cidr).0, note.cidr.prefix_len()));

@@ -1,8 +1,8 @@
 //! Mending: one guarded commit for each finding.
 //!
-//! Guards: everything that is changed, and what the finding rests on. A finding that is not there any more is no error: then
-//! nothing is written. Foreign writers change one key after the other, so that a handle or an affinity that was written after
-//! the inspection may be a half-done step of theirs: those are left alone.
+//! Guards: everything that is changed, and what the finding rests on. A finding that is not there any more is no error:
+//! then nothing is written. Foreign writers change one key after the other, so that a handle or an affinity that was
+//! written after the inspection may be a half-done step of theirs: those are left alone.
 
 use ipnet::IpNet;
 use kv::{Deadline, Key, Range, Revision, Transaction};
@@ -32,7 +32,8 @@ impl Ipam {
     /// Mends what an inspection at the revision `at` has found. No address is freed that is allocated.
     ///
     /// # Errors
-    /// `Invalid` for a finding that cannot be mended; `Malformed` if another document stands in the way; those of the store.
+    /// `Invalid` for a finding that cannot be mended; `Malformed` if another document stands in the way; those of the
+    /// store.
     pub async fn mend(&self, finding: &Finding, at: Revision, deadline: Deadline) -> Result<Mended> {
         if !finding.mendable {
             let text = format!("{} {}: it cannot be mended without a person", finding.code, finding.subject);

@@ -15,8 +15,8 @@ use crate::workset::Workset;
 impl Ipam {
     /// Writes a handle anew from the blocks: those that it names, and those that were found to hold something under it.
     ///
-    /// All those blocks are guarded. Where a count is too high, its block is written, too: Calico counts in the handle before it
-    /// writes the block, and whoever is between the two has to start anew, and counts anew.
+    /// All those blocks are guarded. Where a count is too high, its block is written, too: Calico counts in the handle
+    /// before it writes the block, and whoever is between the two has to start anew, and counts anew.
     pub(super) async fn mend_handle(
         &self,
         tx: &mut Transaction,

@@ -1,10 +1,11 @@
 //! Looking through everything that IPAM keeps, and mending what can be mended without a guess.
 //!
 //! All of an inspection is of one revision. It takes no lock and changes nothing, so that it can be made at any time; a
-//! foreign writer that changes one key after the other can be seen half-way. [`Ipam::mend`] is for a finding that is still there: it reads
-//! again, and commits only if nothing of it has changed.
+//! foreign writer that changes one key after the other can be seen half-way. [`Ipam::mend`] is for a finding that is
+//! still there: it reads again, and commits only if nothing of it has changed.
 //!
-//! What is wrong is a [`Finding`] with a [`Code`]. Who uses an address is never guessed: no repair frees one that is allocated.
+//! What is wrong is a [`Finding`] with a [`Code`]. Who uses an address is never guessed: no repair frees one that is
+//! allocated.
 
 mod blocks;
 mod code;
@@ -44,8 +45,8 @@ pub enum Keep {
     Addresses,
 }
 
-/// An inspection that is being made. It is given every key of [`Inspector::ranges`] at one revision, range after range and
-/// each in the order of its keys, and keeps little of them.
+/// An inspection that is being made. It is given every key of [`Inspector::ranges`] at one revision, range after range
+/// and each in the order of its keys, and keeps little of them.
 #[derive(Debug)]
 pub struct Inspector {
     now: OffsetDateTime,

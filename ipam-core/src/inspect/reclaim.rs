@@ -36,8 +36,8 @@ pub struct HandleRevision {
 }
 
 impl Ipam {
-    /// Releases addresses, each only if it is still held as its request says. One that is not is left alone, and the others
-    /// are released all the same. A commit for each block, or for every 60 addresses of it.
+    /// Releases addresses, each only if it is still held as its request says. One that is not is left alone, and the
+    /// others are released all the same. A commit for each block, or for every 60 addresses of it.
     ///
     /// # Errors
     /// Damaged blocks and handles; those of the store, when some addresses may be released already.
@@ -83,8 +83,8 @@ impl Ipam {
         Ok(done)
     }
 
-    /// Deletes handles under which nothing is held, each only if it was last written at the revision that is said. Returns
-    /// the ids of those that are gone now.
+    /// Deletes handles under which nothing is held, each only if it was last written at the revision that is said.
+    /// Returns the ids of those that are gone now.
     ///
     /// # Errors
     /// Those of the store.

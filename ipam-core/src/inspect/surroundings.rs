@@ -128,8 +128,8 @@ impl Surroundings {
         }
     }
 
-    /// What is missing of what a bridged network has to keep free. That a pool is one for a bridged network is only known
-    /// where a reservation says so.
+    /// What is missing of what a bridged network has to keep free. That a pool is one for a bridged network is only
+    /// known where a reservation says so.
     fn unreserved(&self, pool: &Pool) -> Option<Finding> {
         let named = |name: String| self.reservations.iter().find(|reservation| reservation.name() == name);
         match named(bridge::reservation_name(pool.name())) {

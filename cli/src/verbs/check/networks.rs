@@ -1,5 +1,5 @@
-//! Networks of this machine that give out the same addresses from different stores: each store is in order by itself, and
-//! two containers get one address all the same.
+//! Networks of this machine that give out the same addresses from different stores: each store is in order by itself,
+//! and two containers get one address all the same.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -27,8 +27,8 @@ struct Place {
     by: String,
 }
 
-/// The findings, and notes about stores that could not be looked into. Only stores on this machine are opened; of a cluster
-/// counts what the configuration says, unless it is the one that is checked.
+/// The findings, and notes about stores that could not be looked into. Only stores on this machine are opened; of a
+/// cluster counts what the configuration says, unless it is the one that is checked.
 pub(super) async fn overlapping(
     location: &Location,
     inspection: &Inspection,

@@ -20,8 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const COMMITS_AT_ONCE: usize = 16;
 /// How often it is looked again: what is mended can uncover something else.
 const ROUNDS: usize = 4;
-/// How old a finding of a cluster is before it is mended. Calico changes one key after the other, and what is half done there
-/// is done long before; whatever was written meanwhile is left alone.
+/// How old a finding of a cluster is before it is mended. Calico changes one key after the other, and what is half done
+/// there is done long before; whatever was written meanwhile is left alone.
 const SETTLED: Duration = Duration::from_secs(3);
 
 /// What is to be done about a finding, or was done.

@@ -98,8 +98,8 @@ impl StoredBlock {
 }
 
 impl Block {
-    /// Drops what nothing points at: entries, and sequence numbers of addresses that are not allocated. The queue was healed
-    /// when the block was read.
+    /// Drops what nothing points at: entries, and sequence numbers of addresses that are not allocated. The queue was
+    /// healed when the block was read.
     pub(crate) fn tidy(&mut self) {
         self.compact();
         let allocations = &self.allocations;
