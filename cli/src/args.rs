@@ -1,5 +1,6 @@
 //! What can be typed.
 
+mod check;
 mod gc;
 mod install;
 mod map;
@@ -12,6 +13,7 @@ use clap_complete::Shell;
 use ipnet::IpNet;
 
 use crate::verbs::store::args::StoreVerb;
+pub(crate) use check::Check;
 pub(crate) use gc::Gc;
 pub(crate) use install::Install;
 pub(crate) use map::{Map, Metrics};
@@ -295,12 +297,16 @@ Examples:
     /// Draw the blocks: what is in use, free, reserved, resting, borrowed
     #[command(after_help = map::MAP_HELP)]
     Map(Map),
+    /// Check that everything IPAM keeps is in order, and mend what can be mended without a guess
+    #[command(after_help = check::HELP)]
+    Check(Check),
     /// Take addresses back from whoever has them
     #[command(after_help = "\
 Examples:
   margay ipam release --ip 10.65.0.5
   margay ipam release --handle mynet.0a1b2c
   margay ipam release --container 0a1b2c
+  margay ipam release --from-report first.json second.json --dry-run
 
 A released address can be handed out at once. Release nothing that a running container still has.")]
     Release(Release),
@@ -331,6 +337,18 @@ pub(crate) struct Release {
     /// Release all addresses of this container, in every network
     #[arg(long, value_name = "ID", group = "what")]
     pub(crate) container: Option<String>,
+
+    /// Release what all these reports of `ipam check` say that nobody uses
+    #[arg(long, value_name = "FILE", group = "what", num_args = 1..)]
+    pub(crate) from_report: Vec<PathBuf>,
+
+    /// Also if Calico's ClusterInformation has changed since the reports were made
+    #[arg(long, requires = "from_report")]
+    pub(crate) force: bool,
+
+    /// Only say what the reports agree about
+    #[arg(long, requires = "from_report")]
+    pub(crate) dry_run: bool,
 }
 
 /// A range without host bits; a bare address is refused, since a pool of one address is rarely what is meant.

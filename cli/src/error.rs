@@ -29,6 +29,11 @@ impl Failure {
         self
     }
 
+    /// What is wrong, without what to do about it.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Prints it as everything else on stderr is printed. Where stderr fails there is nobody left to tell.
     pub(crate) fn print(&self, err: &mut dyn io::Write) {
         if self.silent {

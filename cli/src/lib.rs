@@ -17,6 +17,7 @@ mod output;
 mod pools;
 mod reservations;
 mod store;
+mod turns;
 mod usage;
 mod verbs;
 
@@ -55,7 +56,8 @@ pub fn run(
     log_to_stderr(cli.log_level);
     let done = match &cli.command {
         Command::OnStore(command) => {
-            execute(&cli, env, out, err, async |location| verbs::run(command, location).await).map(|()| 0)
+            let conf_dir = &cli.cni_conf_dir;
+            execute(&cli, env, out, err, async |location| verbs::run(command, location, conf_dir).await).map(|()| 0)
         }
         Command::Gc(args) => gc::run(&cli, args, env, out, err).map(|()| 0),
         Command::Store(verb) => {

@@ -16,7 +16,7 @@ fn help_and_version_are_answers() {
 
 #[test]
 fn every_verb_has_help_with_examples() {
-    for verb in ["pool create", "reservation create", "ipam show", "ipam release", "install"] {
+    for verb in ["pool create", "reservation create", "ipam show", "ipam check", "ipam release", "install"] {
         let help = margay(verb.split(' ').chain(["--help"]));
         assert_eq!(help.code, 0);
         assert!(help.out.contains("Examples:\n  margay "), "{verb}: {}", help.out);

@@ -55,6 +55,43 @@ pub fn calico_networks(dir: &Path) -> (Vec<CalicoNetwork>, Vec<String>) {
     (networks, unreadable)
 }
 
+/// A plugin of the CNI configuration whose addresses come from us.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// The name of the network.
+    pub name: String,
+    /// The store that it names by itself, without what the runtime's environment may add.
+    pub store: Location,
+    /// The subnets and pools that it names by their networks, as they are written there.
+    pub subnets: Vec<String>,
+}
+
+/// The networks of a folder of CNI configuration whose addresses come from us and that lead to a store, and what could not
+/// be read, a sentence each. An absent folder is an empty one.
+pub fn networks(dir: &Path) -> (Vec<Network>, Vec<String>) {
+    let mut networks = Vec::new();
+    let unreadable = each_plugin(dir, |_, plugin| {
+        let Some(conf) = plugin.as_object() else { return };
+        if let Some(Ok(store)) = store_settings(conf).map(|store| for_netconf(&store, &|_| None)) {
+            networks.push(Network { name: text(conf, "name"), store, subnets: subnets(conf) });
+        }
+    });
+    (networks, unreadable)
+}
+
+/// What a plugin's section says of its addresses: `subnet` and `ranges` as for host-local, and pools.
+fn subnets(conf: &Map<String, Value>) -> Vec<String> {
+    let Some(ipam) = field(conf, "ipam").and_then(Value::as_object) else { return Vec::new() };
+    let list = |name| field(ipam, name).and_then(Value::as_array).into_iter().flatten();
+    let ranges = list("ranges").filter_map(Value::as_array).flatten().filter_map(Value::as_object);
+    let mut subnets: Vec<String> = ranges.map(|range| text(range, "subnet")).collect();
+    subnets.push(text(ipam, "subnet"));
+    let pools = list("ipv4_pools").chain(list("ipv6_pools")).filter_map(Value::as_str);
+    subnets.extend(pools.map(str::to_owned));
+    subnets.retain(|text| text.contains('/'));
+    subnets
+}
+
 /// The stores that a folder of CNI configuration names. An absent folder is an empty one.
 pub(crate) fn scan(dir: &Path) -> Found {
     let mut found = Found::default();
@@ -165,4 +202,43 @@ fn field<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
 /// A member that is text; empty if it is absent or something else, which the plugin itself refuses.
 fn text(object: &Map<String, Value>, name: &str) -> String {
     field(object, name).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_with_their_stores_and_subnets() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = [
+            (
+                "1.conflist",
+                r#"{"name":"a","plugins":[{"type":"bridge","datastore_type":"sled","datastore_path":"/a",
+                "ipam":{"type":"margay-ipam","ranges":[[{"subnet":"10.0.0.0/24"}],[{"Subnet":"fd00::/64"}]]}},{"type":"x"}]}"#,
+            ),
+            (
+                "2.conf",
+                r#"{"name":"b","type":"ptp","datastore_type":"redb","ipam":{"type":"margay-ipam","subnet":"10.1.0.0/24",
+                "ipv4_pools":["main","10.2.0.0/16"]}}"#,
+            ),
+            ("3.conf", r#"{"name":"c","type":"bridge","ipam":{"type":"host-local","subnet":"10.0.0.0/24"}}"#),
+            ("4.conf", "{"),
+        ];
+        for (name, text) in files {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        let (found, unreadable) = networks(dir.path());
+        let expected = [
+            ("a", Location::Sled("/a".into()), &["10.0.0.0/24", "fd00::/64"][..]),
+            ("b", Location::Redb("/var/lib/margay/ipam.redb".into()), &["10.1.0.0/24", "10.2.0.0/16"]),
+        ];
+        let expected = expected.map(|(name, store, subnets)| Network {
+            name: name.into(),
+            store,
+            subnets: subnets.iter().map(|text| (*text).to_owned()).collect(),
+        });
+        assert_eq!(found, expected);
+        assert_eq!(unreadable.len(), 1);
+    }
 }

@@ -25,7 +25,7 @@ pub use access::{Access, Identity, Login, Pem};
 #[cfg(feature = "etcd")]
 pub use backend_etcd::About;
 pub use config_file::{ConfigFile, DEFAULT_CONFIG_FILE};
-pub use conflist::{CalicoNetwork, DEFAULT_CONF_DIR, calico_networks};
+pub use conflist::{CalicoNetwork, DEFAULT_CONF_DIR, Network, calico_networks, networks};
 pub use environment::{Environment, process_environment};
 pub use error::{Candidate, ConfigError, Result};
 pub use location::{DEFAULT_REDB_PATH, DEFAULT_SLED_PATH, Etcd, Location};

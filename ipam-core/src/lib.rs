@@ -67,6 +67,7 @@ mod check;
 mod error;
 pub mod gc;
 pub mod hints;
+pub mod inspect;
 pub mod intents;
 mod ipam;
 pub mod model;

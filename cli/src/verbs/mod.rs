@@ -1,6 +1,8 @@
 //! The verbs. Each reads and writes through one open store; the store is closed before the answer is printed.
 
 mod address;
+mod check;
+mod from_report;
 mod map;
 mod metrics;
 mod pool;
@@ -8,6 +10,7 @@ mod release;
 mod reservation;
 pub(crate) mod store;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +20,7 @@ use kv::{Deadline, Store};
 
 use crate::answer::Answer;
 use crate::args::{self, OnStore, Show};
-use crate::error::Result;
+use crate::error::{Failure, Result};
 use crate::store::Use;
 use crate::usage::{self, Detail};
 
@@ -26,9 +29,16 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Checks the request, opens the store, runs the verb and closes the store. Only `pool create` makes a store that is not
 /// there, and only for a pool that can be made.
-pub(crate) async fn run(command: &OnStore, location: &Location) -> Result<Answer> {
-    if reads_all(command) {
-        return in_turns(command, location).await;
+///
+/// What reads or changes much opens the store by itself, again and again. `conf_dir` is where the CNI configuration is.
+pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path) -> Result<Answer> {
+    match command {
+        OnStore::Ipam(args::Ipam::Check(args)) => return check::run(args, conf_dir, location).await,
+        OnStore::Ipam(args::Ipam::Release(args)) if !args.from_report.is_empty() => {
+            return from_report::run(args, location).await;
+        }
+        _ if reads_all(command) => return in_turns(command, location).await,
+        _ => {}
     }
     let what_for = match command {
         OnStore::Pool(args::Pool::Create(request)) => {
@@ -93,6 +103,7 @@ async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {
         OnStore::Ipam(args::Ipam::Map(what)) => map::run(ipam, what).await,
         OnStore::Metrics(what) => metrics::run(ipam, what).await,
         OnStore::Ipam(args::Ipam::Release(what)) => release::run(ipam, what, deadline).await,
+        OnStore::Ipam(args::Ipam::Check(_)) => Err(Failure::new("a check opens the store by itself")),
     }
 }
 

@@ -88,7 +88,7 @@ pub fn first_host(cidr: IpNet) -> Option<IpAddr> {
 
 /// What nobody may have: network and broadcast address and the gateway. IPv6 has no broadcast address; its first
 /// address is the routers' anycast address. A network of two addresses has neither (RFC 3021, RFC 6164).
-pub(super) fn reserved(cidr: IpNet, gateway: Option<IpAddr>) -> Vec<IpNet> {
+pub(crate) fn reserved(cidr: IpNet, gateway: Option<IpAddr>) -> Vec<IpNet> {
     let mut addresses = Vec::new();
     if !is_point_to_point(cidr) {
         addresses.push(cidr.network());

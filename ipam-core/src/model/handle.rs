@@ -68,6 +68,19 @@ impl Handle {
         self.deleted = Field::Is(self.deleted.or_zero());
     }
 
+    /// How many entries it has that are no networks.
+    pub(crate) fn odd_entries(&self) -> usize {
+        self.block.get().into_iter().flatten().filter(|(text, _)| text.parse::<IpNet>().is_err()).count()
+    }
+
+    /// Sets all counts to what the blocks themselves say, and drops every other entry.
+    pub(crate) fn set_all(&mut self, counts: impl IntoIterator<Item = (IpNet, i64)>) {
+        self.block.or_default().clear();
+        for (block, count) in counts {
+            self.set(block, count);
+        }
+    }
+
     /// True if no block is left, so that the key is to be deleted.
     pub fn is_empty(&self) -> bool {
         self.block.get().is_none_or(BTreeMap::is_empty)

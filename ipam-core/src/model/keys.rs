@@ -160,6 +160,21 @@ pub fn config() -> Key {
     format!("{IPAM}config").into()
 }
 
+/// What all keys of IPAM begin with: blocks, affinities, handles and the configuration.
+pub fn ipam_prefix() -> Key {
+    IPAM.into()
+}
+
+/// The host that a key of old versions is of, see [`legacy_host`].
+pub fn parse_legacy_host(key: &Key) -> Option<&str> {
+    one_segment(text(key)?.strip_prefix(IPAM)?.strip_prefix("host/")?)
+}
+
+/// The key under which Calico keeps what it knows of the cluster as a whole.
+pub fn cluster_information() -> Key {
+    format!("{RESOURCES}clusterinformations/default").into()
+}
+
 /// The key of a cluster-wide resource.
 pub fn resource(kind: ResourceKind, name: &str) -> Key {
     format!("{RESOURCES}{}/{name}", kind.plural()).into()

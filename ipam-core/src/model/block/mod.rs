@@ -3,6 +3,7 @@
 mod owners;
 mod parts;
 mod release;
+mod stored;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,6 +23,7 @@ use crate::timestamps::{Stamp, age, unix_nanos};
 
 pub use owners::{ExpectedOwner, OtherOwner, OwnerChange, OwnerRefusal, OwnerUpdate};
 pub use release::{ReleaseConflict, ReleaseConflictKind, ReleaseRequest, Released};
+pub(crate) use stored::{Flaws, StoredBlock};
 
 /// The handle of the addresses that a Windows host keeps for itself in each of its blocks. They do not make a block
 /// used. Compared without regard to case.

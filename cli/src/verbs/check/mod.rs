@@ -1,0 +1,102 @@
+//! `margay ipam check`: is everything that IPAM keeps in order, and what can be mended.
+//!
+//! A store is read and inspected in turns, all at one revision, page by page. Each repair is a commit of its own.
+
+mod networks;
+mod print;
+mod repair;
+mod report;
+
+use std::path::Path;
+
+use datastore::Location;
+use ipam_core::inspect::{Inspection, Inspector, Keep};
+use time::OffsetDateTime;
+
+use crate::answer::Answer;
+use crate::args::Check;
+use crate::error::{Failure, Result};
+use crate::turns::{Stop, Turns};
+
+pub(super) use report::{LeakedHandle, Report, Row, guid, revision};
+
+/// How often to begin anew when the revision is given up before all of it was read.
+const ATTEMPTS: usize = 5;
+
+/// An inspection, and which store it is of.
+pub(super) struct Inspected {
+    /// What was found.
+    pub(super) inspection: Inspection,
+    /// The id of the store.
+    pub(super) store: String,
+}
+
+/// Checks, mends if that is asked for, and tells what is left.
+pub(super) async fn run(args: &Check, conf_dir: &Path, location: &Location) -> Result<Answer> {
+    let wants_addresses = args.show_all_ips || args.show_problem_ips || args.report.is_some();
+    let keep = if wants_addresses { Keep::Addresses } else { Keep::Findings };
+    let mut inspected = inspect(location, keep).await?;
+    let mut repairs = Vec::new();
+    if let Some(codes) = &args.repair {
+        if args.apply {
+            (repairs, inspected) = repair::apply(location, inspected, codes, keep).await?;
+        } else {
+            repairs = repair::plan(&inspected.inspection, codes);
+        }
+    }
+    let inspection = &mut inspected.inspection;
+    let (others, notes) = networks::overlapping(location, inspection, conf_dir).await;
+    inspection.findings.extend(others);
+    inspection.findings.sort_unstable();
+    if let Some(file) = &args.report {
+        report::write(file, &Report::new(&inspected))?;
+    }
+    let mut answer = print::answer(args, location, &inspected.inspection, &repairs)?;
+    for note in notes {
+        answer = answer.note(note);
+    }
+    Ok(match inspected.inspection.problems() {
+        0 => answer,
+        problems => answer.incomplete(found(problems, &inspected.inspection, args)),
+    })
+}
+
+/// What an exit code of 1 means, and what to do.
+fn found(problems: usize, inspection: &Inspection, args: &Check) -> Failure {
+    let failure = Failure::new(match problems {
+        1 => "1 problem was found".to_owned(),
+        _ => format!("{problems} problems were found"),
+    });
+    let mendable = inspection.findings.iter().filter(|finding| finding.is_problem() && finding.mendable).count();
+    match (mendable, args.repair.is_some(), args.apply) {
+        (0, ..) => failure.hint("none of them can be mended without a person; the column MEND says what to do"),
+        (_, false, _) => {
+            failure.hint(format!("what can be mended ({mendable}) is shown by: margay ipam check --repair"))
+        }
+        (_, true, false) => failure.hint("to mend what can be mended: margay ipam check --repair --apply"),
+        (_, true, true) => failure.hint("others are at work on the store, or a repair failed; check again"),
+    }
+}
+
+/// Reads and inspects a store.
+pub(super) async fn inspect(location: &Location, keep: Keep) -> Result<Inspected> {
+    for _ in 0..ATTEMPTS {
+        let mut turns = Turns::new(location, Inspector::ranges());
+        let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
+        loop {
+            match turns.next(&mut |kv| inspector.add(kv)).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    let inspection = inspector.finish(turns.revision());
+                    return Ok(Inspected { inspection, store: turns.id().to_owned() });
+                }
+                Err(Stop::Overtaken) => break,
+                Err(Stop::Failed(failure)) => return Err(failure),
+            }
+        }
+    }
+    Err(Failure::new(format!(
+        "{location} changes faster than it can be read: its history was given up {ATTEMPTS} times"
+    ))
+    .hint("try again when fewer containers are started and stopped"))
+}

@@ -1,0 +1,160 @@
+//! Mending what was found.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use datastore::Location;
+use ipam_core::inspect::{Code, Finding, Inspection, Keep, Mended};
+use ipam_core::{Error, Ipam};
+use kv::Deadline;
+use serde::Serialize;
+
+use super::{Inspected, inspect};
+use crate::error::Result;
+use crate::store::{self, Use};
+use crate::verbs::nodes;
+
+/// How long one opening of a store may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How many commits are made before the store is closed for a moment, so that containers get their turn.
+const COMMITS_AT_ONCE: usize = 16;
+/// How often it is looked again: what is mended can uncover something else.
+const ROUNDS: usize = 4;
+/// How old a finding of a cluster is before it is mended. Calico changes one key after the other, and what is half done
+/// there is done long before; whatever was written meanwhile is left alone.
+const SETTLED: Duration = Duration::from_secs(3);
+
+/// What is to be done about a finding, or was done.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Repair {
+    /// The finding.
+    pub(super) code: Code,
+    /// What it is about.
+    pub(super) subject: String,
+    /// What was found.
+    pub(super) what: String,
+    /// What mends it.
+    pub(super) mend: &'static str,
+    /// What came of it.
+    pub(super) outcome: Outcome,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) error: Option<String>,
+}
+
+/// What came of a repair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Outcome {
+    /// Nothing was tried.
+    Planned,
+    /// It is mended.
+    Mended,
+    /// It was gone, often with another repair, or has changed since.
+    Changed,
+    /// It could not be mended.
+    Failed,
+}
+
+impl Outcome {
+    /// As it stands in a table.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Planned => "would be mended",
+            Self::Mended => "mended",
+            Self::Changed => "gone or changed",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+impl Repair {
+    fn new(finding: &Finding, outcome: Outcome, error: Option<&Error>) -> Self {
+        Self {
+            code: finding.code,
+            subject: finding.subject.to_string(),
+            what: finding.what.clone(),
+            mend: finding.mend(),
+            outcome,
+            error: error.map(ToString::to_string),
+        }
+    }
+}
+
+/// What can be mended of what was asked for: all, or these codes.
+fn chosen<'i>(inspection: &'i Inspection, codes: &[Code]) -> impl Iterator<Item = &'i Finding> {
+    let wanted = move |code: Code| codes.is_empty() || codes.contains(&code);
+    inspection.findings.iter().filter(|finding| finding.mendable).filter(move |finding| wanted(finding.code))
+}
+
+/// What would be done.
+pub(super) fn plan(inspection: &Inspection, codes: &[Code]) -> Vec<Repair> {
+    chosen(inspection, codes).map(|finding| Repair::new(finding, Outcome::Planned, None)).collect()
+}
+
+/// Mends, looks again, and goes on as long as that finds something to mend; and says what is left.
+pub(super) async fn apply(
+    location: &Location,
+    mut inspected: Inspected,
+    codes: &[Code],
+    keep: Keep,
+) -> Result<(Vec<Repair>, Inspected)> {
+    let mut repairs: Vec<Repair> = Vec::new();
+    for _ in 0..ROUNDS {
+        let due: Vec<Finding> = chosen(&inspected.inspection, codes).cloned().collect();
+        if due.is_empty() {
+            break;
+        }
+        if matches!(location, Location::Etcd(_)) {
+            tokio::time::sleep(SETTLED).await;
+        }
+        let mut some = Vec::new();
+        for batch in due.chunks(COMMITS_AT_ONCE) {
+            some.extend(mend(location, &inspected.inspection, batch).await?);
+        }
+        settle(&mut some);
+        let came_further = some.iter().any(|repair| repair.outcome == Outcome::Mended);
+        repairs.extend(some);
+        inspected = inspect(location, keep).await?;
+        if !came_further {
+            break;
+        }
+    }
+    Ok((repairs, inspected))
+}
+
+/// What is told of one subject in several findings is often mended together.
+fn settle(repairs: &mut [Repair]) {
+    let mended: BTreeSet<String> =
+        repairs.iter().filter(|one| one.outcome == Outcome::Mended).map(|one| one.subject.clone()).collect();
+    for repair in repairs.iter_mut().filter(|one| one.outcome == Outcome::Changed) {
+        if mended.contains(&repair.subject) {
+            repair.outcome = Outcome::Mended;
+        }
+    }
+}
+
+/// Mends some findings in one opening of the store.
+async fn mend(location: &Location, inspection: &Inspection, findings: &[Finding]) -> Result<Vec<Repair>> {
+    let open = store::open(location, Use::Release).await?;
+    let ipam = Ipam::new(open.store(), nodes(location));
+    let mut done = Ok(Vec::new());
+    for finding in findings {
+        let mended = ipam.mend(finding, inspection.revision, Deadline::after(PATIENCE)).await;
+        match (mended, &mut done) {
+            (Ok(Mended::Done), Ok(done)) => done.push(Repair::new(finding, Outcome::Mended, None)),
+            (Ok(Mended::Changed), Ok(done)) => done.push(Repair::new(finding, Outcome::Changed, None)),
+            (Err(Error::Store(error)), _) => {
+                done = Err(store::explain(location, error));
+                break;
+            }
+            (Err(error), Ok(done)) => done.push(Repair::new(finding, Outcome::Failed, Some(&error))),
+            (_, Err(_)) => break,
+        }
+    }
+    drop(ipam);
+    let closed = open.close().await.map_err(|error| store::explain(location, error));
+    let done = done?;
+    closed?;
+    Ok(done)
+}

@@ -1,0 +1,159 @@
+//! The report that `calicoctl ipam check -o` writes, and that `ipam release --from-report` of both reads.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use ipam_core::inspect::{AllocatedAddress, Cluster, Inspection};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::Inspected;
+use crate::error::{Failure, Result};
+
+/// A report. The names are calicoctl's.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Report {
+    version: String,
+    /// Of which cluster it is.
+    #[serde(rename = "clusterGUID")]
+    pub(crate) cluster_guid: String,
+    datastore_locked: bool,
+    /// The revision of Calico's ClusterInformation; empty where there is none.
+    pub(crate) cluster_information_revision: String,
+    cluster_type: String,
+    /// What is given out, by address.
+    #[serde(deserialize_with = "or_nothing")]
+    pub(crate) allocations: BTreeMap<IpAddr, Vec<Row>>,
+    /// The handles that hold nothing.
+    #[serde(deserialize_with = "or_nothing")]
+    pub(crate) leaked_handles: Vec<LeakedHandle>,
+}
+
+/// Reads a list or a map that Go writes as `null` when it is empty.
+fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// An address that is given out.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Row {
+    /// The address.
+    pub(crate) ip: String,
+    /// The handle that it is held under; empty for none.
+    pub(crate) handle: String,
+    /// Its sequence number.
+    pub(crate) sequence_number: Option<u64>,
+    pod: String,
+    namespace: String,
+    node: String,
+    #[serde(rename = "type")]
+    kind: String,
+    creation_timestamp: String,
+    /// False if it is certain that nobody uses it.
+    pub(crate) in_use: bool,
+    borrowed: bool,
+    /// True if it was released already.
+    pub(crate) cooling_down: bool,
+    #[serde(deserialize_with = "or_nothing")]
+    owners: Vec<String>,
+}
+
+/// A handle that holds nothing. Go writes the names of these fields as they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(crate) struct LeakedHandle {
+    /// Its id.
+    #[serde(rename = "ID")]
+    pub(crate) id: String,
+    #[serde(rename = "UID")]
+    uid: Option<String>,
+    /// The revision that last wrote it.
+    pub(crate) revision: String,
+}
+
+impl Report {
+    /// The report of an inspection that has kept the addresses.
+    pub(super) fn new(inspected: &Inspected) -> Self {
+        let inspection = &inspected.inspection;
+        let mut allocations: BTreeMap<IpAddr, Vec<Row>> = BTreeMap::new();
+        for address in &inspection.allocations {
+            allocations.entry(address.ip).or_default().push(Row::new(address));
+        }
+        let cluster = inspection.cluster.clone().unwrap_or_default();
+        let handles = inspection.leaked_handles.iter().map(|handle| LeakedHandle {
+            id: handle.id.clone(),
+            uid: None,
+            revision: handle.revision.to_string(),
+        });
+        Self {
+            version: format!("margay {}", env!("CARGO_PKG_VERSION")),
+            cluster_guid: guid(inspected).to_owned(),
+            datastore_locked: cluster.locked,
+            cluster_information_revision: revision(inspection),
+            cluster_type: cluster.kind,
+            leaked_handles: handles.collect(),
+            allocations,
+        }
+    }
+
+    /// Reads a report.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let text = fs::read(path).map_err(|error| {
+            Failure::new(format!("cannot read {}: {error}", path.display()))
+                .hint("give a file that `margay ipam check --report` or `calicoctl ipam check -o` has written")
+        })?;
+        serde_json::from_slice(&text).map_err(|error| {
+            Failure::new(format!("{} is no report: {error}", path.display()))
+                .hint("give a file that `margay ipam check --report` or `calicoctl ipam check -o` has written")
+        })
+    }
+}
+
+/// What tells the cluster from others: Calico's own id of it, or that of the store.
+pub(crate) fn guid(inspected: &Inspected) -> &str {
+    let known = inspected.inspection.cluster.as_ref().map(|cluster| cluster.guid.as_str());
+    known.filter(|guid| !guid.is_empty()).unwrap_or(&inspected.store)
+}
+
+/// The revision of Calico's ClusterInformation; empty where there is none.
+pub(crate) fn revision(inspection: &Inspection) -> String {
+    inspection.cluster.as_ref().map(|Cluster { revision, .. }| revision.to_string()).unwrap_or_default()
+}
+
+impl Row {
+    fn new(address: &AllocatedAddress) -> Self {
+        let text = |name: &str| address.attributes.get(name).cloned().unwrap_or_default();
+        Self {
+            ip: address.ip.to_string(),
+            handle: address.handle.clone().unwrap_or_default(),
+            sequence_number: Some(address.sequence_number),
+            pod: text("pod"),
+            namespace: text("namespace"),
+            node: text("node"),
+            kind: text("type"),
+            creation_timestamp: text("timestamp"),
+            in_use: !address.node_gone && !address.cooling,
+            borrowed: address.borrowed,
+            cooling_down: address.cooling,
+            owners: Vec::new(),
+        }
+    }
+}
+
+/// Writes a report in one step: a file that is there is replaced when the new one is whole.
+pub(super) fn write(path: &Path, report: &Report) -> Result<()> {
+    let failed = |error: io::Error| {
+        Failure::new(format!("cannot write {}: {error}", path.display()))
+            .hint("name a file in a folder that you may write to")
+    };
+    let text = serde_json::to_vec_pretty(report).map_err(|error| Failure::new(format!("JSON: {error}")))?;
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let partial = PathBuf::from(partial);
+    fs::write(&partial, text).map_err(failed)?;
+    fs::rename(&partial, path).map_err(failed)
+}

@@ -1,0 +1,152 @@
+//! `margay ipam release --from-report`: taking back what every report says that nobody uses.
+//!
+//! calicoctl wants the datastore to be locked meanwhile. Here each address is released in a commit that fails if it was
+//! given out or released since the reports were made: by its handle and its sequence number.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use datastore::Location;
+use ipam_core::Ipam;
+use ipam_core::inspect::{HandleRevision, Keep};
+use ipam_core::model::ReleaseRequest;
+use kv::{Deadline, Revision};
+use serde::Serialize;
+
+use super::check::{Inspected, LeakedHandle, Report, Row, guid, inspect, revision};
+use super::nodes;
+use crate::answer::Answer;
+use crate::args::Release;
+use crate::error::{Failure, Result};
+use crate::output::printable;
+use crate::store::{self, Use};
+
+/// How long one opening of a store may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How many addresses or handles are taken back before the store is closed for a moment.
+const AT_ONCE: usize = 256;
+
+#[derive(Default, Serialize)]
+struct Done {
+    dry_run: bool,
+    released: Vec<IpAddr>,
+    changed: Vec<IpAddr>,
+    released_handles: Vec<String>,
+    changed_handles: Vec<String>,
+}
+
+/// Releases what all reports agree about.
+pub(super) async fn run(args: &Release, location: &Location) -> Result<Answer> {
+    let reports: Vec<Report> = args.from_report.iter().map(|path| Report::read(path)).collect::<Result<_>>()?;
+    let current = inspect(location, Keep::Findings).await?;
+    require_same_cluster(&args.from_report, &reports, &current)?;
+    if !args.force {
+        require_current(&reports, &current)?;
+    }
+    let (addresses, handles) = (addresses(&reports), handles(&reports));
+    let mut done = Done { dry_run: args.dry_run, ..Done::default() };
+    if args.dry_run {
+        done.released = addresses.iter().map(|request| request.address).collect();
+        done.released_handles = handles.into_iter().map(|handle| handle.id).collect();
+        return answer(&done);
+    }
+    for some in addresses.chunks(AT_ONCE) {
+        let reclaimed = on(location, async |ipam| ipam.reclaim(some, Deadline::after(PATIENCE)).await).await?;
+        done.released.extend(reclaimed.released);
+        done.changed.extend(reclaimed.changed);
+    }
+    for some in handles.chunks(AT_ONCE) {
+        let gone = on(location, async |ipam| ipam.reclaim_handles(some, Deadline::after(PATIENCE)).await).await?;
+        let kept = some.iter().map(|handle| &handle.id).filter(|id| !gone.contains(id)).cloned();
+        done.changed_handles.extend(kept);
+        done.released_handles.extend(gone);
+    }
+    answer(&done)
+}
+
+/// Does something with the open store, and closes it.
+async fn on<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> ipam_core::Result<T>) -> Result<T> {
+    let open = store::open(location, Use::Release).await?;
+    let ipam = Ipam::new(open.store(), nodes(location));
+    let done = work(&ipam).await;
+    drop(ipam);
+    let closed = open.close().await.map_err(|error| store::explain(location, error));
+    let done = done?;
+    closed?;
+    Ok(done)
+}
+
+/// Refuses a report of another cluster.
+fn require_same_cluster(paths: &[PathBuf], reports: &[Report], current: &Inspected) -> Result<()> {
+    let wanted = guid(current);
+    for (path, report) in paths.iter().zip(reports) {
+        if report.cluster_guid != wanted {
+            return Err(Failure::new(format!(
+                "{} is about cluster {}, and this is {}",
+                path.display(),
+                printable(&report.cluster_guid),
+                printable(wanted)
+            ))
+            .hint("give reports that were made of this store"));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses reports that are all older than the last change of Calico's ClusterInformation.
+fn require_current(reports: &[Report], current: &Inspected) -> Result<()> {
+    let wanted = revision(&current.inspection);
+    if wanted.is_empty() || reports.iter().any(|report| report.cluster_information_revision == wanted) {
+        return Ok(());
+    }
+    Err(Failure::new("Calico's ClusterInformation was changed after all of these reports were made").hint(
+        "make another report with: margay ipam check --report FILE; or release all the same with --force: what has \
+         changed since is left alone in any case",
+    ))
+}
+
+/// The addresses that no report says are in use, each as every report has it.
+fn addresses(reports: &[Report]) -> Vec<ReleaseRequest> {
+    let leaked = |report: &Report| -> BTreeSet<(IpAddr, String, u64)> {
+        let rows = report.allocations.iter().flat_map(|(ip, rows)| rows.iter().map(move |row| (*ip, row)));
+        let free = rows.filter(|(_, row): &(IpAddr, &Row)| !row.in_use && !row.cooling_down);
+        // Without a number nobody could tell whether the address was given out anew.
+        free.filter_map(|(ip, row)| Some((ip, row.handle.clone(), row.sequence_number?))).collect()
+    };
+    let mut sets = reports.iter().map(leaked);
+    let Some(mut common) = sets.next() else { return Vec::new() };
+    for other in sets {
+        common.retain(|one| other.contains(one));
+    }
+    let request = |(ip, handle, number): (IpAddr, String, u64)| {
+        ReleaseRequest::new(ip).with_handle(handle).with_sequence_number(number)
+    };
+    common.into_iter().map(request).collect()
+}
+
+/// The handles that hold nothing in any report, and were not written between them.
+fn handles(reports: &[Report]) -> Vec<HandleRevision> {
+    let Some((first, others)) = reports.split_first() else { return Vec::new() };
+    let mut common = first.leaked_handles.clone();
+    common.retain(|handle| others.iter().all(|report| report.leaked_handles.contains(handle)));
+    common.sort();
+    let read = |handle: LeakedHandle| {
+        let revision = Revision::new(handle.revision.parse().ok()?);
+        Some(HandleRevision { id: handle.id, revision })
+    };
+    common.into_iter().filter_map(read).collect()
+}
+
+fn answer(done: &Done) -> Result<Answer> {
+    let verb = if done.dry_run { "Would release" } else { "Successfully released" };
+    let mut lines: Vec<String> = done.released.iter().map(|ip| format!("{verb} IP address {ip}")).collect();
+    lines.extend(done.released_handles.iter().map(|id| format!("{verb} handle {}", printable(id))));
+    lines.extend(done.changed.iter().map(|ip| format!("Left IP address {ip} alone: it has changed since")));
+    let left =
+        done.changed_handles.iter().map(|id| format!("Left handle {} alone: it has changed since", printable(id)));
+    lines.extend(left);
+    let answer = Answer::new(lines.join("\n"), done)?;
+    Ok(if lines.is_empty() { answer.note("the reports agree on nothing that nobody uses") } else { answer })
+}

@@ -1,0 +1,161 @@
+//! Looking through everything that IPAM keeps, and mending what can be mended without a guess.
+//!
+//! All of an inspection is of one revision. It takes no lock and changes nothing, so that it can be made at any time; a
+//! foreign writer that changes one key after the other can be seen half-way. [`Ipam::mend`] is for a finding that is
+//! still there: it reads again, and commits only if nothing of it has changed.
+//!
+//! What is wrong is a [`Finding`] with a [`Code`]. Who uses an address is never guessed: no repair frees one that is
+//! allocated.
+
+mod blocks;
+mod code;
+mod finding;
+mod handles;
+mod mend;
+mod mend_handle;
+mod reclaim;
+mod surroundings;
+
+use kv::{ErrorKind, Key, Kv, Range, RangeRequest, Revision};
+use time::OffsetDateTime;
+
+pub use code::{Code, Severity, UnknownCode};
+pub use finding::{AllocatedAddress, Cluster, Counts, Finding, Inspection, LeakedHandle, Subject};
+pub use mend::Mended;
+pub use reclaim::{HandleRevision, Reclaimed};
+
+use crate::error::Result;
+use crate::ipam::Ipam;
+use crate::model::keys::{self, ResourceKind};
+use blocks::Blocks;
+use handles::Handles;
+use surroundings::Surroundings;
+
+/// How many keys are read at once: blocks can be large.
+const PAGE: i64 = 64;
+/// How often a reading is begun anew because the store gave up the history it was reading.
+const READINGS: usize = 3;
+
+/// Whether an inspection tells every address that is not free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// It tells findings and numbers only.
+    Findings,
+    /// It tells the addresses, too, which takes far more memory.
+    Addresses,
+}
+
+/// An inspection that is being made. It is given every key of [`Inspector::ranges`] at one revision, range after range
+/// and each in the order of its keys, and keeps little of them.
+#[derive(Debug)]
+pub struct Inspector {
+    now: OffsetDateTime,
+    keep: Keep,
+    around: Surroundings,
+    blocks: Blocks,
+    handles: Handles,
+    done: Inspection,
+}
+
+impl Inspector {
+    /// An inspection at this time.
+    pub fn new(now: OffsetDateTime, keep: Keep) -> Self {
+        Self {
+            now,
+            keep,
+            around: Surroundings::default(),
+            blocks: Blocks::default(),
+            handles: Handles::default(),
+            done: Inspection::default(),
+        }
+    }
+
+    /// What has to be read, in this order.
+    pub fn ranges() -> Vec<Range> {
+        let resources = [ResourceKind::IpPool, ResourceKind::IpReservation, ResourceKind::Node];
+        let mut ranges = vec![Range::Key(keys::config()), Range::Key(keys::cluster_information())];
+        ranges.extend(resources.map(|kind| Range::Prefix(keys::resources_prefix(kind))));
+        // Blocks, the configuration once more, handles, affinities.
+        ranges.push(Range::Prefix(keys::ipam_prefix()));
+        ranges
+    }
+
+    /// Takes the next key.
+    pub fn add(&mut self, kv: &Kv) {
+        let (key, value) = (&kv.key, kv.value.as_bytes());
+        if self.around.add(kv, &mut self.done) {
+            return;
+        }
+        if let Some(cidr) = keys::parse_block(key) {
+            self.add_block(cidr, key, value);
+        } else if let Some(id) = keys::parse_handle(key) {
+            self.done.counts.handles += 1;
+            self.handles.compare(id, kv, &self.blocks, &mut self.done);
+        } else if let Some((owner, cidr)) = keys::parse_affinity(key) {
+            self.done.counts.affinities += 1;
+            self.blocks.compare_affinity(&owner, cidr, kv, &mut self.done.findings);
+        } else if keys::parse_legacy_host(key).is_none() {
+            self.done.findings.push(unknown(key));
+        }
+    }
+
+    /// Ends it. `revision` is the one that was read.
+    pub fn finish(mut self, revision: Revision) -> Inspection {
+        self.around.finish(&mut self.done);
+        self.blocks.finish(&mut self.done);
+        self.handles.finish(&self.blocks, &mut self.done);
+        self.done.revision = revision;
+        self.done.findings.sort_unstable();
+        self.done
+    }
+}
+
+fn unknown(key: &Key) -> Finding {
+    Finding::new(Code::UnknownKey, Subject::Key(key.to_string()), "nothing of IPAM is kept under this key")
+}
+
+impl Ipam {
+    /// Looks through everything, at one revision and in pages.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn inspect(&self, keep: Keep) -> Result<Inspection> {
+        let mut readings = 1;
+        loop {
+            match self.read_for_inspection(keep).await {
+                Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) && readings < READINGS => {
+                    readings += 1;
+                }
+                read => return Ok(read?),
+            }
+        }
+    }
+
+    /// An inspection for somebody who reads the store in a way of their own.
+    pub fn inspector(&self, keep: Keep) -> Inspector {
+        Inspector::new(self.now(), keep)
+    }
+
+    async fn read_for_inspection(&self, keep: Keep) -> kv::Result<Inspection> {
+        let mut inspector = self.inspector(keep);
+        let mut at = Revision::UNSET;
+        for range in Inspector::ranges() {
+            let mut rest = Some(range);
+            while let Some(range) = rest.take() {
+                let page = self.store().range(RangeRequest::new(range.clone()).with_at(at).with_limit(PAGE)).await?;
+                if !at.is_set() {
+                    at = page.revision;
+                }
+                page.kvs.iter().for_each(|kv| inspector.add(kv));
+                if let (true, Some(last)) = (page.more, page.kvs.last()) {
+                    let from = last.key.successor();
+                    rest = Some(match range.bounds().1 {
+                        Some(end) => Range::FromTo(from, end),
+                        None => Range::From(from),
+                    });
+                }
+            }
+        }
+        Ok(inspector.finish(at))
+    }
+}

@@ -1,0 +1,157 @@
+//! A block as it is stored: what the reader of [`Block`] heals or refuses is told here instead.
+
+use kv::Key;
+
+use super::{Block, capacity_of};
+use crate::model::codec::{Malformed, from_json};
+
+/// A block of which nothing was healed. Of the invariant of [`Block`] only the number of allocations holds.
+#[derive(Clone, Debug)]
+pub(crate) struct StoredBlock(Block);
+
+/// What is wrong inside a block. Ordinals are ascending, those of the queue in its order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Flaws {
+    /// Ordinals whose allocation points at an entry that is not there.
+    pub(crate) dangling: Vec<usize>,
+    /// How many entries no allocation points at.
+    pub(crate) unused: usize,
+    /// Free ordinals that are in the queue more than once.
+    pub(crate) twice: Vec<usize>,
+    /// Free ordinals that are not in the queue.
+    pub(crate) lost: Vec<usize>,
+    /// Allocated ordinals in the queue.
+    pub(crate) taken: Vec<usize>,
+    /// Numbers in the queue that are no ordinals of the block.
+    pub(crate) outside: Vec<usize>,
+    /// Names of sequence numbers that are no allocated ordinals.
+    pub(crate) numbers: Vec<String>,
+}
+
+impl Flaws {
+    /// True if [`Block::tidy`] has something to do.
+    pub(crate) fn can_be_tidied(&self) -> bool {
+        let Self { dangling: _, unused, twice, lost, taken, outside, numbers } = self;
+        *unused > 0 || [twice, lost, taken, outside].iter().any(|list| !list.is_empty()) || !numbers.is_empty()
+    }
+}
+
+impl StoredBlock {
+    /// Reads a block. Its network may be another one than its key says.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it is no block, or does not have as many allocations as addresses.
+    pub(crate) fn read(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
+        let mut block: Block = from_json(key, value)?;
+        block.cidr = block.cidr.trunc();
+        let (found, cidr) = (block.allocations.len(), block.cidr);
+        match capacity_of(cidr) {
+            None => Err(Malformed::new(key, format_args!("block {cidr} has too many addresses"))),
+            Some(size) if size != found => {
+                Err(Malformed::new(key, format_args!("{found} allocations for {size} addresses")))
+            }
+            Some(_) => Ok(Self(block)),
+        }
+    }
+
+    /// The block, to be looked at only.
+    pub(crate) fn block(&self) -> &Block {
+        &self.0
+    }
+
+    /// What is wrong inside.
+    pub(crate) fn flaws(&self) -> Flaws {
+        let mut flaws = Flaws::default();
+        self.find_in_allocations(&mut flaws);
+        self.find_in_queue(&mut flaws);
+        let numbers = self.0.sequence_numbers.get().into_iter().flatten().map(|(name, _)| name);
+        flaws.numbers = numbers.filter(|name| !is_allocated(&self.0.allocations, name)).cloned().collect();
+        flaws
+    }
+
+    fn find_in_allocations(&self, flaws: &mut Flaws) {
+        let mut used = vec![false; self.0.attributes().len()];
+        for (ordinal, index) in self.0.allocations.iter().enumerate() {
+            let Some(index) = index else { continue };
+            match used.get_mut(*index) {
+                Some(used) => *used = true,
+                None => flaws.dangling.push(ordinal),
+            }
+        }
+        flaws.unused = used.iter().filter(|used| !**used).count();
+    }
+
+    fn find_in_queue(&self, flaws: &mut Flaws) {
+        let mut queued = vec![false; self.0.allocations.len()];
+        for &ordinal in &self.0.unallocated {
+            match (self.0.allocations.get(ordinal), queued.get_mut(ordinal)) {
+                (Some(None), Some(queued)) if *queued => flaws.twice.push(ordinal),
+                (Some(None), Some(queued)) => *queued = true,
+                (Some(Some(_)), _) => flaws.taken.push(ordinal),
+                _ => flaws.outside.push(ordinal),
+            }
+        }
+        let free = self.0.allocations.iter().zip(queued).enumerate();
+        flaws.lost =
+            free.filter(|(_, (index, queued))| index.is_none() && !queued).map(|(ordinal, _)| ordinal).collect();
+    }
+}
+
+impl Block {
+    /// Drops what nothing points at: entries, and sequence numbers of addresses that are not allocated. The queue was
+    /// healed when the block was read.
+    pub(crate) fn tidy(&mut self) {
+        self.compact();
+        let allocations = &self.allocations;
+        if let Some(numbers) = self.sequence_numbers.get_mut() {
+            numbers.retain(|name, _| is_allocated(allocations, name));
+        }
+    }
+}
+
+/// True if a text names an allocated ordinal, in the one way in which ordinals are written.
+fn is_allocated(allocations: &[Option<usize>], name: &str) -> bool {
+    let ordinal = name.parse::<usize>().ok().filter(|ordinal| ordinal.to_string() == name);
+    ordinal.is_some_and(|ordinal| matches!(allocations.get(ordinal), Some(Some(_))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Document, keys};
+
+    fn read(value: &str) -> Result<StoredBlock, Malformed> {
+        StoredBlock::read(&keys::block("10.0.0.0/30".parse().unwrap()), value.as_bytes())
+    }
+
+    #[test]
+    fn every_flaw_is_told_once() {
+        let value = r#"{"cidr":"10.0.0.0/30","allocations":[0,null,9,null],"unallocated":[1,1,0,77],
+            "attributes":[{"handle_id":"a"},{"handle_id":"b"}],"sequenceNumberForAllocation":{"0":1,"1":2,"x":3,"00":4}}"#;
+        let expected = Flaws {
+            dangling: vec![2],
+            unused: 1,
+            twice: vec![1],
+            lost: vec![3],
+            taken: vec![0],
+            outside: vec![77],
+            numbers: ["00", "1", "x"].map(str::to_owned).to_vec(),
+        };
+        assert_eq!(read(value).unwrap().flaws(), expected);
+        assert!(read(r#"{"cidr":"10.0.0.0/30","allocations":[],"unallocated":[]}"#).is_err());
+        assert!(read(r#"{"cidr":"0.0.0.0/0","allocations":[],"unallocated":[]}"#).is_err());
+    }
+
+    #[test]
+    fn a_tidied_block_has_no_flaw() {
+        let value = r#"{"cidr":"10.0.0.0/30","allocations":[1,null,null,null],"unallocated":[1,1,0,77],
+            "attributes":[{"handle_id":"a"},{"handle_id":"b"}],"sequenceNumberForAllocation":{"0":1,"1":2}}"#;
+        let key = keys::block("10.0.0.0/30".parse().unwrap());
+        let mut block = Block::decode(&key, value.as_bytes()).unwrap();
+        block.tidy();
+        let again = StoredBlock::read(&key, block.encode().unwrap().as_bytes()).unwrap();
+        assert_eq!(again.flaws(), Flaws::default());
+        assert_eq!(block.ips_by_handle("b").len(), 1);
+        assert_eq!(block.sequence_number_of("10.0.0.0".parse().unwrap()), 1);
+    }
+}
