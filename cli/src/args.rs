@@ -2,6 +2,7 @@
 
 mod gc;
 mod install;
+mod moving;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use ipnet::IpNet;
 use crate::verbs::store::args::StoreVerb;
 pub(crate) use gc::Gc;
 pub(crate) use install::Install;
+pub(crate) use moving::{Export, Import, Migrate, Moving, TakeOver, Terms};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -115,6 +117,8 @@ pub(crate) enum LogLevel {
 pub(crate) enum Command {
     #[command(flatten)]
     OnStore(OnStore),
+    #[command(flatten)]
+    Moving(Moving),
     /// Take back addresses that nobody on this machine uses any more
     #[command(after_help = gc::HELP)]
     Gc(Gc),

@@ -16,6 +16,7 @@ mod output;
 mod pools;
 mod reservations;
 mod store;
+mod transfer;
 mod usage;
 mod verbs;
 
@@ -56,6 +57,7 @@ pub fn run(
         Command::OnStore(command) => {
             execute(&cli, env, out, err, async |location| verbs::run(command, location).await).map(|()| 0)
         }
+        Command::Moving(verb) => verbs::moving::run(&cli, verb, env, out, err).map(|()| 0),
         Command::Gc(args) => gc::run(&cli, args, env, out, err).map(|()| 0),
         Command::Store(verb) => {
             execute(&cli, env, out, err, async |location| verbs::store::run(verb, location).await).map(|()| 0)

@@ -69,6 +69,7 @@ pub mod hints;
 pub mod intents;
 mod ipam;
 pub mod model;
+pub mod moving;
 pub mod net;
 mod owners;
 pub mod pools;

@@ -1,6 +1,7 @@
 //! The verbs. Each reads and writes through one open store; the store is closed before the answer is printed.
 
 mod address;
+pub(crate) mod moving;
 mod pool;
 mod release;
 mod reservation;
