@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Seek, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -36,7 +37,7 @@ pub(crate) struct Writer {
 #[derive(Debug)]
 enum To {
     File(NewFile),
-    Stdout,
+    Stdout(File),
 }
 
 /// A file that is there when it is complete.
@@ -58,8 +59,9 @@ impl Writer {
     }
 
     /// Writes to stdout: there the last line alone says that it is complete.
-    pub(crate) fn stdout() -> Self {
-        Self::to(To::Stdout)
+    pub(crate) fn stdout() -> Result<Self> {
+        // Not through the standard library's own, whose lock the program holds until its end.
+        Ok(Self::to(To::Stdout(File::from(io::stdout().as_fd().try_clone_to_owned()?))))
     }
 
     fn to(to: To) -> Self {
@@ -103,7 +105,7 @@ impl Writer {
         self.put(end.as_bytes())?;
         match self.to {
             To::File(mut new) => new.complete()?,
-            To::Stdout => io::stdout().flush()?,
+            To::Stdout(_) => {}
         }
         Ok(self.bytes)
     }
@@ -113,7 +115,7 @@ impl Writer {
         self.bytes += bytes.len() as u64;
         match &mut self.to {
             To::File(new) => new.file.write_all(bytes).map_err(|error| failed(&new.path, &error)),
-            To::Stdout => Ok(io::stdout().write_all(bytes)?),
+            To::Stdout(file) => Ok(file.write_all(bytes)?),
         }
     }
 }

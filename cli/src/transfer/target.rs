@@ -15,8 +15,11 @@ use crate::store::{self, Use, WAIT, explain};
 const TXN_BYTES: usize = 1_000_000;
 /// How many keys one transaction writes: each has a guard, and the mark has one, too.
 const TXN_KEYS: usize = MAX_TXN_OPS - 1;
-/// How many transactions are under way at a cluster. An embedded store makes one after the other.
-const IN_FLIGHT: usize = 8;
+/// How many transactions are under way at once. An embedded store makes one commit of what waits together; sled takes
+/// gigabytes of memory for large ones.
+const IN_FLIGHT: usize = 16;
+const IN_FLIGHT_AT_SLED: usize = 8;
+const IN_FLIGHT_AT_REDB: usize = 64;
 
 /// A store that is filled, or looked at beside its source. No store at all counts as an empty one.
 pub(crate) struct Target<'l> {
@@ -132,8 +135,11 @@ impl<'l> Target<'l> {
 
     /// Makes changes. Each transaction is guarded by the mark and by what was there before.
     pub(super) async fn write(&self, changes: Vec<Change>) -> Result<()> {
-        let Some(open) = &self.open else { return Ok(()) };
-        let in_flight = if open.embedded().is_some() { 1 } else { IN_FLIGHT };
+        let in_flight = match self.location {
+            Location::Redb(_) => IN_FLIGHT_AT_REDB,
+            Location::Etcd(_) => IN_FLIGHT,
+            _ => IN_FLIGHT_AT_SLED,
+        };
         let txns: Vec<Txn> = batches(changes).into_iter().map(|batch| self.txn_of(batch)).collect::<Result<_>>()?;
         let mut answers =
             futures::stream::iter(txns).map(|txn| async move { self.txn(txn).await }).buffer_unordered(in_flight);

@@ -15,7 +15,7 @@ fn between_each_two_kinds_of_store() {
         let json = migrate(from, to, &["-o", "json"]).json();
         let expected = moved(from);
         assert_eq!((&json["keys"], &json["new"]), (&expected.len().into(), &expected.len().into()), "{json}");
-        assert_eq!(json["addresses"], 303, "{json}");
+        assert_eq!(json["addresses"], 312, "{json}");
         let said = assign(to, "early").unwrap_err().to_string();
         let command = format!("margay migrate {from} {to} --finish");
         assert!(said.contains("a migration that is not finished") && said.contains(&command), "{said}");

@@ -25,7 +25,7 @@ struct Json {
 pub(super) async fn run(location: &Location, args: &Export) -> Result<Answer> {
     let to_stdout = args.file == Path::new("-");
     let (path, overwrite) = (args.file.clone(), if args.force { Overwrite::Allowed } else { Overwrite::Never });
-    let writer = if to_stdout { Writer::stdout() } else { aside(move || Writer::create(&path, overwrite)).await? };
+    let writer = if to_stdout { Writer::stdout()? } else { aside(move || Writer::create(&path, overwrite)).await? };
     let mut tally = Tally::default();
     let mut counted_to = None;
     let copied = copy(location, ranges(), writer, |kv| {
