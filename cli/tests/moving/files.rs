@@ -172,7 +172,7 @@ fn what_somebody_else_has_written_is_not_written_over() {
         fs::read_to_string(&file).unwrap().rsplit('"').nth(1).unwrap()
     );
     let handle = "/calico/ipam/v2/handle/lab.c1".to_owned();
-    write(&to, [("/margay/v1/migration".to_owned(), mark.into_bytes()), (handle.clone(), b"{}".to_vec())]);
+    write(&to, [("/margay/v1/migration".to_owned(), mark.into_bytes()), (handle, b"{}".to_vec())]);
     let before = content(&to);
     let said = at(&to, &["import", name]).failure();
     assert!(said.contains("handle/lab.c1 (changed)") && said.contains("--abort"), "{said}");

@@ -85,7 +85,7 @@ impl Stores<'_> {
         match target.mark() {
             None => target.begin(self.mark(State::Copying, 0)).await?,
             Some(mark) if mark.state == State::Copied => {
-                target.remark(self.mark(State::Copying, mark.revision)).await?
+                target.remark(self.mark(State::Copying, mark.revision)).await?;
             }
             Some(_) => {}
         }
