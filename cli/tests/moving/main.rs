@@ -15,3 +15,4 @@ mod fill;
 mod kill;
 mod migrate;
 mod take_over;
+mod turns;

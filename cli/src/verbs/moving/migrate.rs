@@ -1,6 +1,6 @@
 //! `margay migrate`.
 
-use datastore::Location;
+use datastore::{Location, OpenStore};
 use ipam_core::moving::{Mark, State, Tally, Way};
 use kv::Revision;
 use serde::Serialize;
@@ -150,9 +150,10 @@ impl Stores<'_> {
         let copied = mark.revision;
         let (revision, walked) = self.newest(target).await?;
         if walked.differences() > 0 {
+            let count = walked.differences();
+            let differ = if count == 1 { "1 document differs".to_owned() } else { format!("{count} documents differ") };
             return Err(Failure::new(format!(
-                "{from} and {to} are not equal: {} documents differ since revision {copied} was copied:{}",
-                walked.differences(),
+                "{from} and {to} are not equal: {differ} since revision {copied} was copied:{}",
                 walked.list()
             ))
             .hint(format!("stop the runtime and bring it up to date with: margay migrate {from} {to}")));
@@ -161,12 +162,32 @@ impl Stores<'_> {
         if dry_run {
             return Answer::new(format!("Would open {to} for use: it is equal to {from}, {}", walked.tally), &json);
         }
-        target.unmark().await?;
+        let held = self.hold(revision).await?;
+        let opened = target.unmark().await;
+        if let Some(held) = held {
+            held.close().await.map_err(|error| store::explain(from, error))?;
+        }
+        opened?;
         let text = format!("Successfully moved {from} at revision {} to {to}: {}", revision.get(), walked.tally);
         Ok(Answer::new(text, &json)?.note(format!(
             "name {to} in the network's configuration before the runtime starts again; {from} is as it was, and must not be \
              used any more"
         )))
+    }
+
+    /// Keeps everybody out of an embedded source while the target is opened, so that nothing is given in between; an error if
+    /// something has been. A cluster cannot be held.
+    async fn hold(&self, revision: Revision) -> Result<Option<OpenStore>> {
+        if self.from.path().is_none() {
+            return Ok(None);
+        }
+        let open = store::open(self.from, Use::Existing).await?;
+        if open.embedded().is_some_and(|store| store.status().revision == revision) {
+            return Ok(Some(open));
+        }
+        open.close().await.map_err(|error| store::explain(self.from, error))?;
+        Err(Failure::new(format!("{} was changed meanwhile; {} is not open for use yet", self.from, self.to))
+            .hint(format!("stop the runtime, and then: margay migrate {} {}", self.from, self.to)))
     }
 
     /// Refuses a target that this source must not fill.
