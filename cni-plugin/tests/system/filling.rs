@@ -21,9 +21,10 @@ fn put(lab: &Lab, mark: bool) {
     runtime.block_on(async {
         let wait = std::time::Duration::from_secs(30);
         let open = datastore::open(&lab.location(), Create::Never, wait).await.unwrap();
-        match mark {
-            true => drop(open.store().put(MARK.0, MARK.1).await.unwrap()),
-            false => drop(open.store().delete(Range::key(MARK.0)).await.unwrap()),
+        if mark {
+            open.store().put(MARK.0, MARK.1).await.unwrap();
+        } else {
+            open.store().delete(Range::key(MARK.0)).await.unwrap();
         }
         open.close().await.unwrap();
     });
