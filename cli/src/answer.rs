@@ -14,13 +14,14 @@ pub(crate) struct Answer {
     json: String,
     notes: Vec<String>,
     failure: Option<Failure>,
+    stdout_is_taken: bool,
 }
 
 impl Answer {
     /// An answer in both forms.
     pub(crate) fn new(text: impl Into<String>, json: &impl Serialize) -> Result<Self> {
         let json = serde_json::to_string_pretty(json).map_err(|error| Failure::new(format!("JSON: {error}")))?;
-        Ok(Self { text: text.into(), json, notes: Vec::new(), failure: None })
+        Ok(Self { text: text.into(), json, notes: Vec::new(), failure: None, stdout_is_taken: false })
     }
 
     /// With something that a person should know beside the answer.
@@ -35,11 +36,18 @@ impl Answer {
         self
     }
 
+    /// Printed on stderr, because stdout is taken by what was asked for.
+    pub(crate) fn on_stderr(mut self) -> Self {
+        self.stdout_is_taken = true;
+        self
+    }
+
     /// Prints the answer on `out` and the notes on `err`.
     pub(crate) fn print(self, format: Format, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
         for note in &self.notes {
             _ = writeln!(err, "note: {note}");
         }
+        let out: &mut dyn Write = if self.stdout_is_taken { &mut *err } else { &mut *out };
         match format {
             Format::Table => writeln!(out, "{}", self.text.trim_end_matches('\n'))?,
             Format::Json => writeln!(out, "{}", self.json)?,

@@ -4,6 +4,7 @@ mod check;
 mod gc;
 mod install;
 mod map;
+mod moving;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ pub(crate) use check::Check;
 pub(crate) use gc::Gc;
 pub(crate) use install::Install;
 pub(crate) use map::{Map, Metrics};
+pub(crate) use moving::{Export, Import, Migrate, Moving, TakeOver, Terms};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -119,6 +121,8 @@ pub(crate) enum LogLevel {
 pub(crate) enum Command {
     #[command(flatten)]
     OnStore(OnStore),
+    #[command(flatten)]
+    Moving(Moving),
     /// Take back addresses that nobody on this machine uses any more
     #[command(after_help = gc::HELP)]
     Gc(Gc),

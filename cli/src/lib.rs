@@ -17,6 +17,7 @@ mod output;
 mod pools;
 mod reservations;
 mod store;
+mod transfer;
 mod turns;
 mod usage;
 mod verbs;
@@ -59,6 +60,7 @@ pub fn run(
             let conf_dir = &cli.cni_conf_dir;
             execute(&cli, env, out, err, async |location| verbs::run(command, location, conf_dir).await).map(|()| 0)
         }
+        Command::Moving(verb) => verbs::moving::run(&cli, verb, env, out, err).map(|()| 0),
         Command::Gc(args) => gc::run(&cli, args, env, out, err).map(|()| 0),
         Command::Store(verb) => {
             execute(&cli, env, out, err, async |location| verbs::store::run(verb, location).await).map(|()| 0)

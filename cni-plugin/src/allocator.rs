@@ -365,6 +365,8 @@ fn explain(error: ipam_core::Error, network: &Network) -> Failure {
         ipam_core::Error::Bridge(error @ BridgeError::GatewayInUse { .. }) => {
             CniError::internal(error.to_string()).into()
         }
+        // Nothing was done, and the runtime asks again.
+        ipam_core::Error::Filling(filling) => CniError::new(Code::TryAgain, filling.to_string()).into(),
         ipam_core::Error::Bridge(error) => CniError::config(error.to_string()).into(),
         error => {
             let advice = advice(&error).filter(|_| *network != Network::Calico);

@@ -21,7 +21,7 @@ impl Ipam {
     /// # Errors
     /// `NotFound` if there is no such handle; those of the store; damaged documents.
     pub async fn addresses_of_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
-        transact!(self, deadline, |tx| {
+        transact!(looking self, deadline, |tx| {
             let key = keys::handle(handle);
             tx.prefetch(vec![key.clone(), keys::config()], Vec::new()).await?;
             let stored = tx.snapshot_get(&key).await?.ok_or_else(|| Error::NotFound(format!("handle {handle}")))?;

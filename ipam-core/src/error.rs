@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::model::{ContradictorySettings, Malformed, NotOwner, OwnerRefusal, ReleaseConflict};
+use crate::moving::Filling;
 use crate::net::Family;
 use crate::pools::PoolError;
 
@@ -82,6 +83,8 @@ pub enum Error {
     NotFound(String),
     /// A pool cannot be made like this.
     Invalid(String),
+    /// The store is being filled from another one, and nothing may be given or taken back meanwhile.
+    Filling(Filling),
     /// A pool still has addresses in use.
     PoolInUse {
         /// The pool's name.
@@ -209,6 +212,7 @@ impl fmt::Display for Error {
             Self::Exists(what) => write!(f, "{what} exists already"),
             Self::NotFound(what) => write!(f, "{what} does not exist"),
             Self::Invalid(what) => f.write_str(what),
+            Self::Filling(filling) => filling.fmt(f),
             Self::PoolInUse { pool, addresses } => {
                 let addresses = if *addresses == 1 { "1 address".to_owned() } else { format!("{addresses} addresses") };
                 write!(f, "pool {pool} still has {addresses} in use")

@@ -14,7 +14,8 @@ use crate::intents::Intents;
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, Labels, Node, Owner};
 
-/// Runs the body of a verb as one transaction on the allocator's store, or on another one, and is what the body is.
+/// Runs the body of a verb as one transaction on the allocator's store, or on another one, and is what the body is. A store
+/// that is [being filled](crate::moving) refuses all of them, but for those that are only `looking`: what a person asks.
 macro_rules! transact {
     ($ipam:expr, $deadline:expr, |$tx:ident| $body:expr) => {
         crate::ipam::transact!(on std::sync::Arc::clone($ipam.store()), $deadline, |$tx| $body)
@@ -24,7 +25,17 @@ macro_rules! transact {
     }};
     (on $store:expr, with $options:expr, |$tx:ident| $body:expr) => {{
         let store = $store;
-        let done: crate::error::Result<kv::Committed<_>> = kv::transact!(store, $options, |$tx| $body);
+        let options = $options.with_beside([crate::moving::mark_key()]);
+        let done: crate::error::Result<kv::Committed<_>> = kv::transact!(store, options, |$tx| {
+            let done: crate::error::Result<_> = async { $body }.await;
+            crate::moving::unless_marked($tx, done).await
+        });
+        done.map(|committed| committed.value)
+    }};
+    (looking $ipam:expr, $deadline:expr, |$tx:ident| $body:expr) => {{
+        let store = std::sync::Arc::clone($ipam.store());
+        let options = kv::TransactOptions::new($deadline);
+        let done: crate::error::Result<kv::Committed<_>> = kv::transact!(store, options, |$tx| $body);
         done.map(|committed| committed.value)
     }};
 }
@@ -37,7 +48,7 @@ pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Where an embedded store keeps the name of its one node.
-const PINNED_NODE: &str = "/margay/v1/node";
+pub(crate) const PINNED_NODE: &str = "/margay/v1/node";
 
 /// Which nodes may have addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -71,6 +71,7 @@ pub mod inspect;
 pub mod intents;
 mod ipam;
 pub mod model;
+pub mod moving;
 pub mod net;
 mod owners;
 pub mod pools;

@@ -109,7 +109,7 @@ impl Ipam {
     pub async fn inventory(&self, deadline: Deadline) -> Result<Inventory> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
-        transact!(self, deadline, |tx| {
+        transact!(looking self, deadline, |tx| {
             tx.prefetch(Vec::new(), vec![pools.clone(), reservations.clone()]).await?;
             Ok(Inventory {
                 pools: decode_all(&tx.snapshot_list(&pools).await?),

@@ -86,11 +86,14 @@ impl Row {
     }
 }
 
+/// A checksum as text.
+pub(super) fn hex(sum: Sha256) -> String {
+    sum.finalize().iter().fold(String::with_capacity(64), |hex, byte| hex + &format!("{byte:02x}"))
+}
+
 /// The last line, with its end.
 pub(super) fn trailer(keys: u64, sum: Sha256) -> String {
-    let sum = sum.finalize();
-    let hex = sum.iter().fold(String::with_capacity(64), |hex, byte| hex + &format!("{byte:02x}"));
-    format!("{TRAILER}{keys},\"sha256\":\"{hex}\"}}\n")
+    format!("{TRAILER}{keys},\"sha256\":\"{}\"}}\n", hex(sum))
 }
 
 #[cfg(test)]

@@ -12,12 +12,16 @@
 //! A key or a value that is not UTF-8 stands in `key64` or `value64`, in base64. A file is whole only with its last
 //! line, so that one that was cut off is never taken for a smaller store.
 
+mod copy;
 mod format;
 mod reader;
+mod snapshot;
 mod writer;
 
+pub(crate) use copy::{Copied, copy};
 pub(crate) use format::Header;
 pub(crate) use reader::Reader;
+pub(crate) use snapshot::{Identity, Pages, Snapshot, Stop, aside, identity, somebody_waits};
 pub(crate) use writer::{Overwrite, Writer};
 
 /// What is written of a cluster, which others use too: everything that Calico and Margay keep there. Ascending.

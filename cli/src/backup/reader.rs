@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::format::{AnyHeader, Header, MAX_LINE_BYTES, Row, TRAILER, VERSION, trailer};
+use super::format::{AnyHeader, Header, MAX_LINE_BYTES, Row, TRAILER, VERSION, hex, trailer};
 use crate::error::{Failure, Result};
 
 /// A backup file that is being read. What it has given is only worth something when it has given all: the checksum
@@ -58,6 +58,11 @@ impl Reader {
     /// The first line.
     pub(crate) fn header(&self) -> &Header {
         &self.header
+    }
+
+    /// The checksum of what was read so far; at the end, that of the file.
+    pub(crate) fn sum(&self) -> String {
+        hex(self.sum.clone())
     }
 
     /// Reads a file to its end, and returns its header and how many keys it has.

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Seek, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -23,23 +24,104 @@ pub(crate) enum Overwrite {
     Allowed,
 }
 
-/// A file that is being written. Dropped before its end, it leaves nothing.
-///
-/// It has the name `FILE.partial` until it is complete. Whoever is killed leaves that, and the next backup to the same
-/// file writes over it.
+/// A backup that is being written. Dropped before its end, it leaves nothing.
 #[derive(Debug)]
 pub(crate) struct Writer {
+    to: To,
+    sum: Sha256,
+    keys: u64,
+    bytes: u64,
+}
+
+/// Where to.
+#[derive(Debug)]
+enum To {
+    File(NewFile),
+    Stdout(File),
+}
+
+/// A file that is there when it is complete.
+///
+/// It has the name `FILE.partial` until then. Whoever is killed leaves that, and the next backup to the same file writes
+/// over it.
+#[derive(Debug)]
+struct NewFile {
     file: File,
     path: PathBuf,
     partial: Option<PathBuf>,
     overwrite: Overwrite,
-    sum: Sha256,
-    keys: u64,
 }
 
 impl Writer {
     /// Makes the file.
     pub(crate) fn create(path: &Path, overwrite: Overwrite) -> Result<Self> {
+        Ok(Self::to(To::File(NewFile::create(path, overwrite)?)))
+    }
+
+    /// Writes to stdout: there the last line alone says that it is complete.
+    pub(crate) fn stdout() -> Result<Self> {
+        // Not through the standard library's own, whose lock the program holds until its end.
+        Ok(Self::to(To::Stdout(File::from(io::stdout().as_fd().try_clone_to_owned()?))))
+    }
+
+    fn to(to: To) -> Self {
+        Self { to, sum: Sha256::new(), keys: 0, bytes: 0 }
+    }
+
+    /// True if what was written can be taken back.
+    pub(crate) fn can_begin_anew(&self) -> bool {
+        matches!(self.to, To::File(_))
+    }
+
+    /// Begins, or begins anew.
+    pub(crate) fn begin(&mut self, header: &Header) -> Result<()> {
+        if let To::File(new) = &mut self.to {
+            new.file.set_len(0).and_then(|()| new.file.rewind()).map_err(|error| failed(&new.path, &error))?;
+        }
+        (self.sum, self.keys, self.bytes) = (Sha256::new(), 0, 0);
+        let mut line = json(header)?;
+        line.push(b'\n');
+        self.put(&line)
+    }
+
+    /// Writes keys and values, which follow those before in the order of keys.
+    pub(crate) fn rows(&mut self, rows: &[kv::Kv]) -> Result<()> {
+        let mut lines = Vec::new();
+        for row in rows {
+            lines.extend(json(&Row::new(row.key.as_bytes(), row.value.as_bytes()))?);
+            lines.push(b'\n');
+            if lines.len() > 1 << 20 {
+                self.put(&lines)?;
+                lines.clear();
+            }
+        }
+        self.keys += rows.len() as u64;
+        self.put(&lines)
+    }
+
+    /// Writes the end; and of a file sees to it that all is durable, and gives it its name. Returns the length in bytes.
+    pub(crate) fn finish(mut self) -> Result<u64> {
+        let end = trailer(self.keys, self.sum.clone());
+        self.put(end.as_bytes())?;
+        match self.to {
+            To::File(mut new) => new.complete()?,
+            To::Stdout(_) => {}
+        }
+        Ok(self.bytes)
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        self.sum.update(bytes);
+        self.bytes += bytes.len() as u64;
+        match &mut self.to {
+            To::File(new) => new.file.write_all(bytes).map_err(|error| failed(&new.path, &error)),
+            To::Stdout(file) => Ok(file.write_all(bytes)?),
+        }
+    }
+}
+
+impl NewFile {
+    fn create(path: &Path, overwrite: Overwrite) -> Result<Self> {
         match fs::symlink_metadata(path) {
             Ok(found) if !found.is_file() => {
                 return Err(Failure::new(format!("{} is no regular file", path.display()))
@@ -71,41 +153,13 @@ impl Writer {
             // Some file systems know no modes.
             let _ = file.set_permissions(Permissions::from_mode(MODE));
         }
-        Ok(Self { file, path: path.to_owned(), partial: Some(partial), overwrite, sum: Sha256::new(), keys: 0 })
+        Ok(Self { file, path: path.to_owned(), partial: Some(partial), overwrite })
     }
 
-    /// Begins, or begins anew.
-    pub(crate) fn begin(&mut self, header: &Header) -> Result<()> {
-        let rewound = self.file.set_len(0).and_then(|()| self.file.rewind());
-        rewound.map_err(|error| failed(&self.path, &error))?;
-        (self.sum, self.keys) = (Sha256::new(), 0);
-        let mut line = json(header)?;
-        line.push(b'\n');
-        self.put(&line)
-    }
-
-    /// Writes keys and values, which follow those before in the order of keys.
-    pub(crate) fn rows(&mut self, rows: &[kv::Kv]) -> Result<()> {
-        let mut lines = Vec::new();
-        for row in rows {
-            lines.extend(json(&Row::new(row.key.as_bytes(), row.value.as_bytes()))?);
-            lines.push(b'\n');
-            if lines.len() > 1 << 20 {
-                self.put(&lines)?;
-                lines.clear();
-            }
-        }
-        self.keys += rows.len() as u64;
-        self.put(&lines)
-    }
-
-    /// Writes the end, sees to it that all is durable, and gives the file its name. Returns its length in bytes.
-    pub(crate) fn finish(mut self) -> Result<u64> {
-        let end = trailer(self.keys, self.sum.clone());
-        self.put(end.as_bytes())?;
+    /// Makes it durable and gives it its name.
+    fn complete(&mut self) -> Result<()> {
         let failed = |error: io::Error| failed(&self.path, &error);
         self.file.sync_all().map_err(failed)?;
-        let bytes = self.file.metadata().map_err(failed)?.len();
         if let Some(partial) = &self.partial {
             match self.overwrite {
                 Overwrite::Allowed => fs::rename(partial, &self.path).map_err(failed)?,
@@ -117,17 +171,11 @@ impl Writer {
         }
         self.partial = None;
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
-        Ok(bytes)
-    }
-
-    fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        self.sum.update(bytes);
-        self.file.write_all(bytes).map_err(|error| failed(&self.path, &error))
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)
     }
 }
 
-impl Drop for Writer {
+impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some(partial) = &self.partial {
             // Nobody takes it for a backup if it stays.

@@ -1,22 +1,33 @@
 //! How answers look. Nothing here knows a store.
 
 use std::fmt::Display;
+use std::time::SystemTime;
 
 use serde::Serializer;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 mod file;
 mod number;
+mod progress;
 mod screen;
 mod table;
 
 pub(crate) use file::whole_file;
 pub(crate) use number::{five_digits, part};
+pub(crate) use progress::Progress;
 pub(crate) use screen::Screen;
 pub(crate) use table::{Column, render};
 
 /// Serialises what can be printed as a string.
 pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
+}
+
+/// A time as it is shown, in UTC and whole seconds.
+pub(crate) fn rfc3339(time: SystemTime) -> String {
+    let time = OffsetDateTime::from(time);
+    time.replace_nanosecond(0).unwrap_or(time).format(&Rfc3339).unwrap_or_else(|_| "an unknown time".to_owned())
 }
 
 /// Text from the store as it may go to a terminal: control characters are escaped.

@@ -6,12 +6,11 @@ use std::time::SystemTime;
 use ipam_core::Ipam;
 use serde::Serialize;
 
-use super::store::rfc3339;
 use crate::answer::Answer;
 use crate::args;
 use crate::error::{Failure, Result};
 use crate::map::{Detail, Look, Section, draw, html, sections, svg};
-use crate::output::{Screen, whole_file};
+use crate::output::{Screen, rfc3339, whole_file};
 
 #[derive(Serialize)]
 struct Json<'a> {

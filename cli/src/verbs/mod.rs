@@ -5,6 +5,7 @@ mod check;
 mod from_report;
 mod map;
 mod metrics;
+pub(crate) mod moving;
 mod pool;
 mod release;
 mod reservation;

@@ -13,6 +13,7 @@ mod cluster;
 #[path = "../../../backend-etcd/tests/support/dns.rs"]
 mod dns;
 mod faults;
+mod filling;
 mod lab;
 mod late;
 mod lock;

@@ -13,6 +13,7 @@ mod clocks;
 mod crash;
 mod damage;
 mod disk;
+mod filling;
 mod gc;
 mod hostlocal;
 mod lab;

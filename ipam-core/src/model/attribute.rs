@@ -8,6 +8,7 @@ use time::OffsetDateTime;
 use super::codec::Field;
 use super::kept::{Kept, read_keeping};
 use super::workload::same_handle;
+use crate::attachment::NODE;
 use crate::timestamps::Stamp;
 
 static NO_ATTRIBUTES: BTreeMap<String, String> = BTreeMap::new();
@@ -78,6 +79,18 @@ impl Attribute {
     /// Sets one attribute of the holder.
     pub(super) fn set(&mut self, name: &str, value: &str) {
         self.secondary.or_default().insert(name.to_owned(), value.to_owned());
+    }
+
+    /// Replaces a node's name by another, for both holders. True if it was there.
+    pub(super) fn rename_node(&mut self, from: &str, to: &str) -> bool {
+        let mut renamed = false;
+        for attributes in [self.secondary.get_mut(), self.alternate.get_mut()].into_iter().flatten() {
+            if let Some(node) = attributes.get_mut(NODE).filter(|node| *node == from) {
+                to.clone_into(node);
+                renamed = true;
+            }
+        }
+        renamed
     }
 
     /// Replaces all attributes of the holder. What is empty is left out.

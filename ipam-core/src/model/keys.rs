@@ -155,14 +155,19 @@ pub fn handles_prefix() -> Key {
     format!("{IPAM}handle/").into()
 }
 
+/// What all keys of IPAM itself begin with: blocks, affinities, handles and the configuration.
+pub fn ipam_prefix() -> Key {
+    IPAM.into()
+}
+
+/// What the keys of all resources of a kind begin with that is none of ours, by the plural in the key.
+pub(crate) fn other_resources_prefix(plural: &str) -> Key {
+    format!("{RESOURCES}{plural}/").into()
+}
+
 /// The key of the IPAM configuration.
 pub fn config() -> Key {
     format!("{IPAM}config").into()
-}
-
-/// What all keys of IPAM begin with: blocks, affinities, handles and the configuration.
-pub fn ipam_prefix() -> Key {
-    IPAM.into()
 }
 
 /// The host that a key of old versions is of, see [`legacy_host`].

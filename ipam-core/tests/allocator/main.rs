@@ -11,6 +11,7 @@ mod concurrent;
 mod crowded;
 mod ensure;
 mod every_verb;
+mod filling;
 mod gc;
 mod handle;
 mod hints;

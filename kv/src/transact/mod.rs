@@ -11,7 +11,7 @@ pub use memory::Memory;
 pub use transaction::Transaction;
 
 use crate::error::{Error, ErrorKind, Operation, Outcome, Result};
-use crate::key::Revision;
+use crate::key::{Key, Revision};
 use crate::store::Store;
 
 /// The longest pause before another attempt.
@@ -63,18 +63,27 @@ pub struct TransactOptions {
     pub attempts: u32,
     /// What to begin from, if anything.
     pub memory: Option<Arc<Memory>>,
+    /// Keys that the first request reads along with what it is about.
+    pub beside: Vec<Key>,
 }
 
 impl TransactOptions {
     /// Until the deadline, or a hundred attempts.
     pub fn new(deadline: Deadline) -> Self {
-        Self { deadline, attempts: 100, memory: None }
+        Self { deadline, attempts: 100, memory: None, beside: Vec::new() }
     }
 
     /// With another bound on the attempts.
     #[must_use]
     pub fn with_attempts(mut self, attempts: u32) -> Self {
         self.attempts = attempts;
+        self
+    }
+
+    /// Reading these keys along with whatever is read first, so that the body can read them without another round trip.
+    #[must_use]
+    pub fn with_beside(mut self, keys: impl IntoIterator<Item = Key>) -> Self {
+        self.beside.extend(keys);
         self
     }
 
@@ -188,7 +197,7 @@ impl Attempts {
             return Err(self.because(Error::new(kind, Operation::Transact, "store")));
         }
         self.made += 1;
-        Ok(Transaction::new(Arc::clone(&self.store), deadline))
+        Ok(Transaction::new(Arc::clone(&self.store), deadline).reading_beside(self.options.beside.clone()))
     }
 
     /// Commits an attempt whose body had this outcome: `None` if another attempt is due.

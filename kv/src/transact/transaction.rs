@@ -47,6 +47,8 @@ pub struct Transaction {
     pub(super) guarded_ranges: Vec<Range>,
     /// What will be written; `None` deletes.
     pub(super) writes: BTreeMap<Key, Option<Value>>,
+    /// Keys that the first request reads along.
+    beside: Vec<Key>,
     stale: bool,
     /// When the store was last asked for what this attempt remembers, if it remembers it.
     pub(super) recalled: Option<Instant>,
@@ -66,9 +68,16 @@ impl Transaction {
             guards: BTreeMap::new(),
             guarded_ranges: Vec::new(),
             writes: BTreeMap::new(),
+            beside: Vec::new(),
             stale: false,
             recalled: None,
         }
+    }
+
+    /// The same, with keys that its first request reads along.
+    pub(super) fn reading_beside(mut self, keys: Vec<Key>) -> Self {
+        self.beside = keys;
+        self
     }
 
     /// An attempt that knows what is remembered, and asks the store for nothing.
@@ -365,6 +374,9 @@ impl Transaction {
             return Ok(());
         }
         if !self.at.is_set() {
+            let beside = self.beside.iter().map(|key| (Range::Key(key.clone()), Content::Full));
+            let beside: Vec<_> = beside.filter(|read| !ranges.contains(read)).collect();
+            ranges.splice(0..0, beside);
             let later = ranges.split_off(ranges.len().min(MAX_TXN_OPS));
             let reads = ranges.iter().cloned().map(|(range, content)| TxnRange::new(range).with_content(content));
             let answer = self.ask_txn(Txn::new().with_success(reads.map(Op::Range))).await?;

@@ -8,11 +8,7 @@ mod status;
 mod upgrade;
 mod verify;
 
-use std::time::SystemTime;
-
 use datastore::Location;
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 
 use crate::answer::Answer;
 use crate::error::{Failure, Result};
@@ -37,10 +33,4 @@ fn refuse_cluster(location: &Location, what: &str, instead: &str) -> Result<()> 
         Location::Etcd(_) => Err(Failure::new(format!("{what} is not for etcd")).hint(instead)),
         _ => Ok(()),
     }
-}
-
-/// A time as it is shown, in UTC and whole seconds.
-pub(super) fn rfc3339(time: SystemTime) -> String {
-    let time = OffsetDateTime::from(time);
-    time.replace_nanosecond(0).unwrap_or(time).format(&Rfc3339).unwrap_or_else(|_| "an unknown time".to_owned())
 }

@@ -11,9 +11,8 @@ use kv::{ErrorKind, MAX_TXN_OPS, Op, Store, Txn};
 use serde::Serialize;
 
 use super::args::Restore;
-use super::backup::aside;
 use crate::answer::Answer;
-use crate::backup::{Header, Reader};
+use crate::backup::{Header, Reader, aside};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use, WAIT, explain};
 

@@ -9,10 +9,9 @@ use indicatif::{HumanBytes, HumanCount, HumanDuration};
 use kv::{Range, StoreExt};
 use serde::Serialize;
 
-use super::rfc3339;
 use crate::answer::Answer;
 use crate::error::{Failure, Result};
-use crate::output::printable;
+use crate::output::{printable, rfc3339};
 use crate::store::explain;
 
 /// How long to wait for the turn: what can be seen from outside is an answer already.

@@ -276,6 +276,16 @@ impl Block {
         self.affinity_claim_time = Field::Absent;
     }
 
+    /// Makes what is a node's another one's: the block, if it is its owner, and what it holds of it. True if anything was.
+    pub fn rename_node(&mut self, from: &str, to: &str) -> bool {
+        let owns = self.is_owned_by(&Owner::host(from));
+        if owns {
+            self.affinity = Field::Is(Owner::host(to).to_string());
+        }
+        let entries = self.attributes.get_mut().into_iter().flatten();
+        entries.fold(owns, |renamed, entry| entry.rename_node(from, to) || renamed)
+    }
+
     /// How long ago the block was claimed. A time in the future counts as now, up to a day: beyond that the clock was
     /// wrong, and would keep the block for years. `None` then, and if nothing is recorded: it was very long ago.
     pub fn claim_age(&self, now: OffsetDateTime) -> Option<Duration> {

@@ -1,0 +1,168 @@
+//! What can be typed after `margay export`, `margay import` and `margay migrate`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+const EXPORT: &str = "\
+Examples:
+  margay export /var/backups/ipam.jsonl
+  margay export - --store redb:///var/lib/margay/ipam.redb | gzip > ipam.jsonl.gz
+
+Containers can be started and stopped meanwhile. The file has blocks, handles,
+affinities, settings, pools, reservations and nodes, as they were at one
+revision; of a cluster nothing else, where `margay store backup` writes all
+that is Calico's. It is of the same form: `margay store restore` takes it, too.";
+
+const IMPORT: &str = "\
+Examples:
+  margay import ipam.jsonl --store etcd://10.0.0.1:2379
+  margay import ipam.jsonl --as-node worker-7
+  margay import host-local /var/lib/cni/networks/lab --network lab --dry-run
+
+The file is one of `margay export` or `margay store backup`, and is checked
+first. The store must have no pools and no addresses; nodes that it has stay as
+they are. Until all is there and was read back, every plugin is refused. If it
+is broken off, give the same command again: it goes on.";
+
+const HOST_LOCAL: &str = "\
+Examples:
+  margay pool create lab 10.88.0.0/24 --gateway 10.88.0.1
+  margay import host-local /var/lib/cni/networks/lab --network lab --dry-run
+  margay import host-local /var/lib/cni/networks/lab --network lab
+
+Each address becomes its container's, as if Margay's plugin had given it, so that
+the plugin's DEL takes it back. What is taken over already stays so. An address
+that is in no pool, reserved, or another container's is listed and left out; the
+exit code is then 1.";
+
+const PODMAN: &str = "\
+Examples:
+  podman inspect $(podman ps -q) | margay import podman - --network lab
+
+For networks of podman 5 and netavark, which keep no files for host-local. A
+container in several networks is left out: its interfaces' names are not told.";
+
+const MIGRATE: &str = "\
+Examples:
+  margay migrate sled:///var/lib/margay/ipam.sled etcd://10.0.0.1:2379
+  margay migrate sled:///var/lib/margay/ipam.sled etcd://10.0.0.1:2379 --finish
+
+1. Without --finish all is copied and compared. Plugins go on using FROM; on TO
+   they are refused. Again, it brings TO up to date with what has changed.
+2. Stop the runtime, so that nothing changes any more, and run it once more.
+3. --finish compares once more, refuses if anything differs, and opens TO.
+4. Name TO in the network's configuration and start the runtime.
+
+FROM is never written to. Calico's own programs do not know that TO is not to be
+used yet. The login and the certificates are the same for both.";
+
+/// Moving what is in a store to another one.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Moving {
+    /// Write all that IPAM has, as it is at one revision, to a file
+    #[command(after_help = EXPORT)]
+    Export(Export),
+    /// Fill an empty store from a file, or take over the addresses that another plugin has given
+    #[command(after_help = IMPORT, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+    Import(Import),
+    /// Copy all that IPAM has from one store to another, and switch when both are equal
+    #[command(after_help = MIGRATE)]
+    Migrate(Migrate),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Export {
+    /// The file to write, or - for stdout
+    pub(crate) file: PathBuf,
+
+    /// Write over a file that is there
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Import {
+    #[command(subcommand)]
+    pub(crate) of: Option<TakeOver>,
+
+    /// The file
+    #[arg(required = true)]
+    pub(crate) file: Option<PathBuf>,
+
+    /// What belongs to the file's only node, or to that of --from-node, becomes this node's
+    #[arg(long, value_name = "NAME")]
+    pub(crate) as_node: Option<String>,
+
+    /// Which of the file's nodes that is
+    #[arg(long, value_name = "OLD", requires = "as_node")]
+    pub(crate) from_node: Option<String>,
+
+    /// Only say what would be imported
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// Remove what an import that was broken off has written
+    #[arg(long)]
+    pub(crate) abort: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Migrate {
+    /// The store to copy: sled:///path, redb:///path or etcd://host:port
+    #[arg(value_name = "FROM")]
+    pub(crate) from: String,
+
+    /// The store to fill
+    #[arg(value_name = "TO")]
+    pub(crate) to: String,
+
+    /// If both are equal, open TO for use
+    #[arg(long, conflicts_with = "abort")]
+    pub(crate) finish: bool,
+
+    /// Remove from TO what was written, and open it for use
+    #[arg(long)]
+    pub(crate) abort: bool,
+
+    /// Only say what would be done
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+/// Taking over what another plugin has given.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TakeOver {
+    /// Take over the addresses that host-local has given in one network
+    #[command(after_help = HOST_LOCAL)]
+    HostLocal {
+        /// The folder with a file for each address
+        folder: PathBuf,
+        #[command(flatten)]
+        terms: Terms,
+    },
+    /// Take over the addresses that podman's containers have in one network
+    #[command(after_help = PODMAN)]
+    Podman {
+        /// What `podman inspect` has printed, or - for stdin
+        file: PathBuf,
+        #[command(flatten)]
+        terms: Terms,
+    },
+}
+
+/// In whose name addresses are taken over.
+#[derive(Debug, Args)]
+pub(crate) struct Terms {
+    /// The network's name, as its configuration has it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) network: String,
+
+    /// The node's name, if the network's configuration names another than this machine has
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: Option<String>,
+
+    /// Only say what would be taken over
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}

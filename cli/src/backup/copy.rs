@@ -1,0 +1,84 @@
+//! Copying a part of a store to a file. Nothing is written to the file while the store is held.
+
+use std::time::SystemTime;
+
+use datastore::Location;
+use kv::{Kv, Range};
+
+use super::snapshot::{Snapshot, Stop, aside};
+use super::{Header, Writer};
+use crate::error::{Failure, Result};
+use crate::output::{Progress, rfc3339};
+
+/// How often to begin anew when the revision is given up before all of it was read.
+const ATTEMPTS: usize = 5;
+
+/// What was copied.
+pub(crate) struct Copied {
+    /// The revision.
+    pub(crate) revision: i64,
+    /// How many keys.
+    pub(crate) keys: u64,
+    /// The length of the file in bytes.
+    pub(crate) bytes: u64,
+}
+
+/// Copies these ranges, which ascend, at one revision. `look` is shown every key, and may refuse.
+pub(crate) async fn copy(
+    location: &Location,
+    ranges: Vec<Range>,
+    mut writer: Writer,
+    mut look: impl FnMut(&Kv) -> Result<()>,
+) -> Result<Copied> {
+    let progress = Progress::new("reading", None);
+    let attempts = if writer.can_begin_anew() { ATTEMPTS } else { 1 };
+    for _ in 0..attempts {
+        let (given_back, copied) = attempt(location, ranges.clone(), writer, &mut look, &progress).await?;
+        writer = given_back;
+        let Some((revision, keys)) = copied else { continue };
+        let bytes = aside(move || writer.finish()).await?;
+        return Ok(Copied { revision, keys, bytes });
+    }
+    let times = if attempts == 1 { "once".to_owned() } else { format!("{attempts} times") };
+    Err(Failure::new(format!("{location} changes faster than it can be read: its history was given up {times}"))
+        .hint("try again when fewer containers are started and stopped; to a file it is read faster than to a pipe"))
+}
+
+/// Copies one revision, and returns which and how many keys; nothing if its history was given up meanwhile.
+async fn attempt(
+    location: &Location,
+    ranges: Vec<Range>,
+    mut writer: Writer,
+    look: &mut impl FnMut(&Kv) -> Result<()>,
+    progress: &Progress,
+) -> Result<(Writer, Option<(i64, u64)>)> {
+    let mut snapshot = Snapshot::of(location, ranges);
+    let (mut keys, mut begun) = (0, false);
+    loop {
+        let rows = match snapshot.turn().await {
+            Ok(rows) => rows,
+            Err(Stop::Overtaken) => return Ok((writer, None)),
+            Err(Stop::Failed(failure)) => return Err(failure),
+        };
+        keys += rows.len() as u64;
+        progress.at(keys);
+        rows.iter().try_for_each(&mut *look)?;
+        let revision = snapshot.revision().get();
+        let header = snapshot
+            .identity()
+            .filter(|_| !begun)
+            .map(|about| Header::new(about.engine, &about.id, revision, rfc3339(SystemTime::now())));
+        begun = true;
+        writer = aside(move || {
+            if let Some(header) = header {
+                writer.begin(&header)?;
+            }
+            writer.rows(&rows)?;
+            Ok(writer)
+        })
+        .await?;
+        if snapshot.is_over() {
+            return Ok((writer, Some((revision, keys))));
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Reading a store as it is at one revision, in turns, so that no plugin waits long: whoever has read for 20 ms gives the
+//! store back as soon as somebody waits, and goes on at that revision when it has its turn again.
+
+use std::time::{Duration, Instant};
+
+use datastore::{Location, OpenStore, care};
+use kv::{ErrorKind, Key, Kv, Range, RangeRequest, Revision};
+use tokio::task::spawn_blocking;
+
+use crate::error::{Failure, Result};
+use crate::store::{self, Use, explain};
+
+/// How long a turn lasts at least; then it ends when somebody waits.
+const TURN: Duration = Duration::from_millis(20);
+/// How many bytes of values a turn reads. What is read is in memory.
+const TURN_BYTES: usize = 16 << 20;
+/// How many bytes of values a page should have.
+const PAGE_BYTES: usize = 1 << 20;
+/// How many keys a page of a cluster has at first, and at most. A block can have more than a megabyte.
+const FIRST_PAGE_KEYS: i64 = 16;
+const PAGE_KEYS: i64 = 1024;
+
+/// Why a turn ended before its time.
+pub(crate) enum Stop {
+    /// The revision cannot be read any more.
+    Overtaken,
+    /// It failed.
+    Failed(Failure),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// A part of a store at one revision, on the way from its first key to its last.
+pub(crate) struct Snapshot<'l> {
+    location: &'l Location,
+    /// The revision; unset before the first turn.
+    at: Revision,
+    about: Option<Identity>,
+    pages: Pages,
+}
+
+/// Which store that is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// The engine.
+    pub(crate) engine: &'static str,
+    /// The store's id, or the cluster's.
+    pub(crate) id: String,
+}
+
+impl<'l> Snapshot<'l> {
+    /// These ranges, which ascend, at the newest revision.
+    pub(crate) fn of(location: &'l Location, ranges: Vec<Range>) -> Self {
+        Self { location, at: Revision::UNSET, about: None, pages: Pages::of(ranges) }
+    }
+
+    /// The same at a revision that may not be readable any more.
+    pub(crate) fn at(mut self, revision: Revision) -> Self {
+        self.at = revision;
+        self
+    }
+
+    /// The revision; unset before the first turn.
+    pub(crate) fn revision(&self) -> Revision {
+        self.at
+    }
+
+    /// Which store it is; known after the first turn.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        self.about.as_ref()
+    }
+
+    /// True if there is nothing left to read.
+    pub(crate) fn is_over(&self) -> bool {
+        self.pages.is_over()
+    }
+
+    /// Reads for one turn: the next keys, ascending. The store is closed when it returns.
+    pub(crate) async fn turn(&mut self) -> Result<Vec<Kv>, Stop> {
+        let open = store::open(self.location, Use::Existing).await?;
+        let read = self.read(&open).await;
+        let closed = open.close().await.map_err(|error| explain(self.location, error));
+        let read = read?;
+        closed?;
+        Ok(read)
+    }
+
+    async fn read(&mut self, open: &OpenStore) -> Result<Vec<Kv>, Stop> {
+        let location = self.location;
+        let found = identity(location, open).await?;
+        if self.about.get_or_insert_with(|| found.clone()) != &found {
+            return Err(Failure::new(format!("{location} was replaced by another store meanwhile"))
+                .hint("try again")
+                .into());
+        }
+        let (began, mut bytes, mut kvs) = (Instant::now(), 0, Vec::new());
+        while !self.pages.is_over() {
+            let page = self.pages.next(open, self.at).await.map_err(|error| match error.kind() {
+                ErrorKind::Compacted { .. } => Stop::Overtaken,
+                _ => Stop::Failed(explain(location, error)),
+            })?;
+            self.at = page.at;
+            bytes += page.kvs.iter().map(size).sum::<usize>();
+            kvs.extend(page.kvs);
+            let over = bytes >= TURN_BYTES || (began.elapsed() >= TURN && somebody_waits(location).await?);
+            if over {
+                break;
+            }
+        }
+        Ok(kvs)
+    }
+}
+
+/// Ranges that are read page by page.
+pub(crate) struct Pages {
+    /// What is still to be read, the next one last.
+    rest: Vec<Range>,
+    /// How many keys to ask a cluster for at a time.
+    limit: i64,
+}
+
+/// Some keys.
+pub(crate) struct Page {
+    /// The revision at which they were so.
+    pub(crate) at: Revision,
+    /// They themselves, ascending.
+    pub(crate) kvs: Vec<Kv>,
+}
+
+impl Pages {
+    /// These ranges, which ascend.
+    pub(crate) fn of(mut ranges: Vec<Range>) -> Self {
+        ranges.reverse();
+        Self { rest: ranges, limit: FIRST_PAGE_KEYS }
+    }
+
+    /// True if there is nothing left to read.
+    pub(crate) fn is_over(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    /// Reads the next page, as it was at a revision, or is now if that is unset.
+    pub(crate) async fn next(&mut self, open: &OpenStore, at: Revision) -> kv::Result<Page> {
+        let Some(range) = self.rest.pop() else { return Ok(Page { at, kvs: Vec::new() }) };
+        let (first, end) = range.bounds();
+        if let Some(store) = open.embedded() {
+            let page = store.page(first, at, PAGE_BYTES).await?;
+            let is_before_end = |key: &Key| end.as_ref().is_none_or(|end| key < end);
+            let mut kvs = page.kvs;
+            kvs.truncate(kvs.partition_point(|kv| is_before_end(&kv.key)));
+            self.go_on(page.next.filter(is_before_end), end.as_ref());
+            return Ok(Page { at: page.at, kvs });
+        }
+        let page = open.store().range(RangeRequest::new(range).with_at(at).with_limit(self.limit)).await?;
+        let at = if at.is_set() { at } else { page.revision };
+        let bytes: usize = page.kvs.iter().map(size).sum();
+        self.limit = if bytes > PAGE_BYTES { self.limit / 2 } else { self.limit * 2 }.clamp(1, PAGE_KEYS);
+        let last = page.kvs.last().filter(|_| page.more);
+        self.go_on(last.map(|last| last.key.successor()), end.as_ref());
+        Ok(Page { at, kvs: page.kvs })
+    }
+
+    fn go_on(&mut self, from: Option<Key>, end: Option<&Key>) {
+        self.rest.extend(from.map(|from| match end {
+            Some(end) => Range::FromTo(from, end.clone()),
+            None => Range::From(from),
+        }));
+    }
+}
+
+fn size(kv: &Kv) -> usize {
+    kv.key.as_bytes().len() + kv.value.len()
+}
+
+/// True if another process waits for its turn at an embedded store.
+pub(crate) async fn somebody_waits(location: &Location) -> Result<bool> {
+    Ok(care::waiting(location).await.map_err(|error| explain(location, error))? > 0)
+}
+
+/// The engine and the id of a store.
+pub(crate) async fn identity(location: &Location, open: &OpenStore) -> Result<Identity> {
+    if let Some(etcd) = open.etcd() {
+        let about = etcd.about().await.map_err(|error| explain(location, error))?;
+        return Ok(Identity { engine: "etcd", id: format!("{:x}", about.cluster) });
+    }
+    let id = open.embedded().map(|store| store.id().to_string()).unwrap_or_default();
+    Ok(Identity { engine: if matches!(location, Location::Redb(_)) { "redb" } else { "sled" }, id })
+}
+
+/// Does what blocks where that is no harm.
+pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    spawn_blocking(work).await.unwrap_or_else(|error| Err(Failure::new(error)))
+}

@@ -1,0 +1,50 @@
+//! How far something is, on a terminal, once it takes longer than a moment.
+
+use std::cell::Cell;
+use std::io::{self, IsTerminal};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// How long something may take before a person is told that it goes on.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// A bar on stderr that appears after a second; nothing at all where stderr is not a terminal.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    began: Instant,
+    /// Whether it is still to appear.
+    hidden: Cell<bool>,
+}
+
+impl Progress {
+    /// Of so many keys, where that is known.
+    pub(crate) fn new(what: &'static str, keys: Option<u64>) -> Self {
+        let bar = ProgressBar::with_draw_target(keys, ProgressDrawTarget::hidden()).with_message(what);
+        let template = match keys {
+            Some(_) => "{msg} {human_pos}/{human_len} keys [{bar:24}] {per_sec} {elapsed}",
+            None => "{spinner} {msg} {human_pos} keys {per_sec} {elapsed}",
+        };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        Self { bar, began: Instant::now(), hidden: Cell::new(io::stderr().is_terminal()) }
+    }
+
+    /// So many keys are done.
+    pub(crate) fn at(&self, keys: u64) {
+        if self.hidden.get() && self.began.elapsed() >= SILENCE {
+            self.hidden.set(false);
+            self.bar.set_draw_target(ProgressDrawTarget::stderr());
+            self.bar.enable_steady_tick(Duration::from_millis(200));
+        }
+        self.bar.set_position(keys);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

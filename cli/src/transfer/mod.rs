@@ -1,0 +1,128 @@
+//! Filling a store with what another one has, or a file: in parts, each compared with what is there already, so that it can
+//! be broken off at any moment and begun again, and so that the same walk says afterwards whether all is equal.
+
+mod file;
+mod source;
+mod target;
+
+pub(crate) use file::Plan;
+pub(crate) use source::{Source, marked};
+pub(crate) use target::Target;
+
+use ipam_core::moving::{Change, Tally, compare, ranges_between};
+use kv::Key;
+
+use crate::backup::Stop;
+use crate::error::{Failure, Result};
+use crate::output::{Progress, printable};
+
+/// How many of the keys that differ are named.
+const MOST_NAMED: usize = 10;
+
+/// What is done where source and target differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// What is missing is written; anything else that differs is an error.
+    Fill,
+    /// The target gets what the source has.
+    Update,
+    /// Nothing: it is only counted.
+    Look,
+}
+
+/// What a walk through source and target has found and done.
+#[derive(Debug, Default)]
+pub(crate) struct Walked {
+    /// What the source has.
+    pub(crate) tally: Tally,
+    /// Keys that were missing in the target.
+    pub(crate) missing: u64,
+    /// Keys that had another value.
+    pub(crate) different: u64,
+    /// Keys that the source does not have.
+    pub(crate) extra: u64,
+    /// Keys that the target has of its own, which stay.
+    pub(crate) kept: u64,
+    /// The first of the keys that differ, each with what is the matter.
+    named: Vec<String>,
+}
+
+impl Walked {
+    /// How many keys differ, or did.
+    pub(crate) fn differences(&self) -> u64 {
+        self.missing + self.different + self.extra
+    }
+
+    /// The first keys that differ, a line each.
+    pub(crate) fn list(&self) -> String {
+        let more = self.differences().saturating_sub(self.named.len() as u64);
+        let mut list = self.named.iter().map(|line| format!("\n  {line}")).collect::<String>();
+        if more > 0 {
+            list.push_str(&format!("\n  and {more} more"));
+        }
+        list
+    }
+
+    fn count(&mut self, changes: &[Change], words: [&str; 3]) {
+        for change in changes {
+            let (counter, word) = match (&change.value, change.was.is_set()) {
+                (Some(_), false) => (&mut self.missing, words[0]),
+                (Some(_), true) => (&mut self.different, words[1]),
+                (None, _) => (&mut self.extra, words[2]),
+            };
+            *counter += 1;
+            if self.named.len() < MOST_NAMED {
+                let key = String::from_utf8_lossy(change.key.as_bytes()).into_owned();
+                self.named.push(format!("{} ({word})", printable(&key)));
+            }
+        }
+    }
+}
+
+/// Walks through source and target from the first key to the last.
+///
+/// # Errors
+/// With [`Work::Fill`], what the target has and the source has not, or has otherwise.
+pub(crate) async fn walk(
+    source: &mut Source<'_>,
+    target: &mut Target<'_>,
+    work: Work,
+    progress: &Progress,
+) -> Result<Walked, Stop> {
+    let mut walked = Walked::default();
+    let mut from = Key::default();
+    loop {
+        let (rows, over) = source.next().await?;
+        for (key, value) in &rows {
+            walked.tally.add(key, value.as_bytes());
+        }
+        let to = rows.last().filter(|_| !over).map(|(key, _)| key.successor());
+        if to.is_none() && !over {
+            continue;
+        }
+        let there = target.read(ranges_between(&from, to.as_ref())).await?;
+        let found = compare(rows, there);
+        walked.kept += found.kept;
+        walked.count(&found.changes, ["new", "changed", "gone"]);
+        match work {
+            Work::Look => {}
+            Work::Fill if found.changes.iter().any(|change| change.was.is_set()) => return Err(in_the_way(&walked)),
+            Work::Fill | Work::Update => target.write(found.changes).await?,
+        }
+        progress.at(walked.tally.keys);
+        match to {
+            Some(to) => from = to,
+            None => return Ok(walked),
+        }
+        target.give_way().await?;
+    }
+}
+
+fn in_the_way(walked: &Walked) -> Stop {
+    let list = walked.list();
+    Failure::new(format!(
+        "the store has keys that are other than in the file, or not in it; nothing was written over:{list}"
+    ))
+    .hint("somebody else has written to the store; --abort removes what it has, and then it can be filled anew")
+    .into()
+}

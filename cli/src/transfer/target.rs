@@ -1,0 +1,266 @@
+//! The store that is filled.
+
+use datastore::{Create, Location, OpenStore};
+use futures::StreamExt;
+use ipam_core::moving::{Change, Mark, Part, mark_key, must_be_empty, part_of, ranges};
+use kv::{
+    Compare, Content, ErrorKind, Key, Kv, MAX_TXN_OPS, Op, Range, RangeRequest, Revision, StoreExt, Txn, TxnResponse,
+};
+
+use crate::backup::{Identity, Pages, identity, somebody_waits};
+use crate::error::{Failure, Result};
+use crate::store::{self, Use, WAIT, explain};
+
+/// How many bytes one transaction writes, unless one value alone is longer.
+const TXN_BYTES: usize = 1_000_000;
+/// How many keys one transaction writes: each has a guard, and the mark has one, too.
+const TXN_KEYS: usize = MAX_TXN_OPS - 1;
+/// How many transactions are under way at once. An embedded store makes one commit of what waits together; sled takes
+/// gigabytes of memory for large ones.
+const IN_FLIGHT: usize = 16;
+const IN_FLIGHT_AT_SLED: usize = 8;
+const IN_FLIGHT_AT_REDB: usize = 64;
+
+/// A store that is filled, or looked at beside its source. No store at all counts as an empty one.
+pub(crate) struct Target<'l> {
+    location: &'l Location,
+    open: Option<OpenStore>,
+    mark: Option<Marked>,
+}
+
+/// The mark that is on the store.
+struct Marked {
+    mark: Mark,
+    made: Revision,
+    written: Revision,
+}
+
+impl<'l> Target<'l> {
+    /// Opens a store, and makes it if there is none.
+    pub(crate) async fn make(location: &'l Location) -> Result<Self> {
+        Self::new(location, Some(store::open(location, Use::Make).await?)).await
+    }
+
+    /// Opens a store if there is one.
+    pub(crate) async fn look_at(location: &'l Location) -> Result<Self> {
+        let open = match datastore::open(location, Create::Never, WAIT).await {
+            Ok(open) => Some(open),
+            Err(error) if *error.kind() == ErrorKind::Missing && location.path().is_some() => None,
+            Err(error) => return Err(explain(location, error)),
+        };
+        Self::new(location, open).await
+    }
+
+    async fn new(location: &'l Location, open: Option<OpenStore>) -> Result<Self> {
+        let mut target = Self { location, open, mark: None };
+        let Some(store) = target.open.as_ref().map(OpenStore::store) else { return Ok(target) };
+        let found = store.get(mark_key()).await.map_err(|error| explain(location, error))?;
+        target.mark = found.map(|kv| marked(location, &kv)).transpose()?;
+        Ok(target)
+    }
+
+    /// The mark that is on it.
+    pub(crate) fn mark(&self) -> Option<&Mark> {
+        self.mark.as_ref().map(|marked| &marked.mark)
+    }
+
+    /// Which store it is; nothing if there is none.
+    pub(crate) async fn identity(&self) -> Result<Option<Identity>> {
+        match &self.open {
+            Some(open) => identity(self.location, open).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Refuses a store that has books already; returns the revision at which it had none.
+    pub(crate) async fn require_empty(&self) -> Result<Revision> {
+        let mut at = Revision::UNSET;
+        let Some(open) = &self.open else { return Ok(at) };
+        for range in must_be_empty() {
+            let request = RangeRequest::new(range).with_at(at).with_limit(1).with_content(Content::KeysOnly);
+            let found = open.store().range(request).await.map_err(|error| self.failed(error))?;
+            if let Some(kv) = found.kvs.first() {
+                return Err(Failure::new(format!("{} is not empty: it has {}", self.location, kv.key))
+                    .hint("give a store that has no pools and no addresses; nothing was changed"));
+            }
+            if !at.is_set() {
+                at = found.revision;
+            }
+        }
+        Ok(at)
+    }
+
+    /// Marks an empty store.
+    pub(crate) async fn begin(&mut self, mark: Mark) -> Result<()> {
+        let at = self.require_empty().await?;
+        let empty = must_be_empty().into_iter().map(|range| Compare::nothing_newer(range, at));
+        let txn = Txn::new()
+            .with_compares([Compare::absent(mark_key())])
+            .with_compares(empty)
+            .with_success([Op::put(mark_key(), mark.encode())]);
+        let made = self.txn(txn).await?.revision;
+        self.mark = Some(Marked { mark, made, written: made });
+        Ok(())
+    }
+
+    /// Changes the mark.
+    pub(crate) async fn remark(&mut self, mark: Mark) -> Result<()> {
+        let txn = self.guarded()?.with_success([Op::put(mark_key(), mark.encode())]);
+        let written = self.txn(txn).await?.revision;
+        if let Some(marked) = &mut self.mark {
+            (marked.mark, marked.written) = (mark, written);
+        }
+        Ok(())
+    }
+
+    /// Takes the mark away: from here on the store is used.
+    pub(crate) async fn unmark(&mut self) -> Result<()> {
+        let txn = self.guarded()?.with_success([Op::delete(mark_key())]);
+        self.txn(txn).await?;
+        self.mark = None;
+        Ok(())
+    }
+
+    /// What is in these ranges, ascending, the mark left out.
+    pub(super) async fn read(&self, ranges: Vec<Range>) -> Result<Vec<Kv>> {
+        let Some(open) = &self.open else { return Ok(Vec::new()) };
+        let (mut pages, mut at, mut found) = (Pages::of(ranges), Revision::UNSET, Vec::new());
+        while !pages.is_over() {
+            let page = pages.next(open, at).await.map_err(|error| self.failed(error))?;
+            at = page.at;
+            found.extend(page.kvs.into_iter().filter(|kv| kv.key != mark_key()));
+        }
+        Ok(found)
+    }
+
+    /// Makes changes. Each transaction is guarded by the mark and by what was there before.
+    pub(super) async fn write(&self, changes: Vec<Change>) -> Result<()> {
+        let in_flight = match self.location {
+            Location::Redb(_) => IN_FLIGHT_AT_REDB,
+            Location::Etcd(_) => IN_FLIGHT,
+            _ => IN_FLIGHT_AT_SLED,
+        };
+        let txns: Vec<Txn> = batches(changes).into_iter().map(|batch| self.txn_of(batch)).collect::<Result<_>>()?;
+        let mut answers =
+            futures::stream::iter(txns).map(|txn| async move { self.txn(txn).await }).buffer_unordered(in_flight);
+        while let Some(answer) = answers.next().await {
+            answer?;
+        }
+        Ok(())
+    }
+
+    /// Removes all that has come since the store was marked, and returns how many keys that were.
+    pub(crate) async fn empty(&mut self) -> Result<u64> {
+        let made = self.mark.as_ref().map_or(Revision::UNSET, |marked| marked.made);
+        let mut removed = 0;
+        for range in ranges() {
+            let mut from = range.bounds().0;
+            let end = range.bounds().1;
+            loop {
+                let part = end.clone().map_or(Range::From(from.clone()), |end| Range::FromTo(from, end));
+                let changes = self.ours(part, made).await?;
+                let Some(last) = changes.1 else { break };
+                removed += changes.0.len() as u64;
+                self.write(changes.0).await?;
+                self.give_way().await?;
+                from = last.successor();
+            }
+        }
+        Ok(removed)
+    }
+
+    /// The first keys of a range that have come since a revision, to be deleted, and the last key that was looked at.
+    async fn ours(&self, range: Range, since: Revision) -> Result<(Vec<Change>, Option<Key>)> {
+        let Some(open) = &self.open else { return Ok((Vec::new(), None)) };
+        let most = i64::try_from(TXN_KEYS * IN_FLIGHT).unwrap_or(i64::MAX);
+        let request = RangeRequest::new(range).with_limit(most).with_content(Content::KeysOnly);
+        let found = open.store().range(request).await.map_err(|error| self.failed(error))?;
+        let last = found.kvs.last().map(|kv| kv.key.clone());
+        let is_ours = |kv: &Kv| match part_of(&kv.key) {
+            Some(Part::Books) => true,
+            // A node that somebody else has registered meanwhile was mostly written more than once.
+            Some(Part::Around) => kv.create_revision > since && kv.version == 1,
+            None => false,
+        };
+        let ours = found.kvs.into_iter().filter(is_ours);
+        Ok((ours.map(|kv| Change { key: kv.key, value: None, was: kv.mod_revision }).collect(), last))
+    }
+
+    /// Lets others have an embedded store for a moment if they wait for it: a plugin is to be refused now, not later.
+    pub(super) async fn give_way(&mut self) -> Result<()> {
+        if self.open.as_ref().is_some_and(|open| open.embedded().is_some())
+            && somebody_waits(self.location).await?
+            && let Some(open) = self.open.take()
+        {
+            open.close().await.map_err(|error| self.failed(error))?;
+            self.open = Some(store::open(self.location, Use::Existing).await?);
+        }
+        Ok(())
+    }
+
+    /// Closes it.
+    pub(crate) async fn close(self) -> Result<()> {
+        match self.open {
+            Some(open) => open.close().await.map_err(|error| explain(self.location, error)),
+            None => Ok(()),
+        }
+    }
+
+    fn txn_of(&self, batch: Vec<Change>) -> Result<Txn> {
+        let guards: Vec<_> = batch.iter().map(|change| Compare::unchanged(change.key.clone(), change.was)).collect();
+        let ops = batch.into_iter().map(|change| match change.value {
+            Some(value) => Op::put(change.key, value),
+            None => Op::delete(change.key),
+        });
+        Ok(self.guarded()?.with_compares(guards).with_success(ops))
+    }
+
+    /// A transaction that is carried out only while the mark is what it was.
+    fn guarded(&self) -> Result<Txn> {
+        let Some(marked) = &self.mark else { return Err(Failure::new("internal error: the store is not marked")) };
+        Ok(Txn::new().with_compares([Compare::unchanged(mark_key(), marked.written)]))
+    }
+
+    /// Carries out a transaction; that its guards do not hold is an error.
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        let Some(open) = &self.open else {
+            return Err(Failure::new(format!("there is no store at {}", self.location)));
+        };
+        let answer = open.store().txn(txn).await.map_err(|error| self.failed(error))?;
+        if !answer.succeeded {
+            return Err(Failure::new(format!("{} was changed by somebody else meanwhile", self.location))
+                .hint("give the same command again: it goes on where it was"));
+        }
+        Ok(answer)
+    }
+
+    fn failed(&self, error: kv::Error) -> Failure {
+        explain(self.location, error)
+    }
+}
+
+fn marked(location: &Location, kv: &Kv) -> Result<Marked> {
+    match Mark::decode(kv.value.as_bytes()) {
+        Some(mark) => Ok(Marked { mark, made: kv.create_revision, written: kv.mod_revision }),
+        None => Err(Failure::new(format!("the mark on {location} cannot be read"))
+            .hint("use the version of margay that began to fill the store")),
+    }
+}
+
+/// Changes as transactions hold them.
+fn batches(changes: Vec<Change>) -> Vec<Vec<Change>> {
+    let (mut batches, mut batch, mut bytes) = (Vec::new(), Vec::new(), 0);
+    for change in changes {
+        let size = change.key.as_bytes().len() + change.value.as_ref().map_or(0, kv::Value::len);
+        if batch.len() == TXN_KEYS || (bytes + size > TXN_BYTES && !batch.is_empty()) {
+            batches.push(std::mem::take(&mut batch));
+            bytes = 0;
+        }
+        bytes += size;
+        batch.push(change);
+    }
+    if !batch.is_empty() {
+        batches.push(batch);
+    }
+    batches
+}

@@ -1,0 +1,63 @@
+//! Reading the files of host-local: each is named after an address and has the container's id and the interface's name.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Read};
+use std::net::IpAddr;
+use std::path::Path;
+
+use super::take_over::{Lease, Leases, LeftOut};
+use crate::error::{Failure, Result};
+use crate::output::printable;
+
+/// Longer than any file of host-local's.
+const LONGEST: u64 = 4096;
+/// The interface in files of versions that did not note it.
+const USUAL_INTERFACE: &str = "eth0";
+
+/// Reads a folder.
+pub(super) fn read(folder: &Path) -> Result<Leases> {
+    let failed = |path: &Path, error: &io::Error| {
+        Failure::new(format!("cannot read {}: {error}", path.display()))
+            .hint("give the folder in which host-local keeps a network's addresses, such as /var/lib/cni/networks/NAME")
+    };
+    let mut containers: BTreeMap<(String, String), Lease> = BTreeMap::new();
+    let mut left_out = Vec::new();
+    for entry in fs::read_dir(folder).map_err(|error| failed(folder, &error))? {
+        let path = entry.map_err(|error| failed(folder, &error))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name == "lock" || name.starts_with("last_reserved_ip") {
+            continue;
+        }
+        let Ok(address) = name.parse::<IpAddr>() else {
+            left_out.push(LeftOut::new(printable(&name), "its name is no address"));
+            continue;
+        };
+        let (text, given_at) = content(&path).map_err(|error| failed(&path, &error))?;
+        let mut lines = text.lines().map(str::trim);
+        let container = lines.next().unwrap_or_default();
+        if container.is_empty() {
+            left_out.push(LeftOut::new(address.to_string(), "its file is empty"));
+            continue;
+        }
+        let interface = lines.next().filter(|name| !name.is_empty()).unwrap_or(USUAL_INTERFACE);
+        let lease = containers.entry((container.to_owned(), interface.to_owned())).or_insert_with(|| Lease {
+            container: container.to_owned(),
+            interface: interface.to_owned(),
+            addresses: Vec::new(),
+            given_at: Some(given_at),
+        });
+        lease.addresses.push(address);
+        lease.addresses.sort_unstable();
+    }
+    Ok(Leases { leases: containers.into_values().collect(), left_out })
+}
+
+/// What is in a file, and when it was written.
+fn content(path: &Path) -> io::Result<(String, std::time::SystemTime)> {
+    let file = fs::File::open(path)?;
+    let given_at = file.metadata()?.modified()?;
+    let mut text = String::new();
+    file.take(LONGEST).read_to_string(&mut text)?;
+    Ok((text, given_at))
+}

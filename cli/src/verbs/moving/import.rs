@@ -1,0 +1,147 @@
+//! `margay import`.
+
+use datastore::Location;
+use ipam_core::moving::{Mark, State, Tally, Way};
+use serde::Serialize;
+
+use super::migrate::remove;
+use crate::answer::Answer;
+use crate::args::Import;
+use crate::backup::Stop;
+use crate::error::{Failure, Result};
+use crate::output::Progress;
+use crate::transfer::{Plan, Source, Target, Walked, Work, walk};
+
+#[derive(Serialize)]
+struct Json {
+    file: String,
+    store: String,
+    dry_run: bool,
+    /// Keys that this run has written; fewer than there are if it went on with an earlier one.
+    written: u64,
+    /// Nodes and the like that the store had already.
+    kept: u64,
+    /// Keys of the file that are not IPAM's.
+    left_out: u64,
+    #[serde(flatten)]
+    tally: Tally,
+}
+
+pub(super) async fn run(location: &Location, args: &Import) -> Result<Answer> {
+    let Some(file) = &args.file else { return Err(Failure::new("say which file is to be imported")) };
+    if args.abort {
+        return abort(location, args.dry_run).await;
+    }
+    // All of it is looked at before anything is written.
+    let plan = Plan::of(file, args.as_node.clone(), args.from_node.clone()).await?;
+    if args.dry_run {
+        return dry_run(location, &plan).await;
+    }
+    let mut target = Target::make(location).await?;
+    let filled = fill(location, &plan, &mut target).await;
+    let closed = target.close().await;
+    let walked = filled?;
+    closed?;
+    answer(location, &plan, &walked)
+}
+
+/// Says what there is to import, and whether it can be.
+async fn dry_run(location: &Location, plan: &Plan) -> Result<Answer> {
+    let target = Target::look_at(location).await?;
+    let possible = match target.mark() {
+        Some(mark) => require_same(location, mark, plan),
+        None => target.require_empty().await.map(drop),
+    };
+    target.close().await?;
+    possible?;
+    let text = format!("Would import {} into {location}: {}", plan.path(), plan.tally);
+    Answer::new(text, &json(location, plan, &Walked::default(), true))
+}
+
+async fn fill(location: &Location, plan: &Plan, target: &mut Target<'_>) -> Result<Walked> {
+    match target.mark() {
+        Some(mark) => require_same(location, mark, plan)?,
+        None => {
+            let mark = Mark {
+                way: Way::Import,
+                from: plan.path(),
+                to: location.to_string(),
+                source: plan.source(),
+                state: State::Copying,
+                revision: plan.header.revision,
+            };
+            target.begin(mark).await?;
+        }
+    }
+    let written = through(plan, target, Work::Fill, "writing").await?;
+    let compared = through(plan, target, Work::Look, "comparing").await?;
+    if compared.differences() > 0 {
+        return Err(Failure::new(format!("{location} was changed by somebody else meanwhile:{}", compared.list()))
+            .hint("--abort removes what it has; then it can be filled anew"));
+    }
+    target.unmark().await?;
+    Ok(written)
+}
+
+async fn through(plan: &Plan, target: &mut Target<'_>, work: Work, what: &'static str) -> Result<Walked> {
+    let mut source = Source::File(Box::new(plan.rows().await?));
+    let progress = Progress::new(what, Some(plan.tally.keys));
+    match walk(&mut source, target, work, &progress).await {
+        Ok(walked) => Ok(walked),
+        Err(Stop::Failed(failure)) => Err(failure),
+        Err(Stop::Overtaken) => Err(Failure::new(format!("{} cannot be read any more", plan.path()))),
+    }
+}
+
+/// Refuses to go on with what was begun with something else.
+fn require_same(location: &Location, mark: &Mark, plan: &Plan) -> Result<()> {
+    if mark.way == Way::Import && mark.source == plan.source() && mark.state == State::Copying {
+        return Ok(());
+    }
+    Err(Failure::new(format!("{location} is being filled from {} already", mark.from))
+        .hint(format!("go on with: {}", mark.command())))
+}
+
+/// Removes what an import has written.
+async fn abort(location: &Location, dry_run: bool) -> Result<Answer> {
+    let mut target = Target::look_at(location).await?;
+    let removed = remove(&mut target, Way::Import, location, dry_run).await;
+    let closed = target.close().await;
+    let answer = removed?;
+    closed?;
+    Ok(answer)
+}
+
+fn json(location: &Location, plan: &Plan, walked: &Walked, dry_run: bool) -> Json {
+    Json {
+        file: plan.path(),
+        store: location.to_string(),
+        dry_run,
+        written: walked.missing,
+        kept: walked.kept,
+        left_out: plan.left_out,
+        tally: plan.tally,
+    }
+}
+
+fn answer(location: &Location, plan: &Plan, walked: &Walked) -> Result<Answer> {
+    let header = &plan.header;
+    let text = format!(
+        "Successfully imported {} into {location}: {}. All of it was read back and is equal",
+        plan.path(),
+        plan.tally
+    );
+    let mut answer = Answer::new(text, &json(location, plan, walked, false))?.note(format!(
+        "this is revision {} of a {} store, read at {}: addresses that were given out after that are free in this store \
+         and will be given out again",
+        header.revision, header.engine, header.time
+    ));
+    if walked.kept > 0 {
+        answer =
+            answer.note(format!("{} nodes or the like that the store had already stayed as they are", walked.kept));
+    }
+    if plan.left_out > 0 {
+        answer = answer.note(format!("{} keys of the file are not IPAM's and were left out", plan.left_out));
+    }
+    Ok(answer)
+}

@@ -1,0 +1,291 @@
+//! `margay migrate`.
+
+use datastore::{Location, OpenStore};
+use ipam_core::moving::{Mark, State, Tally, Way};
+use kv::Revision;
+use serde::Serialize;
+
+use crate::answer::Answer;
+use crate::args::Migrate;
+use crate::backup::{Identity, Stop, identity};
+use crate::error::{Failure, Result};
+use crate::output::Progress;
+use crate::store::{self, Use};
+use crate::transfer::{Source, Target, Walked, Work, walk};
+
+/// How often to begin anew when the revision is given up before all of it was read.
+const ATTEMPTS: usize = 5;
+
+#[derive(Serialize)]
+struct Json {
+    from: String,
+    to: String,
+    dry_run: bool,
+    finished: bool,
+    revision: i64,
+    new: u64,
+    changed: u64,
+    gone: u64,
+    kept: u64,
+    #[serde(flatten)]
+    tally: Tally,
+}
+
+#[derive(Serialize)]
+struct Removed {
+    store: String,
+    dry_run: bool,
+    removed: u64,
+}
+
+/// The stores of a migration.
+struct Stores<'l> {
+    from: &'l Location,
+    to: &'l Location,
+    source: Identity,
+}
+
+pub(super) async fn run(from: &Location, to: &Location, args: &Migrate) -> Result<Answer> {
+    if args.abort {
+        let mut target = Target::look_at(to).await?;
+        let removed = remove(&mut target, Way::Migrate, to, args.dry_run).await;
+        let closed = target.close().await;
+        let answer = removed?;
+        closed?;
+        return Ok(answer);
+    }
+    let stores = Stores { from, to, source: who(from).await? };
+    let makes = !args.finish && !args.dry_run;
+    let mut target = if makes { Target::make(to).await? } else { Target::look_at(to).await? };
+    let done = match (args.finish, args.dry_run) {
+        (true, dry_run) => stores.finish(&mut target, dry_run).await,
+        (false, true) => stores.dry_run(&mut target).await,
+        (false, false) => stores.copy(&mut target).await,
+    };
+    let closed = target.close().await;
+    let answer = done?;
+    closed?;
+    Ok(answer)
+}
+
+/// Which store the source is.
+async fn who(from: &Location) -> Result<Identity> {
+    let open = store::open(from, Use::Existing).await?;
+    let found = identity(from, &open).await;
+    let closed = open.close().await.map_err(|error| store::explain(from, error));
+    let found = found?;
+    closed?;
+    Ok(found)
+}
+
+impl Stores<'_> {
+    /// Copies all of one revision, and compares it.
+    async fn copy(&self, target: &mut Target<'_>) -> Result<Answer> {
+        self.may_fill(target).await?;
+        match target.mark() {
+            None => target.begin(self.mark(State::Copying, 0)).await?,
+            Some(mark) if mark.state == State::Copied => {
+                target.remark(self.mark(State::Copying, mark.revision)).await?;
+            }
+            Some(_) => {}
+        }
+        for _ in 0..ATTEMPTS {
+            let Some((revision, written)) = self.through(target, Revision::UNSET, Work::Update).await? else {
+                continue;
+            };
+            let Some((_, compared)) = self.through(target, revision, Work::Look).await? else { continue };
+            if compared.differences() > 0 {
+                return Err(Failure::new(format!(
+                    "{} was changed by somebody else meanwhile:{}",
+                    self.to,
+                    compared.list()
+                ))
+                .hint("see to it that nobody uses it, and give the same command again"));
+            }
+            target.remark(self.mark(State::Copied, revision.get())).await?;
+            return self.copied(revision, &written);
+        }
+        Err(self.too_fast())
+    }
+
+    fn copied(&self, revision: Revision, written: &Walked) -> Result<Answer> {
+        let Self { from, to, .. } = self;
+        let text = format!(
+            "Successfully copied {from} at revision {} to {to}: {}; {}. All of it was read back and is equal",
+            revision.get(),
+            written.tally,
+            changes(written)
+        );
+        Ok(Answer::new(text, &self.json(revision, written, false, false))?.note(format!(
+            "{to} refuses every plugin until: margay migrate {from} {to} --finish; stop the runtime before, and give the \
+             same command once more to bring it up to date"
+        )))
+    }
+
+    /// Says what would be copied.
+    async fn dry_run(&self, target: &mut Target<'_>) -> Result<Answer> {
+        self.may_fill(target).await?;
+        if target.mark().is_none() {
+            target.require_empty().await?;
+        }
+        let (revision, walked) = self.newest(target).await?;
+        let Self { from, to, .. } = self;
+        let text =
+            format!("Would copy {from} at revision {} to {to}: {}; {}", revision.get(), walked.tally, changes(&walked));
+        Answer::new(text, &self.json(revision, &walked, true, false))
+    }
+
+    /// Opens the target for use if it is equal to its source.
+    async fn finish(&self, target: &mut Target<'_>, dry_run: bool) -> Result<Answer> {
+        let Self { from, to, .. } = self;
+        let Some(mark) = target.mark() else {
+            return Err(Failure::new(format!("{to} is not the target of a migration"))
+                .hint(format!("begin one with: margay migrate {from} {to}")));
+        };
+        self.require_same(mark)?;
+        if mark.state != State::Copied {
+            return Err(Failure::new(format!("not all of {from} is in {to} yet"))
+                .hint(format!("go on with: {}", mark.command())));
+        }
+        let copied = mark.revision;
+        let (revision, walked) = self.newest(target).await?;
+        if walked.differences() > 0 {
+            let count = walked.differences();
+            let differ = if count == 1 { "1 document differs".to_owned() } else { format!("{count} documents differ") };
+            return Err(Failure::new(format!(
+                "{from} and {to} are not equal: {differ} since revision {copied} was copied:{}",
+                walked.list()
+            ))
+            .hint(format!("stop the runtime and bring it up to date with: margay migrate {from} {to}")));
+        }
+        let json = self.json(revision, &walked, dry_run, !dry_run);
+        if dry_run {
+            return Answer::new(format!("Would open {to} for use: it is equal to {from}, {}", walked.tally), &json);
+        }
+        let held = self.hold(revision).await?;
+        let opened = target.unmark().await;
+        if let Some(held) = held {
+            held.close().await.map_err(|error| store::explain(from, error))?;
+        }
+        opened?;
+        let text = format!("Successfully moved {from} at revision {} to {to}: {}", revision.get(), walked.tally);
+        Ok(Answer::new(text, &json)?.note(format!(
+            "name {to} in the network's configuration before the runtime starts again; {from} is as it was, and must not be \
+             used any more"
+        )))
+    }
+
+    /// Keeps everybody out of an embedded source while the target is opened, so that nothing is given in between; an error if
+    /// something has been. A cluster cannot be held.
+    async fn hold(&self, revision: Revision) -> Result<Option<OpenStore>> {
+        if self.from.path().is_none() {
+            return Ok(None);
+        }
+        let open = store::open(self.from, Use::Existing).await?;
+        if open.embedded().is_some_and(|store| store.status().revision == revision) {
+            return Ok(Some(open));
+        }
+        open.close().await.map_err(|error| store::explain(self.from, error))?;
+        Err(Failure::new(format!("{} was changed meanwhile; {} is not open for use yet", self.from, self.to))
+            .hint(format!("stop the runtime, and then: margay migrate {} {}", self.from, self.to)))
+    }
+
+    /// Refuses a target that this source must not fill.
+    async fn may_fill(&self, target: &Target<'_>) -> Result<()> {
+        if target.identity().await?.as_ref() == Some(&self.source) {
+            return Err(
+                Failure::new(format!("{} and {} are the same store", self.from, self.to)).hint("give two stores")
+            );
+        }
+        target.mark().map_or(Ok(()), |mark| self.require_same(mark))
+    }
+
+    /// Refuses to go on with what was begun with something else.
+    fn require_same(&self, mark: &Mark) -> Result<()> {
+        let same = mark.way == Way::Migrate && mark.source == self.source.id && mark.state != State::Removing;
+        if same {
+            return Ok(());
+        }
+        Err(Failure::new(format!("{} is being filled from {} already", self.to, mark.from))
+            .hint(format!("go on with: {}", mark.command())))
+    }
+
+    /// Compares the newest revision of the source with the target.
+    async fn newest(&self, target: &mut Target<'_>) -> Result<(Revision, Walked)> {
+        for _ in 0..ATTEMPTS {
+            if let Some(found) = self.through(target, Revision::UNSET, Work::Look).await? {
+                return Ok(found);
+            }
+        }
+        Err(self.too_fast())
+    }
+
+    /// Walks through a revision of the source; nothing if it was given up meanwhile.
+    async fn through(&self, target: &mut Target<'_>, at: Revision, work: Work) -> Result<Option<(Revision, Walked)>> {
+        let mut source = Source::store(self.from, at);
+        let progress = Progress::new(if work == Work::Look { "comparing" } else { "copying" }, None);
+        match walk(&mut source, target, work, &progress).await {
+            Ok(walked) => Ok(Some((source.revision(), walked))),
+            Err(Stop::Overtaken) => Ok(None),
+            Err(Stop::Failed(failure)) => Err(failure),
+        }
+    }
+
+    fn mark(&self, state: State, revision: i64) -> Mark {
+        let (from, to) = (self.from.to_string(), self.to.to_string());
+        Mark { way: Way::Migrate, from, to, source: self.source.id.clone(), state, revision }
+    }
+
+    fn json(&self, revision: Revision, walked: &Walked, dry_run: bool, finished: bool) -> Json {
+        Json {
+            from: self.from.to_string(),
+            to: self.to.to_string(),
+            dry_run,
+            finished,
+            revision: revision.get(),
+            new: walked.missing,
+            changed: walked.different,
+            gone: walked.extra,
+            kept: walked.kept,
+            tally: walked.tally,
+        }
+    }
+
+    fn too_fast(&self) -> Failure {
+        Failure::new(format!(
+            "{} changes faster than it can be read: its history was given up {ATTEMPTS} times",
+            self.from
+        ))
+        .hint("try again when fewer containers are started and stopped")
+    }
+}
+
+/// What differed, or still does.
+fn changes(walked: &Walked) -> String {
+    let mut text = format!("{} new, {} changed, {} gone", walked.missing, walked.different, walked.extra);
+    if walked.kept > 0 {
+        text.push_str(&format!(", {} nodes or the like that the target had already stay as they are", walked.kept));
+    }
+    text
+}
+
+/// Removes what was written to a store that is being filled, and its mark.
+pub(super) async fn remove(target: &mut Target<'_>, way: Way, at: &Location, dry_run: bool) -> Result<Answer> {
+    let Some(mark) = target.mark().filter(|mark| mark.way == way).cloned() else {
+        let what = if way == Way::Import { "an import" } else { "a migration" };
+        return Err(Failure::new(format!("{at} is not the target of {what}")).hint("nothing was changed"));
+    };
+    let store = at.to_string();
+    if dry_run {
+        let text = format!("Would remove from {at} what came from {}", mark.from);
+        return Answer::new(text, &Removed { store, dry_run, removed: 0 });
+    }
+    let from = mark.from.clone();
+    target.remark(Mark { state: State::Removing, ..mark }).await?;
+    let removed = target.empty().await?;
+    target.unmark().await?;
+    Answer::new(
+        format!("Successfully removed {removed} keys that came from {from}: {at} is empty again"),
+        &Removed { store, dry_run, removed },
+    )
+}

@@ -1,0 +1,188 @@
+//! Taking over addresses that another plugin has given: each becomes its container's, as if Margay's plugin had given it.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use datastore::Location;
+use ipam_core::assign::{AssignRequest, Bridge, Wanted};
+use ipam_core::attachment::{Attachment, TIMESTAMP};
+use ipam_core::timestamps::go_string;
+use ipam_core::{Error, Ipam, Standing};
+use kv::Deadline;
+use serde::Serialize;
+
+use crate::answer::Answer;
+use crate::args::Terms;
+use crate::error::{Failure, Result};
+use crate::output::printable;
+use crate::store::{self, Use};
+use crate::verbs::nodes;
+
+/// How long one opening of the store may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How many containers are taken over before the store is closed for a moment, so that others get their turn.
+const AT_ONCE: usize = 16;
+
+/// What another plugin has given.
+#[derive(Debug, Default)]
+pub(super) struct Leases {
+    /// By container and interface.
+    pub(super) leases: Vec<Lease>,
+    /// What could not be read.
+    pub(super) left_out: Vec<LeftOut>,
+}
+
+/// What one interface of one container has.
+#[derive(Clone, Debug)]
+pub(super) struct Lease {
+    /// The container's id.
+    pub(super) container: String,
+    /// The interface's name.
+    pub(super) interface: String,
+    /// Its addresses.
+    pub(super) addresses: Vec<IpAddr>,
+    /// When they were given, if that is known.
+    pub(super) given_at: Option<SystemTime>,
+}
+
+/// What is not taken over.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct LeftOut {
+    what: String,
+    why: String,
+}
+
+impl LeftOut {
+    /// This, because of that.
+    pub(super) fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { what: what.into(), why: why.into() }
+    }
+}
+
+#[derive(Default, Serialize)]
+struct Report {
+    store: String,
+    network: String,
+    node: String,
+    dry_run: bool,
+    /// How many addresses are taken over now.
+    taken_over: usize,
+    /// How many were before.
+    there_already: usize,
+    left_out: Vec<LeftOut>,
+}
+
+/// What came of one lease.
+enum Outcome {
+    TakenOver,
+    ThereAlready,
+    Conflict(String),
+}
+
+pub(super) async fn run(location: &Location, found: Leases, terms: &Terms) -> Result<Answer> {
+    let hostname = host::hostname();
+    let given = terms.node.as_deref().unwrap_or_default();
+    let names = host::NodeNames { given, file: Path::new(host::NODENAME_FILE), former: "", hostname: &hostname };
+    let mut report = Report {
+        store: location.to_string(),
+        network: terms.network.clone(),
+        node: names.choose(),
+        dry_run: terms.dry_run,
+        left_out: found.left_out,
+        ..Report::default()
+    };
+    for leases in found.leases.chunks(AT_ONCE) {
+        let open = store::open(location, Use::Existing).await?;
+        let ipam = Ipam::new(open.store(), nodes(location));
+        let done = some(&ipam, leases, &mut report).await;
+        drop(ipam);
+        let closed = open.close().await;
+        done?;
+        closed?;
+    }
+    report.answer()
+}
+
+async fn some(ipam: &Ipam, leases: &[Lease], report: &mut Report) -> Result<()> {
+    for lease in leases {
+        match one(ipam, lease, report).await? {
+            Outcome::TakenOver => report.taken_over += lease.addresses.len(),
+            Outcome::ThereAlready => report.there_already += lease.addresses.len(),
+            Outcome::Conflict(why) => {
+                let addresses: Vec<_> = lease.addresses.iter().map(IpAddr::to_string).collect();
+                let what = format!("{} of container {}", addresses.join(", "), printable(&lease.container));
+                report.left_out.push(LeftOut::new(what, why));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes over what one interface has, in one commit.
+async fn one(ipam: &Ipam, lease: &Lease, report: &Report) -> Result<Outcome> {
+    let request = request(lease, report);
+    let soon = || Deadline::after(PATIENCE);
+    let compared = ipam.compare(&request.attachment, &[], &lease.addresses, soon()).await?;
+    if compared.standings.iter().all(|(_, standing)| *standing == Standing::Own) {
+        return Ok(Outcome::ThereAlready);
+    }
+    let assigned = match report.dry_run {
+        true => ipam.would_assign(&request, soon()).await,
+        false => ipam.assign(&request, soon()).await,
+    };
+    match assigned {
+        Ok(_) => Ok(Outcome::TakenOver),
+        Err(error @ (Error::AlreadyAssigned(_) | Error::Reserved(_) | Error::Bridge(_) | Error::NotOwner(_))) => {
+            Ok(Outcome::Conflict(error.to_string()))
+        }
+        // The text is Calico's and ends in a newline.
+        Err(Error::Pool(error)) => Ok(Outcome::Conflict(error.to_string().trim_end().to_owned())),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn request(lease: &Lease, report: &Report) -> AssignRequest {
+    let attachment = Attachment {
+        network: report.network.clone(),
+        container: lease.container.clone(),
+        interface: lease.interface.clone(),
+        node: report.node.clone(),
+        boot: host::boot_id().filter(|_| is_of_this_boot(lease)).and_then(|id| host::short_boot(&id)),
+    };
+    let mut request = AssignRequest::new(attachment, Wanted::these(lease.addresses.clone()));
+    request.bridge = Some(Bridge::default());
+    let given_at = lease.given_at.unwrap_or_else(SystemTime::now);
+    request.attributes.insert(TIMESTAMP.to_owned(), go_string(given_at.into()));
+    request
+}
+
+/// True if the addresses were given after the machine was started: then they are not left over from before.
+fn is_of_this_boot(lease: &Lease) -> bool {
+    let (Some(given_at), Some(up)) = (lease.given_at, host::uptime()) else { return lease.given_at.is_none() };
+    given_at.elapsed().is_ok_and(|age| age < up)
+}
+
+impl Report {
+    fn answer(self) -> Result<Answer> {
+        let count = |count: usize| format!("{count} address{}", if count == 1 { "" } else { "es" });
+        let verb = if self.dry_run { "Would take over" } else { "Successfully took over" };
+        let mut text = format!("{verb} {} in network {} for node {}", count(self.taken_over), self.network, self.node);
+        if self.there_already > 0 {
+            _ = write!(text, "; {} were taken over before", count(self.there_already));
+        }
+        for LeftOut { what, why } in &self.left_out {
+            _ = write!(text, "\nleft out: {what}: {why}");
+        }
+        let failure = (!self.left_out.is_empty()).then(|| {
+            Failure::new(format!("{} things were left out; see above", self.left_out.len()))
+                .hint("see who has an address with: margay ipam show --ip ADDRESS; and which pools there are with: margay pool list")
+        });
+        let answer = Answer::new(text, &self)?;
+        Ok(match failure {
+            Some(failure) => answer.incomplete(failure),
+            None => answer,
+        })
+    }
+}

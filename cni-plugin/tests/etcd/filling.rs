@@ -1,0 +1,21 @@
+//! A cluster that is being filled from another store.
+
+use crate::lab::Lab;
+
+const MARK: &str =
+    r#"{"way":"migrate","from":"sled:///a","to":"etcd://b:1","source":"x","state":"copying","revision":0}"#;
+
+#[test]
+fn it_refuses_until_it_is_finished() {
+    let lab = Lab::start();
+    lab.add("c1").ok();
+    lab.put("/margay/v1/migration", MARK);
+    for call in [lab.add("c2"), lab.del("c1"), lab.del("nobody")] {
+        let refusal = call.run().refusal();
+        assert_eq!(refusal.says(&["not finished", "margay migrate sled:///a etcd://b:1"]).code, 11);
+    }
+    lab.no_notes_are_left();
+    lab.erase("/margay/");
+    lab.del("c1").ok();
+    lab.nothing_is_left();
+}
