@@ -56,6 +56,9 @@ pub fn run(
         Command::OnStore(command) => {
             execute(&cli, env, out, err, async |location| verbs::run(command, location).await).map(|()| 0)
         }
+        Command::Documents(command) => {
+            execute(&cli, env, out, err, async |location| verbs::documents::run(command, location).await).map(|()| 0)
+        }
         Command::Gc(args) => gc::run(&cli, args, env, out, err).map(|()| 0),
         Command::Store(verb) => {
             execute(&cli, env, out, err, async |location| verbs::store::run(verb, location).await).map(|()| 0)

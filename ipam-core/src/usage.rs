@@ -43,13 +43,22 @@ impl Ipam {
     /// # Errors
     /// Those of the store.
     pub async fn utilization(&self) -> Result<Utilization> {
-        let mut readings = 1;
+        let mut readings = 0;
         loop {
             match self.read_utilization().await {
-                Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) && readings < READINGS => {
-                    readings += 1;
-                }
+                Err(error) if again(&error, &mut readings) => {}
                 read => return Ok(read?),
+            }
+        }
+    }
+
+    /// All well-formed blocks, as of one revision.
+    pub(crate) async fn all_blocks(&self) -> Result<Vec<Block>> {
+        let mut readings = 0;
+        loop {
+            match self.read_all(Range::Prefix(keys::blocks_prefix(None)), Revision::UNSET).await {
+                Err(error) if again(&error, &mut readings) => {}
+                read => return Ok(read?.0),
             }
         }
     }
@@ -128,4 +137,10 @@ impl Ipam {
             AddressState::Free | AddressState::Outside => Holding::Free,
         }))
     }
+}
+
+/// True if a reading is to be begun anew: the store has given up the history that was being read.
+fn again(error: &kv::Error, readings: &mut usize) -> bool {
+    *readings += 1;
+    matches!(error.kind(), ErrorKind::Compacted { .. }) && *readings < READINGS
 }

@@ -4,11 +4,17 @@ use std::fmt::Display;
 
 use serde::Serializer;
 
+mod aligned;
 mod number;
+mod ordered;
 mod table;
+mod yaml;
 
+pub(crate) use aligned::aligned;
 pub(crate) use number::{five_digits, part};
+pub(crate) use ordered::Ordered;
 pub(crate) use table::{Column, render};
+pub(crate) use yaml::yaml;
 
 /// Serialises what can be printed as a string.
 pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
