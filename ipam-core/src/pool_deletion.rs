@@ -11,6 +11,7 @@ use kv::{Deadline, Range, StoreExt};
 
 use crate::affinity::ReleaseIf;
 use crate::assign::{bridge, define};
+use crate::documents::{DocumentError, DocumentKind};
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::keys::{self, ResourceKind};
@@ -71,7 +72,7 @@ impl Ipam {
     /// # Errors
     /// `NotFound`; `PoolInUse`.
     pub async fn delete_pool_if(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<()> {
-        let pool = self.check_pool_deletion(name, in_use, deadline).await?;
+        let (pool, in_use) = self.deletable(name, in_use, deadline).await?;
         let was_enabled = !pool.is_disabled();
         if was_enabled {
             self.edit_pool(name, Pool::disable, deadline).await?;
@@ -93,12 +94,18 @@ impl Ipam {
     /// # Errors
     /// `NotFound`; `PoolInUse`.
     pub async fn check_pool_deletion(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<Pool> {
+        Ok(self.deletable(name, in_use, deadline).await?.0)
+    }
+
+    /// The pool, if it can be deleted, and what is to become of addresses that come to be in use only now.
+    async fn deletable(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<(Pool, InUse)> {
         let inventory = self.inventory(deadline).await?;
         let pool = inventory.pools.into_iter().find(|pool| pool.name() == name);
         let pool = pool.ok_or_else(|| Error::NotFound(format!("pool {name}")))?;
         let gateway = gateway_of(&pool, &inventory.reservations);
+        let in_use = if gateway.is_some() { in_use } else { InUse::Refuse };
         self.require_unused(&pool, gateway, in_use).await?;
-        Ok(pool)
+        Ok((pool, in_use))
     }
 
     pub(crate) async fn edit_pool(&self, name: &str, edit: impl Fn(&mut Pool), deadline: Deadline) -> Result<()> {
@@ -113,11 +120,10 @@ impl Ipam {
 
     async fn require_unused(&self, pool: &Pool, gateway: Option<String>, in_use: InUse) -> Result<()> {
         let places: Vec<PlaceInUse> = self.blocks_of(pool).await?.iter().filter_map(place_in_use).collect();
-        match (gateway, in_use) {
-            _ if places.is_empty() => Ok(()),
-            (Some(_), InUse::DeleteBridged) => Ok(()),
-            (gateway, _) => Err(pool_in_use(pool, places, gateway)),
+        if places.is_empty() || in_use == InUse::DeleteBridged {
+            return Ok(());
         }
+        Err(pool_in_use(pool, places, gateway))
     }
 
     async fn blocks_of(&self, pool: &Pool) -> Result<Vec<Block>> {
@@ -166,13 +172,20 @@ impl Ipam {
         Ok(())
     }
 
-    /// Deletes the pool and what was made for it; false if a block has come in the meantime.
+    /// Deletes the pool and what was made for it; false if a block has come in the meantime. Somebody else may have deleted it
+    /// already, but not enabled it again, or made another one in its place.
     async fn drop_pool(&self, pool: &Pool, in_use: InUse, deadline: Deadline) -> Result<bool> {
         let key = keys::resource(ResourceKind::IpPool, pool.name());
         let made_for_it = [bridge::reservation_name(pool.name()), define::reservation_name(pool.name())]
             .map(|reservation| keys::resource(ResourceKind::IpReservation, &reservation));
         let blocks = Range::Prefix(keys::blocks_prefix(Some(pool.family())));
         transact!(self, deadline, |tx| {
+            if let Some(value) = tx.get(&key).await? {
+                let now = Pool::decode(&key, value.as_bytes())?;
+                if !now.is_disabled() || now.cidr() != pool.cidr() {
+                    return Err(DocumentError::Conflict(DocumentKind::Pool, pool.name().to_owned()).into());
+                }
+            }
             for key in made_for_it.iter().chain([&key]) {
                 tx.get(key).await?;
                 tx.delete(key)?;

@@ -141,7 +141,7 @@ fn nodes_reservations_and_settings() {
         assert_eq!(lab.margay("get ipreservations").answer(), "NAME   \nr      \n\n");
         assert_eq!(
             lab.margay("get reservation r -o wide").answer(),
-            "NAME   CIDRS                     \nr      10.65.0.0/30,10.65.1.1   \n\n"
+            "NAME   CIDRS                    \nr      10.65.0.0/30,10.65.1.1   \n\n"
         );
 
         assert_eq!(

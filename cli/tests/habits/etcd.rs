@@ -40,7 +40,7 @@ fn stored(etcd: &Etcd, key: &str) -> Option<(Value, i64)> {
 fn of_calico(key: &str) -> Value {
     let rows = include_str!("../../../fixtures/calico/documents.jsonl");
     let rows = rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let row = rows.filter(|row| row["key"] == key).last().unwrap();
+    let row = rows.rev().find(|row| row["key"] == key).unwrap();
     serde_json::from_str(row["value"].as_str().unwrap()).unwrap()
 }
 

@@ -14,7 +14,7 @@ fn every_rule_of_a_new_pool() {
     lab.with_ipam(async |ipam| ipam.claim_affinity(&owner, "10.2.0.0/28".parse().unwrap(), soon()).await.unwrap());
     let key = kv::Key::from("/calico/resources/v3/projectcalico.org/ippools/odd");
     lab.with_ipam(async |ipam| {
-        kv::StoreExt::delete(&**ipam.store(), kv::Range::Key(key.clone())).await.map(drop).unwrap()
+        kv::StoreExt::delete(&**ipam.store(), kv::Range::Key(key.clone())).await.map(drop).unwrap();
     });
     let before = stored(lab);
 

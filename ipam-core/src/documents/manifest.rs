@@ -191,7 +191,7 @@ mod tests {
     fn documents_stand_alone_and_in_lists() {
         let (pool, node) = (document("IPPool", "p"), document("Node", "n"));
         let (is_pool, is_node) = ((DocumentKind::Pool, "p".to_owned()), (DocumentKind::Node, "n".to_owned()));
-        assert_eq!(names(pool.clone()), [is_pool.clone()]);
+        assert_eq!(names(pool.clone()), std::slice::from_ref(&is_pool));
         assert_eq!(names(json!([pool, node])), [is_pool.clone(), is_node.clone()]);
         assert_eq!(
             names(json!({"kind": "List", "apiVersion": "v1", "items": [pool, node]})),

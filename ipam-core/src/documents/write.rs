@@ -185,7 +185,8 @@ impl Ipam {
         Ok(kv::Value::new(serde_json::to_vec(&document).map_err(damaged)?))
     }
 
-    /// Deletes a document. A version in the manifest has to be the stored one. A pool goes as [`Self::delete_pool_if`] says;
+    /// Deletes a document. A version in the manifest has to be the stored one; of a pool it is looked at before its end
+    /// begins, since that changes it. A pool goes as [`Self::delete_pool_if`] says;
     /// a node gives back its empty blocks first, and what it holds of others stays with who has it; without settings the
     /// defaults hold.
     ///

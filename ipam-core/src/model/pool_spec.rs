@@ -185,7 +185,7 @@ mod tests {
         let all = json!({"cidr": "fd00:0:0::/64", "vxlanMode": "Always", "blockSize": 120, "nodeSelector": "has(a)",
             "namespaceSelector": "has(b)", "allowedUses": ["LoadBalancer"], "assignmentMode": "Manual",
             "disableBGPExport": true, "disabled": true});
-        let (new, spec) = read(all.clone()).unwrap();
+        let (new, spec) = read(all).unwrap();
         assert_eq!((new.block_size, new.assignment_mode), (120, AssignmentMode::Manual));
         assert_eq!((&spec["cidr"], &spec["ipipMode"]), (&json!("fd00::/64"), &json!("Never")));
         assert_eq!((&spec["disabled"], &spec["namespaceSelector"]), (&json!(true), &json!("has(b)")));

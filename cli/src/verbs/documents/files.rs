@@ -75,9 +75,11 @@ fn files(path: &Path, depth: Depth) -> io::Result<Vec<PathBuf>> {
 }
 
 fn documents(name: &str, text: &[u8]) -> Result<Vec<Manifest>> {
+    // A node may be named n, and a label have the value off: only true and false are truths.
+    let options = serde_saphyr::options! { strict_booleans: true };
     let values = match serde_json::from_slice(text) {
         Ok(value) => vec![value],
-        Err(_) => serde_saphyr::from_slice_multiple::<Value>(text).map_err(|error| {
+        Err(_) => serde_saphyr::from_slice_multiple_with_options::<Value>(text, options).map_err(|error| {
             let line = error.location().map(|at| format!(" in line {}", at.line())).unwrap_or_default();
             let reason = error.without_snippet().to_string();
             let reason = printable(reason.lines().next().unwrap_or_default());
