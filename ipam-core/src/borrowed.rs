@@ -30,7 +30,7 @@ pub struct BorrowedAddress {
     pub block: IpNet,
     /// Whose block that is; empty if it is nobody's.
     pub block_owner: String,
-    /// What has it: `vmi`, `pod`, a kind of tunnel, or empty where that is not recorded.
+    /// What has it: `pod`, a kind of tunnel, or empty where that is not recorded.
     pub kind: String,
     /// Who that is: namespace and name, or the handle.
     pub allocated_to: String,
@@ -76,14 +76,9 @@ fn borrowed(blocks: &[Block]) -> Borrowed {
 }
 
 fn holder(entry: &Attribute) -> (String, String) {
-    let of_namespace = |name: &str| format!("{}/{name}", entry.get("namespace").unwrap_or_default());
-    let handle = || entry.handle().unwrap_or_default().to_owned();
-    if let Some(name) = entry.get("vmi") {
-        ("vmi".to_owned(), of_namespace(name))
-    } else if let Some(name) = entry.get("pod") {
-        ("pod".to_owned(), of_namespace(name))
-    } else {
-        (entry.get("type").unwrap_or_default().to_owned(), handle())
+    match entry.get("pod") {
+        Some(name) => ("pod".to_owned(), format!("{}/{name}", entry.get("namespace").unwrap_or_default())),
+        None => (entry.get("type").unwrap_or_default().to_owned(), entry.handle().unwrap_or_default().to_owned()),
     }
 }
 
@@ -108,7 +103,6 @@ mod tests {
         };
         give(1, &[("node", "a"), ("pod", "own")]);
         give(2, &[("node", "b"), ("pod", "web"), ("namespace", "default")]);
-        give(3, &[("node", "b"), ("vmi", "vm"), ("pod", "launcher"), ("namespace", "x")]);
         give(4, &[("node", "c"), ("type", "ipipTunnelAddress")]);
         give(5, &[]);
         let mut orphan = Block::new("10.0.0.16/28".parse().unwrap(), None, now, None).unwrap();
@@ -124,7 +118,6 @@ mod tests {
             rows,
             [
                 "10.0.0.2 b 10.0.0.0/28 'a' 'pod' default/web",
-                "10.0.0.3 b 10.0.0.0/28 'a' 'vmi' x/vm",
                 "10.0.0.4 c 10.0.0.0/28 'a' 'ipipTunnelAddress' h4",
                 "10.0.0.17 a 10.0.0.16/28 '' '' h",
             ]
