@@ -248,7 +248,7 @@ mod tests {
         let said = |parts: Vec<(String, IpNet)>| parts.iter().map(|(n, c)| format!("{n} {c}")).collect::<Vec<_>>();
         assert_eq!(said(parts("a", "10.0.0.0/16", 2).unwrap()), ["split-a-0 10.0.0.0/17", "split-a-1 10.0.128.0/17"]);
         assert_eq!(parts("a", "10.0.0.0/16", 1024).unwrap()[1023].1.to_string(), "10.0.255.192/26");
-        assert_eq!(said(parts("a", "fd00::/64", 4).unwrap())[3], "split-a-3 fd00:0:0:0:c000::/66");
+        assert_eq!(said(parts("a", "fd00::/64", 4).unwrap())[3], "split-a-3 fd00::c000:0:0:0/66");
         let long = "n".repeat(250);
         let names: Vec<usize> = parts(&long, "10.0.0.0/16", 2).unwrap().iter().map(|(name, _)| name.len()).collect();
         assert_eq!(names, [253, 253]);
