@@ -1,10 +1,12 @@
 //! What can be typed.
 
 mod check;
+mod documents;
 mod gc;
 mod install;
 mod map;
 mod moving;
+mod settings;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -15,10 +17,12 @@ use ipnet::IpNet;
 
 use crate::verbs::store::args::StoreVerb;
 pub(crate) use check::Check;
+pub(crate) use documents::{Bridged, Delete, Documents, Selection, Source};
 pub(crate) use gc::Gc;
 pub(crate) use install::Install;
 pub(crate) use map::{Map, Metrics};
 pub(crate) use moving::{Export, Import, Migrate, Moving, TakeOver, Terms};
+pub(crate) use settings::{Configure, Persistence, Split};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -102,7 +106,11 @@ pub(crate) struct Cli {
 /// How an answer is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
+    #[value(alias = "ps")]
     Table,
+    Wide,
+    #[value(alias = "yml")]
+    Yaml,
     Json,
 }
 
@@ -123,6 +131,8 @@ pub(crate) enum Command {
     OnStore(OnStore),
     #[command(flatten)]
     Moving(Moving),
+    #[command(flatten)]
+    Documents(Documents),
     /// Take back addresses that nobody on this machine uses any more
     #[command(after_help = gc::HELP)]
     Gc(Gc),
@@ -199,8 +209,9 @@ impl Conformance {
     /// The form of the report: what was asked for by name, or else the form of every answer.
     pub(crate) fn report_as(&self, output: Format) -> ReportFormat {
         self.report.unwrap_or(match output {
-            Format::Table => ReportFormat::Table,
-            Format::Json => ReportFormat::Json,
+            Format::Table | Format::Wide => ReportFormat::Table,
+            // JSON is YAML too.
+            Format::Json | Format::Yaml => ReportFormat::Json,
         })
     }
 }
@@ -222,12 +233,26 @@ Examples:
     #[command(
         visible_alias = "rm",
         after_help = "\
-A pool from which addresses are in use is left alone. See them with: margay ipam show --show-blocks"
+A pool from which addresses are in use is left alone, and it is said where they are.
+
+Examples:
+  margay pool delete lab
+  margay pool delete lab --dry-run"
     )]
-    Delete {
-        /// The pool's name
-        name: String,
-    },
+    Delete(PoolDelete),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolDelete {
+    /// The pool's name
+    pub(crate) name: String,
+
+    /// Check everything and delete nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    #[command(flatten)]
+    pub(crate) bridged: Bridged,
 }
 
 #[derive(Debug, Args)]
@@ -296,6 +321,8 @@ Examples:
   margay ipam show
   margay ipam show --show-blocks
   margay ipam show --ip 10.65.0.5
+  margay ipam show --show-borrowed
+  margay ipam show --show-configuration
   margay ipam show -o json | jq '.pools[] | {name, available}'")]
     Show(Show),
     /// Draw the blocks: what is in use, free, reserved, resting, borrowed
@@ -314,6 +341,12 @@ Examples:
 
 A released address can be handed out at once. Release nothing that a running container still has.")]
     Release(Release),
+    /// Change the settings that all nodes share
+    #[command(after_help = settings::CONFIGURE)]
+    Configure(Configure),
+    /// Divide a pool into pools of equal size
+    #[command(after_help = settings::SPLIT)]
+    Split(Split),
 }
 
 #[derive(Debug, Args)]
@@ -325,6 +358,14 @@ pub(crate) struct Show {
     /// Show who has this address
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) ip: Option<IpAddr>,
+
+    /// Show the addresses that nodes have of blocks that are not theirs
+    #[arg(long, conflicts_with_all = ["ip", "show_blocks"])]
+    pub(crate) show_borrowed: bool,
+
+    /// Show the settings that all nodes share
+    #[arg(long, conflicts_with_all = ["ip", "show_blocks", "show_borrowed"])]
+    pub(crate) show_configuration: bool,
 }
 
 #[derive(Debug, Args)]

@@ -61,6 +61,9 @@ pub fn run(
             execute(&cli, env, out, err, async |location| verbs::run(command, location, conf_dir).await).map(|()| 0)
         }
         Command::Moving(verb) => verbs::moving::run(&cli, verb, env, out, err).map(|()| 0),
+        Command::Documents(command) => {
+            execute(&cli, env, out, err, async |location| verbs::documents::run(command, location).await).map(|()| 0)
+        }
         Command::Gc(args) => gc::run(&cli, args, env, out, err).map(|()| 0),
         Command::Store(verb) => {
             execute(&cli, env, out, err, async |location| verbs::store::run(verb, location).await).map(|()| 0)

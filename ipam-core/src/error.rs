@@ -5,9 +5,11 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use crate::documents::DocumentError;
 use crate::model::{ContradictorySettings, Malformed, NotOwner, OwnerRefusal, ReleaseConflict};
 use crate::moving::Filling;
 use crate::net::Family;
+use crate::pool_deletion::PlaceInUse;
 use crate::pools::PoolError;
 
 /// A result of the allocator.
@@ -91,7 +93,13 @@ pub enum Error {
         pool: String,
         /// How many of its addresses are in use.
         addresses: usize,
+        /// Where they are.
+        places: Vec<PlaceInUse>,
+        /// The gateway, if it is the pool of a bridged network.
+        gateway: Option<String>,
     },
+    /// A document was not written, deleted or found.
+    Document(DocumentError),
 }
 
 /// Why a bridged network cannot be served.
@@ -213,11 +221,30 @@ impl fmt::Display for Error {
             Self::NotFound(what) => write!(f, "{what} does not exist"),
             Self::Invalid(what) => f.write_str(what),
             Self::Filling(filling) => filling.fmt(f),
-            Self::PoolInUse { pool, addresses } => {
+            Self::PoolInUse { pool, addresses, places, gateway } => {
                 let addresses = if *addresses == 1 { "1 address".to_owned() } else { format!("{addresses} addresses") };
-                write!(f, "pool {pool} still has {addresses} in use")
+                write!(f, "pool {pool} still has {addresses} in use")?;
+                write_places(f, places)?;
+                match gateway {
+                    Some(gateway) => write!(f, "; it is the pool of a bridged network with gateway {gateway}"),
+                    None => Ok(()),
+                }
             }
+            Self::Document(error) => error.fmt(f),
         }
+    }
+}
+
+/// Where addresses are in use: the first blocks, and how many there are besides.
+fn write_places(f: &mut fmt::Formatter<'_>, places: &[PlaceInUse]) -> fmt::Result {
+    const SHOWN: usize = 8;
+    for (at, place) in places.iter().take(SHOWN).enumerate() {
+        write!(f, "{} {place}", if at == 0 { ":" } else { "," })?;
+    }
+    match places.len().saturating_sub(SHOWN) {
+        0 => Ok(()),
+        1 => f.write_str(", and in 1 more block"),
+        more => write!(f, ", and in {more} more blocks"),
     }
 }
 
@@ -263,6 +290,12 @@ impl From<ContradictorySettings> for Error {
 impl From<ReleaseConflict> for Error {
     fn from(error: ReleaseConflict) -> Self {
         Self::ReleaseConflict(error)
+    }
+}
+
+impl From<DocumentError> for Error {
+    fn from(error: DocumentError) -> Self {
+        Self::Document(error)
     }
 }
 

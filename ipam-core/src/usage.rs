@@ -61,6 +61,18 @@ impl Ipam {
         }
     }
 
+    /// All well-formed blocks, as of one revision.
+    pub(crate) async fn all_blocks(&self) -> Result<Vec<Block>> {
+        let mut readings = Readings::default();
+        loop {
+            let mut at = Revision::UNSET;
+            match self.read_all(Range::Prefix(keys::blocks_prefix(None)), &mut at).await {
+                Err(error) if readings.once_more(&error) => {}
+                read => return Ok(read?),
+            }
+        }
+    }
+
     async fn read_utilization(&self) -> kv::Result<Utilization> {
         let mut at = Revision::UNSET;
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));

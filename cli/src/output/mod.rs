@@ -7,17 +7,23 @@ use serde::Serializer;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+mod aligned;
 mod file;
 mod number;
+mod ordered;
 mod progress;
 mod screen;
 mod table;
+mod yaml;
 
+pub(crate) use aligned::aligned;
 pub(crate) use file::whole_file;
 pub(crate) use number::{five_digits, part};
+pub(crate) use ordered::Ordered;
 pub(crate) use progress::Progress;
 pub(crate) use screen::Screen;
 pub(crate) use table::{Column, render};
+pub(crate) use yaml::yaml;
 
 /// Serialises what can be printed as a string.
 pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,7 +1,9 @@
 //! The verbs. Each reads and writes through one open store; the store is closed before the answer is printed.
 
 mod address;
+mod borrowed;
 mod check;
+pub(crate) mod documents;
 mod from_report;
 mod map;
 mod metrics;
@@ -9,6 +11,8 @@ pub(crate) mod moving;
 mod pool;
 mod release;
 mod reservation;
+mod settings;
+mod split;
 pub(crate) mod store;
 
 use std::path::Path;
@@ -50,14 +54,24 @@ pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path)
             reservation::check(name)?;
             Use::Existing
         }
-        OnStore::Pool(args::Pool::Delete { .. })
+        OnStore::Pool(args::Pool::Delete(delete)) if delete.dry_run => Use::Existing,
+        OnStore::Pool(args::Pool::Delete(_))
         | OnStore::Reservation(args::Reservation::Delete { .. })
         | OnStore::Ipam(args::Ipam::Release(_)) => Use::Release,
         _ => Use::Existing,
     };
+    with_ipam(location, what_for, async |ipam| verb(command, ipam).await).await
+}
+
+/// Opens the store, runs a verb on it, and closes it whatever came of that.
+async fn with_ipam(
+    location: &Location,
+    what_for: Use,
+    verb: impl AsyncFnOnce(&Ipam) -> Result<Answer>,
+) -> Result<Answer> {
     let open = crate::store::open(location, what_for).await?;
     let ipam = Ipam::new(open.store(), nodes(location));
-    let answer = verb(command, &ipam).await;
+    let answer = verb(&ipam).await;
     drop(ipam);
     let closed = open.close().await;
     let answer = answer?;
@@ -90,14 +104,16 @@ async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {
     match command {
         OnStore::Pool(args::Pool::Create(request)) => pool::create(ipam, request, deadline).await,
         OnStore::Pool(args::Pool::List) => pool::list(ipam, deadline).await,
-        OnStore::Pool(args::Pool::Delete { name }) => pool::delete(ipam, name, deadline).await,
+        OnStore::Pool(args::Pool::Delete(delete)) => pool::delete(ipam, delete, deadline).await,
         OnStore::Reservation(args::Reservation::Create { name, cidrs }) => {
             reservation::create(ipam, name, cidrs, deadline).await
         }
         OnStore::Reservation(args::Reservation::List) => reservation::list(ipam, deadline).await,
         OnStore::Reservation(args::Reservation::Delete { name }) => reservation::delete(ipam, name, deadline).await,
         OnStore::Ipam(args::Ipam::Show(Show { ip: Some(ip), .. })) => address::show(ipam, *ip, deadline).await,
-        OnStore::Ipam(args::Ipam::Show(Show { show_blocks, ip: None })) => {
+        OnStore::Ipam(args::Ipam::Show(Show { show_borrowed: true, .. })) => borrowed::show(ipam).await,
+        OnStore::Ipam(args::Ipam::Show(Show { show_configuration: true, .. })) => settings::show(ipam, deadline).await,
+        OnStore::Ipam(args::Ipam::Show(Show { show_blocks, .. })) => {
             let detail = if *show_blocks { Detail::Blocks } else { Detail::Pools };
             usage::answer(&ipam.utilization().await?, detail)
         }
@@ -105,6 +121,8 @@ async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {
         OnStore::Metrics(what) => metrics::run(ipam, what).await,
         OnStore::Ipam(args::Ipam::Release(what)) => release::run(ipam, what, deadline).await,
         OnStore::Ipam(args::Ipam::Check(_)) => Err(Failure::new("a check opens the store by itself")),
+        OnStore::Ipam(args::Ipam::Configure(what)) => settings::configure(ipam, what, deadline).await,
+        OnStore::Ipam(args::Ipam::Split(what)) => split::run(ipam, what, deadline).await,
     }
 }
 

@@ -2,12 +2,12 @@
 
 use ipam_core::assign::bridge::{self, GATEWAY_ANNOTATION, reservation_name};
 use ipam_core::model::{AssignmentMode, IpReservation, NewPool, Pool, check_new_pool};
-use ipam_core::{Error, Inventory, Ipam};
+use ipam_core::{Error, InUse, Inventory, Ipam};
 use kv::Deadline;
 use serde_json::json;
 
 use crate::answer::Answer;
-use crate::args::PoolCreate;
+use crate::args::{Bridged, PoolCreate, PoolDelete};
 use crate::error::{Failure, Result};
 use crate::pools::{BlockSize, PoolRow, block_size, listing};
 
@@ -45,16 +45,41 @@ pub(super) async fn list(ipam: &Ipam, deadline: Deadline) -> Result<Answer> {
 }
 
 /// Deletes a pool that nobody uses.
-pub(super) async fn delete(ipam: &Ipam, name: &str, deadline: Deadline) -> Result<Answer> {
-    ipam.delete_pool(name, deadline).await.map_err(|error| match error {
+pub(super) async fn delete(ipam: &Ipam, args: &PoolDelete, deadline: Deadline) -> Result<Answer> {
+    let (name, in_use) = (&args.name, in_use(&args.bridged, &args.name));
+    let done = if args.dry_run {
+        ipam.check_pool_deletion(name, in_use, deadline).await.map(drop)
+    } else {
+        ipam.delete_pool_if(name, in_use, deadline).await
+    };
+    done.map_err(|error| match &error {
         Error::NotFound(_) => Failure::from(error).hint("see which there are with: margay pool list"),
-        Error::PoolInUse { .. } => Failure::from(error).hint(
-            "end what uses them, or take them back with: margay ipam release; \
-             which blocks they are in: margay ipam show --show-blocks",
-        ),
+        Error::PoolInUse { gateway, .. } => {
+            let advice = advice_in_use(name, gateway.is_some());
+            Failure::from(error).hint(advice)
+        }
         _ => error.into(),
     })?;
+    if args.dry_run {
+        return Answer::new(format!("Dry run: would delete pool {name}"), &json!({ "would_delete": name }));
+    }
     Answer::new(format!("Successfully deleted pool {name}"), &json!({ "deleted": name }))
+}
+
+/// What becomes of a pool in use.
+pub(super) fn in_use(leave: &Bridged, name: &str) -> InUse {
+    let given = leave.yes_delete_bridged_pool.iter().any(|named| named == name);
+    if given { InUse::DeleteBridged } else { InUse::Refuse }
+}
+
+/// What to do about a pool in use.
+pub(super) fn advice_in_use(name: &str, is_bridged: bool) -> String {
+    let advice = "end what uses them, or take them back with: margay ipam release; who has one: margay ipam show --ip";
+    if is_bridged {
+        format!("{advice}; to delete it although its containers run on: --yes-delete-bridged-pool {name}")
+    } else {
+        advice.to_owned()
+    }
 }
 
 /// The pool that the arguments describe.

@@ -4,12 +4,12 @@ use std::fmt;
 
 use ipnet::IpNet;
 use kv::{Key, Value};
-use serde_json::json;
 use time::OffsetDateTime;
 
 use super::codec::{Document, Malformed};
 use super::keys::{self, ResourceKind};
 use super::pool_rules::default_block_size;
+use super::pool_spec;
 use super::resource::{Labels, Resource};
 use crate::net::Family;
 use crate::selector::{Selector, SelectorError};
@@ -146,23 +146,21 @@ impl Pool {
     /// [`Malformed`] if the network or the block size is impossible, which [`super::check_new_pool`] says better.
     pub fn new(new: &NewPool, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = Resource::new(ResourceKind::IpPool, &new.name, uid, now);
-        let uses: Vec<&str> = new.allowed_uses.iter().map(|used| used.as_str()).collect();
-        let mut spec = json!({
-            "cidr": new.cidr.trunc().to_string(),
-            "vxlanMode": "Never",
-            "ipipMode": "Never",
-            "blockSize": new.block_size,
-            "nodeSelector": new.node_selector,
-            "allowedUses": uses,
-            "assignmentMode": new.assignment_mode.as_str(),
-        });
-        if !new.namespace_selector.is_empty()
-            && let Some(spec) = spec.as_object_mut()
-        {
-            spec.insert("namespaceSelector".to_owned(), new.namespace_selector.as_str().into());
-        }
-        resource.set_part("spec", spec);
+        let mut spec = pool_spec::stored(&NewPool { cidr: new.cidr.trunc(), ..new.clone() });
+        spec.insert("vxlanMode".to_owned(), "Never".into());
+        spec.insert("ipipMode".to_owned(), "Never".into());
+        resource.set_part("spec", serde_json::Value::Object(spec));
         Self::read(&keys::resource(ResourceKind::IpPool, &new.name), resource)
+    }
+
+    /// A part of this pool as a pool of its own, with all else as it is here.
+    ///
+    /// # Errors
+    /// None for a network inside this one.
+    pub(crate) fn part(&self, name: &str, cidr: IpNet, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
+        let mut resource = self.resource.reborn(name, uid, now);
+        resource.set_spec("cidr", Some(cidr.to_string().into()));
+        Self::read(&keys::resource(ResourceKind::IpPool, name), resource)
     }
 
     fn read(key: &Key, resource: Resource) -> Result<Self, Malformed> {
@@ -302,6 +300,7 @@ impl Document for Pool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
     use time::macros::datetime;
 
     use super::*;

@@ -31,7 +31,7 @@ pub struct InvalidPool {
 }
 
 impl InvalidPool {
-    fn new(field: &'static str, value: impl fmt::Display, reason: impl fmt::Display) -> Self {
+    pub(super) fn new(field: &'static str, value: impl fmt::Display, reason: impl fmt::Display) -> Self {
         Self { field, value: value.to_string(), reason: reason.to_string() }
     }
 
@@ -65,10 +65,33 @@ pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result
     check_name(&new.name).map_err(|reason| InvalidPool::new("IPPool.Name", &new.name, reason))?;
     check_network(new.cidr)?;
     check_block_size(new)?;
+    check_selectors_and_uses(new)?;
+    check_neighbours(new, pools, blocks)
+}
+
+/// Checks what a pool is changed to. Its network and its blocks stay what they are, since addresses hang on them.
+///
+/// # Errors
+/// [`InvalidPool`] for another network or block size, a use other than that of a load balancer's pool, and for selectors
+/// and uses as for a new pool.
+pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPool> {
+    if new.cidr != stored.cidr() {
+        return Err(InvalidPool::new("IPPool.CIDR", new.cidr, "IPPool CIDR cannot be modified"));
+    }
+    if new.block_size != stored.block_size() {
+        return Err(InvalidPool::new("IPPool.BlockSize", new.block_size, "IPPool BlockSize cannot be modified"));
+    }
+    if stored.allows(PoolUse::LoadBalancer) && !new.allowed_uses.contains(&PoolUse::LoadBalancer) {
+        let reason = "IPPool allowed use cannot be changed from LoadBalancer to Workload or Tunnel";
+        return Err(InvalidPool::new("IPPool.AllowedUses", shown(&new.allowed_uses), reason));
+    }
+    check_selectors_and_uses(new)
+}
+
+fn check_selectors_and_uses(new: &NewPool) -> Result<(), InvalidPool> {
     check_selector("IPPool.NodeSelector", &new.node_selector)?;
     check_selector("IPPool.NamespaceSelector", &new.namespace_selector)?;
-    check_uses(&new.allowed_uses)?;
-    check_neighbours(new, pools, blocks)
+    check_uses(&new.allowed_uses)
 }
 
 fn check_network(cidr: IpNet) -> Result<(), InvalidPool> {
@@ -114,18 +137,21 @@ fn check_selector(field: &'static str, text: &str) -> Result<(), InvalidPool> {
 }
 
 fn check_uses(uses: &[PoolUse]) -> Result<(), InvalidPool> {
-    let shown = uses.iter().map(|used| used.as_str()).collect::<Vec<_>>().join(",");
     if uses.is_empty() {
-        return Err(InvalidPool::new("IPPool.AllowedUses", shown, "at least one use is needed"));
+        return Err(InvalidPool::new("IPPool.AllowedUses", "", "at least one use is needed"));
     }
     if uses.contains(&PoolUse::LoadBalancer) && uses.iter().any(|used| *used != PoolUse::LoadBalancer) {
         return Err(InvalidPool::new(
             "IPPool.AllowedUses",
-            shown,
+            shown(uses),
             "LoadBalancer cannot be used together with other uses",
         ));
     }
     Ok(())
+}
+
+fn shown(uses: &[PoolUse]) -> String {
+    uses.iter().map(|used| used.as_str()).collect::<Vec<_>>().join(",")
 }
 
 fn check_neighbours(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result<(), InvalidPool> {
@@ -193,6 +219,25 @@ mod tests {
             check_new_pool(&new("10.0.0.1/16", 26), &[], &[]).unwrap_err().to_string(),
             "error with field IPPool.CIDR = '10.0.0.1/16' (IP pool CIDR is not strictly masked)"
         );
+    }
+
+    #[test]
+    fn a_pool_keeps_its_network_and_its_blocks() {
+        let made = |new: &NewPool| Pool::new(new, "u", datetime!(2026-01-01 0:00 UTC)).unwrap();
+        let plain = new("10.0.0.0/16", 26);
+        let balancer = plain.clone().with_allowed_uses([PoolUse::LoadBalancer]);
+        for (stored, changed, field, reason) in [
+            (&plain, new("10.1.0.0/16", 26), "IPPool.CIDR", "IPPool CIDR cannot be modified"),
+            (&plain, new("10.0.0.0/16", 27), "IPPool.BlockSize", "IPPool BlockSize cannot be modified"),
+            (&balancer, plain.clone(), "IPPool.AllowedUses", "cannot be changed from LoadBalancer"),
+            (&plain, plain.clone().with_node_selector("global()"), "IPPool.NodeSelector", "global()"),
+        ] {
+            let error = check_changed_pool(&changed, &made(stored)).unwrap_err();
+            assert_eq!(error.field(), field, "{error}");
+            assert!(error.reason().contains(reason), "{error}");
+        }
+        assert_eq!(check_changed_pool(&plain.clone().with_node_selector("has(a)"), &made(&plain)), Ok(()));
+        assert_eq!(check_changed_pool(&balancer, &made(&plain)), Ok(()));
     }
 
     #[test]

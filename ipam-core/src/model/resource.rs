@@ -54,6 +54,18 @@ impl Resource {
         to_json(&self.document)
     }
 
+    /// The same resource as a new one of another name. What only the old one had, such as its status, is left out.
+    pub(super) fn reborn(&self, name: &str, uid: &str, now: OffsetDateTime) -> Self {
+        let mut new = Self { name: name.to_owned(), document: self.document.clone() };
+        new.document.remove("status");
+        let metadata = object(new.document.entry("metadata"));
+        metadata.remove("generation");
+        metadata.insert("name".to_owned(), name.into());
+        metadata.insert("uid".to_owned(), uid.into());
+        metadata.insert("creationTimestamp".to_owned(), rfc3339(now).into());
+        new
+    }
+
     /// The name.
     pub fn name(&self) -> &str {
         &self.name
@@ -88,6 +100,17 @@ impl Resource {
     pub fn set_annotation(&mut self, name: &str, value: &str) {
         let metadata = object(self.document.entry("metadata"));
         object(metadata.entry("annotations")).insert(name.to_owned(), value.into());
+    }
+
+    /// Removes one annotation, and the annotations if it was the last.
+    pub(crate) fn remove_annotation(&mut self, name: &str) {
+        let metadata = object(self.document.entry("metadata"));
+        if let Some(annotations) = metadata.get_mut("annotations").and_then(serde_json::Value::as_object_mut) {
+            annotations.remove(name);
+            if annotations.is_empty() {
+                metadata.remove("annotations");
+            }
+        }
     }
 
     /// Sets the labels, replacing all.

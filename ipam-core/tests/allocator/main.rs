@@ -9,6 +9,7 @@ mod check;
 mod clocks;
 mod concurrent;
 mod crowded;
+mod documents;
 mod ensure;
 mod every_verb;
 mod filling;

@@ -1,0 +1,162 @@
+//! What can be typed after `get`, `create`, `apply`, `replace` and `delete`, as after calicoctl.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use ipam_core::documents::DocumentKind;
+
+const GET: &str = "\
+KIND is ippool, ipreservation, node or ipamconfig, in any case, also as plural.
+All outputs are calicoctl's: -o ps (or table), wide, yaml and json.
+
+Examples:
+  margay get ippool
+  margay get ippools -o wide
+  margay get pool main -o yaml
+  margay get nodes -o json";
+
+const CREATE: &str = "\
+A document has Calico's form, in YAML or JSON; a file may have several.
+
+Examples:
+  margay create -f pools.yaml
+  margay create -f pools.yaml --dry-run
+  cat node.json | margay create -f - --skip-exists";
+
+const APPLY: &str = "\
+What is there is replaced: what the document's spec does not say gets its default.
+
+Examples:
+  margay apply -f pools.yaml
+  margay get pool main -o yaml | sed s/rack-a/rack-b/ | margay apply -f -";
+
+const REPLACE: &str = "\
+Examples:
+  margay replace -f pools.yaml
+  margay get ippool -o json > pools.json && margay replace -f pools.json";
+
+const DELETE: &str = "\
+A pool of which addresses are in use is refused, and it is said where they are.
+
+Examples:
+  margay delete ippool main
+  margay delete ippool main spare --skip-not-exists
+  margay delete -f pools.yaml --dry-run";
+
+/// Documents of Calico's form, read and written as calicoctl does.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Documents {
+    /// Show pools, reservations, nodes or the settings
+    #[command(after_help = GET)]
+    Get(Get),
+    /// Make what a file describes
+    #[command(after_help = CREATE)]
+    Create(Create),
+    /// Make what a file describes, or change it to that
+    #[command(after_help = APPLY)]
+    Apply(Change),
+    /// Change what is there to what a file describes
+    #[command(after_help = REPLACE)]
+    Replace(Change),
+    /// Delete pools, reservations, nodes or the settings
+    #[command(after_help = DELETE)]
+    Delete(Delete),
+}
+
+/// What is to be shown.
+#[derive(Debug, Args)]
+pub(crate) struct Get {
+    #[command(flatten)]
+    pub(crate) which: Selection,
+}
+
+/// What is to be made.
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    #[command(flatten)]
+    pub(crate) change: Change,
+
+    /// Pass over what is there already, and count it as made
+    #[arg(long)]
+    pub(crate) skip_exists: bool,
+}
+
+/// What is to be written.
+#[derive(Debug, Args)]
+pub(crate) struct Change {
+    #[command(flatten)]
+    pub(crate) source: Source,
+
+    /// Check everything and write nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+/// What is to be deleted.
+#[derive(Debug, Args)]
+pub(crate) struct Delete {
+    #[command(flatten)]
+    pub(crate) which: Selection,
+
+    /// Pass over what is not there, and count it as deleted
+    #[arg(short, long)]
+    pub(crate) skip_not_exists: bool,
+
+    /// Check everything and delete nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    #[command(flatten)]
+    pub(crate) bridged: Bridged,
+}
+
+/// The leave to delete a pool that a bridged network lives in.
+#[derive(Debug, Args)]
+pub(crate) struct Bridged {
+    /// Delete this pool of a bridged network although its containers have addresses; they keep them, without the gateway
+    /// being kept free
+    #[arg(long, value_name = "POOL")]
+    pub(crate) yes_delete_bridged_pool: Vec<String>,
+}
+
+/// Where documents are read.
+#[derive(Debug, Args)]
+pub(crate) struct Source {
+    /// A file of documents in YAML or JSON, - for standard input, or a folder of .yaml, .yml and .json files
+    #[arg(short, long, value_name = "FILE", required = true)]
+    pub(crate) filename: Vec<PathBuf>,
+
+    /// Look into folders inside a folder too
+    #[arg(short = 'R', long)]
+    pub(crate) recursive: bool,
+}
+
+/// A kind and names, or a file that has them.
+#[derive(Debug, Args)]
+pub(crate) struct Selection {
+    /// The kind: ippool, ipreservation, node or ipamconfig
+    #[arg(value_parser = kind, required_unless_present = "filename")]
+    pub(crate) kind: Option<DocumentKind>,
+
+    /// The names
+    pub(crate) name: Vec<String>,
+
+    /// A file that names them, - for standard input, or a folder of .yaml, .yml and .json files
+    #[arg(short, long, value_name = "FILE", conflicts_with = "kind")]
+    pub(crate) filename: Vec<PathBuf>,
+
+    /// Look into folders inside a folder too
+    #[arg(short = 'R', long, requires = "filename")]
+    pub(crate) recursive: bool,
+}
+
+/// The names of a kind that calicoctl knows.
+fn kind(text: &str) -> Result<DocumentKind, String> {
+    Ok(match text.to_ascii_lowercase().as_str() {
+        "ippool" | "ippools" | "ipp" | "ipps" | "pool" | "pools" => DocumentKind::Pool,
+        "ipreservation" | "ipreservations" | "reservation" | "reservations" => DocumentKind::Reservation,
+        "node" | "nodes" | "no" | "nos" => DocumentKind::Node,
+        "ipamconfiguration" | "ipamconfigurations" | "ipamconfig" | "ipamconfigs" => DocumentKind::Settings,
+        _ => return Err("not ippool, ipreservation, node or ipamconfig".to_owned()),
+    })
+}

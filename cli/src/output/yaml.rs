@@ -1,0 +1,279 @@
+//! YAML as calicoctl prints it: fields in alphabetical order, items of a list not indented.
+
+use serde_json::Value;
+
+/// The value as a YAML document that ends in a line break.
+pub(crate) fn yaml(value: &Value) -> String {
+    let mut text = String::new();
+    match value {
+        Value::Object(fields) if !fields.is_empty() => block(&mut text, value, 0),
+        Value::Array(items) if !items.is_empty() => block(&mut text, value, 0),
+        other => {
+            text.push_str(&scalar(other));
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// Writes a list or an object; the first line goes on where the text ends.
+fn block(text: &mut String, value: &Value, indent: usize) {
+    match value {
+        Value::Array(items) => {
+            for (at, item) in items.iter().enumerate() {
+                start(text, at, indent);
+                text.push_str("- ");
+                if is_block(item) {
+                    block(text, item, indent + 2);
+                } else {
+                    line(text, item);
+                }
+            }
+        }
+        Value::Object(fields) => {
+            let mut sorted: Vec<_> = fields.iter().collect();
+            sorted.sort_by_key(|(name, _)| name.as_str());
+            for (at, (name, field)) in sorted.into_iter().enumerate() {
+                start(text, at, indent);
+                text.push_str(&quoted(name));
+                text.push(':');
+                if is_block(field) {
+                    // Items stand under the name of their list, fields two further.
+                    let indent = if field.is_array() { indent } else { indent + 2 };
+                    text.push('\n');
+                    text.extend(std::iter::repeat_n(' ', indent));
+                    block(text, field, indent);
+                } else {
+                    text.push(' ');
+                    line(text, field);
+                }
+            }
+        }
+        other => line(text, other),
+    }
+}
+
+/// Indents all but the first line of a block, which stands where it begins.
+fn start(text: &mut String, at: usize, indent: usize) {
+    if at > 0 {
+        text.extend(std::iter::repeat_n(' ', indent));
+    }
+}
+
+fn line(text: &mut String, value: &Value) {
+    text.push_str(&scalar(value));
+    text.push('\n');
+}
+
+fn is_block(value: &Value) -> bool {
+    match value {
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(fields) => !fields.is_empty(),
+        _ => false,
+    }
+}
+
+fn scalar(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(on) => on.to_string(),
+        Value::Number(number) => number.to_string(),
+        Value::String(text) => quoted(text),
+        Value::Array(_) => "[]".to_owned(),
+        Value::Object(_) => "{}".to_owned(),
+    }
+}
+
+/// A text, in quotes where it would be taken for something else.
+fn quoted(text: &str) -> String {
+    if text.is_empty() || is_something_else(text) || text.chars().any(|c| c.is_control() || c == '\u{feff}') {
+        // What JSON escapes, YAML reads in double quotes just so; it does not escape all that is not to be printed.
+        let json = Value::from(text).to_string();
+        return json.chars().map(|c| if is_odd(c) { format!("\\u{:04x}", u32::from(c)) } else { c.into() }).collect();
+    }
+    if is_plain(text) { text.to_owned() } else { format!("'{}'", text.replace('\'', "''")) }
+}
+
+/// Characters above ASCII that are not to reach a terminal.
+fn is_odd(c: char) -> bool {
+    ('\u{7f}'..='\u{9f}').contains(&c) || c == '\u{feff}'
+}
+
+/// True for a text that can stand without quotes.
+fn is_plain(text: &str) -> bool {
+    let mut chars = text.chars();
+    let (first, second) = (chars.next().unwrap_or(' '), chars.next().unwrap_or(' '));
+    let begins_well = match first {
+        '-' | '?' | ':' => second != ' ',
+        first => !",[]{}#&*!|>'\"%@`= ".contains(first),
+    };
+    begins_well && !text.ends_with([' ', ':']) && !text.contains(": ") && !text.contains(" #")
+}
+
+/// True for a text that YAML 1.1 reads as a number, a time, a truth or nothing.
+fn is_something_else(text: &str) -> bool {
+    const WORDS: [&str; 13] = ["~", "null", "y", "n", "yes", "no", "on", "off", "true", "false", "<<", "---", "..."];
+    let lower = text.to_ascii_lowercase();
+    let digits = lower.trim_start_matches(['+', '-']).replace('_', "");
+    let of_base = |prefix: &str, base: u32| {
+        digits.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty() && rest.chars().all(|c| c.is_digit(base)))
+    };
+    WORDS.contains(&lower.as_str())
+        || [".inf", ".nan"].contains(&digits.as_str())
+        || digits.parse::<f64>().is_ok()
+        || of_base("0x", 16)
+        || of_base("0o", 8)
+        || of_base("0b", 2)
+        || is_sexagesimal(&digits)
+        || is_date(text)
+}
+
+/// Numbers to the base of 60, such as 1:30.
+fn is_sexagesimal(digits: &str) -> bool {
+    let numbers = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_digit() || c == '.');
+    digits.contains(':') && digits.split(':').all(numbers)
+}
+
+/// What begins like 2026-11-22.
+fn is_date(text: &str) -> bool {
+    let mut parts = text.splitn(3, '-');
+    let digits = |part: Option<&str>, count: usize| {
+        part.is_some_and(|part| part.len() <= count && !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
+    };
+    let (year, month) = (parts.next(), parts.next());
+    year.is_some_and(|year| year.len() == 4)
+        && digits(year, 4)
+        && digits(month, 2)
+        && parts.next().is_some_and(|day| day.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_document_looks_as_calicoctl_prints_it() {
+        let pool = json!({
+            "kind": "IPPool", "apiVersion": "projectcalico.org/v3",
+            "metadata": {"name": "main", "creationTimestamp": "2026-11-22T03:00:00Z", "resourceVersion": "7", "labels": {}},
+            "spec": {"cidr": "10.65.0.0/16", "blockSize": 26, "natOutgoing": true, "nodeSelector": "!has(gpu)",
+                "allowedUses": ["Workload", "Tunnel"], "none": [], "nothing": null},
+        });
+        let list = json!({"kind": "IPPoolList", "items": [pool], "nested": [[1, 2], {"a": {"b": [{"c": 1, "d": 2}]}}]});
+        let expected = "\
+items:
+- apiVersion: projectcalico.org/v3
+  kind: IPPool
+  metadata:
+    creationTimestamp: \"2026-11-22T03:00:00Z\"
+    labels: {}
+    name: main
+    resourceVersion: \"7\"
+  spec:
+    allowedUses:
+    - Workload
+    - Tunnel
+    blockSize: 26
+    cidr: 10.65.0.0/16
+    natOutgoing: true
+    nodeSelector: '!has(gpu)'
+    none: []
+    nothing: null
+kind: IPPoolList
+nested:
+- - 1
+  - 2
+- a:
+    b:
+    - c: 1
+      d: 2
+";
+        assert_eq!(yaml(&list), expected);
+        assert_eq!((yaml(&json!([])), yaml(&json!({}))), ("[]\n".to_owned(), "{}\n".to_owned()));
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let texts = [
+            "",
+            " a",
+            "a ",
+            "a: b",
+            "a #b",
+            "#a",
+            "a:",
+            "-",
+            "- a",
+            "-a",
+            "?",
+            "yes",
+            "No",
+            "~",
+            "null",
+            "1",
+            "1.5",
+            "1e3",
+            "0x1f",
+            "0o7",
+            "0b1",
+            "1_000",
+            "+1",
+            "1:30",
+            "10:20:30",
+            ".inf",
+            "2026-11-22",
+            "2026-11-22T03:00:00Z",
+            "a'b",
+            "'a'",
+            "\"a\"",
+            "a\nb",
+            "a\tb",
+            "\u{1b}[2J",
+            "\u{85}",
+            "\u{feff}a",
+            "{a}",
+            "[a",
+            "a]",
+            "&a",
+            "*a",
+            "!a",
+            "|",
+            ">",
+            "%a",
+            "@a",
+            "`a",
+            "=",
+            "<<",
+            "---",
+            "...",
+            "fd00::",
+            "fd00::1/64",
+            "10.0.0.0/8",
+            "all()",
+            "rack == 'b'",
+            "has(a) && !has(b)",
+            "schön",
+            "a,b",
+            "a\\b",
+            "0",
+            "-0",
+            "nan",
+            "inf",
+            ".5",
+            "12e03",
+            "1e",
+        ];
+        let all = Value::from(texts.to_vec());
+        let written = yaml(&all);
+        let read: Value = serde_saphyr::from_slice(written.as_bytes()).unwrap();
+        assert_eq!(read, all, "{written}");
+        let fields: serde_json::Map<String, Value> =
+            texts.map(|text| (text.to_owned(), text.into())).into_iter().collect();
+        let fields = Value::Object(fields);
+        let read: Value = serde_saphyr::from_slice(yaml(&fields).as_bytes()).unwrap();
+        assert_eq!(read, fields, "{}", yaml(&fields));
+        assert!(!written.contains('\u{1b}') && !written.contains('\u{85}'));
+    }
+}

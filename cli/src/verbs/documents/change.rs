@@ -1,0 +1,110 @@
+//! `create`, `apply`, `replace` and `delete`.
+
+use datastore::Location;
+use ipam_core::documents::{Commit, DocumentError, DocumentKind, Manifest, Way, Written};
+use ipam_core::{Error, Ipam};
+use kv::Deadline;
+
+use super::tally::{Tally, Verb};
+use crate::answer::Answer;
+use crate::args::Delete;
+use crate::error::Result;
+use crate::verbs::pool;
+
+/// How documents are written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Change {
+    way: Way,
+    skips_existing: bool,
+    dry_run: bool,
+}
+
+impl Change {
+    pub(super) fn new(way: Way, dry_run: bool) -> Self {
+        Self { way, skips_existing: false, dry_run }
+    }
+
+    /// Whether what is there already is passed over.
+    pub(super) fn skipping(self, skips_existing: bool) -> Self {
+        Self { skips_existing, ..self }
+    }
+
+    /// Whether it may make a store for what it writes.
+    pub(super) fn makes(self) -> bool {
+        !self.dry_run && self.way != Way::Replace
+    }
+
+    fn verb(self) -> Verb {
+        match self.way {
+            Way::Create => Verb { base: "create", past: "created" },
+            Way::Apply => Verb { base: "apply", past: "applied" },
+            Way::Replace => Verb { base: "replace", past: "replaced" },
+        }
+    }
+
+    /// Writes documents in their order. One that fails does not keep back those after it, as in calicoctl.
+    pub(super) async fn write(
+        self,
+        ipam: &Ipam,
+        manifests: &[Manifest],
+        location: &Location,
+        deadline: Deadline,
+    ) -> Result<Answer> {
+        let mut tally = Tally::new(self.verb(), manifests, self.dry_run);
+        let (mut tried, mut first_node) = (Vec::new(), false);
+        for manifest in manifests {
+            let commit = if self.dry_run { Commit::Try(&tried) } else { Commit::Write };
+            match ipam.write_document(manifest, self.way, commit, deadline).await {
+                Ok(written) => {
+                    first_node |= written == Written::Created && manifest.kind() == DocumentKind::Node;
+                    tally.done(manifest);
+                    tried.push(manifest.clone());
+                }
+                Err(Error::Document(DocumentError::Exists(..))) if self.skips_existing => tally.done(manifest),
+                Err(error) => tally.failed(manifest, &error, advice(&error)),
+            }
+        }
+        let answer = tally.answer()?;
+        let alone = !matches!(location, Location::Etcd(_));
+        Ok(if first_node && alone {
+            answer.note(
+                "from now on this store gives addresses to registered nodes only; see them with: margay get nodes",
+            )
+        } else {
+            answer
+        })
+    }
+}
+
+/// Deletes documents in their order.
+pub(super) async fn delete(ipam: &Ipam, manifests: &[Manifest], args: &Delete, deadline: Deadline) -> Result<Answer> {
+    let verb = Verb { base: "delete", past: "deleted" };
+    let mut tally = Tally::new(verb, manifests, args.dry_run);
+    for manifest in manifests {
+        let commit = if args.dry_run { Commit::Try(&[]) } else { Commit::Write };
+        let in_use = pool::in_use(&args.bridged, manifest.name());
+        match ipam.delete_document(manifest, in_use, commit, deadline).await {
+            Ok(()) => tally.done(manifest),
+            Err(Error::Document(DocumentError::NotFound(..))) if args.skip_not_exists => tally.done(manifest),
+            Err(error) => tally.failed(manifest, &error, advice(&error)),
+        }
+    }
+    tally.answer()
+}
+
+/// What to do about a document that was refused.
+fn advice(error: &Error) -> Option<String> {
+    match error {
+        Error::Document(DocumentError::Exists(..)) => Some("to change what is there: margay apply -f FILE".to_owned()),
+        Error::Document(DocumentError::NotFound(kind, _)) => {
+            Some(format!("see which there are with: margay get {}", super::get::short(*kind)))
+        }
+        Error::Document(DocumentError::Conflict(..)) => Some(
+            "somebody has changed it since it was read: read it again with margay get, or leave \
+             metadata.resourceVersion away"
+                .to_owned(),
+        ),
+        Error::PoolInUse { pool, gateway, .. } => Some(pool::advice_in_use(pool, gateway.is_some())),
+        _ => None,
+    }
+}

@@ -1,0 +1,82 @@
+//! Documents, shown, written and deleted as calicoctl does.
+
+mod change;
+mod files;
+mod get;
+mod tally;
+
+use std::time::Duration;
+
+use datastore::Location;
+use ipam_core::documents::{DocumentKind, Manifest, Way};
+use kv::Deadline;
+
+use self::change::Change;
+use self::files::Depth;
+use super::with_ipam;
+use crate::answer::Answer;
+use crate::args::{Documents, Selection, Source};
+use crate::error::{Failure, Result};
+use crate::store::Use;
+
+/// How long all of a command may take once the store is open: a pool's deletion is a commit for each block.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Reads the files, opens the store, does what is asked, and closes the store.
+pub(crate) async fn run(command: &Documents, location: &Location) -> Result<Answer> {
+    let deadline = || Deadline::after(PATIENCE);
+    match command {
+        Documents::Get(get) => {
+            let which = &get.which;
+            match which.kind {
+                Some(kind) if which.name.is_empty() => {
+                    with_ipam(location, Use::Existing, async |ipam| get::all(ipam, kind, deadline()).await).await
+                }
+                _ => {
+                    let names: Vec<(DocumentKind, String)> =
+                        selected(which)?.iter().map(|one| (one.kind(), one.name().to_owned())).collect();
+                    with_ipam(location, Use::Existing, async |ipam| get::named(ipam, &names, deadline()).await).await
+                }
+            }
+        }
+        Documents::Create(create) => {
+            let change = Change::new(Way::Create, create.change.dry_run).skipping(create.skip_exists);
+            write(&create.change.source, change, location, deadline()).await
+        }
+        Documents::Apply(apply) => {
+            write(&apply.source, Change::new(Way::Apply, apply.dry_run), location, deadline()).await
+        }
+        Documents::Replace(replace) => {
+            write(&replace.source, Change::new(Way::Replace, replace.dry_run), location, deadline()).await
+        }
+        Documents::Delete(delete) => {
+            if delete.which.kind.is_some() && delete.which.name.is_empty() {
+                return Err(Failure::new("resource name must be specified")
+                    .hint("name what is to be deleted, such as: margay delete ippool main"));
+            }
+            let manifests = selected(&delete.which)?;
+            let what_for = if delete.dry_run { Use::Existing } else { Use::Release };
+            with_ipam(location, what_for, async |ipam| change::delete(ipam, &manifests, delete, deadline()).await).await
+        }
+    }
+}
+
+async fn write(source: &Source, change: Change, location: &Location, deadline: Deadline) -> Result<Answer> {
+    let manifests = files::read(&source.filename, depth(source.recursive))?;
+    // As with `pool create`: a store is made for a pool that can be made, and for nothing else.
+    let makes = |manifest: &Manifest| manifest.kind() == DocumentKind::Pool && manifest.check().is_ok();
+    let what_for = if change.makes() && manifests.iter().any(makes) { Use::Make } else { Use::Existing };
+    with_ipam(location, what_for, async |ipam| change.write(ipam, &manifests, location, deadline).await).await
+}
+
+/// What is named, by kind and name or in files.
+fn selected(which: &Selection) -> Result<Vec<Manifest>> {
+    match which.kind {
+        Some(kind) => Ok(which.name.iter().map(|name| Manifest::named(kind, name)).collect()),
+        None => files::read(&which.filename, depth(which.recursive)),
+    }
+}
+
+fn depth(recursive: bool) -> Depth {
+    if recursive { Depth::All } else { Depth::Files }
+}

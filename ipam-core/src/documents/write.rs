@@ -1,0 +1,261 @@
+//! Writing documents, and deleting them.
+
+use ipnet::IpNet;
+use kv::{Deadline, ErrorKind, Key, Range, Revision, Transaction};
+
+use super::build::{Birth, NODE_FIELDS, RESERVATION_FIELDS, assemble, reservation_spec};
+use super::{DocumentError, DocumentKind, Manifest, Object, settings};
+use crate::affinity::ReleaseIf;
+use crate::error::{Error, Result};
+use crate::ipam::{Ipam, transact};
+use crate::model::keys::{self, ResourceKind};
+use crate::model::{
+    Document, IpamConfig, Malformed, NewPool, Owner, POOL_FIELDS, Pool, check_changed_pool, check_new_pool,
+    read_pool_spec,
+};
+use crate::pool_deletion::InUse;
+use crate::surroundings::decode_all;
+
+/// Where those take turns that make a pool beside very many others.
+const POOLS_TURN: &str = "/margay/v1/pools";
+
+/// What a document is to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Nothing of its name.
+    Create,
+    /// Something of its name or nothing.
+    Apply,
+    /// Something of its name.
+    Replace,
+}
+
+/// Whether anything is written.
+#[derive(Clone, Copy, Debug)]
+pub enum Commit<'a> {
+    /// It is.
+    Write,
+    /// It is not: it is only found out what would be, if these had been written before.
+    Try(&'a [Manifest]),
+}
+
+impl Commit<'_> {
+    fn before(&self) -> &[Manifest] {
+        match self {
+            Self::Write => &[],
+            Self::Try(before) => before,
+        }
+    }
+
+    fn writes(&self) -> bool {
+        matches!(self, Self::Write)
+    }
+}
+
+/// What became of a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// It was not there.
+    Created,
+    /// It was there, and is another one now.
+    Changed,
+    /// It was there, and is as it was; nothing was written.
+    Unchanged,
+}
+
+impl Ipam {
+    /// Writes a document, in one commit: see [`crate::documents`] for what becomes of what it does not say. A version in it
+    /// has to be the stored one, where one is stored.
+    ///
+    /// Guards: the document; for a new pool that no pool came or changed meanwhile.
+    ///
+    /// # Errors
+    /// `Document`, and `Invalid` with Calico's text for a pool that must not be; those of the store; a damaged document in
+    /// its place.
+    pub async fn write_document(
+        &self,
+        manifest: &Manifest,
+        way: Way,
+        commit: Commit<'_>,
+        deadline: Deadline,
+    ) -> Result<Written> {
+        let (kind, name) = (manifest.kind(), manifest.name());
+        let key = kind.key(name);
+        manifest.check_name()?;
+        transact!(self, deadline, |tx| {
+            let stored = tx.get(&key).await?;
+            let version = tx.written_at(&key);
+            let tried = commit.before().iter().any(|other| (other.kind(), other.name()) == (kind, name));
+            match way {
+                Way::Create if stored.is_some() || tried => {
+                    return Err(DocumentError::Exists(kind, name.to_owned()).into());
+                }
+                Way::Create => refuse_version(manifest)?,
+                Way::Replace if stored.is_none() && !tried => {
+                    return Err(DocumentError::NotFound(kind, name.to_owned()).into());
+                }
+                Way::Apply | Way::Replace => require_version(manifest, version)?,
+            }
+            let stored = stored.as_ref().map(kv::Value::as_bytes);
+            let wanted = match kind {
+                DocumentKind::Settings => settings_value(&key, manifest, stored)?,
+                DocumentKind::Pool => self.pool_value(tx, &key, manifest, stored, commit.before()).await?,
+                DocumentKind::Reservation => {
+                    let spec = reservation_spec(&manifest.spec())?;
+                    self.value(&key, manifest, stored, (spec, &RESERVATION_FIELDS))?
+                }
+                DocumentKind::Node => self.value(&key, manifest, stored, (manifest.spec(), &NODE_FIELDS))?,
+            };
+            let written = match stored {
+                None => Written::Created,
+                Some(stored) if same(stored, wanted.as_bytes()) => Written::Unchanged,
+                Some(_) => Written::Changed,
+            };
+            if commit.writes() && written != Written::Unchanged {
+                tx.put(&key, wanted)?;
+            }
+            Ok(written)
+        })
+    }
+
+    /// What is stored of a pool, checked by all rules.
+    async fn pool_value(
+        &self,
+        tx: &mut Transaction,
+        key: &Key,
+        manifest: &Manifest,
+        stored: Option<&[u8]>,
+        before: &[Manifest],
+    ) -> Result<kv::Value> {
+        let invalid = |error: crate::model::InvalidPool| Error::Invalid(error.to_string());
+        let old = stored.map(|value| Pool::decode(key, value)).transpose()?;
+        let size = old.as_ref().map(Pool::block_size);
+        let (new, spec) = read_pool_spec(manifest.name(), &manifest.spec(), size).map_err(invalid)?;
+        match &old {
+            Some(old) => check_changed_pool(&new, old).map_err(invalid)?,
+            None => self.check_beside_others(tx, &new, before).await?,
+        }
+        let value = self.value(key, manifest, stored, (spec, &POOL_FIELDS))?;
+        Pool::decode(key, value.as_bytes())?;
+        Ok(value)
+    }
+
+    /// Checks a new pool, also against the pools and blocks that there are.
+    pub(crate) async fn check_beside_others(
+        &self,
+        tx: &mut Transaction,
+        new: &NewPool,
+        before: &[Manifest],
+    ) -> Result<()> {
+        let mut others = self.pools_beside(tx).await?;
+        let tried = before.iter().filter(|other| other.kind() == DocumentKind::Pool);
+        let tried = tried.filter_map(|other| read_pool_spec(other.name(), &other.spec(), None).ok());
+        others.extend(tried.filter_map(|(new, _)| Pool::new(&new, "", self.now()).ok()));
+        let blocks = tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(None))).await?;
+        let blocks: Vec<IpNet> = blocks.iter().filter_map(keys::parse_block).collect();
+        check_new_pool(new, &others, &blocks).map_err(|error| Error::Invalid(error.to_string()))
+    }
+
+    /// All pools, for who is to make another one: the commit fails if one has come or changed by then. Of more than can be
+    /// guarded one by one, those that are made come one after the other.
+    async fn pools_beside(&self, tx: &mut Transaction) -> Result<Vec<Pool>> {
+        let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
+        match tx.list_none_newer(&pools).await {
+            Ok(listed) => Ok(decode_all(&listed)),
+            Err(error) if matches!(error.kind(), ErrorKind::ReadSetTooLarge { .. }) => {
+                let turn = POOLS_TURN.into();
+                tx.get(&turn).await?;
+                tx.put(&turn, self.uid())?;
+                Ok(decode_all(&tx.snapshot_list(&pools).await?))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn value(
+        &self,
+        key: &Key,
+        manifest: &Manifest,
+        stored: Option<&[u8]>,
+        spec: (Object, &[&str]),
+    ) -> Result<kv::Value> {
+        let damaged = |error: serde_json::Error| Malformed::new(key, error);
+        let stored: Option<Object> = stored.map(serde_json::from_slice).transpose().map_err(damaged)?;
+        let document = assemble(manifest, stored.as_ref(), spec, || Birth { uid: self.uid(), now: self.now() })?;
+        Ok(kv::Value::new(serde_json::to_vec(&document).map_err(damaged)?))
+    }
+
+    /// Deletes a document. A version in the manifest has to be the stored one; of a pool it is looked at before its end
+    /// begins, since that changes it. A pool goes as [`Self::delete_pool_if`] says;
+    /// a node gives back its empty blocks first, and what it holds of others stays with who has it; without settings the
+    /// defaults hold.
+    ///
+    /// # Errors
+    /// `Document`; `PoolInUse`; those of the store.
+    pub async fn delete_document(
+        &self,
+        manifest: &Manifest,
+        in_use: InUse,
+        commit: Commit<'_>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let (kind, name) = (manifest.kind(), manifest.name());
+        let key = kind.key(name);
+        transact!(self, deadline, |tx| require_stored(tx, manifest, &key).await)?;
+        if kind == DocumentKind::Pool {
+            return match commit {
+                Commit::Write => self.delete_pool_if(name, in_use, deadline).await,
+                Commit::Try(_) => self.check_pool_deletion(name, in_use, deadline).await.map(drop),
+            };
+        }
+        if !commit.writes() {
+            return Ok(());
+        }
+        if kind == DocumentKind::Node {
+            self.release_all_affinities(&Owner::host(name), ReleaseIf::Empty, deadline).await?;
+        }
+        transact!(self, deadline, |tx| {
+            require_stored(tx, manifest, &key).await?;
+            Ok(tx.delete(&key)?)
+        })
+    }
+}
+
+fn settings_value(key: &Key, manifest: &Manifest, stored: Option<&[u8]>) -> Result<kv::Value> {
+    let stored = stored.map(|value| IpamConfig::decode(key, value)).transpose()?;
+    Ok(settings::settings(manifest, stored.unwrap_or_default())?.encode()?)
+}
+
+/// A document that is to be new has no version.
+fn refuse_version(manifest: &Manifest) -> Result<(), DocumentError> {
+    match &manifest.version {
+        None => Ok(()),
+        Some(version) => {
+            let reason = "field must not be set for a Create request";
+            Err(DocumentError::field("Metadata.ResourceVersion", version, reason))
+        }
+    }
+}
+
+/// The document is there, in the version that is meant. Guards it.
+async fn require_stored(tx: &mut Transaction, manifest: &Manifest, key: &Key) -> Result<()> {
+    if tx.get(key).await?.is_none() {
+        return Err(DocumentError::NotFound(manifest.kind(), manifest.name().to_owned()).into());
+    }
+    Ok(require_version(manifest, tx.written_at(key))?)
+}
+
+fn require_version(manifest: &Manifest, stored: Option<Revision>) -> Result<(), DocumentError> {
+    match (&manifest.version, stored) {
+        (Some(wanted), Some(stored)) if *wanted != stored.to_string() => {
+            Err(DocumentError::Conflict(manifest.kind(), manifest.name().to_owned()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// True if both say the same, in whatever order.
+fn same(stored: &[u8], wanted: &[u8]) -> bool {
+    let read = |text: &[u8]| serde_json::from_slice::<Object>(text).ok();
+    read(stored).is_some_and(|stored| Some(stored) == read(wanted))
+}

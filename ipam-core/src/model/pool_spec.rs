@@ -1,0 +1,226 @@
+//! A pool's spec as somebody wrote it: what it means, and how it is stored.
+
+use std::fmt::Display;
+
+use ipnet::IpNet;
+use serde_json::{Map, Value};
+
+use super::pool::{AssignmentMode, NewPool, PoolUse};
+use super::pool_rules::{InvalidPool, default_block_size};
+use crate::net::Family;
+
+/// The fields that a spec can have.
+pub const POOL_FIELDS: [&str; 11] = [
+    "cidr",
+    "vxlanMode",
+    "ipipMode",
+    "natOutgoing",
+    "disabled",
+    "disableBGPExport",
+    "blockSize",
+    "nodeSelector",
+    "namespaceSelector",
+    "allowedUses",
+    "assignmentMode",
+];
+
+/// Those that are left out where they are false.
+const SWITCHES: [(&str, &str); 3] = [
+    ("natOutgoing", "IPPool.NATOutgoing"),
+    ("disabled", "IPPool.Disabled"),
+    ("disableBGPExport", "IPPool.DisableBGPExport"),
+];
+
+type Object = Map<String, Value>;
+
+/// Reads a spec, and returns the pool that it describes and the spec as it is stored: with the defaults, and without what
+/// is off. Where it does not say a block size it has this one, or else the usual one.
+///
+/// # Errors
+/// [`InvalidPool`] for a field that is of another type or has a value that it cannot have, and for tunnels that do not
+/// go together. The other rules are those of [`super::check_new_pool`].
+pub fn read_pool_spec(name: &str, written: &Object, block_size: Option<u8>) -> Result<(NewPool, Object), InvalidPool> {
+    let cidr = network(written)?;
+    let ipip = one_of(written, "ipipMode", "IPPool.IPIPMode", &["Never", "Always", "CrossSubnet"])?;
+    let vxlan = one_of(written, "vxlanMode", "IPPool.VXLANMode", &["Never", "Always", "CrossSubnet"])?;
+    check_tunnels(cidr, ipip, vxlan)?;
+    let mode = one_of(written, "assignmentMode", "IPPool.AssignmentMode", &["Automatic", "Manual"])?;
+    let usual = block_size.unwrap_or_else(|| default_block_size(Family::of_net(cidr)));
+    let node_selector = text(written, "nodeSelector", "IPPool.NodeSelector")?;
+    let new = NewPool {
+        name: name.to_owned(),
+        cidr,
+        block_size: size(written, Family::of_net(cidr))?.unwrap_or(usual),
+        node_selector: if node_selector.is_empty() { "all()" } else { node_selector }.to_owned(),
+        namespace_selector: text(written, "namespaceSelector", "IPPool.NamespaceSelector")?.to_owned(),
+        allowed_uses: uses(written)?,
+        assignment_mode: if mode == "Manual" { AssignmentMode::Manual } else { AssignmentMode::Automatic },
+    };
+    let mut spec = stored(&new);
+    spec.insert("ipipMode".to_owned(), ipip.into());
+    spec.insert("vxlanMode".to_owned(), vxlan.into());
+    for (field, shown) in SWITCHES {
+        if switch(written, field, shown)? {
+            spec.insert(field.to_owned(), true.into());
+        }
+    }
+    Ok((new, spec))
+}
+
+/// The fields of a spec that a new pool says.
+pub(super) fn stored(new: &NewPool) -> Object {
+    let uses: Vec<Value> = new.allowed_uses.iter().map(|used| used.as_str().into()).collect();
+    let mut spec = Object::new();
+    spec.insert("cidr".to_owned(), new.cidr.to_string().into());
+    spec.insert("blockSize".to_owned(), new.block_size.into());
+    spec.insert("nodeSelector".to_owned(), new.node_selector.as_str().into());
+    if !new.namespace_selector.is_empty() {
+        spec.insert("namespaceSelector".to_owned(), new.namespace_selector.as_str().into());
+    }
+    spec.insert("allowedUses".to_owned(), Value::Array(uses));
+    spec.insert("assignmentMode".to_owned(), new.assignment_mode.as_str().into());
+    spec
+}
+
+fn network(written: &Object) -> Result<IpNet, InvalidPool> {
+    let wrong = |value: &dyn Display, reason: &str| Err(InvalidPool::new("IPPool.CIDR", value, reason));
+    match field(written, "cidr") {
+        None => wrong(&"", "IPPool CIDR must be specified"),
+        Some(Value::String(text)) => match text.parse() {
+            Ok(cidr) => Ok(cidr),
+            Err(_) => wrong(text, "IPPool CIDR must be a valid subnet"),
+        },
+        Some(other) => wrong(other, "IPPool CIDR must be a valid subnet"),
+    }
+}
+
+fn check_tunnels(cidr: IpNet, ipip: &str, vxlan: &str) -> Result<(), InvalidPool> {
+    if vxlan != "Never" && ipip != "Never" {
+        let reason = "Cannot enable both VXLAN and IPIP on the same IPPool";
+        return Err(InvalidPool::new("IPPool.VXLANMode", vxlan, reason));
+    }
+    if Family::of_net(cidr) == Family::V6 && ipip != "Never" {
+        return Err(InvalidPool::new("IPPool.IPIPMode", ipip, "IPIP is not supported on an IPv6 IP pool"));
+    }
+    Ok(())
+}
+
+/// A block size that is said; 0 says nothing.
+fn size(written: &Object, family: Family) -> Result<Option<u8>, InvalidPool> {
+    let Some(value) = field(written, "blockSize") else { return Ok(None) };
+    match value.as_u64().map(u8::try_from) {
+        Some(Ok(0)) => Ok(None),
+        Some(Ok(size)) => Ok(Some(size)),
+        _ => {
+            let sizes = family.block_sizes();
+            let reason = format!("block size must be between {} and {}", sizes.start(), sizes.end());
+            Err(InvalidPool::new("IPPool.BlockSize", value, reason))
+        }
+    }
+}
+
+fn uses(written: &Object) -> Result<Vec<PoolUse>, InvalidPool> {
+    const KNOWN: [PoolUse; 3] = [PoolUse::Workload, PoolUse::Tunnel, PoolUse::LoadBalancer];
+    let wrong = |value: &Value| {
+        InvalidPool::new("IPPool.AllowedUses", value, "must be a list of Workload, Tunnel and LoadBalancer")
+    };
+    let Some(value) = field(written, "allowedUses") else { return Ok(vec![PoolUse::Workload, PoolUse::Tunnel]) };
+    let listed = value.as_array().ok_or_else(|| wrong(value))?;
+    if listed.is_empty() {
+        return Ok(vec![PoolUse::Workload, PoolUse::Tunnel]);
+    }
+    let known = |used: &Value| KNOWN.into_iter().find(|known| used == known.as_str()).ok_or_else(|| wrong(used));
+    listed.iter().map(known).collect()
+}
+
+/// A text of which there are only some; the first if nothing is said.
+fn one_of<'a>(written: &'a Object, name: &str, shown: &'static str, known: &[&'a str]) -> Result<&'a str, InvalidPool> {
+    match text(written, name, shown)? {
+        "" => Ok(known.first().copied().unwrap_or_default()),
+        said if known.contains(&said) => Ok(said),
+        said => Err(InvalidPool::new(shown, said, format!("must be one of {}", known.join(", ")))),
+    }
+}
+
+fn text<'a>(written: &'a Object, name: &str, shown: &'static str) -> Result<&'a str, InvalidPool> {
+    match field(written, name) {
+        None => Ok(""),
+        Some(Value::String(text)) => Ok(text),
+        Some(other) => Err(InvalidPool::new(shown, other, "must be a text")),
+    }
+}
+
+fn switch(written: &Object, name: &str, shown: &'static str) -> Result<bool, InvalidPool> {
+    match field(written, name) {
+        None => Ok(false),
+        Some(Value::Bool(on)) => Ok(*on),
+        Some(other) => Err(InvalidPool::new(shown, other, "must be true or false")),
+    }
+}
+
+/// A field; `null` counts as absent.
+fn field<'a>(written: &'a Object, name: &str) -> Option<&'a Value> {
+    written.get(name).filter(|value| !value.is_null())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(spec: Value) -> Result<(NewPool, Object), InvalidPool> {
+        read_pool_spec("p", spec.as_object().unwrap(), None)
+    }
+
+    #[test]
+    fn a_spec_is_stored_as_calico_stores_it() {
+        let (new, spec) = read(json!({"cidr": "10.65.0.0/16", "natOutgoing": true, "disabled": false})).unwrap();
+        assert_eq!(new, NewPool::new("p", "10.65.0.0/16".parse().unwrap()));
+        assert_eq!(
+            Value::Object(spec),
+            json!({"cidr": "10.65.0.0/16", "vxlanMode": "Never", "ipipMode": "Never", "natOutgoing": true, "blockSize": 26,
+                "nodeSelector": "all()", "allowedUses": ["Workload", "Tunnel"], "assignmentMode": "Automatic"})
+        );
+        let all = json!({"cidr": "fd00:0:0::/64", "vxlanMode": "Always", "blockSize": 120, "nodeSelector": "has(a)",
+            "namespaceSelector": "has(b)", "allowedUses": ["LoadBalancer"], "assignmentMode": "Manual",
+            "disableBGPExport": true, "disabled": true});
+        let (new, spec) = read(all).unwrap();
+        assert_eq!((new.block_size, new.assignment_mode), (120, AssignmentMode::Manual));
+        assert_eq!((&spec["cidr"], &spec["ipipMode"]), (&json!("fd00::/64"), &json!("Never")));
+        assert_eq!((&spec["disabled"], &spec["namespaceSelector"]), (&json!(true), &json!("has(b)")));
+        let kept = read_pool_spec("p", json!({"cidr": "10.0.0.0/16", "blockSize": 0}).as_object().unwrap(), Some(28));
+        assert_eq!(kept.unwrap().0.block_size, 28);
+    }
+
+    #[test]
+    fn a_spec_that_cannot_be_names_its_field() {
+        let with = |field: &str, value: Value| json!({"cidr": "10.0.0.0/16", field: value});
+        for (spec, field, reason) in [
+            (json!({}), "IPPool.CIDR", "must be specified"),
+            (json!({"cidr": "10.0.0.0"}), "IPPool.CIDR", "must be a valid subnet"),
+            (json!({"cidr": 10}), "IPPool.CIDR", "must be a valid subnet"),
+            (with("blockSize", json!("26")), "IPPool.BlockSize", "between 20 and 32"),
+            (with("blockSize", json!(-1)), "IPPool.BlockSize", "between 20 and 32"),
+            (with("blockSize", json!(300)), "IPPool.BlockSize", "between 20 and 32"),
+            (with("ipipMode", json!("Sometimes")), "IPPool.IPIPMode", "must be one of Never, Always, CrossSubnet"),
+            (with("vxlanMode", json!(1)), "IPPool.VXLANMode", "must be a text"),
+            (with("assignmentMode", json!("Auto")), "IPPool.AssignmentMode", "Automatic, Manual"),
+            (with("natOutgoing", json!("yes")), "IPPool.NATOutgoing", "true or false"),
+            (with("disabled", json!(1)), "IPPool.Disabled", "true or false"),
+            (with("allowedUses", json!("Tunnel")), "IPPool.AllowedUses", "must be a list"),
+            (with("allowedUses", json!(["Pods"])), "IPPool.AllowedUses", "must be a list"),
+            (with("nodeSelector", json!(["all()"])), "IPPool.NodeSelector", "must be a text"),
+            (
+                json!({"cidr": "10.0.0.0/16", "ipipMode": "Always", "vxlanMode": "CrossSubnet"}),
+                "IPPool.VXLANMode",
+                "Cannot enable both VXLAN and IPIP",
+            ),
+            (json!({"cidr": "fd00::/64", "ipipMode": "Always"}), "IPPool.IPIPMode", "not supported on an IPv6"),
+        ] {
+            let error = read(spec).unwrap_err();
+            assert_eq!(error.field(), field, "{error}");
+            assert!(error.reason().contains(reason), "{error}");
+        }
+    }
+}
