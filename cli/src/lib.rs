@@ -18,7 +18,6 @@ mod pools;
 mod reservations;
 mod store;
 mod transfer;
-mod turns;
 mod usage;
 mod verbs;
 

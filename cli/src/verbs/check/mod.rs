@@ -15,8 +15,8 @@ use time::OffsetDateTime;
 
 use crate::answer::Answer;
 use crate::args::Check;
+use crate::backup::{Snapshot, Stop};
 use crate::error::{Failure, Result};
-use crate::turns::{Stop, Turns};
 
 pub(super) use report::{LeakedHandle, Report, Row, guid, revision};
 
@@ -81,17 +81,17 @@ fn found(problems: usize, inspection: &Inspection, args: &Check) -> Failure {
 /// Reads and inspects a store.
 pub(super) async fn inspect(location: &Location, keep: Keep) -> Result<Inspected> {
     for _ in 0..ATTEMPTS {
-        let mut turns = Turns::new(location, Inspector::ranges());
+        let mut snapshot = Snapshot::of(location, Inspector::ranges());
         let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
         loop {
-            match turns.next(&mut |kv| inspector.add(kv)).await {
-                Ok(true) => {}
-                Ok(false) => {
-                    let inspection = inspector.finish(turns.revision());
-                    return Ok(Inspected { inspection, store: turns.id().to_owned() });
-                }
+            match snapshot.turn().await {
+                Ok(kvs) => kvs.iter().for_each(|kv| inspector.add(kv)),
                 Err(Stop::Overtaken) => break,
                 Err(Stop::Failed(failure)) => return Err(failure),
+            }
+            if snapshot.is_over() {
+                let store = snapshot.identity().map(|store| store.id.clone()).unwrap_or_default();
+                return Ok(Inspected { inspection: inspector.finish(snapshot.revision()), store });
             }
         }
     }
