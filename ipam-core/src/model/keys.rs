@@ -64,6 +64,11 @@ fn text(key: &Key) -> Option<&str> {
     std::str::from_utf8(key.as_bytes()).ok()
 }
 
+/// What the keys of all blocks, affinities and handles begin with.
+pub fn ipam_prefix() -> Key {
+    IPAM.into()
+}
+
 /// The key of a block.
 pub fn block(cidr: IpNet) -> Key {
     format!("{IPAM}assignment/{}/block/{}", Family::of_net(cidr).key_segment(), net_segment(cidr)).into()
