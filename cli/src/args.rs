@@ -1,7 +1,10 @@
 //! What can be typed.
 
+mod explain;
 mod gc;
+mod history;
 mod install;
+mod watch;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -11,8 +14,11 @@ use clap_complete::Shell;
 use ipnet::IpNet;
 
 use crate::verbs::store::args::StoreVerb;
+pub(crate) use explain::Explain;
 pub(crate) use gc::Gc;
+pub(crate) use history::History;
 pub(crate) use install::Install;
+pub(crate) use watch::Watch;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -118,6 +124,9 @@ pub(crate) enum Command {
     /// Take back addresses that nobody on this machine uses any more
     #[command(after_help = gc::HELP)]
     Gc(Gc),
+    /// Show who gets and who gives back addresses, as it happens
+    #[command(after_help = watch::HELP)]
+    Watch(Watch),
     /// The store itself: its state, backups, upkeep
     #[command(subcommand)]
     Store(StoreVerb),
@@ -296,6 +305,12 @@ Examples:
 
 A released address can be handed out at once. Release nothing that a running container still has.")]
     Release(Release),
+    /// Show who had an address, what a container had, or what happened on a node
+    #[command(after_help = history::HELP)]
+    History(History),
+    /// Show from which pool and block a container on a node would get its address, or why it would get none
+    #[command(after_help = explain::HELP)]
+    Explain(Explain),
 }
 
 #[derive(Debug, Args)]

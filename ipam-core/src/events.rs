@@ -177,7 +177,7 @@ pub fn of_batch(batch: &Batch) -> Told {
 }
 
 /// True if there was a version before, and the store does not have it any more.
-fn is_before_unknown(event: &Event) -> bool {
+pub fn is_before_unknown(event: &Event) -> bool {
     event.prev.is_none() && (event.kind == EventKind::Delete || event.kv.version > 1)
 }
 

@@ -17,6 +17,8 @@ pub enum Subject {
     Address(IpAddr),
     /// A handle, a container or a node: whichever has this name.
     Name(String),
+    /// A node.
+    Node(String),
 }
 
 impl From<&str> for Subject {
@@ -38,21 +40,40 @@ impl Subject {
 
     /// True if what happened concerns it.
     pub fn concerns(&self, happening: &Happening) -> bool {
-        let name = match self {
-            Self::Address(ip) if happening.what == What::Damaged => return happening.block.contains(ip),
-            Self::Address(ip) => return happening.what.address() == Some(*ip),
-            Self::Name(name) => name,
-        };
-        let has_it = |entry: &Attribute| {
-            let holder = Holder::of(entry);
-            holder.handle.is_some_and(|handle| same_handle(handle, name))
-                || [holder.container, holder.node].contains(&Some(name))
-        };
-        let owns_it = |owner: &Owner| *owner == Owner::host(name.as_str()) || owner.to_string() == *name;
+        if let Self::Address(ip) = self {
+            let of_address = |address: IpAddr| address == *ip;
+            let is_damage = happening.what == What::Damaged && happening.block.contains(ip);
+            return is_damage || happening.what.address().is_some_and(of_address);
+        }
+        let (has_it, owns_it) = (|entry: &Attribute| self.has(entry), |owner: &Owner| self.owns(owner));
         match &happening.what {
             What::Moved { from, to, .. } => has_it(from) || has_it(to),
             What::Claimed { owner, former, .. } => owns_it(owner) || former.as_ref().is_some_and(owns_it),
             what => what.holder().is_some_and(has_it) || what.owner().is_some_and(owns_it),
+        }
+    }
+}
+
+impl Subject {
+    /// True if an address with this entry is its.
+    fn has(&self, entry: &Attribute) -> bool {
+        let holder = Holder::of(entry);
+        match self {
+            Self::Address(_) => false,
+            Self::Node(name) => holder.node == Some(name),
+            Self::Name(name) => {
+                holder.handle.is_some_and(|handle| same_handle(handle, name))
+                    || [holder.container, holder.node].contains(&Some(name))
+            }
+        }
+    }
+
+    /// True if a block of this owner is its.
+    fn owns(&self, owner: &Owner) -> bool {
+        match self {
+            Self::Address(_) => false,
+            Self::Node(name) => *owner == Owner::host(name.as_str()),
+            Self::Name(name) => *owner == Owner::host(name.as_str()) || owner.to_string() == *name,
         }
     }
 }
@@ -104,6 +125,7 @@ mod tests {
         }
         let claimed = What::Claimed { owner: Owner::host("node1"), former: Some(Owner::load_balancer()), at: None };
         let claimed = Happening { block, what: claimed };
+        assert!(Subject::Node("node1".into()).concerns(&claimed) && !Subject::Node("c1".into()).concerns(&claimed));
         assert!(Subject::from("node1").concerns(&claimed) && Subject::from("virtual:load-balancer").concerns(&claimed));
         assert!(!Subject::from("load-balancer").concerns(&claimed) && !Subject::from("10.0.0.1").concerns(&claimed));
     }

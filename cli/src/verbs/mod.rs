@@ -1,6 +1,8 @@
 //! The verbs. Each reads and writes through one open store; the store is closed before the answer is printed.
 
 mod address;
+mod explain;
+mod history;
 mod pool;
 mod release;
 mod reservation;
@@ -14,7 +16,7 @@ use kv::Deadline;
 
 use crate::answer::Answer;
 use crate::args::{self, OnStore, Show};
-use crate::error::Result;
+use crate::error::{Failure, Result};
 use crate::store::Use;
 use crate::usage::{self, Detail};
 
@@ -24,6 +26,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Checks the request, opens the store, runs the verb and closes the store. Only `pool create` makes a store that is not
 /// there, and only for a pool that can be made.
 pub(crate) async fn run(command: &OnStore, location: &Location) -> Result<Answer> {
+    if let OnStore::Ipam(args::Ipam::History(args)) = command {
+        return history::run(location, args).await;
+    }
     let what_for = match command {
         OnStore::Pool(args::Pool::Create(request)) => {
             pool::check(request)?;
@@ -64,6 +69,9 @@ async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {
             let detail = if *show_blocks { Detail::Blocks } else { Detail::Pools };
             usage::answer(&ipam.utilization().await?, detail)
         }
+        OnStore::Ipam(args::Ipam::Explain(args)) => explain::run(ipam, args, deadline).await,
+        // It opens the store itself, again and again.
+        OnStore::Ipam(args::Ipam::History(_)) => Err(Failure::new("internal error: the store is open already")),
         OnStore::Ipam(args::Ipam::Release(what)) => release::run(ipam, what, deadline).await,
     }
 }

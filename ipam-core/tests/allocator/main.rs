@@ -10,6 +10,7 @@ mod concurrent;
 mod crowded;
 mod ensure;
 mod every_verb;
+mod explain;
 mod gc;
 mod handle;
 mod hints;
