@@ -64,12 +64,13 @@ async fn follow(
     interrupt: &Interrupt,
     until: Option<Instant>,
 ) -> Result<u8> {
-    let mut is_current = false;
+    // What there is at the beginning is told in any case.
+    let (mut is_current, mut may_end) = (false, false);
     loop {
         if interrupt.came() {
             return Ok(INTERRUPTED);
         }
-        if until.is_some_and(|until| Instant::now() >= until) {
+        if may_end && until.is_some_and(|until| Instant::now() >= until) {
             return Ok(0);
         }
         if is_current && !follower.is_worth_reading().await? {
@@ -78,6 +79,7 @@ async fn follow(
         }
         for part in follower.read().await? {
             is_current = matches!(part, Part::Reached(_));
+            may_end |= matches!(part, Part::Reached(_) | Part::Interrupted(_));
             if matches!(part, Part::Interrupted(_)) {
                 tokio::time::sleep(PAUSE).await;
             }

@@ -200,10 +200,13 @@ fn a_watch_can_list_first_and_be_of_one_node_or_pool() {
         lab.margay("pool create b 10.89.0.0/30 --block-size 30 --manual").answer();
         let none = lab.margay("watch --list --pool b --for 0s -o json");
         assert_eq!((none.code, none.out.as_str()), (0, ""));
+        let some = lab.margay("watch --list --pool a --node node1 --for 0s");
+        assert_eq!((some.code, some.out.lines().count()), (0, 2), "what there is at the beginning is told in any case");
         let none = lab.margay("watch --list --node node2 --for 0s -o json");
         assert_eq!((none.code, none.out.as_str()), (0, ""));
 
-        let mut watch = Watching::start(&lab, &["--list", "--node", "node2", "--pool", "a", "-o", "json", "--count", "1"]);
+        let mut watch =
+            Watching::start(&lab, &["--list", "--node", "node2", "--pool", "a", "-o", "json", "--count", "1"]);
         let assign = |owner: &str, handle: &str| {
             let request = HandleRequest::new(handle, Owner::host(owner), Wanted::these(["10.88.0.3".parse().unwrap()]))
                 .with_attributes([("node".to_owned(), owner.to_owned())].into());
@@ -217,11 +220,16 @@ fn a_watch_can_list_first_and_be_of_one_node_or_pool() {
             // Of another node, as a cluster would have it.
             let key = ipam_core::model::keys::block("10.88.0.0/30".parse().unwrap());
             let value = ipam.store().get(key.clone()).await.unwrap().unwrap().value;
-            let text = String::from_utf8(value.as_bytes().to_vec()).unwrap().replace("\"node\":\"node1\"", "\"node\":\"node2\"");
+            let text = String::from_utf8(value.as_bytes().to_vec())
+                .unwrap()
+                .replace("\"node\":\"node1\"", "\"node\":\"node2\"");
             ipam.store().put(key, text).await.unwrap();
         });
         let event = watch.json();
-        assert_eq!((&event["event"], &event["address"], &event["node"]), (&json!("moved"), &json!(held), &json!("node2")));
+        assert_eq!(
+            (&event["event"], &event["address"], &event["node"]),
+            (&json!("moved"), &json!(held), &json!("node2"))
+        );
         assert_eq!(watch.end(), (Some(0), vec![]));
         let failure = lab.margay("watch --pool none").failure();
         assert!(failure.contains("there is no pool none") && failure.contains("margay pool list"), "{failure}");
@@ -251,7 +259,10 @@ fn history_that_is_given_up_under_a_watch_is_told_and_listed_anew() {
         assert!(gap["after_revision"].as_i64() < gap["up_to_revision"].as_i64(), "{gap}");
         assert_eq!(watch.json()["event"], "owned");
         let held = watch.json();
-        assert_eq!((&held["event"], &held["address"], &held["handle"]), (&json!("held"), &json!(address), &json!("stays")));
+        assert_eq!(
+            (&held["event"], &held["address"], &held["handle"]),
+            (&json!("held"), &json!(address), &json!("stays"))
+        );
         assert!(watch.notes.next().unwrap().unwrap().contains("was given up by the store"));
         lab.margay("ipam release --handle stays").answer();
         assert_eq!(watch.json()["event"], "released");

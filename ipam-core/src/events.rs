@@ -134,9 +134,7 @@ impl What {
     /// When it happened by the clock of the node, where the document itself says so: on stores that remember no times.
     pub fn recorded_at(&self) -> Option<OffsetDateTime> {
         match self {
-            Self::Assigned { holder, .. } | Self::Renewed { holder, .. } => {
-                parse_go_string(holder.get(TIMESTAMP)?)
-            }
+            Self::Assigned { holder, .. } | Self::Renewed { holder, .. } => parse_go_string(holder.get(TIMESTAMP)?),
             Self::Resting { since, .. } => Some(*since),
             Self::Claimed { at, .. } => *at,
             _ => None,
@@ -195,7 +193,9 @@ fn affinity_alone(told: &Told) -> impl Fn(&Event) -> Option<Happening> + '_ {
         let goes_with = |one: &Happening| {
             one.block == block
                 && match &one.what {
-                    What::Claimed { owner: claimer, .. } if *claimer == owner => after == Some(AffinityState::Confirmed),
+                    What::Claimed { owner: claimer, .. } if *claimer == owner => {
+                        after == Some(AffinityState::Confirmed)
+                    }
                     What::Claimed { former, .. } => former.as_ref() == Some(&owner) && after.is_none(),
                     What::GivenUp { owner: former } => *former == owner && after.is_none(),
                     _ => false,
@@ -239,10 +239,13 @@ impl State {
 fn of_address(address: IpAddr, before: State, after: State, gone: &mut Vec<What>, come: &mut Vec<What>) {
     match (before, after) {
         (State::Held(from), State::Held(to)) if from == to => {}
-        (State::Held(from), State::Held(to)) if is_same_attachment(&from, &to) => come.push(match is_same(&from, &to) {
-            true => What::Renewed { address, holder: to },
-            false => What::Moved { address, from, to },
-        }),
+        (State::Held(from), State::Held(to)) if is_same_attachment(&from, &to) => {
+            let what = match is_same(&from, &to) {
+                true => What::Renewed { address, holder: to },
+                false => What::Moved { address, from, to },
+            };
+            come.push(what);
+        }
         (State::Held(holder), State::Resting(since)) => {
             gone.push(What::Resting { address, holder: Some(holder), since });
         }

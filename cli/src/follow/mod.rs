@@ -46,7 +46,7 @@ pub(crate) enum Part {
 
 /// Who reads.
 pub(crate) enum Follower {
-    Embedded(Embedded),
+    Embedded(Box<Embedded>),
     Cluster(Box<Cluster>),
 }
 
@@ -55,7 +55,7 @@ impl Follower {
     pub(crate) fn new(location: &Location, range: Range, start: Start) -> Self {
         match location {
             Location::Etcd(_) => Self::Cluster(Box::new(Cluster::new(location.clone(), range, start))),
-            _ => Self::Embedded(Embedded::new(location.clone(), range, start)),
+            _ => Self::Embedded(Box::new(Embedded::new(location.clone(), range, start))),
         }
     }
 

@@ -268,7 +268,10 @@ impl OutcomeReport {
                 free_in_block: None,
                 block_owner: None,
                 error: Some(error.to_string()),
-                text: printable(&format!("it would get no address: {}", error.to_string().trim_end())),
+                text: match error {
+                    Error::NamespaceWanted => "which pool it would be depends on the namespace of the pod".to_owned(),
+                    error => printable(&format!("it would get no address: {}", error.to_string().trim_end())),
+                },
                 hint: hint(error, explained).map(|hint| printable(&hint)),
             },
             _ => Self::of_unknown(),
@@ -317,7 +320,7 @@ fn hint(error: &Error, explained: &Explanation) -> Option<String> {
             "node {node} is not registered, and others are, or the store is a cluster's; register it, or see how it is \
              called: the name is that of the file /var/lib/calico/nodename or of the host, in lower case"
         ),
-        Error::NamespaceWanted => "the pools are chosen by namespace; name it with --namespace NAME".to_owned(),
+        Error::NamespaceWanted => "say which one it is with: --namespace NAME".to_owned(),
         Error::BlockLimit => format!(
             "the node has {own} blocks in these pools and may have {}; raise maxBlocksPerHost in the IPAM settings, or \
              release addresses: margay ipam history {}",

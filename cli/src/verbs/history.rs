@@ -108,9 +108,8 @@ impl Report {
         let told = of_batch(batch);
         let concerned = told.happenings.iter().filter(|happening| subject.concerns(happening));
         let time = |time: Option<SystemTime>, happening: &ipam_core::events::Happening| time_of(time, &happening.what);
-        self.events.extend(
-            concerned.map(|happening| Row::happened(batch.revision, time(batch.time, happening), happening)),
-        );
+        self.events
+            .extend(concerned.map(|happening| Row::happened(batch.revision, time(batch.time, happening), happening)));
     }
 
     /// Leaves out what is older, but for what was still so then. What has no time stays, unless something older comes

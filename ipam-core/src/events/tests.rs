@@ -69,10 +69,7 @@ fn a_released_address_may_rest_first() {
     assert_eq!(between(Some(&resting), Some(&block(Some("a")))), [What::Rested { address }]);
     // Whoever gets an address whose rest is over writes both at once.
     let next = holding(&holder("net.c2", &[]));
-    assert_eq!(
-        between(Some(&resting), Some(&next)),
-        [What::Assigned { address, holder: holder("net.c2", &[]) }]
-    );
+    assert_eq!(between(Some(&resting), Some(&next)), [What::Assigned { address, holder: holder("net.c2", &[]) }]);
 }
 
 #[test]
@@ -156,7 +153,7 @@ async fn what_cannot_be_read_or_is_not_known_is_said() {
     let key = keys::block(cidr());
     let damaged = Happening { block: cidr(), what: What::Damaged };
     let told = told_of(&store, Txn::new().with_success([kv::Op::put(key.clone(), "{")])).await;
-    assert_eq!(told.happenings, [damaged.clone()]);
+    assert_eq!(told.happenings, std::slice::from_ref(&damaged));
     let held = holding(&holder("h", &[]));
     let told = told_of(&store, Txn::new().with_success([kv::Op::put(key.clone(), held.encode().unwrap())])).await;
     assert_eq!(told.happenings.len(), 2, "{told:?}");

@@ -69,9 +69,8 @@ async fn it_tells_the_block_that_an_assignment_then_takes() {
 async fn each_pool_says_why_it_is_not_chosen() {
     let world = World::new().await;
     world.add_node("racked", &[("rack", "a")]).await;
-    let pool = |name: &str, third: u8| {
-        NewPool::new(name, format!("10.0.{third}.0/29").parse().unwrap()).with_block_size(30)
-    };
+    let pool =
+        |name: &str, third: u8| NewPool::new(name, format!("10.0.{third}.0/29").parse().unwrap()).with_block_size(30);
     world.add(pool("manual", 0).with_assignment_mode(AssignmentMode::Manual)).await;
     world.add(pool("racks-b", 1).with_node_selector("rack == 'b'")).await;
     world.add(pool("shops", 2).with_namespace_selector("shop == 'yes'")).await;
@@ -79,7 +78,11 @@ async fn each_pool_says_why_it_is_not_chosen() {
     world.add_pool("v6", "fd00::/125").await;
 
     let obstacles = |explained: &Explanation| {
-        explained.pools.iter().map(|one| (one.pool.name().to_owned(), one.obstacle.clone().unwrap())).collect::<Vec<_>>()
+        explained
+            .pools
+            .iter()
+            .map(|one| (one.pool.name().to_owned(), one.obstacle.clone().unwrap()))
+            .collect::<Vec<_>>()
     };
     let because = |name: &str, obstacle| (name.to_owned(), Some(obstacle));
     let explained = explain(&world, "racked", &[]).await;
