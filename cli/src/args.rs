@@ -2,11 +2,14 @@
 
 mod check;
 mod documents;
+mod explain;
 mod gc;
+mod history;
 mod install;
 mod map;
 mod moving;
 mod settings;
+mod watch;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -18,11 +21,14 @@ use ipnet::IpNet;
 use crate::verbs::store::args::StoreVerb;
 pub(crate) use check::Check;
 pub(crate) use documents::{Bridged, Delete, Documents, Selection, Source};
+pub(crate) use explain::Explain;
 pub(crate) use gc::Gc;
+pub(crate) use history::History;
 pub(crate) use install::Install;
 pub(crate) use map::{Map, Metrics};
 pub(crate) use moving::{Export, Import, Migrate, Moving, TakeOver, Terms};
 pub(crate) use settings::{Configure, Persistence, Split};
+pub(crate) use watch::Watch;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -136,6 +142,9 @@ pub(crate) enum Command {
     /// Take back addresses that nobody on this machine uses any more
     #[command(after_help = gc::HELP)]
     Gc(Gc),
+    /// Show who gets and who gives back addresses, as it happens
+    #[command(after_help = watch::HELP)]
+    Watch(Watch),
     /// The store itself: its state, backups, upkeep
     #[command(subcommand)]
     Store(StoreVerb),
@@ -347,6 +356,12 @@ A released address can be handed out at once. Release nothing that a running con
     /// Divide a pool into pools of equal size
     #[command(after_help = settings::SPLIT)]
     Split(Split),
+    /// Show who had an address, what a container had, or what happened on a node
+    #[command(after_help = history::HELP)]
+    History(History),
+    /// Show from which pool and block a container on a node would get its address, or why it would get none
+    #[command(after_help = explain::HELP)]
+    Explain(Explain),
 }
 
 #[derive(Debug, Args)]

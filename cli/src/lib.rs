@@ -7,9 +7,12 @@ mod answer;
 mod args;
 mod backup;
 mod error;
+mod follow;
 mod gc;
+mod happening;
 mod holder;
 mod install;
+mod interrupt;
 mod judge;
 mod manual;
 mod map;
@@ -17,9 +20,11 @@ mod output;
 mod pools;
 mod reservations;
 mod store;
+mod times;
 mod transfer;
 mod usage;
 mod verbs;
+mod watch;
 
 /// The examples of the page on the library, which are tests of this crate because it knows all of the others.
 #[cfg(doctest)]
@@ -67,6 +72,7 @@ pub fn run(
         Command::Store(verb) => {
             execute(&cli, env, out, err, async |location| verbs::store::run(verb, location).await).map(|()| 0)
         }
+        Command::Watch(args) => watch::run(&cli, args, env, out, err),
         Command::Install(args) => install::run(&cli, args, env, out, err).map(|()| 0),
         Command::Conformance(args) => judge::run(&cli, args, env, out, err),
         Command::Completions { shell } => manual::completions(*shell, out).map(|()| 0),

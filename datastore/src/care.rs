@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kv::{Error, ErrorKind, Operation, Result};
+use kv::{Error, ErrorKind, Operation, Result, Revision};
 use kv_mvcc::local::{self, Engine};
 use tokio::task::spawn_blocking;
 
 pub use kv_mvcc::local::{Glance, Holder, Room, Upgraded};
-pub use kv_mvcc::{MvccStore, Oldest, Retention, Status, Verified};
+pub use kv_mvcc::{Changes, MvccStore, Oldest, Retention, Status, Verified};
 
 use crate::engines;
 use crate::location::Location;
@@ -32,6 +32,15 @@ pub async fn waiting(location: &Location) -> Result<usize> {
     }
     let (engine, path) = embedded(location)?;
     blocking(move || local::waiting(&*engine, &path)).await
+}
+
+/// The newest revision of an embedded store, without its turn; see [`local::newest`].
+///
+/// # Errors
+/// Those of [`local::newest`]; `Unsupported` for any other store.
+pub async fn newest(location: &Location) -> Result<Option<Revision>> {
+    let (engine, path) = embedded(location)?;
+    blocking(move || local::newest(&*engine, &path)).await
 }
 
 /// Makes the files of an embedded store as small as its engine can.

@@ -85,10 +85,11 @@ impl Turns {
     /// Gives the store back if it is time.
     async fn end(&self, mut held: MutexGuard<'_, Option<Turn>>) -> Result<()> {
         let is_long = held.as_ref().is_some_and(|turn| turn.began.elapsed() >= TURN);
-        if is_long && care::waiting(&self.location).await? > 0 {
-            if let Some(turn) = held.take() {
-                turn.open.close().await?;
-            }
+        if is_long
+            && care::waiting(&self.location).await? > 0
+            && let Some(turn) = held.take()
+        {
+            turn.open.close().await?;
         }
         Ok(())
     }

@@ -115,19 +115,66 @@ pub struct PoolQuery<'a> {
 /// # Errors
 /// [`PoolError`] if no pool is left, or a requested one is not there.
 pub fn select_pools<'a>(all: &'a [Pool], query: &PoolQuery<'_>) -> Result<Vec<&'a Pool>, PoolError> {
-    let usable: Vec<&Pool> = enabled_pools(all, query.family).filter(|pool| has_room(pool, query)).collect();
+    let mut usable = Vec::new();
+    for pool in all {
+        let obstacle = obstacle(pool, query)?;
+        if !matches!(obstacle, Some(Obstacle::OtherFamily | Obstacle::NotEnabled | Obstacle::BlocksTooSmall)) {
+            usable.push((pool, obstacle));
+        }
+    }
     if usable.is_empty() {
         return Err(PoolError::NoneQualified);
     }
-    let mut chosen = if query.requested.is_empty() { selected(&usable, query)? } else { requested(&usable, query)? };
+    let mut chosen = requested(usable, query)?;
+    chosen.retain(|(_, obstacle)| matches!(obstacle, None | Some(Obstacle::Use)));
     if chosen.is_empty() {
         return Err(PoolError::NoneForNode(query.node.to_owned()));
     }
-    chosen.retain(|pool| pool.allows(query.wanted));
+    chosen.retain(|(_, obstacle)| obstacle.is_none());
     if chosen.is_empty() {
         return Err(PoolError::NoneForUse(query.wanted));
     }
-    Ok(chosen)
+    Ok(chosen.into_iter().map(|(pool, _)| pool).collect())
+}
+
+/// Why no address is taken from a pool; the first of these that holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// It is of the other family.
+    OtherFamily,
+    /// It is switched off, or being deleted, or marked as not allocatable.
+    NotEnabled,
+    /// Its blocks do not fit into it, or hold no more than the host keeps of each for itself.
+    BlocksTooSmall,
+    /// Others are asked for by name.
+    NotRequested,
+    /// It is only for who asks for it by name.
+    Manual,
+    /// It is not for this node.
+    Node,
+    /// It is not for this namespace.
+    Namespace,
+    /// It may not be used for what is wanted.
+    Use,
+}
+
+/// Why [`select_pools`] does not choose a pool; `None` if it does.
+///
+/// # Errors
+/// [`PoolError::BadSelector`] if a selector of the pool has to be read and cannot be.
+pub fn obstacle(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, PoolError> {
+    let found = if pool.family() != query.family {
+        Some(Obstacle::OtherFamily)
+    } else if !pool.is_enabled() {
+        Some(Obstacle::NotEnabled)
+    } else if !has_room(pool, query) {
+        Some(Obstacle::BlocksTooSmall)
+    } else if query.requested.is_empty() {
+        selection(pool, query)?
+    } else {
+        (!query.requested.contains(&pool.cidr())).then_some(Obstacle::NotRequested)
+    };
+    Ok(found.or_else(|| (!pool.allows(query.wanted)).then_some(Obstacle::Use)))
 }
 
 /// True if it takes the labels of the namespace to tell which pools [`select_pools`] chooses. A selector that cannot be read
@@ -160,34 +207,34 @@ fn block_addresses(pool: &Pool) -> Option<Count> {
     (pool.block_size() >= pool.cidr().prefix_len()).then(|| Count::of_net(first))
 }
 
-fn requested<'a>(usable: &[&'a Pool], query: &PoolQuery<'_>) -> Result<Vec<&'a Pool>, PoolError> {
-    let mut chosen: Vec<&Pool> = Vec::new();
+/// A pool, and what stands in its way.
+type Judged<'a> = (&'a Pool, Option<Obstacle>);
+
+/// The pools that are asked for, in the order of the request; all where none is.
+fn requested<'a>(usable: Vec<Judged<'a>>, query: &PoolQuery<'_>) -> Result<Vec<Judged<'a>>, PoolError> {
+    if query.requested.is_empty() {
+        return Ok(usable);
+    }
+    let mut chosen: Vec<Judged<'a>> = Vec::new();
     for net in query.requested {
-        let pool = usable.iter().find(|pool| pool.cidr() == *net).ok_or(PoolError::NotGiven(*net))?;
-        if !chosen.iter().any(|other| other.cidr() == *net) {
-            chosen.push(pool);
+        let found = usable.iter().find(|(pool, _)| pool.cidr() == *net).ok_or(PoolError::NotGiven(*net))?;
+        if !chosen.iter().any(|(other, _)| other.cidr() == *net) {
+            chosen.push(*found);
         }
     }
     Ok(chosen)
 }
 
-fn selected<'a>(usable: &[&'a Pool], query: &PoolQuery<'_>) -> Result<Vec<&'a Pool>, PoolError> {
-    let mut chosen = Vec::new();
-    for pool in usable.iter().filter(|pool| pool.assignment_mode() == AssignmentMode::Automatic) {
-        if selects(pool, query.node_labels, query.namespace_labels)? {
-            chosen.push(*pool);
-        }
+/// Why a pool is not chosen where none is asked for by name.
+fn selection(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, PoolError> {
+    if pool.assignment_mode() != AssignmentMode::Automatic {
+        return Ok(Some(Obstacle::Manual));
     }
-    Ok(chosen)
-}
-
-/// True if the pool is for a node and a namespace with these labels.
-///
-/// # Errors
-/// [`PoolError::BadSelector`] if one of its selectors cannot be read.
-pub fn selects(pool: &Pool, node: &Labels, namespace: &Labels) -> Result<bool, PoolError> {
-    let both = pool.selects_node(node).and_then(|node| Ok(node && pool.selects_namespace(namespace)?));
-    both.map_err(|error| PoolError::BadSelector(pool.name().to_owned(), error))
+    let bad = |error| PoolError::BadSelector(pool.name().to_owned(), error);
+    if !pool.selects_node(query.node_labels).map_err(bad)? {
+        return Ok(Some(Obstacle::Node));
+    }
+    Ok((!pool.selects_namespace(query.namespace_labels).map_err(bad)?).then_some(Obstacle::Namespace))
 }
 
 /// The enabled pool that a wanted address is in.

@@ -46,3 +46,4 @@ pub use reserve::{Purpose, Reserve};
 pub use store::{MvccStore, Status};
 pub use table::{MAX_ROW_BYTES, Table, View, Visit, Write};
 pub use verify::Verified;
+pub use watch::Changes;

@@ -1,6 +1,5 @@
 //! `margay conformance`: runs the rules of `kv/SEMANTICS.md` on a store and says what came of each.
 
-mod interrupt;
 mod plan;
 mod progress;
 mod report;
@@ -12,16 +11,13 @@ use std::time::Instant;
 use conformance::{Harness, Options, Run};
 use datastore::{Environment, Location, for_operator};
 
-use self::interrupt::Interrupt;
 use self::plan::Plan;
 use self::progress::Progress;
 use self::report::{Summary, reporter};
 use crate::args::{Cli, Conformance, ReportFormat};
 use crate::error::{Failure, Result};
+use crate::interrupt::{INTERRUPTED, Interrupt};
 use crate::store::config_file;
-
-/// The exit code of a run that somebody interrupted.
-pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Judges a store and returns the exit code: 0 if nothing failed.
 pub(crate) fn run(

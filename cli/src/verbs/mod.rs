@@ -4,7 +4,9 @@ mod address;
 mod borrowed;
 mod check;
 pub(crate) mod documents;
+mod explain;
 mod from_report;
+mod history;
 mod map;
 mod metrics;
 pub(crate) mod moving;
@@ -42,6 +44,7 @@ pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path)
         OnStore::Ipam(args::Ipam::Release(args)) if !args.from_report.is_empty() => {
             return from_report::run(args, location).await;
         }
+        OnStore::Ipam(args::Ipam::History(args)) => return history::run(location, args).await,
         _ if reads_all(command) => return in_turns(command, location).await,
         _ => {}
     }
@@ -82,7 +85,7 @@ async fn with_ipam(
 /// True for what looks at everything in the store.
 fn reads_all(command: &OnStore) -> bool {
     match command {
-        OnStore::Metrics(_) | OnStore::Ipam(args::Ipam::Map(_)) => true,
+        OnStore::Metrics(_) | OnStore::Ipam(args::Ipam::Map(_) | args::Ipam::Explain(_)) => true,
         OnStore::Ipam(args::Ipam::Show(show)) => show.ip.is_none(),
         _ => false,
     }
@@ -119,8 +122,12 @@ async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {
         }
         OnStore::Ipam(args::Ipam::Map(what)) => map::run(ipam, what).await,
         OnStore::Metrics(what) => metrics::run(ipam, what).await,
+        OnStore::Ipam(args::Ipam::Explain(args)) => explain::run(ipam, args, deadline).await,
         OnStore::Ipam(args::Ipam::Release(what)) => release::run(ipam, what, deadline).await,
-        OnStore::Ipam(args::Ipam::Check(_)) => Err(Failure::new("a check opens the store by itself")),
+        // They open the store by themselves, again and again.
+        OnStore::Ipam(args::Ipam::Check(_) | args::Ipam::History(_)) => {
+            Err(Failure::new("internal error: the store is open already"))
+        }
         OnStore::Ipam(args::Ipam::Configure(what)) => settings::configure(ipam, what, deadline).await,
         OnStore::Ipam(args::Ipam::Split(what)) => split::run(ipam, what, deadline).await,
     }

@@ -84,7 +84,7 @@ impl Pass<'_> {
     }
 
     /// How many blocks the host may have.
-    fn limit(&self) -> usize {
+    pub(super) fn limit(&self) -> usize {
         if !self.around.host.limited {
             return usize::MAX;
         }

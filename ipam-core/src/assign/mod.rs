@@ -4,6 +4,7 @@ mod auto;
 pub mod bridge;
 pub mod define;
 mod ensure;
+mod explain;
 mod handle;
 mod request;
 mod search;
@@ -19,6 +20,7 @@ use time::{Duration, OffsetDateTime};
 
 use auto::Pass;
 pub use ensure::BlockRequest;
+pub use explain::{Explanation, Outcome, PoolState, Source, Stock};
 pub use handle::HandleRequest;
 pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 use specific::Specific;

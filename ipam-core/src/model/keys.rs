@@ -64,6 +64,11 @@ fn text(key: &Key) -> Option<&str> {
     std::str::from_utf8(key.as_bytes()).ok()
 }
 
+/// What the keys of all blocks, affinities and handles begin with.
+pub fn ipam_prefix() -> Key {
+    IPAM.into()
+}
+
 /// The key of a block.
 pub fn block(cidr: IpNet) -> Key {
     format!("{IPAM}assignment/{}/block/{}", Family::of_net(cidr).key_segment(), net_segment(cidr)).into()
@@ -153,11 +158,6 @@ pub fn parse_handle(key: &Key) -> Option<&str> {
 /// What the keys of all handles begin with.
 pub fn handles_prefix() -> Key {
     format!("{IPAM}handle/").into()
-}
-
-/// What all keys of IPAM itself begin with: blocks, affinities, handles and the configuration.
-pub fn ipam_prefix() -> Key {
-    IPAM.into()
 }
 
 /// What the keys of all resources of a kind begin with that is none of ours, by the plural in the key.

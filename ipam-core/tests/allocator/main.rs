@@ -12,6 +12,7 @@ mod crowded;
 mod documents;
 mod ensure;
 mod every_verb;
+mod explain;
 mod filling;
 mod gc;
 mod handle;

@@ -4,14 +4,15 @@ use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
-use kv::Result;
+use kv::{Result, Revision};
 use uuid::Uuid;
 
+use super::head;
 use super::holder;
 use super::identity::Identity;
 use super::open::Engine;
 use super::queue;
-use super::store_folder::{IDENTITY, QUEUE, StoreFolder};
+use super::store_folder::{HEAD, IDENTITY, QUEUE, StoreFolder};
 
 /// A look at a store from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +81,20 @@ pub fn glance(engine: &dyn Engine, path: &Path) -> Result<Glance> {
 pub fn waiting(engine: &dyn Engine, path: &Path) -> Result<usize> {
     let folder = StoreFolder::new(engine, path);
     Ok(folder.io(QUEUE, tickets(&folder.path(QUEUE)))?.saturating_sub(1))
+}
+
+/// The newest revision of the store of `engine` in the folder `path`, without its turn: for a process that looks again and
+/// again whether there is anything new. `None` if the store does not tell from outside; then only opening it does.
+///
+/// # Errors
+/// `Io`.
+pub fn newest(engine: &dyn Engine, path: &Path) -> Result<Option<Revision>> {
+    let folder = StoreFolder::new(engine, path);
+    match head::newest(&folder.path(HEAD)) {
+        Ok(newest) => Ok(i64::try_from(newest).ok().filter(|newest| *newest > 0).map(Revision::new)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(folder.place.io(&folder.path(HEAD), error)),
+    }
 }
 
 /// How many tickets are drawn in a queue.

@@ -23,7 +23,7 @@ pub(super) const QUEUE: &str = "queue";
 pub(super) const IDENTITY: &str = "store.id";
 const IDENTITY_DRAFT: &str = "store.new";
 const MARKER: &str = "creating";
-const HEAD: &str = "head";
+pub(super) const HEAD: &str = "head";
 const BALLAST: &str = "ballast";
 const JOURNAL: &str = "journal";
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // What is not as expected fails the test.
 
+mod changes;
 mod clocks;
 mod damage;
 mod recovery;

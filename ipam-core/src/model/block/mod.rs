@@ -286,10 +286,15 @@ impl Block {
         entries.fold(owns, |renamed, entry| entry.rename_node(from, to) || renamed)
     }
 
+    /// When the block was claimed, as it is recorded; `None` if it is not.
+    pub fn claimed_at(&self) -> Option<OffsetDateTime> {
+        self.affinity_claim_time.get().map(Stamp::at)
+    }
+
     /// How long ago the block was claimed. A time in the future counts as now, up to a day: beyond that the clock was
     /// wrong, and would keep the block for years. `None` then, and if nothing is recorded: it was very long ago.
     pub fn claim_age(&self, now: OffsetDateTime) -> Option<Duration> {
-        let claimed = self.affinity_claim_time.get()?.at();
+        let claimed = self.claimed_at()?;
         (claimed - now <= Duration::DAY).then(|| age(now, claimed))
     }
 

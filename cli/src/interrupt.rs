@@ -6,18 +6,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::INTERRUPTED;
 use crate::error::{Failure, Result};
+
+/// The exit code of a run that somebody interrupted.
+pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Listens for signals as long as it lives: the first one asks for an orderly end, the next one ends the process.
 #[derive(Debug)]
-pub(super) struct Interrupt {
+pub(crate) struct Interrupt {
     flag: Arc<AtomicBool>,
     ids: Vec<SigId>,
 }
 
 impl Interrupt {
-    pub(super) fn listen() -> Result<Self> {
+    pub(crate) fn listen() -> Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         let mut this = Self { flag: flag.clone(), ids: Vec::new() };
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -34,12 +36,12 @@ impl Interrupt {
     }
 
     /// Becomes true when a signal comes.
-    pub(super) fn flag(&self) -> Arc<AtomicBool> {
+    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         self.flag.clone()
     }
 
     /// Whether one came.
-    pub(super) fn came(&self) -> bool {
+    pub(crate) fn came(&self) -> bool {
         self.flag.load(Ordering::SeqCst)
     }
 }

@@ -1,0 +1,270 @@
+//! Reading etcd: a state in pages, then a watch.
+//!
+//! A watch tells what happened, but not that it has told all of it, and servers before 3.4.25 answer the request for
+//! progress too early. So whoever reads the past compares what he was told with what is there: when the keys and their
+//! revisions are those of the newest state, and nothing more comes for a while, that was all. Something could only be
+//! missing that came and went again after everything that is there now, and that the server was slow to tell.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use datastore::{Location, OpenStore};
+use futures::{FutureExt, StreamExt};
+use ipam_core::events::is_before_unknown;
+use kv::{
+    Batch, Content, ErrorKind, Event, EventKind, Key, Prev, Range, RangeRequest, Revision, StoreExt, WatchRequest,
+    WatchStream,
+};
+use tokio::time::{Instant, timeout};
+
+use super::{Part, Place, Start};
+use crate::error::{Failure, Result};
+use crate::store::{self, Use, explain};
+
+/// How many keys a page has. A block can have more than a megabyte, but hardly has 50 kilobytes.
+const PAGE_KEYS: i64 = 64;
+/// How long to wait for what comes next. etcd looks after watches that lag behind every 100 ms.
+const QUIET: Duration = Duration::from_millis(250);
+/// How long the past may take to come once it was asked for, or to go on.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How many revisions are told at a time.
+const MOST_BATCHES: usize = 1000;
+
+/// The reader of an etcd.
+pub(crate) struct Cluster {
+    location: Location,
+    range: Range,
+    place: Place,
+    open: Option<OpenStore>,
+    changes: Option<WatchStream>,
+    /// What is to be told, if it is the past alone.
+    past: Option<Past>,
+}
+
+/// Up to where the past is told, and how far it has been.
+struct Past {
+    head: Revision,
+    /// The keys of the newest state, and when each was last written.
+    goal: BTreeMap<Key, Revision>,
+    /// The same of what was told.
+    told: BTreeMap<Key, Revision>,
+    last: Instant,
+}
+
+impl Cluster {
+    pub(super) fn new(location: Location, range: Range, start: Start) -> Self {
+        Self { location, range, place: Place::Before(start), open: None, changes: None, past: None }
+    }
+
+    pub(super) async fn close(self) -> Result<()> {
+        drop(self.changes);
+        match self.open {
+            Some(open) => open.close().await.map_err(|error| explain(&self.location, error)),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) async fn read(&mut self) -> Result<Vec<Part>> {
+        let part = self.part().await;
+        let part = match part {
+            Err(Stop::Store(error)) => match self.given_up(&error).or_else(|| self.interrupted(&error)) {
+                Some(part) => part,
+                None => return Err(explain(&self.location, error)),
+            },
+            Err(Stop::Failed(failure)) => return Err(failure),
+            Ok(part) => part,
+        };
+        Ok(vec![part])
+    }
+
+    async fn part(&mut self) -> Result<Part, Stop> {
+        match self.place.clone() {
+            Place::Before(start) => self.begin(start).await,
+            Place::State(at, from) => self.page(at, from).await,
+            Place::Log(next) => self.follow(next).await,
+        }
+    }
+
+    /// The store, opened when it is needed first.
+    async fn store(&mut self) -> Result<std::sync::Arc<dyn kv::Store>> {
+        let open = match self.open.take() {
+            Some(open) => open,
+            None => store::open(&self.location, Use::Existing).await?,
+        };
+        Ok(self.open.insert(open).store())
+    }
+
+    async fn begin(&mut self, start: Start) -> Result<Part, Stop> {
+        let store = self.store().await?;
+        let keys = store.list_at(self.range.clone(), Revision::UNSET, Content::KeysOnly).await?;
+        let head = keys.revision;
+        let from = self.range.bounds().0;
+        let (first, place) = match start {
+            Start::Oldest => {
+                let goal = keys.kvs.into_iter().map(|kv| (kv.key, kv.mod_revision)).collect();
+                self.past = Some(Past { head, goal, told: BTreeMap::new(), last: Instant::now() });
+                let oldest = oldest(&*store).await?;
+                (oldest, Place::State(oldest, from))
+            }
+            Start::Newest => (head, Place::State(head, from)),
+            Start::Next => (head, Place::Log(head.next())),
+        };
+        self.place = place;
+        Ok(Part::Begins(first, None))
+    }
+
+    async fn page(&mut self, at: Revision, from: Key) -> Result<Part, Stop> {
+        let rest = match self.range.bounds().1 {
+            Some(end) => Range::FromTo(from, end),
+            None => Range::From(from),
+        };
+        let request = RangeRequest::new(rest).with_at(at).with_limit(PAGE_KEYS);
+        let page = self.store().await?.range(request).await?;
+        self.place = match page.kvs.last() {
+            Some(last) if page.more => Place::State(at, last.key.successor()),
+            _ => Place::Log(at.next()),
+        };
+        if let Some(past) = &mut self.past {
+            past.told.extend(page.kvs.iter().map(|kv| (kv.key.clone(), kv.mod_revision)));
+            past.last = Instant::now();
+        }
+        Ok(Part::Listed(at, page.kvs))
+    }
+
+    /// What comes next, if anything does soon.
+    async fn follow(&mut self, next: Revision) -> Result<Part, Stop> {
+        if let Some(past) = self.past.as_ref().filter(|past| next > past.head) {
+            return Ok(Part::Reached(past.head));
+        }
+        let mut changes = match self.changes.take() {
+            Some(changes) => changes,
+            None => {
+                let request = WatchRequest::new(self.range.clone(), next).with_prev(Prev::Return);
+                self.store().await?.watch(request).await?
+            }
+        };
+        let mut batches = Vec::new();
+        let mut first = timeout(QUIET, changes.next()).await.ok().flatten();
+        while let Some(batch) = first.take() {
+            match batch {
+                Ok(batch) => batches.push(batch),
+                // It comes again, now at once.
+                Err(_) if !batches.is_empty() => return Ok(self.told(next, batches)),
+                Err(error) => return Err(error.into()),
+            }
+            if batches.len() < MOST_BATCHES {
+                first = changes.next().now_or_never().flatten();
+            }
+        }
+        self.changes = Some(changes);
+        if batches.is_empty() {
+            return self.quiet(next);
+        }
+        Ok(self.told(next, batches))
+    }
+
+    /// Notes what comes to be told.
+    fn told(&mut self, next: Revision, mut batches: Vec<Batch>) -> Part {
+        // At the mark etcd need not know any more what was there before: then it goes on with what there was at it.
+        let is_unknown = |batch: &Batch| batch.events.iter().any(is_before_unknown);
+        if let Some(known) = batches.iter().position(is_unknown) {
+            let mark = batches.get(known).map_or(next, |batch| batch.revision);
+            batches.truncate(known);
+            self.changes = None;
+            if batches.is_empty() {
+                self.place = Place::State(mark, self.range.bounds().0);
+                return Part::GivenUp(Revision::new(next.get() - 1), mark);
+            }
+        }
+        self.place = Place::Log(batches.last().map_or(next, |batch| batch.revision.next()));
+        if let Some(past) = &mut self.past {
+            batches.retain(|batch| batch.revision <= past.head);
+            for Event { kind, kv, .. } in batches.iter().flat_map(|batch| &batch.events) {
+                match kind {
+                    EventKind::Put => past.told.insert(kv.key.clone(), kv.mod_revision),
+                    EventKind::Delete => past.told.remove(&kv.key),
+                };
+            }
+            past.last = Instant::now();
+        }
+        Part::Happened(batches)
+    }
+
+    /// Whether that was all.
+    fn quiet(&mut self, next: Revision) -> Result<Part, Stop> {
+        let Some(past) = &self.past else { return Ok(Part::Reached(Revision::new(next.get() - 1))) };
+        if past.told == past.goal {
+            return Ok(Part::Reached(past.head));
+        }
+        if past.last.elapsed() < PATIENCE {
+            return Ok(Part::Happened(Vec::new()));
+        }
+        let failure = Failure::new(format!("{} does not tell what happened since revision {next}", self.location));
+        Err(Stop::Failed(failure.hint("see whether its members are well with: etcdctl endpoint status --cluster")))
+    }
+
+    /// Begins the watch anew, if an error says that it may: after the store has tried for long to go on by itself.
+    fn interrupted(&mut self, error: &kv::Error) -> Option<Part> {
+        let may_go_on = self.past.is_none() && matches!(self.place, Place::Log(_)) && error.kind().is_transient();
+        self.changes = None;
+        may_go_on.then(|| Part::Interrupted(error.to_string()))
+    }
+
+    /// Goes on where the history begins now, if an error says that it was given up.
+    fn given_up(&mut self, error: &kv::Error) -> Option<Part> {
+        let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
+        let read = match self.place {
+            Place::Before(_) => Revision::UNSET,
+            Place::State(at, _) => at,
+            Place::Log(next) => Revision::new(next.get() - 1),
+        };
+        self.changes = None;
+        if !mark.is_set() {
+            // A read does not say where the mark is; a watch does.
+            self.place = Place::Log(read);
+            return Some(Part::Happened(Vec::new()));
+        }
+        if let Some(past) = &mut self.past {
+            past.told.clear();
+        }
+        self.place = Place::State(mark, self.range.bounds().0);
+        Some(Part::GivenUp(read, mark))
+    }
+}
+
+/// Why there is no next part.
+enum Stop {
+    Store(kv::Error),
+    Failed(Failure),
+}
+
+impl From<kv::Error> for Stop {
+    fn from(error: kv::Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// The oldest revision that can be read.
+async fn oldest(store: &dyn kv::Store) -> kv::Result<Revision> {
+    let first = Revision::new(1);
+    let nothing = RangeRequest::new(Range::key("/calico/ipam/v2/config")).with_content(Content::CountOnly);
+    match store.range(nothing.clone().with_at(first)).await {
+        Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
+        other => return other.map(|_| first),
+    }
+    // A watch that begins too early is told where it may begin, at once.
+    let mut refused = store.watch(WatchRequest::new(nothing.range, first)).await?;
+    match refused.next().await {
+        Some(Err(error)) => match error.kind() {
+            ErrorKind::Compacted { compact_revision } if compact_revision.is_set() => Ok(*compact_revision),
+            _ => Err(error),
+        },
+        _ => Ok(first),
+    }
+}

@@ -1,0 +1,142 @@
+//! Reading an embedded store in turns: it is opened, read a little, and closed.
+
+use datastore::care::{self, MvccStore};
+use datastore::{Location, OpenStore};
+use kv::{Batch, ErrorKind, Kv, Prev, Range, Revision, WatchRequest};
+
+use super::{Part, Place, Start};
+use crate::error::{Failure, Result};
+use crate::store::{self, Use, explain};
+
+/// How many bytes of keys and values are read in one turn. They are in memory until they are told.
+const TURN_BYTES: usize = 16 << 20;
+/// How many bytes a page of a state should have: it takes about a millisecond.
+const PAGE_BYTES: usize = 256 << 10;
+
+/// The reader of an embedded store.
+#[derive(Debug)]
+pub(crate) struct Embedded {
+    location: Location,
+    range: Range,
+    /// Which store it is; none before it was opened first.
+    id: Option<String>,
+    place: Place,
+}
+
+impl Embedded {
+    pub(super) fn new(location: Location, range: Range, start: Start) -> Self {
+        Self { location, range, id: None, place: Place::Before(start) }
+    }
+
+    pub(super) async fn is_worth_reading(&self) -> Result<bool> {
+        let Place::Log(next) = self.place else { return Ok(true) };
+        let newest = care::newest(&self.location).await.map_err(|error| explain(&self.location, error))?;
+        // Another one than what was read last, and not only a higher one: another store may have come in its place.
+        Ok(newest.is_none_or(|newest| newest.next() != next))
+    }
+
+    /// One turn.
+    pub(super) async fn read(&mut self) -> Result<Vec<Part>> {
+        let open = store::open(&self.location, Use::Existing).await?;
+        let read = self.turn(&open).await;
+        let closed = open.close().await.map_err(|error| explain(&self.location, error));
+        let parts = read?;
+        closed?;
+        Ok(parts)
+    }
+
+    async fn turn(&mut self, open: &OpenStore) -> Result<Vec<Part>> {
+        let Some(store) = open.embedded() else {
+            return Err(Failure::new(format!("{} has no history to read", self.location)));
+        };
+        self.check_identity(store)?;
+        let (mut parts, mut bytes) = (Vec::new(), 0);
+        loop {
+            let part = match self.part(store).await {
+                Err(error) => self.given_up(&error).ok_or_else(|| explain(&self.location, error))?,
+                Ok(part) => part,
+            };
+            bytes += size(&part);
+            let is_all = matches!(part, Part::Reached(_));
+            parts.push(part);
+            if is_all || bytes >= TURN_BYTES || self.somebody_waits().await? {
+                return Ok(parts);
+            }
+        }
+    }
+
+    fn check_identity(&mut self, store: &MvccStore) -> Result<()> {
+        let id = store.id().to_string();
+        if *self.id.get_or_insert_with(|| id.clone()) == id {
+            return Ok(());
+        }
+        Err(Failure::new(format!("{} was replaced by another store meanwhile", self.location))
+            .hint("begin anew to see what is in it"))
+    }
+
+    /// The next part.
+    async fn part(&mut self, store: &MvccStore) -> kv::Result<Part> {
+        match self.place.clone() {
+            Place::Before(Start::Oldest) => {
+                let oldest = store.oldest().await?;
+                self.place = Place::State(oldest.revision, self.range.bounds().0);
+                Ok(Part::Begins(oldest.revision, oldest.time))
+            }
+            Place::Before(start) => {
+                let status = store.status();
+                self.place = match start {
+                    Start::Next => Place::Log(status.revision.next()),
+                    _ => Place::State(status.revision, self.range.bounds().0),
+                };
+                Ok(Part::Begins(status.revision, status.time))
+            }
+            Place::State(at, from) => {
+                let page = store.page(from, at, PAGE_BYTES).await?;
+                let end = self.range.bounds().1;
+                let next = page.next.filter(|next| end.as_ref().is_none_or(|end| next < end));
+                self.place = next.map_or(Place::Log(at.next()), |next| Place::State(at, next));
+                let within = |kv: &Kv| self.range.contains(kv.key.as_bytes());
+                Ok(Part::Listed(at, page.kvs.into_iter().filter(within).collect()))
+            }
+            Place::Log(next) => {
+                let newest = store.status().revision;
+                if next > newest {
+                    return Ok(Part::Reached(newest));
+                }
+                let request = WatchRequest::new(self.range.clone(), next).with_prev(Prev::Return);
+                let changes = store.changes(request).await?;
+                self.place = Place::Log(changes.next);
+                Ok(Part::Happened(changes.batches))
+            }
+        }
+    }
+
+    /// Goes on where the history begins now, if an error says that it was given up.
+    fn given_up(&mut self, error: &kv::Error) -> Option<Part> {
+        let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
+        let read = match self.place {
+            Place::Before(_) => Revision::UNSET,
+            Place::State(at, _) => at,
+            Place::Log(next) => Revision::new(next.get() - 1),
+        };
+        self.place = Place::State(mark, self.range.bounds().0);
+        Some(Part::GivenUp(read, mark))
+    }
+
+    async fn somebody_waits(&self) -> Result<bool> {
+        Ok(care::waiting(&self.location).await.map_err(|error| explain(&self.location, error))? > 0)
+    }
+}
+
+/// How much memory a part takes, about.
+fn size(part: &Part) -> usize {
+    let of = |kv: &Kv| kv.key.as_bytes().len() + kv.value.len();
+    let of_batch = |batch: &Batch| -> usize {
+        batch.events.iter().map(|event| of(&event.kv) + event.prev.as_ref().map_or(0, of)).sum()
+    };
+    match part {
+        Part::Listed(_, kvs) => kvs.iter().map(of).sum(),
+        Part::Happened(batches) => batches.iter().map(of_batch).sum(),
+        _ => 0,
+    }
+}

@@ -1,0 +1,103 @@
+//! Reading what has happened in a store, and what happens.
+//!
+//! A store tells of it in parts: first a state, then everything that came after it. Where its history was given up before
+//! it was read, that is told, and the state at which it goes on.
+
+mod cluster;
+mod embedded;
+
+use std::time::SystemTime;
+
+use datastore::Location;
+use kv::{Batch, Key, Kv, Range, Revision};
+
+use crate::error::Result;
+use cluster::Cluster;
+use embedded::Embedded;
+
+/// Where to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// With the oldest state that there is, up to what is the newest one now.
+    Oldest,
+    /// With the newest state.
+    Newest,
+    /// After the newest state.
+    Next,
+}
+
+/// A part of what a store tells.
+#[derive(Clone, Debug)]
+pub(crate) enum Part {
+    /// It begins here; what there was at this revision follows, unless only what comes next was asked for.
+    Begins(Revision, Option<SystemTime>),
+    /// Keys as they were at this revision.
+    Listed(Revision, Vec<Kv>),
+    /// What happened, one revision each. It is known of each key what was there before.
+    Happened(Vec<Batch>),
+    /// What happened after the first revision, up to the second one, was given up unread. What there was at the second
+    /// one follows.
+    GivenUp(Revision, Revision),
+    /// The store cannot be reached, because of this. It goes on from here as soon as it can; ask again a little later.
+    Interrupted(String),
+    /// All has been told up to this revision.
+    Reached(Revision),
+}
+
+/// Who reads.
+pub(crate) enum Follower {
+    Embedded(Box<Embedded>),
+    Cluster(Box<Cluster>),
+}
+
+impl Follower {
+    /// A reader of this range of a store.
+    pub(crate) fn new(location: &Location, range: Range, start: Start) -> Self {
+        match location {
+            Location::Etcd(_) => Self::Cluster(Box::new(Cluster::new(location.clone(), range, start))),
+            _ => Self::Embedded(Box::new(Embedded::new(location.clone(), range, start))),
+        }
+    }
+
+    /// The next parts; possibly none. An embedded store is given back when this returns, and is held no longer than a few
+    /// milliseconds if anybody waits for it; on a cluster it takes a quarter of a second at most where nothing is new.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(crate) async fn read(&mut self) -> Result<Vec<Part>> {
+        match self {
+            Self::Embedded(one) => one.read().await,
+            Self::Cluster(one) => one.read().await,
+        }
+    }
+
+    /// Whether there is anything new, or nobody knows. To be asked before reading on after [`Part::Reached`].
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(crate) async fn is_worth_reading(&self) -> Result<bool> {
+        match self {
+            Self::Embedded(one) => one.is_worth_reading().await,
+            Self::Cluster(_) => Ok(true),
+        }
+    }
+
+    /// Ends it.
+    pub(crate) async fn close(self) -> Result<()> {
+        match self {
+            Self::Embedded(_) => Ok(()),
+            Self::Cluster(one) => one.close().await,
+        }
+    }
+}
+
+/// Where a reader has come to.
+#[derive(Clone, Debug)]
+enum Place {
+    /// Nothing was read.
+    Before(Start),
+    /// The state at this revision, from this key on.
+    State(Revision, Key),
+    /// What happens from this revision on.
+    Log(Revision),
+}

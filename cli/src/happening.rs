@@ -1,0 +1,245 @@
+//! What happened to an address or a block, as a row of a table, a line, and an object of JSON.
+
+use std::net::IpAddr;
+
+use ipam_core::events::{Happening, Holder, What};
+use ipam_core::model::{AffinityState, Attribute, Owner};
+use ipam_core::timestamps::rfc3339;
+use ipnet::IpNet;
+use kv::Revision;
+use serde::Serialize;
+use time::OffsetDateTime;
+
+use crate::output::{as_text, printable};
+
+/// Something that happened, or that was so already where the telling begins.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    /// The revision at which it happened or was so.
+    pub(crate) revision: i64,
+    /// When; absent where nobody knows.
+    #[serde(serialize_with = "utc")]
+    pub(crate) time: Option<OffsetDateTime>,
+    /// What.
+    pub(crate) event: &'static str,
+    /// The address; absent where it is about the block.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) address: Option<IpAddr>,
+    /// The block.
+    #[serde(serialize_with = "as_text")]
+    pub(crate) block: IpNet,
+    /// Who has the address, or had it.
+    #[serde(flatten)]
+    holder: Option<Whose>,
+    /// Whose it was, of an address that moved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<Whose>,
+    /// Whose the block or the affinity is, or was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owner: Option<String>,
+    /// Whose the block was before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    former_owner: Option<String>,
+    /// How far an affinity has come.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'static str>,
+}
+
+/// Who has an address.
+#[derive(Clone, Debug, Serialize)]
+struct Whose {
+    handle: Option<String>,
+    node: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    network: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    container: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interface: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod: Option<String>,
+}
+
+impl Whose {
+    fn of(entry: &Attribute) -> Self {
+        let Holder { handle, node, network, container, interface, pod, namespace } = Holder::of(entry);
+        let [handle, node, network, container, interface, pod, namespace] =
+            [handle, node, network, container, interface, pod, namespace].map(|text| text.map(str::to_owned));
+        Self { handle, node, network, container, interface, namespace, pod }
+    }
+
+    fn text(&self) -> String {
+        let handle = self.handle.as_deref().unwrap_or("no handle");
+        let interface = self.interface.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
+        let pod = match (&self.namespace, &self.pod) {
+            (Some(namespace), Some(pod)) => format!(" (pod {namespace}/{pod})"),
+            (None, Some(pod)) => format!(" (pod {pod})"),
+            _ => String::new(),
+        };
+        printable(&format!("{handle}{interface}{pod}"))
+    }
+}
+
+impl Row {
+    /// Something that happened.
+    pub(crate) fn happened(revision: Revision, time: Option<OffsetDateTime>, happening: &Happening) -> Self {
+        Self::new(revision, time, word(&happening.what), happening)
+    }
+
+    /// Something that was so already at a revision.
+    pub(crate) fn listed(revision: Revision, happening: &Happening) -> Self {
+        let word = match &happening.what {
+            What::Assigned { .. } => "held",
+            What::Claimed { .. } => "owned",
+            other => word(other),
+        };
+        Self::new(revision, happening.what.recorded_at(), word, happening)
+    }
+
+    fn new(revision: Revision, time: Option<OffsetDateTime>, event: &'static str, happening: &Happening) -> Self {
+        let Happening { block, what, .. } = happening;
+        let text = |owner: &Owner| owner.to_string();
+        let (from, former_owner, state) = match what {
+            What::Moved { from, .. } => (Some(Whose::of(from)), None, None),
+            What::Claimed { former, .. } => (None, former.as_ref().map(text), None),
+            What::Affinity { state, .. } => (None, None, Some(word_of(*state))),
+            _ => (None, None, None),
+        };
+        Self {
+            revision: revision.get(),
+            time,
+            event,
+            address: what.address(),
+            block: *block,
+            holder: what.holder().map(Whose::of),
+            from,
+            owner: what.owner().map(text),
+            former_owner,
+            state,
+        }
+    }
+
+    /// True if after this somebody has the address or the block.
+    pub(crate) fn is_standing(&self) -> bool {
+        ["assigned", "held", "renewed", "moved", "claimed", "owned"].contains(&self.event)
+    }
+
+    /// Who it is about, for people.
+    pub(crate) fn who(&self) -> String {
+        match (&self.holder, &self.from, &self.owner, &self.former_owner, self.state) {
+            (Some(to), Some(from), ..) => format!("{}, before {}", to.text(), from.text()),
+            (Some(holder), ..) => holder.text(),
+            (None, _, Some(owner), _, Some(state)) => format!("{} {state}", printable(owner)),
+            (None, _, Some(owner), Some(former), None) => format!("{}, before {}", printable(owner), printable(former)),
+            (None, _, Some(owner), ..) => printable(owner),
+            _ => String::new(),
+        }
+    }
+
+    /// The node of the holder.
+    pub(crate) fn node(&self) -> String {
+        self.holder.as_ref().and_then(|holder| holder.node.as_deref()).map(printable).unwrap_or_default()
+    }
+
+    /// The address, or else the block.
+    pub(crate) fn place(&self) -> String {
+        self.address.map_or_else(|| self.block.to_string(), |address| address.to_string())
+    }
+
+    /// All of it in a line.
+    pub(crate) fn line(&self) -> String {
+        let time = self.time.map_or_else(|| format!("revision {}", self.revision), rfc3339);
+        let (place, who, node) = (self.place(), self.who(), self.node());
+        let node = if node.is_empty() { node } else { format!("  on {node}") };
+        format!("{time:<20}  {:<8}  {place:<18}  {who}{node}", self.event).trim_end().to_owned()
+    }
+}
+
+/// What is said of something that happens.
+fn word(what: &What) -> &'static str {
+    match what {
+        What::Assigned { .. } => "assigned",
+        What::Renewed { .. } => "renewed",
+        What::Moved { .. } => "moved",
+        What::Released { .. } => "released",
+        What::Resting { .. } => "resting",
+        What::Rested { .. } => "rested",
+        What::Claimed { .. } => "claimed",
+        What::GivenUp { .. } => "given_up",
+        What::Affinity { .. } => "affinity",
+        _ => "damaged",
+    }
+}
+
+fn word_of(state: Option<AffinityState>) -> &'static str {
+    match state {
+        Some(AffinityState::Confirmed) => "confirmed",
+        Some(AffinityState::Pending) => "pending",
+        Some(AffinityState::PendingDeletion) => "pending_deletion",
+        Some(AffinityState::Unknown) => "unknown",
+        None => "gone",
+    }
+}
+
+fn utc<S: serde::Serializer>(time: &Option<OffsetDateTime>, serializer: S) -> Result<S::Ok, S::Error> {
+    time.map(rfc3339).serialize(serializer)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use ipam_core::model::Block;
+    use serde_json::json;
+    use time::macros::datetime;
+
+    use super::*;
+
+    fn happenings(pod: &str) -> Vec<Happening> {
+        let attributes = [
+            ("node", "node1"),
+            ("margay.io/net", "net"),
+            ("margay.io/ifname", "eth0"),
+            ("namespace", "shop"),
+            ("pod", pod),
+        ];
+        let attributes: BTreeMap<_, _> = attributes.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let at = datetime!(2026-11-21 10:00 UTC);
+        let cidr = "10.0.0.0/30".parse().unwrap();
+        let mut block = Block::new(cidr, Some(&Owner::host("node1")), at, None).unwrap();
+        block.assign_specific("10.0.0.1".parse().unwrap(), &Attribute::new(Some("net.c1"), attributes)).unwrap();
+        ipam_core::events::of_block(cidr, None, Some(&block))
+    }
+
+    #[test]
+    fn a_line_and_json_of_an_assignment_and_a_claim() {
+        let found = happenings("web");
+        let at = datetime!(2026-11-21 10:00:00.7 UTC);
+        let rows: Vec<Row> = found.iter().map(|one| Row::happened(Revision::new(7), Some(at), one)).collect();
+        assert_eq!(rows[0].line(), "2026-11-21T10:00:00Z  claimed   10.0.0.0/30         host:node1");
+        let line = "2026-11-21T10:00:00Z  assigned  10.0.0.1            net.c1 eth0 (pod shop/web)  on node1";
+        assert_eq!(rows[1].line(), line);
+        let expected = json!({
+            "revision": 7, "time": "2026-11-21T10:00:00Z", "event": "assigned", "address": "10.0.0.1",
+            "block": "10.0.0.0/30", "handle": "net.c1", "node": "node1", "network": "net", "container": "c1",
+            "interface": "eth0", "namespace": "shop", "pod": "web",
+        });
+        assert_eq!(serde_json::to_value(&rows[1]).unwrap(), expected);
+        let expected =
+            json!({"revision": 7, "time": null, "event": "owned", "block": "10.0.0.0/30", "owner": "host:node1"});
+        let mut listed = serde_json::to_value(Row::listed(Revision::new(7), &found[0])).unwrap();
+        assert_eq!(listed["time"].take(), json!("2026-11-21T10:00:00Z"), "as the block records it");
+        assert_eq!(listed, expected);
+    }
+
+    #[test]
+    fn what_is_stored_does_not_reach_the_terminal_as_it_is() {
+        let row = Row::listed(Revision::new(7), &happenings("\u{1b}[2J")[1]);
+        assert_eq!(
+            row.line(),
+            "revision 7            held      10.0.0.1            net.c1 eth0 (pod shop/\\u{1b}[2J)  on node1"
+        );
+    }
+}

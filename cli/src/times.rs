@@ -1,0 +1,108 @@
+//! Times as people type and read them.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use ipam_core::timestamps::{parse_rfc3339, rfc3339};
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+use time::OffsetDateTime;
+
+/// From when on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Since {
+    /// This time.
+    At(OffsetDateTime),
+    /// So long ago.
+    Ago(Duration),
+}
+
+impl Since {
+    /// The time that is meant.
+    pub(crate) fn time(self, now: OffsetDateTime) -> OffsetDateTime {
+        match self {
+            Self::At(at) => at,
+            Self::Ago(ago) => now.checked_sub(time::Duration::try_from(ago).unwrap_or_default()).unwrap_or(now),
+        }
+    }
+}
+
+impl FromStr for Since {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(at) = parse_rfc3339(text) {
+            return Ok(Self::At(at));
+        }
+        if let Ok(local) = text.parse::<DateTime>() {
+            let at = local.to_zoned(TimeZone::system()).map_err(|error| error.to_string())?.timestamp();
+            let at = OffsetDateTime::from_unix_timestamp(at.as_second());
+            return at.map(Self::At).map_err(|error| error.to_string());
+        }
+        duration(text).map(Self::Ago).map_err(|_| {
+            "not a time such as 2026-11-21T10:00:00Z, or 2026-11-21T10:00 of this machine, and not a duration such as \
+             90s, 15m, 2h or 3d"
+                .to_owned()
+        })
+    }
+}
+
+/// A span of time: a whole number and `s`, `m`, `h` or `d`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || "not a duration such as 90s, 15m, 2h or 3d".to_owned();
+    let unit = match text.chars().last() {
+        Some('s') => 1,
+        Some('m') => 60,
+        Some('h') => 60 * 60,
+        Some('d') => 24 * 60 * 60,
+        _ => return Err(wrong()),
+    };
+    let count: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
+    count.checked_mul(unit).map(Duration::from_secs).ok_or_else(wrong)
+}
+
+/// A time in UTC and of this machine: `2026-11-21T10:00:00Z` and `2026-11-21 11:00:00 +01`.
+pub(crate) fn both(at: OffsetDateTime) -> [String; 2] {
+    let local = Timestamp::from_second(at.unix_timestamp())
+        .map(|at| at.to_zoned(TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S %Z").to_string());
+    [rfc3339(at), local.unwrap_or_default()]
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+
+    #[test]
+    fn times_and_durations() {
+        let now = datetime!(2026-11-21 12:00 UTC);
+        let time = |text: &str| text.parse::<Since>().map(|since| since.time(now));
+        assert_eq!(time("2026-11-21T10:00:00Z"), Ok(datetime!(2026-11-21 10:00 UTC)));
+        assert_eq!(time("2026-11-21T10:00:00.5+01:00"), Ok(datetime!(2026-11-21 9:00:00.5 UTC)));
+        for (text, expected) in [
+            ("90s", datetime!(2026-11-21 11:58:30 UTC)),
+            ("2h", datetime!(2026-11-21 10:00 UTC)),
+            ("3d", datetime!(2026-11-18 12:00 UTC)),
+        ] {
+            assert_eq!(time(text), Ok(expected), "{text}");
+        }
+        for local in ["2026-11-21T10:00", "2026-11-21 10:00:00", "2026-11-21"] {
+            assert!(matches!(local.parse(), Ok(Since::At(_))), "{local}");
+        }
+        for wrong in
+            ["", "s", "-1s", "1.5h", "5", "5 m", "5é", "99999999999999999999s", "99999999999999999d", "yesterday"]
+        {
+            assert!(time(wrong).unwrap_err().contains("15m"), "{wrong}");
+        }
+        assert_eq!(Since::Ago(Duration::MAX).time(now), now, "longer than time itself");
+    }
+
+    #[test]
+    fn a_time_is_shown_twice() {
+        let [utc, local] = both(datetime!(2026-11-21 10:00:00.9 UTC));
+        assert_eq!(utc, "2026-11-21T10:00:00Z");
+        assert!(local.starts_with("2026-11-2") && local.matches(' ').count() == 2, "{local}");
+    }
+}

@@ -1,0 +1,353 @@
+//! `margay ipam explain`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::net::IpAddr;
+
+use ipam_core::assign::{Explanation, Outcome, PoolState, Source, Stock};
+use ipam_core::model::{Labels, Pool};
+use ipam_core::net::{Count, Family};
+use ipam_core::pools::{Obstacle, PoolError};
+use ipam_core::{Error, Ipam};
+use ipnet::IpNet;
+use kv::Deadline;
+use serde::Serialize;
+
+use crate::answer::Answer;
+use crate::args::Explain;
+use crate::error::{Failure, Result};
+use crate::output::{Column, as_text, printable, render};
+
+/// What is told.
+#[derive(Debug, Serialize)]
+struct Report {
+    node: String,
+    labels: BTreeMap<String, String>,
+    family: u8,
+    revision: i64,
+    strict_affinity: bool,
+    claims_blocks: bool,
+    block_limit: Option<usize>,
+    pools: Vec<PoolReport>,
+    outcome: OutcomeReport,
+}
+
+/// A pool: whether it is chosen, why not, and how full it is.
+#[derive(Debug, Serialize)]
+struct PoolReport {
+    name: String,
+    #[serde(serialize_with = "as_text")]
+    cidr: IpNet,
+    chosen: bool,
+    /// A word for programs; absent if it is chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    obstacle: Option<&'static str>,
+    reason: String,
+    capacity: Count,
+    in_use: Count,
+    reserved: Count,
+    available: Count,
+    resting: usize,
+    blocks: usize,
+    own_blocks: usize,
+    own_free: usize,
+}
+
+/// What would come of it.
+#[derive(Debug, Serialize)]
+struct OutcomeReport {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<IpAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pool: Option<String>,
+    /// `own`, `new`, `taken_over` or `borrowed`; absent if there is no address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    free_in_block: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block_owner: Option<String>,
+    /// What the plugin would say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    /// In words.
+    text: String,
+    /// What would help.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<String>,
+}
+
+/// Goes through an assignment, and tells it.
+pub(super) async fn run(ipam: &Ipam, args: &Explain, deadline: Deadline) -> Result<Answer> {
+    let family = match (args.v4, args.v6) {
+        (true, _) => Some(Family::V4),
+        (_, true) => Some(Family::V6),
+        _ => None,
+    };
+    let namespace = namespace_labels(args)?;
+    let explained = ipam.explain(&args.node, family, &args.pools, namespace.as_ref(), deadline).await?;
+    let report = Report::of(&explained, namespace.as_ref());
+    Answer::new(report.text(), &report)
+}
+
+/// The labels of the namespace: those that Kubernetes and Calico give to every namespace, and those that are given.
+fn namespace_labels(args: &Explain) -> Result<Option<Labels>> {
+    let Some(name) = &args.namespace else { return Ok(None) };
+    let mut labels = Labels::new();
+    for label in ["kubernetes.io/metadata.name", "projectcalico.org/name"] {
+        labels.insert(label.to_owned(), name.clone());
+    }
+    for text in &args.namespace_labels {
+        let (label, value) = text.split_once('=').ok_or_else(|| {
+            Failure::new(format!("--namespace-label {text} has no \"=\"")).hint("write it as NAME=VALUE")
+        })?;
+        labels.insert(label.to_owned(), value.to_owned());
+    }
+    Ok(Some(labels))
+}
+
+impl Report {
+    fn of(explained: &Explanation, namespace: Option<&Labels>) -> Self {
+        let labels: BTreeMap<String, String> =
+            explained.labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+        Self {
+            node: explained.node.clone(),
+            family: if explained.family == Family::V4 { 4 } else { 6 },
+            revision: explained.revision.get(),
+            strict_affinity: explained.strict_affinity,
+            claims_blocks: explained.claims_blocks,
+            block_limit: explained.block_limit,
+            pools: explained.pools.iter().map(|pool| PoolReport::of(pool, &labels, namespace)).collect(),
+            outcome: OutcomeReport::of(explained),
+            labels,
+        }
+    }
+
+    fn text(&self) -> String {
+        let node = printable(&self.node);
+        let mut text = format!("IPv{} for a container on node {node} ({})\n", self.family, labelled(&self.labels));
+        let columns = ["POOL", "CIDR", "CHOSEN", "WHY"];
+        if !self.pools.is_empty() {
+            let rows: Vec<Vec<String>> = self.pools.iter().map(PoolReport::cells).collect();
+            text += &render(&columns.map(Column::Text), &rows);
+        }
+        _ = writeln!(text, "{}", self.outcome.text);
+        if let Some(hint) = &self.outcome.hint {
+            _ = writeln!(text, "{hint}");
+        }
+        text
+    }
+}
+
+/// Labels, for people.
+fn labelled(labels: &BTreeMap<String, String>) -> String {
+    if labels.is_empty() {
+        return "no labels".to_owned();
+    }
+    let labels: Vec<String> = labels.iter().map(|(name, value)| printable(&format!("{name}={value}"))).collect();
+    labels.join(", ")
+}
+
+impl PoolReport {
+    fn of(state: &PoolState, node: &BTreeMap<String, String>, namespace: Option<&Labels>) -> Self {
+        let PoolState { pool, obstacle, stock, .. } = state;
+        let Stock { usage, resting, blocks, own_blocks, own_free, .. } = *stock;
+        let (word, reason) = match obstacle {
+            Ok(None) => (None, stock_text(stock)),
+            Ok(Some(obstacle)) => (Some(word(*obstacle)), reason(pool, *obstacle, node, namespace)),
+            Err(error) => (Some("bad_selector"), printable(&format!("a selector cannot be read: {error}"))),
+        };
+        Self {
+            name: pool.name().to_owned(),
+            cidr: pool.cidr(),
+            chosen: word.is_none(),
+            obstacle: word,
+            reason,
+            capacity: usage.capacity,
+            in_use: usage.in_use,
+            reserved: usage.reserved,
+            available: usage.available,
+            resting,
+            blocks,
+            own_blocks,
+            own_free,
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let chosen = if self.chosen { "yes" } else { "no" };
+        vec![printable(&self.name), self.cidr.to_string(), chosen.to_owned(), self.reason.clone()]
+    }
+}
+
+/// How full a pool is, for people.
+fn stock_text(stock: &Stock) -> String {
+    let Stock { usage, resting, own_blocks, own_free, .. } = stock;
+    let mut text = format!("{} of {} in use", usage.in_use, usage.capacity);
+    if *resting > 0 {
+        _ = write!(text, " ({resting} in cooldown)");
+    }
+    if usage.reserved != Count::ZERO {
+        _ = write!(text, ", {} reserved", usage.reserved);
+    }
+    let blocks = if *own_blocks == 1 { "block" } else { "blocks" };
+    _ = write!(text, "; the node has {own_blocks} {blocks} with {own_free} free");
+    text
+}
+
+fn word(obstacle: Obstacle) -> &'static str {
+    match obstacle {
+        Obstacle::OtherFamily => "other_family",
+        Obstacle::NotEnabled => "not_enabled",
+        Obstacle::BlocksTooSmall => "blocks_too_small",
+        Obstacle::NotRequested => "not_requested",
+        Obstacle::Manual => "manual",
+        Obstacle::Node => "node_selector",
+        Obstacle::Namespace => "namespace_selector",
+        Obstacle::Use => "use",
+    }
+}
+
+/// Why a pool is not chosen, and what would help.
+fn reason(pool: &Pool, obstacle: Obstacle, node: &BTreeMap<String, String>, namespace: Option<&Labels>) -> String {
+    let text = match obstacle {
+        Obstacle::OtherFamily => "it is of the other family".to_owned(),
+        Obstacle::NotEnabled if pool.is_disabled() => "it is disabled (spec.disabled)".to_owned(),
+        Obstacle::NotEnabled => "it is being deleted, or marked as not allocatable".to_owned(),
+        Obstacle::BlocksTooSmall => format!("blocks of /{} do not fit into it", pool.block_size()),
+        Obstacle::NotRequested => format!("others are named; to add it: --pool {}", pool.name()),
+        Obstacle::Manual => format!("only for networks that name it (ipv4_pools, ipv6_pools): --pool {}", pool.name()),
+        Obstacle::Node => {
+            format!("its node selector {} does not match the node's labels: {}", pool.node_selector(), labelled(node))
+        }
+        Obstacle::Namespace => {
+            let selector = pool.namespace_selector();
+            match namespace {
+                None => format!("its namespace selector {selector} needs the namespace: --namespace NAME"),
+                Some(labels) => {
+                    let labels = labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+                    format!(
+                        "its namespace selector {selector} does not match the namespace's labels: {}; others are given \
+                         with --namespace-label",
+                        labelled(&labels)
+                    )
+                }
+            }
+        }
+        Obstacle::Use => format!("it is not for containers (allowedUses: {})", pool.allowed_uses().join(", ")),
+    };
+    printable(&text)
+}
+
+impl OutcomeReport {
+    fn of(explained: &Explanation) -> Self {
+        match &explained.outcome {
+            Outcome::Given { address, block, pool, free, source } => {
+                let of_pool = |state: &&PoolState| state.pool.cidr() == *pool;
+                let name = explained.pools.iter().find(of_pool).map(|state| state.pool.name().to_owned());
+                let (word, owner, text) = source_text(source, *block, *free);
+                Self {
+                    address: Some(*address),
+                    block: Some(block.to_string()),
+                    pool: name,
+                    source: Some(word),
+                    free_in_block: Some(*free),
+                    block_owner: owner,
+                    error: None,
+                    text: printable(&format!("it would get {address}, {text}")),
+                    hint: None,
+                }
+            }
+            Outcome::Refused(error) => Self {
+                address: None,
+                block: None,
+                pool: None,
+                source: None,
+                free_in_block: None,
+                block_owner: None,
+                error: Some(error.to_string()),
+                text: match error {
+                    Error::NamespaceWanted => "which pool it would be depends on the namespace of the pod".to_owned(),
+                    error => printable(&format!("it would get no address: {}", error.to_string().trim_end())),
+                },
+                hint: hint(error, explained).map(|hint| printable(&hint)),
+            },
+            _ => Self::of_unknown(),
+        }
+    }
+
+    /// Of an outcome that is newer than this.
+    fn of_unknown() -> Self {
+        let text = "nothing is known of what would come of it".to_owned();
+        let (address, block, pool, source) = (None, None, None, None);
+        Self { address, block, pool, source, free_in_block: None, block_owner: None, error: None, text, hint: None }
+    }
+}
+
+/// Where an address comes from: a word for programs, whose the block is, and a sentence.
+fn source_text(source: &Source, block: IpNet, free: usize) -> (&'static str, Option<String>, String) {
+    let free = if free == 1 { "1 address free".to_owned() } else { format!("{free} addresses free") };
+    match source {
+        Source::Own => ("own", None, format!("from block {block} of the node's own, with {free}")),
+        Source::New => ("new", None, format!("from a new block that the node would claim: {block}, with {free}")),
+        Source::TakenOver(owner) => {
+            let owner = owner.as_ref().map(ToString::to_string);
+            let whose = owner.clone().unwrap_or_else(|| "nobody".to_owned());
+            ("taken_over", owner, format!("from the empty block {block} that the node would take over from {whose}"))
+        }
+        Source::Borrowed(owner) => {
+            let owner = owner.as_ref().map(ToString::to_string);
+            let whose = owner.clone().unwrap_or_else(|| "nobody".to_owned());
+            ("borrowed", owner, format!("borrowed from block {block} of {whose}, with {free}"))
+        }
+    }
+}
+
+/// What would help.
+fn hint(error: &Error, explained: &Explanation) -> Option<String> {
+    let own: usize =
+        explained.pools.iter().filter(|pool| pool.obstacle == Ok(None)).map(|pool| pool.stock.own_blocks).sum();
+    let free: Vec<&str> = explained
+        .pools
+        .iter()
+        .filter(|pool| pool.obstacle == Ok(None) && pool.stock.usage.available != Count::ZERO)
+        .map(|pool| pool.pool.name())
+        .collect();
+    Some(match error {
+        Error::UnknownNode(node) => format!(
+            "node {node} is not registered, and others are, or the store is a cluster's; register it, or see how it is \
+             called: the name is that of the file /var/lib/calico/nodename or of the host, in lower case"
+        ),
+        Error::NamespaceWanted => "say which one it is with: --namespace NAME".to_owned(),
+        Error::BlockLimit => format!(
+            "the node has {own} blocks in these pools and may have {}; raise maxBlocksPerHost in the IPAM settings, or \
+             release addresses: margay ipam history {}",
+            explained.block_limit.unwrap_or(own),
+            explained.node
+        ),
+        Error::NoNewBlocks => {
+            "the settings let no node claim blocks (auto_allocate_blocks is false), and its own are full".to_owned()
+        }
+        Error::Exhausted { .. } if explained.strict_affinity && !free.is_empty() => format!(
+            "strict affinity is on, so nothing is taken from other nodes' blocks, in which addresses are free: pools {}",
+            free.join(", ")
+        ),
+        Error::Exhausted { .. } => {
+            "the pools are full; make another one with: margay pool create NAME CIDR, or see who has the addresses with: \
+             margay ipam show --show-blocks, and what nobody uses any more with: margay gc --boot"
+                .to_owned()
+        }
+        Error::Pool(error) => match error {
+            PoolError::UnknownName(_) | PoolError::NotGiven(_) | PoolError::WrongFamily(..) => {
+                "see which pools there are with: margay pool list".to_owned()
+            }
+            PoolError::NoneQualified if explained.pools.is_empty() => {
+                "there is no pool of this family; make one with: margay pool create NAME CIDR".to_owned()
+            }
+            _ => return None,
+        },
+        _ => return None,
+    })
+}

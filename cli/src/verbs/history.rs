@@ -1,0 +1,159 @@
+//! `margay ipam history`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::SystemTime;
+
+use datastore::Location;
+use ipam_core::events::{of_batch, of_listed};
+use ipam_core::history::{Subject, time_of};
+use ipam_core::timestamps::rfc3339;
+use kv::{Batch, Kv, Revision};
+use serde::Serialize;
+use time::OffsetDateTime;
+
+use crate::answer::Answer;
+use crate::args::History;
+use crate::error::Result;
+use crate::follow::{Follower, Part, Start};
+use crate::happening::Row;
+use crate::output::{Column, printable, render};
+use crate::times::both;
+
+/// What is told of a subject.
+#[derive(Debug, Serialize)]
+struct Report {
+    subject: String,
+    store: String,
+    /// How far back the store can be read.
+    oldest_revision: i64,
+    oldest_time: Option<String>,
+    /// Up to where it was read.
+    newest_revision: i64,
+    /// What the store gave up while it was read.
+    given_up: Vec<Gap>,
+    events: Vec<Row>,
+}
+
+/// A part of the history that is missing.
+#[derive(Debug, Serialize)]
+struct Gap {
+    after_revision: i64,
+    up_to_revision: i64,
+}
+
+/// Tells the history of a subject.
+pub(crate) async fn run(location: &Location, args: &History) -> Result<Answer> {
+    let subject = Subject::from(args.subject.as_str());
+    let mut report = Report {
+        subject: args.subject.clone(),
+        store: location.to_string(),
+        oldest_revision: 0,
+        oldest_time: None,
+        newest_revision: 0,
+        given_up: Vec::new(),
+        events: Vec::new(),
+    };
+    let mut follower = Follower::new(location, subject.range(), Start::Oldest);
+    let read = loop {
+        match follower.read().await {
+            Ok(parts) => {
+                if parts.into_iter().any(|part| report.take(&subject, part)) {
+                    break Ok(());
+                }
+            }
+            Err(failure) => break Err(failure),
+        }
+    };
+    let closed = follower.close().await;
+    read?;
+    closed?;
+    if let Some(since) = args.since {
+        report.cut(since.time(OffsetDateTime::now_utc()));
+    }
+    report.answer()
+}
+
+impl Report {
+    /// Takes in a part; true if it was the last one.
+    fn take(&mut self, subject: &Subject, part: Part) -> bool {
+        match part {
+            Part::Begins(oldest, time) => {
+                self.oldest_revision = oldest.get();
+                self.oldest_time = time.map(|time| rfc3339(time.into()));
+            }
+            Part::Listed(at, kvs) => self.listed(subject, at, &kvs),
+            Part::Happened(batches) => batches.iter().for_each(|batch| self.happened(subject, batch)),
+            Part::GivenUp(after, up_to) => {
+                self.given_up.push(Gap { after_revision: after.get(), up_to_revision: up_to.get() });
+            }
+            Part::Interrupted(_) => {}
+            Part::Reached(newest) => {
+                self.newest_revision = newest.get();
+                return true;
+            }
+        }
+        false
+    }
+
+    fn listed(&mut self, subject: &Subject, at: Revision, kvs: &[Kv]) {
+        for kv in kvs {
+            let told = of_listed(&kv.key, kv.value.as_bytes()).unwrap_or_default();
+            let concerned = told.iter().filter(|happening| subject.concerns(happening));
+            self.events.extend(concerned.map(|happening| Row::listed(at, happening)));
+        }
+    }
+
+    fn happened(&mut self, subject: &Subject, batch: &Batch) {
+        let told = of_batch(batch);
+        let concerned = told.happenings.iter().filter(|happening| subject.concerns(happening));
+        let time = |time: Option<SystemTime>, happening: &ipam_core::events::Happening| time_of(time, &happening.what);
+        self.events
+            .extend(concerned.map(|happening| Row::happened(batch.revision, time(batch.time, happening), happening)));
+    }
+
+    /// Leaves out what is older, but for what was still so then. What has no time stays, unless something older comes
+    /// after it.
+    fn cut(&mut self, since: OffsetDateTime) {
+        let is_older = |row: &Row| row.time.is_some_and(|time| time < since);
+        let from = self.events.iter().rposition(is_older).map_or(0, |last| last + 1);
+        let newer = self.events.split_off(from);
+        let mut standing: BTreeMap<String, Row> = BTreeMap::new();
+        for row in self.events.drain(..) {
+            standing.insert(row.place(), row);
+        }
+        self.events.extend(standing.into_values().filter(Row::is_standing));
+        self.events.sort_by_key(|row| row.revision);
+        self.events.extend(newer);
+    }
+
+    fn answer(&self) -> Result<Answer> {
+        let mut answer = Answer::new(self.text(), self)?;
+        for Gap { after_revision, up_to_revision } in &self.given_up {
+            answer = answer.note(format!(
+                "what happened after revision {after_revision}, up to revision {up_to_revision}, was given up by the \
+                 store while it was read; it goes on with what there was then"
+            ));
+        }
+        Ok(answer)
+    }
+
+    fn text(&self) -> String {
+        let time = self.oldest_time.as_ref().map(|time| format!(", of {time}")).unwrap_or_default();
+        let mut text = format!("the store can be read back to revision {}{time}\n", self.oldest_revision);
+        if self.events.is_empty() {
+            _ = writeln!(text, "since then nothing is known of {}", printable(&self.subject));
+            return text;
+        }
+        let columns = ["REVISION", "TIME (UTC)", "LOCAL TIME", "EVENT", "ADDRESS", "WHO", "NODE", "BLOCK"];
+        let rows: Vec<Vec<String>> = self.events.iter().map(cells).collect();
+        text + &render(&columns.map(Column::Text), &rows)
+    }
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    let [utc, local] = row.time.map_or_else(|| ["unknown".to_owned(), String::new()], both);
+    let address = row.address.map(|address| address.to_string()).unwrap_or_default();
+    let block = row.block.to_string();
+    vec![row.revision.to_string(), utc, local, row.event.to_owned(), address, row.who(), row.node(), block]
+}

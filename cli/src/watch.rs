@@ -1,0 +1,193 @@
+//! `margay watch`: who gets and who gives back addresses, as it happens.
+//!
+//! What is told is printed when the store is closed again, so that a slow reader holds up nobody.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use datastore::{Environment, Location};
+use ipam_core::Ipam;
+use ipam_core::events::{Happening, of_batch, of_listed};
+use ipam_core::history::{Subject, time_of};
+use ipam_core::model::keys;
+use ipnet::IpNet;
+use kv::{Deadline, Range, Revision};
+use serde::Serialize;
+
+use crate::args::{Cli, Format, Watch};
+use crate::error::{Failure, Result};
+use crate::follow::{Follower, Part, Start};
+use crate::happening::Row;
+use crate::interrupt::{INTERRUPTED, Interrupt};
+use crate::output::yaml;
+use crate::store::{self, Use};
+use crate::verbs::nodes;
+
+/// How long the answer to which network a pool has may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long to wait before looking again whether there is anything new.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Watches until it is interrupted or told enough, and returns the exit code.
+pub(crate) fn run(
+    cli: &Cli,
+    args: &Watch,
+    env: &Environment<'_>,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> Result<u8> {
+    let location = store::choose(cli, env, err)?.location;
+    let interrupt = Interrupt::listen()?;
+    let runtime = crate::runtime()?;
+    runtime.block_on(async {
+        let pool = match &args.pool {
+            Some(name) => Some(network(&location, name).await?),
+            None => None,
+        };
+        let left = args.count.map_or(u64::MAX, std::num::NonZeroU64::get);
+        let mut teller =
+            Teller { node: args.node.clone().map(Subject::Node), pool, format: cli.output, left, out, err };
+        let start = if args.list { Start::Newest } else { Start::Next };
+        let mut follower = Follower::new(&location, Range::Prefix(keys::ipam_prefix()), start);
+        let until = args.time.map(|time| Instant::now() + time);
+        let done = follow(&mut follower, &mut teller, &location, &interrupt, until).await;
+        let closed = follower.close().await;
+        let code = done?;
+        closed?;
+        Ok(code)
+    })
+}
+
+async fn follow(
+    follower: &mut Follower,
+    teller: &mut Teller<'_>,
+    location: &Location,
+    interrupt: &Interrupt,
+    until: Option<Instant>,
+) -> Result<u8> {
+    // What there is at the beginning is told in any case.
+    let (mut is_current, mut may_end) = (false, false);
+    loop {
+        if interrupt.came() {
+            return Ok(INTERRUPTED);
+        }
+        if may_end && until.is_some_and(|until| Instant::now() >= until) {
+            return Ok(0);
+        }
+        if is_current && !follower.is_worth_reading().await? {
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        }
+        for part in follower.read().await? {
+            is_current = matches!(part, Part::Reached(_));
+            may_end |= matches!(part, Part::Reached(_) | Part::Interrupted(_));
+            if matches!(part, Part::Interrupted(_)) {
+                tokio::time::sleep(PAUSE).await;
+            }
+            teller.tell(location, part)?;
+            if teller.left == 0 {
+                return Ok(0);
+            }
+        }
+    }
+}
+
+/// The network of a pool.
+async fn network(location: &Location, name: &str) -> Result<IpNet> {
+    let open = store::open(location, Use::Existing).await?;
+    let ipam = Ipam::new(open.store(), nodes(location));
+    let inventory = ipam.inventory(Deadline::after(PATIENCE)).await;
+    drop(ipam);
+    let closed = open.close().await;
+    let pools = inventory?.pools;
+    closed?;
+    let pool = pools.iter().find(|pool| pool.name() == name).map(|pool| pool.cidr());
+    pool.ok_or_else(|| {
+        Failure::new(format!("there is no pool {name}")).hint("see which there are with: margay pool list")
+    })
+}
+
+/// Says what happened.
+struct Teller<'a> {
+    node: Option<Subject>,
+    pool: Option<IpNet>,
+    format: Format,
+    /// How many lines are still to come.
+    left: u64,
+    out: &'a mut dyn Write,
+    err: &'a mut dyn Write,
+}
+
+/// A part of what happened that nobody can tell any more.
+#[derive(Serialize)]
+struct Gap {
+    event: &'static str,
+    after_revision: i64,
+    up_to_revision: i64,
+}
+
+impl Teller<'_> {
+    fn tell(&mut self, location: &Location, part: Part) -> Result<()> {
+        match part {
+            Part::Begins(at, _) => self.note(&format!("watching {location} from revision {at} on")),
+            Part::Listed(at, kvs) => {
+                let told = kvs.iter().filter_map(|kv| of_listed(&kv.key, kv.value.as_bytes())).flatten();
+                told.map(|one| (one, at)).try_for_each(|(one, at)| self.row(&one, || Row::listed(at, &one)))?;
+            }
+            Part::Happened(batches) => {
+                for batch in batches {
+                    let (told, at) = (of_batch(&batch), batch.revision);
+                    let row = |one: &Happening| Row::happened(at, time_of(batch.time, &one.what), one);
+                    told.happenings.iter().try_for_each(|one| self.row(one, || row(one)))?;
+                }
+            }
+            Part::GivenUp(after, up_to) => self.gap(after, up_to)?,
+            Part::Interrupted(why) => self.note(&format!("{why}; going on as soon as it can be reached")),
+            Part::Reached(_) => {}
+        }
+        self.out.flush()?;
+        Ok(())
+    }
+
+    /// Says that something happened, if it is asked for.
+    fn row(&mut self, happening: &Happening, row: impl FnOnce() -> Row) -> Result<()> {
+        let is_wanted = self.node.as_ref().is_none_or(|node| node.concerns(happening))
+            && self.pool.is_none_or(|pool| pool.contains(&happening.block.network()));
+        if !is_wanted || self.left == 0 {
+            return Ok(());
+        }
+        self.left -= 1;
+        let row = row();
+        match self.format {
+            Format::Table | Format::Wide => Ok(writeln!(self.out, "{}", row.line())?),
+            Format::Json | Format::Yaml => self.document(&row),
+        }
+    }
+
+    /// Says that something is missing; programs learn it from what they read.
+    fn gap(&mut self, after: Revision, up_to: Revision) -> Result<()> {
+        self.note(&format!(
+            "what happened after revision {after}, up to revision {up_to}, was given up by the store before it was \
+             read; what is in use at revision {up_to} follows"
+        ));
+        match self.format {
+            Format::Table | Format::Wide => Ok(()),
+            Format::Json | Format::Yaml => {
+                self.document(&Gap { event: "gap", after_revision: after.get(), up_to_revision: up_to.get() })
+            }
+        }
+    }
+
+    /// A line of JSON, or a document of YAML.
+    fn document(&mut self, what: &impl Serialize) -> Result<()> {
+        let failed = |error| Failure::new(format!("JSON: {error}"));
+        match self.format {
+            Format::Yaml => Ok(write!(self.out, "---\n{}", yaml(&serde_json::to_value(what).map_err(failed)?))?),
+            _ => Ok(writeln!(self.out, "{}", serde_json::to_string(what).map_err(failed)?)?),
+        }
+    }
+
+    fn note(&mut self, text: &str) {
+        _ = writeln!(self.err, "note: {text}");
+    }
+}

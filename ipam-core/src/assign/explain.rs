@@ -1,0 +1,270 @@
+//! Why an assignment would get the address that it would get, or none. It runs as one does, up to the commit.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use kv::{Content, Deadline, Range, Revision, StoreExt, Transaction};
+
+use super::Assignment;
+use super::request::{AssignRequest, NamespaceLabels, Wanted};
+use crate::error::{Error, Result};
+use crate::ipam::{Ipam, transact};
+use crate::model::{Attribute, Block, Labels, Owner, Pool, keys};
+use crate::net::{Count, Family};
+use crate::pools::{self, Obstacle, PoolError, PoolQuery};
+use crate::surroundings::{Surroundings, decode_all, read_config};
+use crate::utilization::{Usage, utilization};
+use crate::workset::{Found, Workset};
+
+/// How an assignment would go.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// The revision of which all this is true.
+    pub revision: Revision,
+    /// The node, by the name under which the store knows it.
+    pub node: String,
+    /// Its labels.
+    pub labels: Labels,
+    /// The family of the address.
+    pub family: Family,
+    /// Whether addresses come from the node's own blocks alone.
+    pub strict_affinity: bool,
+    /// Whether new blocks are claimed when the node's own are full.
+    pub claims_blocks: bool,
+    /// How many blocks of the pools that are chosen the node may have; `None` for no limit.
+    pub block_limit: Option<usize>,
+    /// All pools, by name.
+    pub pools: Vec<PoolState>,
+    /// What would come of it.
+    pub outcome: Outcome,
+}
+
+/// A pool, as an assignment finds it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct PoolState {
+    /// The pool.
+    pub pool: Pool,
+    /// Why no address is taken from it; an error if a selector of it cannot be read.
+    pub obstacle: Result<Option<Obstacle>, PoolError>,
+    /// How full it is.
+    pub stock: Stock,
+}
+
+/// How full a pool is. An address that has rested for long enough counts as free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stock {
+    /// The numbers of the pool; resting addresses are in use.
+    pub usage: Usage,
+    /// How many of its addresses rest.
+    pub resting: usize,
+    /// How many of its blocks are there.
+    pub blocks: usize,
+    /// How many of these are the node's.
+    pub own_blocks: usize,
+    /// How many addresses are free in the node's blocks.
+    pub own_free: usize,
+}
+
+/// What would come of an assignment.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// An address.
+    Given {
+        /// The address.
+        address: IpAddr,
+        /// Its block.
+        block: IpNet,
+        /// Its pool's network.
+        pool: IpNet,
+        /// How many addresses are free in the block now.
+        free: usize,
+        /// Why that block.
+        source: Source,
+    },
+    /// None, because of this.
+    Refused(Error),
+}
+
+/// Where an address would come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// From a block of the node's.
+    Own,
+    /// From a block that nobody has yet and that the node would claim.
+    New,
+    /// From an empty block that the node would take over from its owner, or from nobody.
+    TakenOver(Option<Owner>),
+    /// From a block that stays its owner's, or nobody's.
+    Borrowed(Option<Owner>),
+}
+
+impl Ipam {
+    /// How an assignment of one address on a node would go: which pools it may come from and why not from the others, and
+    /// which block it would be. Nothing is written. `family` is that of the pools that are named if it is not given, and
+    /// else IPv4; without `namespace` the labels of the pod's namespace are not known.
+    ///
+    /// # Errors
+    /// Those of the store, and damaged settings. What an assignment would be refused for is an [`Outcome`].
+    pub async fn explain(
+        &self,
+        node: &str,
+        family: Option<Family>,
+        pools: &[String],
+        namespace: Option<&Labels>,
+        deadline: Deadline,
+    ) -> Result<Explanation> {
+        let owner = Owner::host(node);
+        let mut request = AssignRequest::of_owner(&owner, Wanted::any(1, 1));
+        request.namespace = if namespace.is_some() { NamespaceLabels::Known } else { NamespaceLabels::NotYetRead };
+        request.namespace_labels = namespace.cloned().unwrap_or_default();
+        transact!(self, deadline, |tx| {
+            let known = self.read_around(tx, &owner, &request.wanted, Vec::new()).await;
+            tx.forget_writes();
+            let explained = match known {
+                Ok(around) => self.explain_in(tx, request.clone(), around, family, pools).await,
+                Err(error @ Error::UnknownNode(_)) => self.explain_unknown(tx, node, family, error).await,
+                Err(error) => Err(error),
+            };
+            tx.forget_writes();
+            explained
+        })
+    }
+
+    async fn explain_in(
+        &self,
+        tx: &mut Transaction,
+        mut request: AssignRequest,
+        around: Surroundings,
+        family: Option<Family>,
+        named: &[String],
+    ) -> Result<Explanation> {
+        let is_of = |family| named.iter().all(|text| pools::parse_requested(text, &around.pools, family).is_ok());
+        let v6_alone = !named.is_empty() && is_of(Family::V6);
+        let family = family.unwrap_or(if v6_alone { Family::V6 } else { Family::V4 });
+        request.set_pools(family, named.iter().cloned());
+        let revision = tx.revision();
+        let (node, labels) = (around.host.name.clone(), around.host.labels.clone());
+        let (config, host) = (around.config.clone(), around.host.owner());
+
+        let mut work = Workset::new(tx, self.now(), config.cooldown_seconds());
+        let blocks = self.blocks_at(revision, family, config.cooldown_seconds()).await?;
+        let requested: Vec<IpNet> =
+            named.iter().filter_map(|text| pools::parse_requested(text, &around.pools, family).ok()).collect();
+        let query = PoolQuery {
+            family,
+            requested: &requested,
+            node: &node,
+            node_labels: &labels,
+            namespace_labels: &request.namespace_labels,
+            wanted: request.usage,
+            host_reserved: None,
+        };
+        let stocks = stocks(&around, &blocks, &host);
+        let pools = around.pools.iter().zip(stocks);
+        let pools = pools.filter(|(pool, _)| pool.family() == family);
+        let pools = pools
+            .map(|(pool, stock)| PoolState { obstacle: pools::obstacle(pool, &query), pool: pool.clone(), stock })
+            .collect();
+        let (holder, handle) = (Attribute::default(), String::new());
+        let (held, answer) = (Vec::new(), Vec::new());
+        let mut assignment = Assignment { ipam: self, request: &request, around, holder, handle, held, answer };
+        let block_limit = assignment.pass(family, 1, &[]).limit();
+        let outcome = assignment.outcome(&mut work, family, &blocks).await?;
+        Ok(Explanation {
+            revision,
+            node,
+            labels,
+            family,
+            strict_affinity: config.strict_affinity(),
+            claims_blocks: config.auto_allocate_blocks(),
+            block_limit: (block_limit < usize::MAX).then_some(block_limit),
+            pools,
+            outcome,
+        })
+    }
+
+    /// What can be said of a node that is not registered: why it gets nothing.
+    async fn explain_unknown(
+        &self,
+        tx: &mut Transaction,
+        node: &str,
+        family: Option<Family>,
+        error: Error,
+    ) -> Result<Explanation> {
+        let config = read_config(tx).await?;
+        Ok(Explanation {
+            revision: tx.revision(),
+            node: node.to_owned(),
+            labels: Labels::new(),
+            family: family.unwrap_or(Family::V4),
+            strict_affinity: config.strict_affinity(),
+            claims_blocks: config.auto_allocate_blocks(),
+            block_limit: None,
+            pools: Vec::new(),
+            outcome: Outcome::Refused(error),
+        })
+    }
+
+    /// All blocks of a family as of a revision, as an assignment sees them.
+    async fn blocks_at(&self, at: Revision, family: Family, cooldown_seconds: i64) -> Result<Vec<Block>> {
+        let range = Range::Prefix(keys::blocks_prefix(Some(family)));
+        let listing = self.store().list_at(range, at, Content::Full).await?;
+        let pairs: Vec<_> = listing.kvs.into_iter().map(|kv| (kv.key, kv.value)).collect();
+        let mut blocks: Vec<Block> = decode_all(&pairs);
+        for block in &mut blocks {
+            let _ = block.apply_cooldown(self.now(), cooldown_seconds);
+        }
+        Ok(blocks)
+    }
+}
+
+/// How full each pool is.
+fn stocks(around: &Surroundings, blocks: &[Block], host: &Owner) -> Vec<Stock> {
+    let counted = utilization(&around.pools, blocks, &around.reservations);
+    let mut stocks: Vec<Stock> =
+        counted.pools.iter().map(|pool| Stock { usage: pool.usage, ..Stock::default() }).collect();
+    for block in blocks {
+        let place = around.pools.iter().position(|pool| pool.cidr().contains(&block.cidr()));
+        let Some(stock) = place.and_then(|place| stocks.get_mut(place)) else { continue };
+        stock.blocks += 1;
+        stock.resting += block.allocated().filter(|(_, entry)| entry.released_at().is_some()).count();
+        if block.is_owned_by(host) {
+            stock.own_blocks += 1;
+            stock.own_free += block.free_count(&around.reservations);
+        }
+    }
+    stocks
+}
+
+impl Assignment<'_> {
+    /// Assigns one address in memory, and says where it comes from.
+    async fn outcome(&mut self, work: &mut Workset<'_>, family: Family, before: &[Block]) -> Result<Outcome> {
+        match self.any(work, family, 1).await {
+            Ok(()) => {}
+            Err(error @ (Error::Store(_) | Error::Malformed(_))) => return Err(error),
+            Err(error) => return Ok(Outcome::Refused(error)),
+        }
+        let Some(assigned) = self.answer.first() else { return Ok(Outcome::Refused(Error::NoNewBlocks)) };
+        let host = self.around.host.owner();
+        let is_own_now = match work.find(assigned.block).await? {
+            Found::There(block) => block.is_owned_by(&host),
+            Found::Absent | Found::Damaged => false,
+        };
+        let found = before.iter().find(|block| block.cidr() == assigned.block);
+        let source = match found.map(Block::owner) {
+            None => Source::New,
+            Some(Some(owner)) if owner == host => Source::Own,
+            Some(owner) if is_own_now => Source::TakenOver(owner),
+            Some(owner) => Source::Borrowed(owner),
+        };
+        let free = found.map_or_else(
+            || usize::try_from(Count::of_net(assigned.block).to_u128().unwrap_or_default()).unwrap_or_default(),
+            |block| block.free_count(&self.around.reservations),
+        );
+        Ok(Outcome::Given { address: assigned.ip, block: assigned.block, pool: assigned.pool, free, source })
+    }
+}

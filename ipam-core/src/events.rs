@@ -1,0 +1,340 @@
+//! What happened between two versions of a document: who got an address, who gave one back, whose a block became.
+//!
+//! A store remembers versions of blocks, not what was done. What was done follows from two versions that are next to each
+//! other, and these are compared here, without any I/O: for what has happened ([`crate::history`]) as for what happens.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use kv::{Batch, Event, EventKind, Key, Kv};
+use time::OffsetDateTime;
+
+use crate::attachment::{BOOT, INTERFACE, NETWORK, NODE, TIMESTAMP};
+use crate::model::{AddressState, Affinity, AffinityState, Attribute, Block, Document, Owner, keys};
+use crate::net::nth;
+use crate::timestamps::parse_go_string;
+
+/// Something that happened to a block or to one of its addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Happening {
+    /// The block.
+    pub block: IpNet,
+    /// What happened.
+    pub what: What,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum What {
+    /// Somebody has the address from now on.
+    Assigned {
+        /// The address.
+        address: IpAddr,
+        /// Who has it.
+        holder: Attribute,
+    },
+    /// Who has the address asked for it again.
+    Renewed {
+        /// The address.
+        address: IpAddr,
+        /// Who has it.
+        holder: Attribute,
+    },
+    /// The address went from one owner to another one under the same handle: a virtual machine that moved.
+    Moved {
+        /// The address.
+        address: IpAddr,
+        /// Whose it was.
+        from: Attribute,
+        /// Whose it is.
+        to: Attribute,
+    },
+    /// Nobody has the address any more, and anybody can get it.
+    Released {
+        /// The address.
+        address: IpAddr,
+        /// Who had it.
+        holder: Attribute,
+    },
+    /// Nobody has the address any more, and nobody gets it for a while.
+    Resting {
+        /// The address.
+        address: IpAddr,
+        /// Who had it, where that is known.
+        holder: Option<Attribute>,
+        /// When it was released.
+        since: OffsetDateTime,
+    },
+    /// The address has rested for long enough, and anybody can get it.
+    Rested {
+        /// The address.
+        address: IpAddr,
+    },
+    /// The block became an owner's.
+    Claimed {
+        /// Whose it is.
+        owner: Owner,
+        /// Whose it was.
+        former: Option<Owner>,
+        /// When, as the block records it.
+        at: Option<OffsetDateTime>,
+    },
+    /// The block is nobody's any more.
+    GivenUp {
+        /// Whose it was.
+        owner: Owner,
+    },
+    /// An owner's affinity to the block changed alone, as when Calico claims a block in steps.
+    Affinity {
+        /// Whose affinity it is.
+        owner: Owner,
+        /// What it is now; `None` if it is gone.
+        state: Option<AffinityState>,
+    },
+    /// What is stored in the block's place cannot be read: nothing is known of its addresses.
+    Damaged,
+}
+
+impl What {
+    /// The address that it is about; `None` if it is about the block.
+    pub fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Assigned { address, .. }
+            | Self::Renewed { address, .. }
+            | Self::Moved { address, .. }
+            | Self::Released { address, .. }
+            | Self::Resting { address, .. }
+            | Self::Rested { address } => Some(*address),
+            Self::Claimed { .. } | Self::GivenUp { .. } | Self::Affinity { .. } | Self::Damaged => None,
+        }
+    }
+
+    /// Who has the address now or, if nobody has, who had it.
+    pub fn holder(&self) -> Option<&Attribute> {
+        match self {
+            Self::Assigned { holder, .. } | Self::Renewed { holder, .. } | Self::Released { holder, .. } => {
+                Some(holder)
+            }
+            Self::Moved { to, .. } => Some(to),
+            Self::Resting { holder, .. } => holder.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// The owner of the block that it is about.
+    pub fn owner(&self) -> Option<&Owner> {
+        match self {
+            Self::Claimed { owner, .. } | Self::GivenUp { owner } | Self::Affinity { owner, .. } => Some(owner),
+            _ => None,
+        }
+    }
+
+    /// When it happened by the clock of the node, where the document itself says so: on stores that remember no times.
+    pub fn recorded_at(&self) -> Option<OffsetDateTime> {
+        match self {
+            Self::Assigned { holder, .. } | Self::Renewed { holder, .. } => parse_go_string(holder.get(TIMESTAMP)?),
+            Self::Resting { since, .. } => Some(*since),
+            Self::Claimed { at, .. } => *at,
+            _ => None,
+        }
+    }
+}
+
+/// What happened in a revision, as far as it can be told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// What happened, releases before assignments.
+    pub happenings: Vec<Happening>,
+    /// Blocks of which the version before is not known, so that nobody can tell what happened to them.
+    pub untold: Vec<IpNet>,
+}
+
+/// What happened in a revision. `batch` must come from a watch that brings along what was there before; keys that are
+/// neither of blocks nor of affinities are passed over.
+pub fn of_batch(batch: &Batch) -> Told {
+    let mut told = Told::default();
+    for event in &batch.events {
+        let Some(cidr) = keys::parse_block(&event.kv.key) else { continue };
+        if is_before_unknown(event) {
+            told.untold.push(cidr);
+            continue;
+        }
+        let before = event.prev.as_ref().map(decode::<Block>);
+        let after = (event.kind == EventKind::Put).then(|| decode::<Block>(&event.kv));
+        if after == Some(None) {
+            told.happenings.push(Happening { block: cidr, what: What::Damaged });
+        } else {
+            told.happenings.extend(of_block(cidr, before.flatten().as_ref(), after.flatten().as_ref()));
+        }
+    }
+    let affinities: Vec<Happening> = batch.events.iter().filter_map(affinity_alone(&told)).collect();
+    told.happenings.extend(affinities);
+    told
+}
+
+/// True if there was a version before, and the store does not have it any more.
+pub fn is_before_unknown(event: &Event) -> bool {
+    event.prev.is_none() && (event.kind == EventKind::Delete || event.kv.version > 1)
+}
+
+fn decode<D: Document>(kv: &Kv) -> Option<D> {
+    D::decode(&kv.key, kv.value.as_bytes()).inspect_err(|error| tracing::warn!(%error, "a damaged document")).ok()
+}
+
+/// What an affinity's change tells beyond what its block's tells.
+fn affinity_alone(told: &Told) -> impl Fn(&Event) -> Option<Happening> + '_ {
+    |event| {
+        let (owner, block) = keys::parse_affinity(&event.kv.key)?;
+        let state = |kv: &Kv| decode::<Affinity>(kv).map_or(AffinityState::Unknown, |one| one.state());
+        let before = event.prev.as_ref().map(state);
+        let after = (event.kind == EventKind::Put).then(|| state(&event.kv));
+        let goes_with = |one: &Happening| {
+            one.block == block
+                && match &one.what {
+                    What::Claimed { owner: claimer, .. } if *claimer == owner => {
+                        after == Some(AffinityState::Confirmed)
+                    }
+                    What::Claimed { former, .. } => former.as_ref() == Some(&owner) && after.is_none(),
+                    What::GivenUp { owner: former } => *former == owner && after.is_none(),
+                    _ => false,
+                }
+        };
+        let is_alone = before != after && !told.happenings.iter().any(goes_with);
+        is_alone.then_some(Happening { block, what: What::Affinity { owner, state: after } })
+    }
+}
+
+/// What happened to a block between two versions; `None` where there is no block.
+pub fn of_block(cidr: IpNet, before: Option<&Block>, after: Option<&Block>) -> Vec<Happening> {
+    let (mut gone, mut come) = (Vec::new(), Vec::new());
+    let places = before.into_iter().chain(after).map(Block::capacity).max().unwrap_or(0);
+    for address in (0..places).filter_map(|place| nth(cidr, place as u128)) {
+        let state = |block: Option<&'_ Block>| block.map_or(State::Free, |block| State::of(block, address));
+        of_address(address, state(before), state(after), &mut gone, &mut come);
+    }
+    let happenings = gone.into_iter().chain(of_owner(before, after)).chain(come);
+    happenings.map(|what| Happening { block: cidr, what }).collect()
+}
+
+/// What is with an address.
+enum State {
+    Free,
+    Resting(OffsetDateTime),
+    Held(Attribute),
+}
+
+impl State {
+    fn of(block: &Block, address: IpAddr) -> Self {
+        match block.lookup(address) {
+            AddressState::Assigned(holder) => Self::Held(holder.clone()),
+            AddressState::CoolingDown(since) => Self::Resting(since),
+            AddressState::Free | AddressState::Outside => Self::Free,
+        }
+    }
+}
+
+/// What happened to an address: what it lost, and what it got.
+fn of_address(address: IpAddr, before: State, after: State, gone: &mut Vec<What>, come: &mut Vec<What>) {
+    match (before, after) {
+        (State::Held(from), State::Held(to)) if from == to => {}
+        (State::Held(from), State::Held(to)) if is_same_attachment(&from, &to) => {
+            let what = match is_same(&from, &to) {
+                true => What::Renewed { address, holder: to },
+                false => What::Moved { address, from, to },
+            };
+            come.push(what);
+        }
+        (State::Held(holder), State::Resting(since)) => {
+            gone.push(What::Resting { address, holder: Some(holder), since });
+        }
+        (State::Free, State::Resting(since)) => gone.push(What::Resting { address, holder: None, since }),
+        (State::Resting(_), State::Free) => gone.push(What::Rested { address }),
+        (before, after) => {
+            if let State::Held(holder) = before {
+                gone.push(What::Released { address, holder });
+            }
+            if let State::Held(holder) = after {
+                come.push(What::Assigned { address, holder });
+            }
+        }
+    }
+}
+
+/// True if both are the same attachment's; what carries no marks of ours is told by its handle alone.
+fn is_same_attachment(one: &Attribute, other: &Attribute) -> bool {
+    let same = |name| one.get(name).zip(other.get(name)).is_none_or(|(one, other)| one == other);
+    one.handle() == other.handle() && same(NETWORK) && same(INTERFACE)
+}
+
+/// True if two entries differ at most in when and in which boot the address was asked for.
+fn is_same(one: &Attribute, other: &Attribute) -> bool {
+    fn lasting(entry: &Attribute) -> impl Iterator<Item = (&String, &String)> {
+        entry.attributes().iter().filter(|(name, _)| ![TIMESTAMP, BOOT].contains(&name.as_str()))
+    }
+    lasting(one).eq(lasting(other)) && one.alternate_attributes() == other.alternate_attributes()
+}
+
+/// What happened to the ownership of a block.
+fn of_owner(before: Option<&Block>, after: Option<&Block>) -> Option<What> {
+    let (former, owner) = (before.and_then(Block::owner), after.and_then(Block::owner));
+    match (former, owner) {
+        (former, owner) if former == owner => None,
+        (former, Some(owner)) => Some(What::Claimed { owner, former, at: after.and_then(Block::claimed_at) }),
+        (Some(owner), None) => Some(What::GivenUp { owner }),
+        (None, None) => None,
+    }
+}
+
+/// What a stored block says of its addresses, as if all of it had just happened: those that are held and those that
+/// rest. `None` for what is no block.
+pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<Happening>> {
+    let cidr = keys::parse_block(key)?;
+    match Block::decode(key, value) {
+        Ok(block) => Some(of_block(cidr, None, Some(&block))),
+        Err(error) => {
+            tracing::warn!(%error, "a damaged document");
+            Some(vec![Happening { block: cidr, what: What::Damaged }])
+        }
+    }
+}
+
+/// What an entry says about its holder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holder<'a> {
+    /// The handle.
+    pub handle: Option<&'a str>,
+    /// The node.
+    pub node: Option<&'a str>,
+    /// The network.
+    pub network: Option<&'a str>,
+    /// The container's id: what the handle has behind the network, where that is recorded.
+    pub container: Option<&'a str>,
+    /// The interface in the container.
+    pub interface: Option<&'a str>,
+    /// The pod.
+    pub pod: Option<&'a str>,
+    /// Its namespace.
+    pub namespace: Option<&'a str>,
+}
+
+impl<'a> Holder<'a> {
+    /// What an entry says.
+    pub fn of(entry: &'a Attribute) -> Self {
+        let (handle, network) = (entry.handle(), entry.get(NETWORK));
+        let container = handle.zip(network).and_then(|(id, network)| id.strip_prefix(network)?.strip_prefix('.'));
+        Self {
+            handle,
+            network,
+            container,
+            node: entry.get(NODE),
+            interface: entry.get(INTERFACE),
+            pod: entry.get("pod"),
+            namespace: entry.get("namespace"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

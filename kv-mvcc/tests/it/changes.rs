@@ -1,0 +1,72 @@
+//! Reading the log in parts gives what a watch gives.
+
+use futures::StreamExt;
+use kv::{Batch, ErrorKind, Op, Prev, Range, Revision, Store, StoreExt, Txn, WatchRequest};
+use kv_mvcc::{MvccStore, memory};
+
+/// Everything that a watch delivers up to the newest revision, which must be in the range.
+async fn watched(store: &MvccStore, request: WatchRequest) -> Vec<Batch> {
+    let newest = store.status().revision;
+    let mut stream = store.watch(request).await.unwrap();
+    let mut batches = Vec::new();
+    while batches.last().is_none_or(|batch: &Batch| batch.revision < newest) {
+        batches.push(stream.next().await.unwrap().unwrap());
+    }
+    batches
+}
+
+/// The same in parts, and how many parts that were.
+async fn in_parts(store: &MvccStore, mut request: WatchRequest) -> (Vec<Batch>, usize) {
+    let (mut batches, mut parts) = (Vec::new(), 0);
+    loop {
+        let part = store.changes(request.clone()).await.unwrap();
+        assert_eq!(part.newest, store.status().revision);
+        if part.next > part.newest {
+            batches.extend(part.batches);
+            return (batches, parts + 1);
+        }
+        assert!(part.next > request.start, "each part goes on");
+        batches.extend(part.batches);
+        request.start = part.next;
+        parts += 1;
+    }
+}
+
+#[tokio::test]
+async fn parts_together_are_what_a_watch_delivers() {
+    let store = memory();
+    // More in one revision than a part has, and more revisions than a part has.
+    let large = "x".repeat(30_000);
+    let ops = (0..40).map(|number| Op::put(format!("a/{number:02}"), large.clone()));
+    store.txn(Txn::new().with_success(ops)).await.unwrap();
+    for number in 0..40 {
+        store.put(format!("a/{number:02}"), large.clone()).await.unwrap();
+        store.put("b", number.to_string()).await.unwrap();
+    }
+    store.delete(Range::prefix("a/")).await.unwrap();
+    for (prefix, prev) in [("a/", Prev::Return), ("a/", Prev::Omit), ("", Prev::Return)] {
+        let request = WatchRequest::new(Range::prefix(prefix), Revision::new(1)).with_prev(prev);
+        let (found, parts) = in_parts(&store, request.clone()).await;
+        assert_eq!(found, watched(&store, request).await);
+        assert!(parts > 1, "{parts} parts");
+    }
+    let nothing = store.changes(WatchRequest::new(Range::key("c"), Revision::new(1))).await.unwrap();
+    assert!(nothing.batches.is_empty() && nothing.next == nothing.newest.next(), "{nothing:?}");
+}
+
+#[tokio::test]
+async fn nothing_new_is_no_error_and_what_was_given_up_is() {
+    let store = memory();
+    let newest = store.put("a", "1").await.unwrap();
+    for start in [newest.next(), Revision::new(newest.get() + 10)] {
+        let none = store.changes(WatchRequest::new(Range::All, start)).await.unwrap();
+        assert_eq!((none.batches.len(), none.next, none.newest), (0, start, newest));
+    }
+    let mark = store.put("a", "2").await.unwrap();
+    store.compact(mark).await.unwrap();
+    let at_the_mark = store.changes(WatchRequest::new(Range::All, mark)).await.unwrap();
+    assert_eq!(at_the_mark.batches.len(), 1);
+    let error = store.changes(WatchRequest::new(Range::All, newest)).await.unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::Compacted { compact_revision: mark });
+    assert!(store.changes(WatchRequest::new(Range::All, Revision::UNSET)).await.is_err());
+}
