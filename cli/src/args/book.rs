@@ -1,0 +1,55 @@
+//! The book's commands.
+
+use clap::Parser;
+
+use super::Cli;
+
+/// Each command of the book, wherever it is told, is one that can be typed.
+#[test]
+fn the_books_commands_can_be_typed() {
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
+    let pages = std::fs::read_dir(docs).unwrap().map(|page| page.unwrap().path());
+    let pages = pages.filter(|page| page.extension().is_some_and(|kind| kind == "md"));
+    let mut found = 0;
+    for page in pages {
+        for line in std::fs::read_to_string(&page).unwrap().lines() {
+            let typed = ["# margay ", "$ margay "].iter().find_map(|prompt| line.strip_prefix(prompt));
+            let Some(typed) = typed.filter(|typed| !typed.contains("...")) else { continue };
+            let words = words(typed.split(" #").next().unwrap_or(typed));
+            let parsed = Cli::try_parse_from(std::iter::once("margay".to_owned()).chain(words));
+            let is_right = match &parsed {
+                Ok(_) => true,
+                // What the book shows to be refused is refused for what it says, not for how it is spelled.
+                Err(error) => matches!(
+                    error.kind(),
+                    clap::error::ErrorKind::DisplayHelp
+                        | clap::error::ErrorKind::DisplayVersion
+                        | clap::error::ErrorKind::ValueValidation
+                ),
+            };
+            assert!(is_right, "{}: {line}: {}", page.display(), parsed.unwrap_err());
+            found += 1;
+        }
+    }
+    assert!(found > 60, "only {found} commands were found");
+}
+
+/// The words of a line up to a pipe or a redirection, as a shell takes them apart.
+fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    for sign in line.chars() {
+        match (sign, quote) {
+            (sign, Some(open)) if sign == open => quote = None,
+            (sign, Some(_)) => word.get_or_insert_default().push(sign),
+            ('\'' | '"', None) => {
+                quote = Some(sign);
+                word.get_or_insert_default();
+            }
+            ('|' | '>' | '<' | ';' | '&', None) => break,
+            (' ', None) => words.extend(word.take()),
+            (sign, None) => word.get_or_insert_default().push(sign),
+        }
+    }
+    words.extend(word);
+    words
+}
