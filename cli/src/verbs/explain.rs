@@ -214,7 +214,11 @@ fn word(obstacle: Obstacle) -> &'static str {
 fn reason(pool: &Pool, obstacle: Obstacle, node: &BTreeMap<String, String>, namespace: Option<&Labels>) -> String {
     let text = match obstacle {
         Obstacle::OtherFamily => "it is of the other family".to_owned(),
-        Obstacle::NotEnabled if pool.is_disabled() => "it is disabled (spec.disabled)".to_owned(),
+        Obstacle::NotEnabled if pool.is_disabled() => format!(
+            "it is disabled; to enable it set spec.disabled to false in what margay get ippool {} -o yaml prints, and: \
+             margay apply -f FILE",
+            pool.name()
+        ),
         Obstacle::NotEnabled => "it is being deleted, or marked as not allocatable".to_owned(),
         Obstacle::BlocksTooSmall => format!("blocks of /{} do not fit into it", pool.block_size()),
         Obstacle::NotRequested => format!("others are named; to add it: --pool {}", pool.name()),
@@ -317,13 +321,13 @@ fn hint(error: &Error, explained: &Explanation) -> Option<String> {
         .collect();
     Some(match error {
         Error::UnknownNode(node) => format!(
-            "node {node} is not registered, and others are, or the store is a cluster's; register it, or see how it is \
-             called: the name is that of the file /var/lib/calico/nodename or of the host, in lower case"
+            "node {node} is not registered, and others are, or the store is a cluster's; register it with: margay create -f \
+             FILE, or see how it is called: the name is that of the file /var/lib/calico/nodename or of the host, in lower case"
         ),
         Error::NamespaceWanted => "say which one it is with: --namespace NAME".to_owned(),
         Error::BlockLimit => format!(
-            "the node has {own} blocks in these pools and may have {}; raise maxBlocksPerHost in the IPAM settings, or \
-             release addresses: margay ipam history {}",
+            "the node has {own} blocks in these pools and may have {}; to let it have more: margay ipam configure \
+             --max-blocks-per-host=N; what happened on it: margay ipam history {}",
             explained.block_limit.unwrap_or(own),
             explained.node
         ),
@@ -331,7 +335,8 @@ fn hint(error: &Error, explained: &Explanation) -> Option<String> {
             "the settings let no node claim blocks (auto_allocate_blocks is false), and its own are full".to_owned()
         }
         Error::Exhausted { .. } if explained.strict_affinity && !free.is_empty() => format!(
-            "strict affinity is on, so nothing is taken from other nodes' blocks, in which addresses are free: pools {}",
+            "strict affinity is on, so nothing is taken from other nodes' blocks, in which addresses are free: pools {}; to \
+             turn it off: margay ipam configure --strictaffinity=false",
             free.join(", ")
         ),
         Error::Exhausted { .. } => {
