@@ -34,26 +34,15 @@ pub(crate) use watch::Watch;
 
 const EXAMPLES: &str = "\
 Examples:
-  margay pool create main 10.65.0.0/16
   margay pool create lab 10.70.0.0/24 --gateway 10.70.0.1
-  margay ipam show --show-blocks
   margay ipam show --ip 10.65.0.5
-  margay ipam release --ip 10.65.0.5
-  margay pool list --store redb:///var/lib/margay/ipam.redb -o json
+  margay ipam check --store redb:///var/lib/margay/ipam.redb -o json
 
-Which store:
-  1. --store URL
-  2. --config FILE, or /etc/calico/calicoctl.cfg if it is there; then the
-     environment says nothing about the store
-  3. the environment: DATASTORE_TYPE, DATASTORE_PATH, ETCD_ENDPOINTS
-     (and for every etcd but that of a file ETCD_CA_CERT_FILE, ETCD_CERT_FILE,
-     ETCD_KEY_FILE, ETCD_USERNAME, ETCD_PASSWORD)
-  4. the one store that the CNI configuration in /etc/cni/net.d names
-  5. sled:///var/lib/margay/ipam.sled
-Unless --store was given, the first line on stderr says which one it is.
-
-The answer goes to stdout, everything else to stderr. The exit code is 0, or 1
-if something failed.";
+Which store: the first of --store; --config, or /etc/calico/calicoctl.cfg if it is
+there; DATASTORE_TYPE, DATASTORE_PATH, ETCD_ENDPOINTS, ETCD_CA_CERT_FILE,
+ETCD_CERT_FILE, ETCD_KEY_FILE, ETCD_USERNAME, ETCD_PASSWORD in the environment; the
+one that /etc/cni/net.d names; sled:///var/lib/margay/ipam.sled. Unless --store was
+given, the first line on stderr says which one it is. The exit code is 0, or 1.";
 
 const CONFORMANCE: &str = "\
 What happens to the store:
@@ -93,7 +82,7 @@ pub(crate) struct Cli {
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "FILE", conflicts_with = "store")]
     pub(crate) config: Option<PathBuf>,
 
-    /// How to print the answer; in JSON, counts of addresses are strings
+    /// How to print the answer
     #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
     pub(crate) output: Format,
 
