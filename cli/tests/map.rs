@@ -8,12 +8,14 @@ use std::os::unix::fs::PermissionsExt;
 
 use common::Lab;
 
-/// A store with a pool of two blocks, of which one is there, and a bridged one.
+/// A store with a pool of two blocks, of which one is there, and a large one of which nobody has anything.
 fn filled(lab: &Lab) -> Vec<String> {
     assert_eq!(lab.margay("pool create main 10.65.0.0/29 --block-size 30").code, 0);
-    assert_eq!(lab.margay("pool create big 10.80.0.0/16").code, 0);
     assert_eq!(lab.margay("reservation create kept 10.65.0.0/30").code, 0);
-    (0..3).map(|number| lab.assign("net", &format!("c{number}"))).collect()
+    let given = (0..3).map(|number| lab.assign("net", &format!("c{number}"))).collect();
+    // After them: of two pools the first by name is used.
+    assert_eq!(lab.margay("pool create big 10.80.0.0/16").code, 0);
+    given
 }
 
 #[test]
