@@ -35,7 +35,7 @@ fn wrong_usage_is_exit_1_with_a_suggestion_on_stderr() {
         (&["ipam", "show", "--ip", "10.0.0.300"], "invalid IP address syntax"),
         (&["install"], "<--beside-calico|--undo|--status>"),
         (&["install", "--undo", "--status"], "cannot be used with"),
-        (&["ipam", "show", "-o", "yaml"], "possible values: table, json"),
+        (&["ipam", "show", "-o", "xml"], "possible values: table, wide, yaml, json"),
     ];
     for (args, expected) in cases {
         let run = margay(args);

@@ -32,7 +32,7 @@ fn is_refused<T>(done: Result<T, Error>) {
 async fn nothing_is_given_and_nothing_taken_back() {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/28").await;
-    world.add_pool("idle", "10.1.0.0/28").await;
+    world.add_pool("other", "10.1.0.0/28").await;
     let held = world.one("a", "c1").await.unwrap();
     world.store.put(mark_key(), mark().encode()).await.unwrap();
     let before = world.store.list(Range::All).await.unwrap();
@@ -47,7 +47,7 @@ async fn nothing_is_given_and_nothing_taken_back() {
     is_refused(ipam.release_by_handle(&one.handle(), soon()).await);
     is_refused(ipam.release_ips(&[ReleaseRequest::new(held)], soon()).await);
     is_refused(ipam.compare(&one, &[], &[held], soon()).await);
-    is_refused(ipam.delete_pool("idle", soon()).await);
+    is_refused(ipam.delete_pool("other", soon()).await);
     is_refused(ipam.create_reservation("r", &["10.0.0.0/30".parse().unwrap()], soon()).await);
     assert_eq!(world.store.list(Range::All).await.unwrap().kvs, before.kvs);
     // A person may look.
