@@ -297,7 +297,6 @@ fn batches(response: &WatchResponse, next: Revision) -> Result<Vec<Batch>, ()> {
 }
 
 fn size(batch: &Batch) -> usize {
-    let bytes = |kv: &kv::Kv| kv.key.as_bytes().len() + kv.value.len();
-    let of = |event: &Event| EVENT_BYTES + bytes(&event.kv) + event.prev.as_ref().map_or(0, bytes);
+    let of = |event: &Event| EVENT_BYTES + event.kv.size() + event.prev.as_ref().map_or(0, kv::Kv::size);
     batch.events.iter().map(of).sum()
 }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use datastore::{
-    Chosen, ConfigFile, Create, DEFAULT_CONFIG_FILE, Environment, Location, OpenStore, Source, for_operator,
+    Chosen, ConfigFile, Create, DEFAULT_CONFIG_FILE, Environment, Location, OpenStore, Source, care, for_operator,
 };
 use kv::ErrorKind;
 
@@ -50,6 +50,11 @@ pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore
         Use::Release => datastore::open_to_release(location, WAIT).await,
     };
     opened.map_err(|error| explain(location, error))
+}
+
+/// True if another process waits for its turn at an embedded store.
+pub(crate) async fn somebody_waits(location: &Location) -> Result<bool> {
+    Ok(care::waiting(location).await.map_err(|error| explain(location, error))? > 0)
 }
 
 /// Why a store could not be opened, and what to do.

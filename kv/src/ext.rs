@@ -56,16 +56,10 @@ pub trait StoreExt: Store {
             |range: Range, at: Revision| RangeRequest::new(range).with_at(at).with_limit(PAGE).with_content(content);
         let mut listing = self.range(request(range.clone(), at)).await?;
         let at = if at.is_set() { at } else { listing.revision };
-        let (_, end) = range.bounds();
         while listing.more
             && let Some(last) = listing.kvs.last()
         {
-            let from = last.key.successor();
-            let rest = match &end {
-                Some(end) => Range::FromTo(from, end.clone()),
-                None => Range::From(from),
-            };
-            let page = self.range(request(rest, at)).await?;
+            let page = self.range(request(range.rest(last.key.successor()), at)).await?;
             listing.kvs.extend(page.kvs);
             listing.more = page.more;
         }

@@ -223,6 +223,15 @@ impl Range {
         }
     }
 
+    /// What is left of the range from a key on, which is one of its own or comes after one of them.
+    #[must_use]
+    pub fn rest(&self, from: Key) -> Self {
+        match self.bounds().1 {
+            Some(end) => Self::FromTo(from, end),
+            None => Self::From(from),
+        }
+    }
+
     /// True if the key is in the range.
     pub fn contains(&self, key: &[u8]) -> bool {
         match self {
@@ -285,6 +294,14 @@ mod tests {
                 assert_eq!(range.contains(key), within, "{range} and {}", key.escape_ascii());
             }
         }
+    }
+
+    #[test]
+    fn the_rest_ends_where_the_range_does() {
+        assert_eq!(Range::prefix("a").rest("ab".into()), Range::FromTo("ab".into(), "b".into()));
+        assert_eq!(Range::FromTo("a".into(), "c".into()).rest("b".into()), Range::FromTo("b".into(), "c".into()));
+        assert_eq!(Range::From("a".into()).rest("b".into()), Range::From("b".into()));
+        assert!(Range::key("a").rest(Key::from("a").successor()).is_empty());
     }
 
     #[test]

@@ -41,6 +41,11 @@ impl Pages {
         self.at
     }
 
+    /// True after the last page.
+    pub fn is_over(&self) -> bool {
+        self.rest.is_none()
+    }
+
     /// The next keys, ascending; `None` after the last.
     ///
     /// # Errors
@@ -53,15 +58,9 @@ impl Pages {
         if !self.at.is_set() {
             self.at = page.revision;
         }
-        let bytes: usize = page.kvs.iter().map(|kv| kv.key.as_bytes().len() + kv.value.len()).sum();
+        let bytes: usize = page.kvs.iter().map(Kv::size).sum();
         self.limit = if bytes > PAGE_BYTES { self.limit / 2 } else { self.limit * 2 }.clamp(1, MOST);
-        self.rest = page.kvs.last().filter(|_| page.more).map(|last| {
-            let from = last.key.successor();
-            match self.range.bounds().1 {
-                Some(end) => Range::FromTo(from, end),
-                None => Range::From(from),
-            }
-        });
+        self.rest = page.kvs.last().filter(|_| page.more).map(|last| self.range.rest(last.key.successor()));
         Ok(Some(page.kvs))
     }
 }

@@ -19,6 +19,13 @@ pub struct Kv {
     pub version: i64,
 }
 
+impl Kv {
+    /// How many bytes the key and its value have.
+    pub fn size(&self) -> usize {
+        self.key.as_bytes().len() + self.value.len()
+    }
+}
+
 /// The answer to a range, alone or inside a transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RangeResponse {

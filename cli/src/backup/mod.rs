@@ -21,7 +21,7 @@ mod writer;
 pub(crate) use copy::{Copied, copy};
 pub(crate) use format::Header;
 pub(crate) use reader::Reader;
-pub(crate) use snapshot::{Identity, Pages, Snapshot, Stop, aside, identity, somebody_waits};
+pub(crate) use snapshot::{Identity, Pages, Snapshot, Stop, aside, identity};
 pub(crate) use writer::{Overwrite, Writer};
 
 /// What is written of a cluster, which others use too: everything that Calico and Margay keep there. Ascending.

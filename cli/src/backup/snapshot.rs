@@ -1,24 +1,19 @@
 //! Reading a store as it is at one revision, in turns, so that no plugin waits long: whoever has read for 20 ms gives the
 //! store back as soon as somebody waits, and goes on at that revision when it has its turn again.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use datastore::{Location, OpenStore, care};
-use kv::{ErrorKind, Key, Kv, Range, RangeRequest, Revision};
+use datastore::{Location, OpenStore, TURN};
+use kv::{ErrorKind, Key, Kv, Range, Revision};
 use tokio::task::spawn_blocking;
 
 use crate::error::{Failure, Result};
-use crate::store::{self, Use, explain};
+use crate::store::{self, Use, explain, somebody_waits};
 
-/// How long a turn lasts at least; then it ends when somebody waits.
-const TURN: Duration = Duration::from_millis(20);
 /// How many bytes of values a turn reads. What is read is in memory.
 const TURN_BYTES: usize = 16 << 20;
-/// How many bytes of values a page should have.
+/// How many bytes of values a page of an embedded store should have.
 const PAGE_BYTES: usize = 1 << 20;
-/// How many keys a page of a cluster has at first, and at most. A block can have more than a megabyte.
-const FIRST_PAGE_KEYS: i64 = 16;
-const PAGE_KEYS: i64 = 1024;
 
 /// Why a turn ended before its time.
 pub(crate) enum Stop {
@@ -104,7 +99,7 @@ impl<'l> Snapshot<'l> {
                 _ => Stop::Failed(explain(location, error)),
             })?;
             self.at = page.at;
-            bytes += page.kvs.iter().map(size).sum::<usize>();
+            bytes += page.kvs.iter().map(Kv::size).sum::<usize>();
             kvs.extend(page.kvs);
             let over = bytes >= TURN_BYTES || (began.elapsed() >= TURN && somebody_waits(location).await?);
             if over {
@@ -119,8 +114,8 @@ impl<'l> Snapshot<'l> {
 pub(crate) struct Pages {
     /// What is still to be read, the next one last.
     rest: Vec<Range>,
-    /// How many keys to ask a cluster for at a time.
-    limit: i64,
+    /// The range of a cluster that was begun.
+    begun: Option<kv::Pages>,
 }
 
 /// Some keys.
@@ -135,50 +130,34 @@ impl Pages {
     /// These ranges, which ascend.
     pub(crate) fn of(mut ranges: Vec<Range>) -> Self {
         ranges.reverse();
-        Self { rest: ranges, limit: FIRST_PAGE_KEYS }
+        Self { rest: ranges, begun: None }
     }
 
     /// True if there is nothing left to read.
     pub(crate) fn is_over(&self) -> bool {
-        self.rest.is_empty()
+        self.rest.is_empty() && self.begun.is_none()
     }
 
     /// Reads the next page, as it was at a revision, or is now if that is unset.
     pub(crate) async fn next(&mut self, open: &OpenStore, at: Revision) -> kv::Result<Page> {
-        let Some(range) = self.rest.pop() else { return Ok(Page { at, kvs: Vec::new() }) };
-        let (first, end) = range.bounds();
         if let Some(store) = open.embedded() {
+            let Some(range) = self.rest.pop() else { return Ok(Page { at, kvs: Vec::new() }) };
+            // A page of the engine's own: to count what is left of a range, as the contract has it, takes long.
+            let (first, end) = range.bounds();
             let page = store.page(first, at, PAGE_BYTES).await?;
             let is_before_end = |key: &Key| end.as_ref().is_none_or(|end| key < end);
             let mut kvs = page.kvs;
             kvs.truncate(kvs.partition_point(|kv| is_before_end(&kv.key)));
-            self.go_on(page.next.filter(is_before_end), end.as_ref());
+            self.rest.extend(page.next.filter(is_before_end).map(|next| range.rest(next)));
             return Ok(Page { at: page.at, kvs });
         }
-        let page = open.store().range(RangeRequest::new(range).with_at(at).with_limit(self.limit)).await?;
-        let at = if at.is_set() { at } else { page.revision };
-        let bytes: usize = page.kvs.iter().map(size).sum();
-        self.limit = if bytes > PAGE_BYTES { self.limit / 2 } else { self.limit * 2 }.clamp(1, PAGE_KEYS);
-        let last = page.kvs.last().filter(|_| page.more);
-        self.go_on(last.map(|last| last.key.successor()), end.as_ref());
-        Ok(Page { at, kvs: page.kvs })
+        let begun = self.begun.take().or_else(|| self.rest.pop().map(|range| kv::Pages::new(range, at)));
+        let Some(mut pages) = begun else { return Ok(Page { at, kvs: Vec::new() }) };
+        let kvs = pages.next(&*open.store()).await?.unwrap_or_default();
+        let at = pages.revision();
+        self.begun = Some(pages).filter(|pages| !pages.is_over());
+        Ok(Page { at, kvs })
     }
-
-    fn go_on(&mut self, from: Option<Key>, end: Option<&Key>) {
-        self.rest.extend(from.map(|from| match end {
-            Some(end) => Range::FromTo(from, end.clone()),
-            None => Range::From(from),
-        }));
-    }
-}
-
-fn size(kv: &Kv) -> usize {
-    kv.key.as_bytes().len() + kv.value.len()
-}
-
-/// True if another process waits for its turn at an embedded store.
-pub(crate) async fn somebody_waits(location: &Location) -> Result<bool> {
-    Ok(care::waiting(location).await.map_err(|error| explain(location, error))? > 0)
 }
 
 /// The engine and the id of a store.

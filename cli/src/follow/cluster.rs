@@ -114,11 +114,7 @@ impl Cluster {
     }
 
     async fn page(&mut self, at: Revision, from: Key) -> Result<Part, Stop> {
-        let rest = match self.range.bounds().1 {
-            Some(end) => Range::FromTo(from, end),
-            None => Range::From(from),
-        };
-        let request = RangeRequest::new(rest).with_at(at).with_limit(PAGE_KEYS);
+        let request = RangeRequest::new(self.range.rest(from)).with_at(at).with_limit(PAGE_KEYS);
         let page = self.store().await?.range(request).await?;
         self.place = match page.kvs.last() {
             Some(last) if page.more => Place::State(at, last.key.successor()),
@@ -192,7 +188,7 @@ impl Cluster {
 
     /// Whether that was all.
     fn quiet(&mut self, next: Revision) -> Result<Part, Stop> {
-        let Some(past) = &self.past else { return Ok(Part::Reached(Revision::new(next.get() - 1))) };
+        let Some(past) = &self.past else { return Ok(Part::Reached(self.place.read())) };
         if past.told == past.goal {
             return Ok(Part::Reached(past.head));
         }
@@ -213,11 +209,7 @@ impl Cluster {
     /// Goes on where the history begins now, if an error says that it was given up.
     fn given_up(&mut self, error: &kv::Error) -> Option<Part> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
-        let read = match self.place {
-            Place::Before(_) => Revision::UNSET,
-            Place::State(at, _) => at,
-            Place::Log(next) => Revision::new(next.get() - 1),
-        };
+        let read = self.place.read();
         self.changes = None;
         if !mark.is_set() {
             // A read does not say where the mark is; a watch does.

@@ -2,11 +2,11 @@
 
 use datastore::care::{self, MvccStore};
 use datastore::{Location, OpenStore};
-use kv::{Batch, ErrorKind, Kv, Prev, Range, Revision, WatchRequest};
+use kv::{Batch, ErrorKind, Kv, Prev, Range, WatchRequest};
 
 use super::{Part, Place, Start};
 use crate::error::{Failure, Result};
-use crate::store::{self, Use, explain};
+use crate::store::{self, Use, explain, somebody_waits};
 
 /// How many bytes of keys and values are read in one turn. They are in memory until they are told.
 const TURN_BYTES: usize = 16 << 20;
@@ -59,7 +59,7 @@ impl Embedded {
             bytes += size(&part);
             let is_all = matches!(part, Part::Reached(_));
             parts.push(part);
-            if is_all || bytes >= TURN_BYTES || self.somebody_waits().await? {
+            if is_all || bytes >= TURN_BYTES || somebody_waits(&self.location).await? {
                 return Ok(parts);
             }
         }
@@ -114,28 +114,19 @@ impl Embedded {
     /// Goes on where the history begins now, if an error says that it was given up.
     fn given_up(&mut self, error: &kv::Error) -> Option<Part> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
-        let read = match self.place {
-            Place::Before(_) => Revision::UNSET,
-            Place::State(at, _) => at,
-            Place::Log(next) => Revision::new(next.get() - 1),
-        };
+        let read = self.place.read();
         self.place = Place::State(mark, self.range.bounds().0);
         Some(Part::GivenUp(read, mark))
-    }
-
-    async fn somebody_waits(&self) -> Result<bool> {
-        Ok(care::waiting(&self.location).await.map_err(|error| explain(&self.location, error))? > 0)
     }
 }
 
 /// How much memory a part takes, about.
 fn size(part: &Part) -> usize {
-    let of = |kv: &Kv| kv.key.as_bytes().len() + kv.value.len();
     let of_batch = |batch: &Batch| -> usize {
-        batch.events.iter().map(|event| of(&event.kv) + event.prev.as_ref().map_or(0, of)).sum()
+        batch.events.iter().map(|event| event.kv.size() + event.prev.as_ref().map_or(0, Kv::size)).sum()
     };
     match part {
-        Part::Listed(_, kvs) => kvs.iter().map(of).sum(),
+        Part::Listed(_, kvs) => kvs.iter().map(Kv::size).sum(),
         Part::Happened(batches) => batches.iter().map(of_batch).sum(),
         _ => 0,
     }

@@ -101,3 +101,14 @@ enum Place {
     /// What happens from this revision on.
     Log(Revision),
 }
+
+impl Place {
+    /// The last revision of which something was read; unset at the beginning.
+    fn read(&self) -> Revision {
+        match *self {
+            Self::Before(_) => Revision::UNSET,
+            Self::State(at, _) => at,
+            Self::Log(next) => Revision::new(next.get() - 1),
+        }
+    }
+}

@@ -1,47 +1,11 @@
 //! JSON with its fields in the order in which calicoctl prints them.
 
+use ipam_core::documents::field_order;
 use serde::ser::{Serialize, Serializer};
 use serde_json::Value;
 
-/// The fields that have a place of their own, in any object. The others follow in alphabetical order.
-const ORDER: [&str; 34] = [
-    "kind",
-    "apiVersion",
-    "metadata",
-    "name",
-    "generateName",
-    "namespace",
-    "selfLink",
-    "uid",
-    "resourceVersion",
-    "generation",
-    "creationTimestamp",
-    "labels",
-    "annotations",
-    "ownerReferences",
-    "finalizers",
-    "items",
-    "spec",
-    "status",
-    "cidr",
-    "vxlanMode",
-    "ipipMode",
-    "natOutgoing",
-    "disabled",
-    "disableBGPExport",
-    "blockSize",
-    "nodeSelector",
-    "namespaceSelector",
-    "allowedUses",
-    "assignmentMode",
-    "strictAffinity",
-    "autoAllocateBlocks",
-    "maxBlocksPerHost",
-    "kubeVirtVMAddressPersistence",
-    "ipCooldownSeconds",
-];
-
-/// A value whose fields are written in that order, at every depth.
+/// A value whose fields are written in that order, at every depth; those that have no place in it follow in alphabetical
+/// order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ordered<'a>(pub(crate) &'a Value);
 
@@ -49,7 +13,7 @@ impl Serialize for Ordered<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0 {
             Value::Object(fields) => {
-                let place = |name: &str| ORDER.iter().position(|known| *known == name).unwrap_or(ORDER.len());
+                let place = |name: &str| field_order().position(|known| known == name).unwrap_or(usize::MAX);
                 let mut sorted: Vec<_> = fields.iter().collect();
                 sorted.sort_by_key(|(name, _)| (place(name), name.as_str()));
                 serializer.collect_map(sorted.into_iter().map(|(name, value)| (name, Ordered(value))))

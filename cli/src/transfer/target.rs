@@ -7,9 +7,9 @@ use kv::{
     Compare, Content, ErrorKind, Key, Kv, MAX_TXN_OPS, Op, Range, RangeRequest, Revision, StoreExt, Txn, TxnResponse,
 };
 
-use crate::backup::{Identity, Pages, identity, somebody_waits};
+use crate::backup::{Identity, Pages, identity};
 use crate::error::{Failure, Result};
-use crate::store::{self, Use, WAIT, explain};
+use crate::store::{self, Use, WAIT, explain, somebody_waits};
 
 /// How many bytes one transaction writes, unless one value alone is longer.
 const TXN_BYTES: usize = 1_000_000;
@@ -155,10 +155,8 @@ impl<'l> Target<'l> {
         let mut removed = 0;
         for range in ranges() {
             let mut from = range.bounds().0;
-            let end = range.bounds().1;
             loop {
-                let part = end.clone().map_or(Range::From(from.clone()), |end| Range::FromTo(from, end));
-                let changes = self.ours(part, made).await?;
+                let changes = self.ours(range.rest(from), made).await?;
                 let Some(last) = changes.1 else { break };
                 removed += changes.0.len() as u64;
                 self.write(changes.0).await?;

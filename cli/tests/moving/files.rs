@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::Command;
 
 use datastore::Location;
@@ -22,6 +23,13 @@ fn round_trip(places: &Places, from: &Location, to: &Location) {
     assert_eq!(json["keys"], expected.len(), "{json}");
     assert_eq!(json["written"], expected.len(), "{json}");
     assert_eq!(content(to), expected);
+}
+
+/// The export of a store.
+fn exported(places: &Places, from: &Location) -> PathBuf {
+    let file = places.path("export.jsonl");
+    at(from, &["export", file.to_str().unwrap()]).answer();
+    file
 }
 
 #[test]
@@ -48,8 +56,7 @@ fn a_store_with_something_in_it_is_refused() {
     let (from, to) = (places.sled("a"), places.redb("b"));
     ours(&from, 3);
     ours(&to, 1);
-    let file = places.path("export.jsonl");
-    at(&from, &["export", file.to_str().unwrap()]).answer();
+    let file = exported(&places, &from);
     let before = content(&to);
     for more in [&[][..], &["--dry-run"]] {
         let args: Vec<_> = ["import", file.to_str().unwrap()].into_iter().chain(more.iter().copied()).collect();
@@ -64,9 +71,8 @@ fn a_file_that_is_not_whole_changes_nothing() {
     let places = Places::new();
     let (from, to) = (places.sled("a"), places.redb("b"));
     ours(&from, 5);
-    let file = places.path("export.jsonl");
+    let file = exported(&places, &from);
     let name = file.to_str().unwrap();
-    at(&from, &["export", name]).answer();
     let whole = fs::read(&file).unwrap();
     let mut flipped = whole.clone();
     let place = whole.len() / 2;
@@ -108,9 +114,8 @@ fn the_only_node_becomes_another_one() {
     // What the target has of its own stays.
     let node = "/calico/resources/v3/projectcalico.org/nodes/worker-7";
     write(&to, [(node.to_owned(), br#"{"metadata":{"name":"worker-7"}}"#.to_vec())]);
-    let file = places.path("export.jsonl");
+    let file = exported(&places, &from);
     let name = file.to_str().unwrap();
-    at(&from, &["export", name]).answer();
     let said = at(&to, &["import", name, "--as-node", "worker-7", "--from-node", "other"]).failure();
     assert!(said.contains("no node other in the file") && said.contains("node1"), "{said}");
     let done = at(&to, &["import", name, "--as-node", "worker-7"]);
@@ -136,9 +141,8 @@ fn of_several_nodes_one_is_named() {
     let places = Places::new();
     let (from, to) = (places.sled("a"), places.redb("b"));
     calicos(&from);
-    let file = places.path("export.jsonl");
+    let file = exported(&places, &from);
     let name = file.to_str().unwrap();
-    at(&from, &["export", name]).answer();
     let said = at(&to, &["import", name, "--as-node", "x"]).failure();
     assert!(said.contains("several nodes") && said.contains("node1, node2, node3"), "{said}");
     let said = at(&to, &["import", name, "--as-node", "node2", "--from-node", "node1"]).failure();
@@ -162,9 +166,8 @@ fn what_somebody_else_has_written_is_not_written_over() {
     let places = Places::new();
     let (from, to) = (places.sled("a"), places.redb("b"));
     ours(&from, 5);
-    let file = places.path("export.jsonl");
+    let file = exported(&places, &from);
     let name = file.to_str().unwrap();
-    at(&from, &["export", name]).answer();
     at(&to, &["import", name]);
     // As if it had been broken off, and somebody had written behind its back.
     let mark = format!(

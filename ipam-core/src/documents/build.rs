@@ -10,9 +10,9 @@ use crate::timestamps::rfc3339;
 /// What begins like this in annotations is Margay's own, and stays where a document does not speak of it.
 const OWN_ANNOTATIONS: &str = "margay.io/";
 
-const TOP: [&str; 5] = ["kind", "apiVersion", "metadata", "spec", "status"];
+pub(super) const TOP: [&str; 5] = ["kind", "apiVersion", "metadata", "spec", "status"];
 
-const METADATA: [&str; 13] = [
+pub(super) const METADATA: [&str; 13] = [
     "name",
     "generateName",
     "namespace",

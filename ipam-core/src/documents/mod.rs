@@ -15,6 +15,7 @@ use std::fmt;
 
 use kv::Key;
 
+use crate::model::POOL_FIELDS;
 use crate::model::keys::{self, ResourceKind};
 
 pub use manifest::Manifest;
@@ -68,6 +69,11 @@ impl DocumentKind {
     fn key(self, name: &str) -> Key {
         self.resource().map_or_else(keys::config, |kind| keys::resource(kind, name))
     }
+}
+
+/// The names of a document's fields, in the order in which calicoctl prints those of any of its objects.
+pub fn field_order() -> impl Iterator<Item = &'static str> {
+    build::TOP.into_iter().chain(["items"]).chain(build::METADATA).chain(POOL_FIELDS).chain(settings::FIELDS)
 }
 
 impl fmt::Display for DocumentKind {

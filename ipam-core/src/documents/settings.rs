@@ -12,7 +12,7 @@ const AUTO: &str = "autoAllocateBlocks";
 const MAX_BLOCKS: &str = "maxBlocksPerHost";
 const PERSISTENCE: &str = "kubeVirtVMAddressPersistence";
 const COOLDOWN: &str = "ipCooldownSeconds";
-const FIELDS: [&str; 5] = [STRICT, AUTO, MAX_BLOCKS, PERSISTENCE, COOLDOWN];
+pub(super) const FIELDS: [&str; 5] = [STRICT, AUTO, MAX_BLOCKS, PERSISTENCE, COOLDOWN];
 
 /// The settings that a document says, on top of the stored ones: what it does not say is as if it had never been set.
 pub(super) fn settings(manifest: &Manifest, stored: IpamConfig) -> Result<IpamConfig, DocumentError> {

@@ -16,7 +16,7 @@ mod mend_handle;
 mod reclaim;
 mod surroundings;
 
-use kv::{ErrorKind, Key, Kv, Range, RangeRequest, Revision};
+use kv::{Key, Kv, Pages, Range, Revision};
 use time::OffsetDateTime;
 
 pub use code::{Code, Severity, UnknownCode};
@@ -27,14 +27,10 @@ pub use reclaim::{HandleRevision, Reclaimed};
 use crate::error::Result;
 use crate::ipam::Ipam;
 use crate::model::keys::{self, ResourceKind};
+use crate::usage::Readings;
 use blocks::Blocks;
 use handles::Handles;
 use surroundings::Surroundings;
-
-/// How many keys are read at once: blocks can be large.
-const PAGE: i64 = 64;
-/// How often a reading is begun anew because the store gave up the history it was reading.
-const READINGS: usize = 3;
 
 /// Whether an inspection tells every address that is not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,12 +116,10 @@ impl Ipam {
     /// # Errors
     /// Those of the store.
     pub async fn inspect(&self, keep: Keep) -> Result<Inspection> {
-        let mut readings = 1;
+        let mut readings = Readings::default();
         loop {
             match self.read_for_inspection(keep).await {
-                Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) && readings < READINGS => {
-                    readings += 1;
-                }
+                Err(error) if readings.once_more(&error) => {}
                 read => return Ok(read?),
             }
         }
@@ -140,21 +134,11 @@ impl Ipam {
         let mut inspector = self.inspector(keep);
         let mut at = Revision::UNSET;
         for range in Inspector::ranges() {
-            let mut rest = Some(range);
-            while let Some(range) = rest.take() {
-                let page = self.store().range(RangeRequest::new(range.clone()).with_at(at).with_limit(PAGE)).await?;
-                if !at.is_set() {
-                    at = page.revision;
-                }
-                page.kvs.iter().for_each(|kv| inspector.add(kv));
-                if let (true, Some(last)) = (page.more, page.kvs.last()) {
-                    let from = last.key.successor();
-                    rest = Some(match range.bounds().1 {
-                        Some(end) => Range::FromTo(from, end),
-                        None => Range::From(from),
-                    });
-                }
+            let mut pages = Pages::new(range, at);
+            while let Some(page) = pages.next(&**self.store()).await? {
+                page.iter().for_each(|kv| inspector.add(kv));
             }
+            at = pages.revision();
         }
         Ok(inspector.finish(at))
     }

@@ -72,7 +72,7 @@ impl<S: Store> Counting<S> {
     }
 
     fn received(&self, kvs: &[Kv]) {
-        let bytes: usize = kvs.iter().map(|kv| kv.key.as_bytes().len() + kv.value.len()).sum();
+        let bytes: usize = kvs.iter().map(Kv::size).sum();
         self.counters.bytes_received.fetch_add(bytes as u64, Relaxed);
     }
 }

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use ipam_core::inspect::{AllocatedAddress, Cluster, Inspection};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Inspected;
 use crate::error::{Failure, Result};
+use crate::output::whole_file;
 
 /// A report. The names are calicoctl's.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -146,14 +146,6 @@ impl Row {
 
 /// Writes a report in one step: a file that is there is replaced when the new one is whole.
 pub(super) fn write(path: &Path, report: &Report) -> Result<()> {
-    let failed = |error: io::Error| {
-        Failure::new(format!("cannot write {}: {error}", path.display()))
-            .hint("name a file in a folder that you may write to")
-    };
-    let text = serde_json::to_vec_pretty(report).map_err(|error| Failure::new(format!("JSON: {error}")))?;
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let partial = PathBuf::from(partial);
-    fs::write(&partial, text).map_err(failed)?;
-    fs::rename(&partial, path).map_err(failed)
+    let text = serde_json::to_string_pretty(report).map_err(|error| Failure::new(format!("JSON: {error}")))?;
+    whole_file(path, &text)
 }
