@@ -11,7 +11,7 @@ use crate::error::Failure;
 /// A store at one revision, or a file, on the way from its first key to its last.
 pub(crate) enum Source<'l> {
     /// A store.
-    Store(Snapshot<'l>),
+    Store(Box<Snapshot<'l>>),
     /// A file.
     File(Box<FileRows>),
 }
@@ -19,7 +19,7 @@ pub(crate) enum Source<'l> {
 impl<'l> Source<'l> {
     /// A store, at a revision or, if that is unset, at the newest one.
     pub(crate) fn store(location: &'l Location, at: Revision) -> Self {
-        Self::Store(Snapshot::of(location, ranges()).at(at))
+        Self::Store(Box::new(Snapshot::of(location, ranges()).at(at)))
     }
 
     /// The next documents, ascending, and whether they were the last.
