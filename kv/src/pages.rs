@@ -8,9 +8,12 @@ use crate::store::Store;
 
 /// How many bytes of keys and values a page should have.
 const PAGE_BYTES: usize = 1 << 20;
-/// How many keys a page has at first, and at most: a single value can have more than a megabyte.
-const FIRST: i64 = 16;
-const MOST: i64 = 1024;
+/// How many keys a page has at first: a single value can have more than a megabyte.
+const FIRST: usize = 16;
+/// How many times as many keys as the page before a page has at most: what comes next may be larger.
+const GROWTH: usize = 8;
+/// How many bytes a key and its value count at least, so that a page of small ones is no listing of everything.
+const SMALLEST: usize = 64;
 
 /// All of a range at one revision, about a megabyte at a time: for who looks through more than it can hold. The store may
 /// be another one for each page, as long as it is the same data.
@@ -20,19 +23,28 @@ pub struct Pages {
     rest: Option<Range>,
     at: Revision,
     content: Content,
-    limit: i64,
+    bytes: usize,
+    limit: usize,
 }
 
 impl Pages {
     /// Of a range, at a revision (unset: the latest at the first page).
     pub fn new(range: Range, at: Revision) -> Self {
-        Self { rest: Some(range.clone()), range, at, content: Content::Full, limit: FIRST }
+        Self { rest: Some(range.clone()), range, at, content: Content::Full, bytes: PAGE_BYTES, limit: FIRST }
     }
 
     /// With as much of each key as asked for.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
+        self
+    }
+
+    /// With this many bytes of keys and values to a page, about: each page of a cluster costs it a walk through all keys
+    /// that are left, and each page of an embedded store keeps others waiting.
+    #[must_use]
+    pub fn with_page_bytes(mut self, bytes: usize) -> Self {
+        self.bytes = bytes;
         self
     }
 
@@ -52,14 +64,15 @@ impl Pages {
     /// Those of [`Store::range`]; `Compacted` if the history moved past the revision between two pages.
     pub async fn next(&mut self, store: &dyn Store) -> Result<Option<Vec<Kv>>> {
         let Some(range) = &self.rest else { return Ok(None) };
-        let request =
-            RangeRequest::new(range.clone()).with_at(self.at).with_limit(self.limit).with_content(self.content);
+        let limit = i64::try_from(self.limit).unwrap_or(i64::MAX);
+        let request = RangeRequest::new(range.clone()).with_at(self.at).with_limit(limit).with_content(self.content);
         let page = store.range(request).await?;
         if !self.at.is_set() {
             self.at = page.revision;
         }
         let bytes: usize = page.kvs.iter().map(Kv::size).sum();
-        self.limit = if bytes > PAGE_BYTES { self.limit / 2 } else { self.limit * 2 }.clamp(1, MOST);
+        let each = (bytes / page.kvs.len().max(1)).max(SMALLEST);
+        self.limit = (self.bytes / each).clamp(1, self.limit * GROWTH);
         self.rest = page.kvs.last().filter(|_| page.more).map(|last| self.range.rest(last.key.successor()));
         Ok(Some(page.kvs))
     }

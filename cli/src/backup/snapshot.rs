@@ -12,8 +12,9 @@ use crate::store::{self, Use, explain, somebody_waits};
 
 /// How many bytes of values a turn reads. What is read is in memory.
 const TURN_BYTES: usize = 16 << 20;
-/// How many bytes of values a page of an embedded store should have.
+/// How many bytes of values a page of an embedded store should have, and one of a cluster.
 const PAGE_BYTES: usize = 1 << 20;
+const CLUSTER_PAGE_BYTES: usize = 8 << 20;
 
 /// Why a turn ended before its time.
 pub(crate) enum Stop {
@@ -151,13 +152,17 @@ impl Pages {
             self.rest.extend(page.next.filter(is_before_end).map(|next| range.rest(next)));
             return Ok(Page { at: page.at, kvs });
         }
-        let begun = self.begun.take().or_else(|| self.rest.pop().map(|range| kv::Pages::new(range, at)));
+        let begun = self.begun.take().or_else(|| self.rest.pop().map(|range| cluster_pages(range, at)));
         let Some(mut pages) = begun else { return Ok(Page { at, kvs: Vec::new() }) };
         let kvs = pages.next(&*open.store()).await?.unwrap_or_default();
         let at = pages.revision();
         self.begun = Some(pages).filter(|pages| !pages.is_over());
         Ok(Page { at, kvs })
     }
+}
+
+fn cluster_pages(range: Range, at: Revision) -> kv::Pages {
+    kv::Pages::new(range, at).with_page_bytes(CLUSTER_PAGE_BYTES)
 }
 
 /// The engine and the id of a store.

@@ -10,7 +10,7 @@ pub(crate) use source::{Source, marked};
 pub(crate) use target::Target;
 
 use ipam_core::moving::{Change, Tally, compare, ranges_between};
-use kv::Key;
+use kv::{Key, Value};
 
 use crate::backup::Stop;
 use crate::error::{Failure, Result};
@@ -63,6 +63,29 @@ impl Walked {
         list
     }
 
+    /// Compares the next part of the source, up to a key, with the target, and does the work.
+    async fn part(
+        &mut self,
+        target: &Target<'_>,
+        rows: Vec<(Key, Value)>,
+        from: &Key,
+        to: Option<&Key>,
+        work: Work,
+    ) -> Result<(), Stop> {
+        for (key, value) in &rows {
+            self.tally.add(key, value.as_bytes());
+        }
+        let there = target.read(ranges_between(from, to)).await?;
+        let found = compare(rows, there);
+        self.kept += found.kept;
+        self.count(&found.changes, ["new", "changed", "gone"]);
+        match work {
+            Work::Look => Ok(()),
+            Work::Fill if found.changes.iter().any(|change| change.was.is_set()) => Err(in_the_way(self)),
+            Work::Fill | Work::Update => Ok(target.write(found.changes).await?),
+        }
+    }
+
     fn count(&mut self, changes: &[Change], words: [&str; 3]) {
         for change in changes {
             let (counter, word) = match (&change.value, change.was.is_set()) {
@@ -79,7 +102,8 @@ impl Walked {
     }
 }
 
-/// Walks through source and target from the first key to the last.
+/// Walks through source and target from the first key to the last. The source is read on while the target is compared and
+/// written.
 ///
 /// # Errors
 /// With [`Work::Fill`], what the target has and the source has not, or has otherwise.
@@ -91,29 +115,26 @@ pub(crate) async fn walk(
 ) -> Result<Walked, Stop> {
     let mut walked = Walked::default();
     let mut from = Key::default();
+    let mut part = source.next().await?;
     loop {
-        let (rows, over) = source.next().await?;
-        for (key, value) in &rows {
-            walked.tally.add(key, value.as_bytes());
-        }
+        let (rows, over) = part;
         let to = rows.last().filter(|_| !over).map(|(key, _)| key.successor());
-        if to.is_none() && !over {
-            continue;
-        }
-        let there = target.read(ranges_between(&from, to.as_ref())).await?;
-        let found = compare(rows, there);
-        walked.kept += found.kept;
-        walked.count(&found.changes, ["new", "changed", "gone"]);
-        match work {
-            Work::Look => {}
-            Work::Fill if found.changes.iter().any(|change| change.was.is_set()) => return Err(in_the_way(&walked)),
-            Work::Fill | Work::Update => target.write(found.changes).await?,
-        }
+        let next = async { if over { Ok((Vec::new(), true)) } else { source.next().await } };
+        // A part without documents that is not the last one says nothing about the target.
+        let done = async {
+            match to.is_some() || over {
+                true => walked.part(target, rows, &from, to.as_ref(), work).await,
+                false => Ok(()),
+            }
+        };
+        let (next, done) = futures::join!(next, done);
+        done?;
         progress.at(walked.tally.keys);
-        match to {
-            Some(to) => from = to,
-            None => return Ok(walked),
+        if over {
+            return Ok(walked);
         }
+        part = next?;
+        from = to.unwrap_or(from);
         target.give_way().await?;
     }
 }
