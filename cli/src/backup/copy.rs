@@ -54,9 +54,11 @@ async fn attempt(
 ) -> Result<(Writer, Option<(i64, u64)>)> {
     let mut snapshot = Snapshot::of(location, ranges);
     let (mut keys, mut begun) = (0, false);
+    let mut read = snapshot.turn().await;
     loop {
-        let rows = match snapshot.turn().await {
-            Ok(rows) => rows,
+        let rows = match read {
+            Ok(Some(rows)) => rows,
+            Ok(None) => return Ok((writer, Some((snapshot.revision().get(), keys)))),
             Err(Stop::Overtaken) => return Ok((writer, None)),
             Err(Stop::Failed(failure)) => return Err(failure),
         };
@@ -69,16 +71,15 @@ async fn attempt(
             .filter(|_| !begun)
             .map(|about| Header::new(about.engine, &about.id, revision, rfc3339(SystemTime::now())));
         begun = true;
-        writer = aside(move || {
+        // What was read is written while more is read.
+        let write = aside(move || {
             if let Some(header) = header {
                 writer.begin(&header)?;
             }
             writer.rows(&rows)?;
             Ok(writer)
-        })
-        .await?;
-        if snapshot.is_over() {
-            return Ok((writer, Some((revision, keys))));
-        }
+        });
+        let (written, next) = futures::join!(write, snapshot.turn());
+        (writer, read) = (written?, next);
     }
 }

@@ -75,14 +75,17 @@ impl<'l> Snapshot<'l> {
         self.pages.is_over()
     }
 
-    /// Reads for one turn: the next keys, ascending. The store is closed when it returns.
-    pub(crate) async fn turn(&mut self) -> Result<Vec<Kv>, Stop> {
+    /// Reads for one turn: the next keys, ascending; nothing after the last. The store is closed when it returns.
+    pub(crate) async fn turn(&mut self) -> Result<Option<Vec<Kv>>, Stop> {
+        if self.is_over() {
+            return Ok(None);
+        }
         let open = store::open(self.location, Use::Existing).await?;
         let read = self.read(&open).await;
         let closed = open.close().await.map_err(|error| explain(self.location, error));
         let read = read?;
         closed?;
-        Ok(read)
+        Ok(Some(read))
     }
 
     async fn read(&mut self, open: &OpenStore) -> Result<Vec<Kv>, Stop> {

@@ -26,7 +26,7 @@ impl<'l> Source<'l> {
     pub(super) async fn next(&mut self) -> Result<(Vec<(Key, Value)>, bool), Stop> {
         match self {
             Self::Store(snapshot) => {
-                let rows = snapshot.turn().await?;
+                let rows = snapshot.turn().await?.unwrap_or_default();
                 if rows.iter().any(|kv| kv.key == mark_key()) {
                     return Err(marked("the source").into());
                 }

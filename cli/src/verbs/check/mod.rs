@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 
 use crate::answer::Answer;
 use crate::args::Check;
-use crate::backup::{Snapshot, Stop};
+use crate::backup::{Snapshot, Stop, aside};
 use crate::error::{Failure, Result};
 
 pub(super) use report::{LeakedHandle, Report, Row, guid, revision};
@@ -81,22 +81,31 @@ fn found(problems: usize, inspection: &Inspection, args: &Check) -> Failure {
 /// Reads and inspects a store.
 pub(super) async fn inspect(location: &Location, keep: Keep) -> Result<Inspected> {
     for _ in 0..ATTEMPTS {
-        let mut snapshot = Snapshot::of(location, Inspector::ranges());
-        let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
-        loop {
-            match snapshot.turn().await {
-                Ok(kvs) => kvs.iter().for_each(|kv| inspector.add(kv)),
-                Err(Stop::Overtaken) => break,
-                Err(Stop::Failed(failure)) => return Err(failure),
-            }
-            if snapshot.is_over() {
-                let store = snapshot.identity().map(|store| store.id.clone()).unwrap_or_default();
-                return Ok(Inspected { inspection: inspector.finish(snapshot.revision()), store });
-            }
+        match attempt(location, keep).await {
+            Ok(inspected) => return Ok(inspected),
+            Err(Stop::Overtaken) => {}
+            Err(Stop::Failed(failure)) => return Err(failure),
         }
     }
     Err(Failure::new(format!(
         "{location} changes faster than it can be read: its history was given up {ATTEMPTS} times"
     ))
     .hint("try again when fewer containers are started and stopped"))
+}
+
+async fn attempt(location: &Location, keep: Keep) -> Result<Inspected, Stop> {
+    let mut snapshot = Snapshot::of(location, Inspector::ranges());
+    let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
+    let mut read = snapshot.turn().await?;
+    while let Some(kvs) = read {
+        // What was read is looked at while more is read.
+        let look = aside(move || {
+            kvs.iter().for_each(|kv| inspector.add(kv));
+            Ok(inspector)
+        });
+        let (looked, next) = futures::join!(look, snapshot.turn());
+        (inspector, read) = (looked?, next?);
+    }
+    let store = snapshot.identity().map(|store| store.id.clone()).unwrap_or_default();
+    Ok(Inspected { inspection: inspector.finish(snapshot.revision()), store })
 }
