@@ -41,7 +41,7 @@ test-parts:
 bench: ## Measure against peers and floors in one run, and print ratios (PARTS=cluster for etcd, PARTS="cold callers" for some parts, RESULTS=FILE)
 	@scripts/setup bench
 	@CRATES="cni-plugin bench/floor-etcd" scripts/build-static
-	@cargo build --quiet --release -p bench
+	@cargo build --quiet --release -p bench -p cli
 	@cargo run --quiet --release -p bench -- $(PARTS) $(if $(RESULTS),--json $(RESULTS))
 
 .PHONY: fuzz

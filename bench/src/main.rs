@@ -13,6 +13,7 @@ mod etcd;
 mod fill;
 mod findings;
 mod loaded;
+mod operator;
 mod pages;
 mod plot;
 mod report;
@@ -41,6 +42,7 @@ type Part = fn(&Programs, &Path) -> Outcome<()>;
 #[derive(Debug)]
 struct Programs {
     plugin: PathBuf,
+    margay: PathBuf,
     host_local: PathBuf,
     floor_empty: PathBuf,
     floor_sled: PathBuf,
@@ -70,6 +72,7 @@ impl Programs {
             .ok_or("host-local is missing: install containernetworking-plugins")?;
         Ok(Self {
             plugin: built(&installed, "margay-ipam")?,
+            margay: built(folder, "margay")?,
             host_local,
             floor_empty: built(folder, "floor-empty")?,
             floor_sled: built(folder, "floor-sled")?,
@@ -123,9 +126,14 @@ const PRINTED: [(&str, Part); 7] = [
     ("etcd", |_, _| etcd::run()),
 ];
 
+/// Parts that return what they measure.
+fn found() -> impl Iterator<Item = (&'static str, cluster::Part)> {
+    [("operator", operator::run as cluster::Part)].into_iter().chain(cluster::PARTS)
+}
+
 /// The names of all parts.
 fn names() -> impl Iterator<Item = &'static str> {
-    PRINTED.iter().map(|(name, _)| *name).chain(cluster::PARTS.iter().map(|(name, _)| *name))
+    PRINTED.iter().map(|(name, _)| *name).chain(found().map(|(name, _)| name))
 }
 
 fn main() -> Outcome<()> {
@@ -147,7 +155,7 @@ fn main() -> Outcome<()> {
         }
     }
     let mut findings = Findings::default();
-    for (name, part) in cluster::PARTS {
+    for (name, part) in found() {
         if wish.has(name) {
             findings.take(part(&programs, folder.path())?);
         }

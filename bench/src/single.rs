@@ -81,11 +81,15 @@ fn memory_and_size(programs: &Programs, redb: &Contender) -> Outcome<()> {
     Ok(())
 }
 
-/// Runs a plugin with our own environment, and prints the most memory that it had, in KiB.
+/// Runs a program with our own environment, and prints the most memory that it had, in KiB.
 #[expect(clippy::print_stdout, reason = "read by the process that measures")]
 pub(crate) fn print_peak_of(arguments: &[String]) -> Outcome<()> {
-    let [program, netconf] = arguments else { return Err("usage: bench peak-of PROGRAM NETCONF".into()) };
-    run_process(Command::new(program), netconf)?;
+    let [program, input, arguments @ ..] = arguments else {
+        return Err("usage: bench peak-of PROGRAM INPUT [ARGUMENT...]".into());
+    };
+    let mut command = Command::new(program);
+    command.args(arguments);
+    run_process(command, input)?;
     println!("{}", getrusage(UsageWho::RUSAGE_CHILDREN)?.max_rss());
     Ok(())
 }

@@ -1,0 +1,236 @@
+//! The operator's command on stores with much in them, and what an ADD notices of it.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use kv::{Op, Store, Txn};
+use kv_mvcc::MvccStore;
+use kv_mvcc::local::OpenOptions;
+use tokio::runtime::Builder;
+use tokio::task::JoinSet;
+
+use crate::contender::Contender;
+use crate::fill::block_of;
+use crate::findings::{Bound, Findings};
+use crate::report::{Times, median};
+use crate::support::Etcd;
+use crate::{Outcome, Programs};
+
+/// What is in the store: so many nodes, each with so many blocks of 64, each with so many addresses in use.
+const NODES: u32 = 100;
+const BLOCKS: u32 = 100;
+const USED: u64 = 50;
+const ADDRESSES: u64 = NODES as u64 * BLOCKS as u64 * USED;
+/// How many commits wait together while it is filled.
+const FILLERS: usize = 64;
+/// How often each command is measured.
+const ROUNDS: usize = 3;
+/// How many ADDs are made beside each command.
+const ADDS: u32 = 200;
+/// What a command may take, in seconds and MiB, and by how many milliseconds an ADD may be held up.
+const SECONDS: f64 = 5.0;
+const MEMORY: f64 = 300.0;
+const HELD_UP: f64 = 50.0;
+/// How many addresses are to be moved in a second.
+const MOVED: f64 = 50_000.0;
+
+/// How long a command took, and how much memory.
+#[derive(Clone, Copy)]
+struct Cost {
+    seconds: f64,
+    mib: f64,
+}
+
+/// Measures all commands on all stores, and ADDs beside them on redb.
+pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
+    let folder = folder.join("operator");
+    std::fs::create_dir(&folder)?;
+    let contender = Contender::margay(programs, &folder, "margay-ipam on redb", "redb");
+    contender.add("resident")?;
+    Builder::new_current_thread().enable_all().build()?.block_on(fill(&folder.join("ipam.redb")))?;
+    let etcd = Etcd::start()?;
+    let url = |engine: &str, name: &str| format!("{engine}://{}", folder.join(name).display());
+    let source = url("redb", "ipam.redb");
+    let targets = [
+        ("redb", url("redb", "copy.redb")),
+        ("etcd", etcd.url().replace("http://", "etcd://")),
+        ("sled", url("sled", "copy.sled")),
+    ];
+    let mut findings = Findings::default();
+    moves(programs, &source, &targets, &mut findings)?;
+    looks(programs, &targets, &folder, &mut findings)?;
+    beside(programs, &contender, &source, &folder, &mut findings)?;
+    Ok(findings)
+}
+
+/// Fills a store that the plugin has made.
+async fn fill(path: &Path) -> Outcome<()> {
+    let store = backend_redb::open(path, &OpenOptions::default()).await?;
+    let mut under_way = JoinSet::new();
+    for number in 0..NODES * BLOCKS {
+        // From the end of the plugin's pool downwards, without the block of the broadcast address.
+        let first = u32::from(std::net::Ipv4Addr::new(10, 15, 255, 128)) - 64 * number;
+        let first_container = u64::from(number) * 64;
+        let documents = block_of(
+            &format!("other{}", number / BLOCKS),
+            IpNet::new(std::net::Ipv4Addr::from(first).into(), 26)?,
+            first_container..first_container + USED,
+        )?;
+        let writes: Vec<Op> = documents.into_iter().map(|(key, value)| Op::put(key, value)).collect();
+        under_way.spawn(commit(store.clone(), Txn::new().with_success(writes)));
+        while under_way.len() >= FILLERS {
+            under_way.join_next().await.transpose()?.transpose()?;
+        }
+    }
+    while let Some(done) = under_way.join_next().await {
+        done??;
+    }
+    Ok(store.close().await?)
+}
+
+async fn commit(store: MvccStore, txn: Txn) -> kv::Result<()> {
+    store.txn(txn).await.map(drop)
+}
+
+/// Runs a command to its end, and says what it has cost.
+fn cost(programs: &Programs, arguments: &[&str]) -> Outcome<Cost> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("peak-of").arg(&programs.margay).arg("").args(arguments).env_clear();
+    let begun = Instant::now();
+    let done = command.output()?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let said = String::from_utf8(done.stdout)?;
+    let kib: f64 = said
+        .trim()
+        .parse()
+        .map_err(|_| format!("margay {} failed: {}", arguments.join(" "), String::from_utf8_lossy(&done.stderr)))?;
+    Ok(Cost { seconds, mib: kib / 1024.0 })
+}
+
+/// How fast a store is moved to another one.
+fn moves(programs: &Programs, source: &str, targets: &[(&str, String)], findings: &mut Findings) -> Outcome<()> {
+    let mut rows = Vec::new();
+    for (engine, target) in targets {
+        let copy = cost(programs, &["migrate", source, target])?;
+        let finish = cost(programs, &["migrate", source, target, "--finish"])?;
+        let rate = ADDRESSES as f64 / copy.seconds;
+        findings.goal(&format!("migrate, redb to {engine}: addresses/s"), rate, Bound::AtLeast(MOVED));
+        rows.push(vec![
+            format!("redb to {engine}"),
+            format!("{:.1}", copy.seconds),
+            format!("{rate:.0}"),
+            format!("{:.0}", copy.mib),
+            format!("{:.1}", finish.seconds),
+        ]);
+    }
+    findings.table(
+        "moves",
+        format!("`margay migrate` of {ADDRESSES} addresses in {} blocks, with all of it read back", NODES * BLOCKS),
+        &["", "copy (s)", "addresses/s", "memory (MiB)", "--finish (s)"],
+        rows,
+    );
+    Ok(())
+}
+
+/// What it costs to look through a store.
+fn looks(programs: &Programs, stores: &[(&str, String)], folder: &Path, findings: &mut Findings) -> Outcome<()> {
+    let file = folder.join("export").display().to_string();
+    let mut rows = Vec::new();
+    for (name, arguments) in commands(&file) {
+        let mut row = vec![format!("`margay {name}`")];
+        for (engine, store) in stores {
+            let arguments: Vec<&str> = ["--store", store].into_iter().chain(arguments.iter().copied()).collect();
+            let costs = (0..ROUNDS).map(|_| cost(programs, &arguments)).collect::<Outcome<Vec<_>>>()?;
+            let seconds = median(&costs.iter().map(|cost| cost.seconds).collect::<Vec<_>>());
+            let mib = costs.iter().map(|cost| cost.mib).fold(0.0, f64::max);
+            if *engine != "sled" {
+                findings.goal(&format!("{name} on {engine}: s"), seconds, Bound::AtMost(SECONDS));
+                findings.goal(&format!("{name} on {engine}: MiB"), mib, Bound::AtMost(MEMORY));
+            }
+            row.extend([format!("{seconds:.1}"), format!("{mib:.0}")]);
+        }
+        rows.push(row);
+    }
+    let header: Vec<String> =
+        stores.iter().flat_map(|(engine, _)| [format!("{engine} (s)"), "MiB".to_owned()]).collect();
+    findings.table(
+        "looks",
+        format!("Commands on {ADDRESSES} addresses in {} blocks, medians of {ROUNDS}", NODES * BLOCKS),
+        &std::iter::once("").chain(header.iter().map(String::as_str)).collect::<Vec<_>>(),
+        rows,
+    );
+    Ok(())
+}
+
+fn commands(file: &str) -> [(&'static str, Vec<&str>); 3] {
+    [
+        ("ipam show", vec!["ipam", "show"]),
+        ("ipam check", vec!["ipam", "check"]),
+        ("export", vec!["export", file, "--force"]),
+    ]
+}
+
+/// How long an ADD takes while a command is at work, again and again.
+fn beside(
+    programs: &Programs,
+    contender: &Contender,
+    store: &str,
+    folder: &Path,
+    findings: &mut Findings,
+) -> Outcome<()> {
+    let file = folder.join("export").display().to_string();
+    let alone = pairs(contender, "alone")?;
+    let mut rows = vec![row("nothing", &alone, 0)];
+    for (name, arguments) in commands(&file) {
+        let over = Arc::new(AtomicBool::new(false));
+        let (flag, program) = (Arc::clone(&over), programs.margay.clone());
+        let arguments: Vec<String> = ["--store", store].into_iter().chain(arguments).map(str::to_owned).collect();
+        let worker = thread::spawn(move || {
+            let mut runs = 0;
+            while !flag.load(Relaxed) {
+                let done = Command::new(&program).args(&arguments).env_clear().output();
+                if !done.is_ok_and(|done| done.status.success()) {
+                    return None;
+                }
+                runs += 1;
+            }
+            Some(runs)
+        });
+        let times = pairs(contender, &name.replace(' ', "-"));
+        over.store(true, Relaxed);
+        let runs = worker.join().ok().flatten().ok_or("a command beside the ADDs failed")?;
+        let times = times?;
+        let held_up = times.quantile(1.0) - alone.median();
+        findings.goal(&format!("ADD on redb beside {name}: longest wait (ms)"), held_up, Bound::AtMost(HELD_UP));
+        rows.push(row(&format!("`margay {name}`"), &times, runs));
+    }
+    findings.table(
+        "beside-operator",
+        format!("Cold ADDs on redb, {ADDRESSES} addresses in the store, {ADDS} beside each command (ms)"),
+        &["beside", "p50", "p99", "longest", "runs of the command"],
+        rows,
+    );
+    Ok(())
+}
+
+fn row(name: &str, times: &Times, runs: usize) -> Vec<String> {
+    let ms = |share| format!("{:.1}", times.quantile(share));
+    vec![name.to_owned(), ms(0.5), ms(0.99), ms(1.0), runs.to_string()]
+}
+
+/// The times of ADDs, each followed by its DEL and a pause.
+fn pairs(contender: &Contender, name: &str) -> Outcome<Times> {
+    let mut times = Times::default();
+    for number in 0..ADDS {
+        let id = format!("{name}{number}");
+        times.push(contender.add(&id)?);
+        contender.del(&id)?;
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(times)
+}
