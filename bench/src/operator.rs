@@ -1,5 +1,6 @@
 //! The operator's command on stores with much in them, and what an ADD notices of it.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -7,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ipam_core::model::keys;
 use ipnet::IpNet;
-use kv::{Op, Store, Txn};
+use kv::{Compare, Op, Store, Txn};
 use kv_mvcc::MvccStore;
 use kv_mvcc::local::OpenOptions;
 use tokio::runtime::Builder;
@@ -72,17 +74,18 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
 async fn fill(path: &Path) -> Outcome<()> {
     let store = backend_redb::open(path, &OpenOptions::default()).await?;
     let mut under_way = JoinSet::new();
-    for number in 0..NODES * BLOCKS {
+    // One more: the plugin has one of these.
+    for number in 0..=NODES * BLOCKS {
         // From the end of the plugin's pool downwards, without the block of the broadcast address.
-        let first = u32::from(std::net::Ipv4Addr::new(10, 15, 255, 128)) - 64 * number;
+        let first = u32::from(Ipv4Addr::new(10, 15, 255, 128)) - 64 * number;
+        let cidr = IpNet::new(Ipv4Addr::from(first).into(), 26)?;
         let first_container = u64::from(number) * 64;
-        let documents = block_of(
-            &format!("other{}", number / BLOCKS),
-            IpNet::new(std::net::Ipv4Addr::from(first).into(), 26)?,
-            first_container..first_container + USED,
-        )?;
+        let documents = block_of(&format!("other{}", number / BLOCKS), cidr, first_container..first_container + USED)?;
         let writes: Vec<Op> = documents.into_iter().map(|(key, value)| Op::put(key, value)).collect();
-        under_way.spawn(commit(store.clone(), Txn::new().with_success(writes)));
+        under_way.spawn(commit(
+            store.clone(),
+            Txn::new().with_compares([Compare::absent(keys::block(cidr))]).with_success(writes),
+        ));
         while under_way.len() >= FILLERS {
             under_way.join_next().await.transpose()?.transpose()?;
         }

@@ -75,14 +75,14 @@ impl Walked {
         for (key, value) in &rows {
             self.tally.add(key, value.as_bytes());
         }
-        let there = target.read(ranges_between(from, to)).await?;
+        let (there, at) = target.read(ranges_between(from, to)).await?;
         let found = compare(rows, there);
         self.kept += found.kept;
         self.count(&found.changes, ["new", "changed", "gone"]);
         match work {
             Work::Look => Ok(()),
             Work::Fill if found.changes.iter().any(|change| change.was.is_set()) => Err(in_the_way(self)),
-            Work::Fill | Work::Update => Ok(target.write(found.changes).await?),
+            Work::Fill | Work::Update => Ok(target.write(found.changes, at).await?),
         }
     }
 

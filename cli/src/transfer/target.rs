@@ -121,26 +121,28 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// What is in these ranges, ascending, the mark left out.
-    pub(super) async fn read(&self, ranges: Vec<Range>) -> Result<Vec<Kv>> {
-        let Some(open) = &self.open else { return Ok(Vec::new()) };
+    /// What is in these ranges, ascending, the mark left out; and at which revision, which is unset if nothing was read.
+    pub(super) async fn read(&self, ranges: Vec<Range>) -> Result<(Vec<Kv>, Revision)> {
+        let Some(open) = &self.open else { return Ok((Vec::new(), Revision::UNSET)) };
         let (mut pages, mut at, mut found) = (Pages::of(ranges), Revision::UNSET, Vec::new());
+        let mark = mark_key();
         while !pages.is_over() {
             let page = pages.next(open, at).await.map_err(|error| self.failed(error))?;
             at = page.at;
-            found.extend(page.kvs.into_iter().filter(|kv| kv.key != mark_key()));
+            found.extend(page.kvs.into_iter().filter(|kv| kv.key != mark));
         }
-        Ok(found)
+        Ok((found, at))
     }
 
-    /// Makes changes. Each transaction is guarded by the mark and by what was there before.
-    pub(super) async fn write(&self, changes: Vec<Change>) -> Result<()> {
+    /// Makes changes to what there was at a revision, if that is known. Each transaction is guarded by the mark and by what
+    /// was there before.
+    pub(super) async fn write(&self, changes: Vec<Change>, at: Revision) -> Result<()> {
         let in_flight = match self.location {
             Location::Redb(_) => IN_FLIGHT_AT_REDB,
             Location::Etcd(_) => IN_FLIGHT,
             _ => IN_FLIGHT_AT_SLED,
         };
-        let txns: Vec<Txn> = batches(changes).into_iter().map(|batch| self.txn_of(batch)).collect::<Result<_>>()?;
+        let txns: Vec<Txn> = batches(changes).into_iter().map(|batch| self.txn_of(batch, at)).collect::<Result<_>>()?;
         let mut answers =
             futures::stream::iter(txns).map(|txn| async move { self.txn(txn).await }).buffer_unordered(in_flight);
         while let Some(answer) = answers.next().await {
@@ -159,7 +161,7 @@ impl<'l> Target<'l> {
                 let changes = self.ours(range.rest(from), made).await?;
                 let Some(last) = changes.1 else { break };
                 removed += changes.0.len() as u64;
-                self.write(changes.0).await?;
+                self.write(changes.0, Revision::UNSET).await?;
                 self.give_way().await?;
                 from = last.successor();
             }
@@ -204,8 +206,8 @@ impl<'l> Target<'l> {
         }
     }
 
-    fn txn_of(&self, batch: Vec<Change>) -> Result<Txn> {
-        let guards: Vec<_> = batch.iter().map(|change| Compare::unchanged(change.key.clone(), change.was)).collect();
+    fn txn_of(&self, batch: Vec<Change>, at: Revision) -> Result<Txn> {
+        let guards = guards(&batch, at);
         let ops = batch.into_iter().map(|change| match change.value {
             Some(value) => Op::put(change.key, value),
             None => Op::delete(change.key),
@@ -245,6 +247,20 @@ fn marked(location: &Location, kv: &Kv) -> Result<Marked> {
     }
 }
 
+/// Says that nobody has changed what these changes are made to, since a revision if that is known.
+fn guards(batch: &[Change], at: Revision) -> Vec<Compare> {
+    let is_new = at.is_set() && batch.iter().all(|change| !change.was.is_set());
+    if is_new && let [first, .., last] = batch {
+        // Of what nobody else may write, nothing has come in between: that costs a store less than a guard for each key.
+        let has_both = |range: &Range| [first, last].iter().all(|change| range.contains(change.key.as_bytes()));
+        if must_be_empty().iter().any(has_both) {
+            let span = Range::FromTo(first.key.clone(), last.key.successor());
+            return vec![Compare::nothing_newer(span, at)];
+        }
+    }
+    batch.iter().map(|change| Compare::unchanged(change.key.clone(), change.was)).collect()
+}
+
 /// Changes as transactions hold them.
 fn batches(changes: Vec<Change>) -> Vec<Vec<Change>> {
     let (mut batches, mut batch, mut bytes) = (Vec::new(), Vec::new(), 0);
@@ -261,4 +277,43 @@ fn batches(changes: Vec<Change>) -> Vec<Vec<Change>> {
         batches.push(batch);
     }
     batches
+}
+
+#[cfg(test)]
+mod tests {
+    use ipam_core::model::keys::{self, ResourceKind};
+    use kv::Store;
+
+    use super::*;
+
+    fn new(key: Key) -> Change {
+        Change { key, value: Some("{}".into()), was: Revision::UNSET }
+    }
+
+    #[test]
+    fn what_others_may_write_too_has_a_guard_for_each_key() {
+        let handles = || vec![new(keys::handle("a")), new(keys::handle("b")), new(keys::handle("c"))];
+        let at = Revision::new(7);
+        assert_eq!(guards(&handles(), at).len(), 1);
+        assert_eq!(guards(&handles(), Revision::UNSET).len(), 3);
+        let changed = Change { was: Revision::new(3), ..new(keys::handle("d")) };
+        assert_eq!(guards(&[handles(), vec![changed]].concat(), at).len(), 4);
+        let nodes = ["a", "b"].map(|name| new(keys::resource(ResourceKind::Node, name)));
+        assert_eq!(guards(&nodes, at).len(), 2);
+        let apart = [new(keys::handle("a")), new(keys::resource(ResourceKind::IpPool, "a"))];
+        assert_eq!(guards(&apart, at).len(), 2);
+    }
+
+    #[tokio::test]
+    async fn what_comes_in_between_is_seen() {
+        let store = kv_mvcc::memory();
+        let at = store.put(keys::handle("other"), "{}").await.unwrap();
+        let batch = [new(keys::handle("a")), new(keys::handle("b")), new(keys::handle("c"))];
+        let ops = || batch.iter().map(|change| Op::put(change.key.clone(), "{}"));
+        store.put(keys::handle("bb"), "{}").await.unwrap();
+        let txn = |at| Txn::new().with_compares(guards(&batch, at)).with_success(ops());
+        assert!(!store.txn(txn(at)).await.unwrap().succeeded);
+        assert!(store.txn(txn(at.next())).await.unwrap().succeeded);
+        assert!(!store.txn(txn(at.next())).await.unwrap().succeeded);
+    }
 }
