@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args};
 
 pub(super) const HELP: &str = "\
-Nothing is freed or moved without --apply. What an interface in any network namespace of this machine has is
-never freed. Run it as root on the machine itself, not in a container.
+Nothing is freed or moved without --apply. What an interface of this machine has, in
+any network namespace, is never freed. Run it as root, and not in a container.
 
 Examples:
   margay gc --boot --apply
@@ -36,7 +36,7 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores"])]
     pub(crate) gone: bool,
 
-    /// With --gone: spare these nodes, too; as kubectl get nodes -o name or -o json prints them, or - for stdin
+    /// With --gone: spare these nodes, too, as kubectl get nodes -o name or -o json prints them; - for stdin
     #[arg(long, value_name = "FILE", requires = "gone")]
     pub(crate) nodes: Option<PathBuf>,
 
@@ -60,7 +60,7 @@ pub(crate) struct Gc {
     #[arg(long, requires = "netns")]
     pub(crate) wait: bool,
 
-    /// The node to free or to move; else another name that the store has for this very machine, never that of another one
+    /// With --free or --move-to the node; else another name of this very machine, never that of another one
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 

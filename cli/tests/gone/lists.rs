@@ -53,7 +53,10 @@ fn every_form_of_list_frees_what_it_does_not_have() {
             let before = revision(at);
             let shown = gc(lab, &file, "").answer();
             assert!(shown.contains(&format!("| {two} ")) && shown.contains("| not in the list "), "{name}: {shown}");
-            assert!(shown.contains("would free 1 address; do it with --apply\nleft: 1 in the list\n"), "{name}: {shown}");
+            assert!(
+                shown.contains("would free 1 address; do it with --apply\nleft: 1 in the list\n"),
+                "{name}: {shown}"
+            );
             assert_eq!(revision(at), before, "{name}: a dry run changes nothing");
             let done = gc(lab, &file, "--apply -o json").json();
             assert_eq!(list(&done, "freed"), [two].into(), "{name}");
@@ -103,7 +106,10 @@ fn an_empty_or_a_wrong_list_is_refused_and_a_meant_one_is_not() {
     for text in ["", "\n", "[]", r#"{"items":[]}"#, "folder"] {
         let file = if text == "folder" { empty_folder.clone() } else { write(&lab, text) };
         let said = gc(&lab, &file, "--apply").failure();
-        assert!(said.contains("nothing was freed") && said.contains("it is empty") && said.contains("--empty"), "{said}");
+        assert!(
+            said.contains("nothing was freed") && said.contains("it is empty") && said.contains("--empty"),
+            "{said}"
+        );
     }
     for (text, words) in [
         ("CONTAINER ID  IMAGE\n", "line 1: \"CONTAINER ID  IMAGE\" is no container's id"),

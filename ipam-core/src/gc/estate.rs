@@ -106,15 +106,15 @@ impl Estates {
     fn add_block(&mut self, block: &Block, bytes: usize, wanted: &dyn Fn(&Known, &str) -> bool) {
         let cidr = block.cidr();
         let owner = match block.owner() {
-            Some(Owner::Host(name)) => Some(name),
+            Some(Owner::Host(name)) if !name.is_empty() => Some(name),
             _ => None,
         };
         let mut concerned: BTreeSet<String> = owner.iter().cloned().collect();
         let (mut nameless, mut named) = (0, 0);
         for (address, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
             let second = entry.alternate_attributes();
-            concerned.extend(second.get(NODE).cloned());
-            let Some(node) = entry.get(NODE) else {
+            concerned.extend(second.get(NODE).filter(|node| !node.is_empty()).cloned());
+            let Some(node) = entry.get(NODE).filter(|node| !node.is_empty()) else {
                 let windows = entry.handle_id().is_some_and(|id| id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE));
                 nameless += usize::from(!windows);
                 continue;

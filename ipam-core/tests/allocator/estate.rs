@@ -244,7 +244,7 @@ async fn lists_of_a_runtime_decide_by_what_they_tell() {
     assert_eq!(gone(&[RuntimeList::new(at(1000), [listed(&long[..11])])]).0.len(), 3, "too short to be one");
     let empty = RuntimeList::new(at(1000), []);
     assert!(empty.is_empty());
-    assert_eq!(gone(&[empty.clone()]).0.len(), 3);
+    assert_eq!(gone(std::slice::from_ref(&empty)).0.len(), 3);
     assert_eq!(gone(&[RuntimeList::new(at(59), [])]), ([].into(), 0, 5, 1, 0), "an old list frees nothing newer");
     assert_eq!(gone(&[empty.clone().only_for("other")]), ([].into(), 0, 0, 0, 6));
     let two = [RuntimeList::new(at(1000), [listed("one")]), RuntimeList::new(at(1000), [listed(long)])];
