@@ -169,7 +169,10 @@ fn decide(
     if args.boot {
         found.take(std::mem::take(&mut judged.earlier), Reason::EarlierBoot);
     }
-    let by_list = (!request.lists.is_empty()).then(|| by_list(request.lists, &mut judged, &mut found));
+    let by_list = match request.lists {
+        [] => None,
+        lists => Some(by_list(lists, &mut judged, &mut found)?),
+    };
     if args.netns {
         let mut unused = std::mem::take(&mut judged.earlier);
         unused.append(&mut judged.idle);
@@ -189,11 +192,30 @@ fn decide(
 }
 
 /// What no interface has and the lists do not have is to go; what else no interface has is counted by what the lists say.
-fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found) -> LeftByList {
+///
+/// # Errors
+/// Lists that cannot be of this machine.
+fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found) -> Result<LeftByList> {
+    let live = unlisted(judged.live.iter().cloned(), lists);
+    if live.listed == 0 && !live.gone.is_empty() && !lists.iter().all(RuntimeList::is_empty) {
+        let count = live.gone.len();
+        return Err(Failure::new(format!(
+            "nothing was freed: of what is in use on this machine ({count}) nothing is in the list"
+        ))
+        .hint(
+            "it is of another machine or runtime, or has other ids: networks belong to pods, so it is crictl pods, not crictl              ps; several runtimes need an --attachments each",
+        ));
+    }
     let unused = std::mem::take(&mut judged.earlier).into_iter().chain(std::mem::take(&mut judged.idle));
     let said = unlisted(unused, lists);
     found.take(said.gone, Reason::NotListed);
-    LeftByList { listed: said.listed, young: said.young, undated: said.undated, of_other_networks: said.unspoken }
+    Ok(LeftByList {
+        listed: said.listed,
+        young: said.young,
+        undated: said.undated,
+        of_other_networks: said.unspoken,
+        live_unlisted: live.gone.len(),
+    })
 }
 
 /// What was without an interface at a look that is old enough, and is so now, is to go.

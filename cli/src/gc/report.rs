@@ -84,6 +84,8 @@ pub(super) struct LeftByList {
     pub(super) young: usize,
     pub(super) undated: usize,
     pub(super) of_other_networks: usize,
+    /// Of those that are live.
+    pub(super) live_unlisted: usize,
 }
 
 impl Left {
@@ -104,6 +106,7 @@ impl Left {
             (list.young, "given after the list was made, or less than 60 seconds before"),
             (list.undated, "of which nobody knows when they were given (margay gc --netns looks at those)"),
             (list.of_other_networks, "in networks that the list is not about"),
+            (list.live_unlisted, "of those in use not in the list"),
         ];
         let parts: Vec<String> =
             parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 
 use crate::common::{Done, Lab};
+use crate::container::Container;
 use crate::{attachment, give, give_dated, held, list, pool, release, revision};
 
 /// As long as the ids of containerd, CRI-O and podman.
@@ -70,20 +71,16 @@ fn every_form_of_list_frees_what_it_does_not_have() {
 fn what_is_young_or_live_or_of_another_network_stays() {
     let [_, lab] = Lab::each();
     let at = &lab.location;
-    pool(&lab, "127.0.0.0/24");
-    let old = give(at, "node1", "old");
+    pool(&lab, "198.18.94.0/24");
+    let [old, live, known] = ["old", "live", "known"].map(|name| give(at, "node1", name));
     let young = give_dated(at, attachment("node1", "young"), 30);
-    let file = write(&lab, "other\n");
-    // The loopback address is on every machine.
-    let wanted = ipam_core::assign::Wanted::these(["127.0.0.1".parse().unwrap()]);
-    let mut request = ipam_core::assign::AssignRequest::new(attachment("node1", "live"), wanted);
-    request.attributes.insert("timestamp".into(), "2026-01-01 00:00:00 +0000 UTC".into());
-    crate::on(at, async |ipam| ipam.assign(&request, kv::Deadline::after(crate::PATIENCE)).await.unwrap());
+    let _containers = [&live, &known].map(|address| Container::with(address));
+    let file = write(&lab, "known\n");
 
     let shown = gc(&lab, &file, "-o json").json();
     assert_eq!(list(&shown, "candidates"), [old.clone()].into());
     let left = &shown["stores"][0]["left"];
-    assert_eq!((&left["live"], &left["young"], &left["listed"]), (&json!(1), &json!(1), &json!(0)), "{shown}");
+    assert_eq!((&left["live"], &left["live_unlisted"], &left["young"]), (&json!(2), &json!(1), &json!(1)), "{shown}");
     // A list that is older than what was given says nothing of it.
     File::open(&file).unwrap().set_modified(SystemTime::now() - Duration::from_secs(2 * 3600)).unwrap();
     let done = gc(&lab, &file, "--apply -o json").json();
@@ -91,7 +88,12 @@ fn what_is_young_or_live_or_of_another_network_stays() {
     let other = write(&lab, r#"{"name":"other","cni.dev/valid-attachments":[]}"#);
     let done = gc(&lab, &other, "--empty --apply -o json").json();
     assert_eq!((list(&done, "freed").len(), &done["stores"][0]["left"]["of_other_networks"]), (0, &json!(2)), "{done}");
-    assert_eq!(held(at, "node1"), [old, young, "127.0.0.1".to_owned()].into());
+    assert_eq!(held(at, "node1"), [&old, &young, &live, &known].map(Clone::clone).into());
+
+    // Ids of another kind, such as those of the containers in pods.
+    let said = gc(&lab, &write(&lab, &format!("{TWO}\n")), "--apply").failure();
+    assert!(said.contains("of what is in use on this machine (2) nothing is in the list"), "{said}");
+    assert_eq!(list(&gc(&lab, &write(&lab, "known\n"), "--apply -o json").json(), "freed"), [old].into());
 }
 
 #[test]

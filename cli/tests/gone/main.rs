@@ -3,6 +3,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/container.rs"]
+mod container;
 mod free;
 mod kill;
 mod lists;
