@@ -158,7 +158,7 @@ async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> 
     for some in batches(&estate.holds).chunks(COMMITS_AT_ONCE) {
         with_ipam(location, async |ipam| {
             for batch in some {
-                let freed = ipam.free_of_gone(&estate.node, batch, Deadline::after(PATIENCE)).await?;
+                let freed = ipam.free_of_gone(&estate.node, batch, Deadline::after(PATIENCE)).await.map_err(told)?;
                 report.freed.extend(freed.released);
                 report.changed.extend(freed.changed);
             }
@@ -176,15 +176,21 @@ async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> 
                     Ok(false) => {}
                     // One block that cannot be read must not keep the others.
                     Err(error @ ipam_core::Error::Malformed(_)) => damaged = Some(error),
-                    Err(error) => return Err(error.into()),
+                    Err(error) => return Err(told(error)),
                 }
             }
             Ok(())
         })
         .await?;
     }
-    with_ipam(location, async |ipam| Ok(ipam.drop_legacy(&estate.node, Deadline::after(PATIENCE)).await?)).await?;
-    damaged.map_or(Ok(()), |error| Err(error.into()))
+    with_ipam(location, async |ipam| ipam.drop_legacy(&estate.node, Deadline::after(PATIENCE)).await.map_err(told))
+        .await?;
+    damaged.map_or(Ok(()), |error| Err(told(error)))
+}
+
+/// An error, which may have names from the store in it.
+fn told(error: ipam_core::Error) -> Failure {
+    Failure::new(printable(&error.to_string()))
 }
 
 /// Opens the store for some commits, and closes it again: so containers get their turn.
