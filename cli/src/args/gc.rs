@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args};
 
 pub(super) const HELP: &str = "\
-Nothing is freed or moved without --apply. What an interface of this machine has, in
-any network namespace, is never freed. Run it as root, and not in a container.
+Without --apply it only shows. What an interface of this machine has, in any
+network namespace, is never freed. Run it as root, and not in a container.
 
 Examples:
   margay gc --boot --apply
@@ -24,19 +24,19 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence")]
     pub(crate) boot: bool,
 
-    /// Free what this node holds and no interface has, at two looks that are at least 60 seconds apart
+    /// Free what this node holds and no interface has, at two looks 60 seconds apart
     #[arg(long, group = "evidence")]
     pub(crate) netns: bool,
 
-    /// Free what this node holds and the runtime's list does not have; a folder of libcni's, or - for stdin; several add up
+    /// Free what this node holds and these lists of runtimes do not have (-: stdin)
     #[arg(long, group = "evidence", value_name = "FILE", conflicts_with_all = ["boot", "netns"])]
     pub(crate) attachments: Vec<PathBuf>,
 
-    /// Free all that nodes hold that are not registered any more
+    /// Free all that nodes hold which are not registered any more
     #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores"])]
     pub(crate) gone: bool,
 
-    /// With --gone: spare these nodes, too, as kubectl get nodes -o name or -o json prints them; - for stdin
+    /// With --gone: spare these nodes, too, listed by kubectl or by lines (-: stdin)
     #[arg(long, value_name = "FILE", requires = "gone")]
     pub(crate) nodes: Option<PathBuf>,
 
@@ -44,7 +44,7 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence", requires = "node", conflicts_with_all = ["boot", "netns", "attachments", "gone", "all_stores"])]
     pub(crate) free: bool,
 
-    /// Make all that the node NAME holds this one's; containers keep their addresses
+    /// Make all that the node NAME holds the node NEW's; no address changes
     #[arg(long, group = "evidence", requires = "node", value_name = "NEW", conflicts_with_all = ["boot", "netns", "attachments", "gone", "free", "all_stores"])]
     pub(crate) move_to: Option<String>,
 
@@ -60,7 +60,7 @@ pub(crate) struct Gc {
     #[arg(long, requires = "netns")]
     pub(crate) wait: bool,
 
-    /// With --free or --move-to the node; else another name of this very machine, never that of another one
+    /// The node for --free and --move-to; else another name of this very machine
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 
