@@ -2,51 +2,20 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
+#[path = "common/container.rs"]
+mod container;
 
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
-use std::time::Duration;
+use std::process::Command;
 
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use kv::Deadline;
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
 use serde_json::Value;
 
 use common::{Done, Lab, PATIENCE, margay};
-
-/// A process in a namespace of its own that has an address; both are gone when this is.
-struct Container(Child);
-
-impl Container {
-    fn with(address: &str) -> Self {
-        let script = format!("ip address add {address}/32 dev lo && exec sleep 600");
-        let mut command = Command::new("unshare");
-        command.args(["--net", "sh", "-c", &script]).process_group(0);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let container = Self(command.spawn().unwrap());
-        let wanted = address.parse().unwrap();
-        for _ in 0..200 {
-            let seen = host::look().unwrap_or_else(|blind| panic!("{blind} (this test needs root)"));
-            if seen.contains(&wanted) {
-                return container;
-            }
-            sleep(Duration::from_millis(50));
-        }
-        panic!("{address} was never seen (this test needs root and iproute2)");
-    }
-}
-
-impl Drop for Container {
-    fn drop(&mut self) {
-        let _ = killpg(Pid::from_raw(self.0.id().try_into().unwrap()), Signal::SIGKILL);
-        let _ = self.0.wait();
-    }
-}
+use container::Container;
 
 /// Ranges that no machine has, one for each test, since the tests share the machine's namespaces.
 fn lab(lab: &Lab, range: &str) {

@@ -5,15 +5,16 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args};
 
 pub(super) const HELP: &str = "\
-Nothing is freed without --apply. An address that an interface in any network namespace of this machine holds
-is never freed, nor is one without Margay's attributes: tunnels, load balancers, what Calico itself assigned.
-Run it as root on the machine itself, not in a container.
+Without --apply it only shows. What an interface of this machine has, in any
+network namespace, is never freed. Run it as root, and not in a container.
 
 Examples:
-  margay gc --boot
   margay gc --boot --apply
   margay gc --netns --wait --apply
-  margay gc --boot --netns --all-stores -o json";
+  crictl pods -o json | margay gc --attachments -
+  kubectl get nodes -o name | margay gc --gone --nodes -
+  margay gc --node old-name --move-to new-name --apply
+  margay gc --node dead --free --apply";
 
 /// What a collection is asked for.
 #[derive(Debug, Args)]
@@ -23,19 +24,43 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence")]
     pub(crate) boot: bool,
 
-    /// Free what this node holds and no interface has, at two looks that are at least 60 seconds apart
+    /// Free what this node holds and no interface has, at two looks 60 seconds apart
     #[arg(long, group = "evidence")]
     pub(crate) netns: bool,
 
-    /// Free it; without this, it is only shown
+    /// Free what this node holds and these lists of runtimes do not have (-: stdin)
+    #[arg(long, group = "evidence", value_name = "FILE", conflicts_with_all = ["boot", "netns"])]
+    pub(crate) attachments: Vec<PathBuf>,
+
+    /// Free all that nodes hold which are not registered any more
+    #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores"])]
+    pub(crate) gone: bool,
+
+    /// With --gone: spare these nodes, too, listed by kubectl or by lines (-: stdin)
+    #[arg(long, value_name = "FILE", requires = "gone")]
+    pub(crate) nodes: Option<PathBuf>,
+
+    /// Free all that the node NAME holds, which is gone for good
+    #[arg(long, group = "evidence", requires = "node", conflicts_with_all = ["boot", "netns", "attachments", "gone", "all_stores"])]
+    pub(crate) free: bool,
+
+    /// Make all that the node NAME holds the node NEW's; no address changes
+    #[arg(long, group = "evidence", requires = "node", value_name = "NEW", conflicts_with_all = ["boot", "netns", "attachments", "gone", "free", "all_stores"])]
+    pub(crate) move_to: Option<String>,
+
+    /// Do it; without this, it is only shown
     #[arg(long)]
     pub(crate) apply: bool,
+
+    /// An empty list means that there is nothing; else it is refused
+    #[arg(long)]
+    pub(crate) empty: bool,
 
     /// Make both looks in one run
     #[arg(long, requires = "netns")]
     pub(crate) wait: bool,
 
-    /// Another name that the store has for this very machine; never that of another one
+    /// The node for --free and --move-to; else another name of this very machine
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 

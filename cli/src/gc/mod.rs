@@ -1,37 +1,47 @@
-//! `margay gc`: taking back what nobody on this machine uses any more.
+//! `margay gc`: taking back what nobody on this machine uses any more. What nodes held that are gone is in [`gone`], what
+//! a renamed node has in [`hand_over`].
 //!
 //! The stores are read and closed, then the network namespaces are looked at, then it is decided, then the stores are opened
 //! again to free what is to go. So no container waits for a look, and what is given meanwhile is no candidate.
 
+mod attachments;
+mod gone;
+mod gone_report;
+mod hand_over;
+mod list;
 mod looks;
+mod machine;
+mod nodes;
 mod report;
 
 use std::io::Write;
-use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use datastore::{Chosen, Create, Environment, Location, Source, all_for_operator};
+use datastore::{Chosen, Create, Environment, Location, Source, Turns, all_for_operator};
 use ipam_core::Ipam;
-use ipam_core::gc::{Allocation, Evidence, Holdings, batches};
-use kv::{Deadline, ErrorKind};
+use ipam_core::gc::{Allocation, Estates, Evidence, Holdings, Judged, Known, RuntimeList, batches, unlisted};
+use kv::{Deadline, ErrorKind, Store};
 use tokio::runtime::Runtime;
 
 use crate::args::{Cli, Gc};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use};
-use crate::verbs::nodes;
+use crate::verbs::nodes as nodes_of;
 use looks::{APART, Looks};
-use report::{Left, Reason, Report, Row, StoreReport};
+use machine::Machine;
+use report::{Left, LeftByList, Reason, Report, Row, StoreReport};
 
 /// How long one opening of a store may take to be read or freed from.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How many commits are made before the store is closed for a moment, so that containers get their turn.
 const COMMITS_AT_ONCE: usize = 16;
 
-/// What is known of this machine.
-struct Machine {
-    boot_id: String,
-    node: String,
+/// What is asked for, and on what evidence.
+struct Request<'r> {
+    args: &'r Gc,
+    machine: &'r Machine,
+    lists: &'r [RuntimeList],
 }
 
 /// A store, and what was found in it.
@@ -46,24 +56,23 @@ struct Found {
 
 /// Looks, decides, and with `--apply` frees.
 pub(crate) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
+    match &args.move_to {
+        Some(to) => return hand_over::run(cli, args, to, env, out, err),
+        None if args.gone || args.free => return gone::run(cli, args, env, out, err),
+        None => {}
+    }
+    // Before anything else: the older a list counts as, the less is freed because of it.
+    let lists = attachments::read(&args.attachments, args.empty)?;
     let stores = choose(cli, args, env, err)?;
-    let machine = Machine {
-        boot_id: host::boot_id().ok_or_else(|| Failure::new("the kernel does not tell its boot id"))?,
-        node: host::NodeNames {
-            given: args.node.as_deref().unwrap_or_default(),
-            file: Path::new(host::NODENAME_FILE),
-            former: "",
-            hostname: &host::hostname(),
-        }
-        .choose(),
-    };
+    let machine = Machine::of(args.node.as_deref())?;
+    let request = Request { args, machine: &machine, lists: &lists };
     let runtime = crate::runtime()?;
-    let mut found = once(args, &machine, &stores, &runtime, err)?;
+    let mut found = once(&request, &stores, &runtime, err)?;
     let missing = found.iter().filter_map(|store| store.missing).max();
     if let Some(missing) = missing.filter(|_| args.wait) {
         _ = writeln!(err, "note: looking again in {} s", missing.as_secs() + 1);
         std::thread::sleep(missing);
-        found = once(args, &machine, &stores, &runtime, err)?;
+        found = once(&request, &stores, &runtime, err)?;
     }
     if args.apply {
         for store in &mut found {
@@ -97,7 +106,8 @@ fn choose(cli: &Cli, args: &Gc, env: &Environment<'_>, err: &mut dyn Write) -> R
 }
 
 /// Reads all stores, looks at the machine, and decides.
-fn once(args: &Gc, machine: &Machine, stores: &[Chosen], runtime: &Runtime, err: &mut dyn Write) -> Result<Vec<Found>> {
+fn once(request: &Request<'_>, stores: &[Chosen], runtime: &Runtime, err: &mut dyn Write) -> Result<Vec<Found>> {
+    let Request { args, machine, .. } = request;
     let mut read = Vec::new();
     for chosen in stores {
         match runtime.block_on(holdings(&chosen.location, &machine.node)) {
@@ -110,9 +120,9 @@ fn once(args: &Gc, machine: &Machine, stores: &[Chosen], runtime: &Runtime, err:
             Err(failure) => return Err(failure),
         }
     }
-    let evidence = evidence(machine)?;
+    let evidence = machine.evidence()?;
     let decide = |(location, read): (&Location, std::result::Result<_, ()>)| match read {
-        Ok(Some((ipam, holdings))) => decide(args, machine, location, &ipam, &holdings, &evidence),
+        Ok(Some((ipam, holdings))) => decide(request, location, &ipam, &holdings, &evidence),
         Ok(None) => Ok(Found::nothing(location, StoreReport { missing: true, ..StoreReport::of(location) })),
         Err(()) => Ok(Found::nothing(location, StoreReport { failed: true, ..StoreReport::of(location) })),
     };
@@ -123,6 +133,12 @@ impl Found {
     fn nothing(location: &Location, report: StoreReport) -> Self {
         Self { location: location.clone(), report, ready: Vec::new(), missing: None }
     }
+
+    /// These may be freed.
+    fn take(&mut self, allocations: Vec<Allocation>, reason: Reason) {
+        self.report.candidates.extend(allocations.iter().map(|one| Row::new(one, reason)));
+        self.ready.extend(allocations);
+    }
 }
 
 /// What the node holds in a store, read in one opening; nothing if there is no store.
@@ -131,7 +147,7 @@ async fn holdings(location: &Location, node: &str) -> Result<Option<(Ipam, Holdi
         Err(error) if error.kind() == &ErrorKind::Missing => return Ok(None),
         opened => opened.map_err(|error| store::explain(location, error))?,
     };
-    let ipam = Ipam::new(open.store(), nodes(location));
+    let ipam = Ipam::new(open.store(), nodes_of(location));
     let holdings = ipam.holdings(node, Deadline::after(PATIENCE)).await;
     let closed = open.close().await;
     let holdings = holdings?;
@@ -139,67 +155,89 @@ async fn holdings(location: &Location, node: &str) -> Result<Option<(Ipam, Holdi
     Ok(Some((ipam, holdings)))
 }
 
-/// What is in use on this machine.
-fn evidence(machine: &Machine) -> Result<Evidence> {
-    let live = host::look().map_err(|blind| {
-        Failure::new(format!("nothing was freed: {blind}")).hint(
-            "run margay gc as root on the machine itself, not in a container; without a look at every namespace, an \
-         address that is in use cannot be told from one that is not",
-        )
-    })?;
-    let known = host::short_boot(&machine.boot_id).zip(host::uptime());
-    let (boot, up) = known.ok_or_else(|| Failure::new("the kernel does not tell when it began"))?;
-    Ok(Evidence { boot, up, live })
-}
-
 /// What is to go, what is to be looked at once more, and what is left.
 fn decide(
-    args: &Gc,
-    machine: &Machine,
+    request: &Request<'_>,
     location: &Location,
     ipam: &Ipam,
     holdings: &Holdings,
     evidence: &Evidence,
 ) -> Result<Found> {
+    let args = request.args;
     let mut judged = ipam.judge(holdings, evidence);
-    let (mut ready, mut rows, mut waiting, mut missing) = (Vec::new(), Vec::new(), Vec::new(), None);
+    let mut found = Found::nothing(location, StoreReport::of(location));
     if args.boot {
-        ready.append(&mut judged.earlier);
-        rows.extend(ready.iter().map(|one| Row::new(one, Reason::EarlierBoot)));
+        found.take(std::mem::take(&mut judged.earlier), Reason::EarlierBoot);
     }
+    let by_list = match request.lists {
+        [] => None,
+        lists => Some(by_list(lists, &mut judged, &mut found)?),
+    };
     if args.netns {
-        let mut unused = judged.earlier;
+        let mut unused = std::mem::take(&mut judged.earlier);
         unused.append(&mut judged.idle);
-        judged.earlier = Vec::new();
-        let now = host::running().ok_or_else(|| Failure::new("the kernel does not tell its clock"))?;
-        let mut looks = Looks::load(&args.looks, &location.to_string(), &machine.boot_id, now);
-        let since = looks.note(&unused, now);
-        looks.save().map_err(|error| {
-            Failure::new(format!("looks cannot be kept in {}: {error}", args.looks.display()))
-                .hint("it has to be a folder that root can write to, in memory, such as /run/margay")
-        })?;
-        for (one, seen) in unused.into_iter().zip(since) {
-            let age = now.saturating_sub(seen);
-            if age >= APART {
-                rows.push(Row::new(&one, Reason::NoInterface));
-                ready.push(one);
-            } else {
-                missing = missing.max(Some(APART - age));
-                waiting.push(Row::new(&one, Reason::NoInterface));
-            }
-        }
+        by_looks(request, unused, &mut found)?;
     }
-    let left = Left {
+    found.report.node.clone_from(&holdings.node);
+    found.report.left = Left {
         live: judged.live.len(),
         of_this_boot: judged.idle.len(),
         of_earlier_boots: judged.earlier.len(),
         of_another_machine: judged.elsewhere.len(),
         not_margays: holdings.unmarked,
         no_workloads: holdings.special,
+        by_list,
     };
-    let report =
-        StoreReport { node: holdings.node.clone(), candidates: rows, waiting, left, ..StoreReport::of(location) };
-    Ok(Found { location: location.clone(), report, ready, missing })
+    Ok(found)
+}
+
+/// What no interface has and the lists do not have is to go; what else no interface has is counted by what the lists say.
+///
+/// # Errors
+/// Lists that cannot be of this machine.
+fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found) -> Result<LeftByList> {
+    let live = unlisted(judged.live.iter().cloned(), lists);
+    if live.listed == 0 && !live.gone.is_empty() && !lists.iter().all(RuntimeList::is_empty) {
+        let count = live.gone.len();
+        return Err(Failure::new(format!(
+            "nothing was freed: of what is in use on this machine ({count}) nothing is in the list"
+        ))
+        .hint(
+            "it is of another machine or runtime, or has other ids: networks belong to pods, so it is crictl pods, not crictl              ps; several runtimes need an --attachments each",
+        ));
+    }
+    let unused = std::mem::take(&mut judged.earlier).into_iter().chain(std::mem::take(&mut judged.idle));
+    let said = unlisted(unused, lists);
+    found.take(said.gone, Reason::NotListed);
+    Ok(LeftByList {
+        listed: said.listed,
+        young: said.young,
+        undated: said.undated,
+        of_other_networks: said.unspoken,
+        live_unlisted: live.gone.len(),
+    })
+}
+
+/// What was without an interface at a look that is old enough, and is so now, is to go.
+fn by_looks(request: &Request<'_>, unused: Vec<Allocation>, found: &mut Found) -> Result<()> {
+    let folder = &request.args.looks;
+    let now = host::running().ok_or_else(|| Failure::new("the kernel does not tell its clock"))?;
+    let mut looks = Looks::load(folder, &found.location.to_string(), &request.machine.boot_id, now);
+    let since = looks.note(&unused, now);
+    looks.save().map_err(|error| {
+        Failure::new(format!("looks cannot be kept in {}: {error}", folder.display()))
+            .hint("it has to be a folder that root can write to, in memory, such as /run/margay")
+    })?;
+    for (one, seen) in unused.into_iter().zip(since) {
+        let age = now.saturating_sub(seen);
+        if age >= APART {
+            found.take(vec![one], Reason::NoInterface);
+        } else {
+            found.missing = found.missing.max(Some(APART - age));
+            found.report.waiting.push(Row::new(&one, Reason::NoInterface));
+        }
+    }
+    Ok(())
 }
 
 /// Frees what may go.
@@ -207,7 +245,7 @@ async fn free(found: &mut Found) -> Result<()> {
     let batches = batches(&found.ready);
     for some in batches.chunks(COMMITS_AT_ONCE) {
         let open = store::open(&found.location, Use::Release).await?;
-        let ipam = Ipam::new(open.store(), nodes(&found.location));
+        let ipam = Ipam::new(open.store(), nodes_of(&found.location));
         let mut done = Ok(());
         for batch in some {
             match ipam.free(batch, Deadline::after(PATIENCE)).await {
@@ -227,4 +265,17 @@ async fn free(found: &mut Found) -> Result<()> {
         closed?;
     }
     Ok(())
+}
+
+/// What those nodes have in a store that are `wanted`, read in turns.
+async fn survey(location: &Location, wanted: impl Fn(&Known, &str) -> bool + Send + Sync) -> Result<Estates> {
+    let turns = Turns::open(location, store::WAIT).await.map_err(|error| store::explain(location, error))?;
+    let turns = Arc::new(turns);
+    let ipam = Ipam::new(Arc::clone(&turns) as Arc<dyn Store>, nodes_of(location));
+    let found = ipam.estates(wanted, Deadline::after(PATIENCE)).await;
+    drop(ipam);
+    let closed = turns.close().await;
+    let found = found?;
+    closed?;
+    Ok(found)
 }

@@ -18,6 +18,7 @@ use crate::output::{Column, printable, render};
 pub(super) enum Reason {
     EarlierBoot,
     NoInterface,
+    NotListed,
 }
 
 impl Reason {
@@ -25,6 +26,7 @@ impl Reason {
         match self {
             Self::EarlierBoot => "of an earlier boot",
             Self::NoInterface => "no interface has it",
+            Self::NotListed => "not in the list",
         }
     }
 }
@@ -54,11 +56,10 @@ impl Row {
     }
 
     fn cells(&self) -> Vec<String> {
-        let since = self.since.as_deref().map_or("unknown", |text| text.split('.').next().unwrap_or(text));
         let texts = [&self.network, &self.container, &self.interface].map(|text| printable(text));
         let [network, container, interface] = texts;
-        let since = printable(since.trim_end_matches(" +0000 UTC"));
-        vec![self.address.to_string(), network, container, interface, self.reason.text().to_owned(), since]
+        let (reason, since) = (self.reason.text().to_owned(), since(self.since.as_deref()));
+        vec![self.address.to_string(), network, container, interface, reason, since]
     }
 }
 
@@ -71,11 +72,26 @@ pub(super) struct Left {
     pub(super) of_another_machine: usize,
     pub(super) not_margays: usize,
     pub(super) no_workloads: usize,
+    /// These are told only where a list was given.
+    #[serde(flatten)]
+    pub(super) by_list: Option<LeftByList>,
+}
+
+/// How many addresses of the node are left because of a runtime's list.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct LeftByList {
+    pub(super) listed: usize,
+    pub(super) young: usize,
+    pub(super) undated: usize,
+    pub(super) of_other_networks: usize,
+    /// Of those that are live.
+    pub(super) live_unlisted: usize,
 }
 
 impl Left {
     /// In words; empty if nothing is left.
     fn text(&self) -> String {
+        let list = self.by_list.unwrap_or_default();
         let parts = [
             (self.live, "in use by an interface"),
             (self.of_this_boot, "given in this boot (margay gc --netns looks at those)"),
@@ -86,6 +102,11 @@ impl Left {
             ),
             (self.not_margays, "without Margay's attributes"),
             (self.no_workloads, "of tunnels or other non-workloads"),
+            (list.listed, "in the list"),
+            (list.young, "given after the list was made, or less than 60 seconds before"),
+            (list.undated, "of which nobody knows when they were given (margay gc --netns looks at those)"),
+            (list.of_other_networks, "in networks that the list is not about"),
+            (list.live_unlisted, "of those in use not in the list"),
         ];
         let parts: Vec<String> =
             parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
@@ -175,6 +196,13 @@ impl Report {
     }
 }
 
-fn addresses(count: usize) -> String {
+/// When an address was given, as a table has it.
+pub(super) fn since(recorded: Option<&str>) -> String {
+    let text = recorded.map_or("unknown", |text| text.split('.').next().unwrap_or(text));
+    printable(text.trim_end_matches(" +0000 UTC"))
+}
+
+/// Addresses, counted.
+pub(super) fn addresses(count: usize) -> String {
     if count == 1 { "1 address".to_owned() } else { format!("{count} addresses") }
 }

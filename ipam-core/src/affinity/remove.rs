@@ -1,8 +1,9 @@
 //! Forgetting an owner of blocks.
 
+use ipnet::IpNet;
 use kv::Deadline;
 
-use super::{ReleaseIf, ReleasedBlocks};
+use super::{Release, ReleaseIf, ReleasedBlocks};
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
 use crate::model::{Owner, keys};
@@ -25,5 +26,34 @@ impl Ipam {
             })?;
         }
         released
+    }
+
+    /// Gives back one block of a node that is gone, by exactly this name, also if it is in use; true if it was the node's. An
+    /// affinity to a block that is not the node's goes, too. The commit fails if the node has come back.
+    ///
+    /// # Errors
+    /// `Invalid` if the node is registered; a damaged block; those of the store.
+    pub async fn give_up_block(&self, node: &str, cidr: IpNet, deadline: Deadline) -> Result<bool> {
+        let owner = Owner::host(node);
+        let released = transact!(self, deadline, |tx| {
+            self.require_gone(tx, node).await?;
+            self.release_block(tx, &owner, cidr, ReleaseIf::Any).await
+        })?;
+        Ok(matches!(released, Release::Done))
+    }
+
+    /// Deletes what old versions kept for a node that is gone.
+    ///
+    /// # Errors
+    /// `Invalid` if the node is registered; those of the store.
+    pub async fn drop_legacy(&self, node: &str, deadline: Deadline) -> Result<()> {
+        let key = keys::legacy_host(node);
+        transact!(self, deadline, |tx| {
+            self.require_gone(tx, node).await?;
+            if tx.get(&key).await?.is_some() {
+                tx.delete(&key)?;
+            }
+            Ok(())
+        })
     }
 }

@@ -2,20 +2,26 @@
 //!
 //! Runtimes forget to give addresses back: at a reboot they never do, and a crash leaves some behind. Three kinds of evidence
 //! tell that an address is not in use: it was given in an earlier boot; no interface holds it; the runtime's list of what
-//! there is does not have it. What is evidence comes from outside, and [`judge`] and [`stale`] decide on it without any I/O.
+//! there is does not have it. What is evidence comes from outside, and [`judge`], [`stale`] and [`unlisted`] decide on it
+//! without any I/O.
 //! The order matters: what is held is read first, and evidence is gathered after that, so that an address that is given
 //! meanwhile is no candidate.
 //!
 //! Only allocations that carry attributes of ours are ever candidates, and only those of the node that asks. Tunnel
-//! addresses, those of load balancers and what Windows hosts keep have none; they are counted and left.
+//! addresses, those of load balancers and what Windows hosts keep have none; they are counted and left. What a node held
+//! that is gone for good is another matter: that is its [`Estate`], whoever has assigned it.
 //!
 //! What is to go is freed block by block, a commit for each, and only where handle, attributes and sequence number are
 //! still what they were: each assignment changes the sequence number, also one that gives the same address once more.
 
 mod decide;
+mod estate;
+mod hand_over;
+mod hold;
+mod listed;
 mod reclaim;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -28,18 +34,18 @@ use crate::attachment::{BOOT, INTERFACE, NETWORK, NODE, TIMESTAMP};
 use crate::error::Result;
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::{Attribute, Block, Document, Owner, WINDOWS_RESERVED_HANDLE, handle_id, keys};
-use crate::surroundings::read_config;
 use crate::timestamps::parse_go_string;
 use crate::usage::Readings;
-use crate::workset::{Found, Workset};
 
 pub use decide::{Judged, Stale, YOUNG, judge, stale};
+pub use estate::{Estate, Estates, Known, Part};
+pub use hand_over::HandedOver;
+pub use hold::{Freed, Hold, batches};
+pub use listed::{Listed, RuntimeList, Unlisted, unlisted};
 pub(crate) use reclaim::{Leftover, Leftovers, is_short};
 
 /// Calico's attribute by which it tells addresses that are no workload's: those of tunnels, for one.
 const TYPE: &str = "type";
-/// How many addresses are freed in a commit at most: each can have a handle of its own, and a commit touches 120 keys.
-const MOST_AT_ONCE: usize = 64;
 
 /// An address that a node holds for an attachment, with our attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,12 +132,6 @@ impl Allocation {
     pub fn attachment(&self) -> (&str, &str) {
         (&self.handle, &self.interface)
     }
-
-    /// True if nothing has happened to it since it was read.
-    fn is_still_in(&self, block: &Block) -> bool {
-        block.attributes_of(self.address) == Some(&self.entry)
-            && block.sequence_number_of(self.address) == self.sequence_number
-    }
 }
 
 /// What a node holds, as of one revision.
@@ -179,24 +179,6 @@ pub trait Live: Send + Sync {
     async fn evidence(&self) -> Option<Evidence>;
 }
 
-/// What became of addresses that were to be freed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Freed {
-    /// Those that are free now, or rest.
-    pub released: Vec<IpAddr>,
-    /// Those that were given anew or given back since they were read, and were left alone.
-    pub changed: Vec<IpAddr>,
-}
-
-/// Divides allocations into what can be freed in one commit each: all of one block, and not too many.
-pub fn batches(allocations: &[Allocation]) -> Vec<Vec<Allocation>> {
-    let mut by_block: BTreeMap<IpNet, Vec<Allocation>> = BTreeMap::new();
-    for allocation in allocations {
-        by_block.entry(allocation.block).or_default().push(allocation.clone());
-    }
-    by_block.into_values().flat_map(|block| block.chunks(MOST_AT_ONCE).map(<[_]>::to_vec).collect::<Vec<_>>()).collect()
-}
-
 impl Ipam {
     /// All that a node holds, in its own blocks and in those of others, as of one revision. Read in pages.
     ///
@@ -239,41 +221,5 @@ impl Ipam {
     /// machine must not be taken for this one in an earlier boot.
     fn began(&self, evidence: &Evidence) -> Option<OffsetDateTime> {
         (self.nodes() == Nodes::Registered).then(|| self.now() - evidence.up)
-    }
-
-    /// Frees what one commit can, one of [`batches`]. What is not any more as it was read is left.
-    ///
-    /// # Errors
-    /// Those of the store; a damaged handle.
-    pub async fn free(&self, batch: &[Allocation], deadline: Deadline) -> Result<Freed> {
-        let freed = transact!(self, deadline, |tx| {
-            let rest = read_config(tx).await?.cooldown_seconds();
-            let now = self.now();
-            let mut work = Workset::new(tx, now, rest);
-            let mut freed = Freed::default();
-            let blocks: BTreeSet<IpNet> = batch.iter().map(|allocation| allocation.block).collect();
-            for cidr in blocks {
-                let Found::There(block) = work.find(cidr).await? else { continue };
-                let still = batch.iter().filter(|one| one.block == cidr && one.is_still_in(block));
-                let still: BTreeMap<IpAddr, String> = still.map(|one| (one.address, one.handle.clone())).collect();
-                if still.is_empty() {
-                    continue;
-                }
-                work.change(cidr, |block| block.release_where(now, rest, |ip, _| still.contains_key(&ip))).await?;
-                for handle in still.values() {
-                    work.touch_handle(handle, cidr);
-                }
-                freed.released.extend(still.into_keys());
-            }
-            work.write().await?;
-            let gone = batch.iter().map(|one| one.address).filter(|ip| !freed.released.contains(ip));
-            freed.changed = gone.collect();
-            Ok(freed)
-        })?;
-        for allocation in batch.iter().filter(|one| freed.released.contains(&one.address)) {
-            let Allocation { address, network, container, interface, .. } = allocation;
-            tracing::info!(%address, network, container, interface, "freed");
-        }
-        Ok(freed)
     }
 }

@@ -93,6 +93,11 @@ impl Attribute {
         renamed
     }
 
+    /// Replaces the handle.
+    pub(super) fn set_handle(&mut self, handle: &str) {
+        self.handle_id = Field::Is(handle.to_owned());
+    }
+
     /// Replaces all attributes of the holder. What is empty is left out.
     pub(super) fn set_attributes(&mut self, attributes: BTreeMap<String, String>) {
         self.secondary = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes) };

@@ -11,6 +11,7 @@ mod concurrent;
 mod crowded;
 mod documents;
 mod ensure;
+mod estate;
 mod every_verb;
 mod explain;
 mod filling;

@@ -1,0 +1,205 @@
+//! `margay gc --gone` and `--free`: what nodes held that are gone for good.
+//!
+//! The addresses go first, then the blocks, as Calico forgets a host; so what is broken off is carried on by the same command.
+//! Each commit is guarded by each address as it was read, and by the node still not being registered.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+
+use datastore::{Environment, Location};
+use ipam_core::Ipam;
+use ipam_core::gc::{Estate, Estates, Evidence, Known, batches};
+use ipnet::IpNet;
+use kv::Deadline;
+use tokio::runtime::Runtime;
+
+use super::gone_report::{GoneReport, NodeReport, Skipped};
+use super::machine::{Machine, own_names};
+use super::{COMMITS_AT_ONCE, PATIENCE, nodes, survey};
+use crate::args::{Cli, Gc};
+use crate::error::{Failure, Result};
+use crate::output::printable;
+use crate::store::{self, Use};
+
+/// Looks, decides, and with `--apply` frees.
+pub(super) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
+    let list = args.nodes.as_deref().map(|path| nodes::read(path, args.empty)).transpose()?;
+    let location = store::choose(cli, env, err)?.location;
+    let (machine, own) = (Machine::of(None)?, own_names());
+    let runtime = crate::runtime()?;
+    let named = args.free.then(|| args.node.clone().unwrap_or_default());
+    let (estates, mut skipped) = match &named {
+        Some(node) => (one(&location, &runtime, node, &own)?, Vec::new()),
+        None => all(&location, &runtime, list.as_ref(), &own)?,
+    };
+    // After the stores were read: what is given meanwhile is no candidate.
+    let evidence = machine.evidence()?;
+    let mut reports = Vec::new();
+    for estate in estates.values() {
+        match here(estate, &evidence) {
+            Some(why) if named.is_some() => return Err(is_this_machine(&estate.node, &why)),
+            Some(why) => skipped.push(Skipped { node: estate.node.clone(), why }),
+            None => reports.push((estate, NodeReport::of(&location, estate))),
+        }
+    }
+    if args.apply {
+        for (estate, report) in &mut reports {
+            if let Err(failure) = runtime.block_on(free(&location, estate, report)) {
+                failure.print(err);
+                report.failed = true;
+            }
+        }
+    }
+    let stores: Vec<NodeReport> = reports.into_iter().map(|(_, report)| report).collect();
+    let failed = stores.iter().any(|report| report.failed);
+    GoneReport { applied: args.apply, node: named, stores, skipped }.answer()?.print(cli.output, out, err)?;
+    match failed {
+        true => {
+            Err(Failure::new("not everything could be freed; see above").hint("the same command goes on where it was"))
+        }
+        false => Ok(()),
+    }
+}
+
+/// Nodes by name.
+type ByNode = BTreeMap<String, Estate>;
+
+/// What one node has that was named; an error unless it is gone.
+fn one(location: &Location, runtime: &Runtime, node: &str, own: &BTreeSet<String>) -> Result<ByNode> {
+    let found = runtime.block_on(survey(location, |_, name| name == node))?;
+    if found.known.registered.contains(node) {
+        return Err(Failure::new(format!("node {} is registered in the store; nothing was freed", printable(node)))
+            .hint(format!("if it is gone for good, delete it first: margay delete node {}", printable(node))));
+    }
+    if own.contains(node) || found.known.pinned.as_deref() == Some(node) {
+        return Err(is_this_machine(node, "it is the name of this machine"));
+    }
+    Ok(found.estates)
+}
+
+/// What all nodes have that are gone, and which of them are left alone.
+fn all(
+    location: &Location,
+    runtime: &Runtime,
+    list: Option<&BTreeSet<String>>,
+    own: &BTreeSet<String>,
+) -> Result<(ByNode, Vec<Skipped>)> {
+    let wanted = |known: &Known, node: &str| {
+        !known.registered.contains(node)
+            && known.pinned.as_deref() != Some(node)
+            && list.is_none_or(|list| !list.contains(node))
+    };
+    let Estates { known, nodes, mut estates } = runtime.block_on(survey(location, wanted))?;
+    let ours: BTreeSet<&String> = own.iter().chain(&known.pinned).collect();
+    match list {
+        None if known.registered.is_empty() => {
+            return Err(Failure::new(
+                "no node is registered in the store, so nobody can tell which are gone; nothing was freed",
+            )
+            .hint(
+                "list the nodes that there are with --nodes FILE, or name the one that is gone: --node NAME --free",
+            ));
+        }
+        Some(list) => check_list(list, &known, &nodes, &ours)?,
+        None => {}
+    }
+    let mut skipped = Vec::new();
+    for name in own {
+        if estates.remove(name).is_some() {
+            skipped.push(Skipped { node: name.clone(), why: "it is the name of this machine".to_owned() });
+        }
+    }
+    Ok((estates, skipped))
+}
+
+/// Refuses a list that cannot be of the nodes of this store. Every node of a cluster is in its list, this very machine too
+/// if it is one of them; and a list in which not one registered node is was made elsewhere.
+fn check_list(
+    list: &BTreeSet<String>,
+    known: &Known,
+    nodes: &BTreeSet<String>,
+    ours: &BTreeSet<&String>,
+) -> Result<()> {
+    let refused = |what: String| {
+        Failure::new(format!("{what}; nothing was freed"))
+            .hint("see that the list and the store are of the same cluster, and that names are written as in the store")
+    };
+    let member = ours.iter().find(|name| nodes.contains(**name));
+    if let Some(name) = member.filter(|_| !ours.iter().any(|name| list.contains(*name))) {
+        return Err(refused(format!("the list of nodes lacks this very machine, {}", printable(name))));
+    }
+    if !known.registered.is_empty() && known.registered.is_disjoint(list) {
+        let count = known.registered.len();
+        return Err(refused(format!("the list of nodes has none of those that are registered in the store ({count})")));
+    }
+    Ok(())
+}
+
+/// Why a node is this very machine under another name, if it is.
+fn here(estate: &Estate, evidence: &Evidence) -> Option<String> {
+    let live = estate.holds.iter().find(|hold| evidence.live.contains(&hold.address));
+    if let Some(hold) = live {
+        return Some(format!("an interface of this machine has its address {}", hold.address));
+    }
+    let of_this_boot = estate.holds.iter().find(|hold| hold.boot() == Some(evidence.boot.as_str()))?;
+    Some(format!("its address {} was given in this very boot of this machine", of_this_boot.address))
+}
+
+fn is_this_machine(node: &str, why: &str) -> Failure {
+    let node = printable(node);
+    Failure::new(format!("node {node} is this very machine: {why}; nothing was freed")).hint(format!(
+        "margay gc --boot and --netns free what it does not use; to make all that it has another node's: margay gc --node \
+         {node} --move-to NAME"
+    ))
+}
+
+/// Frees what a node had, and gives up its blocks.
+async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> Result<()> {
+    for some in batches(&estate.holds).chunks(COMMITS_AT_ONCE) {
+        with_ipam(location, async |ipam| {
+            for batch in some {
+                let freed = ipam.free_of_gone(&estate.node, batch, Deadline::after(PATIENCE)).await.map_err(told)?;
+                report.freed.extend(freed.released);
+                report.changed.extend(freed.changed);
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    let blocks: Vec<IpNet> = estate.blocks().collect();
+    let mut damaged = None;
+    for some in blocks.chunks(COMMITS_AT_ONCE) {
+        with_ipam(location, async |ipam| {
+            for cidr in some {
+                match ipam.give_up_block(&estate.node, *cidr, Deadline::after(PATIENCE)).await {
+                    Ok(true) => report.gave_up.push(*cidr),
+                    Ok(false) => {}
+                    // One block that cannot be read must not keep the others.
+                    Err(error @ ipam_core::Error::Malformed(_)) => damaged = Some(error),
+                    Err(error) => return Err(told(error)),
+                }
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    with_ipam(location, async |ipam| ipam.drop_legacy(&estate.node, Deadline::after(PATIENCE)).await.map_err(told))
+        .await?;
+    damaged.map_or(Ok(()), |error| Err(told(error)))
+}
+
+/// An error, which may have names from the store in it.
+fn told(error: ipam_core::Error) -> Failure {
+    Failure::new(printable(&error.to_string()))
+}
+
+/// Opens the store for some commits, and closes it again: so containers get their turn.
+async fn with_ipam(location: &Location, work: impl AsyncFnOnce(&Ipam) -> Result<()>) -> Result<()> {
+    let open = store::open(location, Use::Release).await?;
+    let ipam = Ipam::new(open.store(), crate::verbs::nodes(location));
+    let done = work(&ipam).await;
+    drop(ipam);
+    let closed = open.close().await;
+    done?;
+    Ok(closed?)
+}

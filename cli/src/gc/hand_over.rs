@@ -1,0 +1,208 @@
+//! `margay gc --move-to`: what a node has becomes another one's, and containers keep their addresses.
+//!
+//! An embedded store stays open from the first commit to the last: a DEL in between would look for its address under the one
+//! name while it is recorded under the other. It is a commit for some thirty blocks.
+
+use std::fmt::Write as _;
+use std::io::Write;
+
+use datastore::{Environment, Location};
+use ipam_core::Ipam;
+use ipam_core::gc::{Estate, Estates, HandedOver};
+use ipnet::IpNet;
+use kv::Deadline;
+use serde::Serialize;
+
+use super::gone_report::blocks;
+use super::report::addresses;
+use super::{PATIENCE, survey};
+use crate::answer::Answer;
+use crate::args::{Cli, Gc};
+use crate::error::{Failure, Result};
+use crate::output::{Column, printable, render};
+use crate::store::{self, Use};
+
+/// A block that has something of the node.
+#[derive(Debug, Serialize)]
+struct Row {
+    block: IpNet,
+    /// The block is the node's own.
+    own: bool,
+    addresses: usize,
+}
+
+/// A handle that gets another name.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Handle {
+    from: String,
+    to: String,
+}
+
+/// What is moved, or was.
+#[derive(Debug, Serialize)]
+struct Report {
+    applied: bool,
+    store: String,
+    from: String,
+    to: String,
+    blocks: Vec<Row>,
+    handles: Vec<Handle>,
+    /// The store has the new name for its one node now, or will have.
+    pinned: bool,
+    /// The node has something, be it an affinity to a block that is not there.
+    #[serde(skip)]
+    has_any: bool,
+    /// Who has anything, if the node does not.
+    #[serde(skip)]
+    others: Vec<String>,
+}
+
+/// Looks, and with `--apply` moves.
+pub(super) fn run(
+    cli: &Cli,
+    args: &Gc,
+    to: &str,
+    env: &Environment<'_>,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> Result<()> {
+    let from = args.node.as_deref().unwrap_or_default();
+    if to.is_empty() || to.contains('/') || to == from {
+        return Err(Failure::new(format!("{:?} cannot be the name of another node", printable(to))));
+    }
+    let location = store::choose(cli, env, err)?.location;
+    let report = crate::runtime()?.block_on(async {
+        let wanted = |_: &_, node: &str| node == from;
+        if !args.apply {
+            let found = survey(&location, wanted).await?;
+            check(&location, &found, from, to)?;
+            return Ok::<_, Failure>(Report::planned(&location, &found, from, to));
+        }
+        let open = store::open(&location, Use::Existing).await?;
+        let ipam = Ipam::new(open.store(), crate::verbs::nodes(&location));
+        let done = hand_over(&location, &ipam, from, to).await;
+        drop(ipam);
+        let closed = open.close().await;
+        let done = done?;
+        closed?;
+        Ok(done)
+    })?;
+    report.answer()?.print(cli.output, out, err)
+}
+
+/// Moves all that there is.
+async fn hand_over(location: &Location, ipam: &Ipam, from: &str, to: &str) -> Result<Report> {
+    let found = ipam.estates(|_, node| node == from, Deadline::after(PATIENCE)).await?;
+    check(location, &found, from, to)?;
+    let planned = Report::planned(location, &found, from, to);
+    if planned.is_nothing() {
+        return Ok(planned);
+    }
+    let mut report = Report { applied: true, blocks: Vec::new(), handles: Vec::new(), ..planned };
+    let nothing = Estate::default();
+    for share in found.estates.get(from).unwrap_or(&nothing).shares() {
+        let done = ipam.hand_over(from, to, &share, Deadline::after(PATIENCE)).await?;
+        report.add(&share, done);
+    }
+    Ok(report)
+}
+
+/// Refuses a node that is there, and a new one that is not.
+fn check(location: &Location, found: &Estates, from: &str, to: &str) -> Result<()> {
+    let registered = &found.known.registered;
+    if registered.contains(from) {
+        return Err(Failure::new(format!("node {} is registered in the store; nothing was moved", printable(from)))
+            .hint(format!("if that name is of the past, delete it first: margay delete node {}", printable(from))));
+    }
+    // Only an embedded store gives addresses to nodes that are not registered, and only while none is.
+    let any_will_do = registered.is_empty() && !matches!(location, Location::Etcd(_));
+    if !any_will_do && !registered.contains(to) {
+        return Err(Failure::new(format!("node {} is not registered in the store; nothing was moved", printable(to)))
+            .hint(
+                "see how the new name is written: margay get nodes; a node of Calico's registers itself when it starts",
+            ));
+    }
+    Ok(())
+}
+
+impl Report {
+    fn planned(location: &Location, found: &Estates, from: &str, to: &str) -> Self {
+        let estate = found.estates.get(from);
+        let parts = estate.iter().flat_map(|estate| &estate.parts);
+        let rows = parts.clone().filter(|(_, part)| part.is_own || part.addresses > 0);
+        let tunnels = parts.flat_map(|(_, part)| &part.tunnels);
+        let mut report = Self {
+            applied: false,
+            store: location.to_string(),
+            from: from.to_owned(),
+            to: to.to_owned(),
+            blocks: rows
+                .map(|(cidr, part)| Row { block: *cidr, own: part.is_own, addresses: part.addresses })
+                .collect(),
+            handles: Vec::new(),
+            pinned: found.known.pinned.as_deref() == Some(from),
+            has_any: estate.is_some(),
+            others: found.nodes.iter().filter(|node| *node != from).cloned().collect(),
+        };
+        for handle in tunnels {
+            let kind = handle.strip_suffix(from).unwrap_or(handle);
+            report.rename(handle.clone(), format!("{kind}{to}"));
+        }
+        report
+    }
+
+    fn is_nothing(&self) -> bool {
+        !self.has_any && !self.pinned
+    }
+
+    fn rename(&mut self, from: String, to: String) {
+        let handle = Handle { from, to };
+        if !self.handles.contains(&handle) {
+            self.handles.push(handle);
+        }
+    }
+
+    /// Notes what a commit has done.
+    fn add(&mut self, share: &[IpNet], done: HandedOver) {
+        for block in share {
+            let addresses = done.addresses.iter().filter(|address| block.contains(*address)).count();
+            let own = done.blocks.contains(block);
+            if own || addresses > 0 {
+                self.blocks.push(Row { block: *block, own, addresses });
+            }
+        }
+        for (from, to) in done.handles {
+            self.rename(from, to);
+        }
+    }
+
+    fn answer(&self) -> Result<Answer> {
+        let (from, to) = (printable(&self.from), printable(&self.to));
+        let mut text = String::new();
+        if self.is_nothing() {
+            _ = writeln!(text, "node {from} has nothing in the store");
+            if !self.others.is_empty() {
+                let others: Vec<String> = self.others.iter().map(|node| printable(node)).collect();
+                _ = writeln!(text, "those that have: {}", others.join(", "));
+            }
+            return Answer::new(text, self);
+        }
+        if !self.blocks.is_empty() {
+            let kind = |own: bool| if own { "own" } else { "another node's" };
+            let cells = |row: &Row| vec![row.block.to_string(), kind(row.own).to_owned(), row.addresses.to_string()];
+            let rows: Vec<Vec<String>> = self.blocks.iter().map(cells).collect();
+            text += &render(&[Column::Text("BLOCK"), Column::Text("OWNER"), Column::Number("ADDRESSES")], &rows);
+        }
+        for Handle { from, to } in &self.handles {
+            let word = if self.applied { "renamed" } else { "would rename" };
+            _ = writeln!(text, "{word} handle {} to {}", printable(from), printable(to));
+        }
+        let own = blocks(self.blocks.iter().filter(|row| row.own).count());
+        let held = addresses(self.blocks.iter().map(|row| row.addresses).sum());
+        _ = match self.applied {
+            true => writeln!(text, "made {own} and {held} of node {from} those of {to}"),
+            false => writeln!(text, "would make {own} and {held} of node {from} those of {to}; do it with --apply"),
+        };
+        Answer::new(text, self)
+    }
+}

@@ -1,0 +1,57 @@
+//! This machine: its names, its boot, and what is in use on it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use ipam_core::gc::Evidence;
+
+use crate::error::{Failure, Result};
+
+/// What is known of this machine.
+pub(super) struct Machine {
+    /// The boot's whole id.
+    pub(super) boot_id: String,
+    /// The node's name.
+    pub(super) node: String,
+}
+
+impl Machine {
+    /// This machine, under a name that was given, or else its own.
+    ///
+    /// # Errors
+    /// A kernel that does not tell its boot id.
+    pub(super) fn of(given: Option<&str>) -> Result<Self> {
+        Ok(Self {
+            boot_id: host::boot_id().ok_or_else(|| Failure::new("the kernel does not tell its boot id"))?,
+            node: chosen(given.unwrap_or_default(), &host::hostname()),
+        })
+    }
+
+    /// What is in use on this machine.
+    ///
+    /// # Errors
+    /// That not everything can be looked at.
+    pub(super) fn evidence(&self) -> Result<Evidence> {
+        let live = host::look().map_err(|blind| {
+            Failure::new(format!("nothing was freed: {blind}")).hint(
+                "run margay gc as root on the machine itself, not in a container; without a look at every namespace, an \
+                 address that is in use cannot be told from one that is not",
+            )
+        })?;
+        let known = host::short_boot(&self.boot_id).zip(host::uptime());
+        let (boot, up) = known.ok_or_else(|| Failure::new("the kernel does not tell when it began"))?;
+        Ok(Evidence { boot, up, live })
+    }
+}
+
+/// All names that this machine may have in a store.
+pub(super) fn own_names() -> BTreeSet<String> {
+    let hostname = host::hostname();
+    let mut names = BTreeSet::from([chosen("", &hostname), hostname.to_lowercase(), hostname]);
+    names.remove("");
+    names
+}
+
+fn chosen(given: &str, hostname: &str) -> String {
+    host::NodeNames { given, file: Path::new(host::NODENAME_FILE), former: "", hostname }.choose()
+}

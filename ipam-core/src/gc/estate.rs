@@ -1,0 +1,226 @@
+//! What nodes have in a store, node by node, as of one revision: for who frees it when a node is gone, or hands it on when a
+//! node got another name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+use kv::{Content, Deadline, ErrorKind, Key, Kv, Pages, Range, Revision, Transaction};
+
+use super::hand_over::tunnels_in;
+use super::hold::Hold;
+use crate::attachment::NODE;
+use crate::error::{Error, Result};
+use crate::ipam::{Ipam, Nodes, PINNED_NODE};
+use crate::model::keys::{self, ResourceKind};
+use crate::model::{Block, Document, Owner, WINDOWS_RESERVED_HANDLE};
+use crate::usage::Readings;
+
+/// Which nodes a store knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// Those that are registered.
+    pub registered: BTreeSet<String>,
+    /// The one name under which a store has every node: only on an embedded store in which none is registered.
+    pub pinned: Option<String>,
+}
+
+/// What a block has of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// The block is the node's.
+    pub is_own: bool,
+    /// The node has an affinity to it, or to what was a block of its own once.
+    pub has_affinity: bool,
+    /// How many addresses of it are recorded for the node.
+    pub addresses: usize,
+    /// The handles of the node's tunnels that have addresses of it.
+    pub tunnels: Vec<String>,
+    /// How long the block is as it is stored.
+    pub(super) bytes: usize,
+}
+
+/// All that a node has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Estate {
+    /// Its name.
+    pub node: String,
+    /// The blocks that are its own, that it has an affinity to, or that have addresses of it.
+    pub parts: BTreeMap<IpNet, Part>,
+    /// The addresses that are recorded for it, whoever assigned them, tunnels among them; by block.
+    pub holds: Vec<Hold>,
+    /// How many addresses are recorded for it and for a second owner, who may be alive: a virtual machine on its way.
+    pub shared: usize,
+    /// How many addresses of its blocks are recorded for no node.
+    pub nameless: usize,
+    /// How many addresses of its blocks are recorded for other nodes.
+    pub of_others: usize,
+}
+
+impl Estate {
+    /// The blocks that are its own, or that it has an affinity to.
+    pub fn blocks(&self) -> impl Iterator<Item = IpNet> {
+        self.parts.iter().filter(|(_, part)| part.is_own || part.has_affinity).map(|(cidr, _)| *cidr)
+    }
+
+    fn part(&mut self, cidr: IpNet) -> &mut Part {
+        self.parts.entry(cidr).or_default()
+    }
+}
+
+/// What nodes have in a store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Estates {
+    /// Which nodes the store knows.
+    pub known: Known,
+    /// All nodes that have anything, or are registered, whether they were looked at or not.
+    pub nodes: BTreeSet<String>,
+    /// What the nodes have that were looked at, by name; those that have nothing are not here.
+    pub estates: BTreeMap<String, Estate>,
+}
+
+impl Estates {
+    fn estate(&mut self, node: &str) -> &mut Estate {
+        let new = || Estate { node: node.to_owned(), ..Estate::default() };
+        self.estates.entry(node.to_owned()).or_insert_with(new)
+    }
+
+    fn add_affinity(&mut self, key: &Key, wanted: &dyn Fn(&Known, &str) -> bool) {
+        match keys::parse_affinity(key) {
+            Some((Owner::Host(node), cidr)) => {
+                if wanted(&self.known, &node) {
+                    self.estate(&node).part(cidr).has_affinity = true;
+                }
+                self.nodes.insert(node);
+            }
+            // What old versions kept is no more than the node's name.
+            _ => {
+                let Some(node) = keys::parse_legacy_host(key).map(str::to_owned) else { return };
+                if wanted(&self.known, &node) {
+                    self.estate(&node);
+                }
+                self.nodes.insert(node);
+            }
+        }
+    }
+
+    fn add_block(&mut self, block: &Block, bytes: usize, wanted: &dyn Fn(&Known, &str) -> bool) {
+        let cidr = block.cidr();
+        let owner = match block.owner() {
+            Some(Owner::Host(name)) if !name.is_empty() => Some(name),
+            _ => None,
+        };
+        let mut concerned: BTreeSet<String> = owner.iter().cloned().collect();
+        let (mut nameless, mut named) = (0, 0);
+        for (address, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
+            let second = entry.alternate_attributes();
+            concerned.extend(second.get(NODE).filter(|node| !node.is_empty()).cloned());
+            let Some(node) = entry.get(NODE).filter(|node| !node.is_empty()) else {
+                let windows = entry.handle_id().is_some_and(|id| id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE));
+                nameless += usize::from(!windows);
+                continue;
+            };
+            concerned.insert(node.to_owned());
+            named += usize::from(owner.as_deref().is_some_and(|owner| owner != node));
+            if wanted(&self.known, node) {
+                let estate = self.estate(node);
+                estate.part(cidr).addresses += 1;
+                if second.is_empty() {
+                    estate.holds.push(Hold::of(block, address, entry));
+                } else {
+                    estate.shared += 1;
+                }
+            }
+        }
+        for node in &concerned {
+            if wanted(&self.known, node) {
+                let tunnels = tunnels_in(block, node).map(|kind| format!("{kind}{node}")).collect();
+                let part = self.estate(node).part(cidr);
+                (part.bytes, part.tunnels) = (bytes, tunnels);
+            }
+        }
+        if let Some(owner) = owner.filter(|owner| wanted(&self.known, owner)) {
+            let estate = self.estate(&owner);
+            estate.part(cidr).is_own = true;
+            estate.nameless += nameless;
+            estate.of_others += named;
+        }
+        self.nodes.extend(concerned);
+    }
+}
+
+impl Ipam {
+    /// What those nodes have that are `wanted`, as of one revision. Read in pages.
+    ///
+    /// # Errors
+    /// Those of the store. Damaged blocks are passed over, and the log says so.
+    pub async fn estates(
+        &self,
+        wanted: impl Fn(&Known, &str) -> bool + Send + Sync,
+        deadline: Deadline,
+    ) -> Result<Estates> {
+        let mut readings = Readings::default();
+        loop {
+            match self.read_estates(&wanted, deadline).await {
+                Err(error) if readings.once_more(&error) => {}
+                read => return Ok(read?),
+            }
+        }
+    }
+
+    async fn read_estates(
+        &self,
+        wanted: &(impl Fn(&Known, &str) -> bool + Send + Sync),
+        deadline: Deadline,
+    ) -> kv::Result<Estates> {
+        let (mut found, mut at) = (Estates::default(), Revision::UNSET);
+        let nodes = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
+        self.pages(nodes, Content::KeysOnly, &mut at, deadline, |kv| {
+            found.known.registered.extend(keys::parse_resource(ResourceKind::Node, &kv.key).map(str::to_owned));
+        })
+        .await?;
+        if self.nodes() == Nodes::FirstSeen && found.known.registered.is_empty() {
+            self.pages(Range::Key(PINNED_NODE.into()), Content::Full, &mut at, deadline, |kv| {
+                found.known.pinned = String::from_utf8(kv.value.as_bytes().to_vec()).ok();
+            })
+            .await?;
+        }
+        found.nodes.clone_from(&found.known.registered);
+        let affinities = Range::Prefix(keys::host_affinities_prefix());
+        self.pages(affinities, Content::KeysOnly, &mut at, deadline, |kv| found.add_affinity(&kv.key, wanted)).await?;
+        let blocks = Range::Prefix(keys::blocks_prefix(None));
+        self.pages(blocks, Content::Full, &mut at, deadline, |kv| match Block::decode(&kv.key, kv.value.as_bytes()) {
+            Ok(block) => found.add_block(&block, kv.value.len(), wanted),
+            Err(error) => tracing::warn!(%error, "passing over a damaged block"),
+        })
+        .await?;
+        Ok(found)
+    }
+
+    /// Shows all of a range, at a revision that is set by the first reading.
+    async fn pages(
+        &self,
+        range: Range,
+        content: Content,
+        at: &mut Revision,
+        deadline: Deadline,
+        mut see: impl FnMut(&Kv) + Send,
+    ) -> kv::Result<()> {
+        let mut pages = Pages::new(range, *at).with_content(content);
+        while let Some(page) = pages.next(&**self.store()).await? {
+            page.iter().for_each(&mut see);
+            if deadline.work_is_over() {
+                return Err(kv::Error::new(ErrorKind::Timeout, kv::Operation::Range, "store"));
+            }
+        }
+        *at = pages.revision();
+        Ok(())
+    }
+
+    /// That a node is not registered; it stays so until the commit.
+    pub(crate) async fn require_gone(&self, tx: &mut Transaction, node: &str) -> Result<()> {
+        match tx.get(&keys::resource(ResourceKind::Node, node)).await? {
+            None => Ok(()),
+            Some(_) => Err(Error::Invalid(format!("node {node} is registered, so what it has is its own"))),
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Making all that a node has another one's: a machine got another name, or one took the place of another with its
+//! containers. They keep their addresses.
+//!
+//! Each commit makes whole blocks the other node's: owner, affinity, what is recorded with the addresses, and the handles
+//! of tunnels, which have the node's name in them. A store whose one node is pinned pins the new name in the same commit, so
+//! that a DEL finds what the commit has moved. Guards: the blocks, the affinities, the handles that change, and that the
+//! old node is not registered.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use kv::{Deadline, Key, Range, Transaction};
+
+use super::estate::Estate;
+use crate::attachment::NODE;
+use crate::error::{Error, Result};
+use crate::ipam::{Ipam, Nodes, PINNED_NODE, transact};
+use crate::model::keys::{self, ResourceKind};
+use crate::model::{Block, Owner};
+use crate::surroundings::read_config;
+use crate::workset::{Found, Workset};
+
+/// What the handles of a node's tunnel addresses begin with in Calico; the node's name follows. It finds them by these.
+const TUNNELS: [&str; 5] = [
+    "ipip-tunnel-addr-",
+    "vxlan-tunnel-addr-",
+    "vxlan-v6-tunnel-addr-",
+    "wireguard-tunnel-addr-",
+    "wireguard-v6-tunnel-addr-",
+];
+/// How many keys the blocks of a commit have; it has a few of its own besides.
+const MOST_KEYS: usize = 96;
+/// How many bytes the blocks of a commit have, unless one alone has more.
+const MOST_BYTES: usize = 1_000_000;
+
+/// What a commit has made another node's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HandedOver {
+    /// The blocks that are its own now.
+    pub blocks: Vec<IpNet>,
+    /// The addresses that are recorded for it now.
+    pub addresses: Vec<IpAddr>,
+    /// The handles that have another name now: the old one and the new one.
+    pub handles: Vec<(String, String)>,
+}
+
+/// The kinds of tunnels of a node that have an address in a block.
+pub(super) fn tunnels_in(block: &Block, node: &str) -> impl Iterator<Item = &'static str> {
+    TUNNELS.into_iter().filter(move |kind| !block.ips_by_handle(&format!("{kind}{node}")).is_empty())
+}
+
+/// The addresses of a block that are recorded for a node, also as a second owner.
+fn recorded_for(block: &Block, node: &str) -> Vec<IpAddr> {
+    let is_its = |attributes: Option<&String>| attributes.is_some_and(|named| named == node);
+    let held = block.allocated().filter(|(_, entry)| entry.released_at().is_none());
+    let its = held
+        .filter(|(_, entry)| is_its(entry.attributes().get(NODE)) || is_its(entry.alternate_attributes().get(NODE)));
+    its.map(|(address, _)| address).collect()
+}
+
+impl Estate {
+    /// Its blocks as one commit each can hand them over; a single empty one if it has no blocks.
+    pub fn shares(&self) -> Vec<Vec<IpNet>> {
+        let (mut shares, mut share, mut keys, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
+        for (cidr, part) in &self.parts {
+            // The block and two affinities; each tunnel has two handles.
+            let more = 3 + 2 * part.tunnels.len();
+            if !share.is_empty() && (keys + more > MOST_KEYS || bytes + part.bytes > MOST_BYTES) {
+                shares.push(std::mem::take(&mut share));
+                (keys, bytes) = (0, 0);
+            }
+            share.push(*cidr);
+            (keys, bytes) = (keys + more, bytes + part.bytes);
+        }
+        if !share.is_empty() || shares.is_empty() {
+            shares.push(share);
+        }
+        shares
+    }
+}
+
+impl Ipam {
+    /// Makes what the node `from` has in some blocks the node `to`'s, one of [`Estate::shares`], in one commit. What is the
+    /// other node's already is left as it is, so it can be repeated.
+    ///
+    /// # Errors
+    /// `Invalid` if `from` is registered, or `to` cannot be the name of another node; `UnknownNode` if nodes are registered
+    /// and `to` is not; damaged handles; those of the store.
+    pub async fn hand_over(&self, from: &str, to: &str, blocks: &[IpNet], deadline: Deadline) -> Result<HandedOver> {
+        if to.is_empty() || to.contains('/') || to == from {
+            return Err(Error::Invalid(format!("{to:?} cannot be the name of another node")));
+        }
+        let owners = (Owner::host(from), Owner::host(to));
+        let needed: Vec<Key> = blocks
+            .iter()
+            .flat_map(|cidr| {
+                let affinities = [&owners.0, &owners.1].map(|owner| keys::affinity(owner, *cidr));
+                affinities.into_iter().flatten().chain([keys::block(*cidr)])
+            })
+            .chain([keys::config(), PINNED_NODE.into(), keys::legacy_host(from)])
+            .chain([from, to].map(|node| keys::resource(ResourceKind::Node, node)))
+            .collect();
+        transact!(self, deadline, |tx| {
+            tx.prefetch(needed.clone(), Vec::new()).await?;
+            self.require_gone(tx, from).await?;
+            self.require_known(tx, to).await?;
+            self.pin_instead(tx, from, to).await?;
+            let rest = read_config(tx).await?.cooldown_seconds();
+            let mut work = Workset::new(tx, self.now(), rest);
+            let mut done = HandedOver::default();
+            for cidr in blocks {
+                hand_over_block(&mut work, &owners, *cidr, &mut done).await?;
+            }
+            work.write().await?;
+            Ok(done)
+        })
+    }
+
+    /// That a node is registered, where nodes are.
+    async fn require_known(&self, tx: &mut Transaction, node: &str) -> Result<()> {
+        let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
+        let is_known = tx.snapshot_get(&keys::resource(ResourceKind::Node, node)).await?.is_some();
+        if is_known || (self.nodes() == Nodes::FirstSeen && tx.snapshot_is_empty(&registered).await?) {
+            return Ok(());
+        }
+        Err(Error::UnknownNode(node.to_owned()))
+    }
+
+    /// Gives the store's one node its new name, and drops what old versions kept under the old one.
+    async fn pin_instead(&self, tx: &mut Transaction, from: &str, to: &str) -> Result<()> {
+        let pin = Key::from(PINNED_NODE);
+        if self.nodes() == Nodes::FirstSeen
+            && tx.get(&pin).await?.is_some_and(|name| name.as_bytes() == from.as_bytes())
+        {
+            tx.put(&pin, to)?;
+        }
+        let legacy = keys::legacy_host(from);
+        if tx.get(&legacy).await?.is_some() {
+            tx.delete(&legacy)?;
+        }
+        Ok(())
+    }
+}
+
+async fn hand_over_block(
+    work: &mut Workset<'_>,
+    (from, to): &(Owner, Owner),
+    cidr: IpNet,
+    done: &mut HandedOver,
+) -> Result<()> {
+    let (Owner::Host(old), Owner::Host(new)) = (from, to) else { return Ok(()) };
+    let (is_own, addresses, tunnels) = match work.find(cidr).await? {
+        Found::Damaged => return Ok(()),
+        Found::Absent => (false, Vec::new(), Vec::new()),
+        Found::There(block) => {
+            (block.is_owned_by(from), recorded_for(block, old), tunnels_in(block, old).collect::<Vec<_>>())
+        }
+    };
+    if is_own || !addresses.is_empty() || !tunnels.is_empty() {
+        let handles: Vec<_> = tunnels.iter().map(|kind| (format!("{kind}{old}"), format!("{kind}{new}"))).collect();
+        let renamed = work.change(cidr, |block| {
+            block.rename_node(old, new);
+            handles.iter().for_each(|(before, after)| block.rename_handle(before, after));
+        });
+        renamed.await?;
+        for (before, after) in handles {
+            work.touch_handle(&before, cidr);
+            work.touch_handle(&after, cidr);
+            done.handles.push((before, after));
+        }
+        done.addresses.extend(addresses);
+    }
+    if is_own {
+        work.confirm_affinity(to, cidr).await?;
+        done.blocks.push(cidr);
+    }
+    // One to a block that is another's or not there is stale, and goes.
+    let affinity = keys::affinity(from, cidr);
+    let has_affinity = match &affinity {
+        Some(key) => work.tx.snapshot_get(key).await?.is_some(),
+        None => false,
+    };
+    if has_affinity {
+        work.drop_affinity(from, cidr).await?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gc::Part;
+
+    fn estate(parts: usize, bytes: usize, tunnels: usize) -> Estate {
+        let cidr = |number: usize| format!("10.0.{number}.0/24").parse().unwrap();
+        let tunnels = vec![String::new(); tunnels];
+        let part = Part { is_own: true, bytes, tunnels, ..Part::default() };
+        Estate { parts: (0..parts).map(|number| (cidr(number), part.clone())).collect(), ..Estate::default() }
+    }
+
+    #[test]
+    fn shares_fit_into_commits_and_leave_nothing_out() {
+        let sizes = |estate: &Estate| estate.shares().iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(sizes(&estate(0, 0, 0)), [0]);
+        assert_eq!(sizes(&estate(70, 1, 0)), [32, 32, 6], "by keys");
+        assert_eq!(sizes(&estate(5, 400_000, 0)), [2, 2, 1], "by bytes");
+        assert_eq!(sizes(&estate(2, 2_000_000, 0)), [1, 1], "one that is longer than a commit should be");
+        assert_eq!(sizes(&estate(10, 1, 5)), [7, 3], "by handles");
+    }
+}

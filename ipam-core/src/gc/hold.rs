@@ -1,0 +1,174 @@
+//! Freeing addresses, each only while it is held as it was read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use kv::{Deadline, Transaction};
+
+use super::Allocation;
+use crate::attachment::{BOOT, INTERFACE, NETWORK, NODE, TIMESTAMP};
+use crate::error::Result;
+use crate::ipam::{Ipam, transact};
+use crate::model::{Attribute, Block};
+use crate::surroundings::read_config;
+use crate::workset::{Found, Workset};
+
+/// How many addresses are freed in a commit at most: each can have a handle of its own, and a commit touches 120 keys.
+const MOST_AT_ONCE: usize = 64;
+
+/// An address that somebody holds, with all that tells this very assignment of it from a later one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// The address.
+    pub address: IpAddr,
+    /// The block that it is in.
+    pub block: IpNet,
+    /// The handle that it is held under, if there is one.
+    pub handle: Option<String>,
+    /// The number that each assignment of the address changes.
+    pub sequence_number: u64,
+    /// All that is recorded with it.
+    entry: Attribute,
+}
+
+impl Hold {
+    /// An address as a block has it.
+    pub(super) fn of(block: &Block, address: IpAddr, entry: &Attribute) -> Self {
+        Self {
+            address,
+            block: block.cidr(),
+            handle: entry.handle().filter(|handle| !handle.is_empty()).map(str::to_owned),
+            sequence_number: block.sequence_number_of(address),
+            entry: entry.clone(),
+        }
+    }
+
+    /// The node that it is recorded for.
+    pub fn node(&self) -> Option<&str> {
+        self.entry.get(NODE)
+    }
+
+    /// The network's name, where that is recorded.
+    pub fn network(&self) -> Option<&str> {
+        self.entry.get(NETWORK)
+    }
+
+    /// The interface's name in the container, where that is recorded.
+    pub fn interface(&self) -> Option<&str> {
+        self.entry.get(INTERFACE)
+    }
+
+    /// The boot that it was given in, where that is recorded.
+    pub fn boot(&self) -> Option<&str> {
+        self.entry.get(BOOT)
+    }
+
+    /// When it was given, as it is recorded.
+    pub fn timestamp(&self) -> Option<&str> {
+        self.entry.get(TIMESTAMP)
+    }
+
+    /// True if nothing has happened to it since it was read.
+    fn is_still_in(&self, block: &Block) -> bool {
+        block.attributes_of(self.address) == Some(&self.entry)
+            && block.sequence_number_of(self.address) == self.sequence_number
+    }
+}
+
+impl From<&Hold> for Hold {
+    fn from(hold: &Hold) -> Self {
+        hold.clone()
+    }
+}
+
+impl From<&Allocation> for Hold {
+    fn from(one: &Allocation) -> Self {
+        Self {
+            address: one.address,
+            block: one.block,
+            handle: Some(one.handle.clone()),
+            sequence_number: one.sequence_number,
+            entry: one.entry.clone(),
+        }
+    }
+}
+
+/// What became of addresses that were to be freed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Freed {
+    /// Those that are free now, or rest.
+    pub released: Vec<IpAddr>,
+    /// Those that were given anew or given back since they were read, and were left alone.
+    pub changed: Vec<IpAddr>,
+}
+
+/// Divides what is to be freed into what one commit can free: all of one block, and not too many.
+pub fn batches<'a, A>(held: &'a [A]) -> Vec<Vec<Hold>>
+where
+    Hold: From<&'a A>,
+{
+    let mut by_block: BTreeMap<IpNet, Vec<Hold>> = BTreeMap::new();
+    for hold in held.iter().map(Hold::from) {
+        by_block.entry(hold.block).or_default().push(hold);
+    }
+    by_block.into_values().flat_map(|block| block.chunks(MOST_AT_ONCE).map(<[_]>::to_vec).collect::<Vec<_>>()).collect()
+}
+
+impl Ipam {
+    /// Frees what one commit can, one of [`batches`]. What is not any more as it was read is left.
+    ///
+    /// # Errors
+    /// Those of the store; a damaged handle.
+    pub async fn free(&self, batch: &[Hold], deadline: Deadline) -> Result<Freed> {
+        let freed = transact!(self, deadline, |tx| self.free_in(tx, batch).await)?;
+        tell(batch, &freed);
+        Ok(freed)
+    }
+
+    /// The same for what a node held that is gone: the commit fails if it has come back.
+    ///
+    /// # Errors
+    /// `Invalid` if the node is registered; those of [`free`](Self::free).
+    pub async fn free_of_gone(&self, node: &str, batch: &[Hold], deadline: Deadline) -> Result<Freed> {
+        let freed = transact!(self, deadline, |tx| {
+            self.require_gone(tx, node).await?;
+            self.free_in(tx, batch).await
+        })?;
+        tell(batch, &freed);
+        Ok(freed)
+    }
+
+    async fn free_in(&self, tx: &mut Transaction, batch: &[Hold]) -> Result<Freed> {
+        let rest = read_config(tx).await?.cooldown_seconds();
+        let now = self.now();
+        let mut work = Workset::new(tx, now, rest);
+        let mut freed = Freed::default();
+        let blocks: BTreeSet<IpNet> = batch.iter().map(|hold| hold.block).collect();
+        for cidr in blocks {
+            let Found::There(block) = work.find(cidr).await? else { continue };
+            let still = batch.iter().filter(|one| one.block == cidr && one.is_still_in(block));
+            let still: BTreeMap<IpAddr, Option<String>> = still.map(|one| (one.address, one.handle.clone())).collect();
+            if still.is_empty() {
+                continue;
+            }
+            work.change(cidr, |block| block.release_where(now, rest, |ip, _| still.contains_key(&ip))).await?;
+            for handle in still.values().flatten() {
+                work.touch_handle(handle, cidr);
+            }
+            freed.released.extend(still.into_keys());
+        }
+        work.write().await?;
+        let gone = batch.iter().map(|one| one.address).filter(|ip| !freed.released.contains(ip));
+        freed.changed = gone.collect();
+        Ok(freed)
+    }
+}
+
+/// Tells the log what was freed.
+fn tell(batch: &[Hold], freed: &Freed) {
+    for hold in batch.iter().filter(|one| freed.released.contains(&one.address)) {
+        let (address, handle, interface, node) = (hold.address, &hold.handle, hold.interface(), hold.node());
+        tracing::info!(%address, handle, interface, node, "freed");
+    }
+}
