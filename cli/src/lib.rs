@@ -59,6 +59,7 @@ pub fn run(
         Err(usage) => return explain(&usage, out, err),
     };
     log_to_stderr(cli.log_level);
+    store::tell_to_wait(cli.lock_timeout);
     let done = match &cli.command {
         Command::OnStore(command) => {
             let conf_dir = &cli.cni_conf_dir;

@@ -23,7 +23,7 @@ pub(crate) async fn run(verb: &StoreVerb, location: &Location) -> Result<Answer>
         StoreVerb::Backup(args) => backup::run(location, args).await,
         StoreVerb::Restore(args) => restore::run(location, args).await,
         StoreVerb::Compact(args) => compact::run(location, args).await,
-        StoreVerb::Upgrade => upgrade::run(location).await,
+        StoreVerb::Upgrade(args) => upgrade::run(location, args).await,
     }
 }
 

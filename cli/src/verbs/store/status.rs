@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::answer::Answer;
 use crate::error::{Failure, Result};
 use crate::output::{printable, rfc3339};
-use crate::store::explain;
+use crate::store::{explain, wait};
 
 /// How long to wait for the turn: what can be seen from outside is an answer already.
 const WAIT: Duration = Duration::from_secs(2);
@@ -23,7 +23,7 @@ pub(super) async fn run(location: &Location) -> Result<Answer> {
     }
     let glance = care::glance(location).await.map_err(|error| explain(location, error))?;
     let mut report = Report::outside(location, glance);
-    let failure = match datastore::open(location, Create::Never, WAIT).await {
+    let failure = match datastore::open(location, Create::Never, WAIT.min(wait())).await {
         Ok(open) => report.look_inside(location, open).await.err(),
         Err(error) => Some(explain(location, error)),
     };

@@ -1,0 +1,102 @@
+//! A machine for a page: a host name, files and an address of its own, by namespaces of the kernel. Needs root.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::sethostname;
+
+/// Where a page works: nothing is there at first. What other programs need of /etc is kept.
+const EMPTY: [&str; 5] = ["/etc", "/run", "/var/lib", "/var/backups", "/root"];
+const KEPT: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/hosts"];
+
+/// The machine that this thread is on.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    env: Vec<(String, String)>,
+    etcd: Option<Child>,
+}
+
+impl Machine {
+    /// Moves this thread, and all that it starts, to a machine of its own, with the host name `vm` and the address 10.0.0.1.
+    pub(crate) fn new() -> Self {
+        let kept = KEPT.map(|file| (file, fs::read(file).unwrap_or_default()));
+        unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWNET)
+            .unwrap_or_else(|error| panic!("this test needs root: {error}"));
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        for folder in EMPTY {
+            fs::create_dir_all(folder).unwrap();
+            mount(Some("book"), folder, Some("tmpfs"), MsFlags::empty(), Some("mode=755")).unwrap();
+        }
+        for (file, text) in kept {
+            fs::write(file, text).unwrap();
+        }
+        sethostname("vm").unwrap();
+        let mut machine = Self { env: Vec::new(), etcd: None };
+        machine.set("TZ", "Europe/Berlin");
+        assert_eq!(machine.run("ip link set lo up && ip address add 10.0.0.1/32 dev lo"), (0, String::new()));
+        machine
+    }
+
+    /// Sets a variable of the environment.
+    pub(crate) fn set(&mut self, name: &str, value: &str) {
+        self.env.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Removes all stores, and what names one.
+    pub(crate) fn clear(&mut self) {
+        self.env.retain(|(name, _)| !name.starts_with("DATASTORE_"));
+        for folder in ["/var/lib/margay", "/etc/cni", "/var/lib/cni", "/run/margay"] {
+            let _ = fs::remove_dir_all(folder);
+        }
+    }
+
+    /// Writes a file.
+    pub(crate) fn put(&self, path: impl AsRef<Path>, text: &str) {
+        let path = Path::new("/root").join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// Runs a line as a shell does; returns its exit code and what a terminal would show.
+    pub(crate) fn run(&self, line: &str) -> (i32, String) {
+        let programs = Path::new(env!("CARGO_BIN_EXE_margay")).parent().unwrap();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("exec 2>&1; {line}")]).current_dir("/root").stdin(Stdio::null()).env_clear();
+        shell.env("PATH", format!("{}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", programs.display()));
+        let output = shell.envs(self.env.iter().cloned()).output().unwrap();
+        (output.status.code().unwrap_or(-1), String::from_utf8(output.stdout).unwrap())
+    }
+
+    /// Runs commands that succeed.
+    pub(crate) fn do_all(&self, lines: &[&str]) {
+        for line in lines {
+            let (code, output) = self.run(line);
+            assert_eq!(code, 0, "{line}: {output}");
+        }
+    }
+
+    /// Starts an etcd at 10.0.0.1:2379.
+    pub(crate) fn start_etcd(&mut self) {
+        let url = "http://10.0.0.1:2379";
+        let mut etcd = Command::new("etcd");
+        etcd.args(["--data-dir", "/var/lib/etcd", "--listen-client-urls", url, "--advertise-client-urls", url]);
+        etcd.args(["--listen-peer-urls", "http://10.0.0.1:2380", "--logger", "zap", "--unsafe-no-fsync"]);
+        let child = etcd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        self.etcd = Some(child);
+        // It answers as soon as it can.
+        self.do_all(&["i=0; until margay --store etcd://10.0.0.1:2379 store status >/dev/null; do i=$((i+1)); [ $i -lt 50 ]; done"]);
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if let Some(mut etcd) = self.etcd.take() {
+            let _ = etcd.kill();
+            let _ = etcd.wait();
+        }
+    }
+}
