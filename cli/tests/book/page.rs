@@ -23,6 +23,8 @@ pub(crate) struct Page {
 #[derive(Debug)]
 pub(crate) enum Part {
     Heading(String),
+    /// What happens there unseen, as a comment names it.
+    Scene(String),
     /// A file that the text before it says to save.
     File {
         path: String,
@@ -47,6 +49,11 @@ impl Step {
     /// The program that it runs.
     pub(crate) fn program(&self) -> &str {
         self.command.split(' ').next().unwrap_or_default()
+    }
+
+    /// The file that it shows; the page says so what is in it.
+    pub(crate) fn shown_file(&self) -> Option<&str> {
+        self.command.strip_prefix("cat ")
     }
 
     /// True if it is not ours to run.
@@ -79,6 +86,8 @@ impl Page {
                 }
             } else if let Some(heading) = line.strip_prefix("## ").or_else(|| line.strip_prefix("### ")) {
                 parts.push(Part::Heading(heading.to_owned()));
+            } else if let Some(scene) = line.strip_prefix("<!-- scene: ") {
+                parts.push(Part::Scene(scene.trim_end_matches(" -->").to_owned()));
             } else if let Some((_, rest)) = line.split_once("Save this as `") {
                 saved_as = rest.split('`').next().map(str::to_owned);
             }

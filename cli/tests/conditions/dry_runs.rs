@@ -32,7 +32,7 @@ fn a_dry_run_says_what_would_be_done_and_does_nothing() {
             let before = path.exists().then(|| content(&place));
             let tried = runs(&ground, command, &["--dry-run"]);
             assert_eq!(tried.code, 0, "{words}: {}", tried.err);
-            let says = tried.out.starts_with("Dry run: would ") || tried.out.starts_with("Would ");
+            let says = tried.out.starts_with("Dry run: ") || tried.out.starts_with("Would ");
             assert!(says || words.starts_with("store upgrade"), "{words}: {}", tried.out);
             let json: Value = serde_json::from_str(&runs(&ground, command, &["--dry-run", "-o", "json"]).out).unwrap();
             assert!(json["dry_run"] == true || json.get("would_delete").is_some(), "{words}: {json}");

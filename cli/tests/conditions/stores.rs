@@ -41,6 +41,12 @@ fn a_store_that_is_missing_or_an_empty_folder() {
                     assert_eq!(done.code, 0, "{}: {}", command.words(), done.err);
                     continue;
                 }
+                if command.name == "gc" {
+                    // It runs when a machine starts, where there may be no store yet.
+                    assert_eq!(done.code, 0, "{}", done.err);
+                    assert!(done.out.starts_with(&format!("there is no store at {store}")), "{}{}", done.out, done.err);
+                    continue;
+                }
                 tells(command, &done, &store.to_string(), "there is no store at");
                 assert!(done.err.contains(&format!("margay --store {store} pool create")), "{}", done.err);
                 let left = path.is_dir() && fs::read_dir(path).unwrap().next().is_none();
@@ -65,7 +71,8 @@ fn a_store_that_another_process_has() {
             args.extend(["--lock-timeout".to_owned(), "1s".to_owned()]);
             let done = run(&args);
             tells(command, &done, &store.to_string(), "the store is in use by another process: waited 1s for its turn");
-            assert!(done.err.contains(&format!("process {} (", std::process::id())), "{}", done.err);
+            // Never one that waits, too. Who has it cannot always be seen in time.
+            assert!(!done.err.contains("(margay) has it"), "{}", done.err);
             assert!(done.err.contains("--lock-timeout"), "{}", done.err);
         });
         runtime.block_on(held.close()).unwrap();
