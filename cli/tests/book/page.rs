@@ -121,7 +121,9 @@ impl Page {
             written += &format!("{line}\n");
             if within {
                 for step in sessions.next().unwrap() {
-                    written += &format!("{}\n{}", step.prompt, step.expected);
+                    written += &format!("{}\n", step.prompt);
+                    let lines = step.expected.trim_end().lines();
+                    lines.for_each(|line| written += &format!("{}\n", line.trim_end()));
                 }
             }
         }

@@ -12,7 +12,7 @@ const RULES: &[(&str, &str)] = &[
     (r"[0-9a-f]{64}", "SHA256"),
     (r"boot: [0-9a-f]{8}", "boot: BOOT"),
     (r"[0-9]+(\.[0-9]+)? ([KM]i)?B", "SIZE"),
-    (r"[0-9]+ \((margay|python3|book-[0-9a-f]+)\)", "PROCESS"),
+    (r"[0-9]+ \([a-z][-a-z0-9_]+\)", "PROCESS"),
     (r"[0-9]+ (seconds?|minutes?)", "DURATION"),
     ("-{2,}", "--"),
     (" {2,}", " "),
@@ -25,7 +25,7 @@ fn plain(text: &str) -> Vec<String> {
         let line = rules.iter().fold(line.to_owned(), |line, (what, with)| what.replace_all(&line, *with).into_owned());
         line.trim_end().to_owned()
     };
-    text.lines().map(line).collect()
+    text.trim_end().lines().map(line).collect()
 }
 
 /// True if a page and what came out say the same. A line `...` of the page stands for lines that it leaves out.

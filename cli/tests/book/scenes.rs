@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use datastore::{Create, Location};
-use ipam_core::assign::{AssignRequest, Bridge, Wanted};
+use ipam_core::assign::{AssignRequest, Bridge, Gateway, Wanted};
 use ipam_core::attachment::Attachment;
 use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, StoreExt};
@@ -40,7 +40,7 @@ pub(crate) fn set(page: &str, heading: &str, machine: &mut Machine) {
         ("check-and-repair.md", "A check") => damage(machine),
         ("check-and-repair.md", "Reports") => leaks(machine),
         ("pools-and-blocks.md", "Reservations") => reservations(machine),
-        ("stores.md", "Backup") => {
+        ("back-up-and-restore.md", "") => {
             on_redb(machine);
             machine.do_all(&["margay pool create lab 10.88.0.0/24"]);
             container("web").given(redb());
@@ -81,7 +81,9 @@ pub(crate) fn happen(scene: &str, machine: &mut Machine) {
         "one of them is used again" => {
             machine.put("gone.yaml", &NODE.replace("node1", "gone"));
             machine.do_all(&["margay apply -f gone.yaml"]);
-            container("c1").on("gone").of_network("net", "eth0").given(sled());
+            let again = || container("c1").on("gone").of_network("net", "eth0").with("10.65.37.0");
+            again().gone(sled());
+            again().given(sled());
         }
         other => panic!("no scene is called {other}"),
     }
@@ -144,7 +146,7 @@ impl Container {
     }
 
     fn of_bridge(mut self) -> Self {
-        self.request.bridge = Some(Bridge::default());
+        self.request.bridge = Some(Bridge { v4: Gateway::First, v6: Gateway::First });
         self
     }
 

@@ -19,6 +19,7 @@ use super::with_ipam;
 use crate::answer::Answer;
 use crate::args::{Documents, Selection, Source};
 use crate::error::{Failure, Result};
+use crate::output::patiently;
 use crate::store::Use;
 
 /// How long all of a command may take once the store is open: a pool's deletion is a commit for each block.
@@ -32,13 +33,13 @@ pub(crate) async fn run(command: &Documents, location: &Location) -> Result<Answ
             let which = &get.which;
             match which.kind {
                 Some(kind) if which.name.is_empty() => {
-                    with_ipam(location, Use::Existing, Run::Real, async |ipam| get::all(ipam, kind, deadline()).await)
+                    on_store(location, Use::Existing, Run::Real, async |ipam| get::all(ipam, kind, deadline()).await)
                         .await
                 }
                 _ => {
                     let names: Vec<(DocumentKind, String)> =
                         selected(which)?.iter().map(|one| (one.kind(), one.name().to_owned())).collect();
-                    with_ipam(location, Use::Existing, Run::Real, async |ipam| {
+                    on_store(location, Use::Existing, Run::Real, async |ipam| {
                         get::named(ipam, &names, deadline()).await
                     })
                     .await
@@ -63,7 +64,7 @@ pub(crate) async fn run(command: &Documents, location: &Location) -> Result<Answ
             let manifests = selected(&delete.which)?;
             let run = Run::new(delete.dry_run);
             let verb = async |ipam: &Ipam| change::delete(ipam, &manifests, delete, deadline()).await;
-            with_ipam(location, Use::Release, run, verb).await
+            on_store(location, Use::Release, run, verb).await
         }
     }
 }
@@ -74,7 +75,7 @@ async fn write(source: &Source, change: Change, location: &Location, deadline: D
     let makes = |manifest: &Manifest| manifest.kind() == DocumentKind::Pool && manifest.check().is_ok();
     let what_for = if change.makes() && manifests.iter().any(makes) { Use::Make } else { Use::Existing };
     let verb = async |ipam: &Ipam| change.write(ipam, &manifests, location, deadline).await;
-    with_ipam(location, what_for, change.run(), verb).await
+    on_store(location, what_for, change.run(), verb).await
 }
 
 /// What is named, by kind and name or in files.
@@ -87,4 +88,14 @@ fn selected(which: &Selection) -> Result<Vec<Manifest>> {
 
 fn depth(recursive: bool) -> Depth {
     if recursive { Depth::All } else { Depth::Files }
+}
+
+/// Runs a verb on the store, and says on a terminal that it goes on. Files are read before: somebody may be typing one.
+async fn on_store(
+    location: &Location,
+    what_for: Use,
+    run: Run,
+    verb: impl AsyncFnOnce(&Ipam) -> Result<Answer>,
+) -> Result<Answer> {
+    patiently(&format!("working on {location}"), with_ipam(location, what_for, run, verb)).await
 }
