@@ -96,7 +96,7 @@ pub(crate) struct Cli {
     #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = LogLevel::Warn, value_name = "LEVEL")]
     pub(crate) log_level: LogLevel,
 
-    /// How long to wait for the turn at a store that another process has, such as 5s or 10m [default: 30s]
+    /// How long to wait for a store in use, such as 5m [default: 30s]
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "DURATION", value_parser = duration)]
     pub(crate) lock_timeout: Option<Duration>,
 

@@ -81,12 +81,24 @@ pub(crate) fn explain(location: &Location, error: kv::Error) -> Failure {
             "to put a backup in its place, and keep the damaged store beside it: margay --store {location} store \
              restore FILE --replace"
         ),
+        ErrorKind::Unsupported if is_here => {
+            format!("--store names another one: {}, if that is its engine, or another folder", other_engine(location))
+        }
         kind => match advice(kind, is_here, system_error(&error)) {
             Some(advice) => advice.to_owned(),
             None => return Failure::from(error),
         },
     };
     Failure::from(error).hint(hint)
+}
+
+/// The same folder as a store of the other engine.
+fn other_engine(location: &Location) -> Location {
+    match location {
+        Location::Redb(path) => Location::Sled(path.clone()),
+        Location::Sled(path) => Location::Redb(path.clone()),
+        other => other.clone(),
+    }
 }
 
 /// What to do about an error of a store; `is_here` if it is on this machine.
@@ -101,9 +113,6 @@ fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Opt
         (ErrorKind::Io, Some(io::ErrorKind::PermissionDenied)) => "nothing was changed; try it with sudo",
         (ErrorKind::Io, Some(io::ErrorKind::ReadOnlyFilesystem)) => {
             "nothing was changed; a copy of the folder on a disk that can be written to can be read with --store"
-        }
-        (ErrorKind::Unsupported, _) if is_here => {
-            "name the store with --store, such as redb:///var/lib/margay/ipam.redb"
         }
         (ErrorKind::NoSpace, _) if is_here => "free some space, and give the same command again",
         (ErrorKind::NotSent | ErrorKind::Disconnected { .. } | ErrorKind::Timeout, _) => {

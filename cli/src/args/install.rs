@@ -20,8 +20,7 @@ Examples:
   margay install --status
   margay install --undo
 
-The exit code is 0 if a CNI call on this node runs Margay's calico-ipam now (after
---undo: if what was there is back), else 1.";
+The exit code is 0 if a CNI call runs Margay's calico-ipam now (after --undo: what was there), else 1.";
 
 /// What an installation is asked for.
 #[derive(Debug, Args)]

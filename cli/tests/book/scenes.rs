@@ -30,7 +30,7 @@ pub(crate) fn set(page: &str, heading: &str, machine: &mut Machine) {
         }
         ("who-had-this-address.md", "History") | ("command-line.md", "ipam history") => history(machine),
         ("who-had-this-address.md", "Why this address, or none") | ("command-line.md", "ipam explain") => {
-            pools_of_shops(machine)
+            pools_of_shops(machine);
         }
         ("coming-from-calicoctl.md", "") => machine.do_all(&[
             "margay pool create racks-b 10.80.0.0/16 --node-selector \"rack == 'b'\"",

@@ -115,3 +115,13 @@ fn no_command_is_forgotten() {
     let known = COMMANDS.iter().map(|one| one.name).chain(WITHOUT_STORE.iter().map(|(name, _)| *name));
     assert_eq!(known.map(page).collect::<BTreeSet<_>>(), there);
 }
+
+#[test]
+fn every_help_fits_a_screen_and_has_an_example() {
+    for name in COMMANDS.iter().map(|one| one.name).chain(WITHOUT_STORE.iter().map(|(name, _)| *name)) {
+        let help = margay(name.split(' ').chain(["--help"])).answer();
+        assert!(help.lines().count() <= 50, "{name}: {} lines", help.lines().count());
+        let lists = ["pool list", "reservation list", "reservation delete"].contains(&name);
+        assert!(lists || help.contains("Examples:\n"), "{name}: {help}");
+    }
+}
