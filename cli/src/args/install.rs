@@ -11,8 +11,7 @@ place, at one moment: at no time is there none. calico-node puts its own back wh
 it starts anew, unless it was told not to, once for the cluster:
   kubectl -n kube-system set env daemonset/calico-node -c install-cni UPDATE_CNI_BINARIES=false
 
-Which folders the runtime looks in for plugins is asked of containerd or read from
-CRI-O's configuration; name them with --cni-bin-dir, in their order, if that is wrong.
+Where the runtime looks is asked of containerd or read from CRI-O's files; --cni-bin-dir names it, in order.
 
 Examples:
   margay install --beside-calico --dry-run
