@@ -10,7 +10,7 @@ use crate::common::margay;
 use crate::ground::{Ground, content, copy, process, run};
 
 /// How often each command is killed on each engine.
-const ROUNDS: u32 = 6;
+const ROUNDS: u32 = 4;
 
 /// What is killed elsewhere, and where.
 const ELSEWHERE: &[(&str, &str)] = &[
