@@ -69,6 +69,20 @@ impl Answer {
         self
     }
 
+    /// The same answer, of a command that has written nothing: it tells what would have been done.
+    pub(crate) fn of_a_dry_run(mut self) -> Self {
+        let told = |line: &str| match line.strip_prefix("Successfully ") {
+            Some(done) => format!("Dry run: would have {done}"),
+            None => line.to_owned(),
+        };
+        self.text = self.text.lines().map(told).collect::<Vec<_>>().join("\n");
+        let says_so = ["\n  \"dry_run\":", "\n  \"would_"].iter().any(|member| self.json.contains(member));
+        if !says_so && let Some(members) = self.json.strip_suffix("\n}") {
+            self.json = format!("{members},\n  \"dry_run\": true\n}}");
+        }
+        self
+    }
+
     /// Prints the answer on `out` and the notes on `err`.
     pub(crate) fn print(self, format: Format, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
         for note in &self.notes {

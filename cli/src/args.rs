@@ -15,11 +15,13 @@ mod watch;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use ipnet::IpNet;
 
+use crate::times::duration;
 use crate::verbs::store::args::StoreVerb;
 pub(crate) use check::Check;
 pub(crate) use documents::{Bridged, Delete, Documents, Selection, Source};
@@ -93,6 +95,10 @@ pub(crate) struct Cli {
     /// What to log on stderr
     #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = LogLevel::Warn, value_name = "LEVEL")]
     pub(crate) log_level: LogLevel,
+
+    /// How long to wait for a store in use, such as 5m [default: 30s]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "DURATION", value_parser = duration)]
+    pub(crate) lock_timeout: Option<Duration>,
 
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -284,6 +290,10 @@ pub(crate) struct PoolCreate {
     /// Use the pool only where a network asks for it by name
     #[arg(long)]
     pub(crate) manual: bool,
+
+    /// Check everything and make nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -292,7 +302,7 @@ pub(crate) enum Reservation {
     #[command(after_help = "\
 Examples:
   margay reservation create routers 10.65.0.1 10.65.0.2
-  margay reservation create dhcp 10.70.0.128/25
+  margay reservation create dhcp 10.70.0.128/25 --dry-run
 
 An address that is in use stays in use; it is only not handed out again.")]
     Create {
@@ -301,6 +311,9 @@ An address that is in use stays in use; it is only not handed out again.")]
         /// Addresses and ranges
         #[arg(required = true, value_name = "CIDR", value_parser = cidr_or_address)]
         cidrs: Vec<IpNet>,
+        /// Check everything and make nothing
+        #[arg(long)]
+        dry_run: bool,
     },
     /// List the reservations
     #[command(visible_alias = "ls")]
@@ -310,6 +323,9 @@ An address that is in use stays in use; it is only not handed out again.")]
     Delete {
         /// The reservation's name
         name: String,
+        /// Check everything and delete nothing
+        #[arg(long)]
+        dry_run: bool,
     },
 }
 
@@ -336,7 +352,7 @@ Examples:
 Examples:
   margay ipam release --ip 10.65.0.5
   margay ipam release --handle mynet.0a1b2c
-  margay ipam release --container 0a1b2c
+  margay ipam release --container 0a1b2c --dry-run
   margay ipam release --from-report first.json second.json --dry-run
 
 A released address can be handed out at once. Release nothing that a running container still has.")]
@@ -397,8 +413,8 @@ pub(crate) struct Release {
     #[arg(long, requires = "from_report")]
     pub(crate) force: bool,
 
-    /// Only say what the reports agree about
-    #[arg(long, requires = "from_report")]
+    /// Only say what would be released
+    #[arg(long)]
     pub(crate) dry_run: bool,
 }
 

@@ -43,6 +43,7 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::answer::Answer;
 use crate::args::{Cli, Command, LogLevel};
 use crate::error::{Failure, Result};
+use crate::output::patiently;
 
 /// Runs the command and returns its exit code: 0, or 1 if something failed, wrong usage included; 130 if it was
 /// interrupted and could end in an orderly way.
@@ -59,10 +60,14 @@ pub fn run(
         Err(usage) => return explain(&usage, out, err),
     };
     log_to_stderr(cli.log_level);
+    store::tell_to_wait(cli.lock_timeout);
     let done = match &cli.command {
         Command::OnStore(command) => {
             let conf_dir = &cli.cni_conf_dir;
-            execute(&cli, env, out, err, async |location| verbs::run(command, location, conf_dir).await).map(|()| 0)
+            let verb = async |location: &Location| {
+                patiently(&format!("working on {location}"), verbs::run(command, location, conf_dir)).await
+            };
+            execute(&cli, env, out, err, verb).map(|()| 0)
         }
         Command::Moving(verb) => verbs::moving::run(&cli, verb, env, out, err).map(|()| 0),
         Command::Documents(command) => {

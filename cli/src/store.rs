@@ -1,6 +1,7 @@
 //! The store that a command works on.
 
-use std::io::Write;
+use std::cell::Cell;
+use std::io::{self, Write};
 use std::time::Duration;
 
 use datastore::{
@@ -11,8 +12,23 @@ use kv::ErrorKind;
 use crate::args::Cli;
 use crate::error::{Failure, Result};
 
-/// How long a command waits for its turn on an embedded store. Plugins hold it for milliseconds.
+/// How long a command waits for its turn on an embedded store, unless it was told. Plugins hold it for milliseconds.
 pub(crate) const WAIT: Duration = Duration::from_secs(30);
+
+thread_local! {
+    /// How long the command of this thread waits: a command runs on one thread.
+    static TOLD: Cell<Option<Duration>> = const { Cell::new(None) };
+}
+
+/// Tells all that this thread does from now on how long to wait for the turn; `None` for as long as is usual.
+pub(crate) fn tell_to_wait(told: Option<Duration>) {
+    TOLD.set(told);
+}
+
+/// How long to wait for the turn.
+pub(crate) fn wait() -> Duration {
+    TOLD.get().unwrap_or(WAIT)
+}
 
 /// The file in which Calico's operators say where the datastore is.
 pub(crate) fn config_file(cli: &Cli) -> ConfigFile<'_> {
@@ -45,9 +61,9 @@ pub(crate) enum Use {
 /// Opens the store.
 pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore> {
     let opened = match what_for {
-        Use::Existing => datastore::open(location, Create::Never, WAIT).await,
-        Use::Make => datastore::open(location, Create::IfMissing, WAIT).await,
-        Use::Release => datastore::open_to_release(location, WAIT).await,
+        Use::Existing => datastore::open(location, Create::Never, wait()).await,
+        Use::Make => datastore::open(location, Create::IfMissing, wait()).await,
+        Use::Release => datastore::open_to_release(location, wait()).await,
     };
     opened.map_err(|error| explain(location, error))
 }
@@ -57,28 +73,74 @@ pub(crate) async fn somebody_waits(location: &Location) -> Result<bool> {
     Ok(care::waiting(location).await.map_err(|error| explain(location, error))? > 0)
 }
 
-/// Why a store could not be opened, and what to do.
+/// Why a store could not be used, and what to do.
 pub(crate) fn explain(location: &Location, error: kv::Error) -> Failure {
-    match error.kind() {
-        ErrorKind::Missing if location.path().is_some() => Failure::new(format!("there is no store at {location}"))
-            .hint(format!(
+    let is_here = location.path().is_some();
+    let hint = match error.kind() {
+        ErrorKind::Missing if is_here => {
+            return Failure::new(format!("there is no store at {location}")).hint(format!(
                 "if this is the right place, make one with: margay --store {location} pool create NAME CIDR"
-            )),
-        ErrorKind::Locked => {
-            Failure::from(error).hint("some other command or program has the store open; end it, or try again")
+            ));
         }
-        ErrorKind::Corrupt | ErrorKind::RevisionRegressed if location.path().is_some() => {
-            Failure::from(error).hint(format!(
-                "to put a backup in its place, and keep the damaged store beside it: margay --store {location} store \
+        ErrorKind::Corrupt | ErrorKind::RevisionRegressed if is_here => format!(
+            "to put a backup in its place, and keep the damaged store beside it: margay --store {location} store \
              restore FILE --replace"
-            ))
+        ),
+        ErrorKind::Unsupported if is_here => {
+            format!("--store names another one: {}, if that is its engine, or another folder", other_engine(location))
         }
-        ErrorKind::NotSent | ErrorKind::Disconnected { .. } | ErrorKind::Timeout | ErrorKind::Auth(_) => {
-            Failure::from(error).hint(
-                "certificates and login come from ETCD_CA_CERT_FILE, ETCD_CERT_FILE and ETCD_KEY_FILE, \
-                 ETCD_USERNAME and ETCD_PASSWORD",
-            )
-        }
-        _ => Failure::from(error),
+        kind => match advice(kind, is_here, system_error(&error)) {
+            Some(advice) => advice.to_owned(),
+            None => return Failure::from(error),
+        },
+    };
+    Failure::from(error).hint(hint)
+}
+
+/// The same folder as a store of the other engine.
+fn other_engine(location: &Location) -> Location {
+    match location {
+        Location::Redb(path) => Location::Sled(path.clone()),
+        Location::Sled(path) => Location::Redb(path.clone()),
+        other => other.clone(),
     }
+}
+
+/// What to do about an error of a store; `is_here` if it is on this machine.
+fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Option<&'static str> {
+    Some(match (kind, system) {
+        (ErrorKind::Locked, _) => {
+            "some other command or program has the store open; end it, or try again, longer with --lock-timeout 5m"
+        }
+        (ErrorKind::UnknownFormat { .. }, _) => {
+            "nothing was changed; use the margay that made the store, or a later one; this one is told by: margay --version"
+        }
+        (ErrorKind::Io, Some(io::ErrorKind::PermissionDenied)) => "nothing was changed; try it with sudo",
+        (ErrorKind::Io, Some(io::ErrorKind::ReadOnlyFilesystem)) => {
+            "nothing was changed; a copy of the folder on a disk that can be written to can be read with --store"
+        }
+        (ErrorKind::NoSpace, _) if is_here => "free some space, and give the same command again",
+        (ErrorKind::NotSent | ErrorKind::Disconnected { .. } | ErrorKind::Timeout, _) => {
+            "see whether etcd is well, and is reached at this address: etcdctl endpoint health; certificates and login come \
+             from ETCD_CA_CERT_FILE, ETCD_CERT_FILE and ETCD_KEY_FILE, ETCD_USERNAME and ETCD_PASSWORD"
+        }
+        (ErrorKind::Auth(_), _) => {
+            "certificates and login come from ETCD_CA_CERT_FILE, ETCD_CERT_FILE and ETCD_KEY_FILE, ETCD_USERNAME and \
+             ETCD_PASSWORD"
+        }
+        (kind, _) if kind.is_transient() => "give the same command again",
+        _ => return None,
+    })
+}
+
+/// What the operating system has said, where it is the cause.
+fn system_error(error: &kv::Error) -> Option<io::ErrorKind> {
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        if let Some(system) = cause.downcast_ref::<io::Error>() {
+            return Some(system.kind());
+        }
+        source = cause.source();
+    }
+    None
 }

@@ -59,6 +59,14 @@ pub async fn upgrade(location: &Location, wait: Duration) -> Result<Upgraded> {
     on_files(location, wait, |engine, path, options| local::upgrade_blocking(engine, path, &options)).await
 }
 
+/// Says what [`upgrade`] would do, and writes nothing.
+///
+/// # Errors
+/// Those of [`local::would_upgrade_blocking`]; `Unsupported` for any other store.
+pub async fn would_upgrade(location: &Location, wait: Duration) -> Result<Upgraded> {
+    on_files(location, wait, |engine, path, options| local::would_upgrade_blocking(engine, path, &options)).await
+}
+
 /// A place beside an embedded store in which its replacement is built; see [`local::Staging`].
 #[derive(Debug)]
 pub struct Staging {

@@ -89,14 +89,6 @@ impl Ipam {
         done
     }
 
-    /// Finds out if a pool can be deleted, and returns it. Nothing is changed.
-    ///
-    /// # Errors
-    /// `NotFound`; `PoolInUse`.
-    pub async fn check_pool_deletion(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<Pool> {
-        Ok(self.deletable(name, in_use, deadline).await?.0)
-    }
-
     /// The pool, if it can be deleted, and what is to become of addresses that come to be in use only now.
     async fn deletable(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<(Pool, InUse)> {
         let inventory = self.inventory(deadline).await?;

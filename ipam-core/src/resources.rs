@@ -27,7 +27,7 @@ impl Ipam {
             if tx.get(&key).await?.is_some() {
                 return Err(Error::Exists(format!("pool {}", new.name)));
             }
-            self.check_beside_others(tx, new, &[]).await?;
+            self.check_beside_others(tx, new).await?;
             let pool = Pool::new(new, &self.uid(), self.now())?;
             tx.put(&key, pool.encode()?)?;
             if let Some(gateway) = gateway {

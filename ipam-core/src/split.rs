@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use kv::{Deadline, Key, Transaction};
 
 use crate::assign::{bridge, define};
-use crate::documents::{Commit, DocumentError, DocumentKind};
+use crate::documents::{DocumentError, DocumentKind};
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
@@ -56,13 +56,7 @@ impl Ipam {
     /// `Invalid`, with Calico's texts, for a number that cannot be, a pool that is not there or too small, and one that belongs
     /// to a bridged network or was defined by a network's own configuration; `Document` if there is a pool with the name of a
     /// part.
-    pub async fn split_pool(
-        &self,
-        which: Which<'_>,
-        number: u32,
-        commit: Commit<'_>,
-        deadline: Deadline,
-    ) -> Result<Split> {
+    pub async fn split_pool(&self, which: Which<'_>, number: u32, deadline: Deadline) -> Result<Split> {
         if number < 2 || !number.is_power_of_two() {
             let reason = format!("number to split CIDR into is not a valid power of 2: {number}");
             return Err(Error::Invalid(reason));
@@ -79,14 +73,14 @@ impl Ipam {
         let parts = parts_of(pool, number)?;
         let split = Split { pool: pool.name().to_owned(), parts };
         if split.parts.len() <= AT_ONCE {
-            transact!(self, deadline, |tx| self.split_at_once(tx, &split, commit).await)?;
+            transact!(self, deadline, |tx| self.split_at_once(tx, &split).await)?;
         } else {
-            self.split_in_steps(&split, commit, deadline).await?;
+            self.split_in_steps(&split, deadline).await?;
         }
         Ok(split)
     }
 
-    async fn split_at_once(&self, tx: &mut Transaction, split: &Split, commit: Commit<'_>) -> Result<()> {
+    async fn split_at_once(&self, tx: &mut Transaction, split: &Split) -> Result<()> {
         let key = pool_key(&split.pool);
         let mut needed: Vec<Key> = split.parts.iter().map(|(name, _)| pool_key(name)).collect();
         needed.extend(reservations_of(&split.pool).into_iter().chain([key.clone()]));
@@ -96,13 +90,10 @@ impl Ipam {
             self.make_part(tx, &pool, name, *cidr).await?;
         }
         tx.delete(&key)?;
-        if let Commit::Try(_) = commit {
-            tx.forget_writes();
-        }
         Ok(())
     }
 
-    async fn split_in_steps(&self, split: &Split, commit: Commit<'_>, deadline: Deadline) -> Result<()> {
+    async fn split_in_steps(&self, split: &Split, deadline: Deadline) -> Result<()> {
         let (key, note) = (pool_key(&split.pool), split.parts.len().to_string());
         transact!(self, deadline, |tx| {
             let mut pool = self.divisible(tx, &split.pool).await?;
@@ -120,17 +111,11 @@ impl Ipam {
             for (name, _) in &split.parts {
                 refuse_other(tx.snapshot_get(&pool_key(name)).await?.is_some(), name)?;
             }
-            if let Commit::Write = commit {
-                let state = if pool.is_disabled() { "disabled" } else { "enabled" };
-                pool.resource_mut().set_annotation(DIVIDED, &format!("{note} {state}"));
-                pool.disable();
-                tx.put(&key, pool.encode()?)?;
-            }
-            Ok(())
+            let state = if pool.is_disabled() { "disabled" } else { "enabled" };
+            pool.resource_mut().set_annotation(DIVIDED, &format!("{note} {state}"));
+            pool.disable();
+            Ok(tx.put(&key, pool.encode()?)?)
         })?;
-        if let Commit::Try(_) = commit {
-            return Ok(());
-        }
         for some in split.parts.chunks(AT_ONCE) {
             transact!(self, deadline, |tx| self.make_parts(tx, split, some).await)?;
         }

@@ -11,8 +11,7 @@ place, at one moment: at no time is there none. calico-node puts its own back wh
 it starts anew, unless it was told not to, once for the cluster:
   kubectl -n kube-system set env daemonset/calico-node -c install-cni UPDATE_CNI_BINARIES=false
 
-Which folders the runtime looks in for plugins is asked of containerd or read from
-CRI-O's configuration; name them with --cni-bin-dir, in their order, if that is wrong.
+Where the runtime looks is asked of containerd or CRI-O's files; or name it with --cni-bin-dir.
 
 Examples:
   margay install --beside-calico --dry-run
@@ -20,8 +19,7 @@ Examples:
   margay install --status
   margay install --undo
 
-The exit code is 0 if a CNI call on this node runs Margay's calico-ipam now (after
---undo: if what was there is back), else 1.";
+The exit code is 0 if a CNI call runs Margay's calico-ipam now (--undo: what was there), else 1.";
 
 /// What an installation is asked for.
 #[derive(Debug, Args)]

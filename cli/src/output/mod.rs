@@ -20,7 +20,7 @@ pub(crate) use aligned::aligned;
 pub(crate) use file::whole_file;
 pub(crate) use number::{five_digits, part};
 pub(crate) use ordered::Ordered;
-pub(crate) use progress::Progress;
+pub(crate) use progress::{Progress, patiently};
 pub(crate) use screen::Screen;
 pub(crate) use table::{Column, render};
 pub(crate) use yaml::yaml;

@@ -1,6 +1,7 @@
 //! How far something is, on a terminal, once it takes longer than a moment.
 
 use std::cell::Cell;
+use std::future::Future;
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
@@ -47,4 +48,23 @@ impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// Waits for something, and shows on a terminal that it goes on if it takes longer than a moment.
+pub(crate) async fn patiently<T>(what: &str, work: impl Future<Output = T>) -> T {
+    if !io::stderr().is_terminal() {
+        return work.await;
+    }
+    let mut work = std::pin::pin!(work);
+    if let Ok(done) = tokio::time::timeout(SILENCE, &mut work).await {
+        return done;
+    }
+    let spinner = ProgressBar::new_spinner().with_message(what.to_owned()).with_elapsed(SILENCE);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}") {
+        spinner.set_style(style);
+    }
+    spinner.enable_steady_tick(Duration::from_millis(200));
+    let done = work.await;
+    spinner.finish_and_clear();
+    done
 }

@@ -11,6 +11,7 @@ mod map;
 mod metrics;
 pub(crate) mod moving;
 mod pool;
+mod rehearsal;
 mod release;
 mod reservation;
 mod settings;
@@ -30,6 +31,7 @@ use crate::args::{self, OnStore, Show};
 use crate::error::{Failure, Result};
 use crate::store::Use;
 use crate::usage::{self, Detail};
+use rehearsal::Run;
 
 /// How long a verb may take once the store is open.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -57,21 +59,39 @@ pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path)
             reservation::check(name)?;
             Use::Existing
         }
-        OnStore::Pool(args::Pool::Delete(delete)) if delete.dry_run => Use::Existing,
         OnStore::Pool(args::Pool::Delete(_))
         | OnStore::Reservation(args::Reservation::Delete { .. })
         | OnStore::Ipam(args::Ipam::Release(_)) => Use::Release,
         _ => Use::Existing,
     };
-    with_ipam(location, what_for, async |ipam| verb(command, ipam).await).await
+    with_ipam(location, what_for, run_of(command), async |ipam| verb(command, ipam).await).await
+}
+
+/// Whether what a command writes is meant.
+fn run_of(command: &OnStore) -> Run {
+    Run::new(match command {
+        OnStore::Pool(args::Pool::Create(create)) => create.dry_run,
+        OnStore::Pool(args::Pool::Delete(delete)) => delete.dry_run,
+        OnStore::Reservation(args::Reservation::Create { dry_run, .. } | args::Reservation::Delete { dry_run, .. }) => {
+            *dry_run
+        }
+        OnStore::Ipam(args::Ipam::Release(release)) => release.dry_run,
+        OnStore::Ipam(args::Ipam::Configure(configure)) => configure.dry_run,
+        OnStore::Ipam(args::Ipam::Split(split)) => split.dry_run,
+        _ => false,
+    })
 }
 
 /// Opens the store, runs a verb on it, and closes it whatever came of that.
 async fn with_ipam(
     location: &Location,
     what_for: Use,
+    run: Run,
     verb: impl AsyncFnOnce(&Ipam) -> Result<Answer>,
 ) -> Result<Answer> {
+    if run == Run::Dry {
+        return rehearsal::rehearse(location, what_for, verb).await;
+    }
     let open = crate::store::open(location, what_for).await?;
     let ipam = Ipam::new(open.store(), nodes(location));
     let answer = verb(&ipam).await;
@@ -94,7 +114,7 @@ fn reads_all(command: &OnStore) -> bool {
 /// Runs a verb that reads much and changes nothing; whoever else waits for the store gets it in between.
 async fn in_turns(command: &OnStore, location: &Location) -> Result<Answer> {
     let explained = |error| crate::store::explain(location, error);
-    let turns = Arc::new(Turns::open(location, crate::store::WAIT).await.map_err(explained)?);
+    let turns = Arc::new(Turns::open(location, crate::store::wait()).await.map_err(explained)?);
     let answer = verb(command, &Ipam::new(Arc::clone(&turns) as Arc<dyn Store>, nodes(location))).await;
     let closed = turns.close().await;
     let answer = answer?;
@@ -108,11 +128,13 @@ async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {
         OnStore::Pool(args::Pool::Create(request)) => pool::create(ipam, request, deadline).await,
         OnStore::Pool(args::Pool::List) => pool::list(ipam, deadline).await,
         OnStore::Pool(args::Pool::Delete(delete)) => pool::delete(ipam, delete, deadline).await,
-        OnStore::Reservation(args::Reservation::Create { name, cidrs }) => {
+        OnStore::Reservation(args::Reservation::Create { name, cidrs, .. }) => {
             reservation::create(ipam, name, cidrs, deadline).await
         }
         OnStore::Reservation(args::Reservation::List) => reservation::list(ipam, deadline).await,
-        OnStore::Reservation(args::Reservation::Delete { name }) => reservation::delete(ipam, name, deadline).await,
+        OnStore::Reservation(args::Reservation::Delete { name, dry_run }) => {
+            reservation::delete(ipam, name, Run::new(*dry_run), deadline).await
+        }
         OnStore::Ipam(args::Ipam::Show(Show { ip: Some(ip), .. })) => address::show(ipam, *ip, deadline).await,
         OnStore::Ipam(args::Ipam::Show(Show { show_borrowed: true, .. })) => borrowed::show(ipam).await,
         OnStore::Ipam(args::Ipam::Show(Show { show_configuration: true, .. })) => settings::show(ipam, deadline).await,

@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use kv::Deadline;
 use serde_json::json;
 
+use super::rehearsal::Run;
 use crate::answer::Answer;
 use crate::error::{Failure, Result};
 use crate::reservations::{ReservationRow, listing};
@@ -37,10 +38,13 @@ pub(super) async fn list(ipam: &Ipam, deadline: Deadline) -> Result<Answer> {
 }
 
 /// Deletes a reservation.
-pub(super) async fn delete(ipam: &Ipam, name: &str, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn delete(ipam: &Ipam, name: &str, run: Run, deadline: Deadline) -> Result<Answer> {
     ipam.delete_reservation(name, deadline).await.map_err(|error| match error {
         Error::NotFound(_) => Failure::from(error).hint("see which there are with: margay reservation list"),
         _ => error.into(),
     })?;
+    if run == Run::Dry {
+        return Answer::new(format!("Dry run: would delete reservation {name}"), &json!({ "would_delete": name }));
+    }
     Answer::new(format!("Successfully deleted reservation {name}"), &json!({ "deleted": name }))
 }

@@ -12,14 +12,10 @@ use crate::output::{Column, render};
 
 /// Changes those that are named.
 pub(super) async fn configure(ipam: &Ipam, args: &Configure, deadline: Deadline) -> Result<Answer> {
-    if args.dry_run {
-        changed(ipam.config(deadline).await?, args).check().map_err(refused)?;
-    } else {
-        ipam.change_config(|config| changed(config, args), deadline).await.map_err(|error| match error {
-            ipam_core::Error::Settings(error) => refused(error),
-            other => other.into(),
-        })?;
-    }
+    ipam.change_config(|config| changed(config, args), deadline).await.map_err(|error| match error {
+        ipam_core::Error::Settings(error) => refused(error),
+        other => other.into(),
+    })?;
     let prefix = if args.dry_run { "Dry run: would set" } else { "Successfully set" };
     let said = said(args);
     let lines: Vec<String> = said.iter().map(|(name, value)| format!("{prefix} {name} to: {value}")).collect();

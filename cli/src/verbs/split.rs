@@ -1,6 +1,5 @@
 //! Dividing a pool.
 
-use ipam_core::documents::Commit;
 use ipam_core::{Error, Ipam, Which};
 use kv::Deadline;
 use serde_json::json;
@@ -17,8 +16,7 @@ pub(super) async fn run(ipam: &Ipam, args: &Split, deadline: Deadline) -> Result
         (None, Some(cidr)) => Which::Cidr(cidr),
         (None, None) => return Err(Failure::new("no name or CIDR provided")),
     };
-    let commit = if args.dry_run { Commit::Try(&[]) } else { Commit::Write };
-    let split = ipam.split_pool(which, args.number, commit, deadline).await.map_err(|error| match error {
+    let split = ipam.split_pool(which, args.number, deadline).await.map_err(|error| match error {
         Error::NotFound(_) => Failure::from(error).hint("see which there are with: margay get ippool"),
         _ => error.into(),
     })?;

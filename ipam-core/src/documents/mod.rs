@@ -20,7 +20,7 @@ use crate::model::keys::{self, ResourceKind};
 
 pub use manifest::Manifest;
 pub use show::{Documents, Shown};
-pub use write::{Commit, Way, Written};
+pub use write::{Way, Written};
 
 /// The version of the API that all documents have.
 const API_VERSION: &str = "projectcalico.org/v3";

@@ -30,28 +30,6 @@ pub enum Way {
     Replace,
 }
 
-/// Whether anything is written.
-#[derive(Clone, Copy, Debug)]
-pub enum Commit<'a> {
-    /// It is.
-    Write,
-    /// It is not: it is only found out what would be, if these had been written before.
-    Try(&'a [Manifest]),
-}
-
-impl Commit<'_> {
-    fn before(&self) -> &[Manifest] {
-        match self {
-            Self::Write => &[],
-            Self::Try(before) => before,
-        }
-    }
-
-    fn writes(&self) -> bool {
-        matches!(self, Self::Write)
-    }
-}
-
 /// What became of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
@@ -72,26 +50,19 @@ impl Ipam {
     /// # Errors
     /// `Document`, and `Invalid` with Calico's text for a pool that must not be; those of the store; a damaged document in
     /// its place.
-    pub async fn write_document(
-        &self,
-        manifest: &Manifest,
-        way: Way,
-        commit: Commit<'_>,
-        deadline: Deadline,
-    ) -> Result<Written> {
+    pub async fn write_document(&self, manifest: &Manifest, way: Way, deadline: Deadline) -> Result<Written> {
         let (kind, name) = (manifest.kind(), manifest.name());
         let key = kind.key(name);
         manifest.check_name()?;
         transact!(self, deadline, |tx| {
             let stored = tx.get(&key).await?;
             let version = tx.written_at(&key);
-            let tried = commit.before().iter().any(|other| (other.kind(), other.name()) == (kind, name));
             match way {
-                Way::Create if stored.is_some() || tried => {
+                Way::Create if stored.is_some() => {
                     return Err(DocumentError::Exists(kind, name.to_owned()).into());
                 }
                 Way::Create => refuse_version(manifest)?,
-                Way::Replace if stored.is_none() && !tried => {
+                Way::Replace if stored.is_none() => {
                     return Err(DocumentError::NotFound(kind, name.to_owned()).into());
                 }
                 Way::Apply | Way::Replace => require_version(manifest, version)?,
@@ -99,7 +70,7 @@ impl Ipam {
             let stored = stored.as_ref().map(kv::Value::as_bytes);
             let wanted = match kind {
                 DocumentKind::Settings => settings_value(&key, manifest, stored)?,
-                DocumentKind::Pool => self.pool_value(tx, &key, manifest, stored, commit.before()).await?,
+                DocumentKind::Pool => self.pool_value(tx, &key, manifest, stored).await?,
                 DocumentKind::Reservation => {
                     let spec = reservation_spec(&manifest.spec())?;
                     self.value(&key, manifest, stored, (spec, &RESERVATION_FIELDS))?
@@ -111,7 +82,7 @@ impl Ipam {
                 Some(stored) if same(stored, wanted.as_bytes()) => Written::Unchanged,
                 Some(_) => Written::Changed,
             };
-            if commit.writes() && written != Written::Unchanged {
+            if written != Written::Unchanged {
                 tx.put(&key, wanted)?;
             }
             Ok(written)
@@ -125,7 +96,6 @@ impl Ipam {
         key: &Key,
         manifest: &Manifest,
         stored: Option<&[u8]>,
-        before: &[Manifest],
     ) -> Result<kv::Value> {
         let invalid = |error: crate::model::InvalidPool| Error::Invalid(error.to_string());
         let old = stored.map(|value| Pool::decode(key, value)).transpose()?;
@@ -133,7 +103,7 @@ impl Ipam {
         let (new, spec) = read_pool_spec(manifest.name(), &manifest.spec(), size).map_err(invalid)?;
         match &old {
             Some(old) => check_changed_pool(&new, old).map_err(invalid)?,
-            None => self.check_beside_others(tx, &new, before).await?,
+            None => self.check_beside_others(tx, &new).await?,
         }
         let value = self.value(key, manifest, stored, (spec, &POOL_FIELDS))?;
         Pool::decode(key, value.as_bytes())?;
@@ -141,16 +111,8 @@ impl Ipam {
     }
 
     /// Checks a new pool, also against the pools and blocks that there are.
-    pub(crate) async fn check_beside_others(
-        &self,
-        tx: &mut Transaction,
-        new: &NewPool,
-        before: &[Manifest],
-    ) -> Result<()> {
-        let mut others = self.pools_beside(tx).await?;
-        let tried = before.iter().filter(|other| other.kind() == DocumentKind::Pool);
-        let tried = tried.filter_map(|other| read_pool_spec(other.name(), &other.spec(), None).ok());
-        others.extend(tried.filter_map(|(new, _)| Pool::new(&new, "", self.now()).ok()));
+    pub(crate) async fn check_beside_others(&self, tx: &mut Transaction, new: &NewPool) -> Result<()> {
+        let others = self.pools_beside(tx).await?;
         let blocks = tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(None))).await?;
         let blocks: Vec<IpNet> = blocks.iter().filter_map(keys::parse_block).collect();
         check_new_pool(new, &others, &blocks).map_err(|error| Error::Invalid(error.to_string()))
@@ -192,24 +154,12 @@ impl Ipam {
     ///
     /// # Errors
     /// `Document`; `PoolInUse`; those of the store.
-    pub async fn delete_document(
-        &self,
-        manifest: &Manifest,
-        in_use: InUse,
-        commit: Commit<'_>,
-        deadline: Deadline,
-    ) -> Result<()> {
+    pub async fn delete_document(&self, manifest: &Manifest, in_use: InUse, deadline: Deadline) -> Result<()> {
         let (kind, name) = (manifest.kind(), manifest.name());
         let key = kind.key(name);
         transact!(self, deadline, |tx| require_stored(tx, manifest, &key).await)?;
         if kind == DocumentKind::Pool {
-            return match commit {
-                Commit::Write => self.delete_pool_if(name, in_use, deadline).await,
-                Commit::Try(_) => self.check_pool_deletion(name, in_use, deadline).await.map(drop),
-            };
-        }
-        if !commit.writes() {
-            return Ok(());
+            return self.delete_pool_if(name, in_use, deadline).await;
         }
         if kind == DocumentKind::Node {
             self.release_all_affinities(&Owner::host(name), ReleaseIf::Empty, deadline).await?;

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use ipam_core::documents::{Commit, DocumentKind, Manifest, Way, Written};
+use ipam_core::documents::{DocumentKind, Manifest, Way, Written};
 use ipam_core::model::{NewPool, Owner};
 use ipam_core::{Error, InUse, Result, Which};
 use serde_json::json;
@@ -29,9 +29,7 @@ async fn of_pools_that_overlap_one_is_made() {
         let tasks: Vec<_> = (0..4)
             .map(|task| {
                 let (world, manifest) = (world.clone(), pool(&format!("{name}-{task}"), &cidr));
-                tokio::spawn(
-                    async move { world.ipam.write_document(&manifest, Way::Create, Commit::Write, soon()).await },
-                )
+                tokio::spawn(async move { world.ipam.write_document(&manifest, Way::Create, soon()).await })
             })
             .collect();
         let mut made = 0;
@@ -53,7 +51,7 @@ async fn applied_by_several_at_once_all_come_through() {
             let (world, manifest) = (world.clone(), pool("one", "10.0.0.0/16"));
             tokio::spawn(async move {
                 let way = if task % 2 == 0 { Way::Apply } else { Way::Create };
-                (way, world.ipam.write_document(&manifest, way, Commit::Write, soon()).await)
+                (way, world.ipam.write_document(&manifest, way, soon()).await)
             })
         })
         .collect();
@@ -111,7 +109,7 @@ async fn no_assignment_notices_a_split() {
     let assigning = assign(&world, 60);
     for (name, number) in [("main", 2), ("split-main-0", 4), ("split-main-1", 32)] {
         tokio::task::yield_now().await;
-        world.ipam.split_pool(Which::Name(name), number, Commit::Write, soon()).await.unwrap();
+        world.ipam.split_pool(Which::Name(name), number, soon()).await.unwrap();
     }
     for said in assigning.await.unwrap() {
         said.unwrap();
@@ -127,9 +125,7 @@ async fn the_affinities_of_a_node_that_is_deleted_go_with_it() {
     world.one("a", "c1").await.unwrap();
     world.ipam.claim_affinity(&Owner::host("a"), "10.0.0.0/28".parse().unwrap(), soon()).await.unwrap();
     let node = Manifest::named(DocumentKind::Node, "a");
-    world.ipam.delete_document(&node, InUse::Refuse, Commit::Try(&[]), soon()).await.unwrap();
-    assert_eq!(world.ipam.documents(DocumentKind::Node, soon()).await.unwrap().items.len(), 3);
-    world.ipam.delete_document(&node, InUse::Refuse, Commit::Write, soon()).await.unwrap();
+    world.ipam.delete_document(&node, InUse::Refuse, soon()).await.unwrap();
     let mine = world.dump().await;
     let affinities = mine.iter().filter(|kv| kv.key.to_string().contains("/ipam/v2/host/a/")).count();
     assert_eq!(affinities, 1, "that of the block in use");

@@ -58,3 +58,13 @@ pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions)
     }
     Ok(Upgraded { from, to: FORMAT })
 }
+
+/// Says what [`upgrade_blocking`] would do, and writes nothing. This blocks.
+///
+/// # Errors
+/// Those of [`open_blocking`].
+pub fn would_upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<Upgraded> {
+    let store = open_blocking(engine, path, &options.clone().with_create(Create::Never))?;
+    let from = store.status().format.min(StoreFolder::new(engine, path).format()?);
+    Ok(Upgraded { from, to: FORMAT })
+}

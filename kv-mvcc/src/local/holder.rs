@@ -18,7 +18,8 @@ pub(super) fn find(path: &Path) -> Option<String> {
     let mut first: Option<(u64, u32)> = None;
     for process in fs::read_dir("/proc").ok()?.flatten() {
         if started.elapsed() > PATIENCE {
-            break;
+            // Who was found so far may only be waiting, and nobody is to end the wrong process.
+            return None;
         }
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         let Ok(files) = fs::read_dir(process.path().join("fd")) else { continue };

@@ -2,10 +2,12 @@
 
 mod counting;
 mod faults;
+mod rehearsal;
 mod traced;
 
 pub use counting::{Counting, Counts};
 pub use faults::{Fault, Faults, Faulty};
+pub use rehearsal::Rehearsal;
 pub use traced::Traced;
 
 /// The targets of what this crate logs.

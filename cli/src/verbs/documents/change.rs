@@ -1,7 +1,7 @@
 //! `create`, `apply`, `replace` and `delete`.
 
 use datastore::Location;
-use ipam_core::documents::{Commit, DocumentError, DocumentKind, Manifest, Way, Written};
+use ipam_core::documents::{DocumentError, DocumentKind, Manifest, Way, Written};
 use ipam_core::{Error, Ipam};
 use kv::Deadline;
 
@@ -10,6 +10,7 @@ use crate::answer::Answer;
 use crate::args::Delete;
 use crate::error::Result;
 use crate::verbs::pool;
+use crate::verbs::rehearsal::Run;
 
 /// How documents are written.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +32,12 @@ impl Change {
 
     /// Whether it may make a store for what it writes.
     pub(super) fn makes(self) -> bool {
-        !self.dry_run && self.way != Way::Replace
+        self.way != Way::Replace
+    }
+
+    /// Whether what it writes is meant.
+    pub(super) fn run(self) -> Run {
+        Run::new(self.dry_run)
     }
 
     fn verb(self) -> Verb {
@@ -51,14 +57,12 @@ impl Change {
         deadline: Deadline,
     ) -> Result<Answer> {
         let mut tally = Tally::new(self.verb(), manifests, self.dry_run);
-        let (mut tried, mut first_node) = (Vec::new(), false);
+        let mut first_node = false;
         for manifest in manifests {
-            let commit = if self.dry_run { Commit::Try(&tried) } else { Commit::Write };
-            match ipam.write_document(manifest, self.way, commit, deadline).await {
+            match ipam.write_document(manifest, self.way, deadline).await {
                 Ok(written) => {
                     first_node |= written == Written::Created && manifest.kind() == DocumentKind::Node;
                     tally.done(manifest);
-                    tried.push(manifest.clone());
                 }
                 Err(Error::Document(DocumentError::Exists(..))) if self.skips_existing => tally.done(manifest),
                 Err(error) => tally.failed(manifest, &error, advice(&error)),
@@ -81,9 +85,8 @@ pub(super) async fn delete(ipam: &Ipam, manifests: &[Manifest], args: &Delete, d
     let verb = Verb { base: "delete", past: "deleted" };
     let mut tally = Tally::new(verb, manifests, args.dry_run);
     for manifest in manifests {
-        let commit = if args.dry_run { Commit::Try(&[]) } else { Commit::Write };
         let in_use = pool::in_use(&args.bridged, manifest.name());
-        match ipam.delete_document(manifest, in_use, commit, deadline).await {
+        match ipam.delete_document(manifest, in_use, deadline).await {
             Ok(()) => tally.done(manifest),
             Err(Error::Document(DocumentError::NotFound(..))) if args.skip_not_exists => tally.done(manifest),
             Err(error) => tally.failed(manifest, &error, advice(&error)),

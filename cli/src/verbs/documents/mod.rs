@@ -8,15 +8,18 @@ mod tally;
 use std::time::Duration;
 
 use datastore::Location;
+use ipam_core::Ipam;
 use ipam_core::documents::{DocumentKind, Manifest, Way};
 use kv::Deadline;
 
 use self::change::Change;
 use self::files::Depth;
+use super::rehearsal::Run;
 use super::with_ipam;
 use crate::answer::Answer;
 use crate::args::{Documents, Selection, Source};
 use crate::error::{Failure, Result};
+use crate::output::patiently;
 use crate::store::Use;
 
 /// How long all of a command may take once the store is open: a pool's deletion is a commit for each block.
@@ -30,12 +33,16 @@ pub(crate) async fn run(command: &Documents, location: &Location) -> Result<Answ
             let which = &get.which;
             match which.kind {
                 Some(kind) if which.name.is_empty() => {
-                    with_ipam(location, Use::Existing, async |ipam| get::all(ipam, kind, deadline()).await).await
+                    on_store(location, Use::Existing, Run::Real, async |ipam| get::all(ipam, kind, deadline()).await)
+                        .await
                 }
                 _ => {
                     let names: Vec<(DocumentKind, String)> =
                         selected(which)?.iter().map(|one| (one.kind(), one.name().to_owned())).collect();
-                    with_ipam(location, Use::Existing, async |ipam| get::named(ipam, &names, deadline()).await).await
+                    on_store(location, Use::Existing, Run::Real, async |ipam| {
+                        get::named(ipam, &names, deadline()).await
+                    })
+                    .await
                 }
             }
         }
@@ -55,8 +62,9 @@ pub(crate) async fn run(command: &Documents, location: &Location) -> Result<Answ
                     .hint("name what is to be deleted, such as: margay delete ippool main"));
             }
             let manifests = selected(&delete.which)?;
-            let what_for = if delete.dry_run { Use::Existing } else { Use::Release };
-            with_ipam(location, what_for, async |ipam| change::delete(ipam, &manifests, delete, deadline()).await).await
+            let run = Run::new(delete.dry_run);
+            let verb = async |ipam: &Ipam| change::delete(ipam, &manifests, delete, deadline()).await;
+            on_store(location, Use::Release, run, verb).await
         }
     }
 }
@@ -66,7 +74,8 @@ async fn write(source: &Source, change: Change, location: &Location, deadline: D
     // As with `pool create`: a store is made for a pool that can be made, and for nothing else.
     let makes = |manifest: &Manifest| manifest.kind() == DocumentKind::Pool && manifest.check().is_ok();
     let what_for = if change.makes() && manifests.iter().any(makes) { Use::Make } else { Use::Existing };
-    with_ipam(location, what_for, async |ipam| change.write(ipam, &manifests, location, deadline).await).await
+    let verb = async |ipam: &Ipam| change.write(ipam, &manifests, location, deadline).await;
+    on_store(location, what_for, change.run(), verb).await
 }
 
 /// What is named, by kind and name or in files.
@@ -79,4 +88,14 @@ fn selected(which: &Selection) -> Result<Vec<Manifest>> {
 
 fn depth(recursive: bool) -> Depth {
     if recursive { Depth::All } else { Depth::Files }
+}
+
+/// Runs a verb on the store, and says on a terminal that it goes on. Files are read before: somebody may be typing one.
+async fn on_store(
+    location: &Location,
+    what_for: Use,
+    run: Run,
+    verb: impl AsyncFnOnce(&Ipam) -> Result<Answer>,
+) -> Result<Answer> {
+    patiently(&format!("working on {location}"), with_ipam(location, what_for, run, verb)).await
 }

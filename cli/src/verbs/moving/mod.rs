@@ -13,6 +13,7 @@ use datastore::{Environment, Location, for_operator};
 
 use crate::args::{Cli, Import, Moving, TakeOver};
 use crate::error::{Failure, Result};
+use crate::output::patiently;
 use crate::store;
 
 /// Runs a verb.
@@ -30,7 +31,10 @@ pub(crate) fn run(
                 TakeOver::HostLocal { folder, terms } => (host_local::read(folder)?, terms),
                 TakeOver::Podman { file, terms } => (podman::read(file, &terms.network)?, terms),
             };
-            crate::execute(cli, env, out, err, async |at| take_over::run(at, leases, terms).await)
+            let verb = async |at: &Location| {
+                patiently(&format!("taking over into {at}"), take_over::run(at, leases, terms)).await
+            };
+            crate::execute(cli, env, out, err, verb)
         }
         Moving::Import(args) => crate::execute(cli, env, out, err, async |at| import::run(at, args).await),
         Moving::Migrate(args) => {

@@ -39,7 +39,7 @@ Of an etcd the keys below /calico/ and /margay/ are written.")]
     #[command(after_help = "\
 Examples:
   margay store restore /var/backups/margay.jsonl
-  margay store restore /var/backups/margay.jsonl --replace
+  margay store restore /var/backups/margay.jsonl --replace --dry-run
   margay store restore /var/backups/margay.jsonl --store redb:///var/lib/margay/ipam.redb
 
 The backup is checked first. The store is there in full or not at all. Addresses that were given out
@@ -49,7 +49,7 @@ after the backup was made are unknown to it: start the containers anew that are 
     #[command(after_help = "\
 Examples:
   margay store compact
-  margay store compact --keep 1000
+  margay store compact --keep 1000 --dry-run
 
 What is in the store now is not touched.")]
     Compact(Compact),
@@ -57,9 +57,17 @@ What is in the store now is not touched.")]
     #[command(after_help = "\
 Examples:
   margay store upgrade
+  margay store upgrade --dry-run
 
 A version of margay that does not know the newest format cannot open the store any more. Back it up before.")]
-    Upgrade,
+    Upgrade(Upgrade),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Upgrade {
+    /// Check everything and write nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }
 
 #[derive(Debug, Args)]
@@ -80,6 +88,10 @@ pub(crate) struct Restore {
     /// Put it in the place of a store that has keys, or is damaged; that store's folder is moved aside
     #[arg(long)]
     pub(crate) replace: bool,
+
+    /// Check everything and write nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }
 
 #[derive(Debug, Args)]
@@ -87,4 +99,8 @@ pub(crate) struct Compact {
     /// How many revisions stay readable, the newest one included
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) keep: NonZeroU64,
+
+    /// Only say what would be given up
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }

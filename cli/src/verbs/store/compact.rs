@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::args::Compact;
 use crate::answer::Answer;
 use crate::error::{Failure, Result};
-use crate::store::{self, Use, WAIT, explain};
+use crate::store::{self, Use, explain, wait};
 
 #[derive(Serialize)]
 struct Json {
@@ -21,8 +21,11 @@ struct Json {
 #[derive(Serialize)]
 struct Extent {
     oldest_revision: i64,
-    log_bytes: u64,
-    bytes: u64,
+    /// Not known of what a dry run would leave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
 }
 
 pub(super) async fn run(location: &Location, args: &Compact) -> Result<Answer> {
@@ -40,12 +43,16 @@ pub(super) async fn run(location: &Location, args: &Compact) -> Result<Answer> {
     let revision = embedded.status().revision;
     let extent = async || {
         let oldest_revision = embedded.oldest().await.map_err(failed)?.revision.get();
-        let bytes = care::glance(location).await.map_err(failed)?.bytes;
-        Ok::<_, Failure>(Extent { oldest_revision, log_bytes: embedded.status().log_bytes, bytes })
+        let bytes = Some(care::glance(location).await.map_err(failed)?.bytes);
+        Ok::<_, Failure>(Extent { oldest_revision, log_bytes: Some(embedded.status().log_bytes), bytes })
     };
     let before = extent().await?;
     let keep = i64::try_from(args.keep.get()).unwrap_or(i64::MAX);
     let mark = Revision::new(revision.get().saturating_sub(keep - 1).max(1));
+    if args.dry_run {
+        open.close().await.map_err(failed)?;
+        return would_compact(location, before, mark, revision);
+    }
     match embedded.compact(mark).await {
         Ok(()) => {}
         // So much is gone already.
@@ -54,8 +61,8 @@ pub(super) async fn run(location: &Location, args: &Compact) -> Result<Answer> {
     }
     let mut after = extent().await?;
     open.close().await.map_err(failed)?;
-    let room = care::shrink(location, WAIT).await.map_err(failed)?;
-    after.bytes = care::glance(location).await.map_err(failed)?.bytes;
+    let room = care::shrink(location, wait()).await.map_err(failed)?;
+    after.bytes = Some(care::glance(location).await.map_err(failed)?.bytes);
     let text = format!(
         "Successfully compacted {location}\n\
          oldest revision: {} -> {}, the newest is {revision}\n\
@@ -63,10 +70,10 @@ pub(super) async fn run(location: &Location, args: &Compact) -> Result<Answer> {
          on disk:         {} -> {}",
         before.oldest_revision,
         after.oldest_revision,
-        HumanBytes(before.log_bytes),
-        HumanBytes(after.log_bytes),
-        HumanBytes(before.bytes),
-        HumanBytes(after.bytes),
+        size(before.log_bytes),
+        size(after.log_bytes),
+        size(before.bytes),
+        size(after.bytes),
     );
     let answer = Answer::new(text, &Json { before, after })?;
     Ok(match room {
@@ -76,4 +83,19 @@ pub(super) async fn run(location: &Location, args: &Compact) -> Result<Answer> {
              small as can be",
         ),
     })
+}
+
+fn size(bytes: Option<u64>) -> HumanBytes {
+    HumanBytes(bytes.unwrap_or_default())
+}
+
+/// What would be given up; how much room that frees is known only afterwards.
+fn would_compact(location: &Location, before: Extent, mark: Revision, newest: Revision) -> Result<Answer> {
+    let oldest_revision = before.oldest_revision.max(mark.get());
+    let text = format!(
+        "Successfully compacted {location}\noldest revision: {} -> {oldest_revision}, the newest is {newest}",
+        before.oldest_revision
+    );
+    let after = Extent { oldest_revision, log_bytes: None, bytes: None };
+    Ok(Answer::new(text, &Json { before, after })?.of_a_dry_run())
 }

@@ -12,6 +12,7 @@ use datastore::Location;
 
 use crate::answer::Answer;
 use crate::error::{Failure, Result};
+use crate::output::patiently;
 
 use args::StoreVerb;
 
@@ -19,11 +20,11 @@ use args::StoreVerb;
 pub(crate) async fn run(verb: &StoreVerb, location: &Location) -> Result<Answer> {
     match verb {
         StoreVerb::Status => status::run(location).await,
-        StoreVerb::Verify => verify::run(location).await,
+        StoreVerb::Verify => patiently(&format!("verifying {location}"), verify::run(location)).await,
         StoreVerb::Backup(args) => backup::run(location, args).await,
-        StoreVerb::Restore(args) => restore::run(location, args).await,
-        StoreVerb::Compact(args) => compact::run(location, args).await,
-        StoreVerb::Upgrade => upgrade::run(location).await,
+        StoreVerb::Restore(args) => patiently(&format!("restoring {location}"), restore::run(location, args)).await,
+        StoreVerb::Compact(args) => patiently(&format!("compacting {location}"), compact::run(location, args)).await,
+        StoreVerb::Upgrade(args) => upgrade::run(location, args).await,
     }
 }
 

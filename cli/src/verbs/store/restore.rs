@@ -14,7 +14,7 @@ use super::args::Restore;
 use crate::answer::Answer;
 use crate::backup::{Header, Reader, aside};
 use crate::error::{Failure, Result};
-use crate::store::{self, Use, WAIT, explain};
+use crate::store::{self, Use, explain, wait};
 
 /// How many bytes one transaction writes, unless one value alone is longer.
 const TXN_BYTES: usize = 1_000_000;
@@ -24,7 +24,8 @@ const GROUP_BYTES: usize = 4 << 20;
 #[derive(Serialize)]
 struct Json {
     store: String,
-    id: String,
+    /// Of the new store; a dry run has none.
+    id: Option<String>,
     keys: u64,
     backup_revision: i64,
     backup_time: String,
@@ -43,8 +44,11 @@ pub(super) async fn run(location: &Location, args: &Restore) -> Result<Answer> {
     let (header, keys) = aside(move || Reader::check(&file)).await?;
     let seen = if args.replace { None } else { Some(newest_of_empty(location).await?) };
     let failed = |error| explain(location, error);
+    if args.dry_run {
+        return answer(location, args, Restored { header, keys, id: None, aside: None }).map(Answer::of_a_dry_run);
+    }
     let staging = Staging::begin(location).await.map_err(failed)?;
-    let (staging, held) = staging.hold(location, WAIT).await.map_err(failed)?;
+    let (staging, held) = staging.hold(location, wait()).await.map_err(failed)?;
     if let (Some(seen), Some(held)) = (seen, &held)
         && held.newest_revision().map_err(failed)? > seen
     {
@@ -52,6 +56,21 @@ pub(super) async fn run(location: &Location, args: &Restore) -> Result<Answer> {
     }
     let id = fill(&staging.location(), &args.file, &header, keys).await?;
     let aside = staging.finish(held).await.map_err(failed)?.map(|path| path.display().to_string());
+    answer(location, args, Restored { header, keys, id: Some(id), aside })
+}
+
+/// What came of it.
+struct Restored {
+    header: Header,
+    keys: u64,
+    /// Of the new store.
+    id: Option<String>,
+    /// Where that is now which was there before.
+    aside: Option<String>,
+}
+
+fn answer(location: &Location, args: &Restore, done: Restored) -> Result<Answer> {
+    let Restored { header, keys, id, aside } = done;
     let Header { revision, time, engine, .. } = header;
     let text = format!(
         "Successfully restored {location} from {}: {} keys of revision {revision} of a {engine} store, read at {time}",
@@ -78,7 +97,7 @@ pub(super) async fn run(location: &Location, args: &Restore) -> Result<Answer> {
 
 /// The newest revision of a store without keys, or of none.
 async fn newest_of_empty(location: &Location) -> Result<u64> {
-    let open = match datastore::open(location, Create::Never, WAIT).await {
+    let open = match datastore::open(location, Create::Never, wait()).await {
         Ok(open) => open,
         // A creation that did not come to its end may have left the first revision.
         Err(error) if *error.kind() == ErrorKind::Missing => return Ok(1),

@@ -6,13 +6,15 @@ use std::time::{Duration, SystemTime};
 use datastore::care::{self, Glance, Holder, MvccStore};
 use datastore::{About, Create, Location, OpenStore};
 use indicatif::{HumanBytes, HumanCount, HumanDuration};
+use ipam_core::timestamps::parse_rfc3339;
 use kv::{Range, StoreExt};
 use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::error::{Failure, Result};
 use crate::output::{printable, rfc3339};
-use crate::store::explain;
+use crate::store::{explain, wait};
+use crate::times::both;
 
 /// How long to wait for the turn: what can be seen from outside is an answer already.
 const WAIT: Duration = Duration::from_secs(2);
@@ -23,7 +25,7 @@ pub(super) async fn run(location: &Location) -> Result<Answer> {
     }
     let glance = care::glance(location).await.map_err(|error| explain(location, error))?;
     let mut report = Report::outside(location, glance);
-    let failure = match datastore::open(location, Create::Never, WAIT).await {
+    let failure = match datastore::open(location, Create::Never, WAIT.min(wait())).await {
         Ok(open) => report.look_inside(location, open).await.err(),
         Err(error) => Some(explain(location, error)),
     };
@@ -141,7 +143,10 @@ impl Inside {
 
     fn lines(&self, line: &mut impl FnMut(&str, String)) {
         let at = |revision: i64, time: &Option<String>| match time {
-            Some(time) => format!("revision {revision}, {time}"),
+            Some(time) => match parse_rfc3339(time).map(both) {
+                Some([utc, local]) => format!("revision {revision}, {utc} ({local})"),
+                None => format!("revision {revision}, {time}"),
+            },
             None => format!("revision {revision}"),
         };
         line("Keys", HumanCount(self.keys).to_string());

@@ -1,19 +1,12 @@
 //! `margay store verify`.
 
-use std::future::Future;
-use std::io::{self, IsTerminal};
-use std::time::Duration;
-
 use datastore::Location;
-use indicatif::{HumanBytes, HumanCount, ProgressBar};
+use indicatif::{HumanBytes, HumanCount};
 use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::error::{Failure, Result};
 use crate::store::{self, Use};
-
-/// How long something may take before a person is told that it goes on.
-const SILENCE: Duration = Duration::from_secs(1);
 
 #[derive(Serialize)]
 struct Json {
@@ -33,7 +26,7 @@ pub(super) async fn run(location: &Location) -> Result<Answer> {
     let Some(embedded) = open.embedded() else {
         return Err(Failure::new(format!("{location} cannot be verified")));
     };
-    let verified = patiently(&format!("verifying {location}"), embedded.verify()).await;
+    let verified = embedded.verify().await;
     let closed = open.close().await;
     let verified = verified.map_err(|error| store::explain(location, error))?;
     closed.map_err(|error| store::explain(location, error))?;
@@ -46,23 +39,4 @@ pub(super) async fn run(location: &Location) -> Result<Answer> {
     let json =
         Json { whole: true, keys: verified.live, log_rows: verified.log_rows, value_bytes: verified.value_bytes };
     Answer::new(text, &json)
-}
-
-/// Waits for something, and shows on a terminal that it goes on if it takes long.
-async fn patiently<T>(what: &str, work: impl Future<Output = T>) -> T {
-    let mut work = std::pin::pin!(work);
-    if let Ok(done) = tokio::time::timeout(SILENCE, &mut work).await {
-        return done;
-    }
-    if !io::stderr().is_terminal() {
-        return work.await;
-    }
-    let spinner = ProgressBar::new_spinner().with_message(what.to_owned()).with_elapsed(SILENCE);
-    if let Ok(style) = indicatif::ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}") {
-        spinner.set_style(style);
-    }
-    spinner.enable_steady_tick(Duration::from_millis(200));
-    let done = work.await;
-    spinner.finish_and_clear();
-    done
 }

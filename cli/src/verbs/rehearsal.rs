@@ -1,0 +1,53 @@
+//! Dry runs. A command that is not to write runs as it always does, with all of its checks, on a store that keeps to
+//! itself what is written.
+
+use std::sync::Arc;
+
+use datastore::{Create, Location};
+use ipam_core::Ipam;
+use kv::ErrorKind;
+use kv::wrap::Rehearsal;
+
+use super::nodes;
+use crate::answer::Answer;
+use crate::error::Result;
+use crate::store::{Use, explain, wait};
+
+/// Whether what a command writes is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Run {
+    /// It is.
+    Real,
+    /// It only says what would come of it.
+    Dry,
+}
+
+impl Run {
+    /// As `--dry-run` says.
+    pub(crate) fn new(dry_run: bool) -> Self {
+        if dry_run { Self::Dry } else { Self::Real }
+    }
+}
+
+/// Runs a verb, forgets what it has written, and says so in its answer. Where the verb would make the store it starts from
+/// an empty one.
+pub(super) async fn rehearse(
+    location: &Location,
+    what_for: Use,
+    verb: impl AsyncFnOnce(&Ipam) -> Result<Answer>,
+) -> Result<Answer> {
+    let open = match datastore::open(location, Create::Never, wait()).await {
+        Err(error) if *error.kind() == ErrorKind::Missing && what_for == Use::Make => {
+            datastore::open(&Location::Memory, Create::IfMissing, wait()).await
+        }
+        opened => opened,
+    };
+    let open = open.map_err(|error| explain(location, error))?;
+    let ipam = Ipam::new(Arc::new(Rehearsal::new(open.store())), nodes(location));
+    let answer = verb(&ipam).await;
+    drop(ipam);
+    let closed = open.close().await;
+    let answer = answer?;
+    closed?;
+    Ok(answer.of_a_dry_run())
+}

@@ -1,0 +1,149 @@
+//! A machine for a page: a host name, files and an address of its own, by namespaces of the kernel. Needs root.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+use std::{fs, thread};
+
+use datastore::{Create, Location};
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::sethostname;
+
+/// Where a page works: nothing is there at first. What other programs need of /etc is kept.
+const EMPTY: [&str; 5] = ["/etc", "/run", "/var/lib", "/var/backups", "/root"];
+const KEPT: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/hosts"];
+
+/// The machine that this thread is on.
+pub(crate) struct Machine {
+    env: Vec<(String, String)>,
+    etcd: Option<Child>,
+    /// What happens as soon as the next command watches.
+    meanwhile: Option<fn()>,
+    /// Who has a store, and how to end it.
+    holder: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+impl Machine {
+    /// Moves this thread, and all that it starts, to a machine of its own, with the host name `vm` and the address 10.0.0.1.
+    pub(crate) fn new() -> Self {
+        let kept = KEPT.map(|file| (file, fs::read(file).unwrap_or_default()));
+        unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWNET)
+            .unwrap_or_else(|error| panic!("this test needs root: {error}"));
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        for folder in EMPTY {
+            fs::create_dir_all(folder).unwrap();
+            mount(Some("book"), folder, Some("tmpfs"), MsFlags::empty(), Some("mode=755")).unwrap();
+        }
+        for (file, text) in kept {
+            fs::write(file, text).unwrap();
+        }
+        sethostname("vm").unwrap();
+        let mut machine = Self { env: Vec::new(), etcd: None, meanwhile: None, holder: None };
+        machine.set("TZ", "Europe/Berlin");
+        assert_eq!(machine.run("ip link set lo up && ip address add 10.0.0.1/32 dev lo"), (0, String::new()));
+        machine
+    }
+
+    /// Sets a variable of the environment.
+    pub(crate) fn set(&mut self, name: &str, value: &str) {
+        self.env.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Removes all stores, and what names one.
+    pub(crate) fn clear(&mut self) {
+        self.let_go();
+        self.env.retain(|(name, _)| !name.starts_with("DATASTORE_"));
+        for folder in ["/var/lib/margay", "/etc/cni", "/var/lib/cni", "/run/margay"] {
+            let _ = fs::remove_dir_all(folder);
+        }
+    }
+
+    /// Writes a file.
+    pub(crate) fn put(&self, path: impl AsRef<Path>, text: &str) {
+        let path = Path::new("/root").join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// Runs a line as a shell does; returns its exit code and what a terminal would show.
+    pub(crate) fn run(&mut self, line: &str) -> (i32, String) {
+        let programs = Path::new(env!("CARGO_BIN_EXE_margay")).parent().unwrap();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("exec 2>&1; {line}")]).current_dir("/root").stdin(Stdio::null()).env_clear();
+        shell.env("PATH", format!("{}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", programs.display()));
+        let mut child = shell.envs(self.env.iter().cloned()).stdout(Stdio::piped()).spawn().unwrap();
+        let (mut output, mut meanwhile) = (String::new(), self.meanwhile.take());
+        for line in BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap) {
+            if line.starts_with("note: watching")
+                && let Some(happen) = meanwhile.take()
+            {
+                happen();
+            }
+            output += &format!("{line}\n");
+        }
+        (child.wait().unwrap().code().unwrap_or(-1), output)
+    }
+
+    /// Runs commands that succeed.
+    pub(crate) fn do_all(&mut self, lines: &[&str]) {
+        for line in lines {
+            let (code, output) = self.run(line);
+            assert_eq!(code, 0, "{line}: {output}");
+        }
+    }
+
+    /// Does something as soon as the next command watches.
+    pub(crate) fn meanwhile(&mut self, happen: fn()) {
+        self.meanwhile = Some(happen);
+    }
+
+    /// Keeps everybody out of a store until this machine is cleared.
+    pub(crate) fn hold(&mut self, store: Location) {
+        let (end, ended) = channel();
+        let (begun, has_begun) = channel();
+        let holder = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+            let open =
+                runtime.block_on(datastore::open(&store, Create::Never, std::time::Duration::from_secs(30))).unwrap();
+            begun.send(()).unwrap();
+            let _ = ended.recv();
+            runtime.block_on(open.close()).unwrap();
+        });
+        has_begun.recv().unwrap();
+        self.holder = Some((end, holder));
+    }
+
+    fn let_go(&mut self) {
+        if let Some((end, holder)) = self.holder.take() {
+            drop(end);
+            holder.join().unwrap();
+        }
+    }
+
+    /// Starts an etcd at 10.0.0.1:2379.
+    pub(crate) fn start_etcd(&mut self) {
+        let url = "http://10.0.0.1:2379";
+        let mut etcd = Command::new("etcd");
+        etcd.args(["--data-dir", "/var/lib/etcd", "--listen-client-urls", url, "--advertise-client-urls", url]);
+        etcd.args(["--listen-peer-urls", "http://10.0.0.1:2380", "--logger", "zap", "--unsafe-no-fsync"]);
+        let child = etcd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        self.etcd = Some(child);
+        // It answers as soon as it can.
+        self.do_all(&["i=0; until margay --store etcd://10.0.0.1:2379 store status >/dev/null; do i=$((i+1)); [ $i -lt 50 ]; done"]);
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.let_go();
+        if let Some(mut etcd) = self.etcd.take() {
+            let _ = etcd.kill();
+            let _ = etcd.wait();
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! A page of the book: its headings, its sessions, and the files that it says to save.
+
+use std::fs;
+use std::path::PathBuf;
+
+/// What stands at the beginning of a line with a command, and the programs that there are in sessions. Other lines that
+/// begin so are output.
+const PROMPTS: [&str; 2] = ["# ", "$ "];
+const OURS: [&str; 2] = ["margay", "cat"];
+const OTHERS: [&str; 9] = ["make", "podman", "ctr", "crictl", "ip", "kubectl", "systemctl", "nerdctl", "for"];
+
+/// A page.
+#[derive(Debug)]
+pub(crate) struct Page {
+    /// Its file's name.
+    pub(crate) name: String,
+    file: PathBuf,
+    text: String,
+    pub(crate) parts: Vec<Part>,
+}
+
+/// A part of a page, of those that matter.
+#[derive(Debug)]
+pub(crate) enum Part {
+    Heading(String),
+    /// What happens there unseen, as a comment names it.
+    Scene(String),
+    /// A file that the text before it says to save.
+    File {
+        path: String,
+        text: String,
+    },
+    Session {
+        line: usize,
+        steps: Vec<Step>,
+    },
+}
+
+/// A command and what it is said to print.
+#[derive(Debug)]
+pub(crate) struct Step {
+    /// The line as it stands there.
+    prompt: String,
+    pub(crate) command: String,
+    pub(crate) expected: String,
+}
+
+impl Step {
+    /// The program that it runs.
+    pub(crate) fn program(&self) -> &str {
+        self.command.split(' ').next().unwrap_or_default()
+    }
+
+    /// The file that it shows; the page says so what is in it.
+    pub(crate) fn shown_file(&self) -> Option<&str> {
+        self.command.strip_prefix("cat ")
+    }
+
+    /// True if it is not ours to run.
+    pub(crate) fn is_others(&self) -> bool {
+        !OURS.contains(&self.program())
+    }
+}
+
+/// The command in a line, if it is one.
+fn command(line: &str) -> Option<&str> {
+    let rest = PROMPTS.iter().find_map(|prompt| line.strip_prefix(prompt))?;
+    let program = rest.split(' ').next()?;
+    (OURS.contains(&program) || OTHERS.contains(&program)).then_some(rest)
+}
+
+impl Page {
+    pub(crate) fn read(file: PathBuf) -> Self {
+        let text = fs::read_to_string(&file).unwrap();
+        let name = file.file_name().unwrap().to_str().unwrap().to_owned();
+        let mut parts = Vec::new();
+        let mut lines = text.lines().enumerate();
+        let mut saved_as = None;
+        while let Some((at, line)) = lines.next() {
+            if let Some(language) = line.strip_prefix("```") {
+                let block: Vec<&str> = lines.by_ref().map(|(_, line)| line).take_while(|line| *line != "```").collect();
+                match (language, saved_as.take()) {
+                    ("console", _) => parts.push(Part::Session { line: at + 1, steps: steps(&block) }),
+                    (_, Some(path)) => parts.push(Part::File { path, text: block.join("\n") }),
+                    _ => {}
+                }
+            } else if let Some(heading) = line.strip_prefix("## ").or_else(|| line.strip_prefix("### ")) {
+                parts.push(Part::Heading(heading.to_owned()));
+            } else if let Some(scene) = line.strip_prefix("<!-- scene: ") {
+                parts.push(Part::Scene(scene.trim_end_matches(" -->").to_owned()));
+            } else if let Some((_, rest)) = line.split_once("Save this as `") {
+                saved_as = rest.split('`').next().map(str::to_owned);
+            }
+        }
+        Self { name, file, text, parts }
+    }
+
+    pub(crate) fn has_sessions(&self) -> bool {
+        self.steps().next().is_some()
+    }
+
+    pub(crate) fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.parts.iter().flat_map(|part| match part {
+            Part::Session { steps, .. } => steps.as_slice(),
+            _ => &[],
+        })
+    }
+
+    /// Writes the page with its sessions as they are now.
+    pub(crate) fn write(&self) {
+        let mut sessions = self.parts.iter().filter_map(|part| match part {
+            Part::Session { steps, .. } => Some(steps),
+            _ => None,
+        });
+        let (mut written, mut within) = (String::new(), false);
+        for line in self.text.lines() {
+            if within && line != "```" {
+                continue;
+            }
+            within = line == "```console";
+            written += &format!("{line}\n");
+            if within {
+                for step in sessions.next().unwrap() {
+                    written += &format!("{}\n", step.prompt);
+                    let lines = step.expected.trim_end().lines();
+                    lines.for_each(|line| written += &format!("{}\n", line.trim_end()));
+                }
+            }
+        }
+        fs::write(&self.file, written).unwrap();
+    }
+}
+
+fn steps(block: &[&str]) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    for line in block {
+        match (command(line), steps.last_mut()) {
+            (Some(command), _) => {
+                steps.push(Step { prompt: (*line).to_owned(), command: command.to_owned(), expected: String::new() });
+            }
+            (None, Some(step)) => step.expected += &format!("{line}\n"),
+            (None, None) => panic!("output without a command: {line}"),
+        }
+    }
+    steps
+}

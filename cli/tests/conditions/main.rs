@@ -1,0 +1,14 @@
+//! What holds for every command there is: what it says when its store is not as it should be, that it can be killed and
+//! tried, and what its JSON has.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod commands;
+mod dry_runs;
+mod ground;
+mod kills;
+mod schema;
+mod stores;

@@ -1,0 +1,224 @@
+//! Writes that are only tried.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use tokio::sync::{Mutex, MutexGuard};
+
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::ext::StoreExt;
+use crate::key::{Key, Range, Revision, Value};
+use crate::request::{Compare, Content, Op, Prev, RangeRequest, Target, Txn, TxnRange, WatchRequest};
+use crate::response::{Kv, OpResult, RangeResponse, TxnResponse};
+use crate::store::{Store, WatchStream};
+
+const NAME: &str = "rehearsal";
+
+/// A store on which nothing is written: what is, stays in the memory of this handle, on top of the inner store as it was
+/// at the first call. All else is as it would be: compares are made, revisions count on, and reads see what was written.
+/// So whatever works on a store can be rehearsed, with every check that it makes.
+///
+/// The inner store has to keep the history back to the first call. Watching and compacting are `Unsupported`.
+#[derive(Debug)]
+pub struct Rehearsal<S> {
+    inner: S,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The inner store's revision that all stands on; unset before the first call.
+    base: Revision,
+    /// The newest revision, those that are only pretended included.
+    newest: Revision,
+    /// The revision of the last write.
+    last: Revision,
+    /// What was written, oldest first; `None` is a deletion.
+    written: BTreeMap<Key, Vec<(Revision, Option<Kv>)>>,
+}
+
+impl<S: Store> Rehearsal<S> {
+    /// On top of this store.
+    pub fn new(inner: S) -> Self {
+        Self { inner, state: Mutex::default() }
+    }
+
+    /// The state, which the first call fixes the revision of.
+    async fn state(&self) -> Result<MutexGuard<'_, State>> {
+        let mut state = self.state.lock().await;
+        if !state.base.is_set() {
+            // Any key will do: every answer has the revision.
+            let request = RangeRequest::new(Range::key("/")).with_content(Content::CountOnly);
+            state.base = self.inner.range(request).await?.revision;
+            state.newest = state.base;
+        }
+        Ok(state)
+    }
+
+    /// Reads at a revision. That of the answer is for the caller to fill in.
+    async fn read(&self, state: &State, request: &TxnRange, at: Revision) -> Result<RangeResponse> {
+        let below = at.min(state.base);
+        if !state.within(&request.range).any(|(_, versions)| versions[0].0 <= at) {
+            let request = RangeRequest::new(request.range.clone())
+                .with_at(below)
+                .with_limit(request.limit)
+                .with_content(request.content);
+            return self.inner.range(request).await;
+        }
+        let content = if request.content == Content::CountOnly { Content::KeysOnly } else { request.content };
+        let listed = self.inner.list_at(request.range.clone(), below, content).await?;
+        let mut found: BTreeMap<Key, Kv> = listed.kvs.into_iter().map(|kv| (kv.key.clone(), kv)).collect();
+        for (key, versions) in state.within(&request.range) {
+            match versions.iter().rev().find(|(revision, _)| *revision <= at) {
+                Some((_, Some(kv))) if content == Content::Full => found.insert(key.clone(), kv.clone()),
+                Some((_, Some(kv))) => found.insert(key.clone(), Kv { value: Value::default(), ..kv.clone() }),
+                Some((_, None)) => found.remove(key),
+                None => None,
+            };
+        }
+        let count = found.len();
+        let limit = match (request.content, usize::try_from(request.limit)) {
+            (Content::CountOnly, _) => 0,
+            (_, Ok(limit)) if limit > 0 => limit,
+            _ => usize::MAX,
+        };
+        let more = request.content != Content::CountOnly && count > limit;
+        let kvs = found.into_values().take(limit).collect();
+        Ok(RangeResponse { revision: at, kvs, count: count as u64, more })
+    }
+
+    async fn kvs(&self, state: &State, range: &Range, at: Revision) -> Result<Vec<Kv>> {
+        Ok(self.read(state, &TxnRange::new(range.clone()), at).await?.kvs)
+    }
+
+    async fn all_hold(&self, state: &State, compares: &[Compare]) -> Result<bool> {
+        for compare in compares {
+            if !holds(compare, &self.kvs(state, &compare.range, state.newest).await?) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Runs the operations of a transaction at a revision.
+    async fn run(&self, state: &mut State, ops: &[Op], at: Revision) -> Result<Vec<OpResult>> {
+        let mut results = Vec::with_capacity(ops.len());
+        for op in ops {
+            results.push(match op {
+                Op::Put { key, value, prev } => {
+                    let old = self.kvs(state, &Range::Key(key.clone()), at).await?.pop();
+                    state.put(key, value, old.as_ref(), at);
+                    OpResult::Put { prev: old.filter(|_| *prev == Prev::Return) }
+                }
+                Op::Delete { range, prev } => {
+                    let old = self.kvs(state, range, at).await?;
+                    old.iter().for_each(|kv| state.write(&kv.key, None, at));
+                    let count = old.len() as u64;
+                    OpResult::Delete { count, prevs: if *prev == Prev::Return { old } else { Vec::new() } }
+                }
+                Op::Range(request) => OpResult::Range(self.read(state, request, at).await?),
+            });
+        }
+        Ok(results)
+    }
+}
+
+impl State {
+    /// What was written in a range.
+    fn within<'s>(&'s self, range: &Range) -> impl Iterator<Item = (&'s Key, &'s Vec<(Revision, Option<Kv>)>)> {
+        let (from, to) = range.bounds();
+        self.written.range(from..).take_while(move |(key, _)| to.as_ref().is_none_or(|to| *key < to))
+    }
+
+    fn put(&mut self, key: &Key, value: &Value, old: Option<&Kv>, at: Revision) {
+        let kv = Kv {
+            key: key.clone(),
+            value: value.clone(),
+            create_revision: old.map_or(at, |old| old.create_revision),
+            mod_revision: at,
+            version: old.map_or(1, |old| old.version + 1),
+        };
+        self.write(key, Some(kv), at);
+    }
+
+    fn write(&mut self, key: &Key, kv: Option<Kv>, at: Revision) {
+        self.last = at;
+        self.written.entry(key.clone()).or_default().push((at, kv));
+    }
+
+    /// Takes back what was written at a revision.
+    fn take_back(&mut self, at: Revision) {
+        self.written.retain(|_, versions| {
+            versions.retain(|(revision, _)| *revision != at);
+            !versions.is_empty()
+        });
+        self.last = Revision::UNSET;
+    }
+}
+
+/// Whether a compare holds for all that its range has.
+fn holds(compare: &Compare, found: &[Kv]) -> bool {
+    let op = compare.op;
+    if found.is_empty() {
+        return match &compare.target {
+            Target::Version(given) => op.holds(&0, given),
+            Target::CreateRevision(given) | Target::ModRevision(given) => op.holds(&Revision::UNSET, given),
+            Target::Value(_) => false,
+        };
+    }
+    found.iter().all(|kv| match &compare.target {
+        Target::Version(given) => op.holds(&kv.version, given),
+        Target::CreateRevision(given) => op.holds(&kv.create_revision, given),
+        Target::ModRevision(given) => op.holds(&kv.mod_revision, given),
+        Target::Value(given) => op.holds(&kv.value, given),
+    })
+}
+
+#[async_trait]
+impl<S: Store> Store for Rehearsal<S> {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        request.check(NAME)?;
+        let state = self.state().await?;
+        let at = if request.at.is_set() { request.at } else { state.newest };
+        if at > state.newest {
+            return Err(Error::new(ErrorKind::FutureRevision, Operation::Range, NAME));
+        }
+        let within = TxnRange::new(request.range).with_limit(request.limit).with_content(request.content);
+        let answer = self.read(&state, &within, at).await?;
+        Ok(RangeResponse { revision: state.newest, ..answer })
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        txn.check(NAME)?;
+        let mut state = self.state().await?;
+        let succeeded = self.all_hold(&state, &txn.compares).await?;
+        let ops = if succeeded { &txn.success } else { &txn.failure };
+        let at = state.newest.next();
+        let mut results = match self.run(&mut state, ops, at).await {
+            Ok(results) => results,
+            Err(error) => {
+                state.take_back(at);
+                return Err(error);
+            }
+        };
+        if state.last == at {
+            state.newest = at;
+        }
+        for result in &mut results {
+            if let OpResult::Range(found) = result {
+                found.revision = state.newest;
+            }
+        }
+        Ok(TxnResponse { revision: state.newest, succeeded, results })
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        request.check(NAME)?;
+        Err(Error::new(ErrorKind::Unsupported, Operation::Watch, NAME))
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        revision.check(NAME)?;
+        Err(Error::new(ErrorKind::Unsupported, Operation::Compact, NAME))
+    }
+}

@@ -1,0 +1,94 @@
+//! A rehearsal answers as the store itself would, and leaves it as it is.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use fastrand::Rng;
+use kv::wrap::Rehearsal;
+use kv::{
+    Compare, CompareOp, Content, ErrorKind, Key, Op, Range, RangeRequest, Revision, Store, StoreExt, Target, Txn,
+    TxnRange, WatchRequest,
+};
+
+const KEYS: [&str; 6] = ["a", "b", "b/1", "b/2", "c", "d"];
+
+fn range(rng: &mut Rng) -> Range {
+    match rng.u8(..4) {
+        0 => Range::prefix("b"),
+        1 => Range::FromTo("a".into(), "c".into()),
+        2 => Range::All,
+        _ => Range::key(KEYS[rng.usize(..KEYS.len())]),
+    }
+}
+
+fn read(rng: &mut Rng) -> TxnRange {
+    let content = [Content::Full, Content::KeysOnly, Content::CountOnly][rng.usize(..3)];
+    TxnRange::new(range(rng)).with_limit(rng.i64(0..4)).with_content(content)
+}
+
+fn compare(rng: &mut Rng, newest: i64) -> Compare {
+    let op = [CompareOp::Equal, CompareOp::NotEqual, CompareOp::Less, CompareOp::Greater][rng.usize(..4)];
+    let revision = Revision::new(rng.i64(0..=newest + 1));
+    let target = match rng.u8(..4) {
+        0 => Target::Version(rng.i64(0..4)),
+        1 => Target::CreateRevision(revision),
+        2 => Target::ModRevision(revision),
+        _ => Target::Value(rng.u8(..9).to_string().into()),
+    };
+    Compare::new(range(rng), op, target)
+}
+
+/// Up to three operations that write no key twice.
+fn branch(rng: &mut Rng) -> Vec<Op> {
+    let mut keys = KEYS.to_vec();
+    rng.shuffle(&mut keys);
+    (0..rng.usize(..4))
+        .map(|at| match rng.u8(..4) {
+            0 => Op::delete(keys[at]).with_prev(),
+            1 => Op::Range(read(rng)),
+            2 => Op::put(keys[at], rng.u8(..9).to_string()).with_prev(),
+            _ => Op::put(keys[at], rng.u8(..9).to_string()),
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn it_answers_as_the_store_would() {
+    for seed in 0..200 {
+        let mut rng = Rng::with_seed(seed);
+        let (store, other) = (kv_mvcc::memory(), kv_mvcc::memory());
+        for _ in 0..8 {
+            let ops = branch(&mut rng);
+            for one in [&store, &other] {
+                one.txn(Txn::new().with_success(ops.clone())).await.unwrap();
+            }
+        }
+        let before = store.list(Range::All).await.unwrap();
+        let rehearsal = Rehearsal::new(store.clone());
+        for step in 0..20 {
+            let newest = other.list(Range::All).await.unwrap().revision.get();
+            let compares = (0..rng.usize(..3)).map(|_| compare(&mut rng, newest)).collect::<Vec<_>>();
+            let txn = Txn::new().with_compares(compares).with_success(branch(&mut rng)).with_failure(branch(&mut rng));
+            let told = rehearsal.txn(txn.clone()).await.unwrap();
+            assert_eq!(told, other.txn(txn.clone()).await.unwrap(), "seed {seed}, step {step}: {txn:?}");
+            let TxnRange { range, limit, content, .. } = read(&mut rng);
+            let at = Revision::new(rng.i64(0..=told.revision.get()));
+            let request = RangeRequest::new(range).with_at(at).with_limit(limit).with_content(content);
+            let (told, right) = (rehearsal.range(request.clone()).await.unwrap(), other.range(request.clone()).await);
+            assert_eq!(told, right.unwrap(), "seed {seed}, step {step}: {request:?}");
+        }
+        assert_eq!(store.list(Range::All).await.unwrap(), before, "nothing is written");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_rehearsed_is_refused() {
+    let rehearsal = Rehearsal::new(kv_mvcc::memory());
+    let kind = |error: kv::Error| error.kind().clone();
+    let later = RangeRequest::new(Range::All).with_at(Revision::new(9));
+    assert_eq!(kind(rehearsal.range(later).await.unwrap_err()), ErrorKind::FutureRevision);
+    let watch = rehearsal.watch(WatchRequest::new(Range::All, Revision::new(2))).await;
+    assert_eq!(watch.err().map(kind), Some(ErrorKind::Unsupported));
+    assert_eq!(kind(rehearsal.compact(Revision::new(1)).await.unwrap_err()), ErrorKind::Unsupported);
+    let empty = Txn::new().with_success([Op::put(Key::default(), "v")]);
+    assert!(matches!(kind(rehearsal.txn(empty).await.unwrap_err()), ErrorKind::InvalidArgument(_)));
+}
