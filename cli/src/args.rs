@@ -233,7 +233,7 @@ Examples:
   margay pool create racks-b 10.80.0.0/16 --node-selector \"rack == 'b'\"")]
     Create(PoolCreate),
     /// List the pools
-    #[command(visible_alias = "ls")]
+    #[command(visible_alias = "ls", after_help = "Examples:\n  margay pool list\n  margay pool list -o json")]
     List,
     /// Delete a pool from which no address is in use
     #[command(
@@ -316,10 +316,13 @@ An address that is in use stays in use; it is only not handed out again.")]
         dry_run: bool,
     },
     /// List the reservations
-    #[command(visible_alias = "ls")]
+    #[command(
+        visible_alias = "ls",
+        after_help = "Examples:\n  margay reservation list\n  margay reservation list -o json"
+    )]
     List,
     /// Delete a reservation: its addresses can be handed out again
-    #[command(visible_alias = "rm")]
+    #[command(visible_alias = "rm", after_help = "Examples:\n  margay reservation delete routers --dry-run")]
     Delete {
         /// The reservation's name
         name: String,

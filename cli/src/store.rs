@@ -13,7 +13,7 @@ use crate::args::Cli;
 use crate::error::{Failure, Result};
 
 /// How long a command waits for its turn on an embedded store, unless it was told. Plugins hold it for milliseconds.
-pub(crate) const WAIT: Duration = Duration::from_secs(30);
+const WAIT: Duration = Duration::from_secs(30);
 
 thread_local! {
     /// How long the command of this thread waits: a command runs on one thread.

@@ -8,5 +8,5 @@ mod machine;
 mod mounts;
 mod sight;
 
-pub use machine::{NODENAME_FILE, NodeNames, boot_id, hostname, running, short_boot, uptime};
+pub use machine::{NODENAME_FILE, NodeNames, boot_id, hostname, node_name, running, short_boot, uptime};
 pub use sight::{Blind, look};

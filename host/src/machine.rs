@@ -72,6 +72,11 @@ impl NodeNames<'_> {
     }
 }
 
+/// The name of this machine's node: the one that was given, unless that is empty; see [`NodeNames::choose`].
+pub fn node_name(given: &str) -> String {
+    NodeNames { given, file: Path::new(NODENAME_FILE), former: "", hostname: &hostname() }.choose()
+}
+
 /// What stands in a file that may have a node's name. A longer one has none, and is not read to its end, which may never
 /// come: the configuration names it.
 fn read_name(file: &Path) -> std::io::Result<String> {

@@ -13,7 +13,7 @@ use crate::store::{self, Use, explain, somebody_waits};
 /// How many bytes of values a turn reads. What is read is in memory.
 const TURN_BYTES: usize = 16 << 20;
 /// How many bytes of values a page of an embedded store should have, and one of a cluster.
-const PAGE_BYTES: usize = 1 << 20;
+const PAGE_BYTES: usize = 256 << 10;
 const CLUSTER_PAGE_BYTES: usize = 8 << 20;
 
 /// Why a turn ended before its time.

@@ -1,7 +1,6 @@
 //! This machine: its names, its boot, and what is in use on it.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use ipam_core::gc::Evidence;
 
@@ -23,7 +22,7 @@ impl Machine {
     pub(super) fn of(given: Option<&str>) -> Result<Self> {
         Ok(Self {
             boot_id: host::boot_id().ok_or_else(|| Failure::new("the kernel does not tell its boot id"))?,
-            node: chosen(given.unwrap_or_default(), &host::hostname()),
+            node: host::node_name(given.unwrap_or_default()),
         })
     }
 
@@ -47,11 +46,7 @@ impl Machine {
 /// All names that this machine may have in a store.
 pub(super) fn own_names() -> BTreeSet<String> {
     let hostname = host::hostname();
-    let mut names = BTreeSet::from([chosen("", &hostname), hostname.to_lowercase(), hostname]);
+    let mut names = BTreeSet::from([host::node_name(""), hostname.to_lowercase(), hostname]);
     names.remove("");
     names
-}
-
-fn chosen(given: &str, hostname: &str) -> String {
-    host::NodeNames { given, file: Path::new(host::NODENAME_FILE), former: "", hostname }.choose()
 }

@@ -143,7 +143,7 @@ impl Found {
 
 /// What the node holds in a store, read in one opening; nothing if there is no store.
 async fn holdings(location: &Location, node: &str) -> Result<Option<(Ipam, Holdings)>> {
-    let open = match datastore::open(location, Create::Never, store::WAIT).await {
+    let open = match datastore::open(location, Create::Never, store::wait()).await {
         Err(error) if error.kind() == &ErrorKind::Missing => return Ok(None),
         opened => opened.map_err(|error| store::explain(location, error))?,
     };
@@ -269,7 +269,7 @@ async fn free(found: &mut Found) -> Result<()> {
 
 /// What those nodes have in a store that are `wanted`, read in turns.
 async fn survey(location: &Location, wanted: impl Fn(&Known, &str) -> bool + Send + Sync) -> Result<Estates> {
-    let turns = Turns::open(location, store::WAIT).await.map_err(|error| store::explain(location, error))?;
+    let turns = Turns::open(location, store::wait()).await.map_err(|error| store::explain(location, error))?;
     let turns = Arc::new(turns);
     let ipam = Ipam::new(Arc::clone(&turns) as Arc<dyn Store>, nodes_of(location));
     let found = ipam.estates(wanted, Deadline::after(PATIENCE)).await;

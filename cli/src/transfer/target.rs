@@ -9,7 +9,7 @@ use kv::{
 
 use crate::backup::{Identity, Pages, identity};
 use crate::error::{Failure, Result};
-use crate::store::{self, Use, WAIT, explain, somebody_waits};
+use crate::store::{self, Use, explain, somebody_waits, wait};
 
 /// How many bytes one transaction writes, unless one value alone is longer.
 const TXN_BYTES: usize = 1_000_000;
@@ -43,7 +43,7 @@ impl<'l> Target<'l> {
 
     /// Opens a store if there is one.
     pub(crate) async fn look_at(location: &'l Location) -> Result<Self> {
-        let open = match datastore::open(location, Create::Never, WAIT).await {
+        let open = match datastore::open(location, Create::Never, wait()).await {
             Ok(open) => Some(open),
             Err(error) if *error.kind() == ErrorKind::Missing && location.path().is_some() => None,
             Err(error) => return Err(explain(location, error)),

@@ -1,7 +1,6 @@
 //! `margay metrics`.
 
 use std::fmt::Write;
-use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ipam_core::Ipam;
@@ -32,8 +31,12 @@ struct Samples(Vec<Sample>);
 pub(super) async fn run(ipam: &Ipam, args: &args::Metrics) -> Result<Answer> {
     let census = ipam.census().await?;
     let oldest = oldest_revision(&**ipam.store(), census.revision).await?;
-    let samples =
-        samples(&census, oldest, &this_node(args), host::boot_id().as_deref().and_then(host::short_boot).as_deref());
+    let samples = samples(
+        &census,
+        oldest,
+        &host::node_name(args.node.as_deref().unwrap_or_default()),
+        host::boot_id().as_deref().and_then(host::short_boot).as_deref(),
+    );
     let text = samples.text();
     match &args.file {
         None => Answer::new(text, &samples),
@@ -42,16 +45,6 @@ pub(super) async fn run(ipam: &Ipam, args: &args::Metrics) -> Result<Answer> {
             Answer::new(format!("Successfully wrote {}", path.display()), &samples)
         }
     }
-}
-
-fn this_node(args: &args::Metrics) -> String {
-    let names = host::NodeNames {
-        given: args.node.as_deref().unwrap_or_default(),
-        file: Path::new(host::NODENAME_FILE),
-        former: "",
-        hostname: &host::hostname(),
-    };
-    names.choose()
 }
 
 fn samples(census: &Census, oldest: Revision, node: &str, boot: Option<&str>) -> Samples {

@@ -2,7 +2,6 @@
 
 use std::fmt::Write;
 use std::net::IpAddr;
-use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use datastore::Location;
@@ -82,13 +81,10 @@ enum Outcome {
 }
 
 pub(super) async fn run(location: &Location, found: Leases, terms: &Terms) -> Result<Answer> {
-    let hostname = host::hostname();
-    let given = terms.node.as_deref().unwrap_or_default();
-    let names = host::NodeNames { given, file: Path::new(host::NODENAME_FILE), former: "", hostname: &hostname };
     let mut report = Report {
         store: location.to_string(),
         network: terms.network.clone(),
-        node: names.choose(),
+        node: host::node_name(terms.node.as_deref().unwrap_or_default()),
         dry_run: terms.dry_run,
         left_out: found.left_out,
         ..Report::default()

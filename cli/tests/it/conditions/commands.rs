@@ -1,0 +1,126 @@
+//! All commands there are.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use crate::common::margay;
+
+/// What a command does with a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// It changes nothing.
+    Reads,
+    /// It changes one that is there.
+    Changes,
+    /// It changes one that is there, or makes it.
+    Makes,
+    /// It fills one that is empty or not there.
+    Fills,
+}
+
+/// A command: what it is called, and arguments with which it succeeds on what [`Ground`](crate::conditions::ground::Ground) has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Command {
+    pub(crate) name: &'static str,
+    args: &'static str,
+    pub(crate) kind: Kind,
+}
+
+impl Command {
+    /// The words behind `margay`, but for what is global.
+    pub(crate) fn words(&self) -> String {
+        format!("{} {}", self.name, self.args).trim_end().to_owned()
+    }
+}
+
+const fn reads(name: &'static str, args: &'static str) -> Command {
+    Command { name, args, kind: Kind::Reads }
+}
+
+const fn changes(name: &'static str, args: &'static str) -> Command {
+    Command { name, args, kind: Kind::Changes }
+}
+
+const fn makes(name: &'static str, args: &'static str) -> Command {
+    Command { name, args, kind: Kind::Makes }
+}
+
+const fn fills(name: &'static str, args: &'static str) -> Command {
+    Command { name, args, kind: Kind::Fills }
+}
+
+/// Every command that works on a store.
+pub(crate) const COMMANDS: &[Command] = &[
+    makes("pool create", "new 10.99.0.0/24 --gateway 10.99.0.1"),
+    reads("pool list", ""),
+    changes("pool delete", "spare"),
+    changes("reservation create", "more 10.65.0.77"),
+    reads("reservation list", ""),
+    changes("reservation delete", "few"),
+    reads("ipam show", ""),
+    reads("ipam show", "--ip {ip}"),
+    reads("ipam show", "--show-borrowed"),
+    reads("ipam show", "--show-configuration"),
+    reads("ipam map", ""),
+    reads("ipam check", ""),
+    changes("ipam release", "--ip {ip}"),
+    changes("ipam release", "--handle net.c1"),
+    changes("ipam release", "--container c1"),
+    changes("ipam release", "--from-report {dir}/report.json"),
+    changes("ipam configure", "--ip-cooldown-seconds=60"),
+    changes("ipam split", "4 --name main"),
+    reads("ipam history", "{ip}"),
+    reads("ipam explain", "--node node1"),
+    reads("metrics", ""),
+    reads("get", "ippool"),
+    reads("get", "ippool main"),
+    makes("create", "-f {dir}/new.yaml"),
+    makes("apply", "-f {dir}/new.yaml -f {dir}/spare.yaml"),
+    changes("replace", "-f {dir}/spare.yaml"),
+    changes("delete", "ippool spare"),
+    reads("gc", "--boot --looks {dir}/looks"),
+    reads("watch", "--for 1s"),
+    reads("store status", ""),
+    reads("store verify", ""),
+    reads("store backup", "--force {out}"),
+    fills("store restore", "{dir}/backup"),
+    changes("store compact", ""),
+    changes("store upgrade", ""),
+    reads("export", "--force {out}"),
+    fills("import", "{dir}/export"),
+    changes("import host-local", "{dir}/leases --network other --node node1"),
+    changes("import podman", "{dir}/podman.json --network other --node node1"),
+    reads("migrate", "{store} {other}"),
+];
+
+/// Commands that work on no store of anybody's, and why.
+const WITHOUT_STORE: &[(&str, &str)] = &[
+    ("install", "it works on this node's files"),
+    ("conformance", "it judges a store that it makes, or that it is told to erase"),
+    ("completions", "it prints text about the commands"),
+];
+
+#[test]
+fn no_command_is_forgotten() {
+    let folder = tempfile::tempdir().unwrap();
+    // There is a page for each command.
+    margay(["man-pages".as_ref(), folder.path().as_os_str()]).answer();
+    let pages = fs::read_dir(folder.path()).unwrap().map(|page| page.unwrap().file_name().into_string().unwrap());
+    let pages: BTreeSet<String> = pages.map(|page| page.trim_end_matches(".1").to_owned()).collect();
+    // What has commands of its own only groups them, but for `import`.
+    let is_group =
+        |page: &String| *page != "margay-import" && pages.iter().any(|other| other.starts_with(&format!("{page}-")));
+    let there: BTreeSet<String> = pages.iter().filter(|page| !is_group(page)).cloned().collect();
+    let page = |name: &str| format!("margay-{}", name.replace(' ', "-"));
+    let known = COMMANDS.iter().map(|one| one.name).chain(WITHOUT_STORE.iter().map(|(name, _)| *name));
+    assert_eq!(known.map(page).collect::<BTreeSet<_>>(), there);
+}
+
+#[test]
+fn every_help_fits_a_screen_and_has_an_example() {
+    for name in COMMANDS.iter().map(|one| one.name).chain(WITHOUT_STORE.iter().map(|(name, _)| *name)) {
+        let help = margay(name.split(' ').chain(["--help"])).answer();
+        assert!(help.lines().count() <= 50, "{name}: {} lines", help.lines().count());
+        assert!(help.contains("Examples:\n"), "{name}: {help}");
+    }
+}

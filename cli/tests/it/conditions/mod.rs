@@ -1,0 +1,9 @@
+//! What holds for every command there is: what it says when its store is not as it should be, that it can be killed and
+//! tried, and what its JSON has.
+
+mod commands;
+mod dry_runs;
+mod ground;
+mod kills;
+mod schema;
+mod stores;

@@ -1,0 +1,143 @@
+//! Stores that are not as they should be: what each command says then, and that it leaves them alone.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use datastore::{Create, Location};
+
+use crate::common::{Done, PATIENCE};
+use crate::conditions::commands::{COMMANDS, Command, Kind};
+use crate::conditions::ground::{Ground, done, for_each, process, run};
+
+/// It fails, and says which store, what is wrong with it, and what to do.
+fn tells(command: &Command, done: &Done, store: &str, what: &str) {
+    let (words, err) = (command.words(), &done.err);
+    assert_eq!(done.code, 1, "{words}: {}{err}", done.out);
+    assert!(done.out.is_empty() || command.name == "store status", "{words}: {}", done.out);
+    let error = err.lines().find(|line| line.starts_with("error: "));
+    assert!(error.is_some_and(|line| line.contains(store) && line.contains(what)), "{words}: {err}");
+    assert!(err.lines().any(|line| line.starts_with("hint: ")), "{words}: {err}");
+    assert!(!err.contains("panic") && !err.contains("internal error") && err.lines().count() <= 3, "{words}: {err}");
+}
+
+/// It is not for this kind of store, and says so.
+fn is_refused(done: &Done) -> bool {
+    done.code == 1 && done.err.contains("is not for etcd") && done.err.contains("\nhint: ")
+}
+
+#[test]
+fn a_store_that_is_missing_or_an_empty_folder() {
+    for ground in Ground::each() {
+        for_each(COMMANDS, |at, command| {
+            for (name, is_there) in [("missing", false), ("empty", true)] {
+                let store = ground.beside(&format!("{name}{at}"));
+                let path = store.path().unwrap();
+                if is_there {
+                    fs::create_dir(path).unwrap();
+                }
+                let done = run(&ground.args(command, &store, at));
+                if matches!(command.kind, Kind::Makes | Kind::Fills) {
+                    assert_eq!(done.code, 0, "{}: {}", command.words(), done.err);
+                    continue;
+                }
+                if command.name == "gc" {
+                    // It runs when a machine starts, where there may be no store yet.
+                    assert_eq!(done.code, 0, "{}", done.err);
+                    assert!(done.out.starts_with(&format!("there is no store at {store}")), "{}{}", done.out, done.err);
+                    continue;
+                }
+                tells(command, &done, &store.to_string(), "there is no store at");
+                assert!(done.err.contains(&format!("margay --store {store} pool create")), "{}", done.err);
+                let left = path.is_dir() && fs::read_dir(path).unwrap().next().is_none();
+                assert_eq!((path.exists(), left), (is_there, is_there), "{}", command.words());
+            }
+        });
+    }
+}
+
+#[test]
+fn a_store_that_another_process_has() {
+    for ground in Ground::each() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let store = &ground.lab.location;
+        let held = runtime.block_on(datastore::open(store, Create::Never, PATIENCE)).unwrap();
+        for_each(COMMANDS, |at, command| {
+            let mut args = ground.args(command, store, at);
+            args.extend(["--lock-timeout".to_owned(), "1s".to_owned()]);
+            let done = run(&args);
+            tells(command, &done, &store.to_string(), "the store is in use by another process: waited 1s for its turn");
+            // Never one that waits, too. Who has it cannot always be seen in time.
+            assert!(!done.err.contains("(margay) has it"), "{}", done.err);
+            assert!(done.err.contains("--lock-timeout"), "{}", done.err);
+        });
+        runtime.block_on(held.close()).unwrap();
+    }
+}
+
+#[test]
+fn a_cluster_that_cannot_be_reached() {
+    let [ground, _] = Ground::each();
+    let store: Location = "etcd://127.0.0.1:1".parse().unwrap();
+    for_each(COMMANDS, |at, command| {
+        let done = run(&ground.args(command, &store, at));
+        if !is_refused(&done) {
+            tells(command, &done, "127.0.0.1:1", "no connection");
+            assert!(done.err.contains("hint: see whether etcd is well"), "{}", done.err);
+        }
+    });
+}
+
+#[test]
+fn a_store_of_a_newer_format() {
+    for ground in Ground::each() {
+        let identity = ground.folder().join("store.id");
+        let newer = fs::read_to_string(&identity).unwrap().replace("format 1", "format 9");
+        fs::write(&identity, &newer).unwrap();
+        for_each(COMMANDS, |at, command| {
+            let done = run(&ground.args(command, &ground.lab.location, at));
+            tells(command, &done, &ground.lab.location.to_string(), "the store has format 9");
+        });
+        assert_eq!(fs::read_to_string(&identity).unwrap(), newer);
+    }
+}
+
+/// Runs a program where a folder cannot be written to.
+const READ_ONLY: &str = r#"mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@""#;
+
+#[test]
+fn a_store_on_a_file_system_that_cannot_be_written_to() {
+    for ground in Ground::each() {
+        let folder = ground.folder().display().to_string();
+        for_each(COMMANDS, |at, command| {
+            let before = ["unshare", "--mount", "sh", "-c", READ_ONLY, &folder];
+            let args = ground.args(command, &ground.lab.location, at);
+            let done = done(process(&before, env!("CARGO_BIN_EXE_margay"), &args));
+            assert!(!done.err.contains("mount:"), "this test needs root: {}", done.err);
+            tells(command, &done, &ground.lab.location.to_string(), "is on a read-only file system");
+        });
+    }
+}
+
+fn allow(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn a_store_of_somebody_else() {
+    for ground in Ground::each() {
+        let program = ground.path("margay");
+        fs::copy(env!("CARGO_BIN_EXE_margay"), &program).unwrap();
+        allow(ground.lab.folder(), 0o777);
+        for file in ["report.json", "backup", "export"] {
+            allow(&ground.path(file), 0o644);
+        }
+        for_each(COMMANDS, |at, command| {
+            let before = ["setpriv", "--reuid", "65534", "--clear-groups"];
+            let args = ground.args(command, &ground.lab.location, at);
+            let done = done(process(&before, program.to_str().unwrap(), &args));
+            assert!(!done.err.contains("setpriv:"), "this test needs root: {}", done.err);
+            tells(command, &done, &ground.lab.location.to_string(), "no permission for");
+        });
+    }
+}

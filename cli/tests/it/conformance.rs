@@ -1,0 +1,294 @@
+//! `margay conformance` on stores of every kind and condition.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::common::{Lab, PATIENCE, margay};
+use datastore::{Create, Location, OpenStore};
+use kv::{Kv, Range, StoreExt};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Does something with a store, which is opened for it, and made if it is not there.
+fn with_store<T>(location: &Location, work: impl AsyncFnOnce(&OpenStore) -> T) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let open = datastore::open(location, Create::IfMissing, PATIENCE).await.unwrap();
+        let done = work(&open).await;
+        open.close().await.unwrap();
+        done
+    })
+}
+
+fn keys(location: &Location) -> Vec<Kv> {
+    with_store(location, async |open| open.store().list(Range::All).await.unwrap().kvs)
+}
+
+/// `margay conformance` with a store and more arguments, separated by blanks.
+fn judge(location: &Location, args: &str) -> crate::common::Done {
+    let words = args.split(' ').filter(|word| !word.is_empty()).map(str::to_owned);
+    margay(["conformance".to_owned(), location.to_string()].into_iter().chain(words))
+}
+
+#[test]
+fn the_table_has_a_line_for_each_case_and_ends_with_a_summary() {
+    let run = margay(["conformance", "memory:", "--case", "R"]);
+    assert_eq!((run.code, run.err.as_str()), (0, "store: memory:\nnote: each case gets a new store\n"), "{}", run.out);
+    let lines: Vec<&str> = run.out.lines().collect();
+    assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), ["CASE", "RULE", "RESULT", "SECONDS"]);
+    assert!(lines[1].starts_with("R01_fresh_store") && lines[1].contains(" R1 ") && lines[1].contains(" passed "));
+    let reopens = lines.iter().find(|line| line.starts_with("R10_")).unwrap();
+    assert!(reopens.contains(" ignored "), "{reopens}");
+    assert!(run.out.contains("\nignored, since this environment cannot open a store again:\n  R10"), "{}", run.out);
+    let summary = lines.last().unwrap();
+    assert!(summary.contains(" passed, 0 failed, ") && summary.contains(" ignored in "), "{summary}");
+    assert!(lines.iter().all(|line| line.len() <= 80), "{}", run.out);
+}
+
+#[test]
+fn json_has_a_name_a_rule_a_result_and_a_reason() {
+    for format in [["--report", "json"], ["-o", "json"]] {
+        let run = margay(["conformance", "memory:", "--case", "R"].into_iter().chain(format)).json();
+        let cases = run["cases"].as_array().unwrap();
+        let fields: Vec<&String> = cases[0].as_object().unwrap().keys().collect();
+        assert_eq!(fields, ["name", "reason", "result", "rule", "seconds"]);
+        let reopened = cases.iter().find(|case| case["name"] == "R10_revision_after_reopen").unwrap();
+        assert_eq!((&reopened["rule"], &reopened["result"]), (&"R7".into(), &"ignored".into()));
+        assert_eq!(reopened["reason"], "this environment cannot open a store again");
+    }
+    let passed = margay(["conformance", "memory:", "--case", "B01", "--report", "json"]).json();
+    assert_eq!((&passed["cases"][0]["result"], &passed["cases"][0]["reason"]), (&"passed".into(), &().into()));
+}
+
+#[test]
+fn junit_wins_over_the_general_output() {
+    let run = margay(["conformance", "memory:", "--case", "R0", "--report", "junit", "-o", "json"]);
+    assert_eq!(run.code, 0);
+    assert!(run.out.starts_with("<?xml "), "{}", run.out);
+    assert!(run.out.contains("<testcase name=\"R01_fresh_store\" classname=\"conformance.Revisions\""), "{}", run.out);
+    assert!(run.err.ends_with(" s\n") && run.err.contains(" passed, 0 failed, 0 ignored in "), "{}", run.err);
+}
+
+#[test]
+fn a_store_that_is_not_there_is_made_and_removed() {
+    for lab in Lab::each() {
+        fs::create_dir(lab.folder().join("some")).unwrap();
+        let run = judge(&lab.location, "--case B");
+        assert_eq!(run.code, 0, "{}{}", run.out, run.err);
+        assert!(run.err.contains("there is no store yet"), "{}", run.err);
+        assert!(run.out.contains(" passed, 0 failed, 0 ignored in "), "{}", run.out);
+        assert_eq!(fs::read_dir(lab.folder().join("some")).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn an_empty_folder_stays() {
+    for lab in Lab::each() {
+        let path = lab.location.path().unwrap();
+        fs::create_dir_all(path).unwrap();
+        assert_eq!(judge(&lab.location, "--case R10").code, 0);
+        assert_eq!(fs::read_dir(path).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn beside_keys_of_others_only_what_can_share_runs_and_nothing_is_left() {
+    for lab in Lab::each() {
+        lab.margay("pool create main 10.65.0.0/24").answer();
+        lab.assign("net1", "c1");
+        let before = keys(&lab.location);
+        assert!(!before.is_empty());
+        let run = judge(&lab.location, "--case H0");
+        assert_eq!(run.code, 0, "{}{}", run.out, run.err);
+        assert!(run.err.contains("note: it holds keys: only cases that can share it run, below /margay-conformance/"));
+        assert!(run.out.contains("\nignored, since it needs a store that nobody else uses:\n  H04 "), "{}", run.out);
+        assert!(run.out.contains("\n5 passed, 0 failed, "), "{}", run.out);
+        assert_eq!(keys(&lab.location), before);
+        let nothing = judge(&lab.location, "--case H07");
+        assert_eq!(nothing.code, 1, "a run in which nothing ran must not look well: {}", nothing.out);
+        assert!(nothing.err.ends_with("error: no case could run on this store\n"), "{}", nothing.err);
+    }
+}
+
+#[test]
+fn in_a_store_without_keys_all_cases_run() {
+    for lab in Lab::each() {
+        assert_eq!(keys(&lab.location), []);
+        let run = judge(&lab.location, "--case 0");
+        assert_eq!(run.code, 0, "{}{}", run.out, run.err);
+        assert!(run.err.contains("note: it holds no key: "), "{}", run.err);
+        assert!(run.out.contains("\nignored, since this environment has no new stores:\n  R01\n"), "{}", run.out);
+        assert_eq!(keys(&lab.location), []);
+    }
+}
+
+#[test]
+fn everything_is_erased_only_where_the_place_was_typed_out() {
+    for lab in Lab::each() {
+        lab.margay("pool create main 10.65.0.0/24").answer();
+        let before = keys(&lab.location);
+        let path = lab.location.path().unwrap().display().to_string();
+        for wrong in ["yes", "localhost", &path[1..], &lab.location.to_string()] {
+            let said = judge(&lab.location, &format!("--case H0 --erase-everything {wrong}")).failure();
+            assert!(said.contains("nothing was deleted\nhint: "), "{said}");
+            assert!(said.ends_with(&format!("type: --erase-everything {path}\n")), "{said}");
+            assert_eq!(keys(&lab.location), before);
+        }
+        let run = judge(&lab.location, &format!("--case H0 --erase-everything {path}"));
+        assert_eq!(run.code, 0, "{}{}", run.out, run.err);
+        assert!(run.out.contains("\n9 passed, 0 failed, 0 ignored in "), "{}", run.out);
+        assert_eq!(keys(&lab.location), []);
+    }
+    let said = margay(["conformance", "memory:", "--erase-everything", "memory"]).failure();
+    assert!(said.starts_with("error: memory: has nothing to erase\n"), "{said}");
+}
+
+/// The error of a run that did not begin: one line that says what is wrong, and at most one that says what to do.
+fn refused(location: &str, args: &[&str]) -> String {
+    let started = Instant::now();
+    let run = margay(["conformance", location].iter().chain(args).copied());
+    assert_eq!((run.code, run.out.as_str()), (1, ""), "{location}: {}", run.err);
+    let lines: Vec<&str> = run.err.lines().collect();
+    assert!(lines[0].starts_with("error: ") && lines.len() <= 2, "{location}: {}", run.err);
+    assert!(lines.get(1).is_none_or(|hint| hint.starts_with("hint: ")), "{location}: {}", run.err);
+    assert!(!run.err.contains("hunter2"), "{location}: {}", run.err);
+    assert!(started.elapsed() < PATIENCE, "{location}: {:?}", started.elapsed());
+    run.err
+}
+
+#[test]
+fn bad_urls_and_filters_are_refused() {
+    let cases: [(&str, &[&str], &str); 9] = [
+        ("postgres://x/y", &[], "postgres:// is not a kind of store\nhint: store URLs are"),
+        ("/var/lib/x", &[], "did you mean sled:///var/lib/x or redb:///var/lib/x?"),
+        ("sled://relative/path", &[], "write it with three slashes"),
+        ("etcd://root:hunter2@a:2379", &[], "has a user or a password in it\nhint: remove user and password"),
+        ("sled://root:hunter2@a/b", &[], "has a user or a password in it"),
+        ("etcd://", &[], "no etcd endpoints"),
+        ("memory:", &["--case", "Q99"], "no case has \"Q99\" in its name\nhint: names are such as"),
+        ("memory:", &["--store", "sled:///x"], "without --store\nhint: write it as: margay conformance sled:///path"),
+        ("sled:///no/such/folder/store", &[], "the folder above it has to be there"),
+    ];
+    for (url, args, expected) in cases {
+        let said = refused(url, args);
+        assert!(said.contains(expected), "{url}: {said}");
+    }
+}
+
+#[test]
+fn a_missing_url_is_wrong_usage() {
+    let run = margay(["conformance"]);
+    assert_eq!(run.code, 1);
+    assert!(run.err.contains("<URL>"), "{}", run.err);
+    let help = margay(["conformance", "--help"]);
+    assert!(
+        help.out.contains("--erase-everything <HOST>") && help.out.contains("Examples:\n  margay "),
+        "{}",
+        help.out
+    );
+}
+
+#[test]
+fn what_is_no_store_is_left_alone() {
+    for lab in Lab::each() {
+        let url = lab.location.to_string();
+        let path = lab.location.path().unwrap();
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "a file").unwrap();
+        refused(&url, &[]);
+        assert_eq!(fs::read_to_string(path).unwrap(), "a file");
+        fs::remove_file(path).unwrap();
+        fs::create_dir(path).unwrap();
+        fs::write(path.join("notes.txt"), "notes").unwrap();
+        refused(&url, &[]);
+        assert_eq!(fs::read_dir(path).unwrap().count(), 1);
+    }
+}
+
+#[test]
+fn a_store_of_a_newer_format_is_left_alone() {
+    for lab in Lab::each() {
+        assert_eq!(keys(&lab.location), []);
+        let identity = lab.location.path().unwrap().join("store.id");
+        let engine = lab.location.to_string().split(':').next().unwrap().to_owned();
+        let later = format!("engine {engine}\nformat 2\nsomething else\n");
+        fs::write(&identity, &later).unwrap();
+        let said = refused(&lab.location.to_string(), &[]);
+        assert!(said.contains("has format 2") && said.contains("a newer margay made it"), "{said}");
+        assert_eq!(fs::read_to_string(&identity).unwrap(), later);
+    }
+}
+
+#[test]
+fn a_store_in_use_is_waited_for_and_then_refused() {
+    for lab in Lab::each() {
+        let url = lab.location.to_string();
+        let said = with_store(&lab.location, async |_| {
+            std::thread::scope(|scope| scope.spawn(|| refused(&url, &[])).join().unwrap())
+        });
+        assert!(said.contains("the store is in use by another process"), "{said}");
+        assert!(said.contains("\nhint: some other command or program has the store open"), "{said}");
+    }
+}
+
+/// The command as a process of its own, with its stdout.
+fn start(location: &Location) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_margay"))
+        .args(["conformance", &location.to_string()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let out = BufReader::new(child.stdout.take().unwrap());
+    (child, out)
+}
+
+/// Waits until some cases have run, sends the signal, and returns what was said once the process has ended.
+fn interrupted(location: &Location, signal: Signal) -> (Option<i32>, String, String) {
+    let (mut child, mut out) = start(location);
+    let mut text = String::new();
+    while !text.contains("B03_") {
+        assert!(out.read_line(&mut text).unwrap() > 0, "it ended too soon: {text}");
+    }
+    kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
+    out.read_to_string(&mut text).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None => assert!(Instant::now() < end, "it goes on: {text}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let mut err = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    (status.code(), text, err)
+}
+
+fn assert_interrupted(done: &(Option<i32>, String, String)) {
+    let (code, out, err) = done;
+    assert_eq!(*code, Some(130), "{out}{err}");
+    assert!(out.contains("\nignored, since the run was stopped:\n"), "{out}");
+    assert!(err.ends_with("error: the run was interrupted\n"), "{err}");
+}
+
+#[test]
+fn an_interrupted_run_removes_the_stores_that_it_made() {
+    for lab in Lab::each() {
+        fs::create_dir(lab.folder().join("some")).unwrap();
+        assert_interrupted(&interrupted(&lab.location, Signal::SIGINT));
+        assert!(!Path::new(lab.location.path().unwrap()).exists());
+    }
+}
+
+#[test]
+fn an_interrupted_run_leaves_nothing_beside_others() {
+    for lab in Lab::each() {
+        lab.margay("pool create main 10.65.0.0/24").answer();
+        let before = keys(&lab.location);
+        assert_interrupted(&interrupted(&lab.location, Signal::SIGTERM));
+        assert_eq!(keys(&lab.location), before);
+    }
+}

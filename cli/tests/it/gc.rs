@@ -1,0 +1,279 @@
+//! `margay gc` on real stores and real network namespaces. Needs root on the machine itself, and `ip`.
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::process::Command;
+
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::attachment::Attachment;
+use kv::Deadline;
+use serde_json::Value;
+
+use crate::common::container::Container;
+use crate::common::{Done, Lab, PATIENCE, margay};
+
+/// Ranges that no machine has, one for each test, since the tests share the machine's namespaces.
+fn lab(lab: &Lab, range: &str) {
+    lab.margay(&format!("pool create lab {range}")).answer();
+}
+
+/// Gives an address in this boot.
+fn assign_now(lab: &Lab, container: &str) -> String {
+    let attachment = Attachment {
+        network: "net".into(),
+        container: container.into(),
+        interface: "eth0".into(),
+        node: "node1".into(),
+        boot: host::short_boot(&host::boot_id().unwrap()),
+    };
+    let request = AssignRequest::new(attachment, Wanted::any(1, 0));
+    lab.with_ipam(async |ipam| ipam.assign(&request, Deadline::after(PATIENCE)).await).unwrap()[0].ip.to_string()
+}
+
+fn gc(lab: &Lab, args: &str) -> Done {
+    lab.margay(&format!("gc --looks {} {args}", looks(lab).display()))
+}
+
+fn looks(lab: &Lab) -> PathBuf {
+    lab.folder().join("run/looks")
+}
+
+/// The one file with looks.
+fn looks_file(lab: &Lab) -> PathBuf {
+    let mut files: Vec<PathBuf> = looks(lab).read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), 1, "{files:?}");
+    files.remove(0)
+}
+
+/// Makes all looks older.
+fn age_looks(lab: &Lab, seconds: u64) {
+    let file = looks_file(lab);
+    let mut stored: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    for look in stored["looks"].as_array_mut().unwrap() {
+        look["since"] = (look["since"].as_u64().unwrap() - seconds * 1000).into();
+    }
+    std::fs::write(&file, stored.to_string()).unwrap();
+}
+
+fn is_held(lab: &Lab, address: &str) -> bool {
+    lab.margay(&format!("ipam show --ip {address}")).answer().contains("is in use")
+}
+
+fn list<'v>(report: &'v Value, name: &str) -> Vec<&'v str> {
+    let rows = report["stores"][0][name].as_array().unwrap();
+    rows.iter().map(|row| row["address"].as_str().or(row.as_str()).unwrap()).collect()
+}
+
+#[test]
+fn leftovers_of_an_earlier_boot_go_and_what_is_live_stays() {
+    for (number, lab_) in Lab::each().iter().enumerate() {
+        lab(lab_, &format!("198.18.{number}.0/24"));
+        let (left, live) = (lab_.assign("net", "left"), lab_.assign("net", "live"));
+        let now = assign_now(lab_, "now");
+        // Moved to a namespace that has no name and that only a process holds.
+        let container = Container::with(&live);
+        let shown = gc(lab_, "--boot").answer();
+        for text in [
+            &*left,
+            "of an earlier boot",
+            "would free 1 address; do it with --apply",
+            "1 in use by an interface",
+            "1 given in this boot",
+        ] {
+            assert!(shown.contains(text), "{text:?}: {shown}");
+        }
+        assert!(!shown.contains(&format!("{live} ")), "{shown}");
+        assert!(is_held(lab_, &left), "a dry run changes nothing");
+
+        let report = gc(lab_, "--boot --apply -o json").json();
+        assert_eq!(list(&report, "freed"), [left.as_str()]);
+        assert_eq!(report["stores"][0]["left"]["live"], 1);
+        assert!(!is_held(lab_, &left) && is_held(lab_, &live) && is_held(lab_, &now));
+        drop(container);
+        assert_eq!(list(&gc(lab_, "--boot --apply -o json").json(), "freed"), [live.as_str()]);
+        assert!(gc(lab_, "--boot --apply").answer().contains("nothing to free"));
+        assert!(is_held(lab_, &now));
+    }
+}
+
+#[test]
+fn it_takes_two_looks_that_are_apart_to_free_what_no_interface_has() {
+    for (number, lab_) in Lab::each().iter().enumerate() {
+        lab(lab_, &format!("198.18.{}.0/24", 10 + number));
+        let (idle, live) = (assign_now(lab_, "idle"), assign_now(lab_, "live"));
+        let container = Container::with(&live);
+        let first = gc(lab_, "--netns --apply").answer();
+        assert!(first.contains("1 address seen without an interface now; run again after 60 s"), "{first}");
+        assert_eq!(looks_file(lab_).metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        let again = gc(lab_, "--netns --apply -o json").json();
+        assert_eq!((list(&again, "freed").len(), list(&again, "waiting")), (0, vec![idle.as_str()]));
+        assert!(is_held(lab_, &idle));
+
+        age_looks(lab_, 61);
+        let shown = gc(lab_, "--netns").answer();
+        assert!(shown.contains(&idle) && shown.contains("no interface has it") && is_held(lab_, &idle), "{shown}");
+        assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "freed"), [idle.as_str()]);
+        assert!(!is_held(lab_, &idle) && is_held(lab_, &live));
+
+        // From here on the other one is without an interface; what was seen of it while it was live does not count.
+        drop(container);
+        assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [live.as_str()]);
+        age_looks(lab_, 58);
+        let waited = gc(lab_, "--netns --apply --wait -o json");
+        assert!(waited.err.contains("looking again in"), "{}", waited.err);
+        assert_eq!(list(&waited.json(), "freed"), [live.as_str()]);
+    }
+}
+
+#[test]
+fn an_address_that_is_live_at_any_look_begins_anew() {
+    let labs = Lab::each();
+    let lab_ = &labs[1];
+    lab(lab_, "198.18.20.0/24");
+    let address = assign_now(lab_, "c1");
+    gc(lab_, "--netns").answer();
+    age_looks(lab_, 3600);
+    let container = Container::with(&address);
+    assert!(gc(lab_, "--netns --apply").answer().contains("nothing to free"));
+    drop(container);
+    assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [address.as_str()]);
+    // Given back and given anew between two looks: the same address and handle, another assignment.
+    age_looks(lab_, 3600);
+    lab_.margay("ipam release --container c1").answer();
+    lab_.with_ipam(async |ipam| {
+        let attachment = Attachment {
+            network: "net".into(),
+            container: "c1".into(),
+            interface: "eth0".into(),
+            node: "node1".into(),
+            boot: host::short_boot(&host::boot_id().unwrap()),
+        };
+        let wanted = Wanted::these([address.parse().unwrap()]);
+        ipam.assign(&AssignRequest::new(attachment, wanted), Deadline::after(PATIENCE)).await.unwrap();
+    });
+    assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [address.as_str()]);
+    assert!(is_held(lab_, &address));
+}
+
+#[test]
+fn looks_that_are_not_surely_ours_do_not_count() {
+    let labs = Lab::each();
+    let lab_ = &labs[1];
+    lab(lab_, "198.18.30.0/24");
+    let address = assign_now(lab_, "c1");
+    gc(lab_, "--netns").answer();
+    age_looks(lab_, 3600);
+    let file = looks_file(lab_);
+    let good = std::fs::read_to_string(&file).unwrap();
+    let boot = host::boot_id().unwrap();
+    let bad = |name: &str| {
+        let report = gc(lab_, "--netns --apply -o json").json();
+        assert_eq!(list(&report, "waiting"), [address.as_str()], "{name}");
+        assert!(is_held(lab_, &address), "{name}");
+    };
+    for (name, text) in [
+        ("damaged", good.replace(['{', '['], "")),
+        ("cut off", good[..good.len() / 2].to_owned()),
+        ("of another boot", good.replace(&boot, "00000000-0000-0000-0000-000000000000")),
+        ("of another store", good.replace("redb:", "sled:")),
+        ("of another form", good.replace("\"format\":1", "\"format\":2")),
+    ] {
+        assert_ne!(text, good, "{name}");
+        std::fs::write(&file, text).unwrap();
+        bad(name);
+    }
+    std::fs::write(&file, &good).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    bad("that others can read");
+    std::fs::remove_file(&file).unwrap();
+    let elsewhere = lab_.folder().join("elsewhere");
+    std::fs::write(&elsewhere, &good).unwrap();
+    std::fs::set_permissions(&elsewhere, std::fs::Permissions::from_mode(0o600)).unwrap();
+    symlink(&elsewhere, &file).unwrap();
+    bad("behind a link");
+    // Now the file is a real one again, and counts.
+    std::fs::write(&file, &good).unwrap();
+    assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "freed"), [address.as_str()]);
+}
+
+#[test]
+fn a_store_that_is_not_there_is_nothing_to_free_and_is_not_made() {
+    for lab_ in Lab::each() {
+        let done = gc(&lab_, "--boot --netns --apply").answer();
+        assert!(done.contains("there is no store at"), "{done}");
+        assert!(!lab_.exists());
+    }
+}
+
+#[test]
+fn all_stores_of_the_configuration_are_gone_through() {
+    let labs = Lab::each();
+    let conf = labs[0].folder().join("net.d");
+    std::fs::create_dir(&conf).unwrap();
+    let mut left = Vec::new();
+    for (number, lab_) in labs.iter().enumerate() {
+        lab(lab_, &format!("198.18.{}.0/24", 40 + number));
+        left.push(lab_.assign("net", "left"));
+        let (kind, path) = (["sled", "redb"][number], lab_.location.path().unwrap().display());
+        let text = format!(
+            r#"{{"name":"n{number}","type":"bridge","datastore_type":"{kind}","datastore_path":"{path}","ipam":{{"type":"margay-ipam"}}}}"#
+        );
+        std::fs::write(conf.join(format!("{number}.conf")), text).unwrap();
+    }
+    let none = labs[0].folder().join("none");
+    let text = format!(
+        r#"{{"name":"x","type":"bridge","datastore_type":"redb","datastore_path":"{}","ipam":{{"type":"margay-ipam"}}}}"#,
+        none.display()
+    );
+    std::fs::write(conf.join("9.conf"), text).unwrap();
+    let args = format!("gc --boot --apply --all-stores -o json --cni-conf-dir {}", conf.display());
+    let report = margay(args.split(' ')).json();
+    let stores = report["stores"].as_array().unwrap();
+    assert_eq!(stores.len(), 3);
+    for (store, left) in stores.iter().zip(&left) {
+        assert_eq!(store["freed"][0], left.as_str());
+    }
+    assert_eq!((&stores[2]["missing"], none.exists()), (&Value::Bool(true), false));
+    // A damaged one does not keep the others from being gone through, and is told.
+    labs[1].assign("net", "again");
+    let damaged = labs[0].location.path().unwrap().join("store.id");
+    std::fs::write(damaged, "damaged").unwrap();
+    let done = margay(args.split(' '));
+    assert_eq!(done.code, 1, "{done:?}");
+    assert!(done.err.contains("not every store"), "{}", done.err);
+    let report: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(
+        (&report["stores"][0]["failed"], report["stores"][1]["freed"].as_array().unwrap().len()),
+        (&true.into(), 1)
+    );
+}
+
+#[test]
+fn who_cannot_see_everything_frees_nothing() {
+    let labs = Lab::each();
+    let lab_ = &labs[1];
+    lab(lab_, "198.18.50.0/24");
+    let left = lab_.assign("net", "left");
+    for wrapper in [
+        &["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"][..],
+        &["unshare", "--pid", "--fork", "--mount-proc"],
+    ] {
+        let done = Command::new(wrapper[0])
+            .args(&wrapper[1..])
+            .arg(env!("CARGO_BIN_EXE_margay"))
+            .args(["--store", &lab_.location.to_string(), "gc", "--boot", "--apply"])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!((done.status.code(), done.stdout.len()), (Some(1), 0), "{said}");
+        assert!(said.contains("nothing was freed") && said.contains("hint: run margay gc as root"), "{said}");
+        assert!(is_held(lab_, &left));
+    }
+}
+
+#[test]
+fn evidence_has_to_be_named() {
+    assert!(margay(["gc"]).failure().contains("--boot"));
+    assert!(margay(["gc", "--boot", "--wait"]).failure().contains("--netns"));
+    assert!(margay(["gc", "--boot", "--all-stores", "--store", "sled:///a"]).failure().contains("--all-stores"));
+}

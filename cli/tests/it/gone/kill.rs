@@ -1,0 +1,115 @@
+//! Killed in the middle, and begun again.
+
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use datastore::Location;
+use kv::{Op, Txn};
+use serde_json::json;
+
+use crate::common::Lab;
+use crate::gone::{held, in_order, on, pool, run};
+
+const BLOCKS: usize = 200;
+const ADDRESSES: usize = 16;
+const ROUNDS: u32 = 10;
+
+/// Blocks of a node with all that belongs to them, each with one handle, all of whose addresses are held.
+fn fill(location: &Location, node: &str) {
+    let rows = (0..BLOCKS).flat_map(|number| {
+        let (cidr, key) = (network(number, '/'), network(number, '-'));
+        let handle = format!("net.c{number}");
+        let held = json!({"handle_id": handle, "secondary": {"node": node, "timestamp": "2026-01-01 00:00:00 +0000 UTC"}});
+        let block = json!({"cidr": cidr, "affinity": format!("host:{node}"), "allocations": vec![0; ADDRESSES],
+            "unallocated": [], "attributes": [held], "sequenceNumber": 5, "sequenceNumberForAllocation": {}, "deleted": false});
+        [
+            (format!("/calico/ipam/v2/assignment/ipv4/block/{key}"), block.to_string()),
+            (format!("/calico/ipam/v2/host/{node}/ipv4/block/{key}"), r#"{"state":"confirmed","deleted":false}"#.to_owned()),
+            (format!("/calico/ipam/v2/handle/{handle}"), json!({"block": {cidr: ADDRESSES}, "deleted": false}).to_string()),
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    on(location, async |ipam| {
+        for some in rows.chunks(100) {
+            let puts = some.iter().map(|(key, value)| Op::put(key.as_str(), value.as_str()));
+            ipam.store().txn(Txn::new().with_success(puts)).await.unwrap();
+        }
+    });
+}
+
+fn network(number: usize, sign: char) -> String {
+    let first = number * ADDRESSES;
+    format!("198.19.{}.{}{sign}28", first / 256, first % 256)
+}
+
+/// Runs a command for so long; true if it came to its end.
+fn run_for(location: &Location, args: &str, time: Option<Duration>) -> bool {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
+    command.args(["--store", &location.to_string()]).args(args.split(' ')).env_clear();
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit()).spawn().unwrap();
+    if let Some(time) = time {
+        thread::sleep(time);
+        child.kill().unwrap();
+    }
+    child.wait().unwrap().success()
+}
+
+fn part(round: u32, whole: Duration) -> Option<Duration> {
+    Some(whole.mul_f64(f64::from(round + 1) / f64::from(ROUNDS + 1)))
+}
+
+#[test]
+fn a_move_that_is_killed_is_carried_on_by_the_next_one() {
+    for lab in Lab::each() {
+        let at = &lab.location;
+        pool(&lab, "198.19.0.0/19 --block-size 28");
+        fill(at, "one");
+        let mut names = ("one", "two");
+        let command = |(from, to): (&str, &str)| format!("gc --node {from} --move-to {to} --apply");
+        let began = Instant::now();
+        assert!(run_for(at, &command(names), None));
+        let whole = began.elapsed();
+        names = ("two", "one");
+        let mut parted = 0;
+        for round in 0..ROUNDS {
+            run_for(at, &command(names), part(round, whole));
+            let (left, moved) = (held(at, names.0).len(), held(at, names.1).len());
+            assert_eq!(left + moved, BLOCKS * ADDRESSES, "every address is one's or the other's");
+            parted += u32::from(left > 0 && moved > 0);
+            in_order(at);
+            run(at, &command(names)).answer();
+            assert_eq!((held(at, names.0).len(), held(at, names.1).len()), (0, BLOCKS * ADDRESSES));
+            names = (names.1, names.0);
+        }
+        assert!(parted > 0, "none of {ROUNDS} was killed in the middle");
+        in_order(at);
+    }
+}
+
+#[test]
+fn what_a_killed_run_has_left_of_a_dead_node_the_next_one_frees() {
+    for lab in Lab::each() {
+        let at = &lab.location;
+        pool(&lab, "198.19.0.0/19 --block-size 28");
+        let command = "gc --node dead --free --apply";
+        fill(at, "dead");
+        let began = Instant::now();
+        assert!(run_for(at, command, None));
+        let whole = began.elapsed();
+        assert_eq!(held(at, "dead").len(), 0);
+        let mut parted = 0;
+        for round in (0..ROUNDS).step_by(2) {
+            fill(at, "dead");
+            run_for(at, command, part(round, whole));
+            let left = held(at, "dead").len();
+            parted += u32::from(left > 0 && left < BLOCKS * ADDRESSES);
+            in_order(at);
+            run(at, command).answer();
+            let counts = run(at, "ipam check -o json").json()["counts"].clone();
+            let left = ["held", "blocks", "handles", "affinities"].map(|name| counts[name].as_u64());
+            assert_eq!(left, [Some(0); 4], "{counts}");
+        }
+        assert!(parted > 0, "none was killed in the middle");
+    }
+}

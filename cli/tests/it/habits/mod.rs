@@ -1,0 +1,10 @@
+//! What operators know from calicoctl, on real stores.
+
+mod deletion;
+mod documents;
+mod etcd;
+mod files;
+mod kills;
+mod rules;
+mod settings;
+mod split;

@@ -1,0 +1,105 @@
+//! Killed at any system call that changes a file.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+use crate::install::tree::{Tree, files};
+
+/// Everything that could change a file, or what it is called; those that a machine does not have are passed over.
+const CALLS: [&str; 18] = [
+    "?link",
+    "linkat",
+    "?rename",
+    "?renameat",
+    "renameat2",
+    "?mkdir",
+    "mkdirat",
+    "?unlink",
+    "unlinkat",
+    "?rmdir",
+    "fsync",
+    "write",
+    "copy_file_range",
+    "sendfile",
+    "?chmod",
+    "fchmod",
+    "fchmodat",
+    "openat",
+];
+
+/// Runs `margay install` and kills it at the call of this name and number, before it is carried out. True if it was killed.
+fn killed(tree: &Tree, args: &[&str], call: &str, number: usize) -> bool {
+    let output = Command::new("strace")
+        .args(["-qq", "-o", "/dev/null", "-e", &format!("trace={call}")])
+        .args(["-e", &format!("inject={call}:signal=SIGKILL:when={number}")])
+        .arg(env!("CARGO_BIN_EXE_margay"))
+        .args(tree.args(args))
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .output()
+        .unwrap_or_else(|error| panic!("{error} (this test needs strace)"));
+    let killed = output.status.signal() == Some(9);
+    assert!(killed || output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    killed
+}
+
+/// Kills `margay install` with these arguments at each of its calls in turn, from what `before` has made, and has `after`
+/// look at what is left. Returns at how many calls, those that only open files aside.
+fn kill_everywhere(tree: &Tree, args: &[&str], before: impl Fn(), mut after: impl FnMut(&str)) -> usize {
+    let mut places = 0;
+    for call in CALLS {
+        for number in 1.. {
+            before();
+            if !killed(tree, args, call, number) {
+                after(&format!("not killed at {call}"));
+                break;
+            }
+            places += usize::from(call != "openat");
+            // There is a program at any time.
+            let version = tree.version();
+            assert!(version == "v3.28.0" || version.starts_with("margay-ipam "), "{version}");
+            after(&format!("killed at {call} {number}"));
+        }
+    }
+    places
+}
+
+#[test]
+fn an_installation_that_was_killed_anywhere_is_finished_or_undone() {
+    let tree = Tree::new();
+    let before = files(&tree.bin());
+    let (mut unfinished, mut repeat) = (0, false);
+    let places = kill_everywhere(
+        &tree,
+        &["--beside-calico"],
+        || (),
+        |place| {
+            let status = tree.install(&["--status"]);
+            assert_eq!(status.code == Some(0), tree.version().starts_with("margay-ipam "), "{place}: {}", status.err);
+            unfinished += usize::from(status.err.contains("was interrupted"));
+            // The same again, and going back at once, take turns.
+            repeat = !repeat;
+            if repeat {
+                tree.install(&["--beside-calico"]).ok();
+                assert!(tree.version().starts_with("margay-ipam "), "{place}");
+            }
+            tree.install(&["--undo"]).ok();
+            assert_eq!(files(&tree.bin()), before, "{place}");
+        },
+    );
+    assert!(places > 12 && unfinished > 8, "{places} places, {unfinished} of them within");
+}
+
+#[test]
+fn an_undo_that_was_killed_anywhere_is_finished() {
+    let tree = Tree::new();
+    let before = files(&tree.bin());
+    let install = || {
+        tree.install(&["--beside-calico"]).ok();
+    };
+    let places = kill_everywhere(&tree, &["--undo"], install, |place| {
+        tree.install(&["--undo"]).ok();
+        assert_eq!(files(&tree.bin()), before, "{place}");
+    });
+    assert!(places > 6, "{places} places");
+}

@@ -1,0 +1,140 @@
+//! What is refused, and that nothing was changed then.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+
+use serde_json::json;
+
+use crate::install::tree::{Done, Tree, files, plugin};
+
+/// That an installation is refused with these words, shows no secret and changes nothing.
+#[track_caller]
+fn refused(tree: &Tree, more: &[&str], words: &[&str]) {
+    let before = files(&tree.bin());
+    let done = tree.install(&[&["--beside-calico"], more].concat()).fails(words);
+    assert!(!done.err.contains("hidden") && done.out.is_empty(), "{}{}", done.out, done.err);
+    assert_eq!(files(&tree.bin()), before);
+}
+
+#[test]
+fn a_node_without_calico() {
+    let tree = Tree::without_store();
+    fs::remove_file(tree.networks().join("10-calico.conflist")).unwrap();
+    refused(&tree, &[], &["no network in ", "\"ipam\": {\"type\": \"calico-ipam\"}", "--cni-conf-dir"]);
+    // What others have is not taken for Calico's, and what cannot be read is told.
+    fs::write(tree.networks().join("10-a.conf"), r#"{"name":"a","type":"bridge","ipam":{"type":"host-local"}}"#)
+        .unwrap();
+    fs::write(tree.networks().join("20-b.conf"), "{").unwrap();
+    refused(&tree, &[], &["warning: skipped ", "20-b.conf: not valid JSON", "no network in "]);
+}
+
+#[test]
+fn a_node_whose_calico_has_not_put_its_plugin_there() {
+    let tree = Tree::without_store();
+    fs::remove_file(tree.target()).unwrap();
+    refused(&tree, &[], &["there is no calico-ipam in", "calico-node puts it there", "--cni-bin-dir"]);
+}
+
+#[test]
+fn calico_on_the_kubernetes_api() {
+    let tree = Tree::without_store();
+    tree.configure(&json!({"datastore_type": "kubernetes", "kubernetes": {"kubeconfig": "/nowhere"}}));
+    refused(&tree, &[], &["datastore_type kubernetes", "leave this node to Calico's plugin", "etcdv3"]);
+}
+
+#[test]
+fn a_store_that_cannot_be_reached() {
+    let tree = Tree::without_store();
+    refused(
+        &tree,
+        &[],
+        &["could give no address with", "10-calico.conflist", "etcd http://127.0.0.1:", "nothing was changed"],
+    );
+}
+
+#[test]
+fn a_store_on_which_no_address_can_be_had() {
+    let tree = Tree::new();
+    let settings = json!({"datastore_type": "etcdv3", "etcd_endpoints": tree.etcd_url(), "nodename": "other"});
+    tree.configure(&settings);
+    refused(&tree, &[], &["could give no address with", "Node(other)"]);
+}
+
+#[test]
+fn a_plugin_that_is_missing_is_not_margays_or_cannot_be_run() {
+    let tree = Tree::without_store();
+    let file = tree.root().join("plugin");
+    let text = file.to_str().unwrap();
+    refused(&tree, &["--plugin", text], &["No such file", "make install"]);
+    fs::copy(plugin(), &file).unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+    refused(
+        &tree,
+        &["--plugin", text],
+        &["is no plugin of Margay's: cannot be run: Permission denied", "--plugin FILE"],
+    );
+    fs::set_permissions(&file, Permissions::from_mode(0o755)).unwrap();
+    // The head of a program for another kind of machine.
+    let mut bytes = fs::read(&file).unwrap();
+    bytes[18..20].copy_from_slice(&[0xf3, 0]);
+    fs::write(&file, bytes).unwrap();
+    refused(&tree, &["--plugin", text], &["cannot be run: Exec format error", "built for this machine"]);
+    Tree::write_program(tree.root(), "v3.28.0");
+    let calicos = tree.root().join("calico-ipam");
+    refused(&tree, &["--plugin", calicos.to_str().unwrap()], &["is no plugin of Margay's: not Margay: v3.28.0"]);
+}
+
+#[test]
+fn a_user_who_may_not_write_there() {
+    let tree = Tree::new();
+    let install = tree.args(&["--beside-calico"]);
+    let open = Permissions::from_mode(0o755);
+    fs::set_permissions(tree.root(), open).unwrap();
+    let before = files(&tree.bin());
+    // The programs are in folders that only root may look into.
+    for name in ["margay", "margay-ipam"] {
+        fs::copy(plugin().with_file_name(name), tree.root().join(name)).unwrap();
+    }
+    let copy = tree.root().join("margay-ipam");
+    let run = |args: &[String]| -> Done {
+        let args: Vec<_> = args
+            .iter()
+            .map(|arg| if *arg == plugin().display().to_string() { copy.display().to_string() } else { arg.clone() })
+            .collect();
+        let mut command = std::process::Command::new(tree.root().join("margay"));
+        command.env_clear().env("PATH", "/usr/bin:/bin").args(args).uid(65534).gid(65534);
+        command.output().unwrap().into()
+    };
+    run(&install).fails(&["cannot write into ", "Permission denied", "run it as root"]);
+    assert_eq!(files(&tree.bin()), before);
+    tree.install(&["--beside-calico"]).ok();
+    let installed = files(&tree.bin());
+    run(&tree.args(&["--undo"])).fails(&["run it as root"]);
+    run(&tree.args(&["--status"])).fails(&["run it as root"]);
+    assert_eq!(files(&tree.bin()), installed);
+}
+
+#[test]
+fn a_state_of_a_newer_margay_is_not_written_over() {
+    let tree = Tree::new();
+    tree.install(&["--beside-calico"]).ok();
+    let state = tree.bin().join(".margay/state.json");
+    let text = fs::read_to_string(&state).unwrap();
+    fs::write(&state, text.replace("\"format\": 1", "\"format\": 2")).unwrap();
+    refused(&tree, &[], &["is not what this margay writes", "a newer margay"]);
+    // An operator can go back all the same.
+    tree.install(&["--undo"]).ok();
+    assert_eq!(tree.version(), "v3.28.0");
+}
+
+#[test]
+fn two_at_once() {
+    let tree = Tree::new();
+    tree.install(&["--beside-calico"]).ok();
+    let lock = fs::File::open(tree.bin().join(".margay")).unwrap();
+    lock.lock().unwrap();
+    tree.install(&["--undo"]).fails(&["another margay install works in", "try again"]);
+    drop(lock);
+    tree.install(&["--undo"]).ok();
+}

@@ -1,0 +1,218 @@
+//! A node on which Calico has installed itself, in a temporary folder.
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::Etcd;
+
+pub(crate) const NODE: &str = "node-1";
+
+/// What a runtime and Calico have on a node.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    root: TempDir,
+    /// The cluster's store, if it is there.
+    etcd: Option<Etcd>,
+}
+
+/// What a command did.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Done {
+    #[track_caller]
+    pub(crate) fn ok(self) -> Self {
+        assert_eq!(self.code, Some(0), "{}{}", self.out, self.err);
+        self
+    }
+
+    /// That it failed, with these words.
+    #[track_caller]
+    pub(crate) fn fails(self, words: &[&str]) -> Self {
+        assert_eq!(self.code, Some(1), "{}{}", self.out, self.err);
+        assert!(self.err.contains("error: ") && self.err.contains("\nhint: "), "{}", self.err);
+        for word in words {
+            assert!(self.err.contains(word), "no {word:?} in {}", self.err);
+        }
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn says(self, words: &[&str]) -> Self {
+        for word in words {
+            assert!(self.out.contains(word), "no {word:?} in {}{}", self.out, self.err);
+        }
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}{}", self.out, self.err))
+    }
+}
+
+impl From<Output> for Done {
+    fn from(output: Output) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Self { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    }
+}
+
+/// The plugin that was built beside the command.
+pub(crate) fn plugin() -> PathBuf {
+    let file = Path::new(env!("CARGO_BIN_EXE_margay")).with_file_name("margay-ipam");
+    assert!(file.is_file(), "{} is missing: cargo build --profile ci -p cni-plugin", file.display());
+    file
+}
+
+/// Each file below a folder with what makes it that very file: inode, mode, size, time, content.
+pub(crate) fn files(folder: &Path) -> BTreeMap<PathBuf, (u64, u32, i64, Vec<u8>)> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let metadata = path.symlink_metadata().unwrap();
+        if metadata.is_dir() {
+            found.insert(path.clone(), (0, metadata.mode(), 0, Vec::new()));
+            found.extend(files(&path));
+        } else {
+            let content = fs::read(&path).unwrap_or_default();
+            found.insert(path, (metadata.ino(), metadata.mode(), metadata.mtime_nsec(), content));
+        }
+    }
+    found
+}
+
+impl Tree {
+    /// With an etcd on which addresses can be had.
+    pub(crate) fn new() -> Self {
+        let etcd = Etcd::start().unwrap();
+        let url = etcd.url();
+        let tree = Self::at(&url, Some(etcd));
+        let node =
+            json!({"kind": "Node", "apiVersion": "projectcalico.org/v3", "metadata": {"name": NODE}, "spec": {}});
+        let key = format!("/calico/resources/v3/projectcalico.org/nodes/{NODE}");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut client = etcd_client::Client::connect([&url], None).await.unwrap();
+            client.put(key, node.to_string(), None).await.unwrap();
+        });
+        // Blocks of one address: the bridge plugin cannot set the route that Calico's plugins get with larger ones.
+        tree.margay(&["pool", "create", "main", "10.78.0.0/24", "--block-size", "32", "--store", &tree.store()]).ok();
+        tree
+    }
+
+    /// With a store that nobody answers at.
+    pub(crate) fn without_store() -> Self {
+        Self::at(&format!("http://{}", crate::support::dead_address().unwrap()), None)
+    }
+
+    fn at(url: &str, etcd: Option<Etcd>) -> Self {
+        let tree = Self { root: tempfile::tempdir().unwrap(), etcd };
+        fs::create_dir(tree.bin()).unwrap();
+        fs::create_dir(tree.networks()).unwrap();
+        tree.calico_writes("v3.28.0");
+        tree.configure(
+            &json!({"datastore_type": "etcdv3", "etcd_endpoints": url, "policy": {"k8s_auth_token": "hidden"}}),
+        );
+        tree
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        self.root.path()
+    }
+
+    pub(crate) fn bin(&self) -> PathBuf {
+        self.root().join("bin")
+    }
+
+    pub(crate) fn networks(&self) -> PathBuf {
+        self.root().join("net.d")
+    }
+
+    pub(crate) fn target(&self) -> PathBuf {
+        self.bin().join("calico-ipam")
+    }
+
+    pub(crate) fn store(&self) -> String {
+        self.etcd.as_ref().unwrap().url().replace("http:", "etcd:")
+    }
+
+    pub(crate) fn etcd_url(&self) -> String {
+        self.etcd.as_ref().unwrap().url()
+    }
+
+    /// As calico-node does when it starts: writes its plugin under another name, and renames it.
+    pub(crate) fn calico_writes(&self, version: &str) {
+        Self::write_program(&self.bin(), version);
+    }
+
+    /// A stand-in for Calico's plugin in a folder: it tells its version, and answers VERSION.
+    pub(crate) fn write_program(folder: &Path, version: &str) {
+        let script = format!(
+            "#!/bin/sh\ncase \"$1\" in -v) echo {version}; exit 0 ;; esac\n\
+             echo '{{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"0.3.1\",\"1.0.0\"]}}'\n"
+        );
+        let unfinished = folder.join("calico-ipam.tmp");
+        fs::write(&unfinished, script).unwrap();
+        fs::set_permissions(&unfinished, Permissions::from_mode(0o755)).unwrap();
+        fs::rename(unfinished, folder.join("calico-ipam")).unwrap();
+    }
+
+    /// Calico's network, with these settings of the store.
+    pub(crate) fn configure(&self, settings: &Value) {
+        let mut plugin = json!({"type": "calico", "nodename": NODE, "ipam": {"type": "calico-ipam"}});
+        plugin.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+        let list = json!({"name": "k8s-pod-network", "cniVersion": "0.3.1", "plugins": [plugin, {"type": "portmap"}]});
+        fs::write(self.networks().join("10-calico.conflist"), list.to_string()).unwrap();
+    }
+
+    /// A command without the tree's options.
+    pub(crate) fn margay(&self, args: &[&str]) -> Done {
+        self.command(args).output().unwrap().into()
+    }
+
+    /// The same, to be changed before it runs.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
+        command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").args(args);
+        command
+    }
+
+    /// The arguments of `margay install` on this tree, with these besides.
+    pub(crate) fn args(&self, more: &[&str]) -> Vec<String> {
+        let text = |path: PathBuf| path.display().to_string();
+        let mut args = vec!["install".to_owned()];
+        args.extend(more.iter().map(|&arg| arg.to_owned()));
+        args.extend(["--cni-conf-dir".to_owned(), text(self.networks())]);
+        if !more.iter().any(|arg| arg.starts_with("--cni-bin-dir") || arg.ends_with("-config")) {
+            args.extend(["--cni-bin-dir".to_owned(), text(self.bin())]);
+        }
+        if more.contains(&"--beside-calico") && !more.contains(&"--plugin") {
+            args.extend(["--plugin".to_owned(), text(plugin())]);
+        }
+        args
+    }
+
+    /// `margay install` on this tree.
+    pub(crate) fn install(&self, more: &[&str]) -> Done {
+        let args = self.args(more);
+        self.margay(&args.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// What the program says that a call runs.
+    pub(crate) fn version(&self) -> String {
+        let output = Command::new(self.target()).arg("-v").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().lines().next().unwrap().to_owned()
+    }
+}

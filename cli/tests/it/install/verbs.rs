@@ -1,0 +1,156 @@
+//! Installing, asking, mending and going back.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+use crate::install::tree::{Tree, files, plugin};
+
+const OURS: &str = concat!("margay-ipam ", env!("CARGO_PKG_VERSION"));
+
+#[test]
+fn what_is_installed_is_found_by_status_and_undone_to_the_very_file() {
+    let tree = Tree::new();
+    let before = files(&tree.bin());
+    tree.install(&["--status"]).fails(&["which is not Margay's", "margay install --beside-calico"]);
+
+    let done = tree.install(&["--beside-calico"]).ok().says(&["is Margay's", "v3.28.0", "/.margay/previous"]);
+    assert!(
+        done.err.starts_with("note: calico-node") && done.err.contains("UPDATE_CNI_BINARIES=false"),
+        "{}",
+        done.err
+    );
+    assert_eq!(tree.version(), OURS);
+    assert_eq!(fs::read(tree.target()).unwrap(), fs::read(plugin()).unwrap());
+    assert_eq!(tree.target().metadata().unwrap().mode() & 0o7777, 0o755);
+    let status = tree.install(&["--status"]).ok().says(&["Runs now:    ", "(Margay ", "Kept:        ", "(v3.28.0)"]);
+    assert_eq!(status.err, "");
+
+    let installed = files(&tree.bin());
+    tree.install(&["--beside-calico"]).ok().says(&["already"]);
+    assert_eq!(files(&tree.bin()), installed, "the second time changes nothing");
+
+    tree.install(&["--undo"]).ok().says(&["is what it was before (v3.28.0)"]);
+    assert_eq!(files(&tree.bin()), before);
+    tree.install(&["--undo"]).ok().says(&["nothing was installed"]);
+    assert_eq!(files(&tree.bin()), before);
+}
+
+#[test]
+fn what_calico_node_has_overwritten_is_told_and_mended() {
+    let tree = Tree::new();
+    tree.install(&["--beside-calico"]).ok();
+    tree.calico_writes("v3.29.1");
+    let told =
+        tree.install(&["--status"]).fails(&["was overwritten", "--beside-calico again", "UPDATE_CNI_BINARIES=false"]);
+    told.says(&["not Margay: v3.29.1"]);
+    let json = tree.install(&["--status", "-o", "json"]).json();
+    assert_eq!((&json["ours"], &json["runs"]["version"]), (&false.into(), &"v3.29.1".into()));
+    assert_eq!(json["installed"][0]["overwritten"], true);
+
+    // What is kept now is the newer one: it belongs to the Calico that runs.
+    tree.install(&["--beside-calico"]).ok().says(&["v3.29.1"]);
+    let json = tree.install(&["--status", "-o", "json"]).ok().json();
+    assert_eq!((&json["ours"], &json["runs"]["program"]), (&true.into(), &"margay".into()));
+    assert_eq!(json["installed"][0]["previous_version"], "v3.29.1");
+    tree.install(&["--undo"]).ok();
+    assert_eq!(tree.version(), "v3.29.1");
+}
+
+#[test]
+fn going_back_leaves_what_calico_node_has_put_there_meanwhile() {
+    let tree = Tree::new();
+    tree.install(&["--beside-calico"]).ok();
+    tree.calico_writes("v3.30.0");
+    let before = fs::read(tree.target()).unwrap();
+    tree.install(&["--undo"]).ok().says(&["not Margay's any more, and stays"]);
+    assert_eq!(files(&tree.bin()).len(), 1);
+    assert_eq!(fs::read(tree.target()).unwrap(), before);
+}
+
+#[test]
+fn a_link_comes_back_as_a_link_and_what_it_leads_to_is_not_written() {
+    let tree = Tree::new();
+    fs::rename(tree.target(), tree.bin().join("calico")).unwrap();
+    symlink("calico", tree.target()).unwrap();
+    let before = files(&tree.bin());
+    tree.install(&["--beside-calico"]).ok();
+    assert!(!tree.target().is_symlink() && tree.version() == OURS);
+    tree.install(&["--undo"]).ok();
+    assert_eq!(files(&tree.bin()), before);
+    assert_eq!(fs::read_link(tree.target()).unwrap().to_str(), Some("calico"));
+}
+
+#[test]
+fn what_was_removed_meanwhile_is_installed_again_or_put_back() {
+    let tree = Tree::new();
+    let before = files(&tree.bin());
+    tree.install(&["--beside-calico"]).ok();
+    fs::remove_file(tree.target()).unwrap();
+    tree.install(&["--status"]).fails(&["there is no calico-ipam in"]);
+    tree.install(&["--beside-calico"]).ok();
+    assert_eq!(tree.version(), OURS);
+    fs::remove_file(tree.target()).unwrap();
+    tree.install(&["--undo"]).ok();
+    assert_eq!(files(&tree.bin()), before);
+}
+
+#[test]
+fn a_dry_run_says_what_would_be_done_and_does_nothing() {
+    let tree = Tree::new();
+    let before = files(&tree.bin());
+    tree.install(&["--beside-calico", "--dry-run"]).ok().says(&["would put ", "and keep what is there as"]);
+    let json = tree.install(&["--beside-calico", "--dry-run", "-o", "json"]).ok().json();
+    assert_eq!((&json["dry_run"], &json["changes"][0]["action"]), (&true.into(), &"install".into()));
+    tree.install(&["--undo", "--dry-run"]).ok().says(&["nothing to do"]);
+    assert_eq!(files(&tree.bin()), before);
+    tree.install(&["--beside-calico"]).ok();
+    let installed = files(&tree.bin());
+    tree.install(&["--undo", "--dry-run"]).ok().says(&["would put back"]);
+    assert_eq!(files(&tree.bin()), installed);
+}
+
+#[test]
+fn an_own_folder_counts_once_the_runtime_looks_there_first() {
+    let tree = Tree::new();
+    let own = tree.root().join("own/cni");
+    let (own_text, bin) = (own.to_str().unwrap(), tree.bin());
+    let bin = bin.to_str().unwrap();
+    let before = files(&tree.bin());
+    let install = ["--beside-calico", "--own-folder", own_text];
+    tree.install(&install).fails(&["a CNI call runs", "and not what is in", &format!("\"{own_text}\", \"{bin}\"")]);
+    assert_eq!(files(&tree.bin()), before, "Calico's folder is left alone");
+    tree.install(&["--status", "--own-folder", own_text]).fails(&["and not what is in"]);
+
+    let both = ["--cni-bin-dir", own_text, "--cni-bin-dir", bin];
+    tree.install(&[&install[..], &both].concat()).ok().says(&["already"]);
+    tree.install(&[&["--status"][..], &both].concat()).ok().says(&[&format!("{own_text}/calico-ipam (Margay ")]);
+    // It cannot be overwritten there: calico-node does not know the folder.
+    tree.calico_writes("v3.29.0");
+    tree.install(&[&["--status"][..], &both].concat()).ok();
+
+    tree.install(&[&["--undo"][..], &both].concat()).ok().says(&["it was only there for Margay"]);
+    assert!(!own.exists());
+    assert_eq!(tree.version(), "v3.29.0");
+}
+
+#[test]
+fn a_node_is_never_left_without_a_plugin() {
+    let tree = Tree::new();
+    let own = tree.root().join("own");
+    let own = own.to_str().unwrap();
+    tree.install(&["--beside-calico", "--own-folder", own, "--cni-bin-dir", own]).ok();
+    // There is no other in the folders that the runtime knows.
+    tree.install(&["--undo", "--cni-bin-dir", own]).fails(&["there is no other calico-ipam", "nothing was changed"]);
+    tree.install(&["--status", "--cni-bin-dir", own]).ok();
+}
+
+#[test]
+fn status_tells_of_a_newer_plugin_beside() {
+    let tree = Tree::new();
+    tree.install(&["--beside-calico"]).ok();
+    let newer = tree.bin().join("margay-ipam");
+    fs::write(&newer, "#!/bin/sh\necho margay-ipam 99.0.0\n").unwrap();
+    fs::set_permissions(&newer, fs::Permissions::from_mode(0o755)).unwrap();
+    let status = tree.install(&["--status"]).ok();
+    assert!(status.err.starts_with("note: ") && status.err.contains("is Margay's 99.0.0"), "{}", status.err);
+}

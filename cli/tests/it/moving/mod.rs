@@ -1,0 +1,8 @@
+//! `margay export`, `import` and `migrate` on real sled, redb and etcd stores.
+
+mod files;
+mod fill;
+mod kill;
+mod migrate;
+mod take_over;
+mod turns;

@@ -1,0 +1,82 @@
+//! Taking over what host-local and podman have given.
+
+use std::fs;
+
+use crate::moving::fill::{Places, assign, at, release};
+
+#[test]
+fn what_host_local_has_given_is_taken_over_and_given_back() {
+    let places = Places::new();
+    for location in [places.sled("a"), places.redb("b")] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        file("lock", "");
+        file("last_reserved_ip.0", "10.99.0.7");
+        file("10.99.0.5", "c1\r\neth0");
+        file("fd99::5", "c1\r\neth0");
+        file("10.99.0.6", "c1\r\neth1");
+        file("10.99.0.7", "c2");
+        at(&location, &["pool", "create", "lab", "10.99.0.0/16", "--gateway", "10.99.0.1"]).answer();
+        at(&location, &["pool", "create", "lab6", "fd99::/112"]).answer();
+        let path = folder.path().to_str().unwrap();
+        let args = ["import", "host-local", path, "--network", "lab", "--node", "node1"];
+        let dry = at(&location, &[&args[..], &["--dry-run"]].concat()).answer();
+        assert!(dry.contains("Would take over 4 addresses in network lab for node node1"), "{dry}");
+        assert!(at(&location, &["ipam", "show", "--ip", "10.99.0.5"]).answer().contains("not assigned"));
+        let json = at(&location, &[&args[..], &["-o", "json"]].concat()).json();
+        assert_eq!((&json["taken_over"], &json["there_already"]), (&4.into(), &0.into()), "{json}");
+
+        // Again, with some that cannot be.
+        file("10.99.0.1", "c3\r\neth0");
+        file("10.88.0.1", "c4\r\neth0");
+        file("10.99.0.8", "");
+        file("notes", "");
+        let taken = assign(&location, "mine").unwrap();
+        file(&taken, "c5\r\neth0");
+        let done = at(&location, &args);
+        assert_eq!(done.code, 1);
+        for words in [
+            "0 addresses",
+            "4 addresses were taken over before",
+            "10.99.0.1 of container c3: address 10.99.0.1 is reserved",
+            "10.88.0.1 of container c4: The provided IP address is not in a configured pool",
+            "10.99.0.8: its file is empty",
+            "notes: its name is no address",
+            &format!("{taken} of container c5: resource already exists"),
+        ] {
+            assert!(done.out.contains(words), "{words}: {}", done.out);
+        }
+
+        // As the plugin's DEL does.
+        let freed: Vec<_> = release(&location, "c1").unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(freed, ["10.99.0.5", "fd99::5"], "and not those of eth1");
+        assert_eq!(release(&location, "c2").unwrap().len(), 1);
+    }
+}
+
+#[test]
+fn what_podman_has_given_is_taken_over() {
+    let places = Places::new();
+    let location = places.redb("a");
+    at(&location, &["pool", "create", "lab", "10.99.0.0/16"]).answer();
+    let file = places.path("inspect.json");
+    let network = |ip: &str| serde_json::json!({"IPAddress": ip, "GlobalIPv6Address": ""});
+    let containers = serde_json::json!([
+        {"Id": "c1", "NetworkSettings": {"Networks": {"lab": network("10.99.0.9")}}},
+        {"Id": "c2", "NetworkSettings": {"Networks": {"lab": network("10.99.0.10"), "other": network("10.1.0.1")}}},
+        {"Id": "c3", "NetworkSettings": {"Networks": {"other": network("10.1.0.2")}}},
+    ]);
+    fs::write(&file, containers.to_string()).unwrap();
+    let args = ["import", "podman", file.to_str().unwrap(), "--network", "lab", "--node", "node1"];
+    let done = at(&location, &args);
+    assert_eq!(done.code, 1, "{}", done.err);
+    assert!(
+        done.out.contains("took over 1 address in") && done.out.contains("container c2: it is in several"),
+        "{}",
+        done.out
+    );
+    assert_eq!(release(&location, "c1").unwrap().len(), 1);
+    fs::write(&file, "{}").unwrap();
+    let said = at(&location, &args).failure();
+    assert!(said.contains("is no list of containers"), "{said}");
+}
