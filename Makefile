@@ -46,8 +46,8 @@ all-tests:
 .PHONY: bench
 bench: ## Measure against peers and floors in one run, and print ratios (PARTS=cluster for etcd, PARTS="cold callers" for some parts, RESULTS=FILE)
 	@scripts/setup bench
-	@CRATES="cni-plugin bench/floor-etcd" scripts/build-static
-	@cargo build --quiet --release -p bench -p cli
+	@CRATES="cni-plugin cli bench/floor-etcd" scripts/build-static
+	@cargo build --quiet --release -p bench
 	@cargo run --quiet --release -p bench -- $(PARTS) $(if $(RESULTS),--json $(RESULTS))
 
 .PHONY: fuzz

@@ -72,7 +72,7 @@ impl Programs {
             .ok_or("host-local is missing: install containernetworking-plugins")?;
         Ok(Self {
             plugin: built(&installed, "margay-ipam")?,
-            margay: built(folder, "margay")?,
+            margay: built(&installed, "margay")?,
             host_local,
             floor_empty: built(folder, "floor-empty")?,
             floor_sled: built(folder, "floor-sled")?,
