@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// What stands at the beginning of a line with a command, and the programs that there are in sessions. Other lines that
 /// begin so are output.
 const PROMPTS: [&str; 2] = ["# ", "$ "];
-const OURS: [&str; 2] = ["margay", "cat"];
+const OURS: [&str; 3] = ["margay", "cat", "echo"];
 const OTHERS: [&str; 9] = ["make", "podman", "ctr", "crictl", "ip", "kubectl", "systemctl", "nerdctl", "for"];
 
 /// A page.
