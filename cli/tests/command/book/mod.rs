@@ -17,10 +17,10 @@ use page::{Page, Part, Step};
 
 /// Pages that are not run, and why.
 const NOT_RUN: &[(&str, &str)] = &[
-    ("beside-calico.md", "it changes the plugins of a node; cli/tests/it/install does that"),
+    ("beside-calico.md", "it changes the plugins of a node; cli/tests/command/install does that"),
     ("bridged-networks.md", "its commands look at containers"),
     ("coming-from-host-local.md", "its pool comes from a network's configuration, when its first container starts"),
-    ("judge-a-store.md", "it takes seconds, and tells of them; cli/tests/it/conformance.rs runs it"),
+    ("judge-a-store.md", "it takes seconds, and tells of them; cli/tests/command/conformance.rs runs it"),
     ("network-configuration.md", "its commands look at containers"),
     ("runtime-containerd.md", "it starts containers"),
     ("runtime-podman.md", "it starts containers"),
@@ -29,7 +29,7 @@ const NOT_RUN: &[(&str, &str)] = &[
 
 /// Sections that are not run, and why.
 const SECTIONS_NOT_RUN: &[(&str, &str, &str)] = &[
-    ("command-line.md", "gc", "its second look comes a minute later; cli/tests/it/gc.rs and gone run it"),
+    ("command-line.md", "gc", "its second look comes a minute later; cli/tests/command/gc.rs and gone run it"),
     ("when-addresses-run-out.md", "Has something leaked?", "it waits for a minute"),
 ];
 
