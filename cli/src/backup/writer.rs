@@ -14,6 +14,9 @@ use crate::error::{Failure, Result};
 
 /// Only the owner may read what is in a store.
 const MODE: u32 = 0o600;
+/// How many bytes are written before they are synced: a container that starts meanwhile syncs its own commit, and waits for
+/// what is in front of it.
+const SYNC_BYTES: usize = 4 << 20;
 
 /// Whether a file that is there may be written over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +53,8 @@ struct NewFile {
     path: PathBuf,
     partial: Option<PathBuf>,
     overwrite: Overwrite,
+    /// How many bytes were written since the last sync.
+    unsynced: usize,
 }
 
 impl Writer {
@@ -114,7 +119,7 @@ impl Writer {
         self.sum.update(bytes);
         self.bytes += bytes.len() as u64;
         match &mut self.to {
-            To::File(new) => new.file.write_all(bytes).map_err(|error| failed(&new.path, &error)),
+            To::File(new) => new.put(bytes).map_err(|error| failed(&new.path, &error)),
             To::Stdout(file) => Ok(file.write_all(bytes)?),
         }
     }
@@ -153,7 +158,17 @@ impl NewFile {
             // Some file systems know no modes.
             let _ = file.set_permissions(Permissions::from_mode(MODE));
         }
-        Ok(Self { file, path: path.to_owned(), partial: Some(partial), overwrite })
+        Ok(Self { file, path: path.to_owned(), partial: Some(partial), overwrite, unsynced: 0 })
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.unsynced += bytes.len();
+        if self.unsynced < SYNC_BYTES {
+            return Ok(());
+        }
+        self.unsynced = 0;
+        self.file.sync_data()
     }
 
     /// Makes it durable and gives it its name.
