@@ -54,18 +54,23 @@ async fn open_as(engine: &str, path: &Path, create: Create) -> Outcome<MvccStore
     })
 }
 
-/// Gives a node blocks of 64 addresses, from the end of `10.0.0.0/12` downwards, after `skip` others. One commit each.
+/// Gives a node blocks of the pool, after `skip` others. One commit each.
 pub(crate) async fn give(store: &MvccStore, node: &str, skip: u32, share: Share) -> Outcome<()> {
     for number in 0..share.blocks {
-        // The last block has the broadcast address, which the plugin keeps free.
-        let first = u32::from(Ipv4Addr::new(10, 15, 255, 128)) - 64 * (skip + number);
-        let cidr = IpNet::new(Ipv4Addr::from(first).into(), 26)?;
+        let cidr = block_number(skip + number)?;
         let first = u64::from(skip + number) * 64;
         let documents = block_of(node, cidr, first..first + share.used as u64)?;
         let writes: Vec<Op> = documents.into_iter().map(|(key, value)| Op::put(key, value)).collect();
         store.txn(Txn::new().with_success(writes)).await?;
     }
     Ok(())
+}
+
+/// A block of 64 addresses of the plugin's pool `10.0.0.0/12`, counted from its end. The last one is left out: it has the
+/// broadcast address, which the plugin keeps free.
+pub(crate) fn block_number(number: u32) -> Outcome<IpNet> {
+    let first = u32::from(Ipv4Addr::new(10, 15, 255, 128)) - 64 * number;
+    Ok(IpNet::new(Ipv4Addr::from(first).into(), 26)?)
 }
 
 /// The documents of a node's block in which each of these containers has an address: block, affinity, handles.

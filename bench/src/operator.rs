@@ -1,6 +1,5 @@
 //! The operator's command on stores with much in them, and what an ADD notices of it.
 
-use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -9,7 +8,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ipam_core::model::keys;
-use ipnet::IpNet;
 use kv::{Compare, Op, Store, Txn};
 use kv_mvcc::MvccStore;
 use kv_mvcc::local::OpenOptions;
@@ -17,7 +15,7 @@ use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 
 use crate::contender::Contender;
-use crate::fill::block_of;
+use crate::fill::{block_number, block_of};
 use crate::findings::Findings;
 use crate::report::{Times, median};
 use crate::support::Etcd;
@@ -76,9 +74,7 @@ async fn fill(path: &Path) -> Outcome<()> {
     let mut under_way = JoinSet::new();
     // One more: the plugin has one of these.
     for number in 0..=NODES * BLOCKS {
-        // From the end of the plugin's pool downwards, without the block of the broadcast address.
-        let first = u32::from(Ipv4Addr::new(10, 15, 255, 128)) - 64 * number;
-        let cidr = IpNet::new(Ipv4Addr::from(first).into(), 26)?;
+        let cidr = block_number(number)?;
         let first_container = u64::from(number) * 64;
         let documents = block_of(&format!("other{}", number / BLOCKS), cidr, first_container..first_container + USED)?;
         let writes: Vec<Op> = documents.into_iter().map(|(key, value)| Op::put(key, value)).collect();

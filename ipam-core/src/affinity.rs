@@ -20,6 +20,8 @@ use crate::pools;
 use crate::surroundings::read_config;
 use crate::workset::Workset;
 
+pub(crate) use remove::drop_legacy_in;
+
 /// The most blocks that one call claims: an IPv6 pool has more than anybody can walk through.
 pub const MOST_BLOCKS_CLAIMED: u128 = 4096;
 

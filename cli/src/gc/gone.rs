@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
 use datastore::{Environment, Location};
-use ipam_core::Ipam;
 use ipam_core::gc::{Estate, Estates, Evidence, Known, batches};
 use ipnet::IpNet;
 use kv::Deadline;
@@ -20,6 +19,7 @@ use crate::args::{Cli, Gc};
 use crate::error::{Failure, Result};
 use crate::output::printable;
 use crate::store::{self, Use};
+use crate::verbs::on_ipam;
 
 /// Looks, decides, and with `--apply` frees.
 pub(super) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
@@ -153,10 +153,11 @@ fn is_this_machine(node: &str, why: &str) -> Failure {
     ))
 }
 
-/// Frees what a node had, and gives up its blocks.
+/// Frees what a node had, and gives up its blocks. The store is opened for some commits at a time, so that containers get
+/// their turn.
 async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> Result<()> {
     for some in batches(&estate.holds).chunks(COMMITS_AT_ONCE) {
-        with_ipam(location, async |ipam| {
+        on_ipam(location, Use::Release, async |ipam| {
             for batch in some {
                 let freed = ipam.free_of_gone(&estate.node, batch, Deadline::after(PATIENCE)).await.map_err(told)?;
                 report.freed.extend(freed.released);
@@ -169,7 +170,7 @@ async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> 
     let blocks: Vec<IpNet> = estate.blocks().collect();
     let mut damaged = None;
     for some in blocks.chunks(COMMITS_AT_ONCE) {
-        with_ipam(location, async |ipam| {
+        on_ipam(location, Use::Release, async |ipam| {
             for cidr in some {
                 match ipam.give_up_block(&estate.node, *cidr, Deadline::after(PATIENCE)).await {
                     Ok(true) => report.gave_up.push(*cidr),
@@ -183,23 +184,14 @@ async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> 
         })
         .await?;
     }
-    with_ipam(location, async |ipam| ipam.drop_legacy(&estate.node, Deadline::after(PATIENCE)).await.map_err(told))
-        .await?;
+    on_ipam(location, Use::Release, async |ipam| {
+        ipam.drop_legacy(&estate.node, Deadline::after(PATIENCE)).await.map_err(told)
+    })
+    .await?;
     damaged.map_or(Ok(()), |error| Err(told(error)))
 }
 
 /// An error, which may have names from the store in it.
 fn told(error: ipam_core::Error) -> Failure {
     Failure::new(printable(&error.to_string()))
-}
-
-/// Opens the store for some commits, and closes it again: so containers get their turn.
-async fn with_ipam(location: &Location, work: impl AsyncFnOnce(&Ipam) -> Result<()>) -> Result<()> {
-    let open = store::open(location, Use::Release).await?;
-    let ipam = Ipam::new(open.store(), crate::verbs::nodes(location));
-    let done = work(&ipam).await;
-    drop(ipam);
-    let closed = open.close().await;
-    done?;
-    Ok(closed?)
 }

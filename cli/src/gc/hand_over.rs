@@ -21,6 +21,7 @@ use crate::args::{Cli, Gc};
 use crate::error::{Failure, Result};
 use crate::output::{Column, printable, render};
 use crate::store::{self, Use};
+use crate::verbs::on_ipam;
 
 /// A block that has something of the node.
 #[derive(Debug, Serialize)]
@@ -78,14 +79,7 @@ pub(super) fn run(
             check(&location, &found, from, to)?;
             return Ok::<_, Failure>(Report::planned(&location, &found, from, to));
         }
-        let open = store::open(&location, Use::Existing).await?;
-        let ipam = Ipam::new(open.store(), crate::verbs::nodes(&location));
-        let done = hand_over(&location, &ipam, from, to).await;
-        drop(ipam);
-        let closed = open.close().await;
-        let done = done?;
-        closed?;
-        Ok(done)
+        on_ipam(&location, Use::Existing, async |ipam| hand_over(&location, ipam, from, to).await).await
     })?;
     report.answer()?.print(cli.output, out, err)
 }

@@ -15,19 +15,18 @@ mod nodes;
 mod report;
 
 use std::io::Write;
-use std::sync::Arc;
 use std::time::Duration;
 
-use datastore::{Chosen, Create, Environment, Location, Source, Turns, all_for_operator};
+use datastore::{Chosen, Create, Environment, Location, Source, all_for_operator};
 use ipam_core::Ipam;
 use ipam_core::gc::{Allocation, Estates, Evidence, Holdings, Judged, Known, RuntimeList, batches, unlisted};
-use kv::{Deadline, ErrorKind, Store};
+use kv::{Deadline, ErrorKind};
 use tokio::runtime::Runtime;
 
 use crate::args::{Cli, Gc};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use};
-use crate::verbs::nodes as nodes_of;
+use crate::verbs::{in_turns, nodes as nodes_of, on_ipam};
 use looks::{APART, Looks};
 use machine::Machine;
 use report::{Left, LeftByList, Reason, Report, Row, StoreReport};
@@ -244,38 +243,20 @@ fn by_looks(request: &Request<'_>, unused: Vec<Allocation>, found: &mut Found) -
 async fn free(found: &mut Found) -> Result<()> {
     let batches = batches(&found.ready);
     for some in batches.chunks(COMMITS_AT_ONCE) {
-        let open = store::open(&found.location, Use::Release).await?;
-        let ipam = Ipam::new(open.store(), nodes_of(&found.location));
-        let mut done = Ok(());
-        for batch in some {
-            match ipam.free(batch, Deadline::after(PATIENCE)).await {
-                Ok(freed) => {
-                    found.report.freed.extend(freed.released);
-                    found.report.changed.extend(freed.changed);
-                }
-                Err(error) => {
-                    done = Err(error);
-                    break;
-                }
+        on_ipam(&found.location, Use::Release, async |ipam| {
+            for batch in some {
+                let freed = ipam.free(batch, Deadline::after(PATIENCE)).await?;
+                found.report.freed.extend(freed.released);
+                found.report.changed.extend(freed.changed);
             }
-        }
-        drop(ipam);
-        let closed = open.close().await;
-        done?;
-        closed?;
+            Ok(())
+        })
+        .await?;
     }
     Ok(())
 }
 
 /// What those nodes have in a store that are `wanted`, read in turns.
 async fn survey(location: &Location, wanted: impl Fn(&Known, &str) -> bool + Send + Sync) -> Result<Estates> {
-    let turns = Turns::open(location, store::wait()).await.map_err(|error| store::explain(location, error))?;
-    let turns = Arc::new(turns);
-    let ipam = Ipam::new(Arc::clone(&turns) as Arc<dyn Store>, nodes_of(location));
-    let found = ipam.estates(wanted, Deadline::after(PATIENCE)).await;
-    drop(ipam);
-    let closed = turns.close().await;
-    let found = found?;
-    closed?;
-    Ok(found)
+    in_turns(location, async |ipam| Ok(ipam.estates(wanted, Deadline::after(PATIENCE)).await?)).await
 }

@@ -122,10 +122,10 @@ pub(crate) async fn walk(
         let next = async { if over { Ok((Vec::new(), true)) } else { source.next().await } };
         // A part without documents that is not the last one says nothing about the target.
         let done = async {
-            match to.is_some() || over {
-                true => walked.part(target, rows, &from, to.as_ref(), work).await,
-                false => Ok(()),
+            if to.is_none() && !over {
+                return Ok(());
             }
+            walked.part(target, rows, &from, to.as_ref(), work).await
         };
         let (next, done) = futures::join!(next, done);
         done?;

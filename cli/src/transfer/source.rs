@@ -27,7 +27,8 @@ impl<'l> Source<'l> {
         match self {
             Self::Store(snapshot) => {
                 let rows = snapshot.turn().await?.unwrap_or_default();
-                if rows.iter().any(|kv| kv.key == mark_key()) {
+                let mark = mark_key();
+                if rows.iter().any(|kv| kv.key == mark) {
                     return Err(marked("the source").into());
                 }
                 Ok((rows.into_iter().map(|kv| (kv.key, kv.value)).collect(), snapshot.is_over()))

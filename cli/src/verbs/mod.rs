@@ -22,7 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use datastore::{Location, Turns};
+use datastore::{Location, OpenStore, Turns};
 use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, Store};
 
@@ -47,7 +47,7 @@ pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path)
             return from_report::run(args, location).await;
         }
         OnStore::Ipam(args::Ipam::History(args)) => return history::run(location, args).await,
-        _ if reads_all(command) => return in_turns(command, location).await,
+        _ if reads_all(command) => return in_turns(location, async |ipam| verb(command, ipam).await).await,
         _ => {}
     }
     let what_for = match command {
@@ -82,7 +82,7 @@ fn run_of(command: &OnStore) -> Run {
     })
 }
 
-/// Opens the store, runs a verb on it, and closes it whatever came of that.
+/// Opens the store, runs a verb on it, and closes it; nothing is written if that is not meant.
 async fn with_ipam(
     location: &Location,
     what_for: Use,
@@ -92,14 +92,34 @@ async fn with_ipam(
     if run == Run::Dry {
         return rehearsal::rehearse(location, what_for, verb).await;
     }
+    on_ipam(location, what_for, verb).await
+}
+
+/// Opens the store, works on it, and closes it whatever came of that.
+pub(crate) async fn on_ipam<T>(
+    location: &Location,
+    what_for: Use,
+    work: impl AsyncFnOnce(&Ipam) -> Result<T>,
+) -> Result<T> {
     let open = crate::store::open(location, what_for).await?;
-    let ipam = Ipam::new(open.store(), nodes(location));
-    let answer = verb(&ipam).await;
+    let store = open.store();
+    worked_on(open, store, location, work).await
+}
+
+/// Works on a store that is open, or on what stands before it, and closes it whatever came of that.
+async fn worked_on<T>(
+    open: OpenStore,
+    store: Arc<dyn Store>,
+    location: &Location,
+    work: impl AsyncFnOnce(&Ipam) -> Result<T>,
+) -> Result<T> {
+    let ipam = Ipam::new(store, nodes(location));
+    let done = work(&ipam).await;
     drop(ipam);
     let closed = open.close().await;
-    let answer = answer?;
+    let done = done?;
     closed?;
-    Ok(answer)
+    Ok(done)
 }
 
 /// True for what looks at everything in the store.
@@ -111,15 +131,15 @@ fn reads_all(command: &OnStore) -> bool {
     }
 }
 
-/// Runs a verb that reads much and changes nothing; whoever else waits for the store gets it in between.
-async fn in_turns(command: &OnStore, location: &Location) -> Result<Answer> {
+/// Runs what reads much and changes nothing; whoever else waits for the store gets it in between.
+pub(crate) async fn in_turns<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> Result<T>) -> Result<T> {
     let explained = |error| crate::store::explain(location, error);
     let turns = Arc::new(Turns::open(location, crate::store::wait()).await.map_err(explained)?);
-    let answer = verb(command, &Ipam::new(Arc::clone(&turns) as Arc<dyn Store>, nodes(location))).await;
+    let done = work(&Ipam::new(Arc::clone(&turns) as Arc<dyn Store>, nodes(location))).await;
     let closed = turns.close().await;
-    let answer = answer?;
+    let done = done?;
     closed?;
-    Ok(answer)
+    Ok(done)
 }
 
 async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {

@@ -8,7 +8,7 @@ use ipam_core::Ipam;
 use kv::ErrorKind;
 use kv::wrap::Rehearsal;
 
-use super::nodes;
+use super::worked_on;
 use crate::answer::Answer;
 use crate::error::Result;
 use crate::store::{Use, explain, wait};
@@ -43,11 +43,6 @@ pub(super) async fn rehearse(
         opened => opened,
     };
     let open = open.map_err(|error| explain(location, error))?;
-    let ipam = Ipam::new(Arc::new(Rehearsal::new(open.store())), nodes(location));
-    let answer = verb(&ipam).await;
-    drop(ipam);
-    let closed = open.close().await;
-    let answer = answer?;
-    closed?;
-    Ok(answer.of_a_dry_run())
+    let rehearsal = Arc::new(Rehearsal::new(open.store()));
+    Ok(worked_on(open, rehearsal, location, verb).await?.of_a_dry_run())
 }

@@ -1,7 +1,7 @@
 //! Forgetting an owner of blocks.
 
 use ipnet::IpNet;
-use kv::Deadline;
+use kv::{Deadline, Transaction};
 
 use super::{Release, ReleaseIf, ReleasedBlocks};
 use crate::error::Result;
@@ -47,13 +47,18 @@ impl Ipam {
     /// # Errors
     /// `Invalid` if the node is registered; those of the store.
     pub async fn drop_legacy(&self, node: &str, deadline: Deadline) -> Result<()> {
-        let key = keys::legacy_host(node);
         transact!(self, deadline, |tx| {
             self.require_gone(tx, node).await?;
-            if tx.get(&key).await?.is_some() {
-                tx.delete(&key)?;
-            }
-            Ok(())
+            drop_legacy_in(tx, node).await
         })
     }
+}
+
+/// Deletes what old versions kept for a node, as a part of a commit.
+pub(crate) async fn drop_legacy_in(tx: &mut Transaction, node: &str) -> Result<()> {
+    let key = keys::legacy_host(node);
+    if tx.get(&key).await?.is_some() {
+        tx.delete(&key)?;
+    }
+    Ok(())
 }

@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
-use kv::{Content, Deadline, ErrorKind, Key, Kv, Pages, Range, Revision, Transaction};
+use kv::{Content, Deadline, Key, Kv, Pages, Range, Revision, Transaction};
 
 use super::hand_over::tunnels_in;
 use super::hold::Hold;
+use super::in_time;
 use crate::attachment::NODE;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes, PINNED_NODE};
@@ -208,9 +209,7 @@ impl Ipam {
         let mut pages = Pages::new(range, *at).with_content(content);
         while let Some(page) = pages.next(&**self.store()).await? {
             page.iter().for_each(&mut see);
-            if deadline.work_is_over() {
-                return Err(kv::Error::new(ErrorKind::Timeout, kv::Operation::Range, "store"));
-            }
+            in_time(deadline)?;
         }
         *at = pages.revision();
         Ok(())

@@ -12,6 +12,7 @@ use ipnet::IpNet;
 use kv::{Deadline, Key, Range, Transaction};
 
 use super::estate::Estate;
+use crate::affinity::drop_legacy_in;
 use crate::attachment::NODE;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes, PINNED_NODE, transact};
@@ -134,11 +135,7 @@ impl Ipam {
         {
             tx.put(&pin, to)?;
         }
-        let legacy = keys::legacy_host(from);
-        if tx.get(&legacy).await?.is_some() {
-            tx.delete(&legacy)?;
-        }
-        Ok(())
+        drop_legacy_in(tx, from).await
     }
 }
 

@@ -179,6 +179,14 @@ pub trait Live: Send + Sync {
     async fn evidence(&self) -> Option<Evidence>;
 }
 
+/// An error once the time for reading is over.
+fn in_time(deadline: Deadline) -> kv::Result<()> {
+    match deadline.work_is_over() {
+        true => Err(kv::Error::new(ErrorKind::Timeout, kv::Operation::Range, "store")),
+        false => Ok(()),
+    }
+}
+
 impl Ipam {
     /// All that a node holds, in its own blocks and in those of others, as of one revision. Read in pages.
     ///
@@ -205,9 +213,7 @@ impl Ipam {
                     Err(error) => tracing::warn!(%error, "passing over a damaged block"),
                 }
             }
-            if deadline.work_is_over() {
-                return Err(kv::Error::new(ErrorKind::Timeout, kv::Operation::Range, "store"));
-            }
+            in_time(deadline)?;
         }
         Ok(holdings)
     }
