@@ -28,20 +28,12 @@ test-parts:
 	scripts/timed "book" scripts/check-book
 	scripts/timed "clippy" cargo clippy --quiet --workspace --all-targets --profile ci -- -D warnings
 	RUSTDOCFLAGS="-D warnings" scripts/timed "documentation" cargo doc --quiet --workspace --no-deps --profile ci
-	@$(MAKE) --no-print-directory -j2 release-plugin all-tests
-	MARGAY_RELEASE_PLUGIN=$(abspath $(or $(CARGO_TARGET_DIR),target))/release/margay-ipam \
-		scripts/timed --tests scripts/test-programs
+	scripts/timed "build of all tests" cargo test --quiet --profile ci --workspace --no-run
+	scripts/timed --tests scripts/test-programs
 	scripts/timed "lab on sled" scripts/lab sled
 	scripts/timed "lab on redb" scripts/lab redb
 	scripts/timed "lab on etcd" scripts/lab etcd
 	scripts/timed "installation" scripts/check-install
-
-# Side by side: the end of the first has work for one core only.
-.PHONY: release-plugin all-tests
-release-plugin:
-	scripts/timed "release build of the plugin" cargo build --quiet --release -p cni-plugin
-all-tests:
-	scripts/timed "build of all tests" cargo test --quiet --profile ci --workspace --no-run
 
 .PHONY: bench
 bench: ## Measure against peers and floors in one run, and print ratios (PARTS=cluster for etcd, PARTS="cold callers" for some parts, RESULTS=FILE)
