@@ -71,7 +71,15 @@ fn certificates_that_have_run_out_are_told_without_them() {
         // It may be that the server is just starting: who is not let in tries again until time is up.
         conf["datastore_timeout"] = 2.into();
         for verb in VERBS {
-            let outcome = Call::new(verb, "c1", &conf).run();
+            let call = Call::new(verb, "c1", &conf);
+            let mut outcome = call.run();
+            // STATUS has not even a second, in which a busy machine may not get as far as a certificate.
+            for _ in 0..20 {
+                if verb != "STATUS" || outcome.refusal().text.contains(text) {
+                    break;
+                }
+                outcome = call.run();
+            }
             outcome.refusal().says(&[text, &lab.etcds[0].url()]);
             says_no_secret(&outcome, &lab.folder.path().join("log"));
         }
