@@ -28,12 +28,14 @@ pub(crate) enum Work {
     Update,
     /// Nothing: it is only counted.
     Look,
+    /// Nothing: it was counted when it was written.
+    Verify,
 }
 
 /// What a walk through source and target has found and done.
 #[derive(Debug, Default)]
 pub(crate) struct Walked {
-    /// What the source has.
+    /// What the source has; only how many keys where that is verified.
     pub(crate) tally: Tally,
     /// Keys that were missing in the target.
     pub(crate) missing: u64,
@@ -72,15 +74,18 @@ impl Walked {
         to: Option<&Key>,
         work: Work,
     ) -> Result<(), Stop> {
-        for (key, value) in &rows {
-            self.tally.add(key, value.as_bytes());
+        match work {
+            Work::Verify => self.tally.keys += rows.len() as u64,
+            Work::Fill | Work::Update | Work::Look => {
+                rows.iter().for_each(|(key, value)| self.tally.add(key, value.as_bytes()));
+            }
         }
         let (there, at) = target.read(ranges_between(from, to)).await?;
         let found = compare(rows, there);
         self.kept += found.kept;
         self.count(&found.changes, ["new", "changed", "gone"]);
         match work {
-            Work::Look => Ok(()),
+            Work::Look | Work::Verify => Ok(()),
             Work::Fill if found.changes.iter().any(|change| change.was.is_set()) => Err(in_the_way(self)),
             Work::Fill | Work::Update => Ok(target.write(found.changes, at).await?),
         }

@@ -93,7 +93,7 @@ impl Stores<'_> {
             let Some((revision, written)) = self.through(target, Revision::UNSET, Work::Update).await? else {
                 continue;
             };
-            let Some((_, compared)) = self.through(target, revision, Work::Look).await? else { continue };
+            let Some((_, compared)) = self.through(target, revision, Work::Verify).await? else { continue };
             if compared.differences() > 0 {
                 return Err(Failure::new(format!(
                     "{} was changed by somebody else meanwhile:{}",
@@ -223,7 +223,7 @@ impl Stores<'_> {
     /// Walks through a revision of the source; nothing if it was given up meanwhile.
     async fn through(&self, target: &mut Target<'_>, at: Revision, work: Work) -> Result<Option<(Revision, Walked)>> {
         let mut source = Source::store(self.from, at);
-        let progress = Progress::new(if work == Work::Look { "comparing" } else { "copying" }, None);
+        let progress = Progress::new(if work == Work::Update { "copying" } else { "comparing" }, None);
         match walk(&mut source, target, work, &progress).await {
             Ok(walked) => Ok(Some((source.revision(), walked))),
             Err(Stop::Overtaken) => Ok(None),
