@@ -64,10 +64,10 @@ impl Machine {
     }
 
     /// Writes a file.
-    pub(crate) fn put(&self, path: impl AsRef<Path>, text: &str) {
+    pub(crate) fn put(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) {
         let path = Path::new("/root").join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
+        fs::write(path, content).unwrap();
     }
 
     /// Runs a line as a shell does; returns its exit code and what a terminal would show.

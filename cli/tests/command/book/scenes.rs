@@ -10,6 +10,7 @@ use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, StoreExt};
 
 use crate::book::machine::Machine;
+use crate::moving::fill::podmans_file;
 
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
 const SLED: &str = "/var/lib/margay/ipam.sled";
@@ -79,7 +80,7 @@ pub(crate) fn happen(scene: &str, machine: &mut Machine) {
         }
         "somebody has the store" => machine.hold(redb()),
         "one of them is used again" => {
-            machine.put("gone.yaml", &NODE.replace("node1", "gone"));
+            machine.put("gone.yaml", NODE.replace("node1", "gone"));
             machine.do_all(&["margay apply -f gone.yaml"]);
             let again = || container("c1").on("gone").of_network("net", "eth0").with("10.65.37.0");
             again().gone(sled());
@@ -279,6 +280,11 @@ fn moving(heading: &str, machine: &mut Machine) {
             machine.clear();
             machine.do_all(&["margay pool create lab 10.88.0.0/24"]);
             leases(machine);
+        }
+        "Take over from podman" => {
+            machine.clear();
+            machine.do_all(&["margay pool create lab 10.99.0.0/16 --gateway 10.99.0.1"]);
+            machine.put("/run/containers/networks/ipam.db", podmans_file());
         }
         _ => {}
     }

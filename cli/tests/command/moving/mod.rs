@@ -1,7 +1,7 @@
 //! `margay export`, `import` and `migrate` on real sled, redb and etcd stores.
 
 mod files;
-mod fill;
+pub(crate) mod fill;
 mod kill;
 mod migrate;
 mod take_over;
