@@ -202,7 +202,8 @@ fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found) -> Res
             "nothing was freed: of what is in use on this machine ({count}) nothing is in the list"
         ))
         .hint(
-            "it is of another machine or runtime, or has other ids: networks belong to pods, so it is crictl pods, not crictl              ps; several runtimes need an --attachments each",
+            "it is of another machine or runtime, or has other ids: networks belong to pods, so it is crictl pods, not \
+             crictl ps; several runtimes need an --attachments each",
         ));
     }
     let unused = std::mem::take(&mut judged.earlier).into_iter().chain(std::mem::take(&mut judged.idle));

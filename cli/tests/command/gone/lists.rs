@@ -93,6 +93,7 @@ fn what_is_young_or_live_or_of_another_network_stays() {
     // Ids of another kind, such as those of the containers in pods.
     let said = gc(&lab, &write(&lab, &format!("{TWO}\n")), "--apply").failure();
     assert!(said.contains("of what is in use on this machine (2) nothing is in the list"), "{said}");
+    assert!(said.contains("so it is crictl pods, not crictl ps; several"), "{said}");
     assert_eq!(list(&gc(&lab, &write(&lab, "known\n"), "--apply -o json").json(), "freed"), [old].into());
 }
 
