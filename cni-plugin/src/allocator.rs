@@ -4,15 +4,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use datastore::{Create, Location, OpenStore};
-use ipam_core::assign::{AssignRequest, Bridge, NamespaceLabels, PoolDefinition, Repeated, Wanted};
+use ipam_core::assign::{AssignRequest, Assigned as Given, Bridge, NamespaceLabels, PoolDefinition, Repeated, Wanted};
+use ipam_core::intents::StillAsked;
 use ipam_core::{BridgeError, Ipam, Nodes, gc};
-use kv::{Deadline, ErrorKind, Store};
+use kv::{Deadline, ErrorKind, Outcome, Store};
 use tokio::runtime::Builder;
 
 use crate::error::{CniError, Code, Result};
 use crate::hints::{FileHints, HINTS_FOLDER};
 use crate::host_lock::HostLock;
 use crate::intents::{FileIntents, INTENTS_FOLDER};
+use crate::queue::{Answer, QUEUE_FOLDER, Queue, Ticket, Waiting};
 use crate::request::{
     AddRequest, Allocator, Assigned, Bridged, CheckRequest, Checked, Collected, DelRequest, GcRequest, Network,
     OwnPool, StoreAt,
@@ -39,28 +41,48 @@ impl StoreAllocator {
         Self { given: Some(store) }
     }
 
-    fn assign(
-        &self,
-        request: &AddRequest,
-        at: &StoreAt,
-        assign: &AssignRequest,
-    ) -> Result<Vec<ipam_core::assign::Assigned>, Failure> {
+    /// Carries out an ADD, or lets who has the host's lock do it. What the queue cannot do is done as if there were none.
+    fn assign(&self, request: &AddRequest, at: &StoreAt, assign: &AssignRequest) -> Result<Vec<Given>, Failure> {
         let what_for = if own_pools(&request.network).is_empty() { Use::Assign } else { Use::Make };
-        self.with_store(at, what_for, async |ipam, deadline| {
-            ipam.assign(assign, deadline).await.map_err(|error| explain(error, &request.network))
+        let queue = Queue::new(QUEUE_FOLDER, &at.location, &assign.attachment);
+        self.in_turn(at, what_for, async |mut turn| {
+            let mut ticket = None;
+            turn.lock(|| ticket = queue.wait(assign)).await;
+            // From here on nobody begins to commit for us.
+            let is_alone = match ticket.map(Ticket::end) {
+                Some(Answer::Assigned(answer)) => return Ok(answer),
+                Some(Answer::Alone) => true,
+                Some(Answer::Nothing) | None => !turn.is_locked(),
+            };
+            let work = async |ipam: Ipam, deadline| {
+                let together = if is_alone { None } else { assign_together(&ipam, &queue, assign, deadline).await };
+                let assigned = match together {
+                    Some(assigned) => assigned,
+                    None => ipam.assign(assign, deadline).await,
+                };
+                assigned.map_err(|error| explain(error, &request.network))
+            };
+            turn.with_store(work).await
         })
     }
 
-    /// Opens the store, does something with it, and closes it. A store that cannot be closed cleanly has nevertheless
-    /// committed: that is logged and not an error.
+    /// Opens the store, does something with it, and closes it.
     fn with_store<T>(
         &self,
         at: &StoreAt,
         what_for: Use,
         work: impl AsyncFnOnce(Ipam, Deadline) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let location = &at.location;
-        let is_cluster = is_cluster(location);
+        self.in_turn(at, what_for, async |turn| turn.with_store(work).await)
+    }
+
+    fn in_turn<T>(
+        &self,
+        at: &StoreAt,
+        what_for: Use,
+        work: impl AsyncFnOnce(Turn<'_>) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let is_cluster = is_cluster(&at.location);
         let mut builder = Builder::new_current_thread();
         let runtime = if is_cluster { builder.enable_all() } else { builder.enable_time() }.build();
         let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
@@ -69,31 +91,94 @@ impl StoreAllocator {
             _ if is_cluster => at.patience,
             _ => BUDGET,
         };
-        let deadline = Deadline::after(budget);
-        let locks = is_cluster && self.given.is_none() && what_for.is_one_attachments();
-        let done = runtime.block_on(async {
-            if let Some(store) = &self.given {
-                return work(ipam_on(Arc::clone(store), location), deadline).await;
-            }
-            let wait = if is_cluster { deadline.remaining() } else { deadline.remaining_for_work() };
-            let open = open(location, what_for, wait).await?;
-            let _lock = match locks {
-                true => Some(HostLock::take(&at.lock_file, budget).await),
-                false => None,
-            };
-            let room = if what_for == Use::Status { open.check_room().await } else { Ok(()) };
-            let done = match room {
-                Ok(()) => work(ipam_on(open.store(), location), deadline).await,
-                Err(error) => Err(error.into()),
-            };
-            if let Err(error) = open.close().await {
-                tracing::warn!(%error, "the store could not be closed cleanly");
-            }
-            done
-        });
+        let (given, deadline) = (self.given.as_ref(), Deadline::after(budget));
+        let done = runtime.block_on(work(Turn { given, at, what_for, budget, deadline, lock: None }));
         // A name server that does not answer holds up nobody.
         runtime.shutdown_background();
         done
+    }
+}
+
+/// A call on its way to the store.
+struct Turn<'a> {
+    given: Option<&'a Arc<dyn Store>>,
+    at: &'a StoreAt,
+    what_for: Use,
+    budget: Duration,
+    deadline: Deadline,
+    /// The lock of this host, once it was asked for.
+    lock: Option<HostLock>,
+}
+
+impl Turn<'_> {
+    /// Takes the lock of this host where the call takes it and has not; if somebody else has it, `before_waiting` is called first.
+    async fn lock(&mut self, before_waiting: impl FnOnce()) {
+        let locks = is_cluster(&self.at.location) && self.given.is_none() && self.what_for.is_one_attachments();
+        if locks && self.lock.is_none() {
+            self.lock = Some(HostLock::take(&self.at.lock_file, self.budget, before_waiting).await);
+        }
+    }
+
+    /// True if the lock of this host is ours.
+    fn is_locked(&self) -> bool {
+        self.lock.as_ref().is_some_and(HostLock::is_held)
+    }
+
+    /// Opens the store, does something with it, and closes it. A store that cannot be closed cleanly has nevertheless
+    /// committed: that is logged and not an error.
+    async fn with_store<T>(
+        mut self,
+        work: impl AsyncFnOnce(Ipam, Deadline) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let (location, deadline) = (&self.at.location, self.deadline);
+        if let Some(store) = self.given {
+            return work(ipam_on(Arc::clone(store), location), deadline).await;
+        }
+        let wait = if is_cluster(location) { deadline.remaining() } else { deadline.remaining_for_work() };
+        let open = open(location, self.what_for, wait).await?;
+        self.lock(|| ()).await;
+        let room = if self.what_for == Use::Status { open.check_room().await } else { Ok(()) };
+        let done = match room {
+            Ok(()) => work(ipam_on(open.store(), location), deadline).await,
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = open.close().await {
+            tracing::warn!(%error, "the store could not be closed cleanly");
+        }
+        done
+    }
+}
+
+/// Assigns to all who wait in the queue, and to who asks here, in one commit, and tells them. `None` if nobody waits, or each
+/// has to be assigned to alone.
+async fn assign_together(
+    ipam: &Ipam,
+    queue: &Queue,
+    own: &AssignRequest,
+    deadline: Deadline,
+) -> Option<ipam_core::Result<Vec<Given>>> {
+    let waiting = Arc::new(queue.gather(own));
+    if waiting.is_empty() {
+        return None;
+    }
+    let mut requests = vec![own.clone()];
+    requests.extend(waiting.iter().map(|waiting| waiting.request.clone()));
+    let asking = Arc::clone(&waiting);
+    let still_asked: StillAsked = Arc::new(move || asking.iter().all(Waiting::still_waits));
+    match ipam.assign_together(&requests, &still_asked, deadline).await {
+        Ok(answers) => {
+            let mut answers = answers.into_iter();
+            let answer = answers.next();
+            waiting.iter().zip(answers).for_each(|(waiting, answer)| waiting.answer(Some(&answer)));
+            tracing::debug!(others = waiting.len(), "assigned together");
+            answer.map(Ok)
+        }
+        Err(error) => {
+            tracing::debug!(others = waiting.len(), %error, "not assigned together; each goes on alone");
+            waiting.iter().for_each(|waiting| waiting.answer(None));
+            let is_unknown = matches!(&error, ipam_core::Error::Store(error) if error.outcome() == Outcome::Unknown);
+            is_unknown.then_some(Err(error))
+        }
     }
 }
 
@@ -347,7 +432,7 @@ fn pool_name(network: &str) -> String {
     network.chars().map(letter).collect::<String>().trim_matches('-').to_owned()
 }
 
-fn answer(assigned: ipam_core::assign::Assigned) -> Assigned {
+fn answer(assigned: Given) -> Assigned {
     Assigned {
         address: assigned.ip,
         block_prefix: assigned.block.prefix_len(),

@@ -25,6 +25,7 @@ mod netconf;
 mod netns;
 mod panics;
 mod prev_result;
+mod queue;
 mod request;
 mod result;
 mod run;

@@ -11,6 +11,12 @@
 //! as present has changed, one such document (the pool's is always among them) is written again as it is, which leaves
 //! nothing that the late one could be guarded by.
 //!
+//! What is committed for several attachments at once is noted for each of them, in one note that at first is open. Once it can
+//! be found by all of them it is looked whether all still ask, and only then it is closed and sent. Who finds an open note makes
+//! it void: nothing was sent, and now nothing will be. So a release, which comes when its attachment asks no more, either finds
+//! a note, or what was sent does not have its attachment. Who finds a closed note sends it again, and then it stays for the
+//! others until each has settled it, whatever its sender has come to know: the finder may die while it is on its way again.
+//!
 //! An embedded store needs no notes: its commits are made by the process that asks for them, under a lock on the store that
 //! ends with the process. Whoever opens the store next finds a dead process's commit there or not, and it cannot come later.
 
@@ -25,6 +31,7 @@ use kv::{
     RangeResponse, Revision, Store, Target, Txn, TxnResponse, WatchRequest, WatchStream,
 };
 
+use crate::assign::AssignRequest;
 use crate::attachment::Attachment;
 use crate::error::Result;
 use crate::ipam::Ipam;
@@ -45,19 +52,28 @@ pub struct Pending {
     pub txn: Txn,
 }
 
+/// Tells whether all for whom something is about to be sent still ask for it. Once one of them does not, it stays so.
+pub type StillAsked = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// Where intents are noted. They have to outlive the process, but not the machine, and are needed between two round trips:
 /// calls should take no longer than a few writes to memory.
 pub trait Intents: Send + Sync + fmt::Debug {
-    /// Notes what is about to be sent for an attachment. Nothing is sent if this fails.
+    /// Notes what is about to be sent for attachments, each of which finds the note from then on; the first is the one whose
+    /// process this is. Nothing is sent if this fails, or if there is no note.
+    ///
+    /// What is for several is first noted for all of them, then `still_asked` is called, and then the note is closed: there
+    /// is no note if somebody asks no more, or if one of them has looked for it before it was closed.
     ///
     /// # Errors
     /// What keeps it from being noted.
-    fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId>;
+    fn record(&self, attachments: &[Attachment], txn: &Txn, still_asked: &StillAsked) -> io::Result<Option<IntentId>>;
 
-    /// Removes a note: its outcome is known. One that stays by mistake costs its finder a round trip.
+    /// Removes a note: its outcome is known. One that stays by mistake costs its finder a round trip. Who recorded it
+    /// for several removes it for all of them, unless one of them has found it: that one may be sending it again.
     fn forget(&self, id: &IntentId);
 
-    /// What is noted for an attachment. Notes of others, and notes that cannot be read, are not an error.
+    /// What is noted for an attachment. Notes of others, and notes that cannot be read, are not an error. A note that is not
+    /// closed yet is void from now on, and no pending one. Who forgets what was found here forgets it for this attachment.
     ///
     /// # Errors
     /// What keeps it from being known whether there are notes at all.
@@ -79,15 +95,18 @@ impl Ipam {
         Ok(())
     }
 
-    /// The store for an assignment to an attachment: one that notes what goes out, where intents are noted at all.
-    pub(crate) fn noting(&self, attachment: &Attachment) -> Arc<dyn Store> {
+    /// The store for assignments: one that notes what goes out, where intents are noted at all.
+    pub(crate) fn noting(&self, requests: &[AssignRequest], still_asked: &StillAsked) -> Arc<dyn Store> {
         let inner = Arc::clone(self.store());
         match self.intents() {
             None => inner,
-            Some(intents) => {
-                let (intents, attachment) = (Arc::clone(intents), attachment.clone());
-                Arc::new(Noting { inner, intents, attachment, noted: Mutex::default() })
-            }
+            Some(intents) => Arc::new(Noting {
+                inner,
+                intents: Arc::clone(intents),
+                attachments: requests.iter().map(|request| request.attachment.clone()).collect(),
+                still_asked: Arc::clone(still_asked),
+                noted: Mutex::default(),
+            }),
         }
     }
 }
@@ -168,13 +187,19 @@ fn unreadable(error: io::Error) -> kv::Error {
 }
 
 /// A store that notes each transaction that writes, before it is sent, until it is done with.
-#[derive(Debug)]
 struct Noting {
     inner: Arc<dyn Store>,
     intents: Arc<dyn Intents>,
-    attachment: Attachment,
+    attachments: Vec<Attachment>,
+    still_asked: StillAsked,
     /// What is noted now.
     noted: Mutex<Option<Noted>>,
+}
+
+impl fmt::Debug for Noting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Noting").field("inner", &self.inner).finish_non_exhaustive()
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -194,13 +219,13 @@ impl Noting {
             return Ok(());
         }
         let txn = Txn::new().with_compares(txn.compares.clone()).with_success(txn.success.clone());
-        let id = self.intents.record(&self.attachment, &txn).map_err(|error| {
-            kv::Error::new(ErrorKind::Io, Operation::Txn, "intents")
-                .with_outcome(Outcome::NotApplied)
-                .with_detail("cannot note what is about to be done, so nothing was done")
-                .with_source(error)
+        let not_done = |kind| kv::Error::new(kind, Operation::Txn, "intents").with_outcome(Outcome::NotApplied);
+        let id = self.intents.record(&self.attachments, &txn, &self.still_asked).map_err(|error| {
+            let detail = "cannot note what is about to be done, so nothing was done";
+            not_done(ErrorKind::Io).with_detail(detail).with_source(error)
         })?;
-        *noted = Some(Noted { id, txn, in_doubt: false });
+        let gone = || not_done(ErrorKind::Conflict { attempts: 0 }).with_detail("somebody asks no more");
+        *noted = Some(Noted { id: id.ok_or_else(gone)?, txn, in_doubt: false });
         Ok(())
     }
 

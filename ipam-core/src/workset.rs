@@ -40,6 +40,8 @@ pub(crate) struct Workset<'t> {
     probed: BTreeMap<IpNet, Option<Revision>>,
     /// Full blocks that were looked through and not kept.
     full: FullBlocks,
+    /// Affinities that come.
+    claimed: BTreeSet<Key>,
     /// The handles of which addresses came or went, by id, each with the blocks.
     handles: BTreeMap<String, BTreeSet<IpNet>>,
 }
@@ -68,6 +70,7 @@ impl<'t> Workset<'t> {
             misdated: Vec::new(),
             probed: BTreeMap::new(),
             full: FullBlocks::new(),
+            claimed: BTreeSet::new(),
             handles: BTreeMap::new(),
         }
     }
@@ -218,7 +221,10 @@ impl<'t> Workset<'t> {
     pub(crate) async fn confirm_affinity(&mut self, owner: &Owner, cidr: IpNet) -> Result<()> {
         let Some(key) = keys::affinity(owner, cidr) else { return Ok(()) };
         let affinity = match self.tx.get(&key).await? {
-            None => Affinity::new(AffinityState::Confirmed),
+            None => {
+                self.claimed.insert(key.clone());
+                Affinity::new(AffinityState::Confirmed)
+            }
             Some(value) => match Affinity::decode(&key, value.as_bytes()) {
                 Ok(stored) if stored.state() == AffinityState::Confirmed => return Ok(()),
                 Ok(mut stored) => {
@@ -250,9 +256,11 @@ impl<'t> Workset<'t> {
         Ok(())
     }
 
-    /// The blocks of an owner in one family, ascending by key. Not guarded: the block that is used says itself whose it is.
+    /// The blocks of an owner in one family, ascending by key, those among them that it claims here. Not guarded: the block that
+    /// is used says itself whose it is.
     pub(crate) async fn affine(&mut self, affinities: &Range) -> Result<Vec<IpNet>> {
-        let listed = self.tx.snapshot_keys(affinities).await?;
+        let mut listed: BTreeSet<Key> = self.tx.snapshot_keys(affinities).await?.into_iter().collect();
+        listed.extend(self.claimed.iter().filter(|key| affinities.contains(key.as_bytes())).cloned());
         Ok(listed.iter().filter_map(|key| Some(keys::parse_affinity(key)?.1)).collect())
     }
 

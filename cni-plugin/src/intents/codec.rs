@@ -2,6 +2,9 @@
 //!
 //! The rest is an encoding by bincode of the types below: the order of fields and variants is part of the form. They repeat
 //! the request types of `kv`, which may grow; what they grow has to be added here under a new version.
+//!
+//! A note for one attachment has version 1. One for several has version 2: before the checksum stands how long the rest is,
+//! which ends with the other attachments, and behind the rest comes what became of the note, a byte for each step.
 
 use std::fmt;
 
@@ -12,8 +15,9 @@ use kv::{Compare, CompareOp, Content, Key, Op, Prev, Range, Revision, Target, Tx
 
 /// What every note begins with.
 const MAGIC: &[u8] = b"margay-intent";
-/// The form that is written, and the only one that is read.
-const VERSION: u8 = 1;
+/// The form of a note for one attachment, and that of a note for several.
+const FOR_ONE: u8 = 1;
+const FOR_SEVERAL: u8 = 2;
 /// More than any note has.
 const DECODE_LIMIT: usize = 4 * 1024 * 1024;
 const BINCODE: Configuration<LittleEndian, Varint, Limit<DECODE_LIMIT>> =
@@ -23,12 +27,12 @@ const BINCODE: Configuration<LittleEndian, Varint, Limit<DECODE_LIMIT>> =
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Note {
     pub(super) store: String,
-    network: String,
-    container: String,
-    interface: String,
-    node: String,
+    attachments: Vec<Form4>,
     pub(super) txn: Txn,
 }
+
+/// Network, container, interface and node of an attachment.
+type Form4 = (String, String, String, String);
 
 /// Why bytes are no note, or a transaction cannot be noted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,30 +61,21 @@ impl fmt::Display for NoNote {
 impl std::error::Error for NoNote {}
 
 impl Note {
-    pub(super) fn new(store: &str, attachment: &Attachment, txn: &Txn) -> Self {
-        Self {
-            store: store.to_owned(),
-            network: attachment.network.clone(),
-            container: attachment.container.clone(),
-            interface: attachment.interface.clone(),
-            node: attachment.node.clone(),
-            txn: txn.clone(),
-        }
+    pub(super) fn new(store: &str, attachments: &[Attachment], txn: &Txn) -> Self {
+        let attachments = attachments.iter().map(names).collect();
+        Self { store: store.to_owned(), attachments, txn: txn.clone() }
     }
 
     /// True if it is about this attachment.
     pub(super) fn is_of(&self, attachment: &Attachment) -> bool {
-        let noted = [&self.network, &self.container, &self.interface, &self.node];
-        noted == [&attachment.network, &attachment.container, &attachment.interface, &attachment.node]
+        self.attachments.contains(&names(attachment))
     }
 
     pub(super) fn encode(&self) -> Result<Vec<u8>, NoNote> {
+        let (first, others) = self.attachments.split_first().ok_or(NoNote::Inexpressible)?;
         let form = Form {
             store: self.store.clone(),
-            network: self.network.clone(),
-            container: self.container.clone(),
-            interface: self.interface.clone(),
-            node: self.node.clone(),
+            attachment: first.clone(),
             compares: self
                 .txn
                 .compares
@@ -91,34 +86,61 @@ impl Note {
             success: ops_of(&self.txn.success)?,
             failure: ops_of(&self.txn.failure)?,
         };
-        let rest = bincode::encode_to_vec(form, BINCODE).map_err(|_| NoNote::Inexpressible)?;
+        let mut rest = bincode::encode_to_vec(form, BINCODE).map_err(|_| NoNote::Inexpressible)?;
         let mut bytes = MAGIC.to_vec();
-        bytes.push(VERSION);
+        if others.is_empty() {
+            bytes.push(FOR_ONE);
+        } else {
+            rest.extend(bincode::encode_to_vec(others, BINCODE).map_err(|_| NoNote::Inexpressible)?);
+            bytes.push(FOR_SEVERAL);
+            bytes.extend(u32::try_from(rest.len()).map_err(|_| NoNote::Inexpressible)?.to_le_bytes());
+        }
         bytes.extend(crc32fast::hash(&rest).to_le_bytes());
         bytes.extend(rest);
         Ok(bytes)
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, NoNote> {
-        let (version, rest) = bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first).ok_or(NoNote::Foreign)?;
-        if *version != VERSION {
-            return Err(NoNote::OtherVersion(*version));
+    /// The note, and where in these bytes its steps begin if it is one for several.
+    pub(super) fn decode(bytes: &[u8]) -> Result<(Self, Option<usize>), NoNote> {
+        let (version, mut rest) = bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first).ok_or(NoNote::Foreign)?;
+        let mut steps = None;
+        match *version {
+            FOR_ONE => {}
+            FOR_SEVERAL => {
+                let (length, behind) = rest.split_first_chunk().ok_or(NoNote::Foreign)?;
+                let length = u32::from_le_bytes(*length) as usize;
+                rest = behind.get(..size_of::<u32>() + length).ok_or(NoNote::Foreign)?;
+                steps = Some(bytes.len() - behind.len() + rest.len());
+            }
+            other => return Err(NoNote::OtherVersion(other)),
         }
         let (sum, rest) = rest.split_first_chunk().ok_or(NoNote::Foreign)?;
         if crc32fast::hash(rest) != u32::from_le_bytes(*sum) {
             return Err(NoNote::Damaged);
         }
-        let (form, read): (Form, usize) = bincode::decode_from_slice(rest, BINCODE).map_err(|_| NoNote::Damaged)?;
+        let (form, mut read): (Form, usize) = bincode::decode_from_slice(rest, BINCODE).map_err(|_| NoNote::Damaged)?;
+        let Form { store, attachment, compares, success, failure } = form;
+        let mut attachments = vec![attachment];
+        if steps.is_some() {
+            let (others, more): (Vec<Form4>, usize) =
+                bincode::decode_from_slice(&rest[read..], BINCODE).map_err(|_| NoNote::Damaged)?;
+            attachments.extend(others);
+            read += more;
+        }
         if read != rest.len() {
             return Err(NoNote::Damaged);
         }
-        let Form { store, network, container, interface, node, compares, success, failure } = form;
         let txn = Txn::new()
             .with_compares(compares.into_iter().map(Compare::from))
             .with_success(success.into_iter().map(Op::from))
             .with_failure(failure.into_iter().map(Op::from));
-        Ok(Self { store, network, container, interface, node, txn })
+        Ok((Self { store, attachments, txn }, steps))
     }
+}
+
+fn names(attachment: &Attachment) -> Form4 {
+    let Attachment { network, container, interface, node, .. } = attachment.clone();
+    (network, container, interface, node)
 }
 
 fn ops_of(ops: &[Op]) -> Result<Vec<FormOp>, NoNote> {
@@ -128,10 +150,7 @@ fn ops_of(ops: &[Op]) -> Result<Vec<FormOp>, NoNote> {
 #[derive(Encode, Decode)]
 struct Form {
     store: String,
-    network: String,
-    container: String,
-    interface: String,
-    node: String,
+    attachment: Form4,
     compares: Vec<FormCompare>,
     success: Vec<FormOp>,
     failure: Vec<FormOp>,

@@ -5,6 +5,9 @@
 //! whole before the transaction is sent, and its checksum tells that it is whole. Nothing is synced: the note has to outlive the
 //! process, and after a crash of the machine its containers are gone too.
 //!
+//! A note for several attachments is one file with a name for each. Its steps are bytes that are added to it: who adds to a file
+//! does so at one moment, so of two that exclude each other the first one counts, and nobody waits for anybody.
+//!
 //! | What is found | What is done |
 //! |---|---|
 //! | a note of another attachment, or on another store | it stays, unread where the name tells, for whom it concerns |
@@ -16,12 +19,13 @@ mod codec;
 #[cfg(test)]
 mod tests;
 
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use ipam_core::attachment::Attachment;
-use ipam_core::intents::{IntentId, Intents, Pending};
+use ipam_core::intents::{IntentId, Intents, Pending, StillAsked};
 use kv::Txn;
 use uuid::Uuid;
 
@@ -35,6 +39,33 @@ pub const INTENTS_FOLDER: &str = "/run/margay/intents";
 const SUFFIX: &str = ".intent";
 /// A note has a transaction, of which the size is limited, and some names.
 const MAX_BYTES: u64 = 2 * 1024 * 1024;
+
+/// The steps of a note for several: it is closed, before it is sent; or somebody found it before that, and it is void.
+const CLOSED: u8 = b'c';
+const VOID: u8 = b'v';
+/// Its outcome is known; or somebody found it before that, and sends it again.
+const DONE: u8 = b'd';
+const FOUND: u8 = b'f';
+/// In the id that the writer of a note for several has of it: between where its steps begin and its names.
+const AND: &str = "/";
+
+/// Takes a step of a note whose steps begin there, unless another one was taken that excludes it. True if it is taken, now
+/// or before.
+fn step(path: &Path, steps: usize, step: u8, unless: u8) -> io::Result<bool> {
+    OpenOptions::new().append(true).open(path)?.write_all(&[step])?;
+    match first_step(path, steps, [step, unless])? {
+        Some(first) => Ok(first == step),
+        None => Err(io::Error::other("a note was found by more than can be")),
+    }
+}
+
+/// Which of two steps counts, if one was taken.
+fn first_step(path: &Path, steps: usize, these: [u8; 2]) -> io::Result<Option<u8>> {
+    // Each who finds it takes two, and what counts is among the first.
+    let mut taken = [0; 256];
+    let count = File::open(path)?.read_at(&mut taken, steps as u64)?;
+    Ok(taken[..count].iter().copied().find(|one| these.contains(one)))
+}
 
 /// Intents in the files of a folder.
 #[derive(Clone, Debug)]
@@ -50,9 +81,51 @@ impl FileIntents {
         Self { folder: folder.into(), store: store.into() }
     }
 
-    /// The note in a file, if it is whole and about this attachment on this store.
-    fn read(&self, path: &Path, attachment: &Attachment) -> Option<Txn> {
-        let note =
+    /// What is noted for an attachment, was sent, and is not known to be done: to look at, it changes nothing.
+    ///
+    /// # Errors
+    /// Those of [`Intents::pending`].
+    pub fn noted(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
+        self.search(attachment, |name, steps| {
+            let path = &self.folder.join(name);
+            let is_closed = first_step(path, steps, [CLOSED, VOID])? == Some(CLOSED);
+            Ok(is_closed && first_step(path, steps, [FOUND, DONE])? != Some(DONE))
+        })
+    }
+
+    /// The notes for an attachment; of those for several the ones that are pending.
+    fn search(
+        &self,
+        attachment: &Attachment,
+        is_pending: impl Fn(&str, usize) -> io::Result<bool>,
+    ) -> io::Result<Vec<Pending>> {
+        let entries = match self.folder.read_dir() {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let prefix = prefix(attachment);
+        let mut found = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            if !name.starts_with(&prefix) || !name.ends_with(SUFFIX) {
+                continue;
+            }
+            let Some((txn, steps)) = self.read(&entry.path(), attachment) else { continue };
+            match steps.map_or(Ok(true), |steps| is_pending(&name, steps)) {
+                Ok(true) => found.push(Pending { id: IntentId(name), txn }),
+                Ok(false) => {}
+                // It was void, or its outcome has just become known.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    /// The note in a file, if it is whole and about this attachment on this store, and where its steps begin.
+    fn read(&self, path: &Path, attachment: &Attachment) -> Option<(Txn, Option<usize>)> {
+        let (note, steps) =
             match whole_file::read(path, MAX_BYTES).and_then(|bytes| Note::decode(&bytes).map_err(io::Error::other)) {
                 Ok(note) => note,
                 // Its writer has just learned the outcome.
@@ -69,45 +142,57 @@ impl FileIntents {
             tracing::warn!(path = %path.display(), store = note.store, "passing over a note about another store");
             return None;
         }
-        Some(note.txn)
-    }
-}
-
-impl Intents for FileIntents {
-    fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId> {
-        let bytes = Note::new(&self.store, attachment, txn).encode().map_err(io::Error::other)?;
-        let name = format!("{}{}{SUFFIX}", prefix(attachment), Uuid::new_v4().simple());
-        whole_file::create(&self.folder, &name, &bytes)?;
-        Ok(IntentId(name))
+        Some((note.txn, steps))
     }
 
-    fn forget(&self, id: &IntentId) {
-        match fs::remove_file(self.folder.join(&id.0)) {
+    fn remove(&self, name: &str) {
+        match fs::remove_file(self.folder.join(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                tracing::warn!(%error, id = id.0, "a note stays that is not needed any more");
+                tracing::warn!(%error, name, "a note stays that is not needed any more");
             }
             _ => {}
         }
     }
+}
+
+impl Intents for FileIntents {
+    fn record(&self, attachments: &[Attachment], txn: &Txn, still_asked: &StillAsked) -> io::Result<Option<IntentId>> {
+        let bytes = Note::new(&self.store, attachments, txn).encode().map_err(io::Error::other)?;
+        let unique = Uuid::new_v4().simple().to_string();
+        let name = |attachment| format!("{}{unique}{SUFFIX}", prefix(attachment));
+        let names: Vec<String> = attachments.iter().map(name).collect();
+        let [first, others @ ..] = &names[..] else { return Ok(None) };
+        whole_file::create(&self.folder, first, &bytes)?;
+        if others.is_empty() {
+            return Ok(Some(IntentId(first.clone())));
+        }
+        let path = self.folder.join(first);
+        let named = others.iter().try_for_each(|other| fs::hard_link(&path, self.folder.join(other)));
+        if named.is_ok() && still_asked() && step(&path, bytes.len(), CLOSED, VOID)? {
+            return Ok(Some(IntentId(format!("{}{AND}{}", bytes.len(), names.join(AND)))));
+        }
+        names.iter().for_each(|name| self.remove(name));
+        named.map(|()| None)
+    }
+
+    fn forget(&self, id: &IntentId) {
+        let Some((steps, names)) = id.0.split_once(AND) else { return self.remove(&id.0) };
+        let path = self.folder.join(names.split(AND).next().unwrap_or_default());
+        let is_done = steps.parse().is_ok_and(|steps| step(&path, steps, DONE, FOUND).unwrap_or(false));
+        if is_done {
+            names.split(AND).for_each(|name| self.remove(name));
+        }
+    }
 
     fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
-        let entries = match self.folder.read_dir() {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries?,
-        };
-        let prefix = prefix(attachment);
-        let mut pending = Vec::new();
-        for entry in entries {
-            let entry = entry?;
-            let Ok(name) = entry.file_name().into_string() else { continue };
-            if name.starts_with(&prefix)
-                && name.ends_with(SUFFIX)
-                && let Some(txn) = self.read(&entry.path(), attachment)
-            {
-                pending.push(Pending { id: IntentId(name), txn });
+        self.search(attachment, |name, steps| {
+            let path = &self.folder.join(name);
+            let is_pending = !step(path, steps, VOID, CLOSED)? && step(path, steps, FOUND, DONE)?;
+            if !is_pending {
+                self.remove(name);
             }
-        }
-        Ok(pending)
+            Ok(is_pending)
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Notes as files: golden bytes, what is found, and what becomes of what is no note.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::sync::{Arc, Mutex};
 
 use kv::{Compare, CompareOp, Content, Op, Range, Revision, Target, TxnRange};
 
@@ -34,14 +35,33 @@ fn txn() -> Txn {
 }
 
 fn note() -> Note {
-    Note::new("etcd://h:1", &attachment("c"), &txn())
+    Note::new("etcd://h:1", &[attachment("c")], &txn())
+}
+
+fn note_for_two() -> Note {
+    Note::new("etcd://h:1", &[attachment("c"), attachment("d")], &txn())
+}
+
+fn always() -> StillAsked {
+    Arc::new(|| true)
+}
+
+/// Notes it for these containers.
+fn record(intents: &FileIntents, containers: &[&str], txn: &Txn, still_asked: &StillAsked) -> Option<IntentId> {
+    let attachments: Vec<Attachment> = containers.iter().map(|container| attachment(container)).collect();
+    intents.record(&attachments, txn, still_asked).unwrap()
+}
+
+fn ids(pending: io::Result<Vec<Pending>>) -> Vec<IntentId> {
+    pending.unwrap().into_iter().map(|pending| pending.id).collect()
 }
 
 /// What is on disk on other people's machines: if this fails, the form has changed and needs another version.
 #[test]
 fn the_bytes_are_these() {
-    let hex: String = note().encode().unwrap().iter().map(|byte| format!("{byte:02x}")).collect();
-    assert_eq!(hex, GOLDEN);
+    let hex = |note: Note| note.encode().unwrap().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    assert_eq!(hex(note()), GOLDEN);
+    assert_eq!(hex(note_for_two()), GOLDEN_FOR_TWO);
 }
 
 const GOLDEN: &str = "\
@@ -51,28 +71,36 @@ const GOLDEN: &str = "\
 
 #[test]
 fn a_note_comes_back_as_it_was() {
-    assert_eq!(Note::decode(&note().encode().unwrap()), Ok(note()));
+    assert_eq!(Note::decode(&note().encode().unwrap()), Ok((note(), None)));
+    let mut bytes = note_for_two().encode().unwrap();
+    for _ in 0..2 {
+        assert_eq!(Note::decode(&bytes), Ok((note_for_two(), Some(note_for_two().encode().unwrap().len()))));
+        bytes.push(CLOSED);
+    }
 }
 
 #[test]
 fn what_is_cut_changed_or_foreign_is_no_note() {
-    let bytes = note().encode().unwrap();
-    for length in 0..bytes.len() {
-        assert!(Note::decode(&bytes[..length]).is_err(), "cut to {length}");
-    }
-    for place in 0..bytes.len() {
-        for bit in 0..8 {
-            let mut changed = bytes.clone();
-            changed[place] ^= 1 << bit;
-            assert!(Note::decode(&changed).is_err(), "bit {bit} of byte {place}");
+    for note in [note(), note_for_two()] {
+        let bytes = note.encode().unwrap();
+        for length in 0..bytes.len() {
+            assert!(Note::decode(&bytes[..length]).is_err(), "cut to {length}");
+        }
+        for place in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut changed = bytes.clone();
+                changed[place] ^= 1 << bit;
+                assert!(Note::decode(&changed).is_err(), "bit {bit} of byte {place}");
+            }
         }
     }
+    let bytes = note().encode().unwrap();
     let mut longer = bytes.clone();
     longer.push(0);
     assert_eq!(Note::decode(&longer), Err(codec::NoNote::Damaged));
     let mut newer = bytes;
-    newer[13] = 2;
-    assert_eq!(Note::decode(&newer), Err(codec::NoNote::OtherVersion(2)));
+    newer[13] = 3;
+    assert_eq!(Note::decode(&newer), Err(codec::NoNote::OtherVersion(3)));
 }
 
 #[test]
@@ -80,8 +108,8 @@ fn notes_are_found_by_whom_they_concern_until_they_are_forgotten() {
     let folder = tempfile::tempdir().unwrap();
     let intents = FileIntents::new(folder.path().join("run/intents"), "etcd://h:1");
     assert_eq!(intents.pending(&attachment("c")).unwrap(), []);
-    let id = intents.record(&attachment("c"), &txn()).unwrap();
-    let other = intents.record(&attachment("d"), &Txn::new()).unwrap();
+    let id = record(&intents, &["c"], &txn(), &always()).unwrap();
+    let other = record(&intents, &["d"], &Txn::new(), &always()).unwrap();
     assert_ne!(id, other);
     assert_eq!(intents.pending(&attachment("c")).unwrap(), [Pending { id: id.clone(), txn: txn() }]);
     let elsewhere = FileIntents::new(folder.path().join("run/intents"), "etcd://h:2");
@@ -96,7 +124,7 @@ fn notes_are_found_by_whom_they_concern_until_they_are_forgotten() {
 fn notes_are_their_owners_alone() {
     let folder = tempfile::tempdir().unwrap();
     let intents = FileIntents::new(folder.path().join("intents"), "s");
-    let id = intents.record(&attachment("c"), &txn()).unwrap();
+    let id = record(&intents, &["c"], &txn(), &always()).unwrap();
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&folder.path().join("intents")), 0o700);
     assert_eq!(mode(&folder.path().join("intents").join(id.0)), 0o600);
@@ -107,12 +135,12 @@ fn notes_are_their_owners_alone() {
 fn what_cannot_be_read_is_nobodys_and_stays() {
     let folder = tempfile::tempdir().unwrap();
     let intents = FileIntents::new(folder.path(), "etcd://h:1");
-    let id = intents.record(&attachment("c"), &txn()).unwrap();
+    let id = record(&intents, &["c"], &txn(), &always()).unwrap();
     let path = folder.path().join(&id.0);
     let whole = fs::read(&path).unwrap();
     let prefix = prefix(&attachment("c"));
     // One that only looks like this attachment's, and what nobody should have put there.
-    let foreign = Note::new("etcd://h:1", &attachment("d"), &Txn::new()).encode().unwrap();
+    let foreign = Note::new("etcd://h:1", &[attachment("d")], &Txn::new()).encode().unwrap();
     fs::write(folder.path().join(format!("{prefix}1{SUFFIX}")), foreign).unwrap();
     fs::write(folder.path().join(format!("{prefix}2{SUFFIX}")), &whole[..whole.len() / 2]).unwrap();
     fs::write(folder.path().join(format!("{prefix}3{SUFFIX}.tmp")), &whole).unwrap();
@@ -120,4 +148,80 @@ fn what_cannot_be_read_is_nobodys_and_stays() {
     fs::create_dir(folder.path().join(format!("{prefix}4{SUFFIX}"))).unwrap();
     assert_eq!(intents.pending(&attachment("c")).unwrap(), [Pending { id, txn: txn() }]);
     assert_eq!(folder.path().read_dir().unwrap().count(), 6);
+}
+
+#[test]
+fn a_note_for_several_is_found_by_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let intents = FileIntents::new(folder.path(), "etcd://h:1");
+    let all = ["c", "d", "e"];
+    let id = record(&intents, &all, &txn(), &always()).unwrap();
+    assert_eq!(folder.path().read_dir().unwrap().count(), 3);
+    assert_eq!(fs::metadata(folder.path().join(id.0.rsplit(AND).next().unwrap())).unwrap().nlink(), 3);
+    for container in all {
+        assert_eq!(intents.noted(&attachment(container)).unwrap()[0].txn, txn());
+    }
+    assert_eq!(ids(intents.noted(&attachment("f"))), []);
+    // Nobody but who only looks has found it, so it goes for all of them.
+    intents.forget(&id);
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+}
+
+#[test]
+fn a_note_for_several_that_was_found_stays_for_each_until_that_one_has_settled_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let intents = FileIntents::new(folder.path(), "etcd://h:1");
+    let id = record(&intents, &["c", "d"], &txn(), &always()).unwrap();
+    let found = intents.pending(&attachment("d")).unwrap();
+    assert_eq!(found[0].txn, txn());
+    // Its writer learns the outcome while it is sent again.
+    intents.forget(&id);
+    for container in ["c", "d", "c", "d"] {
+        assert_eq!(intents.pending(&attachment(container)).unwrap().len(), 1, "{container}");
+    }
+    intents.forget(&found[0].id);
+    assert_eq!(ids(intents.pending(&attachment("d"))), []);
+    let [last] = &ids(intents.pending(&attachment("c")))[..] else { panic!("it is gone") };
+    intents.forget(last);
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+}
+
+#[test]
+fn an_open_note_that_was_found_is_void_and_nothing_is_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let intents = FileIntents::new(folder.path(), "etcd://h:1");
+    for finder in ["c", "d", "e"] {
+        let found = intents.clone();
+        // After all could find it, and before it is closed.
+        let still_asked: StillAsked = Arc::new(move || {
+            assert_eq!(ids(found.noted(&attachment(finder))), [], "it was not sent");
+            assert_eq!(ids(found.pending(&attachment(finder))), []);
+            true
+        });
+        assert_eq!(record(&intents, &["c", "d", "e"], &txn(), &still_asked), None, "{finder}");
+        assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn an_open_note_of_a_dead_process_is_void() {
+    let folder = tempfile::tempdir().unwrap();
+    let intents = FileIntents::new(folder.path(), "etcd://h:1");
+    // What there is when it dies before the note is closed.
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let (seen, path) = (Arc::clone(&kept), folder.path().to_owned());
+    let still_asked: StillAsked = Arc::new(move || {
+        let names = path.read_dir().unwrap().map(|entry| entry.unwrap().path());
+        *seen.lock().unwrap() = names.map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+        false
+    });
+    assert_eq!(record(&intents, &["c", "d"], &txn(), &still_asked), None);
+    let kept = kept.lock().unwrap();
+    assert_eq!(kept.len(), 2);
+    fs::write(&kept[0].0, &kept[0].1).unwrap();
+    fs::hard_link(&kept[0].0, &kept[1].0).unwrap();
+    for container in ["c", "d"] {
+        assert_eq!(ids(intents.pending(&attachment(container))), []);
+    }
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0);
 }

@@ -32,6 +32,7 @@ mod round_trips;
 mod secrets;
 #[path = "../../../backend-etcd/tests/support/server.rs"]
 mod server;
+mod together;
 #[path = "../system/victim.rs"]
 mod victim;
 mod ways_in;

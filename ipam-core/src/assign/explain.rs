@@ -138,7 +138,7 @@ impl Ipam {
         &self,
         tx: &mut Transaction,
         mut request: AssignRequest,
-        around: Surroundings,
+        mut around: Surroundings,
         family: Option<Family>,
         named: &[String],
     ) -> Result<Explanation> {
@@ -171,7 +171,8 @@ impl Ipam {
             .collect();
         let (holder, handle) = (Attribute::default(), String::new());
         let (held, answer) = (Vec::new(), Vec::new());
-        let mut assignment = Assignment { ipam: self, request: &request, around, holder, handle, held, answer };
+        let mut assignment =
+            Assignment { ipam: self, request: &request, around: &mut around, holder, handle, held, answer };
         let block_limit = assignment.pass(family, 1, &[]).limit();
         let outcome = assignment.outcome(&mut work, family, &blocks).await?;
         Ok(Explanation {

@@ -112,14 +112,14 @@ impl Ipam {
         let HandleRequest { handle, owner, attributes, most, terms } = request;
         let mut misdated = Vec::new();
         let assigned = transact!(self, deadline, |tx| {
-            let around = self.read_around(tx, owner, &terms.wanted, vec![keys::handle(handle)]).await?;
+            let mut around = self.read_around(tx, owner, &terms.wanted, vec![keys::handle(handle)]).await?;
             let holder = Attribute::new(Some(handle), attributes.clone());
             let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
             if let Some(most) = most {
                 stay_within(&mut work, handle, &terms.wanted, *most).await?;
             }
             let (held, answer) = (Vec::new(), Vec::new());
-            let handle = handle.clone();
+            let (handle, around) = (handle.clone(), &mut around);
             let mut assignment = Assignment { ipam: self, request: terms, around, holder, handle, held, answer };
             let done = assignment.all(&mut work).await;
             misdated = work.misdated().to_vec();

@@ -9,10 +9,12 @@ mod handle;
 mod request;
 mod search;
 mod specific;
+mod together;
 mod would;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::slice;
 
 use ipnet::IpNet;
 use kv::{Deadline, Key, Range, Transaction};
@@ -24,6 +26,7 @@ pub use explain::{Explanation, Outcome, PoolState, Source, Stock};
 pub use handle::HandleRequest;
 pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 use specific::Specific;
+use together::always;
 
 use crate::attachment::{Attachment, BOOT, Claim, NODE, TIMESTAMP};
 use crate::error::{BridgeError, Error, Result};
@@ -76,19 +79,9 @@ impl Ipam {
     /// # Errors
     /// Those of [`Error`], with Calico's texts.
     pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
-        self.settle_intents(&request.attachment, deadline).await?;
-        let recalled = self.recall(&request.attachment);
-        let mut findings = Findings { used: recalled.clone(), ..Findings::default() };
-        let store = self.noting(&request.attachment);
-        let assigned = transact!(on store, with self.remembering(deadline), |tx| {
-            tx.presume_absent(&keys::handle(&request.attachment.handle()));
-            self.assign_in(tx, request, None, &mut findings).await.map(|done| done.answer)
-        });
-        let error = match assigned {
-            Ok(answer) => {
-                self.remember(&request.attachment, &recalled, &findings.used);
-                return Ok(answer);
-            }
+        let mut findings = Findings::default();
+        let error = match self.assign_all(slice::from_ref(request), &always(), &mut findings, deadline).await {
+            Ok(done) => return Ok(done.only_answer()),
             Err(error) => error,
         };
         let assigned = if is_short(&error) {
@@ -120,16 +113,17 @@ impl Ipam {
             return Err(error);
         }
         let mut again = Findings::default();
-        let store = self.noting(&request.attachment);
+        let request = slice::from_ref(request);
+        let store = self.noting(request, &always());
         let done = transact!(on store, deadline, |tx| {
             self.assign_in(tx, request, Some(&leftovers), &mut again).await
         });
         match done {
             Ok(done) => {
-                for gc::Allocation { address, network, container, interface, .. } in done.freed {
+                for gc::Allocation { address, network, container, interface, .. } in &done.freed {
                     tracing::warn!(%address, network, container, interface, "freed: left over from an earlier boot");
                 }
-                Ok(done.answer)
+                Ok(done.only_answer())
             }
             Err(other) if is_short(&other) => Err(error),
             Err(other) => Err(other),
@@ -182,69 +176,87 @@ impl Ipam {
         Ok(around)
     }
 
+    /// Assigns to all who ask, one after the other, in one transaction. All are attachments of one node.
     async fn assign_in(
         &self,
         tx: &mut Transaction,
-        request: &AssignRequest,
+        requests: &[AssignRequest],
         leftovers: Option<&Leftovers>,
         findings: &mut Findings,
     ) -> Result<Done> {
-        let handle = request.attachment.handle();
-        let node = &request.attachment.node;
+        let Some(Attachment { node, .. }) = requests.first().map(|request| &request.attachment) else {
+            return Ok(Done::default());
+        };
         let owner = Owner::host(node);
-        let mut first = vec![keys::handle(&handle)];
-        for family in [Family::V4, Family::V6].into_iter().filter(|family| request.wanted.any_of(*family) > 0) {
+        let mut wanted = Wanted::default();
+        requests.iter().for_each(|request| wanted.add(&request.wanted));
+        let mut first: Vec<Key> = requests.iter().map(|request| keys::handle(&request.attachment.handle())).collect();
+        for family in [Family::V4, Family::V6].into_iter().filter(|family| wanted.any_of(*family) > 0) {
             let likely = hints::latest_of(&findings.used, family);
             first.extend(likely.map(keys::block));
             first.extend(likely.and_then(|cidr| keys::affinity(&owner, cidr)));
         }
-        let around = self.read_around(tx, &owner, &request.wanted, first).await?;
+        let mut around = self.read_around(tx, &owner, &wanted, first).await?;
 
-        let attachment = Attachment { node: around.host.name.clone(), ..request.attachment.clone() };
-        let mut attributes = request.attributes.clone();
-        attributes.insert(NODE.to_owned(), attachment.node.clone());
-        let holder = Attribute::new(Some(&handle), attachment.mark(&attributes));
-        let asked_at = attributes.get(TIMESTAMP).and_then(|text| parse_go_string(text));
-
-        let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
-        let held = held_by(&mut work, &attachment, asked_at, |claim| claim == Claim::Own).await?;
-        let freed = match leftovers {
-            Some(leftovers) => self.free_leftovers(&mut work, &attachment.node, leftovers).await?,
-            None => Vec::new(),
-        };
         let rest = around.config.cooldown_seconds();
-        let mut assignment = Assignment { ipam: self, request, around, holder, handle, held, answer: Vec::new() };
-        let done = assignment.all(&mut work).await;
-        let used = assignment.answer.iter().map(|assigned| assigned.block);
-        *findings = Findings {
-            used: hints::with_used(&findings.used, used),
-            misdated: work.misdated().to_vec(),
-            leftovers: match done {
-                Ok(()) => Vec::new(),
-                Err(_) => Leftover::in_blocks(work.blocks(), &attachment),
-            },
-            rest,
-        };
-        done?;
-        let Assignment { answer, held, .. } = assignment;
-        renew(&mut work, &attachment, &held, &answer, &attributes).await?;
+        let mut work = Workset::new(tx, self.now(), rest);
+        let mut all = Done::default();
+        for request in requests {
+            let handle = request.attachment.handle();
+            let attachment = Attachment { node: around.host.name.clone(), ..request.attachment.clone() };
+            let mut attributes = request.attributes.clone();
+            attributes.insert(NODE.to_owned(), attachment.node.clone());
+            let holder = Attribute::new(Some(&handle), attachment.mark(&attributes));
+            let asked_at = attributes.get(TIMESTAMP).and_then(|text| parse_go_string(text));
+
+            let held = held_by(&mut work, &attachment, asked_at, |claim| claim == Claim::Own).await?;
+            if let Some(leftovers) = leftovers {
+                all.freed.extend(self.free_leftovers(&mut work, &attachment.node, leftovers).await?);
+            }
+            let around = &mut around;
+            let mut assignment = Assignment { ipam: self, request, around, holder, handle, held, answer: Vec::new() };
+            let done = assignment.all(&mut work).await;
+            let used = assignment.answer.iter().map(|assigned| assigned.block);
+            *findings = Findings {
+                used: hints::with_used(&findings.used, used),
+                misdated: work.misdated().to_vec(),
+                leftovers: match done {
+                    Ok(()) => Vec::new(),
+                    Err(_) => Leftover::in_blocks(work.blocks(), &attachment),
+                },
+                rest,
+            };
+            done?;
+            let Assignment { answer, held, .. } = assignment;
+            renew(&mut work, &attachment, &held, &answer, &attributes).await?;
+            all.answers.push(answer);
+        }
         work.write().await?;
-        Ok(Done { answer, freed })
+        Ok(all)
     }
 }
 
-/// What an assignment did.
+/// What assignments did.
+#[derive(Default)]
 struct Done {
-    answer: Vec<Assigned>,
-    /// What it has freed of earlier boots.
+    /// The answer to each request.
+    answers: Vec<Vec<Assigned>>,
+    /// What was freed of earlier boots.
     freed: Vec<gc::Allocation>,
+}
+
+impl Done {
+    /// That of a single request.
+    fn only_answer(self) -> Vec<Assigned> {
+        self.answers.into_iter().flatten().collect()
+    }
 }
 
 /// An assignment on its way.
 struct Assignment<'a> {
     ipam: &'a Ipam,
     request: &'a AssignRequest,
-    around: Surroundings,
+    around: &'a mut Surroundings,
     holder: Attribute,
     handle: String,
     held: Vec<Held>,
@@ -343,7 +355,7 @@ impl Assignment<'_> {
         Pass {
             ipam: self.ipam,
             request: self.request,
-            around: &self.around,
+            around: self.around,
             family,
             wanted,
             holder: &self.holder,
@@ -357,7 +369,7 @@ impl Assignment<'_> {
     fn specific(&self) -> Specific<'_> {
         Specific {
             request: self.request,
-            around: &self.around,
+            around: self.around,
             holder: &self.holder,
             handle: &self.handle,
             owner: self.around.host.owner(),
@@ -369,7 +381,7 @@ impl Assignment<'_> {
     async fn requested_pools(&mut self, work: &mut Workset<'_>, family: Family) -> Result<Vec<IpNet>> {
         let mut names = Vec::new();
         for definition in self.request.define.iter().filter(|one| Family::of_net(one.cidr) == family) {
-            names.push(define::prepare(self.ipam, work, &mut self.around, definition).await?);
+            names.push(define::prepare(self.ipam, work, self.around, definition).await?);
         }
         if names.is_empty() {
             names = self.request.pools(family).to_vec();

@@ -31,6 +31,13 @@ impl Wanted {
         Self { these: addresses.into(), ..Self::default() }
     }
 
+    /// Wants this, too.
+    pub(super) fn add(&mut self, more: &Self) {
+        self.these.extend(&more.these);
+        self.any_v4 += more.any_v4;
+        self.any_v6 += more.any_v6;
+    }
+
     /// How many addresses of a family, given ones among them.
     pub(super) fn all_of(&self, family: Family) -> usize {
         self.any_of(family) + self.these.iter().filter(|ip| Family::of(**ip) == family).count()

@@ -1,6 +1,7 @@
 //! Whether an assignment would succeed. It runs as one does, up to the commit.
 
 use std::collections::BTreeSet;
+use std::slice;
 use std::time::Duration;
 
 use kv::Deadline;
@@ -41,9 +42,9 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<Assigned>> {
         transact!(self, deadline, |tx| {
-            let done = self.assign_in(tx, request, leftovers, findings).await?;
+            let done = self.assign_in(tx, slice::from_ref(request), leftovers, findings).await?;
             tx.forget_writes();
-            Ok(done.answer)
+            Ok(done.only_answer())
         })
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
-use ipam_core::intents::{IntentId, Intents, Pending};
+use ipam_core::intents::{IntentId, Intents, Pending, StillAsked};
 use ipam_core::model::{Owner, keys};
 use ipam_core::{Ipam, Nodes};
 use kv::wrap::{Fault, Faulty};
@@ -20,30 +20,41 @@ use crate::world::{World, attachment, held, soon};
 
 /// Notes in memory.
 #[derive(Debug, Default)]
-struct Notes {
+pub(crate) struct Notes {
     kept: Mutex<BTreeMap<String, (Attachment, Txn)>>,
     recorded: AtomicU32,
     is_full: bool,
 }
 
 impl Notes {
-    fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.kept.lock().unwrap().len()
     }
 }
 
 impl Intents for Notes {
-    fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId> {
+    fn record(&self, attachments: &[Attachment], txn: &Txn, still_asked: &StillAsked) -> io::Result<Option<IntentId>> {
         if self.is_full {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        let id = self.recorded.fetch_add(1, SeqCst).to_string();
-        self.kept.lock().unwrap().insert(id.clone(), (attachment.clone(), txn.clone()));
-        Ok(IntentId(id))
+        let mut ids = Vec::new();
+        for attachment in attachments {
+            let id = self.recorded.fetch_add(1, SeqCst).to_string();
+            self.kept.lock().unwrap().insert(id.clone(), (attachment.clone(), txn.clone()));
+            ids.push(id);
+        }
+        let id = IntentId(ids.join(" "));
+        if still_asked() {
+            return Ok(Some(id));
+        }
+        self.forget(&id);
+        Ok(None)
     }
 
     fn forget(&self, id: &IntentId) {
-        self.kept.lock().unwrap().remove(&id.0);
+        for id in id.0.split(' ') {
+            self.kept.lock().unwrap().remove(id);
+        }
     }
 
     fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {

@@ -25,5 +25,6 @@ mod release;
 mod retire;
 mod scale;
 mod settings;
+mod together;
 mod world;
 mod would;

@@ -15,7 +15,7 @@ use kv::{Deadline, Key, Kv, Range, Store, StoreExt};
 use time::OffsetDateTime;
 
 /// A store of a cluster with the nodes `a`, `b` and `c`.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct World {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) ipam: Ipam,

@@ -10,7 +10,7 @@ use cni_plugin::{FileIntents, INTENTS_FOLDER};
 use datastore::{Create, Location};
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::attachment::Attachment;
-use ipam_core::intents::{Intents, Pending};
+use ipam_core::intents::Pending;
 use ipam_core::model::{Owner, keys};
 use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, Op, StoreExt};
@@ -109,7 +109,7 @@ impl<'a> Host<'a> {
         let text = str::to_owned;
         let (network, container) = (text("net1"), text(container));
         let attachment = Attachment { network, container, interface: text("eth0"), node: text(NODE), boot: None };
-        self.notes.pending(&attachment).unwrap()
+        self.notes.noted(&attachment).unwrap()
     }
 
     /// True once a client is connected with the member that will be stopped.
