@@ -1,5 +1,6 @@
 //! The allocator on a store: opens it, does what the request asks for in one commit, and closes it.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -47,9 +48,13 @@ impl StoreAllocator {
         let queue = Queue::new(QUEUE_FOLDER, &at.location, &assign.attachment);
         self.in_turn(at, what_for, async |mut turn| {
             let mut ticket = None;
-            turn.lock(|| ticket = queue.wait(assign)).await;
+            turn.lock(async || match ticket.insert(queue.wait(assign)) {
+                Some(ticket) => ticket.called().await,
+                None => pending().await,
+            })
+            .await;
             // From here on nobody begins to commit for us.
-            let is_alone = match ticket.map(Ticket::end) {
+            let is_alone = match ticket.flatten().map(Ticket::end) {
                 Some(Answer::Assigned(answer)) => return Ok(answer),
                 Some(Answer::Alone) => true,
                 Some(Answer::Nothing) | None => !turn.is_locked(),
@@ -111,11 +116,12 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Takes the lock of this host where the call takes it and has not; if somebody else has it, `before_waiting` is called first.
-    async fn lock(&mut self, before_waiting: impl FnOnce()) {
+    /// Takes the lock of this host where the call takes it and has not; if somebody else has it, `meanwhile` runs, and nobody
+    /// waits any more when it ends.
+    async fn lock(&mut self, meanwhile: impl AsyncFnOnce()) {
         let locks = is_cluster(&self.at.location) && self.given.is_none() && self.what_for.is_one_attachments();
         if locks && self.lock.is_none() {
-            self.lock = Some(HostLock::take(&self.at.lock_file, self.budget, before_waiting).await);
+            self.lock = Some(HostLock::take(&self.at.lock_file, self.budget, meanwhile).await);
         }
     }
 
@@ -136,7 +142,7 @@ impl Turn<'_> {
         }
         let wait = if is_cluster(location) { deadline.remaining() } else { deadline.remaining_for_work() };
         let open = open(location, self.what_for, wait).await?;
-        self.lock(|| ()).await;
+        self.lock(pending).await;
         let room = if self.what_for == Use::Status { open.check_room().await } else { Ok(()) };
         let done = match room {
             Ok(()) => work(ipam_on(open.store(), location), deadline).await,

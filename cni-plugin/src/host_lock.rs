@@ -1,9 +1,12 @@
 //! The lock that Calico's plugins on this host take while they work on the cluster's store.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
+use std::pin::{Pin, pin};
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
@@ -23,11 +26,12 @@ pub(crate) struct HostLock {
 
 impl HostLock {
     /// Takes the lock, or goes on without it after 2 s or a fifth of `budget`. Why is logged. If somebody else has it,
-    /// `before_waiting` is called first.
-    pub(crate) async fn take(path: &Path, budget: Duration, before_waiting: impl FnOnce()) -> Self {
-        let file = match lock(path, LONGEST_WAIT.min(budget / 5), before_waiting).await {
-            Ok(Some(file)) => Some(file),
-            Ok(None) => {
+    /// `meanwhile` runs, and once it ends nobody waits any more.
+    pub(crate) async fn take(path: &Path, budget: Duration, meanwhile: impl AsyncFnOnce()) -> Self {
+        let file = match lock(path, LONGEST_WAIT.min(budget / 5), meanwhile).await {
+            Ok(Waited::Locked(file)) => Some(file),
+            Ok(Waited::Needless) => None,
+            Ok(Waited::InVain) => {
                 tracing::warn!(path = %path.display(), "somebody holds the lock of this host; going on without it");
                 None
             }
@@ -45,8 +49,18 @@ impl HostLock {
     }
 }
 
-/// `None` if others have it all the time.
-async fn lock(path: &Path, wait: Duration, before_waiting: impl FnOnce()) -> io::Result<Option<File>> {
+/// How it ended.
+#[derive(Debug)]
+enum Waited {
+    /// The lock is ours.
+    Locked(File),
+    /// It is not needed any more.
+    Needless,
+    /// Others have it all the time.
+    InVain,
+}
+
+async fn lock(path: &Path, wait: Duration, meanwhile: impl AsyncFnOnce()) -> io::Result<Waited> {
     // Calico's plugin makes it, too, and opens it for writing.
     let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o750).open(path);
     let file = match (open(), path.parent()) {
@@ -57,19 +71,30 @@ async fn lock(path: &Path, wait: Duration, before_waiting: impl FnOnce()) -> io:
         (opened, _) => opened?,
     };
     match file.try_lock() {
-        Ok(()) => return Ok(Some(file)),
+        Ok(()) => return Ok(Waited::Locked(file)),
         Err(TryLockError::WouldBlock) => {}
         Err(TryLockError::Error(error)) => return Err(error),
     }
     tracing::debug!(path = %path.display(), "waiting for the lock of this host");
-    before_waiting();
+    let mut meanwhile = pin!(meanwhile());
+    // What has to be done before waiting is done before that.
+    let mut is_needless = poll_fn(|context| Poll::Ready(meanwhile.as_mut().poll(context).is_ready())).await;
     // Who waits in the kernel gets it in turn. If the wait is over first, that thread ends with the process.
-    let locked = timeout(wait, spawn_blocking(move || file.lock().map(|()| file))).await;
-    locked.ok().map(|locked| locked.map_err(io::Error::other)?).transpose()
+    let mut locked = spawn_blocking(move || file.lock().map(|()| file));
+    let waited = poll_fn(|context| {
+        is_needless = is_needless || meanwhile.as_mut().poll(context).is_ready();
+        if is_needless {
+            return Poll::Ready(Ok(Waited::Needless));
+        }
+        let locked = ready!(Pin::new(&mut locked).poll(context)).map_err(io::Error::other);
+        Poll::Ready(locked.and_then(|locked| locked.map(Waited::Locked)))
+    });
+    timeout(wait, waited).await.unwrap_or(Ok(Waited::InVain))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
     use std::time::Instant;
 
     use super::*;
@@ -78,24 +103,26 @@ mod tests {
     async fn who_waits_gets_it_in_turn_and_nobody_waits_for_ever() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b/lock");
-        let held = lock(&path, Duration::ZERO, || panic!("nobody has it")).await.unwrap().unwrap();
+        let held = lock(&path, Duration::ZERO, async || panic!("nobody has it")).await.unwrap();
+        assert!(matches!(held, Waited::Locked(_)));
         let begun = Instant::now();
-        let mut was_called = false;
-        assert!(lock(&path, Duration::from_millis(50), || was_called = true).await.unwrap().is_none());
-        assert!(was_called);
+        let needless =
+            lock(&path, Duration::from_secs(60), async || tokio::time::sleep(Duration::from_millis(1)).await);
+        assert!(matches!(needless.await.unwrap(), Waited::Needless));
+        assert!(matches!(lock(&path, Duration::from_millis(50), pending).await.unwrap(), Waited::InVain));
         assert!(begun.elapsed() >= Duration::from_millis(50));
-        let waiting = tokio::spawn(async move { lock(&path, Duration::from_secs(60), || ()).await.unwrap() });
+        let waiting = tokio::spawn(async move { lock(&path, Duration::from_secs(60), pending).await.unwrap() });
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!waiting.is_finished());
         drop(held);
-        assert!(waiting.await.unwrap().is_some());
+        assert!(matches!(waiting.await.unwrap(), Waited::Locked(_)));
     }
 
     #[tokio::test]
     async fn what_cannot_be_locked_is_gone_without() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("file"), "").unwrap();
-        let lock = HostLock::take(&folder.path().join("file/lock"), Duration::from_secs(10), || ()).await;
+        let lock = HostLock::take(&folder.path().join("file/lock"), Duration::from_secs(10), pending).await;
         assert!(!lock.is_held());
     }
 }

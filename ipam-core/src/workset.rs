@@ -259,8 +259,9 @@ impl<'t> Workset<'t> {
     /// The blocks of an owner in one family, ascending by key, those among them that it claims here. Not guarded: the block that
     /// is used says itself whose it is.
     pub(crate) async fn affine(&mut self, affinities: &Range) -> Result<Vec<IpNet>> {
-        let mut listed: BTreeSet<Key> = self.tx.snapshot_keys(affinities).await?.into_iter().collect();
-        listed.extend(self.claimed.iter().filter(|key| affinities.contains(key.as_bytes())).cloned());
+        let mut listed = self.claimed.clone();
+        listed.retain(|key| affinities.contains(key.as_bytes()));
+        listed.extend(self.tx.snapshot_keys(affinities).await?);
         Ok(listed.iter().filter_map(|key| Some(keys::parse_affinity(key)?.1)).collect())
     }
 

@@ -3,6 +3,7 @@
 //!
 //! They are read by processes of the same version only, since it is a part of what a queue is [for](super::Queue::new).
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
@@ -45,7 +46,7 @@ pub(super) struct FormRequest {
     /// Network, container, interface and node.
     names: [String; 4],
     boot: Option<String>,
-    attributes: Vec<(String, String)>,
+    attributes: BTreeMap<String, String>,
     any: [u8; 2],
     pools: [Vec<String>; 2],
     max_blocks: u32,
@@ -78,7 +79,7 @@ impl FormRequest {
             queue: queue.to_owned(),
             names: [network, container, interface, node],
             boot,
-            attributes: request.attributes.clone().into_iter().collect(),
+            attributes: request.attributes.clone(),
             any: [request.wanted.any_v4.try_into().ok()?, request.wanted.any_v6.try_into().ok()?],
             pools: [request.v4_pools.clone(), request.v6_pools.clone()],
             max_blocks: request.max_blocks,
@@ -91,7 +92,7 @@ impl FormRequest {
         let attachment = Attachment { network, container, interface, node, boot: self.boot };
         let [v4, v6] = self.any;
         let mut request = AssignRequest::new(attachment, Wanted::any(v4.into(), v6.into()));
-        request.attributes = self.attributes.into_iter().collect();
+        request.attributes = self.attributes;
         [request.v4_pools, request.v6_pools] = self.pools;
         request.max_blocks = self.max_blocks;
         request.bridge = self.bridge.map(|[v4, v6]| Bridge { v4: v4.into(), v6: v6.into() });

@@ -3,7 +3,8 @@
 //! A folder in memory (`/run`), readable by its owner alone, with a file for each request that waits. Its process has it locked
 //! for as long as it waits, so a file that is not locked is what is left of one that has died or goes on alone, and is
 //! removed by whoever finds it. Who has the host's lock reads the requests that are locked, commits them together with its own,
-//! and adds to each file what came of it. Who gets the lock next looks there first.
+//! and adds to each file what came of it. Who gets the lock next looks there first; and so that all of them need not get it one
+//! after the other, each is called, by a message that says nothing. One that gets lost costs that wait.
 //!
 //! A request names what its address is recorded with and nothing that lets anybody into a cluster; what lets in is only
 //! compared, so that nobody commits for those who come in as somebody else.
@@ -13,14 +14,18 @@ mod codec;
 mod tests;
 
 use std::fs::{self, DirEntry, File, OpenOptions, TryLockError};
+use std::future::pending;
 use std::io::{self, Read, Write};
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::{self, SocketAddr};
 use std::path::PathBuf;
 
 use datastore::Location;
 use ipam_core::assign::{AssignRequest, Assigned};
 use ipam_core::attachment::Attachment;
 use nix::unistd::geteuid;
+use tokio::net::UnixDatagram;
 use uuid::Uuid;
 
 use crate::whole_file;
@@ -48,6 +53,8 @@ pub(crate) struct Ticket {
     file: File,
     /// Where the answer begins.
     length: u64,
+    /// Where one is called.
+    bell: Option<UnixDatagram>,
 }
 
 /// What came of a request that waited.
@@ -66,6 +73,7 @@ pub(crate) enum Answer {
 pub(crate) struct Waiting {
     pub(crate) request: AssignRequest,
     file: File,
+    name: String,
 }
 
 impl Queue {
@@ -92,7 +100,10 @@ impl Queue {
             file.try_lock()?;
             file.write_all(bytes)
         })?;
-        Ok(Ticket { path: self.folder.join(name), file, length: bytes.len() as u64 })
+        // Without it the answer is found all the same.
+        let bell = address(&name).and_then(|address| net::UnixDatagram::bind_addr(&address));
+        let bell = bell.and_then(|bell| bell.set_nonblocking(true).and_then(|()| UnixDatagram::from_std(bell))).ok();
+        Ok(Ticket { path: self.folder.join(name), file, length: bytes.len() as u64, bell })
     }
 
     fn prefix(&self) -> String {
@@ -134,8 +145,8 @@ impl Queue {
             fs::remove_file(entry.path())?;
             return Ok(None);
         }
-        let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(&self.prefix()));
-        if !is_ours || metadata.len() > MAX_BYTES {
+        let Ok(name) = entry.file_name().into_string() else { return Ok(None) };
+        if !name.starts_with(&self.prefix()) || metadata.len() > MAX_BYTES {
             return Ok(None);
         }
         let mut bytes = Vec::new();
@@ -144,7 +155,7 @@ impl Queue {
         if form.queue != self.what_for || !behind.is_empty() {
             return Ok(None);
         }
-        Ok(Some(Waiting { request: form.into_request(), file }))
+        Ok(Some(Waiting { request: form.into_request(), file, name }))
     }
 }
 
@@ -159,19 +170,49 @@ impl Waiting {
         is_waited_for(&self.file)
     }
 
-    /// Says what came of it; without an answer that it has to go on alone.
+    /// Says what came of it; without an answer that it has to go on alone, when it has the lock.
     pub(crate) fn answer(&self, answer: Option<&[Assigned]>) {
-        let written = frame(FormAnswer::of(answer)).map(|bytes| (&self.file).write_all(&bytes));
-        if let Some(Err(error)) = written {
+        if let Err(error) = self.tell(answer) {
             // It finds out by itself.
             tracing::debug!(%error, "somebody who waits is not told what came of it");
         }
     }
+
+    fn tell(&self, answer: Option<&[Assigned]>) -> io::Result<()> {
+        (&self.file).write_all(&frame(FormAnswer::of(answer)).unwrap_or_default())?;
+        if answer.is_some() {
+            let bell = net::UnixDatagram::unbound()?;
+            bell.set_nonblocking(true)?;
+            bell.send_to_addr(&[], &address(&self.name)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Where who waits under this name is called: a place that is gone with its process, and that nobody else can guess.
+fn address(name: &str) -> io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("margay-{name}"))
 }
 
 impl Ticket {
+    /// Waits until there is an answer, and one is called.
+    pub(crate) async fn called(&self) {
+        let Some(bell) = &self.bell else { return pending().await };
+        // Who calls without an answer is somebody else.
+        while bell.recv(&mut [0]).await.is_ok() {
+            if matches!(self.answer(), Answer::Assigned(_)) {
+                return;
+            }
+        }
+        pending().await
+    }
+
     /// Ends the wait: what came of it.
     pub(crate) fn end(self) -> Answer {
+        self.answer()
+    }
+
+    fn answer(&self) -> Answer {
         let mut bytes = [0; 1024];
         let count = self.file.read_at(&mut bytes, self.length).unwrap_or_default();
         match unframe::<FormAnswer>(&bytes[..count]) {

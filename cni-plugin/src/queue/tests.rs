@@ -63,8 +63,8 @@ fn count(folder: &Path) -> usize {
     folder.read_dir().unwrap().count()
 }
 
-#[test]
-fn a_request_comes_as_it_was_and_so_does_its_answer() {
+#[tokio::test]
+async fn a_request_comes_as_it_was_and_so_does_its_answer() {
     let folder = tempfile::tempdir().unwrap();
     let queue = queue(&folder.path().join("run/queue"));
     assert!(queue.gather(&request("own")).is_empty());
@@ -74,6 +74,7 @@ fn a_request_comes_as_it_was_and_so_does_its_answer() {
     assert_eq!(format!("{:?}", waiting[0].request), format!("{:?}", full_request()));
     assert!(waiting[0].still_waits());
     waiting[0].answer(Some(&assigned()));
+    ticket.called().await;
     assert!(queue.gather(&request("own")).is_empty(), "it was answered");
     assert_eq!(ticket.end(), Answer::Assigned(assigned()));
     assert_eq!(count(&queue.folder), 0);
@@ -81,14 +82,21 @@ fn a_request_comes_as_it_was_and_so_does_its_answer() {
 
     let ticket = queue.wait(&request("c")).unwrap();
     queue.gather(&request("own"))[0].answer(None);
+    // Anybody may call; it says nothing.
+    net::UnixDatagram::unbound()
+        .unwrap()
+        .send_to_addr(&[1, 2], &address(ticket.path.file_name().unwrap().to_str().unwrap()).unwrap())
+        .unwrap();
+    let called = tokio::time::timeout(std::time::Duration::from_millis(50), ticket.called());
+    assert!(called.await.is_err(), "it has to wait for the lock");
     assert_eq!(ticket.end(), Answer::Alone);
     let ticket = queue.wait(&request("c")).unwrap();
     assert_eq!(ticket.end(), Answer::Nothing);
     assert_eq!(count(&queue.folder), 0);
 }
 
-#[test]
-fn requests_are_their_owners_alone() {
+#[tokio::test]
+async fn requests_are_their_owners_alone() {
     let folder = tempfile::tempdir().unwrap();
     let queue = queue(&folder.path().join("queue"));
     let ticket = queue.wait(&request("c")).unwrap();
@@ -96,8 +104,8 @@ fn requests_are_their_owners_alone() {
     assert_eq!((mode(&queue.folder), mode(&ticket.path)), (0o700, 0o600));
 }
 
-#[test]
-fn only_who_asks_for_nothing_special_of_the_same_store_is_found() {
+#[tokio::test]
+async fn only_who_asks_for_nothing_special_of_the_same_store_is_found() {
     let folder = tempfile::tempdir().unwrap();
     let queue = queue(folder.path());
     let with = |change: fn(&mut AssignRequest)| {
@@ -136,8 +144,8 @@ fn only_who_asks_for_nothing_special_of_the_same_store_is_found() {
     assert_eq!(count(folder.path()), 3);
 }
 
-#[test]
-fn who_comes_in_as_somebody_else_is_not_found_and_no_secret_is_written() {
+#[tokio::test]
+async fn who_comes_in_as_somebody_else_is_not_found_and_no_secret_is_written() {
     let folder = tempfile::tempdir().unwrap();
     let login = |user: &str, password: &str| {
         let mut etcd = datastore::Etcd { endpoints: vec!["http://h:1".to_owned()], ..datastore::Etcd::default() };
@@ -152,8 +160,8 @@ fn who_comes_in_as_somebody_else_is_not_found_and_no_secret_is_written() {
     assert!(queue(folder.path()).gather(&request("own")).is_empty());
 }
 
-#[test]
-fn what_is_left_of_the_dead_is_removed_by_whoever_finds_it() {
+#[tokio::test]
+async fn what_is_left_of_the_dead_is_removed_by_whoever_finds_it() {
     let folder = tempfile::tempdir().unwrap();
     let queue = queue(folder.path());
     let ticket = queue.wait(&request("dead")).unwrap();
@@ -170,8 +178,8 @@ fn what_is_left_of_the_dead_is_removed_by_whoever_finds_it() {
     assert_eq!(containers(&queue.gather(&request("own"))), ["c"]);
 }
 
-#[test]
-fn what_is_no_request_is_passed_over() {
+#[tokio::test]
+async fn what_is_no_request_is_passed_over() {
     let folder = tempfile::tempdir().unwrap();
     let queue = queue(folder.path());
     let ticket = queue.wait(&request("c")).unwrap();
@@ -201,8 +209,8 @@ fn what_is_no_request_is_passed_over() {
     assert_eq!(count(folder.path()), there, "nothing of it is ours to remove");
 }
 
-#[test]
-fn no_more_are_found_than_a_commit_has_room_for() {
+#[tokio::test]
+async fn no_more_are_found_than_a_commit_has_room_for() {
     let folder = tempfile::tempdir().unwrap();
     let queue = queue(folder.path());
     let tickets: Vec<_> = (0..MOST + 9).map(|number| queue.wait(&request(&format!("c{number}"))).unwrap()).collect();
@@ -211,8 +219,8 @@ fn no_more_are_found_than_a_commit_has_room_for() {
     assert!(queue.gather(&request("own")).is_empty());
 }
 
-#[test]
-fn where_there_can_be_no_queue_nobody_waits_in_one() {
+#[tokio::test]
+async fn where_there_can_be_no_queue_nobody_waits_in_one() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("file"), "").unwrap();
     let queue = queue(&folder.path().join("file/queue"));

@@ -3,12 +3,12 @@
 //! Who commits for others has their requests from them, and may be the last one to live: so what is noted before it is sent
 //! tells apart who still asks and who does not; see [`crate::intents`].
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kv::Deadline;
 
 use super::{AssignRequest, Assigned, Done, Findings};
+use crate::attachment::Attachment;
 use crate::error::{Error, Result};
 use crate::intents::StillAsked;
 use crate::ipam::{Ipam, transact};
@@ -17,6 +17,12 @@ use crate::model::keys;
 /// Who asks for itself still asks.
 pub(super) fn always() -> StillAsked {
     Arc::new(|| true)
+}
+
+/// True for different attachments of one node.
+fn is_beside(one: &Attachment, other: &Attachment) -> bool {
+    let is_same = one.network == other.network && one.container == other.container && one.interface == other.interface;
+    one.node == other.node && !is_same
 }
 
 impl Ipam {
@@ -36,10 +42,10 @@ impl Ipam {
         still_asked: &StillAsked,
         deadline: Deadline,
     ) -> Result<Vec<Vec<Assigned>>> {
-        let attachments = || requests.iter().map(|request| &request.attachment);
-        let nodes: BTreeSet<_> = attachments().map(|one| &one.node).collect();
-        let distinct: BTreeSet<_> = attachments().map(|one| (&one.network, &one.container, &one.interface)).collect();
-        if nodes.len() > 1 || distinct.len() < requests.len() {
+        let are_apart = |(place, one): (usize, &AssignRequest)| {
+            requests[..place].iter().all(|other| is_beside(&one.attachment, &other.attachment))
+        };
+        if !requests.iter().enumerate().all(are_apart) {
             return Err(Error::Invalid("only different attachments of one node are assigned to together".to_owned()));
         }
         let mut findings = Findings::default();
