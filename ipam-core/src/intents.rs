@@ -81,18 +81,30 @@ pub trait Intents: Send + Sync + fmt::Debug {
 }
 
 impl Ipam {
-    /// Makes sure that nothing that was noted for an attachment can land from now on.
-    pub(crate) async fn settle_intents(&self, attachment: &Attachment, deadline: Deadline) -> Result<()> {
+    /// Makes sure that nothing that was noted for these attachments can land from now on. What was noted for several of them is
+    /// sent again once.
+    pub(crate) async fn settle_intents(&self, attachments: &[&Attachment], deadline: Deadline) -> Result<()> {
         let Some(intents) = self.intents() else { return Ok(()) };
-        for Pending { id, txn } in intents.pending(attachment).map_err(unreadable)? {
-            tracing::info!(?id, container = attachment.container, "an earlier assignment broke off; sending it again");
-            let answer = send_again(self.store(), &txn, deadline).await?;
-            if !answer.is_some_and(|answer| cannot_come_again(&txn, &answer)) {
-                bury(self.store(), &txn, deadline).await?;
+        let mut settled: Vec<Txn> = Vec::new();
+        for attachment in attachments {
+            for Pending { id, txn } in intents.pending(attachment).map_err(unreadable)? {
+                if !settled.contains(&txn) {
+                    self.settle(&id, &txn, deadline).await?;
+                    settled.push(txn);
+                }
+                intents.forget(&id);
             }
-            intents.forget(&id);
         }
         Ok(())
+    }
+
+    async fn settle(&self, id: &IntentId, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
+        tracing::info!(?id, "an earlier assignment broke off; sending it again");
+        let answer = send_again(self.store(), txn, deadline).await?;
+        if answer.is_some_and(|answer| cannot_come_again(txn, &answer)) {
+            return Ok(());
+        }
+        bury(self.store(), txn, deadline).await
     }
 
     /// The store for assignments: one that notes what goes out, where intents are noted at all.

@@ -15,8 +15,8 @@ use ipnet::IpNet;
 
 use super::MAX_BYTES;
 
-const BINCODE: Configuration<LittleEndian, Varint, Limit<{ MAX_BYTES as usize }>> =
-    bincode::config::standard().with_limit::<{ MAX_BYTES as usize }>();
+const BINCODE: Configuration<LittleEndian, Varint, Limit<{ MAX_BYTES }>> =
+    bincode::config::standard().with_limit::<{ MAX_BYTES }>();
 
 /// Bytes that say where they end, and that they are whole.
 pub(super) fn frame<T: Encode>(what: T) -> Option<Vec<u8>> {

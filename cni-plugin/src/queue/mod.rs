@@ -35,7 +35,7 @@ use codec::{FormAnswer, FormRequest, frame, is_plain, unframe};
 pub(crate) const QUEUE_FOLDER: &str = "/run/margay/queue";
 
 /// A request has some names; an answer is one or two addresses.
-const MAX_BYTES: u64 = 64 * 1024;
+const MAX_BYTES: usize = 64 * 1024;
 /// So many others are served together: each has a handle to write, and etcd takes 128 writes in a transaction.
 const MOST: usize = 31;
 
@@ -146,11 +146,11 @@ impl Queue {
             return Ok(None);
         }
         let Ok(name) = entry.file_name().into_string() else { return Ok(None) };
-        if !name.starts_with(&self.prefix()) || metadata.len() > MAX_BYTES {
+        if !name.starts_with(&self.prefix()) || metadata.len() > MAX_BYTES as u64 {
             return Ok(None);
         }
         let mut bytes = Vec::new();
-        (&file).take(MAX_BYTES).read_to_end(&mut bytes)?;
+        (&file).take(MAX_BYTES as u64).read_to_end(&mut bytes)?;
         let Some((form, behind)) = unframe::<FormRequest>(&bytes) else { return Ok(None) };
         if form.queue != self.what_for || !behind.is_empty() {
             return Ok(None);
@@ -204,7 +204,7 @@ impl Ticket {
                 return;
             }
         }
-        pending().await
+        pending::<()>().await;
     }
 
     /// Ends the wait: what came of it.

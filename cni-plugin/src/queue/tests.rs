@@ -199,7 +199,7 @@ async fn what_is_no_request_is_passed_over() {
         changed[length] ^= 0x40;
         files.push(held(&format!("changed{length}"), &changed));
     }
-    files.push(held("large", &[whole.clone(), vec![0; MAX_BYTES as usize]].concat()));
+    files.push(held("large", &[whole.clone(), vec![0; MAX_BYTES]].concat()));
     files.push(held("answered", &[whole, vec![0]].concat()));
     fs::create_dir(folder.path().join(format!("{}folder", queue.prefix()))).unwrap();
     symlink(&ticket.path, folder.path().join(format!("{}link", queue.prefix()))).unwrap();

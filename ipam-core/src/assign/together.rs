@@ -61,9 +61,8 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Done> {
         let Some(AssignRequest { attachment, .. }) = requests.first() else { return Ok(Done::default()) };
-        for request in requests {
-            self.settle_intents(&request.attachment, deadline).await?;
-        }
+        let attachments: Vec<&Attachment> = requests.iter().map(|request| &request.attachment).collect();
+        self.settle_intents(&attachments, deadline).await?;
         let recalled = self.recall(attachment);
         findings.used.clone_from(&recalled);
         let store = self.noting(requests, still_asked);
