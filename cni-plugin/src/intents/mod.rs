@@ -17,7 +17,7 @@
 
 mod codec;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};

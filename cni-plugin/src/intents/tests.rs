@@ -7,7 +7,7 @@ use kv::{Compare, CompareOp, Content, Op, Range, Revision, Target, TxnRange};
 
 use super::*;
 
-fn attachment(container: &str) -> Attachment {
+pub(crate) fn attachment(container: &str) -> Attachment {
     let text = str::to_owned;
     Attachment {
         network: text("net"),

@@ -118,9 +118,10 @@ impl Queue {
         if !is_plain(own) {
             return Vec::new();
         }
+        let prefix = self.prefix();
         let mut waiting: Vec<Waiting> = Vec::new();
         for entry in entries.flatten() {
-            let found = self.look_at(&entry).unwrap_or_else(|error| {
+            let found = self.look_at(&entry, &prefix).unwrap_or_else(|error| {
                 tracing::debug!(%error, path = %entry.path().display(), "passing over what waits there");
                 None
             });
@@ -134,7 +135,7 @@ impl Queue {
     }
 
     /// Who waits there, if it is one of this queue who was not answered yet.
-    fn look_at(&self, entry: &DirEntry) -> io::Result<Option<Waiting>> {
+    fn look_at(&self, entry: &DirEntry, prefix: &str) -> io::Result<Option<Waiting>> {
         // Nothing is opened that could be something else than a file.
         let metadata = entry.metadata()?;
         if !metadata.is_file() || metadata.uid() != geteuid().as_raw() {
@@ -146,7 +147,7 @@ impl Queue {
             return Ok(None);
         }
         let Ok(name) = entry.file_name().into_string() else { return Ok(None) };
-        if !name.starts_with(&self.prefix()) || metadata.len() > MAX_BYTES as u64 {
+        if !name.starts_with(prefix) || metadata.len() > MAX_BYTES as u64 {
             return Ok(None);
         }
         let mut bytes = Vec::new();

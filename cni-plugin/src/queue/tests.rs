@@ -8,17 +8,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
 use super::*;
-
-fn attachment(container: &str) -> Attachment {
-    let text = str::to_owned;
-    Attachment {
-        network: text("net"),
-        container: text(container),
-        interface: text("eth0"),
-        node: text("n"),
-        boot: Some(text("boot0001")),
-    }
-}
+use crate::intents::tests::attachment;
 
 fn request(container: &str) -> AssignRequest {
     AssignRequest::new(attachment(container), Wanted::any(1, 0))
