@@ -24,27 +24,27 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence")]
     pub(crate) boot: bool,
 
-    /// Free what this node holds and no interface has, at two looks 60 seconds apart
+    /// Free what no interface has, at two looks 60 s apart
     #[arg(long, group = "evidence")]
     pub(crate) netns: bool,
 
-    /// Free what this node holds and these lists of runtimes do not have (-: stdin)
+    /// Free what these lists of runtimes lack (-: stdin)
     #[arg(long, group = "evidence", value_name = "FILE", conflicts_with_all = ["boot", "netns"])]
     pub(crate) attachments: Vec<PathBuf>,
 
-    /// Free all that nodes hold which are not registered any more
+    /// Free what nodes hold that are not registered
     #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores"])]
     pub(crate) gone: bool,
 
-    /// With --gone: spare these nodes, too, listed by kubectl or by lines (-: stdin)
+    /// With --gone: spare these nodes, too (-: stdin)
     #[arg(long, value_name = "FILE", requires = "gone")]
     pub(crate) nodes: Option<PathBuf>,
 
-    /// Free all that the node NAME holds, which is gone for good
+    /// Free all that the node NAME holds, gone for good
     #[arg(long, group = "evidence", requires = "node", conflicts_with_all = ["boot", "netns", "attachments", "gone", "all_stores"])]
     pub(crate) free: bool,
 
-    /// Make all that the node NAME holds the node NEW's; no address changes
+    /// Make what node NAME holds NEW's; no address changes
     #[arg(long, group = "evidence", requires = "node", value_name = "NEW", conflicts_with_all = ["boot", "netns", "attachments", "gone", "free", "all_stores"])]
     pub(crate) move_to: Option<String>,
 
@@ -52,7 +52,7 @@ pub(crate) struct Gc {
     #[arg(long)]
     pub(crate) apply: bool,
 
-    /// An empty list means that there is nothing; else it is refused
+    /// Take an empty list as such, instead of refusing it
     #[arg(long)]
     pub(crate) empty: bool,
 

@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::lab::{Engine, Lab};
-use crate::process::program;
+use crate::process::{copy_program, program};
 
 /// How often something is looked for that takes a moment, with [`PAUSE`] in between.
 const TRIES: u32 = 600;
@@ -153,12 +153,12 @@ fn install(to: &Path) {
     let standard = folders.iter().map(Path::new).find(|folder| folder.join("bridge").exists());
     let standard = standard.expect("the standard plugins are missing: scripts/setup test installs them");
     for plugin in ["bridge", "portmap", "loopback"] {
-        fs::copy(standard.join(plugin), to.join(plugin)).unwrap();
+        copy_program(standard.join(plugin), &to.join(plugin));
     }
-    fs::copy(program(), to.join("margay-ipam")).unwrap();
+    copy_program(program(), &to.join("margay-ipam"));
     let margay = Path::new(env!("CARGO_BIN_EXE_margay-ipam")).with_file_name("margay");
     assert!(margay.exists(), "{} is missing: cargo build --profile ci -p cli builds it", margay.display());
-    fs::copy(margay, to.join("margay")).unwrap();
+    copy_program(margay, &to.join("margay"));
 }
 
 /// The files of a container: busybox, and a page for its web server.

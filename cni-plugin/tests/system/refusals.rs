@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::lab::{ENGINES, Engine, Lab, Mount, conf_at};
-use crate::process::{Call, Outcome, program};
+use crate::process::{Call, Outcome, copy_program, program};
 
 const SUBNET: &str = "10.3.0.0/24";
 /// The user `nobody`.
@@ -73,7 +73,7 @@ fn a_store_of_somebody_else() {
         let held = lab.add("c1").ok().address();
         // Another user has to get at the program and at the folder, but not at the store.
         let program_copy = lab.root.path().join("plugin");
-        fs::copy(program(), &program_copy).unwrap();
+        copy_program(program(), &program_copy);
         fs::set_permissions(&program_copy, Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(lab.root.path(), Permissions::from_mode(0o755)).unwrap();
         let is_root = nix::unistd::geteuid().is_root();

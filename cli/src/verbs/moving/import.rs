@@ -47,10 +47,10 @@ pub(super) async fn run(location: &Location, args: &Import) -> Result<Answer> {
 
 /// Says what there is to import, and whether it can be.
 async fn dry_run(location: &Location, plan: &Plan) -> Result<Answer> {
-    let target = Target::look_at(location).await?;
+    let mut target = Target::look_at(location).await?;
     let possible = match target.mark() {
         Some(mark) => require_same(location, mark, plan),
-        None => target.require_empty().await.map(drop),
+        None => imported_already(plan, &mut target).await.map(drop),
     };
     target.close().await?;
     possible?;
@@ -62,6 +62,9 @@ async fn fill(location: &Location, plan: &Plan, target: &mut Target<'_>) -> Resu
     match target.mark() {
         Some(mark) => require_same(location, mark, plan)?,
         None => {
+            if let Some(found) = imported_already(plan, target).await? {
+                return Ok(found);
+            }
             let mark = Mark {
                 way: Way::Import,
                 from: plan.path(),
@@ -81,6 +84,14 @@ async fn fill(location: &Location, plan: &Plan, target: &mut Target<'_>) -> Resu
     }
     target.unmark().await?;
     Ok(written)
+}
+
+/// What a store without a mark has of the file, if it has all of it: whoever was killed when he had just taken the mark away
+/// finds it so. Nothing if the store is empty; one that has anything else is refused.
+async fn imported_already(plan: &Plan, target: &mut Target<'_>) -> Result<Option<Walked>> {
+    let Err(refusal) = target.require_empty().await else { return Ok(None) };
+    let found = through(plan, target, Work::Look, "comparing").await?;
+    if found.differences() == 0 { Ok(Some(found)) } else { Err(refusal) }
 }
 
 async fn through(plan: &Plan, target: &mut Target<'_>, work: Work, what: &'static str) -> Result<Walked> {

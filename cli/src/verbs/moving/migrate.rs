@@ -138,10 +138,7 @@ impl Stores<'_> {
     /// Opens the target for use if it is equal to its source.
     async fn finish(&self, target: &mut Target<'_>, dry_run: bool) -> Result<Answer> {
         let Self { from, to, .. } = self;
-        let Some(mark) = target.mark() else {
-            return Err(Failure::new(format!("{to} is not the target of a migration"))
-                .hint(format!("begin one with: margay migrate {from} {to}")));
-        };
+        let Some(mark) = target.mark() else { return self.finished_already(target, dry_run).await };
         self.require_same(mark)?;
         if mark.state != State::Copied {
             return Err(Failure::new(format!("not all of {from} is in {to} yet"))
@@ -173,6 +170,19 @@ impl Stores<'_> {
             "name {to} in the network's configuration before the runtime starts again; {from} is as it was, and must not be \
              used any more"
         )))
+    }
+
+    /// Finds a target without a mark equal to its source, as whoever was killed when he had just opened it finds it; every
+    /// other one is refused.
+    async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> Result<Answer> {
+        let Self { from, to, .. } = self;
+        let (revision, walked) = self.newest(target).await?;
+        if walked.differences() > 0 || walked.tally.keys == 0 {
+            return Err(Failure::new(format!("{to} is not the target of a migration"))
+                .hint(format!("begin one with: margay migrate {from} {to}")));
+        }
+        let text = format!("{to} is open for use already: it is equal to {from}, {}", walked.tally);
+        Answer::new(text, &self.json(revision, &walked, dry_run, true))
     }
 
     /// Keeps everybody out of an embedded source while the target is opened, so that nothing is given in between; an error if

@@ -172,7 +172,8 @@ impl Report {
             _ = write!(text, "\nleft out: {what}: {why}");
         }
         let failure = (!self.left_out.is_empty()).then(|| {
-            Failure::new(format!("{} things were left out; see above", self.left_out.len()))
+            let several = if self.left_out.len() == 1 { "thing was" } else { "things were" };
+            Failure::new(format!("{} {several} left out; see above", self.left_out.len()))
                 .hint("see who has an address with: margay ipam show --ip ADDRESS; and which pools there are with: margay pool list")
         });
         let answer = Answer::new(text, &self)?;

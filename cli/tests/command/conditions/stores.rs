@@ -6,7 +6,7 @@ use std::path::Path;
 
 use datastore::{Create, Location};
 
-use crate::common::{Done, PATIENCE};
+use crate::common::{Done, PATIENCE, copy_program};
 use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, done, for_each, process, run};
 
@@ -127,7 +127,7 @@ fn allow(path: &Path, mode: u32) {
 fn a_store_of_somebody_else() {
     for ground in Ground::each() {
         let program = ground.path("margay");
-        fs::copy(env!("CARGO_BIN_EXE_margay"), &program).unwrap();
+        copy_program(env!("CARGO_BIN_EXE_margay"), &program);
         allow(ground.lab.folder(), 0o777);
         for file in ["report.json", "backup", "export"] {
             allow(&ground.path(file), 0o644);

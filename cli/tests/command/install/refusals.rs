@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 
 use serde_json::json;
 
+use crate::common::copy_program;
 use crate::install::tree::{Done, Tree, files, plugin};
 
 /// That an installation is refused with these words, shows no secret and changes nothing.
@@ -67,7 +68,7 @@ fn a_plugin_that_is_missing_is_not_margays_or_cannot_be_run() {
     let file = tree.root().join("plugin");
     let text = file.to_str().unwrap();
     refused(&tree, &["--plugin", text], &["No such file", "make install"]);
-    fs::copy(plugin(), &file).unwrap();
+    copy_program(plugin(), &file);
     fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
     refused(
         &tree,
@@ -94,7 +95,7 @@ fn a_user_who_may_not_write_there() {
     let before = files(&tree.bin());
     // The programs are in folders that only root may look into.
     for name in ["margay", "margay-ipam"] {
-        fs::copy(plugin().with_file_name(name), tree.root().join(name)).unwrap();
+        copy_program(plugin().with_file_name(name), &tree.root().join(name));
     }
     let copy = tree.root().join("margay-ipam");
     let run = |args: &[String]| -> Done {

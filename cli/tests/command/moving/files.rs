@@ -66,6 +66,29 @@ fn a_store_with_something_in_it_is_refused() {
     assert_eq!(content(&to), before);
 }
 
+/// Who is killed when all is done, but before he could say so, finds it done.
+#[test]
+fn what_was_imported_is_there() {
+    let places = Places::with_etcd();
+    let from = places.sled("a");
+    ours(&from, 5);
+    let file = exported(&places, &from);
+    for to in [places.sled("b"), places.redb("c"), places.etcd()] {
+        let import = |more: &[&str]| at(&to, &[&["import", file.to_str().unwrap(), "-o", "json"], more].concat());
+        let first = import(&[]).json();
+        let before = content(&to);
+        for (more, is_dry) in [(&[][..], false), (&["--dry-run"], true)] {
+            let again = import(more).json();
+            assert_eq!((&again["written"], &again["dry_run"]), (&0.into(), &is_dry.into()), "{again}");
+            assert_eq!(again["addresses"], first["addresses"]);
+        }
+        assert_eq!(content(&to), before);
+        assign(&to, "new").unwrap();
+        let said = import(&[]).failure();
+        assert!(said.contains("is not empty"), "{said}");
+    }
+}
+
 #[test]
 fn a_file_that_is_not_whole_changes_nothing() {
     let places = Places::new();

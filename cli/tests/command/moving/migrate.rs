@@ -26,6 +26,12 @@ fn between_each_two_kinds_of_store() {
         let said = migrate(from, to, &["--finish"]);
         assert!(said.code == 0 && said.out.starts_with("Successfully moved"), "{}", said.err);
         assert_eq!(content(to), expected);
+        // As for who was killed before he was told.
+        for more in [&["--finish"][..], &["--finish", "--dry-run"]] {
+            let said = migrate(from, to, more).answer();
+            assert!(said.contains("is open for use already") && said.contains("312 addresses"), "{said}");
+        }
+        assert_eq!(content(to), expected);
     }
     assert_eq!(release(&last, "c1").unwrap().len(), 1);
     let said = migrate(&etcd, &last, &["--finish"]).failure();
