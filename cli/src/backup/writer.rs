@@ -16,7 +16,7 @@ use crate::error::{Failure, Result};
 const MODE: u32 = 0o600;
 /// How many bytes are written before they are synced: a container that starts meanwhile syncs its own commit, and waits for
 /// what is in front of it.
-const SYNC_BYTES: usize = 1 << 20;
+const SYNC_BYTES: usize = 4 << 20;
 
 /// Whether a file that is there may be written over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
