@@ -6,6 +6,8 @@ mod check;
 mod common;
 mod conditions;
 mod conformance;
+#[path = "../../../cni-plugin/tests/system/copy.rs"]
+mod copy;
 mod etcd;
 mod explain;
 mod gc;

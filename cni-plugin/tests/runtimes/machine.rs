@@ -14,8 +14,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use crate::copy::copy_program;
 use crate::lab::{Engine, Lab};
-use crate::process::{copy_program, program};
+use crate::process::program;
 
 /// How often something is looked for that takes a moment, with [`PAUSE`] in between.
 const TRIES: u32 = 600;

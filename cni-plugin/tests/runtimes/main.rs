@@ -9,6 +9,8 @@
 #[allow(dead_code, reason = "shared with the tests of the plugin alone")]
 mod books;
 mod containerd;
+#[path = "../system/copy.rs"]
+mod copy;
 #[path = "../system/lab.rs"]
 #[allow(dead_code, reason = "shared with the tests of the plugin alone")]
 mod lab;

@@ -4,8 +4,9 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 
+use crate::copy::copy_program;
 use crate::lab::{ENGINES, Lab, after};
-use crate::process::{Call, copy_program, program};
+use crate::process::{Call, program};
 
 #[test]
 fn only_what_is_free_or_anothers_fails() {

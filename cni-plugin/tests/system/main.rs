@@ -10,6 +10,7 @@ mod attachments;
 mod books;
 mod check;
 mod clocks;
+mod copy;
 mod crash;
 mod damage;
 mod disk;

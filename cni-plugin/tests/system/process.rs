@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -26,13 +26,6 @@ pub(crate) fn program() -> PathBuf {
         Some(path) => path.into(),
         None => env!("CARGO_BIN_EXE_margay-ipam").into(),
     }
-}
-
-/// Copies a program so that it can be run at once. A process of its own does that: what one of ours has open for writing cannot
-/// be run, and a child that another test starts meanwhile has it open, too, until it runs its own program.
-pub(crate) fn copy_program(from: impl AsRef<OsStr>, to: &Path) {
-    let done = Command::new("cp").arg(from.as_ref()).arg(to).status();
-    assert!(done.is_ok_and(|status| status.success()), "cannot copy to {}", to.display());
 }
 
 /// One call of the plugin: an environment and a configuration.

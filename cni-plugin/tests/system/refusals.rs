@@ -7,8 +7,9 @@ use std::path::Path;
 
 use serde_json::json;
 
+use crate::copy::copy_program;
 use crate::lab::{ENGINES, Engine, Lab, Mount, conf_at};
-use crate::process::{Call, Outcome, copy_program, program};
+use crate::process::{Call, Outcome, program};
 
 const SUBNET: &str = "10.3.0.0/24";
 /// The user `nobody`.

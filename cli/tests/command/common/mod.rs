@@ -3,9 +3,8 @@
 pub(crate) mod container;
 
 use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use datastore::{Create, Location};
@@ -80,13 +79,6 @@ impl Run {
 /// Runs the command with these arguments and an empty environment.
 pub(crate) fn margay<A: Into<OsString>>(args: impl IntoIterator<Item = A>) -> Done {
     Run::new(args).run()
-}
-
-/// Copies a program so that it can be run at once. A process of its own does that: what one of ours has open for writing cannot
-/// be run, and a child that another test starts meanwhile has it open, too, until it runs its own program.
-pub(crate) fn copy_program(from: impl AsRef<OsStr>, to: &Path) {
-    let done = Command::new("cp").arg(from.as_ref()).arg(to).status();
-    assert!(done.is_ok_and(|status| status.success()), "cannot copy to {}", to.display());
 }
 
 /// A store in a folder of its own, that need not exist.

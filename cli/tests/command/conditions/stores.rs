@@ -6,9 +6,10 @@ use std::path::Path;
 
 use datastore::{Create, Location};
 
-use crate::common::{Done, PATIENCE, copy_program};
+use crate::common::{Done, PATIENCE};
 use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, done, for_each, process, run};
+use crate::copy::copy_program;
 
 /// It fails, and says which store, what is wrong with it, and what to do.
 fn tells(command: &Command, done: &Done, store: &str, what: &str) {

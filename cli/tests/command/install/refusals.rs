@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 
 use serde_json::json;
 
-use crate::common::copy_program;
+use crate::copy::copy_program;
 use crate::install::tree::{Done, Tree, files, plugin};
 
 /// That an installation is refused with these words, shows no secret and changes nothing.
