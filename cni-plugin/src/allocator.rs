@@ -67,7 +67,8 @@ impl StoreAllocator {
                 };
                 assigned.map_err(|error| explain(error, &request.network))
             };
-            turn.with_store(work).await
+            // Apart, since it is large, and who is served by somebody else never comes here.
+            Box::pin(turn.with_store(work)).await
         })
     }
 
@@ -148,6 +149,8 @@ impl Turn<'_> {
             Ok(()) => work(ipam_on(open.store(), location), deadline).await,
             Err(error) => Err(error.into()),
         };
+        // All is decided: whoever is next need not wait for the rest.
+        drop(self.lock);
         if let Err(error) = open.close().await {
             tracing::warn!(%error, "the store could not be closed cleanly");
         }

@@ -22,6 +22,11 @@ pub(crate) trait Entries {
 
     /// The value of an entry.
     fn value(&mut self, pointer: &Pointer) -> Result<Value>;
+
+    /// The values of entries, in their order.
+    fn values(&mut self, pointers: &[Pointer]) -> Result<Vec<Value>> {
+        pointers.iter().map(|pointer| self.value(pointer)).collect()
+    }
 }
 
 /// The part of an overlay from `from` to `to`.
@@ -122,15 +127,20 @@ pub(crate) fn read(entries: &mut dyn Entries, request: &TxnRange) -> Result<Rang
         ControlFlow::Continue(())
     })?;
     let more = request.content != Content::CountOnly && count > found.len() as u64;
-    let mut kvs = Vec::with_capacity(found.len());
-    for (key, pointer) in found {
-        let value = match request.content {
-            Content::Full => entries.value(&pointer)?,
-            Content::KeysOnly | Content::CountOnly => Value::default(),
-        };
-        kvs.push(kv_of(key, &pointer, value));
-    }
+    let kvs = match request.content {
+        Content::Full => with_values(entries, found)?,
+        Content::KeysOnly | Content::CountOnly => {
+            found.into_iter().map(|(key, pointer)| kv_of(key, &pointer, Value::default())).collect()
+        }
+    };
     Ok(RangeResponse { revision: Revision::UNSET, kvs, count, more })
+}
+
+/// Entries with their values.
+pub(crate) fn with_values(entries: &mut dyn Entries, found: Vec<(Key, Pointer)>) -> Result<Vec<Kv>> {
+    let pointers: Vec<Pointer> = found.iter().map(|(_, pointer)| *pointer).collect();
+    let values = entries.values(&pointers)?;
+    Ok(found.into_iter().zip(values).map(|((key, pointer), value)| kv_of(key, &pointer, value)).collect())
 }
 
 /// True if all compares hold.

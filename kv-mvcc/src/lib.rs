@@ -34,6 +34,7 @@ mod stage;
 mod store;
 mod sweep;
 mod table;
+mod values;
 mod verify;
 mod watch;
 mod writer;

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use kv::{Key, Kv, Operation, Range, Result, Revision};
 
-use crate::entries::{Entries, kv_of};
+use crate::entries::{Entries, with_values};
 use crate::error::revision;
 use crate::store::MvccStore;
 
@@ -46,8 +46,7 @@ impl MvccStore {
                         found.push((Key::from(key), pointer));
                         ControlFlow::Continue(())
                     })?;
-                    let read = |(key, pointer)| Ok(kv_of(key, &pointer, pinned.value(&pointer)?));
-                    let kvs = found.into_iter().map(read).collect::<Result<_>>()?;
+                    let kvs = with_values(pinned, found)?;
                     Ok(Page { at: revision(pinned.at()), kvs, next })
                 })
             })

@@ -10,6 +10,7 @@ use crate::entries::{Entries, Merge, Overlay, overlaid};
 use crate::error::compacted;
 use crate::rows::{Rows, VisitEntry};
 use crate::table::Table;
+use crate::values::next_values;
 
 /// How long one view may live while more is to be read.
 const SLICE: Duration = Duration::from_millis(5);
@@ -204,5 +205,13 @@ impl Entries for Pinned<'_> {
 
     fn value(&mut self, pointer: &Pointer) -> Result<Value> {
         self.ready()?.0.value(pointer)
+    }
+    fn values(&mut self, pointers: &[Pointer]) -> Result<Vec<Value>> {
+        let mut values = Vec::with_capacity(pointers.len());
+        while values.len() < pointers.len() {
+            let (rows, _, slice) = self.ready()?;
+            next_values(rows, &pointers[values.len()..], &mut values, || slice.is_over())?;
+        }
+        Ok(values)
     }
 }

@@ -30,7 +30,7 @@ impl<'t> Rows<'t> {
         &*self.view
     }
 
-    fn corrupt(&self, damage: Damage) -> Error {
+    pub(crate) fn corrupt(&self, damage: Damage) -> Error {
         corrupt(self.store, Operation::Range, damage.0)
     }
 
@@ -133,11 +133,15 @@ impl<'t> Rows<'t> {
             damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))?;
         }
         if value.len() != len {
-            let detail = format!("a value written at revision {} has lost a part", place.revision);
-            return Err(self.corrupt(Damage(detail)));
+            return Err(self.corrupt(lost_a_part(place)));
         }
         Ok(Value::new(value))
     }
+}
+
+/// Of a value that was written there not everything is left.
+pub(crate) fn lost_a_part(place: Place) -> Damage {
+    Damage(format!("a value written at revision {} has lost a part", place.revision))
 }
 
 /// A log row that may come where `next` is expected: there, or at the start of the revision after it.

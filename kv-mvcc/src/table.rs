@@ -20,6 +20,23 @@ pub enum Write {
     Delete(Vec<u8>),
 }
 
+impl Write {
+    /// The key of the row.
+    pub fn key(&self) -> &[u8] {
+        match self {
+            Self::Put(key, _) | Self::Delete(key) => key,
+        }
+    }
+
+    /// What the row is set to; `None` if it is removed.
+    pub fn value(&self) -> Option<&[u8]> {
+        match self {
+            Self::Put(_, value) => Some(value),
+            Self::Delete(_) => None,
+        }
+    }
+}
+
 /// What a scan calls with each row's key and value; it stops on `Break`.
 pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 

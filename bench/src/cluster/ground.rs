@@ -16,6 +16,8 @@ use ipam_core::{Ipam, Nodes};
 use ipnet::IpNet;
 use kv::wrap::Counting;
 use kv::{Key, Value};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use time::OffsetDateTime;
 use tokio::task::JoinSet;
 
@@ -60,17 +62,47 @@ impl Hints for Remembered {
     }
 }
 
+/// Where the plugin keeps what need not outlive the machine.
+const RUN: &str = "/run/margay";
+
+/// That place in memory, as hosts have all of `/run`, on a machine that has it on its disk.
+#[derive(Debug)]
+struct Run {
+    mounted: bool,
+}
+
+impl Run {
+    fn in_memory() -> Outcome<Self> {
+        std::fs::create_dir_all(RUN)?;
+        let mounted = statfs(RUN)?.filesystem_type() != TMPFS_MAGIC;
+        if mounted {
+            mount(None::<&str>, RUN, Some("tmpfs"), MsFlags::empty(), None::<&str>)?;
+        }
+        Ok(Self { mounted })
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if self.mounted {
+            // A call that has not ended may still have a file of it open.
+            let _ = umount2(RUN, MntFlags::MNT_DETACH);
+        }
+    }
+}
+
 /// One etcd.
 #[derive(Debug)]
 pub(super) struct Ground {
     pub(super) etcd: Etcd,
     folder: PathBuf,
+    _run: Run,
 }
 
 impl Ground {
     /// A new one without pools. `folder` is for what belongs to hosts.
     pub(super) fn empty(folder: &Path) -> Outcome<Self> {
-        Ok(Self { etcd: Etcd::start()?, folder: folder.to_owned() })
+        Ok(Self { etcd: Etcd::start()?, folder: folder.to_owned(), _run: Run::in_memory()? })
     }
 
     /// A new one with a pool for each family and blocks of the usual sizes.

@@ -3,16 +3,18 @@
 
 mod file;
 mod source;
+mod sum;
 mod target;
 
 pub(crate) use file::Plan;
 pub(crate) use source::{Source, marked};
+use sum::{PartSum, Sum};
 pub(crate) use target::Target;
 
 use ipam_core::moving::{Change, Tally, compare, ranges_between};
-use kv::{Key, Value};
+use kv::{Key, Revision, Value};
 
-use crate::backup::Stop;
+use crate::backup::{Stop, aside};
 use crate::error::{Failure, Result};
 use crate::output::{Progress, printable};
 
@@ -37,6 +39,8 @@ pub(crate) enum Work {
 pub(crate) struct Walked {
     /// What the source has; only how many keys where that is verified.
     pub(crate) tally: Tally,
+    /// The checksums of all parts of the target as they are now, if the work was to write.
+    pub(crate) sums: Vec<PartSum>,
     /// Keys that were missing in the target.
     pub(crate) missing: u64,
     /// Keys that had another value.
@@ -65,7 +69,7 @@ impl Walked {
         list
     }
 
-    /// Compares the next part of the source, up to a key, with the target, and does the work.
+    /// Compares the next part of the source, up to a key, with the target: what is to be written, and to what it is a change.
     async fn part(
         &mut self,
         target: &Target<'_>,
@@ -73,21 +77,35 @@ impl Walked {
         from: &Key,
         to: Option<&Key>,
         work: Work,
-    ) -> Result<(), Stop> {
-        match work {
-            Work::Verify => self.tally.keys += rows.len() as u64,
-            Work::Fill | Work::Update | Work::Look => {
-                rows.iter().for_each(|(key, value)| self.tally.add(key, value.as_bytes()));
-            }
-        }
+    ) -> Result<(Vec<Change>, Revision), Stop> {
         let (there, at) = target.read(ranges_between(from, to)).await?;
-        let found = compare(rows, there);
+        let (mut tally, mut sum, writes) = (self.tally, Sum::default(), matches!(work, Work::Fill | Work::Update));
+        // Where it does not keep the next part from being read.
+        let (tally, sum, found) = aside(move || {
+            match work {
+                Work::Verify => tally.keys += rows.len() as u64,
+                Work::Fill | Work::Update | Work::Look => {
+                    rows.iter().for_each(|(key, value)| tally.add(key, value.as_bytes()));
+                }
+            }
+            let found = compare(rows, there, |key, value| {
+                if writes {
+                    sum.add(key, value);
+                }
+            });
+            Ok((tally, sum, found))
+        })
+        .await?;
+        self.tally = tally;
+        if writes {
+            self.sums.push(PartSum { from: from.clone(), to: to.cloned(), sum });
+        }
         self.kept += found.kept;
         self.count(&found.changes, ["new", "changed", "gone"]);
         match work {
-            Work::Look | Work::Verify => Ok(()),
+            Work::Look | Work::Verify => Ok((Vec::new(), at)),
             Work::Fill if found.changes.iter().any(|change| change.was.is_set()) => Err(in_the_way(self)),
-            Work::Fill | Work::Update => Ok(target.write(found.changes, at).await?),
+            Work::Fill | Work::Update => Ok((found.changes, at)),
         }
     }
 
@@ -107,8 +125,8 @@ impl Walked {
     }
 }
 
-/// Walks through source and target from the first key to the last. The source is read on while the target is compared and
-/// written.
+/// Walks through source and target from the first key to the last. While one part is written, the next one is compared and the
+/// one after that is read.
 ///
 /// # Errors
 /// With [`Work::Fill`], what the target has and the source has not, or has otherwise.
@@ -119,23 +137,25 @@ pub(crate) async fn walk(
     progress: &Progress,
 ) -> Result<Walked, Stop> {
     let mut walked = Walked::default();
-    let mut from = Key::default();
+    let (mut from, mut changes, mut at) = (Key::default(), Vec::new(), Revision::UNSET);
     let mut part = source.next().await?;
     loop {
         let (rows, over) = part;
         let to = rows.last().filter(|_| !over).map(|(key, _)| key.successor());
         let next = async { if over { Ok((Vec::new(), true)) } else { source.next().await } };
         // A part without documents that is not the last one says nothing about the target.
-        let done = async {
+        let compared = async {
             if to.is_none() && !over {
-                return Ok(());
+                return Ok((Vec::new(), Revision::UNSET));
             }
             walked.part(target, rows, &from, to.as_ref(), work).await
         };
-        let (next, done) = futures::join!(next, done);
-        done?;
+        let (next, compared, written) = futures::join!(next, compared, target.write(changes, at));
+        written?;
+        (changes, at) = compared?;
         progress.at(walked.tally.keys);
         if over {
+            target.write(changes, at).await?;
             return Ok(walked);
         }
         part = next?;

@@ -2,13 +2,16 @@
 
 use datastore::{Create, Location, OpenStore};
 use futures::StreamExt;
-use ipam_core::moving::{Change, Mark, Part, mark_key, must_be_empty, part_of, ranges};
+use futures::future::try_join_all;
+use ipam_core::moving::{Change, Mark, Part, mark_key, must_be_empty, part_of, ranges, ranges_between};
 use kv::{
     Compare, Content, ErrorKind, Key, Kv, MAX_TXN_OPS, Op, Range, RangeRequest, Revision, StoreExt, Txn, TxnResponse,
 };
 
-use crate::backup::{Identity, Pages, identity};
+use super::sum::{PartSum, Sum};
+use crate::backup::{Identity, Pages, aside, identity};
 use crate::error::{Failure, Result};
+use crate::output::Progress;
 use crate::store::{self, Use, explain, somebody_waits, wait};
 
 /// How many bytes one transaction writes, unless one value alone is longer.
@@ -19,7 +22,10 @@ const TXN_KEYS: usize = MAX_TXN_OPS - 1;
 /// gigabytes of memory for large ones.
 const IN_FLIGHT: usize = 16;
 const IN_FLIGHT_AT_SLED: usize = 8;
-const IN_FLIGHT_AT_REDB: usize = 64;
+const IN_FLIGHT_AT_REDB: usize = 128;
+
+/// How many parts are read back at once: each is in memory meanwhile.
+const PARTS_AT_ONCE: usize = 2;
 
 /// A store that is filled, or looked at beside its source. No store at all counts as an empty one.
 pub(crate) struct Target<'l> {
@@ -132,6 +138,27 @@ impl<'l> Target<'l> {
             found.extend(page.kvs.into_iter().filter(|kv| kv.key != mark));
         }
         Ok((found, at))
+    }
+
+    /// True if these parts, which are the whole store, have these checksums.
+    pub(crate) async fn has(&mut self, parts: &[PartSum], progress: &Progress) -> Result<bool> {
+        let mut keys = 0;
+        for some in parts.chunks(PARTS_AT_ONCE) {
+            for found in try_join_all(some.iter().map(|part| self.keys_of(part))).await? {
+                let Some(found) = found else { return Ok(false) };
+                keys += found;
+            }
+            progress.at(keys);
+            self.give_way().await?;
+        }
+        Ok(true)
+    }
+
+    /// How many keys a part has; nothing if its checksum is another one.
+    async fn keys_of(&self, part: &PartSum) -> Result<Option<u64>> {
+        let (kvs, _) = self.read(ranges_between(&part.from, part.to.as_ref())).await?;
+        let expected = part.sum.clone();
+        aside(move || Ok((Sum::of(&kvs) == expected).then_some(kvs.len() as u64))).await
     }
 
     /// Makes changes to what there was at a revision, if that is known. Each transaction is guarded by the mark and by what
@@ -315,5 +342,56 @@ mod tests {
         assert!(!store.txn(txn(at)).await.unwrap().succeeded);
         assert!(store.txn(txn(at.next())).await.unwrap().succeeded);
         assert!(!store.txn(txn(at.next())).await.unwrap().succeeded);
+    }
+
+    #[tokio::test]
+    async fn what_is_read_back_is_all_that_was_written_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        for engine in ["redb", "sled"] {
+            let location = format!("{engine}://{}", folder.path().join(engine).display()).parse().unwrap();
+            let mut target = Target::make(&location).await.unwrap();
+            let mark = Mark {
+                way: ipam_core::moving::Way::Migrate,
+                from: "a".to_owned(),
+                to: "b".to_owned(),
+                source: "id".to_owned(),
+                state: ipam_core::moving::State::Copying,
+                revision: 0,
+            };
+            target.begin(mark).await.unwrap();
+            let handles = (0..3000).map(|number| new(keys::handle(&format!("{number:04}"))));
+            let node = keys::resource(ResourceKind::Node, "n");
+            let all: Vec<Change> = handles.chain([new(node.clone())]).collect();
+            let part = |from: Key, to: Option<Key>| {
+                let is_in = |key: &Key| from <= *key && to.as_ref().is_none_or(|to| key < to);
+                let mut sum = Sum::default();
+                let changes = all.iter().filter(|change| is_in(&change.key));
+                changes.for_each(|change| sum.add(&change.key, change.value.as_ref().unwrap()));
+                PartSum { from, to, sum }
+            };
+            let ends = ["1000", "2000"].map(keys::handle);
+            let parts = [
+                part(Key::default(), Some(ends[0].clone())),
+                part(ends[0].clone(), Some(ends[1].clone())),
+                part(ends[1].clone(), None),
+            ];
+            target.write(all, Revision::UNSET).await.unwrap();
+            let store = target.open.as_ref().unwrap().store();
+            let progress = Progress::new("comparing", None);
+            assert!(target.has(&parts, &progress).await.unwrap());
+            for key in [keys::handle("0000"), ends[1].clone(), keys::handle("2999x"), node] {
+                let was = store.get(key.clone()).await.unwrap();
+                store.put(key.clone(), "{ }").await.unwrap();
+                assert!(!target.has(&parts, &progress).await.unwrap(), "{key}");
+                store.delete(Range::Key(key.clone())).await.unwrap();
+                assert_eq!(target.has(&parts, &progress).await.unwrap(), was.is_none(), "{key}");
+                if let Some(kv) = was {
+                    store.put(key, kv.value).await.unwrap();
+                }
+                assert!(target.has(&parts, &progress).await.unwrap());
+            }
+            drop(store);
+            target.close().await.unwrap();
+        }
     }
 }

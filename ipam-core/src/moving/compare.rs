@@ -28,8 +28,9 @@ pub struct Comparison {
     pub kept: u64,
 }
 
-/// Compares a part of a source with the same part of its target; both ascend.
-pub fn compare(source: Vec<(Key, Value)>, target: Vec<Kv>) -> Comparison {
+/// Compares a part of a source with the same part of its target; both ascend, and so does what `then` is called with: all
+/// that the target has once the changes are made.
+pub fn compare(source: Vec<(Key, Value)>, target: Vec<Kv>, mut then: impl FnMut(&Key, &Value)) -> Comparison {
     let mut found = Comparison::default();
     let (mut source, mut target) = (source.into_iter().peekable(), target.into_iter().peekable());
     loop {
@@ -41,25 +42,31 @@ pub fn compare(source: Vec<(Key, Value)>, target: Vec<Kv>) -> Comparison {
         };
         let wanted = if order.is_le() { source.next() } else { None };
         let there = if order.is_ge() { target.next() } else { None };
-        found.add(wanted, there);
+        found.add(wanted, there, &mut then);
     }
 }
 
 impl Comparison {
-    fn add(&mut self, wanted: Option<(Key, Value)>, there: Option<Kv>) {
+    fn add(&mut self, wanted: Option<(Key, Value)>, there: Option<Kv>, then: &mut impl FnMut(&Key, &Value)) {
         match (wanted, there) {
             (Some((key, value)), None) => {
+                then(&key, &value);
                 self.changes.push(Change { key, value: Some(value), was: Revision::UNSET });
             }
-            (Some((_, value)), Some(there)) if value == there.value => self.equal += 1,
+            (Some((key, value)), Some(there)) if value == there.value => {
+                then(&key, &value);
+                self.equal += 1;
+            }
             (wanted, Some(there)) => match part_of(&there.key) {
-                None => {}
-                Some(Part::Around) => self.kept += 1,
-                Some(Part::Books) => self.changes.push(Change {
-                    key: there.key,
-                    value: wanted.map(|(_, value)| value),
-                    was: there.mod_revision,
-                }),
+                Some(Part::Books) => {
+                    let value = wanted.map(|(_, value)| value);
+                    value.iter().for_each(|value| then(&there.key, value));
+                    self.changes.push(Change { key: there.key, value, was: there.mod_revision });
+                }
+                part => {
+                    then(&there.key, &there.value);
+                    self.kept += u64::from(part.is_some());
+                }
             },
             (None, None) => {}
         }
@@ -95,7 +102,8 @@ mod tests {
             kv(node("c"), "target's", 7),
             kv(mark_key(), "{}", 8),
         ];
-        let found = compare(source, target);
+        let mut then = Vec::new();
+        let found = compare(source, target, |key, value| then.push((key.clone(), value.clone())));
         let changes: Vec<_> = found
             .changes
             .iter()
@@ -109,5 +117,15 @@ mod tests {
         ];
         assert_eq!(changes, expected.map(|(key, put, was)| (key.to_string(), put, was)));
         assert_eq!((found.equal, found.kept), (1, 2));
+        let expected = [
+            (keys::handle("equal"), "1"),
+            (keys::handle("new"), "1"),
+            (keys::handle("other"), "1"),
+            (node("a"), "target's"),
+            (node("b"), "source's"),
+            (node("c"), "target's"),
+            (mark_key(), "{}"),
+        ];
+        assert_eq!(then, expected.map(|(key, value)| (key, value.into())));
     }
 }

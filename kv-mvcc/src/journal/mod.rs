@@ -178,9 +178,7 @@ impl Journaled {
     }
 
     fn append(&self, end: &mut End, writes: &[Write]) -> Result<()> {
-        let number = end.durable.record + 1;
-        let record = record::encode(number, writes);
-        let length = record.len() as u64;
+        let length = record::encoded_bytes(writes);
         // What the engine has never been given cannot be told from what it has lost.
         if length > self.bytes || end.durable.checkpoint == 0 {
             return self.move_to_table(end, writes);
@@ -188,8 +186,9 @@ impl Journaled {
         if end.tail + length > self.bytes {
             self.move_to_table(end, &[])?;
         }
+        let number = end.durable.record + 1;
         let failed = self.failed(Operation::Txn);
-        self.medium.write(end.tail, &record).map_err(&failed)?;
+        self.medium.write(end.tail, &record::encode(number, writes)).map_err(&failed)?;
         self.medium.sync().map_err(&failed)?;
         end.durable.record = number;
         end.tail += length;
@@ -203,9 +202,7 @@ impl Journaled {
     fn move_to_table(&self, end: &mut End, writes: &[Write]) -> Result<()> {
         // Nobody may see rows of `writes` under those of the journal.
         let mut overlay = self.overlay.write().unwrap_or_else(PoisonError::into_inner);
-        let mut all = Overlay::clone(&overlay);
-        all.apply(writes);
-        self.commit_to_table(end, all.into_writes())?;
+        self.commit_to_table(end, overlay.with(writes))?;
         *overlay = Arc::default();
         end.tail = 0;
         self.medium.note(end.durable);

@@ -16,12 +16,7 @@ pub(super) struct Overlay(BTreeMap<Vec<u8>, Option<Vec<u8>>>);
 
 impl Overlay {
     pub(super) fn apply(&mut self, writes: &[Write]) {
-        for write in writes {
-            match write {
-                Write::Put(key, value) => self.set(key, Some(value)),
-                Write::Delete(key) => self.set(key, None),
-            }
-        }
+        writes.iter().for_each(|write| self.set(write.key(), write.value()));
     }
 
     pub(super) fn set(&mut self, key: &[u8], value: Option<&[u8]>) {
@@ -30,6 +25,19 @@ impl Overlay {
             Some(row) => *row = value,
             None => drop(self.0.insert(key.to_vec(), value)),
         }
+    }
+
+    /// What brings the table up to date, and these writes with it, ascending.
+    pub(super) fn with(&self, writes: &[Write]) -> Vec<Write> {
+        if self.0.is_empty() {
+            // Large commits pass the journal by: sorted like that they are not copied from row to row.
+            let mut writes = writes.to_vec();
+            writes.sort_unstable_by(|one, other| one.key().cmp(other.key()));
+            return writes;
+        }
+        let mut all = self.clone();
+        all.apply(writes);
+        all.into_writes()
     }
 
     /// What brings the table up to date.

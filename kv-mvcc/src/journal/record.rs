@@ -17,18 +17,20 @@ const REMOVED: u32 = u32::MAX;
 /// How much is read at once: most journals that are not read to their end hold less.
 const PIECE_BYTES: usize = 64 * 1024;
 
+/// How long a record of these writes is.
+pub(super) fn encoded_bytes(writes: &[Write]) -> u64 {
+    let bytes = |write: &Write| 8 + write.key().len() + write.value().map_or(0, <[u8]>::len);
+    (HEADER_BYTES + writes.iter().map(bytes).sum::<usize>()) as u64
+}
+
 /// The record with this number.
 pub(super) fn encode(number: u64, writes: &[Write]) -> Vec<u8> {
     let mut record = vec![0; HEADER_BYTES];
     for write in writes {
-        let (key, value) = match write {
-            Write::Put(key, value) => (key, Some(value)),
-            Write::Delete(key) => (key, None),
-        };
-        record.extend(length(key).to_le_bytes());
-        record.extend(value.map_or(REMOVED, |value| length(value)).to_le_bytes());
-        record.extend(key);
-        record.extend(value.into_iter().flatten());
+        record.extend(length(write.key()).to_le_bytes());
+        record.extend(write.value().map_or(REMOVED, length).to_le_bytes());
+        record.extend(write.key());
+        record.extend(write.value().unwrap_or_default());
     }
     let body = record.split_off(HEADER_BYTES);
     record[..4].copy_from_slice(&length(&body).to_le_bytes());

@@ -253,6 +253,34 @@ fn what_was_acknowledged_or_seen_is_there_after_kills_and_power_cuts() {
 }
 
 #[test]
+fn how_long_a_record_is_is_known_before() {
+    let mut writes = Vec::new();
+    for n in 0..20 {
+        assert_eq!(record::encoded_bytes(&writes), record::encode(7, &writes).len() as u64);
+        writes.extend([Write::Put(vec![1; n], vec![2; 3 * n]), Write::Delete(vec![3; n])]);
+    }
+}
+
+/// What is too long for the journal goes to the engine at once, in order, whatever the journal has.
+#[test]
+fn a_large_commit_passes_the_journal_by() {
+    let disk = Disk::default();
+    let table = disk.open().unwrap();
+    let put = |key: &str, length: usize| Write::Put(key.into(), vec![7; length]);
+    table.commit(&[put("b", 1)]).unwrap();
+    for small in [true, false] {
+        if small {
+            table.commit(&[put("b", 2), put("d", 1)]).unwrap();
+        }
+        let commits = disk.state().commits;
+        table.commit(&[put("c", 5000), put("a", 5000), Write::Delete(b"d".to_vec())]).unwrap();
+        assert_eq!(disk.state().commits, commits + 1);
+        let expected = [("a", 5000), ("b", 2), ("c", 5000)].map(|(key, length)| (key.into(), vec![7; length]));
+        assert_eq!(rows(&table), expected.into());
+    }
+}
+
+#[test]
 fn a_usual_commit_is_one_sync_and_the_engine_is_left_alone() {
     let disk = Disk::default();
     let small = |n: u32| [Write::Put(b"n".to_vec(), n.to_be_bytes().repeat(200))];

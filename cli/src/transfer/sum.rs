@@ -1,0 +1,41 @@
+//! Checksums of what a store has.
+
+use kv::{Key, Kv, Value};
+use sha2::{Digest, Sha256};
+
+/// The SHA-256 of keys and values, each with its length in front.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sum(Sha256);
+
+impl Sum {
+    /// That of these documents.
+    pub(super) fn of(kvs: &[Kv]) -> Self {
+        let mut sum = Self::default();
+        kvs.iter().for_each(|kv| sum.add(&kv.key, &kv.value));
+        sum
+    }
+
+    /// One document more.
+    pub(super) fn add(&mut self, key: &Key, value: &Value) {
+        for bytes in [key.as_bytes(), value.as_bytes()] {
+            self.0.update((bytes.len() as u64).to_le_bytes());
+            self.0.update(bytes);
+        }
+    }
+}
+
+impl PartialEq for Sum {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.clone().finalize() == other.0.clone().finalize()
+    }
+}
+
+/// The checksum of a part of a store.
+#[derive(Debug)]
+pub(crate) struct PartSum {
+    /// Its first key.
+    pub(super) from: Key,
+    /// Where it ends; nothing where the store does.
+    pub(super) to: Option<Key>,
+    pub(super) sum: Sum,
+}
