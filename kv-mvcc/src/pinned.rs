@@ -8,14 +8,12 @@ use kv::{Error, ErrorKind, Key, Operation, Range, Result, Revision, Value};
 use crate::codec::{Place, Pointer, State};
 use crate::entries::{Entries, Merge, Overlay, overlaid};
 use crate::error::compacted;
-use crate::rows::{Rows, VisitEntry};
+use crate::rows::{ROWS_PER_LOOK, Rows, VisitEntry};
 use crate::table::Table;
 use crate::values::next_values;
 
 /// How long one view may live while more is to be read.
 const SLICE: Duration = Duration::from_millis(5);
-/// How many rows are read between two looks at the time, and at least in each view.
-const ROWS_PER_LOOK: u32 = 64;
 
 /// How many views in a row may end before the end of the log is seen. Writers that are faster than the reader let none of
 /// them come to it; then the next view is held until it does, and they wait.
@@ -206,6 +204,7 @@ impl Entries for Pinned<'_> {
     fn value(&mut self, pointer: &Pointer) -> Result<Value> {
         self.ready()?.0.value(pointer)
     }
+
     fn values(&mut self, pointers: &[Pointer]) -> Result<Vec<Value>> {
         let mut values = Vec::with_capacity(pointers.len());
         while values.len() < pointers.len() {

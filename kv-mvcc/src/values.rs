@@ -8,12 +8,10 @@ use std::ops::ControlFlow;
 use kv::{Result, Value};
 
 use crate::codec::{self, Damage, Place, Pointer};
-use crate::rows::{Rows, lost_a_part};
+use crate::rows::{ROWS_PER_LOOK, Rows, lost_a_part};
 
 /// How many rows a scan passes over on its way from one value to the next.
 const MOST_BETWEEN: u32 = 16;
-/// How many rows are read between two looks at the time.
-const ROWS_PER_LOOK: u32 = 64;
 
 /// Adds to `found` the values of these pointers from the first on: that one, and those that a scan which begins there comes by
 /// soon, until `is_over`.
@@ -27,7 +25,8 @@ pub(crate) fn next_values(
     is_over: impl Fn() -> bool,
 ) -> Result<()> {
     let near = pointers.windows(2).take_while(|pair| is_near(pair[0].place, pair[1].place)).count();
-    match &pointers[..pointers.len().min(near + 1)] {
+    let run = &pointers[..pointers.len().min(near + 1)];
+    match run {
         [] => Ok(()),
         [alone] => {
             found.push(rows.value(alone)?);
@@ -35,7 +34,7 @@ pub(crate) fn next_values(
         }
         [first, .., last] => {
             let (from, to) = (codec::value_key(first.place, 0), codec::value_key(last.place, last.chunks()));
-            let mut scan = Scan { pointers: &pointers[..=near], found, value: Vec::new(), chunks: 0, between: 0 };
+            let mut scan = Scan { pointers: run, found, value: Vec::new(), chunks: 0, between: 0 };
             scan.take_whole();
             let (mut looked, mut stopped, mut damage) = (0, false, None);
             rows.view().scan(&from, &to, &mut |key, row| {

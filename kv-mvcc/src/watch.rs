@@ -19,14 +19,12 @@ use crate::codec::{Change, LogRow, Place};
 use crate::entries::kv_of;
 use crate::error::{closed, compacted, revision};
 use crate::options::time;
-use crate::rows::Rows;
+use crate::rows::{ROWS_PER_LOOK, Rows};
 use crate::store::{Inner, MvccStore, Published};
 use crate::table::Table;
 
 /// How long one look at the log may take.
 const SLICE: Duration = Duration::from_millis(5);
-/// How many rows are read between two looks at the time, and at least in each slice.
-const ROWS_PER_LOOK: u32 = 64;
 /// How many bytes of events one look at the log may gather; it always takes one event.
 const SLICE_BYTES: usize = 1024 * 1024;
 

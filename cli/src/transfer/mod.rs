@@ -40,7 +40,7 @@ pub(crate) struct Walked {
     /// What the source has; only how many keys where that is verified.
     pub(crate) tally: Tally,
     /// The checksums of all parts of the target as they are now, if the work was to write.
-    pub(crate) sums: Vec<PartSum>,
+    sums: Vec<PartSum>,
     /// Keys that were missing in the target.
     pub(crate) missing: u64,
     /// Keys that had another value.
@@ -54,6 +54,11 @@ pub(crate) struct Walked {
 }
 
 impl Walked {
+    /// True if the target, read back, has what it had after the walk that wrote to it.
+    pub(crate) async fn is_there(&self, target: &mut Target<'_>) -> Result<bool> {
+        target.has(&self.sums, &Progress::new("comparing", Some(self.tally.keys))).await
+    }
+
     /// How many keys differ, or did.
     pub(crate) fn differences(&self) -> u64 {
         self.missing + self.different + self.extra

@@ -32,7 +32,7 @@ impl PartialEq for Sum {
 
 /// The checksum of a part of a store.
 #[derive(Debug)]
-pub(crate) struct PartSum {
+pub(super) struct PartSum {
     /// Its first key.
     pub(super) from: Key,
     /// Where it ends; nothing where the store does.

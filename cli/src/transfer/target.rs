@@ -141,7 +141,7 @@ impl<'l> Target<'l> {
     }
 
     /// True if these parts, which are the whole store, have these checksums.
-    pub(crate) async fn has(&mut self, parts: &[PartSum], progress: &Progress) -> Result<bool> {
+    pub(super) async fn has(&mut self, parts: &[PartSum], progress: &Progress) -> Result<bool> {
         let mut keys = 0;
         for some in parts.chunks(PARTS_AT_ONCE) {
             for found in try_join_all(some.iter().map(|part| self.keys_of(part))).await? {

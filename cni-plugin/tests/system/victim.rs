@@ -75,7 +75,7 @@ impl Victim {
         self.child.as_mut().unwrap()
     }
 
-    fn pid(&mut self) -> Pid {
+    pub(crate) fn pid(&mut self) -> Pid {
         Pid::from_raw(self.child().id().try_into().unwrap())
     }
 

@@ -77,7 +77,7 @@ async fn fill(location: &Location, plan: &Plan, target: &mut Target<'_>) -> Resu
         }
     }
     let written = through(plan, target, Work::Fill, "writing").await?;
-    if !target.has(&written.sums, &Progress::new("comparing", Some(written.tally.keys))).await? {
+    if !written.is_there(target).await? {
         // What is not as it was written may be the store's own.
         let compared = through(plan, target, Work::Verify, "comparing").await?;
         if compared.differences() > 0 {

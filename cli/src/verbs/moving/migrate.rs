@@ -93,7 +93,7 @@ impl Stores<'_> {
             let Some((revision, written)) = self.through(target, Revision::UNSET, Work::Update).await? else {
                 continue;
             };
-            if !target.has(&written.sums, &Progress::new("comparing", Some(written.tally.keys))).await? {
+            if !written.is_there(target).await? {
                 // What is not as it was written may be the target's own.
                 let Some((_, compared)) = self.through(target, revision, Work::Verify).await? else { continue };
                 if compared.differences() > 0 {

@@ -16,7 +16,7 @@ use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, Op, StoreExt};
 use serde_json::Value;
 
-use super::inside::{connections, until_nobody_is_connected};
+use super::inside::until_nobody_is_connected;
 use super::plan::HostLocks;
 use crate::lab::{Lab, runtime};
 use crate::process::{Call, Outcome};
@@ -110,11 +110,6 @@ impl<'a> Host<'a> {
         let (network, container) = (text("net1"), text(container));
         let attachment = Attachment { network, container, interface: text("eth0"), node: text(NODE), boot: None };
         self.notes.noted(&attachment).unwrap()
-    }
-
-    /// True once a client is connected with the member that will be stopped.
-    pub(super) fn is_connected(&self) -> bool {
-        connections(self.stopped()).count > 0
     }
 
     /// Does something through one member.

@@ -37,9 +37,9 @@ pub(super) enum Pace {
     Any,
     /// It is the moment at which its note is seen.
     Watched,
-    /// It has the processor in slices, as one that shares it with many, and that is some slice on its way to its note: so
-    /// it often has the answer to what it asked, and sends its commit to an etcd that stands still.
-    Throttled,
+    /// It is stopped itself, when it has had the processor about as long as it takes to the answer before its commit: so it
+    /// often sends its commit to an etcd that stands still.
+    Stopped,
 }
 
 /// What becomes of the ADDs.
@@ -103,7 +103,7 @@ impl Plan {
             new_block: random.once_in(3),
             containers: (0..containers).map(|number| format!("r{round}x{number}")).collect(),
             locks: if shared { HostLocks::Shared } else { HostLocks::Apart },
-            pace: *random.pick(&[Pace::Any, Pace::Throttled, Pace::Throttled, Pace::Throttled, Pace::Watched]),
+            pace: *random.pick(&[Pace::Any, Pace::Stopped, Pace::Stopped, Pace::Stopped, Pace::Watched]),
             fate,
             next: *random.pick(&[Next::Del, Next::Del, Next::TwoDels, Next::AddAgain]),
             when: *random.pick(&[When::Before, When::Before, When::With, When::After]),

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use nix::time::clock_getcpuclockid;
 
 use super::host::Host;
 use super::plan::{Fate, Pace, Plan};
@@ -15,24 +16,24 @@ use crate::victim::Victim;
 const LONGEST_ADD: Duration = Duration::from_millis(500);
 /// How long an ADD may take from an answer to what it sends next.
 const LONGEST_STEP: Duration = Duration::from_millis(10);
-/// What an ADD has of the processor at once when it is throttled.
-const SLICE: Duration = Duration::from_micros(20);
-/// How many slices it has at the most above what is usual, so that not always the same moment is met.
-const SPREAD: u64 = 5;
 
 /// How long ADDs take, to meet them on their way.
 #[derive(Debug)]
 pub(super) struct Timing {
     /// The whole of an ADD, and a little more.
     pub(super) life: Duration,
-    /// In about how many slices a throttled one comes to the answer before its commit. It is learned: fewer if the commit
-    /// was noted before etcd was stopped, more if it was not noted afterwards either.
-    slices: Cell<u64>,
+    /// For how long an ADD has had the processor when it has the answer before its commit and has not noted that, about. It
+    /// is learned: less if the commit was noted before etcd was stopped, more if it was not noted afterwards either.
+    until_answered: Cell<Duration>,
 }
 
 impl Timing {
     pub(super) fn new(life: Duration) -> Self {
-        Self { life, slices: Cell::new(12) }
+        Self { life, until_answered: Cell::new(life / 2) }
+    }
+
+    fn step(&self) -> Duration {
+        self.life / 64
     }
 
     /// Starts the ADDs, stops etcd, and lets the ADDs meet their fate. Returns those that stand still, and how many had
@@ -47,32 +48,31 @@ impl Timing {
                 thread::sleep(Duration::from_micros(random.below(micros + 1)));
             }
             Pace::Watched => {
-                wait_for(&mut victims, || host.is_connected());
                 wait_for(&mut victims, is_noted);
             }
-            Pace::Throttled => {
-                wait_for(&mut victims, || host.is_connected());
-                let most = self.slices.get() + random.below(SPREAD);
-                let mut slices = 0;
-                while slices < most && !is_noted() && !victims[chosen].is_over() {
-                    victims[chosen].go_on();
-                    let end = Instant::now() + SLICE;
-                    while Instant::now() < end {}
-                    victims[chosen].stop();
-                    slices += 1;
-                }
+            Pace::Stopped => {
+                // Not always the same moment.
+                let spread = random.below(u64::try_from((2 * self.step()).as_nanos()).unwrap());
+                let ran = self.until_answered.get() + Duration::from_nanos(spread);
+                let until = Instant::now() + LONGEST_ADD;
+                while !victims[chosen].is_over() && has_run(&mut victims[chosen]) < ran && Instant::now() < until {}
+                victims[chosen].stop();
             }
         }
-        let too_late = is_noted();
+        let too_late = is_noted() || victims[chosen].is_over();
         host.stopped().signal(Signal::SIGSTOP).unwrap();
-        if plan.pace == Pace::Throttled {
+        if plan.pace == Pace::Stopped {
             victims[chosen].go_on();
             let until = Instant::now() + LONGEST_STEP;
             while !is_noted() && Instant::now() < until {
                 thread::sleep(Duration::from_micros(100));
             }
-            let too_early = !is_noted();
-            self.slices.set((self.slices.get() + u64::from(too_early)).saturating_sub(u64::from(too_late)));
+            let answered = self.until_answered.get();
+            self.until_answered.set(match (too_late, is_noted()) {
+                (true, _) => answered.saturating_sub(self.step()),
+                (false, false) => answered + self.step(),
+                (false, true) => answered,
+            });
         }
         thread::sleep(Duration::from_micros(random.below(3_000)));
         meet(plan.fate, victims)
@@ -85,6 +85,11 @@ fn wait_for(victims: &mut [Victim], there: impl Fn() -> bool) {
     while !there() && !victims.iter_mut().all(Victim::is_over) && Instant::now() < until {
         std::hint::spin_loop();
     }
+}
+
+/// How long it has had the processor.
+fn has_run(victim: &mut Victim) -> Duration {
+    clock_getcpuclockid(victim.pid()).and_then(|clock| clock.now()).map_or(Duration::MAX, Duration::from)
 }
 
 fn meet(fate: Fate, mut victims: Vec<Victim>) -> (Vec<Victim>, usize) {

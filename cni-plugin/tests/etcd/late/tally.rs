@@ -6,7 +6,7 @@ use super::host::Settled;
 use super::inside::Log;
 use super::plan::{Place, Plan, When};
 
-/// From so many rounds on, every tenth has to have had a commit in flight.
+/// From so many rounds on, every fifth has to have had a commit in flight.
 const MANY: u64 = 100;
 
 /// A commit whose ADD is dead, stands still or has given up.
@@ -92,7 +92,7 @@ impl Tally {
     /// That so many rounds have met enough to prove something.
     pub(super) fn proves_something(&self, rounds: u64) {
         let Self { in_flight, to_come, .. } = *self;
-        let [least, least_to_come] = if rounds < MANY { [1, 0] } else { [rounds / 10, rounds / 50] };
+        let [least, least_to_come] = if rounds < MANY { [1, 0] } else { [rounds / 5, rounds / 10] };
         assert!(
             in_flight >= least && to_come >= least_to_come,
             "of {rounds} rounds {in_flight} had a commit in flight, and {to_come} one that etcd's log did not have yet; to \
