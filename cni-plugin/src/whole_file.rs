@@ -5,7 +5,12 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
+use crc::{CRC_32_ISO_HDLC, Crc, Table};
 use uuid::Uuid;
+
+/// The checksum of what is in such files, and of their names. It asks nothing of the processor, as faster ones do in each process
+/// anew, which takes longer in a virtual machine than the few kilobytes here.
+pub(crate) static CRC_32: Crc<u32, Table<1>> = Crc::<u32, Table<1>>::new(&CRC_32_ISO_HDLC);
 
 /// Writes a file (mode 0600) that is not there yet, in a folder that is made if it is missing (mode 0700). Who reads it
 /// meanwhile finds a part of it.
@@ -64,7 +69,7 @@ pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 
 /// A checksum of texts, for the name of a file: equal ones have the same, and few others.
 pub(crate) fn name_of(parts: &[&str]) -> String {
-    let mut sum = crc32fast::Hasher::new();
+    let mut sum = CRC_32.digest();
     for part in parts {
         sum.update(part.as_bytes());
         sum.update(&[0]);

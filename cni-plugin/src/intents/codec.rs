@@ -13,6 +13,8 @@ use bincode::{Decode, Encode};
 use ipam_core::attachment::Attachment;
 use kv::{Compare, CompareOp, Content, Key, Op, Prev, Range, Revision, Target, Txn, TxnRange, Value};
 
+use crate::whole_file::CRC_32;
+
 /// What every note begins with.
 const MAGIC: &[u8] = b"margay-intent";
 /// The form of a note for one attachment, and that of a note for several.
@@ -95,7 +97,7 @@ impl Note {
             bytes.push(FOR_SEVERAL);
             bytes.extend(u32::try_from(rest.len()).map_err(|_| NoNote::Inexpressible)?.to_le_bytes());
         }
-        bytes.extend(crc32fast::hash(&rest).to_le_bytes());
+        bytes.extend(CRC_32.checksum(&rest).to_le_bytes());
         bytes.extend(rest);
         Ok(bytes)
     }
@@ -115,7 +117,7 @@ impl Note {
             other => return Err(NoNote::OtherVersion(other)),
         }
         let (sum, rest) = rest.split_first_chunk().ok_or(NoNote::Foreign)?;
-        if crc32fast::hash(rest) != u32::from_le_bytes(*sum) {
+        if CRC_32.checksum(rest) != u32::from_le_bytes(*sum) {
             return Err(NoNote::Damaged);
         }
         let (form, mut read): (Form, usize) = bincode::decode_from_slice(rest, BINCODE).map_err(|_| NoNote::Damaged)?;

@@ -14,6 +14,7 @@ use ipam_core::model::PoolUse;
 use ipnet::IpNet;
 
 use super::MAX_BYTES;
+use crate::whole_file::CRC_32;
 
 const BINCODE: Configuration<LittleEndian, Varint, Limit<{ MAX_BYTES }>> =
     bincode::config::standard().with_limit::<{ MAX_BYTES }>();
@@ -22,7 +23,7 @@ const BINCODE: Configuration<LittleEndian, Varint, Limit<{ MAX_BYTES }>> =
 pub(super) fn frame<T: Encode>(what: T) -> Option<Vec<u8>> {
     let rest = bincode::encode_to_vec(what, BINCODE).ok()?;
     let mut bytes = u32::try_from(rest.len()).ok()?.to_le_bytes().to_vec();
-    bytes.extend(crc32fast::hash(&rest).to_le_bytes());
+    bytes.extend(CRC_32.checksum(&rest).to_le_bytes());
     bytes.extend(rest);
     Some(bytes)
 }
@@ -32,7 +33,7 @@ pub(super) fn unframe<T: Decode<()>>(bytes: &[u8]) -> Option<(T, &[u8])> {
     let (length, bytes) = bytes.split_first_chunk()?;
     let (sum, bytes) = bytes.split_first_chunk()?;
     let (rest, behind) = bytes.split_at_checked(u32::from_le_bytes(*length) as usize)?;
-    if crc32fast::hash(rest) != u32::from_le_bytes(*sum) {
+    if CRC_32.checksum(rest) != u32::from_le_bytes(*sum) {
         return None;
     }
     let (what, read) = bincode::decode_from_slice(rest, BINCODE).ok()?;
