@@ -38,7 +38,7 @@ test-parts:
 .PHONY: bench
 bench: ## Measure against peers and floors in one run, and print ratios (PARTS=cluster for etcd, PARTS="cold callers" for some parts, RESULTS=FILE)
 	@scripts/setup bench
-	@CRATES="cni-plugin cli bench/floor-etcd" scripts/build-static
+	@CRATES="cni-plugin cli bench/floor-etcd" scripts/build-release
 	@cargo build --quiet --release -p bench
 	@cargo run --quiet --release -p bench -- $(PARTS) $(if $(RESULTS),--json $(RESULTS))
 
@@ -69,9 +69,9 @@ else
 endif
 
 .PHONY: install uninstall deb
-install: ## Build static programs, install all that belongs to them, make a .deb (CNI_BIN_DIR, BIN_DIR, PREFIX, DESTDIR)
+install: ## Build the programs, install all that belongs to them, make a .deb (CNI_BIN_DIR, BIN_DIR, PREFIX, DESTDIR)
 	@scripts/setup install
-	@scripts/build-static
+	@scripts/build-release
 	@scripts/install
 	@scripts/package
 
@@ -79,10 +79,10 @@ uninstall: ## Say what is still in use, and remove what `make install` has put i
 	@scripts/uninstall
 
 ARCHS ?= amd64 arm64
-deb: ## Make Debian packages of static programs, in target/deb (ARCHS="amd64 arm64")
+deb: ## Make Debian packages, in target/deb (ARCHS="amd64 arm64")
 	@scripts/setup deb
-	@scripts/build-static
-	@set -e; for arch in $(ARCHS); do scripts/build-static $$arch; scripts/package $$arch; done
+	@scripts/build-release
+	@set -e; for arch in $(ARCHS); do scripts/build-release $$arch; scripts/package $$arch; done
 
 .PHONY: book
 book: ## Make the book from docs/, in target/book

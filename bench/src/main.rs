@@ -52,11 +52,11 @@ struct Programs {
 }
 
 impl Programs {
-    /// Beside this program; static ones, as they are installed, beside its folder; and where host-local is installed.
+    /// Beside this program; as they are installed, beside its folder; and where host-local is installed.
     fn find() -> Outcome<Self> {
         let here = std::env::current_exe()?;
         let folder = here.parent().ok_or("this program has no folder")?;
-        let installed = folder.join(format!("../{}-unknown-linux-musl/release", std::env::consts::ARCH));
+        let installed = folder.join(format!("../programs/{}", std::env::consts::ARCH));
         let built = |folder: &Path, name: &str| -> Outcome<PathBuf> {
             let path = folder.join(name);
             if path.exists() {
