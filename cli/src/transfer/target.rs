@@ -20,7 +20,7 @@ const TXN_BYTES: usize = 1_000_000;
 const TXN_KEYS: usize = MAX_TXN_OPS - 1;
 /// How many transactions are under way at once. An embedded store makes one commit of what waits together; sled takes
 /// gigabytes of memory for large ones.
-const IN_FLIGHT: usize = 16;
+const IN_FLIGHT: usize = 32;
 const IN_FLIGHT_AT_SLED: usize = 8;
 const IN_FLIGHT_AT_REDB: usize = 128;
 
