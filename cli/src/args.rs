@@ -74,26 +74,28 @@ const GLOBAL: &str = "Global options";
 
 /// Manage the IP addresses of containers: pools, reservations, and who has which address.
 #[derive(Debug, Parser)]
-#[command(name = "margay", version, after_help = EXAMPLES, propagate_version = true, max_term_width = 110)]
+#[command(name = "margay", version, after_help = EXAMPLES, max_term_width = 110)]
 pub(crate) struct Cli {
     /// The store to work on: sled:///path, redb:///path or etcd://host:port
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "URL")]
     pub(crate) store: Option<String>,
 
-    /// A file that says where the datastore is, as Calico's calicoctl.cfg; else /etc/calico/calicoctl.cfg if it is there
+    /// A calicoctl.cfg; else /etc/calico/calicoctl.cfg if it is there
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "FILE", conflicts_with = "store")]
     pub(crate) config: Option<PathBuf>,
 
-    /// How to print the answer
+    /// How to print the answer: table, wide, yaml or json
     #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
+    #[arg(hide_possible_values = true)]
     pub(crate) output: Format,
 
-    /// Where to look for the CNI configuration that names the store
+    /// Where networks name their store
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR", default_value = datastore::DEFAULT_CONF_DIR)]
     pub(crate) cni_conf_dir: PathBuf,
 
-    /// What to log on stderr
+    /// What to log: off, error, warn, info, debug or trace
     #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = LogLevel::Warn, value_name = "LEVEL")]
+    #[arg(hide_possible_values = true)]
     pub(crate) log_level: LogLevel,
 
     /// How long to wait for a store in use, such as 5m [default: 30s]
@@ -193,8 +195,8 @@ pub(crate) struct Conformance {
     #[arg(long, value_name = "FILTER")]
     pub(crate) case: Option<String>,
 
-    /// How to print the report [default: as --output says]
-    #[arg(long, value_enum, value_name = "FORMAT")]
+    /// table, json or junit [default: as --output says]
+    #[arg(long, value_enum, value_name = "FORMAT", hide_possible_values = true)]
     pub(crate) report: Option<ReportFormat>,
 
     /// Delete every key in the store, so that all cases can run; HOST is where it is, as in the URL: hosts and ports, or
