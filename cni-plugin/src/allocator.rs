@@ -15,7 +15,7 @@ use crate::error::{CniError, Code, Result};
 use crate::hints::{FileHints, HINTS_FOLDER};
 use crate::host_lock::HostLock;
 use crate::intents::{FileIntents, INTENTS_FOLDER};
-use crate::queue::{Answer, QUEUE_FOLDER, Queue, Ticket, Waiting};
+use crate::queue::{Answer, QUEUE_FOLDER, Queue, Ticket, Waiting, call};
 use crate::request::{
     AddRequest, Allocator, Assigned, Bridged, CheckRequest, Checked, Collected, DelRequest, GcRequest, Network,
     OwnPool, StoreAt,
@@ -59,12 +59,15 @@ impl StoreAllocator {
                 Some(Answer::Alone) => true,
                 Some(Answer::Nothing) | None => !turn.is_locked(),
             };
-            let work = async |ipam: Ipam, deadline| {
-                let together = if is_alone { None } else { assign_together(&ipam, &queue, assign, deadline).await };
-                let assigned = match together {
+            let work = async |ipam: Ipam, deadline, lock: Option<HostLock>| {
+                let waiting = if is_alone { Arc::default() } else { Arc::new(queue.gather(assign)) };
+                let assigned = match assign_together(&ipam, &waiting, assign, deadline).await {
                     Some(assigned) => assigned,
                     None => ipam.assign(assign, deadline).await,
                 };
+                // Whoever is next goes on while those who have their answer are called.
+                drop(lock);
+                call(&waiting);
                 assigned.map_err(|error| explain(error, &request.network))
             };
             // Apart, since it is large, and who is served by somebody else never comes here.
@@ -79,7 +82,10 @@ impl StoreAllocator {
         what_for: Use,
         work: impl AsyncFnOnce(Ipam, Deadline) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        self.in_turn(at, what_for, async |turn| turn.with_store(work).await)
+        self.in_turn(at, what_for, async |turn| {
+            // The lock ends with the work: whoever is next need not wait until the store is closed.
+            turn.with_store(async |ipam, deadline, _lock| work(ipam, deadline).await).await
+        })
     }
 
     fn in_turn<T>(
@@ -135,22 +141,20 @@ impl Turn<'_> {
     /// committed: that is logged and not an error.
     async fn with_store<T>(
         mut self,
-        work: impl AsyncFnOnce(Ipam, Deadline) -> Result<T, Failure>,
+        work: impl AsyncFnOnce(Ipam, Deadline, Option<HostLock>) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let (location, deadline) = (&self.at.location, self.deadline);
         if let Some(store) = self.given {
-            return work(ipam_on(Arc::clone(store), location), deadline).await;
+            return work(ipam_on(Arc::clone(store), location), deadline, None).await;
         }
         let wait = if is_cluster(location) { deadline.remaining() } else { deadline.remaining_for_work() };
         let open = open(location, self.what_for, wait).await?;
         self.lock(pending).await;
         let room = if self.what_for == Use::Status { open.check_room().await } else { Ok(()) };
         let done = match room {
-            Ok(()) => work(ipam_on(open.store(), location), deadline).await,
+            Ok(()) => work(ipam_on(open.store(), location), deadline, self.lock).await,
             Err(error) => Err(error.into()),
         };
-        // All is decided: whoever is next need not wait for the rest.
-        drop(self.lock);
         if let Err(error) = open.close().await {
             tracing::warn!(%error, "the store could not be closed cleanly");
         }
@@ -158,21 +162,20 @@ impl Turn<'_> {
     }
 }
 
-/// Assigns to all who wait in the queue, and to who asks here, in one commit, and tells them. `None` if nobody waits, or each
-/// has to be assigned to alone.
+/// Assigns to all who wait, and to who asks here, in one commit, and tells them. `None` if nobody waits, or each has to be
+/// assigned to alone.
 async fn assign_together(
     ipam: &Ipam,
-    queue: &Queue,
+    waiting: &Arc<Vec<Waiting>>,
     own: &AssignRequest,
     deadline: Deadline,
 ) -> Option<ipam_core::Result<Vec<Given>>> {
-    let waiting = Arc::new(queue.gather(own));
     if waiting.is_empty() {
         return None;
     }
     let mut requests = vec![own.clone()];
     requests.extend(waiting.iter().map(|waiting| waiting.request.clone()));
-    let asking = Arc::clone(&waiting);
+    let asking = Arc::clone(waiting);
     let still_asked: StillAsked = Arc::new(move || asking.iter().all(Waiting::still_waits));
     match ipam.assign_together(&requests, &still_asked, deadline).await {
         Ok(answers) => {

@@ -171,22 +171,30 @@ impl Waiting {
         is_waited_for(&self.file)
     }
 
-    /// Says what came of it; without an answer that it has to go on alone, when it has the lock.
+    /// Notes what came of it; without an answer that it has to go on alone, when it has the lock.
     pub(crate) fn answer(&self, answer: Option<&[Assigned]>) {
-        if let Err(error) = self.tell(answer) {
+        let written = frame(FormAnswer::of(answer)).map(|bytes| (&self.file).write_all(&bytes));
+        if let Some(Err(error)) = written {
             // It finds out by itself.
             tracing::debug!(%error, "somebody who waits is not told what came of it");
         }
     }
+}
 
-    fn tell(&self, answer: Option<&[Assigned]>) -> io::Result<()> {
-        (&self.file).write_all(&frame(FormAnswer::of(answer)).unwrap_or_default())?;
-        if answer.is_some() {
-            let bell = net::UnixDatagram::unbound()?;
-            bell.set_nonblocking(true)?;
-            bell.send_to_addr(&[], &address(&self.name)?)?;
-        }
+/// Calls all who wait: there are answers.
+pub(crate) fn call(waiting: &[Waiting]) {
+    if waiting.is_empty() {
+        return;
+    }
+    let called = net::UnixDatagram::unbound().and_then(|bell| {
+        bell.set_nonblocking(true)?;
+        // Who has ended meanwhile keeps nobody else from being called.
+        let call = |one: &Waiting| drop(address(&one.name).and_then(|address| bell.send_to_addr(&[], &address)));
+        waiting.iter().for_each(call);
         Ok(())
+    });
+    if let Err(error) = called {
+        tracing::debug!(%error, "those who wait are not called");
     }
 }
 

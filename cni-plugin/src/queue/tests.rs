@@ -64,6 +64,7 @@ async fn a_request_comes_as_it_was_and_so_does_its_answer() {
     assert_eq!(format!("{:?}", waiting[0].request), format!("{:?}", full_request()));
     assert!(waiting[0].still_waits());
     waiting[0].answer(Some(&assigned()));
+    call(&waiting);
     ticket.called().await;
     assert!(queue.gather(&request("own")).is_empty(), "it was answered");
     assert_eq!(ticket.end(), Answer::Assigned(assigned()));
@@ -71,7 +72,9 @@ async fn a_request_comes_as_it_was_and_so_does_its_answer() {
     assert!(!waiting[0].still_waits());
 
     let ticket = queue.wait(&request("c")).unwrap();
-    queue.gather(&request("own"))[0].answer(None);
+    let waiting = queue.gather(&request("own"));
+    waiting[0].answer(None);
+    call(&waiting);
     // Anybody may call; it says nothing.
     net::UnixDatagram::unbound()
         .unwrap()
