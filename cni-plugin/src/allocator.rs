@@ -1,7 +1,7 @@
 //! The allocator on a store: opens it, does what the request asks for in one commit, and closes it.
 
 use std::future::pending;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use datastore::{Create, Location, OpenStore};
@@ -60,14 +60,12 @@ impl StoreAllocator {
                 Some(Answer::Nothing) | None => !turn.is_locked(),
             };
             let work = async |ipam: Ipam, deadline, lock: Option<HostLock>| {
-                let waiting = if is_alone { Arc::default() } else { Arc::new(queue.gather(assign)) };
-                let assigned = match assign_together(&ipam, &waiting, assign, deadline).await {
-                    Some(assigned) => assigned,
-                    None => ipam.assign(assign, deadline).await,
-                };
+                let waiting = Arc::default();
+                let gather = || if is_alone { Vec::new() } else { queue.gather(assign) };
+                let assigned = assign_together(&ipam, assign, gather, &waiting, deadline).await;
                 // Whoever is next goes on while those who have their answer are called.
                 drop(lock);
-                call(&waiting);
+                call(waiting.get().map_or(&[], Vec::as_slice));
                 assigned.map_err(|error| explain(error, &request.network))
             };
             // Apart, since it is large, and who is served by somebody else never comes here.
@@ -162,34 +160,36 @@ impl Turn<'_> {
     }
 }
 
-/// Assigns to all who wait, and to who asks here, in one commit, and tells them. `None` if nobody waits, or each has to be
-/// assigned to alone.
+/// Assigns to who asks here and, in the same commit, to all whom `gather` finds waiting, who are told; `waiting` keeps them. If
+/// they cannot be served together, each is left to go on alone.
 async fn assign_together(
     ipam: &Ipam,
-    waiting: &Arc<Vec<Waiting>>,
     own: &AssignRequest,
+    gather: impl FnOnce() -> Vec<Waiting> + Send,
+    waiting: &Arc<OnceLock<Vec<Waiting>>>,
     deadline: Deadline,
-) -> Option<ipam_core::Result<Vec<Given>>> {
-    if waiting.is_empty() {
-        return None;
-    }
-    let mut requests = vec![own.clone()];
-    requests.extend(waiting.iter().map(|waiting| waiting.request.clone()));
+) -> ipam_core::Result<Vec<Given>> {
+    let others = || waiting.get_or_init(gather).iter().map(|waiting| waiting.request.clone()).collect();
     let asking = Arc::clone(waiting);
-    let still_asked: StillAsked = Arc::new(move || asking.iter().all(Waiting::still_waits));
-    match ipam.assign_together(&requests, &still_asked, deadline).await {
+    let still_asked: StillAsked = Arc::new(move || asking.get().into_iter().flatten().all(Waiting::still_waits));
+    let assigned = ipam.assign_together(own, others, &still_asked, deadline).await;
+    let others = waiting.get().map_or(&[][..], Vec::as_slice);
+    match assigned {
         Ok(answers) => {
             let mut answers = answers.into_iter();
-            let answer = answers.next();
-            waiting.iter().zip(answers).for_each(|(waiting, answer)| waiting.answer(Some(&answer)));
-            tracing::debug!(others = waiting.len(), "assigned together");
-            answer.map(Ok)
+            let answer = answers.next().unwrap_or_default();
+            others.iter().zip(answers).for_each(|(other, answer)| other.answer(Some(&answer)));
+            if !others.is_empty() {
+                tracing::debug!(others = others.len(), "assigned together");
+            }
+            Ok(answer)
         }
+        Err(error) if others.is_empty() => Err(error),
         Err(error) => {
-            tracing::debug!(others = waiting.len(), %error, "not assigned together; each goes on alone");
-            waiting.iter().for_each(|waiting| waiting.answer(None));
+            tracing::debug!(others = others.len(), %error, "not assigned together; each goes on alone");
+            others.iter().for_each(|other| other.answer(None));
             let is_unknown = matches!(&error, ipam_core::Error::Store(error) if error.outcome() == Outcome::Unknown);
-            is_unknown.then_some(Err(error))
+            if is_unknown { Err(error) } else { ipam.assign(own, deadline).await }
         }
     }
 }

@@ -31,7 +31,6 @@ use kv::{
     RangeResponse, Revision, Store, Target, Txn, TxnResponse, WatchRequest, WatchStream,
 };
 
-use crate::assign::AssignRequest;
 use crate::attachment::Attachment;
 use crate::error::Result;
 use crate::ipam::Ipam;
@@ -80,6 +79,29 @@ pub trait Intents: Send + Sync + fmt::Debug {
     fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>>;
 }
 
+/// Those for whom something is about to be sent: more may join until it is.
+#[derive(Clone)]
+pub(crate) struct Askers {
+    attachments: Arc<Mutex<Vec<Attachment>>>,
+    still_asked: StillAsked,
+}
+
+impl Askers {
+    /// The one whose process this is.
+    pub(crate) fn new(first: Attachment, still_asked: StillAsked) -> Self {
+        Self { attachments: Arc::new(Mutex::new(vec![first])), still_asked }
+    }
+
+    /// Adds one.
+    pub(crate) fn join(&self, attachment: Attachment) {
+        self.attachments.lock().unwrap_or_else(PoisonError::into_inner).push(attachment);
+    }
+
+    fn all(&self) -> Vec<Attachment> {
+        self.attachments.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
 impl Ipam {
     /// Makes sure that nothing that was noted for these attachments can land from now on. What was noted for several of them is
     /// sent again once.
@@ -108,15 +130,14 @@ impl Ipam {
     }
 
     /// The store for assignments: one that notes what goes out, where intents are noted at all.
-    pub(crate) fn noting(&self, requests: &[AssignRequest], still_asked: &StillAsked) -> Arc<dyn Store> {
+    pub(crate) fn noting(&self, askers: &Askers) -> Arc<dyn Store> {
         let inner = Arc::clone(self.store());
         match self.intents() {
             None => inner,
             Some(intents) => Arc::new(Noting {
                 inner,
                 intents: Arc::clone(intents),
-                attachments: requests.iter().map(|request| request.attachment.clone()).collect(),
-                still_asked: Arc::clone(still_asked),
+                askers: askers.clone(),
                 noted: Mutex::default(),
             }),
         }
@@ -202,8 +223,7 @@ fn unreadable(error: io::Error) -> kv::Error {
 struct Noting {
     inner: Arc<dyn Store>,
     intents: Arc<dyn Intents>,
-    attachments: Vec<Attachment>,
-    still_asked: StillAsked,
+    askers: Askers,
     /// What is noted now.
     noted: Mutex<Option<Noted>>,
 }
@@ -232,7 +252,7 @@ impl Noting {
         }
         let txn = Txn::new().with_compares(txn.compares.clone()).with_success(txn.success.clone());
         let not_done = |kind| kv::Error::new(kind, Operation::Txn, "intents").with_outcome(Outcome::NotApplied);
-        let id = self.intents.record(&self.attachments, &txn, &self.still_asked).map_err(|error| {
+        let id = self.intents.record(&self.askers.all(), &txn, &self.askers.still_asked).map_err(|error| {
             let detail = "cannot note what is about to be done, so nothing was done";
             not_done(ErrorKind::Io).with_detail(detail).with_source(error)
         })?;

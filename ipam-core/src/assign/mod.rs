@@ -14,7 +14,6 @@ mod would;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::slice;
 
 use ipnet::IpNet;
 use kv::{Deadline, Key, Range, Transaction};
@@ -26,7 +25,7 @@ pub use explain::{Explanation, Outcome, PoolState, Source, Stock};
 pub use handle::HandleRequest;
 pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 use specific::Specific;
-use together::always;
+use together::Asking;
 
 use crate::attachment::{Attachment, BOOT, Claim, NODE, TIMESTAMP};
 use crate::error::{BridgeError, Error, Result};
@@ -79,11 +78,18 @@ impl Ipam {
     /// # Errors
     /// Those of [`Error`], with Calico's texts.
     pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
+        let answers = self.assign_to(Asking::alone(request, deadline)).await?;
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// Assigns to all who ask, and does what may help if there is no room for a single one.
+    async fn assign_to(&self, mut asking: Asking<'_>) -> Result<Vec<Vec<Assigned>>> {
         let mut findings = Findings::default();
-        let error = match self.assign_all(slice::from_ref(request), &always(), &mut findings, deadline).await {
-            Ok(done) => return Ok(done.only_answer()),
+        let error = match self.assign_all(&mut asking, &mut findings).await {
+            Ok(done) => return Ok(done.answers),
             Err(error) => error,
         };
+        let ([request], deadline) = (&asking.requests[..], asking.deadline) else { return Err(error) };
         let assigned = if is_short(&error) {
             self.assign_over_leftovers(request, &findings, error, deadline).await
         } else {
@@ -103,7 +109,7 @@ impl Ipam {
         findings: &Findings,
         error: Error,
         deadline: Deadline,
-    ) -> Result<Vec<Assigned>> {
+    ) -> Result<Vec<Vec<Assigned>>> {
         let Some(live) = self.live().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
         // Asked now that it is known who is left over: who gets an address from here on is not among them.
         let Some(evidence) = live.evidence().await else { return Err(error) };
@@ -113,17 +119,17 @@ impl Ipam {
             return Err(error);
         }
         let mut again = Findings::default();
-        let request = slice::from_ref(request);
-        let store = self.noting(request, &always());
+        let mut asking = Asking::alone(request, deadline);
+        let store = self.noting(&asking.askers);
         let done = transact!(on store, deadline, |tx| {
-            self.assign_in(tx, request, Some(&leftovers), &mut again).await
+            self.assign_in(tx, &mut asking, Some(&leftovers), &mut again).await
         });
         match done {
             Ok(done) => {
                 for gc::Allocation { address, network, container, interface, .. } in &done.freed {
                     tracing::warn!(%address, network, container, interface, "freed: left over from an earlier boot");
                 }
-                Ok(done.only_answer())
+                Ok(done.answers)
             }
             Err(other) if is_short(&other) => Err(error),
             Err(other) => Err(other),
@@ -180,10 +186,11 @@ impl Ipam {
     async fn assign_in(
         &self,
         tx: &mut Transaction,
-        requests: &[AssignRequest],
+        asking: &mut Asking<'_>,
         leftovers: Option<&Leftovers>,
         findings: &mut Findings,
     ) -> Result<Done> {
+        let requests = &asking.requests;
         let Some(Attachment { node, .. }) = requests.first().map(|request| &request.attachment) else {
             return Ok(Done::default());
         };
@@ -191,17 +198,19 @@ impl Ipam {
         let mut wanted = Wanted::default();
         requests.iter().for_each(|request| wanted.add(&request.wanted));
         let mut first: Vec<Key> = requests.iter().map(|request| keys::handle(&request.attachment.handle())).collect();
+        first.iter().for_each(|handle| tx.presume_absent(handle));
         for family in [Family::V4, Family::V6].into_iter().filter(|family| wanted.any_of(*family) > 0) {
             let likely = hints::latest_of(&findings.used, family);
             first.extend(likely.map(keys::block));
             first.extend(likely.and_then(|cidr| keys::affinity(&owner, cidr)));
         }
         let mut around = self.read_around(tx, &owner, &wanted, first).await?;
+        self.let_join(tx, asking).await?;
 
         let rest = around.config.cooldown_seconds();
         let mut work = Workset::new(tx, self.now(), rest);
         let mut all = Done::default();
-        for request in requests {
+        for request in &asking.requests {
             let handle = request.attachment.handle();
             let attachment = Attachment { node: around.host.name.clone(), ..request.attachment.clone() };
             let mut attributes = request.attributes.clone();
@@ -243,13 +252,6 @@ struct Done {
     answers: Vec<Vec<Assigned>>,
     /// What was freed of earlier boots.
     freed: Vec<gc::Allocation>,
-}
-
-impl Done {
-    /// That of a single request.
-    fn only_answer(self) -> Vec<Assigned> {
-        self.answers.into_iter().flatten().collect()
-    }
 }
 
 /// An assignment on its way.

@@ -18,7 +18,7 @@ use crate::world::{World, attachment, ip, soon};
 
 /// Remembers what it is told, or always says the same.
 #[derive(Debug, Default)]
-struct Memory {
+pub(crate) struct Memory {
     blocks: Mutex<Vec<IpNet>>,
     told: AtomicU32,
     is_stuck: bool,
@@ -49,10 +49,10 @@ impl Hints for Memory {
     }
 }
 
-type Counted = Counting<Arc<dyn kv::Store>>;
+pub(crate) type Counted = Counting<Arc<dyn kv::Store>>;
 
 /// An allocator on the store of a world that counts and has these hints.
-fn counted(world: &World, hints: &Arc<Memory>) -> (Ipam, Counted) {
+pub(crate) fn counted(world: &World, hints: &Arc<Memory>) -> (Ipam, Counted) {
     let counting = Counting::new(Arc::clone(&world.store));
     let counted = World::on(Arc::new(counting.clone()), Nodes::Registered);
     (counted.ipam.with_hints(Arc::clone(hints) as Arc<dyn Hints>), counting)

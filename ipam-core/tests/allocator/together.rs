@@ -8,14 +8,27 @@ use ipam_core::assign::{AssignRequest, Assigned, Bridge, Gateway, Wanted};
 use ipam_core::intents::StillAsked;
 use ipam_core::model::{IpamConfig, NewPool};
 use ipam_core::{Error, Ipam, Nodes, Result};
-use kv::{ErrorKind, Kv, RangeRequest, RangeResponse, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
+use kv::{
+    Deadline, ErrorKind, Kv, RangeRequest, RangeResponse, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream,
+};
 use serde_json::Value;
 
+use crate::hints::counted;
 use crate::intents::Notes;
 use crate::world::{World, attachment, ip, soon};
 
 fn always() -> StillAsked {
     Arc::new(|| true)
+}
+
+/// Assigns to all of them, of whom the first commits.
+async fn assign_together(
+    ipam: &Ipam,
+    requests: &[AssignRequest],
+    still_asked: &StillAsked,
+    deadline: Deadline,
+) -> Result<Vec<Vec<Assigned>>> {
+    ipam.assign_together(&requests[0], || requests[1..].to_vec(), still_asked, deadline).await
 }
 
 fn request(container: &str, wanted: Wanted) -> AssignRequest {
@@ -64,7 +77,7 @@ async fn the_same(requests: &[AssignRequest], prepare: impl AsyncFn(&World)) -> 
         answers.push(alone.assign(request).await.unwrap());
     }
     assert_eq!(revision(&together).await, before);
-    assert_eq!(together.ipam.assign_together(requests, &always(), soon()).await.unwrap(), answers);
+    assert_eq!(assign_together(&together.ipam, requests, &always(), soon()).await.unwrap(), answers);
     assert_eq!(revision(&together).await, before + 1);
     assert_eq!(documents(&alone.dump().await), documents(&together.dump().await));
     together.check().await;
@@ -119,9 +132,9 @@ async fn who_has_an_address_gets_that_again() {
     // If all have theirs, nothing is written.
     let world = world().await;
     let requests = requests(&["c1", "c2"]);
-    let first = world.ipam.assign_together(&requests, &always(), soon()).await.unwrap();
+    let first = assign_together(&world.ipam, &requests, &always(), soon()).await.unwrap();
     let before = revision(&world).await;
-    assert_eq!(world.ipam.assign_together(&requests, &always(), soon()).await.unwrap(), first);
+    assert_eq!(assign_together(&world.ipam, &requests, &always(), soon()).await.unwrap(), first);
     assert_eq!(revision(&world).await, before);
 }
 
@@ -130,7 +143,7 @@ async fn a_block_is_written_once_and_its_number_counts_one() {
     let world = world().await;
     let first = world.assign(&requests(&["c1"])[0]).await.unwrap()[0].block.to_string();
     let before = world.block(&first).await.unwrap();
-    world.ipam.assign_together(&requests(&["c2", "c3", "c4"]), &always(), soon()).await.unwrap();
+    assign_together(&world.ipam, &requests(&["c2", "c3", "c4"]), &always(), soon()).await.unwrap();
     let block = world.block(&first).await.unwrap();
     assert_eq!(block.sequence_number(), before.sequence_number() + 1);
     assert!(block.is_full());
@@ -143,17 +156,17 @@ async fn nobody_gets_anything_if_one_cannot() {
     world.one("a", "before").await.unwrap();
     let before = world.dump().await;
     let all = ["c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"];
-    let error = world.ipam.assign_together(&requests(&all), &always(), soon()).await.unwrap_err();
+    let error = assign_together(&world.ipam, &requests(&all), &always(), soon()).await.unwrap_err();
     assert!(matches!(error, Error::Exhausted { .. }), "{error}");
     let mut limited = requests(&all[..5]);
     limited.iter_mut().for_each(|request| request.max_blocks = 1);
-    let error = world.ipam.assign_together(&limited, &always(), soon()).await.unwrap_err();
+    let error = assign_together(&world.ipam, &limited, &always(), soon()).await.unwrap_err();
     assert!(matches!(error, Error::BlockLimit), "{error}");
     let mut unknown = requests(&all[..3]);
     unknown[2].v4_pools = vec!["no-such-pool".to_owned()];
-    world.ipam.assign_together(&unknown, &always(), soon()).await.unwrap_err();
+    assign_together(&world.ipam, &unknown, &always(), soon()).await.unwrap_err();
     assert_eq!(world.dump().await, before);
-    assert_eq!(world.ipam.assign_together(&requests(&all[..7]), &always(), soon()).await.unwrap().len(), 7);
+    assert_eq!(assign_together(&world.ipam, &requests(&all[..7]), &always(), soon()).await.unwrap().len(), 7);
     world.check().await;
 }
 
@@ -164,11 +177,10 @@ async fn one_node_and_each_once() {
     let mut others = requests(&["c1", "c2"]);
     others[1].attachment.node = "b".to_owned();
     for wrong in [others, requests(&["c1", "c2", "c1"])] {
-        let error = world.ipam.assign_together(&wrong, &always(), soon()).await.unwrap_err();
+        let error = assign_together(&world.ipam, &wrong, &always(), soon()).await.unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");
     }
     assert_eq!(world.dump().await, before);
-    assert_eq!(world.ipam.assign_together(&[], &always(), soon()).await.unwrap(), Vec::<Vec<Assigned>>::new());
 }
 
 /// A store before the first commit of which something else happens.
@@ -208,7 +220,7 @@ async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec
     world.one("a", "before").await.unwrap();
     let meddled = Meddled { world: world.clone(), node, container, commits: AtomicU32::new(0) };
     let ipam = world.through(Arc::new(meddled));
-    let answers = ipam.assign_together(&requests(&["c1", "c2", "c3"]), &always(), soon()).await.unwrap();
+    let answers = assign_together(&ipam, &requests(&["c1", "c2", "c3"]), &always(), soon()).await.unwrap();
     world.check().await;
     (world, answers)
 }
@@ -246,7 +258,7 @@ async fn nothing_is_sent_once_somebody_asks_no_more() {
     let notes: Arc<Notes> = Arc::default();
     let ipam = noting(&world, &notes);
     let before = world.dump().await;
-    conflict(ipam.assign_together(&requests(&["c1", "c2"]), &(Arc::new(|| false) as StillAsked), soon()).await);
+    conflict(assign_together(&ipam, &requests(&["c1", "c2"]), &(Arc::new(|| false) as StillAsked), soon()).await);
     assert_eq!(world.dump().await, before);
     assert_eq!(notes.count(), 0);
 }
@@ -265,7 +277,7 @@ async fn it_is_asked_when_the_note_can_be_found_and_again_for_each_attempt() {
         assert_eq!(seen.count(), 2, "a note for each");
         asking.fetch_add(1, SeqCst) == 0
     });
-    conflict(ipam.assign_together(&requests(&["c1", "c2"]), &still_asked, soon()).await);
+    conflict(assign_together(&ipam, &requests(&["c1", "c2"]), &still_asked, soon()).await);
     assert_eq!((asked.load(SeqCst), notes.count()), (2, 0));
     for container in ["c1", "c2"] {
         assert!(crate::world::held(&world.ipam, &attachment("a", container)).await.is_empty());
@@ -291,8 +303,8 @@ async fn each_finds_the_note_of_all() {
             lost.store(true, SeqCst);
             true
         });
-        let deadline = kv::Deadline::after(std::time::Duration::from_millis(200));
-        ipam.assign_together(&requests(&["c1", "c2"]), &still_asked, deadline).await.unwrap_err();
+        let deadline = Deadline::after(std::time::Duration::from_millis(200));
+        assign_together(&ipam, &requests(&["c1", "c2"]), &still_asked, deadline).await.unwrap_err();
         assert_eq!(notes.count(), 2);
         let ipam = noting(&world, &notes);
         let release = async |container: &str| {
@@ -317,9 +329,66 @@ async fn many_blocks_fit_in_a_commit_or_nothing_happens() {
     let names: Vec<String> = (0..92).map(|number| format!("c{number}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     // A block, an affinity and a handle for each.
-    assert_eq!(world.ipam.assign_together(&requests(&names[..32]), &always(), soon()).await.unwrap().len(), 32);
+    assert_eq!(assign_together(&world.ipam, &requests(&names[..32]), &always(), soon()).await.unwrap().len(), 32);
     let before = world.dump().await;
-    world.ipam.assign_together(&requests(&names[32..]), &always(), soon()).await.unwrap_err();
+    assign_together(&world.ipam, &requests(&names[32..]), &always(), soon()).await.unwrap_err();
     assert_eq!(world.dump().await, before);
+    world.check().await;
+}
+
+#[tokio::test]
+async fn who_asks_while_the_first_reads_joins_without_a_round_trip() {
+    let world = World::new().await;
+    world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
+    world.one("a", "before").await.unwrap();
+    world.one("a", "c3").await.unwrap();
+    let (ipam, counting) = counted(&world, &Arc::default());
+    ipam.assign(&requests(&["c0"])[0], soon()).await.unwrap();
+    // The handle of c3 is there, though it was taken not to be: that costs another attempt.
+    for (others, commits) in [(vec!["c2"], 1), (vec![], 1), (vec!["c3", "c4"], 3)] {
+        counting.take();
+        let own = request(&format!("first of {}", others.len()), Wanted::any(1, 0));
+        let asked = AtomicU32::new(0);
+        let join = || {
+            asked.fetch_add(1, SeqCst);
+            assert_eq!(counting.take().round_trips(), 1, "after what surrounds was read");
+            requests(&others)
+        };
+        let answers = ipam.assign_together(&own, join, &always(), soon()).await.unwrap();
+        assert_eq!((counting.take().round_trips(), asked.load(SeqCst)), (commits, 1), "{others:?}");
+        for (container, answer) in others.iter().zip(&answers[1..]) {
+            let held = crate::world::held(&world.ipam, &attachment("a", container)).await;
+            assert_eq!(held, [answer[0].ip], "{container}");
+        }
+    }
+    world.check().await;
+}
+
+#[tokio::test]
+async fn what_was_begun_for_one_who_joins_is_settled_first() {
+    let world = world().await;
+    world.one("a", "before").await.unwrap();
+    let notes: Arc<Notes> = Arc::default();
+    // It reads; what it commits is on its way, and its process is gone.
+    let asked = AtomicU32::new(0);
+    let store = kv::wrap::Faulty::new(Arc::clone(&world.store), move |operation| {
+        let is_held = operation == kv::Operation::Txn && asked.fetch_add(1, SeqCst) > 0;
+        is_held.then_some(kv::wrap::Fault::Held)
+    });
+    let late = store.clone();
+    let begun = Ipam::new(Arc::new(store), Nodes::Registered).with_intents(Arc::clone(&notes) as _);
+    let deadline = Deadline::after(std::time::Duration::from_millis(200));
+    begun.assign(&requests(&["c2"])[0], deadline).await.unwrap_err();
+    assert_eq!(notes.count(), 1);
+    let ipam = noting(&world, &notes);
+    let answers = assign_together(&ipam, &requests(&["c1", "c2"]), &always(), soon()).await.unwrap();
+    assert_eq!(notes.count(), 0);
+    let before = world.dump().await;
+    assert!(!late.deliver_held().await.unwrap().is_empty());
+    assert_eq!(world.dump().await, before);
+    for (container, answer) in ["c1", "c2"].into_iter().zip(answers) {
+        let held = crate::world::held(&world.ipam, &attachment("a", container)).await;
+        assert_eq!(held, [answer[0].ip], "{container}");
+    }
     world.check().await;
 }

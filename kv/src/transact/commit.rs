@@ -22,8 +22,8 @@ impl Transaction {
         // Deleting what is not there is nothing to do.
         self.writes.retain(|key, value| value.is_some() || self.guards.get(key).is_some_and(|guard| guard.is_set()));
         if self.writes.is_empty() {
-            // What is only remembered may be so no more.
-            return Ok(if self.recalled.is_some() { Commit::Overtaken } else { Commit::Done(self.at) });
+            // What is only remembered may be so no more, and what is only guessed may never have been.
+            return Ok(if self.is_unproven() { Commit::Overtaken } else { Commit::Done(self.at) });
         }
         let guards = self.guards.len() + self.guarded_ranges.len();
         if guards > MAX_GUARDS {
@@ -84,13 +84,19 @@ impl Transaction {
 
     /// The guards failed: were we the ones who changed a written key first after the revision that we read?
     async fn look_back(&self, written: &[Key], now: &[OpResult], unknown: Error) -> Result<Commit> {
-        let changed = written.iter().zip(now).find(|(key, result)| {
-            let current = match result {
-                OpResult::Range(found) => found.kvs.first().map_or(Revision::UNSET, |kv| kv.mod_revision),
-                _ => Revision::UNSET,
-            };
-            self.guards.get(*key) != Some(&current)
-        });
+        let current = |result: &OpResult| match result {
+            OpResult::Range(found) => found.kvs.first().map_or(Revision::UNSET, |kv| kv.mod_revision),
+            _ => Revision::UNSET,
+        };
+        let was_there = |(key, result): (&Key, &OpResult)| {
+            let revision = current(result);
+            self.guards.get(key) == Some(&Revision::UNSET) && revision.is_set() && revision <= self.looked_at(key)
+        };
+        if written.iter().zip(now).any(was_there) {
+            // It was taken to be absent and never was: the guards have not held at any time.
+            return Ok(Commit::Overtaken);
+        }
+        let changed = written.iter().zip(now).find(|(key, result)| self.guards.get(*key) != Some(&current(result)));
         let Some((key, _)) = changed else {
             // Every key that we would have written is as it was: it has not happened, and somebody changed another guard.
             return Ok(Commit::Overtaken);
@@ -105,8 +111,7 @@ impl Transaction {
 
     /// The first change of a key after the revision at which it was looked at: when, and what was written (`None`: deleted).
     async fn first_change(&self, key: &Key) -> Result<(Revision, Option<Value>)> {
-        let looked_at = self.presumed.get(key).copied().unwrap_or(self.at);
-        let request = WatchRequest::new(Range::Key(key.clone()), looked_at.next());
+        let request = WatchRequest::new(Range::Key(key.clone()), self.looked_at(key).next());
         let mut changes = self.store.watch(request).await?;
         // Dropping a watch on a timer loses nothing: it only reads.
         let next = tokio::time::timeout(self.deadline.remaining(), changes.next()).await;

@@ -2,6 +2,7 @@
 
 mod commit;
 mod memory;
+mod presumed;
 mod transaction;
 
 use std::sync::Arc;
@@ -168,12 +169,14 @@ pub struct Attempts {
     refusal: Option<Error>,
     /// True until an attempt was made that asks the store, or cannot be made otherwise.
     may_recall: bool,
+    /// True until an attempt was wrong about what it had not looked at.
+    may_guess: bool,
 }
 
 impl Attempts {
     /// No attempt made yet.
     pub fn new(store: Arc<dyn Store>, options: TransactOptions) -> Self {
-        Self { store, options, made: 0, refusal: None, may_recall: true }
+        Self { store, options, made: 0, refusal: None, may_recall: true, may_guess: true }
     }
 
     /// The next attempt; after the first, a pause comes before it.
@@ -197,7 +200,8 @@ impl Attempts {
             return Err(self.because(Error::new(kind, Operation::Transact, "store")));
         }
         self.made += 1;
-        Ok(Transaction::new(Arc::clone(&self.store), deadline).reading_beside(self.options.beside.clone()))
+        let new = Transaction::new(Arc::clone(&self.store), deadline).guessing(self.may_guess);
+        Ok(new.reading_beside(self.options.beside.clone()))
     }
 
     /// Commits an attempt whose body had this outcome: `None` if another attempt is due.
@@ -209,8 +213,9 @@ impl Attempts {
         mut attempt: Transaction,
         outcome: Result<T, E>,
     ) -> Result<Option<Committed<T>>, E> {
-        // What is only remembered proves nothing unless it is committed.
-        if attempt.is_stale() || (attempt.recalled.is_some() && (outcome.is_err() || !attempt.has_writes())) {
+        self.may_guess &= !attempt.guessed;
+        // What was not read by it proves nothing unless it is committed.
+        if attempt.is_stale() || (attempt.is_unproven() && (outcome.is_err() || !attempt.has_writes())) {
             return Ok(None);
         }
         let value = outcome?;

@@ -52,6 +52,10 @@ pub struct Transaction {
     stale: bool,
     /// When the store was last asked for what this attempt remembers, if it remembers it.
     pub(super) recalled: Option<Instant>,
+    /// False for an attempt after one that was wrong about what is absent.
+    pub(super) may_guess: bool,
+    /// True once something is taken to be absent at which nobody has looked.
+    pub(super) guessed: bool,
 }
 
 impl Transaction {
@@ -71,6 +75,8 @@ impl Transaction {
             beside: Vec::new(),
             stale: false,
             recalled: None,
+            may_guess: true,
+            guessed: false,
         }
     }
 
@@ -92,15 +98,6 @@ impl Transaction {
             new.seen.insert(key, kv);
         }
         new
-    }
-
-    /// For a key that is most likely absent: an attempt that begins from a [`Memory`](super::Memory) takes it to be absent
-    /// without asking, and its commit fails if it is not. Others read it as ever.
-    pub fn presume_absent(&mut self, key: &Key) {
-        if self.recalled.is_some() && !self.knows(key) {
-            self.presumed.insert(key.clone(), self.at);
-            self.seen.insert(key.clone(), None);
-        }
     }
 
     /// The revision that this attempt reads; unset before its first read.
@@ -255,7 +252,7 @@ impl Transaction {
         if !self.knows(key) {
             self.fetch(vec![(Range::Key(key.clone()), Content::Full)]).await?;
         }
-        if self.recalled.is_some() {
+        if self.recalled.is_some() || self.presumed.contains_key(key) {
             self.guard(key);
         }
         Ok(self.seen.get(key).and_then(|kv| kv.as_ref().map(|kv| kv.value.clone())))
@@ -338,7 +335,7 @@ impl Transaction {
     }
 
     /// True if nothing needs to be read to know this key.
-    fn knows(&self, key: &Key) -> bool {
+    pub(super) fn knows(&self, key: &Key) -> bool {
         self.seen.contains_key(key)
             || self.listed.iter().any(|range| range.contains(key.as_bytes()))
             || self.keys.iter().any(|(range, keys)| range.contains(key.as_bytes()) && keys.binary_search(key).is_err())
