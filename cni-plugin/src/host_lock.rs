@@ -9,11 +9,14 @@ use std::pin::{Pin, pin};
 use std::task::{Poll, ready};
 use std::time::Duration;
 
+use rustix::process::setpriority_process;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 /// How long the lock is waited for.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
+/// How urgent who has the lock is (`nice`): before what is usual, behind what keeps a machine running.
+const URGENCY: i32 = -10;
 
 /// A lock on a file (`flock`) that ends when this is dropped, or with the process.
 ///
@@ -27,9 +30,16 @@ pub(crate) struct HostLock {
 impl HostLock {
     /// Takes the lock, or goes on without it after 2 s or a fifth of `budget`. Why is logged. If somebody else has it,
     /// `meanwhile` runs, and once it ends nobody waits any more.
+    ///
+    /// Who has it is urgent from then on, where that is allowed: all others wait for it, and it has little to compute.
     pub(crate) async fn take(path: &Path, budget: Duration, meanwhile: impl AsyncFnOnce()) -> Self {
         let file = match lock(path, LONGEST_WAIT.min(budget / 5), meanwhile).await {
-            Ok(Waited::Locked(file)) => Some(file),
+            Ok(Waited::Locked(file)) => {
+                if let Err(error) = setpriority_process(None, URGENCY) {
+                    tracing::debug!(%error, "as urgent as any other process");
+                }
+                Some(file)
+            }
             Ok(Waited::Needless) => None,
             Ok(Waited::InVain) => {
                 tracing::warn!(path = %path.display(), "somebody holds the lock of this host; going on without it");
@@ -97,6 +107,8 @@ mod tests {
     use std::future::pending;
     use std::time::Instant;
 
+    use rustix::process::getpriority_process;
+
     use super::*;
 
     #[tokio::test]
@@ -124,5 +136,21 @@ mod tests {
         std::fs::write(folder.path().join("file"), "").unwrap();
         let lock = HostLock::take(&folder.path().join("file/lock"), Duration::from_secs(10), pending).await;
         assert!(!lock.is_held());
+    }
+
+    #[tokio::test]
+    async fn who_has_it_is_urgent() {
+        // Of this thread; not everybody may.
+        let is_allowed = setpriority_process(None, -1).is_ok();
+        let before = getpriority_process(None).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let held = lock(&path, Duration::ZERO, pending).await.unwrap();
+        let in_vain = HostLock::take(&path, Duration::from_millis(50), pending).await;
+        assert_eq!((in_vain.is_held(), getpriority_process(None).unwrap()), (false, before));
+        drop(held);
+        let lock = HostLock::take(&path, Duration::from_secs(10), pending).await;
+        let urgency = if is_allowed { URGENCY } else { before };
+        assert_eq!((lock.is_held(), getpriority_process(None).unwrap()), (true, urgency));
     }
 }
