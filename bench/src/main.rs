@@ -24,6 +24,7 @@ mod support;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::findings::Findings;
 
@@ -151,17 +152,25 @@ fn main() -> Outcome<()> {
     let folder = tempfile::Builder::new().prefix("margay-bench").tempdir()?;
     for (name, part) in PRINTED {
         if wish.has(name) {
+            settle();
             part(&programs, folder.path())?;
         }
     }
     let mut findings = Findings::default();
     for (name, part) in found() {
         if wish.has(name) {
+            settle();
             findings.take(part(&programs, folder.path())?);
         }
     }
     findings.conclude();
     wish.file.map_or(Ok(()), |file| findings.write(&file))
+}
+
+/// What was written before is none of the next part's: each begins on a disk that is at rest.
+fn settle() {
+    nix::unistd::sync();
+    std::thread::sleep(Duration::from_secs(2));
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ const CALLERS: usize = 16;
 /// How many ADDs each caller makes in a round, and how many calls the single one makes.
 const EACH: usize = 30;
 const ALONE: usize = 100;
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 10;
 const RESIDENTS: u64 = 40;
 
 /// A verb of a contender.
