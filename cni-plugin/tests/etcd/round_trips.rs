@@ -1,7 +1,9 @@
 //! How often the plugin asks etcd, as etcd itself has counted it; and the hints that spare a question.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::PathBuf;
 
 use serde_json::Value;
 
@@ -52,11 +54,13 @@ fn dual(conf: &Value) -> Value {
     conf
 }
 
-fn hint_of(lab: &Lab) -> std::path::PathBuf {
+/// What was remembered last of this store. Another lab may have had the same port before, and other nodes.
+fn hint_of(lab: &Lab) -> PathBuf {
     let store = lab.location().to_string();
-    let files = std::fs::read_dir("/run/margay/hints").unwrap().map(|entry| entry.unwrap().path());
-    let is_ours = |path: &std::path::PathBuf| std::fs::read_to_string(path).is_ok_and(|text| text.contains(&store));
-    files.into_iter().find(is_ours).expect("nothing was remembered")
+    let files = fs::read_dir("/run/margay/hints").unwrap().map(|entry| entry.unwrap().path());
+    let ours = files.filter(|path| fs::read_to_string(path).is_ok_and(|text| text.contains(&store)));
+    let written = |path: &PathBuf| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    ours.max_by_key(written).expect("nothing was remembered")
 }
 
 #[test]
@@ -79,7 +83,7 @@ fn a_hint_that_is_no_good_costs_one_question() {
     let (lab, conf) = lab();
     let first = Call::new("ADD", "c1", &conf).ok().address();
     let hint = hint_of(&lab);
-    let good = std::fs::read_to_string(&hint).unwrap();
+    let good = fs::read_to_string(&hint).unwrap();
     let block = serde_json::from_str::<Value>(&good).unwrap()["blocks"][0].as_str().unwrap().to_owned();
     for (number, bad) in [
         String::new(),
@@ -93,14 +97,14 @@ fn a_hint_that_is_no_good_costs_one_question() {
     .enumerate()
     {
         let container = format!("bad-{number}");
-        std::fs::write(&hint, bad).unwrap();
+        fs::write(&hint, bad).unwrap();
         // The block and its affinity, at once.
         assert_eq!(asks(&lab, &Call::new("ADD", &container, &conf)), (2, 2), "{bad:.100}");
-        assert!(std::fs::read_to_string(&hint).unwrap().contains(&block), "it was not mended: {bad:.100}");
-        std::fs::write(&hint, bad).unwrap();
+        assert!(fs::read_to_string(&hint).unwrap().contains(&block), "it was not mended: {bad:.100}");
+        fs::write(&hint, bad).unwrap();
         assert_eq!(asks(&lab, &Call::new("DEL", &container, &conf)), (2, 1), "{bad:.100}");
     }
-    std::fs::remove_file(&hint).unwrap();
+    fs::remove_file(&hint).unwrap();
     let mut told = conf;
     told["prevResult"] = serde_json::json!({"cniVersion": "1.0.0", "ips": [{"address": format!("{first}/32")}]});
     assert_eq!(asks(&lab, &Call::new("DEL", "c1", &told)), (2, 0), "DEL by who is told the address");
