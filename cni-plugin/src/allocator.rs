@@ -60,12 +60,8 @@ impl StoreAllocator {
                 Some(Answer::Nothing) | None => !turn.is_locked(),
             };
             let work = async |ipam: Ipam, deadline, lock: Option<HostLock>| {
-                let waiting = Arc::default();
                 let gather = || if is_alone { Vec::new() } else { queue.gather(assign) };
-                let assigned = assign_together(&ipam, assign, gather, &waiting, deadline).await;
-                // Whoever is next goes on while those who have their answer are called.
-                drop(lock);
-                call(waiting.get().map_or(&[], Vec::as_slice));
+                let assigned = assign_together(&ipam, assign, gather, lock, deadline).await;
                 assigned.map_err(|error| explain(error, &request.network))
             };
             // Apart, since it is large, and who is served by somebody else never comes here.
@@ -160,21 +156,22 @@ impl Turn<'_> {
     }
 }
 
-/// Assigns to who asks here and, in the same commit, to all whom `gather` finds waiting, who are told; `waiting` keeps them. If
-/// they cannot be served together, each is left to go on alone.
+/// Assigns to who asks here and, in the same commit, to all whom `gather` finds waiting, who are told when the lock of this
+/// host is let go. If they cannot be served together, each is left to go on alone.
 async fn assign_together(
     ipam: &Ipam,
     own: &AssignRequest,
     gather: impl FnOnce() -> Vec<Waiting> + Send,
-    waiting: &Arc<OnceLock<Vec<Waiting>>>,
+    lock: Option<HostLock>,
     deadline: Deadline,
 ) -> ipam_core::Result<Vec<Given>> {
+    let waiting: Arc<OnceLock<Vec<Waiting>>> = Arc::default();
     let others = || waiting.get_or_init(gather).iter().map(|waiting| waiting.request.clone()).collect();
-    let asking = Arc::clone(waiting);
+    let asking = Arc::clone(&waiting);
     let still_asked: StillAsked = Arc::new(move || asking.get().into_iter().flatten().all(Waiting::still_waits));
     let assigned = ipam.assign_together(own, others, &still_asked, deadline).await;
     let others = waiting.get().map_or(&[][..], Vec::as_slice);
-    match assigned {
+    let assigned = match assigned {
         Ok(answers) => {
             let mut answers = answers.into_iter();
             let answer = answers.next().unwrap_or_default();
@@ -191,7 +188,11 @@ async fn assign_together(
             let is_unknown = matches!(&error, ipam_core::Error::Store(error) if error.outcome() == Outcome::Unknown);
             if is_unknown { Err(error) } else { ipam.assign(own, deadline).await }
         }
-    }
+    };
+    // Whoever is next goes on while those who have their answer are called.
+    drop(lock);
+    call(others);
+    assigned
 }
 
 /// What a verb does with the store.

@@ -84,7 +84,7 @@ impl Ipam {
 
     /// Assigns to all, with what is remembered of the network and node of the first, and notes what is sent for each.
     pub(super) async fn assign_all(&self, asking: &mut Asking<'_>, findings: &mut Findings) -> Result<Done> {
-        let Some(AssignRequest { attachment, .. }) = asking.requests.first().cloned() else {
+        let Some(attachment) = asking.requests.first().map(|request| request.attachment.clone()) else {
             return Ok(Done::default());
         };
         self.settle_intents(&[&attachment], asking.deadline).await?;

@@ -225,14 +225,20 @@ async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec
     (world, answers)
 }
 
+/// Each of them, who asked for one address, holds the one that it was told and no other.
+async fn each_has_its_answer(world: &World, containers: &[&str], answers: &[Vec<Assigned>]) {
+    assert_eq!(containers.len(), answers.len());
+    for (container, answer) in containers.iter().zip(answers) {
+        let held = crate::world::held(&world.ipam, &attachment("a", container)).await;
+        assert_eq!(held, [answer[0].ip], "{container}");
+    }
+}
+
 #[tokio::test]
 async fn who_was_first_is_not_served_again() {
     // One of them by itself, as one that has waited too long.
     let (world, answers) = meddled("a", "c2").await;
-    for (container, answer) in ["c1", "c2", "c3"].into_iter().zip(answers) {
-        let held = crate::world::held(&world.ipam, &attachment("a", container)).await;
-        assert_eq!(held, [answer[0].ip], "{container}");
-    }
+    each_has_its_answer(&world, &["c1", "c2", "c3"], &answers).await;
 }
 
 #[tokio::test]
@@ -356,10 +362,7 @@ async fn who_asks_while_the_first_reads_joins_without_a_round_trip() {
         };
         let answers = ipam.assign_together(&own, join, &always(), soon()).await.unwrap();
         assert_eq!((counting.take().round_trips(), asked.load(SeqCst)), (commits, 1), "{others:?}");
-        for (container, answer) in others.iter().zip(&answers[1..]) {
-            let held = crate::world::held(&world.ipam, &attachment("a", container)).await;
-            assert_eq!(held, [answer[0].ip], "{container}");
-        }
+        each_has_its_answer(&world, &others, &answers[1..]).await;
     }
     world.check().await;
 }
@@ -386,9 +389,6 @@ async fn what_was_begun_for_one_who_joins_is_settled_first() {
     let before = world.dump().await;
     assert!(!late.deliver_held().await.unwrap().is_empty());
     assert_eq!(world.dump().await, before);
-    for (container, answer) in ["c1", "c2"].into_iter().zip(answers) {
-        let held = crate::world::held(&world.ipam, &attachment("a", container)).await;
-        assert_eq!(held, [answer[0].ip], "{container}");
-    }
+    each_has_its_answer(&world, &["c1", "c2"], &answers).await;
     world.check().await;
 }
