@@ -34,6 +34,18 @@ pub async fn waiting(location: &Location) -> Result<usize> {
     blocking(move || local::waiting(&*engine, &path)).await
 }
 
+/// Fails where an embedded store that is not there could not be made; see [`local::could_be_made`]. Others are not made.
+///
+/// # Errors
+/// Those of [`local::could_be_made`].
+pub async fn could_be_made(location: &Location) -> Result<()> {
+    if location.path().is_none() {
+        return Ok(());
+    }
+    let (engine, path) = embedded(location)?;
+    blocking(move || local::could_be_made(&*engine, &path)).await
+}
+
 /// The newest revision of an embedded store, without its turn; see [`local::newest`].
 ///
 /// # Errors

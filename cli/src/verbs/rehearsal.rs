@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use datastore::{Create, Location};
+use datastore::{Create, Location, care};
 use ipam_core::Ipam;
 use kv::ErrorKind;
 use kv::wrap::Rehearsal;
@@ -38,7 +38,10 @@ pub(super) async fn rehearse(
 ) -> Result<Answer> {
     let open = match datastore::open(location, Create::Never, wait()).await {
         Err(error) if *error.kind() == ErrorKind::Missing && what_for == Use::Make => {
-            datastore::open(&Location::Memory, Create::IfMissing, wait()).await
+            match care::could_be_made(location).await {
+                Ok(()) => datastore::open(&Location::Memory, Create::IfMissing, wait()).await,
+                Err(error) => Err(error),
+            }
         }
         opened => opened,
     };

@@ -32,6 +32,15 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     caught(&folder.place, Operation::Compact, || engine.shrink(&entry, &folder.place.store))
 }
 
+/// Fails where a store of `engine` could not be made in the folder `path`, as far as that can be told without making
+/// anything: there is no permission, a file is in the way, or what is in the folder is somebody else's.
+///
+/// # Errors
+/// Those with which making it would fail.
+pub fn could_be_made(engine: &dyn Engine, path: &Path) -> Result<()> {
+    StoreFolder::new(engine, path).could_be_made()
+}
+
 /// The formats of a store before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upgraded {

@@ -31,10 +31,13 @@ impl Place {
                      writable, or give another path"
                 ),
             ),
-            Io::NotADirectory | Io::AlreadyExists => (
-                ErrorKind::Io,
-                format!("{name} is in the way: a store is a folder; give another path or move that file away"),
-            ),
+            Io::NotADirectory | Io::AlreadyExists => {
+                let is_file = |above: &&Path| above.symlink_metadata().is_ok_and(|found| !found.is_dir());
+                let file = path.ancestors().find(is_file).unwrap_or(path).display();
+                let detail =
+                    format!("{file} is in the way: a store is a folder; give another path or move that file away");
+                (ErrorKind::Io, detail)
+            }
             Io::StorageFull | Io::QuotaExceeded => (ErrorKind::NoSpace, no_room(path)),
             _ => (ErrorKind::Io, format!("at {name}")),
         };

@@ -5,6 +5,8 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
+use rustix::fs::{Access, access};
+
 /// Of a store's files.
 pub(super) const FILE_MODE: u32 = 0o600;
 /// Of a store's folders.
@@ -21,6 +23,15 @@ pub(super) fn create(path: &Path) -> io::Result<()> {
         create_parents(parent)?;
     }
     create_one(path, FOLDER_MODE)
+}
+
+/// Fails where [`create`] would, as far as that can be told without making anything; with the path that keeps it from it.
+pub(super) fn could_create(path: &Path) -> Result<(), (&Path, io::Error)> {
+    let there = path.ancestors().find(|above| above.symlink_metadata().is_ok()).unwrap_or(path);
+    if !there.is_dir() {
+        return Err((there, io::ErrorKind::NotADirectory.into()));
+    }
+    access(there, Access::WRITE_OK | Access::EXEC_OK).map_err(|error| (there, error.into()))
 }
 
 fn create_parents(path: &Path) -> io::Result<()> {

@@ -110,7 +110,23 @@ impl StoreFolder {
         if self.exists(QUEUE)? {
             return Ok(());
         }
-        for entry in self.io("", fs::read_dir(path))? {
+        self.may_become_a_store()?;
+        self.io("", folder::restrict(path, folder::FOLDER_MODE))
+    }
+
+    /// Fails where a store that is not there could not be made, as far as that can be told without making anything.
+    pub(super) fn could_be_made(&self) -> Result<()> {
+        self.check_file_system(Create::IfMissing)?;
+        let path = &self.place.folder;
+        if path.is_dir() && !self.exists(QUEUE)? {
+            self.may_become_a_store()?;
+        }
+        folder::could_create(path).map_err(|(there, error)| self.place.io(there, error))
+    }
+
+    /// Refuses a folder with somebody else's files.
+    fn may_become_a_store(&self) -> Result<()> {
+        for entry in self.io("", fs::read_dir(&self.place.folder))? {
             let name = self.io("", entry)?.file_name();
             let known = [QUEUE, IDENTITY, IDENTITY_DRAFT, MARKER, HEAD, BALLAST, JOURNAL, "lost+found"]
                 .into_iter()
@@ -120,7 +136,7 @@ impl StoreFolder {
                 return Err(self.place.foreign_folder(&name.to_string_lossy()));
             }
         }
-        self.io("", folder::restrict(path, folder::FOLDER_MODE))
+        Ok(())
     }
 
     /// What is in the folder, once we have the turn.

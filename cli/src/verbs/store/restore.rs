@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use datastore::care::Staging;
+use datastore::care::{Staging, could_be_made};
 use datastore::{Create, Location};
 use indicatif::HumanCount;
 use kv::{ErrorKind, MAX_TXN_OPS, Op, Store, Txn};
@@ -45,6 +45,7 @@ pub(super) async fn run(location: &Location, args: &Restore) -> Result<Answer> {
     let seen = if args.replace { None } else { Some(newest_of_empty(location).await?) };
     let failed = |error| explain(location, error);
     if args.dry_run {
+        could_be_made(location).await.map_err(failed)?;
         return answer(location, args, Restored { header, keys, id: None, aside: None }).map(Answer::of_a_dry_run);
     }
     let staging = Staging::begin(location).await.map_err(failed)?;
