@@ -8,7 +8,7 @@
 //!   else gave it. So each key that is put must have no lease. That is a compare, and if a compare fails, reads in the
 //!   else-branch tell whether it was that one. Where there is no room for it (the limits on compares, operations and
 //!   bytes), or the else-branch writes as well, the keys are looked at just before the transaction instead, which
-//!   leaves a small gap. A key whose absence is compared has no lease.
+//!   leaves a small gap. What is in a range whose absence is compared has no lease.
 //!   The refusal comes first, also when another compare fails as well.
 
 use std::collections::BTreeSet;
@@ -108,22 +108,20 @@ fn keys_to_guard(txn: &Txn) -> BTreeSet<Key> {
     let put = |ops: &[Op]| -> Vec<Key> {
         ops.iter().filter_map(|op| if let Op::Put { key, .. } = op { Some(key.clone()) } else { None }).collect()
     };
-    let absent: BTreeSet<&Key> = txn.compares.iter().filter_map(compared_absent).collect();
-    let success = put(&txn.success).into_iter().filter(|key| !absent.contains(key));
+    let absent: Vec<&Range> = txn.compares.iter().filter_map(compared_absent).collect();
+    let is_absent = |key: &Key| absent.iter().any(|range| range.contains(key.as_bytes()));
+    let success = put(&txn.success).into_iter().filter(|key| !is_absent(key));
     success.chain(put(&txn.failure)).collect()
 }
 
-/// The key that is absent if this holds.
-fn compared_absent(compare: &Compare) -> Option<&Key> {
+/// The range in which there is no key if this holds.
+fn compared_absent(compare: &Compare) -> Option<&Range> {
     let zero = match &compare.target {
         Target::Version(version) => *version == 0,
         Target::CreateRevision(revision) | Target::ModRevision(revision) => *revision == Revision::UNSET,
         _ => false,
     };
-    match &compare.range {
-        Range::Key(key) if zero && compare.op == CompareOp::Equal => Some(key),
-        _ => None,
-    }
+    (zero && compare.op == CompareOp::Equal).then_some(&compare.range)
 }
 
 fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
@@ -170,6 +168,19 @@ mod tests {
         assert_eq!(guarded(&Txn::new().with_compares([Compare::absent("k")]).with_success([put()])), (0, 0));
         assert_eq!(guarded(&Txn::new().with_compares([Compare::absent("k")]).with_failure([put()])), (0, 1));
         assert_eq!(guarded(&Txn::new().with_compares([Compare::absent("l")]).with_success([put()])), (1, 0));
+    }
+
+    #[test]
+    fn keys_of_which_there_is_none_need_no_guard() {
+        let puts = || ["a1", "a2", "b"].map(|key| Op::put(key, "v"));
+        let absent = Compare::all_absent(Range::prefix("a"));
+        assert_eq!(guarded(&Txn::new().with_compares([absent.clone()]).with_success(puts())), (1, 0));
+        assert_eq!(guarded(&Txn::new().with_compares([absent]).with_failure(puts())), (0, 3));
+        let old = Compare::nothing_newer(Range::prefix("a"), Revision::new(7));
+        assert_eq!(guarded(&Txn::new().with_compares([old]).with_success(puts())), (3, 0));
+        let many = (0..127).map(|i| Op::put(format!("a{i}"), "v"));
+        let compares = [Compare::unchanged("mark", Revision::new(7)), Compare::all_absent(Range::prefix("a"))];
+        assert_eq!(guarded(&Txn::new().with_compares(compares).with_success(many)), (0, 0));
     }
 
     #[test]

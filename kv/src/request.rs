@@ -130,7 +130,12 @@ impl Compare {
 
     /// The key is absent.
     pub fn absent(key: impl Into<Key>) -> Self {
-        Self::unchanged(key, Revision::UNSET)
+        Self::all_absent(Range::Key(key.into()))
+    }
+
+    /// There is no key in the range.
+    pub fn all_absent(range: Range) -> Self {
+        Self::new(range, CompareOp::Equal, Target::ModRevision(Revision::UNSET))
     }
 
     /// Nothing in the range was written after this revision. Deletions leave no trace that this would see.

@@ -12,6 +12,9 @@ use crate::store::{self, Use, explain, somebody_waits};
 
 /// How many bytes of values a turn reads. What is read is in memory.
 const TURN_BYTES: usize = 16 << 20;
+/// How many keys: whoever works on what was read waits for a turn of small documents no longer than for one of large ones.
+/// To open sled takes longer than that.
+const TURN_KEYS: usize = 16_384;
 /// How many bytes of values a page of an embedded store should have, and one of a cluster.
 const PAGE_BYTES: usize = 256 << 10;
 const CLUSTER_PAGE_BYTES: usize = 8 << 20;
@@ -105,7 +108,9 @@ impl<'l> Snapshot<'l> {
             self.at = page.at;
             bytes += page.kvs.iter().map(Kv::size).sum::<usize>();
             kvs.extend(page.kvs);
-            let over = bytes >= TURN_BYTES || (began.elapsed() >= TURN && somebody_waits(location).await?);
+            let over = bytes >= TURN_BYTES
+                || (kvs.len() >= TURN_KEYS && !matches!(location, Location::Sled(_)))
+                || (began.elapsed() >= TURN && somebody_waits(location).await?);
             if over {
                 break;
             }

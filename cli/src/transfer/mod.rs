@@ -9,10 +9,11 @@ mod target;
 pub(crate) use file::Plan;
 pub(crate) use source::{Source, marked};
 use sum::{PartSum, Sum};
+use target::Before;
 pub(crate) use target::Target;
 
 use ipam_core::moving::{Change, Tally, compare, ranges_between};
-use kv::{Key, Revision, Value};
+use kv::{Key, Value};
 
 use crate::backup::{Stop, aside};
 use crate::error::{Failure, Result};
@@ -74,7 +75,7 @@ impl Walked {
         list
     }
 
-    /// Compares the next part of the source, up to a key, with the target: what is to be written, and to what it is a change.
+    /// Compares the next part of the source, up to a key, with the target: what is to be written, and what there was before.
     async fn part(
         &mut self,
         target: &Target<'_>,
@@ -82,8 +83,9 @@ impl Walked {
         from: &Key,
         to: Option<&Key>,
         work: Work,
-    ) -> Result<(Vec<Change>, Revision), Stop> {
-        let (there, at) = target.read(ranges_between(from, to)).await?;
+    ) -> Result<(Vec<Change>, Before), Stop> {
+        let there = target.read(ranges_between(from, to)).await?;
+        let before = if there.is_empty() { Before::Nothing } else { Before::Something };
         let (mut tally, mut sum, writes) = (self.tally, Sum::default(), matches!(work, Work::Fill | Work::Update));
         // Where it does not keep the next part from being read.
         let (tally, sum, found) = aside(move || {
@@ -108,9 +110,9 @@ impl Walked {
         self.kept += found.kept;
         self.count(&found.changes, ["new", "changed", "gone"]);
         match work {
-            Work::Look | Work::Verify => Ok((Vec::new(), at)),
+            Work::Look | Work::Verify => Ok((Vec::new(), before)),
             Work::Fill if found.changes.iter().any(|change| change.was.is_set()) => Err(in_the_way(self)),
-            Work::Fill | Work::Update => Ok((found.changes, at)),
+            Work::Fill | Work::Update => Ok((found.changes, before)),
         }
     }
 
@@ -142,7 +144,7 @@ pub(crate) async fn walk(
     progress: &Progress,
 ) -> Result<Walked, Stop> {
     let mut walked = Walked::default();
-    let (mut from, mut changes, mut at) = (Key::default(), Vec::new(), Revision::UNSET);
+    let (mut from, mut changes, mut before) = (Key::default(), Vec::new(), Before::Something);
     let mut part = source.next().await?;
     loop {
         let (rows, over) = part;
@@ -151,16 +153,16 @@ pub(crate) async fn walk(
         // A part without documents that is not the last one says nothing about the target.
         let compared = async {
             if to.is_none() && !over {
-                return Ok((Vec::new(), Revision::UNSET));
+                return Ok((Vec::new(), Before::Something));
             }
             walked.part(target, rows, &from, to.as_ref(), work).await
         };
-        let (next, compared, written) = futures::join!(next, compared, target.write(changes, at));
+        let (next, compared, written) = futures::join!(next, compared, target.write(changes, before));
         written?;
-        (changes, at) = compared?;
+        (changes, before) = compared?;
         progress.at(walked.tally.keys);
         if over {
-            target.write(changes, at).await?;
+            target.write(changes, before).await?;
             return Ok(walked);
         }
         part = next?;

@@ -1,6 +1,6 @@
 //! The store that is filled.
 
-use datastore::{Create, Location, OpenStore};
+use datastore::{Create, Location, OpenStore, care};
 use futures::StreamExt;
 use futures::future::try_join_all;
 use ipam_core::moving::{Change, Mark, Part, mark_key, must_be_empty, part_of, ranges, ranges_between};
@@ -16,7 +16,7 @@ use crate::store::{self, Use, explain, somebody_waits, wait};
 
 /// How many bytes one transaction writes, unless one value alone is longer.
 const TXN_BYTES: usize = 1_000_000;
-/// How many keys one transaction writes: each has a guard, and the mark has one, too.
+/// How many keys one transaction writes: each may have a guard, and the mark has one, too.
 const TXN_KEYS: usize = MAX_TXN_OPS - 1;
 /// How many transactions are under way at once. An embedded store makes one commit of what waits together; sled takes
 /// gigabytes of memory for large ones.
@@ -25,7 +25,16 @@ const IN_FLIGHT_AT_SLED: usize = 8;
 const IN_FLIGHT_AT_REDB: usize = 128;
 
 /// How many parts are read back at once: each is in memory meanwhile.
-const PARTS_AT_ONCE: usize = 2;
+const PARTS_AT_ONCE: usize = 4;
+
+/// What there was in a part of the target before it is written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Before {
+    /// No key.
+    Nothing,
+    /// Some, or it is not known.
+    Something,
+}
 
 /// A store that is filled, or looked at beside its source. No store at all counts as an empty one.
 pub(crate) struct Target<'l> {
@@ -78,10 +87,13 @@ impl<'l> Target<'l> {
         }
     }
 
-    /// Refuses a store that has books already; returns the revision at which it had none.
+    /// Refuses a store that has books already, or that could not be made; returns the revision at which it had none.
     pub(crate) async fn require_empty(&self) -> Result<Revision> {
         let mut at = Revision::UNSET;
-        let Some(open) = &self.open else { return Ok(at) };
+        let Some(open) = &self.open else {
+            care::could_be_made(self.location).await.map_err(|error| self.failed(error))?;
+            return Ok(at);
+        };
         for range in must_be_empty() {
             let request = RangeRequest::new(range).with_at(at).with_limit(1).with_content(Content::KeysOnly);
             let found = open.store().range(request).await.map_err(|error| self.failed(error))?;
@@ -127,9 +139,9 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// What is in these ranges, ascending, the mark left out; and at which revision, which is unset if nothing was read.
-    pub(super) async fn read(&self, ranges: Vec<Range>) -> Result<(Vec<Kv>, Revision)> {
-        let Some(open) = &self.open else { return Ok((Vec::new(), Revision::UNSET)) };
+    /// What is in these ranges, ascending, the mark left out.
+    pub(super) async fn read(&self, ranges: Vec<Range>) -> Result<Vec<Kv>> {
+        let Some(open) = &self.open else { return Ok(Vec::new()) };
         let (mut pages, mut at, mut found) = (Pages::of(ranges), Revision::UNSET, Vec::new());
         let mark = mark_key();
         while !pages.is_over() {
@@ -137,7 +149,7 @@ impl<'l> Target<'l> {
             at = page.at;
             found.extend(page.kvs.into_iter().filter(|kv| kv.key != mark));
         }
-        Ok((found, at))
+        Ok(found)
     }
 
     /// True if these parts, which are the whole store, have these checksums.
@@ -156,20 +168,20 @@ impl<'l> Target<'l> {
 
     /// How many keys a part has; nothing if its checksum is another one.
     async fn keys_of(&self, part: &PartSum) -> Result<Option<u64>> {
-        let (kvs, _) = self.read(ranges_between(&part.from, part.to.as_ref())).await?;
+        let kvs = self.read(ranges_between(&part.from, part.to.as_ref())).await?;
         let expected = part.sum.clone();
         aside(move || Ok((Sum::of(&kvs) == expected).then_some(kvs.len() as u64))).await
     }
 
-    /// Makes changes to what there was at a revision, if that is known. Each transaction is guarded by the mark and by what
-    /// was there before.
-    pub(super) async fn write(&self, changes: Vec<Change>, at: Revision) -> Result<()> {
+    /// Makes changes to one part, which ascend. Each transaction is guarded by the mark and by what was there before.
+    pub(super) async fn write(&self, changes: Vec<Change>, before: Before) -> Result<()> {
         let in_flight = match self.location {
             Location::Redb(_) => IN_FLIGHT_AT_REDB,
             Location::Etcd(_) => IN_FLIGHT,
             _ => IN_FLIGHT_AT_SLED,
         };
-        let txns: Vec<Txn> = batches(changes).into_iter().map(|batch| self.txn_of(batch, at)).collect::<Result<_>>()?;
+        let txns: Vec<Txn> =
+            batches(changes).into_iter().map(|batch| self.txn_of(batch, before)).collect::<Result<_>>()?;
         let mut answers =
             futures::stream::iter(txns).map(|txn| async move { self.txn(txn).await }).buffer_unordered(in_flight);
         while let Some(answer) = answers.next().await {
@@ -188,7 +200,7 @@ impl<'l> Target<'l> {
                 let changes = self.ours(range.rest(from), made).await?;
                 let Some(last) = changes.1 else { break };
                 removed += changes.0.len() as u64;
-                self.write(changes.0, Revision::UNSET).await?;
+                self.write(changes.0, Before::Something).await?;
                 self.give_way().await?;
                 from = last.successor();
             }
@@ -233,8 +245,8 @@ impl<'l> Target<'l> {
         }
     }
 
-    fn txn_of(&self, batch: Vec<Change>, at: Revision) -> Result<Txn> {
-        let guards = guards(&batch, at);
+    fn txn_of(&self, batch: Vec<Change>, before: Before) -> Result<Txn> {
+        let guards = guards(&batch, before);
         let ops = batch.into_iter().map(|change| match change.value {
             Some(value) => Op::put(change.key, value),
             None => Op::delete(change.key),
@@ -274,15 +286,17 @@ fn marked(location: &Location, kv: &Kv) -> Result<Marked> {
     }
 }
 
-/// Says that nobody has changed what these changes are made to, since a revision if that is known.
-fn guards(batch: &[Change], at: Revision) -> Vec<Compare> {
-    let is_new = at.is_set() && batch.iter().all(|change| !change.was.is_set());
-    if is_new && let [first, .., last] = batch {
-        // Of what nobody else may write, nothing has come in between: that costs a store less than a guard for each key.
+/// Says that nobody has changed what these changes are made to.
+fn guards(batch: &[Change], before: Before) -> Vec<Compare> {
+    if before == Before::Nothing
+        && let [first, .., last] = batch
+    {
+        // Where nobody else may write there is still nothing: that costs a store less than a guard for each key, and etcd
+        // need not be asked for leases. But for the mark.
+        let span = Range::FromTo(first.key.clone(), last.key.successor());
         let has_both = |range: &Range| [first, last].iter().all(|change| range.contains(change.key.as_bytes()));
-        if must_be_empty().iter().any(has_both) {
-            let span = Range::FromTo(first.key.clone(), last.key.successor());
-            return vec![Compare::nothing_newer(span, at)];
+        if must_be_empty().iter().any(has_both) && !span.contains(mark_key().as_bytes()) {
+            return vec![Compare::all_absent(span)];
         }
     }
     batch.iter().map(|change| Compare::unchanged(change.key.clone(), change.was)).collect()
@@ -320,28 +334,28 @@ mod tests {
     #[test]
     fn what_others_may_write_too_has_a_guard_for_each_key() {
         let handles = || vec![new(keys::handle("a")), new(keys::handle("b")), new(keys::handle("c"))];
-        let at = Revision::new(7);
-        assert_eq!(guards(&handles(), at).len(), 1);
-        assert_eq!(guards(&handles(), Revision::UNSET).len(), 3);
-        let changed = Change { was: Revision::new(3), ..new(keys::handle("d")) };
-        assert_eq!(guards(&[handles(), vec![changed]].concat(), at).len(), 4);
+        assert_eq!(guards(&handles(), Before::Nothing).len(), 1);
+        assert_eq!(guards(&handles(), Before::Something).len(), 3);
         let nodes = ["a", "b"].map(|name| new(keys::resource(ResourceKind::Node, name)));
-        assert_eq!(guards(&nodes, at).len(), 2);
+        assert_eq!(guards(&nodes, Before::Nothing).len(), 2);
         let apart = [new(keys::handle("a")), new(keys::resource(ResourceKind::IpPool, "a"))];
-        assert_eq!(guards(&apart, at).len(), 2);
+        assert_eq!(guards(&apart, Before::Nothing).len(), 2);
+        let around_the_mark = [new("/margay/v1/a".into()), new("/margay/v1/z".into())];
+        assert_eq!(guards(&around_the_mark, Before::Nothing).len(), 2);
     }
 
     #[tokio::test]
     async fn what_comes_in_between_is_seen() {
         let store = kv_mvcc::memory();
-        let at = store.put(keys::handle("other"), "{}").await.unwrap();
+        store.put(keys::handle("other"), "{}").await.unwrap();
         let batch = [new(keys::handle("a")), new(keys::handle("b")), new(keys::handle("c"))];
         let ops = || batch.iter().map(|change| Op::put(change.key.clone(), "{}"));
+        let txn = || Txn::new().with_compares(guards(&batch, Before::Nothing)).with_success(ops());
         store.put(keys::handle("bb"), "{}").await.unwrap();
-        let txn = |at| Txn::new().with_compares(guards(&batch, at)).with_success(ops());
-        assert!(!store.txn(txn(at)).await.unwrap().succeeded);
-        assert!(store.txn(txn(at.next())).await.unwrap().succeeded);
-        assert!(!store.txn(txn(at.next())).await.unwrap().succeeded);
+        assert!(!store.txn(txn()).await.unwrap().succeeded);
+        store.delete(Range::Key(keys::handle("bb"))).await.unwrap();
+        assert!(store.txn(txn()).await.unwrap().succeeded);
+        assert!(!store.txn(txn()).await.unwrap().succeeded);
     }
 
     #[tokio::test]
@@ -375,7 +389,7 @@ mod tests {
                 part(ends[0].clone(), Some(ends[1].clone())),
                 part(ends[1].clone(), None),
             ];
-            target.write(all, Revision::UNSET).await.unwrap();
+            target.write(all, Before::Something).await.unwrap();
             let store = target.open.as_ref().unwrap().store();
             let progress = Progress::new("comparing", None);
             assert!(target.has(&parts, &progress).await.unwrap());

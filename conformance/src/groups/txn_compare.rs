@@ -181,6 +181,7 @@ pub(crate) async fn range_compares(t: Subject) -> Checked {
         ("all values are less", all.clone(), Less, Target::Value("same".into()), false),
         ("nothing is newer than now", all.clone(), Less, Target::ModRevision(newest.next()), true),
         ("nothing is newer than before", all.clone(), Less, Target::ModRevision(newest), false),
+        ("keys of a range with some are absent", all.clone(), Equal, Target::ModRevision(Revision::UNSET), false),
         ("all were created after the start", all, Greater, Target::CreateRevision(base), true),
         ("keys of an empty range exist", Range::prefix("q/"), Greater, Target::Version(0), false),
         ("keys of an empty range are absent", Range::prefix("q/"), Equal, Target::Version(0), true),

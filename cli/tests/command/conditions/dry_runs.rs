@@ -67,6 +67,26 @@ fn a_dry_run_on_no_store_makes_none() {
 }
 
 #[test]
+fn a_dry_run_where_no_store_can_be_made_says_so() {
+    for ground in Ground::each() {
+        std::fs::write(ground.path("file"), "").unwrap();
+        std::fs::create_dir(ground.path("photos")).unwrap();
+        std::fs::write(ground.path("photos/cat.jpeg"), "").unwrap();
+        for (place, word) in [("file/a/store", "/file is in the way"), ("photos", "cat.jpeg")] {
+            for command in COMMANDS.iter().filter(|one| matches!(one.kind, Kind::Makes | Kind::Fills)) {
+                let mut args = ground.args(command, &ground.beside(place), 0);
+                let done = run(&args);
+                args.push("--dry-run".to_owned());
+                let tried = run(&args);
+                for refused in [done, tried] {
+                    assert!(refused.code == 1 && refused.err.contains(word), "{}: {}", command.words(), refused.err);
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn documents_of_one_file_are_tried_together() {
     for ground in Ground::each() {
         let pool = |name: &str, cidr: &str| {
