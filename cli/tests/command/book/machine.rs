@@ -35,15 +35,12 @@ impl Machine {
             .unwrap_or_else(|error| panic!("this test needs root: {error}"));
         let none = None::<&str>;
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
-        for folder in EMPTY {
-            fs::create_dir_all(folder).unwrap();
-            mount(Some("book"), folder, Some("tmpfs"), MsFlags::empty(), Some("mode=755")).unwrap();
-        }
+        let mut machine = Self { env: Vec::new(), etcd: None, meanwhile: None, holder: None };
+        EMPTY.into_iter().for_each(|folder| machine.empty_folder(folder));
         for (file, text) in kept {
             fs::write(file, text).unwrap();
         }
         sethostname("vm").unwrap();
-        let mut machine = Self { env: Vec::new(), etcd: None, meanwhile: None, holder: None };
         machine.set("TZ", "Europe/Berlin");
         assert_eq!(machine.run("ip link set lo up && ip address add 10.0.0.1/32 dev lo"), (0, String::new()));
         machine
@@ -125,16 +122,23 @@ impl Machine {
         }
     }
 
-    /// Starts an etcd at 10.0.0.1:2379.
-    pub(crate) fn start_etcd(&mut self) {
-        let url = "http://10.0.0.1:2379";
+    /// An empty folder at this path, whatever was there.
+    pub(crate) fn empty_folder(&self, path: &str) {
+        fs::create_dir_all(path).unwrap();
+        mount(Some("book"), path, Some("tmpfs"), MsFlags::empty(), Some("mode=755")).unwrap();
+    }
+
+    /// Starts an etcd at an address.
+    pub(crate) fn start_etcd(&mut self, address: &str) {
+        let url = &format!("http://{address}");
         let mut etcd = Command::new("etcd");
         etcd.args(["--data-dir", "/var/lib/etcd", "--listen-client-urls", url, "--advertise-client-urls", url]);
         etcd.args(["--listen-peer-urls", "http://10.0.0.1:2380", "--logger", "zap", "--unsafe-no-fsync"]);
         let child = etcd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         self.etcd = Some(child);
         // It answers as soon as it can.
-        self.do_all(&["i=0; until margay --store etcd://10.0.0.1:2379 store status >/dev/null; do i=$((i+1)); [ $i -lt 50 ]; done"]);
+        let asks = format!("margay --store etcd://{address} store status >/dev/null");
+        self.do_all(&[&format!("i=0; until {asks}; do i=$((i+1)); [ $i -lt 50 ]; done")]);
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// begin so are output.
 const PROMPTS: [&str; 2] = ["# ", "$ "];
 const OURS: [&str; 3] = ["margay", "cat", "echo"];
-const OTHERS: [&str; 9] = ["make", "podman", "ctr", "crictl", "ip", "kubectl", "systemctl", "nerdctl", "for"];
+const OTHERS: [&str; 10] = ["make", "curl", "podman", "ctr", "crictl", "ip", "kubectl", "systemctl", "nerdctl", "for"];
 
 /// A page.
 #[derive(Debug)]
@@ -93,10 +93,6 @@ impl Page {
             }
         }
         Self { name, file, text, parts }
-    }
-
-    pub(crate) fn has_sessions(&self) -> bool {
-        self.steps().next().is_some()
     }
 
     pub(crate) fn steps(&self) -> impl Iterator<Item = &Step> {

@@ -14,6 +14,8 @@ const RULES: &[(&str, &str)] = &[
     (r"[0-9]+(\.[0-9]+)? ([KM]i)?B", "SIZE"),
     (r"[0-9]+ \([a-z][-a-z0-9_]+\)", "PROCESS"),
     (r"[0-9]+ (seconds?|minutes?)", "DURATION"),
+    (r" [0-9]+\.[0-9]{2}$", " SECONDS"),
+    (r"in [0-9]+(\.[0-9]+)? s$", "in SECONDS"),
     ("-{2,}", "--"),
     (" {2,}", " "),
 ];
@@ -54,6 +56,7 @@ fn what_is_another_each_time_may_differ_and_nothing_else() {
         ("| a   | 2026-11-22T04:16:35Z |\n", "| a | 2027-01-01T00:00:00Z |\n", true),
         ("at 2026-11-21 11:27:42.638379174 +0000 UTC\n", "at 2027-11-21 11:27:42.1 +0000 UTC\n", true),
         ("2.01 MiB, 482 B\n", "1.00 MiB, 4.01 KiB\n", true),
+        ("passed  0.03\n3 passed in 0.2 s\n", "passed 12.34\n3 passed in 5 s\n", true),
         ("revision 4\n", "revision 5\n", false),
         ("a\n...\nd\n", "a\nb\nc\nd\n", true),
         ("a\n...\nd\n", "a\nb\nc\n", false),

@@ -1,7 +1,8 @@
 //! What there is where a page, or a part of it, begins.
 
+use std::fs;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use datastore::{Create, Location};
 use ipam_core::assign::{AssignRequest, Bridge, Gateway, Wanted};
@@ -10,6 +11,7 @@ use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, StoreExt};
 
 use crate::book::machine::Machine;
+use crate::install::tree::{Tree, plugin};
 use crate::moving::fill::podmans_file;
 
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
@@ -47,6 +49,10 @@ pub(crate) fn set(page: &str, heading: &str, machine: &mut Machine) {
             container("web").given(redb());
         }
         ("move-between-stores.md", _) => moving(heading, machine),
+        ("beside-calico.md", _) => beside_calico(heading, machine),
+        ("coming-from-host-local.md", "The change") => first_container_of_my_net(machine),
+        ("judge-a-store.md", "") => machine.start_etcd("127.0.0.1:47335"),
+        ("runtime-podman.md", _) => under_podman(heading, machine),
         ("command-line.md", _) => command_line(heading, machine),
         _ => {}
     }
@@ -274,7 +280,7 @@ fn two_containers(machine: &mut Machine) {
 
 fn moving(heading: &str, machine: &mut Machine) {
     match heading {
-        "" => machine.start_etcd(),
+        "" => machine.start_etcd("10.0.0.1:2379"),
         "Migrate a live node" | "A file" => two_containers(machine),
         "Take over from host-local" => {
             machine.clear();
@@ -285,6 +291,70 @@ fn moving(heading: &str, machine: &mut Machine) {
             machine.clear();
             machine.do_all(&["margay pool create lab 10.99.0.0/16 --gateway 10.99.0.1"]);
             machine.put("/run/containers/networks/ipam.db", podmans_file());
+        }
+        _ => {}
+    }
+}
+
+/// A node that has got its addresses from Calico so far, and the plugin to be installed there.
+fn beside_calico(heading: &str, machine: &mut Machine) {
+    let folder = Path::new("/opt/cni/bin");
+    match heading {
+        "" => {
+            machine.empty_folder("/opt/cni/bin");
+            fs::copy(plugin(), folder.join("margay-ipam")).unwrap();
+            Tree::write_program(folder, "v3.28.0");
+            machine.put(
+                "/etc/containerd/config.toml",
+                "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/opt/cni/bin\"\n",
+            );
+            machine.start_etcd("10.0.0.1:2379");
+            machine.put("node.yaml", NODE);
+            machine.do_all(&[
+                "margay --store etcd://10.0.0.1:2379 pool create main 10.65.0.0/16",
+                "margay --store etcd://10.0.0.1:2379 apply -f node.yaml",
+            ]);
+            machine.put("/etc/cni/net.d/10-calico.conflist", CALICOS_NETWORK);
+        }
+        "Keep it there" => Tree::write_program(folder, "v3.29.1"),
+        "Back" => machine.do_all(&["margay install --beside-calico"]),
+        _ => {}
+    }
+}
+
+const CALICOS_NETWORK: &str = r#"{
+  "name": "k8s-pod-network", "cniVersion": "0.3.1",
+  "plugins": [{
+    "type": "calico", "nodename": "node1", "ipam": {"type": "calico-ipam"},
+    "datastore_type": "etcdv3", "etcd_endpoints": "http://10.0.0.1:2379"
+  }]
+}"#;
+
+/// The plugin is called as it is when the first container of the page's network starts.
+fn first_container_of_my_net(machine: &mut Machine) {
+    machine.put("my-net.json", MY_NET);
+    let of_container = "CNI_CONTAINERID=web CNI_NETNS=/run/netns/web CNI_IFNAME=eth0 CNI_PATH=/opt/cni/bin";
+    machine.do_all(&[&format!("CNI_COMMAND=ADD {of_container} {} <my-net.json", plugin().display())]);
+}
+
+const MY_NET: &str = r#"{
+  "cniVersion": "1.0.0", "name": "my_Net", "type": "bridge", "bridge": "lab0", "isGateway": true,
+  "ipam": {
+    "type": "margay-ipam",
+    "ranges": [[{ "subnet": "10.22.0.0/24", "rangeStart": "10.22.0.10", "rangeEnd": "10.22.0.20" }]],
+    "routes": [{ "dst": "0.0.0.0/0" }]
+  }
+}"#;
+
+fn under_podman(heading: &str, machine: &mut Machine) {
+    let of_podman = |id, address| container(id).of_bridge().with(address).given(sled());
+    match heading {
+        "Containers" => {
+            machine.do_all(&["margay pool create lab 10.88.0.0/24"]);
+            of_podman("7b01ac197d53e947c33f89529a7ebf04cc3e24c601edf53e1dc872a1c8baa960", "10.88.0.77");
+        }
+        "After a reboot" => {
+            of_podman("ffb9ad5f9a1c24bbd8bfbc285a038c71c7e63e62d92391bc643fab1091995d29", "10.88.0.129");
         }
         _ => {}
     }
@@ -329,8 +399,8 @@ fn command_line(heading: &str, machine: &mut Machine) {
             container("web").given(redb());
         }
         "export, import, migrate" => {
-            if !std::path::Path::new("/var/lib/etcd").exists() {
-                machine.start_etcd();
+            if !Path::new("/var/lib/etcd").exists() {
+                machine.start_etcd("10.0.0.1:2379");
             }
             two_containers(machine);
             leases(machine);

@@ -7,5 +7,5 @@ mod kills;
 mod refusals;
 mod runtimes;
 mod system;
-mod tree;
+pub(crate) mod tree;
 mod verbs;
