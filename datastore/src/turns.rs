@@ -15,7 +15,7 @@ use crate::location::Location;
 use crate::open::{Create, OpenStore, open};
 
 /// How long who reads much has an embedded store at least; then he gives it back when somebody waits.
-pub const TURN: Duration = Duration::from_millis(20);
+pub const TURN: Duration = Duration::from_millis(10);
 
 /// A store that is there, for who reads much of it: an embedded one is closed between two calls when others wait for it,
 /// and opened again for the next call. What is read at one revision stays what it was. A cluster stays open.

@@ -1,4 +1,4 @@
-//! Reading a store as it is at one revision, in turns, so that no plugin waits long: whoever has read for 20 ms gives the
+//! Reading a store as it is at one revision, in turns, so that no plugin waits long: whoever has read for 10 ms gives the
 //! store back as soon as somebody waits, and goes on at that revision when it has its turn again.
 
 use std::time::Instant;
