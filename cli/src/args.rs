@@ -40,11 +40,30 @@ Examples:
   margay ipam show --ip 10.65.0.5
   margay ipam check --store redb:///var/lib/margay/ipam.redb -o json
 
-Which store: the first of --store; --config, or /etc/calico/calicoctl.cfg if it is
-there; DATASTORE_TYPE, DATASTORE_PATH, ETCD_ENDPOINTS, ETCD_CA_CERT_FILE,
-ETCD_CERT_FILE, ETCD_KEY_FILE, ETCD_USERNAME, ETCD_PASSWORD in the environment; the
-one that /etc/cni/net.d names; sled:///var/lib/margay/ipam.sled. Unless --store was
-given, the first line on stderr says which one it is. The exit code is 0, or 1.";
+Which store: the first of --store; --config; DATASTORE_TYPE, DATASTORE_PATH and
+ETCD_ENDPOINTS in the environment, with ETCD_CA_CERT_FILE, ETCD_CERT_FILE,
+ETCD_KEY_FILE, ETCD_USERNAME and ETCD_PASSWORD; the one that the networks name;
+sled:///var/lib/margay/ipam.sled. The exit code is 0, or 1.";
+
+const POOL: &str = "\
+Examples:
+  margay pool create main 10.65.0.0/16
+  margay pool list";
+
+const RESERVATION: &str = "\
+Examples:
+  margay reservation create routers 10.65.0.1 10.65.0.2
+  margay reservation list";
+
+const IPAM: &str = "\
+Examples:
+  margay ipam show --ip 10.65.0.5
+  margay ipam check";
+
+const STORE: &str = "\
+Examples:
+  margay store status
+  margay store backup /var/backups/margay.jsonl";
 
 const CONFORMANCE: &str = "\
 What happens to the store:
@@ -72,11 +91,11 @@ Examples:
 
 const GLOBAL: &str = "Global options";
 
-/// Manage the IP addresses of containers: pools, reservations, and who has which address.
+/// Manage the IP addresses of containers.
 #[derive(Debug, Parser)]
 #[command(name = "margay", version, after_help = EXAMPLES, max_term_width = 110)]
 pub(crate) struct Cli {
-    /// The store to work on: sled:///path, redb:///path or etcd://host:port
+    /// sled:///path, redb:///path or etcd://host:port
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "URL")]
     pub(crate) store: Option<String>,
 
@@ -84,22 +103,22 @@ pub(crate) struct Cli {
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "FILE", conflicts_with = "store")]
     pub(crate) config: Option<PathBuf>,
 
-    /// How to print the answer: table, wide, yaml or json
+    /// Answer as table, wide, yaml or json
     #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
     #[arg(hide_possible_values = true)]
     pub(crate) output: Format,
 
-    /// Where networks name their store
+    /// Where the networks are
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR", default_value = datastore::DEFAULT_CONF_DIR)]
     pub(crate) cni_conf_dir: PathBuf,
 
-    /// What to log: off, error, warn, info, debug or trace
+    /// Log off, error, warn, info, debug or trace
     #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = LogLevel::Warn, value_name = "LEVEL")]
     #[arg(hide_possible_values = true)]
     pub(crate) log_level: LogLevel,
 
-    /// How long to wait for a store in use, such as 5m [default: 30s]
-    #[arg(long, global = true, help_heading = GLOBAL, value_name = "DURATION", value_parser = duration)]
+    /// Wait for a store in use, such as 5m [default: 30s]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "TIME", value_parser = duration)]
     pub(crate) lock_timeout: Option<Duration>,
 
     #[command(subcommand)]
@@ -145,9 +164,9 @@ pub(crate) enum Command {
     #[command(after_help = watch::HELP)]
     Watch(Watch),
     /// The store itself: its state, backups, upkeep
-    #[command(subcommand)]
+    #[command(subcommand, after_help = STORE)]
     Store(StoreVerb),
-    /// Make this node use Margay's plugin in place of Calico's calico-ipam, and go back
+    /// Put Margay's plugin in the place of Calico's, and go back
     #[command(after_help = install::HELP)]
     Install(Install),
     /// Judge a store by the rules that every store has to keep
@@ -170,14 +189,14 @@ pub(crate) enum Command {
 /// Commands that work on the store that `--store`, the environment or the CNI configuration names.
 #[derive(Debug, Subcommand)]
 pub(crate) enum OnStore {
-    /// Pools: the ranges that addresses are taken from
-    #[command(subcommand, visible_alias = "pools")]
+    /// Ranges that addresses are taken from
+    #[command(subcommand, visible_alias = "pools", after_help = POOL)]
     Pool(Pool),
-    /// Reservations: addresses that are never handed out
-    #[command(subcommand, visible_alias = "reservations")]
+    /// Addresses that are never handed out
+    #[command(subcommand, visible_alias = "reservations", after_help = RESERVATION)]
     Reservation(Reservation),
     /// Addresses: how many there are, who has them, taking them back
-    #[command(subcommand)]
+    #[command(subcommand, after_help = IPAM)]
     Ipam(Ipam),
     /// Numbers for Prometheus: pools, blocks, addresses, what has leaked
     #[command(after_help = map::METRICS_HELP)]

@@ -65,10 +65,10 @@ pub(crate) enum Moving {
     /// Write all that IPAM has, as it is at one revision, to a file
     #[command(after_help = EXPORT)]
     Export(Export),
-    /// Fill an empty store from a file, or take over what another plugin has given
+    /// Fill an empty store from a file, or with what others have given
     #[command(after_help = IMPORT, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
     Import(Import),
-    /// Copy all that IPAM has from one store to another, and switch when both are equal
+    /// Copy all that IPAM has to another store, and switch to that
     #[command(after_help = MIGRATE)]
     Migrate(Migrate),
 }

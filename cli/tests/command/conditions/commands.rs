@@ -119,8 +119,14 @@ fn no_command_is_forgotten() {
 
 #[test]
 fn every_help_fits_a_screen_and_has_an_example() {
-    for name in COMMANDS.iter().map(|one| one.name).chain(WITHOUT_STORE.iter().map(|(name, _)| *name)) {
-        let args: Vec<String> = name.split(' ').chain(["--help"]).map(str::to_owned).collect();
+    let commands = COMMANDS.iter().map(|one| one.name).chain(WITHOUT_STORE.iter().map(|(name, _)| *name));
+    // And what groups them.
+    let with_groups = commands.flat_map(|name| {
+        let words: Vec<&str> = name.split(' ').collect();
+        (0..=words.len()).map(|many| words[..many].join(" ")).collect::<Vec<_>>()
+    });
+    for name in with_groups.collect::<BTreeSet<String>>() {
+        let args: Vec<String> = name.split_whitespace().chain(["--help"]).map(str::to_owned).collect();
         let mut help = process(&[], env!("CARGO_BIN_EXE_margay"), &args);
         help.env("COLUMNS", "80");
         let help = done(help).answer();
