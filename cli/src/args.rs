@@ -112,12 +112,12 @@ pub(crate) struct Cli {
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR", default_value = datastore::DEFAULT_CONF_DIR)]
     pub(crate) cni_conf_dir: PathBuf,
 
-    /// Log off, error, warn, info, debug or trace
+    /// What to log: off, error, warn, info, debug or trace
     #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = LogLevel::Warn, value_name = "LEVEL")]
     #[arg(hide_possible_values = true)]
     pub(crate) log_level: LogLevel,
 
-    /// Wait for a store in use, such as 5m [default: 30s]
+    /// Longest wait for a store in use [default: 30s]
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "TIME", value_parser = duration)]
     pub(crate) lock_timeout: Option<Duration>,
 

@@ -38,10 +38,8 @@ pub(super) async fn rehearse(
 ) -> Result<Answer> {
     let open = match datastore::open(location, Create::Never, wait()).await {
         Err(error) if *error.kind() == ErrorKind::Missing && what_for == Use::Make => {
-            match care::could_be_made(location).await {
-                Ok(()) => datastore::open(&Location::Memory, Create::IfMissing, wait()).await,
-                Err(error) => Err(error),
-            }
+            care::could_be_made(location).await.map_err(|error| explain(location, error))?;
+            datastore::open(&Location::Memory, Create::IfMissing, wait()).await
         }
         opened => opened,
     };

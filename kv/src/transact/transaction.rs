@@ -38,8 +38,8 @@ pub struct Transaction {
     pub(super) keys: BTreeMap<Range, Vec<Key>>,
     /// Keys that a probe found absent, with the revision at which they were.
     probed: BTreeMap<Key, Revision>,
-    /// Keys that the commit relies on and that were looked at at another revision than `at`: because of a probe, or of a
-    /// memory.
+    /// Keys that the commit relies on and that nobody has looked at at `at`: because of a probe, of a memory, or of a guess; with
+    /// the revision as of which they are taken to be so.
     pub(super) presumed: BTreeMap<Key, Revision>,
     /// Keys that the commit relies on, with their mod revisions; unset for absent ones.
     pub(super) guards: BTreeMap<Key, Revision>,
