@@ -14,10 +14,72 @@ pub const NETWORK: &str = "margay.io/net";
 pub const INTERFACE: &str = "margay.io/ifname";
 /// The attribute that says in which boot of the host the address was given: the first 8 characters of the boot id.
 pub const BOOT: &str = "margay.io/boot";
-/// Calico's attribute that names the node.
+/// Our attribute that names the node, on networks that are not Calico's.
+pub const OWN_NODE: &str = "margay.io/node";
+/// Our attribute that names the pod, on networks that are not Calico's.
+pub const OWN_POD: &str = "margay.io/pod";
+/// Our attribute that names the pod's namespace, on networks that are not Calico's.
+pub const OWN_NAMESPACE: &str = "margay.io/namespace";
+/// Calico's attribute that names the node. Only addresses of Calico's networks carry it, see [`Names`].
 pub const NODE: &str = "node";
+/// Calico's attribute that names the pod. Only addresses of Calico's networks carry it, see [`Names`].
+pub const POD: &str = "pod";
+/// Calico's attribute that names the pod's namespace. Only addresses of Calico's networks carry it, see [`Names`].
+pub const NAMESPACE: &str = "namespace";
 /// Calico's attribute that says when the address was given; for us, when it was last asked for.
 pub const TIMESTAMP: &str = "timestamp";
+
+/// Under which names an allocation records its node, pod and namespace.
+///
+/// Calico's kube-controllers looks for the address of every allocation with Calico's names in the status of the pod, and
+/// releases the address if it is not there. An address of a secondary network never is. kube-controllers passes over an
+/// allocation without Calico's `node`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Names {
+    /// Calico's names, for Calico's networks.
+    Calicos,
+    /// Our names, for all other networks.
+    Own,
+}
+
+/// Calico's names and ours.
+const PAIRS: [(&str, &str); 3] = [(NODE, OWN_NODE), (POD, OWN_POD), (NAMESPACE, OWN_NAMESPACE)];
+
+/// Calico's name of an attribute that we record under a name of our own; other names as they are.
+pub(crate) fn common_name(name: &str) -> &str {
+    PAIRS.iter().find(|(_, own)| *own == name).map_or(name, |(calicos, _)| calicos)
+}
+
+/// Gives the attributes of an allocation our names in place of Calico's. False if there was nothing to do.
+pub(crate) fn use_own_names(attributes: &mut BTreeMap<String, String>) -> bool {
+    let mut changed = false;
+    for (calicos, own) in PAIRS {
+        if let Some(value) = attributes.remove(calicos) {
+            attributes.entry(own.to_owned()).or_insert(value);
+            changed = true;
+        }
+    }
+    changed
+}
+
+/// The node that the attributes of an allocation name, under either name.
+pub fn node_of(attributes: &BTreeMap<String, String>) -> Option<&str> {
+    either(attributes, OWN_NODE, NODE)
+}
+
+/// The pod that the attributes of an allocation name, under either name.
+pub fn pod_of(attributes: &BTreeMap<String, String>) -> Option<&str> {
+    either(attributes, OWN_POD, POD)
+}
+
+/// The namespace that the attributes of an allocation name, under either name.
+pub fn namespace_of(attributes: &BTreeMap<String, String>) -> Option<&str> {
+    either(attributes, OWN_NAMESPACE, NAMESPACE)
+}
+
+fn either<'a>(attributes: &'a BTreeMap<String, String>, own: &str, calicos: &str) -> Option<&'a str> {
+    attributes.get(own).or_else(|| attributes.get(calicos)).map(String::as_str)
+}
 
 /// One interface of one container in one network on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,8 +113,8 @@ impl Attachment {
         crate::model::handle_id(&self.network, &self.container)
     }
 
-    /// The attributes that an allocation for the attachment carries besides those given.
-    pub(crate) fn mark(&self, attributes: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    /// The attributes that an allocation for the attachment carries: those given, and the attachment's, under these names.
+    pub(crate) fn mark(&self, attributes: &BTreeMap<String, String>, names: Names) -> BTreeMap<String, String> {
         let mut marked = attributes.clone();
         let own = [(NODE, Some(&self.node)), (NETWORK, Some(&self.network)), (INTERFACE, Some(&self.interface))];
         for (name, value) in own.into_iter().chain([(BOOT, self.boot.as_ref())]) {
@@ -60,12 +122,16 @@ impl Attachment {
                 marked.insert(name.to_owned(), value.clone());
             }
         }
+        if names == Names::Own {
+            marked.remove(OWN_NODE);
+            use_own_names(&mut marked);
+        }
         marked
     }
 
     /// Whose an allocation under the attachment's handle is.
     pub(crate) fn claim(&self, allocation: &Attribute) -> Claim {
-        let same_node = allocation.get(NODE).is_none_or(|node| node == self.node);
+        let same_node = allocation.node().is_none_or(|node| node == self.node);
         match (allocation.get(NETWORK), allocation.get(INTERFACE)) {
             (None, None) if same_node => Claim::Unmarked,
             (Some(network), Some(interface)) if same_node && network == self.network && interface == self.interface => {
@@ -73,5 +139,55 @@ impl Attachment {
             }
             _ => Claim::Foreign,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(attributes: &[(&str, &str)]) -> Attribute {
+        Attribute::new(Some("net.c1"), attributes.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
+    }
+
+    #[test]
+    fn both_names_are_read_and_ours_first() {
+        let told = |entry: &Attribute| {
+            [entry.node(), entry.namespace(), entry.pod()].map(|text| text.unwrap_or_default().to_owned())
+        };
+        assert_eq!(told(&entry(&[(NODE, "a"), (NAMESPACE, "shop"), (POD, "web")])), ["a", "shop", "web"]);
+        assert_eq!(told(&entry(&[(OWN_NODE, "a"), (OWN_NAMESPACE, "shop"), (OWN_POD, "web")])), ["a", "shop", "web"]);
+        assert_eq!(told(&entry(&[(OWN_NODE, "a"), (NODE, "b"), (POD, "web")])), ["a", "", "web"]);
+    }
+
+    #[test]
+    fn a_claim_reads_the_node_under_both_names() {
+        let own = Attachment {
+            network: "net".into(),
+            container: "c1".into(),
+            interface: "eth0".into(),
+            node: "a".into(),
+            boot: None,
+        };
+        for name in [NODE, OWN_NODE] {
+            let of = |node: &str| own.claim(&entry(&[(NETWORK, "net"), (INTERFACE, "eth0"), (name, node)]));
+            assert_eq!((of("a"), of("b")), (Claim::Own, Claim::Foreign), "{name}");
+        }
+    }
+
+    #[test]
+    fn marks_carry_calicos_names_on_calicos_networks_only() {
+        let own = Attachment {
+            network: "net".into(),
+            container: "c1".into(),
+            interface: "eth0".into(),
+            node: "a".into(),
+            boot: None,
+        };
+        let given = BTreeMap::from([(POD.to_owned(), "web".to_owned()), (OWN_NODE.to_owned(), "x".to_owned())]);
+        let marked = own.mark(&given, Names::Own);
+        assert_eq!(marked.keys().collect::<Vec<_>>(), [INTERFACE, NETWORK, OWN_NODE, OWN_POD]);
+        assert_eq!(marked[OWN_NODE], "a");
+        assert_eq!(own.mark(&given, Names::Calicos)[POD], "web");
     }
 }

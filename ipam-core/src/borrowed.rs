@@ -55,7 +55,7 @@ fn borrowed(blocks: &[Block]) -> Borrowed {
             None => String::new(),
         };
         for (ip, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
-            match entry.get("node") {
+            match entry.node() {
                 None => found.without_node += 1,
                 Some(node) if node == block_owner => {}
                 Some(node) => {
@@ -76,8 +76,8 @@ fn borrowed(blocks: &[Block]) -> Borrowed {
 }
 
 fn holder(entry: &Attribute) -> (String, String) {
-    match entry.get("pod") {
-        Some(name) => ("pod".to_owned(), format!("{}/{name}", entry.get("namespace").unwrap_or_default())),
+    match entry.pod() {
+        Some(name) => ("pod".to_owned(), format!("{}/{name}", entry.namespace().unwrap_or_default())),
         None => (entry.get("type").unwrap_or_default().to_owned(), entry.handle().unwrap_or_default().to_owned()),
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::IpNet;
 use kv::{Range, Revision};
 
-use crate::attachment::{BOOT, NODE};
+use crate::attachment::BOOT;
 use crate::error::Result;
 use crate::ipam::Ipam;
 use crate::model::keys::{self, ResourceKind};
@@ -175,7 +175,7 @@ impl Census {
     }
 
     fn of_holder(&mut self, entry: &Attribute, host: Option<&str>) -> AddressUse {
-        let Some(node) = entry.get(NODE) else { return AddressUse::Used };
+        let Some(node) = entry.node() else { return AddressUse::Used };
         if !self.nodes.contains_key(node) {
             self.nodes.insert(node.to_owned(), NodeCensus::default());
         }

@@ -3,13 +3,14 @@
 //! A store remembers versions of blocks, not what was done. What was done follows from two versions that are next to each
 //! other, and these are compared here, without any I/O: for what has happened ([`crate::history`]) as for what happens.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use kv::{Batch, Event, EventKind, Key, Kv};
 use time::OffsetDateTime;
 
-use crate::attachment::{BOOT, INTERFACE, NETWORK, NODE, TIMESTAMP};
+use crate::attachment::{BOOT, INTERFACE, NETWORK, TIMESTAMP, common_name};
 use crate::model::{AddressState, Affinity, AffinityState, Attribute, Block, Document, Owner, keys};
 use crate::net::nth;
 use crate::timestamps::parse_go_string;
@@ -268,12 +269,13 @@ fn is_same_attachment(one: &Attribute, other: &Attribute) -> bool {
     one.handle() == other.handle() && same(NETWORK) && same(INTERFACE)
 }
 
-/// True if two entries differ at most in when and in which boot the address was asked for.
+/// True if two entries differ at most in when and in which boot the address was asked for, and in whose names they use.
 fn is_same(one: &Attribute, other: &Attribute) -> bool {
-    fn lasting(entry: &Attribute) -> impl Iterator<Item = (&String, &String)> {
-        entry.attributes().iter().filter(|(name, _)| ![TIMESTAMP, BOOT].contains(&name.as_str()))
+    fn lasting(entry: &Attribute) -> BTreeMap<&str, &str> {
+        let named = entry.attributes().iter().map(|(name, value)| (common_name(name), value.as_str()));
+        named.filter(|(name, _)| ![TIMESTAMP, BOOT].contains(name)).collect()
     }
-    lasting(one).eq(lasting(other)) && one.alternate_attributes() == other.alternate_attributes()
+    lasting(one) == lasting(other) && one.alternate_attributes() == other.alternate_attributes()
 }
 
 /// What happened to the ownership of a block.
@@ -328,10 +330,10 @@ impl<'a> Holder<'a> {
             handle,
             network,
             container,
-            node: entry.get(NODE),
+            node: entry.node(),
             interface: entry.get(INTERFACE),
-            pod: entry.get("pod"),
-            namespace: entry.get("namespace"),
+            pod: entry.pod(),
+            namespace: entry.namespace(),
         }
     }
 }

@@ -215,7 +215,7 @@ fn place_in_use(block: &Block) -> Option<PlaceInUse> {
         Owner::Host(name) => Some(name),
         Owner::Virtual(_) | Owner::Other(_) => None,
     });
-    let node = |entry: &crate::model::Attribute| entry.get("node").map(str::to_owned).or_else(|| owner.clone());
+    let node = |entry: &crate::model::Attribute| entry.node().map(str::to_owned).or_else(|| owner.clone());
     let nodes: BTreeSet<String> = held.iter().filter_map(|(_, entry)| node(entry)).collect();
     let place = PlaceInUse { block: block.cidr(), addresses: held.len(), nodes: nodes.into_iter().collect() };
     (place.addresses > 0).then_some(place)

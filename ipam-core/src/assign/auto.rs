@@ -14,7 +14,6 @@ use time::{Duration, OffsetDateTime};
 
 use super::request::AssignRequest;
 use super::search::{Places, existing, walk};
-use crate::attachment::NODE;
 use crate::error::{Error, Result};
 use crate::ipam::Ipam;
 use crate::model::{Attribute, Block, Owner, Pool, keys};
@@ -309,7 +308,7 @@ impl Pass<'_> {
 
     /// True if a block has room, or something of this host's that may be left over from an earlier boot.
     fn is_of_use(&self, block: &Block) -> bool {
-        let is_ours = |entry: &Attribute| entry.get(NODE) == Some(&self.around.host.name);
+        let is_ours = |entry: &Attribute| entry.node() == Some(&self.around.host.name);
         block.free_count(&self.around.reservations) > 0 || block.allocated().any(|(_, entry)| is_ours(entry))
     }
 

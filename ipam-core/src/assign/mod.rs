@@ -215,7 +215,7 @@ impl Ipam {
             let attachment = Attachment { node: around.host.name.clone(), ..request.attachment.clone() };
             let mut attributes = request.attributes.clone();
             attributes.insert(NODE.to_owned(), attachment.node.clone());
-            let holder = Attribute::new(Some(&handle), attachment.mark(&attributes));
+            let holder = Attribute::new(Some(&handle), attachment.mark(&attributes, request.names()));
             let asked_at = attributes.get(TIMESTAMP).and_then(|text| parse_go_string(text));
 
             let held = held_by(&mut work, &attachment, asked_at, |claim| claim == Claim::Own).await?;

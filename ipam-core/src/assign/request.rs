@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::attachment::Attachment;
+use crate::attachment::{Attachment, Names};
 use crate::model::{HostReserved, Labels, Owner, PoolUse};
 use crate::net::Family;
 
@@ -119,7 +119,8 @@ pub struct PoolDefinition {
 pub struct AssignRequest {
     /// For whom. Its handle and attributes are recorded.
     pub attachment: Attachment,
-    /// Further attributes to record: `pod`, `namespace`, `timestamp`.
+    /// Further attributes to record: `pod`, `namespace`, `timestamp`. The names are Calico's; on a bridged network ours are
+    /// recorded in their place, see [`Names`].
     pub attributes: BTreeMap<String, String>,
     /// Which addresses.
     pub wanted: Wanted,
@@ -184,6 +185,11 @@ impl AssignRequest {
             Family::V4 => self.v4_pools = pools,
             Family::V6 => self.v6_pools = pools,
         }
+    }
+
+    /// Under which names the node, the pod and its namespace are recorded: Calico's names on a routed network only.
+    pub(super) fn names(&self) -> Names {
+        if self.bridge.is_some() { Names::Own } else { Names::Calicos }
     }
 
     pub(super) fn pools(&self, family: Family) -> &[String] {

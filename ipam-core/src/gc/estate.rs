@@ -9,7 +9,6 @@ use kv::{Content, Deadline, Key, Kv, Pages, Range, Revision, Transaction};
 use super::hand_over::tunnels_in;
 use super::hold::Hold;
 use super::in_time;
-use crate::attachment::NODE;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes, PINNED_NODE};
 use crate::model::keys::{self, ResourceKind};
@@ -114,8 +113,8 @@ impl Estates {
         let (mut nameless, mut named) = (0, 0);
         for (address, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
             let second = entry.alternate_attributes();
-            concerned.extend(second.get(NODE).filter(|node| !node.is_empty()).cloned());
-            let Some(node) = entry.get(NODE).filter(|node| !node.is_empty()) else {
+            concerned.extend(entry.alternate_node().filter(|node| !node.is_empty()).map(str::to_owned));
+            let Some(node) = entry.node().filter(|node| !node.is_empty()) else {
                 let windows = entry.handle_id().is_some_and(|id| id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE));
                 nameless += usize::from(!windows);
                 continue;

@@ -13,7 +13,6 @@ use kv::{Deadline, Key, Range, Transaction};
 
 use super::estate::Estate;
 use crate::affinity::drop_legacy_in;
-use crate::attachment::NODE;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes, PINNED_NODE, transact};
 use crate::model::keys::{self, ResourceKind};
@@ -52,10 +51,9 @@ pub(super) fn tunnels_in(block: &Block, node: &str) -> impl Iterator<Item = &'st
 
 /// The addresses of a block that are recorded for a node, also as a second owner.
 fn recorded_for(block: &Block, node: &str) -> Vec<IpAddr> {
-    let is_its = |attributes: Option<&String>| attributes.is_some_and(|named| named == node);
+    let is_its = |recorded: Option<&str>| recorded == Some(node);
     let held = block.allocated().filter(|(_, entry)| entry.released_at().is_none());
-    let its = held
-        .filter(|(_, entry)| is_its(entry.attributes().get(NODE)) || is_its(entry.alternate_attributes().get(NODE)));
+    let its = held.filter(|(_, entry)| is_its(entry.node()) || is_its(entry.alternate_node()));
     its.map(|(address, _)| address).collect()
 }
 

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use kv::{Deadline, Transaction};
 
 use super::Allocation;
-use crate::attachment::{BOOT, INTERFACE, NETWORK, NODE, TIMESTAMP};
+use crate::attachment::{BOOT, INTERFACE, NETWORK, TIMESTAMP};
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Block};
@@ -46,7 +46,7 @@ impl Hold {
 
     /// The node that it is recorded for.
     pub fn node(&self) -> Option<&str> {
-        self.entry.get(NODE)
+        self.entry.node()
     }
 
     /// The network's name, where that is recorded.

@@ -30,7 +30,7 @@ use ipnet::IpNet;
 use kv::{Deadline, ErrorKind, Pages, Range, Revision};
 use time::OffsetDateTime;
 
-use crate::attachment::{BOOT, INTERFACE, NETWORK, NODE, TIMESTAMP};
+use crate::attachment::{BOOT, INTERFACE, NETWORK, TIMESTAMP};
 use crate::error::Result;
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::{Attribute, Block, Document, Owner, WINDOWS_RESERVED_HANDLE, handle_id, keys};
@@ -93,7 +93,7 @@ impl Allocation {
         }
         // What does not name a node is counted where the block is.
         let owner = || block.owner() == Some(Owner::Host(node.to_owned()));
-        if !entry.get(NODE).map_or_else(owner, |named| named == node) {
+        if !entry.node().map_or_else(owner, |named| named == node) {
             return Kind::Other;
         }
         let windows = entry.handle_id().is_some_and(|id| id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE));
@@ -101,7 +101,7 @@ impl Allocation {
             return Kind::Special;
         }
         let (Some(network), Some(interface), Some(handle), Some(_)) =
-            (entry.get(NETWORK), entry.get(INTERFACE), entry.handle(), entry.get(NODE))
+            (entry.get(NETWORK), entry.get(INTERFACE), entry.handle(), entry.node())
         else {
             return Kind::Unmarked;
         };

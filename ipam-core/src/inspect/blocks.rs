@@ -14,8 +14,6 @@ use super::{Inspector, Keep};
 use crate::model::{Affinity, AffinityState, Attribute, Block, Document, Flaws, Owner, StoredBlock};
 use crate::net::{bounds, nth};
 
-/// The attribute that says for which node an address is held.
-const NODE: &str = "node";
 /// How far another machine's clock may be ahead of ours, where released addresses do not rest.
 const AHEAD: Duration = Duration::MINUTE;
 
@@ -158,7 +156,7 @@ impl Inspector {
         if self.around.reserved().contains(ip) {
             seen.reserved.note(ip);
         }
-        let Some(node) = entry.get(NODE) else { return (false, false) };
+        let Some(node) = entry.node() else { return (false, false) };
         let borrowed = matches!(block.owner(), Some(Owner::Host(owner)) if owner != node);
         let gone = self.around.is_gone(node);
         self.done.counts.borrowed += usize::from(borrowed);

@@ -8,7 +8,7 @@ use time::OffsetDateTime;
 use super::codec::Field;
 use super::kept::{Kept, read_keeping};
 use super::workload::same_handle;
-use crate::attachment::NODE;
+use crate::attachment::{NODE, OWN_NODE, namespace_of, node_of, pod_of};
 use crate::timestamps::Stamp;
 
 static NO_ATTRIBUTES: BTreeMap<String, String> = BTreeMap::new();
@@ -76,6 +76,26 @@ impl Attribute {
         self.attributes().get(name).map(String::as_str)
     }
 
+    /// The holder's node, under Calico's name or ours.
+    pub fn node(&self) -> Option<&str> {
+        node_of(self.attributes())
+    }
+
+    /// The holder's pod, under Calico's name or ours.
+    pub fn pod(&self) -> Option<&str> {
+        pod_of(self.attributes())
+    }
+
+    /// The namespace of the holder's pod, under Calico's name or ours.
+    pub fn namespace(&self) -> Option<&str> {
+        namespace_of(self.attributes())
+    }
+
+    /// The node of the other holder, under Calico's name or ours.
+    pub fn alternate_node(&self) -> Option<&str> {
+        node_of(self.alternate_attributes())
+    }
+
     /// Sets one attribute of the holder.
     pub(super) fn set(&mut self, name: &str, value: &str) {
         self.secondary.or_default().insert(name.to_owned(), value.to_owned());
@@ -85,9 +105,11 @@ impl Attribute {
     pub(super) fn rename_node(&mut self, from: &str, to: &str) -> bool {
         let mut renamed = false;
         for attributes in [self.secondary.get_mut(), self.alternate.get_mut()].into_iter().flatten() {
-            if let Some(node) = attributes.get_mut(NODE).filter(|node| *node == from) {
-                to.clone_into(node);
-                renamed = true;
+            for name in [NODE, OWN_NODE] {
+                if let Some(node) = attributes.get_mut(name).filter(|node| *node == from) {
+                    to.clone_into(node);
+                    renamed = true;
+                }
             }
         }
         renamed

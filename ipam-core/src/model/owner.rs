@@ -18,6 +18,11 @@ pub enum Owner {
 /// The name of the virtual owner from whose blocks Calico gives addresses to services.
 const LOAD_BALANCER: &str = "load-balancer";
 
+/// What the name of the virtual owner of a node's secondary networks begins with; the node's name follows. Calico's node
+/// names have letters, digits, `.`, `_` and `-`, so no node and no other virtual owner of Calico's has such a name. Calico
+/// reads the name of an owner up to the next `/` in a key, and up to the end in a block.
+const SECONDARY: &str = "secondary@";
+
 impl Owner {
     /// A node.
     pub fn host(name: impl Into<String>) -> Self {
@@ -27,6 +32,27 @@ impl Owner {
     /// The virtual owner from whose blocks Calico gives addresses to services of the type LoadBalancer.
     pub fn load_balancer() -> Self {
         Self::Virtual(LOAD_BALANCER.to_owned())
+    }
+
+    /// The virtual owner of the blocks from which a node gives addresses to networks that are not Calico's, where Calico
+    /// reads the same store: Calico's routing acts on the blocks of nodes, and passes over this one's.
+    pub fn secondary(node: &str) -> Self {
+        Self::Virtual(format!("{SECONDARY}{node}"))
+    }
+
+    /// The node to which the blocks of this owner belong: the node itself, or the one of whose secondary networks it is the
+    /// owner. `None` for other virtual owners.
+    pub fn node(&self) -> Option<&str> {
+        match self {
+            Self::Host(name) => Some(name),
+            Self::Virtual(name) => name.strip_prefix(SECONDARY).filter(|node| !node.is_empty()),
+            Self::Other(_) => None,
+        }
+    }
+
+    /// The owners of a node's blocks: the node itself, and the virtual owner of its secondary networks.
+    pub fn all_of(node: &str) -> [Self; 2] {
+        [Self::host(node), Self::secondary(node)]
     }
 }
 
@@ -55,5 +81,21 @@ impl FromStr for Owner {
 
     fn from_str(text: &str) -> Result<Self, Infallible> {
         Ok(text.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_owner_of_a_nodes_secondary_networks() {
+        let owner = Owner::secondary("node-1.b_c");
+        assert_eq!(owner.to_string(), "virtual:secondary@node-1.b_c");
+        assert_eq!(Owner::from("virtual:secondary@node-1.b_c"), owner);
+        assert_eq!((owner.node(), Owner::host("a").node()), (Some("node-1.b_c"), Some("a")));
+        let others = [Owner::load_balancer(), Owner::Virtual("secondary@".into()), Owner::Other("secondary@a".into())];
+        assert!(others.iter().all(|owner| owner.node().is_none()));
+        assert_eq!(Owner::all_of("a"), [Owner::host("a"), Owner::secondary("a")]);
     }
 }

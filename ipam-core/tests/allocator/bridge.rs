@@ -149,3 +149,26 @@ async fn a_configuration_that_contradicts_the_store_is_refused() {
     overlapping.define[0].name = "wide".into();
     assert!(matches!(world.assign(&overlapping).await, Err(Error::Bridge(BridgeError::BadRanges(_)))));
 }
+
+/// Calico's kube-controllers releases an address with Calico's names that the pod's status does not have.
+#[tokio::test]
+async fn calicos_names_of_node_and_pod_stay_on_calicos_networks() {
+    let world = world("10.0.0.0/24").await;
+    let of_pod = [("pod", "web"), ("namespace", "shop")].map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let mut own = bridged("c0", Gateway::First);
+    own.attributes = of_pod.clone().into();
+    let mut routed = AssignRequest::new(attachment("b", "c1"), Wanted::any(1, 0));
+    routed.attributes = of_pod.into();
+    let names = async |request: &AssignRequest| {
+        let ip = world.assign(request).await.unwrap()[0].ip;
+        let names = ["node", "pod", "namespace", "margay.io/node", "margay.io/pod", "margay.io/namespace"];
+        let entry = world.ipam.attributes_of(ip, soon()).await.unwrap();
+        names.map(|name| entry.get(name).unwrap_or_default().to_owned())
+    };
+    assert_eq!(names(&own).await, ["", "", "", "a", "web", "shop"]);
+    assert_eq!(names(&routed).await, ["b", "web", "shop", "", "", ""]);
+    let again = world.assign(&own).await.unwrap();
+    assert!(world.release("b", "c0").await.is_empty(), "the node is read under our name, too");
+    assert_eq!(world.release("a", "c0").await, [again[0].ip]);
+    world.check().await;
+}

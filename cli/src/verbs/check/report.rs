@@ -5,6 +5,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
+use ipam_core::attachment::{namespace_of, node_of, pod_of};
 use ipam_core::inspect::{AllocatedAddress, Cluster, Inspection};
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -127,13 +128,15 @@ pub(crate) fn revision(inspection: &Inspection) -> String {
 impl Row {
     fn new(address: &AllocatedAddress) -> Self {
         let text = |name: &str| address.attributes.get(name).cloned().unwrap_or_default();
+        let named =
+            |of: fn(&BTreeMap<String, String>) -> Option<&str>| of(&address.attributes).unwrap_or_default().to_owned();
         Self {
             ip: address.ip.to_string(),
             handle: address.handle.clone().unwrap_or_default(),
             sequence_number: Some(address.sequence_number),
-            pod: text("pod"),
-            namespace: text("namespace"),
-            node: text("node"),
+            pod: named(pod_of),
+            namespace: named(namespace_of),
+            node: named(node_of),
             kind: text("type"),
             creation_timestamp: text("timestamp"),
             in_use: !address.node_gone && !address.cooling,
