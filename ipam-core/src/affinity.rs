@@ -121,6 +121,26 @@ impl Ipam {
         failure.map_or(Ok(done), Err)
     }
 
+    /// The same for a node, as itself and as the virtual owner of its secondary networks.
+    ///
+    /// # Errors
+    /// Those of [`release_all_affinities`](Self::release_all_affinities).
+    pub async fn release_node_affinities(
+        &self,
+        node: &str,
+        which: ReleaseIf,
+        deadline: Deadline,
+    ) -> Result<ReleasedBlocks> {
+        let [host, secondary] = Owner::all_of(node);
+        let mut done = self.release_all_affinities(&host, which, deadline).await;
+        let more = self.release_all_affinities(&secondary, which, deadline).await;
+        if let (Ok(done), Ok(more)) = (&mut done, &more) {
+            done.released.extend(&more.released);
+            done.in_use.extend(&more.in_use);
+        }
+        more.and(done)
+    }
+
     /// The pool that has all of a network.
     async fn pool_around(&self, cidr: IpNet, usable: impl Fn(&Pool) -> bool, deadline: Deadline) -> Result<Pool> {
         let pools = self.inventory(deadline).await?.pools;

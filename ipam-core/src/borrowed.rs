@@ -51,6 +51,7 @@ fn borrowed(blocks: &[Block]) -> Borrowed {
     let mut found = Borrowed::default();
     for block in blocks {
         let block_owner = match block.owner() {
+            Some(owner) if owner.node().is_some() => owner.node().unwrap_or_default().to_owned(),
             Some(Owner::Host(name) | Owner::Virtual(name) | Owner::Other(name)) => name,
             None => String::new(),
         };

@@ -113,6 +113,20 @@ pub enum BridgeError {
         /// The pools, by name.
         candidates: Vec<String>,
     },
+    /// A pool from which Calico takes addresses, too, cannot serve a network that is not Calico's.
+    CalicosPool {
+        /// The pool's name.
+        pool: String,
+    },
+    /// A wanted address is in a block that has addresses of Calico's networks, too.
+    CalicosBlock {
+        /// The address.
+        ip: IpAddr,
+        /// Its block.
+        block: IpNet,
+        /// The node that owns the block.
+        node: String,
+    },
     /// A pool of one address has no room for a network.
     PoolTooSmall {
         /// The pool's name.
@@ -156,6 +170,19 @@ impl fmt::Display for BridgeError {
                 candidates.len(),
                 candidates.join(", "),
                 if *family == Family::V4 { "ipv4_pools" } else { "ipv6_pools" },
+            ),
+            Self::CalicosPool { pool } => write!(
+                f,
+                "pool {pool} is Calico's, too (assignmentMode Automatic), and Calico's routing drops what is sent to the \
+                 addresses of other networks; make a pool for this network with: margay pool create NAME CIDR --manual, \
+                 and name it in ipv4_pools or ipv6_pools; or keep Calico from this one with: margay get ippool {pool} \
+                 -o yaml | sed s/Automatic/Manual/ | margay apply -f -"
+            ),
+            Self::CalicosBlock { ip, block, node } => write!(
+                f,
+                "address {ip} is in block {block} of node {node}, which has addresses of Calico's networks, and Calico's \
+                 routing drops what is sent to others there; want an address of another block, or end the containers \
+                 of one kind; see which with: margay ipam check --show-all-ips"
             ),
             Self::PoolTooSmall { pool, cidr } => write!(
                 f,

@@ -72,8 +72,8 @@ impl Subject {
     fn owns(&self, owner: &Owner) -> bool {
         match self {
             Self::Address(_) => false,
-            Self::Node(name) => *owner == Owner::host(name.as_str()),
-            Self::Name(name) => *owner == Owner::host(name.as_str()) || owner.to_string() == *name,
+            Self::Node(name) => owner.node() == Some(name),
+            Self::Name(name) => owner.node() == Some(name) || owner.to_string() == *name,
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::documents::{DocumentError, DocumentKind};
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Block, Document, IpReservation, Owner, Pool};
+use crate::model::{Block, Document, IpReservation, Pool};
 use crate::surroundings::decode_all;
 use crate::workset::Workset;
 
@@ -211,10 +211,7 @@ fn place_in_use(block: &Block) -> Option<PlaceInUse> {
         return None;
     }
     let held: Vec<_> = block.allocated().filter(|(_, entry)| entry.released_at().is_none()).collect();
-    let owner = block.owner().and_then(|owner| match owner {
-        Owner::Host(name) => Some(name),
-        Owner::Virtual(_) | Owner::Other(_) => None,
-    });
+    let owner = block.owner().and_then(|owner| owner.node().map(str::to_owned));
     let node = |entry: &crate::model::Attribute| entry.node().map(str::to_owned).or_else(|| owner.clone());
     let nodes: BTreeSet<String> = held.iter().filter_map(|(_, entry)| node(entry)).collect();
     let place = PlaceInUse { block: block.cidr(), addresses: held.len(), nodes: nodes.into_iter().collect() };

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::hints;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Attribute, Block, Document, Handle, Node, Owner, Pool, ReleaseRequest, handle_id};
+use crate::model::{Attribute, Block, Document, Handle, Node, Pool, ReleaseRequest, handle_id};
 use crate::pools;
 use crate::surroundings::{decode_all, passes_over, pool_holding, read_config};
 use crate::workset::Workset;
@@ -331,16 +331,15 @@ pub(crate) async fn blocks_of(
 /// Gives back blocks of the node that have become empty and whose pool does not select the node (any more), as Calico
 /// does after a release. Node and pools are read without guards: if they change now, the next ADD sees to it.
 async fn leave_unselected(work: &mut Workset<'_>, node: &str, emptied: &BTreeSet<IpNet>) -> Result<()> {
-    let owner = Owner::Host(node.to_owned());
     let key = keys::resource(ResourceKind::Node, node);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(()) };
     let labels = Node::decode(&key, stored.as_bytes())?.labels().clone();
     let range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
     let pools: Vec<Pool> = decode_all(&work.tx.snapshot_list(&range).await?);
     for cidr in emptied {
-        let is_own = work.block(*cidr).await?.is_some_and(|block| block.is_owned_by(&owner));
+        let owner = work.block(*cidr).await?.and_then(Block::owner).filter(|owner| owner.node() == Some(node));
         let unselected = pool_holding(&pools, *cidr).is_some_and(|pool| passes_over(pool, &labels));
-        if is_own && unselected {
+        if let (Some(owner), true) = (owner, unselected) {
             work.change(*cidr, Block::clear_owner).await?;
             work.drop_affinity(&owner, *cidr).await?;
         }

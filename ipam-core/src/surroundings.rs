@@ -27,6 +27,10 @@ pub(crate) struct Surroundings {
     pub(crate) pools: Vec<Pool>,
     /// The node, or the virtual owner.
     pub(crate) host: Host,
+    /// Whether Calico reads this store, too: its ClusterInformation is there. Calico makes the document before anything
+    /// else, and never deletes it. It is not guarded: an assignment that does not see it yet leaves blocks as they were
+    /// before Calico came, and those move later.
+    pub(crate) beside_calico: bool,
 }
 
 impl Surroundings {
@@ -36,8 +40,10 @@ impl Surroundings {
         tx: &mut Transaction,
         owner: &Owner,
         mut keys: Vec<Key>,
-        named: Vec<Range>,
+        mut named: Vec<Range>,
     ) -> Result<Self> {
+        let cluster = Range::Key(keys::cluster_information());
+        named.push(cluster.clone());
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
         keys.extend(ipam.claimant_keys(owner));
@@ -45,11 +51,12 @@ impl Surroundings {
         tx.prefetch_with_keys_of(keys, vec![pools.clone(), reservations.clone()], named).await?;
 
         let host = ipam.claimant(tx, owner).await?;
+        let beside_calico = !tx.snapshot_keys(&cluster).await?.is_empty();
         let config = read_config(tx).await?;
         let pools = decode_all(&list_guarded_if_short(tx, &pools).await?);
         let documents: Vec<IpReservation> = decode_all(&list_guarded_if_short(tx, &reservations).await?);
         let reservations = set_of(&documents);
-        Ok(Self { config, reservations, reservation_documents: documents, pools, host })
+        Ok(Self { config, reservations, reservation_documents: documents, pools, host, beside_calico })
     }
 
     /// Adds or replaces a reservation that is about to be written.

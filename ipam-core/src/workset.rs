@@ -77,18 +77,19 @@ impl<'t> Workset<'t> {
 
     /// Reads blocks ahead, several in one round trip.
     pub(crate) async fn read_ahead(&mut self, blocks: &[IpNet]) -> Result<()> {
-        self.read_ahead_with(blocks, |_| None).await
+        self.read_ahead_of(&[], blocks).await
     }
 
     /// The same, with the owner's affinities to them.
     pub(crate) async fn read_ahead_own(&mut self, owner: &Owner, blocks: &[IpNet]) -> Result<()> {
-        self.read_ahead_with(blocks, |cidr| keys::affinity(owner, cidr)).await
+        self.read_ahead_of(std::slice::from_ref(owner), blocks).await
     }
 
-    async fn read_ahead_with(&mut self, blocks: &[IpNet], beside: impl Fn(IpNet) -> Option<Key>) -> Result<()> {
+    /// The same, with the affinities of several owners to them.
+    pub(crate) async fn read_ahead_of(&mut self, owners: &[Owner], blocks: &[IpNet]) -> Result<()> {
         let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
         let mut unread: Vec<Key> = unread.map(|cidr| keys::block(*cidr)).collect();
-        unread.extend(blocks.iter().filter_map(|cidr| beside(*cidr)));
+        unread.extend(blocks.iter().flat_map(|cidr| owners.iter().filter_map(|owner| keys::affinity(owner, *cidr))));
         Ok(self.tx.prefetch(unread, Vec::new()).await?)
     }
 
@@ -254,6 +255,19 @@ impl<'t> Workset<'t> {
             self.tx.delete(&key)?;
         }
         Ok(())
+    }
+
+    /// Makes an owner's block another one's, as of now: the block and both affinities.
+    pub(crate) async fn hand_block(
+        &mut self,
+        cidr: IpNet,
+        from: &Owner,
+        to: &Owner,
+        now: OffsetDateTime,
+    ) -> Result<()> {
+        self.drop_affinity(from, cidr).await?;
+        self.change(cidr, |block| block.set_owner(to, now)).await?;
+        self.confirm_affinity(to, cidr).await
     }
 
     /// The blocks of an owner in one family, ascending by key, those among them that it claims here. Not guarded: the block that

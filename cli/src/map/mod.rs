@@ -97,7 +97,7 @@ impl Drawn {
         Self {
             cidr: block.cidr.to_string(),
             owner: match &block.owner {
-                Some(Owner::Host(name)) => printable(name),
+                Some(owner) if owner.node().is_some() => printable(owner.node().unwrap_or_default()),
                 Some(other) => printable(&other.to_string()),
                 None => String::new(),
             },

@@ -6,18 +6,21 @@ use kv::{Deadline, Transaction};
 use super::{Release, ReleaseIf, ReleasedBlocks};
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
-use crate::model::{Owner, keys};
+use crate::model::{Block, Document, Owner, keys};
 
 impl Ipam {
-    /// Forgets a node that is gone, or a virtual owner: gives back all its blocks, also those in use, and deletes what old
-    /// versions kept for a node. Whoever holds an address of such a block keeps it, also the node's own containers: release
+    /// Forgets a node that is gone, or a virtual owner: gives back all its blocks, also those in use and those of its secondary
+    /// networks, and deletes what old versions kept for a node. Whoever holds an address of such a block keeps it, also the node's own containers: release
     /// those by their handles. The node's document is not touched. Can be repeated.
     ///
     /// # Errors
     /// Those of [`release_all_affinities`](Self::release_all_affinities); what old versions kept is deleted all the same
     /// where the store can be reached.
     pub async fn remove_owner(&self, owner: &Owner, deadline: Deadline) -> Result<ReleasedBlocks> {
-        let released = self.release_all_affinities(owner, ReleaseIf::Any, deadline).await;
+        let released = match owner {
+            Owner::Host(name) => self.release_node_affinities(name, ReleaseIf::Any, deadline).await,
+            _ => self.release_all_affinities(owner, ReleaseIf::Any, deadline).await,
+        };
         if let Owner::Host(name) = owner {
             let key = keys::legacy_host(name);
             transact!(self, deadline, |tx| {
@@ -34,12 +37,23 @@ impl Ipam {
     /// # Errors
     /// `Invalid` if the node is registered; a damaged block; those of the store.
     pub async fn give_up_block(&self, node: &str, cidr: IpNet, deadline: Deadline) -> Result<bool> {
-        let owner = Owner::host(node);
-        let released = transact!(self, deadline, |tx| {
+        let owners = Owner::all_of(node);
+        transact!(self, deadline, |tx| {
+            let affinities = owners.iter().filter_map(|owner| keys::affinity(owner, cidr));
+            tx.prefetch(affinities.chain([keys::block(cidr)]).collect(), Vec::new()).await?;
             self.require_gone(tx, node).await?;
-            self.release_block(tx, &owner, cidr, ReleaseIf::Any).await
-        })?;
-        Ok(matches!(released, Release::Done))
+            let key = keys::block(cidr);
+            let stored = tx.snapshot_get(&key).await?;
+            let whose = stored.and_then(|value| Block::decode(&key, value.as_bytes()).ok()?.owner());
+            let mut was_its = false;
+            for owner in &owners {
+                let Some(affinity) = keys::affinity(owner, cidr) else { continue };
+                if whose.as_ref() == Some(owner) || tx.snapshot_get(&affinity).await?.is_some() {
+                    was_its |= matches!(self.release_block(tx, owner, cidr, ReleaseIf::Any).await?, Release::Done);
+                }
+            }
+            Ok(was_its)
+        })
     }
 
     /// Deletes what old versions kept for a node that is gone.

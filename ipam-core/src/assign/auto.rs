@@ -47,6 +47,8 @@ pub(super) struct Pass<'a> {
     /// The pools to take from, in order.
     pub(super) pools: &'a [&'a Pool],
     pub(super) owner: Owner,
+    /// The node's other owner of blocks.
+    pub(super) other: Option<Owner>,
     pub(super) now: OffsetDateTime,
 }
 
@@ -68,6 +70,9 @@ impl Pass<'_> {
     pub(super) async fn run(&self, work: &mut Workset<'_>) -> Result<Vec<(IpAddr, IpNet)>> {
         let mut taken = Vec::new();
         let mut own = self.take_from_own(work, &mut taken).await?;
+        if taken.len() < self.wanted {
+            own += self.take_from_other(work, &mut taken).await?;
+        }
         while taken.len() < self.wanted {
             let may_claim = self.around.config.auto_allocate_blocks() && own < self.limit();
             match self.claim(work, may_claim).await? {
@@ -75,7 +80,10 @@ impl Pass<'_> {
                     own += 1;
                     self.take(work, cidr, &mut taken).await?;
                 }
-                Claim::Borrow(cidr) => self.take(work, cidr, &mut taken).await?,
+                Claim::Borrow(cidr) => {
+                    self.move_for(work, cidr).await?;
+                    self.take(work, cidr, &mut taken).await?;
+                }
                 Claim::Nothing => return Err(self.short(taken.len(), own)),
             }
         }
@@ -203,7 +211,12 @@ impl Pass<'_> {
     }
 
     /// Takes as many addresses from a block as are still wanted.
-    async fn take(&self, work: &mut Workset<'_>, cidr: IpNet, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
+    pub(super) async fn take(
+        &self,
+        work: &mut Workset<'_>,
+        cidr: IpNet,
+        taken: &mut Vec<(IpAddr, IpNet)>,
+    ) -> Result<()> {
         let missing = self.wanted - taken.len();
         if missing == 0 || !self.has_room(work, cidr).await? {
             return Ok(());
@@ -323,7 +336,8 @@ impl Pass<'_> {
         Ok(match owner {
             Some(owner) if owner == self.owner => Verdict::Reclaim(None),
             None if block.is_empty() => Verdict::Reclaim(None),
-            Some(Owner::Host(name)) if block.is_empty() && is_old => Verdict::Reclaim(Some(Owner::Host(name))),
+            Some(owner) if owner.node().is_some() && block.is_empty() && is_old => Verdict::Reclaim(Some(owner)),
+            Some(owner) if !self.may_borrow(block, &owner) => Verdict::Nothing,
             _ => Verdict::Borrow,
         })
     }
@@ -331,7 +345,7 @@ impl Pass<'_> {
     /// Makes a stored block the host's.
     async fn take_over(&self, work: &mut Workset<'_>, cidr: IpNet, former: Option<Owner>) -> Result<()> {
         if let Some(former) = former {
-            work.drop_affinity(&former, cidr).await?;
+            return work.hand_block(cidr, &former, &self.owner, self.now).await;
         }
         work.change(cidr, |block| block.set_owner(&self.owner, self.now)).await?;
         work.confirm_affinity(&self.owner, cidr).await

@@ -8,6 +8,7 @@ mod explain;
 mod handle;
 mod request;
 mod search;
+mod secondary;
 mod specific;
 mod together;
 mod would;
@@ -27,12 +28,12 @@ pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, Poo
 use specific::Specific;
 use together::Asking;
 
-use crate::attachment::{Attachment, BOOT, Claim, NODE, TIMESTAMP};
+use crate::attachment::{Attachment, BOOT, Claim, NODE, Names, TIMESTAMP};
 use crate::error::{BridgeError, Error, Result};
 use crate::gc::{self, Leftover, Leftovers, is_short};
 use crate::hints;
 use crate::ipam::{Ipam, transact};
-use crate::model::{Attribute, Document, Handle, Owner, Pool, keys};
+use crate::model::{AssignmentMode, Attribute, Document, Handle, Owner, Pool, keys};
 use crate::net::Family;
 use crate::pools::{self, PoolError, PoolQuery};
 use crate::surroundings::{Surroundings, pool_holding, read_config};
@@ -171,10 +172,13 @@ impl Ipam {
     ) -> Result<Surroundings> {
         let given = wanted.these.iter().take(MOST_GIVEN_AHEAD);
         keys.extend(given.flat_map(|ip| hints::possible_blocks(*ip)).map(keys::block));
-        let affinities = [Family::V4, Family::V6]
-            .into_iter()
-            .filter(|family| wanted.all_of(*family) > 0)
-            .filter_map(|family| keys::affinities_prefix(owner, Some(family)))
+        let mut owners = vec![owner.clone()];
+        if let Owner::Host(name) = owner {
+            owners.push(Owner::secondary(name));
+        }
+        let families = [Family::V4, Family::V6].into_iter().filter(|family| wanted.all_of(*family) > 0);
+        let affinities = families
+            .flat_map(|family| owners.iter().filter_map(move |owner| keys::affinities_prefix(owner, Some(family))))
             .map(Range::Prefix)
             .collect();
         let around = Surroundings::read(self, tx, owner, keys, affinities).await?;
@@ -202,7 +206,8 @@ impl Ipam {
         for family in [Family::V4, Family::V6].into_iter().filter(|family| wanted.any_of(*family) > 0) {
             let likely = hints::latest_of(&findings.used, family);
             first.extend(likely.map(keys::block));
-            first.extend(likely.and_then(|cidr| keys::affinity(&owner, cidr)));
+            let owners = Owner::all_of(node);
+            first.extend(likely.iter().flat_map(|cidr| owners.iter().filter_map(|owner| keys::affinity(owner, *cidr))));
         }
         let mut around = self.read_around(tx, &owner, &wanted, first).await?;
         self.let_join(tx, asking).await?;
@@ -237,7 +242,7 @@ impl Ipam {
             };
             done?;
             let Assignment { answer, held, .. } = assignment;
-            renew(&mut work, &attachment, &held, &answer, &attributes).await?;
+            renew(&mut work, &attachment, &held, &answer, &attributes, request.names()).await?;
             all.answers.push(answer);
         }
         work.write().await?;
@@ -283,6 +288,7 @@ impl Assignment<'_> {
         let requested = self.requested_pools(work, family).await?;
         let pools = self.select(family, &requested)?;
         let mut gateway = None;
+        pools.iter().try_for_each(|pool| self.require_manual(pool))?;
         if let Some(bridge) = self.request.bridge {
             if pools.len() > 1 {
                 let candidates = pools.iter().map(|pool| pool.name().to_owned()).collect();
@@ -323,6 +329,7 @@ impl Assignment<'_> {
     /// One given address.
     async fn this(&mut self, work: &mut Workset<'_>, ip: IpAddr, requested: &[IpNet]) -> Result<Assigned> {
         let pool = pools::pool_of(&self.around.pools, ip, self.request.usage)?.clone();
+        self.require_manual(&pool)?;
         let mut gateway = None;
         if let Some(bridge) = self.request.bridge {
             // A network that names its pools has no other addresses.
@@ -363,9 +370,37 @@ impl Assignment<'_> {
             holder: &self.holder,
             handle: &self.handle,
             pools,
-            owner: self.around.host.owner(),
+            owner: self.owner(),
+            other: self.other_owner(),
             now: self.ipam.now(),
         }
+    }
+
+    /// True for a network that is not Calico's, in a store that Calico reads.
+    fn is_secondary(&self) -> bool {
+        self.request.bridge.is_some() && self.around.beside_calico
+    }
+
+    /// The owner from whose blocks addresses come: the node, or the virtual owner of its secondary networks.
+    fn owner(&self) -> Owner {
+        if self.is_secondary() { Owner::secondary(&self.around.host.name) } else { self.around.host.owner() }
+    }
+
+    /// The other one of the node's two owners.
+    fn other_owner(&self) -> Option<Owner> {
+        match self.around.host.owner() {
+            Owner::Host(name) if self.is_secondary() => Some(Owner::host(name)),
+            Owner::Host(name) => Some(Owner::secondary(&name)),
+            Owner::Virtual(_) | Owner::Other(_) => None,
+        }
+    }
+
+    /// Refuses a pool from which Calico takes addresses, too, for a network that is not Calico's.
+    fn require_manual(&self, pool: &Pool) -> Result<()> {
+        if self.is_secondary() && pool.assignment_mode() != AssignmentMode::Manual {
+            return Err(BridgeError::CalicosPool { pool: pool.name().to_owned() }.into());
+        }
+        Ok(())
     }
 
     fn specific(&self) -> Specific<'_> {
@@ -374,7 +409,8 @@ impl Assignment<'_> {
             around: self.around,
             holder: &self.holder,
             handle: &self.handle,
-            owner: self.around.host.owner(),
+            owner: self.owner(),
+            is_secondary: self.is_secondary(),
             now: self.ipam.now(),
         }
     }
@@ -463,13 +499,20 @@ async fn renew(
     held: &[Held],
     answer: &[Assigned],
     attributes: &BTreeMap<String, String>,
+    names: Names,
 ) -> Result<()> {
     let answered = |held: &&Held| !held.is_current && answer.iter().any(|assigned| assigned.ip == held.ip);
     let noted = [(BOOT, attachment.boot.as_ref()), (TIMESTAMP, attributes.get(TIMESTAMP))];
     let noted: Vec<(&str, &str)> =
         noted.iter().filter_map(|(name, value)| Some((*name, value.as_ref()?.as_str()))).collect();
     for old in held.iter().filter(answered) {
-        work.change(old.block, |block| block.renew(old.ip, noted.iter().copied())).await?;
+        let renewed = work.change(old.block, |block| {
+            block.renew(old.ip, noted.iter().copied());
+            if names == Names::Own {
+                block.use_own_names_of(old.ip);
+            }
+        });
+        renewed.await?;
     }
     Ok(())
 }

@@ -10,7 +10,8 @@ use ipnet::IpNet;
 use time::OffsetDateTime;
 
 use super::request::AssignRequest;
-use crate::error::{Error, Result};
+use super::secondary;
+use crate::error::{BridgeError, Error, Result};
 use crate::model::{Attribute, Block, Owner, Pool};
 use crate::pools::{self, PoolError};
 use crate::surroundings::Surroundings;
@@ -24,6 +25,8 @@ pub(super) struct Specific<'a> {
     pub(super) holder: &'a Attribute,
     pub(super) handle: &'a str,
     pub(super) owner: Owner,
+    /// Whether the network is not Calico's, in a store that Calico reads.
+    pub(super) is_secondary: bool,
     pub(super) now: OffsetDateTime,
 }
 
@@ -35,6 +38,15 @@ impl Specific<'_> {
             let block = Block::new(cidr, Some(&self.owner), self.now, self.request.host_reserved.as_ref());
             work.create(block.map_err(|error| Error::Invalid(error.to_string()))?).await?;
             work.confirm_affinity(&self.owner, cidr).await?;
+        }
+        if self.is_secondary {
+            let network = &self.request.attachment.network;
+            let block = work.block(cidr).await?;
+            if let Some(Owner::Host(node)) = block.and_then(Block::owner)
+                && !secondary::make_secondary(work, cidr, &node, network, self.now).await?
+            {
+                return Err(BridgeError::CalicosBlock { ip, block: cidr, node }.into());
+            }
         }
         if self.around.config.strict_affinity() {
             work.block(cidr).await?.map_or(Ok(()), |block| block.require_owner(&self.owner))?;

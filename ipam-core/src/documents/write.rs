@@ -10,8 +10,7 @@ use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{
-    Document, IpamConfig, Malformed, NewPool, Owner, POOL_FIELDS, Pool, check_changed_pool, check_new_pool,
-    read_pool_spec,
+    Document, IpamConfig, Malformed, NewPool, POOL_FIELDS, Pool, check_changed_pool, check_new_pool, read_pool_spec,
 };
 use crate::pool_deletion::InUse;
 use crate::surroundings::decode_all;
@@ -162,7 +161,7 @@ impl Ipam {
             return self.delete_pool_if(name, in_use, deadline).await;
         }
         if kind == DocumentKind::Node {
-            self.release_all_affinities(&Owner::host(name), ReleaseIf::Empty, deadline).await?;
+            self.release_node_affinities(name, ReleaseIf::Empty, deadline).await?;
         }
         transact!(self, deadline, |tx| {
             require_stored(tx, manifest, &key).await?;

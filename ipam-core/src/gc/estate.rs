@@ -12,7 +12,7 @@ use super::in_time;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes, PINNED_NODE};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Block, Document, Owner, WINDOWS_RESERVED_HANDLE};
+use crate::model::{Block, Document, WINDOWS_RESERVED_HANDLE};
 use crate::usage::Readings;
 
 /// Which nodes a store knows.
@@ -86,7 +86,8 @@ impl Estates {
 
     fn add_affinity(&mut self, key: &Key, wanted: &dyn Fn(&Known, &str) -> bool) {
         match keys::parse_affinity(key) {
-            Some((Owner::Host(node), cidr)) => {
+            Some((owner, cidr)) => {
+                let Some(node) = owner.node().map(str::to_owned) else { return };
                 if wanted(&self.known, &node) {
                     self.estate(&node).part(cidr).has_affinity = true;
                 }
@@ -106,8 +107,8 @@ impl Estates {
     fn add_block(&mut self, block: &Block, bytes: usize, wanted: &dyn Fn(&Known, &str) -> bool) {
         let cidr = block.cidr();
         let owner = match block.owner() {
-            Some(Owner::Host(name)) if !name.is_empty() => Some(name),
-            _ => None,
+            Some(owner) => owner.node().filter(|name| !name.is_empty()).map(str::to_owned),
+            None => None,
         };
         let mut concerned: BTreeSet<String> = owner.iter().cloned().collect();
         let (mut nameless, mut named) = (0, 0);
@@ -185,8 +186,10 @@ impl Ipam {
             .await?;
         }
         found.nodes.clone_from(&found.known.registered);
-        let affinities = Range::Prefix(keys::host_affinities_prefix());
-        self.pages(affinities, Content::KeysOnly, &mut at, deadline, |kv| found.add_affinity(&kv.key, wanted)).await?;
+        for affinities in [keys::host_affinities_prefix(), keys::virtual_affinities_prefix()].map(Range::Prefix) {
+            self.pages(affinities, Content::KeysOnly, &mut at, deadline, |kv| found.add_affinity(&kv.key, wanted))
+                .await?;
+        }
         let blocks = Range::Prefix(keys::blocks_prefix(None));
         self.pages(blocks, Content::Full, &mut at, deadline, |kv| match Block::decode(&kv.key, kv.value.as_bytes()) {
             Ok(block) => found.add_block(&block, kv.value.len(), wanted),

@@ -89,12 +89,11 @@ impl Ipam {
         if to.is_empty() || to.contains('/') || to == from {
             return Err(Error::Invalid(format!("{to:?} cannot be the name of another node")));
         }
-        let owners = (Owner::host(from), Owner::host(to));
         let needed: Vec<Key> = blocks
             .iter()
             .flat_map(|cidr| {
-                let affinities = [&owners.0, &owners.1].map(|owner| keys::affinity(owner, *cidr));
-                affinities.into_iter().flatten().chain([keys::block(*cidr)])
+                let owners = [from, to].into_iter().flat_map(Owner::all_of);
+                owners.filter_map(|owner| keys::affinity(&owner, *cidr)).chain([keys::block(*cidr)])
             })
             .chain([keys::config(), PINNED_NODE.into(), keys::legacy_host(from)])
             .chain([from, to].map(|node| keys::resource(ResourceKind::Node, node)))
@@ -108,7 +107,7 @@ impl Ipam {
             let mut work = Workset::new(tx, self.now(), rest);
             let mut done = HandedOver::default();
             for cidr in blocks {
-                hand_over_block(&mut work, &owners, *cidr, &mut done).await?;
+                hand_over_block(&mut work, (from, to), *cidr, &mut done).await?;
             }
             work.write().await?;
             Ok(done)
@@ -139,19 +138,19 @@ impl Ipam {
 
 async fn hand_over_block(
     work: &mut Workset<'_>,
-    (from, to): &(Owner, Owner),
+    (old, new): (&str, &str),
     cidr: IpNet,
     done: &mut HandedOver,
 ) -> Result<()> {
-    let (Owner::Host(old), Owner::Host(new)) = (from, to) else { return Ok(()) };
-    let (is_own, addresses, tunnels) = match work.find(cidr).await? {
+    let (heir, addresses, tunnels) = match work.find(cidr).await? {
         Found::Damaged => return Ok(()),
-        Found::Absent => (false, Vec::new(), Vec::new()),
+        Found::Absent => (None, Vec::new(), Vec::new()),
         Found::There(block) => {
-            (block.is_owned_by(from), recorded_for(block, old), tunnels_in(block, old).collect::<Vec<_>>())
+            let heir = block.owner().and_then(|owner| owner.renamed(old, new));
+            (heir, recorded_for(block, old), tunnels_in(block, old).collect::<Vec<_>>())
         }
     };
-    if is_own || !addresses.is_empty() || !tunnels.is_empty() {
+    if heir.is_some() || !addresses.is_empty() || !tunnels.is_empty() {
         let handles: Vec<_> = tunnels.iter().map(|kind| (format!("{kind}{old}"), format!("{kind}{new}"))).collect();
         let renamed = work.change(cidr, |block| {
             block.rename_node(old, new);
@@ -165,18 +164,16 @@ async fn hand_over_block(
         }
         done.addresses.extend(addresses);
     }
-    if is_own {
-        work.confirm_affinity(to, cidr).await?;
+    if let Some(heir) = &heir {
+        work.confirm_affinity(heir, cidr).await?;
         done.blocks.push(cidr);
     }
     // One to a block that is another's or not there is stale, and goes.
-    let affinity = keys::affinity(from, cidr);
-    let has_affinity = match &affinity {
-        Some(key) => work.tx.snapshot_get(key).await?.is_some(),
-        None => false,
-    };
-    if has_affinity {
-        work.drop_affinity(from, cidr).await?;
+    for owner in Owner::all_of(old) {
+        let Some(key) = keys::affinity(&owner, cidr) else { continue };
+        if work.tx.snapshot_get(&key).await?.is_some() {
+            work.drop_affinity(&owner, cidr).await?;
+        }
     }
     Ok(())
 }

@@ -78,12 +78,16 @@ impl Inspector {
         let is_sound = flaws.dangling.is_empty();
         tell_flaws(cidr, &flaws, &mut self.done.findings);
         let owner = block.owner();
-        let owner_is_gone = matches!(&owner, Some(Owner::Host(name)) if self.around.is_gone(name));
+        let owner_is_gone = owner.as_ref().and_then(Owner::node).is_some_and(|node| self.around.is_gone(node));
         self.find_place(cidr, is_sound && block.is_empty());
         self.find_owner(block, owner.as_ref(), owner_is_gone, is_sound);
         let about = About { owner, has_affinity: false, owner_is_gone, allocated: bits(block) };
         let index = self.blocks.note(cidr, Some(about));
         self.look_at_addresses(block, index);
+        if self.done.cluster.is_some() {
+            let is_bridged = self.around.pool_of(cidr).is_some_and(|pool| self.around.is_bridged(pool));
+            self.secondary.add(block, is_bridged);
+        }
     }
 
     /// Compares a block with the pools.
@@ -157,7 +161,7 @@ impl Inspector {
             seen.reserved.note(ip);
         }
         let Some(node) = entry.node() else { return (false, false) };
-        let borrowed = matches!(block.owner(), Some(Owner::Host(owner)) if owner != node);
+        let borrowed = block.owner().as_ref().and_then(Owner::node).is_some_and(|owner| owner != node);
         let gone = self.around.is_gone(node);
         self.done.counts.borrowed += usize::from(borrowed);
         if gone {

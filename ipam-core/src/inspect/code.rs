@@ -80,6 +80,8 @@ codes! {
         "release each when nobody uses it: margay ipam release --ip", "";
     HolderGone = "ALC-05", Problem, "Addresses are held for a node that is not registered any more.",
         "if the node is gone for good: check with --report, then margay ipam release --from-report", "";
+    CalicosNames = "ALC-06", Problem, "Addresses of networks that are not Calico's carry Calico's names of node and pod, so that Calico's kube-controllers releases them.",
+        "", "gives them Margay's names";
     UnreadableBlock = "BLK-01", Problem, "What is stored as a block cannot be read; nothing is given out of it or taken back.",
         "restore it from a backup", "";
     MisplacedBlock = "BLK-02", Problem, "The network inside a block is not the one in its key.",
@@ -96,6 +98,10 @@ codes! {
     EmptyBlock = "BLK-08", Problem, "A block is empty and nobody's.", "", "deletes the block";
     OddOwner = "BLK-09", Problem, "A block's owner is neither a node nor a virtual one, so that nobody can be it.", "",
         "makes the block nobody's";
+    SecondaryOfNode = "BLK-10", Problem, "A block of networks that are not Calico's is a node's own, so that Calico's routing drops what is sent there.",
+        "start a container on each of its networks on that node, then check again", "makes it the block of the node's secondary networks";
+    MixedBlock = "BLK-11", Problem, "A node's own block has addresses of Calico's networks and of others, to which Calico's routing drops what is sent.",
+        "start the containers of one kind anew, then check again", "";
     UnreadableConfig = "CFG-01", Problem, "The IPAM configuration cannot be read: no ADD and no DEL succeeds.",
         "restore it from a backup, or delete the key to have the defaults", "";
     ContradictoryConfig = "CFG-02", Problem, "Settings of the IPAM configuration contradict each other.",

@@ -70,12 +70,14 @@ pub struct Finding {
     pub mendable: bool,
     /// The blocks that have to be looked at to mend it.
     pub(super) blocks: Vec<IpNet>,
+    /// The networks that are known not to be Calico's, of those that have addresses in the block.
+    pub(super) networks: Vec<String>,
 }
 
 impl Finding {
     /// A finding that nobody can mend but a person.
     pub fn new(code: Code, subject: Subject, what: impl Into<String>) -> Self {
-        Self { code, subject, what: what.into(), mendable: false, blocks: Vec::new() }
+        Self { code, subject, what: what.into(), mendable: false, blocks: Vec::new(), networks: Vec::new() }
     }
 
     pub(super) fn mendable(mut self, mendable: bool) -> Self {
@@ -85,6 +87,11 @@ impl Finding {
 
     pub(super) fn with_blocks(mut self, blocks: Vec<IpNet>) -> Self {
         self.blocks = blocks;
+        self
+    }
+
+    pub(super) fn with_networks(mut self, networks: Vec<String>) -> Self {
+        self.networks = networks;
         self
     }
 

@@ -41,7 +41,7 @@ impl Ipam {
         }
         match &finding.subject {
             Subject::Block(cidr) => {
-                transact!(self, deadline, |tx| self.mend_block(tx, *cidr, finding.code).await)
+                transact!(self, deadline, |tx| self.mend_block(tx, *cidr, finding).await)
             }
             Subject::Affinity(owner, cidr) => {
                 transact!(self, deadline, |tx| self.mend_affinity(tx, owner, *cidr, at).await)
@@ -54,7 +54,9 @@ impl Ipam {
         }
     }
 
-    async fn mend_block(&self, tx: &mut Transaction, cidr: IpNet, code: Code) -> Result<Mended> {
+    async fn mend_block(&self, tx: &mut Transaction, cidr: IpNet, finding: &Finding) -> Result<Mended> {
+        let code = finding.code;
+        let known = |network: &str| finding.networks.iter().any(|name| name == network);
         let key = keys::block(cidr);
         tx.prefetch(vec![key.clone(), keys::config()], vec![pools_range()]).await?;
         let Some(value) = tx.get(&key).await? else { return Ok(Mended::Changed) };
@@ -78,6 +80,8 @@ impl Ipam {
                 Some(affinity) => work.tx.get(&affinity).await?.is_none(),
                 None => false,
             },
+            Code::SecondaryOfNode => matches!(owner, Some(Owner::Host(_))) && !is_empty && block.is_secondary(known),
+            Code::CalicosNames => block.clone().use_own_names(known) > 0,
             _ => stored.flaws().can_be_tidied(),
         };
         if !holds {
@@ -88,6 +92,12 @@ impl Ipam {
                 work.change(cidr, |_| ()).await?;
                 work.confirm_affinity(&owner, cidr).await?;
             }
+            (Code::SecondaryOfNode, Some(Owner::Host(node))) => {
+                let [host, secondary] = Owner::all_of(&node);
+                work.change(cidr, |block| block.use_own_names(known)).await?;
+                work.hand_block(cidr, &host, &secondary, self.now()).await?;
+            }
+            (Code::CalicosNames, _) => drop(work.change(cidr, |block| block.use_own_names(known)).await?),
             (Code::BlockOutsidePools | Code::BlockOfOtherSize | Code::OwnerGone | Code::OddOwner, owner) => {
                 work.change(cidr, Block::clear_owner).await?;
                 if let Some(owner) = owner {
@@ -102,9 +112,9 @@ impl Ipam {
 
     /// True if the owner is a node that is not registered, where others are. Guards the node's absence.
     async fn is_gone(&self, tx: &mut Transaction, owner: Option<Owner>) -> Result<bool> {
-        let Some(Owner::Host(name)) = owner else { return Ok(false) };
+        let Some(name) = owner.as_ref().and_then(Owner::node) else { return Ok(false) };
         let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
-        let is_registered = tx.get(&keys::resource(ResourceKind::Node, &name)).await?.is_some();
+        let is_registered = tx.get(&keys::resource(ResourceKind::Node, name)).await?.is_some();
         Ok(!is_registered && !tx.snapshot_is_empty(&registered).await?)
     }
 

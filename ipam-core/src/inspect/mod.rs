@@ -14,6 +14,7 @@ mod handles;
 mod mend;
 mod mend_handle;
 mod reclaim;
+mod secondary;
 mod surroundings;
 
 use kv::{Key, Kv, Pages, Range, Revision};
@@ -30,6 +31,7 @@ use crate::model::keys::{self, ResourceKind};
 use crate::usage::Readings;
 use blocks::Blocks;
 use handles::Handles;
+use secondary::Secondary;
 use surroundings::Surroundings;
 
 /// Whether an inspection tells every address that is not free.
@@ -50,6 +52,7 @@ pub struct Inspector {
     around: Surroundings,
     blocks: Blocks,
     handles: Handles,
+    secondary: Secondary,
     done: Inspection,
 }
 
@@ -62,6 +65,7 @@ impl Inspector {
             around: Surroundings::default(),
             blocks: Blocks::default(),
             handles: Handles::default(),
+            secondary: Secondary::default(),
             done: Inspection::default(),
         }
     }
@@ -100,6 +104,7 @@ impl Inspector {
         self.around.finish(&mut self.done);
         self.blocks.finish(&mut self.done);
         self.handles.finish(&self.blocks, &mut self.done);
+        self.secondary.finish(&mut self.done.findings);
         self.done.revision = revision;
         self.done.findings.sort_unstable();
         self.done

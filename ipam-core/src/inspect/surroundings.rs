@@ -9,7 +9,7 @@ use super::code::Code;
 use super::finding::{Cluster, Finding, Inspection, Subject};
 use crate::assign::{bridge, define};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Document, IpReservation, IpamConfig, Malformed, Node, Pool};
+use crate::model::{AssignmentMode, Document, IpReservation, IpamConfig, Malformed, Node, Pool};
 use crate::net::{Family, overlap};
 use crate::reservations::Reservations;
 use crate::selector::Selector;
@@ -69,6 +69,13 @@ impl Surroundings {
     /// The pool that has all of a network.
     pub(super) fn pool_of(&self, cidr: IpNet) -> Option<&Pool> {
         self.pools.iter().find(|pool| pool.cidr().contains(&cidr))
+    }
+
+    /// True if a network that is not Calico's has used the pool, and Calico takes nothing from it of its own accord.
+    pub(super) fn is_bridged(&self, pool: &Pool) -> bool {
+        let name = bridge::reservation_name(pool.name());
+        pool.assignment_mode() == AssignmentMode::Manual
+            && self.reservations.iter().any(|reservation| reservation.name() == name)
     }
 
     /// Compares what was read with each other.

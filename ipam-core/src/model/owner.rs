@@ -50,6 +50,12 @@ impl Owner {
         }
     }
 
+    /// The same owner of another node, if it is one of the node `from`'s.
+    pub fn renamed(&self, from: &str, to: &str) -> Option<Self> {
+        let place = Self::all_of(from).iter().position(|owner| owner == self)?;
+        Self::all_of(to).into_iter().nth(place)
+    }
+
     /// The owners of a node's blocks: the node itself, and the virtual owner of its secondary networks.
     pub fn all_of(node: &str) -> [Self; 2] {
         [Self::host(node), Self::secondary(node)]
@@ -97,5 +103,8 @@ mod tests {
         let others = [Owner::load_balancer(), Owner::Virtual("secondary@".into()), Owner::Other("secondary@a".into())];
         assert!(others.iter().all(|owner| owner.node().is_none()));
         assert_eq!(Owner::all_of("a"), [Owner::host("a"), Owner::secondary("a")]);
+        assert_eq!(Owner::secondary("a").renamed("a", "b"), Some(Owner::secondary("b")));
+        assert_eq!(Owner::host("a").renamed("a", "b"), Some(Owner::host("b")));
+        assert_eq!(Owner::host("c").renamed("a", "b"), None);
     }
 }

@@ -12,10 +12,7 @@ use crate::model::{Block, Document, Malformed, Owner};
 /// The nodes that a document speaks of as owners of blocks, or as the store's own.
 pub fn nodes_of(key: &Key, value: &[u8]) -> BTreeSet<String> {
     let mut nodes = BTreeSet::new();
-    let host = |owner: Owner| match owner {
-        Owner::Host(name) => Some(name),
-        _ => None,
-    };
+    let host = |owner: Owner| owner.node().map(str::to_owned);
     if let Some((owner, _)) = keys::parse_affinity(key) {
         nodes.extend(host(owner));
     } else if keys::parse_block(key).is_some() {
@@ -48,11 +45,10 @@ impl Renaming {
 
     /// The key under which a document will be.
     pub fn key(&self, key: Key) -> Key {
-        match keys::parse_affinity(&key) {
-            Some((Owner::Host(name), cidr)) if name == self.from => {
-                return keys::affinity(&Owner::host(&self.to), cidr).unwrap_or(key);
-            }
-            _ => {}
+        if let Some((owner, cidr)) = keys::parse_affinity(&key)
+            && let Some(renamed) = owner.renamed(&self.from, &self.to)
+        {
+            return keys::affinity(&renamed, cidr).unwrap_or(key);
         }
         if key == keys::legacy_host(&self.from) {
             return keys::legacy_host(&self.to);

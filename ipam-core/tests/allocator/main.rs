@@ -24,6 +24,7 @@ mod owners;
 mod release;
 mod retire;
 mod scale;
+mod secondary;
 mod settings;
 mod together;
 mod world;

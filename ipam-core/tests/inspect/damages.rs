@@ -103,6 +103,13 @@ fn put(content: &mut Content, key: &str, value: impl ToString) {
     content.insert(key.to_owned(), value.to_string());
 }
 
+/// What is recorded of a container that has an address of the block.
+fn holder<'b>(block: &'b mut Value, container: &str) -> &'b mut Value {
+    let handle = format!("net.{container}");
+    let mut entries = block["attributes"].as_array_mut().unwrap().iter_mut();
+    &mut entries.find(|entry| entry["handle_id"] == handle.as_str()).unwrap()["secondary"]
+}
+
 /// A block of four addresses of which none is held.
 fn empty_block(cidr: &str, owner: &Value) -> Value {
     let size = 1_usize << (32 - cidr.rsplit('/').next().unwrap().parse::<u32>().unwrap());
@@ -127,6 +134,7 @@ fn pool(cidr: &str, more: &str) -> String {
 const POOLS: &str = "/calico/resources/v3/projectcalico.org/ippools";
 const RESERVATIONS: &str = "/calico/resources/v3/projectcalico.org/ipreservations";
 const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
+const CLUSTER: &str = "/calico/resources/v3/projectcalico.org/clusterinformations/default";
 const CONFIG: &str = "/calico/ipam/v2/config";
 const CONFIRMED: &str = r#"{"state":"confirmed","deleted":false}"#;
 
@@ -300,6 +308,22 @@ const DAMAGES: &[Damage] = &[
         let reservation = format!("{RESERVATIONS}/margay-bridge-range");
         edit(c, &reservation, |r| drop(r["spec"]["reservedCIDRs"].as_array_mut().unwrap().pop()));
     }),
+    (&["BLK-10"], Whole, |c| {
+        put(c, CLUSTER, "{}");
+        edit_block(c, "c4", |b| holder(b, "c4")["margay.io/net"] = "macvlan".into());
+    }),
+    (&["ALC-06", "BLK-10", "BLK-10"], Whole, |c| {
+        put(c, CLUSTER, "{}");
+        edit_block(c, "c4", |b| holder(b, "c4")["margay.io/net"] = "macvlan".into());
+        edit_block(c, "c2", |b| holder(b, "c2")["margay.io/net"] = "macvlan".into());
+    }),
+    (&["BLK-10", "BLK-11"], Left, |c| {
+        put(c, CLUSTER, "{}");
+        edit_block(c, "c4", |b| holder(b, "c4")["margay.io/net"] = "macvlan".into());
+        edit_block(c, "c0", |b| holder(b, "c0")["margay.io/node"] = "a".into());
+        edit_block(c, "c0", |b| holder(b, "c0")["margay.io/net"] = "macvlan".into());
+        edit_block(c, "c0", |b| drop(holder(b, "c0").as_object_mut().unwrap().remove("node")));
+    }),
     (&["CFG-01"], Left, |c| put(c, CONFIG, "7")),
     (&["CFG-02"], Left, |c| put(c, CONFIG, "{}")),
     (&["CFG-02"], Left, |c| put(c, CONFIG, r#"{"auto_allocate_blocks":true,"maxBlocksPerHost":3}"#)),
@@ -327,6 +351,14 @@ fn held(content: &Content) -> Vec<(String, String)> {
         for (ordinal, index) in block["allocations"].as_array().unwrap().iter().enumerate() {
             let entry = index.as_u64().and_then(|index| block["attributes"].get(usize::try_from(index).unwrap()));
             if let Some(entry) = entry.filter(|entry| entry.get("releasedAt").is_none()) {
+                // A repair may change the names, not what they say.
+                let mut entry = entry.clone();
+                if let Some(attributes) = entry.get_mut("secondary").and_then(Value::as_object_mut) {
+                    for name in ["node", "pod", "namespace"] {
+                        let own = attributes.remove(&format!("margay.io/{name}"));
+                        attributes.extend(own.map(|value| (name.to_owned(), value)));
+                    }
+                }
                 held.push((format!("{key} {ordinal}"), entry.to_string()));
             }
         }

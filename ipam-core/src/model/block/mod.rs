@@ -3,6 +3,7 @@
 mod owners;
 mod parts;
 mod release;
+mod secondary;
 mod stored;
 
 use std::collections::BTreeMap;
@@ -278,9 +279,10 @@ impl Block {
 
     /// Makes what is a node's another one's: the block, if it is its owner, and what it holds of it. True if anything was.
     pub fn rename_node(&mut self, from: &str, to: &str) -> bool {
-        let owns = self.is_owned_by(&Owner::host(from));
-        if owns {
-            self.affinity = Field::Is(Owner::host(to).to_string());
+        let owner = self.owner().and_then(|owner| owner.renamed(from, to));
+        let owns = owner.is_some();
+        if let Some(owner) = owner {
+            self.affinity = Field::Is(owner.to_string());
         }
         let entries = self.attributes.get_mut().into_iter().flatten();
         entries.fold(owns, |renamed, entry| entry.rename_node(from, to) || renamed)

@@ -1,0 +1,110 @@
+//! Blocks of networks that are not Calico's, in a store that Calico reads.
+//!
+//! Calico's routing acts on the blocks of nodes: each node drops what is sent to an address of its blocks that it does not
+//! know, and announces them to the others. So such a network has blocks of a virtual owner, one for each node, which
+//! Calico's routing passes over. Blocks that are a node's from before move when an assignment looks for room: their owner,
+//! both affinities and the names of what is recorded change in the commit of that assignment. A block that has addresses
+//! of Calico's networks, too, stays as it is, and gives nothing to other networks any more.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use kv::Range;
+use time::OffsetDateTime;
+
+use super::auto::Pass;
+use crate::error::Result;
+use crate::model::{Block, Owner, keys};
+use crate::surroundings::pool_holding;
+use crate::workset::{Found, Workset};
+
+/// How many blocks move in one assignment.
+const MOST_MOVED_AT_ONCE: usize = 16;
+/// How many addresses these have: about 600 kilobytes.
+const MOST_ADDRESSES_MOVED: usize = 2048;
+
+/// Makes a node's block the one of its secondary networks, with all that is recorded in it; false if that cannot be
+/// because it has addresses that are not known to be of such a network.
+///
+/// Guards: the block, both affinities.
+pub(super) async fn make_secondary(
+    work: &mut Workset<'_>,
+    cidr: IpNet,
+    node: &str,
+    network: &str,
+    now: OffsetDateTime,
+) -> Result<bool> {
+    let [host, secondary] = Owner::all_of(node);
+    let known = |name: &str| name == network;
+    let may_move = match work.find(cidr).await? {
+        Found::There(block) => block.is_owned_by(&host) && block.is_secondary(known),
+        Found::Absent | Found::Damaged => false,
+    };
+    if may_move {
+        work.change(cidr, |block| block.use_own_names(known)).await?;
+        work.hand_block(cidr, &host, &secondary, now).await?;
+    }
+    Ok(may_move)
+}
+
+impl Pass<'_> {
+    /// True for a network that is not Calico's, in a store that Calico reads.
+    pub(super) fn is_secondary(&self) -> bool {
+        self.request.bridge.is_some() && self.around.beside_calico
+    }
+
+    /// How many blocks of these pools the node has as its other owner, which count for its limit as well. For a secondary
+    /// network those move that can, and addresses are taken from them.
+    pub(super) async fn take_from_other(
+        &self,
+        work: &mut Workset<'_>,
+        taken: &mut Vec<(IpAddr, IpNet)>,
+    ) -> Result<usize> {
+        let mut blocks = self.of_other(work).await?;
+        let count = blocks.len();
+        if let (true, Some(Owner::Host(node))) = (self.is_secondary(), &self.other) {
+            let mut room = MOST_ADDRESSES_MOVED;
+            blocks.truncate(MOST_MOVED_AT_ONCE);
+            work.read_ahead_of(&Owner::all_of(node), &blocks).await?;
+            for cidr in blocks {
+                let Found::There(block) = work.find(cidr).await? else { continue };
+                let Some(left) = room.checked_sub(block.capacity()) else { continue };
+                if make_secondary(work, cidr, node, &self.request.attachment.network, self.now).await? {
+                    room = left;
+                    self.take(work, cidr, taken).await?;
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// The blocks of these pools to which the node has affinities as its other owner.
+    pub(super) async fn of_other(&self, work: &mut Workset<'_>) -> Result<Vec<IpNet>> {
+        let prefix = self.other.as_ref().and_then(|other| keys::affinities_prefix(other, Some(self.family)));
+        let Some(prefix) = prefix else { return Ok(Vec::new()) };
+        let mut blocks = work.affine(&Range::Prefix(prefix)).await?;
+        blocks.retain(|cidr| pool_holding(self.pools.iter().copied(), *cidr).is_some());
+        Ok(blocks)
+    }
+
+    /// True if an address can be borrowed from a block of this owner. A secondary network borrows from no block on which
+    /// Calico's routing acts, unless it can move, and Calico's networks borrow from none of the others.
+    pub(super) fn may_borrow(&self, block: &Block, owner: &Owner) -> bool {
+        match owner {
+            Owner::Host(_) if self.is_secondary() => {
+                block.is_secondary(|network| network == self.request.attachment.network)
+            }
+            Owner::Virtual(_) if self.request.bridge.is_none() => owner.node().is_none(),
+            _ => true,
+        }
+    }
+
+    /// Moves the block of another node from which a secondary network is about to borrow.
+    pub(super) async fn move_for(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<()> {
+        let owner = work.block(cidr).await?.and_then(Block::owner);
+        if let (true, Some(Owner::Host(node))) = (self.is_secondary(), owner) {
+            make_secondary(work, cidr, &node, &self.request.attachment.network, self.now).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+//! Blocks of secondary networks: networks that are not Calico's, in a store that Calico reads.
+
+use std::net::IpAddr;
+
+use super::Block;
+use crate::attachment::{NETWORK, OWN_NODE, use_own_names};
+use crate::model::Attribute;
+
+impl Attribute {
+    /// True if an address of a network that is not Calico's is held with this entry. Only such an address carries our name
+    /// of the node. `known` says it of a network by name, for addresses that were given before there was such a name.
+    pub(crate) fn is_secondary(&self, known: impl Fn(&str) -> bool) -> bool {
+        self.get(OWN_NODE).is_some() || self.get(NETWORK).is_some_and(known)
+    }
+}
+
+impl Block {
+    /// True if networks that are not Calico's hold every address that is held, also if none is.
+    pub(crate) fn is_secondary(&self, known: impl Fn(&str) -> bool) -> bool {
+        let mut held = self.allocated().filter(|(_, entry)| entry.released_at().is_none());
+        held.all(|(_, entry)| entry.is_secondary(&known))
+    }
+
+    /// Gives our names to the addresses of networks that are not Calico's and still carry Calico's names. Each of them
+    /// counts as given out anew: Calico's kube-controllers remembers an address as it has first seen it, and names its
+    /// sequence number when it releases it.
+    pub(crate) fn use_own_names(&mut self, known: impl Fn(&str) -> bool) -> usize {
+        let held = self.allocated().filter(|(_, entry)| entry.released_at().is_none() && entry.is_secondary(&known));
+        let addresses: Vec<IpAddr> = held.map(|(address, _)| address).collect();
+        addresses.into_iter().filter(|address| self.use_own_names_of(*address)).count()
+    }
+
+    /// The same for one address; false if it has our names or nobody holds it.
+    pub(crate) fn use_own_names_of(&mut self, address: IpAddr) -> bool {
+        let (Some(entry), Some(ordinal)) = (self.attributes_of(address), self.ordinal(address)) else { return false };
+        let mut attributes = entry.attributes().clone();
+        if !use_own_names(&mut attributes) {
+            return false;
+        }
+        let mut entry = entry.clone();
+        entry.set_attributes(attributes);
+        let same = self.attributes().iter().position(|other| *other == entry);
+        let index = same.unwrap_or_else(|| self.push_attribute(entry));
+        if let Some(slot) = self.allocations.get_mut(ordinal) {
+            *slot = Some(index);
+        }
+        self.set_sequence(ordinal);
+        self.compact();
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use time::OffsetDateTime;
+
+    use super::*;
+    use crate::model::Owner;
+    use crate::reservations::Reservations;
+
+    fn holder(handle: &str, attributes: &[(&str, &str)]) -> Attribute {
+        let attributes: BTreeMap<_, _> = attributes.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        Attribute::new(Some(handle), attributes)
+    }
+
+    #[test]
+    fn names_change_with_the_sequence_number_and_only_where_the_network_is_known() {
+        let cidr = "10.0.0.0/29".parse().unwrap();
+        let mut block = Block::new(cidr, Some(&Owner::host("a")), OffsetDateTime::UNIX_EPOCH, None).unwrap();
+        let none = Reservations::default();
+        let old = [("node", "a"), ("pod", "web"), ("namespace", "shop"), (NETWORK, "macvlan")];
+        let first = block.assign_auto(2, &holder("macvlan.c1", &old), &none);
+        let other = block.assign_auto(1, &holder("calico.c1", &[("node", "a"), (NETWORK, "calico")]), &none)[0];
+        block.bump();
+        let number = block.sequence_number_of(first[0]);
+        assert!(!block.is_secondary(|network| network == "macvlan"));
+        assert!(block.is_secondary(|_| true));
+        assert_eq!(block.use_own_names(|network| network == "macvlan"), 2);
+        assert_eq!(block.use_own_names(|network| network == "macvlan"), 0);
+        for ip in &first {
+            let entry = block.attributes_of(*ip).unwrap();
+            assert_eq!((entry.get("pod"), entry.get("node")), (None, None));
+            assert_eq!((entry.pod(), entry.namespace(), entry.node()), (Some("web"), Some("shop"), Some("a")));
+            assert_ne!(block.sequence_number_of(*ip), number);
+        }
+        assert_eq!(block.attributes().len(), 2, "two addresses share an entry as before");
+        assert_eq!(block.attributes_of(other).unwrap().get("node"), Some("a"));
+    }
+}
