@@ -3,6 +3,7 @@
 mod commit;
 mod memory;
 mod presumed;
+mod settle;
 mod transaction;
 
 use std::sync::Arc;
@@ -128,10 +129,19 @@ pub struct Committed<T> {
 /// [`get`](Transaction::get) and [`list`](Transaction::list) has changed; otherwise it runs again on fresh data. When
 /// it is an error, or writes nothing, its answer is true as of the one revision that it read, and nothing is written.
 ///
-/// A write whose reply is lost is settled before anything else happens: the same guarded transaction is sent again; if
-/// its guards no longer hold, the history of the written keys tells whether that was our own doing. Two things cannot be
-/// told: a transaction that guards only absences may still land after its guards failed and hold again; and another
-/// writer's transaction that wrote the very same is taken for our own.
+/// A write whose reply is lost is settled before anything else happens, by the history of a key that it writes:
+///
+/// - If it writes a key that was there, its guard on that key's mod revision holds until the first change of the key and
+///   never again. So it happens once at most, and the same transaction can be sent again. If that fails, the first change
+///   of the key is looked at: it was our own, or we were overtaken.
+/// - If every key that it writes was absent, its guards hold again once others have removed what it created. So the same
+///   transaction is sent again only after a look at each state of one of these keys since the attempt: if the key was
+///   created by us in one of them, the transaction has happened, whatever became of the key since. If the history was
+///   compacted, or there is too much of it, the outcome stays unknown.
+///
+/// A change is our own if all keys that we write have our values at its revision. Two things cannot be told. A transaction
+/// whose request is still on its way, and that guards only absences, may land after its guards failed and hold again.
+/// Another writer's transaction that wrote the very same keys and values is taken for our own.
 ///
 /// It is a macro because an async closure that is given a reference makes a future that is not `Send`.
 ///

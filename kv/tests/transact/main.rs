@@ -3,6 +3,7 @@
 
 mod memory;
 mod presumed;
+mod settling;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};

@@ -1,0 +1,204 @@
+//! Commits whose replies were lost, while another writer changes the same keys.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+use kv::wrap::{Fault, Faulty};
+use kv::{Committed, Error, Key, Op, Outcome, Range, Revision, Store, StoreExt, Txn, transact};
+use kv_mvcc::MvccStore;
+
+use super::{options, shared};
+
+/// What the other writer does around our commit.
+#[derive(Clone, Debug)]
+enum Deed {
+    Write(Txn),
+    /// Compacts all that the history has so far.
+    Compact,
+}
+
+fn put(key: &str, value: &str) -> Deed {
+    Deed::Write(Txn::new().with_success([Op::put(key, value)]))
+}
+
+fn delete(key: &str) -> Deed {
+    Deed::Write(Txn::new().with_success([Op::delete(key)]))
+}
+
+/// A store at which another writer acts just before and just after the second transaction: the commit of the first
+/// attempt. The fault decides what happens to that commit.
+#[derive(Clone, Debug)]
+struct Contended {
+    inner: Faulty<MvccStore>,
+    other: MvccStore,
+    before: Vec<Deed>,
+    after: Vec<Deed>,
+    calls: Arc<AtomicU32>,
+}
+
+impl Contended {
+    fn new(other: &MvccStore, fault: Fault, before: Vec<Deed>, after: Vec<Deed>) -> Self {
+        let inner = Faulty::script(other.clone(), [None, Some(fault)]);
+        Self { inner, other: other.clone(), before, after, calls: Arc::default() }
+    }
+
+    async fn act(&self, deeds: &[Deed]) -> kv::Result<()> {
+        for deed in deeds {
+            match deed {
+                Deed::Write(txn) => {
+                    self.other.txn(txn.clone()).await?;
+                }
+                Deed::Compact => {
+                    let now = self.other.range(kv::RangeRequest::new(Range::key("k"))).await?.revision;
+                    self.other.compact(now).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[async_trait::async_trait]
+impl Store for Contended {
+    async fn range(&self, request: kv::RangeRequest) -> kv::Result<kv::RangeResponse> {
+        self.inner.range(request).await
+    }
+
+    async fn txn(&self, txn: Txn) -> kv::Result<kv::TxnResponse> {
+        let is_commit = self.calls.fetch_add(1, SeqCst) == 1;
+        if is_commit {
+            self.act(&self.before).await?;
+        }
+        let answer = self.inner.txn(txn).await;
+        if is_commit {
+            self.act(&self.after).await?;
+        }
+        answer
+    }
+
+    async fn watch(&self, request: kv::WatchRequest) -> kv::Result<kv::WatchStream> {
+        self.inner.watch(request).await
+    }
+
+    async fn compact(&self, revision: Revision) -> kv::Result<()> {
+        self.inner.compact(revision).await
+    }
+}
+
+/// Creates the keys that are absent, beside one that it only reads.
+async fn create(store: &Contended, keys: &[&str]) -> Result<Committed<()>, Error> {
+    let keys: Vec<Key> = keys.iter().map(|key| Key::from(*key)).collect();
+    transact!(shared(store), options(), |tx| {
+        tx.get(&"config".into()).await?;
+        for key in &keys {
+            if tx.get(key).await?.is_none() {
+                tx.put(key, "ours")?;
+            }
+        }
+        Ok::<_, Error>(())
+    })
+}
+
+/// How often a key was created with our value.
+async fn creations(store: &MvccStore, key: &str) -> usize {
+    let last = store.range(kv::RangeRequest::new(Range::key(key))).await.unwrap().revision;
+    let mut found = std::collections::BTreeSet::new();
+    for revision in 1..=last.get() {
+        let then = store.range(kv::RangeRequest::new(Range::key(key)).with_at(Revision::new(revision))).await.unwrap();
+        found.extend(then.kvs.into_iter().filter(|kv| kv.value == "ours".into()).map(|kv| kv.create_revision));
+    }
+    found.len()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_created_and_removed_since_is_not_created_again() {
+    for after in [
+        vec![delete("k")],
+        vec![put("k", "another's"), delete("k")],
+        vec![delete("k"), put("k", "another's"), delete("k")],
+        vec![delete("k"), delete("l")],
+        // A key that the commit relied on has changed as well, so that the same commit cannot go through again.
+        vec![delete("k"), delete("l"), put("config", "new")],
+        vec![delete("k"), put("k", "another's")],
+        vec![put("config", "new")],
+    ] {
+        let inner = kv_mvcc::memory();
+        let store = Contended::new(&inner, Fault::ReplyLost, Vec::new(), after.clone());
+        let committed = create(&store, &["k", "l"]).await.unwrap();
+        assert_eq!((committed.revision, committed.attempts), (Revision::new(2), 1), "{after:?}");
+        assert_eq!((creations(&inner, "k").await, creations(&inner, "l").await), (1, 1), "{after:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_came_and_went_before_a_commit_does_not_hide_it() {
+    let inner = kv_mvcc::memory();
+    let before = vec![put("k", "another's"), put("k", "more"), delete("k")];
+    let store = Contended::new(&inner, Fault::ReplyLost, before, vec![put("k", "changed"), delete("k")]);
+    let committed = create(&store, &["k"]).await.unwrap();
+    assert_eq!((committed.revision, committed.attempts), (Revision::new(5), 1));
+    assert_eq!(creations(&inner, "k").await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_request_goes_through_after_another_came_and_went() {
+    for before in [vec![], vec![put("k", "another's"), delete("k")], vec![put("l", "ours"), delete("l")]] {
+        let inner = kv_mvcc::memory();
+        let store = Contended::new(&inner, Fault::RequestLost, before.clone(), Vec::new());
+        let committed = create(&store, &["k", "l"]).await.unwrap();
+        let kv = inner.get("k").await.unwrap().unwrap();
+        assert_eq!((committed.attempts, committed.revision), (1, kv.mod_revision), "{before:?}");
+        assert_eq!((kv.value, creations(&inner, "k").await), ("ours".into(), 1), "{before:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_creator_is_told_from_a_lost_request() {
+    let inner = kv_mvcc::memory();
+    let store = Contended::new(&inner, Fault::RequestLost, vec![put("k", "another's")], Vec::new());
+    let committed = create(&store, &["k", "l"]).await.unwrap();
+    assert_eq!(committed.attempts, 2);
+    assert_eq!(inner.get("k").await.unwrap().unwrap().value, "another's".into());
+    assert_eq!(inner.get("l").await.unwrap().unwrap().value, "ours".into());
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_its_history_a_creation_stays_unknown() {
+    let inner = kv_mvcc::memory();
+    let after = vec![delete("k"), Deed::Compact];
+    let store = Contended::new(&inner, Fault::ReplyLost, Vec::new(), after);
+    let error = create(&store, &["k"]).await.unwrap_err();
+    assert_eq!(error.outcome(), Outcome::Unknown, "{error}");
+    assert!(inner.get("k").await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_too_much_history_a_creation_stays_unknown() {
+    let inner = kv_mvcc::memory();
+    let mut after = vec![delete("k")];
+    after.extend((0..2_000).map(|_| put("elsewhere", "x")));
+    let store = Contended::new(&inner, Fault::ReplyLost, Vec::new(), after);
+    let error = create(&store, &["k"]).await.unwrap_err();
+    assert_eq!(error.outcome(), Outcome::Unknown, "{error}");
+    assert!(inner.get("k").await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_another_deleted_is_no_proof_of_our_own_writes() {
+    let inner = kv_mvcc::memory();
+    inner.put("old", "x").await.unwrap();
+    let store = Contended::new(&inner, Fault::RequestLost, Vec::new(), vec![delete("old")]);
+    let (old, new) = (Key::from("old"), Key::from("renamed"));
+    let committed = transact!(shared(&store), options(), |tx| {
+        let there = tx.get(&old).await?.is_some();
+        tx.get(&new).await?;
+        if there {
+            tx.delete(&old)?;
+        }
+        tx.put(&new, "ours")?;
+        Ok::<_, Error>(there)
+    })
+    .unwrap();
+    assert_eq!((committed.value, committed.attempts), (false, 2));
+    assert_eq!(inner.get("renamed").await.unwrap().unwrap().mod_revision, committed.revision);
+}
