@@ -31,6 +31,7 @@ mod remote;
 mod rules;
 mod runner;
 mod seed;
+mod stage;
 mod state;
 mod steps;
 mod subject;

@@ -13,8 +13,9 @@ use crate::case::Case;
 use crate::expect::Checked;
 use crate::harness::{Ability, Harness};
 use crate::process::play_role;
-use crate::runner::{Options, Stage};
+use crate::runner::Options;
 use crate::seed::{SEED, given, seed};
+use crate::stage::Stage;
 use crate::table::cases;
 
 /// The environment variable that names a file which is to know how long each case took.

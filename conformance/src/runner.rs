@@ -1,29 +1,14 @@
 //! Runs cases and says what came of each.
 
-use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use futures::FutureExt;
-use tokio::runtime::Runtime;
-use tokio::sync::RwLock;
-
-use crate::case::{Case, Group, Tenancy, Weight};
-use crate::expect::{Checked, Failure};
-use crate::harness::{BoxError, Fixture, Harness, Scene};
-use crate::subject::Subject;
+use crate::case::{Case, Group};
+use crate::expect::Failure;
+use crate::harness::{BoxError, Harness};
+use crate::stage::Stage;
 use crate::table::cases;
-
-/// Threads for the cases and for the stores that they judge.
-const WORKERS: usize = 4;
-
-/// How often a run that can be stopped looks whether it should.
-const GLANCE: Duration = Duration::from_millis(50);
-
-const NEEDS_ITS_OWN: &str = "it needs a store that nobody else uses";
-const STOPPED: &str = "the run was stopped";
 
 /// Which cases run, and how long they wait.
 #[derive(Clone, Debug)]
@@ -33,7 +18,8 @@ pub struct Options {
     pub filter: Option<String>,
     /// How long one call, or one step of a watch, may take. 10 s unless told.
     pub patience: Duration,
-    /// How long one case may take. 2 minutes unless told.
+    /// How long one case may take. 2 minutes unless told. A case ends then whatever the store does: threads that it blocks
+    /// are left behind.
     pub case_limit: Duration,
     /// Stops the run when it becomes true: the case that is running is given up, and the others do not run.
     pub stop: Option<Arc<AtomicBool>>,
@@ -79,7 +65,7 @@ impl Options {
         self
     }
 
-    fn stopped(&self) -> bool {
+    pub(crate) fn stopped(&self) -> bool {
         self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::SeqCst))
     }
 
@@ -173,156 +159,6 @@ impl Iterator for Run {
 
 impl ExactSizeIterator for Run {}
 
-/// Where cases run: a runtime, a harness, and the turn-taking between heavy cases and others.
-pub(crate) struct Stage {
-    // Taken when the stage ends.
-    runtime: Option<Runtime>,
-    harness: Arc<dyn Harness>,
-    options: Options,
-    turns: Arc<RwLock<()>>,
-}
-
-impl Stage {
-    pub(crate) fn new(harness: Arc<dyn Harness>, options: Options) -> Result<Self, BoxError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
-        Ok(Self { runtime: Some(runtime), harness, options, turns: Arc::default() })
-    }
-
-    /// Why a case cannot run here, if so.
-    pub(crate) fn ignored_because(&self, case: &Case) -> Option<&'static str> {
-        if self.harness.tenancy() == Tenancy::Shared && case.tenancy == Tenancy::Exclusive {
-            return Some(NEEDS_ITS_OWN);
-        }
-        case.ignored_because(self.harness.abilities())
-    }
-
-    fn report(&self, case: &Case) -> Report {
-        let started = Instant::now();
-        let verdict = match self.ignored_because(case) {
-            Some(reason) => Verdict::Ignored(reason),
-            None => match self.attempt(case) {
-                None => Verdict::Ignored(STOPPED),
-                Some(Ok(())) => Verdict::Passed,
-                Some(Err(failure)) => Verdict::Failed(Box::new(failure)),
-            },
-        };
-        Report { name: case.name, group: case.group, rules: case.rules, verdict, took: started.elapsed() }
-    }
-
-    /// Runs one case on a fresh store. A panic, and a case that does not end, are failures of that case.
-    pub(crate) fn judge(&self, case: &Case) -> Checked {
-        let rule = case.rules.first().copied();
-        match self.ignored_because(case) {
-            Some(reason) => Err(Failure::new("the environment", "what the case needs", reason).or_rule(rule)),
-            None => self
-                .attempt(case)
-                .unwrap_or_else(|| Err(Failure::new("the case as a whole", "an end", STOPPED).or_rule(rule))),
-        }
-    }
-
-    /// Runs one case; nothing if the run was stopped before the case was over.
-    fn attempt(&self, case: &Case) -> Option<Checked> {
-        if self.options.stopped() {
-            return None;
-        }
-        let rule = case.rules.first().copied();
-        // The case answers over a channel, so that a store that blocks every thread of the runtime is still noticed.
-        let (tell, told) = mpsc::channel();
-        let (started, start) = mpsc::channel();
-        let (harness, turns, case) = (self.harness.clone(), self.turns.clone(), case.clone());
-        let patience = self.options.patience;
-        let Some(runtime) = &self.runtime else {
-            return Some(Err(Failure::new("the runner", "a runtime", "none").or_rule(rule)));
-        };
-        let work = runtime.spawn(async move {
-            let (_shared, _alone) = match case.weight {
-                Weight::Light => (Some(turns.read().await), None),
-                Weight::Heavy => (None, Some(turns.write().await)),
-            };
-            // Nobody listens any more if the runner has given up; then the result is of no use either.
-            let _ = started.send(());
-            let outcome = perform(harness, case, patience).await;
-            let _ = tell.send(outcome);
-        });
-        let _ = start.recv();
-        let failure = match self.wait_for(&told) {
-            Ok(Ok(())) => return Some(Ok(())),
-            Ok(Err(failure)) => failure,
-            Err(given_up) => {
-                work.abort();
-                match given_up {
-                    GivenUp::Stopped => return None,
-                    GivenUp::TooLate => {
-                        let limit = self.options.case_limit;
-                        Failure::new("the case as a whole", "an end", format!("no end within {limit:?}"))
-                    }
-                }
-            }
-        };
-        Some(Err(failure.or_rule(rule)))
-    }
-
-    /// What the case says, unless that takes too long or the run is stopped.
-    fn wait_for(&self, told: &mpsc::Receiver<Checked>) -> Result<Checked, GivenUp> {
-        let end = Instant::now() + self.options.case_limit;
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            match told.recv_timeout(if self.options.stop.is_some() { left.min(GLANCE) } else { left }) {
-                Ok(outcome) => return Ok(outcome),
-                Err(_) if self.options.stopped() => return Err(GivenUp::Stopped),
-                Err(RecvTimeoutError::Timeout) if left > GLANCE && self.options.stop.is_some() => {}
-                Err(_) => return Err(GivenUp::TooLate),
-            }
-        }
-    }
-}
-
-/// Why nobody waits for a case any longer.
-enum GivenUp {
-    Stopped,
-    TooLate,
-}
-
-impl Drop for Stage {
-    fn drop(&mut self) {
-        // A store that hangs must not keep the report from being seen.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
-
-async fn make(harness: &dyn Harness, scene: Scene) -> Result<Box<dyn Fixture>, BoxError> {
-    match scene {
-        Scene::Plain => harness.fresh().await,
-        scene => harness.fresh_in(scene).await,
-    }
-}
-
-async fn perform(harness: Arc<dyn Harness>, case: Case, patience: Duration) -> Checked {
-    let fresh =
-        AssertUnwindSafe(make(&*harness, case.scene)).catch_unwind().await.map_err(|panic| panicked(&*panic))?;
-    let fixture =
-        fresh.map_err(|error| Failure::new("the environment: a fresh store", "a store", error.to_string()))?;
-    let (subject, over) = Subject::new(harness, fixture, patience);
-    let told = AssertUnwindSafe(async { (case.story)(subject).await }).catch_unwind().await;
-    let outcome = told.unwrap_or_else(|panic| Err(panicked(&*panic)));
-    let Ok(mut fixture) = over.await else { return outcome };
-    let finished = AssertUnwindSafe(fixture.finish()).catch_unwind().await;
-    let finished = finished.unwrap_or_else(|panic| Err(panic_text(&*panic).into()));
-    outcome?;
-    finished.map_err(|error| Failure::new("the environment: clearing up", "success", error.to_string()))
-}
-
-fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
-    Failure::new("the case as a whole", "no panic", panic_text(panic))
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    format!("a panic: {}", text.unwrap_or("without a text"))
-}
-
 #[cfg(test)]
 mod tests {
     use async_trait::async_trait;
@@ -330,6 +166,7 @@ mod tests {
 
     use super::*;
     use crate::harness::{Ability, Fixture};
+    use crate::stage::STOPPED;
 
     /// What a store does instead of answering.
     #[derive(Clone, Copy, Debug)]

@@ -1,0 +1,211 @@
+//! Where cases run: a runtime, a harness, and the turns of heavy cases and others.
+//!
+//! A store may block the thread that polls it, and then neither a timer nor a cancelled task helps. So the thread of the
+//! runner, which is none of the runtime's, watches the time. It leaves a runtime behind as soon as one of its threads is
+//! seen to be blocked, and the next case gets a new one.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::JoinHandle;
+
+use crate::case::{Case, Tenancy, Weight};
+use crate::expect::{Checked, Failure};
+use crate::harness::{BoxError, Fixture, Harness, Scene};
+use crate::runner::{Options, Report, Verdict};
+use crate::subject::Subject;
+
+/// Threads for the cases and for the stores that they judge.
+const WORKERS: usize = 4;
+
+/// How often a run that can be stopped looks whether it should.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// How long a runtime with a thread to spare takes at most to do next to nothing, also on a busy machine.
+const LEISURE: Duration = Duration::from_secs(2);
+
+const NEEDS_ITS_OWN: &str = "it needs a store that nobody else uses";
+pub(crate) const STOPPED: &str = "the run was stopped";
+const BLOCKED: &str = "; the store blocks a thread, which was left behind";
+
+/// Where cases run.
+pub(crate) struct Stage {
+    /// The one that is used, after those that were left behind: what the harness has started there may go on.
+    runtimes: Mutex<Vec<Runtime>>,
+    harness: Arc<dyn Harness>,
+    options: Options,
+    /// Heavy cases have it alone.
+    turns: RwLock<()>,
+}
+
+/// Why nobody waits for a case any longer.
+enum GivenUp {
+    Stopped,
+    TooLate,
+}
+
+impl Stage {
+    pub(crate) fn new(harness: Arc<dyn Harness>, options: Options) -> Result<Self, BoxError> {
+        Ok(Self { runtimes: Mutex::new(vec![runtime()?]), harness, options, turns: RwLock::default() })
+    }
+
+    /// Why a case cannot run here, if so.
+    pub(crate) fn ignored_because(&self, case: &Case) -> Option<&'static str> {
+        if self.harness.tenancy() == Tenancy::Shared && case.tenancy == Tenancy::Exclusive {
+            return Some(NEEDS_ITS_OWN);
+        }
+        case.ignored_because(self.harness.abilities())
+    }
+
+    pub(crate) fn report(&self, case: &Case) -> Report {
+        let started = Instant::now();
+        let verdict = match self.ignored_because(case) {
+            Some(reason) => Verdict::Ignored(reason),
+            None => match self.attempt(case) {
+                None => Verdict::Ignored(STOPPED),
+                Some(Ok(())) => Verdict::Passed,
+                Some(Err(failure)) => Verdict::Failed(Box::new(failure)),
+            },
+        };
+        Report { name: case.name, group: case.group, rules: case.rules, verdict, took: started.elapsed() }
+    }
+
+    /// Runs one case on a fresh store. A panic, and a case that does not end, are failures of that case.
+    pub(crate) fn judge(&self, case: &Case) -> Checked {
+        let rule = case.rules.first().copied();
+        match self.ignored_because(case) {
+            Some(reason) => Err(Failure::new("the environment", "what the case needs", reason).or_rule(rule)),
+            None => self
+                .attempt(case)
+                .unwrap_or_else(|| Err(Failure::new("the case as a whole", "an end", STOPPED).or_rule(rule))),
+        }
+    }
+
+    /// Runs one case; nothing if the run was stopped before the case was over.
+    fn attempt(&self, case: &Case) -> Option<Checked> {
+        // This thread has the turn, so that it ends with the case even if the case does not end.
+        let (_shared, _alone) = match case.weight {
+            Weight::Light => (Some(self.turns.read().unwrap_or_else(PoisonError::into_inner)), None),
+            Weight::Heavy => (None, Some(self.turns.write().unwrap_or_else(PoisonError::into_inner))),
+        };
+        if self.options.stopped() {
+            return None;
+        }
+        let rule = case.rules.first().copied();
+        let runtime = match self.free_runtime() {
+            Ok(runtime) => runtime,
+            Err(error) => return Some(Err(Failure::new("the runner", "a runtime", error.to_string()).or_rule(rule))),
+        };
+        let (tell, told) = mpsc::channel();
+        let (harness, story, patience) = (self.harness.clone(), case.clone(), self.options.patience);
+        let work = runtime.spawn(async move {
+            let outcome = perform(harness, story, patience).await;
+            // Nobody listens any more if the runner has given up; then the result is of no use either.
+            let _ = tell.send(outcome);
+        });
+        let failure = match self.wait_for(&told) {
+            Ok(Ok(())) => return Some(Ok(())),
+            Ok(Err(failure)) => failure,
+            Err(given_up) => {
+                let blocked = self.give_up(&work);
+                match given_up {
+                    GivenUp::Stopped => return None,
+                    GivenUp::TooLate => {
+                        let (limit, more) = (self.options.case_limit, if blocked { BLOCKED } else { "" });
+                        Failure::new("the case as a whole", "an end", format!("no end within {limit:?}{more}"))
+                    }
+                }
+            }
+        };
+        Some(Err(failure.or_rule(rule)))
+    }
+
+    /// What the case says, unless that takes too long or the run is stopped.
+    fn wait_for(&self, told: &mpsc::Receiver<Checked>) -> Result<Checked, GivenUp> {
+        let end = Instant::now() + self.options.case_limit;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match told.recv_timeout(if self.options.stop.is_some() { left.min(GLANCE) } else { left }) {
+                Ok(outcome) => return Ok(outcome),
+                Err(_) if self.options.stopped() => return Err(GivenUp::Stopped),
+                Err(RecvTimeoutError::Timeout) if left > GLANCE && self.options.stop.is_some() => {}
+                Err(_) => return Err(GivenUp::TooLate),
+            }
+        }
+    }
+
+    /// Ends a case that nobody waits for any longer. True if it goes on all the same, since a thread of it is blocked.
+    fn give_up(&self, work: &JoinHandle<()>) -> bool {
+        work.abort();
+        let end = Instant::now() + LEISURE.min(self.options.case_limit);
+        while !work.is_finished() && Instant::now() < end {
+            thread::sleep(Duration::from_millis(1));
+        }
+        !work.is_finished()
+    }
+
+    /// The runtime for a case: a new one if none of the threads of the one before does anything.
+    fn free_runtime(&self) -> Result<Handle, BoxError> {
+        let mut runtimes = self.runtimes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(runtime) = runtimes.last() {
+            let (tell, told) = mpsc::channel();
+            runtime.spawn(async move { tell.send(()) });
+            if told.recv_timeout(LEISURE.min(self.options.case_limit)).is_ok() {
+                return Ok(runtime.handle().clone());
+            }
+        }
+        let runtime = runtime()?;
+        let handle = runtime.handle().clone();
+        runtimes.push(runtime);
+        Ok(handle)
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        // A store that hangs must not keep the report from being seen.
+        for runtime in self.runtimes.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn runtime() -> Result<Runtime, BoxError> {
+    Ok(Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?)
+}
+
+async fn make(harness: &dyn Harness, scene: Scene) -> Result<Box<dyn Fixture>, BoxError> {
+    match scene {
+        Scene::Plain => harness.fresh().await,
+        scene => harness.fresh_in(scene).await,
+    }
+}
+
+async fn perform(harness: Arc<dyn Harness>, case: Case, patience: Duration) -> Checked {
+    let fresh =
+        AssertUnwindSafe(make(&*harness, case.scene)).catch_unwind().await.map_err(|panic| panicked(&*panic))?;
+    let fixture =
+        fresh.map_err(|error| Failure::new("the environment: a fresh store", "a store", error.to_string()))?;
+    let (subject, over) = Subject::new(harness, fixture, patience);
+    let told = AssertUnwindSafe(async { (case.story)(subject).await }).catch_unwind().await;
+    let outcome = told.unwrap_or_else(|panic| Err(panicked(&*panic)));
+    let Ok(mut fixture) = over.await else { return outcome };
+    let finished = AssertUnwindSafe(fixture.finish()).catch_unwind().await;
+    let finished = finished.unwrap_or_else(|panic| Err(panic_text(&*panic).into()));
+    outcome?;
+    finished.map_err(|error| Failure::new("the environment: clearing up", "success", error.to_string()))
+}
+
+fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
+    Failure::new("the case as a whole", "no panic", panic_text(panic))
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("a panic: {}", text.unwrap_or("without a text"))
+}

@@ -1,0 +1,163 @@
+//! Stores that block every thread they get: all cases are judged, the run ends, and so does the process.
+
+use std::io::Read;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use conformance::{Ability, BoxError, Fixture, Harness, Options, Verdict, cases, run};
+use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// As the first argument: be the process that is watched. The second one is the way.
+const CHILD: &str = "blocked-child";
+/// How long a whole run may take.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// What blocks.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// Every call, on the thread that polls it.
+    Calls,
+    /// A task beside every call, and the call has no answer.
+    Tasks,
+    /// Making a store.
+    Making,
+    /// Clearing up after a case, which has ended by then.
+    ClearingUp,
+}
+
+const WAYS: [(&str, Way); 4] =
+    [("calls", Way::Calls), ("tasks", Way::Tasks), ("making", Way::Making), ("clearing_up", Way::ClearingUp)];
+
+fn block() -> ! {
+    loop {
+        thread::park();
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Blocking(Way);
+
+impl Blocking {
+    async fn call<T>(self) -> T {
+        match self.0 {
+            Way::Tasks => {
+                tokio::spawn(async { block() });
+            }
+            Way::ClearingUp => {}
+            Way::Calls | Way::Making => block(),
+        }
+        std::future::pending().await
+    }
+}
+
+#[async_trait]
+impl Store for Blocking {
+    async fn range(&self, _: RangeRequest) -> Result<RangeResponse> {
+        self.call().await
+    }
+
+    async fn txn(&self, _: Txn) -> Result<TxnResponse> {
+        self.call().await
+    }
+
+    async fn watch(&self, _: WatchRequest) -> Result<WatchStream> {
+        self.call().await
+    }
+
+    async fn compact(&self, _: Revision) -> Result<()> {
+        self.call().await
+    }
+}
+
+#[async_trait]
+impl Fixture for Blocking {
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::new(*self)
+    }
+
+    async fn finish(&mut self) -> std::result::Result<(), BoxError> {
+        if matches!(self.0, Way::ClearingUp) {
+            block();
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Harness for Blocking {
+    fn abilities(&self) -> &[Ability] {
+        &[Ability::New]
+    }
+
+    async fn fresh(&self) -> std::result::Result<Box<dyn Fixture>, BoxError> {
+        if matches!(self.0, Way::Making) {
+            block();
+        }
+        Ok(Box::new(*self))
+    }
+}
+
+/// Judges the store and prints the name of each case that failed.
+fn child(way: Way) -> std::result::Result<(), BoxError> {
+    let limits = (Duration::from_millis(20), Duration::from_millis(100));
+    let options = Options::new().with_patience(limits.0).with_case_limit(limits.1);
+    for report in run(Blocking(way), &options)? {
+        match report.verdict {
+            Verdict::Failed(_) => println!("{}", report.name),
+            Verdict::Ignored(_) => {}
+            verdict => return Err(format!("{}: {verdict:?}", report.name).into()),
+        }
+    }
+    Ok(())
+}
+
+/// A process that judges such a store ends in time, and has listed every case that can run.
+fn ends(name: &str) -> std::result::Result<(), Failed> {
+    let mut process = Command::new(std::env::current_exe()?)
+        .args([CHILD, name])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let end = Instant::now() + LIMIT;
+    let status = loop {
+        match process.try_wait()? {
+            Some(status) => break status,
+            None if Instant::now() < end => thread::sleep(Duration::from_millis(50)),
+            None => {
+                process.kill()?;
+                process.wait()?;
+                return Err(format!("the process was still there after {LIMIT:?}").into());
+            }
+        }
+    };
+    let mut listed = String::new();
+    process.stdout.take().ok_or("no output")?.read_to_string(&mut listed)?;
+    let abilities = Blocking(Way::Calls).abilities().to_vec();
+    let expected: Vec<&str> =
+        cases().iter().filter(|case| case.ignored_because(&abilities).is_none()).map(|case| case.name()).collect();
+    if !status.success() || listed.lines().ne(expected.iter().copied()) {
+        return Err(
+            format!("{status}; {} cases of {} failed:\n{listed}", listed.lines().count(), expected.len()).into()
+        );
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [first, name] = &arguments[..]
+        && first == CHILD
+    {
+        let way = WAYS.iter().find(|(known, _)| known == name);
+        return match way.map(|(_, way)| child(*way)) {
+            Some(Ok(())) => ExitCode::SUCCESS,
+            _ => ExitCode::FAILURE,
+        };
+    }
+    let trials = WAYS.map(|(name, _)| Trial::test(format!("a_run_ends_on_a_store_that_blocks_{name}"), || ends(name)));
+    libtest_mimic::run(&Arguments::from_args(), trials.into()).exit_code()
+}
