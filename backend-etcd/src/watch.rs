@@ -1,8 +1,9 @@
 //! A watch that outlives its connections.
 //!
-//! A task reads what etcd sends and cuts it into whole revisions. It reads on whether or not anybody takes them, so that
-//! a watcher that does not read holds up nobody else on the connection; what waits is bounded in bytes. When that bound
-//! is reached, the task hangs up and opens the watch again, from where it stopped, once the watcher reads again.
+//! A task reads what etcd sends and cuts it into whole revisions. It reads on whether or not anybody takes them: all
+//! streams of a connection share its window, so a few open streams that nobody reads would stop every call on it. What
+//! waits is bounded in bytes. When that bound is reached, the task first hangs up, then waits, and opens the watch again,
+//! from where it stopped, once the watcher reads again.
 //!
 //! A watch that was cut off is opened again as well, after a read that proves that the cluster did not go back in time.
 //! Events from before the next revision are left out, so nothing comes twice; etcd sends everything from there on or
@@ -29,7 +30,7 @@ use crate::seen::Freshness;
 use crate::wire::{self, Span};
 
 /// How many bytes of events wait for a watcher that does not read.
-const WAITING_BYTES: usize = 8 << 20;
+const WAITING_BYTES: u32 = 8 << 20;
 /// What an event takes besides its bytes, about.
 const EVENT_BYTES: usize = 128;
 /// Before a watch is opened again, at first and at the most.
@@ -42,7 +43,7 @@ type Waiting = (Result<Batch>, Option<OwnedSemaphorePermit>);
 /// Opens a watch and sees to it from then on.
 pub(crate) async fn open(cluster: Arc<Cluster>, span: Span, start: Revision, prev: Prev) -> Result<WatchStream> {
     let (tell, told) = unbounded_channel();
-    let room = Arc::new(Semaphore::new(WAITING_BYTES));
+    let room = Arc::new(Semaphore::new(WAITING_BYTES as usize));
     let watcher = Watcher { cluster, span, prev, next: start, tell, room, cut_off: None, pause: FIRST_PAUSE };
     let opened = watcher.open(watcher.cluster.deadline()).await?;
     let task = tokio::spawn(watcher.follow(opened)).abort_handle();
@@ -141,14 +142,14 @@ impl Watcher {
         let end = tokio::select! {
             biased;
             _ = closed.wait_for(|closed| *closed) => Error::new(ErrorKind::Closed, Operation::Watch, NAME),
-            end = self.deliver(opened) => end,
+            end = self.go_on(opened) => end,
         };
         // If nobody listens any more, nobody needs to know.
         let _ = tell.send((Err(end), None));
     }
 
     /// Until the watch is over; the reason.
-    async fn deliver(&mut self, mut opened: Opened) -> Error {
+    async fn go_on(&mut self, mut opened: Opened) -> Error {
         loop {
             match self.drain(opened).await {
                 Cut::Over(error) => return error,
@@ -163,28 +164,35 @@ impl Watcher {
 
     /// Delivers what comes over one connection until nothing more does.
     async fn drain(&mut self, opened: Opened) -> Cut {
-        let Opened { mut stream, first, .. } = opened;
-        if let Err(cut) = self.take(&first).await {
-            return cut;
-        }
+        let Opened { mut stream, first: mut response, .. } = opened;
         loop {
-            let response = match stream.message().await {
+            let mut batches = match self.take(&response) {
+                Ok(batches) => batches.into_iter(),
+                Err(cut) => return cut,
+            };
+            while let Some(batch) = batches.next() {
+                if let Err(batch) = self.deliver_now(batch) {
+                    // Not a moment with the stream open and nobody reading it.
+                    drop(stream);
+                    self.deliver_late(batch, batches).await;
+                    return Cut::Off(disconnected(self.next).with_detail("the watcher did not read"));
+                }
+            }
+            if response.events().is_empty() && !response.created() {
+                self.note_progress(&response);
+            }
+            response = match stream.message().await {
                 Ok(Some(response)) => response,
                 Ok(None) => return Cut::Off(disconnected(self.next)),
                 Err(error) => return Cut::Off(disconnected(self.next).with_source(error)),
             };
             self.cut_off = None;
             self.pause = FIRST_PAUSE;
-            match self.take(&response).await {
-                Ok(Room::Free) => {}
-                Ok(Room::WasFull) => return Cut::Off(disconnected(self.next).with_detail("the watcher did not read")),
-                Err(cut) => return cut,
-            }
         }
     }
 
-    /// Delivers what one message holds.
-    async fn take(&mut self, response: &WatchResponse) -> Result<Room, Cut> {
+    /// What one message holds, unless it ends the watch.
+    fn take(&self, response: &WatchResponse) -> Result<Vec<Batch>, Cut> {
         if response.compact_revision() > 0 {
             let compact_revision = Revision::new(response.compact_revision());
             return Err(Cut::Over(Error::new(ErrorKind::Compacted { compact_revision }, Operation::Watch, NAME)));
@@ -192,26 +200,34 @@ impl Watcher {
         if response.canceled() {
             return Err(Cut::Off(disconnected(self.next).with_source(watch_ended(response.cancel_reason()))));
         }
-        let mut room = Room::Free;
-        for batch in batches(response, self.next).map_err(|()| Cut::Over(undecodable()))? {
-            let bytes = u32::try_from(size(&batch).min(WAITING_BYTES)).unwrap_or(u32::MAX);
-            let permit = match self.room.clone().try_acquire_many_owned(bytes) {
-                Ok(permit) => Some(permit),
-                Err(_) => {
-                    room = Room::WasFull;
-                    // It is never closed.
-                    self.room.clone().acquire_many_owned(bytes).await.ok()
-                }
-            };
-            self.next = batch.revision.next();
-            self.cluster.seen.note(batch.revision);
-            // If nobody listens any more, this task is about to be ended.
-            let _ = self.tell.send((Ok(batch), permit));
+        batches(response, self.next).map_err(|()| Cut::Over(undecodable()))
+    }
+
+    /// Delivers a batch if there is room for it; hands it back if there is none.
+    fn deliver_now(&mut self, batch: Batch) -> Result<(), Batch> {
+        match Arc::clone(&self.room).try_acquire_many_owned(room_for(&batch)) {
+            Ok(permit) => self.deliver(batch, Some(permit)),
+            Err(_) => return Err(batch),
         }
-        if response.events().is_empty() && !response.created() {
-            self.note_progress(response);
+        Ok(())
+    }
+
+    /// Delivers what came before the task hung up, as the watcher makes room for it.
+    async fn deliver_late(&mut self, first: Batch, others: impl Iterator<Item = Batch> + Send) {
+        for batch in std::iter::once(first).chain(others) {
+            // The semaphore is never closed.
+            let permit = Arc::clone(&self.room).acquire_many_owned(room_for(&batch)).await.ok();
+            self.deliver(batch, permit);
         }
-        Ok(room)
+        // What the next stream brings needs room too: one that is full at once would be opened for nothing.
+        let _ = self.room.acquire_many(WAITING_BYTES / 2).await;
+    }
+
+    fn deliver(&mut self, batch: Batch, permit: Option<OwnedSemaphorePermit>) {
+        self.next = batch.revision.next();
+        self.cluster.seen.note(batch.revision);
+        // If nobody listens any more, this task is about to be ended.
+        let _ = self.tell.send((Ok(batch), permit));
     }
 
     /// etcd says from time to time that all up to some revision was sent.
@@ -249,13 +265,6 @@ impl Watcher {
         };
         self.cluster.call(Operation::Watch, Resend::Always, deadline, work).await.map(|_| ())
     }
-}
-
-/// Whether the watcher kept up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Room {
-    Free,
-    WasFull,
 }
 
 /// Asks for a watch and waits until etcd confirms it.
@@ -296,7 +305,9 @@ fn batches(response: &WatchResponse, next: Revision) -> Result<Vec<Batch>, ()> {
     Ok(batches)
 }
 
-fn size(batch: &Batch) -> usize {
+/// How much of the room a batch takes: never more than all of it.
+fn room_for(batch: &Batch) -> u32 {
     let of = |event: &Event| EVENT_BYTES + event.kv.size() + event.prev.as_ref().map_or(0, kv::Kv::size);
-    batch.events.iter().map(of).sum()
+    let bytes: usize = batch.events.iter().map(of).sum();
+    u32::try_from(bytes).unwrap_or(WAITING_BYTES).min(WAITING_BYTES)
 }

@@ -164,6 +164,7 @@ pub fn cases() -> Vec<Case> {
             W31 watch_past::resumes_anywhere: W13 W2;
             W32 faults_watch::killed_server: W17 W13, needs Network Servers;
             W33 faults_watch::silent_network: W17, needs Network;
+            W34 watch_load::many_stalled_watchers: W11 W8, runs alone;
         }
         Concurrency {
             L01 concurrency::counter: S1 R2, beside others;

@@ -7,7 +7,7 @@ use tokio::runtime::Handle as Runtime;
 
 use crate::expect::{Checked, OfRule, holds, same};
 use crate::groups::watch_past::all_or_compacted;
-use crate::subject::{Subject, after};
+use crate::subject::{Subject, after, within};
 
 pub(crate) async fn long_backlog(t: Subject) -> Checked {
     const WRITES: usize = 3000;
@@ -62,6 +62,39 @@ pub(crate) async fn stalled_watcher(t: Subject) -> Checked {
     same("the revision after all writes", t.revision().await?, last).of("R2")?;
     // A store may bound its history by itself, so the mark can be anywhere up to now.
     all_or_compacted(&mut stalled, first.next(), last, last).await
+}
+
+pub(crate) async fn many_stalled_watchers(t: Subject) -> Checked {
+    const WATCHERS: usize = 8;
+    const WRITES: usize = 16;
+    const BYTES: usize = 1 << 20;
+    /// How long a small call may take beside them. It is far less than the time after which a store gives a call up.
+    const PROMPT: Duration = Duration::from_secs(1);
+    let base = t.revision().await?;
+    let mut stalled = Vec::new();
+    for _ in 0..WATCHERS {
+        stalled.push(t.watcher(Range::prefix("p/"), base.next()).await?);
+    }
+    let mut last = base;
+    for i in 0..WRITES {
+        last = t.put(format!("p/{i}"), vec![b'v'; BYTES]).await?;
+    }
+    for round in 0..20 {
+        let checked = format!("calls beside {WATCHERS} watchers that do not read, round {round}");
+        let put = within(PROMPT, &checked, t.put("q", "v")).await??;
+        let found = within(PROMPT, &checked, t.read(Range::key("q"))).await??;
+        same("the key that was just written", found.kvs.first().map(|kv| kv.mod_revision), Some(put))?;
+        let mut watcher = within(PROMPT, &checked, t.watcher(Range::key("q"), put)).await??;
+        let batch = within(PROMPT, &checked, watcher.next()).await??;
+        same("the revision that another watcher gets", batch.revision, put)?;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let now = t.revision().await?;
+    for watcher in &mut stalled {
+        // A store may bound its history by itself, so the mark can be anywhere up to now.
+        all_or_compacted(watcher, base.next(), last, now).await?;
+    }
+    Ok(())
 }
 
 pub(crate) async fn dropped_watches(t: Subject) -> Checked {
