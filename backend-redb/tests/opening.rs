@@ -42,6 +42,11 @@ fn a_damaged_store_is_never_made_anew() {
 }
 
 #[test]
+fn a_store_without_its_journal_is_refused() {
+    opening::a_store_without_its_journal_is_refused(&Redb);
+}
+
+#[test]
 fn a_strange_identity_is_refused() {
     opening::a_strange_identity_is_refused(&Redb);
 }

@@ -110,6 +110,14 @@ impl Journaled {
         Ok(journaled)
     }
 
+    /// True if a table has been behind a journal. The journal had its whole length by then, since it is made durable first.
+    ///
+    /// # Errors
+    /// Those of the table.
+    pub(crate) fn has_begun(table: &dyn Table) -> Result<bool> {
+        Ok(table.view()?.get(ROW)?.is_some())
+    }
+
     /// Gives the engine all rows that only the journal has.
     ///
     /// # Errors

@@ -270,6 +270,9 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
 
 /// The table behind its journal.
 pub(super) fn journaled(folder: &StoreFolder, head: Arc<Head>, table: Box<dyn Table>) -> Result<Journaled> {
+    if caught(&folder.place, Operation::Open, || Journaled::has_begun(&*table))? {
+        folder.check_journal()?;
+    }
     let journal = Box::new(folder.open_journal(head)?);
     caught(&folder.place, Operation::Open, || Journaled::open(table, journal, &folder.place.store))
 }

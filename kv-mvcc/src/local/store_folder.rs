@@ -17,7 +17,7 @@ use super::identity::{FORMAT, Identity, OLDEST_FORMAT};
 use super::journal_file::JournalFile;
 use super::open::{Create, Engine, OpenOptions};
 use super::queue::{Turn, TurnError};
-use crate::journal::Noted;
+use crate::journal::{JOURNAL_BYTES, Noted};
 
 pub(super) const QUEUE: &str = "queue";
 pub(super) const IDENTITY: &str = "store.id";
@@ -209,6 +209,21 @@ impl StoreFolder {
     pub(super) fn open_head(&self) -> Result<Head> {
         let files = self.files.iter().chain(&[JOURNAL]).map(|name| self.path(name)).collect();
         self.io(HEAD, Head::open(&self.path(HEAD), files))
+    }
+
+    /// Fails unless the journal of a store that has begun with one is there in its whole length. A new one in its place would
+    /// hide that the newest commits are gone: `head`, which tells of them as well, may be gone with it.
+    pub(super) fn check_journal(&self) -> Result<()> {
+        match fs::metadata(self.path(JOURNAL)) {
+            Ok(found) if found.is_file() && found.len() < JOURNAL_BYTES => {
+                Err(self.place.damaged("its file journal is cut off, and with it its newest changes"))
+            }
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(self.place.damaged("its file journal is missing, and with it its newest changes"))
+            }
+            Err(error) => Err(self.place.io(&self.path(JOURNAL), error)),
+        }
     }
 
     /// Opens the journal, or makes it: for a new store, or one of an earlier version. `head` tells of it if there was one.

@@ -180,6 +180,40 @@ pub fn a_damaged_store_is_never_made_anew(engine: &dyn Engine) {
     }
 }
 
+/// An engine with a journal: its newest commits are there and nowhere else, and `head`, which tells of them, may be gone too.
+pub fn a_store_without_its_journal_is_refused(engine: &dyn Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    small_store(engine, &path);
+    let (journal, head) = (path.join("journal"), path.join("head"));
+    let (commits, newest) = (fs::read(&journal).unwrap(), fs::read(&head).unwrap());
+    for gone in ["missing", "empty", "cut off"] {
+        for beside in ["its head", "an empty head", "no head"] {
+            match gone {
+                "missing" => fs::remove_file(&journal).unwrap(),
+                "empty" => fs::write(&journal, "").unwrap(),
+                _ => fs::write(&journal, &commits[..commits.len() / 2]).unwrap(),
+            }
+            match beside {
+                "its head" => fs::write(&head, &newest).unwrap(),
+                "an empty head" => fs::write(&head, "").unwrap(),
+                _ => fs::remove_file(&head).unwrap(),
+            }
+            let before = fs::read(&journal).ok();
+            let error = refusal(engine, &path);
+            assert_eq!(*error.kind(), ErrorKind::Corrupt, "{gone}, {beside}: {error}");
+            let said = error.to_string();
+            assert!(said.contains("journal") && said.contains("restore"), "{gone}, {beside}: {said}");
+            assert_eq!(fs::read(&journal).ok(), before, "{gone}, {beside}: it was left as it was");
+            fs::write(&journal, &commits).unwrap();
+            assert_whole(engine, &path);
+        }
+    }
+    // Without `head` alone nothing is lost.
+    fs::remove_file(&head).unwrap();
+    assert_whole(engine, &path);
+}
+
 pub fn a_strange_identity_is_refused(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
@@ -226,7 +260,9 @@ pub fn a_lost_identity_is_made_good(engine: &dyn Engine) {
 /// What a creation that was cut off can leave: its mark, and anything of the engine's.
 pub fn an_unfinished_creation_starts_again(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
-    for leftover in ["nothing", "an empty file", "garbage", "a whole table", "an old draft"] {
+    for leftover in
+        ["nothing", "an empty file", "garbage", "a whole table", "a table alone", "a journal cut off", "an old draft"]
+    {
         let path = folder.path().join(leftover.replace(' ', "-"));
         small_store(engine, &path);
         fs::remove_file(path.join("store.id")).unwrap();
@@ -239,6 +275,12 @@ pub fn an_unfinished_creation_starts_again(engine: &dyn Engine) {
             "an empty file" => fs::write(engine_file(engine, &path), "").unwrap(),
             "garbage" => fs::write(engine_file(engine, &path), "garbage").unwrap(),
             "an old draft" => fs::write(path.join("store.new"), "engine x").unwrap(),
+            "a table alone" => {
+                for name in ["journal", "head"] {
+                    let _ = fs::remove_file(path.join(name));
+                }
+            }
+            "a journal cut off" => fs::write(path.join("journal"), "cut").unwrap(),
             _ => {}
         }
         assert_eq!(*open(engine, &path).unwrap_err().kind(), ErrorKind::Missing, "{leftover}");
