@@ -4,6 +4,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
@@ -51,6 +52,16 @@ impl SledTable {
 
     fn not_open(&self, operation: Operation) -> Error {
         Error::new(ErrorKind::Poisoned, operation, self.store.clone())
+    }
+
+    /// Changes the database. Nobody can read it again before it was opened anew, unless `work` succeeds: sled may show a
+    /// batch that failed, or that a panic cut off, and nobody knows whether it is durable.
+    fn change(&self, work: impl FnOnce(&Opened) -> Result<(), sled::Error>) -> Result<()> {
+        let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
+        let opened = guard.take().ok_or_else(|| self.not_open(Operation::Txn))?;
+        work(&opened).map_err(|error| from_sled(&self.store, Operation::Txn, error))?;
+        *guard = Some(opened);
+        Ok(())
     }
 }
 
@@ -116,7 +127,9 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        drop(self.database.take());
+        let database = self.database.take();
+        // After a panic in sled this runs while that unwinds: a second panic would end the process.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(database)));
         // Whoever opens the store next must find it free. Nothing can be done if it is not.
         let _ = wait_until_free(&self.log);
     }
@@ -175,13 +188,7 @@ impl Table for SledTable {
     }
 
     fn commit(&self, writes: &[Write]) -> Result<()> {
-        let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
-        let opened = guard.as_ref().ok_or_else(|| self.not_open(Operation::Txn))?;
-        opened.commit(writes).map_err(|error| {
-            // sled may show the batch already, and nobody knows whether it is durable.
-            *guard = None;
-            from_sled(&self.store, Operation::Txn, error)
-        })
+        self.change(|opened| opened.commit(writes))
     }
 
     fn recover(&self) -> Result<()> {
@@ -227,5 +234,37 @@ impl View for SledView<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(table: &SledTable) -> Result<Option<Vec<u8>>> {
+        table.view()?.get(b"k")
+    }
+
+    #[test]
+    fn what_a_panic_cut_off_cannot_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let table = SledTable::open(&folder.path().join("sled"), "test").unwrap();
+        table.commit(&[Write::Put(b"k".to_vec(), b"durable".to_vec())]).unwrap();
+        let panics = || {
+            table.change(|opened| {
+                let mut batch = Batch::default();
+                batch.insert(b"k", b"neither flushed nor synced");
+                opened.database()?.apply_batch(batch)?;
+                panic!("the engine gave up")
+            })
+        };
+        assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
+        assert_eq!(value(&table).unwrap_err().kind(), &ErrorKind::Poisoned);
+        assert_eq!(table.commit(&[]).unwrap_err().kind(), &ErrorKind::Poisoned);
+        // Recovering makes durable what it finds, before anybody sees it.
+        table.recover().unwrap();
+        assert!(value(&table).unwrap().is_some());
+        table.commit(&[Write::Put(b"k".to_vec(), b"new".to_vec())]).unwrap();
+        assert_eq!(value(&table).unwrap(), Some(b"new".to_vec()));
     }
 }
