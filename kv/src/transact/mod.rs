@@ -179,7 +179,7 @@ pub struct Attempts {
     refusal: Option<Error>,
     /// True until an attempt was made that asks the store, or cannot be made otherwise.
     may_recall: bool,
-    /// True until an attempt was wrong about what it had not looked at.
+    /// True until an attempt was wrong about what it had not looked at, or ended without the commit that proves it.
     may_guess: bool,
 }
 
@@ -225,7 +225,11 @@ impl Attempts {
     ) -> Result<Option<Committed<T>>, E> {
         self.may_guess &= !attempt.guessed;
         // What was not read by it proves nothing unless it is committed.
-        if attempt.is_stale() || (attempt.is_unproven() && (outcome.is_err() || !attempt.has_writes())) {
+        if attempt.is_stale() {
+            return Ok(None);
+        }
+        if attempt.is_unproven() && (outcome.is_err() || !attempt.has_writes()) {
+            self.may_guess &= !attempt.relied_on_probe;
             return Ok(None);
         }
         let value = outcome?;
@@ -241,7 +245,8 @@ impl Attempts {
                 }
                 return Ok(Some(Committed { value, revision, attempts: self.made.max(1) }));
             }
-            Commit::Overtaken => {}
+            // Without writes it was no commit: all that it was to delete was absent.
+            Commit::Overtaken => self.may_guess &= attempt.has_writes() || !attempt.relied_on_probe,
             Commit::Refused(error) => self.refusal = Some(error),
         }
         Ok(None)

@@ -21,9 +21,9 @@ impl Transaction {
         }
     }
 
-    /// True if something that this attempt knows was not read by it: it proves nothing unless it is committed.
+    /// True if something that this attempt knows was not read by it at its revision: it proves nothing unless it is committed.
     pub(super) fn is_unproven(&self) -> bool {
-        self.guessed || self.recalled.is_some()
+        self.guessed || self.relied_on_probe || self.recalled.is_some()
     }
 
     /// The revision as of which a key is known.

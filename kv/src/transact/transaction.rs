@@ -52,10 +52,12 @@ pub struct Transaction {
     stale: bool,
     /// When the store was last asked for what this attempt remembers, if it remembers it.
     pub(super) recalled: Option<Instant>,
-    /// False for an attempt after one that was wrong about what is absent.
+    /// False for an attempt after one that was wrong about what is absent, or could not prove it.
     pub(super) may_guess: bool,
     /// True once something is taken to be absent at which nobody has looked.
     pub(super) guessed: bool,
+    /// True once something is taken to be absent because a probe said so, which is newer than the attempt's revision.
+    pub(super) relied_on_probe: bool,
 }
 
 impl Transaction {
@@ -77,6 +79,7 @@ impl Transaction {
             recalled: None,
             may_guess: true,
             guessed: false,
+            relied_on_probe: false,
         }
     }
 
@@ -136,17 +139,20 @@ impl Transaction {
     }
 
     /// One key. The commit will fail if it has changed by then. One that a [`probe`](Self::probe) found absent is not read:
-    /// the commit will fail unless it is absent.
+    /// the commit will fail unless it is absent. The probe is newer than the attempt's revision, so an attempt that relies on
+    /// it and ends without a commit counts for nothing; the next attempt reads the key.
     ///
     /// # Errors
     /// Those of the store.
     pub async fn get(&mut self, key: &Key) -> Result<Option<Value>> {
         if let Some(probed) = self.probed.get(key)
+            && self.may_guess
             && !self.knows(key)
             && !self.writes.contains_key(key)
         {
             self.presumed.insert(key.clone(), *probed);
             self.guards.insert(key.clone(), Revision::UNSET);
+            self.relied_on_probe = true;
             return Ok(None);
         }
         let value = self.snapshot_get(key).await?;
@@ -271,8 +277,8 @@ impl Transaction {
     }
 
     /// When each of these keys was last written, `None` for those that are absent: in one round trip that moves no values.
-    /// A hint, newer than the attempt's revision: [`get`](Self::get) the one that matters before relying on it. That reads
-    /// nothing if it was found absent here.
+    /// A hint, newer than the attempt's revision: [`get`](Self::get) the one that matters before relying on it. That usually
+    /// reads nothing if it was found absent here.
     ///
     /// # Errors
     /// Those of the store.

@@ -321,6 +321,38 @@ async fn what_a_probe_found_absent_is_guarded_without_being_read() {
     assert_eq!((counts.txns, counts.ranges), (7, 1));
 }
 
+#[tokio::test]
+async fn what_only_a_probe_has_seen_is_no_answer_without_a_commit() {
+    /// What a body saw that writes nothing, and at which revision.
+    type Answer = (Option<Value>, Revision);
+    let (other, key) = (Key::from("other"), Key::from("k"));
+    for ending in ["a value", "an error", "a deletion of nothing"] {
+        let store = kv_mvcc::memory();
+        store.put("k", "old").await.unwrap();
+        let saw: Result<Committed<Answer>, Box<dyn std::error::Error>> = transact!(shared(&store), options(), |tx| {
+            tx.snapshot_get(&other).await?;
+            // Once: it is there at the revision of the first attempt, and gone when the probe looks.
+            store.delete(Range::key("k")).await?;
+            tx.probe(std::slice::from_ref(&key)).await?;
+            let seen = (tx.get(&key).await?, tx.revision());
+            match ending {
+                "an error" => return Err(format!("{:?} at {}", seen.0.map(|value| value.len()), seen.1).into()),
+                "a deletion of nothing" => tx.delete(&key)?,
+                _ => {}
+            }
+            Ok(seen)
+        });
+        match saw {
+            Ok(Committed { value: (seen, at), revision, attempts }) => {
+                let then = store.range(kv::RangeRequest::new(Range::key("k")).with_at(at)).await.unwrap();
+                assert_eq!(then.kvs.first().map(|kv| kv.value.clone()), seen, "{ending}");
+                assert_eq!((revision, attempts), (at, 2), "{ending}");
+            }
+            Err(error) => assert_eq!(error.to_string(), "None at 3", "{ending}"),
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lost_reply_is_settled_also_for_what_was_there_before_the_probe() {
     let inner = kv_mvcc::memory();
