@@ -192,6 +192,7 @@ pub fn cases() -> Vec<Case> {
             X08 limits::refusals_change_nothing: E1;
             X09 limits::awkward_keys_in_errors: E4 T8 K1;
             X10 limits::use_after_close: E5, needs Close;
+            X11 limits::pages_past_the_longest_keys: G8 X1;
         }
         Durability {
             D01 crash::acknowledged_writes: S3 S5 R8, needs Processes Embedded;

@@ -134,8 +134,17 @@ fn check_key(key: &Key) -> Result<(), ErrorKind> {
 }
 
 fn check_length(key: &Key) -> Result<(), ErrorKind> {
+    at_most(MAX_KEY_BYTES, key)
+}
+
+/// A bound of a span is where a page starts, too: [after](Key::successor) any key, also the longest one.
+fn check_bound(key: &Key) -> Result<(), ErrorKind> {
+    at_most(MAX_KEY_BYTES + 1, key)
+}
+
+fn at_most(most: usize, key: &Key) -> Result<(), ErrorKind> {
     match key.as_bytes().len() {
-        bytes if bytes > MAX_KEY_BYTES => Err(InvalidArgument::KeyTooLong { bytes }.into()),
+        bytes if bytes > most => Err(InvalidArgument::KeyTooLong { bytes }.into()),
         _ => Ok(()),
     }
 }
@@ -144,8 +153,9 @@ fn check_length(key: &Key) -> Result<(), ErrorKind> {
 fn check_range(range: &Range) -> Result<(), ErrorKind> {
     match range {
         Range::Key(key) => check_key(key),
-        Range::Prefix(key) | Range::From(key) => check_length(key),
-        Range::FromTo(from, to) => check_length(from).and_then(|()| check_length(to)),
+        Range::Prefix(prefix) => check_length(prefix),
+        Range::From(from) => check_bound(from),
+        Range::FromTo(from, to) => check_bound(from).and_then(|()| check_bound(to)),
         Range::All => Ok(()),
     }
 }
@@ -237,6 +247,11 @@ mod tests {
             kind(&Txn::new().with_success([Op::put(key(4097), "v")])),
             Some(InvalidArgument::KeyTooLong { bytes: 4097 }.into())
         );
+        let read = |range: Range| RangeRequest::new(range).check("test").is_ok();
+        assert!(read(Range::From(key(4097).into())) && !read(Range::From(key(4098).into())));
+        let span = |from: usize, to: usize| Range::FromTo(key(from).into(), key(to).into());
+        assert!(read(span(4097, 4097)) && !read(span(4098, 1)) && !read(span(1, 4098)));
+        assert!(!read(Range::prefix(key(4097))) && !read(Range::key(key(4097))));
     }
 
     #[test]

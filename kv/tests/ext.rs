@@ -76,6 +76,17 @@ async fn listings_are_of_one_revision_however_many_pages() {
 }
 
 #[tokio::test]
+async fn pages_go_on_after_the_longest_keys() {
+    let store = kv_mvcc::memory();
+    for number in 0..600_u16 {
+        let key = [vec![b'k'; kv::MAX_KEY_BYTES - 2], number.to_be_bytes().to_vec()].concat();
+        store.put(key, "v").await.unwrap();
+    }
+    assert_eq!(store.list(Range::prefix("k")).await.unwrap().kvs.len(), 600);
+    assert_eq!(store.list(Range::All).await.unwrap().kvs.len(), 600);
+}
+
+#[tokio::test]
 async fn a_snapshot_and_what_follows_leave_no_gap() {
     let store = kv_mvcc::memory();
     store.put("p/1", "a").await.unwrap();

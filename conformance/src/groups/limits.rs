@@ -106,6 +106,29 @@ pub(crate) async fn key_sizes(t: Subject) -> Checked {
     refused("a prefix as long", t.read_prefix(over).await, refusal())
 }
 
+pub(crate) async fn pages_past_the_longest_keys(t: Subject) -> Checked {
+    let longest = |last: u8| Key::new([vec![b'k'; MAX_KEY_BYTES - 1], vec![last]].concat());
+    let keys: Vec<Key> = [b"a", b"b", b"\xff"].map(|last| longest(last[0])).into();
+    for key in &keys {
+        t.put(key.clone(), "v").await?;
+    }
+    for range in [Range::prefix("k"), Range::From("k".into())] {
+        let (mut found, mut rest) = (Vec::new(), Some(range.clone()));
+        while let Some(part) = rest.take() {
+            let page = t.range(RangeRequest::new(part).with_limit(1)).await?;
+            rest = page.kvs.last().filter(|_| page.more).map(|last| range.rest(last.key.successor()));
+            found.extend(page.kvs.into_iter().map(|kv| kv.key));
+        }
+        same("the keys of all pages", &found, &keys)?;
+    }
+    let after_the_first = Range::From(keys[0].successor());
+    same("a count from the key after the longest one", t.count(after_the_first.clone()).await?, 2)?;
+    same("a delete from there", t.delete(after_the_first).await?, 2)?;
+    let too_far = Range::From(keys[0].successor().successor());
+    let refusal = InvalidArgument::KeyTooLong { bytes: MAX_KEY_BYTES + 2 };
+    refused("a start that is longer still", t.range(RangeRequest::new(too_far)).await, refusal).of("X1")
+}
+
 impl Handle {
     /// A read by prefix that may be refused.
     async fn read_prefix(&self, prefix: Vec<u8>) -> kv::Result<kv::RangeResponse> {
