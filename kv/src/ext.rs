@@ -5,12 +5,13 @@ use futures::StreamExt;
 
 use crate::error::Result;
 use crate::key::{Key, Range, Revision, Value};
+use crate::pages::Pages;
 use crate::request::{Compare, Content, Op, RangeRequest, Txn, WatchRequest};
 use crate::response::{Kv, OpResult, RangeResponse, TxnResponse};
 use crate::store::{Store, WatchStream};
 
-/// How many keys a page of a listing holds.
-const PAGE: i64 = 500;
+/// How many keys a page of a listing holds at the most.
+const MOST_KEYS: usize = 500;
 
 /// A state of a range, and everything that happens to it from then on.
 pub struct Snapshot {
@@ -39,7 +40,8 @@ pub trait StoreExt: Store {
         Ok(self.range(RangeRequest::new(Range::key(key))).await?.kvs.pop())
     }
 
-    /// All of a range at one revision, read in pages, so that no answer is too large and no store is held up for long.
+    /// All of a range at one revision, read in [`Pages`] of about a megabyte, so that no answer is too large and no store is
+    /// held up for long.
     ///
     /// # Errors
     /// Those of [`Store::range`]; `Compacted` if the history moved past the revision between two pages.
@@ -52,14 +54,9 @@ pub trait StoreExt: Store {
     /// # Errors
     /// Those of [`list`](Self::list).
     async fn list_at(&self, range: Range, at: Revision, content: Content) -> Result<RangeResponse> {
-        let request =
-            |range: Range, at: Revision| RangeRequest::new(range).with_at(at).with_limit(PAGE).with_content(content);
-        let mut listing = self.range(request(range.clone(), at)).await?;
-        let at = if at.is_set() { at } else { listing.revision };
-        while listing.more
-            && let Some(last) = listing.kvs.last()
-        {
-            let page = self.range(request(range.rest(last.key.successor()), at)).await?;
+        let mut pages = Pages::new(range, at).with_content(content).with_most_keys(MOST_KEYS);
+        let mut listing = pages.next_answer(self).await?.unwrap_or_default();
+        while let Some(page) = pages.next_answer(self).await? {
             listing.kvs.extend(page.kvs);
             listing.more = page.more;
         }

@@ -1,6 +1,8 @@
 //! The shorthands for callers, and the wrappers, on the in-memory store.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -63,16 +65,61 @@ async fn listings_are_of_one_revision_however_many_pages() {
     store.put("q", "outside").await.unwrap();
     store.take();
     let listing = store.list(Range::prefix("p/")).await.unwrap();
-    assert_eq!(store.take().ranges, 3);
+    // The first page is small, since its values could be large.
+    assert_eq!(store.take().ranges, 5);
     assert_eq!((listing.kvs.len(), listing.count, listing.more), (1203, 1203, false));
     assert!(listing.kvs.is_sorted_by(|a, b| a.key < b.key));
 
     let at = listing.revision;
     store.delete(Range::prefix("p/01")).await.unwrap();
+    store.take();
     let old = store.list_at(Range::prefix("p/"), at, Content::KeysOnly).await.unwrap();
+    assert_eq!(store.take().ranges, 3);
     assert_eq!(old.kvs.len(), 1203);
     assert!(old.kvs.iter().all(|kv| kv.value.is_empty()));
     assert_eq!(store.count(Range::prefix("p/")).await.unwrap(), 1103);
+}
+
+/// A store that notes the bytes of its largest answer to a read.
+#[derive(Clone, Debug)]
+struct Largest {
+    inner: kv_mvcc::MvccStore,
+    bytes: Arc<AtomicUsize>,
+}
+
+#[async_trait::async_trait]
+impl Store for Largest {
+    async fn range(&self, request: RangeRequest) -> kv::Result<kv::RangeResponse> {
+        let answer = self.inner.range(request).await?;
+        self.bytes.fetch_max(answer.kvs.iter().map(kv::Kv::size).sum(), SeqCst);
+        Ok(answer)
+    }
+
+    async fn txn(&self, txn: Txn) -> kv::Result<kv::TxnResponse> {
+        self.inner.txn(txn).await
+    }
+
+    async fn watch(&self, request: WatchRequest) -> kv::Result<kv::WatchStream> {
+        self.inner.watch(request).await
+    }
+
+    async fn compact(&self, revision: Revision) -> kv::Result<()> {
+        self.inner.compact(revision).await
+    }
+}
+
+#[tokio::test]
+async fn a_listing_of_large_values_has_no_large_answer() {
+    const BYTES: usize = 1_000_000;
+    let store = Largest { inner: kv_mvcc::memory(), bytes: Arc::default() };
+    for number in 0..60 {
+        store.put(format!("p/{number:02}"), vec![number; BYTES]).await.unwrap();
+    }
+    let listing = store.list(Range::prefix("p/")).await.unwrap();
+    assert_eq!((listing.kvs.len(), listing.count, listing.more), (60, 60, false));
+    assert!(listing.kvs.iter().zip(0..60).all(|(kv, number)| kv.value.as_bytes() == vec![number; BYTES]));
+    let largest = store.bytes.load(SeqCst);
+    assert!(largest <= 17 * BYTES, "{largest} bytes in one answer");
 }
 
 #[tokio::test]
