@@ -1,6 +1,6 @@
 //! Stores that block every thread they get: all cases are judged, the run ends, and so does the process.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::thread;
@@ -107,7 +107,7 @@ fn child(way: Way) -> std::result::Result<(), BoxError> {
     let options = Options::new().with_patience(limits.0).with_case_limit(limits.1);
     for report in run(Blocking(way), &options)? {
         match report.verdict {
-            Verdict::Failed(_) => println!("{}", report.name),
+            Verdict::Failed(_) => writeln!(std::io::stdout(), "{}", report.name)?,
             Verdict::Ignored(_) => {}
             verdict => return Err(format!("{}: {verdict:?}", report.name).into()),
         }

@@ -172,15 +172,17 @@ fn op_size(op: &Op) -> usize {
 }
 
 fn range_faults(range: &Range) -> Vec<ErrorKind> {
-    let ends: &[&Key] = match range {
-        Range::Key(key) | Range::Prefix(key) | Range::From(key) => &[key],
-        Range::FromTo(from, to) => &[from, to],
-        Range::All => &[],
+    // A page starts after a key, so a bound may have a byte more than a key.
+    let (ends, most): (&[&Key], usize) = match range {
+        Range::Key(key) | Range::Prefix(key) => (&[key], 4096),
+        Range::From(from) => (&[from], 4097),
+        Range::FromTo(from, to) => (&[from, to], 4097),
+        Range::All => (&[], 0),
     };
     let mut faults: Vec<_> = ends
         .iter()
         .map(|key| key.as_bytes().len())
-        .filter(|bytes| *bytes > 4096)
+        .filter(|bytes| *bytes > most)
         .map(|bytes| InvalidArgument::KeyTooLong { bytes }.into())
         .collect();
     if matches!(range, Range::Key(key) if key.as_bytes().is_empty()) {
