@@ -6,7 +6,9 @@
 mod listed;
 mod machine;
 mod mounts;
+mod netns;
 mod sight;
 
 pub use machine::{NODENAME_FILE, NodeNames, boot_id, hostname, node_name, running, short_boot, uptime};
-pub use sight::{Blind, look};
+pub use netns::network_namespace;
+pub use sight::{Blind, Sight, look};

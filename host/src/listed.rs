@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// The addresses in the network namespace of a thread, by its folder in /proc.
@@ -18,6 +19,12 @@ pub(crate) fn addresses_of(thread: &Path) -> io::Result<BTreeSet<IpAddr>> {
         Err(error) => return Err(error),
     }
     Ok(addresses)
+}
+
+/// What tells the lists of one network namespace from those of all others that are there at the same time: the inode of
+/// one of its lists. Everybody may ask for it.
+pub(crate) fn listing(thread: &Path) -> io::Result<u64> {
+    fs::metadata(thread.join("net/dev")).map(|about| about.ino())
 }
 
 /// What `fib_trie` has as local: a line that ends with the address, and after it one with `/32 host LOCAL`.

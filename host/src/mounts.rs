@@ -4,9 +4,13 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
+use nix::sys::stat::makedev;
+
 /// A namespace that a mount keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mounted {
+    /// The device of the file system of all namespaces.
+    pub(crate) device: u64,
     /// Its inode, as in [`net_inode`].
     pub(crate) inode: u64,
     /// Where it is mounted, below the root of the process whose list it stands in.
@@ -19,8 +23,9 @@ pub(crate) fn net_inode(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(number).ok()?.parse().ok()
 }
 
-/// The network namespaces in the text of a `mountinfo` file. Proc(5) has the fields: the fourth is the root of the mount,
-/// which for a namespace is its name, the fifth the mount point; the file system's type follows the lone `-`.
+/// The network namespaces in the text of a `mountinfo` file. Proc(5) has the fields: the third is the device as
+/// `major:minor`, the fourth the root of the mount, which for a namespace is its name, the fifth the mount point; the file
+/// system's type follows the lone `-`.
 pub(crate) fn network_namespaces(mountinfo: &[u8]) -> Vec<Mounted> {
     mountinfo.split(|byte| *byte == b'\n').filter_map(network_namespace).collect()
 }
@@ -31,7 +36,13 @@ fn network_namespace(line: &[u8]) -> Option<Mounted> {
     if fields.get(dash + 1) != Some(&&b"nsfs"[..]) {
         return None;
     }
-    Some(Mounted { inode: net_inode(fields.get(3)?)?, at: PathBuf::from(OsString::from_vec(unescape(fields.get(4)?))) })
+    let (major, minor) = std::str::from_utf8(fields.get(2)?).ok()?.split_once(':')?;
+    let device = makedev(major.parse().ok()?, minor.parse().ok()?);
+    Some(Mounted {
+        device,
+        inode: net_inode(fields.get(3)?)?,
+        at: PathBuf::from(OsString::from_vec(unescape(fields.get(4)?))),
+    })
 }
 
 /// Takes back the escapes of blanks, tabs, line ends and backslashes: a backslash and three octal digits.
@@ -66,7 +77,7 @@ mod tests {
             40 24 0:4 short\n";
         let found = network_namespaces(text);
         let expected = [(4_026_532_281, "/run/netns/blue"), (4_026_532_282, "/run/a b\\c")];
-        assert_eq!(found, expected.map(|(inode, at)| Mounted { inode, at: at.into() }));
+        assert_eq!(found, expected.map(|(inode, at)| Mounted { device: 4, inode, at: at.into() }));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Which addresses the interfaces in any network namespace of this machine hold.
+//! Which network namespaces this machine has, and which addresses the interfaces in them hold.
 //!
 //! A namespace lives as long as a thread is in it, or a file or a mount leads to it. So all threads of all processes, the
 //! open files of all processes, and the mounts in every mount namespace are gone through. Each namespace is entered by a
@@ -8,6 +8,9 @@
 //! What comes out is evidence against whoever holds an address in a store, so it must be whole. A namespace that goes
 //! while it is looked for is fine: what was in it is gone too. One that is there and may not be entered makes the whole
 //! look worthless, and that is what is said.
+//!
+//! In a container with processes of its own (LXC, kind, WSL) the look is whole for the namespaces that were made in there,
+//! and says nothing of others: [`Sight::within`] tells.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,11 +26,10 @@ use nix::fcntl::OFlag;
 use nix::ifaddrs::getifaddrs;
 use nix::sched::{CloneFlags, setns};
 
-use crate::listed::addresses_of;
+use crate::listed::{addresses_of, listing};
 use crate::mounts::{net_inode, network_namespaces};
+use crate::netns::{self, Reach};
 
-/// The inode of the first process id namespace of a kernel. Only in there are all processes to be seen.
-const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 /// The inode of the first user namespace of a kernel. Only there do capabilities reach everything.
 const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
 /// CAP_SYS_ADMIN, to enter namespaces, and CAP_SYS_PTRACE, to see those of other users' processes.
@@ -65,20 +67,33 @@ impl fmt::Display for Blind {
 
 impl std::error::Error for Blind {}
 
-/// The addresses that interfaces in any network namespace hold. Blocks the thread, for some milliseconds on a usual machine.
+/// What a look has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sight {
+    /// The addresses that interfaces hold.
+    pub addresses: BTreeSet<IpAddr>,
+    /// The names of all network namespaces, as [`network_namespace`](crate::network_namespace) gives them, without what
+    /// may follow a slash. `None` if one of them has no name for this process: a security module shields all processes
+    /// that are in it.
+    pub namespaces: Option<BTreeSet<String>>,
+    /// The process id namespace in which the look was made, unless that is the machine's first. Nothing outside was seen.
+    pub within: Option<String>,
+}
+
+/// Looks at every network namespace. Blocks the thread, for some milliseconds on a usual machine.
 ///
 /// # Errors
 /// [`Blind`] if anything could not be looked at.
-pub fn look() -> Result<BTreeSet<IpAddr>, Blind> {
-    can_see_everything()?;
+pub fn look() -> Result<Sight, Blind> {
+    let within = can_see()?;
     // The thread goes from namespace to namespace and never comes back.
-    let looking = std::thread::Builder::new().name("namespaces".into()).spawn(|| {
+    let looking = std::thread::Builder::new().name("namespaces".into()).spawn(move || {
         let mut search = Search::default();
         for round in 1..=MOST_ROUNDS {
             let before = search.seen.len();
             search.round()?;
             if round >= FEWEST_ROUNDS && search.seen.len() == before {
-                return search.outcome();
+                return search.outcome(within);
             }
         }
         Err(Blind::new("new ones keep turning up; try again"))
@@ -87,15 +102,27 @@ pub fn look() -> Result<BTreeSet<IpAddr>, Blind> {
     looking.join().unwrap_or_else(|_| Err(Blind::new("the thread that looks has failed")))
 }
 
-/// Whether this process can see everything at all.
-fn can_see_everything() -> Result<(), Blind> {
-    let link = |name: &str| fs::read_link(Path::new("/proc/self/ns").join(name));
-    let is = |name: &str, first: &str| link(name).is_ok_and(|link| link.as_os_str() == first);
-    if !is("pid", FIRST_PID_NAMESPACE) || !is("user", FIRST_USER_NAMESPACE) {
-        return Err(Blind::new(
-            "this process runs in a container or has no /proc of its own; run it on the machine itself",
-        ));
-    }
+/// Whether this process can see everything that there is in its process id namespace, and which one that is, unless it is
+/// the machine's first.
+///
+/// A container with processes of its own may have users of its own too: all that is in there belongs to them, or else it
+/// cannot be entered, which the search says.
+fn can_see() -> Result<Option<String>, Blind> {
+    let within = match netns::reach() {
+        None => {
+            return Err(Blind::new("this process has no /proc of its own; mount one, or run it on the machine itself"));
+        }
+        Some(Reach::Container(inode)) => Some(inode),
+        Some(Reach::Machine) => {
+            let users = fs::read_link("/proc/self/ns/user");
+            if !users.is_ok_and(|link| link.as_os_str() == FIRST_USER_NAMESPACE) {
+                return Err(Blind::new(
+                    "this process has other users than the machine; run it as root, and not in a container",
+                ));
+            }
+            None
+        }
+    };
     let status = fs::read_to_string("/proc/self/status")
         .map_err(|error| Blind::new(format!("/proc/self/status cannot be read: {error}")))?;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -103,7 +130,7 @@ fn can_see_everything() -> Result<(), Blind> {
     let missing = NEEDED_CAPABILITIES.iter().filter(|(bit, _)| effective & (1 << bit) == 0);
     let missing: Vec<&str> = missing.map(|(_, name)| *name).collect();
     if missing.is_empty() {
-        return Ok(());
+        return Ok(within);
     }
     Err(Blind::new(format!("{} missing; run it as root", missing.join(" and "))))
 }
@@ -113,7 +140,12 @@ fn can_see_everything() -> Result<(), Blind> {
 struct Search {
     /// Namespaces that were looked at, by inode: all of them are on one file system of the kernel's.
     seen: BTreeSet<u64>,
+    names: BTreeSet<String>,
     addresses: BTreeSet<IpAddr>,
+    /// The lists of the namespaces that were entered, and of those that threads are in which may not be touched. Each
+    /// namespace has a list of its own, so these tell whether a thread's namespace is one that was entered.
+    entered: BTreeSet<u64>,
+    shielded: BTreeSet<u64>,
     /// What stood in the way, with the namespace where it is known: another way may lead there.
     obstacles: Vec<(Option<u64>, String)>,
 }
@@ -122,6 +154,7 @@ impl Search {
     /// Goes through everything once.
     fn round(&mut self) -> Result<(), Blind> {
         self.obstacles.clear();
+        self.shielded.clear();
         let mut mount_namespaces = BTreeSet::new();
         let processes = fs::read_dir("/proc").map_err(|error| Blind::new(format!("/proc cannot be read: {error}")))?;
         for process in processes {
@@ -164,11 +197,20 @@ impl Search {
         match network_link(&link) {
             Ok(Some(inode)) => self.visit(inode, &link),
             Ok(None) => {}
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => match addresses_of(thread) {
-                Ok(addresses) => self.addresses.extend(addresses),
-                Err(error) => self.obstacle(None, &link, &error),
-            },
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => self.shielded_thread(thread),
             Err(error) => self.obstacle(None, &link, &error),
+        }
+    }
+
+    /// The namespace of a thread that may not be touched.
+    fn shielded_thread(&mut self, thread: &Path) {
+        let listed = addresses_of(thread).and_then(|addresses| Ok((addresses, listing(thread)?)));
+        match listed {
+            Ok((addresses, listing)) => {
+                self.addresses.extend(addresses);
+                self.shielded.insert(listing);
+            }
+            Err(error) => self.obstacle(None, thread, &error),
         }
     }
 
@@ -187,6 +229,8 @@ impl Search {
         match fs::read(&list) {
             Ok(text) => {
                 for mounted in network_namespaces(&text) {
+                    // It is there also if something else is mounted above it, so that no path leads to it.
+                    self.names.insert(netns::name(mounted.device, mounted.inode));
                     let below_root = mounted.at.strip_prefix("/").unwrap_or(&mounted.at);
                     self.visit(mounted.inode, &thread.join("root").join(below_root));
                 }
@@ -206,10 +250,12 @@ impl Search {
         if self.seen.contains(&inode) {
             return;
         }
-        match addresses_in(inode, path) {
+        match enter(inode, path) {
             Ok(found) => {
                 self.seen.insert(inode);
-                self.addresses.extend(found);
+                self.names.insert(found.name);
+                self.entered.insert(found.listing);
+                self.addresses.extend(found.addresses);
             }
             Err(error) => self.obstacle(Some(inode), path, &error),
         }
@@ -223,12 +269,16 @@ impl Search {
         }
     }
 
-    fn outcome(self) -> Result<BTreeSet<IpAddr>, Blind> {
+    fn outcome(self, within: Option<String>) -> Result<Sight, Blind> {
         let seen = self.seen;
         let unseen = |inode: &Option<u64>| inode.is_none_or(|inode| !seen.contains(&inode));
         let reasons: Vec<String> =
             self.obstacles.into_iter().filter(|(inode, _)| unseen(inode)).map(|(_, reason)| reason).collect();
-        if reasons.is_empty() { Ok(self.addresses) } else { Err(Blind { reasons }) }
+        if !reasons.is_empty() {
+            return Err(Blind { reasons });
+        }
+        let namespaces = self.shielded.is_subset(&self.entered).then_some(self.names);
+        Ok(Sight { addresses: self.addresses, namespaces, within })
     }
 }
 
@@ -237,10 +287,19 @@ fn network_link(link: &Path) -> io::Result<Option<u64>> {
     Ok(net_inode(fs::read_link(link)?.as_os_str().as_bytes()))
 }
 
+/// A namespace that was entered.
+#[derive(Debug)]
+struct Entered {
+    name: String,
+    listing: u64,
+    addresses: BTreeSet<IpAddr>,
+}
+
 /// Enters the namespace that a path leads to, and asks for its addresses.
-fn addresses_in(inode: u64, path: &Path) -> io::Result<BTreeSet<IpAddr>> {
+fn enter(inode: u64, path: &Path) -> io::Result<Entered> {
     let namespace = open(path)?;
-    if namespace.metadata()?.ino() != inode {
+    let about = namespace.metadata()?;
+    if about.ino() != inode {
         // Something else is in its place by now, or has been mounted over it.
         return Err(io::Error::other("another file is in the way"));
     }
@@ -250,10 +309,37 @@ fn addresses_in(inode: u64, path: &Path) -> io::Result<BTreeSet<IpAddr>> {
         let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
         v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
     });
-    Ok(addresses.collect())
+    let listing = listing(Path::new("/proc/thread-self"))?;
+    Ok(Entered { name: netns::name(about.dev(), inode), listing, addresses: addresses.collect() })
 }
 
 /// Opens what should be a namespace. It may have become a pipe, whose other end nobody has opened.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags((OFlag::O_NONBLOCK | OFlag::O_CLOEXEC).bits()).open(path)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+mod tests {
+    use super::*;
+
+    /// Whether a process of a namespace that was entered is shielded makes no difference. One of another namespace does.
+    #[test]
+    fn a_shielded_thread_hides_the_names_only_if_its_namespace_was_not_entered() {
+        let own = Path::new("/proc/thread-self");
+        let mut search = Search::default();
+        search.shielded_thread(own);
+        assert!(search.addresses.contains(&"127.0.0.1".parse().unwrap()));
+        assert_eq!(search.outcome(None).unwrap().namespaces, None);
+
+        let entering = std::thread::spawn(|| {
+            let mut search = Search::default();
+            search.thread(own);
+            search.shielded_thread(own);
+            search.outcome(None)
+        });
+        let sight = entering.join().unwrap().unwrap();
+        let own = netns::network_namespace(Path::new("/proc/thread-self/ns/net")).unwrap();
+        assert_eq!(sight.namespaces, Some([own].into()));
+    }
 }

@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::net::IpAddr;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
@@ -50,8 +52,12 @@ fn run(program: &str, arguments: &[&str]) {
     assert!(done.status.success(), "{program} {arguments:?} failed (this test needs root and iproute2): {said}");
 }
 
+fn look() -> host::Sight {
+    host::look().unwrap_or_else(|blind| panic!("{blind} (this test needs root)"))
+}
+
 fn seen() -> BTreeSet<IpAddr> {
-    host::look().unwrap_or_else(|blind| panic!("{blind} (this test needs root on the machine itself)"))
+    look().addresses
 }
 
 /// Waits until an address is seen, or is not seen any more.
@@ -134,6 +140,85 @@ fn a_namespace_that_only_an_open_file_holds_is_seen() {
     becomes("198.18.77.4", false);
 }
 
+/// Something else is mounted where it was mounted: no path leads to it, and it is there all the same.
+#[test]
+fn a_mount_that_is_hidden_is_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().display();
+    let script = format!(
+        "touch {at}/n && unshare --net=/{at}/n true && stat -L -c %d:%i {at}/n && mount -t tmpfs none {at} && \
+         exec sleep 600"
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", &script]).process_group(0);
+    let mut process = Ended(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap());
+    let mut name = String::new();
+    BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut name).unwrap();
+    for _ in 0..5 {
+        assert!(look().namespaces.unwrap().contains(name.trim()), "{name}");
+        sleep(Duration::from_millis(100));
+    }
+}
+
+/// As containers do that use their interface otherwise: for a virtual machine, or without the kernel.
+#[test]
+fn a_namespace_without_addresses_is_seen_until_it_ends() {
+    let process = Ended::start("unshare", &["--net", "sleep", "600"]);
+    let link = format!("/proc/{}/ns/net", process.0.id());
+    let own = host::network_namespace(Path::new("/proc/self/ns/net"));
+    let other = || host::network_namespace(Path::new(&link)).filter(|name| Some(name) != own.as_ref());
+    let name = (0..PATIENCE).find_map(|_| {
+        sleep(Duration::from_millis(50));
+        other()
+    });
+    let name = name.unwrap();
+    let is_there = || look().namespaces.unwrap().contains(&name);
+    assert!(is_there());
+    drop(process);
+    assert!((0..PATIENCE).any(|_| !is_there()), "{name} does not go");
+}
+
+/// What is in there was made in there, and nothing outside of it is seen.
+#[test]
+fn in_a_container_with_processes_of_its_own_the_look_is_for_what_is_in_it() {
+    let test = std::env::current_exe().unwrap();
+    let inside = |wrapper: &[&str]| {
+        let done = Command::new(wrapper[0])
+            .args(&wrapper[1..])
+            .arg(&test)
+            .args(["--exact", "inside_a_container", "--nocapture"])
+            .env("INSIDE", "1")
+            .output()
+            .unwrap();
+        let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+        assert!(done.status.success(), "{wrapper:?}: {said}");
+    };
+    inside(&["unshare", "--pid", "--fork", "--mount-proc", "--net"]);
+    // With users of its own, as an unprivileged one.
+    let own = "unshare --user --map-root-user --mount --pid --fork --mount-proc --net sh -c";
+    // It has no mounts of namespaces of the machine's.
+    let script = "mount -t tmpfs none /run && exec \"$@\"";
+    inside(&own.split(' ').chain([script, "sh"]).collect::<Vec<_>>());
+}
+
+#[test]
+fn inside_a_container() {
+    if std::env::var_os("INSIDE").is_none() {
+        // The test above calls this one in a container.
+        assert_eq!(look().within, None);
+        return;
+    }
+    let sight = look();
+    let pid = std::fs::read_link("/proc/self/ns/pid").unwrap();
+    let within = sight.within.unwrap();
+    assert_eq!(pid.to_str().unwrap(), format!("pid:[{within}]"));
+    let own = host::network_namespace(Path::new("/proc/self/ns/net")).unwrap();
+    let (name, recorded) = own.split_once('/').unwrap();
+    assert_eq!(recorded, within);
+    // Nobody else is in there, and what mounts lead to.
+    assert!(sight.namespaces.unwrap().contains(name), "{own}");
+}
+
 #[test]
 fn who_may_not_see_everything_says_so() {
     let status = std::env::current_exe().unwrap();
@@ -151,12 +236,22 @@ fn who_may_not_see_everything_says_so() {
     assert!(said.contains("CAP_SYS_ADMIN missing"), "{said}");
     let said = without(&["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]);
     assert!(said.contains("CAP_SYS_PTRACE missing"), "{said}");
+    // The machine's own processes, but other users.
     let done = Command::new("unshare")
-        .args(["--pid", "--fork", "--mount-proc"])
+        .args(["--user", "--map-root-user"])
         .arg(&status)
         .args(["--exact", "the_own_namespace_is_seen", "--nocapture"])
         .output()
         .unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    assert!(!done.status.success() && said.contains("runs in a container"), "{said}");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(!done.status.success() && said.contains("has other users than the machine"), "{said}");
+    // A /proc of others.
+    let done = Command::new("unshare")
+        .args(["--mount", "sh", "-c", "mount -t tmpfs none /proc && exec \"$@\"", "sh"])
+        .arg(&status)
+        .args(["--exact", "the_own_namespace_is_seen", "--nocapture"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(!done.status.success() && said.contains("has no /proc of its own"), "{said}");
 }
