@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use ipam_core::attachment::NETNS;
 use ipam_core::model::workload_endpoint_name;
 use ipam_core::timestamps::go_string;
 use time::OffsetDateTime;
@@ -62,6 +63,8 @@ pub(crate) struct Identity {
     pub(crate) pod: Option<(String, String)>,
     /// The pod's namespace, else `default`.
     pub(crate) namespace: String,
+    /// The name of the container's network namespace, if there is one.
+    netns: Option<String>,
 }
 
 impl Identity {
@@ -80,7 +83,7 @@ impl Identity {
             node: host.node(conf),
             boot: host.boot(),
         };
-        Self { attachment, pod, namespace }
+        Self { attachment, pod, namespace, netns: call.netns.as_deref().and_then(host::network_namespace) }
     }
 
     /// Refuses what Calico cannot make the name of a workload endpoint of.
@@ -124,6 +127,9 @@ impl Identity {
         ]);
         if let Some(boot) = boot {
             attributes.insert("margay.io/boot".to_owned(), boot.clone());
+        }
+        if let Some(netns) = &self.netns {
+            attributes.insert(NETNS.to_owned(), netns.clone());
         }
         if let Some((namespace, pod)) = &self.pod {
             attributes.insert("namespace".to_owned(), namespace.clone());

@@ -71,6 +71,14 @@ fn what_is_recorded() {
     let plain = identity(r#"{"name":"a","nodename":"n1"}"#, "K8S_POD_NAME=cart", &[]);
     assert_eq!((plain.namespace.as_str(), plain.old_handle().as_str()), ("default", "c1"));
     assert!(!plain.attributes(host().now).contains_key("pod"));
+    // What is no namespace is not recorded as one.
+    let netns = |path: &str| {
+        let identity = identity("{}", "", &[("CNI_NETNS", path)]);
+        identity.attributes(host().now).get("margay.io/netns").cloned()
+    };
+    let own = netns("/proc/thread-self/ns/net").unwrap();
+    assert_eq!(Some(&own), host::network_namespace(Path::new("/proc/self/ns/net")).as_ref());
+    assert_eq!((netns("/no/such/file"), netns("/"), netns("/proc/self/stat")), (None, None, None));
     let test = identity("{}", "CNI_TEST_NAMESPACE=t;IgnoreUnknown=1", &[]);
     assert_eq!(test.namespace, "t");
     let unknown = Host { boot_id: Some("short".into()), ..host() };

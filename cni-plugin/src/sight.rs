@@ -19,7 +19,10 @@ impl Live for Sight {
             return None;
         }
         match looked.await {
-            Ok(Ok(live)) => Some(Evidence { boot: host::short_boot(&host::boot_id()?)?, up: host::uptime()?, live }),
+            Ok(Ok(host::Sight { addresses: live, namespaces, within })) => {
+                let (boot, up) = (host::short_boot(&host::boot_id()?)?, host::uptime()?);
+                Some(Evidence { boot, up, live, namespaces, within })
+            }
             Ok(Err(blind)) => {
                 tracing::warn!(%blind, "nothing that earlier boots have left is freed");
                 None

@@ -46,6 +46,12 @@ pub struct Chosen {
     pub unreadable: Vec<String>,
 }
 
+impl Default for Chosen {
+    fn default() -> Self {
+        Self { location: Location::default(), source: Source::Default, unreadable: Vec::new() }
+    }
+}
+
 /// The store that the operator's command works on: the URL if there is one, else what the file says (all of it: then the
 /// environment is not looked at), else what the environment names
 /// (`DATASTORE_TYPE`, `DATASTORE_PATH`, `ETCD_ENDPOINTS`, ..., with or without `CALICO_`), else the one store that the
@@ -101,14 +107,18 @@ pub fn for_operator(url: Option<&str>, file: ConfigFile<'_>, env: &Environment<'
 }
 
 /// Every store that the CNI configuration in `conf_dir` names, for work that is due on all of them; the default one if it
-/// names none. What cannot be read stands in `unreadable` of the first.
+/// names none, or if its only store is Calico's on the Kubernetes API. What cannot be read stands in `unreadable` of the
+/// first.
 ///
 /// # Errors
 /// What is wrong with the only file, or with what an etcd needs from the environment.
 pub fn all_for_operator(env: &Environment<'_>, conf_dir: &Path) -> Result<Vec<Chosen>> {
     let found = scan(conf_dir);
     if found.candidates.is_empty() {
-        return from_configuration(conf_dir).map(|chosen| vec![chosen]);
+        return match from_configuration(conf_dir) {
+            Err(ConfigError::InFile { error, .. }) if *error == ConfigError::Kubernetes => Ok(vec![Chosen::default()]),
+            chosen => chosen.map(|chosen| vec![chosen]),
+        };
     }
     let mut unreadable = found.unreadable;
     let mut stores = Vec::new();
@@ -142,9 +152,7 @@ fn from_configuration(conf_dir: &Path) -> Result<Chosen> {
         }
         (_, Some((file, error)), None) => Err(ConfigError::InFile { file, error: Box::new(error) }),
         (_, None, None) if !found.unreadable.is_empty() => Err(ConfigError::UnreadableConfiguration(found.unreadable)),
-        (_, None, None) => {
-            Ok(Chosen { location: Location::default(), source: Source::Default, unreadable: Vec::new() })
-        }
+        (_, None, None) => Ok(Chosen::default()),
     }
 }
 
@@ -316,6 +324,16 @@ mod tests {
         assert!(error.advice().contains("--store URL"));
         let dir = folder(&[("10-calico.conflist", CALICO), ("20.conf", REDB)]);
         assert_eq!(choose(None, &[], dir.path()).unwrap().location, Location::Redb(crate::DEFAULT_REDB_PATH.into()));
+    }
+
+    /// Work that is due on all stores has none to do there, and that is no error.
+    #[test]
+    fn a_calico_on_kubernetes_is_none_of_all_stores() {
+        let all = |files: &[(&str, &str)]| all_for_operator(&|_| None, folder(files).path()).unwrap();
+        assert_eq!(all(&[("10-calico.conflist", CALICO)]), [Chosen::default()]);
+        let beside = all(&[("10-calico.conflist", CALICO), ("20.conf", REDB)]);
+        assert_eq!(beside.len(), 1);
+        assert_eq!(beside[0].location, Location::Redb(crate::DEFAULT_REDB_PATH.into()));
     }
 
     #[test]

@@ -14,6 +14,10 @@ pub const NETWORK: &str = "margay.io/net";
 pub const INTERFACE: &str = "margay.io/ifname";
 /// The attribute that says in which boot of the host the address was given: the first 8 characters of the boot id.
 pub const BOOT: &str = "margay.io/boot";
+/// The attribute that names the container's network namespace, which is evidence that the attachment lives:
+/// `DEVICE:INODE`, for example `4:4026532201`. Where the plugin runs in a process id namespace of its own, a slash and the
+/// inode of that one follow. The name means nothing in another boot.
+pub const NETNS: &str = "margay.io/netns";
 /// Our attribute that names the node, on networks that are not Calico's.
 pub const OWN_NODE: &str = "margay.io/node";
 /// Our attribute that names the pod, on networks that are not Calico's.

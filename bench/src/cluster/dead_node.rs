@@ -135,7 +135,8 @@ fn expect(left: Left, expected: Left) -> Outcome<()> {
 
 /// What a machine knows that has just started again: nothing has an address yet.
 fn rebooted() -> Evidence {
-    Evidence { boot: "feedbeef".into(), up: Duration::from_secs(60), live: BTreeSet::new() }
+    let (up, live) = (Duration::from_secs(60), BTreeSet::new());
+    Evidence { boot: "feedbeef".into(), up, live, namespaces: None, within: None }
 }
 
 /// The blocks that a node was given.

@@ -34,6 +34,21 @@ fn the_books_commands_can_be_typed() {
     assert!(found > 60, "only {found} commands were found");
 }
 
+/// So is what the systemd units call.
+#[test]
+fn what_units_call_can_be_typed() {
+    let units = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/systemd");
+    let mut calls = Vec::new();
+    for unit in std::fs::read_dir(units).unwrap() {
+        let text = std::fs::read_to_string(unit.unwrap().path()).unwrap();
+        calls.extend(text.lines().filter_map(|line| line.strip_prefix("ExecStart=")).map(words));
+    }
+    assert_eq!(calls.len(), 2, "{calls:?}");
+    for call in calls {
+        Cli::try_parse_from(&call).unwrap_or_else(|error| panic!("{call:?}: {error}"));
+    }
+}
+
 /// The words of a line up to a pipe or a redirection, as a shell takes them apart.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args};
 
 pub(super) const HELP: &str = "\
-Without --apply it only shows. What an interface of this machine has, in any
-network namespace, is never freed. Run it as root, and not in a container.
+Without --apply it only shows. Never freed are addresses that an interface of
+this machine has, and those whose network namespace is there. Run it as root,
+where the container runtime runs.
 
 Examples:
   margay gc --boot --apply
@@ -24,7 +25,7 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence")]
     pub(crate) boot: bool,
 
-    /// Free what no interface has, at two looks 60 s apart
+    /// Free what two looks, 60 s apart, find unused
     #[arg(long, group = "evidence")]
     pub(crate) netns: bool,
 
@@ -33,7 +34,7 @@ pub(crate) struct Gc {
     pub(crate) attachments: Vec<PathBuf>,
 
     /// Free what nodes hold that are not registered
-    #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores"])]
+    #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores", "local_stores"])]
     pub(crate) gone: bool,
 
     /// With --gone: spare these nodes, too (-: stdin)
@@ -41,11 +42,11 @@ pub(crate) struct Gc {
     pub(crate) nodes: Option<PathBuf>,
 
     /// Free all that the node NAME holds, gone for good
-    #[arg(long, group = "evidence", requires = "node", conflicts_with_all = ["boot", "netns", "attachments", "gone", "all_stores"])]
+    #[arg(long, group = "evidence", requires = "node", conflicts_with_all = ["boot", "netns", "attachments", "gone", "all_stores", "local_stores"])]
     pub(crate) free: bool,
 
     /// Make what node NAME holds NEW's; no address changes
-    #[arg(long, group = "evidence", requires = "node", value_name = "NEW", conflicts_with_all = ["boot", "netns", "attachments", "gone", "free", "all_stores"])]
+    #[arg(long, group = "evidence", requires = "node", value_name = "NEW", conflicts_with_all = ["boot", "netns", "attachments", "gone", "free", "all_stores", "local_stores"])]
     pub(crate) move_to: Option<String>,
 
     /// Do it; without this, it is only shown
@@ -67,6 +68,10 @@ pub(crate) struct Gc {
     /// Go through every store that the CNI configuration names; one that does not exist is no error
     #[arg(long, conflicts_with = "store")]
     pub(crate) all_stores: bool,
+
+    /// The same, but leave out those of clusters
+    #[arg(long, conflicts_with_all = ["store", "all_stores"])]
+    pub(crate) local_stores: bool,
 
     /// Where looks are kept until the next boot
     #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]

@@ -1,4 +1,4 @@
-//! Which addresses were seen without an interface, and since when: a file for each store, in memory, so that it ends with the
+//! Which addresses were seen unused, and since when: a file for each store, in memory, so that it ends with the
 //! boot. It only ever makes a collection wait longer if it is lost; what is not surely our own counts as lost.
 
 use std::collections::BTreeMap;
@@ -76,11 +76,18 @@ impl Looks {
         Self { path, boot_id: boot_id.to_owned(), store: store.to_owned(), since: since.collect() }
     }
 
-    /// Notes that these and no others are without an interface now, and tells since when each is.
-    pub(super) fn note(&mut self, unused: &[Allocation], now: Duration) -> Vec<Duration> {
-        let since: Vec<Duration> =
-            unused.iter().map(|one| self.since.get(&Seen::of(one)).copied().unwrap_or(now)).collect();
-        self.since = unused.iter().map(Seen::of).zip(since.iter().copied()).collect();
+    /// Notes that these and no others are unused now, and says since when each is.
+    pub(super) fn note<'a>(&mut self, unused: impl Iterator<Item = &'a Allocation>, now: Duration) -> Vec<Duration> {
+        let seen = |one| Seen::of(one);
+        let unused: Vec<(Seen, Duration)> = unused
+            .map(seen)
+            .map(|one| {
+                let since = self.since.get(&one).copied().unwrap_or(now);
+                (one, since)
+            })
+            .collect();
+        let since = unused.iter().map(|(_, since)| *since).collect();
+        self.since = unused.into_iter().collect();
         since
     }
 

@@ -31,15 +31,15 @@ impl Machine {
     /// # Errors
     /// That not everything can be looked at.
     pub(super) fn evidence(&self) -> Result<Evidence> {
-        let live = host::look().map_err(|blind| {
+        let host::Sight { addresses: live, namespaces, within } = host::look().map_err(|blind| {
             Failure::new(format!("nothing was freed: {blind}")).hint(
-                "run margay gc as root on the machine itself, not in a container; without a look at every namespace, an \
-                 address that is in use cannot be told from one that is not",
+                "run margay gc as root, where the container runtime runs; without a look at every namespace, an address \
+                 that is in use cannot be told from one that is not",
             )
         })?;
         let known = host::short_boot(&self.boot_id).zip(host::uptime());
         let (boot, up) = known.ok_or_else(|| Failure::new("the kernel does not tell when it began"))?;
-        Ok(Evidence { boot, up, live })
+        Ok(Evidence { boot, up, live, namespaces, within })
     }
 }
 

@@ -13,11 +13,12 @@ mod looks;
 mod machine;
 mod nodes;
 mod report;
+mod stores;
 
 use std::io::Write;
 use std::time::Duration;
 
-use datastore::{Chosen, Create, Environment, Location, Source, all_for_operator};
+use datastore::{Chosen, Create, Environment, Location};
 use ipam_core::Ipam;
 use ipam_core::gc::{Allocation, Estates, Evidence, Holdings, Judged, Known, RuntimeList, batches, unlisted};
 use kv::{Deadline, ErrorKind};
@@ -30,6 +31,7 @@ use crate::verbs::{in_turns, nodes as nodes_of, on_ipam};
 use looks::{APART, Looks};
 use machine::Machine;
 use report::{Left, LeftByList, Reason, Report, Row, StoreReport};
+use stores::Stores;
 
 /// How long one opening of a store may take to be read or freed from.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -62,7 +64,10 @@ pub(crate) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Wri
     }
     // Before anything else: the older a list counts as, the less is freed because of it.
     let lists = attachments::read(&args.attachments, args.empty)?;
-    let stores = choose(cli, args, env, err)?;
+    let stores = match stores::choose(cli, args, env, err)? {
+        Stores::These(stores) => stores,
+        Stores::None(why) => return Report::default().answer_because(why)?.print(cli.output, out, err),
+    };
     let machine = Machine::of(args.node.as_deref())?;
     let request = Request { args, machine: &machine, lists: &lists };
     let runtime = crate::runtime()?;
@@ -87,23 +92,6 @@ pub(crate) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Wri
     if failed { Err(Failure::new("not every store was gone through; see above")) } else { Ok(()) }
 }
 
-/// The stores to go through.
-fn choose(cli: &Cli, args: &Gc, env: &Environment<'_>, err: &mut dyn Write) -> Result<Vec<Chosen>> {
-    if !args.all_stores {
-        return Ok(vec![store::choose(cli, env, err)?]);
-    }
-    let stores = all_for_operator(env, &cli.cni_conf_dir)?;
-    for chosen in &stores {
-        for problem in &chosen.unreadable {
-            _ = writeln!(err, "warning: skipped {problem}");
-        }
-        if chosen.source == Source::Default {
-            _ = writeln!(err, "store: {} ({})", chosen.location, chosen.source);
-        }
-    }
-    Ok(stores)
-}
-
 /// Reads all stores, looks at the machine, and decides.
 fn once(request: &Request<'_>, stores: &[Chosen], runtime: &Runtime, err: &mut dyn Write) -> Result<Vec<Found>> {
     let Request { args, machine, .. } = request;
@@ -112,7 +100,7 @@ fn once(request: &Request<'_>, stores: &[Chosen], runtime: &Runtime, err: &mut d
         match runtime.block_on(holdings(&chosen.location, &machine.node)) {
             Ok(found) => read.push((&chosen.location, Ok(found))),
             // With several stores one that cannot be read must not keep the others from being cleaned.
-            Err(failure) if args.all_stores => {
+            Err(failure) if args.all_stores || args.local_stores => {
                 failure.print(err);
                 read.push((&chosen.location, Err(())));
             }
@@ -173,13 +161,15 @@ fn decide(
         lists => Some(by_list(lists, &mut judged, &mut found)?),
     };
     if args.netns {
-        let mut unused = std::mem::take(&mut judged.earlier);
-        unused.append(&mut judged.idle);
-        by_looks(request, unused, &mut found)?;
+        let earlier = std::mem::take(&mut judged.earlier).into_iter().map(|one| (one, Reason::EarlierBoot));
+        let gone = std::mem::take(&mut judged.gone).into_iter().map(|one| (one, Reason::NamespaceGone));
+        by_looks(request, earlier.chain(gone).collect(), &mut found)?;
     }
     found.report.node.clone_from(&holdings.node);
     found.report.left = Left {
         live: judged.live.len(),
+        namespace_gone: judged.gone.len(),
+        outside: judged.outside.len(),
         of_this_boot: judged.idle.len(),
         of_earlier_boots: judged.earlier.len(),
         of_another_machine: judged.elsewhere.len(),
@@ -190,7 +180,8 @@ fn decide(
     Ok(found)
 }
 
-/// What no interface has and the lists do not have is to go; what else no interface has is counted by what the lists say.
+/// What is not in use as far as can be seen, and not in the lists, is to go; what else is not in use is counted by what the
+/// lists say.
 ///
 /// # Errors
 /// Lists that cannot be of this machine.
@@ -206,7 +197,7 @@ fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found) -> Res
              crictl ps; several runtimes need an --attachments each",
         ));
     }
-    let unused = std::mem::take(&mut judged.earlier).into_iter().chain(std::mem::take(&mut judged.idle));
+    let unused = [&mut judged.earlier, &mut judged.gone, &mut judged.idle].into_iter().flat_map(std::mem::take);
     let said = unlisted(unused, lists);
     found.take(said.gone, Reason::NotListed);
     Ok(LeftByList {
@@ -218,23 +209,23 @@ fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found) -> Res
     })
 }
 
-/// What was without an interface at a look that is old enough, and is so now, is to go.
-fn by_looks(request: &Request<'_>, unused: Vec<Allocation>, found: &mut Found) -> Result<()> {
+/// What was unused at a look that is old enough, and is so now, is to go.
+fn by_looks(request: &Request<'_>, unused: Vec<(Allocation, Reason)>, found: &mut Found) -> Result<()> {
     let folder = &request.args.looks;
     let now = host::running().ok_or_else(|| Failure::new("the kernel does not tell its clock"))?;
     let mut looks = Looks::load(folder, &found.location.to_string(), &request.machine.boot_id, now);
-    let since = looks.note(&unused, now);
+    let since = looks.note(unused.iter().map(|(one, _)| one), now);
     looks.save().map_err(|error| {
         Failure::new(format!("looks cannot be kept in {}: {error}", folder.display()))
             .hint("it has to be a folder that root can write to, in memory, such as /run/margay")
     })?;
-    for (one, seen) in unused.into_iter().zip(since) {
+    for ((one, reason), seen) in unused.into_iter().zip(since) {
         let age = now.saturating_sub(seen);
         if age >= APART {
-            found.take(vec![one], Reason::NoInterface);
+            found.take(vec![one], reason);
         } else {
             found.missing = found.missing.max(Some(APART - age));
-            found.report.waiting.push(Row::new(&one, Reason::NoInterface));
+            found.report.waiting.push(Row::new(&one, reason));
         }
     }
     Ok(())

@@ -17,7 +17,7 @@ use crate::output::{Column, printable, render};
 #[serde(rename_all = "snake_case")]
 pub(super) enum Reason {
     EarlierBoot,
-    NoInterface,
+    NamespaceGone,
     NotListed,
 }
 
@@ -25,7 +25,7 @@ impl Reason {
     fn text(self) -> &'static str {
         match self {
             Self::EarlierBoot => "of an earlier boot",
-            Self::NoInterface => "no interface has it",
+            Self::NamespaceGone => "its namespace is gone",
             Self::NotListed => "not in the list",
         }
     }
@@ -67,9 +67,13 @@ impl Row {
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Left {
     pub(super) live: usize,
+    pub(super) namespace_gone: usize,
+    /// Of this boot, and nobody knows whether their network namespace is there.
     pub(super) of_this_boot: usize,
     pub(super) of_earlier_boots: usize,
     pub(super) of_another_machine: usize,
+    /// Given outside of the container that the look was made in.
+    pub(super) outside: usize,
     pub(super) not_margays: usize,
     pub(super) no_workloads: usize,
     /// These are told only where a list was given.
@@ -93,18 +97,24 @@ impl Left {
     fn text(&self) -> String {
         let list = self.by_list.unwrap_or_default();
         let parts = [
-            (self.live, "in use by an interface"),
-            (self.of_this_boot, "given in this boot (margay gc --netns looks at those)"),
+            (self.live, "in use"),
+            (self.namespace_gone, "whose network namespace is gone (margay gc --netns frees those)"),
+            (
+                self.of_this_boot,
+                "given in this boot, whose network namespace is not recorded or cannot be looked for (margay gc \
+                 --attachments frees those that a runtime does not list)",
+            ),
             (self.of_earlier_boots, "of an earlier boot (margay gc --boot frees those)"),
             (
                 self.of_another_machine,
                 "given since this boot began, under another one: another machine's of the same name",
             ),
+            (self.outside, "given outside of this container (run margay gc where they were given)"),
             (self.not_margays, "without Margay's attributes"),
             (self.no_workloads, "of tunnels or other non-workloads"),
             (list.listed, "in the list"),
             (list.young, "given after the list was made, or less than 60 seconds before"),
-            (list.undated, "of which nobody knows when they were given (margay gc --netns looks at those)"),
+            (list.undated, "of which nobody knows when they were given"),
             (list.of_other_networks, "in networks that the list is not about"),
             (list.live_unlisted, "of those in use not in the list"),
         ];
@@ -124,7 +134,7 @@ pub(super) struct StoreReport {
     /// It could not be read, or not all could be freed.
     pub(super) failed: bool,
     pub(super) candidates: Vec<Row>,
-    /// Seen without an interface, but not for long enough.
+    /// Seen unused, but not for long enough.
     pub(super) waiting: Vec<Row>,
     pub(super) freed: Vec<IpAddr>,
     /// Given anew or given back meanwhile.
@@ -139,13 +149,18 @@ impl StoreReport {
 }
 
 /// All stores.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Report {
     pub(super) applied: bool,
     pub(super) stores: Vec<StoreReport>,
 }
 
 impl Report {
+    /// The answer where there is no store to go through, and why that is so.
+    pub(super) fn answer_because(&self, why: String) -> Result<Answer> {
+        Answer::new(why, self)
+    }
+
     pub(super) fn answer(&mut self) -> Result<Answer> {
         for store in &mut self.stores {
             store.candidates.sort_by_key(|row| row.address);
@@ -187,7 +202,7 @@ impl Report {
         }
         if !store.waiting.is_empty() {
             let (count, apart) = (addresses(store.waiting.len()), APART.as_secs());
-            _ = writeln!(text, "{count} seen without an interface now; run again after {apart} s, or use --wait");
+            _ = writeln!(text, "{count} seen unused now; run again after {apart} s, or use --wait");
         }
         let left = store.left.text();
         if !left.is_empty() {

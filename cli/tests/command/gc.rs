@@ -1,12 +1,17 @@
 //! `margay gc` on real stores and real network namespaces. Needs root on the machine itself, and `ip`.
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use kv::Deadline;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::common::container::Container;
@@ -17,8 +22,16 @@ fn lab(lab: &Lab, range: &str) {
     lab.margay(&format!("pool create lab {range}")).answer();
 }
 
-/// Gives an address in this boot.
+/// A network namespace that is not there any more.
+const GONE: &str = "4:17";
+
+/// Gives an address in this boot, to a container whose namespace has gone.
 fn assign_now(lab: &Lab, container: &str) -> String {
+    assign_in(lab, container, Some(GONE))
+}
+
+/// Gives an address in this boot, to a container in this namespace.
+fn assign_in(lab: &Lab, container: &str, netns: Option<&str>) -> String {
     let attachment = Attachment {
         network: "net".into(),
         container: container.into(),
@@ -26,7 +39,8 @@ fn assign_now(lab: &Lab, container: &str) -> String {
         node: "node1".into(),
         boot: host::short_boot(&host::boot_id().unwrap()),
     };
-    let request = AssignRequest::new(attachment, Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment, Wanted::any(1, 0));
+    request.attributes.extend(netns.map(|netns| ("margay.io/netns".to_owned(), netns.to_owned())));
     lab.with_ipam(async |ipam| ipam.assign(&request, Deadline::after(PATIENCE)).await).unwrap()[0].ip.to_string()
 }
 
@@ -78,8 +92,8 @@ fn leftovers_of_an_earlier_boot_go_and_what_is_live_stays() {
             &*left,
             "of an earlier boot",
             "would free 1 address; do it with --apply",
-            "1 in use by an interface",
-            "1 given in this boot",
+            "1 in use",
+            "1 whose network namespace is gone (margay gc --netns frees those)",
         ] {
             assert!(shown.contains(text), "{text:?}: {shown}");
         }
@@ -98,13 +112,13 @@ fn leftovers_of_an_earlier_boot_go_and_what_is_live_stays() {
 }
 
 #[test]
-fn it_takes_two_looks_that_are_apart_to_free_what_no_interface_has() {
+fn it_takes_two_looks_that_are_apart_to_free_what_has_no_namespace() {
     for (number, lab_) in Lab::each().iter().enumerate() {
         lab(lab_, &format!("198.18.{}.0/24", 10 + number));
         let (idle, live) = (assign_now(lab_, "idle"), assign_now(lab_, "live"));
         let container = Container::with(&live);
         let first = gc(lab_, "--netns --apply").answer();
-        assert!(first.contains("1 address seen without an interface now; run again after 60 s"), "{first}");
+        assert!(first.contains("1 address seen unused now; run again after 60 s"), "{first}");
         assert_eq!(looks_file(lab_).metadata().unwrap().permissions().mode() & 0o777, 0o600);
         let again = gc(lab_, "--netns --apply -o json").json();
         assert_eq!((list(&again, "freed").len(), list(&again, "waiting")), (0, vec![idle.as_str()]));
@@ -112,11 +126,11 @@ fn it_takes_two_looks_that_are_apart_to_free_what_no_interface_has() {
 
         age_looks(lab_, 61);
         let shown = gc(lab_, "--netns").answer();
-        assert!(shown.contains(&idle) && shown.contains("no interface has it") && is_held(lab_, &idle), "{shown}");
+        assert!(shown.contains(&idle) && shown.contains("its namespace is gone") && is_held(lab_, &idle), "{shown}");
         assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "freed"), [idle.as_str()]);
         assert!(!is_held(lab_, &idle) && is_held(lab_, &live));
 
-        // From here on the other one is without an interface; what was seen of it while it was live does not count.
+        // From here on the other one has neither interface nor namespace; what was seen of it while it was live does not count.
         drop(container);
         assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [live.as_str()]);
         age_looks(lab_, 58);
@@ -124,6 +138,44 @@ fn it_takes_two_looks_that_are_apart_to_free_what_no_interface_has() {
         assert!(waited.err.contains("looking again in"), "{}", waited.err);
         assert_eq!(list(&waited.json(), "freed"), [live.as_str()]);
     }
+}
+
+/// KubeVirt's bridge binding, macvtap, SR-IOV, DPDK and memif take the address from the interface, or have none.
+#[test]
+fn a_container_that_flushed_its_address_keeps_it_until_its_namespace_is_gone() {
+    for (number, lab_) in Lab::each().iter().enumerate() {
+        lab(lab_, &format!("198.18.{}.0/24", 60 + number));
+        let container = Container::empty();
+        let address = assign_in(lab_, "flushed", Some(&container.netns()));
+        for _ in 0..2 {
+            let report = gc(lab_, "--netns --apply -o json").json();
+            assert_eq!((list(&report, "waiting").len(), list(&report, "freed").len()), (0, 0), "{report}");
+            assert_eq!(report["stores"][0]["left"]["live"], 1, "{report}");
+            age_looks(lab_, 120);
+        }
+        drop(container);
+        assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [address.as_str()]);
+        assert!(is_held(lab_, &address), "one look is not enough");
+        age_looks(lab_, 61);
+        assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "freed"), [address.as_str()]);
+    }
+}
+
+/// Given before namespaces were recorded.
+#[test]
+fn an_address_without_a_namespace_is_judged_by_its_boot_alone() {
+    let labs = Lab::each();
+    let lab_ = &labs[1];
+    lab(lab_, "198.18.62.0/24");
+    let (now, damaged) = (assign_in(lab_, "now", None), assign_in(lab_, "damaged", Some("x/y")));
+    let earlier = lab_.assign("net", "earlier");
+    for _ in 0..2 {
+        let report = gc(lab_, "--netns -o json").json();
+        assert_eq!(report["stores"][0]["left"]["of_this_boot"], 2, "{report}");
+        age_looks(lab_, 120);
+    }
+    assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "freed"), [earlier.as_str()]);
+    assert!(is_held(lab_, &now) && is_held(lab_, &damaged) && !is_held(lab_, &earlier));
 }
 
 #[test]
@@ -149,8 +201,9 @@ fn an_address_that_is_live_at_any_look_begins_anew() {
             node: "node1".into(),
             boot: host::short_boot(&host::boot_id().unwrap()),
         };
-        let wanted = Wanted::these([address.parse().unwrap()]);
-        ipam.assign(&AssignRequest::new(attachment, wanted), Deadline::after(PATIENCE)).await.unwrap();
+        let mut request = AssignRequest::new(attachment, Wanted::these([address.parse().unwrap()]));
+        request.attributes.insert("margay.io/netns".into(), GONE.into());
+        ipam.assign(&request, Deadline::after(PATIENCE)).await.unwrap();
     });
     assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [address.as_str()]);
     assert!(is_held(lab_, &address));
@@ -249,6 +302,56 @@ fn all_stores_of_the_configuration_are_gone_through() {
     );
 }
 
+/// What the systemd units meet on a machine that has nothing of Margay's.
+#[test]
+fn a_machine_without_a_network_of_margays_is_done_with_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |kind: &str| {
+        let args = ["gc", "--boot", "--apply", kind, "--cni-conf-dir", folder.path().to_str().unwrap()];
+        margay(args.map(str::to_owned)).answer()
+    };
+    for (file, text) in [
+        ("0.conf", r#"{"name":"x","type":"bridge","ipam":{"type":"host-local"}}"#),
+        (
+            "10-calico.conflist",
+            r#"{"name":"k8s-pod-network","plugins":[{"type":"calico","datastore_type":"kubernetes","nodename":"n",
+            "ipam":{"type":"calico-ipam"},"kubernetes":{"kubeconfig":"/etc/cni/net.d/calico-kubeconfig"}}]}"#,
+        ),
+    ] {
+        for kind in ["--all-stores", "--local-stores"] {
+            let said = run(kind);
+            assert!(said.contains("takes its addresses from Margay; nothing to free"), "{said}");
+            assert_eq!(said.lines().count(), 1, "{said}");
+        }
+        std::fs::write(folder.path().join(file), text).unwrap();
+    }
+}
+
+/// At boot there is no network yet, and nobody is to wait for it.
+#[test]
+fn the_stores_of_clusters_are_left_to_the_timer() {
+    let labs = Lab::each();
+    lab(&labs[1], "198.18.46.0/24");
+    let left = labs[1].assign("net", "left");
+    let conf = labs[1].folder().join("net.d");
+    std::fs::create_dir(&conf).unwrap();
+    let network = |name: &str, store: &str| {
+        let text = format!(r#"{{"name":"{name}","type":"bridge",{store},"ipam":{{"type":"margay-ipam"}}}}"#);
+        std::fs::write(conf.join(format!("{name}.conf")), text).unwrap();
+    };
+    // Nothing answers there, not even to say that nobody listens.
+    network("a", r#""datastore_type":"etcdv3","etcd_endpoints":"http://192.0.2.1:2379""#);
+    let args = format!("gc --boot --apply --local-stores --cni-conf-dir {}", conf.display());
+    let begun = Instant::now();
+    let said = margay(args.split(' ')).answer();
+    assert_eq!(said.trim(), "all stores are clusters'; margay-gc.timer goes through them");
+    let path = labs[1].location.path().unwrap().display();
+    network("b", &format!(r#""datastore_type":"redb","datastore_path":"{path}""#));
+    let report = margay(format!("{args} -o json").split(' ')).json();
+    assert_eq!(list(&report, "freed"), [left.as_str()], "{report}");
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
 #[test]
 fn who_cannot_see_everything_frees_nothing() {
     let labs = Lab::each();
@@ -257,18 +360,83 @@ fn who_cannot_see_everything_frees_nothing() {
     let left = lab_.assign("net", "left");
     for wrapper in [
         &["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"][..],
-        &["unshare", "--pid", "--fork", "--mount-proc"],
+        &["unshare", "--user", "--map-root-user"],
     ] {
-        let done = Command::new(wrapper[0])
-            .args(&wrapper[1..])
-            .arg(env!("CARGO_BIN_EXE_margay"))
-            .args(["--store", &lab_.location.to_string(), "gc", "--boot", "--apply"])
-            .output()
-            .unwrap();
+        let done = wrapped(lab_, wrapper, "--boot --apply");
         let said = String::from_utf8_lossy(&done.stderr);
         assert_eq!((done.status.code(), done.stdout.len()), (Some(1), 0), "{said}");
         assert!(said.contains("nothing was freed") && said.contains("hint: run margay gc as root"), "{said}");
         assert!(is_held(lab_, &left));
+    }
+}
+
+/// Runs a collection by way of another program.
+fn wrapped(lab: &Lab, wrapper: &[&str], args: &str) -> Output {
+    Command::new(wrapper[0])
+        .args(&wrapper[1..])
+        .arg(env!("CARGO_BIN_EXE_margay"))
+        .args(["--store", &lab.location.to_string(), "gc", "--looks", &looks(lab).display().to_string()])
+        .args(args.split(' '))
+        .output()
+        .unwrap()
+}
+
+/// LXC, kind and WSL have a process id namespace of their own.
+#[test]
+fn in_a_container_what_was_given_outside_stays_and_what_was_given_inside_is_judged() {
+    let labs = Lab::each();
+    let lab_ = &labs[1];
+    lab(lab_, "198.18.51.0/24");
+    // A network namespace that only the container's processes are in.
+    let script = "stat -L -c %d:%i /proc/self/ns/net; readlink /proc/self/ns/pid; exec sleep 600";
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--mount-proc", "--net", "sh", "-c", script]).process_group(0);
+    let mut container = Group(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap());
+    let mut told = BufReader::new(container.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let (net, pid) = (told.next().unwrap(), told.next().unwrap());
+    let pid = pid.trim_start_matches("pid:[").trim_end_matches(']').to_owned();
+    let init = children_of(container.0.id());
+
+    let outside = [lab_.assign("net", "outside-earlier"), assign_in(lab_, "outside", Some(GONE))];
+    let unrecorded = assign_in(lab_, "unrecorded", None);
+    let lives = assign_in(lab_, "lives", Some(&format!("{net}/{pid}")));
+    let gone = assign_in(lab_, "gone", Some(&format!("{GONE}/{pid}")));
+    let former = assign_in(lab_, "former-run", Some(&format!("{GONE}/{pid}0")));
+    let enter = ["nsenter", "--target", &init, "--pid", "--mount"];
+    let inside = |args: &str| {
+        let done = wrapped(lab_, &enter, args);
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    };
+    let said = inside("--boot --netns --apply");
+    assert!(said.contains("3 given outside of this container (run margay gc where they were given)"), "{said}");
+    age_looks(lab_, 61);
+    let report: Value = serde_json::from_str(&inside("--boot --netns --apply -o json")).unwrap();
+    assert_eq!(list(&report, "freed"), [gone.as_str()], "{report}");
+    let left = &report["stores"][0]["left"];
+    assert_eq!((&left["outside"], &left["live"], &left["of_this_boot"]), (&3.into(), &1.into(), &1.into()), "{report}");
+    for address in outside.iter().chain([&unrecorded, &lives, &former]) {
+        assert!(is_held(lab_, address), "{address}");
+    }
+    // The machine sees all of it.
+    let report = gc(lab_, "--netns -o json").json();
+    assert_eq!(report["stores"][0]["left"]["live"], 1, "{report}");
+    assert_eq!(list(&report, "waiting").len(), 3, "{report}");
+}
+
+/// The first process that another one has started.
+fn children_of(pid: u32) -> String {
+    let read = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    read().split_whitespace().next().unwrap().to_owned()
+}
+
+/// Processes that end with the test.
+struct Group(Child);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = killpg(Pid::from_raw(self.0.id().try_into().unwrap()), Signal::SIGKILL);
+        let _ = self.0.wait();
     }
 }
 

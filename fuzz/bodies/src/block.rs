@@ -101,7 +101,7 @@ fn step(block: &mut Block, work: &mut Unstructured<'_>) -> Result<()> {
             let done = block.apply_cooldown(now(), work.arbitrary()?);
             assert!(done.freed.iter().all(|ip| block.lookup(*ip) == AddressState::Free));
         }
-        5 => block.renew(address(block, work)?, [("pod", "p")]),
+        5 => block.renew(address(block, work)?, [("pod", Some("p")), ("namespace", None)]),
         6 => block.set_owner(&Owner::from("host:n1"), now()),
         7 => block.clear_owner(),
         _ => {

@@ -28,7 +28,7 @@ pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, Poo
 use specific::Specific;
 use together::Asking;
 
-use crate::attachment::{Attachment, BOOT, Claim, NODE, Names, TIMESTAMP};
+use crate::attachment::{Attachment, BOOT, Claim, NETNS, NODE, Names, TIMESTAMP};
 use crate::error::{BridgeError, Error, Result};
 use crate::gc::{self, Leftover, Leftovers, is_short};
 use crate::hints;
@@ -491,8 +491,9 @@ fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: 
     same_boot && recent
 }
 
-/// Notes boot and time on what was given in an earlier boot or long ago and is asked for again: a runtime starts a
-/// container again after a reboot, and what is left over from before is told from what is in use by these.
+/// Notes boot, time and network namespace on what was given in an earlier boot, long ago or for another namespace, and is
+/// asked for again: a runtime starts a container again after a reboot, and what is left over from before is told from what is
+/// in use by these.
 async fn renew(
     work: &mut Workset<'_>,
     attachment: &Attachment,
@@ -501,18 +502,21 @@ async fn renew(
     attributes: &BTreeMap<String, String>,
     names: Names,
 ) -> Result<()> {
-    let answered = |held: &&Held| !held.is_current && answer.iter().any(|assigned| assigned.ip == held.ip);
-    let noted = [(BOOT, attachment.boot.as_ref()), (TIMESTAMP, attributes.get(TIMESTAMP))];
-    let noted: Vec<(&str, &str)> =
-        noted.iter().filter_map(|(name, value)| Some((*name, value.as_ref()?.as_str()))).collect();
-    for old in held.iter().filter(answered) {
-        let renewed = work.change(old.block, |block| {
-            block.renew(old.ip, noted.iter().copied());
-            if names == Names::Own {
-                block.use_own_names_of(old.ip);
-            }
-        });
-        renewed.await?;
+    let netns = attributes.get(NETNS).map(String::as_str);
+    let noted = [(BOOT, attachment.boot.as_deref()), (TIMESTAMP, attributes.get(TIMESTAMP).map(String::as_str))];
+    let noted = noted.into_iter().filter(|(_, value)| value.is_some()).chain([(NETNS, netns)]);
+    for old in held.iter().filter(|held| answer.iter().any(|assigned| assigned.ip == held.ip)) {
+        let block = work.block(old.block).await?;
+        let recorded = block.and_then(|block| block.attributes_of(old.ip)).and_then(|entry| entry.get(NETNS));
+        if !old.is_current || recorded != netns {
+            let renewed = work.change(old.block, |block| {
+                block.renew(old.ip, noted.clone());
+                if names == Names::Own {
+                    block.use_own_names_of(old.ip);
+                }
+            });
+            renewed.await?;
+        }
     }
     Ok(())
 }

@@ -26,7 +26,8 @@ impl Ipam {
             done => return done,
         };
         let (Some(_), Some(boot)) = (self.live(), &request.attachment.boot) else { return Err(refused) };
-        let evidence = Evidence { boot: boot.clone(), up: Duration::ZERO, live: BTreeSet::new() };
+        let (boot, up, live) = (boot.clone(), Duration::ZERO, BTreeSet::new());
+        let evidence = Evidence { boot, up, live, namespaces: None, within: None };
         let leftovers = Leftovers { found: findings.leftovers, evidence };
         match self.try_assign(request, Some(&leftovers), &mut Findings::default(), deadline).await {
             Err(error) if is_short(&error) => Err(refused),

@@ -242,7 +242,7 @@ fn carry_out(step: &Step, stored: &mut Option<Block>, now: OffsetDateTime, rest:
         }
         Step::Release(who) => drop(block.release_by_handle(&format!("net.c{who}"), now, rest)),
         Step::ReleaseOne(last) => drop(block.release_where(now, rest, |address, _| address == ip(*last))),
-        Step::Renew(last, at) => block.renew(ip(*last), [(TIMESTAMP, ["x", "y", "z"][usize::from(*at)])]),
+        Step::Renew(last, at) => block.renew(ip(*last), [(TIMESTAMP, Some(["x", "y", "z"][usize::from(*at)]))]),
         Step::Own(Some(who)) => block.set_owner(&Owner::host(["a", "b"][usize::from(*who)]), now),
         Step::Own(None) => block.clear_owner(),
         Step::Delete => *stored = None,

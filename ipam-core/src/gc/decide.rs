@@ -15,15 +15,20 @@ pub const YOUNG: Duration = Duration::seconds(60);
 pub struct Judged {
     /// Given in an earlier boot of this machine, and no interface holds it. Nobody can be using it.
     pub earlier: Vec<Allocation>,
-    /// Given in this boot, or nobody knows in which, and no interface holds it. It may be about to be used.
+    /// Given in this boot, or nobody knows in which; its network namespace is gone, and no interface holds it. At a second
+    /// look nobody can be using it.
+    pub gone: Vec<Allocation>,
+    /// The same, but nobody knows whether its network namespace is gone. It may be in use without an interface.
     pub idle: Vec<Allocation>,
-    /// An interface holds it, or another address of the same attachment.
+    /// Its network namespace is there, or an interface holds it, or so it is with another address of the same attachment.
     pub live: Vec<Allocation>,
+    /// The look was made in a container, and it was given outside of that.
+    pub outside: Vec<Allocation>,
     /// It may be another machine's under the same name.
     pub elsewhere: Vec<Allocation>,
 }
 
-/// Judges attachments as wholes: while an interface holds one address of an attachment, all of them stay.
+/// Judges attachments as wholes: while one address of an attachment is in use, all of them stay.
 ///
 /// `began` is when this boot began, where other machines use the store too. There an allocation with another boot that
 /// was given since then, or nobody knows when, counts as another machine's.
@@ -36,8 +41,10 @@ pub fn judge(holdings: &Holdings, evidence: &Evidence, began: Option<OffsetDateT
     for allocations in attachments.into_values() {
         let list = match verdict(&allocations, evidence, began) {
             Verdict::Live => &mut judged.live,
+            Verdict::Outside => &mut judged.outside,
             Verdict::Elsewhere => &mut judged.elsewhere,
             Verdict::Earlier => &mut judged.earlier,
+            Verdict::Gone => &mut judged.gone,
             Verdict::Idle => &mut judged.idle,
         };
         list.extend(allocations.into_iter().cloned());
@@ -49,25 +56,76 @@ pub fn judge(holdings: &Holdings, evidence: &Evidence, began: Option<OffsetDateT
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Live,
+    Outside,
     Elsewhere,
     Earlier,
+    Gone,
     Idle,
 }
 
 /// Judges all that one attachment has. An attachment of which a part was renewed in this boot is of this boot.
 pub(super) fn verdict(allocations: &[&Allocation], evidence: &Evidence, began: Option<OffsetDateTime>) -> Verdict {
-    let is_earlier = |one: &&Allocation| one.boot.as_ref().is_some_and(|boot| *boot != evidence.boot);
+    let is_earlier = |one: &Allocation| one.boot.as_ref().is_some_and(|boot| *boot != evidence.boot);
     let is_before = |one: &Allocation| began.is_none_or(|began| one.assigned_at().is_some_and(|at| at < began));
-    let is_of_this_boot = |one: &&Allocation| one.boot.as_ref() == Some(&evidence.boot);
-    if allocations.iter().any(|one| evidence.live.contains(&one.address)) {
+    let is_of_this_boot = |one: &Allocation| one.boot.as_ref() == Some(&evidence.boot);
+    // The name of a namespace means nothing in another boot.
+    let presence = |one: &Allocation| if is_earlier(one) { Presence::Unknown } else { evidence.presence(one) };
+    let is_live = |one: &Allocation| evidence.live.contains(&one.address) || presence(one) == Presence::There;
+    let any = |is_so: &dyn Fn(&Allocation) -> bool| allocations.iter().any(|one| is_so(one));
+    let all = |is_so: &dyn Fn(&Allocation) -> bool| allocations.iter().all(|one| is_so(one));
+    if any(&is_live) {
         Verdict::Live
-    } else if !allocations.iter().all(|one| is_of_this_boot(one) || is_before(one)) {
+    } else if any(&|one| evidence.is_outside(one)) {
+        Verdict::Outside
+    } else if !all(&|one| is_of_this_boot(one) || is_before(one)) {
         Verdict::Elsewhere
-    } else if allocations.iter().all(is_earlier) {
+    } else if all(&is_earlier) {
         Verdict::Earlier
+    } else if all(&|one| is_earlier(one) || presence(one) == Presence::Gone) {
+        Verdict::Gone
     } else {
         Verdict::Idle
     }
+}
+
+/// Whether the network namespace of an allocation is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Presence {
+    There,
+    Gone,
+    /// It is not recorded, or the look cannot tell.
+    Unknown,
+}
+
+impl Evidence {
+    fn presence(&self, one: &Allocation) -> Presence {
+        let Some((name, container)) = one.netns.as_deref().and_then(parse_netns) else { return Presence::Unknown };
+        match &self.namespaces {
+            None => Presence::Unknown,
+            Some(there) if there.contains(name) => Presence::There,
+            // Only who sees all processes that were in there can tell.
+            Some(_) if self.within.is_none() || self.within.as_deref() == container => Presence::Gone,
+            Some(_) => Presence::Unknown,
+        }
+    }
+
+    /// True if the look was made in a container, and the allocation was not given in one, as far as is recorded. Nothing of
+    /// it is to be seen from there, and even the boot may have another id: some containers have one of their own.
+    fn is_outside(&self, one: &Allocation) -> bool {
+        let container = one.netns.as_deref().and_then(parse_netns).and_then(|(_, container)| container);
+        self.within.is_some() && container.is_none()
+    }
+}
+
+/// The name of a namespace, and the process id namespace that follows a slash, if one does; `None` for what is no name.
+fn parse_netns(recorded: &str) -> Option<(&str, Option<&str>)> {
+    let is_number = |text: &str| text.parse::<u64>().is_ok();
+    let (name, container) = match recorded.split_once('/') {
+        Some((name, container)) => (name, Some(container)),
+        None => (recorded, None),
+    };
+    let is_name = name.split_once(':').is_some_and(|(device, inode)| is_number(device) && is_number(inode));
+    (is_name && container.is_none_or(is_number)).then_some((name, container))
 }
 
 /// What a runtime's list of what there is says of a network's allocations.

@@ -1,8 +1,9 @@
 //! Taking back what nobody uses any more.
 //!
 //! Runtimes forget to give addresses back: at a reboot they never do, and a crash leaves some behind. Three kinds of evidence
-//! tell that an address is not in use: it was given in an earlier boot; no interface holds it; the runtime's list of what
-//! there is does not have it. What is evidence comes from outside, and [`judge`], [`stale`] and [`unlisted`] decide on it
+//! tell that an address is not in use: it was given in an earlier boot; the network namespace that it was given for is gone,
+//! and no interface holds it; the runtime's list of what there is does not have it. That no interface holds an address is no
+//! evidence by itself: virtual machines and programs that have a network card to themselves use addresses without one. What is evidence comes from outside, and [`judge`], [`stale`] and [`unlisted`] decide on it
 //! without any I/O.
 //! The order matters: what is held is read first, and evidence is gathered after that, so that an address that is given
 //! meanwhile is no candidate.
@@ -30,7 +31,7 @@ use ipnet::IpNet;
 use kv::{Deadline, ErrorKind, Pages, Range, Revision};
 use time::OffsetDateTime;
 
-use crate::attachment::{BOOT, INTERFACE, NETWORK, TIMESTAMP};
+use crate::attachment::{BOOT, INTERFACE, NETNS, NETWORK, TIMESTAMP};
 use crate::error::Result;
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::{Attribute, Block, Document, Owner, WINDOWS_RESERVED_HANDLE, handle_id, keys};
@@ -66,6 +67,8 @@ pub struct Allocation {
     pub interface: String,
     /// The boot that it was given in, where that is recorded.
     pub boot: Option<String>,
+    /// The network namespace that it was given for, where that is recorded.
+    pub netns: Option<String>,
     /// When it was given, as it is recorded.
     pub timestamp: Option<String>,
     /// All that is recorded with it.
@@ -118,6 +121,7 @@ impl Allocation {
             container: container.to_owned(),
             interface: interface.to_owned(),
             boot: entry.get(BOOT).map(str::to_owned),
+            netns: entry.get(NETNS).map(str::to_owned),
             timestamp: entry.get(TIMESTAMP).map(str::to_owned),
             entry: entry.clone(),
         }))
@@ -168,8 +172,14 @@ pub struct Evidence {
     pub boot: String,
     /// How long ago the boot began.
     pub up: Duration,
-    /// Every address that an interface in any network namespace of the machine holds.
+    /// Every address that an interface holds in any network namespace that was seen.
     pub live: BTreeSet<IpAddr>,
+    /// The names of all network namespaces that were seen, without what may follow a slash; see
+    /// [`NETNS`](crate::attachment::NETNS). `None` if one of them has no name that can be told.
+    pub namespaces: Option<BTreeSet<String>>,
+    /// The process id namespace in which the look was made, unless that is the machine's first: nothing outside of it was
+    /// seen.
+    pub within: Option<String>,
 }
 
 /// Who can tell what is in use on the machine, if it comes to that.

@@ -101,6 +101,13 @@ impl Attribute {
         self.secondary.or_default().insert(name.to_owned(), value.to_owned());
     }
 
+    /// Removes one attribute of the holder.
+    pub(super) fn unset(&mut self, name: &str) {
+        if let Some(attributes) = self.secondary.get_mut() {
+            attributes.remove(name);
+        }
+    }
+
     /// Replaces a node's name by another, for both holders. True if it was there.
     pub(super) fn rename_node(&mut self, from: &str, to: &str) -> bool {
         let mut renamed = false;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use ipam_core::assign::{AssignRequest, Assigned, Wanted};
+use ipam_core::attachment::NETNS;
 use ipam_core::gc::{Allocation, Evidence, Freed, Live, batches, stale};
 use ipam_core::model::{Block, Document, IpamConfig, NewPool, keys};
 use ipam_core::timestamps::go_string;
@@ -46,7 +47,8 @@ impl Live for Machine {
 }
 
 fn evidence(live: BTreeSet<IpAddr>) -> Evidence {
-    Evidence { boot: THIS_BOOT.into(), up: Duration::from_secs(100), live }
+    let (boot, up) = (THIS_BOOT.into(), Duration::from_secs(100));
+    Evidence { boot, up, live, namespaces: Some(["4:7".to_owned()].into()), within: None }
 }
 
 /// A store of one machine, with a pool of two blocks of four addresses.
@@ -106,6 +108,79 @@ async fn leftovers_of_an_earlier_boot_are_freed_and_nothing_else_is() {
     assert!(judged.elsewhere.is_empty());
     assert_eq!(free(&world, &judged.earlier).await.released, [left]);
     assert_eq!(held(&world).await.into_keys().collect::<BTreeSet<_>>(), [alive, current, unknown].into());
+    world.check().await;
+}
+
+#[tokio::test]
+async fn an_attachment_lives_as_long_as_its_namespace_and_is_proved_gone_only_by_its_absence() {
+    let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
+    world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
+    let mut given = BTreeMap::new();
+    for (container, boot, netns) in [
+        ("there", THIS_BOOT, "4:7"),
+        ("gone", THIS_BOOT, "4:8"),
+        ("gone-in-container", THIS_BOOT, "4:8/9"),
+        ("there-in-container", THIS_BOOT, "4:7/9"),
+        ("damaged", THIS_BOOT, "4:x"),
+        ("reused-since-earlier", "boot0001", "4:7"),
+        ("earlier-in-container", "boot0001", "4:8/1"),
+    ] {
+        let mut request = request(container, boot, 0);
+        request.attributes.insert(NETNS.into(), netns.into());
+        given.insert(world.assign(&request).await.unwrap()[0].ip, container);
+    }
+    given.insert(give(&world, "unrecorded", THIS_BOOT, 0).await, "unrecorded");
+    let holdings = world.ipam.holdings("a", soon()).await.unwrap();
+    let names = |list: &[Allocation]| {
+        let mut names: Vec<&str> = list.iter().map(|one| given[&one.address]).collect();
+        names.sort_unstable();
+        names.join(" ")
+    };
+    let lists = |evidence: &Evidence| {
+        let judged = world.ipam.judge(&holdings, evidence);
+        [judged.live, judged.gone, judged.earlier, judged.idle, judged.outside].map(|list| names(&list))
+    };
+    let on_the_machine = evidence(BTreeSet::new());
+    assert_eq!(
+        lists(&on_the_machine),
+        [
+            "there there-in-container",
+            "gone gone-in-container",
+            "earlier-in-container reused-since-earlier",
+            "damaged unrecorded",
+            ""
+        ]
+    );
+    // One namespace has no name that can be told: it may be any.
+    let shielded = Evidence { namespaces: None, ..on_the_machine.clone() };
+    let [live, gone, earlier, ..] = lists(&shielded);
+    assert_eq!((&*live, &*gone, &*earlier), ("", "", "earlier-in-container reused-since-earlier"));
+    let in_container = |own: &str| Evidence { within: Some(own.into()), ..on_the_machine.clone() };
+    let outside = "damaged gone reused-since-earlier unrecorded";
+    let live = "there there-in-container";
+    assert_eq!(lists(&in_container("9")), [live, "gone-in-container", "earlier-in-container", "", outside]);
+    assert_eq!(lists(&in_container("1")), [live, "", "earlier-in-container", "gone-in-container", outside]);
+}
+
+/// A runtime starts a container again, in another namespace, at once.
+#[tokio::test]
+async fn who_asks_again_in_another_namespace_has_that_one_recorded() {
+    let world = one_machine().await;
+    let ask = async |netns: Option<&str>, at: i64| {
+        let mut request = request("c1", THIS_BOOT, at);
+        request.attributes.extend(netns.map(|netns| (NETNS.to_owned(), netns.to_owned())));
+        world.assign(&request).await.unwrap();
+        let holdings = world.ipam.holdings("a", soon()).await.unwrap();
+        assert_eq!(holdings.allocations.len(), 1);
+        holdings.allocations[0].netns.clone()
+    };
+    for (at, netns) in (0..).zip([Some("4:7"), Some("4:8"), None, Some("4:9")]) {
+        assert_eq!(ask(netns, at).await.as_deref(), netns);
+    }
+    let before = revision(&world).await;
+    ask(Some("4:9"), 5).await;
+    assert_eq!(revision(&world).await, before, "the same again is no write");
+    assert_eq!(ask(None, 100).await, None);
     world.check().await;
 }
 

@@ -1,6 +1,8 @@
 //! A container as far as addresses go: a network namespace with a process in it. Needs root, and `ip`.
 
+use std::fs;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
@@ -12,17 +14,43 @@ use nix::unistd::Pid;
 pub(crate) struct Container(Child);
 
 impl Container {
+    /// In a namespace without any address.
+    pub(crate) fn empty() -> Self {
+        let container = Self::start(&["--net", "sleep", "600"]);
+        let own = host::network_namespace(Path::new("/proc/self/ns/net"));
+        for _ in 0..200 {
+            if fs::read_link(container.link()).is_ok() && Some(container.netns()) != own {
+                return container;
+            }
+            sleep(Duration::from_millis(50));
+        }
+        panic!("the namespace was never made (this test needs root)");
+    }
+
+    /// The name of its namespace, as it is recorded.
+    pub(crate) fn netns(&self) -> String {
+        host::network_namespace(&self.link()).unwrap()
+    }
+
+    fn link(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns/net", self.0.id()))
+    }
+
+    fn start(args: &[&str]) -> Self {
+        let mut command = Command::new("unshare");
+        command.args(args).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+
     /// Waits until the address is there.
     pub(crate) fn with(address: &str) -> Self {
         let script = format!("ip address add {address}/32 dev lo && exec sleep 600");
-        let mut command = Command::new("unshare");
-        command.args(["--net", "sh", "-c", &script]).process_group(0);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let container = Self(command.spawn().unwrap());
+        let container = Self::start(&["--net", "sh", "-c", &script]);
         let wanted = address.parse().unwrap();
         for _ in 0..200 {
             let seen = host::look().unwrap_or_else(|blind| panic!("{blind} (this test needs root)"));
-            if seen.contains(&wanted) {
+            if seen.addresses.contains(&wanted) {
                 return container;
             }
             sleep(Duration::from_millis(50));

@@ -423,12 +423,16 @@ impl Block {
         self.unallocated.retain(|ordinal| self.allocations.get(*ordinal) == Some(&None));
     }
 
-    /// Gives an address to its holder once more: sets attributes of the holder, and counts it as given out anew. Other
-    /// addresses keep theirs, also where they shared the entry; an address that nobody holds stays as it is.
-    pub fn renew<'a>(&mut self, ip: IpAddr, attributes: impl IntoIterator<Item = (&'a str, &'a str)>) {
+    /// Gives an address to its holder once more: sets attributes of the holder, removes those that are `None`, and counts
+    /// the address as given out anew. Other addresses keep theirs, also where they shared the entry; an address that nobody
+    /// holds stays as it is.
+    pub fn renew<'a>(&mut self, ip: IpAddr, attributes: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) {
         let (Some(mut entry), Some(ordinal)) = (self.attributes_of(ip).cloned(), self.ordinal(ip)) else { return };
         for (name, value) in attributes {
-            entry.set(name, value);
+            match value {
+                Some(value) => entry.set(name, value),
+                None => entry.unset(name),
+            }
         }
         let index = self.push_attribute(entry);
         if let Some(slot) = self.allocations.get_mut(ordinal) {
