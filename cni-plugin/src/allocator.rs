@@ -349,7 +349,7 @@ impl Allocator for StoreAllocator {
 
 /// Releases what the list does not have, a commit for each block.
 async fn collect(ipam: &Ipam, request: &GcRequest, deadline: Deadline) -> ipam_core::Result<Collected> {
-    let holdings = ipam.holdings(&request.node, deadline).await?;
+    let (holdings, _) = ipam.holdings_within(&request.node, &ipam.reach_of(&request.node), deadline).await?;
     let stale = gc::stale(&holdings, &request.network, &request.valid, request.now);
     let mut collected =
         Collected { young: stale.young, undated: stale.undated, unmarked: holdings.unmarked, ..Collected::default() };

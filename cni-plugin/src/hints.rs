@@ -5,9 +5,10 @@
 //! writes it anew. Where an ADD found a whole pool claimed, a second file has the blocks that were full, for a minute.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use host::HeldBlocks;
 use ipam_core::attachment::Attachment;
 use ipam_core::hints::{FullBlocks, Hints};
 use ipnet::IpNet;
@@ -19,6 +20,9 @@ use crate::whole_file;
 
 /// Where the plugin keeps its hints.
 pub(crate) const HINTS_FOLDER: &str = "/run/margay/hints";
+
+/// Where the plugin and `margay gc` keep in which blocks a node holds something.
+const HELD_FOLDER: &str = "/run/margay";
 
 /// A hint has some names and a few dozen networks.
 const MAX_BYTES: u64 = 64 * 1024;
@@ -107,6 +111,20 @@ impl Hints for FileHints {
     fn recall_full(&self, attachment: &Attachment) -> FullBlocks {
         let written = self.full_at(attachment, unix_now()).map(|full| full.written).unwrap_or_default();
         written.into_iter().map(|(cidr, written)| (cidr, Revision::new(written))).collect()
+    }
+
+    fn about_to_hold(&self, node: &str, blocks: &[IpNet]) {
+        let memory = HeldBlocks::new(Path::new(HELD_FOLDER), &self.store, node);
+        if let Err(error) = blocks.iter().try_for_each(|cidr| memory.note(&cidr.to_string())) {
+            tracing::warn!(%error, "from which block an address is borrowed is not noted; margay gc finds it within a day");
+        }
+    }
+
+    fn held(&self, node: &str) -> Vec<IpNet> {
+        let memory = HeldBlocks::new(Path::new(HELD_FOLDER), &self.store, node);
+        let noted = memory.notes().blocks;
+        let found = host::boot_id().and_then(|boot| memory.load(&boot)).map(|held| held.blocks).unwrap_or_default();
+        noted.iter().chain(&found).filter_map(|cidr| cidr.parse().ok()).collect()
     }
 
     fn remember_full(&self, attachment: &Attachment, blocks: &FullBlocks) {

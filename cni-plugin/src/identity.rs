@@ -64,7 +64,7 @@ pub(crate) struct Identity {
     /// The pod's namespace, else `default`.
     pub(crate) namespace: String,
     /// The name of the container's network namespace, if there is one.
-    netns: Option<String>,
+    pub(crate) netns: Option<String>,
 }
 
 impl Identity {

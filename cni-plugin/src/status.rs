@@ -25,7 +25,7 @@ impl Context<'_> {
             node: self.host.node(&self.conf),
             boot: self.host.boot(),
         };
-        let identity = Identity { attachment, pod: None, namespace: "default".to_owned() };
+        let identity = Identity { attachment, pod: None, namespace: "default".to_owned(), netns: None };
         identity.check_node()?;
         let request = self.add_request(identity, network, Vec::new());
         // Such a network needs no store.

@@ -3,12 +3,14 @@
 //! Nothing here knows a store or CNI. [`look`] is evidence for whoever takes addresses back: it either saw everything, or it
 //! says that it did not.
 
+mod held;
 mod listed;
 mod machine;
 mod mounts;
 mod netns;
 mod sight;
 
+pub use held::{Held, HeldBlocks, Notes};
 pub use machine::{NODENAME_FILE, NodeNames, boot_id, hostname, node_name, running, short_boot, uptime};
 pub use netns::network_namespace;
 pub use sight::{Blind, Sight, look};

@@ -16,6 +16,7 @@ use ipnet::IpNet;
 use kv::Revision;
 
 use crate::attachment::Attachment;
+use crate::gc::Reach;
 use crate::ipam::Ipam;
 use crate::net::Family;
 
@@ -40,6 +41,16 @@ pub trait Hints: Send + Sync + fmt::Debug {
 
     /// Remembers them besides those that are remembered.
     fn remember_full(&self, _attachment: &Attachment, _blocks: &FullBlocks) {}
+
+    /// Notes that a node is about to hold addresses of blocks that are not its own, before that is committed. A look at
+    /// what the node holds reads those blocks besides its own. A note that is lost costs until the next pass through all
+    /// blocks; one too many costs a reading.
+    fn about_to_hold(&self, _node: &str, _blocks: &[IpNet]) {}
+
+    /// The blocks in which a node may hold something besides its own, as far as is remembered.
+    fn held(&self, _node: &str) -> Vec<IpNet> {
+        Vec::new()
+    }
 }
 
 /// Full blocks, each with the revision of its last write.
@@ -73,6 +84,20 @@ impl Ipam {
         if let Some(hints) = self.hints().filter(|_| blocks.len() >= FEWEST_FULL) {
             hints.remember_full(attachment, blocks);
         }
+    }
+}
+
+impl Ipam {
+    /// Notes that a node is about to hold addresses of blocks that are not its own.
+    pub(crate) fn note_held(&self, node: &str, blocks: &[IpNet]) {
+        if let Some(hints) = self.hints().filter(|_| !blocks.is_empty()) {
+            hints.about_to_hold(node, blocks);
+        }
+    }
+
+    /// What is read to find what a node holds: its own blocks, and those that are remembered.
+    pub fn reach_of(&self, node: &str) -> Reach {
+        Reach::near(self.hints().map(|hints| hints.held(node)).unwrap_or_default())
     }
 }
 

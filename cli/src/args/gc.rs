@@ -73,6 +73,10 @@ pub(crate) struct Gc {
     #[arg(long, conflicts_with_all = ["store", "all_stores"])]
     pub(crate) local_stores: bool,
 
+    /// Read all blocks of a cluster, not only those that concern this node
+    #[arg(long)]
+    pub(crate) all_blocks: bool,
+
     /// Where looks are kept until the next boot
     #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
     pub(crate) looks: PathBuf,

@@ -15,11 +15,13 @@ Examples:
   margay ipam map -o json | jq '.pools[].blocks[] | select(.free == 0) | .cidr'";
 
 pub(super) const METRICS_HELP: &str = "\
-Prints pools, blocks, addresses, what has leaked, and revisions in the text form of Prometheus. With --file it is
-written to a file at once, as node_exporter's textfile collector wants it; run it from a timer.
+Prints pools, blocks, addresses, what has leaked, and revisions in the text form of Prometheus: of a cluster's store what
+this node has, which costs the same in a cluster of any size. With --file it is written to a file at once, as
+node_exporter's textfile collector wants it; run it from a timer.
 
 Examples:
   margay metrics
+  margay metrics --cluster
   margay metrics --file /var/lib/prometheus/node-exporter/margay.prom";
 
 /// What is to be drawn.
@@ -61,4 +63,12 @@ pub(crate) struct Metrics {
     /// Another name that the store has for this very machine
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
+
+    /// Count the whole cluster, not only what this node has
+    #[arg(long)]
+    pub(crate) cluster: bool,
+
+    /// Where it is kept in which blocks the node holds something
+    #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
+    pub(crate) looks: PathBuf,
 }

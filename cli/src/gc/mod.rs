@@ -12,6 +12,7 @@ mod list;
 mod looks;
 mod machine;
 mod nodes;
+pub(crate) mod reach;
 mod report;
 mod stores;
 
@@ -30,6 +31,7 @@ use crate::store::{self, Use};
 use crate::verbs::{in_turns, nodes as nodes_of, on_ipam};
 use looks::{APART, Looks};
 use machine::Machine;
+use reach::Memory;
 use report::{Left, LeftByList, Reason, Report, Row, StoreReport};
 use stores::Stores;
 
@@ -97,7 +99,7 @@ fn once(request: &Request<'_>, stores: &[Chosen], runtime: &Runtime, err: &mut d
     let Request { args, machine, .. } = request;
     let mut read = Vec::new();
     for chosen in stores {
-        match runtime.block_on(holdings(&chosen.location, &machine.node)) {
+        match runtime.block_on(holdings(request, &chosen.location)) {
             Ok(found) => read.push((&chosen.location, Ok(found))),
             // With several stores one that cannot be read must not keep the others from being cleaned.
             Err(failure) if args.all_stores || args.local_stores => {
@@ -129,17 +131,29 @@ impl Found {
 }
 
 /// What the node holds in a store, read in one opening; nothing if there is no store.
-async fn holdings(location: &Location, node: &str) -> Result<Option<(Ipam, Holdings)>> {
+async fn holdings(request: &Request<'_>, location: &Location) -> Result<Option<(Ipam, Holdings)>> {
     let open = match datastore::open(location, Create::Never, store::wait()).await {
         Err(error) if error.kind() == &ErrorKind::Missing => return Ok(None),
         opened => opened.map_err(|error| store::explain(location, error))?,
     };
     let ipam = Ipam::new(open.store(), nodes_of(location));
-    let holdings = ipam.holdings(node, Deadline::after(PATIENCE)).await;
+    let holdings = read(request, location, &ipam).await;
     let closed = open.close().await;
     let holdings = holdings?;
     closed?;
     Ok(Some((ipam, holdings)))
+}
+
+/// What the node holds, as far as the look reaches.
+async fn read(request: &Request<'_>, location: &Location, ipam: &Ipam) -> Result<Holdings> {
+    let Request { args, machine: Machine { node, boot_id }, .. } = request;
+    let Some(memory) = Memory::of(&args.looks, location, node, boot_id) else {
+        return Ok(ipam.holdings(node, Deadline::after(PATIENCE)).await?);
+    };
+    let plan = memory.plan(ipam, args.all_blocks).await?;
+    let (holdings, passed) = ipam.holdings_within(node, &plan.reach, Deadline::after(PATIENCE)).await?;
+    plan.keep(&holdings, passed);
+    Ok(holdings)
 }
 
 /// What is to go, what is to be looked at once more, and what is left.

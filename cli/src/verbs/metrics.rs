@@ -1,16 +1,19 @@
 //! `margay metrics`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ipam_core::Ipam;
-use ipam_core::census::{AddressUse, Census, PoolCensus};
-use kv::{ErrorKind, Key, Range, RangeRequest, Revision, Store};
+use datastore::Location;
+use ipam_core::census::{AddressUse, Census, NodeShare, PoolCensus};
+use kv::{Deadline, ErrorKind, Key, Range, RangeRequest, Revision, Store};
 use serde::Serialize;
 
+use super::{PATIENCE, in_turns};
 use crate::answer::Answer;
 use crate::args;
 use crate::error::Result;
+use crate::gc::reach::Memory;
 use crate::output::whole_file;
 
 /// One number.
@@ -28,15 +31,33 @@ struct Sample {
 struct Samples(Vec<Sample>);
 
 /// Counts, and prints or writes what was counted.
-pub(super) async fn run(ipam: &Ipam, args: &args::Metrics) -> Result<Answer> {
-    let census = ipam.census().await?;
-    let oldest = oldest_revision(&**ipam.store(), census.revision).await?;
-    let samples = samples(
-        &census,
-        oldest,
-        &host::node_name(args.node.as_deref().unwrap_or_default()),
-        host::boot_id().as_deref().and_then(host::short_boot).as_deref(),
-    );
+pub(super) async fn run(args: &args::Metrics, location: &Location) -> Result<Answer> {
+    let node = host::node_name(args.node.as_deref().unwrap_or_default());
+    let boot_id = host::boot_id();
+    let boot = boot_id.as_deref().and_then(host::short_boot);
+    let memory = match args.cluster {
+        true => None,
+        false => Memory::of(&args.looks, location, &node, boot_id.as_deref().unwrap_or_default()),
+    };
+    let samples = in_turns(location, async |ipam| {
+        let mut samples = Samples::default();
+        let revision = match &memory {
+            Some(memory) => {
+                let share = ipam.share_of(&node, &memory.reach(), Deadline::after(PATIENCE)).await?;
+                samples.of_node(&share, boot.as_deref());
+                share.revision
+            }
+            None => {
+                let census = ipam.census().await?;
+                samples.of_all(&census, &node, boot.as_deref());
+                census.revision
+            }
+        };
+        let oldest = oldest_revision(&**ipam.store(), revision).await?;
+        samples.of_store(revision, oldest);
+        Ok(samples)
+    })
+    .await?;
     let text = samples.text();
     match &args.file {
         None => Answer::new(text, &samples),
@@ -47,33 +68,58 @@ pub(super) async fn run(ipam: &Ipam, args: &args::Metrics) -> Result<Answer> {
     }
 }
 
-fn samples(census: &Census, oldest: Revision, node: &str, boot: Option<&str>) -> Samples {
-    let mut samples = Samples::default();
-    for pool in &census.pools {
-        samples.of_pool(pool);
-    }
-    samples.add("margay_blocks_without_pool", "Blocks that lie in no pool.", vec![], census.orphaned.len() as f64);
-    samples.add("margay_nodes", "Nodes that have blocks or addresses.", vec![], census.nodes.len() as f64);
-    let earlier = boot.and_then(|boot| {
-        let boots = &census.nodes.get(node)?.boots;
-        Some(boots.iter().filter(|(other, _)| *other != boot).map(|(_, count)| count).sum::<usize>())
-    });
-    let leaked = [("node-gone", Some(census.of_gone_nodes())), ("earlier-boot", earlier)];
-    for (reason, count) in leaked {
-        let help = "Addresses of nodes that are not registered any more, or of an earlier boot of this node.";
-        let labels = vec![("reason", reason.to_owned())];
-        samples.add("margay_leaked_addresses", help, labels, count.unwrap_or_default() as f64);
-    }
-    samples.add("margay_store_revision", "The revision that was read.", vec![], census.revision.get() as f64);
-    samples.add("margay_store_oldest_revision", "The oldest revision that can be read.", vec![], oldest.get() as f64);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    samples.add("margay_read_timestamp_seconds", "When this was read.", vec![], now.as_secs() as f64);
-    samples
+/// How many of addresses by boot were given in an earlier one.
+fn of_earlier_boots(boots: &BTreeMap<String, usize>, boot: Option<&str>) -> usize {
+    let Some(boot) = boot else { return 0 };
+    boots.iter().filter(|(other, _)| *other != boot).map(|(_, count)| count).sum()
 }
 
 impl Samples {
     fn add(&mut self, name: &'static str, help: &'static str, labels: Vec<(&'static str, String)>, value: f64) {
         self.0.push(Sample { name, help, labels, value });
+    }
+
+    fn of_all(&mut self, census: &Census, node: &str, boot: Option<&str>) {
+        for pool in &census.pools {
+            self.of_pool(pool);
+        }
+        self.add("margay_blocks_without_pool", "Blocks that lie in no pool.", vec![], census.orphaned.len() as f64);
+        self.add("margay_nodes", "Nodes that have blocks or addresses.", vec![], census.nodes.len() as f64);
+        self.leaked("node-gone", census.of_gone_nodes());
+        let boots = census.nodes.get(node).map(|its| of_earlier_boots(&its.boots, boot));
+        self.leaked("earlier-boot", boots.unwrap_or_default());
+    }
+
+    fn of_node(&mut self, share: &NodeShare, boot: Option<&str>) {
+        for (name, (cidr, its)) in &share.pools {
+            let labels = || vec![("pool", name.clone()), ("cidr", cidr.to_string())];
+            self.add("margay_node_blocks", "Blocks of a pool that are this node's.", labels(), its.blocks as f64);
+            for (state, value) in [
+                ("in-use", its.used),
+                ("borrowed", its.borrowed),
+                ("lent", its.lent),
+                ("resting", its.resting),
+                ("free", its.free),
+            ] {
+                let labels = labels().into_iter().chain([("state", state.to_owned())]).collect();
+                let help = "Addresses of a pool by what they are to this node.";
+                self.add("margay_node_addresses", help, labels, value as f64);
+            }
+        }
+        self.add("margay_blocks_without_pool", "Blocks that lie in no pool.", vec![], share.orphaned as f64);
+        self.leaked("earlier-boot", of_earlier_boots(&share.boots, boot));
+    }
+
+    fn leaked(&mut self, reason: &str, count: usize) {
+        let help = "Addresses of nodes that are not registered any more, or of an earlier boot of this node.";
+        self.add("margay_leaked_addresses", help, vec![("reason", reason.to_owned())], count as f64);
+    }
+
+    fn of_store(&mut self, revision: Revision, oldest: Revision) {
+        self.add("margay_store_revision", "The revision that was read.", vec![], revision.get() as f64);
+        self.add("margay_store_oldest_revision", "The oldest revision that can be read.", vec![], oldest.get() as f64);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.add("margay_read_timestamp_seconds", "When this was read.", vec![], now.as_secs() as f64);
     }
 
     fn of_pool(&mut self, pool: &PoolCensus) {

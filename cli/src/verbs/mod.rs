@@ -47,6 +47,7 @@ pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path)
             return from_report::run(args, location).await;
         }
         OnStore::Ipam(args::Ipam::History(args)) => return history::run(location, args).await,
+        OnStore::Metrics(args) => return metrics::run(args, location).await,
         _ if reads_all(command) => return in_turns(location, async |ipam| verb(command, ipam).await).await,
         _ => {}
     }
@@ -125,7 +126,7 @@ async fn worked_on<T>(
 /// True for what looks at everything in the store.
 fn reads_all(command: &OnStore) -> bool {
     match command {
-        OnStore::Metrics(_) | OnStore::Ipam(args::Ipam::Map(_) | args::Ipam::Explain(_)) => true,
+        OnStore::Ipam(args::Ipam::Map(_) | args::Ipam::Explain(_)) => true,
         OnStore::Ipam(args::Ipam::Show(show)) => show.ip.is_none(),
         _ => false,
     }
@@ -163,11 +164,10 @@ async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {
             usage::answer(&ipam.utilization().await?, detail)
         }
         OnStore::Ipam(args::Ipam::Map(what)) => map::run(ipam, what).await,
-        OnStore::Metrics(what) => metrics::run(ipam, what).await,
         OnStore::Ipam(args::Ipam::Explain(args)) => explain::run(ipam, args, deadline).await,
         OnStore::Ipam(args::Ipam::Release(what)) => release::run(ipam, what, deadline).await,
         // They open the store by themselves, again and again.
-        OnStore::Ipam(args::Ipam::Check(_) | args::Ipam::History(_)) => {
+        OnStore::Metrics(_) | OnStore::Ipam(args::Ipam::Check(_) | args::Ipam::History(_)) => {
             Err(Failure::new("internal error: the store is open already"))
         }
         OnStore::Ipam(args::Ipam::Configure(what)) => settings::configure(ipam, what, deadline).await,

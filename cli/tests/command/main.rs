@@ -19,6 +19,7 @@ mod install;
 mod manual;
 mod map;
 mod moving;
+mod reach;
 mod store;
 #[path = "../../../backend-etcd/tests/support/server.rs"]
 mod support;

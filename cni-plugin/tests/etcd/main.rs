@@ -7,6 +7,7 @@
 
 #[path = "../system/books.rs"]
 mod books;
+mod borrowing;
 #[path = "../../../backend-etcd/tests/support/certificates.rs"]
 mod certificates;
 mod cluster;

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::path::Path;
+use std::process::{Child, Command};
 use std::thread;
 
 use ipam_core::assign::{AssignRequest, Wanted};
@@ -111,6 +113,51 @@ fn a_container_with_a_fixed_address_is_started_again_after_a_reboot() {
         let boot = lab.attribute(address, "margay.io/boot");
         assert!(host::boot_id().unwrap().starts_with(&boot), "{boot} is not this boot");
         assert_eq!(lab.add("c1").ok().address(), address, "also without naming it");
+    }
+}
+
+/// A process in a network namespace of its own; both go with the test.
+struct Namespace(Child);
+
+impl Namespace {
+    fn new() -> Self {
+        let namespace = Self(Command::new("unshare").args(["--net", "sleep", "600"]).spawn().unwrap());
+        let own = host::network_namespace(Path::new("/proc/self/ns/net"));
+        let is_made = || namespace.name().is_some() && namespace.name() != own;
+        let made = (0..200).any(|_| {
+            thread::sleep(std::time::Duration::from_millis(20));
+            is_made()
+        });
+        assert!(made, "this test needs root");
+        namespace
+    }
+
+    fn path(&self) -> String {
+        format!("/proc/{}/ns/net", self.0.id())
+    }
+
+    fn name(&self) -> Option<String> {
+        host::network_namespace(Path::new(&self.path()))
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_network_namespace_is_recorded_and_follows_a_container_that_is_started_again() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "198.18.90.0/24");
+        let namespaces = [Namespace::new(), Namespace::new()];
+        for namespace in &namespaces {
+            let address = lab.add("c1").with("CNI_NETNS", &namespace.path()).ok().address();
+            assert_eq!(Some(lab.attribute(address, "margay.io/netns")), namespace.name());
+            assert_eq!(lab.addresses().len(), 1, "the same container keeps its address");
+        }
     }
 }
 

@@ -33,7 +33,7 @@ use crate::error::{BridgeError, Error, Result};
 use crate::gc::{self, Leftover, Leftovers, is_short};
 use crate::hints;
 use crate::ipam::{Ipam, transact};
-use crate::model::{AssignmentMode, Attribute, Document, Handle, Owner, Pool, keys};
+use crate::model::{AssignmentMode, Attribute, Block, Document, Handle, Owner, Pool, keys};
 use crate::net::Family;
 use crate::pools::{self, PoolError, PoolQuery};
 use crate::surroundings::{Surroundings, pool_holding, read_config};
@@ -139,7 +139,8 @@ impl Ipam {
 
     /// Where released addresses rest, the assignment cannot have them yet, but they begin to rest.
     async fn let_rest(&self, request: &AssignRequest, leftovers: &Leftovers, deadline: Deadline) -> Result<()> {
-        let holdings = self.holdings(&request.attachment.node, deadline).await?;
+        let node = &request.attachment.node;
+        let (holdings, _) = self.holdings_within(node, &self.reach_of(node), deadline).await?;
         let earlier = self.judge(&holdings, &leftovers.evidence).earlier;
         // As many as an assignment frees otherwise.
         for batch in gc::batches(&earlier).into_iter().take(1) {
@@ -245,8 +246,22 @@ impl Ipam {
             renew(&mut work, &attachment, &held, &answer, &attributes, request.names()).await?;
             all.answers.push(answer);
         }
+        self.note_borrowed(&mut work, &around.host.name, &all).await?;
         work.write().await?;
         Ok(all)
+    }
+
+    /// Notes from which blocks of others the node is about to have addresses.
+    async fn note_borrowed(&self, work: &mut Workset<'_>, node: &str, done: &Done) -> Result<()> {
+        let mut borrowed = Vec::new();
+        for assigned in done.answers.iter().flatten() {
+            let owner = work.block(assigned.block).await?.and_then(Block::owner);
+            if owner.as_ref().and_then(Owner::node) != Some(node) && !borrowed.contains(&assigned.block) {
+                borrowed.push(assigned.block);
+            }
+        }
+        self.note_held(node, &borrowed);
+        Ok(())
     }
 }
 

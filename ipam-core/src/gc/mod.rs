@@ -20,6 +20,7 @@ mod estate;
 mod hand_over;
 mod hold;
 mod listed;
+mod reach;
 mod reclaim;
 
 use std::collections::BTreeSet;
@@ -43,6 +44,7 @@ pub use estate::{Estate, Estates, Known, Part};
 pub use hand_over::HandedOver;
 pub use hold::{Freed, Hold, batches};
 pub use listed::{Listed, RuntimeList, Unlisted, unlisted};
+pub use reach::{Pass, Reach};
 pub(crate) use reclaim::{Leftover, Leftovers, is_short};
 
 /// Calico's attribute by which it tells addresses that are no workload's: those of tunnels, for one.
@@ -95,7 +97,7 @@ impl Allocation {
             return Kind::Other;
         }
         // What does not name a node is counted where the block is.
-        let owner = || block.owner() == Some(Owner::Host(node.to_owned()));
+        let owner = || block.owner().as_ref().and_then(Owner::node) == Some(node);
         if !entry.node().map_or_else(owner, |named| named == node) {
             return Kind::Other;
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
+use ipam_core::gc::Reach;
 use ipam_core::hints::Hints;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{IpamConfig, NewPool, Owner};
@@ -22,13 +23,14 @@ pub(crate) struct Memory {
     blocks: Mutex<Vec<IpNet>>,
     told: AtomicU32,
     is_stuck: bool,
+    about_to_hold: Mutex<Vec<IpNet>>,
 }
 
 impl Memory {
     /// One that always says this.
     fn stuck_at(blocks: &[&str]) -> Arc<Self> {
         let blocks = Mutex::new(blocks.iter().map(|text| text.parse().unwrap()).collect());
-        Arc::new(Self { blocks, told: AtomicU32::new(0), is_stuck: true })
+        Arc::new(Self { blocks, is_stuck: true, ..Self::default() })
     }
 
     fn told(&self) -> u32 {
@@ -46,6 +48,11 @@ impl Hints for Memory {
         if !self.is_stuck {
             *self.blocks.lock().unwrap() = blocks.to_vec();
         }
+    }
+
+    fn about_to_hold(&self, node: &str, blocks: &[IpNet]) {
+        assert_eq!(node, "a");
+        self.about_to_hold.lock().unwrap().extend(blocks);
     }
 }
 
@@ -73,6 +80,32 @@ fn any(container: &str, v4: usize, v6: usize) -> AssignRequest {
 fn these(container: &str, ips: &[&str]) -> AssignRequest {
     let addresses: Vec<_> = ips.iter().map(|text| ip(text)).collect();
     AssignRequest::new(attachment("a", container), Wanted::these(addresses))
+}
+
+/// Also if the commit is lost, since it may have been carried out. What is a node's own is found without a note.
+#[tokio::test]
+async fn who_is_about_to_borrow_notes_the_block_before_the_commit() {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/29").await;
+    let hints = Arc::new(Memory::default());
+    let noted = || std::mem::take(&mut *hints.about_to_hold.lock().unwrap());
+    let ipam = world.ipam.clone().with_hints(Arc::clone(&hints) as Arc<dyn Hints>);
+    ipam.assign(&any("own", 4, 0), soon()).await.unwrap();
+    assert_eq!(noted(), []);
+    let of_b = world.assign(&AssignRequest::new(attachment("b", "b1"), Wanted::any(1, 0))).await.unwrap()[0];
+    let before = world.dump().await;
+    // Nothing arrives any more as soon as there is a note.
+    let seen = Arc::clone(&hints);
+    let is_noted = move |_| (!seen.about_to_hold.lock().unwrap().is_empty()).then_some(Fault::RequestLost);
+    let lost = Faulty::new(Arc::clone(&world.store), is_noted);
+    let ipam = World::on(Arc::new(lost), Nodes::Registered).ipam.with_hints(Arc::clone(&hints) as Arc<dyn Hints>);
+    let soon_over = kv::Deadline::after(Duration::from_secs(2));
+    ipam.assign(&any("borrows", 1, 0), soon_over).await.unwrap_err();
+    assert_eq!(world.dump().await, before);
+    let all = noted();
+    assert!(!all.is_empty() && all.iter().all(|cidr| *cidr == of_b.block), "{all:?}");
+    // It is no hint for the node's own.
+    assert_eq!(world.ipam.clone().with_hints(Arc::clone(&hints) as Arc<dyn Hints>).reach_of("a"), Reach::default());
 }
 
 #[tokio::test]

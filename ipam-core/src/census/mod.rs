@@ -1,5 +1,7 @@
 //! What is with every address of every block, as of one revision: for who draws it or counts it.
 
+mod share;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
@@ -13,6 +15,8 @@ use crate::model::{AddressState, Attribute, Block, IpReservation, IpamConfig, No
 use crate::reservations::Reservations;
 use crate::usage::Readings;
 use crate::utilization::{Tally, Usage};
+
+pub use share::{NodeShare, PoolShare};
 
 /// What is with an address of a block. What is in use and reserved counts as in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -155,10 +159,7 @@ impl Census {
     /// Counts what a block's nodes have, and says what is with its addresses.
     fn count(&mut self, block: &Block, reservations: &Reservations) -> BlockCensus {
         let owner = block.owner();
-        let host = match &owner {
-            Some(Owner::Host(name)) => Some(name.as_str()),
-            _ => None,
-        };
+        let host = owner.as_ref().and_then(Owner::node);
         if let Some(host) = host {
             self.nodes.entry(host.to_owned()).or_default().blocks += 1;
         }

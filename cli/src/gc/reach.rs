@@ -1,0 +1,105 @@
+//! How far a look at a cluster's store reaches: the node's own blocks, those in which it is known to hold something, and
+//! once a day all others, by their keys.
+
+use std::path::Path;
+use std::time::Duration;
+
+use datastore::Location;
+use host::{Held, HeldBlocks, Notes};
+use ipam_core::Ipam;
+use ipam_core::gc::{Holdings, Pass, Reach};
+use ipam_core::model::keys;
+use ipnet::IpNet;
+use kv::{Content, Range, RangeRequest, Revision};
+
+use crate::error::Result;
+
+/// How long it takes until all blocks are gone through again.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// The next time is put off by up to so long, so that the nodes of a cluster do not all come at once.
+const SPREAD: Duration = Duration::from_secs(60 * 60);
+/// A cluster of so many blocks is gone through at the first look of a boot.
+const FEW: u64 = 64;
+/// In a larger one the first time is put off by up to so long for each block, a day at most. A cluster of which all nodes were
+/// started at once is read at a steady rate by this.
+const PER_BLOCK: Duration = Duration::from_secs(17);
+
+/// What a node remembers of a cluster's store.
+pub(crate) struct Memory {
+    held: HeldBlocks,
+    boot_id: String,
+    notes: Notes,
+    found: Option<Held>,
+}
+
+/// What is read at a look, and what to remember afterwards.
+pub(super) struct Plan {
+    pub(super) reach: Reach,
+    memory: Memory,
+    /// When all blocks are to be gone through again, in seconds since the boot began.
+    due: u64,
+}
+
+impl Memory {
+    /// The memory below a folder; none for a store of one machine, which is always read as a whole.
+    pub(crate) fn of(folder: &Path, location: &Location, node: &str, boot_id: &str) -> Option<Self> {
+        if !matches!(location, Location::Etcd(_)) {
+            return None;
+        }
+        let held = HeldBlocks::new(folder, &location.to_string(), node);
+        // In this order: what is taken from the notes is in what was found.
+        let notes = held.notes();
+        let found = held.load(boot_id);
+        Some(Self { held, boot_id: boot_id.to_owned(), notes, found })
+    }
+
+    /// The node's own blocks, and those in which it is known to hold something.
+    pub(crate) fn reach(&self) -> Reach {
+        let found = self.found.iter().flat_map(|found| &found.blocks);
+        Reach::near(self.notes.blocks.iter().chain(found).filter_map(|cidr| cidr.parse::<IpNet>().ok()))
+    }
+
+    /// What is read at a look now. `all` goes through all blocks, whether that is due or not.
+    pub(super) async fn plan(self, ipam: &Ipam, all: bool) -> Result<Plan> {
+        let now = host::uptime().unwrap_or_default().as_secs();
+        let next = now + DAY.as_secs() + fastrand::u64(..SPREAD.as_secs());
+        let (is_due, due) = match &self.found {
+            // A time that is too far ahead is none that was written here.
+            Some(found) if (now..=next + SPREAD.as_secs()).contains(&found.due) => (false, found.due),
+            Some(_) => (true, next),
+            None => first(ipam, now, next).await?,
+        };
+        let mut reach = self.reach();
+        if is_due || all {
+            let passed = self.found.as_ref().and_then(|found| found.passed);
+            reach.pass = Pass::Since(passed.map_or(Revision::UNSET, Revision::new));
+        }
+        Ok(Plan { reach, memory: self, due: if all { next } else { due } })
+    }
+}
+
+/// Whether the first look of a boot goes through all blocks, and when the next one does.
+async fn first(ipam: &Ipam, now: u64, next: u64) -> Result<(bool, u64)> {
+    let all = RangeRequest::new(Range::Prefix(keys::blocks_prefix(None))).with_content(Content::CountOnly);
+    let blocks = ipam.store().range(all).await?.count;
+    if blocks <= FEW {
+        return Ok((true, next));
+    }
+    let longest = blocks.saturating_mul(PER_BLOCK.as_secs()).min(DAY.as_secs());
+    Ok((false, now + fastrand::u64(..longest)))
+}
+
+impl Plan {
+    /// Remembers in which blocks something was found. What cannot be kept costs the next look a pass, and is no error.
+    pub(super) fn keep(self, holdings: &Holdings, passed: Option<Revision>) {
+        let before = self.memory.found.and_then(|found| found.passed);
+        let held = Held {
+            blocks: holdings.allocations.iter().map(|one| one.block.to_string()).collect(),
+            passed: passed.map(Revision::get).or(before),
+            due: self.due,
+        };
+        if let Err(error) = self.memory.held.save(&self.memory.boot_id, &held, &self.memory.notes) {
+            tracing::warn!(%error, "in which blocks this node holds something cannot be kept in memory");
+        }
+    }
+}

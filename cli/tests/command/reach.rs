@@ -1,0 +1,170 @@
+//! How far a node's own look reaches in a cluster's store. Needs root on the machine itself.
+
+use std::fs;
+use std::path::PathBuf;
+
+use datastore::{Create, Location};
+use host::HeldBlocks;
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::attachment::Attachment;
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{Document, Labels};
+use ipam_core::model::{NewPool, Node};
+use ipam_core::{Ipam, Nodes};
+use kv::{Deadline, StoreExt};
+use serde_json::Value;
+
+use crate::common::{Done, PATIENCE, margay};
+use crate::support::Etcd;
+
+/// A cluster with more blocks than are gone through at once: each of two addresses.
+struct Cluster {
+    etcd: Etcd,
+    folder: tempfile::TempDir,
+}
+
+const BLOCKS: usize = 80;
+/// A node has at most 20 blocks.
+const NODES: usize = 5;
+
+impl Cluster {
+    fn start() -> Self {
+        let cluster = Self { etcd: Etcd::start().unwrap(), folder: tempfile::tempdir().unwrap() };
+        cluster.with_ipam(async |ipam| {
+            let others = (0..NODES).map(|number| format!("other{number}"));
+            for name in others.chain(["mine".to_owned()]) {
+                let node = Node::new(&name, Labels::default(), "uid", time::OffsetDateTime::UNIX_EPOCH);
+                let key = keys::resource(ResourceKind::Node, &name);
+                ipam.store().put(key, node.encode().unwrap()).await.unwrap();
+            }
+            let pool = NewPool::new("lab", "198.19.0.0/24".parse().unwrap()).with_block_size(31);
+            ipam.create_pool(&pool, None, Deadline::after(PATIENCE)).await.unwrap();
+        });
+        cluster
+    }
+
+    fn location(&self) -> Location {
+        self.etcd.url().replace("http:", "etcd:").parse().unwrap()
+    }
+
+    fn with_ipam<T>(&self, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let open = datastore::open(&self.location(), Create::Never, PATIENCE).await.unwrap();
+            let done = work(&Ipam::new(open.store(), Nodes::Registered)).await;
+            open.close().await.unwrap();
+            done
+        })
+    }
+
+    /// Gives an address in an earlier boot, long ago.
+    fn assign(&self, node: &str, container: &str, wanted: Wanted) -> String {
+        let attachment = Attachment {
+            network: "net".into(),
+            container: container.into(),
+            interface: "eth0".into(),
+            node: node.into(),
+            boot: Some("0badcafe".into()),
+        };
+        let mut request = AssignRequest::new(attachment, wanted);
+        request.attributes.insert("timestamp".into(), "2020-01-01 00:00:00 +0000 UTC".into());
+        let given = self.with_ipam(async |ipam| ipam.assign(&request, Deadline::after(PATIENCE)).await);
+        given.unwrap()[0].ip.to_string()
+    }
+
+    fn margay(&self, args: &str) -> Done {
+        let looks = self.looks();
+        let store = self.location().to_string();
+        let words = ["--store", &store].into_iter().chain(args.split(' '));
+        margay(words.chain(["--node", "mine", "--looks", looks.to_str().unwrap()]).map(str::to_owned))
+    }
+
+    fn looks(&self) -> PathBuf {
+        self.folder.path().join("looks")
+    }
+
+    fn memory(&self) -> HeldBlocks {
+        HeldBlocks::new(&self.looks(), &self.location().to_string(), "mine")
+    }
+
+    /// What a collection would free.
+    fn candidates(&self, args: &str) -> Vec<String> {
+        let report = self.margay(&format!("gc --boot -o json {args}")).json();
+        let rows = report["stores"][0]["candidates"].as_array().unwrap().clone();
+        rows.iter().map(|row| row["address"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// The file with what looks found.
+    fn file(&self) -> PathBuf {
+        let folder = self.looks().read_dir().unwrap().map(|entry| entry.unwrap().path());
+        folder.filter(|path| path.is_dir()).map(|path| path.join("held.json")).next().unwrap()
+    }
+}
+
+#[test]
+fn a_look_reads_the_nodes_own_blocks_and_those_that_are_known_and_a_pass_finds_the_rest() {
+    let cluster = Cluster::start();
+    let lent = cluster.assign("other0", "o0", Wanted::any(1, 0));
+    for number in 1..BLOCKS * 2 {
+        cluster.assign(&format!("other{}", number % NODES), &format!("o{number}"), Wanted::any(1, 0));
+    }
+    let own = cluster.assign("mine", "own", Wanted::any(1, 0));
+    // Borrowed, and nobody has noted it: an address that the other node has given back.
+    cluster.with_ipam(async |ipam| {
+        let address = lent.parse().unwrap();
+        ipam.release_ips(&[ipam_core::model::ReleaseRequest::new(address)], Deadline::after(PATIENCE)).await.unwrap()
+    });
+    let borrowed = cluster.assign("mine", "borrowed", Wanted::these([lent.parse().unwrap()]));
+    assert_eq!(borrowed, lent);
+    assert_eq!(cluster.candidates(""), [own.as_str()], "a larger cluster is not gone through at once");
+    let both = |mut found: Vec<String>| {
+        found.sort();
+        let mut expected = vec![own.clone(), borrowed.clone()];
+        expected.sort();
+        assert_eq!(found, expected);
+    };
+    both(cluster.candidates("--all-blocks"));
+    // From here on it is known.
+    both(cluster.candidates(""));
+    let node = cluster.margay("metrics").answer();
+    for line in [
+        r#"margay_node_blocks{pool="lab",cidr="198.19.0.0/24"} 1"#,
+        r#"margay_node_addresses{pool="lab",cidr="198.19.0.0/24",state="in-use"} 2"#,
+        r#"margay_node_addresses{pool="lab",cidr="198.19.0.0/24",state="borrowed"} 1"#,
+        r#"margay_node_addresses{pool="lab",cidr="198.19.0.0/24",state="free"} 1"#,
+        r#"margay_leaked_addresses{reason="earlier-boot"} 2"#,
+    ] {
+        assert!(node.lines().any(|found| found == line), "{line} is not in\n{node}");
+    }
+    assert!(!node.contains("margay_pool_"), "{node}");
+    let all = cluster.margay("metrics --cluster").answer();
+    assert!(all.contains(r#"margay_pool_borrowed_addresses{pool="lab",cidr="198.19.0.0/24"} 1"#), "{all}");
+    assert!(all.contains("margay_nodes 6") && !all.contains("margay_node_"), "{all}");
+
+    // What is damaged is as good as nothing, and what a call has noted is read.
+    fs::write(cluster.file(), "{").unwrap();
+    assert_eq!(cluster.candidates(""), [own.as_str()]);
+    cluster.memory().note(&format!("{borrowed}/31")).unwrap();
+    both(cluster.candidates(""));
+
+    // A pass is due, and reads what was written since the last one.
+    both(cluster.candidates("--all-blocks"));
+    let change = |name: &str, value: Value| {
+        let mut stored: Value = serde_json::from_slice(&fs::read(cluster.file()).unwrap()).unwrap();
+        stored[name] = value;
+        fs::write(cluster.file(), stored.to_string()).unwrap();
+    };
+    for entry in cluster.file().parent().unwrap().read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        if path != cluster.file() {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    change("blocks", Value::Array(Vec::new()));
+    assert_eq!(cluster.candidates(""), [own.as_str()]);
+    change("due", 0.into());
+    assert_eq!(cluster.candidates(""), [own.as_str()], "it was not written since");
+    change("due", 0.into());
+    change("passed", Value::Null);
+    both(cluster.candidates(""));
+}

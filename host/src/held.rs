@@ -1,0 +1,231 @@
+//! In which blocks of a cluster's store a node holds something, remembered in memory: a look at the node then reads those
+//! and the node's own, and not all blocks of the cluster.
+//!
+//! There is a folder for each store and node. An ADD that takes an address from a block of another node first makes an
+//! empty file whose name is the block and the minute, so that several processes do not get in each other's way, and a crash
+//! leaves at most a note too many. A look writes down in `held.json` where it found something, and removes the notes that
+//! are older than any call can last. What is not surely ours, damaged, or of another boot counts as not there, and the next
+//! pass through all blocks makes up for it.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crc::{CRC_64_XZ, Crc, Table};
+use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
+use serde::{Deserialize, Serialize};
+
+use crate::machine::uptime;
+
+/// For so long a note stays at least: longer than any call lasts, from its note to what it commits.
+const OLD: Duration = Duration::from_secs(10 * 60);
+/// The form of the file.
+const FORMAT: u32 = 1;
+/// More than the blocks take in which a node holds something.
+const MAX_BYTES: u64 = 4 << 20;
+/// The file with what the last look found.
+const FILE: &str = "held.json";
+
+static CRC_64: Crc<u64, Table<1>> = Crc::<u64, Table<1>>::new(&CRC_64_XZ);
+
+/// The memory of one node about one store.
+#[derive(Clone, Debug)]
+pub struct HeldBlocks {
+    folder: PathBuf,
+    store: String,
+    node: String,
+}
+
+/// What looks have found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// The blocks in which the node held something, as `10.0.0.0/26`.
+    pub blocks: BTreeSet<String>,
+    /// The revision up to which all blocks of the store were gone through, once they were.
+    pub passed: Option<i64>,
+    /// When they are to be gone through again, in seconds since the boot began.
+    pub due: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    format: u32,
+    boot_id: String,
+    store: String,
+    node: String,
+    #[serde(flatten)]
+    held: Held,
+}
+
+/// Notes of calls, as they were when they were listed.
+#[derive(Clone, Debug, Default)]
+pub struct Notes {
+    /// The blocks that they name.
+    pub blocks: BTreeSet<String>,
+    /// The files of those that are old.
+    old: Vec<PathBuf>,
+}
+
+impl HeldBlocks {
+    /// The memory below a folder such as `/run/margay`. Nothing is made before something is noted.
+    pub fn new(base: &Path, store: &str, node: &str) -> Self {
+        let mut sum = CRC_64.digest();
+        sum.update(store.as_bytes());
+        sum.update(&[0]);
+        sum.update(node.as_bytes());
+        let folder = base.join(format!("held-{:016x}", sum.finalize()));
+        Self { folder, store: store.to_owned(), node: node.to_owned() }
+    }
+
+    /// Notes that the node is about to hold an address of a block.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn note(&self, block: &str) -> io::Result<()> {
+        let minute = uptime().unwrap_or_default().as_secs() / 60;
+        let path = self.folder.join(format!("{}~{minute}", block.replace('/', "-")));
+        let open = || OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        match open() {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.make_folder()?;
+                open().map(drop)
+            }
+            opened => opened.map(drop),
+        }
+    }
+
+    /// The notes that are there. List them before [`load`](Self::load) and before the store is read.
+    pub fn notes(&self) -> Notes {
+        let mut notes = Notes::default();
+        let now = uptime().unwrap_or_default();
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let parts = name.to_str().and_then(|name| name.split_once('~'));
+            let Some((block, minute)) = parts.and_then(|(block, minute)| Some((block, minute.parse::<u64>().ok()?)))
+            else {
+                continue;
+            };
+            let Some((address, prefix)) = block.rsplit_once('-') else { continue };
+            notes.blocks.insert(format!("{address}/{prefix}"));
+            let made = Duration::from_secs(minute.saturating_mul(60).saturating_add(60));
+            if made.checked_add(OLD).is_some_and(|old| old < now) {
+                notes.old.push(entry.path());
+            }
+        }
+        notes
+    }
+
+    /// What the last look in this boot found; `None` if there was none, or what it left is not surely ours.
+    pub fn load(&self, boot_id: &str) -> Option<Held> {
+        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(self.folder.join(FILE)).ok()?;
+        let about = file.metadata().ok()?;
+        if !about.is_file() || about.uid() != geteuid().as_raw() || about.mode() & 0o077 != 0 || about.len() > MAX_BYTES
+        {
+            return None;
+        }
+        let mut bytes = Vec::new();
+        file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
+        let stored: Stored = serde_json::from_slice(&bytes).ok()?;
+        let is_ours = stored.format == FORMAT
+            && stored.boot_id == boot_id
+            && stored.store == self.store
+            && stored.node == self.node;
+        is_ours.then_some(stored.held)
+    }
+
+    /// Keeps what a look found, and then removes the notes that were old when it began.
+    ///
+    /// # Errors
+    /// Those of the file system. The notes stay then.
+    pub fn save(&self, boot_id: &str, held: &Held, notes: &Notes) -> io::Result<()> {
+        let (boot_id, store, node) = (boot_id.to_owned(), self.store.clone(), self.node.clone());
+        let stored = Stored { format: FORMAT, boot_id, store, node, held: held.clone() };
+        let bytes = serde_json::to_vec(&stored).map_err(io::Error::other)?;
+        self.make_folder()?;
+        let unfinished = self.folder.join(format!("{FILE}.{}.tmp", std::process::id()));
+        let _ = fs::remove_file(&unfinished);
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished);
+        let written = file
+            .and_then(|mut file| file.write_all(&bytes))
+            .and_then(|()| fs::rename(&unfinished, self.folder.join(FILE)));
+        if let Err(error) = written {
+            let _ = fs::remove_file(&unfinished);
+            return Err(error);
+        }
+        for old in &notes.old {
+            let _ = fs::remove_file(old);
+        }
+        Ok(())
+    }
+
+    fn make_folder(&self) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn texts(texts: &[&str]) -> BTreeSet<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    #[test]
+    fn what_is_noted_is_found_and_stays_until_no_call_can_depend_on_it() {
+        let base = tempfile::tempdir().unwrap();
+        let memory = HeldBlocks::new(base.path(), "etcd://a:1", "n");
+        assert!(memory.notes().blocks.is_empty() && memory.load("b").is_none());
+        for block in ["10.0.0.0/26", "fd00::/122", "10.0.0.0/26"] {
+            memory.note(block).unwrap();
+        }
+        let notes = memory.notes();
+        assert_eq!(notes.blocks, texts(&["10.0.0.0/26", "fd00::/122"]));
+        assert!(HeldBlocks::new(base.path(), "etcd://a:1", "m").notes().blocks.is_empty());
+        assert!(HeldBlocks::new(base.path(), "etcd://b:1", "n").notes().blocks.is_empty());
+        let modes = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(modes(&memory.folder), 0o700);
+        let files: Vec<PathBuf> = memory.folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!((files.len(), modes(&files[0])), (2, 0o600));
+
+        // One is old, and one is nobody's.
+        fs::rename(&files[0], memory.folder.join("10.9.0.0-26~0")).unwrap();
+        fs::write(memory.folder.join("nonsense"), "").unwrap();
+        let is_old = uptime().unwrap() > OLD + Duration::from_secs(60);
+        let held = Held { blocks: texts(&["10.9.0.0/26"]), passed: Some(7), due: 99 };
+        memory.save("b", &held, &memory.notes()).unwrap();
+        assert_eq!(memory.load("b"), Some(held));
+        assert_eq!(memory.notes().blocks.contains("10.9.0.0/26"), !is_old);
+        assert_eq!(memory.notes().blocks.len(), if is_old { 1 } else { 2 });
+    }
+
+    #[test]
+    fn what_is_not_surely_ours_is_as_good_as_nothing() {
+        let base = tempfile::tempdir().unwrap();
+        let memory = HeldBlocks::new(base.path(), "etcd://a:1", "n");
+        let held = Held { blocks: texts(&["10.0.0.0/26"]), passed: None, due: 1 };
+        memory.save("boot", &held, &Notes::default()).unwrap();
+        assert_eq!((memory.load("boot"), memory.load("other")), (Some(held), None));
+        let path = memory.folder.join(FILE);
+        let whole = fs::read(&path).unwrap();
+        for length in 0..whole.len() {
+            fs::write(&path, &whole[..length]).unwrap();
+            assert_eq!(memory.load("boot"), None);
+        }
+        for (from, to) in [("\"n\"", "\"m\""), ("etcd://a", "etcd://b"), ("\"format\":1", "\"format\":2")] {
+            fs::write(&path, String::from_utf8(whole.clone()).unwrap().replace(from, to)).unwrap();
+            assert_eq!(memory.load("boot"), None, "{to}");
+        }
+        fs::write(&path, &whole).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(memory.load("boot"), None);
+    }
+}
