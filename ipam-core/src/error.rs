@@ -11,6 +11,7 @@ use crate::moving::Filling;
 use crate::net::Family;
 use crate::pool_deletion::PlaceInUse;
 use crate::pools::PoolError;
+use crate::vm::VmError;
 
 /// A result of the allocator.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -77,6 +78,8 @@ pub enum Error {
         /// How many more were asked for.
         requested: usize,
     },
+    /// A virtual machine's pod gets no address.
+    Vm(VmError),
     /// Settings contradict each other.
     Settings(ContradictorySettings),
     /// A pool, reservation or other resource is there already.
@@ -243,6 +246,7 @@ impl fmt::Display for Error {
                 "handle {handle} may hold {most} {family} addresses and holds {held}, so it cannot have {requested} more; \
                  release what it does not need, or raise its limit"
             ),
+            Self::Vm(error) => error.fmt(f),
             Self::Settings(error) => error.fmt(f),
             Self::Exists(what) => write!(f, "{what} exists already"),
             Self::NotFound(what) => write!(f, "{what} does not exist"),
@@ -317,6 +321,12 @@ impl From<ContradictorySettings> for Error {
 impl From<ReleaseConflict> for Error {
     fn from(error: ReleaseConflict) -> Self {
         Self::ReleaseConflict(error)
+    }
+}
+
+impl From<VmError> for Error {
+    fn from(error: VmError) -> Self {
+        Self::Vm(error)
     }
 }
 

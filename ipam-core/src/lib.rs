@@ -90,6 +90,7 @@ mod surroundings;
 pub mod timestamps;
 mod usage;
 pub mod utilization;
+pub mod vm;
 mod workset;
 
 pub use borrowed::{Borrowed, BorrowedAddress};

@@ -5,6 +5,8 @@
 //! been given to somebody else meanwhile. Which blocks to look at is read from the handle without a guard when nothing
 //! of it is found: then there is nothing to release, as of the revision that was read.
 
+mod vm;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -70,7 +72,7 @@ impl Ipam {
         let handle = attachment.handle();
         let handles: Vec<String> = [handle].into_iter().chain(old_handles.iter().cloned()).collect();
         transact!(self, deadline, |tx| {
-            prefetch(self, tx, &attachment.node, &handles, &likely).await?;
+            prefetch(self, tx, &attachment.node, &handles, likely.iter().map(|cidr| keys::block(*cidr))).await?;
             let mut own = attachment.clone();
             own.node = self.known_name(tx, &attachment.node).await?;
             let mine = |entry: &Attribute| own.claim(entry) != Claim::Foreign;
@@ -89,7 +91,7 @@ impl Ipam {
         let mut again = false;
         loop {
             let (some, left) = transact!(self, deadline, |tx| {
-                prefetch(self, tx, "", &handles, &[]).await?;
+                prefetch(self, tx, "", &handles, []).await?;
                 if tx.get(&keys::handle(handle)).await?.is_none() && !again {
                     return Err(Error::NotFound(format!("handle {handle}")));
                 }
@@ -218,16 +220,33 @@ impl Ipam {
         most: usize,
         mine: impl Fn(&Attribute) -> bool,
     ) -> Result<(Vec<IpAddr>, usize)> {
-        let config = read_config(tx).await?;
-        let (now, rest) = (self.now(), config.cooldown_seconds());
-        let mut released = Vec::new();
-        let mut work = Workset::new(tx, now, rest);
-        let mut named = blocks_of_handles(&mut work, handles).await?;
-        let left = named.len().saturating_sub(most);
+        let rest = read_config(tx).await?.cooldown_seconds();
+        let mut work = Workset::new(tx, self.now(), rest);
+        let mut gone = self.release_from_handles(&mut work, handles, most, rest, mine).await?;
+        if let Some(node) = node {
+            leave_unselected(&mut work, node, &gone.emptied).await?;
+        }
+        work.write().await?;
+        gone.released.sort_unstable();
+        Ok((gone.released, gone.left))
+    }
+
+    /// The same as a part of what the workset will write.
+    async fn release_from_handles(
+        &self,
+        work: &mut Workset<'_>,
+        handles: &[String],
+        most: usize,
+        rest: i64,
+        mine: impl Fn(&Attribute) -> bool,
+    ) -> Result<Gone> {
+        let now = self.now();
+        let mut gone = Gone::default();
+        let mut named = blocks_of_handles(work, handles).await?;
+        gone.left = named.len().saturating_sub(most);
         named.truncate(most);
         let blocks: Vec<IpNet> = named.iter().map(|(_, cidr)| *cidr).collect();
         work.read_ahead(&blocks).await?;
-        let mut emptied = BTreeSet::new();
         for (handle, cidr) in &named {
             let test = |_: IpAddr, entry: &Attribute| entry.has_handle(handle) && mine(entry);
             let found = match work.block(*cidr).await? {
@@ -242,23 +261,28 @@ impl Ipam {
                 Found::NoBlock => {}
                 Found::Addresses => {
                     let change = work.change(*cidr, |block| (block.release_where(now, rest, test), block.is_empty()));
-                    if let Some((gone, empty)) = change.await? {
-                        released.extend(gone.released);
-                        if empty {
-                            emptied.insert(*cidr);
+                    if let Some((released, is_empty)) = change.await? {
+                        gone.released.extend(released.released);
+                        if is_empty {
+                            gone.emptied.insert(*cidr);
                         }
                     }
                 }
             }
             work.touch_handle(handle, *cidr);
         }
-        if let Some(node) = node {
-            leave_unselected(&mut work, node, &emptied).await?;
-        }
-        work.write().await?;
-        released.sort_unstable();
-        Ok((released, left))
+        Ok(gone)
     }
+}
+
+/// The outcome of a release by handle.
+#[derive(Default)]
+struct Gone {
+    released: Vec<IpAddr>,
+    /// Blocks that have nothing any more.
+    emptied: BTreeSet<IpNet>,
+    /// How many blocks of the handles were not looked at.
+    left: usize,
 }
 
 /// The first requests, about so many: all for one address stay together.
@@ -275,10 +299,16 @@ enum Found {
     NoBlock,
 }
 
-/// Reads in one round trip what a release by handle needs, and the blocks that it is likely to be about.
-async fn prefetch(ipam: &Ipam, tx: &mut Transaction, node: &str, handles: &[String], likely: &[IpNet]) -> Result<()> {
+/// Reads in one round trip what a release by handle needs, and more keys: the blocks that it is likely to be about.
+async fn prefetch(
+    ipam: &Ipam,
+    tx: &mut Transaction,
+    node: &str,
+    handles: &[String],
+    more: impl IntoIterator<Item = Key>,
+) -> Result<()> {
     let mut keys: Vec<Key> = handles.iter().map(|handle| keys::handle(handle)).collect();
-    keys.extend(likely.iter().map(|cidr| keys::block(*cidr)));
+    keys.extend(more);
     keys.push(keys::config());
     if !node.is_empty() {
         keys.extend(ipam.host_keys(node));

@@ -65,7 +65,7 @@ impl LeftOfGone {
     /// In words; empty if nothing is left.
     fn text(&self) -> String {
         let parts = [
-            (self.two_owners, "on their way to another owner"),
+            (self.two_owners, "of virtual machines, or on their way to another owner"),
             (self.no_node, "recorded for no node (margay ipam release frees those)"),
             (self.other_nodes, "of other nodes, in blocks that are nobody's then"),
         ];

@@ -11,6 +11,7 @@ mod search;
 mod secondary;
 mod specific;
 mod together;
+mod vm;
 mod would;
 
 use std::collections::BTreeMap;

@@ -14,6 +14,7 @@ use crate::ipam::{Ipam, Nodes, PINNED_NODE};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Block, Document, WINDOWS_RESERVED_HANDLE};
 use crate::usage::Readings;
+use crate::vm::is_vms;
 
 /// Which nodes a store knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,7 +49,8 @@ pub struct Estate {
     pub parts: BTreeMap<IpNet, Part>,
     /// The addresses that are recorded for it, whoever assigned them, tunnels among them; by block.
     pub holds: Vec<Hold>,
-    /// How many addresses are recorded for it and for a second owner, who may be alive: a virtual machine on its way.
+    /// How many addresses are recorded for it and for a second owner, who may be alive, or are a virtual machine's, which may
+    /// run elsewhere next.
     pub shared: usize,
     /// How many addresses of its blocks are recorded for no node.
     pub nameless: usize,
@@ -125,7 +127,7 @@ impl Estates {
             if wanted(&self.known, node) {
                 let estate = self.estate(node);
                 estate.part(cidr).addresses += 1;
-                if second.is_empty() {
+                if second.is_empty() && !is_vms(entry) {
                     estate.holds.push(Hold::of(block, address, entry));
                 } else {
                     estate.shared += 1;

@@ -38,6 +38,7 @@ use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::{Attribute, Block, Document, Owner, WINDOWS_RESERVED_HANDLE, handle_id, keys};
 use crate::timestamps::parse_go_string;
 use crate::usage::Readings;
+use crate::vm::is_vms;
 
 pub use decide::{Judged, Stale, YOUNG, judge, stale};
 pub use estate::{Estate, Estates, Known, Part};
@@ -102,7 +103,7 @@ impl Allocation {
             return Kind::Other;
         }
         let windows = entry.handle_id().is_some_and(|id| id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE));
-        if windows || entry.get(TYPE).is_some() || !entry.alternate_attributes().is_empty() {
+        if windows || is_vms(entry) || entry.get(TYPE).is_some() || !entry.alternate_attributes().is_empty() {
             return Kind::Special;
         }
         let (Some(network), Some(interface), Some(handle), Some(_)) =
@@ -149,7 +150,7 @@ pub struct Holdings {
     pub allocations: Vec<Allocation>,
     /// How many addresses of the node carry no attributes of ours: what Calico itself assigned.
     pub unmarked: usize,
-    /// How many addresses of the node are no workload's: tunnels, load balancers, Windows.
+    /// How many addresses of the node are no container's: those of tunnels, load balancers, Windows, virtual machines.
     pub special: usize,
 }
 

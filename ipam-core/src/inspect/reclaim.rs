@@ -12,6 +12,7 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Block, Document, Handle, Pool, ReleaseRequest, same_handle};
 use crate::release::blocks_of;
 use crate::surroundings::{decode_all, read_config};
+use crate::vm::is_vms;
 use crate::workset::Workset;
 
 /// How many addresses go in one commit: each can have a handle of its own, which is a guard.
@@ -122,6 +123,8 @@ impl Ipam {
 fn is_as_said(block: &Block, request: &ReleaseRequest) -> bool {
     let number = block.sequence_number_of(request.address);
     let Some(entry) = block.attributes_of(request.address) else { return false };
-    request.sequence_number.is_none_or(|said| said == number)
+    // A virtual machine has its address also while it is stopped, and whatever became of its last node.
+    !is_vms(entry)
+        && request.sequence_number.is_none_or(|said| said == number)
         && request.handle.as_ref().is_none_or(|said| same_handle(entry.handle_id().unwrap_or_default(), said))
 }

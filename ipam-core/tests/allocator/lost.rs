@@ -9,10 +9,12 @@ use ipam_core::affinity::ReleaseIf;
 use ipam_core::assign::{AssignRequest, BlockRequest, HandleRequest, Wanted};
 use ipam_core::model::{IpamConfig, NewPool, Owner, OwnerChange, OwnerUpdate, PoolUse, ReleaseRequest};
 use ipam_core::net::Family;
+use ipam_core::vm::{Fate, Role, VmPod};
 use ipam_core::{Ipam, Nodes};
 use kv::wrap::{Counting, Fault, Faulty};
 use kv::{Key, Store, Value};
 
+use crate::vm;
 use crate::world::{World, attachment, consistent, ip, soon};
 
 const HELD: [&str; 2] = ["10.0.0.1", "10.0.0.2"];
@@ -21,7 +23,7 @@ type Answer<'a> = Pin<Box<dyn Future<Output = String> + 'a>>;
 type Verb = fn(&Ipam) -> Answer<'_>;
 
 /// The verbs: a name, and a call that says what came of it.
-const VERBS: [(&str, Verb); 13] = [
+const VERBS: [(&str, Verb); 17] = [
     ("assign", |ipam| {
         let request = AssignRequest::new(attachment("b", "c9"), Wanted::any(1, 1));
         Box::pin(async move { format!("{:?}", ipam.assign(&request, soon()).await) })
@@ -34,6 +36,18 @@ const VERBS: [(&str, Verb); 13] = [
         let request = HandleRequest::new("net.c1", Owner::host("a"), Wanted::any(1, 0)).with_most_per_family(3);
         Box::pin(async move { format!("{:?}", ipam.assign_to_handle(&request, soon()).await) })
     }),
+    ("assign_to_vm", |ipam| {
+        let request = AssignRequest::new(attachment("b", "c9"), Wanted::any(1, 1));
+        let vm = vm::pod("source", Role::Source, Fate::Stays);
+        Box::pin(async move { format!("{:?}", ipam.assign_to_vm(&request, &vm, soon()).await) })
+    }),
+    ("assign_to_vm again", |ipam| {
+        let request = AssignRequest::new(attachment("b", "c9"), Wanted::any(1, 1));
+        let vm = VmPod { handle: "net.c1".into(), ..vm::pod("target", Role::Target, Fate::Stays) };
+        Box::pin(async move { format!("{:?}", ipam.assign_to_vm(&request, &vm, soon()).await) })
+    }),
+    ("release_vm_pod", |ipam| release_vm(ipam, Fate::Stays)),
+    ("release_vm_pod of the last", |ipam| release_vm(ipam, Fate::Ends)),
     ("ensure_blocks", |ipam| {
         let request = BlockRequest::new(Owner::host("b"), &[Family::V4, Family::V6]);
         Box::pin(async move { format!("{:?}", ipam.ensure_blocks(&request, soon()).await) })
@@ -79,6 +93,13 @@ const VERBS: [(&str, Verb); 13] = [
     }),
 ];
 
+/// DEL of the pod that is recorded with what `net.c1` holds.
+fn release_vm(ipam: &Ipam, fate: Fate) -> Answer<'_> {
+    let vm = VmPod { handle: "net.c1".into(), ..vm::pod("held", Role::Source, fate) };
+    let container = attachment("a", "c9");
+    Box::pin(async move { format!("{:?}", ipam.release_vm_pod(&vm, &container, &[], &[], soon()).await) })
+}
+
 fn attributes() -> BTreeMap<String, String> {
     [("namespace", "shop"), ("pod", "target")].map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
@@ -94,7 +115,9 @@ async fn world() -> World {
         world.ipam.claim_affinity(&Owner::host("a"), cidr.parse().unwrap(), soon()).await.unwrap();
     }
     let wanted = Wanted::these(HELD.map(|held| held.parse::<IpAddr>().unwrap()));
-    world.assign(&AssignRequest::new(attachment("a", "c1"), wanted)).await.unwrap();
+    let mut request = AssignRequest::new(attachment("a", "c1"), wanted);
+    request.attributes = [("namespace", "shop"), ("pod", "held")].map(|(key, value)| (key.into(), value.into())).into();
+    world.assign(&request).await.unwrap();
     world.put(ipam_core::model::keys::legacy_host("a"), &IpamConfig::default()).await;
     world
 }

@@ -28,5 +28,6 @@ mod scale;
 mod secondary;
 mod settings;
 mod together;
+mod vm;
 mod world;
 mod would;

@@ -1,0 +1,164 @@
+//! Addresses for the pods of a virtual machine: those that it has, or its first ones.
+//!
+//! Guards: the blocks that change; for the first addresses also the handle, so that two pods that start at once get the same
+//! ones. All addresses change their owner in one commit, of both families.
+
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use kv::{Deadline, Key, Transaction};
+
+use super::{AssignRequest, Assigned, Assignment, Wanted};
+use crate::attachment::{NODE, TIMESTAMP};
+use crate::error::{Error, Result};
+use crate::hints;
+use crate::intents::Askers;
+use crate::ipam::{Ipam, transact};
+use crate::model::{Attribute, Block, Owner, OwnerChange, OwnerUpdate, keys};
+use crate::net::Family;
+use crate::surroundings::Surroundings;
+use crate::vm::{Role, VmAnswer, VmError, VmHolds, VmPod, is_off, switch_key};
+use crate::workset::Workset;
+
+impl Ipam {
+    /// Makes a pod an owner of the addresses that its virtual machine has: the active one, or a migration's target the
+    /// alternate one. A machine that has none gets what the request asks for, at most one address of each family. A wanted
+    /// address of a family that the machine lacks is assigned besides.
+    ///
+    /// The attributes are Calico's. Of the request's attributes only the timestamp is recorded: interface and container do not
+    /// matter, since the addresses belong to the machine.
+    ///
+    /// # Errors
+    /// [`VmError`]; otherwise those of [`assign`](Self::assign).
+    pub async fn assign_to_vm(&self, request: &AssignRequest, vm: &VmPod, deadline: Deadline) -> Result<VmAnswer> {
+        let attachment = &request.attachment;
+        self.settle_intents(&[attachment], deadline).await?;
+        self.forget();
+        let recalled = self.recall(attachment);
+        let store = self.noting(&Askers::new(attachment.clone(), Arc::new(|| true)));
+        let mut misdated = Vec::new();
+        let done = transact!(on store, deadline, |tx| {
+            let likely = [Family::V4, Family::V6].into_iter().filter_map(|family| hints::latest_of(&recalled, family));
+            let owner = Owner::host(&attachment.node);
+            let mut first = vec![switch_key(), keys::handle(&vm.handle)];
+            for cidr in likely {
+                first.push(keys::block(cidr));
+                first.extend(keys::affinity(&owner, cidr));
+            }
+            self.assign_to_vm_in(tx, request, vm, first, &mut misdated).await
+        });
+        match &done {
+            Ok(VmAnswer::First(given)) => {
+                let used = hints::with_used(&recalled, given.iter().map(|one| one.block));
+                self.remember(attachment, &recalled, &used);
+            }
+            Err(_) if !misdated.is_empty() => self.redate(&misdated, deadline).await?,
+            _ => {}
+        }
+        done
+    }
+
+    async fn assign_to_vm_in(
+        &self,
+        tx: &mut Transaction,
+        request: &AssignRequest,
+        vm: &VmPod,
+        first: Vec<Key>,
+        misdated: &mut Vec<IpNet>,
+    ) -> Result<VmAnswer> {
+        let owner = Owner::host(&request.attachment.node);
+        let mut around = self.read_around(tx, &owner, &request.wanted, first).await?;
+        if is_off(tx).await? {
+            return match vm.role {
+                Role::Source => Ok(VmAnswer::Off),
+                Role::Target => Err(VmError::TargetWhileOff.into()),
+            };
+        }
+        let mut attributes = vm.attributes.clone();
+        let known = [("namespace", &vm.namespace), ("pod", &vm.name), (NODE, &around.host.name)];
+        let asked_at = request.attributes.get(TIMESTAMP).map(|at| (TIMESTAMP, at));
+        attributes.extend(known.into_iter().chain(asked_at).map(|(name, value)| (name.to_owned(), value.clone())));
+
+        let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
+        let holds = VmHolds::read(&mut work, &vm.handle).await?;
+        holds.mend(&mut work, &vm.handle).await?;
+        let mut kept = Vec::new();
+        for (ip, block) in &holds.addresses {
+            let pool = around.pools.iter().find(|pool| pool.cidr().contains(ip));
+            let pool = pool.ok_or(VmError::OutsidePools(*ip))?.cidr();
+            let own = OwnerChange::to(attributes.clone());
+            let set = |block: &mut Block| {
+                let is_active = block.attributes_of(*ip).is_some_and(|entry| vm.is_named_by(entry.attributes()));
+                // A target that was made the active owner is not both.
+                let update = match vm.role {
+                    Role::Target if !is_active => OwnerUpdate { active: None, alternate: Some(own) },
+                    _ => OwnerUpdate { active: Some(own), alternate: None },
+                };
+                block.set_owners(*ip, &vm.handle, &update)
+            };
+            work.change(*block, set).await?.transpose()?;
+            kept.push(Assigned { ip: *ip, block: *block, pool, gateway: None });
+        }
+        let answer = match (still_wanted(&request.wanted, &kept), vm.role) {
+            (_, Role::Target) if kept.is_empty() => return Err(VmError::NothingToTake(vm.handle.clone()).into()),
+            (_, Role::Target) => VmAnswer::Kept(of_wanted_families(&request.wanted, kept)),
+            (wanted, Role::Source) => {
+                let holder = Attribute::new(Some(&vm.handle), attributes);
+                let given = self.first_of_vm(&mut work, &mut around, request, wanted, (&vm.handle, holder)).await;
+                *misdated = work.misdated().to_vec();
+                let given = given?;
+                if kept.is_empty() {
+                    VmAnswer::First(given)
+                } else {
+                    kept.extend(given);
+                    VmAnswer::Kept(of_wanted_families(&request.wanted, kept))
+                }
+            }
+        };
+        work.write().await?;
+        Ok(answer)
+    }
+
+    /// Assigns the addresses that a virtual machine lacks.
+    async fn first_of_vm(
+        &self,
+        work: &mut Workset<'_>,
+        around: &mut Surroundings,
+        request: &AssignRequest,
+        wanted: Wanted,
+        (handle, holder): (&str, Attribute),
+    ) -> Result<Vec<Assigned>> {
+        for family in [Family::V4, Family::V6] {
+            let requested = wanted.all_of(family);
+            if requested > 1 {
+                return Err(Error::HandleLimit { handle: handle.to_owned(), family, most: 1, held: 0, requested });
+            }
+        }
+        let terms = AssignRequest { wanted, ..request.clone() };
+        let (held, answer) = (Vec::new(), Vec::new());
+        let handle = handle.to_owned();
+        let mut given = Assignment { ipam: self, request: &terms, around, holder, handle, held, answer };
+        given.all(work).await?;
+        Ok(given.answer)
+    }
+}
+
+/// The part of a request that a machine with these addresses still needs: all of it if it has none, else the given
+/// addresses of a family that it lacks.
+fn still_wanted(wanted: &Wanted, kept: &[Assigned]) -> Wanted {
+    if kept.is_empty() {
+        return wanted.clone();
+    }
+    let lacks = |family: Family| kept.iter().all(|one| Family::of(one.ip) != family);
+    Wanted::these(wanted.these.iter().copied().filter(|ip| lacks(Family::of(*ip))).collect::<Vec<_>>())
+}
+
+/// Of a machine's addresses those of the families of the given ones; all if none is of them. Calico's main plugin asks once for
+/// each given address, and takes no address twice.
+fn of_wanted_families(wanted: &Wanted, mut kept: Vec<Assigned>) -> Vec<Assigned> {
+    let is_wanted = |one: &Assigned| wanted.these.iter().any(|ip| Family::of(*ip) == Family::of(one.ip));
+    if kept.iter().any(is_wanted) {
+        kept.retain(is_wanted);
+    }
+    kept
+}

@@ -1,0 +1,163 @@
+//! Addresses of virtual machines: one commit for each change, and nobody takes them from a machine that is stopped.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::gc::batches;
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{Attribute, ReleaseRequest};
+use ipam_core::vm::{Fate, Role, VmAnswer, VmPod};
+use ipam_core::{Ipam, Nodes, Result};
+use kv::wrap::Counting;
+use kv::{Range, Store, StoreExt};
+
+use crate::world::{World, attachment, soon};
+
+/// A pod of the virtual machine `shop/cart`.
+pub(crate) fn pod(name: &str, role: Role, fate: Fate) -> VmPod {
+    VmPod {
+        handle: "net.vmi.shop.cart".into(),
+        namespace: "shop".into(),
+        name: name.into(),
+        role,
+        fate,
+        attributes: [("vmi-name".to_owned(), "cart".to_owned())].into(),
+    }
+}
+
+/// ADD of a pod on a node, with both families.
+async fn add(ipam: &Ipam, node: &str, name: &str, role: Role) -> Result<VmAnswer> {
+    let mut request = AssignRequest::new(attachment(node, name), Wanted::any(1, 1));
+    request.attributes = [("timestamp".to_owned(), name.to_owned())].into();
+    ipam.assign_to_vm(&request, &pod(name, role, Fate::Stays), soon()).await
+}
+
+async fn del(ipam: &Ipam, node: &str, name: &str, fate: Fate) -> Vec<IpAddr> {
+    let vm = pod(name, Role::Source, fate);
+    ipam.release_vm_pod(&vm, &attachment(node, name), &[], &[], soon()).await.unwrap()
+}
+
+fn addresses(answer: &VmAnswer) -> Vec<IpAddr> {
+    match answer {
+        VmAnswer::First(given) | VmAnswer::Kept(given) => given.iter().map(|one| one.ip).collect(),
+        VmAnswer::Off => Vec::new(),
+    }
+}
+
+async fn world() -> World {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/28").await;
+    world.add_pool("v6", "fd00::/124").await;
+    world
+}
+
+/// The pods that are owners of an address: the active one and the other.
+async fn owners(world: &World, ip: IpAddr) -> (Option<String>, Option<String>) {
+    let entry = world.ipam.attributes_of(ip, soon()).await.unwrap();
+    let pod = |attributes: &BTreeMap<String, String>| attributes.get("pod").cloned();
+    (pod(entry.attributes()), pod(entry.alternate_attributes()))
+}
+
+async fn revision(world: &World) -> u64 {
+    u64::try_from(world.store.list(Range::All).await.unwrap().revision.get()).unwrap()
+}
+
+#[tokio::test]
+async fn each_call_is_one_commit_for_both_families() {
+    let world = world().await;
+    let before = revision(&world).await;
+    let first = add(&world.ipam, "a", "source", Role::Source).await.unwrap();
+    assert!(matches!(first, VmAnswer::First(_)));
+    let held = addresses(&first);
+    assert_eq!(held.len(), 2);
+    let target = add(&world.ipam, "b", "target", Role::Target).await.unwrap();
+    assert!(matches!(target, VmAnswer::Kept(_)));
+    assert_eq!(addresses(&target), held);
+    for ip in &held {
+        assert_eq!(owners(&world, *ip).await, (Some("source".into()), Some("target".into())));
+    }
+    assert!(del(&world.ipam, "a", "source", Fate::Stays).await.is_empty());
+    assert_eq!(owners(&world, held[1]).await, (None, Some("target".into())));
+    assert_eq!(addresses(&add(&world.ipam, "c", "next", Role::Source).await.unwrap()), held);
+    assert!(del(&world.ipam, "b", "target", Fate::Ends).await.is_empty(), "another pod is an owner");
+    world.check().await;
+    assert_eq!(del(&world.ipam, "c", "next", Fate::Ends).await, held);
+    assert_eq!(revision(&world).await - before, 6, "a commit for each of six calls");
+    assert!(del(&world.ipam, "c", "next", Fate::Ends).await.is_empty(), "once more is no error");
+    assert_eq!(revision(&world).await - before, 6);
+    world.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_that_start_at_once_have_the_same_addresses() {
+    for _ in 0..8 {
+        let world = world().await;
+        let tasks = (0..8).map(|number| {
+            let (world, node) = (world.clone(), ["a", "b", "c"][number % 3]);
+            tokio::spawn(async move { add(&world.ipam, node, &format!("p{number}"), Role::Source).await.unwrap() })
+        });
+        let mut held = Vec::new();
+        for task in tasks.collect::<Vec<_>>() {
+            held.push(addresses(&task.await.unwrap()));
+        }
+        held.dedup();
+        assert_eq!(held.len(), 1, "{held:?}");
+        world.check().await;
+    }
+}
+
+/// The first address of a machine takes as many questions as any container's, and a restart no more.
+#[tokio::test]
+async fn a_machine_costs_no_more_than_a_container() {
+    let quiet = world().await;
+    let counting = Arc::new(Counting::new(Arc::clone(&quiet.store)));
+    let world = World::on(Arc::clone(&counting) as Arc<dyn Store>, Nodes::Registered);
+    let any = Wanted::any(1, 1);
+    for container in ["c1", "c2"] {
+        counting.take();
+        world.assign(&AssignRequest::new(attachment("a", container), any.clone())).await.unwrap();
+    }
+    let ordinary = counting.take().round_trips();
+    add(&world.ipam, "a", "source", Role::Source).await.unwrap();
+    assert_eq!(counting.take().round_trips(), ordinary, "first launch");
+    add(&world.ipam, "a", "again", Role::Source).await.unwrap();
+    assert!(counting.take().round_trips() <= ordinary, "restart");
+    add(&world.ipam, "b", "target", Role::Target).await.unwrap();
+    assert!(counting.take().round_trips() <= ordinary, "target");
+    world.release("a", "c1").await;
+    let release = counting.take().round_trips();
+    del(&world.ipam, "b", "target", Fate::Stays).await;
+    assert!(counting.take().round_trips() <= release, "DEL that keeps");
+    del(&world.ipam, "a", "again", Fate::Ends).await;
+    assert!(counting.take().round_trips() <= release, "DEL that releases");
+}
+
+/// Everything that takes addresses back without being asked for them.
+#[tokio::test]
+async fn nobody_takes_the_address_of_a_stopped_machine() {
+    let world = world().await;
+    let held = addresses(&add(&world.ipam, "a", "source", Role::Source).await.unwrap());
+    let request = |ip: IpAddr, entry: &Attribute| ReleaseRequest::new(ip).with_handle(entry.handle().unwrap());
+    let untouched = async |what: &str| {
+        let holdings = world.ipam.holdings("a", soon()).await.unwrap();
+        assert_eq!((holdings.allocations.len(), holdings.special), (0, 2), "{what}");
+        for ip in &held {
+            let entry = world.ipam.attributes_of(*ip, soon()).await.unwrap();
+            let done = world.ipam.reclaim(&[request(*ip, &entry)], soon()).await.unwrap();
+            assert_eq!((done.released, done.changed), (vec![], vec![*ip]), "{what}");
+        }
+    };
+    untouched("running").await;
+    // Its node is gone for good, and it starts on another one.
+    world.store.delete(Range::Key(keys::resource(ResourceKind::Node, "a"))).await.unwrap();
+    let found = world.ipam.estates(|_, name| name == "a", soon()).await.unwrap();
+    let estate = &found.estates["a"];
+    assert_eq!((batches(&estate.holds).len(), estate.shared), (0, 2));
+    assert_eq!(addresses(&add(&world.ipam, "b", "elsewhere", Role::Source).await.unwrap()), held);
+    world.add_node("a", &[]).await;
+    del(&world.ipam, "b", "elsewhere", Fate::Stays).await;
+    assert_eq!(owners(&world, held[0]).await, (None, None));
+    untouched("stopped").await;
+}
