@@ -1,5 +1,7 @@
 //! The allocator on a store: opens it, does what the request asks for in one commit, and closes it.
 
+mod vm;
+
 use std::future::pending;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -44,6 +46,11 @@ impl StoreAllocator {
 
     /// Carries out an ADD, or lets who has the host's lock do it. What the queue cannot do is done as if there were none.
     fn assign(&self, request: &AddRequest, at: &StoreAt, assign: &AssignRequest) -> Result<Vec<Given>, Failure> {
+        if let Some(vm) = &request.vm
+            && let Some(assigned) = self.assign_to_vm(vm, at, assign)?
+        {
+            return Ok(assigned);
+        }
         let what_for = if own_pools(&request.network).is_empty() { Use::Assign } else { Use::Make };
         let queue = Queue::new(QUEUE_FOLDER, &at.location, &assign.attachment);
         self.in_turn(at, what_for, async |mut turn| {
@@ -275,7 +282,10 @@ impl Allocator for StoreAllocator {
         let old_handles = [request.old_handle.clone()];
         let released = self.with_store(&request.store, Use::Release, async |ipam, deadline| {
             let DelRequest { attachment, addresses, .. } = request;
-            let released = ipam.release_attachment_of(attachment, &old_handles, addresses, deadline).await;
+            let released = match &request.vm {
+                Some(vm) => Box::pin(ipam.release_vm_pod(vm, attachment, &old_handles, addresses, deadline)).await,
+                None => ipam.release_attachment_of(attachment, &old_handles, addresses, deadline).await,
+            };
             released.map_err(|error| explain(error, &Network::Calico))
         });
         match released {

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use ipam_core::vm::VM_INFIX;
 use ipam_core::{Comparison, Standing};
 
 use crate::error::{CniError, Result};
@@ -13,6 +14,8 @@ use crate::run::Context;
 impl Context<'_> {
     pub(crate) fn check(&self, allocator: &dyn Allocator) -> Result<String> {
         let (_, identity) = self.identify()?;
+        // An address of a virtual machine's is held by the machine, and which one it is would have to be asked.
+        let is_vms = self.may_be_vms(&identity);
         let request = CheckRequest {
             store: self.store.clone(),
             old_handle: identity.old_handle(),
@@ -21,7 +24,18 @@ impl Context<'_> {
         };
         match allocator.check(&request)? {
             Checked::Unknown(why) => tracing::warn!(why, "what the container has was not compared"),
-            Checked::Compared(comparison) => self.judge(&request.attachment, &comparison)?,
+            Checked::Compared(mut comparison) => {
+                if is_vms {
+                    let prefix = format!("{}{VM_INFIX}", request.attachment.network);
+                    comparison.standings.retain(
+                        |(_, standing)| !matches!(standing, Standing::Another(handle) if handle.starts_with(&prefix)),
+                    );
+                    if comparison.standings.is_empty() {
+                        return Ok(String::new());
+                    }
+                }
+                self.judge(&request.attachment, &comparison)?;
+            }
         }
         Ok(String::new())
     }

@@ -19,6 +19,7 @@ mod hints;
 mod host_lock;
 mod identity;
 mod intents;
+mod kubevirt;
 mod logging;
 mod namespaces;
 mod netconf;
@@ -45,7 +46,7 @@ pub use namespaces::Namespaces;
 pub use panics::install_hook;
 pub use request::{
     AddRequest, Allocator, Assigned, Attachment, Bridged, CheckRequest, Checked, Collected, DelRequest, Gateway,
-    GcRequest, Network, OwnPool, StoreAt,
+    GcRequest, Network, OwnPool, StoreAt, VmPod,
 };
 pub use run::{Invocation, Logging, Name, Outcome, run};
 pub use versions::SUPPORTED;

@@ -12,6 +12,7 @@ use datastore::Location;
 use ipam_core::Comparison;
 pub use ipam_core::assign::Gateway;
 pub use ipam_core::attachment::Attachment;
+pub use ipam_core::vm::VmPod;
 use ipnet::IpNet;
 use time::OffsetDateTime;
 
@@ -102,6 +103,8 @@ pub struct AddRequest {
     pub max_blocks: Option<u32>,
     /// What kind of network it is.
     pub network: Network,
+    /// The virtual machine whose address the pod is to have, on a Calico network.
+    pub vm: Option<VmPod>,
 }
 
 /// What kind of network the addresses are for.
@@ -148,6 +151,8 @@ pub struct DelRequest {
     pub old_handle: String,
     /// The addresses that the runtime says it has, if it says so: where to look first. All that it has is released.
     pub addresses: Vec<IpAddr>,
+    /// The virtual machine whose address the pod had, on a Calico network.
+    pub vm: Option<VmPod>,
 }
 
 /// What CHECK asks for.
@@ -207,7 +212,7 @@ pub struct Collected {
 pub struct Assigned {
     /// The address.
     pub address: IpAddr,
-    /// The prefix length of the block that it is in.
+    /// The prefix length of the block that it is in; that of a single address if a virtual machine has it already.
     pub block_prefix: u8,
     /// The prefix length of the pool that it is in.
     pub pool_prefix: u8,

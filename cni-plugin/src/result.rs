@@ -69,6 +69,12 @@ impl AddResult {
         Ok(Self { ips, routes })
     }
 
+    /// The same without routes: what Calico answers to the target of a migration, whose traffic is to go on to the source.
+    pub(crate) fn without_routes(mut self) -> Self {
+        self.routes.clear();
+        self
+    }
+
     /// What host-local would answer: the mask of the pool if not the block's is asked for, the gateway, the configured
     /// routes.
     ///

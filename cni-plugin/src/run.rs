@@ -5,8 +5,10 @@ use std::io::Read;
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::time::Instant;
 
 use datastore::{ConfigError, Location};
+use ipam_core::vm::Role;
 
 use crate::args::{AddressForm, Args};
 use crate::bridged::{BridgedSettings, refuse_on_calico};
@@ -184,7 +186,8 @@ pub(crate) struct Context<'a> {
     pub(crate) conf: NetConf,
     pub(crate) rules: Rules,
     pub(crate) store: StoreAt,
-    namespaces: Option<Namespaces>,
+    /// Where the Kubernetes API is.
+    pub(crate) kubernetes: Namespaces,
 }
 
 impl<'a> Context<'a> {
@@ -207,12 +210,12 @@ impl<'a> Context<'a> {
         let location = datastore::for_netconf(&conf.store, &lookup).map_err(|error| store_error(&error, rules))?;
         let lock_file = if conf.lock_file.is_empty() { DEFAULT_LOCK_FILE } else { &conf.lock_file };
         let store = StoreAt { location, lock_file: lock_file.into(), patience: conf.patience()? };
-        let namespaces = Namespaces::from_conf(&conf, &invocation.environment);
-        Ok(Self { host: &invocation.host, call, conf, rules, store, namespaces })
+        let kubernetes = Namespaces::from_conf(&conf, &invocation.environment);
+        Ok(Self { host: &invocation.host, call, conf, rules, store, kubernetes })
     }
 
     /// ADD. The namespace is checked before anything is assigned.
-    fn add(&self, version: &str, allocator: &dyn Allocator) -> Result<String> {
+    fn add(&mut self, version: &str, allocator: &dyn Allocator) -> Result<String> {
         if self.is_own_netns() {
             return Err(netns::own_netns_error());
         }
@@ -220,16 +223,21 @@ impl<'a> Context<'a> {
         if self.rules == Rules::Calico {
             Args::check_again(&self.call.args)?;
         }
+        let begun = Instant::now();
+        let vm = self.vm_of_add(&identity)?;
+        self.hurry(begun.elapsed());
+        let is_target = vm.as_ref().is_some_and(|vm| vm.role == Role::Target);
         let settings = self.bridged_settings()?;
         let network = settings.as_ref().map_or(Network::Calico, |settings| Network::Bridged(settings.network.clone()));
         let wanted = wanted(&self.conf, &args)?;
-        let request = self.add_request(identity, network, wanted);
+        let request = AddRequest { vm, ..self.add_request(identity, network, wanted) };
         let chosen = request.count_v4 + request.count_v6;
         check_counts(version, &request.wanted, chosen)?;
-        // Nothing asked for needs no store, as for Calico.
-        let nothing = request.wanted.is_empty() && chosen == 0;
+        // Nothing asked for needs no store, as for Calico; a virtual machine may have something.
+        let nothing = request.wanted.is_empty() && chosen == 0 && request.vm.is_none();
         let assigned = if nothing { Vec::new() } else { allocator.add(&request)? };
         let result = match &settings {
+            None if is_target => AddResult::calico(&assigned, &request.wanted)?.without_routes(),
             None => AddResult::calico(&assigned, &request.wanted)?,
             Some(settings) => AddResult::bridged(&assigned, settings)?,
         };
@@ -246,7 +254,7 @@ impl<'a> Context<'a> {
             attributes: identity.attributes(self.host.now),
             attachment: identity.attachment,
             namespace: identity.namespace,
-            namespaces: self.namespaces.clone(),
+            namespaces: Namespaces::are_looked_up(&self.conf).then(|| self.kubernetes.clone()),
             wanted,
             count_v4,
             count_v6,
@@ -254,20 +262,32 @@ impl<'a> Context<'a> {
             pools_v6: self.conf.ipam.ipv6_pools.clone(),
             max_blocks: self.conf.single_block.then_some(1),
             network,
+            vm: None,
         }
     }
 
     /// DEL. What is held is released also if the container's namespace is said to be our own, and the error comes after: a
     /// process id in such a path may belong to a process of the host by now, and without the release the address would never
-    /// come back, however often the runtime calls.
-    fn del(&self, allocator: &dyn Allocator) -> Result<String> {
+    /// come back, however often the runtime calls. So is what the container itself holds if it cannot be known whether the
+    /// address is a virtual machine's.
+    fn del(&mut self, allocator: &dyn Allocator) -> Result<String> {
         let own_netns = self.is_own_netns();
         let (_, identity) = self.identify()?;
+        let begun = Instant::now();
+        let (vm, unknown) = match self.vm_of_del(&identity) {
+            Ok(vm) => (vm, None),
+            Err(error) => (None, Some(error)),
+        };
+        self.hurry(begun.elapsed());
         let old_handle = identity.old_handle();
         // DEL has to do its work whatever the runtime has kept.
         let addresses = prev_result::addresses(self.conf.prev_result.as_ref()).unwrap_or_default();
         let attachment = identity.attachment;
-        allocator.del(&DelRequest { store: self.store.clone(), attachment, old_handle, addresses })?;
+        let done = allocator.del(&DelRequest { store: self.store.clone(), attachment, old_handle, addresses, vm });
+        if let Some(error) = unknown {
+            return Err(error);
+        }
+        done?;
         tracing::info!(network = self.conf.name, container = self.call.container, "nothing is held any more");
         if own_netns { Err(netns::own_netns_error()) } else { Ok(String::new()) }
     }

@@ -1,5 +1,6 @@
 //! One request to the Kubernetes API.
 
+use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -17,8 +18,8 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::Problem;
 
-/// More than a namespace has, in bytes.
-const MAX_BYTES: usize = 1 << 20;
+/// More than a namespace, a pod or a virtual machine has, in bytes.
+const MAX_BYTES: usize = 4 << 20;
 
 const CHECK_ADDRESS: &str = "check that the Kubernetes API runs, and that this host can reach it";
 
@@ -71,7 +72,8 @@ impl Api {
         Ok(Self { host, port, prefix: uri.path().trim_end_matches('/').to_owned(), tls, authorization })
     }
 
-    fn authority(&self) -> String {
+    /// Its host and port.
+    pub(super) fn authority(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         format!("{host}:{}", self.port)
     }
@@ -85,9 +87,20 @@ impl Api {
     /// The body of what is at a path.
     pub(super) async fn get(&self, path: &str) -> Result<Bytes, Problem> {
         let unreachable = |error| Problem::passing(format!("{} cannot be reached: {error}", self.url()), CHECK_ADDRESS);
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await.map_err(unreachable)?;
-        let (status, body) = match &self.tls {
-            None => self.exchange(stream, path).await?,
+        let stream = self.dial().await.map_err(unreachable)?;
+        let (status, body) = self.ask(stream, path).await?;
+        self.judge(status, body)
+    }
+
+    /// A connection to it.
+    pub(super) async fn dial(&self) -> io::Result<TcpStream> {
+        TcpStream::connect((self.host.as_str(), self.port)).await
+    }
+
+    /// Its answer on a connection to a request for a path.
+    pub(super) async fn ask(&self, stream: TcpStream, path: &str) -> Result<(StatusCode, Bytes), Problem> {
+        match &self.tls {
+            None => self.exchange(stream, path).await,
             Some((connector, name)) => {
                 let refused = |error| {
                     Problem::new(
@@ -96,10 +109,9 @@ impl Api {
                     )
                 };
                 let stream = connector.connect(name.clone(), stream).await.map_err(refused)?;
-                self.exchange(stream, path).await?
+                self.exchange(stream, path).await
             }
-        };
-        self.judge(status, body)
+        }
     }
 
     async fn exchange<S>(&self, stream: S, path: &str) -> Result<(StatusCode, Bytes), Problem>

@@ -1,7 +1,9 @@
-//! The labels of a container's namespace, by which pools may be chosen: the one thing that is asked of the Kubernetes API.
+//! Questions to the Kubernetes API: the labels of a container's namespace, by which pools may be chosen, and the virtual
+//! machine that a pod runs.
 
 mod api;
 mod kubeconfig;
+mod launcher;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -15,6 +17,10 @@ use crate::env::Environment;
 use crate::error::{CniError, Code, Result};
 use crate::netconf::NetConf;
 
+pub(crate) use launcher::{Instance, Launcher};
+
+/// How the names of pods begin that may run a virtual machine of KubeVirt's.
+pub(crate) const LAUNCHER: &str = "virt-launcher-";
 /// The longest that the API is waited for.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
@@ -83,16 +89,18 @@ struct Metadata {
 }
 
 impl Namespaces {
-    /// Where namespaces are looked up; as for Calico's plugin nowhere, unless there is a kubeconfig or the policy is
+    /// True if namespaces are looked up; as for Calico's plugin they are not, unless there is a kubeconfig or the policy is
     /// Kubernetes's, and then no namespace has labels.
-    pub(crate) fn from_conf(conf: &NetConf, environment: &Environment) -> Option<Self> {
+    pub(crate) fn are_looked_up(conf: &NetConf) -> bool {
+        !conf.store.kubeconfig.is_empty() || conf.policy.kind == "k8s"
+    }
+
+    /// Where the API is, as far as it is said.
+    pub(crate) fn from_conf(conf: &NetConf, environment: &Environment) -> Self {
         let policy = &conf.policy;
-        if conf.store.kubeconfig.is_empty() && policy.kind != "k8s" {
-            return None;
-        }
         let api_root = if policy.api_root.is_empty() { &conf.store.k8s_api_root } else { &policy.api_root };
         let service = [environment.text("KUBERNETES_SERVICE_HOST"), environment.text("KUBERNETES_SERVICE_PORT")];
-        Some(Self {
+        Self {
             kubeconfig: (&conf.store.kubeconfig).into(),
             api_root: api_root.clone(),
             token: policy.token.clone(),
@@ -100,6 +108,21 @@ impl Namespaces {
             certificate: (&policy.certificate).into(),
             key: (&policy.key).into(),
             service: service.iter().all(|text| !text.is_empty()).then(|| service.into()),
+        }
+    }
+
+    /// True if nothing says where the API is.
+    fn says_nothing(&self) -> bool {
+        self.kubeconfig.as_os_str().is_empty() && self.api_root.is_empty() && self.service.is_none()
+    }
+
+    /// The virtual machine that a pod runs, by up to three requests that together take no longer than `patience`, or five seconds.
+    ///
+    /// # Errors
+    /// Code 999, with Calico's text; `details` says what to do.
+    pub(crate) fn launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher> {
+        self.find_launcher(namespace, pod, patience.min(LONGEST_WAIT)).map_err(|problem| {
+            CniError::internal(format!("failed to get VMI info: {}", problem.what)).with_details(problem.advice)
         })
     }
 
@@ -115,9 +138,7 @@ impl Namespaces {
     }
 
     fn ask(&self, namespace: &str, patience: Duration) -> Result<Labels, Problem> {
-        // It becomes a part of a path, and no other name can be a namespace's.
-        let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        if namespace.is_empty() || !namespace.chars().all(is_letter) {
+        if !is_dns_name(namespace) {
             return Err(Problem::new(
                 "this is no name of a namespace",
                 "K8S_POD_NAMESPACE in CNI_ARGS says which it is",
@@ -141,4 +162,10 @@ impl Namespaces {
         })?;
         Ok(document.metadata.labels.unwrap_or_default())
     }
+}
+
+/// True for what can be the name of an object, and so a part of a path.
+fn is_dns_name(name: &str) -> bool {
+    let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+    name.chars().all(is_letter) && name.starts_with(|c: char| c.is_ascii_alphanumeric())
 }

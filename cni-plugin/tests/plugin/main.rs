@@ -3,6 +3,7 @@
 
 mod common;
 mod garbage;
+mod kubevirt;
 mod process;
 mod replay;
 #[path = "../../../backend-etcd/tests/support/server.rs"]

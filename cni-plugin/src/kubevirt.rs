@@ -1,0 +1,127 @@
+//! Pods of KubeVirt's virtual machines on Calico's networks: the address belongs to the machine and not to the container.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ipam_core::vm::{Fate, Role, VM_INFIX, VmPod};
+use tokio_rustls::rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
+
+use crate::error::{CniError, Result};
+use crate::identity::Identity;
+use crate::namespaces::{Instance, LAUNCHER, Launcher};
+use crate::run::{Context, Rules};
+
+/// The longest handle that Calico makes, in bytes.
+const LONGEST_HANDLE: usize = 128;
+
+impl Context<'_> {
+    /// The virtual machine that a pod is to have the address of; `None` for a pod like any other.
+    ///
+    /// # Errors
+    /// Calico's, with code 999: the Kubernetes API did not say it.
+    pub(crate) fn vm_of_add(&self, identity: &Identity) -> Result<Option<VmPod>> {
+        match self.launcher(identity)? {
+            Launcher::Ordinary => Ok(None),
+            Launcher::Of(instance) => Ok(Some(vm_pod(identity, instance))),
+            Launcher::Gone(_) => Err(CniError::internal("failed to get VMI info: pod not found")),
+        }
+    }
+
+    /// The virtual machine that a pod had the address of, also if the pod is gone.
+    ///
+    /// # Errors
+    /// As [`vm_of_add`](Self::vm_of_add), but for a pod that is gone.
+    pub(crate) fn vm_of_del(&self, identity: &Identity) -> Result<Option<VmPod>> {
+        Ok(match self.launcher(identity)? {
+            Launcher::Ordinary | Launcher::Gone(None) => None,
+            Launcher::Of(instance) | Launcher::Gone(Some(instance)) => Some(vm_pod(identity, instance)),
+        })
+    }
+
+    /// True if a pod may be a virtual machine's: on other networks than Calico's each interface has an address of its own.
+    pub(crate) fn may_be_vms(&self, identity: &Identity) -> bool {
+        self.rules == Rules::Calico && identity.pod.as_ref().is_some_and(|(_, name)| name.starts_with(LAUNCHER))
+    }
+
+    fn launcher(&self, identity: &Identity) -> Result<Launcher> {
+        match &identity.pod {
+            Some((namespace, pod)) if self.may_be_vms(identity) => {
+                // The store is to have as much time.
+                self.kubernetes.launcher(namespace, pod, self.store.patience / 2)
+            }
+            _ => Ok(Launcher::Ordinary),
+        }
+    }
+
+    /// How long the store may be asked after something that took so long.
+    pub(crate) fn hurry(&mut self, spent: Duration) {
+        self.store.patience = self.store.patience.saturating_sub(spent);
+    }
+}
+
+fn vm_pod(identity: &Identity, instance: Instance) -> VmPod {
+    let (namespace, name) = identity.pod.clone().unwrap_or_default();
+    let role = if instance.migration.is_some() { Role::Target } else { Role::Source };
+    let recorded = [
+        ("vmi-uid", Some(instance.uid)),
+        ("vm-uid", instance.machine),
+        ("vmim-uid", instance.migration),
+        ("vmi-name", Some(instance.name.clone())),
+    ];
+    let recorded = recorded.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    VmPod {
+        handle: handle(&identity.attachment.network, &namespace, &instance.name),
+        role,
+        fate: if instance.ends { Fate::Ends } else { Fate::Stays },
+        attributes: recorded.collect(),
+        namespace,
+        name,
+    }
+}
+
+/// The handle of a virtual machine. A long handle ends with a checksum, cut to the room that is left. With room for more than
+/// the whole checksum Calico panics; this function takes the whole checksum.
+fn handle(network: &str, namespace: &str, machine: &str) -> String {
+    let mut handle = format!("{network}{VM_INFIX}");
+    let prefix = handle.len();
+    // Writing to a string does not fail.
+    let _ = write!(handle, "{namespace}.{machine}");
+    if handle.len() <= LONGEST_HANDLE {
+        return handle;
+    }
+    // The TLS library has the checksum.
+    let Some(suite) = TLS13_AES_128_GCM_SHA256.tls13() else { return handle };
+    let sum = URL_SAFE_NO_PAD.encode(suite.common.hash_provider.hash(&handle.as_bytes()[prefix..]));
+    let room = (LONGEST_HANDLE - 1).saturating_sub(prefix).max(MIN_SUM).min(sum.len());
+    handle.truncate(prefix);
+    handle.push('_');
+    handle.push_str(&sum[..room]);
+    handle
+}
+
+/// The fewest characters of a checksum, also after a very long network's name: fewer would be the same for many machines.
+const MIN_SUM: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_names_the_machine_or_a_checksum_of_it() {
+        let k = |times| "k".repeat(times);
+        assert_eq!(handle("net1", "shop", "a.b"), "net1.vmi.shop.a.b");
+        let fits = handle("net1", &k(63), &k(55));
+        assert_eq!((fits.len(), fits.ends_with('k')), (128, true));
+        let n = |times| "n".repeat(times);
+        assert_eq!(
+            handle(&n(80), &k(63), &k(63)),
+            format!("{}.vmi._Vhmos_BDDQHT13lWE5PRcSTxvcWoCG7u34_T2ZHmEV", n(80))
+        );
+        assert_eq!(handle(&n(85), &k(63), &k(63)), format!("{}.vmi._Vhmos_BDDQHT13lWE5PRcSTxvcWoCG7u34_T2", n(85)));
+        // Calico panics here.
+        assert_eq!(handle("net1", &k(63), &k(63)), "net1.vmi._Vhmos_BDDQHT13lWE5PRcSTxvcWoCG7u34_T2ZHmEVY");
+        assert_eq!(handle(&n(300), &k(63), &k(63)).len(), 300 + ".vmi._".len() + MIN_SUM);
+    }
+}
