@@ -46,18 +46,17 @@ impl StoreAllocator {
 
     /// Carries out an ADD, or lets who has the host's lock do it. What the queue cannot do is done as if there were none.
     fn assign(&self, request: &AddRequest, at: &StoreAt, assign: &AssignRequest) -> Result<Vec<Given>, Failure> {
-        if let Some(vm) = &request.vm
-            && let Some(assigned) = self.assign_to_vm(vm, at, assign)?
-        {
-            return Ok(assigned);
-        }
         let what_for = if own_pools(&request.network).is_empty() { Use::Assign } else { Use::Make };
         let queue = Queue::new(QUEUE_FOLDER, &at.location, &assign.attachment);
         self.in_turn(at, what_for, async |mut turn| {
             let mut ticket = None;
-            turn.lock(async || match ticket.insert(queue.wait(assign)) {
-                Some(ticket) => ticket.called().await,
-                None => pending().await,
+            turn.lock(async || {
+                // Nobody else can serve a virtual machine's pod.
+                let waiting = if request.vm.is_none() { queue.wait(assign) } else { None };
+                match ticket.insert(waiting) {
+                    Some(ticket) => ticket.called().await,
+                    None => pending().await,
+                }
             })
             .await;
             // From here on nobody begins to commit for us.
@@ -67,7 +66,12 @@ impl StoreAllocator {
                 Some(Answer::Nothing) | None => !turn.is_locked(),
             };
             let work = async |ipam: Ipam, deadline, lock: Option<HostLock>| {
-                let gather = || if is_alone { Vec::new() } else { queue.gather(assign) };
+                if let Some(vm) = &request.vm
+                    && let Some(assigned) = vm::assign(&ipam, assign, vm, deadline).await?
+                {
+                    return Ok(assigned);
+                }
+                let gather = || if is_alone || request.vm.is_some() { Vec::new() } else { queue.gather(assign) };
                 let assigned = assign_together(&ipam, assign, gather, lock, deadline).await;
                 assigned.map_err(|error| explain(error, &request.network))
             };

@@ -46,6 +46,7 @@
 //! | `IPsByHandle` | [`Ipam::addresses_of_handle`] | |
 //! | `GetAssignmentAttributes` | [`Ipam::attributes_of`], [`Ipam::holding`] | disabled pools, and blocks that have outlived their pool, too |
 //! | `SetOwnerAttributes` | [`Ipam::set_owner_attributes`] | of this address alone; an expectation goes with its change; the same again is no write |
+//! | owners of a VM's address, in the plugin | [`Ipam::assign_to_vm`], [`Ipam::release_vm_pod`] | each is one commit, for both families |
 //! | `ClaimAffinity` | [`Ipam::claim_affinity`] | at most [`MOST_BLOCKS_CLAIMED`](affinity::MOST_BLOCKS_CLAIMED) blocks |
 //! | `ReleaseAffinity`, `ReleaseBlockAffinity` | [`Ipam::release_affinity`] | blocks in use are told, not an error |
 //! | `ReleaseHostAffinities` | [`Ipam::release_all_affinities`] | the same |

@@ -5,11 +5,11 @@
 use std::time::Duration;
 
 use hyper::StatusCode;
-use serde::Deserialize;
+use serde_json::Value;
 use tokio::runtime::Builder;
 
 use super::api::Api;
-use super::{Labels, Namespaces, Problem, is_dns_name};
+use super::{Namespaces, Problem, is_dns_name};
 
 /// The version of KubeVirt's objects that counts.
 const VERSION: &str = "kubevirt.io/v1";
@@ -43,43 +43,15 @@ pub(crate) enum Launcher {
     Gone(Option<Instance>),
 }
 
-#[derive(Deserialize)]
-struct Object {
-    metadata: Metadata,
+/// The text of a member of an object; empty if there is none.
+fn text<'v>(object: &'v Value, name: &str) -> &'v str {
+    object[name].as_str().unwrap_or_default()
 }
 
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Metadata {
-    uid: String,
-    labels: Option<Labels>,
-    owner_references: Option<Vec<Reference>>,
-    deletion_timestamp: Option<String>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Reference {
-    api_version: String,
-    kind: String,
-    name: String,
-    uid: String,
-    controller: Option<bool>,
-}
-
-/// The answer of an API that refuses.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Status {
-    message: String,
-    reason: String,
-}
-
-impl Metadata {
-    fn owner(&mut self, kind: &str, counts: impl Fn(&Reference) -> bool) -> Option<Reference> {
-        let is_it = |one: &Reference| one.api_version == VERSION && one.kind == kind && counts(one);
-        self.owner_references.take()?.into_iter().find(is_it)
-    }
+/// The first owner of that kind that counts.
+fn owner_of<'v>(metadata: &'v Value, kind: &str, counts: impl Fn(&Value) -> bool) -> Option<&'v Value> {
+    let is_it = |one: &&Value| one["apiVersion"] == VERSION && one["kind"] == kind && counts(one);
+    metadata["ownerReferences"].as_array()?.iter().find(is_it)
 }
 
 impl Namespaces {
@@ -119,38 +91,43 @@ struct Asked<'a> {
 
 impl Asked<'_> {
     async fn launcher(&self, pod: &str) -> Result<Launcher, Problem> {
-        let Some(mut found) = self.get("pods", pod).await?.ok() else {
+        let Some(found) = self.get("pods", pod).await?.ok() else {
             return Ok(Launcher::Gone(self.machine_of_gone(pod).await));
         };
-        let is_controller = |one: &Reference| one.controller == Some(true);
-        let Some(owner) = found.owner("VirtualMachineInstance", is_controller) else { return Ok(Launcher::Ordinary) };
-        let Reference { name, uid, .. } = owner;
+        let Some(owner) = owner_of(&found, "VirtualMachineInstance", |one| one["controller"] == true) else {
+            return Ok(Launcher::Ordinary);
+        };
+        let (name, uid) = (text(owner, "name"), text(owner, "uid"));
         if name.is_empty() || uid.is_empty() {
             let pod = format!("{}/{pod}", self.namespace);
             return Err(wrong(format!("pod {pod} has invalid VMI ownerReference: name=\"{name}\" uid=\"{uid}\"")));
         }
-        let query = |problem: Problem| {
-            let what = format!("failed to query VMI resource {}/{name}: {}", self.namespace, problem.what);
-            Problem { what, ..problem }
-        };
-        let needed = |found: Result<Metadata, String>| found.map_err(wrong);
-        let instance = self.get("virtualmachineinstances.kubevirt.io", &name).await.and_then(needed);
-        let mut instance = instance.map_err(query)?;
-        let machine = match instance.owner("VirtualMachine", |one| !one.name.is_empty()) {
+        let instance = self.needed("virtualmachineinstances.kubevirt.io", name, name).await?;
+        let machine = match owner_of(&instance, "VirtualMachine", |one| !text(one, "name").is_empty()) {
             None => None,
-            Some(owner) => {
-                let machine = self.get("virtualmachines.kubevirt.io", &owner.name).await.and_then(needed);
-                Some(machine.map_err(query)?)
-            }
+            Some(owner) => Some(self.needed("virtualmachines.kubevirt.io", text(owner, "name"), name).await?),
         };
-        if instance.uid != uid {
-            let other = instance.uid;
+        let other = text(&instance, "uid");
+        if other != uid {
             return Err(wrong(format!("VMI UID mismatch: pod ownerReference has {uid} but VMI resource has {other}")));
         }
-        let decides = machine.as_ref().unwrap_or(&instance);
-        let migration = found.labels.and_then(|mut labels| labels.remove(MIGRATION)).filter(|uid| !uid.is_empty());
-        let ends = decides.deletion_timestamp.is_some();
-        Ok(Launcher::Of(Instance { name, uid, machine: machine.map(|machine| machine.uid), migration, ends }))
+        let migration = text(&found["labels"], MIGRATION);
+        Ok(Launcher::Of(Instance {
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+            machine: machine.as_ref().map(|machine| text(machine, "uid").to_owned()),
+            migration: (!migration.is_empty()).then(|| migration.to_owned()),
+            ends: is_ending(machine.as_ref().unwrap_or(&instance)),
+        }))
+    }
+
+    /// The metadata of an object that must be there for an instance.
+    async fn needed(&self, kind: &str, name: &str, instance: &str) -> Result<Value, Problem> {
+        let found = self.get(kind, name).await.and_then(|found| found.map_err(wrong));
+        found.map_err(|problem| {
+            let what = format!("failed to query VMI resource {}/{instance}: {}", self.namespace, problem.what);
+            Problem { what, ..problem }
+        })
     }
 
     /// The machine that a pod was of which is gone, by its name: KubeVirt adds five characters to the machine's. `None` if the
@@ -160,7 +137,7 @@ impl Asked<'_> {
         let mut ends = true;
         for kind in ["virtualmachines.kubevirt.io", "virtualmachineinstances.kubevirt.io"] {
             if let Ok(found) = self.get(kind, name).await.ok()? {
-                ends = found.deletion_timestamp.is_some();
+                ends = is_ending(&found);
                 break;
             }
         }
@@ -168,7 +145,7 @@ impl Asked<'_> {
     }
 
     /// The metadata of an object, or the API's text if there is no object of that name.
-    async fn get(&self, kind: &str, name: &str) -> Result<Result<Metadata, String>, Problem> {
+    async fn get(&self, kind: &str, name: &str) -> Result<Result<Value, String>, Problem> {
         let Self { api, namespace } = self;
         if !is_dns_name(name) {
             return Err(wrong(format!("{name:?} is no name of one of {kind}")));
@@ -185,24 +162,28 @@ impl Asked<'_> {
             Problem::passing(what, ADVICE)
         })?;
         let (status, body) = api.ask(stream, &path).await?;
+        let mut said: Value = serde_json::from_slice(&body).unwrap_or_default();
         if status == StatusCode::OK {
-            let object: Result<Object, _> = serde_json::from_slice(&body);
-            return match object {
-                Ok(object) => Ok(Ok(object.metadata)),
-                Err(_) => Err(wrong(format!("what {} sent is none of {kind}", api.url()))),
+            return match said.get_mut("metadata").map(Value::take) {
+                Some(metadata @ Value::Object(_)) => Ok(Ok(metadata)),
+                _ => Err(wrong(format!("what {} sent is none of {kind}", api.url()))),
             };
         }
-        let said: Status = serde_json::from_slice(&body).unwrap_or_default();
-        if status == StatusCode::NOT_FOUND && said.reason == "NotFound" {
-            return Ok(Err(said.message));
+        let message = text(&said, "message").to_owned();
+        if status == StatusCode::NOT_FOUND && said["reason"] == "NotFound" {
+            return Ok(Err(message));
         }
         Err(wrong(match status {
-            _ if !said.message.is_empty() => said.message,
+            _ if !message.is_empty() => message,
             StatusCode::NOT_FOUND => format!("the server could not find the requested resource (get {kind} {name})"),
             StatusCode::UNAUTHORIZED => "Unauthorized".to_owned(),
             status => format!("{} answered {status}", api.url()),
         }))
     }
+}
+
+fn is_ending(metadata: &Value) -> bool {
+    metadata["deletionTimestamp"].is_string()
 }
 
 fn wrong(what: String) -> Problem {

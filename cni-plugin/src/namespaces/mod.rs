@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ipam_core::model::Labels;
-use serde::Deserialize;
+use serde_json::Value;
 use tokio::runtime::Builder;
 
 use crate::env::Environment;
@@ -74,18 +74,6 @@ impl Problem {
     fn passing(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { code: Code::TryAgain, ..Self::new(what, advice) }
     }
-}
-
-/// What is read of a namespace.
-#[derive(Deserialize)]
-struct Document {
-    metadata: Metadata,
-}
-
-#[derive(Deserialize)]
-struct Metadata {
-    #[serde(default)]
-    labels: Option<Labels>,
 }
 
 impl Namespaces {
@@ -156,11 +144,13 @@ impl Namespaces {
             Problem::passing(what, "check that the Kubernetes API runs, and that this host can reach it")
         };
         let body = answer.map_err(late)??;
-        let document: Document = serde_json::from_slice(&body).map_err(|_| {
+        let document: Value = serde_json::from_slice(&body).unwrap_or_default();
+        if !document["metadata"].is_object() {
             let what = format!("what {} sent is no namespace", api.url());
-            Problem::new(what, "check that this is the address of a Kubernetes API")
-        })?;
-        Ok(document.metadata.labels.unwrap_or_default())
+            return Err(Problem::new(what, "check that this is the address of a Kubernetes API"));
+        }
+        let labels = document["metadata"]["labels"].as_object().into_iter().flatten();
+        Ok(labels.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect())
     }
 }
 

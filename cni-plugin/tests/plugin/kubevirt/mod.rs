@@ -4,6 +4,7 @@
 mod api;
 mod deviations;
 mod state;
+mod verbs;
 
 use std::os::unix::fs::symlink;
 use std::process::Command;
@@ -42,6 +43,14 @@ struct Stage {
     folder: tempfile::TempDir,
 }
 
+/// A kubeconfig that leads to an API.
+fn kubeconfig(url: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+            "clusters": [{"name": "k", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {"token": "secret-token"}}]})
+}
+
 impl Stage {
     fn new() -> Self {
         let etcd = Etcd::start().unwrap();
@@ -51,11 +60,7 @@ impl Stage {
         let location: Location = etcd.url().replace("http:", "etcd:").parse().unwrap();
         let open = runtime.block_on(datastore::open(&location, Create::Never, Duration::from_secs(10))).unwrap();
         let api = Api::start();
-        let kubeconfig = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-            "clusters": [{"name": "k", "cluster": {"server": api.url}}],
-            "users": [{"name": "u", "user": {"token": "secret-token"}}]});
-        std::fs::write(folder.path().join("kubeconfig"), kubeconfig.to_string()).unwrap();
+        std::fs::write(folder.path().join("kubeconfig"), kubeconfig(&api.url).to_string()).unwrap();
         let address = etcd.address().to_string();
         Self { _etcd: etcd, address, store: open.store(), _open: open, runtime, api, folder }
     }

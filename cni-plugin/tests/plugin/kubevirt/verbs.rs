@@ -1,0 +1,101 @@
+//! The verbs for pods of virtual machines, where the record says nothing.
+
+use std::collections::BTreeMap;
+
+use cni_plugin::{Checked, Name, Outcome};
+use ipam_core::{Comparison, Standing};
+use serde_json::{Value, json};
+
+use super::api::{Api, Content};
+use crate::common::{Scripted, call, environment, error_of};
+
+const POD: &str = "virt-launcher-cart-aaaaa";
+const CALICO: &str = r#"{"cniVersion":"1.0.0","name":"net1","type":"calico","datastore_type":"sled"}"#;
+
+fn launcher(verb: &str) -> BTreeMap<String, String> {
+    let mut env = environment(verb);
+    env.insert("CNI_ARGS".into(), format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={POD}"));
+    env
+}
+
+fn willing() -> Scripted {
+    Scripted { add: Some(Ok(Vec::new())), del: Some(Ok(())), ..Scripted::default() }
+}
+
+#[test]
+fn on_other_networks_a_launcher_is_a_pod_like_any_other() {
+    let allocator = willing();
+    let conf = CALICO.replace("calico", "bridge");
+    for verb in ["ADD", "DEL"] {
+        let outcome = call(Name::Margay, &launcher(verb), conf.as_bytes(), &allocator);
+        assert_eq!(outcome.exit, 0, "{outcome:?}");
+    }
+    assert_eq!((allocator.added.borrow().len(), &allocator.added.borrow()[0].vm), (1, &None));
+    assert_eq!((allocator.deleted.borrow().len(), &allocator.deleted.borrow()[0].vm), (1, &None));
+}
+
+/// An address of the container's own is never left behind because the API cannot be asked.
+#[test]
+fn without_an_api_a_launcher_is_refused_and_its_container_released() {
+    let allocator = willing();
+    for verb in ["ADD", "DEL"] {
+        let (code, text, details) = error_of(&call(Name::Margay, &launcher(verb), CALICO.as_bytes(), &allocator));
+        assert_eq!(code, 999);
+        assert!(text.starts_with("failed to get VMI info: invalid configuration: no configuration"), "{text}");
+        assert!(details.contains("kubernetes.kubeconfig"), "{details}");
+    }
+    assert!(allocator.added.borrow().is_empty());
+    assert_eq!((allocator.deleted.borrow().len(), &allocator.deleted.borrow()[0].vm), (1, &None));
+}
+
+#[test]
+fn check_takes_the_address_of_a_machine_for_its_pods() {
+    let check = |env: &BTreeMap<String, String>, standing: Standing| -> Outcome {
+        let standings = vec![("10.0.0.5".parse().unwrap(), standing)];
+        let compared = Checked::Compared(Comparison { held: Vec::new(), standings });
+        call(Name::Margay, env, CALICO.as_bytes(), &Scripted { check: Some(Ok(compared)), ..Scripted::default() })
+    };
+    let machines = || Standing::Another("net1.vmi.shop.cart".into());
+    assert_eq!(check(&launcher("CHECK"), machines()).exit, 0);
+    assert_eq!(check(&launcher("CHECK"), Standing::Another("net1.c2".into())).exit, 1);
+    assert_eq!(check(&launcher("CHECK"), Standing::Free).exit, 1);
+    assert_eq!(check(&environment("CHECK"), machines()).exit, 1, "no pod");
+}
+
+#[test]
+fn whatever_the_api_says_the_outcome_is_an_answer_or_an_error() {
+    let api = Api::start();
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("kubeconfig");
+    std::fs::write(&kubeconfig, super::kubeconfig(&api.url).to_string()).unwrap();
+    let mut conf: Value = serde_json::from_str(CALICO).unwrap();
+    conf["kubernetes"] = json!({"kubeconfig": kubeconfig});
+    let owner = |name: &str| {
+        json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": name,
+        "uid": "u", "controller": true}])
+    };
+    let odd = [
+        json!(null),
+        json!([]),
+        json!("x"),
+        json!({"metadata": []}),
+        json!({"metadata": {"ownerReferences": {}}}),
+        json!({"metadata": {"ownerReferences": [5, null, []]}}),
+        json!({"metadata": {"ownerReferences": owner("../../../secrets/x")}}),
+        json!({"metadata": {"ownerReferences": owner("x".repeat(5000).as_str())}}),
+        json!({"metadata": {"ownerReferences": owner("cart"), "labels": "x"}}),
+    ];
+    for object in odd {
+        let mut content = Content::default();
+        content.objects.insert(format!("/api/v1/namespaces/shop/pods/{POD}"), object.clone());
+        api.set(content);
+        for verb in ["ADD", "DEL"] {
+            let outcome = call(Name::Margay, &launcher(verb), conf.to_string().as_bytes(), &willing());
+            if outcome.exit != 0 {
+                let (code, text, _) = error_of(&outcome);
+                assert_eq!(code, 999, "{object}");
+                assert!(text.starts_with("failed to get VMI info: "), "{object}: {text}");
+            }
+        }
+    }
+}
