@@ -328,8 +328,16 @@ impl Allocator for StoreAllocator {
     fn status(&self, request: &AddRequest) -> Result<()> {
         let assign = assign_request(request);
         let would = self.with_store(&request.store, Use::Status, async |ipam, deadline| {
-            let would = ipam.would_assign(&assign, deadline).await;
-            would.map(drop).map_err(|error| explain(error, &request.network))
+            match ipam.would_assign(&assign, deadline).await {
+                Ok(_) => Ok(()),
+                // A node that is out of service has its pods evicted. One without a free address has only to wait.
+                Err(error) if error.is_exhaustion() => {
+                    let advice = advice(&error).unwrap_or_default();
+                    tracing::warn!(%error, advice, "no address is free for the next container");
+                    Ok(())
+                }
+                Err(error) => Err(explain(error, &request.network)),
+            }
         });
         let makes_store = !own_pools(&request.network).is_empty();
         would.or_else(|failure| match failure {
@@ -500,3 +508,6 @@ fn advice(error: &ipam_core::Error) -> Option<String> {
         _ => return None,
     })
 }
+        ipam_core::Error::BlockLimit | ipam_core::Error::NoNewBlocks => {
+            "see what stands in the way with: margay ipam explain --node NODE".into()
+        }

@@ -48,10 +48,11 @@ pub trait Allocator {
     /// The error is printed as it is; code 11 if the store could not be reached.
     fn check(&self, request: &CheckRequest) -> Result<Checked>;
 
-    /// Looks whether such an ADD would succeed; changes nothing. A store that others have all the time is no error.
+    /// Looks whether such an ADD can be served; changes nothing. Neither a store that others have all the time nor the lack
+    /// of a free address is an error.
     ///
     /// # Errors
-    /// Why it would not succeed. It is printed with code 50.
+    /// Why no ADD can be served: the store, or the configuration. It is printed with code 50.
     fn status(&self, request: &AddRequest) -> Result<()>;
 
     /// Releases what the node holds in the network and the list does not have; that nothing is there, not even a store, is

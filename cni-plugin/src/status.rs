@@ -1,5 +1,5 @@
-//! STATUS: whether an ADD with this configuration could be carried out now. A runtime takes a whole node out of service
-//! when STATUS fails.
+//! STATUS: whether this configuration and its store can serve an ADD now. A runtime takes a whole node out of service
+//! when STATUS fails, and the node's pods are evicted. So a pool without a free address is no failure.
 
 use crate::error::{CniError, Code, Result};
 use crate::identity::Identity;

@@ -164,6 +164,13 @@ pub enum BridgeError {
     BadRanges(String),
 }
 
+impl Error {
+    /// True if an assignment failed for want of room: nothing is free where the node may take addresses.
+    pub fn is_exhaustion(&self) -> bool {
+        matches!(self, Self::Exhausted { .. } | Self::BlockLimit | Self::NoNewBlocks)
+    }
+}
+
 impl fmt::Display for BridgeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -2,7 +2,12 @@
 
 use std::fs;
 
+use datastore::Create;
+use ipam_core::model::keys::ResourceKind;
+use ipam_core::model::{Document, IpamConfig, NewPool, Node, keys};
+use kv::StoreExt;
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 
 use crate::lab::{ENGINES, Engine, Lab};
 use crate::process::{Call, Outcome};
@@ -30,6 +35,16 @@ fn unavailable(conf: &Value, texts: &[&str]) {
     assert_eq!(refusal.says(texts).code, UNAVAILABLE, "{refusal:?}");
 }
 
+/// The node stays in service, and the log says that an ADD would get no address now, and why.
+#[track_caller]
+fn exhausted(conf: &Value, texts: &[&str]) {
+    let outcome = ready(conf);
+    let line = outcome.stderr.lines().find(|line| line.contains("WARN")).unwrap_or_else(|| panic!("{outcome:?}"));
+    for text in ["no address is free for the next container"].iter().chain(texts) {
+        assert!(line.contains(text), "{text:?} is not said: {line}");
+    }
+}
+
 #[test]
 fn it_says_whether_there_is_an_address_to_give() {
     for engine in ENGINES {
@@ -44,13 +59,62 @@ fn it_says_whether_there_is_an_address_to_give() {
             assert_eq!(newest(), before, "{engine:?}: something was written");
             lab.add(&format!("c{number}")).ok();
         }
-        unavailable(&conf, &["No IPs available in pools", "margay ipam show"]);
+        exhausted(&conf, &["No IPs available in pools", "margay ipam show"]);
         lab.del("c3").ok();
         ready(&conf);
         assert_eq!(lab.books().held.len(), 4);
         // As ADD, without a family there is nothing to ask.
         ready(&lab.conf_with("bridge", json!({"assign_ipv4": "false"})));
         unavailable(&lab.conf_with("bridge", json!({"ipv4_pools": ["none"]})), &["none"]);
+    }
+}
+
+#[test]
+fn a_node_that_has_given_all_it_may_stays_in_service() {
+    let settings = |lab: &Lab, config: IpamConfig| {
+        lab.with_ipam(Create::Never, async |ipam, _| {
+            ipam.store().put(keys::config(), config.encode().unwrap()).await.unwrap();
+        });
+    };
+    let add = |conf: &Value, container: &str| Call::new("ADD", container, conf).ok();
+    for engine in ENGINES {
+        // Every address rests after its release.
+        let lab = Lab::with_pool(engine, "10.5.0.0/30");
+        let conf = lab.conf("calico");
+        settings(&lab, IpamConfig::default().with_cooldown_seconds(3600));
+        let containers = ["c0", "c1", "c2", "c3"];
+        containers.iter().for_each(|container| drop(add(&conf, container)));
+        containers.iter().for_each(|container| drop(Call::new("DEL", container, &conf).ok()));
+        assert!(lab.books().held.is_empty());
+        exhausted(&conf, &["No IPs available in pools: [10.5.0.0/30]"]);
+        // The node has as many blocks as it may have, or may claim none.
+        let limits = [
+            (IpamConfig::default().with_strict_affinity(true).with_max_blocks_per_host(1), "per host block limit"),
+            (
+                IpamConfig::default().with_strict_affinity(true).with_auto_allocate_blocks(false),
+                "find or claim a block",
+            ),
+        ];
+        for (config, text) in limits {
+            let lab = Lab::new(engine);
+            let pool = NewPool::new("lab", "10.5.0.0/28".parse().unwrap()).with_block_size(30);
+            lab.with_ipam(Create::IfMissing, async |ipam, deadline| {
+                ipam.create_pool(&pool, None, deadline).await.unwrap();
+            });
+            let conf = lab.conf("calico");
+            // The limit of blocks holds for registered nodes.
+            lab.with_ipam(Create::Never, async |ipam, _| {
+                let node = Node::new("node-1", Default::default(), "uid", OffsetDateTime::now_utc());
+                let key = keys::resource(ResourceKind::Node, "node-1");
+                ipam.store().put(key, node.encode().unwrap()).await.unwrap();
+            });
+            add(&conf, "c0");
+            settings(&lab, config);
+            ready(&conf);
+            containers[1..].iter().for_each(|container| drop(add(&conf, container)));
+            Call::new("ADD", "c4", &conf).run().refusal().says(&[text]);
+            exhausted(&conf, &[text]);
+        }
     }
 }
 

@@ -136,5 +136,5 @@ async fn whole(work: &mut Workset<'_>, node: &str, leftover: &Leftover) -> Resul
 
 /// True if an assignment failed for want of room.
 pub(crate) fn is_short(error: &Error) -> bool {
-    matches!(error, Error::Exhausted { .. } | Error::BlockLimit | Error::NoNewBlocks)
+    error.is_exhaustion()
 }
