@@ -160,8 +160,7 @@ impl NetConf {
             "etcd_authority" | "etcd_scheme" | "calico_api_group" => d.string(&mut String::new(), value, name),
             "datastore_timeout" => self.timeout = d.int(value, name),
             "log_file_max_size" | "log_file_max_age" | "log_file_max_count" => drop(d.int(value, name)),
-            "qps" => d.float(value, name),
-            "burst" => drop(d.int(value, name)),
+            "qps" | "burst" => drop(d.int(value, name)),
             "policy" => {
                 d.members(value, "policy", "types.Policy", |d, name, value| self.policy.member(d, name, value));
             }
@@ -310,12 +309,6 @@ impl Decoder {
         None
     }
 
-    fn float(&mut self, value: &Json, path: &str) {
-        if !matches!(value, Json::Number(_) | Json::Null) {
-            self.wrong(value, path, "float32");
-        }
-    }
-
     fn wrong(&mut self, value: &Json, path: &str, kind: &str) {
         self.error.get_or_insert_with(|| {
             let found = match value {
@@ -354,7 +347,7 @@ mod tests {
         let conf = decode(
             r#"{"NAME":"a","name":null,"Type":"bridge","nodename":"x","nodename":"y","unknown":[1],"IPAM":{"Assign_IPv4":"false",
                "ipv4_pools":["p",null],"ipv6_pools":null},"ipam":{"assign_ipv6":"true"},"etcd_endpoints":"http://a:1",
-               "kubernetes":{"kubeconfig":"/k"},"isDefaultGateway":true,"qps":0.5,"log_file_max_age":3,"ipam_lock_file":"/l"}"#,
+               "kubernetes":{"kubeconfig":"/k"},"isDefaultGateway":true,"qps":5,"log_file_max_age":3,"ipam_lock_file":"/l"}"#,
         )
         .unwrap();
         assert_eq!((conf.name.as_str(), conf.plugin.as_str(), conf.nodename.as_str()), ("a", "bridge", "y"));
@@ -429,11 +422,13 @@ mod tests {
             (r#"{"kubernetes":{"kubeconfig":{}}}"#, "object kubernetes.kubeconfig of type string"),
             (r#"{"log_file_max_size":1.5}"#, "number 1.5 log_file_max_size of type int"),
             (r#"{"log_file_max_size":"1"}"#, "string log_file_max_size of type int"),
-            (r#"{"qps":"1"}"#, "string qps of type float32"),
+            (r#"{"qps":"1"}"#, "string qps of type int"),
+            (r#"{"qps":0.5}"#, "number 0.5 qps of type int"),
+            (r#"{"burst":1.5}"#, "number 1.5 burst of type int"),
             (r#"{"isGateway":"true"}"#, "string isGateway of type bool"),
             (r#"{"args":5}"#, "number args of type types.Args"),
             // The first one counts.
-            (r#"{"qps":"1","ipam":5}"#, "string qps of type float32"),
+            (r#"{"qps":"1","ipam":5}"#, "string qps of type int"),
         ];
         for (text, expected) in cases {
             assert_eq!(wrong(text), expected, "{text}");
