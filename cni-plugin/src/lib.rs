@@ -20,6 +20,7 @@ mod host_lock;
 mod identity;
 mod intents;
 mod kubevirt;
+mod log_file;
 mod logging;
 mod namespaces;
 mod netconf;

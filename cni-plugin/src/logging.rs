@@ -1,19 +1,21 @@
 //! The log: to standard error and, if configured, to a file; never to standard output.
 
-use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::Path;
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::{self, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt;
 
+use crate::log_file::{Limits, LogFile};
+use crate::netconf::NetConf;
+
 /// Sends the log of this process where the configuration says. A file that cannot be opened costs the log in the file, not
 /// the call. Only the first call in a process counts.
-pub(crate) fn install(level: &str, file: &str) {
-    let opened = (!file.is_empty()).then(|| open(Path::new(file)));
+pub(crate) fn install(conf: &NetConf) {
+    let (level, file) = (conf.log_level.as_str(), conf.log_file.as_str());
+    let limits = Limits::new(conf.log_max_size, conf.log_max_age, conf.log_max_count);
+    let opened = (!file.is_empty()).then(|| LogFile::open(file, limits));
     let (file, problem) = match opened {
         None => (None, None),
         Some(Ok(file)) => (Some(file), None),
@@ -36,7 +38,7 @@ pub(crate) fn install(level: &str, file: &str) {
 
 /// Where lines go: standard error, and the file if there is one.
 struct Places {
-    file: Option<File>,
+    file: Option<LogFile>,
 }
 
 impl<'a> MakeWriter<'a> for Places {
@@ -50,14 +52,14 @@ impl<'a> MakeWriter<'a> for Places {
 /// Writes to all places and never fails: an address may be committed by now, and a log that nobody reads or a full disk
 /// must not turn that into an error.
 struct Line<'a> {
-    file: Option<&'a File>,
+    file: Option<&'a LogFile>,
 }
 
 impl Write for Line<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let _ = io::stderr().write_all(bytes);
-        if let Some(mut file) = self.file {
-            let _ = file.write_all(bytes);
+        if let Some(file) = self.file {
+            let _ = file.write(bytes);
         }
         Ok(bytes.len())
     }
@@ -84,14 +86,6 @@ const OURS: [&str; 7] = ["backend_", "cni_plugin", "datastore", "host", "ipam_co
 /// tell every frame that goes over the wire.
 fn told(level: LevelFilter) -> Targets {
     Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(OURS.map(|target| (target, level)))
-}
-
-/// Opens the file to append to it. Each process opens it anew, so it may be renamed away at any time.
-fn open(path: &Path) -> io::Result<File> {
-    if let Some(folder) = path.parent() {
-        DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
-    }
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
 #[cfg(test)]

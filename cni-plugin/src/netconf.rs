@@ -27,6 +27,10 @@ pub(crate) struct NetConf {
     pub(crate) lock_file: String,
     pub(crate) log_level: String,
     pub(crate) log_file: String,
+    /// `log_file_max_size` in megabytes, `log_file_max_age` in days, `log_file_max_count`: 0 for the default.
+    pub(crate) log_max_size: i64,
+    pub(crate) log_max_age: i64,
+    pub(crate) log_max_count: i64,
     pub(crate) store: NetConfStore,
     /// `datastore_timeout`, in seconds.
     timeout: Option<i64>,
@@ -159,7 +163,9 @@ impl NetConf {
             // Read by nobody, yet a wrong type is an error all the same.
             "etcd_authority" | "etcd_scheme" | "calico_api_group" => d.string(&mut String::new(), value, name),
             "datastore_timeout" => self.timeout = d.int(value, name),
-            "log_file_max_size" | "log_file_max_age" | "log_file_max_count" => drop(d.int(value, name)),
+            "log_file_max_size" => d.keep_int(&mut self.log_max_size, value, name),
+            "log_file_max_age" => d.keep_int(&mut self.log_max_age, value, name),
+            "log_file_max_count" => d.keep_int(&mut self.log_max_count, value, name),
             "qps" | "burst" => drop(d.int(value, name)),
             "policy" => {
                 d.members(value, "policy", "types.Policy", |d, name, value| self.policy.member(d, name, value));
@@ -309,6 +315,10 @@ impl Decoder {
         None
     }
 
+    fn keep_int(&mut self, target: &mut i64, value: &Json, path: &str) {
+        *target = self.int(value, path).unwrap_or(*target);
+    }
+
     fn wrong(&mut self, value: &Json, path: &str, kind: &str) {
         self.error.get_or_insert_with(|| {
             let found = match value {
@@ -357,7 +367,7 @@ mod tests {
         assert!(conf.ipam.ipv6_pools.is_empty());
         assert_eq!((conf.store.etcd_endpoints.as_str(), conf.store.kubeconfig.as_str()), ("http://a:1", "/k"));
         assert!(conf.is_default_gateway && !conf.is_gateway);
-        assert_eq!(conf.lock_file, "/l");
+        assert_eq!((conf.lock_file.as_str(), conf.log_max_age), ("/l", 3));
     }
 
     #[test]

@@ -195,7 +195,7 @@ impl<'a> Context<'a> {
         let mut conf = NetConf::decode(json)?;
         conf.store.called_as_calico_ipam = invocation.name == Name::CalicoIpam;
         if invocation.logging == Logging::Process {
-            logging::install(&conf.log_level, &conf.log_file);
+            logging::install(&conf);
         }
         tracing::debug!(
             verb = call.command,

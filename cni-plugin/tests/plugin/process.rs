@@ -163,6 +163,45 @@ fn the_log_goes_to_standard_error_and_to_the_file() {
 }
 
 #[test]
+fn the_log_file_stays_within_its_limits() {
+    const MEGABYTE: usize = 1024 * 1024;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cni.log");
+    // Sixty kilobytes in each of two lines: a file is full after eight calls.
+    let name = "n".repeat(60_000);
+    let call = |limits: &str| {
+        let conf = format!(
+            r#"{{"name":"{name}","type":"bridge","datastore_type":"redb","datastore_path":"{}","log_level":"debug","log_file_path":"{}"{limits}}}"#,
+            folder.path().join("store").display(),
+            file.display()
+        );
+        let outcome = call_binary(&environment("DEL"), conf.as_bytes());
+        assert_eq!(outcome.exit, 0, "{outcome:?}");
+        outcome.stderr.lines().filter(|line| line.contains(&name)).count()
+    };
+    let files = || {
+        let mut files: Vec<_> = folder.path().read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        files
+    };
+    let count = |file: &std::path::PathBuf| fs::read_to_string(file).unwrap().matches(&name).count();
+    let said: usize =
+        (0..30).map(|_| call(r#","log_file_max_size":1,"LOG_FILE_MAX_COUNT":3,"log_file_max_age":null"#)).sum();
+    let rotated = files();
+    assert!((3..=4).contains(&rotated.len()), "{rotated:?}");
+    assert!(rotated.iter().all(|file| fs::metadata(file).unwrap().len() <= MEGABYTE as u64), "{rotated:?}");
+    if rotated.len() == 4 && said <= 4 * 17 {
+        assert_eq!(rotated.iter().map(count).sum::<usize>(), said);
+    }
+    let mode = |file: &std::path::PathBuf| fs::metadata(file).unwrap().permissions().mode() & 0o777;
+    assert!(rotated.iter().all(|file| mode(file) == 0o600));
+    // Without limits the defaults hold, which are far away.
+    let before = count(&file);
+    let more = call("");
+    assert_eq!((files(), count(&file)), (rotated, before + more));
+}
+
+#[test]
 fn input_that_is_no_configuration() {
     let deep = "[".repeat(100_000);
     let nested = format!("{{\"name\":\"a\",\"x\":{}{}}}", "[".repeat(200), "]".repeat(200));
