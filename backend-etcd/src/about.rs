@@ -29,6 +29,11 @@ pub struct About {
 }
 
 impl EtcdStore {
+    /// The cluster's id; `None` before the first answer. Nothing is sent.
+    pub fn cluster_id(&self) -> Option<u64> {
+        self.cluster.seen.cluster()
+    }
+
     /// What the member that is asked first says of itself and of its cluster; one small request.
     ///
     /// # Errors

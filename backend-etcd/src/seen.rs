@@ -22,6 +22,11 @@ pub(crate) enum Freshness {
 }
 
 impl Seen {
+    /// The cluster, once it has answered.
+    pub(crate) fn cluster(&self) -> Option<u64> {
+        Some(self.cluster.load(Ordering::SeqCst)).filter(|cluster| *cluster != 0)
+    }
+
     /// The newest revision so far.
     pub(crate) fn revision(&self) -> Revision {
         Revision::new(self.revision.load(Ordering::SeqCst))
@@ -71,6 +76,7 @@ mod tests {
     #[test]
     fn the_past_and_strangers_are_noticed() {
         let seen = Seen::default();
+        assert_eq!(seen.cluster(), None);
         let judge = |cluster, revision, freshness| {
             seen.judge_numbers(cluster, Revision::new(revision), seen.revision(), freshness)
         };
@@ -80,6 +86,7 @@ mod tests {
         assert_eq!(judge(7, 4, Freshness::OfMember), Ok(()));
         assert!(judge(8, 9, Freshness::SinceCall).unwrap_err().contains("cluster 8"));
         assert!(judge(8, 9, Freshness::OfMember).is_err());
+        assert_eq!(seen.cluster(), Some(7));
         seen.note(Revision::new(9));
         assert!(judge(7, 8, Freshness::SinceCall).is_err());
     }

@@ -6,7 +6,7 @@ use std::future::pending;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use datastore::{Create, Location, OpenStore};
+use datastore::{Create, Etcd, EtcdStore, Location, OpenStore};
 use ipam_core::assign::{AssignRequest, Assigned as Given, Bridge, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 use ipam_core::intents::StillAsked;
 use ipam_core::{BridgeError, Ipam, Nodes, gc};
@@ -150,14 +150,14 @@ impl Turn<'_> {
     ) -> Result<T, Failure> {
         let (location, deadline) = (&self.at.location, self.deadline);
         if let Some(store) = self.given {
-            return work(ipam_on(Arc::clone(store), location), deadline, None).await;
+            return work(ipam_on(Arc::clone(store), location, None), deadline, None).await;
         }
         let wait = if is_cluster(location) { deadline.remaining() } else { deadline.remaining_for_work() };
         let open = open(location, self.what_for, wait).await?;
         self.lock(pending).await;
         let room = if self.what_for == Use::Status { open.check_room().await } else { Ok(()) };
         let done = match room {
-            Ok(()) => work(ipam_on(open.store(), location), deadline, self.lock).await,
+            Ok(()) => work(ipam_on(open.store(), location, open.etcd()), deadline, self.lock).await,
             Err(error) => Err(error.into()),
         };
         if let Err(error) = open.close().await {
@@ -250,14 +250,23 @@ fn is_no_store(error: &kv::Error, location: &Location) -> bool {
     *error.kind() == ErrorKind::Missing && !is_cluster(location)
 }
 
+/// The address of a cluster, the same in whatever order its endpoints are named.
+fn in_order(etcd: &Etcd) -> String {
+    let mut etcd = etcd.clone();
+    etcd.endpoints.sort_unstable();
+    etcd.endpoints.dedup();
+    etcd.to_string()
+}
+
 /// The allocator on a store. On etcd, where what a killed process has sent may still be carried out, it notes what it is
 /// about to do; on a store that a process has to itself nothing is carried out after its death. On etcd it also remembers
 /// where it found room, which saves a round trip.
-fn ipam_on(store: Arc<dyn Store>, location: &Location) -> Ipam {
+fn ipam_on(store: Arc<dyn Store>, location: &Location, etcd: Option<&EtcdStore>) -> Ipam {
     match location {
-        Location::Etcd(_) => {
-            let intents = FileIntents::new(INTENTS_FOLDER, location.to_string());
-            let hints = FileHints::new(HINTS_FOLDER, location.to_string());
+        Location::Etcd(named) => {
+            let intents = FileIntents::new(INTENTS_FOLDER, location.to_string()).on(etcd.cloned());
+            // A hint is read before the cluster has told its id.
+            let hints = FileHints::new(HINTS_FOLDER, in_order(named));
             Ipam::new(store, Nodes::Registered).with_intents(Arc::new(intents)).with_hints(Arc::new(hints))
         }
         _ => Ipam::new(store, Nodes::FirstSeen),
@@ -502,12 +511,12 @@ fn advice(error: &ipam_core::Error) -> Option<String> {
             "see how full it is with: margay ipam show --show-blocks; then make a larger pool, or widen its range"
                 .into()
         }
+        ipam_core::Error::BlockLimit | ipam_core::Error::NoNewBlocks => {
+            "see what stands in the way with: margay ipam explain --node NODE".into()
+        }
         ipam_core::Error::Pool(_) => "see which pools there are with: margay pool list".into(),
         ipam_core::Error::AlreadyAssigned(ip) => format!("see who has it with: margay ipam show --ip {ip}"),
         ipam_core::Error::UnknownNode(_) => "nodes are registered in this store, and this one is not among them".into(),
         _ => return None,
     })
 }
-        ipam_core::Error::BlockLimit | ipam_core::Error::NoNewBlocks => {
-            "see what stands in the way with: margay ipam explain --node NODE".into()
-        }

@@ -23,7 +23,7 @@ mod turns;
 
 pub use access::{Access, Identity, Login, Pem};
 #[cfg(feature = "etcd")]
-pub use backend_etcd::About;
+pub use backend_etcd::{About, EtcdStore};
 pub use config_file::{ConfigFile, DEFAULT_CONFIG_FILE};
 pub use conflist::{CalicoNetwork, DEFAULT_CONF_DIR, Network, calico_networks, networks};
 pub use environment::{Environment, process_environment};

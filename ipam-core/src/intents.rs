@@ -55,7 +55,8 @@ pub struct Pending {
 pub type StillAsked = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Where intents are noted. They have to outlive the process, but not the machine, and are needed between two round trips:
-/// calls should take no longer than a few writes to memory.
+/// calls should take no longer than a few writes to memory, unless there is a note of an earlier process.
+#[async_trait]
 pub trait Intents: Send + Sync + fmt::Debug {
     /// Notes what is about to be sent for attachments, each of which finds the note from then on; the first is the one whose
     /// process this is. Nothing is sent if this fails, or if there is no note.
@@ -71,12 +72,13 @@ pub trait Intents: Send + Sync + fmt::Debug {
     /// for several removes it for all of them, unless one of them has found it: that one may be sending it again.
     fn forget(&self, id: &IntentId);
 
-    /// What is noted for an attachment. Notes of others, and notes that cannot be read, are not an error. A note that is not
-    /// closed yet is void from now on, and no pending one. Who forgets what was found here forgets it for this attachment.
+    /// What is noted for an attachment on this store. Notes of others, and notes that cannot be read, are not an error. A note
+    /// that is not closed yet is void from now on, and no pending one. Who forgets what was found here forgets it for this
+    /// attachment. If there are notes, the store may be asked which one it is.
     ///
     /// # Errors
-    /// What keeps it from being known whether there are notes at all.
-    fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>>;
+    /// What keeps it from being known whether there are notes on this store: an error of the store is passed on as it is.
+    async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>>;
 }
 
 /// Those for whom something is about to be sent: more may join until it is.
@@ -109,7 +111,7 @@ impl Ipam {
         let Some(intents) = self.intents() else { return Ok(()) };
         let mut settled: Vec<Txn> = Vec::new();
         for attachment in attachments {
-            for Pending { id, txn } in intents.pending(attachment).map_err(unreadable)? {
+            for Pending { id, txn } in intents.pending(attachment).await.map_err(unreadable)? {
                 if !settled.contains(&txn) {
                     self.settle(&id, &txn, deadline).await?;
                     settled.push(txn);
@@ -214,9 +216,12 @@ async fn bury(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Resu
 }
 
 fn unreadable(error: io::Error) -> kv::Error {
-    kv::Error::new(ErrorKind::Io, Operation::Open, "intents")
-        .with_detail("cannot see whether an earlier assignment broke off")
-        .with_source(error)
+    match error.downcast::<kv::Error>() {
+        Ok(error) => error.with_outcome(Outcome::NotApplied),
+        Err(error) => kv::Error::new(ErrorKind::Io, Operation::Open, "intents")
+            .with_detail("cannot see whether an earlier assignment broke off")
+            .with_source(error),
+    }
 }
 
 /// A store that notes each transaction that writes, before it is sent, until it is done with.

@@ -78,6 +78,7 @@ impl Store for Broken {
 #[derive(Debug)]
 pub(crate) struct NoIntents;
 
+#[async_trait]
 impl Intents for NoIntents {
     fn record(&self, _attachments: &[Attachment], _txn: &Txn, _still: &StillAsked) -> io::Result<Option<IntentId>> {
         Ok(Some(IntentId(String::new())))
@@ -85,7 +86,7 @@ impl Intents for NoIntents {
 
     fn forget(&self, _id: &IntentId) {}
 
-    fn pending(&self, _attachment: &Attachment) -> io::Result<Vec<Pending>> {
+    async fn pending(&self, _attachment: &Attachment) -> io::Result<Vec<Pending>> {
         Ok(Vec::new())
     }
 }

@@ -11,6 +11,7 @@
 //! | What is found | What is done |
 //! |---|---|
 //! | a note of another attachment, or on another store | it stays, unread where the name tells, for whom it concerns |
+//! | a note on this cluster, of a call with other endpoints | it is found: a note has the cluster's id |
 //! | a note that was not finished | it stays, and the log says so: what it was to note was never sent |
 //! | a note that is damaged or in another version's form | it stays, and the log says so |
 //! | no folder | there are no notes |
@@ -24,6 +25,8 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use async_trait::async_trait;
+use datastore::EtcdStore;
 use ipam_core::attachment::Attachment;
 use ipam_core::intents::{IntentId, Intents, Pending, StillAsked};
 use kv::Txn;
@@ -49,6 +52,18 @@ const FOUND: u8 = b'f';
 /// In the id that the writer of a note for several has of it: between where its steps begin and its names.
 const AND: &str = "/";
 
+/// What stands between a store's address and the id of its cluster, in hexadecimal digits, in the name of a store. A note has
+/// no id if the cluster had not answered its writer, or if an earlier version wrote the note.
+const CLUSTER: &str = " cluster ";
+
+/// The address and the cluster's id in the name of a store.
+fn address_and_cluster(store: &str) -> (&str, Option<u64>) {
+    match store.rsplit_once(CLUSTER).map(|(address, id)| (address, u64::from_str_radix(id, 16))) {
+        Some((address, Ok(id))) => (address, Some(id)),
+        _ => (store, None),
+    }
+}
+
 /// Takes a step of a note whose steps begin there, unless another one was taken that excludes it. True if it is taken, now
 /// or before.
 fn step(path: &Path, steps: usize, step: u8, unless: u8) -> io::Result<bool> {
@@ -72,33 +87,74 @@ fn first_step(path: &Path, steps: usize, these: [u8; 2]) -> io::Result<Option<u8
 pub struct FileIntents {
     folder: PathBuf,
     store: String,
+    etcd: Option<EtcdStore>,
+}
+
+/// A note that was found.
+struct Found {
+    name: String,
+    note: Note,
+    /// Where the steps of a note for several begin.
+    steps: Option<usize>,
 }
 
 impl FileIntents {
-    /// Notes in this folder, about the store of this name. Notes of one store are never sent to another. The folder is made
+    /// Notes in this folder, about the store at this address. Notes of one store are never sent to another. The folder is made
     /// when something is noted.
     pub fn new(folder: impl Into<PathBuf>, store: impl Into<String>) -> Self {
-        Self { folder: folder.into(), store: store.into() }
+        Self { folder: folder.into(), store: store.into(), etcd: None }
     }
 
-    /// What is noted for an attachment, was sent, and is not known to be done: to look at, it changes nothing.
+    /// The same about a cluster, whatever the address at which it is reached.
+    pub(crate) fn on(mut self, etcd: Option<EtcdStore>) -> Self {
+        self.etcd = etcd;
+        self
+    }
+
+    /// The name of the store in a note: its address, and the id of the cluster if it has answered.
+    fn name_of_store(&self) -> String {
+        match self.etcd.as_ref().and_then(EtcdStore::cluster_id) {
+            Some(id) => format!("{}{CLUSTER}{id:x}", self.store),
+            None => self.store.clone(),
+        }
+    }
+
+    /// True if a note is about this store. A cluster that has not answered yet is asked for its id if the note has another
+    /// address.
+    async fn is_here(&self, found: &Found) -> io::Result<bool> {
+        let store = &found.note.store;
+        let (address, cluster) = address_and_cluster(store);
+        let is_here = match (cluster, &self.etcd) {
+            (Some(noted), Some(etcd)) => match etcd.cluster_id() {
+                Some(id) => noted == id,
+                None if address == self.store => true,
+                None => noted == etcd.about().await.map_err(io::Error::other)?.cluster,
+            },
+            _ => address == self.store,
+        };
+        if !is_here {
+            tracing::warn!(name = found.name, store, "passing over a note about another store");
+        }
+        Ok(is_here)
+    }
+
+    /// What is noted for an attachment at this very address, was sent, and is not known to be done: to look at, it changes
+    /// nothing.
     ///
     /// # Errors
     /// Those of [`Intents::pending`].
     pub fn noted(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
-        self.search(attachment, |name, steps| {
+        let found = self.search(attachment)?.into_iter();
+        let here = found.filter(|found| address_and_cluster(&found.note.store).0 == self.store);
+        still_pending(here, |name, steps| {
             let path = &self.folder.join(name);
             let is_closed = first_step(path, steps, [CLOSED, VOID])? == Some(CLOSED);
             Ok(is_closed && first_step(path, steps, [FOUND, DONE])? != Some(DONE))
         })
     }
 
-    /// The notes for an attachment; of those for several the ones that are pending.
-    fn search(
-        &self,
-        attachment: &Attachment,
-        is_pending: impl Fn(&str, usize) -> io::Result<bool>,
-    ) -> io::Result<Vec<Pending>> {
+    /// The notes for an attachment, on whatever store.
+    fn search(&self, attachment: &Attachment) -> io::Result<Vec<Found>> {
         let entries = match self.folder.read_dir() {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries?,
@@ -111,38 +167,10 @@ impl FileIntents {
             if !name.starts_with(&prefix) || !name.ends_with(SUFFIX) {
                 continue;
             }
-            let Some((txn, steps)) = self.read(&entry.path(), attachment) else { continue };
-            match steps.map_or(Ok(true), |steps| is_pending(&name, steps)) {
-                Ok(true) => found.push(Pending { id: IntentId(name), txn }),
-                Ok(false) => {}
-                // It was void, or its outcome has just become known.
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
+            let Some((note, steps)) = read(&entry.path(), attachment) else { continue };
+            found.push(Found { name, note, steps });
         }
         Ok(found)
-    }
-
-    /// The note in a file, if it is whole and about this attachment on this store, and where its steps begin.
-    fn read(&self, path: &Path, attachment: &Attachment) -> Option<(Txn, Option<usize>)> {
-        let (note, steps) =
-            match whole_file::read(path, MAX_BYTES).and_then(|bytes| Note::decode(&bytes).map_err(io::Error::other)) {
-                Ok(note) => note,
-                // Its writer has just learned the outcome.
-                Err(error) if error.kind() == ErrorKind::NotFound => return None,
-                Err(error) => {
-                    tracing::warn!(path = %path.display(), %error, "passing over a note that cannot be read");
-                    return None;
-                }
-            };
-        if !note.is_of(attachment) {
-            return None;
-        }
-        if note.store != self.store {
-            tracing::warn!(path = %path.display(), store = note.store, "passing over a note about another store");
-            return None;
-        }
-        Some((note.txn, steps))
     }
 
     fn remove(&self, name: &str) {
@@ -155,9 +183,41 @@ impl FileIntents {
     }
 }
 
+/// The note in a file, if it is whole and about this attachment, and where its steps begin.
+fn read(path: &Path, attachment: &Attachment) -> Option<(Note, Option<usize>)> {
+    match whole_file::read(path, MAX_BYTES).and_then(|bytes| Note::decode(&bytes).map_err(io::Error::other)) {
+        Ok((note, steps)) => note.is_of(attachment).then_some((note, steps)),
+        // Its writer has just learned the outcome.
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "passing over a note that cannot be read");
+            None
+        }
+    }
+}
+
+/// Those of the notes that are pending: each that is for one, and of those for several the ones that `is_pending` says.
+fn still_pending(
+    found: impl Iterator<Item = Found>,
+    is_pending: impl Fn(&str, usize) -> io::Result<bool>,
+) -> io::Result<Vec<Pending>> {
+    let mut pending = Vec::new();
+    for Found { name, note, steps } in found {
+        match steps.map_or(Ok(true), |steps| is_pending(&name, steps)) {
+            Ok(true) => pending.push(Pending { id: IntentId(name), txn: note.txn }),
+            Ok(false) => {}
+            // It was void, or its outcome has just become known.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(pending)
+}
+
+#[async_trait]
 impl Intents for FileIntents {
     fn record(&self, attachments: &[Attachment], txn: &Txn, still_asked: &StillAsked) -> io::Result<Option<IntentId>> {
-        let bytes = Note::new(&self.store, attachments, txn).encode().map_err(io::Error::other)?;
+        let bytes = Note::new(&self.name_of_store(), attachments, txn).encode().map_err(io::Error::other)?;
         let unique = Uuid::new_v4().simple().to_string();
         let name = |attachment| format!("{}{unique}{SUFFIX}", prefix(attachment));
         let names: Vec<String> = attachments.iter().map(name).collect();
@@ -189,8 +249,14 @@ impl Intents for FileIntents {
         }
     }
 
-    fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
-        self.search(attachment, |name, steps| {
+    async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
+        let mut here = Vec::new();
+        for found in self.search(attachment)? {
+            if self.is_here(&found).await? {
+                here.push(found);
+            }
+        }
+        still_pending(here.into_iter(), |name, steps| {
             let path = &self.folder.join(name);
             let is_pending = !step(path, steps, VOID, CLOSED)? && step(path, steps, FOUND, DONE)?;
             if !is_pending {

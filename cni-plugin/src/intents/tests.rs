@@ -46,6 +46,12 @@ fn always() -> StillAsked {
     Arc::new(|| true)
 }
 
+/// What is pending, for an attachment on a store that need not be asked anything.
+fn pending(intents: &FileIntents, attachment: &Attachment) -> io::Result<Vec<Pending>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(intents.pending(attachment))
+}
+
 /// Notes it for these containers.
 fn record(intents: &FileIntents, containers: &[&str], txn: &Txn, still_asked: &StillAsked) -> Option<IntentId> {
     let attachments: Vec<Attachment> = containers.iter().map(|container| attachment(container)).collect();
@@ -112,17 +118,35 @@ fn what_is_cut_changed_or_foreign_is_no_note() {
 fn notes_are_found_by_whom_they_concern_until_they_are_forgotten() {
     let folder = tempfile::tempdir().unwrap();
     let intents = FileIntents::new(folder.path().join("run/intents"), "etcd://h:1");
-    assert_eq!(intents.pending(&attachment("c")).unwrap(), []);
+    assert_eq!(pending(&intents, &attachment("c")).unwrap(), []);
     let id = record(&intents, &["c"], &txn(), &always()).unwrap();
     let other = record(&intents, &["d"], &Txn::new(), &always()).unwrap();
     assert_ne!(id, other);
-    assert_eq!(intents.pending(&attachment("c")).unwrap(), [Pending { id: id.clone(), txn: txn() }]);
+    assert_eq!(pending(&intents, &attachment("c")).unwrap(), [Pending { id: id.clone(), txn: txn() }]);
     let elsewhere = FileIntents::new(folder.path().join("run/intents"), "etcd://h:2");
-    assert_eq!(elsewhere.pending(&attachment("c")).unwrap(), [], "another store is not sent this");
+    assert_eq!(pending(&elsewhere, &attachment("c")).unwrap(), [], "another store is not sent this");
     intents.forget(&id);
     intents.forget(&id);
-    assert_eq!(intents.pending(&attachment("c")).unwrap(), []);
-    assert_eq!(intents.pending(&attachment("d")).unwrap().len(), 1);
+    assert_eq!(pending(&intents, &attachment("c")).unwrap(), []);
+    assert_eq!(pending(&intents, &attachment("d")).unwrap().len(), 1);
+}
+
+#[test]
+fn the_cluster_counts_and_not_the_address() {
+    assert_eq!(address_and_cluster("etcd://a:1,b:2 cluster 1f"), ("etcd://a:1,b:2", Some(0x1f)));
+    for old in ["etcd://a:1", "etcd members in the SRV records of cluster x", "etcd://a:1 cluster ", ""] {
+        assert_eq!(address_and_cluster(old), (old, None));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let intents = FileIntents::new(folder.path(), "etcd://h:1");
+    assert_eq!(intents.name_of_store(), "etcd://h:1");
+    let named = Note::new("etcd://h:1 cluster 1f", &[attachment("c")], &txn()).encode().unwrap();
+    whole_file::create(folder.path(), &format!("{}1{SUFFIX}", prefix(&attachment("c"))), &named).unwrap();
+    // Where the store is no etcd that could be asked, the address is all there is.
+    assert_eq!(ids(pending(&intents, &attachment("c"))).len(), 1);
+    assert_eq!(intents.noted(&attachment("c")).unwrap().len(), 1);
+    let elsewhere = FileIntents::new(folder.path(), "etcd://h:2");
+    assert_eq!(ids(pending(&elsewhere, &attachment("c"))), []);
 }
 
 #[test]
@@ -151,7 +175,7 @@ fn what_cannot_be_read_is_nobodys_and_stays() {
     fs::write(folder.path().join(format!("{prefix}3{SUFFIX}.tmp")), &whole).unwrap();
     fs::write(folder.path().join("README"), "hello").unwrap();
     fs::create_dir(folder.path().join(format!("{prefix}4{SUFFIX}"))).unwrap();
-    assert_eq!(intents.pending(&attachment("c")).unwrap(), [Pending { id, txn: txn() }]);
+    assert_eq!(pending(&intents, &attachment("c")).unwrap(), [Pending { id, txn: txn() }]);
     assert_eq!(folder.path().read_dir().unwrap().count(), 6);
 }
 
@@ -177,16 +201,16 @@ fn a_note_for_several_that_was_found_stays_for_each_until_that_one_has_settled_i
     let folder = tempfile::tempdir().unwrap();
     let intents = FileIntents::new(folder.path(), "etcd://h:1");
     let id = record(&intents, &["c", "d"], &txn(), &always()).unwrap();
-    let found = intents.pending(&attachment("d")).unwrap();
+    let found = pending(&intents, &attachment("d")).unwrap();
     assert_eq!(found[0].txn, txn());
     // Its writer learns the outcome while it is sent again.
     intents.forget(&id);
     for container in ["c", "d", "c", "d"] {
-        assert_eq!(intents.pending(&attachment(container)).unwrap().len(), 1, "{container}");
+        assert_eq!(pending(&intents, &attachment(container)).unwrap().len(), 1, "{container}");
     }
     intents.forget(&found[0].id);
-    assert_eq!(ids(intents.pending(&attachment("d"))), []);
-    let [last] = &ids(intents.pending(&attachment("c")))[..] else { panic!("it is gone") };
+    assert_eq!(ids(pending(&intents, &attachment("d"))), []);
+    let [last] = &ids(pending(&intents, &attachment("c")))[..] else { panic!("it is gone") };
     intents.forget(last);
     assert_eq!(folder.path().read_dir().unwrap().count(), 0);
 }
@@ -200,7 +224,7 @@ fn an_open_note_that_was_found_is_void_and_nothing_is_sent() {
         // After all could find it, and before it is closed.
         let still_asked: StillAsked = Arc::new(move || {
             assert_eq!(ids(found.noted(&attachment(finder))), [], "it was not sent");
-            assert_eq!(ids(found.pending(&attachment(finder))), []);
+            assert_eq!(ids(pending(&found, &attachment(finder))), []);
             true
         });
         assert_eq!(record(&intents, &["c", "d", "e"], &txn(), &still_asked), None, "{finder}");
@@ -226,7 +250,7 @@ fn an_open_note_of_a_dead_process_is_void() {
     fs::write(&kept[0].0, &kept[0].1).unwrap();
     fs::hard_link(&kept[0].0, &kept[1].0).unwrap();
     for container in ["c", "d"] {
-        assert_eq!(ids(intents.pending(&attachment(container))), []);
+        assert_eq!(ids(pending(&intents, &attachment(container))), []);
     }
     assert_eq!(folder.path().read_dir().unwrap().count(), 0);
 }

@@ -20,6 +20,7 @@ mod late;
 mod lock;
 mod lost_replies;
 mod namespaces;
+mod notes;
 mod one_key_only;
 #[path = "../system/process.rs"]
 mod process;

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -88,8 +89,12 @@ impl<'a> Crowd<'a> {
     }
 }
 
+/// Names that no other test has, here or in another run: all of them have the same folder for notes, and who finds the note of
+/// another cluster asks a question more.
 fn names(count: usize) -> Vec<String> {
-    (0..count).map(|number| format!("c{number}")).collect()
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let (process, call) = (std::process::id(), CALLS.fetch_add(1, Ordering::Relaxed));
+    (0..count).map(|number| format!("c{number}-{call}-{process}")).collect()
 }
 
 /// The DELs of these, all at once, after which nothing is left; what the dead have left in the queue goes with the next ADD.

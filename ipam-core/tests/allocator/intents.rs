@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
@@ -32,6 +33,7 @@ impl Notes {
     }
 }
 
+#[async_trait]
 impl Intents for Notes {
     fn record(&self, attachments: &[Attachment], txn: &Txn, still_asked: &StillAsked) -> io::Result<Option<IntentId>> {
         if self.is_full {
@@ -57,7 +59,7 @@ impl Intents for Notes {
         }
     }
 
-    fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
+    async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
         let kept = self.kept.lock().unwrap();
         let own = kept.iter().filter(|(_, (noted, _))| noted == attachment);
         Ok(own.map(|(id, (_, txn))| Pending { id: IntentId(id.clone()), txn: txn.clone() }).collect())

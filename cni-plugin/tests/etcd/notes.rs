@@ -1,0 +1,76 @@
+//! Notes of assignments that broke off, found by a DEL whose configuration names other endpoints than the ADD's.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::lab::{Lab, notes_about};
+use crate::lost_replies::beside;
+use crate::process::{Call, Outcome};
+use crate::proxy::{Link, Proxy};
+use crate::victim::Victim;
+
+// Other tests have the same network and node, and notes in the same folder.
+const BEFORE: &str = "notes-before";
+const AGAIN: &str = "an earlier assignment broke off; sending it again";
+const SOON: Duration = Duration::from_secs(20);
+
+/// An ADD that was killed while its commit was on its way to a cluster at an address that is no more.
+fn broken_off(lab: &Lab, container: &str) -> String {
+    let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
+    let store = format!("etcd://{}", proxy.address());
+    let conf = lab.conf_at(&[format!("http://{}", proxy.address())]);
+    Call::new("ADD", BEFORE, &conf).ok();
+    proxy.set(Link::Slow(Duration::from_millis(300)));
+    let victim = Victim::start(Call::new("ADD", container, &conf), Path::new("/no-such-store"));
+    let begun = Instant::now();
+    while notes_about(&store).is_empty() {
+        assert!(begun.elapsed() < SOON, "nothing was noted");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(victim.kill().is_none(), "it was over");
+    proxy.set(Link::Refusing);
+    proxy.cut();
+    store
+}
+
+fn passes_over(outcome: &Outcome) -> bool {
+    outcome.stderr.contains("passing over a note about another store")
+}
+
+#[test]
+fn a_del_with_other_endpoints_settles_what_an_add_has_begun() {
+    let runtime = beside();
+    let _in = runtime.enter();
+    let lab = Lab::start();
+    // Nobody listens at the first address.
+    let endpoints = ["http://127.0.0.1:1".to_owned(), lab.etcds[0].url()];
+    let store = broken_off(&lab, "notes-1");
+    // Another cluster is not sent what is noted, whoever is asked in which order.
+    let other = Lab::start();
+    let outcome = Call::new("DEL", "notes-1", &other.conf()).ok();
+    assert!(passes_over(&outcome) && !outcome.stderr.contains(AGAIN), "{outcome:?}");
+    assert_eq!(notes_about(&store).len(), 1);
+    let outcome = Call::new("DEL", "notes-1", &lab.conf_at(&endpoints)).ok();
+    assert!(outcome.stderr.contains(AGAIN) && !passes_over(&outcome), "{outcome:?}");
+    assert_eq!(notes_about(&store).len(), 0);
+    Call::new("DEL", BEFORE, &lab.conf_at(&endpoints)).ok();
+    lab.nothing_is_left();
+}
+
+#[test]
+fn while_no_endpoint_answers_a_noted_del_fails_and_may_be_repeated() {
+    let runtime = beside();
+    let _in = runtime.enter();
+    let lab = Lab::start();
+    let store = broken_off(&lab, "notes-2");
+    let mut nobody = lab.conf_at(&["http://127.0.0.1:1".to_owned()]);
+    nobody["datastore_timeout"] = 1.into();
+    let refusal = Call::new("DEL", "notes-2", &nobody).run().refusal();
+    assert_eq!(refusal.says(&["http://127.0.0.1:1"]).code, 11, "{refusal:?}");
+    assert_eq!(notes_about(&store).len(), 1);
+    for container in ["notes-2", BEFORE] {
+        lab.del(container).ok();
+    }
+    assert_eq!(notes_about(&store).len(), 0);
+    lab.nothing_is_left();
+}
