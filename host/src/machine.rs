@@ -20,7 +20,8 @@ pub fn boot_id() -> Option<String> {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned())
 }
 
-/// The first 8 characters of a boot id, which is what is recorded with an address; `None` for what is no boot id.
+/// The first 8 characters of a boot id, which is what is recorded with an address; `None` for what is no boot id. The attribute
+/// `margay.io/boot` of `ipam-core` says why they are enough.
 pub fn short_boot(id: &str) -> Option<String> {
     let short: String = id.trim().chars().take(SHORT_BOOT).collect();
     (short.chars().count() == SHORT_BOOT).then_some(short)

@@ -13,6 +13,11 @@ pub const NETWORK: &str = "margay.io/net";
 /// The attribute that names the interface in the container.
 pub const INTERFACE: &str = "margay.io/ifname";
 /// The attribute that says in which boot of the host the address was given: the first 8 characters of the boot id.
+///
+/// These are 32 random bits, and they are only compared with those of the node's current boot. If an earlier boot has the same
+/// ones (a chance of 1 in 4,294,967,296 at each boot), its addresses count as addresses of the current boot: they stay until
+/// the next boot, or until something else shows that nobody has them. The current boot always has its own, so no address
+/// that a container has counts as one of another boot.
 pub const BOOT: &str = "margay.io/boot";
 /// The attribute that names the container's network namespace, which is evidence that the attachment lives:
 /// `DEVICE:INODE`, for example `4:4026532201`. Where the plugin runs in a process id namespace of its own, a slash and the
