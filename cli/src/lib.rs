@@ -41,7 +41,7 @@ use tokio::runtime::Runtime;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::answer::Answer;
-use crate::args::{Cli, Command, LogLevel};
+use crate::args::{Cli, Command, LogLevel, report_hint, with_report};
 use crate::error::{Failure, Result};
 use crate::output::patiently;
 
@@ -55,9 +55,16 @@ pub fn run(
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> u8 {
-    let cli = match Cli::try_parse_from(args) {
+    let args = with_report(args);
+    let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
-        Err(usage) => return explain(&usage, out, err),
+        Err(usage) => {
+            let code = explain(&usage, out, err);
+            if let Some(hint) = report_hint(&usage, &args) {
+                _ = writeln!(err, "{hint}");
+            }
+            return code;
+        }
     };
     log_to_stderr(cli.log_level);
     store::tell_to_wait(cli.lock_timeout);

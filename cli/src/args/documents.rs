@@ -7,7 +7,8 @@ use ipam_core::documents::DocumentKind;
 
 const GET: &str = "\
 KIND is ippool, ipreservation, node or ipamconfig, in any case, also as plural.
-All outputs are calicoctl's: -o ps (or table), wide, yaml and json.
+All outputs are calicoctl's: -o ps (or table), wide, yaml and json. --namespace
+and --all-namespaces change nothing: no kind here has a namespace.
 
 Examples:
   margay get ippool
@@ -68,6 +69,21 @@ pub(crate) enum Documents {
 pub(crate) struct Get {
     #[command(flatten)]
     pub(crate) which: Selection,
+
+    /// Of documents that are named, leave out what only this store knows: the uid, the version and the time of creation
+    #[arg(long)]
+    pub(crate) export: bool,
+
+    /// Files without a document are no error
+    #[arg(long, requires = "filename")]
+    pub(crate) skip_empty: bool,
+
+    // Scripts for calicoctl pass these for all kinds. No kind here has a namespace.
+    #[arg(short, long, hide = true, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+
+    #[arg(short = 'A', long, hide = true, short_alias = 'a')]
+    all_namespaces: bool,
 }
 
 /// What is to be made.

@@ -13,8 +13,19 @@ use crate::output::printable;
 /// The most that is read of one file.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Reads all documents of these files and folders, in their order; the files of a folder by name.
+/// Reads all documents of these files and folders, in their order; the files of a folder by name. None is an error.
 pub(super) fn read(paths: &[PathBuf], depth: Depth) -> Result<Vec<Manifest>> {
+    let manifests = read_any(paths, depth)?;
+    if manifests.is_empty() {
+        return Err(
+            Failure::new("No resources specified").hint("name a file with a document in it, of kind IPPool, say")
+        );
+    }
+    Ok(manifests)
+}
+
+/// The same, with none at all if there is none.
+pub(super) fn read_any(paths: &[PathBuf], depth: Depth) -> Result<Vec<Manifest>> {
     let mut manifests = Vec::new();
     for path in paths {
         if path.as_os_str() == "-" {
@@ -27,11 +38,6 @@ pub(super) fn read(paths: &[PathBuf], depth: Depth) -> Result<Vec<Manifest>> {
             let text = fs::File::open(&file).and_then(limited).map_err(|error| cannot_read(&name, &error))?;
             manifests.extend(documents(&name, &text)?);
         }
-    }
-    if manifests.is_empty() {
-        return Err(
-            Failure::new("No resources specified").hint("name a file with a document in it, of kind IPPool, say")
-        );
     }
     Ok(manifests)
 }

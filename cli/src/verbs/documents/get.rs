@@ -15,6 +15,30 @@ const USUAL_AS: &str = "64512";
 /// The longest list of networks in a cell.
 const LONGEST_CELL: usize = 80;
 
+/// How much of a document is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// All that is stored.
+    Stored,
+    /// Without what only this store knows.
+    Export,
+}
+
+/// The metadata that only this store knows.
+const LOCAL: [&str; 6] =
+    ["uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "generation", "namespace"];
+
+impl Form {
+    fn of(self, mut document: Map<String, Value>) -> Map<String, Value> {
+        if self == Self::Export
+            && let Some(metadata) = document.get_mut("metadata").and_then(Value::as_object_mut)
+        {
+            metadata.retain(|name, _| !LOCAL.contains(&name.as_str()));
+        }
+        document
+    }
+}
+
 /// What a resource or a list is shown as in tables.
 struct Table {
     kind: DocumentKind,
@@ -35,12 +59,17 @@ pub(super) async fn all(ipam: &Ipam, kind: DocumentKind, deadline: Deadline) -> 
 }
 
 /// Shows the documents of these names, each by itself; a name that there is not is an error after the others.
-pub(super) async fn named(ipam: &Ipam, names: &[(DocumentKind, String)], deadline: Deadline) -> Result<Answer> {
+pub(super) async fn named(
+    ipam: &Ipam,
+    names: &[(DocumentKind, String)],
+    form: Form,
+    deadline: Deadline,
+) -> Result<Answer> {
     let found = ipam.documents_named(names, deadline).await?;
     let (mut tables, mut missing) = (Vec::new(), Vec::new());
     for ((kind, _), shown) in names.iter().zip(found) {
         match shown {
-            Ok(Shown { document, .. }) => tables.push(Table { kind: *kind, rows: vec![document] }),
+            Ok(Shown { document, .. }) => tables.push(Table { kind: *kind, rows: vec![form.of(document)] }),
             Err(error) => missing.push(printable(&error.to_string())),
         }
     }

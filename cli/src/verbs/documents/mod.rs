@@ -14,6 +14,7 @@ use kv::Deadline;
 
 use self::change::Change;
 use self::files::Depth;
+use self::get::Form;
 use super::rehearsal::Run;
 use super::with_ipam;
 use crate::answer::Answer;
@@ -37,10 +38,16 @@ pub(crate) async fn run(command: &Documents, location: &Location) -> Result<Answ
                         .await
                 }
                 _ => {
+                    let manifests = match which.kind {
+                        None if get.skip_empty => files::read_any(&which.filename, depth(which.recursive))?,
+                        _ => selected(which)?,
+                    };
                     let names: Vec<(DocumentKind, String)> =
-                        selected(which)?.iter().map(|one| (one.kind(), one.name().to_owned())).collect();
+                        manifests.iter().map(|one| (one.kind(), one.name().to_owned())).collect();
+                    // As calicoctl does it, for names alone.
+                    let form = if get.export && which.kind.is_some() { Form::Export } else { Form::Stored };
                     on_store(location, Use::Existing, Run::Real, async |ipam| {
-                        get::named(ipam, &names, deadline()).await
+                        get::named(ipam, &names, form, deadline()).await
                     })
                     .await
                 }

@@ -53,6 +53,30 @@ fn a_store_in_order() {
 }
 
 #[test]
+fn calicoctls_way_to_ask_for_a_report_is_understood() {
+    for lab in Lab::each() {
+        lab.margay("pool create main 10.65.0.0/16").answer();
+        lab.assign("net", "c1");
+        let file = lab.folder().join("report.json");
+        let ours = check(&lab, &format!("--report {}", file.display())).answer();
+        let expected = std::fs::read(&file).unwrap();
+        let path = file.display();
+        for args in [format!("-o {path}"), format!("-o{path}"), format!("--output={path}"), format!("--output {path}")]
+        {
+            std::fs::remove_file(&file).unwrap();
+            assert_eq!(check(&lab, &args).answer(), ours, "{args}");
+            assert_eq!(std::fs::read(&file).unwrap(), expected, "{args}");
+        }
+        // A form is a form, also beside a report.
+        assert!(check(&lab, &format!("-o json -o {path}")).json()["problems"].is_number());
+        // What may be a slip of the pen makes no file.
+        let refused = check(&lab, "-o jsn").failure();
+        assert!(refused.contains("possible values: table, wide, yaml, json"), "{refused}");
+        assert!(refused.contains("--report jsn"), "{refused}");
+    }
+}
+
+#[test]
 fn damage_is_told_planned_and_mended() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/16").answer();

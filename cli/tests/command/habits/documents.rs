@@ -79,6 +79,30 @@ main   10.65.0.0/16   true   Never      Never       false      false            
 }
 
 #[test]
+fn what_scripts_for_calicoctl_pass_to_get_is_understood() {
+    for lab in Lab::each() {
+        with_file(&lab, "create", &pool("main", "10.65.0.0/16")).answer();
+        let plain = lab.margay("get ippool main").answer();
+        for options in ["-n shop", "--namespace=shop", "-A", "-a", "--all-namespaces", "--export"] {
+            assert_eq!(lab.margay(&format!("get ippool main {options}")).answer(), plain, "{options}");
+        }
+        // What is exported can be made elsewhere; a list is as it is stored, as calicoctl has it.
+        let exported = lab.margay("get ippool main --export -o yaml").answer();
+        assert!(exported.contains("\nmetadata:\n  name: main\nspec:\n"), "{exported}");
+        lab.margay("delete ippool main").answer();
+        with_file(&lab, "create", &exported).answer();
+        let list = lab.margay("get ippool --export -o yaml").answer();
+        assert!(list.contains("uid: "), "{list}");
+        let empty = lab.folder().join("empty.yaml");
+        fs::write(&empty, "").unwrap();
+        let from_file = format!("get -f {}", empty.display());
+        assert!(lab.margay(&from_file).failure().contains("No resources specified"));
+        assert_eq!(lab.margay(&format!("{from_file} --skip-empty")).answer(), "");
+        assert_eq!(lab.margay(&format!("{from_file} --skip-empty -o json")).answer(), "[]\n");
+    }
+}
+
+#[test]
 fn a_change_keeps_what_a_document_cannot_say() {
     for lab in Lab::each() {
         lab.margay("pool create lab 10.70.0.0/24 --gateway 10.70.0.1").answer();
