@@ -1,0 +1,219 @@
+//! The disk: everything on it, its power, and what it does about syncs.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use crate::file::File;
+use crate::folder::Folder;
+use crate::image::{About, Content, Image, ROOT, Saved};
+use crate::luck::{Cut, Luck};
+use crate::mount::Mounted;
+
+/// What a disk does about a sync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Syncs {
+    /// What it is for.
+    Kept,
+    /// Nothing: it says that it is done.
+    Ignored,
+    /// The same for folders; syncs of files are kept.
+    IgnoredForFolders,
+}
+
+/// A disk. Copies of this value are the same disk.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    pub(crate) state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) nodes: BTreeMap<u64, Node>,
+    pub(crate) next: u64,
+    /// What was read of folders when they were opened, by the numbers of these openings.
+    pub(crate) listings: BTreeMap<u64, Vec<(u64, OsString)>>,
+    syncs: Syncs,
+    power: Power,
+    operations: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Power {
+    On,
+    /// It fails after so many more operations.
+    Left(u64),
+    Cut,
+}
+
+/// A file or a folder.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) about: About,
+    durable_time: SystemTime,
+    pub(crate) kind: Kind,
+}
+
+#[derive(Debug)]
+pub(crate) enum Kind {
+    File(File),
+    Folder(Folder),
+}
+
+impl Node {
+    /// A new one, of which nothing is durable.
+    pub(crate) fn new(about: About, kind: Kind) -> Self {
+        Self { about, durable_time: about.changed, kind }
+    }
+
+    /// Notes that it was changed now.
+    pub(crate) fn touch(&mut self) {
+        self.about.changed = SystemTime::now();
+    }
+}
+
+impl Disk {
+    /// A disk with this on it.
+    #[must_use]
+    pub fn new(image: Image, syncs: Syncs) -> Self {
+        let node = |saved: Saved| {
+            let kind = match saved.content {
+                Content::File(bytes) => Kind::File(File::durable(bytes)),
+                Content::Folder(names) => Kind::Folder(Folder::durable(names)),
+            };
+            Node::new(saved.about, kind)
+        };
+        let nodes = image.nodes.into_iter().map(|(number, saved)| (number, node(saved))).collect();
+        let listings = BTreeMap::new();
+        let state = State { nodes, next: image.next, listings, syncs, power: Power::On, operations: 0 };
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Mounts it on a folder. Only root can do that.
+    ///
+    /// # Errors
+    /// Those of `/dev/fuse` and of mounting.
+    pub fn mount(&self, at: &Path) -> io::Result<Mounted> {
+        Mounted::new(self, at)
+    }
+
+    /// Cuts the power after so many more operations that change something or sync.
+    pub fn cut_after(&self, operations: u64) {
+        let mut state = self.state();
+        if state.power != Power::Cut {
+            state.power = Power::Left(operations);
+        }
+    }
+
+    /// Cuts the power now.
+    pub fn cut(&self) {
+        self.state().power = Power::Cut;
+    }
+
+    /// True if the power was cut.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        self.state().power == Power::Cut
+    }
+
+    /// Does something before the power is cut, or not at all: no cut comes in between. That must not wait for the disk.
+    pub fn before_cut<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        let state = self.state();
+        (state.power != Power::Cut).then(work)
+    }
+
+    /// How many operations there were that changed something or synced.
+    #[must_use]
+    pub fn operations(&self) -> u64 {
+        self.state().operations
+    }
+
+    /// What this cut leaves, of all that was done until now.
+    #[must_use]
+    pub fn after_cut(&self, cut: Cut) -> Image {
+        let state = self.state();
+        let mut luck = Luck::new(cut);
+        let mut left = BTreeMap::new();
+        let mut found = vec![ROOT];
+        while let Some(number) = found.pop() {
+            let Some(node) = state.nodes.get(&number) else { continue };
+            let content = match &node.kind {
+                Kind::File(file) => Content::File(file.after_cut(&mut luck)),
+                Kind::Folder(folder) => {
+                    let names = folder.after_cut(&mut luck);
+                    found.extend(names.values());
+                    Content::Folder(names)
+                }
+            };
+            let mut about = node.about;
+            if !luck.of_time() {
+                about.changed = node.durable_time;
+            }
+            left.insert(number, Saved { about, content });
+        }
+        Image { nodes: left, next: state.next }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// True as long as there is power.
+    pub(crate) fn is_on(&self) -> bool {
+        self.power != Power::Cut
+    }
+
+    /// Begins an operation that changes something or syncs. False if there is no power.
+    pub(crate) fn begin(&mut self) -> bool {
+        match &mut self.power {
+            Power::Cut => return false,
+            Power::Left(0) => {
+                self.power = Power::Cut;
+                return false;
+            }
+            Power::Left(left) => *left -= 1,
+            Power::On => {}
+        }
+        self.operations += 1;
+        true
+    }
+
+    /// Makes a file or a folder durable, unless the disk lies.
+    pub(crate) fn sync(&mut self, number: u64) {
+        let syncs = self.syncs;
+        let Some(node) = self.nodes.get_mut(&number) else { return };
+        match (&mut node.kind, syncs) {
+            (_, Syncs::Ignored) | (Kind::Folder(_), Syncs::IgnoredForFolders) => return,
+            (Kind::File(file), _) => file.sync(),
+            (Kind::Folder(folder), _) => folder.sync(),
+        }
+        node.durable_time = node.about.changed;
+    }
+
+    /// Adds a file or a folder that has no name yet, and returns its number.
+    pub(crate) fn add(&mut self, node: Node) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.nodes.insert(number, node);
+        number
+    }
+
+    pub(crate) fn file(&mut self, number: u64) -> Option<&mut File> {
+        match &mut self.nodes.get_mut(&number)?.kind {
+            Kind::File(file) => Some(file),
+            Kind::Folder(_) => None,
+        }
+    }
+
+    pub(crate) fn folder(&mut self, number: u64) -> Option<&mut Folder> {
+        match &mut self.nodes.get_mut(&number)?.kind {
+            Kind::Folder(folder) => Some(folder),
+            Kind::File(_) => None,
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Tests that need a disk: where none can be mounted, they are shown as ignored, or fail in CI.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Trial};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::geteuid;
+
+use crate::disk::{Disk, Syncs};
+use crate::image::Image;
+
+/// What the kernel offers to file systems in user space.
+const DEVICE: &str = "/dev/fuse";
+
+/// A test: its name and what it does.
+pub type Test = (String, Box<dyn FnOnce() + Send>);
+
+/// The `main` of a program with tests that mount disks.
+///
+/// Each test sees its mounts alone, with the threads and processes that it starts; the kernel unmounts all of them when
+/// these have ended, however they end. Where no disk can be mounted, the tests are ignored with the reason. If the
+/// environment variable `CI` is set, they fail instead.
+#[must_use]
+pub fn main(tests: Vec<Test>) -> ExitCode {
+    let reason = cannot_mount();
+    let in_ci = std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false");
+    let trial = |(name, test): Test| match (&reason, in_ci) {
+        (None, _) => Trial::test(name, || {
+            own_mounts().map_err(|error| format!("no mounts of its own: {error}"))?;
+            test();
+            Ok(())
+        }),
+        (Some(reason), true) => {
+            let reason = format!("{reason}; in CI that is a failure");
+            Trial::test(name, || Err(reason.into()))
+        }
+        (Some(reason), false) => Trial::test(name, || Ok(())).with_kind(reason).with_ignored_flag(true),
+    };
+    libtest_mimic::run(&Arguments::from_args(), tests.into_iter().map(trial).collect()).exit_code()
+}
+
+/// Why no disk can be mounted here.
+fn cannot_mount() -> Option<String> {
+    if !geteuid().is_root() {
+        return Some("mounting a disk needs root".to_owned());
+    }
+    if let Err(error) = OpenOptions::new().read(true).write(true).open(DEVICE) {
+        return Some(format!("no {DEVICE} here: {error}"));
+    }
+    // On a thread of its own, which takes its mounts with it.
+    let probed = std::thread::spawn(|| own_mounts().and_then(|()| probe())).join();
+    let probed = probed.unwrap_or_else(|_| Err(io::Error::other("the probe panicked")));
+    probed.err().map(|error| format!("no disk can be mounted here: {error}"))
+}
+
+/// Gives this thread, and the threads and processes that it starts, mounts of their own.
+fn own_mounts() -> io::Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    Ok(mount(None::<&str>, "/", None::<&str>, private, None::<&str>)?)
+}
+
+fn probe() -> io::Result<()> {
+    let at = std::env::temp_dir().join(format!("margay-power-{}", std::process::id()));
+    fs::create_dir(&at)?;
+    let probed = mount_and_write(&at);
+    fs::remove_dir(&at).and(probed)
+}
+
+fn mount_and_write(at: &Path) -> io::Result<()> {
+    let _mounted = Disk::new(Image::default(), Syncs::Kept).mount(at)?;
+    fs::write(at.join("file"), "x")
+}
