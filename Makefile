@@ -48,16 +48,24 @@ fuzz: ## Feed every parser and damaged stores with invented input, 60 s each (FU
 	@scripts/fuzz $(FUZZ_TARGETS)
 
 MODE ?= in-process
-OPS ?= $(or $(ROUNDS),$(if $(filter kill late,$(MODE)),1000,1000000))
+OPS ?= $(or $(ROUNDS),$(if $(filter kill late,$(MODE)),1000,$(if $(filter power,$(MODE)),2000,1000000)))
 .PHONY: torture
 torture: STORE = memory
-torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|processes, OPS=, SEED=), or kill the plugin (MODE=kill, STORE=sled|redb; MODE=late on etcd; ROUNDS=)
+torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|processes, OPS=, SEED=), kill the plugin (MODE=kill, STORE=sled|redb; MODE=late on etcd; ROUNDS=), or cut its power (MODE=power, STORE=sled|redb)
 	@scripts/setup test
 ifeq ($(MODE),kill)
 	@$(if $(filter sled redb,$(STORE)),,echo "make: MODE=kill takes STORE=sled or STORE=redb" >&2; exit 2)
 	@cargo build --quiet --profile ci -p cni-plugin
 	@MARGAY_CRASH_ROUNDS=$(OPS) MARGAY_CRASH_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p cni-plugin \
 		--test system -- --nocapture --exact crash::whoever_is_killed_leaves_all_or_nothing_on_$(STORE)
+else ifeq ($(MODE),power)
+	@$(if $(filter sled redb,$(STORE)),,echo "make: MODE=power takes STORE=sled or STORE=redb" >&2; exit 2)
+	@scripts/setup install
+	@CRATES=cni-plugin scripts/build-release
+	@cargo build --quiet --profile ci -p cni-plugin -p cli
+	@CI=true MARGAY_RELEASE_PLUGIN=$(abspath $(or $(CARGO_TARGET_DIR),target))/programs/$(shell uname -m)/margay-ipam \
+		MARGAY_POWER_ROUNDS=$(OPS) MARGAY_POWER_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p cni-plugin \
+		--test power -- --nocapture --exact power_cuts_lose_nothing_on_$(STORE)
 else ifeq ($(MODE),late)
 	@$(if $(filter memory etcd,$(STORE)),,echo "make: MODE=late is about etcd: leave STORE out" >&2; exit 2)
 	@cargo build --quiet --profile ci -p cni-plugin

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -129,6 +129,28 @@ impl Disk {
     #[must_use]
     pub fn operations(&self) -> u64 {
         self.state().operations
+    }
+
+    /// The files and folders with changes that are not durable, as programs see them; `/` is the disk itself.
+    #[must_use]
+    pub fn unsynced(&self) -> Vec<PathBuf> {
+        let state = self.state();
+        let mut unsynced = Vec::new();
+        let mut found = vec![(ROOT, PathBuf::from("/"))];
+        while let Some((number, path)) = found.pop() {
+            let is_unsynced = match state.nodes.get(&number).map(|node| &node.kind) {
+                Some(Kind::File(file)) => file.is_unsynced(),
+                Some(Kind::Folder(folder)) => {
+                    found.extend(folder.names().iter().map(|(name, number)| (*number, path.join(name))));
+                    folder.is_unsynced()
+                }
+                None => false,
+            };
+            if is_unsynced {
+                unsynced.push(path);
+            }
+        }
+        unsynced
     }
 
     /// What this cut leaves, of all that was done until now.

@@ -37,6 +37,11 @@ impl File {
         &self.seen
     }
 
+    /// True if something is not durable yet.
+    pub(crate) fn is_unsynced(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
     pub(crate) fn set_length(&mut self, length: usize) {
         if length != self.seen.len() {
             self.seen.resize(length, 0);

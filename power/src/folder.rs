@@ -52,6 +52,11 @@ impl Folder {
         &self.seen
     }
 
+    /// True if something is not durable yet.
+    pub(crate) fn is_unsynced(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
     pub(crate) fn get(&self, name: &OsStr) -> Option<u64> {
         self.seen.get(name).copied()
     }

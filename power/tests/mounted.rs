@@ -5,15 +5,16 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use nix::fcntl::{FallocateFlags, FcntlArg, fallocate, fcntl};
 use nix::libc;
+use nix::mount::{MsFlags, mount};
 use power::{Cut, Disk, Folders, Image, Mounted, Syncs};
 use tempfile::TempDir;
 
 fn main() -> ExitCode {
-    let tests: [(&str, fn()); 8] = [
+    let tests: [(&str, fn()); 9] = [
         ("programs_find_what_they_wrote", programs_find_what_they_wrote),
         ("names_change_as_elsewhere", names_change_as_elsewhere),
         ("locks_hold_between_openings", locks_hold_between_openings),
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
         ("a_disk_that_lies_keeps_nothing", a_disk_that_lies_keeps_nothing),
         ("the_power_fails_after_so_many_operations", the_power_fails_after_so_many_operations),
         ("nothing_stays_mounted", nothing_stays_mounted),
+        ("without_a_device_tests_are_ignored_or_fail_in_ci", without_a_device_tests_are_ignored_or_fail_in_ci),
     ];
     power::main(tests.into_iter().map(|(name, test)| (name.to_owned(), Box::new(test) as _)).collect())
 }
@@ -183,6 +185,7 @@ fn the_power_fails_after_so_many_operations() {
     ground.disk.cut_after(3);
     let file = synced(&ground.path().join("file"), b"x");
     assert_eq!(ground.disk.operations(), 3, "made, written, synced");
+    assert_eq!(ground.disk.unsynced(), [Path::new("/")], "the file has no name yet that is durable");
     assert_eq!(ground.disk.before_cut(|| 1), Some(1));
     assert!(file.write_all_at(b"y", 0).is_err());
     assert!(ground.disk.is_cut());
@@ -201,4 +204,18 @@ fn nothing_stays_mounted() {
     drop(mounted);
     assert!(!mounts().contains(path.to_str().unwrap()), "also while a file is open");
     drop(file);
+}
+
+fn without_a_device_tests_are_ignored_or_fail_in_ci() {
+    // Each test has mounts of its own: nobody else sees this.
+    mount(Some("/dev/null"), "/dev/fuse", None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    let run = |ci: &str| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let output = command.args(["--exact", "nothing_stays_mounted"]).env("CI", ci).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (is_success, said) = run("");
+    assert!(is_success && said.contains("no disk can be mounted here") && said.contains("1 ignored"), "{said}");
+    let (is_success, said) = run("true");
+    assert!(!is_success && said.contains("no disk can be mounted here") && said.contains("1 failed"), "{said}");
 }

@@ -1,0 +1,107 @@
+//! Callers that run ADD and DEL until their work is done or the power is cut.
+
+use std::process::{Child, ExitStatus};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ::power::Disk;
+use serde_json::Value;
+
+use crate::ledger::Ledger;
+use crate::process::{Call, Outcome};
+use crate::random::Random;
+
+/// How long a call may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often a caller looks whether its process has ended.
+const PAUSE: Duration = Duration::from_micros(500);
+/// One of so many calls is killed while the disk has power: what it has left need not be durable.
+const KILLS: u64 = 8;
+
+/// The work of one round.
+pub(crate) struct Work<'a> {
+    pub(crate) disk: &'a Disk,
+    pub(crate) conf: &'a Value,
+    pub(crate) ledger: &'a Mutex<Ledger>,
+    /// How many calls each caller makes.
+    pub(crate) calls: u64,
+    /// After so many answers the power is cut, if it is cut by that.
+    pub(crate) last: Option<u64>,
+    /// About how many operations of the disk a call takes.
+    pub(crate) operations: u64,
+}
+
+/// How the wait for a process ended.
+enum End {
+    Exit(ExitStatus),
+    /// The caller killed it.
+    Killed,
+    PowerCut,
+}
+
+impl Work<'_> {
+    /// Runs so many callers to their end, with the numbers of `random`.
+    pub(crate) fn run(&self, callers: u64, random: &mut Random) {
+        let randoms: Vec<_> = (0..callers).map(|caller| Random::new(random.next(), caller)).collect();
+        thread::scope(|scope| {
+            for mut random in randoms {
+                scope.spawn(move || {
+                    let mut calls = 0..self.calls;
+                    while calls.next().is_some() && self.call(&mut random) {}
+                });
+            }
+        });
+    }
+
+    /// Makes a call. False if the power was cut meanwhile.
+    fn call(&self, random: &mut Random) -> bool {
+        let (verb, container) = self.ledger().begin(random);
+        let call = Call::new(verb, &container, self.conf);
+        let killed_at = random.once_in(KILLS).then(|| self.disk.operations() + random.below(self.operations + 1));
+        let mut child = call.start(call.command());
+        let status = match self.wait(&mut child, &call, killed_at) {
+            End::Exit(status) => status,
+            End::Killed => return true,
+            End::PowerCut => return false,
+        };
+        let output = child.wait_with_output().unwrap();
+        if !status.success() {
+            // Only for lack of power may a call fail.
+            assert!(self.disk.is_cut(), "{call:?}: {status}, {}", String::from_utf8_lossy(&output.stdout));
+            return false;
+        }
+        let outcome = Outcome::new(output, &call);
+        let told = if verb == "ADD" { outcome.addresses().into_iter().collect() } else { [].into() };
+        let Some(answers) = self.disk.before_cut(|| self.ledger().end(&container, told)) else { return false };
+        let answers = answers.unwrap_or_else(|what| panic!("{what}"));
+        if self.last == Some(answers) {
+            self.disk.cut();
+        }
+        true
+    }
+
+    /// Waits for the end of a process, which is killed when the power is cut or when the disk comes to the operation
+    /// `killed_at`.
+    fn wait(&self, child: &mut Child, call: &Call, killed_at: Option<u64>) -> End {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                return End::Exit(status);
+            }
+            let is_late = begun.elapsed() > PATIENCE;
+            let is_cut = self.disk.is_cut();
+            if is_late || is_cut || killed_at.is_some_and(|operation| self.disk.operations() >= operation) {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                assert!(!is_late, "{call:?} had no answer after {PATIENCE:?}");
+                return if is_cut { End::PowerCut } else { End::Killed };
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,134 @@
+//! Power cuts under the plugin: real processes on a disk that forgets what was not synced.
+//!
+//! A round mounts a disk ([`power::Disk`]), lets one to four callers run ADD and DEL there, and cuts the power: after
+//! some operation of the disk, or when a caller has its answer. Some calls are killed before that. What is left is
+//! copied out: there the next ADD must work, `margay ipam check` must find nothing, every acknowledged ADD must be
+//! there and no acknowledged DEL may be back. The next round begins with what was left, so that cuts meet stores that
+//! recover from one.
+//!
+//! An answer is acknowledged if the caller saw the end of the process before the cut. The lock of the disk orders the
+//! two.
+//!
+//! `MARGAY_POWER_SEED` and `MARGAY_POWER_ROUNDS` choose other cuts and more of them; `make torture MODE=power` sets
+//! them. The program is the one that cargo built for the tests; `MARGAY_RELEASE_PLUGIN` names another one.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
+
+#[path = "../system/books.rs"]
+#[allow(dead_code, reason = "shared with the tests on a disk that has power")]
+mod books;
+mod callers;
+#[path = "../system/lab.rs"]
+#[allow(dead_code, reason = "shared with the tests on a disk that has power")]
+mod lab;
+mod ledger;
+#[path = "../system/process.rs"]
+#[allow(dead_code, reason = "shared with the tests on a disk that has power")]
+mod process;
+#[path = "../system/random.rs"]
+mod random;
+mod world;
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use ::power::{Folders, Syncs};
+use lab::{ENGINES, Engine};
+use random::{Random, setting};
+use world::{Plan, World};
+
+const ROUNDS: u64 = 60;
+const SEED: u64 = 20_261_123;
+/// A disk that lies must be found out within so many cuts.
+const LIES: u64 = 10;
+/// Of so many rounds two are on a disk that was empty at first.
+const KINDS: u64 = 5;
+
+/// How often each thing happened.
+type Tally = BTreeMap<String, u64>;
+
+fn count(tally: &mut Tally, what: impl Into<String>) {
+    *tally.entry(what.into()).or_default() += 1;
+}
+
+/// A test: its name and what it does on a store of this engine.
+type Test = (&'static str, fn(Engine));
+
+const TESTS: [Test; 3] = [
+    ("power_cuts_lose_nothing", rounds),
+    ("a_disk_that_lies_is_found_out", lies),
+    ("a_folder_that_is_not_synced_is_found_out", unsynced_folders),
+];
+
+fn main() -> ExitCode {
+    let test = |(name, test): Test, engine: Engine| -> ::power::Test {
+        (format!("{name}_on_{}", engine.name()), Box::new(move || test(engine)))
+    };
+    ::power::main(TESTS.into_iter().flat_map(|named| ENGINES.map(|engine| test(named, engine))).collect())
+}
+
+/// An old store and young ones lose power by turns.
+fn rounds(engine: Engine) {
+    let (seed, rounds) = (setting("MARGAY_POWER_SEED", SEED), setting("MARGAY_POWER_ROUNDS", ROUNDS));
+    println!("{engine:?}: MARGAY_POWER_SEED={seed} MARGAY_POWER_ROUNDS={rounds}");
+    let (mut old, mut young) = (World::with_full_log(engine, Syncs::Kept), World::empty(engine, Syncs::Kept));
+    let mut tally = Tally::new();
+    for round in 0..rounds {
+        let mut random = Random::new(seed, round);
+        if round % KINDS == 3 {
+            young = World::empty(engine, Syncs::Kept);
+        }
+        let world = if round % KINDS < 3 { &mut old } else { &mut young };
+        let plan = Plan::draw(&mut random, world);
+        if let Err(what) = world.round(&plan, &mut random, &mut tally) {
+            panic!("{engine:?}, seed {seed}, round {round}, {plan:?}: {what}\nwhat was left: {}", world.keep());
+        }
+    }
+    println!("{engine:?}: {rounds} cuts");
+    for (what, count) in &tally {
+        println!("{count:>8}  {what}");
+    }
+    // Fewer rounds need not have met everything.
+    if rounds >= ROUNDS {
+        let engine = match engine {
+            Engine::Sled => "not synced: /store/sled/db",
+            Engine::Redb => "not synced: /store/db.redb",
+        };
+        for what in [engine, "calls acknowledged", "cut while there was work"] {
+            assert!(tally.get(what).is_some_and(|count| *count > 0), "no {what} in {rounds} rounds");
+        }
+    }
+}
+
+/// The cuts that it takes to find out that a disk lies. `None`: too many.
+fn cuts_until_found(engine: Engine, syncs: Syncs, worlds: impl Fn() -> World, folders: Option<Folders>) -> Option<u64> {
+    let (mut world, mut tally) = (worlds(), Tally::new());
+    for round in 0..LIES {
+        let mut random = Random::new(SEED, round);
+        let mut plan = Plan::draw(&mut random, &world);
+        plan.folders = folders.unwrap_or(plan.folders);
+        if let Err(what) = world.round(&plan, &mut random, &mut tally) {
+            println!("{engine:?}, {syncs:?}: found out by cut {}: {what}", round + 1);
+            return Some(round + 1);
+        }
+        if round % 2 == 1 {
+            world = worlds();
+        }
+    }
+    None
+}
+
+/// The rounds can fail: syncs do nothing.
+fn lies(engine: Engine) {
+    let syncs = Syncs::Ignored;
+    let old = World::with_full_log(engine, syncs);
+    assert!(cuts_until_found(engine, syncs, || old.clone(), None).is_some(), "an old store");
+    assert!(cuts_until_found(engine, syncs, || World::empty(engine, syncs), None).is_some(), "a young store");
+}
+
+/// The rounds can fail: files are synced, and the folders that name them are not.
+fn unsynced_folders(engine: Engine) {
+    let syncs = Syncs::IgnoredForFolders;
+    let found = cuts_until_found(engine, syncs, || World::empty(engine, syncs), Some(Folders::Strict));
+    assert!(found.is_some());
+}

@@ -1,0 +1,205 @@
+//! A disk over many power cuts, and the ledger of what was acknowledged on it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ::power::{Cut, Disk, Folders, Image, Syncs};
+use datastore::Create;
+use kv::StoreExt;
+use serde_json::{Value, json};
+
+use crate::callers::Work;
+use crate::lab::{Engine, Lab, conf_at};
+use crate::ledger::Ledger;
+use crate::process::Call;
+use crate::random::Random;
+use crate::{Tally, count};
+
+/// How many revisions a store keeps.
+const FULL_LOG: usize = 10_000;
+/// How many operations of the disk a call takes, before any was counted.
+const OPERATIONS: u64 = 30;
+
+/// When the power is cut.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    /// After so many operations of the disk, or when all calls have ended before.
+    Operation(u64),
+    /// When a caller has got this answer of the round.
+    Answer(u64),
+}
+
+/// What happens in a round.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    callers: u64,
+    calls: u64,
+    moment: Moment,
+    pub(crate) folders: Folders,
+    luck: u64,
+}
+
+impl Plan {
+    pub(crate) fn draw(random: &mut Random, world: &World) -> Self {
+        let (callers, calls) = (1 + random.below(4), 1 + random.below(4));
+        let all = callers * calls;
+        let moment = match random.below(4) {
+            0 => Moment::Answer(1 + random.below(all)),
+            // Now and then after the last one.
+            _ => Moment::Operation(random.below(all * world.operations * 9 / 8 + 2)),
+        };
+        let folders = if random.once_in(2) { Folders::Strict } else { Folders::Prefix };
+        Self { callers, calls, moment, folders, luck: random.next() }
+    }
+}
+
+/// A disk, and what was acknowledged on it.
+#[derive(Clone, Debug)]
+pub(crate) struct World {
+    engine: Engine,
+    syncs: Syncs,
+    image: Image,
+    ledger: Ledger,
+    /// About how many operations of the disk a call takes.
+    operations: u64,
+}
+
+impl World {
+    /// On an empty disk.
+    pub(crate) fn empty(engine: Engine, syncs: Syncs) -> Self {
+        Self { engine, syncs, image: Image::default(), ledger: Ledger::default(), operations: OPERATIONS }
+    }
+
+    /// With a store whose log is full, so that each commit trims it.
+    pub(crate) fn with_full_log(engine: Engine, syncs: Syncs) -> Self {
+        let lab = Lab::new(engine);
+        let conf = lab.conf_with("bridge", network());
+        Call::new("ADD", "first", &conf).ok();
+        Call::new("DEL", "first", &conf).ok();
+        lab.with_ipam(Create::Never, async |ipam, _| {
+            let mut puts = tokio::task::JoinSet::new();
+            for number in 0..FULL_LOG {
+                let store = Arc::clone(ipam.store());
+                puts.spawn(async move { store.put("/filler", number.to_string()).await });
+            }
+            for put in puts.join_all().await {
+                put.unwrap();
+            }
+        });
+        Self { image: Image::of_folder(lab.root.path()).unwrap(), ..Self::empty(engine, syncs) }
+    }
+
+    /// Lets the callers work, cuts the power, and looks at what is left; the error says what is wrong with it.
+    pub(crate) fn round(&mut self, plan: &Plan, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Disk::new(self.image.clone(), self.syncs);
+        let ledger = Mutex::new(std::mem::take(&mut self.ledger));
+        let mounted = disk.mount(folder.path()).unwrap();
+        let conf = conf_at(self.engine, &folder.path().join("store"), "bridge", network());
+        let last = match plan.moment {
+            Moment::Operation(operations) => {
+                disk.cut_after(operations);
+                None
+            }
+            Moment::Answer(answers) => Some(answers),
+        };
+        let operations = self.operations;
+        let work = Work { disk: &disk, conf: &conf, ledger: &ledger, calls: plan.calls, last, operations };
+        work.run(plan.callers, random);
+        count(tally, if disk.is_cut() { "cut while there was work" } else { "cut after all work" });
+        disk.cut();
+        drop(mounted);
+        for path in disk.unsynced() {
+            count(tally, format!("not synced: {}", kind_of(&path)));
+        }
+        self.ledger = ledger.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let each = disk.operations() / self.ledger.acknowledged().max(1);
+        self.operations = (3 * self.operations + each).div_ceil(4);
+        self.image = disk.after_cut(Cut { seed: plan.luck, folders: plan.folders });
+        count(tally, format!("names: {:?}", plan.folders));
+        *tally.entry("operations of the disk".to_owned()).or_default() += disk.operations();
+        self.look(tally)
+    }
+
+    /// Looks at a copy of what is left.
+    fn look(&mut self, tally: &mut Tally) -> Result<(), String> {
+        let left = Lab::new(self.engine);
+        let disk = left.root.path().join("disk");
+        self.image.copy_to(&disk).unwrap();
+        let left = Lab { store: disk.join("store"), ..left };
+        let ledger = &mut self.ledger;
+        let seen = catch_unwind(AssertUnwindSafe(|| look(&left, ledger)));
+        let seen = seen.unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            Err(text.unwrap_or("a panic").to_owned())
+        })?;
+        for (what, times) in seen {
+            *tally.entry(what.to_owned()).or_default() += times;
+        }
+        Ok(())
+    }
+
+    /// Copies what was left to a folder that stays, and says where.
+    pub(crate) fn keep(&self) -> String {
+        let folder = tempfile::Builder::new().prefix("margay-power-").tempdir().unwrap().keep();
+        self.image.copy_to(&folder.join("disk")).unwrap();
+        folder.display().to_string()
+    }
+}
+
+/// Each container has an address of each family.
+fn network() -> Value {
+    json!({ "ranges": [[{ "subnet": "10.66.0.0/24" }], [{ "subnet": "fd66::/120" }]] })
+}
+
+/// A name for all files like this one: sled numbers its snapshots.
+fn kind_of(path: &Path) -> String {
+    let text = path.display().to_string();
+    text.split_once("/snap.").map_or(text.clone(), |(folder, _)| format!("{folder}/snap.*"))
+}
+
+/// Goes on with what is left, and compares it with what was acknowledged.
+fn look(left: &Lab, ledger: &mut Ledger) -> Result<Vec<(&'static str, u64)>, String> {
+    let acknowledged = ledger.acknowledged();
+    let after = Call::new("ADD", "after", &left.conf_with("bridge", network())).run();
+    if after.exit != 0 {
+        return Err(format!("an ADD fails: {after:?}"));
+    }
+    if ledger.has_any(&after.addresses()) {
+        return Err(format!("an ADD was told {:?}, which somebody has", after.addresses()));
+    }
+    check(left)?;
+    let mut recorded: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
+    for (ip, handle) in left.books().held {
+        let container = handle.strip_prefix("net1.").unwrap_or(&handle).to_owned();
+        recorded.entry(container).or_default().insert(ip);
+    }
+    recorded.remove("after");
+    let (happened, nothing) = ledger.settle(recorded)?;
+    Ok(vec![
+        ("calls acknowledged", acknowledged),
+        ("calls cut off or killed: all had happened", happened),
+        ("calls cut off or killed: nothing had happened", nothing),
+    ])
+}
+
+/// `margay ipam check` must find nothing.
+fn check(left: &Lab) -> Result<(), String> {
+    let store = format!("{}://{}", left.engine.name(), left.store.display());
+    let command = command();
+    let output = Command::new(&command).args(["--store", &store, "ipam", "check"]).env_clear().output();
+    let output = output.unwrap_or_else(|error| panic!("{}: {error}; build the package cli first", command.display()));
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("margay ipam check: {output:?}")),
+    }
+}
+
+/// The operator's command, which is built into the same folder.
+fn command() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_margay-ipam")).with_file_name("margay")
+}
