@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use kv::{Deadline, Range, Transaction};
 
+use crate::covering::blocks_of;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Attribute, Document, Handle, Pool, ReleaseRequest};
-use crate::release::blocks_of;
 use crate::surroundings::{decode_all, read_config};
 use crate::usage::Holding;
 use crate::workset::Workset;
@@ -54,7 +54,7 @@ impl Ipam {
     }
 }
 
-/// The block that an address is of: that of its pool, also of a disabled one, else any stored block that has it. Pools are
+/// The block that an address is of: see [`blocks_of`]. Pools are
 /// read without a guard: a pool that comes or goes does not move an address to another block.
 pub(crate) async fn block_around(tx: &mut Transaction, ip: IpAddr) -> Result<IpNet> {
     let range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));

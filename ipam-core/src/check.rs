@@ -7,10 +7,11 @@ use kv::{Deadline, Range};
 
 use crate::assign::held_by;
 use crate::attachment::{Attachment, Claim, NETWORK};
+use crate::covering::blocks_of;
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{AddressState, Attribute, Pool};
+use crate::model::{AddressState, Attribute, Pool, ReleaseRequest};
 use crate::pools;
 use crate::surroundings::{decode_all, read_config};
 use crate::workset::Workset;
@@ -81,11 +82,32 @@ impl Ipam {
                         standing = Some(entry.map_or(Standing::Free, |entry| judge(&own, old_handles, entry)));
                     }
                 }
+                if standing == Some(Standing::Free) {
+                    standing = elsewhere(&mut work, &pools, &own, old_handles, *ip).await?.or(standing);
+                }
                 standings.push((*ip, standing.unwrap_or(Standing::Unknown)));
             }
             Ok(Comparison { held: held.iter().map(|held| held.ip).collect(), standings })
         })
     }
+}
+
+/// Whose an address of a pool is that the block of the pool does not have: a block of another size may have it.
+async fn elsewhere(
+    work: &mut Workset<'_>,
+    pools: &[Pool],
+    own: &Attachment,
+    old_handles: &[String],
+    ip: IpAddr,
+) -> Result<Option<Standing>> {
+    let blocks = blocks_of(work.tx, pools, &[ReleaseRequest::new(ip)]).await?;
+    for cidr in blocks.into_keys() {
+        if let Some(block) = work.block(cidr).await? {
+            let entry = block.attributes_of(ip);
+            return Ok(Some(entry.map_or(Standing::Free, |entry| judge(own, old_handles, entry))));
+        }
+    }
+    Ok(None)
 }
 
 /// Whose an entry is, as the attachment sees it.

@@ -66,6 +66,7 @@ pub mod attachment;
 mod borrowed;
 pub mod census;
 mod check;
+mod covering;
 pub mod documents;
 mod error;
 pub mod events;

@@ -7,19 +7,19 @@
 
 mod vm;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use kv::{Deadline, Key, Range, Transaction};
 
 use crate::attachment::{Attachment, Claim, NETWORK};
+use crate::covering::blocks_of;
 use crate::error::{Error, Result};
 use crate::hints;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Attribute, Block, Document, Handle, Node, Pool, ReleaseRequest, handle_id};
-use crate::pools;
 use crate::surroundings::{decode_all, passes_over, pool_holding, read_config};
 use crate::workset::Workset;
 
@@ -327,35 +327,6 @@ async fn blocks_of_handles(work: &mut Workset<'_>, handles: &[String]) -> Result
         named.extend(document.blocks().map(|(cidr, _)| (handle.clone(), cidr)));
     }
     Ok(named)
-}
-
-/// Groups the requests by block: that of the pool which has the address, else any stored block that covers it.
-pub(crate) async fn blocks_of(
-    tx: &mut Transaction,
-    pools: &[Pool],
-    requests: &[ReleaseRequest],
-) -> Result<BTreeMap<IpNet, Vec<ReleaseRequest>>> {
-    let mut grouped: BTreeMap<IpNet, Vec<ReleaseRequest>> = BTreeMap::new();
-    let mut stored: Option<Vec<IpNet>> = None;
-    for request in requests {
-        let by_pool = pools.iter().find_map(|pool| pools::block_of(pool, request.address));
-        let cidr = match by_pool {
-            Some(cidr) => cidr,
-            None => {
-                if stored.is_none() {
-                    let listed = tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(None))).await?;
-                    stored = Some(listed.iter().filter_map(keys::parse_block).collect());
-                }
-                let covers = |cidr: &&IpNet| cidr.contains(&request.address);
-                match stored.iter().flatten().find(covers) {
-                    Some(cidr) => *cidr,
-                    None => IpNet::from(request.address),
-                }
-            }
-        };
-        grouped.entry(cidr).or_default().push(request.clone());
-    }
-    Ok(grouped)
 }
 
 /// Gives back blocks of the node that have become empty and whose pool does not select the node (any more), as Calico

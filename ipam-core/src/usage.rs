@@ -3,16 +3,17 @@
 
 use std::net::IpAddr;
 
-use kv::{Content, Deadline, ErrorKind, Key, Pages, Range, Revision, StoreExt};
+use kv::{Deadline, ErrorKind, Pages, Range, Revision};
 
+use crate::addresses::block_around;
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{AddressState, Attribute, Block, Document, IpReservation, Pool};
-use crate::pools;
 use crate::reservations::Reservations;
-use crate::surroundings::decode_all;
+use crate::surroundings::{decode_all, read_config};
 use crate::utilization::{Tally, Utilization};
+use crate::workset::Workset;
 
 /// How often a reading is begun anew because the store gave up the history that it was reading.
 #[derive(Debug, Default)]
@@ -135,39 +136,19 @@ impl Ipam {
     /// # Errors
     /// Those of the store; a damaged block.
     pub async fn holding(&self, ip: IpAddr, deadline: Deadline) -> Result<Holding> {
-        let inventory = self.inventory(deadline).await?;
-        for cidr in inventory.pools.iter().filter_map(|pool| pools::block_of(pool, ip)) {
-            let key = keys::block(cidr);
-            if let Some(holding) = self.holding_in(&key, ip).await? {
-                return Ok(holding);
-            }
-        }
-        if inventory.pools.iter().any(|pool| pool.cidr().contains(&ip)) {
-            return Ok(Holding::Free);
-        }
-        let blocks = Range::Prefix(keys::blocks_prefix(None));
-        let listed = self.store().list_at(blocks, Revision::UNSET, Content::KeysOnly).await?;
-        let has_it = |key: &Key| keys::parse_block(key).is_some_and(|cidr| cidr.contains(&ip));
-        match listed.kvs.into_iter().map(|kv| kv.key).find(has_it) {
-            Some(key) => Ok(self.holding_in(&key, ip).await?.unwrap_or(Holding::Free)),
-            None => Ok(Holding::Free),
-        }
-    }
-
-    /// Who has an address in a block; nothing if there is no such block.
-    async fn holding_in(&self, key: &Key, ip: IpAddr) -> Result<Option<Holding>> {
-        let Some(stored) = self.store().get(key.clone()).await? else { return Ok(None) };
-        let mut block = Block::decode(key, stored.value.as_bytes())?;
-        let config = self.store().get(keys::config()).await?;
-        let config = config.map(|kv| crate::model::IpamConfig::decode(&kv.key, kv.value.as_bytes())).transpose()?;
-        let _ = block.apply_cooldown(self.now(), config.unwrap_or_default().cooldown_seconds());
-        Ok(Some(match block.lookup(ip) {
-            AddressState::Assigned(entry) => Holding::Held(entry.clone()),
-            AddressState::CoolingDown(_) => block
-                .allocated()
-                .find(|(held, _)| *held == ip)
-                .map_or(Holding::Free, |(_, entry)| Holding::Resting(entry.clone())),
-            AddressState::Free | AddressState::Outside => Holding::Free,
-        }))
+        transact!(looking self, deadline, |tx| {
+            let cidr = block_around(tx, ip).await?;
+            let rest = read_config(tx).await?.cooldown_seconds();
+            let mut work = Workset::new(tx, self.now(), rest);
+            let Some(block) = work.block(cidr).await? else { return Ok(Holding::Free) };
+            Ok(match block.lookup(ip) {
+                AddressState::Assigned(entry) => Holding::Held(entry.clone()),
+                AddressState::CoolingDown(_) => block
+                    .allocated()
+                    .find(|(held, _)| *held == ip)
+                    .map_or(Holding::Free, |(_, entry)| Holding::Resting(entry.clone())),
+                AddressState::Free | AddressState::Outside => Holding::Free,
+            })
+        })
     }
 }

@@ -111,7 +111,7 @@ impl Ipam {
     }
 
     /// True if the owner is a node that is not registered, where others are. Guards the node's absence.
-    async fn is_gone(&self, tx: &mut Transaction, owner: Option<Owner>) -> Result<bool> {
+    pub(super) async fn is_gone(&self, tx: &mut Transaction, owner: Option<Owner>) -> Result<bool> {
         let Some(name) = owner.as_ref().and_then(Owner::node) else { return Ok(false) };
         let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
         let is_registered = tx.get(&keys::resource(ResourceKind::Node, name)).await?.is_some();

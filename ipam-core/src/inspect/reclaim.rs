@@ -6,11 +6,12 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use kv::{Deadline, Range, Revision, Transaction};
 
+use crate::attachment::OWN_NODE;
+use crate::covering::blocks_of;
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Block, Document, Handle, Pool, ReleaseRequest, same_handle};
-use crate::release::blocks_of;
+use crate::model::{Block, Document, Handle, Owner, Pool, ReleaseRequest, same_handle};
 use crate::surroundings::{decode_all, read_config};
 use crate::vm::is_vms;
 use crate::workset::Workset;
@@ -37,8 +38,9 @@ pub struct HandleRevision {
 }
 
 impl Ipam {
-    /// Releases addresses, each only if it is still held as its request says. One that is not is left alone, and the
-    /// others are released all the same. A commit for each block, or for every 60 addresses of it.
+    /// Releases addresses, each only if it is still held as its request says. One that is not is left alone, and so is one
+    /// of a network that is not Calico's while its node is registered: of such an address calicoctl cannot tell whether it
+    /// is in use. The others are released all the same. A commit for each block, or for every 60 addresses of it.
     ///
     /// # Errors
     /// Damaged blocks and handles; those of the store, when some addresses may be released already.
@@ -65,9 +67,16 @@ impl Ipam {
         let rest = read_config(tx).await?.cooldown_seconds();
         let now = self.now();
         let mut work = Workset::new(tx, now, rest);
+        let mut spared = BTreeSet::new();
+        for node in secondary_nodes(work.block(cidr).await?, requests) {
+            if !self.is_gone(work.tx, Some(Owner::Host(node.clone()))).await? {
+                spared.insert(node);
+            }
+        }
         let block = work.block(cidr).await?;
-        let (held, changed): (Vec<_>, Vec<_>) =
-            requests.iter().cloned().partition(|request| block.is_some_and(|block| is_as_said(block, request)));
+        let (held, changed): (Vec<_>, Vec<_>) = requests.iter().cloned().partition(|request| {
+            block.is_some_and(|block| is_as_said(block, request) && !is_spared(block, request, &spared))
+        });
         let mut done =
             Reclaimed { changed: changed.iter().map(|request| request.address).collect(), ..Reclaimed::default() };
         if held.is_empty() {
@@ -117,6 +126,19 @@ impl Ipam {
         }
         Ok(gone)
     }
+}
+
+/// The nodes of those addresses that are of networks which are not Calico's.
+fn secondary_nodes(block: Option<&Block>, requests: &[ReleaseRequest]) -> BTreeSet<String> {
+    let entries = requests.iter().filter_map(|request| block?.attributes_of(request.address));
+    entries.filter_map(|entry| entry.get(OWN_NODE)).map(str::to_owned).collect()
+}
+
+/// True for an address of a network that is not Calico's, on a node that is registered. A report of calicoctl says of each
+/// of them that nobody uses it, since no workload endpoint of Calico's has it.
+fn is_spared(block: &Block, request: &ReleaseRequest, spared: &BTreeSet<String>) -> bool {
+    let entry = block.attributes_of(request.address);
+    entry.and_then(|entry| entry.get(OWN_NODE)).is_some_and(|node| spared.contains(node))
 }
 
 /// True if an address is held, under the handle and with the sequence number that the request says.

@@ -81,9 +81,9 @@ impl Handle {
         }
     }
 
-    /// True if no block is left, so that the key is to be deleted.
+    /// True if no block is left, so that the key is to be deleted. An entry that is no network names nothing.
     pub fn is_empty(&self) -> bool {
-        self.block.get().is_none_or(BTreeMap::is_empty)
+        self.blocks().next().is_none()
     }
 }
 

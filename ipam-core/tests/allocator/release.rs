@@ -1,10 +1,13 @@
 //! Giving addresses back.
 
+use std::net::IpAddr;
+
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::model::keys;
-use ipam_core::model::{Document, Handle, NewPool, ReleaseRequest};
-use ipam_core::{Error, Holding};
+use ipam_core::model::{Affinity, AffinityState, Attribute, Block, Document, Handle, NewPool, Owner, ReleaseRequest};
+use ipam_core::{Error, Holding, Standing};
 use kv::StoreExt;
+use time::OffsetDateTime;
 
 use crate::world::{World, attachment, held, ip, soon};
 
@@ -26,7 +29,7 @@ async fn what_was_assigned_is_released_in_one_commit_and_again_is_nothing() {
     let after = world.store.list(kv::Range::All).await.unwrap();
     assert_eq!(after.revision, before.next());
     assert!(after.kvs.iter().all(|kv| keys::parse_handle(&kv.key).is_none()));
-    assert_eq!(world.release("a", "c1").await, Vec::<std::net::IpAddr>::new());
+    assert_eq!(world.release("a", "c1").await, Vec::<IpAddr>::new());
     assert_eq!(world.store.list(kv::Range::All).await.unwrap().revision, after.revision);
     world.check().await;
 }
@@ -232,4 +235,58 @@ async fn a_handle_in_many_blocks_is_released_in_several_commits_and_whole() {
     assert!(matches!(world.ipam.release_by_handle("net.c1", soon()).await, Err(Error::NotFound(_))));
     assert_eq!(held(&world.ipam, &attachment("a", "c2")).await.len(), 1);
     world.check().await;
+}
+
+/// A block of eight addresses in a pool whose blocks have four by now, in which a container has the seventh.
+async fn of_another_size(also: &str) -> (World, IpAddr) {
+    let world = World::new().await;
+    world.add_pool("main", "10.0.0.0/24").await;
+    let (cidr, given) = ("10.0.0.8/29".parse().unwrap(), ip("10.0.0.14"));
+    let mut block = Block::new(cidr, Some(&Owner::host("a")), OffsetDateTime::UNIX_EPOCH, None).unwrap();
+    let of_node = [("node".to_owned(), "a".to_owned())].into();
+    block.assign_specific(given, &Attribute::new(Some("net.c1"), of_node)).unwrap();
+    block.bump();
+    world.put(keys::block(cidr), &block).await;
+    let mut handle = Handle::new();
+    handle.increment(cidr, 1);
+    world.put(keys::handle("net.c1"), &handle).await;
+    world.put(keys::affinity(&Owner::host("a"), cidr).unwrap(), &Affinity::new(AffinityState::Confirmed)).await;
+    if !also.is_empty() {
+        let cidr = also.parse().unwrap();
+        let block = Block::new(cidr, Some(&Owner::host("b")), OffsetDateTime::UNIX_EPOCH, None).unwrap();
+        world.put(keys::block(cidr), &block).await;
+        world.put(keys::affinity(&Owner::host("b"), cidr).unwrap(), &Affinity::new(AffinityState::Confirmed)).await;
+    }
+    (world, given)
+}
+
+#[tokio::test]
+async fn an_address_is_found_in_a_block_of_another_size_than_its_pools() {
+    for also in ["", "10.0.0.12/30"] {
+        let (world, given) = of_another_size(also).await;
+        let entry = world.ipam.attributes_of(given, soon()).await.unwrap();
+        assert_eq!(entry.handle(), Some("net.c1"), "shown, with {also:?}");
+        let compare = async |container| {
+            world.ipam.compare(&attachment("a", container), &[], &[given], soon()).await.unwrap().standings[0].1.clone()
+        };
+        assert_eq!(compare("c1").await, Standing::Unmarked, "checked, with {also:?}");
+        assert_eq!(compare("c2").await, Standing::Another("net.c1".into()), "checked, with {also:?}");
+        let free = ip("10.0.0.13");
+        let requests = [ReleaseRequest::new(given).with_handle("net.c1"), ReleaseRequest::new(free)];
+        let done = world.ipam.release_ips(&requests, soon()).await.unwrap();
+        assert_eq!((done.released, done.unallocated), (vec![given], vec![free]), "released, with {also:?}");
+        world.check().await;
+    }
+}
+
+#[tokio::test]
+async fn a_handle_with_nothing_but_odd_entries_goes_with_its_last_address() {
+    let world = World::new().await;
+    world.add_pool("main", "10.0.0.0/24").await;
+    world.one("a", "c1").await.unwrap();
+    let key = keys::handle("net.c1");
+    let stored = String::from_utf8(world.value(&key).await.as_bytes().to_vec()).unwrap();
+    world.store.put(key.clone(), stored.replacen("{\"block\":{", "{\"block\":{\"nonsense\":2,", 1)).await.unwrap();
+    assert_eq!(world.release("a", "c1").await.len(), 1);
+    assert!(world.store.get(key).await.unwrap().is_none());
 }

@@ -116,6 +116,25 @@ async fn only_what_is_as_the_report_says_is_taken_back() {
     assert_eq!(inspect(&world).await.findings, []);
 }
 
+/// calicoctl says of each address of a secondary network that nobody uses it: no workload endpoint has it.
+#[tokio::test]
+async fn addresses_of_secondary_networks_are_kept_while_their_node_is_registered() {
+    let world = World::new().await;
+    world.add_pool("main", "10.0.0.0/24").await;
+    let mut bridged = AssignRequest::new(attachment("a", "c1"), Wanted::any(1, 0));
+    bridged.bridge = Some(Bridge::default());
+    let live = world.assign(&bridged).await.unwrap()[0].ip;
+    let leaked = world.one("a", "c2").await.unwrap();
+    let requests = [live, leaked].map(ReleaseRequest::new);
+    let done = world.ipam.reclaim(&requests, soon()).await.unwrap();
+    assert_eq!((done.released, done.changed), (vec![leaked], vec![live]));
+    let node = ipam_core::model::keys::resource(ipam_core::model::keys::ResourceKind::Node, "a");
+    kv::StoreExt::delete(&world.store, kv::Range::Key(node)).await.unwrap();
+    let done = world.ipam.reclaim(&requests, soon()).await.unwrap();
+    assert_eq!((done.released, done.changed), (vec![live], vec![leaked]));
+    world.check().await;
+}
+
 #[tokio::test]
 async fn a_handle_goes_only_if_it_holds_nothing_and_is_as_it_was() {
     let world = World::new().await;

@@ -1,0 +1,71 @@
+//! Which stored block has an address. Mostly that is the block of its pool. The size of a pool's blocks may have changed since
+//! a block was made, and a block may have outlived its pool: then it is any other stored block that covers the address.
+
+use std::collections::BTreeMap;
+
+use ipnet::IpNet;
+use kv::{Key, Transaction};
+
+use crate::error::Result;
+use crate::hints::possible_blocks;
+use crate::model::{AddressState, Block, Document, Pool, ReleaseRequest, keys};
+use crate::pools;
+
+/// How many keys are read in one round trip.
+const KEYS_AT_ONCE: usize = 64;
+
+/// Groups the requests by block. Addresses that no block has are of the block that their pool says, or of one of their own.
+/// Blocks are read without a guard.
+pub(crate) async fn blocks_of(
+    tx: &mut Transaction,
+    pools: &[Pool],
+    requests: &[ReleaseRequest],
+) -> Result<BTreeMap<IpNet, Vec<ReleaseRequest>>> {
+    let mut stored = Stored::default();
+    let usual = |request: &ReleaseRequest| pools.iter().find_map(|pool| pools::block_of(pool, request.address));
+    stored.read(tx, requests.iter().filter_map(usual)).await?;
+    let has_it =
+        |stored: &Stored, cidr: &IpNet, request: &ReleaseRequest| stored.standing(*cidr, request) == Some(true);
+    let elsewhere = requests.iter().filter(|one| !usual(one).is_some_and(|cidr| has_it(&stored, &cidr, one)));
+    let possible: Vec<IpNet> = elsewhere.flat_map(|request| possible_blocks(request.address)).collect();
+    stored.read(tx, possible).await?;
+    let mut grouped: BTreeMap<IpNet, Vec<ReleaseRequest>> = BTreeMap::new();
+    for request in requests {
+        let all = || usual(request).into_iter().chain(possible_blocks(request.address));
+        let found = all().find(|cidr| has_it(&stored, cidr, request));
+        let found = found.or_else(|| all().find(|cidr| stored.standing(*cidr, request).is_some()));
+        let cidr = found.or_else(|| usual(request)).unwrap_or_else(|| request.address.into());
+        grouped.entry(cidr).or_default().push(request.clone());
+    }
+    Ok(grouped)
+}
+
+/// Blocks that were read; `None` for what is no block.
+#[derive(Default)]
+struct Stored(BTreeMap<IpNet, Option<Option<Block>>>);
+
+impl Stored {
+    async fn read(&mut self, tx: &mut Transaction, blocks: impl IntoIterator<Item = IpNet>) -> Result<()> {
+        let mut unread: Vec<IpNet> = blocks.into_iter().filter(|cidr| !self.0.contains_key(cidr)).collect();
+        unread.sort_unstable();
+        unread.dedup();
+        for some in unread.chunks(KEYS_AT_ONCE) {
+            let names: Vec<Key> = some.iter().map(|cidr| keys::block(*cidr)).collect();
+            tx.prefetch(names.clone(), Vec::new()).await?;
+            for (cidr, key) in some.iter().zip(names) {
+                let value = tx.snapshot_get(&key).await?;
+                self.0.insert(*cidr, value.map(|value| Block::decode(&key, value.as_bytes()).ok()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a block has the address of a request; `None` if it is not there. One that cannot be read may have it: the
+    /// next step says so.
+    fn standing(&self, cidr: IpNet, request: &ReleaseRequest) -> Option<bool> {
+        let block = self.0.get(&cidr)?.as_ref()?;
+        Some(block.as_ref().is_none_or(|block| {
+            matches!(block.lookup(request.address), AddressState::Assigned(_) | AddressState::CoolingDown(_))
+        }))
+    }
+}
