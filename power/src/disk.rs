@@ -113,6 +113,12 @@ impl Disk {
         self.state().power = Power::Cut;
     }
 
+    /// Takes the cut back, as if the power had been there all the time: nothing is lost. What failed meanwhile was not done.
+    /// So a program can be killed after an exact number of operations.
+    pub fn undo_cut(&self) {
+        self.state().power = Power::On;
+    }
+
     /// True if the power was cut.
     #[must_use]
     pub fn is_cut(&self) -> bool {

@@ -191,6 +191,10 @@ fn the_power_fails_after_so_many_operations() {
     assert!(ground.disk.is_cut());
     assert_eq!(ground.disk.before_cut(|| 1), None);
     assert!(fs::read_dir(ground.path()).is_err());
+    ground.disk.undo_cut();
+    assert_eq!(fs::read(ground.path().join("file")).unwrap(), b"x", "the write that failed was not done");
+    file.write_all_at(b"z", 0).unwrap();
+    assert_eq!(fs::read(ground.path().join("file")).unwrap(), b"z");
 }
 
 fn nothing_stays_mounted() {

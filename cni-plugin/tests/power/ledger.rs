@@ -28,16 +28,21 @@ impl Ledger {
     pub(crate) fn begin(&mut self, random: &mut Random) -> (&'static str, String) {
         let names: Vec<_> = self.held.keys().cloned().collect();
         if names.is_empty() || (names.len() < MOST_HELD && random.once_in(2)) {
-            self.next += 1;
-            let container = format!("c{}", self.next);
-            self.pending.insert(container.clone(), None);
-            return ("ADD", container);
+            return ("ADD", self.begin_add());
         }
         let container = random.pick(&names).clone();
         // From the moment its DEL begins, a container may lose its addresses.
         let before = self.held.remove(&container);
         self.pending.insert(container.clone(), before);
         ("DEL", container)
+    }
+
+    /// Begins an ADD for a new container.
+    pub(crate) fn begin_add(&mut self) -> String {
+        self.next += 1;
+        let container = format!("c{}", self.next);
+        self.pending.insert(container.clone(), None);
+        container
     }
 
     /// Takes note of an answer, and returns how many there were in this round. `told` is empty for a DEL.

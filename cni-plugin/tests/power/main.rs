@@ -27,6 +27,7 @@ mod ledger;
 mod process;
 #[path = "../system/random.rs"]
 mod random;
+mod sweep;
 mod world;
 
 use std::collections::BTreeMap;
@@ -54,8 +55,10 @@ fn count(tally: &mut Tally, what: impl Into<String>) {
 /// A test: its name and what it does on a store of this engine.
 type Test = (&'static str, fn(Engine));
 
-const TESTS: [Test; 3] = [
+const TESTS: [Test; 5] = [
     ("power_cuts_lose_nothing", rounds),
+    ("a_kill_while_the_store_is_made_and_then_a_power_cut", sweep::while_it_is_made),
+    ("a_kill_in_a_commit_and_then_a_power_cut", sweep::in_a_commit),
     ("a_disk_that_lies_is_found_out", lies),
     ("a_folder_that_is_not_synced_is_found_out", unsynced_folders),
 ];

@@ -60,10 +60,10 @@ impl Plan {
 /// A disk, and what was acknowledged on it.
 #[derive(Clone, Debug)]
 pub(crate) struct World {
-    engine: Engine,
+    pub(crate) engine: Engine,
     syncs: Syncs,
-    image: Image,
-    ledger: Ledger,
+    pub(crate) image: Image,
+    pub(crate) ledger: Ledger,
     /// About how many operations of the disk a call takes.
     operations: u64,
 }
@@ -126,7 +126,7 @@ impl World {
     }
 
     /// Looks at a copy of what is left.
-    fn look(&mut self, tally: &mut Tally) -> Result<(), String> {
+    pub(crate) fn look(&mut self, tally: &mut Tally) -> Result<(), String> {
         let left = Lab::new(self.engine);
         let disk = left.root.path().join("disk");
         self.image.copy_to(&disk).unwrap();
@@ -152,7 +152,7 @@ impl World {
 }
 
 /// Each container has an address of each family.
-fn network() -> Value {
+pub(crate) fn network() -> Value {
     json!({ "ranges": [[{ "subnet": "10.66.0.0/24" }], [{ "subnet": "fd66::/120" }]] })
 }
 

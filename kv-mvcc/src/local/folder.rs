@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use rustix::fs::{Access, access};
@@ -70,6 +70,22 @@ fn parent(path: &Path) -> Option<&Path> {
 /// Makes a folder's list of names durable.
 pub(super) fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
+}
+
+/// Makes the names of a folder, and of those above it on its file system, durable, as far as one may.
+pub(super) fn sync_above(path: &Path) -> io::Result<()> {
+    let device = fs::metadata(path)?.dev();
+    for above in path.ancestors().skip(1) {
+        if fs::metadata(above)?.dev() != device {
+            break;
+        }
+        match sync(above) {
+            // A folder that this user may not even read was made by somebody else.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            result => result?,
+        }
+    }
+    Ok(())
 }
 
 /// Opens a file for reading and writing, and makes it if it is not there.
@@ -168,6 +184,14 @@ mod tests {
         assert_eq!(mode(&store), 0o700);
         assert_eq!(mode(&root.path().join("a")), 0o755);
         assert_eq!(mode(&root.path().join("a/b")), 0o755);
+    }
+
+    #[test]
+    fn what_is_above_a_folder_is_synced_up_to_the_file_system() {
+        let root = tempfile::tempdir().unwrap();
+        sync_above(root.path()).unwrap();
+        sync_above(Path::new("/proc")).unwrap();
+        assert_eq!(sync_above(&root.path().join("missing")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -190,6 +190,8 @@ impl StoreFolder {
 
     /// Leaves the folder as if nothing had been there, but for a mark that says so.
     pub(super) fn begin_creation(&self) -> Result<()> {
+        // A process that was killed may have made the folder and not synced the ones above it.
+        self.io("", folder::sync_above(&self.place.folder))?;
         let marker = self.path(MARKER);
         self.io(MARKER, folder::open_or_create(&marker).and_then(|file| file.sync_all()))?;
         self.io("", folder::sync(&self.place.folder))?;
@@ -241,7 +243,13 @@ impl StoreFolder {
         self.io(IDENTITY, folder::write(&self.path(IDENTITY), &identity.to_string()))
     }
 
+    /// Removes the mark of a creation. While it is there, the name of `store.id` may not be durable: the process that gave it
+    /// may have been killed before it synced the folder.
     pub(super) fn remove_marker(&self) -> Result<()> {
+        if !self.exists(MARKER)? {
+            return Ok(());
+        }
+        self.io("", folder::sync(&self.place.folder))?;
         self.io(MARKER, folder::remove(&self.path(MARKER)))
     }
 }

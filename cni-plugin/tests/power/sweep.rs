@@ -1,0 +1,104 @@
+//! A call is killed at each operation of the disk by turns, the next one is acknowledged, and then the power is cut.
+//!
+//! What was killed has left changes that the next one sees and that are not durable. It must make them durable before it
+//! builds on them.
+
+use std::thread;
+use std::time::Duration;
+
+use ::power::{Cut, Disk, Folders, Syncs};
+use serde_json::Value;
+
+use crate::Tally;
+use crate::lab::{Engine, conf_at};
+use crate::process::Call;
+use crate::world::{World, network};
+
+/// How often it is looked whether a call has come to its operation.
+const PAUSE: Duration = Duration::from_micros(500);
+/// More operations than any call takes.
+const MOST: u64 = 2_000;
+/// So many ADDs on redb come to a commit that moves its journal to its file.
+const COMMITS: u64 = 40;
+
+/// At how many of the operations of a commit it is killed; sled's longest have many.
+const KILLS: u64 = 60;
+
+/// The image that is looked at after this many operations: nearly nothing of what was not synced, or some of it.
+fn cut(operation: u64) -> Cut {
+    let folders = if operation % 4 == 3 { Folders::Prefix } else { Folders::Strict };
+    Cut { seed: operation, folders }
+}
+
+/// Kills the ADD that makes a store.
+pub(crate) fn while_it_is_made(engine: Engine) {
+    let world = World::empty(engine, Syncs::Kept);
+    let operations = (0..MOST).find(|operation| !is_killed_at(&world, *operation)).unwrap();
+    println!("{engine:?}: killed at {operations} operations, which make a store and commit");
+}
+
+/// Kills an ADD on a store that is there. On redb it is the longest one, in which the journal is full.
+pub(crate) fn in_a_commit(engine: Engine) {
+    let mut world = World::empty(engine, Syncs::Kept);
+    let mut before = (0, world.clone());
+    for _ in 0..COMMITS {
+        let was = world.clone();
+        let operations = add(&mut world);
+        if world.ledger.acknowledged() > 1 && operations > before.0 {
+            before = (operations, was);
+        }
+    }
+    let world = before.1;
+    let step = before.0.div_ceil(KILLS);
+    let kills = (0..before.0 + step).step_by(usize::try_from(step).unwrap());
+    let kills = kills.filter(|operation| is_killed_at(&world, *operation)).count();
+    println!("{engine:?}: killed {kills} times in an ADD of {} operations", before.0);
+    assert!(kills > 5, "it was over before it could be killed");
+}
+
+/// An ADD that nobody disturbs; returns how many operations of the disk it takes.
+fn add(world: &mut World) -> u64 {
+    let (disk, container) = (Disk::new(world.image.clone(), Syncs::Kept), world.ledger.begin_add());
+    on(&disk, world.engine, |conf| {
+        let told = Call::new("ADD", &container, conf).ok().addresses().into_iter().collect();
+        world.ledger.end(&container, told).unwrap();
+    });
+    disk.cut();
+    world.image = disk.after_cut(cut(0));
+    disk.operations()
+}
+
+/// Kills an ADD after so many operations, runs another one to its end, cuts the power and looks. False if the first one was
+/// over before.
+fn is_killed_at(world: &World, operation: u64) -> bool {
+    let (mut world, disk) = (world.clone(), Disk::new(world.image.clone(), Syncs::Kept));
+    let killed = on(&disk, world.engine, |conf| {
+        let call = Call::new("ADD", &world.ledger.begin_add(), conf);
+        disk.cut_after(operation);
+        let mut child = call.start(call.command());
+        while !disk.is_cut() && child.try_wait().unwrap().is_none() {
+            thread::sleep(PAUSE);
+        }
+        let killed = disk.is_cut();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        disk.undo_cut();
+        let container = world.ledger.begin_add();
+        let told = Call::new("ADD", &container, conf).ok().addresses().into_iter().collect();
+        world.ledger.end(&container, told).unwrap();
+        killed
+    });
+    disk.cut();
+    world.image = disk.after_cut(cut(operation));
+    if let Err(what) = world.look(&mut Tally::new()) {
+        panic!("{:?}, killed after {operation} operations: {what}\nwhat was left: {}", world.engine, world.keep());
+    }
+    killed
+}
+
+/// Mounts the disk for this work, which is given the configuration of a network there.
+fn on<T>(disk: &Disk, engine: Engine, work: impl FnOnce(&Value) -> T) -> T {
+    let folder = tempfile::tempdir().unwrap();
+    let _mounted = disk.mount(folder.path()).unwrap();
+    work(&conf_at(engine, &folder.path().join("store"), "bridge", network()))
+}
