@@ -33,7 +33,7 @@ pub(super) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Wri
         None => all(&location, &runtime, list.as_ref(), &own)?,
     };
     // After the stores were read: what is given meanwhile is no candidate.
-    let evidence = machine.evidence()?;
+    let evidence = machine.whole_evidence()?;
     let mut reports = Vec::new();
     for estate in estates.values() {
         match here(estate, &evidence) {

@@ -41,6 +41,20 @@ impl Machine {
         let (boot, up) = known.ok_or_else(|| Failure::new("the kernel does not tell when it began"))?;
         Ok(Evidence { boot, up, live, namespaces, within })
     }
+
+    /// The same, of the whole machine: for what another node holds, of which nothing but its addresses tells whether this
+    /// machine has it.
+    ///
+    /// # Errors
+    /// That this process runs in a container.
+    pub(super) fn whole_evidence(&self) -> Result<Evidence> {
+        let evidence = self.evidence()?;
+        match evidence.within {
+            None => Ok(evidence),
+            Some(_) => Err(Failure::new("nothing was freed: in a container nothing is seen of the machine around it")
+                .hint("run margay gc --gone and --free on a machine itself, or in a pod with hostPID")),
+        }
+    }
 }
 
 /// All names that this machine may have in a store.

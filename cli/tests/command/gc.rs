@@ -418,6 +418,10 @@ fn in_a_container_what_was_given_outside_stays_and_what_was_given_inside_is_judg
     for address in outside.iter().chain([&unrecorded, &lives, &former]) {
         assert!(is_held(lab_, address), "{address}");
     }
+    // What another node has is compared with the whole machine.
+    let refused = wrapped(lab_, &enter, "--node dead --free --apply");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("in a container nothing is seen of the machine"), "{said}");
     // The machine sees all of it.
     let report = gc(lab_, "--netns -o json").json();
     assert_eq!(report["stores"][0]["left"]["live"], 1, "{report}");

@@ -75,7 +75,7 @@ impl Cluster {
     fn margay(&self, args: &str) -> Done {
         let looks = self.looks();
         let store = self.location().to_string();
-        let words = ["--store", &store].into_iter().chain(args.split(' '));
+        let words = ["--store", &store].into_iter().chain(args.split_whitespace());
         margay(words.chain(["--node", "mine", "--looks", looks.to_str().unwrap()]).map(str::to_owned))
     }
 
