@@ -66,7 +66,7 @@ impl Intents for Notes {
     }
 }
 
-fn allocator(store: &Arc<dyn Store>, notes: &Arc<Notes>) -> Ipam {
+pub(crate) fn allocator(store: &Arc<dyn Store>, notes: &Arc<Notes>) -> Ipam {
     Ipam::new(Arc::clone(store), Nodes::Registered).with_intents(Arc::clone(notes) as Arc<dyn Intents>)
 }
 
@@ -82,17 +82,15 @@ async fn world() -> World {
     world
 }
 
-/// A store of which the commit of an assignment happens as `fault` says and every later one hangs; and who is told.
-fn breaking(world: &World, fault: Fault, has_block: bool) -> (Faulty<Arc<dyn Store>>, Arc<Notify>) {
+/// A store of which the commit after so many reads happens as `fault` says and every later one hangs; and who is told.
+pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (Faulty<Arc<dyn Store>>, Arc<Notify>) {
     let commits = AtomicU32::new(0);
-    let reads = if has_block { 1 } else { 2 };
     let told = Arc::new(Notify::new());
     let tell = Arc::clone(&told);
     let faulty = Faulty::new(Arc::clone(&world.store), move |operation| {
         if operation != Operation::Txn {
             return None;
         }
-        // Reading what surrounds comes first, and where there is no block a probe for one.
         match commits.fetch_add(1, SeqCst) {
             before if before < reads => None,
             commit if commit == reads => Some(fault),
@@ -107,8 +105,9 @@ fn breaking(world: &World, fault: Fault, has_block: bool) -> (Faulty<Arc<dyn Sto
 
 /// Begins an assignment, and kills it after its commit was sent and before anything is known.
 async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> Faulty<Arc<dyn Store>> {
-    let has_block = world.block("10.0.0.0/30").await.is_some();
-    let (faulty, told) = breaking(world, fault, has_block);
+    // Reading what surrounds comes first, and where there is no block a probe for one.
+    let reads = if world.block("10.0.0.0/30").await.is_some() { 1 } else { 2 };
+    let (faulty, told) = breaking(world, fault, reads);
     let ipam = allocator(&(Arc::new(faulty.clone()) as Arc<dyn Store>), notes);
     let killed = tokio::spawn(async move { ipam.assign(&request(), soon()).await });
     told.notified().await;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::gc::batches;
@@ -10,9 +11,10 @@ use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Attribute, ReleaseRequest};
 use ipam_core::vm::{Fate, Role, VmAnswer, VmPod};
 use ipam_core::{Ipam, Nodes, Result};
-use kv::wrap::Counting;
+use kv::wrap::{Counting, Fault};
 use kv::{Range, Store, StoreExt};
 
+use crate::intents::{Notes, allocator, breaking};
 use crate::world::{World, attachment, soon};
 
 /// A pod of the virtual machine `shop/cart`.
@@ -160,4 +162,32 @@ async fn nobody_takes_the_address_of_a_stopped_machine() {
     del(&world.ipam, "b", "elsewhere", Fate::Stays).await;
     assert_eq!(owners(&world, held[0]).await, (None, None));
     untouched("stopped").await;
+}
+
+/// A commit that is on its way when its process dies must not make a pod an owner that has ended since.
+#[tokio::test(start_paused = true)]
+async fn an_add_that_was_killed_does_not_land_after_the_del() {
+    for fault in [Fault::Held, Fault::ReplyLost] {
+        let world = world().await;
+        let held = addresses(&add(&world.ipam, "a", "first", Role::Source).await.unwrap());
+        del(&world.ipam, "a", "first", Fate::Stays).await;
+        let notes = Arc::<Notes>::default();
+        // The blocks of the handle are read by ranges.
+        let (faulty, told) = breaking(&world, fault, 1);
+        let broken = allocator(&(Arc::new(faulty.clone()) as Arc<dyn Store>), &notes);
+        let killed = tokio::spawn(async move { add(&broken, "a", "killed", Role::Source).await });
+        tokio::time::timeout(Duration::from_secs(60), told.notified()).await.unwrap();
+        killed.abort();
+        assert!(killed.await.unwrap_err().is_cancelled());
+        assert_eq!(notes.count(), 1);
+
+        let ipam = allocator(&world.store, &notes);
+        assert!(del(&ipam, "a", "killed", Fate::Stays).await.is_empty());
+        faulty.deliver_held().await.unwrap();
+        for ip in &held {
+            assert_eq!(owners(&world, *ip).await, (None, None), "{fault:?}");
+        }
+        assert_eq!(notes.count(), 0);
+        world.check().await;
+    }
 }
