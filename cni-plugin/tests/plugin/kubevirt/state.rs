@@ -78,7 +78,10 @@ fn holder(entry: &Value) -> Value {
         let mut owner = entry[name].as_object().cloned().unwrap_or_default();
         let time = owner.remove("timestamp");
         assert_eq!(time.is_some(), !owner.is_empty(), "each owner has a time: {entry}");
-        owner.retain(|name, _| !name.starts_with("margay.io/"));
+        // A virtual machine's address has nothing of ours: it is no container's.
+        if !entry["handle_id"].as_str().unwrap_or_default().contains(".vmi.") {
+            owner.retain(|name, _| !name.starts_with("margay.io/"));
+        }
         owner
     };
     let mut holder = json!({"handle": entry["handle_id"], "attributes": owner("secondary")});
