@@ -288,7 +288,7 @@ impl<'a> Context<'a> {
             return Err(error);
         }
         done?;
-        tracing::info!(network = self.conf.name, container = self.call.container, "nothing is held any more");
+        tracing::info!(network = self.conf.name, container = self.call.container, "DEL is done");
         if own_netns { Err(netns::own_netns_error()) } else { Ok(String::new()) }
     }
 

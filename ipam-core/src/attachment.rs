@@ -138,6 +138,23 @@ impl Attachment {
         marked
     }
 
+    /// True if the container's id is one that runtimes make: 64 hexadecimal digits, which no two containers have.
+    pub(crate) fn has_unique_id(&self) -> bool {
+        self.container.len() == 64 && self.container.bytes().all(|digit| digit.is_ascii_hexdigit())
+    }
+
+    /// The node that an allocation under the attachment's handle is recorded for, if it is another one and nothing else says
+    /// that the allocation is another attachment's.
+    pub(crate) fn other_node<'a>(&self, allocation: &'a Attribute) -> Option<&'a str> {
+        let node = allocation.node().filter(|node| *node != self.node)?;
+        let is_alike = match (allocation.get(NETWORK), allocation.get(INTERFACE)) {
+            (None, None) => true,
+            (Some(network), Some(interface)) => network == self.network && interface == self.interface,
+            _ => false,
+        };
+        is_alike.then_some(node)
+    }
+
     /// Whose an allocation under the attachment's handle is.
     pub(crate) fn claim(&self, allocation: &Attribute) -> Claim {
         let same_node = allocation.node().is_none_or(|node| node == self.node);

@@ -5,6 +5,7 @@
 //! been given to somebody else meanwhile. Which blocks to look at is read from the handle without a guard when nothing
 //! of it is found: then there is nothing to release, as of the revision that was read.
 
+mod renamed;
 mod vm;
 
 use std::collections::BTreeSet;
@@ -22,6 +23,7 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Attribute, Block, Document, Handle, Node, Pool, ReleaseRequest, handle_id};
 use crate::surroundings::{decode_all, passes_over, pool_holding, read_config};
 use crate::workset::Workset;
+use renamed::Renamed;
 
 /// How many blocks of a handle are changed in one commit: four of the largest usual ones are a megabyte.
 const MOST_BLOCKS_AT_ONCE: usize = 4;
@@ -39,7 +41,8 @@ pub struct ReleasedAddresses {
 
 impl Ipam {
     /// Frees whatever is recorded for an attachment, and what its handle holds on its node without saying for which
-    /// interface. Nothing there is not an error, so that it can be repeated. An assignment that broke off is settled first,
+    /// interface. A node that was renamed has a container of the same id under its former name: that goes as well if the id
+    /// is one that runtimes make, or the former name is not registered any more. Nothing there is not an error, so that it can be repeated. An assignment that broke off is settled first,
     /// so that it cannot land afterwards, where [`intents`](crate::intents) are noted. `old_handles` are the handles under which
     /// earlier versions of Calico kept a workload's addresses.
     ///
@@ -75,8 +78,19 @@ impl Ipam {
             prefetch(self, tx, &attachment.node, &handles, likely.iter().map(|cidr| keys::block(*cidr))).await?;
             let mut own = attachment.clone();
             own.node = self.known_name(tx, &attachment.node).await?;
-            let mine = |entry: &Attribute| own.claim(entry) != Claim::Foreign;
-            Ok(self.release_handles(tx, &handles, Some(&own.node), usize::MAX, mine).await?.0)
+            let rest = read_config(tx).await?.cooldown_seconds();
+            let mut work = Workset::new(tx, self.now(), rest);
+            let renamed = Renamed::find(&mut work, &own, &handles).await?;
+            let mine = |entry: &Attribute| own.claim(entry) != Claim::Foreign || renamed.has(&own, entry);
+            let mut gone = self.release_from_handles(&mut work, &handles, usize::MAX, rest, mine).await?;
+            leave_unselected(&mut work, &own.node, &gone.emptied).await?;
+            work.write().await?;
+            gone.released.sort_unstable();
+            Ok((gone.released, renamed))
+        })
+        .map(|(released, renamed)| {
+            renamed.tell();
+            released
         })
     }
 
@@ -95,7 +109,7 @@ impl Ipam {
                 if tx.get(&keys::handle(handle)).await?.is_none() && !again {
                     return Err(Error::NotFound(format!("handle {handle}")));
                 }
-                self.release_handles(tx, &handles, None, MOST_BLOCKS_AT_ONCE, |_| true).await
+                self.release_handles(tx, &handles, MOST_BLOCKS_AT_ONCE, |_| true).await
             })?;
             released.extend(some);
             again = true;
@@ -216,16 +230,12 @@ impl Ipam {
         &self,
         tx: &mut Transaction,
         handles: &[String],
-        node: Option<&str>,
         most: usize,
         mine: impl Fn(&Attribute) -> bool,
     ) -> Result<(Vec<IpAddr>, usize)> {
         let rest = read_config(tx).await?.cooldown_seconds();
         let mut work = Workset::new(tx, self.now(), rest);
         let mut gone = self.release_from_handles(&mut work, handles, most, rest, mine).await?;
-        if let Some(node) = node {
-            leave_unselected(&mut work, node, &gone.emptied).await?;
-        }
         work.write().await?;
         gone.released.sort_unstable();
         Ok((gone.released, gone.left))

@@ -5,7 +5,6 @@ mod picture;
 mod terminal;
 
 use ipam_core::census::{AddressUse, BlockCensus, Census};
-use ipam_core::model::Owner;
 use ipnet::IpNet;
 use serde::Serialize;
 

@@ -28,6 +28,7 @@ mod process;
 mod proxy;
 #[path = "../system/random.rs"]
 mod random;
+mod renamed;
 #[path = "../../../backend-etcd/tests/support/room.rs"]
 mod room;
 mod round_trips;

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use kv::Deadline;
 
+use super::renamed::Renamed;
 use super::{leave_unselected, prefetch};
 use crate::attachment::{Attachment, Claim};
 use crate::error::Result;
@@ -47,7 +48,8 @@ impl Ipam {
             let is_off = is_off(tx).await?;
             let rest = read_config(tx).await?.cooldown_seconds();
             let mut work = Workset::new(tx, self.now(), rest);
-            let mine = |entry: &Attribute| own.claim(entry) != Claim::Foreign;
+            let renamed = Renamed::find(&mut work, &own, &own_handles).await?;
+            let mine = |entry: &Attribute| own.claim(entry) != Claim::Foreign || renamed.has(&own, entry);
             let mut gone = self.release_from_handles(&mut work, &own_handles, usize::MAX, rest, mine).await?;
 
             let holds = VmHolds::read(&mut work, &vm.handle).await?;
@@ -66,7 +68,11 @@ impl Ipam {
             leave_unselected(&mut work, &own.node, &gone.emptied).await?;
             work.write().await?;
             gone.released.sort_unstable();
-            Ok(gone.released)
+            Ok((gone.released, renamed))
+        })
+        .map(|(released, renamed)| {
+            renamed.tell();
+            released
         })
     }
 }

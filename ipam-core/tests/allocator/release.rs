@@ -73,6 +73,74 @@ async fn what_calico_made_is_released_by_its_handle_and_node() {
     world.check().await;
 }
 
+/// A container id as runtimes make them.
+const UNIQUE: &str = "7b01ac197d53e947c33f89529a7ebf04cc3e24c601edf53e1dc872a1c8baa960";
+
+#[tokio::test]
+async fn a_renamed_node_gives_back_what_a_runtimes_container_had_under_the_old_name() {
+    let world = world().await;
+    for is_calicos in [false, true] {
+        let address = world.one("a", UNIQUE).await.unwrap();
+        let mut other = AssignRequest::new(attachment("a", UNIQUE), Wanted::any(1, 0));
+        other.attachment.interface = "eth1".into();
+        let second = world.assign(&other).await.unwrap()[0].ip;
+        if is_calicos {
+            as_calicos(&world).await;
+        }
+        let before = world.store.list(kv::Range::All).await.unwrap().revision;
+        // Calico's allocations do not say for which interface they are.
+        let expected = if is_calicos { vec![address, second] } else { vec![address] };
+        assert_eq!(world.release("b", UNIQUE).await, expected);
+        assert_eq!(world.store.list(kv::Range::All).await.unwrap().revision, before.next(), "one commit");
+        assert!(world.release("b", UNIQUE).await.is_empty());
+        other.attachment.node = "b".into();
+        let rest = world.ipam.release_attachment(&other.attachment, &[], soon()).await.unwrap();
+        assert_eq!(rest, if is_calicos { vec![] } else { vec![second] });
+        world.check().await;
+    }
+}
+
+#[tokio::test]
+async fn under_both_names_of_a_node_is_one_commit() {
+    let world = world().await;
+    let mut all = vec![world.one("a", UNIQUE).await.unwrap(), world.one("b", UNIQUE).await.unwrap()];
+    all.sort_unstable();
+    let before = world.store.list(kv::Range::All).await.unwrap().revision;
+    assert_eq!(world.release("b", UNIQUE).await, all);
+    assert_eq!(world.store.list(kv::Range::All).await.unwrap().revision, before.next());
+    world.check().await;
+}
+
+#[tokio::test]
+async fn a_chosen_container_id_counts_on_another_node_only_if_that_node_is_gone() {
+    let world = world().await;
+    let almost = format!("{}g", &UNIQUE[1..]);
+    for container in ["c1", almost.as_str(), &UNIQUE[1..]] {
+        world.add_node("a", &[]).await;
+        let address = world.one("a", container).await.unwrap();
+        assert!(world.release("b", container).await.is_empty(), "{container}: a is a live node");
+        world.store.delete(kv::Range::Key(keys::resource(keys::ResourceKind::Node, "a"))).await.unwrap();
+        assert_eq!(world.release("b", container).await, [address], "{container}: a is not registered any more");
+        world.check().await;
+    }
+}
+
+#[tokio::test]
+async fn a_handle_that_names_no_container_counts_on_its_own_node_alone() {
+    let world = world().await;
+    // The handle of a pod, of which the name comes again with every container.
+    let mut old = AssignRequest::new(attachment("a", "x"), Wanted::any(1, 0));
+    old.attachment.network = "shop".into();
+    let address = world.assign(&old).await.unwrap()[0].ip;
+    as_calicos(&world).await;
+    let release = async |node| {
+        world.ipam.release_attachment(&attachment(node, UNIQUE), &["shop.x".into()], soon()).await.unwrap()
+    };
+    assert!(release("b").await.is_empty());
+    assert_eq!(release("a").await, [address]);
+    world.check().await;
+}
+
 #[tokio::test]
 async fn old_handles_are_released_too() {
     let world = world().await;

@@ -1,0 +1,44 @@
+//! DEL on a node that has another name than at the ADD.
+
+use serde_json::Value;
+
+use crate::lab::Lab;
+use crate::process::Call;
+
+const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes/";
+/// A container id as runtimes make them.
+const UNIQUE: &str = "7b01ac197d53e947c33f89529a7ebf04cc3e24c601edf53e1dc872a1c8baa960";
+
+/// The same host after it was renamed; both names are registered.
+fn renamed(lab: &Lab) -> Value {
+    let node =
+        r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-2"},"spec":{},"status":{}}"#;
+    lab.put(&format!("{NODES}node-2"), node);
+    let mut conf = lab.conf();
+    conf["nodename"] = "node-2".into();
+    conf
+}
+
+#[test]
+fn what_a_container_had_under_the_old_name_is_released_and_told() {
+    let lab = Lab::start();
+    let renamed = renamed(&lab);
+    let del = |container: &str| Call::new("DEL", container, &renamed).ok().stderr;
+    lab.add(UNIQUE).ok();
+    let told = del(UNIQUE);
+    assert!(told.contains("WARN released addresses that were recorded for another node name"), "{told}");
+    assert!(told.contains("node=\"node-1\""), "{told}");
+    lab.nothing_is_left();
+    // A short id may be another container's on another node.
+    let address = lab.add("renamed-1").ok().address();
+    let told = del("renamed-1");
+    assert!(told.contains("WARN left addresses of the same container id"), "{told}");
+    assert!(told.contains(&address.to_string()) && !told.contains("nothing is held"), "{told}");
+    assert_eq!(lab.books().count_of("net1.renamed-1"), 1);
+    lab.erase(&format!("{NODES}node-1"));
+    let told = del("renamed-1");
+    assert!(told.contains("WARN released addresses that were recorded for another node name"), "{told}");
+    lab.nothing_is_left();
+    let told = del("renamed-1");
+    assert!(!told.contains("WARN"), "{told}");
+}
