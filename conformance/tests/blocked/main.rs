@@ -103,7 +103,7 @@ impl Harness for Blocking {
 
 /// Judges the store and prints the name of each case that failed.
 fn child(way: Way) -> std::result::Result<(), BoxError> {
-    let limits = (Duration::from_millis(20), Duration::from_millis(100));
+    let limits = (Duration::from_millis(10), Duration::from_millis(30));
     let options = Options::new().with_patience(limits.0).with_case_limit(limits.1);
     for report in run(Blocking(way), &options)? {
         match report.verdict {
