@@ -1,6 +1,5 @@
 //! A container as far as addresses go: a network namespace with a process in it. Needs root, and `ip`.
 
-use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,15 +10,21 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
 /// A process in a namespace of its own that has an address; both are gone when this is.
-pub(crate) struct Container(Child);
+pub(crate) struct Container {
+    process: Child,
+    /// The name of its namespace, once it is made.
+    netns: Option<String>,
+}
 
 impl Container {
     /// In a namespace without any address.
     pub(crate) fn empty() -> Self {
-        let container = Self::start(&["--net", "sleep", "600"]);
+        let mut container = Self::start(&["--net", "sleep", "600"]);
         let own = host::network_namespace(Path::new("/proc/self/ns/net"));
         for _ in 0..200 {
-            if fs::read_link(container.link()).is_ok() && Some(container.netns()) != own {
+            let netns = host::network_namespace(&container.link());
+            if netns.is_some() && netns != own {
+                container.netns = netns;
                 return container;
             }
             sleep(Duration::from_millis(50));
@@ -29,28 +34,29 @@ impl Container {
 
     /// The name of its namespace, as it is recorded.
     pub(crate) fn netns(&self) -> String {
-        host::network_namespace(&self.link()).unwrap()
+        self.netns.clone().unwrap()
     }
 
     fn link(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/ns/net", self.0.id()))
+        PathBuf::from(format!("/proc/{}/ns/net", self.process.id()))
     }
 
     fn start(args: &[&str]) -> Self {
         let mut command = Command::new("unshare");
         command.args(args).process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        Self(command.spawn().unwrap())
+        Self { process: command.spawn().unwrap(), netns: None }
     }
 
     /// Waits until the address is there.
     pub(crate) fn with(address: &str) -> Self {
         let script = format!("ip address add {address}/32 dev lo && exec sleep 600");
-        let container = Self::start(&["--net", "sh", "-c", &script]);
+        let mut container = Self::start(&["--net", "sh", "-c", &script]);
         let wanted = address.parse().unwrap();
         for _ in 0..200 {
             let seen = host::look().unwrap_or_else(|blind| panic!("{blind} (this test needs root)"));
             if seen.addresses.contains(&wanted) {
+                container.netns = host::network_namespace(&container.link());
                 return container;
             }
             sleep(Duration::from_millis(50));
@@ -61,7 +67,16 @@ impl Container {
 
 impl Drop for Container {
     fn drop(&mut self) {
-        let _ = killpg(Pid::from_raw(self.0.id().try_into().unwrap()), Signal::SIGKILL);
-        let _ = self.0.wait();
+        let _ = killpg(Pid::from_raw(self.process.id().try_into().unwrap()), Signal::SIGKILL);
+        let _ = self.process.wait();
+        // The look of another test may still be in there.
+        let is_there =
+            |netns: &String| host::look().is_ok_and(|seen| seen.namespaces.is_some_and(|all| all.contains(netns)));
+        for _ in 0..200 {
+            if !self.netns.as_ref().is_some_and(is_there) {
+                return;
+            }
+            sleep(Duration::from_millis(50));
+        }
     }
 }
