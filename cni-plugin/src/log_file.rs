@@ -10,6 +10,7 @@
 //! that was rotated. The lock ends with its process. A lock that somebody holds for longer than a second costs the rotation,
 //! not the line.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -138,7 +139,7 @@ impl LogFile {
         let rotated = self.rotated();
         let times = (0..MOST_AT_ONCE).map(|later| stamp(now + Duration::from_millis(later)));
         // The newest file has the last name, also if several are rotated in a millisecond; unless a clock was far ahead.
-        let is_last = |stamp: &String| rotated.first().is_none_or(|newest| stamp > newest);
+        let is_last = |stamp: &String| rotated.last().is_none_or(|newest| stamp > newest);
         let free = times.clone().find(is_last).or_else(|| times.clone().find(|stamp| !rotated.contains(stamp)));
         let free = free.ok_or(io::ErrorKind::AlreadyExists)?;
         fs::rename(&self.path, self.at(&free))?;
@@ -146,14 +147,11 @@ impl LogFile {
         Ok(())
     }
 
-    /// When the files were rotated that are there, the last one first.
-    fn rotated(&self) -> Vec<String> {
+    /// When the files were rotated that are there.
+    fn rotated(&self) -> BTreeSet<String> {
         let (prefix, suffix) = self.around_stamp();
         let stamp = |name: String| Some(name.strip_prefix(&prefix)?.strip_suffix(&suffix)?.to_owned());
-        let mut rotated: Vec<String> =
-            names_beside(&self.path).filter_map(stamp).filter(|text| is_stamp(text)).collect();
-        rotated.sort_unstable_by(|one, other| other.cmp(one));
-        rotated
+        names_beside(&self.path).filter_map(stamp).filter(|text| is_stamp(text)).collect()
     }
 
     /// The file that was rotated then.
@@ -173,7 +171,7 @@ impl LogFile {
     fn remove_old(&self, now: OffsetDateTime) {
         let Limits { seconds, count, .. } = self.limits;
         let oldest = seconds.and_then(|seconds| now.checked_sub(time::Duration::seconds(seconds))).map(stamp);
-        for (place, stamp) in self.rotated().iter().enumerate() {
+        for (place, stamp) in self.rotated().iter().rev().enumerate() {
             let is_surplus = count.is_some_and(|count| place >= count);
             let is_old = oldest.as_ref().is_some_and(|oldest| stamp < oldest);
             if is_surplus || is_old {

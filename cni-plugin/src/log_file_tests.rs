@@ -29,14 +29,14 @@ fn names(path: &Path) -> Vec<String> {
 
 #[test]
 fn many_processes_lose_no_line_and_rename_no_file_twice() {
-    const MOST: u64 = 1500;
+    const MOST: u16 = 1500;
     if let (Some(path), Some(writer)) = (std::env::var_os(FILE), std::env::var_os(WRITER)) {
         let writer: usize = writer.to_str().unwrap().parse().unwrap();
-        let open = || LogFile::open(&path, limits(MOST, None)).unwrap();
+        let open = || LogFile::open(&path, limits(MOST.into(), None)).unwrap();
         let mut log = open();
         for number in 0..LINES {
             // Every other process opens the file for each line, as many short calls of the plugin do.
-            if writer % 2 == 0 {
+            if writer.is_multiple_of(2) {
                 log = open();
             }
             log.write(format!("{}\n", line(writer, number)).as_bytes()).unwrap();
@@ -58,7 +58,7 @@ fn many_processes_lose_no_line_and_rename_no_file_twice() {
     let mut found: BTreeMap<String, usize> = BTreeMap::new();
     for name in names(&path) {
         let text = fs::read_to_string(folder.path().join(&name)).unwrap();
-        assert!(!text.is_empty() && text.len() as u64 <= MOST, "{name} has {} bytes", text.len());
+        assert!(!text.is_empty() && text.len() <= MOST.into(), "{name} has {} bytes", text.len());
         assert!(text.ends_with('\n'), "{name}");
         text.lines().for_each(|line| *found.entry(line.to_owned()).or_default() += 1);
     }
@@ -66,7 +66,7 @@ fn many_processes_lose_no_line_and_rename_no_file_twice() {
     assert_eq!(found, all.collect());
     let bytes: usize = found.keys().map(|line| line.len() + 1).sum();
     // A file is rotated only when the next line has no room.
-    let most_files = bytes / (MOST as usize - line(0, 59).len()) + 1;
+    let most_files = bytes / (usize::from(MOST) - line(0, 59).len()) + 1;
     assert!(names(&path).len() <= most_files, "{} files for {bytes} bytes", names(&path).len());
 }
 
