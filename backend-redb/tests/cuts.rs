@@ -1,0 +1,14 @@
+//! The store on redb in its folder, on a disk that forgets what was not synced.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[path = "../../kv-mvcc/tests/local/cuts.rs"]
+mod cuts;
+
+use std::process::ExitCode;
+
+use backend_redb::Redb;
+
+fn main() -> ExitCode {
+    cuts::main(Redb)
+}

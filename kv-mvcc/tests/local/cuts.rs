@@ -1,0 +1,112 @@
+//! An engine's store in its folder, on a disk that forgets what was not synced, judged by the case about power cuts.
+//!
+//! The store stays open and commits until the power fails, while it is used or opened. Nothing closes it before.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use conformance::{Ability, BoxError, Fixture, Harness, Options, Verdict};
+use kv::Store;
+use kv_mvcc::MvccStore;
+use kv_mvcc::local::{self, Create, Engine, OpenOptions};
+use power::{Cut, Disk, Folders, Image, Mounted, Syncs};
+use tempfile::TempDir;
+
+/// How long the case may take on a machine that is busy with something else.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Runs the case, and shows that it can fail.
+pub(crate) fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static) -> ExitCode {
+    power::main(vec![
+        ("power_cuts_lose_nothing".to_owned(), Box::new(move || judge(engine, Syncs::Kept).unwrap())),
+        (
+            "a_disk_that_lies_is_found_out".to_owned(),
+            Box::new(move || assert!(judge(engine, Syncs::Ignored).is_err(), "nothing was lost")),
+        ),
+    ])
+}
+
+fn judge(engine: impl Engine + Copy + std::fmt::Debug + 'static, syncs: Syncs) -> Result<(), String> {
+    let options = Options::new().with_filter("D10_power_cuts").with_case_limit(LIMIT);
+    let reports = conformance::run(OnDisk(engine, syncs), &options).unwrap();
+    match &reports[..] {
+        [report] => match &report.verdict {
+            Verdict::Passed => Ok(()),
+            verdict => Err(format!("{verdict:?}")),
+        },
+        _ => panic!("there is one case about power cuts: {reports:?}"),
+    }
+}
+
+struct OnDisk<E>(E, Syncs);
+
+#[derive(Debug)]
+struct Held<E> {
+    engine: E,
+    syncs: Syncs,
+    store: Arc<MvccStore>,
+    disk: Disk,
+    // Unmounted before its folder is removed.
+    _mounted: Mounted,
+    folder: TempDir,
+}
+
+impl<E: Engine + Copy + 'static> Held<E> {
+    async fn on(engine: E, syncs: Syncs, image: Image, create: Create) -> Result<Self, BoxError> {
+        let (disk, folder) = (Disk::new(image, syncs), tempfile::tempdir()?);
+        let mounted = disk.mount(folder.path())?;
+        let store = open(engine, folder.path(), create).await?;
+        Ok(Self { engine, syncs, store, disk, _mounted: mounted, folder })
+    }
+}
+
+async fn open(engine: impl Engine + 'static, disk: &Path, create: Create) -> kv::Result<Arc<MvccStore>> {
+    let options = OpenOptions::default().with_create(create);
+    Ok(Arc::new(local::open(engine, &disk.join("store"), &options).await?))
+}
+
+#[async_trait]
+impl<E: Engine + Copy + std::fmt::Debug + 'static> Harness for OnDisk<E> {
+    fn abilities(&self) -> &[Ability] {
+        &[Ability::New, Ability::Reopen, Ability::Close, Ability::PowerLoss]
+    }
+
+    async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
+        Ok(Box::new(Held::on(self.0, self.1, Image::default(), Create::IfMissing).await?))
+    }
+}
+
+#[async_trait]
+impl<E: Engine + Copy + std::fmt::Debug + 'static> Fixture for Held<E> {
+    fn store(&self) -> Arc<dyn Store> {
+        self.store.clone()
+    }
+
+    async fn reopen(&mut self) -> Result<(), BoxError> {
+        self.store.close().await?;
+        self.store = open(self.engine, self.folder.path(), Create::Never).await?;
+        Ok(())
+    }
+
+    async fn close(&mut self) -> Result<(), BoxError> {
+        Ok(self.store.close().await?)
+    }
+
+    fn cut_power_after(&mut self, operations: u32) -> Result<(), BoxError> {
+        self.disk.cut_after(operations.into());
+        Ok(())
+    }
+
+    async fn restore_power(&mut self, seed: u64) -> Result<(), BoxError> {
+        self.disk.cut();
+        // It finds no disk.
+        let _ = self.store.close().await;
+        let folders = if seed.is_multiple_of(2) { Folders::Strict } else { Folders::Prefix };
+        let left = self.disk.after_cut(Cut { seed, folders });
+        *self = Self::on(self.engine, self.syncs, left, Create::Never).await?;
+        Ok(())
+    }
+}
