@@ -45,6 +45,9 @@ const LIES: u64 = 10;
 /// Of so many rounds two are on a disk that was empty at first.
 const KINDS: u64 = 5;
 
+/// After so many rounds of a long run it is said how far it is.
+const PROGRESS: u64 = 250;
+
 /// How often each thing happened.
 type Tally = BTreeMap<String, u64>;
 
@@ -77,6 +80,9 @@ fn rounds(engine: Engine) {
     let (mut old, mut young) = (World::with_full_log(engine, Syncs::Kept), World::empty(engine, Syncs::Kept));
     let mut tally = Tally::new();
     for round in 0..rounds {
+        if round > 0 && round % PROGRESS == 0 {
+            println!("{engine:?}: {round} cuts so far");
+        }
         let mut random = Random::new(seed, round);
         if round % KINDS == 3 {
             young = World::empty(engine, Syncs::Kept);
