@@ -4,8 +4,8 @@
 //!
 //! sled 0.34 leaves more to its user than redb does; the private module `table` says what is done about it. What
 //! remains: opening writes (a snapshot, three syncs, some milliseconds), so a store on a full disk cannot even be read
-//! until there is room; and sled's own housekeeping reuses parts of its log without syncing in between, so of the two
-//! engines redb is the one whose answer to a power cut is known.
+//! until there is room. sled's own housekeeping reuses parts of its log without syncing in between; `tests/cuts.rs` cuts
+//! the power meanwhile.
 
 mod error;
 mod table;
