@@ -2,6 +2,7 @@
 
 use ipnet::IpNet;
 use kv::{ErrorKind, Key, Range, Transaction, Value};
+use time::OffsetDateTime;
 
 use crate::error::Result;
 use crate::ipam::{Host, Ipam};
@@ -23,6 +24,8 @@ pub(crate) struct Surroundings {
     pub(crate) reservations: Reservations,
     /// The documents behind them that are well formed.
     pub(crate) reservation_documents: Vec<IpReservation>,
+    /// What only the present request keeps off.
+    kept_off: Vec<IpReservation>,
     /// All pools, by name.
     pub(crate) pools: Vec<Pool>,
     /// The node, or the virtual owner.
@@ -56,18 +59,44 @@ impl Surroundings {
         let pools = decode_all(&list_guarded_if_short(tx, &pools).await?);
         let documents: Vec<IpReservation> = decode_all(&list_guarded_if_short(tx, &reservations).await?);
         let reservations = set_of(&documents);
-        Ok(Self { config, reservations, reservation_documents: documents, pools, host, beside_calico })
+        Ok(Self {
+            config,
+            reservations,
+            reservation_documents: documents,
+            kept_off: Vec::new(),
+            pools,
+            host,
+            beside_calico,
+        })
     }
 
     /// Adds or replaces a reservation that is about to be written.
     pub(crate) fn set_reservation(&mut self, document: IpReservation) {
         self.reservation_documents.retain(|other| other.name() != document.name());
         self.reservation_documents.push(document);
-        self.reservations = set_of(&self.reservation_documents);
+        self.count_reservations();
+    }
+
+    /// Reserves networks for the present request alone: nothing of it is written.
+    pub(crate) fn keep_off(&mut self, name: &str, networks: &[IpNet]) {
+        self.kept_off.push(IpReservation::new(name, networks, "", OffsetDateTime::UNIX_EPOCH));
+        self.count_reservations();
+    }
+
+    /// The request is over.
+    pub(crate) fn allow_all(&mut self) {
+        if !self.kept_off.is_empty() {
+            self.kept_off.clear();
+            self.count_reservations();
+        }
+    }
+
+    fn count_reservations(&mut self) {
+        self.reservations = set_of(self.reservation_documents.iter().chain(&self.kept_off));
     }
 }
 
-fn set_of(documents: &[IpReservation]) -> Reservations {
+fn set_of<'d>(documents: impl IntoIterator<Item = &'d IpReservation>) -> Reservations {
     let (reservations, skipped) = Reservations::from_documents(documents);
     for entry in skipped {
         tracing::warn!(reservation = %entry.reservation, entry = %entry.entry, "passing over an entry that is no network");

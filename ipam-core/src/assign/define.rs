@@ -1,8 +1,10 @@
 //! Pools that a network's own configuration defines, as host-local's does.
 //!
 //! The first assignment makes the pool in its own commit, and reserves what lies outside the configured ranges. When
-//! the configuration changes its ranges later, the reservation follows.
+//! the configuration changes its ranges later, the reservation follows. Networks with the same subnet share the pool: then the
+//! reservation notes the ranges of each, keeps what lies outside all of them, and each network keeps to its own.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
@@ -18,6 +20,10 @@ use crate::net::{Family, bounds, number};
 use crate::surroundings::Surroundings;
 use crate::workset::Workset;
 
+/// The annotation of such a reservation that notes the ranges of each network, as JSON: `{"lab":["10.0.0.9-10.0.0.20"]}`. It is
+/// written when a network finds other ranges than its own reserved. No range means all of the subnet.
+pub const RANGES_ANNOTATION: &str = "margay.io/ranges";
+
 /// The name of the reservation that keeps what lies outside a configuration's ranges.
 pub fn reservation_name(pool: &str) -> String {
     format!("margay-range-{pool}")
@@ -31,12 +37,13 @@ pub(super) async fn prepare(
     work: &mut Workset<'_>,
     around: &mut Surroundings,
     definition: &PoolDefinition,
+    network: &str,
 ) -> Result<String> {
     let name = match around.pools.iter().find(|pool| pool.cidr() == definition.cidr) {
         Some(pool) => pool.name().to_owned(),
         None => create(ipam, work, around, definition).await?,
     };
-    reserve_the_rest(ipam, work, around, &name, definition).await?;
+    reserve_the_rest(ipam, work, around, &name, definition, network).await?;
     Ok(name)
 }
 
@@ -77,25 +84,64 @@ async fn reserve_the_rest(
     around: &mut Surroundings,
     pool: &str,
     definition: &PoolDefinition,
+    network: &str,
 ) -> Result<()> {
     let name = reservation_name(pool);
     let key = keys::resource(ResourceKind::IpReservation, &name);
-    let mut outside = outside(definition.cidr, &definition.ranges);
-    // These the bridge's own reservation has.
-    let ends = bridge::reserved(definition.cidr, None);
-    outside.retain(|net| !ends.contains(net));
+    let own = outside_but_ends(definition.cidr, &definition.ranges);
     let stored = work.tx.get(&key).await?;
     let stored = stored.map(|value| IpReservation::decode(&key, value.as_bytes())).transpose()?;
-    let texts: Vec<String> = outside.iter().map(ToString::to_string).collect();
+    let texts = |nets: &[IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>();
     let as_stored = stored.as_ref().map(IpReservation::texts).unwrap_or_default();
-    if texts == as_stored {
+    let noted = stored.as_ref().map(ranges_of).unwrap_or_default();
+    if noted.is_empty() && texts(&own) == as_stored {
         return Ok(());
     }
+    let mut ranges = noted.clone();
+    ranges.insert(network.to_owned(), definition.ranges.iter().map(|(a, b)| format!("{a}-{b}")).collect());
+    let everybodys = outside_but_ends(definition.cidr, &together(&ranges));
+    if ranges.len() > 1 {
+        around.keep_off(&name, &own);
+    }
+    if ranges == noted && texts(&everybodys) == as_stored {
+        return Ok(());
+    }
+    let is_new = stored.is_none();
     let mut document = stored.unwrap_or_else(|| IpReservation::new(&name, &[], &ipam.uid(), ipam.now()));
-    document.set_networks(&outside);
+    document.set_networks(&everybodys);
+    if !is_new {
+        let text = serde_json::to_string(&ranges).unwrap_or_default();
+        document.resource_mut().set_annotation(RANGES_ANNOTATION, &text);
+    }
     work.tx.put(&key, document.encode()?)?;
     around.set_reservation(document);
     Ok(())
+}
+
+/// The ranges of each network that a reservation notes; none if it notes nothing that can be read.
+fn ranges_of(reservation: &IpReservation) -> BTreeMap<String, Vec<String>> {
+    let text = reservation.resource().annotation(RANGES_ANNOTATION).unwrap_or_default();
+    serde_json::from_str(text).unwrap_or_default()
+}
+
+/// The ranges of all networks; none if one of them has all addresses.
+fn together(ranges: &BTreeMap<String, Vec<String>>) -> Vec<(IpAddr, IpAddr)> {
+    if ranges.values().any(Vec::is_empty) {
+        return Vec::new();
+    }
+    let range = |text: &String| {
+        let (first, last) = text.split_once('-')?;
+        Some((first.parse().ok()?, last.parse().ok()?))
+    };
+    ranges.values().flatten().filter_map(range).collect()
+}
+
+/// The parts of a network outside the ranges, but for those that the bridge's own reservation has.
+fn outside_but_ends(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
+    let ends = bridge::reserved(cidr, None);
+    let mut outside = outside(cidr, ranges);
+    outside.retain(|net| !ends.contains(net));
+    outside
 }
 
 /// The parts of a network outside the given ranges (first and last address, both inclusive), as few networks as can be.
@@ -112,6 +158,7 @@ pub(super) fn outside(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
         if first > next {
             gaps.push((next, first - 1));
         }
+        // Ranges of several networks may overlap.
         match last.checked_add(1) {
             Some(after) => next = next.max(after),
             None => return networks(cidr, gaps),

@@ -232,6 +232,7 @@ impl Ipam {
             let around = &mut around;
             let mut assignment = Assignment { ipam: self, request, around, holder, handle, held, answer: Vec::new() };
             let done = assignment.all(&mut work).await;
+            assignment.around.allow_all();
             let used = assignment.answer.iter().map(|assigned| assigned.block);
             *findings = Findings {
                 used: hints::with_used(&findings.used, used),
@@ -435,7 +436,9 @@ impl Assignment<'_> {
     async fn requested_pools(&mut self, work: &mut Workset<'_>, family: Family) -> Result<Vec<IpNet>> {
         let mut names = Vec::new();
         for definition in self.request.define.iter().filter(|one| Family::of_net(one.cidr) == family) {
-            names.push(define::prepare(self.ipam, work, self.around, definition).await?);
+            names.push(
+                define::prepare(self.ipam, work, self.around, definition, &self.request.attachment.network).await?,
+            );
         }
         if names.is_empty() {
             names = self.request.pools(family).to_vec();

@@ -6,6 +6,8 @@ use ipam_core::assign::{AssignRequest, Bridge, Gateway, PoolDefinition, Wanted};
 use ipam_core::model::NewPool;
 use ipam_core::{BridgeError, Error};
 
+use kv::StoreExt;
+
 use crate::world::{World, attachment, ip, soon};
 
 fn bridged(container: &str, gateway: Gateway) -> AssignRequest {
@@ -127,6 +129,46 @@ async fn a_configuration_makes_its_pool_and_keeps_to_its_ranges() {
     let mut outside = defined("c4", "10.9.0.0/24", &wider);
     outside.wanted = Wanted::these([ip("10.9.0.99")]);
     assert!(matches!(world.assign(&outside).await, Err(Error::Reserved(_))));
+    world.check().await;
+}
+
+/// Two networks whose configurations define one subnet, each with a range of its own.
+#[tokio::test]
+async fn two_networks_in_one_subnet_keep_to_their_ranges_and_leave_the_reservation_alone() {
+    let world = World::new().await;
+    let of = |network: &str, container: &str, first: &str, last: &str| {
+        let mut request = defined(container, "10.9.0.0/24", &[(first, last)]);
+        request.attachment.network = network.into();
+        request.define[0].name = network.into();
+        request
+    };
+    let one = |container: &str| of("one", container, "10.9.0.10", "10.9.0.12");
+    let two = |container: &str| of("two", container, "10.9.0.30", "10.9.0.32");
+    let mut given = BTreeSet::new();
+    for request in [one("a0"), two("b0"), one("a1"), two("b1")] {
+        given.insert(world.assign(&request).await.unwrap()[0].ip);
+    }
+    let reservation = "/calico/resources/v3/projectcalico.org/ipreservations/margay-range-one";
+    let written = world.store.get(reservation).await.unwrap().unwrap().mod_revision;
+    for request in [one("a2"), two("b2")] {
+        given.insert(world.assign(&request).await.unwrap()[0].ip);
+    }
+    assert_eq!(world.store.get(reservation).await.unwrap().unwrap().mod_revision, written, "nothing changed");
+    let expected = [10, 11, 12, 30, 31, 32].map(|last| ip(&format!("10.9.0.{last}")));
+    assert_eq!(given, expected.into());
+    for full in [one("a3"), two("b3")] {
+        assert!(world.assign(&full).await.is_err(), "the other network's range is not its own");
+    }
+    let mut foreign = one("a4");
+    world.ipam.release_attachment(&two("b0").attachment, &[], soon()).await.unwrap();
+    foreign.wanted = Wanted::these([ip("10.9.0.30")]);
+    assert!(matches!(world.assign(&foreign).await, Err(Error::Reserved(_))));
+    // Both at once, as those who wait for the lock of their host.
+    world.ipam.release_attachment(&one("a0").attachment, &[], soon()).await.unwrap();
+    let asked: ipam_core::intents::StillAsked = std::sync::Arc::new(|| true);
+    let together = world.ipam.assign_together(&one("a5"), || vec![two("b5")], &asked, soon()).await.unwrap();
+    let answers: Vec<_> = together.iter().map(|answer| answer[0].ip).collect();
+    assert!(answers[0] < ip("10.9.0.30") && answers[1] >= ip("10.9.0.30"), "{answers:?}");
     world.check().await;
 }
 
