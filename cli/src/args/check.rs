@@ -14,7 +14,7 @@ Examples:
   margay ipam check
   margay ipam check --repair
   margay ipam check --repair HND-02 AFF-01 --apply
-  margay ipam check --report first.json     (calicoctl's -o first.json does the same)
+  margay ipam check --report first.json     # as calicoctl's -o first.json
   margay ipam check -o json | jq -r '.findings[] | [.code, .subject] | @tsv'
 
 Nothing is locked, and nothing is changed without --repair --apply. No repair frees an address that is given out.
