@@ -3,6 +3,7 @@
 //! Each call of the store is one that Calico makes; writes are compare-and-swap on that one key. Left out is what it reads
 //! and nothing here changes: settings, reservations, pools and the node. Conflicts are tried again at once, as it does.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -52,6 +53,8 @@ pub(crate) struct Calico {
     pub(crate) pool: Pool,
     /// What new blocks say of when they were claimed.
     pub(crate) claimed: &'static str,
+    /// The pod for which addresses are, if that is recorded.
+    pub(crate) pod: Option<String>,
 }
 
 /// A document as it was read.
@@ -196,8 +199,11 @@ impl Calico {
 
     /// Takes addresses of a block that was read: first the handle counts them, then the block has them.
     async fn assign_from(&self, mut block: Read<Block>, handle: &str, count: usize) -> Done<Vec<IpAddr>> {
-        let node = [("node".to_owned(), self.host.clone())].into();
-        let holder = Attribute { handle_id: Some(handle.to_owned()), secondary: Some(node), released_at: None };
+        let mut recorded = BTreeMap::from([("node".to_owned(), self.host.clone())]);
+        if let Some(pod) = &self.pod {
+            recorded.extend([("pod".to_owned(), pod.clone()), ("namespace".to_owned(), "default".to_owned())]);
+        }
+        let holder = Attribute { handle_id: Some(handle.to_owned()), secondary: Some(recorded), released_at: None };
         for _ in 0..RETRIES {
             let assigned = block.value.assign(count, &holder);
             if assigned.is_empty() {
@@ -282,13 +288,35 @@ impl Calico {
         Ok(gone.into_iter().map(|(ip, _)| ip).collect())
     }
 
+    /// Frees one address if it is held under this handle and with this sequence number; true if it was.
+    pub(crate) async fn release_leaked(&self, ip: IpAddr, cidr: &str, handle: &str, number: u64) -> Done<bool> {
+        let is_it = |block: &Block| block.sequence_number_of(ip) == Some(number);
+        let gone = self.release_from_if(cidr, is_it, |held, holder| held == ip && holder == handle).await?;
+        for (_, handle) in &gone {
+            self.decrement(handle, cidr, 1).await;
+        }
+        Ok(!gone.is_empty())
+    }
+
     /// Frees addresses of a block; a block that is empty and nobody's goes.
     async fn release_from(&self, cidr: &str, test: impl Fn(IpAddr, &str) -> bool) -> Done<Vec<(IpAddr, String)>> {
+        self.release_from_if(cidr, |_| true, test).await
+    }
+
+    async fn release_from_if(
+        &self,
+        cidr: &str,
+        expected: impl Fn(&Block) -> bool,
+        test: impl Fn(IpAddr, &str) -> bool,
+    ) -> Done<Vec<(IpAddr, String)>> {
         for _ in 0..RETRIES {
             let mut block = match self.block(cidr).await {
                 Err(Refusal::Missing) => return Ok(Vec::new()),
                 block => block?,
             };
+            if !expected(&block.value) {
+                return Ok(Vec::new());
+            }
             let gone = block.value.release(&test);
             if gone.is_empty() {
                 return Ok(gone);

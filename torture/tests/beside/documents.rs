@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) const BLOCKS: &str = "/calico/ipam/v2/assignment/";
 pub(crate) const HANDLES: &str = "/calico/ipam/v2/handle/";
 pub(crate) const HOSTS: &str = "/calico/ipam/v2/host/";
+pub(crate) const VIRTUALS: &str = "/calico/ipam/v2/virtual/";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Block {
@@ -124,6 +125,20 @@ impl Block {
             Some((self.address(ordinal), handle.split('\r').next().unwrap().to_owned()))
         });
         held.collect()
+    }
+
+    /// The number that the block had when an address was given out.
+    pub(crate) fn sequence_number_of(&self, ip: IpAddr) -> Option<u64> {
+        let ordinal = (0..self.allocations.len()).find(|ordinal| self.address(*ordinal) == ip)?;
+        self.sequence_numbers.as_ref()?.get(&ordinal.to_string()).copied()
+    }
+
+    /// What is held: the address, its handle and what is recorded with it.
+    pub(crate) fn held(&self) -> impl Iterator<Item = (IpAddr, &str, &BTreeMap<String, String>)> {
+        self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {
+            let entry = self.entries().get((*slot)?)?;
+            Some((self.address(ordinal), entry.handle_id.as_deref()?, entry.secondary.as_ref()?))
+        })
     }
 
     /// Gives out addresses from the head of the queue.

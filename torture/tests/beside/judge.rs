@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use kv::{Event, EventKind, Kv};
 
-use crate::documents::{Affinity, BLOCKS, Block, HANDLES, HOSTS, Handle, affinity_of, cidr_of};
+use crate::documents::{Affinity, BLOCKS, Block, HANDLES, HOSTS, Handle, VIRTUALS, affinity_of, cidr_of};
 use crate::turns::Side;
 
 /// All that IPAM has stored.
@@ -13,7 +13,7 @@ use crate::turns::Side;
 pub(crate) struct Stored {
     pub(crate) blocks: BTreeMap<String, Block>,
     pub(crate) handles: BTreeMap<String, Handle>,
-    /// By host and block.
+    /// By owner, as a block names it, and block.
     pub(crate) affinities: BTreeMap<(String, String), Affinity>,
 }
 
@@ -47,8 +47,11 @@ impl Stored {
         } else if let Some(id) = key.strip_prefix(HANDLES) {
             touched.handles.insert(id.to_owned());
             set(&mut self.handles, id.to_owned(), value.map(|value| serde_json::from_slice(value).unwrap()));
-        } else if let Some(rest) = key.strip_prefix(HOSTS) {
-            let pair = (rest.split('/').next().unwrap().to_owned(), cidr_of(key));
+        } else if let Some((kind, rest)) = [("host", HOSTS), ("virtual", VIRTUALS)]
+            .iter()
+            .find_map(|(kind, prefix)| Some((kind, key.strip_prefix(prefix)?)))
+        {
+            let pair = (format!("{kind}:{}", rest.split('/').next().unwrap()), cidr_of(key));
             touched.affinities.insert(pair.clone());
             set(&mut self.affinities, pair, value.map(affinity_of));
         }
@@ -68,12 +71,12 @@ impl Stored {
         self.handles.get(handle).and_then(|handle| handle.block.get(cidr)).copied().unwrap_or_default()
     }
 
-    fn owns(&self, host: &str, cidr: &str) -> bool {
-        self.blocks.get(cidr).is_some_and(|block| block.is_of(host))
+    fn owns(&self, owner: &str, cidr: &str) -> bool {
+        self.blocks.get(cidr).is_some_and(|block| block.affinity.as_deref() == Some(owner))
     }
 
-    fn has_confirmed(&self, host: &str, cidr: &str) -> bool {
-        self.affinities.get(&(host.to_owned(), cidr.to_owned())).is_some_and(Affinity::is_confirmed)
+    fn has_confirmed(&self, owner: &str, cidr: &str) -> bool {
+        self.affinities.get(&(owner.to_owned(), cidr.to_owned())).is_some_and(Affinity::is_confirmed)
     }
 
     /// Every handle that an address is held under and that does not name its block: nobody will find the address.
@@ -163,9 +166,7 @@ impl Judge {
 
     /// That owners and affinities agree where they did, and where we changed one.
     fn owners(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
-        let owner = |stored: &Stored, cidr: &String| -> Option<String> {
-            Some(stored.blocks.get(cidr)?.affinity.as_ref()?.strip_prefix("host:")?.to_owned())
-        };
+        let owner = |stored: &Stored, cidr: &String| -> Option<String> { stored.blocks.get(cidr)?.affinity.clone() };
         let mut pairs = touched.affinities.clone();
         for cidr in &touched.blocks {
             let both = [before, &self.now].into_iter().filter_map(|stored| owner(stored, cidr));

@@ -6,6 +6,8 @@ mod calico;
 mod documents;
 mod halting;
 mod judge;
+mod kube_controllers;
+mod multus;
 mod random;
 mod reader;
 mod scene;

@@ -10,7 +10,7 @@ use ipam_core::affinity::ReleaseIf;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use ipam_core::model::keys::{self, ResourceKind};
-use ipam_core::model::{Document, Labels, NewPool, Node, Owner};
+use ipam_core::model::{Document, Labels, NewPool, Node};
 use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, Kv, Range, Revision, Store, StoreExt, WatchRequest};
 use time::OffsetDateTime;
@@ -51,7 +51,7 @@ pub(crate) fn blocks_of(cidr: &str, block_size: u8) -> Pool {
 }
 
 pub(crate) fn calico(store: Arc<dyn Store>, host: &str, pool: &Pool) -> Calico {
-    Calico { store, host: host.to_owned(), pool: pool.clone(), claimed: JUST_NOW }
+    Calico { store, host: host.to_owned(), pool: pool.clone(), claimed: JUST_NOW, pod: None }
 }
 
 pub(crate) fn attachment(host: &str, container: &str) -> Attachment {
@@ -144,9 +144,7 @@ pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
         ipam.release_by_handle(handle, soon()).await.map_err(|error| format!("releasing {handle}: {error}"))?;
     }
     for host in HOSTS {
-        ipam.release_all_affinities(&Owner::host(host), ReleaseIf::Any, soon())
-            .await
-            .map_err(|error| error.to_string())?;
+        ipam.release_node_affinities(host, ReleaseIf::Any, soon()).await.map_err(|error| error.to_string())?;
     }
     let left = Stored::read(&everything(store).await.1);
     // A block that has lost its affinity and was not ours to give back is found by the next claim.
