@@ -33,7 +33,7 @@ pub(crate) fn asked(lab: &Lab) -> Asked {
 
 /// What a call asks, which has to succeed.
 #[track_caller]
-fn asks(lab: &Lab, call: &Call) -> (u64, u64) {
+pub(crate) fn asks(lab: &Lab, call: &Call) -> (u64, u64) {
     let before = asked(lab);
     call.ok();
     let after = asked(lab);
