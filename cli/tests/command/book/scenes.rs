@@ -369,7 +369,12 @@ fn command_line(heading: &str, machine: &mut Machine) {
             container("a").of_both_families().of_bridge().given(sled());
             container("b").of_both_families().of_bridge().given(sled());
             machine.do_all(&["margay pool create wire 10.43.0.0/24 --gateway 10.43.0.1 --manual"]);
-            container("docs-db").of_network("wire", "eth7").of_pool("wire").with("10.43.0.60").given(sled());
+            container("docs-db")
+                .of_network("wire", "eth7")
+                .of_pool("wire")
+                .of_bridge()
+                .with("10.43.0.60")
+                .given(sled());
         }
         "ipam split" => machine.do_all(&["margay pool create racks-b 10.80.0.0/16"]),
         "ipam release" => {
