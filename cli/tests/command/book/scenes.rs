@@ -50,6 +50,7 @@ pub(crate) fn set(page: &str, heading: &str, machine: &mut Machine) {
         }
         ("move-between-stores.md", _) => moving(heading, machine),
         ("beside-calico.md", _) => beside_calico(heading, machine),
+        ("secondary-networks.md", "") => beside_calicos_network(machine),
         ("coming-from-host-local.md", "The change") => first_container_of_my_net(machine),
         ("judge-a-store.md", "") => machine.start_etcd("127.0.0.1:47335"),
         ("runtime-podman.md", _) => under_podman(heading, machine),
@@ -66,6 +67,12 @@ pub(crate) fn happen(scene: &str, machine: &mut Machine) {
                 container(name).given(sled());
             }
         }
+        "a pod on each of two nodes" => {
+            for (pod, node) in [("web-0", "node1"), ("web-1", "node2")] {
+                let sandbox = container(&format!("{pod}-sandbox")).on(node).of_pod("shop", pod);
+                sandbox.of_network("storage", "net1").of_pool("storage").of_router().given(cluster());
+            }
+        }
         "they end" => {
             for name in ["web", "db"] {
                 container(name).gone(sled());
@@ -74,8 +81,7 @@ pub(crate) fn happen(scene: &str, machine: &mut Machine) {
         "a third container" => container("c3").given(sled()),
         "a third container, after a copy" => {
             two_containers(machine);
-            let etcd: Location = "etcd://10.0.0.1:2379".parse().unwrap();
-            on(&etcd, async |ipam| ipam.store().delete(kv::Range::All).await).unwrap();
+            on(&cluster(), async |ipam| ipam.store().delete(kv::Range::All).await).unwrap();
             machine.do_all(&["margay migrate sled:///var/lib/margay/ipam.sled etcd://10.0.0.1:2379"]);
             container("c3").given(sled());
         }
@@ -117,6 +123,10 @@ fn sled() -> Location {
     Location::Sled(PathBuf::from(SLED))
 }
 
+fn cluster() -> Location {
+    "etcd://10.0.0.1:2379".parse().unwrap()
+}
+
 fn redb() -> Location {
     Location::Redb(PathBuf::from(REDB))
 }
@@ -154,6 +164,12 @@ impl Container {
 
     fn of_bridge(mut self) -> Self {
         self.request.bridge = Some(Bridge { v4: Gateway::First, v6: Gateway::First });
+        self
+    }
+
+    /// Of a network whose pool has a gateway on record.
+    fn of_router(mut self) -> Self {
+        self.request.bridge = Some(Bridge::default());
         self
     }
 
@@ -320,6 +336,21 @@ fn beside_calico(heading: &str, machine: &mut Machine) {
         "Back" => machine.do_all(&["margay install --beside-calico"]),
         _ => {}
     }
+}
+
+/// The etcd of a cluster with two nodes on which Calico runs.
+fn beside_calicos_network(machine: &mut Machine) {
+    machine.start_etcd("10.0.0.1:2379");
+    machine.put("/etc/cni/net.d/10-calico.conflist", CALICOS_NETWORK);
+    for node in ["node1", "node2"] {
+        machine.put("node.yaml", NODE.replace("node1", node));
+        machine.do_all(&["margay apply -f node.yaml"]);
+    }
+    put(
+        &cluster(),
+        "/calico/resources/v3/projectcalico.org/clusterinformations/default",
+        r#"{"kind":"ClusterInformation","apiVersion":"projectcalico.org/v3","metadata":{"name":"default"},"spec":{"datastoreReady":true}}"#,
+    );
 }
 
 const CALICOS_NETWORK: &str = r#"{
