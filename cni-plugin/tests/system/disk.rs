@@ -169,7 +169,10 @@ fn crowd(engine: Engine, resident: usize, sure: usize) {
         gone += usize::from(is_done(&outcome));
         assert!(number >= sure || outcome.exit == 0, "{engine:?}, {number} before: {outcome:?}");
         if number % 50 == 7 {
-            assert!(!is_done(&lab.add("greedy").run()), "{engine:?}: an ADD took what is kept for releases");
+            // It may find room in the store's own file, from what has been released.
+            let kept = ballast(&lab);
+            lab.add("greedy").run();
+            assert!(ballast(&lab) >= kept, "{engine:?}: an ADD took what is kept for releases");
         }
     }
     println!("{engine:?}: {gone} of {resident} could go, {} bytes of the ballast are left", ballast(&lab));
