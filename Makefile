@@ -36,11 +36,11 @@ test-parts:
 	scripts/timed "installation" scripts/check-install
 
 .PHONY: bench
-bench: ## Measure against peers and floors in one run, and print ratios (PARTS=cluster for etcd, PARTS="cold callers" for some parts, RESULTS=FILE)
+bench: ## Measure against peers and floors in one run, and print ratios (PARTS=cluster for etcd, PARTS="cold callers" for some parts, RESULTS=FILE, BASELINE=PLUGIN of another build)
 	@scripts/setup bench
 	@CRATES="cni-plugin cli bench/floor-etcd" scripts/build-release
 	@cargo build --quiet --release -p bench
-	@cargo run --quiet --release -p bench -- $(PARTS) $(if $(RESULTS),--json $(RESULTS))
+	@cargo run --quiet --release -p bench -- $(PARTS) $(if $(RESULTS),--json $(RESULTS)) $(if $(BASELINE),--baseline $(BASELINE))
 
 .PHONY: fuzz
 fuzz: ## Feed every parser and damaged stores with invented input, 60 s each (FUZZ_SECONDS, FUZZ_TARGETS)

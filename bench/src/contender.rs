@@ -49,6 +49,19 @@ impl Contender {
         Self::Plugin { name, program: programs.plugin.clone(), netconf }
     }
 
+    /// The same with another build of the plugin.
+    pub(crate) fn with_plugin(&self, name: &'static str, plugin: &Path) -> Self {
+        match self {
+            Self::Plugin { netconf, .. } => Self::Plugin { name, program: plugin.to_owned(), netconf: netconf.clone() },
+            other => other.clone(),
+        }
+    }
+
+    /// True if each container has a node of its own, which has a first address only once.
+    pub(crate) fn is_per_container(&self) -> bool {
+        self.as_plugin().is_some_and(|(_, netconf)| netconf.contains(PER_CONTAINER))
+    }
+
     /// What it is called in the report.
     pub(crate) fn name(&self) -> &'static str {
         match self {

@@ -2,8 +2,9 @@
 //!
 //! Times are of whole processes, from before the spawn to after the wait, as a container runtime sees them, or of calls.
 //!
-//! Usage: bench [PART...] [--json FILE], or bench report FILE, which brings the pages of the book up to date with what
-//! was found.
+//! Usage: bench [PART...] [--json FILE] [--baseline PLUGIN], or bench report FILE, which brings the pages of the book up to
+//! date with what was found. The parts `single` and `cold` measure the baseline, another build of the plugin, in turns with
+//! this one.
 
 mod cluster;
 mod contender;
@@ -47,14 +48,18 @@ struct Programs {
     host_local: PathBuf,
     floor_empty: PathBuf,
     floor_sled: PathBuf,
+    /// Built and linked as the plugin is.
     floor_etcd: PathBuf,
-    /// The same, built as the plugin is.
-    floor_etcd_static: PathBuf,
+    /// Another build of the plugin, measured in turns with this one.
+    baseline: Option<PathBuf>,
 }
 
 impl Programs {
-    /// Beside this program; as they are installed, beside its folder; and where host-local is installed.
-    fn find() -> Outcome<Self> {
+    /// Finds floors beside this program, programs to install beside its folder, and host-local where it is installed.
+    fn find(baseline: Option<PathBuf>) -> Outcome<Self> {
+        if let Some(missing) = baseline.as_deref().filter(|path| !path.is_file()) {
+            return Err(format!("{}: --baseline takes the file of another margay-ipam", missing.display()).into());
+        }
         let here = std::env::current_exe()?;
         let folder = here.parent().ok_or("this program has no folder")?;
         let installed = folder.join(format!("../programs/{}", std::env::consts::ARCH));
@@ -77,8 +82,8 @@ impl Programs {
             host_local,
             floor_empty: built(folder, "floor-empty")?,
             floor_sled: built(folder, "floor-sled")?,
-            floor_etcd: built(folder, "floor-etcd")?,
-            floor_etcd_static: built(&installed, "floor-etcd")?,
+            floor_etcd: built(&installed, "floor-etcd")?,
+            baseline,
         })
     }
 }
@@ -89,6 +94,8 @@ struct Wish {
     parts: Vec<String>,
     /// Where findings are kept.
     file: Option<PathBuf>,
+    /// Another build of the plugin.
+    baseline: Option<PathBuf>,
 }
 
 impl Wish {
@@ -98,6 +105,9 @@ impl Wish {
         while let Some(argument) = rest.next() {
             match argument.as_str() {
                 "--json" => wish.file = Some(rest.next().ok_or("--json needs the name of a file")?.into()),
+                "--baseline" => {
+                    wish.baseline = Some(rest.next().ok_or("--baseline needs the file of a plugin")?.into());
+                }
                 "cluster" => wish.parts.extend(cluster::PARTS.iter().map(|(name, _)| (*name).to_owned())),
                 part if names().any(|name| name == part) => wish.parts.push(part.to_owned()),
                 other => {
@@ -148,7 +158,7 @@ fn main() -> Outcome<()> {
         _ => {}
     }
     let wish = Wish::read(&arguments)?;
-    let programs = Programs::find()?;
+    let programs = Programs::find(wish.baseline.clone())?;
     let folder = tempfile::Builder::new().prefix("margay-bench").tempdir()?;
     for (name, part) in PRINTED {
         if wish.has(name) {
@@ -185,5 +195,7 @@ mod tests {
         assert!(cluster.has("claims") && !cluster.has("single") && cluster.file == Some("out".into()));
         assert!(wish("no-such-part").unwrap_err().to_string().contains("dead-node"));
         assert!(wish("--json").is_err());
+        assert!(wish("cold --baseline old").unwrap().baseline == Some("old".into()) && wish("--baseline").is_err());
+        assert!(Programs::find(Some("/no/such/plugin".into())).unwrap_err().to_string().contains("--baseline"));
     }
 }

@@ -32,7 +32,11 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     let bare_sled = Contender::Sled { program: programs.floor_sled.clone(), store: floor_store };
     let empty = Contender::Empty { program: programs.floor_empty.clone() };
 
-    let contenders = [empty, host_local, redb.clone(), bare_sled, sled];
+    let mut contenders = vec![empty, host_local, redb.clone(), bare_sled, sled.clone()];
+    if let Some(plugin) = &programs.baseline {
+        contenders.push(redb.with_plugin("the baseline on redb", plugin));
+        contenders.push(sled.with_plugin("the baseline on sled", plugin));
+    }
     let (adds, dels) = in_turns(&contenders, ROUNDS)?;
     let [empty, host_local, _, bare_sled, _] = [0, 1, 2, 3, 4].map(|who| adds[who].median());
     let row = |who: usize| {

@@ -1,17 +1,21 @@
-//! What a node that is gone leaves behind, and what it costs to have its addresses back.
+//! What a node that is gone leaves behind, and what it costs to free its addresses: by the operator's command if the node is
+//! gone for good, by the node's own gc if it comes back.
 
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ipam_core::gc::{self, Evidence};
-use ipam_core::model::{Block, Document, Owner, handle_id, keys};
-use kv::{Range, RangeRequest, Store};
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{Block, Document, Owner};
+use kv::{Range, RangeRequest, Store, StoreExt};
 
 use super::ground::{Ground, Host};
 use super::{ms, runtime, whole};
-use crate::fill::{NETWORK, container, soon};
+use crate::contender::run as run_process;
+use crate::fill::soon;
 use crate::findings::Findings;
 use crate::report::Times;
 use crate::{Outcome, Programs};
@@ -20,14 +24,15 @@ const NODES: u32 = 1_000;
 /// The addresses in use in each of a node's blocks.
 const USED: [u64; BLOCKS as usize] = [64, 36];
 const BLOCKS: u32 = 2;
-/// How many nodes are given back in each way.
+/// How many nodes are freed in each way.
 const DEAD: u32 = 5;
 
 /// One step, over all nodes that took it.
 #[derive(Default)]
 struct Step {
     times: Times,
-    requests: u64,
+    /// `None` for a command, whose requests are not counted.
+    requests: Option<u64>,
     left: Left,
 }
 
@@ -40,28 +45,28 @@ struct Left {
 }
 
 /// Measures both ways.
-pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<Findings> {
-    runtime()?.block_on(measure(folder))
+pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
+    runtime()?.block_on(measure(programs, folder))
 }
 
-async fn measure(folder: &Path) -> Outcome<Findings> {
+async fn measure(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let ground = Ground::start(folder).await?;
     ground.settle((0..NODES).map(|number| format!("node-{number}")), 0, &USED).await?;
     let host = ground.host("")?;
     let all = Left { addresses: 100, affinities: 2, blocks: 2 };
     let none = Left::default();
-    let [mut forget, mut release, mut look, mut free] = <[Step; 4]>::default();
+    let [mut gone, mut look, mut free] = <[Step; 3]>::default();
     for number in 0..DEAD {
         let name = format!("node-{number}");
         expect(left_of(&host, number).await?, all)?;
-        let owner = Owner::host(&name);
-        forget.time(&host, async { Ok(host.ipam.remove_owner(&owner, soon()).await.map(drop)?) }).await?;
-        forget.left = left_of(&host, number).await?;
-        release.time(&host, release_handles(&host, number)).await?;
-        release.left = left_of(&host, number).await?;
+        host.store.delete(Range::Key(keys::resource(ResourceKind::Node, &name))).await?;
+        let mut command = Command::new(&programs.margay);
+        command.arg("--store").arg(format!("etcd://{}", ground.etcd.url().trim_start_matches("http://")));
+        command.args(["gc", "--node", &name, "--free", "--apply"]);
+        gone.times.push(run_process(command, "")?);
+        gone.left = left_of(&host, number).await?;
     }
-    expect(forget.left, Left { affinities: 0, ..all })?;
-    expect(release.left, none)?;
+    expect(gone.left, none)?;
     for number in DEAD..2 * DEAD {
         let name = format!("node-{number}");
         let mut stale = Vec::new();
@@ -87,10 +92,12 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
     let before = vec!["the node has died".into(), "-".into(), "-".into()];
     let mut rows = vec![[before, all.cells()].concat()];
     rows.extend([
-        forget.row("its blocks are given back: `Ipam::remove_owner`"),
-        release.row("then its 100 handles, one after the other: `Ipam::release_by_handle`"),
+        gone.row(&format!(
+            "it is gone for good: `margay gc --node NAME --free --apply`, the whole command, among {} nodes",
+            whole(f64::from(NODES))
+        )),
         look.row(&format!(
-            "or it comes back, and `margay gc --boot` reads who has what, of {} nodes",
+            "or it comes back, and `margay gc --boot` reads what it holds, among {} nodes",
             whole(f64::from(NODES))
         )),
         free.row("... and frees what is left over"),
@@ -114,12 +121,13 @@ impl Step {
         let begun = Instant::now();
         work.await?;
         self.times.push(begun.elapsed());
-        self.requests = host.store.take().round_trips();
+        self.requests = Some(host.store.take().round_trips());
         Ok(())
     }
 
     fn row(&self, name: &str) -> Vec<String> {
-        [vec![name.to_owned(), ms(self.times.median()), whole(self.requests as f64)], self.left.cells()].concat()
+        let requests = self.requests.map_or("-".to_owned(), |requests| whole(requests as f64));
+        [vec![name.to_owned(), ms(self.times.median()), requests], self.left.cells()].concat()
     }
 }
 
@@ -142,17 +150,6 @@ fn rebooted() -> Evidence {
 /// The blocks that a node was given.
 fn blocks_of(number: u32) -> impl Iterator<Item = u32> {
     number * BLOCKS..(number + 1) * BLOCKS
-}
-
-/// Releases every handle of a node's containers.
-async fn release_handles(host: &Host, number: u32) -> Outcome<()> {
-    for (block, used) in blocks_of(number).zip(USED) {
-        for address in 0..used {
-            let id = handle_id(NETWORK, &container(u64::from(block) * 64 + address));
-            host.ipam.release_by_handle(&id, soon()).await?;
-        }
-    }
-    Ok(())
 }
 
 /// What the store has of a node.

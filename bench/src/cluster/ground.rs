@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use backend_etcd::{EtcdStore, Options};
 use etcd_client::{Client, Txn, TxnOp};
@@ -117,12 +116,11 @@ impl Ground {
         Ok(self.host("nobody")?.ipam.create_pool(&pool, None, soon()).await?)
     }
 
-    /// The allocator as a host has it. That etcd's client is made for it alone is as it is with hosts.
+    /// The allocator as the plugin has it, but for its files: hints are kept in memory and no intents are noted. Each host has
+    /// a connection of its own.
     pub(super) fn host(&self, name: &str) -> Outcome<Host> {
         let store = Counting::new(EtcdStore::open(&Options::new([self.etcd.url()]))?);
-        let ipam = Ipam::new(Arc::new(store.clone()), Nodes::Registered)
-            .with_hints(Arc::new(Remembered::default()))
-            .with_memory(Duration::from_secs(5));
+        let ipam = Ipam::new(Arc::new(store.clone()), Nodes::Registered).with_hints(Arc::new(Remembered::default()));
         Ok(Host { name: name.to_owned(), ipam, store })
     }
 
@@ -205,16 +203,10 @@ impl Ground {
         self.contender(programs, name, &format!("new-{PER_CONTAINER}"), Families::V4)
     }
 
-    /// The least that talks to this etcd and commits as much.
+    /// The least that talks to this etcd and commits as much, built and linked as the plugin is.
     pub(super) fn floor(&self, programs: &Programs) -> Contender {
         let name = "the floor: connect, commit two keys";
         Contender::Etcd { name, program: programs.floor_etcd.clone(), url: self.etcd.url() }
-    }
-
-    /// The same program, built as the plugin is.
-    pub(super) fn static_floor(&self, programs: &Programs) -> Contender {
-        let name = "the floor, static as the plugin is";
-        Contender::Etcd { name, program: programs.floor_etcd_static.clone(), url: self.etcd.url() }
     }
 }
 
