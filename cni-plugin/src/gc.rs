@@ -53,7 +53,11 @@ fn log(collected: &Collected, network: &str) {
     let Collected { released, changed, young, undated, unmarked } = collected;
     tracing::info!(network, ?released, changed, young, unmarked, "nothing is held any more by what is gone");
     if *undated > 0 {
-        tracing::warn!(network, undated, "left what has no readable time; margay gc --netns frees it without its network namespace");
+        tracing::warn!(
+            network,
+            undated,
+            "left what has no readable time; margay gc --netns frees it without its network namespace"
+        );
     }
 }
 
