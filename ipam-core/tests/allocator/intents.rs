@@ -82,18 +82,18 @@ async fn world() -> World {
     world
 }
 
-/// A store of which the commit after so many reads happens as `fault` says and every later one hangs; and who is told.
+/// A store of which the commit after so many reads happens as `fault` says and every later call hangs; and who is told.
 pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (Faulty<Arc<dyn Store>>, Arc<Notify>) {
     let commits = AtomicU32::new(0);
     let told = Arc::new(Notify::new());
     let tell = Arc::clone(&told);
     let faulty = Faulty::new(Arc::clone(&world.store), move |operation| {
-        if operation != Operation::Txn {
-            return None;
-        }
-        match commits.fetch_add(1, SeqCst) {
-            before if before < reads => None,
-            commit if commit == reads => Some(fault),
+        // A look at the history, which settles a commit that guards absences alone, hangs as the next commit does.
+        let begun = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { commits.load(SeqCst) };
+        match (begun, operation) {
+            (before, _) if before < reads => None,
+            (commit, Operation::Txn) if commit == reads => Some(fault),
+            (commit, _) if commit == reads => None,
             _ => {
                 tell.notify_one();
                 Some(Fault::Delay(Duration::from_secs(3600)))
