@@ -191,7 +191,7 @@ impl Watcher {
         }
     }
 
-    /// What one message holds, unless it ends the watch.
+    /// The batches of one message, unless the message ends the watch.
     fn take(&self, response: &WatchResponse) -> Result<Vec<Batch>, Cut> {
         if response.compact_revision() > 0 {
             let compact_revision = Revision::new(response.compact_revision());
@@ -219,7 +219,7 @@ impl Watcher {
             let permit = Arc::clone(&self.room).acquire_many_owned(room_for(&batch)).await.ok();
             self.deliver(batch, permit);
         }
-        // What the next stream brings needs room too: one that is full at once would be opened for nothing.
+        // The next stream needs room too: a stream that is full at once would be opened for nothing.
         let _ = self.room.acquire_many(WAITING_BYTES / 2).await;
     }
 

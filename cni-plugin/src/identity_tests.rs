@@ -71,7 +71,7 @@ fn what_is_recorded() {
     let plain = identity(r#"{"name":"a","nodename":"n1"}"#, "K8S_POD_NAME=cart", &[]);
     assert_eq!((plain.namespace.as_str(), plain.old_handle().as_str()), ("default", "c1"));
     assert!(!plain.attributes(host().now).contains_key("pod"));
-    // What is no namespace is not recorded as one.
+    // A file that is no namespace is not recorded as one.
     let netns = |path: &str| {
         let identity = identity("{}", "", &[("CNI_NETNS", path)]);
         identity.attributes(host().now).get("margay.io/netns").cloned()

@@ -26,7 +26,7 @@ use time::macros::format_description;
 /// When a file was rotated, in UTC, as its name says it. These texts are in the order of the times.
 const STAMP: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]-[minute]-[second].[subsecond digits:3]");
-/// What every such text looks like if its digits are zeros.
+/// The shape of every such text, with zeros for its digits.
 const STAMP_SHAPE: &str = "0000-00-00T00-00-00.000";
 
 const MEGABYTE: u64 = 1024 * 1024;
@@ -85,7 +85,7 @@ impl LogFile {
     /// old or too many.
     ///
     /// # Errors
-    /// What keeps it from being opened.
+    /// An error of opening the file.
     pub(crate) fn open(path: impl Into<PathBuf>, limits: Limits) -> io::Result<Self> {
         let path = path.into();
         if let Some(folder) = path.parent() {
@@ -100,7 +100,7 @@ impl LogFile {
     /// Adds a line.
     ///
     /// # Errors
-    /// What keeps it from being written.
+    /// An error of writing the line.
     pub(crate) fn write(&self, line: &[u8]) -> io::Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..ATTEMPTS {
@@ -160,7 +160,7 @@ impl LogFile {
         self.path.with_file_name(format!("{prefix}{stamp}{suffix}"))
     }
 
-    /// What stands before and behind the time in the name of a rotated file.
+    /// The text before and behind the time in the name of a rotated file.
     fn around_stamp(&self) -> (String, String) {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let (stem, suffix) = name.split_at(name.rfind('.').unwrap_or(name.len()));

@@ -125,7 +125,7 @@ impl Stage {
         Some(Err(failure.or_rule(rule)))
     }
 
-    /// What the case says, unless that takes too long or the run is stopped.
+    /// The verdict of the case, unless it takes too long or the run is stopped.
     fn wait_for(&self, told: &mpsc::Receiver<Checked>) -> Result<Checked, GivenUp> {
         let end = Instant::now() + self.options.case_limit;
         loop {

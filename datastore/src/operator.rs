@@ -107,7 +107,7 @@ pub fn for_operator(url: Option<&str>, file: ConfigFile<'_>, env: &Environment<'
 }
 
 /// Every store that the CNI configuration in `conf_dir` names, for work that is due on all of them; the default one if it
-/// names none, or if its only store is Calico's on the Kubernetes API. What cannot be read stands in `unreadable` of the
+/// names none, or if its only store is Calico's on the Kubernetes API. Files that cannot be read stand in `unreadable` of the
 /// first.
 ///
 /// # Errors

@@ -4,7 +4,7 @@
 //! There is a folder for each store and node. An ADD that takes an address from a block of another node first makes an
 //! empty file whose name is the block and the minute, so that several processes do not get in each other's way, and a crash
 //! leaves at most a note too many. A look writes down in `held.json` where it found something, and removes the notes that
-//! are older than any call can last. What is not surely ours, damaged, or of another boot counts as not there, and the next
+//! are older than any call can last. A file that is not surely ours, damaged, or of another boot counts as missing, and the next
 //! pass through all blocks makes up for it.
 
 use std::collections::BTreeSet;
@@ -40,7 +40,7 @@ pub struct HeldBlocks {
     node: String,
 }
 
-/// What looks have found.
+/// The findings of looks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// The blocks in which the node held something, as `10.0.0.0/26`.
@@ -119,7 +119,7 @@ impl HeldBlocks {
         notes
     }
 
-    /// What the last look in this boot found; `None` if there was none, or what it left is not surely ours.
+    /// The findings of the last look in this boot; `None` if there was none, or its file is not surely ours.
     pub fn load(&self, boot_id: &str) -> Option<Held> {
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(self.folder.join(FILE)).ok()?;

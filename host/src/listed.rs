@@ -21,7 +21,7 @@ pub(crate) fn addresses_of(thread: &Path) -> io::Result<BTreeSet<IpAddr>> {
     Ok(addresses)
 }
 
-/// What tells the lists of one network namespace from those of all others that are there at the same time: the inode of
+/// The mark that tells the lists of one network namespace from those of all others at the same time: the inode of
 /// one of its lists. Everybody may ask for it.
 pub(crate) fn listing(thread: &Path) -> io::Result<u64> {
     fs::metadata(thread.join("net/dev")).map(|about| about.ino())

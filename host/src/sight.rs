@@ -67,7 +67,7 @@ impl fmt::Display for Blind {
 
 impl std::error::Error for Blind {}
 
-/// What a look has found.
+/// The findings of a look.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sight {
     /// The addresses that interfaces hold.

@@ -178,7 +178,7 @@ fn a_namespace_without_addresses_is_seen_until_it_ends() {
     assert!((0..PATIENCE).any(|_| !is_there()), "{name} does not go");
 }
 
-/// What is in there was made in there, and nothing outside of it is seen.
+/// Everything in there was made in there, and nothing outside of it is seen.
 #[test]
 fn in_a_container_with_processes_of_its_own_the_look_is_for_what_is_in_it() {
     let test = std::env::current_exe().unwrap();

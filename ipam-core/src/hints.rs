@@ -95,7 +95,7 @@ impl Ipam {
         }
     }
 
-    /// What is read to find what a node holds: its own blocks, and those that are remembered.
+    /// The blocks that are read to find the addresses of a node: its own, and those that are remembered.
     pub fn reach_of(&self, node: &str) -> Reach {
         Reach::near(self.hints().map(|hints| hints.held(node)).unwrap_or_default())
     }

@@ -72,12 +72,12 @@ pub trait Intents: Send + Sync + fmt::Debug {
     /// for several removes it for all of them, unless one of them has found it: that one may be sending it again.
     fn forget(&self, id: &IntentId);
 
-    /// What is noted for an attachment on this store. Notes of others, and notes that cannot be read, are not an error. A note
-    /// that is not closed yet is void from now on, and no pending one. Who forgets what was found here forgets it for this
+    /// The notes for an attachment on this store. Notes of others, and notes that cannot be read, are not an error. A note
+    /// that is not closed yet is void from now on, and no pending one. A note that is forgotten is forgotten for this
     /// attachment. If there are notes, the store may be asked which one it is.
     ///
     /// # Errors
-    /// What keeps it from being known whether there are notes on this store: an error of the store is passed on as it is.
+    /// A failure to learn whether there are notes on this store: an error of the store is passed on as it is.
     async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>>;
 }
 

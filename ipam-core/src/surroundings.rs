@@ -24,7 +24,7 @@ pub(crate) struct Surroundings {
     pub(crate) reservations: Reservations,
     /// The documents behind them that are well formed.
     pub(crate) reservation_documents: Vec<IpReservation>,
-    /// What only the present request keeps off.
+    /// The addresses that only the present request keeps off.
     kept_off: Vec<IpReservation>,
     /// All pools, by name.
     pub(crate) pools: Vec<Pool>,

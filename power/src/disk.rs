@@ -13,10 +13,10 @@ use crate::image::{About, Content, Image, ROOT, Saved};
 use crate::luck::{Cut, Luck};
 use crate::mount::Mounted;
 
-/// What a disk does about a sync.
+/// The answer of a disk to a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syncs {
-    /// What it is for.
+    /// Its purpose.
     Kept,
     /// Nothing: it says that it is done.
     Ignored,
@@ -34,7 +34,7 @@ pub struct Disk {
 pub(crate) struct State {
     pub(crate) nodes: BTreeMap<u64, Node>,
     pub(crate) next: u64,
-    /// What was read of folders when they were opened, by the numbers of these openings.
+    /// The entries of folders as they were when they were opened, by the numbers of these openings.
     pub(crate) listings: BTreeMap<u64, Vec<(u64, OsString)>>,
     syncs: Syncs,
     power: Power,
@@ -113,7 +113,7 @@ impl Disk {
         self.state().power = Power::Cut;
     }
 
-    /// Takes the cut back, as if the power had been there all the time: nothing is lost. What failed meanwhile was not done.
+    /// Takes the cut back, as if the power had been there all the time: nothing is lost. Operations that failed meanwhile were not done.
     /// So a program can be killed after an exact number of operations.
     pub fn undo_cut(&self) {
         self.state().power = Power::On;
@@ -159,7 +159,7 @@ impl Disk {
         unsynced
     }
 
-    /// What this cut leaves, of all that was done until now.
+    /// The image that this cut leaves.
     #[must_use]
     pub fn after_cut(&self, cut: Cut) -> Image {
         let state = self.state();

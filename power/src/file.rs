@@ -32,7 +32,7 @@ impl File {
         Self { durable: content.clone(), seen: content, changes: Vec::new() }
     }
 
-    /// What programs see.
+    /// The content that programs see.
     pub(crate) fn content(&self) -> &[u8] {
         &self.seen
     }
@@ -66,7 +66,7 @@ impl File {
         }
     }
 
-    /// What a power cut leaves.
+    /// The content that a power cut leaves.
     pub(crate) fn after_cut(&self, luck: &mut Luck) -> Vec<u8> {
         let lengths = self.changes.iter().filter(|change| matches!(change, Change::Length(_))).count();
         let mut lengths = luck.of_length(lengths);

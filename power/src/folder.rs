@@ -47,7 +47,7 @@ impl Folder {
         Self { durable: names.clone(), seen: names, changes: Vec::new() }
     }
 
-    /// What programs see.
+    /// The entries that programs see.
     pub(crate) fn names(&self) -> &Names {
         &self.seen
     }
@@ -86,7 +86,7 @@ impl Folder {
         }
     }
 
-    /// What a power cut leaves.
+    /// The entries that a power cut leaves.
     pub(crate) fn after_cut(&self, luck: &mut Luck) -> Names {
         let mut left = self.durable.clone();
         let survivors = luck.of_folder(self.changes.len());

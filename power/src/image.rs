@@ -1,4 +1,4 @@
-//! What is on a disk while it has no power.
+//! The content of a disk while it has no power.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -12,7 +12,7 @@ use crate::folder::Names;
 /// The number of the folder that everything else is in.
 pub(crate) const ROOT: u64 = 1;
 
-/// What is on a disk while it has no power: folders and files, all of them durable.
+/// The content of a disk while it has no power: folders and files, all of them durable.
 #[derive(Clone, Debug)]
 pub struct Image {
     pub(crate) nodes: BTreeMap<u64, Saved>,
@@ -27,7 +27,7 @@ pub(crate) struct Saved {
     pub(crate) content: Content,
 }
 
-/// What is known of a file or a folder beside its content.
+/// The attributes of a file or a folder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct About {
     pub(crate) mode: u16,

@@ -1,8 +1,8 @@
-//! What survives a power cut, by a seed.
+//! The changes that survive a power cut, chosen by a seed.
 
 use fastrand::Rng;
 
-/// What survives of the changes to a folder that were not synced.
+/// The unsynced changes to a folder that survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Folders {
     /// The first so many, by chance: none, some or all.
@@ -16,7 +16,7 @@ pub enum Folders {
 pub struct Cut {
     /// The same seed and the same changes leave the same image.
     pub seed: u64,
-    /// What survives of the changes to folders.
+    /// The changes to folders that survive.
     pub folders: Folders,
 }
 

@@ -30,7 +30,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Whoever still has something open there gets errors instead of waiting.
+        // A process that still has a file open there gets errors instead of waiting.
         self.disk.cut();
         let _ = umount2(&self.at, MntFlags::MNT_DETACH);
         drop(self.session.take());

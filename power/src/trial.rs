@@ -13,7 +13,7 @@ use nix::unistd::geteuid;
 use crate::disk::{Disk, Syncs};
 use crate::image::Image;
 
-/// What the kernel offers to file systems in user space.
+/// The device that the kernel offers to file systems in user space.
 const DEVICE: &str = "/dev/fuse";
 
 /// A test: its name and what it does.

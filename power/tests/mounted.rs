@@ -47,7 +47,7 @@ impl Ground {
         self.folder.path()
     }
 
-    /// What is there after a power cut, in a folder.
+    /// The content of a folder after a power cut.
     fn after_cut(&self, seed: u64, folders: Folders) -> TempDir {
         self.disk.cut();
         let left = tempfile::tempdir().unwrap();
@@ -151,7 +151,7 @@ fn what_was_synced_survives() {
             let may_be_new = (2..6).contains(&number);
             assert!(sector == [1; 512] || (may_be_new && sector == [2; 512]), "sector {number} is torn");
         }
-        // What was left is where the next disk begins.
+        // The next disk begins with the image that was left.
         let next = Ground::new(Image::of_folder(&left.path().join("disk")).unwrap(), Syncs::Kept);
         assert_eq!(fs::read(next.path().join("file")).unwrap(), content);
     }

@@ -1,4 +1,4 @@
-//! What a node that is gone leaves behind, and what it costs to free its addresses: by the operator's command if the node is
+//! The remains of a node that is gone, and the cost of freeing its addresses: by the operator's command if the node is
 //! gone for good, by the node's own gc if it comes back.
 
 use std::collections::BTreeSet;

@@ -52,7 +52,7 @@ fn is_check(args: &[OsString]) -> bool {
     ipam.is_some_and(|ipam| args[ipam..].iter().any(|arg| arg == "check"))
 }
 
-/// What to type for a report, if `ipam check` was given a form that is none.
+/// The command to type for a report, if the given form is not one of `ipam check`.
 pub(crate) fn report_hint(usage: &clap::Error, args: &[OsString]) -> Option<String> {
     let text = |kind| match usage.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),

@@ -144,7 +144,7 @@ async fn holdings(request: &Request<'_>, location: &Location) -> Result<Option<(
     Ok(Some((ipam, holdings)))
 }
 
-/// What the node holds, as far as the look reaches.
+/// The addresses that the node holds, as far as the look reaches.
 async fn read(request: &Request<'_>, location: &Location, ipam: &Ipam) -> Result<Holdings> {
     let Request { args, machine: Machine { node, boot_id }, .. } = request;
     let Some(memory) = Memory::of(&args.looks, location, node, boot_id) else {
@@ -194,8 +194,7 @@ fn decide(
     Ok(found)
 }
 
-/// What is not in use as far as can be seen, and not in the lists, is to go; what else is not in use is counted by what the
-/// lists say.
+/// An address that is seen unused and is not in the lists must go. Other unused addresses are counted by what the lists say.
 ///
 /// # Errors
 /// Lists that cannot be of this machine.
@@ -223,7 +222,7 @@ fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found) -> Res
     })
 }
 
-/// What was unused at a look that is old enough, and is so now, is to go.
+/// An address that was unused at a look that is old enough, and is unused now, must go.
 fn by_looks(request: &Request<'_>, unused: Vec<(Allocation, Reason)>, found: &mut Found) -> Result<()> {
     let folder = &request.args.looks;
     let now = host::running().ok_or_else(|| Failure::new("the kernel does not tell its clock"))?;

@@ -24,7 +24,7 @@ const FEW: u64 = 64;
 /// started at once is read at a steady rate by this.
 const PER_BLOCK: Duration = Duration::from_secs(17);
 
-/// What a node remembers of a cluster's store.
+/// A node's memory of a cluster's store.
 pub(crate) struct Memory {
     held: HeldBlocks,
     boot_id: String,
@@ -32,7 +32,7 @@ pub(crate) struct Memory {
     found: Option<Held>,
 }
 
-/// What is read at a look, and what to remember afterwards.
+/// The blocks to read at a look, and the memory to write afterwards.
 pub(super) struct Plan {
     pub(super) reach: Reach,
     memory: Memory,
@@ -59,7 +59,7 @@ impl Memory {
         Reach::near(self.notes.blocks.iter().chain(found).filter_map(|cidr| cidr.parse::<IpNet>().ok()))
     }
 
-    /// What is read at a look now. `all` goes through all blocks, whether that is due or not.
+    /// The plan for a look now. `all` goes through all blocks, whether that is due or not.
     pub(super) async fn plan(self, ipam: &Ipam, all: bool) -> Result<Plan> {
         let now = host::uptime().unwrap_or_default().as_secs();
         let next = now + DAY.as_secs() + fastrand::u64(..SPREAD.as_secs());
@@ -90,7 +90,7 @@ async fn first(ipam: &Ipam, now: u64, next: u64) -> Result<(bool, u64)> {
 }
 
 impl Plan {
-    /// Remembers in which blocks something was found. What cannot be kept costs the next look a pass, and is no error.
+    /// Remembers in which blocks something was found. A memory that cannot be written costs the next look a pass, and is no error.
     pub(super) fn keep(self, holdings: &Holdings, passed: Option<Revision>) {
         let before = self.memory.found.and_then(|found| found.passed);
         let held = Held {

@@ -302,7 +302,7 @@ fn all_stores_of_the_configuration_are_gone_through() {
     );
 }
 
-/// What the systemd units meet on a machine that has nothing of Margay's.
+/// The systemd units on a machine that has nothing of Margay's.
 #[test]
 fn a_machine_without_a_network_of_margays_is_done_with_one_line() {
     let folder = tempfile::tempdir().unwrap();
@@ -418,7 +418,7 @@ fn in_a_container_what_was_given_outside_stays_and_what_was_given_inside_is_judg
     for address in outside.iter().chain([&unrecorded, &lives, &former]) {
         assert!(is_held(lab_, address), "{address}");
     }
-    // What another node has is compared with the whole machine.
+    // Another node's addresses are compared with the whole machine.
     let refused = wrapped(lab_, &enter, "--node dead --free --apply");
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("in a container nothing is seen of the machine"), "{said}");

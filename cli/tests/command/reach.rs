@@ -87,7 +87,7 @@ impl Cluster {
         HeldBlocks::new(&self.looks(), &self.location().to_string(), "mine")
     }
 
-    /// What a collection would free.
+    /// The addresses that a collection would free.
     fn candidates(&self, args: &str) -> Vec<String> {
         let report = self.margay(&format!("gc --boot -o json {args}")).json();
         let rows = report["stores"][0]["candidates"].as_array().unwrap().clone();
@@ -141,7 +141,7 @@ fn a_look_reads_the_nodes_own_blocks_and_those_that_are_known_and_a_pass_finds_t
     assert!(all.contains(r#"margay_pool_borrowed_addresses{pool="lab",cidr="198.19.0.0/24"} 1"#), "{all}");
     assert!(all.contains("margay_nodes 6") && !all.contains("margay_node_"), "{all}");
 
-    // What is damaged is as good as nothing, and what a call has noted is read.
+    // A damaged memory counts as none, and the notes of a call are read.
     fs::write(cluster.file(), "{").unwrap();
     assert_eq!(cluster.candidates(""), [own.as_str()]);
     cluster.memory().note(&format!("{borrowed}/31")).unwrap();

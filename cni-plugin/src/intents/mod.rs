@@ -52,7 +52,7 @@ const FOUND: u8 = b'f';
 /// In the id that the writer of a note for several has of it: between where its steps begin and its names.
 const AND: &str = "/";
 
-/// What stands between a store's address and the id of its cluster, in hexadecimal digits, in the name of a store. A note has
+/// The text between a store's address and the id of its cluster, in hexadecimal digits, in the name of a store. A note has
 /// no id if the cluster had not answered its writer, or if an earlier version wrote the note.
 const CLUSTER: &str = " cluster ";
 
@@ -138,7 +138,7 @@ impl FileIntents {
         Ok(is_here)
     }
 
-    /// What is noted for an attachment at this very address, was sent, and is not known to be done: to look at, it changes
+    /// The notes for an attachment at this very address that were sent and are not known to be done. Reading them changes
     /// nothing.
     ///
     /// # Errors

@@ -46,7 +46,7 @@ fn always() -> StillAsked {
     Arc::new(|| true)
 }
 
-/// What is pending, for an attachment on a store that need not be asked anything.
+/// The pending notes, for an attachment on a store that need not be asked anything.
 fn pending(intents: &FileIntents, attachment: &Attachment) -> io::Result<Vec<Pending>> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(intents.pending(attachment))

@@ -1,4 +1,4 @@
-//! Who was told which addresses, and whose call has no answer.
+//! The addresses that callers were answered with, and the calls that have no answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ const MOST_HELD: usize = 60;
 /// Each container has an address of each family.
 const EACH: usize = 2;
 
-/// What was acknowledged, and what is on its way.
+/// Acknowledged calls, and calls on their way.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ledger {
     held: BTreeMap<String, Addresses>,

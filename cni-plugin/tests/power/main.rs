@@ -1,7 +1,7 @@
 //! Power cuts under the plugin: real processes on a disk that forgets what was not synced.
 //!
 //! A round mounts a disk ([`power::Disk`]), lets one to four callers run ADD and DEL there, and cuts the power: after
-//! some operation of the disk, or when a caller has its answer. Some calls are killed before that. What is left is
+//! some operation of the disk, or when a caller has its answer. Some calls are killed before that. The image is
 //! copied out: there the next ADD must work, `margay ipam check` must find nothing, every acknowledged ADD must be
 //! there and no acknowledged DEL may be back. The next round begins with what was left, so that cuts meet stores that
 //! recover from one.

@@ -1,7 +1,7 @@
 //! A call is killed at each operation of the disk by turns, the next one is acknowledged, and then the power is cut.
 //!
-//! What was killed has left changes that the next one sees and that are not durable. It must make them durable before it
-//! builds on them.
+//! The killed process has left changes that the next one sees and that are not durable. The next one must make them durable
+//! before it builds on them.
 
 use std::thread;
 use std::time::Duration;

@@ -33,7 +33,7 @@ enum Moment {
     Answer(u64),
 }
 
-/// What happens in a round.
+/// The events of a round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     callers: u64,

@@ -16,7 +16,7 @@ const CHILD: &str = "blocked-child";
 /// How long a whole run may take.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// What blocks.
+/// The calls that block.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     /// Every call, on the thread that polls it.

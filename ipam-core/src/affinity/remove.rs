@@ -9,9 +9,9 @@ use crate::ipam::{Ipam, transact};
 use crate::model::{Block, Document, Owner, keys};
 
 impl Ipam {
-    /// Forgets a node that is gone, or a virtual owner: gives back all its blocks, also those in use and those of its secondary
-    /// networks, and deletes what old versions kept for a node. Whoever holds an address of such a block keeps it, also the node's own containers: release
-    /// those by their handles. The node's document is not touched. Can be repeated.
+    /// Forgets a node that is gone, or a virtual owner: releases all its blocks, also those in use and those of its secondary
+    /// networks, and deletes the keys that old versions kept for a node. A holder of an address of such a block keeps it, also
+    /// the node's own containers: release those by their handles. The node's document is not touched. Can be repeated.
     ///
     /// # Errors
     /// Those of [`release_all_affinities`](Self::release_all_affinities); what old versions kept is deleted all the same

@@ -1,4 +1,4 @@
-//! What a node has of the pools of a cluster, without a look at what others have.
+//! A node's share of the pools of a cluster, without a look at the shares of others.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::model::{Block, IpReservation, IpamConfig, Owner, Pool};
 use crate::reservations::Reservations;
 use crate::surroundings::pool_holding;
 
-/// What a node has of a pool.
+/// A node's share of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolShare {
     /// How many blocks are its own.
@@ -31,12 +31,12 @@ pub struct PoolShare {
     pub free: usize,
 }
 
-/// What a node has.
+/// A node's share.
 #[derive(Clone, Debug, Default)]
 pub struct NodeShare {
     /// A revision since which it is so.
     pub revision: Revision,
-    /// What it has of each pool, by the pool's name; pools of which it has nothing are here, too.
+    /// The share of each pool, by the pool's name; pools without a share are here, too.
     pub pools: BTreeMap<String, (IpNet, PoolShare)>,
     /// How many blocks in its reach lie in no pool.
     pub orphaned: usize,
@@ -45,7 +45,7 @@ pub struct NodeShare {
 }
 
 impl Ipam {
-    /// What a node of a cluster has, as far as it is in reach. It costs the same in a cluster of any size.
+    /// The share of a node of a cluster, as far as it is in reach. It costs the same in a cluster of any size.
     ///
     /// # Errors
     /// Those of the store. Damaged documents are passed over, and the log says so.

@@ -3,7 +3,7 @@
 //! Runtimes forget to give addresses back: at a reboot they never do, and a crash leaves some behind. Three kinds of evidence
 //! tell that an address is not in use: it was given in an earlier boot; the network namespace that it was given for is gone,
 //! and no interface holds it; the runtime's list of what there is does not have it. That no interface holds an address is no
-//! evidence by itself: virtual machines and programs that have a network card to themselves use addresses without one. What is evidence comes from outside, and [`judge`], [`stale`] and [`unlisted`] decide on it
+//! evidence by itself: virtual machines and programs that have a network card to themselves use addresses without one. Evidence comes from outside, and [`judge`], [`stale`] and [`unlisted`] decide on it
 //! without any I/O.
 //! The order matters: what is held is read first, and evidence is gathered after that, so that an address that is given
 //! meanwhile is no candidate.

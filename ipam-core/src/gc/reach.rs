@@ -2,7 +2,7 @@
 //!
 //! A node's own blocks are found by its affinities. In blocks of others it holds something only where it borrowed, or
 //! where it lost an affinity; which blocks those are is remembered outside (see [`Hints::held`](crate::hints::Hints)) and
-//! handed in. So a look costs the same in a cluster of any size. What is not remembered is found by a pass through all
+//! handed in. So a look costs the same in a cluster of any size. The rest is found by a pass through all
 //! blocks, by their keys first: only those are read that were written since the last pass.
 
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ use crate::usage::Readings;
 /// How many blocks are read in one request.
 const AT_ONCE: usize = 32;
 
-/// What is read of a cluster's store to find what a node holds. A store of one machine is read as a whole.
+/// The part of a cluster's store that is read to find the addresses of a node. A store of one machine is read as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
     /// Blocks in which the node may hold something, besides those that it has an affinity to.
@@ -46,7 +46,7 @@ impl Reach {
 }
 
 impl Ipam {
-    /// What a node holds as far as it is in reach, and for a pass the revision up to which all blocks were gone through.
+    /// The addresses that a node holds as far as they are in reach, and for a pass the revision up to which all blocks were gone through.
     /// Blocks are read as they are now, a few dozen in a request; nothing that is freed because of it depends on that they
     /// are of one revision.
     ///

@@ -14,7 +14,7 @@ use super::handles::addresses;
 use crate::attachment::{NAMESPACE, NETWORK, NODE, OWN_NODE, POD};
 use crate::model::{Block, Owner};
 
-/// What is remembered of the blocks.
+/// The memory of the blocks.
 #[derive(Debug, Default)]
 pub(super) struct Secondary {
     /// The networks that are known not to be Calico's.

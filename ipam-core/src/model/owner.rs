@@ -18,7 +18,7 @@ pub enum Owner {
 /// The name of the virtual owner from whose blocks Calico gives addresses to services.
 const LOAD_BALANCER: &str = "load-balancer";
 
-/// What the name of the virtual owner of a node's secondary networks begins with; the node's name follows. Calico's node
+/// The beginning of the name of the virtual owner of a node's secondary networks; the node's name follows. Calico's node
 /// names have letters, digits, `.`, `_` and `-`, so no node and no other virtual owner of Calico's has such a name. Calico
 /// reads the name of an owner up to the next `/` in a key, and up to the end in a block.
 const SECONDARY: &str = "secondary@";

@@ -1,6 +1,6 @@
-//! What an attachment holds under another name of its node.
+//! Addresses that an attachment holds under another name of its node.
 //!
-//! Calico releases by handle, whatever the node is called. Here a handle alone is too little: a container id that somebody has
+//! Calico releases by handle, whatever the node is called. Here a handle alone is too little: a container id that a person has
 //! chosen can turn up on two nodes. So an allocation of another node goes with the attachment if handle, network and
 //! interface are the attachment's, and the container id is one that runtimes make, or the other node is not registered any
 //! more.

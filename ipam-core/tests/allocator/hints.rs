@@ -81,7 +81,7 @@ fn these(container: &str, ips: &[&str]) -> AssignRequest {
     AssignRequest::new(attachment("a", container), Wanted::these(addresses))
 }
 
-/// Also if the commit is lost, since it may have been carried out. What is a node's own is found without a note.
+/// Also if the commit is lost, since it may have been carried out. A node's own block is found without a note.
 #[tokio::test]
 async fn who_is_about_to_borrow_notes_the_block_before_the_commit() {
     let world = World::new().await;

@@ -1,4 +1,4 @@
-//! What a look at a node costs in a large cluster, counted at the store.
+//! The cost of a look at a node in a large cluster, counted at the store.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -123,7 +123,7 @@ async fn a_look_at_a_node_costs_the_same_in_a_cluster_of_any_size() {
         assert_eq!((of_pool.blocks, of_pool.used, of_pool.borrowed), (2, 192, 64), "{share:?}");
         assert_eq!((share.boots["boot0001"], share.orphaned), (192, 0));
 
-        // What is not remembered is found by a pass, and by the next one nothing is read but what was written since.
+        // A block that is not remembered is found by a pass; the next pass reads only blocks that were written since.
         let all = look(&world, &Reach { pass: Pass::Since(kv::Revision::UNSET), ..Reach::default() }).await;
         println!("{nodes} nodes, the first pass: {:?}", all.counts);
         assert!(!is_steady(&all.counts));

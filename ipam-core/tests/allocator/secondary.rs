@@ -142,7 +142,7 @@ async fn blocks_from_before_move_with_the_next_address_in_one_commit() {
     );
 }
 
-/// What kube-controllers would release: all that has Calico's names of a pod.
+/// The allocations that kube-controllers would release: all that have Calico's names of a pod.
 async fn seen_by_kube_controllers(world: &World) -> Vec<ReleaseRequest> {
     let mut seen = Vec::new();
     for cidr in BLOCKS {

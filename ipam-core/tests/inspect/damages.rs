@@ -103,7 +103,7 @@ fn put(content: &mut Content, key: &str, value: impl ToString) {
     content.insert(key.to_owned(), value.to_string());
 }
 
-/// What is recorded of a container that has an address of the block.
+/// The record of a container that has an address of the block.
 fn holder<'b>(block: &'b mut Value, container: &str) -> &'b mut Value {
     let handle = format!("net.{container}");
     let mut entries = block["attributes"].as_array_mut().unwrap().iter_mut();

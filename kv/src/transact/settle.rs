@@ -1,4 +1,4 @@
-//! What is done when the outcome of a commit is unknown. The docs of [`transact!`](crate::transact!) say why it is sound.
+//! Settling a commit of unknown outcome. The docs of [`transact!`](crate::transact!) say why it is sound.
 
 use std::collections::BTreeSet;
 use std::error::Error as StdError;

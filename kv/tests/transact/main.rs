@@ -323,7 +323,7 @@ async fn what_a_probe_found_absent_is_guarded_without_being_read() {
 
 #[tokio::test]
 async fn what_only_a_probe_has_seen_is_no_answer_without_a_commit() {
-    /// What a body saw that writes nothing, and at which revision.
+    /// The value that a body without writes saw, and its revision.
     type Answer = (Option<Value>, Revision);
     let (other, key) = (Key::from("other"), Key::from("k"));
     for ending in ["a value", "an error", "a deletion of nothing"] {

@@ -9,7 +9,7 @@ use kv_mvcc::MvccStore;
 
 use super::{options, shared};
 
-/// What the other writer does around our commit.
+/// The deeds of the other writer around our commit.
 #[derive(Clone, Debug)]
 enum Deed {
     Write(Txn),

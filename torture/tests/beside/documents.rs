@@ -133,7 +133,7 @@ impl Block {
         self.sequence_numbers.as_ref()?.get(&ordinal.to_string()).copied()
     }
 
-    /// What is held: the address, its handle and what is recorded with it.
+    /// A held address, its handle and its attributes.
     pub(crate) fn held(&self) -> impl Iterator<Item = (IpAddr, &str, &BTreeMap<String, String>)> {
         self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {
             let entry = self.entries().get((*slot)?)?;

@@ -39,7 +39,7 @@ enum Names {
     Calicos,
 }
 
-/// Who was told to have which address, and what went wrong with that.
+/// The addresses that callers were answered with, and the errors found with them.
 #[derive(Clone, Default)]
 struct Told {
     has: Arc<Mutex<BTreeMap<IpAddr, String>>>,
@@ -66,7 +66,7 @@ impl Told {
     }
 }
 
-/// What all who work have in common.
+/// The state that all workers share.
 #[derive(Clone)]
 struct Field {
     store: Arc<dyn Store>,

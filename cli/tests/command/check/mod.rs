@@ -69,7 +69,7 @@ fn calicoctls_way_to_ask_for_a_report_is_understood() {
         }
         // A form is a form, also beside a report.
         assert!(check(&lab, &format!("-o json -o {path}")).json()["problems"].is_number());
-        // What may be a slip of the pen makes no file.
+        // An option that may be a slip of the pen makes no file.
         let refused = check(&lab, "-o jsn").failure();
         assert!(refused.contains("possible values: table, wide, yaml, json"), "{refused}");
         assert!(refused.contains("--report jsn"), "{refused}");

@@ -86,7 +86,7 @@ fn what_scripts_for_calicoctl_pass_to_get_is_understood() {
         for options in ["-n shop", "--namespace=shop", "-A", "-a", "--all-namespaces", "--export"] {
             assert_eq!(lab.margay(&format!("get ippool main {options}")).answer(), plain, "{options}");
         }
-        // What is exported can be made elsewhere; a list is as it is stored, as calicoctl has it.
+        // An exported document can be made elsewhere; a list is as it is stored, as calicoctl has it.
         let exported = lab.margay("get ippool main --export -o yaml").answer();
         assert!(exported.contains("\nmetadata:\n  name: main\nspec:\n"), "{exported}");
         lab.margay("delete ippool main").answer();
