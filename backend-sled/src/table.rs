@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -126,12 +127,22 @@ impl Opened {
 }
 
 impl Drop for Opened {
+    /// Closes the database on a thread of its own: after an error of the disk sled can wait for ever for a write that its own
+    /// thread has given up. Such a thread is left behind, and ends with the process.
     fn drop(&mut self) {
-        let database = self.database.take();
-        // After a panic in sled this runs while that unwinds: a second panic would end the process.
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(database)));
-        // Whoever opens the store next must find it free. Nothing can be done if it is not.
-        let _ = wait_until_free(&self.log);
+        let Some(database) = self.database.take() else { return };
+        let (closed, is_closed) = channel();
+        let close = move || {
+            // sled can panic here after another panic of its own.
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(database)));
+            let _ = closed.send(());
+        };
+        if thread::Builder::new().name("sled-close".into()).spawn(close).is_ok()
+            && is_closed.recv_timeout(RELEASE).is_ok()
+        {
+            // The next process that opens the store must find it free. Nothing can be done if it is not.
+            let _ = wait_until_free(&self.log);
+        }
     }
 }
 
