@@ -1,18 +1,20 @@
 //! The allocator on a store: opens it, does what the request asks for in one commit, and closes it.
 
+mod failure;
 mod vm;
 
 use std::future::pending;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use datastore::{Create, Etcd, EtcdStore, Location, OpenStore};
+use datastore::{Create, EtcdStore, Location, OpenStore};
 use ipam_core::assign::{AssignRequest, Assigned as Given, Bridge, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 use ipam_core::intents::StillAsked;
-use ipam_core::{BridgeError, Ipam, Nodes, gc};
+use ipam_core::{Ipam, Nodes, gc};
 use kv::{Deadline, ErrorKind, Outcome, Store};
 use tokio::runtime::Builder;
 
+use self::failure::{Failure, advice, explain};
 use crate::error::{CniError, Code, Result};
 use crate::hints::{FileHints, HINTS_FOLDER};
 use crate::host_lock::HostLock;
@@ -250,23 +252,15 @@ fn is_no_store(error: &kv::Error, location: &Location) -> bool {
     *error.kind() == ErrorKind::Missing && !is_cluster(location)
 }
 
-/// The address of a cluster, the same in whatever order its endpoints are named.
-fn in_order(etcd: &Etcd) -> String {
-    let mut etcd = etcd.clone();
-    etcd.endpoints.sort_unstable();
-    etcd.endpoints.dedup();
-    etcd.to_string()
-}
-
 /// The allocator on a store. On etcd, where what a killed process has sent may still be carried out, it notes what it is
 /// about to do; on a store that a process has to itself nothing is carried out after its death. On etcd it also remembers
 /// where it found room, which saves a round trip.
 fn ipam_on(store: Arc<dyn Store>, location: &Location, etcd: Option<&EtcdStore>) -> Ipam {
     match location {
-        Location::Etcd(named) => {
+        Location::Etcd(_) => {
             let intents = FileIntents::new(INTENTS_FOLDER, location.to_string()).on(etcd.cloned());
             // A hint is read before the cluster has told its id.
-            let hints = FileHints::new(HINTS_FOLDER, in_order(named));
+            let hints = FileHints::new(HINTS_FOLDER, location.in_order());
             Ipam::new(store, Nodes::Registered).with_intents(Arc::new(intents)).with_hints(Arc::new(hints))
         }
         _ => Ipam::new(store, Nodes::FirstSeen),
@@ -397,39 +391,6 @@ fn is_out_of_reach(kind: &ErrorKind) -> bool {
     kind.is_transient() || matches!(kind, ErrorKind::Io | ErrorKind::CommitIo | ErrorKind::NoSpace)
 }
 
-/// Why nothing came of a call.
-#[derive(Debug)]
-enum Failure {
-    /// The store's error.
-    Store(kv::Error),
-    /// The namespace of who asks has to be looked up first.
-    NamespaceWanted,
-    /// Everything else.
-    Cni(CniError),
-}
-
-impl From<CniError> for Failure {
-    fn from(error: CniError) -> Self {
-        Self::Cni(error)
-    }
-}
-
-impl From<kv::Error> for Failure {
-    fn from(error: kv::Error) -> Self {
-        Self::Store(error)
-    }
-}
-
-impl From<Failure> for CniError {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Store(error) => error.into(),
-            Failure::NamespaceWanted => Self::from_error(&ipam_core::Error::NamespaceWanted),
-            Failure::Cni(error) => error,
-        }
-    }
-}
-
 fn own_pools(network: &Network) -> &[OwnPool] {
     match network {
         Network::Calico => &[],
@@ -483,40 +444,4 @@ fn answer(assigned: Given) -> Assigned {
         pool_prefix: assigned.pool.prefix_len(),
         gateway: assigned.gateway,
     }
-}
-
-/// The error as a runtime is told it. What the configuration of a bridged network can mend is code 7; on a network of
-/// Calico's the allocator's errors are plain ones, as Calico's are.
-fn explain(error: ipam_core::Error, network: &Network) -> Failure {
-    match error {
-        ipam_core::Error::Store(error) => error.into(),
-        ipam_core::Error::NamespaceWanted => Failure::NamespaceWanted,
-        ipam_core::Error::Bridge(error @ BridgeError::GatewayInUse { .. }) => {
-            CniError::internal(error.to_string()).into()
-        }
-        // Nothing was done, and the runtime asks again.
-        ipam_core::Error::Filling(filling) => CniError::new(Code::TryAgain, filling.to_string()).into(),
-        ipam_core::Error::Bridge(error) => CniError::config(error.to_string()).into(),
-        error => {
-            let advice = advice(&error).filter(|_| *network != Network::Calico);
-            CniError::from_error(&error).with_details(advice.unwrap_or_default()).into()
-        }
-    }
-}
-
-/// What to do about an error of the allocator, where its text does not say.
-fn advice(error: &ipam_core::Error) -> Option<String> {
-    Some(match error {
-        ipam_core::Error::Exhausted { .. } => {
-            "see how full it is with: margay ipam show --show-blocks; then make a larger pool, or widen its range"
-                .into()
-        }
-        ipam_core::Error::BlockLimit | ipam_core::Error::NoNewBlocks => {
-            "see what stands in the way with: margay ipam explain --node NODE".into()
-        }
-        ipam_core::Error::Pool(_) => "see which pools there are with: margay pool list".into(),
-        ipam_core::Error::AlreadyAssigned(ip) => format!("see who has it with: margay ipam show --ip {ip}"),
-        ipam_core::Error::UnknownNode(_) => "nodes are registered in this store, and this one is not among them".into(),
-        _ => return None,
-    })
 }

@@ -58,6 +58,15 @@ impl Location {
         }
     }
 
+    /// Its address, the same in whatever order the members of a cluster are named: a key for files about the store.
+    pub fn in_order(&self) -> String {
+        let Self::Etcd(etcd) = self else { return self.to_string() };
+        let mut etcd = etcd.clone();
+        etcd.endpoints.sort_unstable();
+        etcd.endpoints.dedup();
+        etcd.to_string()
+    }
+
     /// True if both are the same store, however it is reached.
     pub(crate) fn is_same_store(&self, other: &Self) -> bool {
         match (self, other) {

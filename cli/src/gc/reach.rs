@@ -46,7 +46,7 @@ impl Memory {
         if !matches!(location, Location::Etcd(_)) {
             return None;
         }
-        let held = HeldBlocks::new(folder, &location.to_string(), node);
+        let held = HeldBlocks::new(folder, &location.in_order(), node);
         // In this order: what is taken from the notes is in what was found.
         let notes = held.notes();
         let found = held.load(boot_id);
@@ -100,6 +100,22 @@ impl Plan {
         };
         if let Err(error) = self.memory.held.save(&self.memory.boot_id, &held, &self.memory.notes) {
             tracing::warn!(%error, "in which blocks this node holds something cannot be kept in memory");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_of_the_plugin_is_found_in_whatever_order_the_members_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let [one, other] = ["etcd://a:1,b:1", "etcd://b:1,a:1"].map(|url| url.parse::<Location>().unwrap());
+        HeldBlocks::new(folder.path(), &one.in_order(), "n").note("10.0.0.0/26").unwrap();
+        for location in [one, other] {
+            let memory = Memory::of(folder.path(), &location, "n", "boot").unwrap();
+            assert_eq!(memory.reach(), Reach::near(["10.0.0.0/26".parse().unwrap()]), "{location}");
         }
     }
 }

@@ -233,10 +233,8 @@ fn stocks(around: &Surroundings, blocks: &[Block], host: &Owner) -> Vec<Stock> {
         let Some(stock) = place.and_then(|place| stocks.get_mut(place)) else { continue };
         stock.blocks += 1;
         stock.resting += block.allocated().filter(|(_, entry)| entry.released_at().is_some()).count();
-        if block
-            .owner()
-            .is_some_and(|owner| owner == *host || owner.node().is_some_and(|node| host.node() == Some(node)))
-        {
+        let is_own = |owner: Owner| owner == *host || (owner.node().is_some() && owner.node() == host.node());
+        if block.owner().is_some_and(is_own) {
             stock.own_blocks += 1;
             stock.own_free += block.free_count(&around.reservations);
         }
