@@ -4,8 +4,8 @@
 //!
 //! sled 0.34 leaves more to its user than redb does; the private module `table` says what is done about it. What
 //! remains: opening writes (a snapshot, three syncs, some milliseconds), so a store on a full disk cannot even be read
-//! until there is room. sled's own housekeeping reuses parts of its log without syncing in between. After an error of
-//! the disk sled can wait for ever for a write that its own thread has given up.
+//! until there is room. sled's own housekeeping reuses parts of its log without syncing in between; `tests/cuts.rs` cuts
+//! the power meanwhile.
 
 mod error;
 mod table;

@@ -4,7 +4,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
@@ -23,6 +23,15 @@ const CACHE_BYTES: u64 = 4 * 1024 * 1024;
 /// How long sled may take to let go of its file: its threads end some time after the last handle is dropped.
 const RELEASE: Duration = Duration::from_secs(5);
 
+/// How often a caller that waits for sled to write looks for an error that sled has noted.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How long sled may take to hand a commit to the kernel.
+const WRITE: Duration = Duration::from_secs(60);
+
+/// How long sled may take to open its files. It reads all of its log.
+const OPEN: Duration = Duration::from_secs(600);
+
 /// The table of a sled folder.
 ///
 /// sled's own `flush` writes but never syncs, its scans are no snapshots, and what is applied can be read at once. So
@@ -37,6 +46,8 @@ pub(crate) struct SledTable {
 
 #[derive(Debug)]
 struct Opened {
+    /// Shared with `database`: sled's threads note in it the first error of the disk.
+    config: Config,
     /// `None` only while it is being dropped.
     database: Option<Db>,
     /// Our own handle on sled's log, opened before the first write: an error in writing back is told to it.
@@ -75,13 +86,11 @@ impl Opened {
                 .with_detail("another program has opened the sled files in it"));
         }
         remove_unfinished_snapshots(path).map_err(io)?;
-        let database = Config::new()
-            .path(path)
-            .cache_capacity(CACHE_BYTES)
-            .flush_every_ms(None)
-            .open()
+        let config = Config::new().path(path).cache_capacity(CACHE_BYTES).flush_every_ms(None);
+        let clone = config.clone();
+        let database = watched(&config, OPEN, move || clone.open(), || {})
             .map_err(|error| from_sled(store, Operation::Open, error))?;
-        let opened = Self { database: Some(database), log, blobs: path.join("blobs") };
+        let opened = Self { config, database: Some(database), log, blobs: path.join("blobs") };
         // A process that was killed between flush and sync leaves what can be read but is not durable yet, and opening
         // has written a new snapshot whose name is not durable yet.
         opened.sync().and_then(|()| File::open(path)?.sync_all()).map_err(io)?;
@@ -101,8 +110,9 @@ impl Opened {
             }
         }
         let database = self.database()?;
-        database.apply_batch(batch)?;
-        database.flush()?;
+        let clone = database.clone();
+        let write = move || clone.apply_batch(batch).and_then(|()| clone.flush()).map(|_| clone);
+        watched(&self.config, WRITE, write, || wake(database))?;
         Ok(self.sync()?)
     }
 
@@ -127,23 +137,67 @@ impl Opened {
 }
 
 impl Drop for Opened {
-    /// Closes the database on a thread of its own: after an error of the disk sled can wait for ever for a write that its own
-    /// thread has given up. Such a thread is left behind, and ends with the process.
+    /// Closes the database on a thread of its own, which is left behind if that takes too long, and ends with the process.
     fn drop(&mut self) {
         let Some(database) = self.database.take() else { return };
+        // sled writes once more when it is dropped, and nothing could wake it then. So it gets nothing to write.
+        // It can panic here after an error, or after another panic of its own.
+        let clone = database.clone();
+        let flush = || watched(&self.config, RELEASE, move || clone.flush().map(|_| clone), || wake(&database));
+        let _ = catch_unwind(AssertUnwindSafe(flush));
         let (closed, is_closed) = channel();
         let close = move || {
-            // sled can panic here after another panic of its own.
             let _ = catch_unwind(AssertUnwindSafe(|| drop(database)));
             let _ = closed.send(());
         };
-        if thread::Builder::new().name("sled-close".into()).spawn(close).is_ok()
-            && is_closed.recv_timeout(RELEASE).is_ok()
-        {
+        if spawn(Box::new(close)).is_ok() && is_closed.recv_timeout(RELEASE).is_ok() {
             // The next process that opens the store must find it free. Nothing can be done if it is not.
             let _ = wait_until_free(&self.log);
         }
     }
+}
+
+/// Does `work` with a database on a thread of its own, and waits for it.
+///
+/// After an error of the disk sled 0.34 can wait for ever for a write that its own thread has given up: that thread notes the
+/// error and, in one of two places (`exit_reservation`), wakes nobody. So the caller looks at the note now and then. If there
+/// is an error, it runs `wake`, and leaves the thread behind if that does not help. `limit` is for sled's threads that panic,
+/// which note nothing.
+fn watched(
+    config: &Config,
+    limit: Duration,
+    work: impl FnOnce() -> sled::Result<Db> + Send + 'static,
+    wake: impl Fn(),
+) -> sled::Result<Db> {
+    let (done, is_done) = channel();
+    // If the caller has gone, the database is closed with the answer.
+    spawn(Box::new(move || drop(done.send(catch_unwind(AssertUnwindSafe(work))))))?;
+    let started = Instant::now();
+    loop {
+        if let Ok(result) = is_done.recv_timeout(LOOK) {
+            return result.unwrap_or_else(|panic| resume_unwind(panic));
+        }
+        if let Err(error) = config.global_error() {
+            wake();
+            let _ = is_done.recv_timeout(RELEASE);
+            return Err(error);
+        }
+        if started.elapsed() > limit {
+            let waited = format!("sled has not written for {} s", limit.as_secs());
+            return Err(io::Error::new(io::ErrorKind::TimedOut, waited).into());
+        }
+    }
+}
+
+/// Wakes a thread that waits for sled to write, after an error: a change of the log that fails at once because of it, and
+/// tells all who wait. A tree that does not exist yet is the only one that takes no lock that such a thread may hold: it is
+/// one for all databases of a process.
+fn wake(database: &Db) {
+    let _ = database.open_tree("none");
+}
+
+fn spawn(work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+    thread::Builder::new().name("sled-work".into()).spawn(work).map(drop)
 }
 
 /// Opens sled's log, in a folder made for it if need be.
