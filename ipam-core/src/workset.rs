@@ -13,11 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
 use kv::{Key, Range, Revision, Transaction};
+use smol_str::SmolStr;
 use time::OffsetDateTime;
 
 use crate::error::{Error, Result};
 use crate::hints::FullBlocks;
-use crate::model::{Affinity, AffinityState, Block, Document, Handle, Owner, keys};
+use crate::model::{Affinity, AffinityState, Block, Document, Handle, Owner, keys, same_handle};
 
 /// How many blocks are read in one round trip.
 pub(crate) const BLOCKS_AT_ONCE: usize = 16;
@@ -32,8 +33,8 @@ pub(crate) struct Workset<'t> {
     /// Blocks as they are now; `None` for those that are not there.
     blocks: BTreeMap<IpNet, Option<Block>>,
     changed: BTreeSet<IpNet>,
-    /// How many addresses each handle held in the changed blocks as they were.
-    before: BTreeMap<IpNet, BTreeMap<String, i64>>,
+    /// The handle of each address that was held in the changed blocks as they were.
+    before: BTreeMap<IpNet, Vec<SmolStr>>,
     /// Blocks with releases dated so far ahead that they were moved to now. Unless that is written they rest for ever.
     misdated: Vec<IpNet>,
     /// When blocks that were asked for by their keys were last written.
@@ -178,7 +179,7 @@ impl<'t> Workset<'t> {
         self.tx.get(&keys::block(cidr)).await?;
         Ok(self.blocks.get_mut(&cidr).and_then(Option::as_mut).map(|block| {
             if self.changed.insert(cidr) {
-                self.before.insert(cidr, block.counts());
+                self.before.insert(cidr, block.handles());
             }
             change(block)
         }))
@@ -318,11 +319,12 @@ impl<'t> Workset<'t> {
 
     /// What a handle is to count for a block, where it has counted `counted`.
     async fn count(&mut self, id: &str, cidr: IpNet, counted: i64) -> Result<i64> {
-        let of = |block: &Block| i64::try_from(block.ips_by_handle(id).len()).unwrap_or(i64::MAX);
+        let of = |block: &Block| count_of(block.ips_by_handle(id).iter());
         let held = self.block(cidr).await?.map_or(0, of);
-        let counts = self.before.get(&cidr);
         let before = match self.changed.contains(&cidr) {
-            true => counts.and_then(|counts| counts.get(id.split('\r').next()?)).copied().unwrap_or(0),
+            true => {
+                self.before.get(&cidr).map_or(0, |handles| count_of(handles.iter().filter(|one| same_handle(one, id))))
+            }
             false => held,
         };
         if held > 0 {
@@ -333,4 +335,8 @@ impl<'t> Workset<'t> {
         }
         Ok(0)
     }
+}
+
+fn count_of<T>(these: impl Iterator<Item = T>) -> i64 {
+    i64::try_from(these.count()).unwrap_or(i64::MAX)
 }

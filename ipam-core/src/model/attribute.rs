@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use smol_str::SmolStr;
 use time::OffsetDateTime;
 
 use super::codec::Field;
 use super::kept::{Kept, read_keeping};
+use super::lazy_map::LazyMap;
 use super::workload::same_handle;
 use crate::attachment::{NODE, OWN_NODE, namespace_of, node_of, pod_of};
 use crate::timestamps::Stamp;
@@ -17,11 +19,11 @@ static NO_ATTRIBUTES: BTreeMap<String, String> = BTreeMap::new();
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Attribute {
     #[serde(default, skip_serializing_if = "Field::is_absent")]
-    handle_id: Field<String>,
+    handle_id: Field<SmolStr>,
     #[serde(default, skip_serializing_if = "Field::is_absent")]
-    secondary: Field<BTreeMap<String, String>>,
+    secondary: Field<LazyMap>,
     #[serde(default, rename = "alternateOwnerAttrs", skip_serializing_if = "Field::is_absent")]
-    alternate: Field<BTreeMap<String, String>>,
+    alternate: Field<LazyMap>,
     #[serde(default, rename = "releasedAt", skip_serializing_if = "Field::is_absent")]
     released_at: Field<Stamp>,
     #[serde(flatten)]
@@ -39,7 +41,7 @@ read_keeping!(Attribute {
 impl Attribute {
     /// An entry for a new holder. What is empty is left out, as Calico does.
     pub fn new(handle: Option<&str>, attributes: BTreeMap<String, String>) -> Self {
-        let handle_id = handle.map_or(Field::Absent, |handle| Field::Is(handle.to_owned()));
+        let handle_id = handle.map_or(Field::Absent, |handle| Field::Is(handle.into()));
         let mut new = Self { handle_id, ..Self::default() };
         new.set_attributes(attributes);
         new
@@ -53,7 +55,12 @@ impl Attribute {
     /// The handle, as stored. It may carry a carriage return and more, left there by an old migration:
     /// [`Self::has_handle`] compares rightly.
     pub fn handle_id(&self) -> Option<&str> {
-        self.handle_id.get().map(String::as_str)
+        self.handle_id.get().map(SmolStr::as_str)
+    }
+
+    /// The handle of addresses that are held with this entry; `None` for those that rest.
+    pub(super) fn holding_handle(&self) -> Option<&SmolStr> {
+        self.handle_id.get().filter(|_| self.released_at().is_none())
     }
 
     /// The handle without what an old migration left behind it: the part before the first carriage return.
@@ -68,7 +75,7 @@ impl Attribute {
 
     /// The attributes of the holder: `node`, `pod`, `namespace`, `timestamp` and others.
     pub fn attributes(&self) -> &BTreeMap<String, String> {
-        self.secondary.get().unwrap_or(&NO_ATTRIBUTES)
+        self.secondary.get().map_or(&NO_ATTRIBUTES, LazyMap::get)
     }
 
     /// One attribute of the holder.
@@ -98,13 +105,13 @@ impl Attribute {
 
     /// Sets one attribute of the holder.
     pub(super) fn set(&mut self, name: &str, value: &str) {
-        self.secondary.or_default().insert(name.to_owned(), value.to_owned());
+        self.secondary.or_default().get_mut().insert(name.to_owned(), value.to_owned());
     }
 
     /// Removes one attribute of the holder.
     pub(super) fn unset(&mut self, name: &str) {
         if let Some(attributes) = self.secondary.get_mut() {
-            attributes.remove(name);
+            attributes.get_mut().remove(name);
         }
     }
 
@@ -112,11 +119,11 @@ impl Attribute {
     pub(super) fn rename_node(&mut self, from: &str, to: &str) -> bool {
         let mut renamed = false;
         for attributes in [self.secondary.get_mut(), self.alternate.get_mut()].into_iter().flatten() {
-            for name in [NODE, OWN_NODE] {
-                if let Some(node) = attributes.get_mut(name).filter(|node| *node == from) {
-                    to.clone_into(node);
-                    renamed = true;
-                }
+            let names =
+                [NODE, OWN_NODE].map(|name| (name, attributes.get().get(name).is_some_and(|node| node == from)));
+            for (name, _) in names.into_iter().filter(|(_, is_from)| *is_from) {
+                attributes.get_mut().insert(name.to_owned(), to.to_owned());
+                renamed = true;
             }
         }
         renamed
@@ -124,22 +131,22 @@ impl Attribute {
 
     /// Replaces the handle.
     pub(super) fn set_handle(&mut self, handle: &str) {
-        self.handle_id = Field::Is(handle.to_owned());
+        self.handle_id = Field::Is(handle.into());
     }
 
     /// Replaces all attributes of the holder. What is empty is left out.
     pub(super) fn set_attributes(&mut self, attributes: BTreeMap<String, String>) {
-        self.secondary = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes) };
+        self.secondary = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes.into()) };
     }
 
     /// Replaces all attributes of the other holder. What is empty is left out.
     pub(super) fn set_alternate_attributes(&mut self, attributes: BTreeMap<String, String>) {
-        self.alternate = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes) };
+        self.alternate = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes.into()) };
     }
 
     /// The attributes of the other holder of an address that moves between two.
     pub fn alternate_attributes(&self) -> &BTreeMap<String, String> {
-        self.alternate.get().unwrap_or(&NO_ATTRIBUTES)
+        self.alternate.get().map_or(&NO_ATTRIBUTES, LazyMap::get)
     }
 
     /// When the addresses were released, if they rest.

@@ -12,6 +12,7 @@ mod config;
 mod handle;
 mod kept;
 pub mod keys;
+mod lazy_map;
 mod node;
 mod owner;
 mod pool;

@@ -12,6 +12,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::Serialize;
+use smol_str::SmolStr;
 use time::{Duration, OffsetDateTime};
 
 use super::attribute::Attribute;
@@ -58,7 +59,7 @@ pub struct Block {
     #[serde(default, rename = "sequenceNumber", skip_serializing_if = "Field::is_absent")]
     sequence_number: Field<u64>,
     #[serde(default, rename = "sequenceNumberForAllocation", skip_serializing_if = "Field::is_absent")]
-    sequence_numbers: Field<BTreeMap<String, u64>>,
+    sequence_numbers: Field<BTreeMap<SmolStr, u64>>,
     #[serde(default, skip_serializing_if = "Field::is_absent")]
     deleted: Field<bool>,
     #[serde(flatten)]
@@ -484,17 +485,9 @@ impl Block {
         self.allocated().filter(|(_, entry)| entry.has_handle(handle)).map(|(ip, _)| ip).collect()
     }
 
-    /// How many addresses are held under each handle, without what an old migration left behind a handle.
-    pub(crate) fn counts(&self) -> BTreeMap<String, i64> {
-        let mut counts = BTreeMap::new();
-        let held = self.allocated().filter(|(_, entry)| entry.released_at().is_none());
-        for handle in held.filter_map(|(_, entry)| entry.handle()) {
-            match counts.get_mut(handle) {
-                Some(count) => *count += 1,
-                None => drop(counts.insert(handle.to_owned(), 1)),
-            }
-        }
-        counts
+    /// The handle of each address that is held, as stored.
+    pub(crate) fn handles(&self) -> Vec<SmolStr> {
+        self.allocated().filter_map(|(_, entry)| entry.holding_handle().cloned()).collect()
     }
 }
 

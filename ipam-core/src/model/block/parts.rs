@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use kv::{Key, Value};
+use smol_str::format_smolstr;
 
 use super::{Attribute, Block, Field, capacity_of};
 use crate::model::codec::{Document, Malformed, from_json, to_json_of};
@@ -52,20 +53,20 @@ impl Block {
         {
             self.unallocated.push(ordinal);
             if let Some(numbers) = self.sequence_numbers.get_mut() {
-                numbers.remove(&ordinal.to_string());
+                numbers.remove(format_smolstr!("{ordinal}").as_str());
             }
         }
     }
 
     pub(super) fn sequence_of(&self, ordinal: usize) -> u64 {
         let numbers = self.sequence_numbers.get();
-        numbers.and_then(|numbers| numbers.get(&ordinal.to_string())).copied().unwrap_or(0)
+        numbers.and_then(|numbers| numbers.get(format_smolstr!("{ordinal}").as_str())).copied().unwrap_or(0)
     }
 
     /// Records the block's sequence number, as it is before this write counts it up, for an ordinal.
     pub(super) fn set_sequence(&mut self, ordinal: usize) {
         let number = self.sequence_number();
-        self.sequence_numbers.or_default().insert(ordinal.to_string(), number);
+        self.sequence_numbers.or_default().insert(format_smolstr!("{ordinal}"), number);
     }
 
     /// Drops the entries that no allocation points at and renumbers the others, their order kept.

@@ -1,6 +1,7 @@
 //! A block as it is stored: what the reader of [`Block`] heals or refuses is told here instead.
 
 use kv::Key;
+use smol_str::SmolStr;
 
 use super::{Block, capacity_of};
 use crate::model::codec::{Malformed, from_json};
@@ -65,7 +66,8 @@ impl StoredBlock {
         self.find_in_allocations(&mut flaws);
         self.find_in_queue(&mut flaws);
         let numbers = self.0.sequence_numbers.get().into_iter().flatten().map(|(name, _)| name);
-        flaws.numbers = numbers.filter(|name| !is_allocated(&self.0.allocations, name)).cloned().collect();
+        flaws.numbers =
+            numbers.filter(|name| !is_allocated(&self.0.allocations, name)).map(SmolStr::to_string).collect();
         flaws
     }
 
