@@ -14,6 +14,7 @@ mod etcd;
 mod fill;
 mod findings;
 mod loaded;
+mod once;
 mod operator;
 mod pages;
 mod plot;
@@ -41,7 +42,7 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 type Part = fn(&Programs, &Path) -> Outcome<()>;
 
 /// Where the programs under test are.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Programs {
     plugin: PathBuf,
     margay: PathBuf,
@@ -151,6 +152,7 @@ fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match &arguments[..] {
         [command, rest @ ..] if command == "peak-of" => return single::print_peak_of(rest),
+        [command, plugin, store] if command == "once" => return once::run(plugin.into(), store),
         [command, url] if command == "puts-of" => return cluster::print_puts(url),
         [command, file] if command == "report" => {
             return pages::update(&Findings::read(Path::new(file))?, Path::new("."));

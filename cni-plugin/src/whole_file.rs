@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 /// The checksum of what is in such files, and of their names. It asks nothing of the processor, as faster ones do in each process
 /// anew, which takes longer in a virtual machine than the few kilobytes here.
-pub(crate) static CRC_32: Crc<u32, Table<1>> = Crc::<u32, Table<1>>::new(&CRC_32_ISO_HDLC);
+pub(crate) static CRC_32: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
 
 /// Writes a file (mode 0600) that is not there yet, in a folder that is made if it is missing (mode 0700). Who reads it
 /// meanwhile finds a part of it.

@@ -7,6 +7,7 @@ use super::{ms, ratio, runtime};
 use crate::contender::{Contender, in_turns};
 use crate::fill;
 use crate::findings::{Bound, Findings};
+use crate::once::add_and_del;
 use crate::single::peak_kib;
 use crate::{Outcome, Programs};
 
@@ -20,24 +21,37 @@ const ONE_ADDRESS: usize = 2;
 const BOTH_FAMILIES: usize = 3;
 const BASELINE: usize = 5;
 
-/// Measures ADD and DEL, memory and size.
-pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
+/// Runs each kind of call, for a plugin that records what it executes.
+pub(crate) fn call(programs: &Programs, folder: &Path) -> Outcome<()> {
     let runtime = runtime()?;
-    let ground = runtime.block_on(async {
-        let ground = Ground::start(folder).await?;
-        ground.settle(["steady", "dual"].map(String::from), 0, &[RESIDENTS]).await?;
-        let v6 = fill::block_of("dual", "fd00:10::/122".parse()?, 10_000..10_000 + RESIDENTS)?;
-        ground.write(v6).await?;
-        ground.register((0..ROUNDS).map(|round| format!("new-c{round}"))).await?;
-        Outcome::Ok(ground)
-    })?;
-    let mut contenders = vec![
-        Contender::Empty { program: programs.floor_empty.clone() },
-        ground.floor(programs),
+    let ground = runtime.block_on(settled(folder))?;
+    plugins(&ground, programs).iter().try_for_each(|contender| add_and_del(contender, 2))
+}
+
+/// An etcd with nodes, two of which have containers.
+async fn settled(folder: &Path) -> Outcome<Ground> {
+    let ground = Ground::start(folder).await?;
+    ground.settle(["steady", "dual"].map(String::from), 0, &[RESIDENTS]).await?;
+    let v6 = fill::block_of("dual", "fd00:10::/122".parse()?, 10_000..10_000 + RESIDENTS)?;
+    ground.write(v6).await?;
+    ground.register((0..ROUNDS).map(|round| format!("new-c{round}"))).await?;
+    Ok(ground)
+}
+
+fn plugins(ground: &Ground, programs: &Programs) -> [Contender; 3] {
+    [
         ground.contender(programs, "one address", "steady", Families::V4),
         ground.contender(programs, "IPv4 and IPv6", "dual", Families::Both),
         ground.newcomer(programs, "the first address of a host"),
-    ];
+    ]
+}
+
+/// Measures ADD and DEL, memory and size.
+pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
+    let runtime = runtime()?;
+    let ground = runtime.block_on(settled(folder))?;
+    let mut contenders = vec![Contender::Empty { program: programs.floor_empty.clone() }, ground.floor(programs)];
+    contenders.extend(plugins(&ground, programs));
     let baseline = programs.baseline.as_ref().map(|plugin| contenders[ONE_ADDRESS].with_plugin("the baseline", plugin));
     contenders.extend(baseline);
     // Each runs once before the first is measured, but for the newcomer: its first run is what is measured.

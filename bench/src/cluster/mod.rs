@@ -22,6 +22,7 @@ use crate::findings::Findings;
 use crate::{Outcome, Programs};
 
 pub(crate) use beside::print_puts;
+pub(crate) use cold::call as call_on_etcd;
 
 /// One part of the measurements: prints its tables and returns them.
 pub(crate) type Part = fn(&Programs, &Path) -> Outcome<Findings>;

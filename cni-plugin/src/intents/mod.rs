@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use datastore::EtcdStore;
+use futures::FutureExt;
 use ipam_core::attachment::Attachment;
 use ipam_core::intents::{IntentId, Intents, Pending, StillAsked};
 use kv::Txn;
@@ -128,7 +129,8 @@ impl FileIntents {
             (Some(noted), Some(etcd)) => match etcd.cluster_id() {
                 Some(id) => noted == id,
                 None if address == self.store => true,
-                None => noted == etcd.about().await.map_err(io::Error::other)?.cluster,
+                // Boxed, since it is much code that hardly any call runs.
+                None => noted == etcd.about().boxed().await.map_err(io::Error::other)?.cluster,
             },
             _ => address == self.store,
         };

@@ -1,0 +1,32 @@
+//! Every kind of call, for a program that records what it executes; see `scripts/find-hot`.
+
+use std::path::PathBuf;
+
+use crate::cluster::call_on_etcd;
+use crate::contender::Contender;
+use crate::{Outcome, Programs};
+
+/// How many containers an embedded store gets: redb moves its journal into its file after twenty to thirty commits.
+const CONTAINERS: u32 = 20;
+
+/// Runs ADD and DEL on a store, with `plugin` in the plugin's place.
+pub(crate) fn run(plugin: PathBuf, store: &str) -> Outcome<()> {
+    let programs = Programs { plugin, ..Programs::default() };
+    let folder = tempfile::Builder::new().prefix("margay-once").tempdir()?;
+    match store {
+        "etcd" => call_on_etcd(&programs, folder.path()),
+        "redb" | "sled" => add_and_del(&Contender::margay(&programs, folder.path(), "the plugin", store), CONTAINERS),
+        other => Err(format!("there is no store {other}; there are etcd, redb and sled").into()),
+    }
+}
+
+/// Adds containers, and removes them.
+pub(crate) fn add_and_del(contender: &Contender, containers: u32) -> Outcome<()> {
+    for container in 0..containers {
+        contender.add(&format!("c{container}"))?;
+    }
+    for container in 0..containers {
+        contender.del(&format!("c{container}"))?;
+    }
+    Ok(())
+}
