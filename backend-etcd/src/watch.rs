@@ -1,9 +1,9 @@
 //! A watch that outlives its connections.
 //!
 //! A task reads what etcd sends and cuts it into whole revisions. It reads on whether or not anybody takes them: all
-//! streams of a connection share its window, so a few open streams that nobody reads would stop every call on it. What
-//! waits is bounded in bytes. When that bound is reached, the task first hangs up, then waits, and opens the watch again,
-//! from where it stopped, once the watcher reads again.
+//! streams of a connection share its window, so a few open streams that nobody reads would stop every call on it. The
+//! revisions that wait are bounded in bytes. When that bound is reached, the task first hangs up, then waits, and opens the
+//! watch again, from where it stopped, once the watcher reads again.
 //!
 //! A watch that was cut off is opened again as well, after a read that proves that the cluster did not go back in time.
 //! Events from before the next revision are left out, so nothing comes twice; etcd sends everything from there on or

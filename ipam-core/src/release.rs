@@ -42,9 +42,10 @@ pub struct ReleasedAddresses {
 impl Ipam {
     /// Frees whatever is recorded for an attachment, and what its handle holds on its node without saying for which
     /// interface. A node that was renamed has a container of the same id under its former name: that goes as well if the id
-    /// is one that runtimes make, or the former name is not registered any more. Nothing there is not an error, so that it can be repeated. An assignment that broke off is settled first,
-    /// so that it cannot land afterwards, where [`intents`](crate::intents) are noted. `old_handles` are the handles under which
-    /// earlier versions of Calico kept a workload's addresses.
+    /// is one that runtimes make, or the former name is not registered any more. Nothing there is not an error, so that it can
+    /// be repeated. An assignment that broke off is settled first, so that it cannot land afterwards, where
+    /// [`intents`](crate::intents) are noted. `old_handles` are the handles under which earlier versions of Calico kept a
+    /// workload's addresses.
     ///
     /// # Errors
     /// Those of the store, and damaged documents that stand in the way.
@@ -80,18 +81,24 @@ impl Ipam {
             own.node = self.known_name(tx, &attachment.node).await?;
             let rest = read_config(tx).await?.cooldown_seconds();
             let mut work = Workset::new(tx, self.now(), rest);
-            let renamed = Renamed::find(&mut work, &own, &handles).await?;
-            let mine = |entry: &Attribute| own.claim(entry) != Claim::Foreign || renamed.has(&own, entry);
-            let mut gone = self.release_from_handles(&mut work, &handles, usize::MAX, rest, mine).await?;
-            leave_unselected(&mut work, &own.node, &gone.emptied).await?;
-            work.write().await?;
-            gone.released.sort_unstable();
-            Ok((gone.released, renamed))
+            let (gone, renamed) = self.release_own(&mut work, &own, &handles, rest).await?;
+            Ok((gone.write(work, &own.node).await?, renamed))
         })
-        .map(|(released, renamed)| {
-            renamed.tell();
-            released
-        })
+        .map(Renamed::told)
+    }
+
+    /// Releases what an attachment holds under these handles, as a part of what the workset will write.
+    async fn release_own(
+        &self,
+        work: &mut Workset<'_>,
+        own: &Attachment,
+        handles: &[String],
+        rest: i64,
+    ) -> Result<(Gone, Renamed)> {
+        let renamed = Renamed::find(work, own, handles).await?;
+        let mine = |entry: &Attribute| own.claim(entry) != Claim::Foreign || renamed.has(own, entry);
+        let gone = self.release_from_handles(work, handles, usize::MAX, rest, mine).await?;
+        Ok((gone, renamed))
     }
 
     /// Frees all that a handle holds, on whatever node: one commit, or one for every four blocks if it has addresses in
@@ -293,6 +300,16 @@ struct Gone {
     emptied: BTreeSet<IpNet>,
     /// How many blocks of the handles were not looked at.
     left: usize,
+}
+
+impl Gone {
+    /// Writes the changes, and hands back blocks that the node should not keep. Returns the released addresses, ascending.
+    async fn write(mut self, mut work: Workset<'_>, node: &str) -> Result<Vec<IpAddr>> {
+        leave_unselected(&mut work, node, &self.emptied).await?;
+        work.write().await?;
+        self.released.sort_unstable();
+        Ok(self.released)
+    }
 }
 
 /// The first requests, about so many: all for one address stay together.

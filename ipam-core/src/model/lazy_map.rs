@@ -38,7 +38,7 @@ impl LazyMap {
     }
 }
 
-/// What was read: it was checked then, so it can be read again.
+/// The map in a text that was checked when it was read.
 fn map_of(json: &RawValue) -> BTreeMap<String, String> {
     serde_json::from_str(json.get()).unwrap_or_default()
 }

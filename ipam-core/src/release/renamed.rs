@@ -58,13 +58,13 @@ impl Renamed {
             && own.other_node(entry).is_some_and(|node| self.goes.contains_key(node))
     }
 
-    /// Says in the log what was done.
-    pub(super) fn tell(&self) {
-        let handle = &self.handle;
-        for (node, addresses) in &self.goes {
+    /// Says in the log what was done, and passes on which addresses were released.
+    pub(super) fn told((released, renamed): (Vec<IpAddr>, Self)) -> Vec<IpAddr> {
+        let Self { handle, goes, stays } = &renamed;
+        for (node, addresses) in goes {
             tracing::warn!(handle, node, ?addresses, "released addresses that were recorded for another node name");
         }
-        for (node, addresses) in &self.stays {
+        for (node, addresses) in stays {
             tracing::warn!(
                 handle,
                 node,
@@ -72,5 +72,6 @@ impl Renamed {
                 "left addresses of the same container id: they are recorded for another node, which is registered"
             );
         }
+        released
     }
 }

@@ -8,13 +8,13 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use kv::Deadline;
 
+use super::prefetch;
 use super::renamed::Renamed;
-use super::{leave_unselected, prefetch};
-use crate::attachment::{Attachment, Claim};
+use crate::attachment::Attachment;
 use crate::error::Result;
 use crate::hints;
 use crate::ipam::{Ipam, transact};
-use crate::model::{Attribute, OwnerChange, OwnerUpdate, keys};
+use crate::model::{OwnerChange, OwnerUpdate, keys};
 use crate::surroundings::read_config;
 use crate::vm::{Fate, VmHolds, VmPod, is_off, switch_key};
 use crate::workset::Workset;
@@ -48,9 +48,7 @@ impl Ipam {
             let is_off = is_off(tx).await?;
             let rest = read_config(tx).await?.cooldown_seconds();
             let mut work = Workset::new(tx, self.now(), rest);
-            let renamed = Renamed::find(&mut work, &own, &own_handles).await?;
-            let mine = |entry: &Attribute| own.claim(entry) != Claim::Foreign || renamed.has(&own, entry);
-            let mut gone = self.release_from_handles(&mut work, &own_handles, usize::MAX, rest, mine).await?;
+            let (mut gone, renamed) = self.release_own(&mut work, &own, &own_handles, rest).await?;
 
             let holds = VmHolds::read(&mut work, &vm.handle).await?;
             let (owned, has_others) = owned_by(&mut work, vm, &holds).await?;
@@ -65,15 +63,9 @@ impl Ipam {
                 gone.released.extend(more.released);
                 gone.emptied.extend(more.emptied);
             }
-            leave_unselected(&mut work, &own.node, &gone.emptied).await?;
-            work.write().await?;
-            gone.released.sort_unstable();
-            Ok((gone.released, renamed))
+            Ok((gone.write(work, &own.node).await?, renamed))
         })
-        .map(|(released, renamed)| {
-            renamed.tell();
-            released
-        })
+        .map(Renamed::told)
     }
 }
 

@@ -1,8 +1,8 @@
 //! A model of the part of Calico's kube-controllers that releases addresses which nobody uses.
 //!
 //! It looks at each address that is recorded with a node, a pod and a namespace. One whose pod is gone, or whose pod does not
-//! have it, is a candidate, and if it still is so a while later it is released by address, handle and sequence number. What
-//! is recorded with an address is remembered as it was first seen, also when it has changed since.
+//! have it, is a candidate, and if it still is so a while later it is released by address, handle and sequence number. The
+//! controller remembers the record of an address as it first saw it, also when the record has changed since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
