@@ -80,7 +80,7 @@ impl Manner {
             .http2_keep_alive_interval(self.keepalive_interval)
             .keep_alive_timeout(self.keepalive_timeout);
         let endpoint = match tls {
-            Some(tls) if address.transport == Transport::Tls => with_tls(endpoint, tls)?,
+            Some(tls) if address.transport == Transport::Tls => endpoint.tls_config(tls.options.clone())?,
             _ => endpoint,
         };
         if address.transport == Transport::Unix {
@@ -92,15 +92,6 @@ impl Manner {
         connector.set_connect_timeout(Some(self.connect_timeout));
         Ok(Channel::Tonic(endpoint.connect_with_connector_lazy(Gathering(connector))))
     }
-}
-
-/// Apart, since it is much code, of which a call without TLS would load a part.
-#[inline(never)]
-fn with_tls(
-    endpoint: tonic::transport::Endpoint,
-    tls: &Loaded,
-) -> Result<tonic::transport::Endpoint, tonic::transport::Error> {
-    endpoint.tls_config(tls.options.clone())
 }
 
 /// One member.

@@ -72,26 +72,13 @@ pub(crate) fn memory() -> Opened {
 
 #[cfg(feature = "sled")]
 pub(crate) async fn sled(path: &Path, opening: Opening) -> Result<Opened> {
-    let options = options(opening);
-    Ok(Opened::Mvcc(apart(|| Box::pin(backend_sled::open(path, &options))).await?))
+    Ok(Opened::Mvcc(backend_sled::open(path, &options(opening)).await?))
 }
 
 #[cfg(feature = "redb")]
 pub(crate) async fn redb(path: &Path, opening: Opening) -> Result<Opened> {
-    let options = options(opening);
-    Ok(Opened::Mvcc(apart(|| Box::pin(backend_redb::open(path, &options))).await?))
+    Ok(Opened::Mvcc(backend_redb::open(path, &options(opening)).await?))
 }
-
-/// Keeps a large future out of the stack and the code of calls that do not need it: each page that a process touches costs it
-/// about 2 us.
-#[cfg(any(feature = "sled", feature = "redb"))]
-#[inline(never)]
-fn apart<'a>(make: impl FnOnce() -> Opens<'a>) -> Opens<'a> {
-    make()
-}
-
-#[cfg(any(feature = "sled", feature = "redb"))]
-type Opens<'a> = std::pin::Pin<Box<dyn Future<Output = Result<MvccStore>> + Send + 'a>>;
 
 #[cfg(not(feature = "sled"))]
 pub(crate) async fn sled(_path: &Path, _opening: Opening) -> Result<Opened> {

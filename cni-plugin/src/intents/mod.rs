@@ -27,7 +27,6 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use datastore::EtcdStore;
-use futures::FutureExt;
 use ipam_core::attachment::Attachment;
 use ipam_core::intents::{IntentId, Intents, Pending, StillAsked};
 use kv::Txn;
@@ -129,8 +128,7 @@ impl FileIntents {
             (Some(noted), Some(etcd)) => match etcd.cluster_id() {
                 Some(id) => noted == id,
                 None if address == self.store => true,
-                // Boxed, since it is much code that hardly any call runs.
-                None => noted == etcd.about().boxed().await.map_err(io::Error::other)?.cluster,
+                None => noted == etcd.about().await.map_err(io::Error::other)?.cluster,
             },
             _ => address == self.store,
         };

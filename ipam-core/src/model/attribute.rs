@@ -119,11 +119,11 @@ impl Attribute {
     pub(super) fn rename_node(&mut self, from: &str, to: &str) -> bool {
         let mut renamed = false;
         for attributes in [self.secondary.get_mut(), self.alternate.get_mut()].into_iter().flatten() {
-            let names =
-                [NODE, OWN_NODE].map(|name| (name, attributes.get().get(name).is_some_and(|node| node == from)));
-            for (name, _) in names.into_iter().filter(|(_, is_from)| *is_from) {
-                attributes.get_mut().insert(name.to_owned(), to.to_owned());
-                renamed = true;
+            for name in [NODE, OWN_NODE] {
+                if attributes.get().get(name).is_some_and(|node| node == from) {
+                    attributes.get_mut().insert(name.to_owned(), to.to_owned());
+                    renamed = true;
+                }
             }
         }
         renamed
