@@ -1,0 +1,1 @@
+//! The daemon `margay serve`: one process that keeps a store open for plugins, commands and people.

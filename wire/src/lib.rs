@@ -1,0 +1,1 @@
+//! The private socket of `margay serve`.
