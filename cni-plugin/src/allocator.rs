@@ -3,15 +3,13 @@
 mod failure;
 mod vm;
 
-use std::future::pending;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use datastore::{Create, EtcdStore, Location, OpenStore};
 use ipam_core::assign::{AssignRequest, Assigned as Given, Bridge, NamespaceLabels, PoolDefinition, Repeated, Wanted};
-use ipam_core::intents::StillAsked;
 use ipam_core::{Ipam, Nodes, gc};
-use kv::{Deadline, ErrorKind, Outcome, Store};
+use kv::{Deadline, ErrorKind, Store};
 use tokio::runtime::Builder;
 
 use self::failure::{Failure, advice, explain};
@@ -19,7 +17,6 @@ use crate::error::{CniError, Code, Result};
 use crate::hints::{FileHints, HINTS_FOLDER};
 use crate::host_lock::HostLock;
 use crate::intents::{FileIntents, INTENTS_FOLDER};
-use crate::queue::{Answer, QUEUE_FOLDER, Queue, Ticket, Waiting, call};
 use crate::request::{
     AddRequest, Allocator, Assigned, Bridged, CheckRequest, Checked, Collected, DelRequest, GcRequest, Network,
     OwnPool, StoreAt,
@@ -46,62 +43,29 @@ impl StoreAllocator {
         Self { given: Some(store) }
     }
 
-    /// Carries out an ADD, or lets who has the host's lock do it. What the queue cannot do is done as if there were none.
+    /// Carries out an ADD.
     fn assign(&self, request: &AddRequest, at: &StoreAt, assign: &AssignRequest) -> Result<Vec<Given>, Failure> {
         let what_for = if own_pools(&request.network).is_empty() { Use::Assign } else { Use::Make };
-        let queue = Queue::new(QUEUE_FOLDER, &at.location, &assign.attachment);
-        self.in_turn(at, what_for, async |mut turn| {
-            let mut ticket = None;
-            turn.lock(async || {
-                // Nobody else can serve a virtual machine's pod.
-                let waiting = if request.vm.is_none() { queue.wait(assign) } else { None };
-                match ticket.insert(waiting) {
-                    Some(ticket) => ticket.called().await,
-                    None => pending().await,
-                }
-            })
-            .await;
-            // From here on nobody begins to commit for us.
-            let is_alone = match ticket.flatten().map(Ticket::end) {
-                Some(Answer::Assigned(answer)) => return Ok(answer),
-                Some(Answer::Alone) => true,
-                Some(Answer::Nothing) | None => !turn.is_locked(),
-            };
-            let work = async |ipam: Ipam, deadline, lock: Option<HostLock>| {
-                if let Some(vm) = &request.vm
-                    && let Some(assigned) = vm::assign(&ipam, assign, vm, deadline).await?
-                {
-                    return Ok(assigned);
-                }
-                let gather = || if is_alone || request.vm.is_some() { Vec::new() } else { queue.gather(assign) };
-                let assigned = assign_together(&ipam, assign, gather, lock, deadline).await;
-                assigned.map_err(|error| explain(error, &request.network))
-            };
-            // Apart, since it is large, and who is served by somebody else never comes here.
-            Box::pin(turn.with_store(work)).await
+        self.with_store(at, what_for, async |ipam, deadline| {
+            if let Some(vm) = &request.vm
+                && let Some(assigned) = vm::assign(&ipam, assign, vm, deadline).await?
+            {
+                return Ok(assigned);
+            }
+            ipam.assign(assign, deadline).await.map_err(|error| explain(error, &request.network))
         })
     }
 
-    /// Opens the store, does something with it, and closes it.
+    /// Opens the store, does something with it, and closes it. A store that cannot be closed cleanly has nevertheless
+    /// committed: that is logged and not an error.
     fn with_store<T>(
         &self,
         at: &StoreAt,
         what_for: Use,
         work: impl AsyncFnOnce(Ipam, Deadline) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        self.in_turn(at, what_for, async |turn| {
-            // The lock ends with the work: whoever is next need not wait until the store is closed.
-            turn.with_store(async |ipam, deadline, _lock| work(ipam, deadline).await).await
-        })
-    }
-
-    fn in_turn<T>(
-        &self,
-        at: &StoreAt,
-        what_for: Use,
-        work: impl AsyncFnOnce(Turn<'_>) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        let is_cluster = is_cluster(&at.location);
+        let location = &at.location;
+        let is_cluster = is_cluster(location);
         let mut builder = Builder::new_current_thread();
         let runtime = if is_cluster { builder.enable_all() } else { builder.enable_time() }.build();
         let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
@@ -110,102 +74,33 @@ impl StoreAllocator {
             _ if is_cluster => at.patience,
             _ => BUDGET,
         };
-        let (given, deadline) = (self.given.as_ref(), Deadline::after(budget));
-        let done = runtime.block_on(work(Turn { given, at, what_for, budget, deadline, lock: None }));
+        let deadline = Deadline::after(budget);
+        let done = runtime.block_on(async {
+            if let Some(store) = &self.given {
+                return work(ipam_on(Arc::clone(store), location, None), deadline).await;
+            }
+            let wait = if is_cluster { deadline.remaining() } else { deadline.remaining_for_work() };
+            let open = open(location, what_for, wait).await?;
+            let lock = match is_cluster && what_for.is_one_attachments() {
+                true => HostLock::take(&at.lock_file, budget).await,
+                false => None,
+            };
+            let room = if what_for == Use::Status { open.check_room().await } else { Ok(()) };
+            let done = match room {
+                Ok(()) => work(ipam_on(open.store(), location, open.etcd()), deadline).await,
+                Err(error) => Err(error.into()),
+            };
+            // The next call need not wait until the store is closed.
+            drop(lock);
+            if let Err(error) = open.close().await {
+                tracing::warn!(%error, "the store could not be closed cleanly");
+            }
+            done
+        });
         // A name server that does not answer holds up nobody.
         runtime.shutdown_background();
         done
     }
-}
-
-/// A call on its way to the store.
-struct Turn<'a> {
-    given: Option<&'a Arc<dyn Store>>,
-    at: &'a StoreAt,
-    what_for: Use,
-    budget: Duration,
-    deadline: Deadline,
-    /// The lock of this host, once it was asked for.
-    lock: Option<HostLock>,
-}
-
-impl Turn<'_> {
-    /// Takes the lock of this host where the call takes it and has not; if somebody else has it, `meanwhile` runs, and nobody
-    /// waits any more when it ends.
-    async fn lock(&mut self, meanwhile: impl AsyncFnOnce()) {
-        let locks = is_cluster(&self.at.location) && self.given.is_none() && self.what_for.is_one_attachments();
-        if locks && self.lock.is_none() {
-            self.lock = Some(HostLock::take(&self.at.lock_file, self.budget, meanwhile).await);
-        }
-    }
-
-    /// True if the lock of this host is ours.
-    fn is_locked(&self) -> bool {
-        self.lock.as_ref().is_some_and(HostLock::is_held)
-    }
-
-    /// Opens the store, does something with it, and closes it. A store that cannot be closed cleanly has nevertheless
-    /// committed: that is logged and not an error.
-    async fn with_store<T>(
-        mut self,
-        work: impl AsyncFnOnce(Ipam, Deadline, Option<HostLock>) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        let (location, deadline) = (&self.at.location, self.deadline);
-        if let Some(store) = self.given {
-            return work(ipam_on(Arc::clone(store), location, None), deadline, None).await;
-        }
-        let wait = if is_cluster(location) { deadline.remaining() } else { deadline.remaining_for_work() };
-        let open = open(location, self.what_for, wait).await?;
-        self.lock(pending).await;
-        let room = if self.what_for == Use::Status { open.check_room().await } else { Ok(()) };
-        let done = match room {
-            Ok(()) => work(ipam_on(open.store(), location, open.etcd()), deadline, self.lock).await,
-            Err(error) => Err(error.into()),
-        };
-        if let Err(error) = open.close().await {
-            tracing::warn!(%error, "the store could not be closed cleanly");
-        }
-        done
-    }
-}
-
-/// Assigns to who asks here and, in the same commit, to all whom `gather` finds waiting, who are told when the lock of this
-/// host is let go. If they cannot be served together, each is left to go on alone.
-async fn assign_together(
-    ipam: &Ipam,
-    own: &AssignRequest,
-    gather: impl FnOnce() -> Vec<Waiting> + Send,
-    lock: Option<HostLock>,
-    deadline: Deadline,
-) -> ipam_core::Result<Vec<Given>> {
-    let waiting: Arc<OnceLock<Vec<Waiting>>> = Arc::default();
-    let others = || waiting.get_or_init(gather).iter().map(|waiting| waiting.request.clone()).collect();
-    let asking = Arc::clone(&waiting);
-    let still_asked: StillAsked = Arc::new(move || asking.get().into_iter().flatten().all(Waiting::still_waits));
-    let assigned = ipam.assign_together(own, others, &still_asked, deadline).await;
-    let others = waiting.get().map_or(&[][..], Vec::as_slice);
-    let assigned = match assigned {
-        Ok(answers) => {
-            let mut answers = answers.into_iter();
-            let answer = answers.next().unwrap_or_default();
-            others.iter().zip(answers).for_each(|(other, answer)| other.answer(Some(&answer)));
-            if !others.is_empty() {
-                tracing::debug!(others = others.len(), "assigned together");
-            }
-            Ok(answer)
-        }
-        Err(error) if others.is_empty() => Err(error),
-        Err(error) => {
-            tracing::debug!(others = others.len(), %error, "not assigned together; each goes on alone");
-            others.iter().for_each(|other| other.answer(None));
-            let is_unknown = matches!(&error, ipam_core::Error::Store(error) if error.outcome() == Outcome::Unknown);
-            if is_unknown { Err(error) } else { ipam.assign(own, deadline).await }
-        }
-    };
-    // Whoever is next goes on while those who have their answer are called.
-    drop(lock);
-    call(others);
-    assigned
 }
 
 /// What a verb does with the store.

@@ -27,7 +27,6 @@ mod netconf;
 mod netns;
 mod panics;
 mod prev_result;
-mod queue;
 mod request;
 mod result;
 mod run;

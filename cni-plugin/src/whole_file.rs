@@ -18,16 +18,8 @@ pub(crate) static CRC_32: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_
 /// # Errors
 /// What keeps it from being written; nothing is left of it then.
 pub(crate) fn create(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
-    create_with(folder, name, |mut file| file.write_all(bytes)).map(drop)
-}
-
-/// The same, written by `fill`; the file is open for reading and writing.
-///
-/// # Errors
-/// As for [`create`].
-pub(crate) fn create_with(folder: &Path, name: &str, fill: impl FnOnce(&File) -> io::Result<()>) -> io::Result<File> {
     let path = folder.join(name);
-    let open = || OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
+    let open = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
     let opened = match open() {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -35,7 +27,7 @@ pub(crate) fn create_with(folder: &Path, name: &str, fill: impl FnOnce(&File) ->
         }
         opened => opened,
     };
-    let written = opened.and_then(|file| fill(&file).map(|()| file));
+    let written = opened.and_then(|mut file| file.write_all(bytes));
     if written.as_ref().is_err_and(|error| error.kind() != ErrorKind::AlreadyExists) {
         // What went wrong is told; that something is left of it does no harm.
         let _ = fs::remove_file(&path);

@@ -11,11 +11,7 @@
 //! as present has changed, one such document (the pool's is always among them) is written again as it is, which leaves
 //! nothing that the late one could be guarded by.
 //!
-//! What is committed for several attachments at once is noted for each of them, in one note that at first is open. Once it can
-//! be found by all of them it is looked whether all still ask, and only then it is closed and sent. Who finds an open note makes
-//! it void: nothing was sent, and now nothing will be. So a release, which comes when its attachment asks no more, either finds
-//! a note, or what was sent does not have its attachment. Who finds a closed note sends it again, and then it stays for the
-//! others until each has settled it, whatever its sender has come to know: the finder may die while it is on its way again.
+//! A note is for one attachment: several are assigned to in one commit only where nothing is noted.
 //!
 //! An embedded store needs no notes: its commits are made by the process that asks for them, under a lock on the store that
 //! ends with the process. Whoever opens the store next finds a dead process's commit there or not, and it cannot come later.
@@ -51,73 +47,34 @@ pub struct Pending {
     pub txn: Txn,
 }
 
-/// Tells whether all for whom something is about to be sent still ask for it. Once one of them does not, it stays so.
-pub type StillAsked = Arc<dyn Fn() -> bool + Send + Sync>;
-
 /// Where intents are noted. They have to outlive the process, but not the machine, and are needed between two round trips:
 /// calls should take no longer than a few writes to memory, unless there is a note of an earlier process.
 #[async_trait]
 pub trait Intents: Send + Sync + fmt::Debug {
-    /// Notes what is about to be sent for attachments, each of which finds the note from then on; the first is the one whose
-    /// process this is. Nothing is sent if this fails, or if there is no note.
-    ///
-    /// What is for several is first noted for all of them, then `still_asked` is called, and then the note is closed: there
-    /// is no note if somebody asks no more, or if one of them has looked for it before it was closed.
+    /// Notes what is about to be sent for an attachment, which finds the note from then on. Nothing is sent if this fails.
     ///
     /// # Errors
     /// What keeps it from being noted.
-    fn record(&self, attachments: &[Attachment], txn: &Txn, still_asked: &StillAsked) -> io::Result<Option<IntentId>>;
+    fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId>;
 
-    /// Removes a note: its outcome is known. One that stays by mistake costs its finder a round trip. Who recorded it
-    /// for several removes it for all of them, unless one of them has found it: that one may be sending it again.
+    /// Removes a note: its outcome is known. One that stays by mistake costs its finder a round trip.
     fn forget(&self, id: &IntentId);
 
-    /// The notes for an attachment on this store. Notes of others, and notes that cannot be read, are not an error. A note
-    /// that is not closed yet is void from now on, and no pending one. A note that is forgotten is forgotten for this
-    /// attachment. If there are notes, the store may be asked which one it is.
+    /// The notes for an attachment on this store. Notes of others, and notes that cannot be read, are not an error. If there
+    /// are notes, the store may be asked which one it is.
     ///
     /// # Errors
     /// A failure to learn whether there are notes on this store: an error of the store is passed on as it is.
     async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>>;
 }
 
-/// Those for whom something is about to be sent: more may join until it is.
-#[derive(Clone)]
-pub(crate) struct Askers {
-    attachments: Arc<Mutex<Vec<Attachment>>>,
-    still_asked: StillAsked,
-}
-
-impl Askers {
-    /// The one whose process this is.
-    pub(crate) fn new(first: Attachment, still_asked: StillAsked) -> Self {
-        Self { attachments: Arc::new(Mutex::new(vec![first])), still_asked }
-    }
-
-    /// Adds one.
-    pub(crate) fn join(&self, attachment: Attachment) {
-        self.attachments.lock().unwrap_or_else(PoisonError::into_inner).push(attachment);
-    }
-
-    fn all(&self) -> Vec<Attachment> {
-        self.attachments.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
 impl Ipam {
-    /// Makes sure that nothing that was noted for these attachments can land from now on. What was noted for several of them is
-    /// sent again once.
-    pub(crate) async fn settle_intents(&self, attachments: &[&Attachment], deadline: Deadline) -> Result<()> {
+    /// Makes sure that nothing that was noted for this attachment can land from now on.
+    pub(crate) async fn settle_intents(&self, attachment: &Attachment, deadline: Deadline) -> Result<()> {
         let Some(intents) = self.intents() else { return Ok(()) };
-        let mut settled: Vec<Txn> = Vec::new();
-        for attachment in attachments {
-            for Pending { id, txn } in intents.pending(attachment).await.map_err(unreadable)? {
-                if !settled.contains(&txn) {
-                    self.settle(&id, &txn, deadline).await?;
-                    settled.push(txn);
-                }
-                intents.forget(&id);
-            }
+        for Pending { id, txn } in intents.pending(attachment).await.map_err(unreadable)? {
+            self.settle(&id, &txn, deadline).await?;
+            intents.forget(&id);
         }
         Ok(())
     }
@@ -131,15 +88,15 @@ impl Ipam {
         bury(self.store(), txn, deadline).await
     }
 
-    /// The store for assignments: one that notes what goes out, where intents are noted at all.
-    pub(crate) fn noting(&self, askers: &Askers) -> Arc<dyn Store> {
+    /// The store for assignments to an attachment: one that notes what goes out, where intents are noted at all.
+    pub(crate) fn noting(&self, attachment: &Attachment) -> Arc<dyn Store> {
         let inner = Arc::clone(self.store());
         match self.intents() {
             None => inner,
             Some(intents) => Arc::new(Noting {
                 inner,
                 intents: Arc::clone(intents),
-                askers: askers.clone(),
+                attachment: attachment.clone(),
                 noted: Mutex::default(),
             }),
         }
@@ -228,7 +185,7 @@ fn unreadable(error: io::Error) -> kv::Error {
 struct Noting {
     inner: Arc<dyn Store>,
     intents: Arc<dyn Intents>,
-    askers: Askers,
+    attachment: Attachment,
     /// What is noted now.
     noted: Mutex<Option<Noted>>,
 }
@@ -256,13 +213,13 @@ impl Noting {
             return Ok(());
         }
         let txn = Txn::new().with_compares(txn.compares.clone()).with_success(txn.success.clone());
-        let not_done = |kind| kv::Error::new(kind, Operation::Txn, "intents").with_outcome(Outcome::NotApplied);
-        let id = self.intents.record(&self.askers.all(), &txn, &self.askers.still_asked).map_err(|error| {
-            let detail = "cannot note what is about to be done, so nothing was done";
-            not_done(ErrorKind::Io).with_detail(detail).with_source(error)
+        let id = self.intents.record(&self.attachment, &txn).map_err(|error| {
+            kv::Error::new(ErrorKind::Io, Operation::Txn, "intents")
+                .with_outcome(Outcome::NotApplied)
+                .with_detail("cannot note what is about to be done, so nothing was done")
+                .with_source(error)
         })?;
-        let gone = || not_done(ErrorKind::Conflict { attempts: 0 }).with_detail("somebody asks no more");
-        *noted = Some(Noted { id: id.ok_or_else(gone)?, txn, in_doubt: false });
+        *noted = Some(Noted { id, txn, in_doubt: false });
         Ok(())
     }
 

@@ -70,7 +70,7 @@ impl Ipam {
         addresses: &[IpAddr],
         deadline: Deadline,
     ) -> Result<Vec<IpAddr>> {
-        self.settle_intents(&[attachment], deadline).await?;
+        self.settle_intents(attachment, deadline).await?;
         self.forget();
         let likely = hints::blocks_to_release(&self.recall(attachment), addresses);
         let handle = attachment.handle();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use async_trait::async_trait;
 use ipam_core::attachment::Attachment;
-use ipam_core::intents::{IntentId, Intents, Pending, StillAsked};
+use ipam_core::intents::{IntentId, Intents, Pending};
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 
 /// What is broken.
@@ -80,8 +80,8 @@ pub(crate) struct NoIntents;
 
 #[async_trait]
 impl Intents for NoIntents {
-    fn record(&self, _attachments: &[Attachment], _txn: &Txn, _still: &StillAsked) -> io::Result<Option<IntentId>> {
-        Ok(Some(IntentId(String::new())))
+    fn record(&self, _attachment: &Attachment, _txn: &Txn) -> io::Result<IntentId> {
+        Ok(IntentId(String::new()))
     }
 
     fn forget(&self, _id: &IntentId) {}

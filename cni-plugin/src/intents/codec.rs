@@ -3,8 +3,9 @@
 //! The rest is an encoding by bincode of the types below: the order of fields and variants is part of the form. They repeat
 //! the request types of `kv`, which may grow; what they grow has to be added here under a new version.
 //!
-//! A note for one attachment has version 1. One for several has version 2: before the checksum stands how long the rest is,
-//! which ends with the other attachments, and behind the rest comes what became of the note, a byte for each step.
+//! A note has version 1. Version 2 is only read: a note for several attachments, which earlier versions wrote. Before its
+//! checksum stands how long the rest is, which ends with the other attachments, and behind the rest come its
+//! [steps](super::several).
 
 use std::fmt;
 
@@ -17,7 +18,7 @@ use crate::whole_file::CRC_32;
 
 /// What every note begins with.
 const MAGIC: &[u8] = b"margay-intent";
-/// The form of a note for one attachment, and that of a note for several.
+/// The form of a note for one attachment, and that of a note for several, which is only read.
 const FOR_ONE: u8 = 1;
 const FOR_SEVERAL: u8 = 2;
 /// More than any note has.
@@ -25,7 +26,7 @@ const DECODE_LIMIT: usize = 4 * 1024 * 1024;
 const BINCODE: Configuration<LittleEndian, Varint, Limit<DECODE_LIMIT>> =
     bincode::config::standard().with_limit::<DECODE_LIMIT>();
 
-/// A transaction on its way, for whom, and to where.
+/// A transaction on its way, for whom, and to where. Those of earlier versions may be for several.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Note {
     pub(super) store: String,
@@ -63,9 +64,8 @@ impl fmt::Display for NoNote {
 impl std::error::Error for NoNote {}
 
 impl Note {
-    pub(super) fn new(store: &str, attachments: &[Attachment], txn: &Txn) -> Self {
-        let attachments = attachments.iter().map(names).collect();
-        Self { store: store.to_owned(), attachments, txn: txn.clone() }
+    pub(super) fn new(store: &str, attachment: &Attachment, txn: &Txn) -> Self {
+        Self { store: store.to_owned(), attachments: vec![names(attachment)], txn: txn.clone() }
     }
 
     /// True if it is about this attachment.
@@ -74,10 +74,10 @@ impl Note {
     }
 
     pub(super) fn encode(&self) -> Result<Vec<u8>, NoNote> {
-        let (first, others) = self.attachments.split_first().ok_or(NoNote::Inexpressible)?;
+        let [attachment] = &self.attachments[..] else { return Err(NoNote::Inexpressible) };
         let form = Form {
             store: self.store.clone(),
-            attachment: first.clone(),
+            attachment: attachment.clone(),
             compares: self
                 .txn
                 .compares
@@ -88,15 +88,9 @@ impl Note {
             success: ops_of(&self.txn.success)?,
             failure: ops_of(&self.txn.failure)?,
         };
-        let mut rest = bincode::encode_to_vec(form, BINCODE).map_err(|_| NoNote::Inexpressible)?;
+        let rest = bincode::encode_to_vec(form, BINCODE).map_err(|_| NoNote::Inexpressible)?;
         let mut bytes = MAGIC.to_vec();
-        if others.is_empty() {
-            bytes.push(FOR_ONE);
-        } else {
-            rest.extend(bincode::encode_to_vec(others, BINCODE).map_err(|_| NoNote::Inexpressible)?);
-            bytes.push(FOR_SEVERAL);
-            bytes.extend(u32::try_from(rest.len()).map_err(|_| NoNote::Inexpressible)?.to_le_bytes());
-        }
+        bytes.push(FOR_ONE);
         bytes.extend(CRC_32.checksum(&rest).to_le_bytes());
         bytes.extend(rest);
         Ok(bytes)

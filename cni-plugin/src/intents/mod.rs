@@ -5,30 +5,28 @@
 //! whole before the transaction is sent, and its checksum tells that it is whole. Nothing is synced: the note has to outlive the
 //! process, and after a crash of the machine its containers are gone too.
 //!
-//! A note for several attachments is one file with a name for each. Its steps are bytes that are added to it: who adds to a file
-//! does so at one moment, so of two that exclude each other the first one counts, and nobody waits for anybody.
-//!
 //! | What is found | What is done |
 //! |---|---|
 //! | a note of another attachment, or on another store | it stays, unread where the name tells, for whom it concerns |
 //! | a note on this cluster, of a call with other endpoints | it is found: a note has the cluster's id |
 //! | a note that was not finished | it stays, and the log says so: what it was to note was never sent |
+//! | a note of an earlier version, for several attachments | it is settled for the one that asks, if it was sent |
 //! | a note that is damaged or in another version's form | it stays, and the log says so |
 //! | no folder | there are no notes |
 
 mod codec;
+mod several;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::FileExt;
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use datastore::EtcdStore;
 use ipam_core::attachment::Attachment;
-use ipam_core::intents::{IntentId, Intents, Pending, StillAsked};
+use ipam_core::intents::{IntentId, Intents, Pending};
 use kv::Txn;
 use uuid::Uuid;
 
@@ -43,15 +41,6 @@ const SUFFIX: &str = ".intent";
 /// A note has a transaction, of which the size is limited, and some names.
 const MAX_BYTES: u64 = 2 * 1024 * 1024;
 
-/// The steps of a note for several: it is closed, before it is sent; or somebody found it before that, and it is void.
-const CLOSED: u8 = b'c';
-const VOID: u8 = b'v';
-/// Its outcome is known; or somebody found it before that, and sends it again.
-const DONE: u8 = b'd';
-const FOUND: u8 = b'f';
-/// In the id that the writer of a note for several has of it: between where its steps begin and its names.
-const AND: &str = "/";
-
 /// The text between a store's address and the id of its cluster, in hexadecimal digits, in the name of a store. A note has
 /// no id if the cluster had not answered its writer, or if an earlier version wrote the note.
 const CLUSTER: &str = " cluster ";
@@ -64,24 +53,6 @@ fn address_and_cluster(store: &str) -> (&str, Option<u64>) {
     }
 }
 
-/// Takes a step of a note whose steps begin there, unless another one was taken that excludes it. True if it is taken, now
-/// or before.
-fn step(path: &Path, steps: usize, step: u8, unless: u8) -> io::Result<bool> {
-    OpenOptions::new().append(true).open(path)?.write_all(&[step])?;
-    match first_step(path, steps, [step, unless])? {
-        Some(first) => Ok(first == step),
-        None => Err(io::Error::other("a note was found by more than can be")),
-    }
-}
-
-/// Which of two steps counts, if one was taken.
-fn first_step(path: &Path, steps: usize, these: [u8; 2]) -> io::Result<Option<u8>> {
-    // Each who finds it takes two, and what counts is among the first.
-    let mut taken = [0; 256];
-    let count = File::open(path)?.read_at(&mut taken, steps as u64)?;
-    Ok(taken[..count].iter().copied().find(|one| these.contains(one)))
-}
-
 /// Intents in the files of a folder.
 #[derive(Clone, Debug)]
 pub struct FileIntents {
@@ -92,9 +63,9 @@ pub struct FileIntents {
 
 /// A note that was found.
 struct Found {
-    name: String,
+    id: IntentId,
     note: Note,
-    /// Where the steps of a note for several begin.
+    /// Where the [steps](several) of a note for several begin.
     steps: Option<usize>,
 }
 
@@ -121,8 +92,7 @@ impl FileIntents {
 
     /// True if a note is about this store. A cluster that has not answered yet is asked for its id if the note has another
     /// address.
-    async fn is_here(&self, found: &Found) -> io::Result<bool> {
-        let store = &found.note.store;
+    async fn is_here(&self, id: &IntentId, store: &str) -> io::Result<bool> {
         let (address, cluster) = address_and_cluster(store);
         let is_here = match (cluster, &self.etcd) {
             (Some(noted), Some(etcd)) => match etcd.cluster_id() {
@@ -133,24 +103,19 @@ impl FileIntents {
             _ => address == self.store,
         };
         if !is_here {
-            tracing::warn!(name = found.name, store, "passing over a note about another store");
+            tracing::warn!(id = id.0, store, "passing over a note about another store");
         }
         Ok(is_here)
     }
 
-    /// The notes for an attachment at this very address that were sent and are not known to be done. Reading them changes
-    /// nothing.
+    /// The notes for an attachment at this very address. Reading them changes nothing.
     ///
     /// # Errors
     /// Those of [`Intents::pending`].
     pub fn noted(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
         let found = self.search(attachment)?.into_iter();
         let here = found.filter(|found| address_and_cluster(&found.note.store).0 == self.store);
-        still_pending(here, |name, steps| {
-            let path = &self.folder.join(name);
-            let is_closed = first_step(path, steps, [CLOSED, VOID])? == Some(CLOSED);
-            Ok(is_closed && first_step(path, steps, [FOUND, DONE])? != Some(DONE))
-        })
+        Ok(here.map(|Found { id, note, .. }| Pending { id, txn: note.txn }).collect())
     }
 
     /// The notes for an attachment, on whatever store.
@@ -168,18 +133,9 @@ impl FileIntents {
                 continue;
             }
             let Some((note, steps)) = read(&entry.path(), attachment) else { continue };
-            found.push(Found { name, note, steps });
+            found.push(Found { id: IntentId(name), note, steps });
         }
         Ok(found)
-    }
-
-    fn remove(&self, name: &str) {
-        match fs::remove_file(self.folder.join(name)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                tracing::warn!(%error, name, "a note stays that is not needed any more");
-            }
-            _ => {}
-        }
     }
 }
 
@@ -196,74 +152,39 @@ fn read(path: &Path, attachment: &Attachment) -> Option<(Note, Option<usize>)> {
     }
 }
 
-/// Those of the notes that are pending: each that is for one, and of those for several the ones that `is_pending` says.
-fn still_pending(
-    found: impl Iterator<Item = Found>,
-    is_pending: impl Fn(&str, usize) -> io::Result<bool>,
-) -> io::Result<Vec<Pending>> {
-    let mut pending = Vec::new();
-    for Found { name, note, steps } in found {
-        match steps.map_or(Ok(true), |steps| is_pending(&name, steps)) {
-            Ok(true) => pending.push(Pending { id: IntentId(name), txn: note.txn }),
-            Ok(false) => {}
-            // It was void, or its outcome has just become known.
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(pending)
-}
-
 #[async_trait]
 impl Intents for FileIntents {
-    fn record(&self, attachments: &[Attachment], txn: &Txn, still_asked: &StillAsked) -> io::Result<Option<IntentId>> {
-        let bytes = Note::new(&self.name_of_store(), attachments, txn).encode().map_err(io::Error::other)?;
-        let unique = Uuid::new_v4().simple().to_string();
-        let name = |attachment| format!("{}{unique}{SUFFIX}", prefix(attachment));
-        let names: Vec<String> = attachments.iter().map(name).collect();
-        let [first, others @ ..] = &names[..] else { return Ok(None) };
-        whole_file::create(&self.folder, first, &bytes)?;
-        if others.is_empty() {
-            return Ok(Some(IntentId(first.clone())));
-        }
-        let path = self.folder.join(first);
-        let named = others.iter().try_for_each(|other| fs::hard_link(&path, self.folder.join(other)));
-        // Who has found it open may have removed it.
-        let close = || match step(&path, bytes.len(), CLOSED, VOID) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            closed => closed,
-        };
-        if named.is_ok() && still_asked() && close()? {
-            return Ok(Some(IntentId(format!("{}{AND}{}", bytes.len(), names.join(AND)))));
-        }
-        names.iter().for_each(|name| self.remove(name));
-        named.map(|()| None)
+    fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId> {
+        let bytes = Note::new(&self.name_of_store(), attachment, txn).encode().map_err(io::Error::other)?;
+        let name = format!("{}{}{SUFFIX}", prefix(attachment), Uuid::new_v4().simple());
+        whole_file::create(&self.folder, &name, &bytes)?;
+        Ok(IntentId(name))
     }
 
     fn forget(&self, id: &IntentId) {
-        let Some((steps, names)) = id.0.split_once(AND) else { return self.remove(&id.0) };
-        let path = self.folder.join(names.split(AND).next().unwrap_or_default());
-        let is_done = steps.parse().is_ok_and(|steps| step(&path, steps, DONE, FOUND).unwrap_or(false));
-        if is_done {
-            names.split(AND).for_each(|name| self.remove(name));
+        match fs::remove_file(self.folder.join(&id.0)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                tracing::warn!(%error, id = id.0, "a note stays that is not needed any more");
+            }
+            _ => {}
         }
     }
 
     async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
-        let mut here = Vec::new();
-        for found in self.search(attachment)? {
-            if self.is_here(&found).await? {
-                here.push(found);
+        let mut pending = Vec::new();
+        for Found { id, note, steps } in self.search(attachment)? {
+            if !self.is_here(&id, &note.store).await? {
+                continue;
+            }
+            match steps.map_or(Ok(true), |steps| several::is_pending(&self.folder.join(&id.0), steps)) {
+                Ok(true) => pending.push(Pending { id, txn: note.txn }),
+                Ok(false) => self.forget(&id),
+                // Its writer has just removed it.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
             }
         }
-        still_pending(here.into_iter(), |name, steps| {
-            let path = &self.folder.join(name);
-            let is_pending = !step(path, steps, VOID, CLOSED)? && step(path, steps, FOUND, DONE)?;
-            if !is_pending {
-                self.remove(name);
-            }
-            Ok(is_pending)
-        })
+        Ok(pending)
     }
 }
 

@@ -1,13 +1,19 @@
 //! Notes as files: golden bytes, what is found, and what becomes of what is no note.
 
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::sync::{Arc, Mutex};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
 
-use kv::{Compare, CompareOp, Content, Op, Range, Revision, Target, TxnRange};
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::model::NewPool;
+use ipam_core::{Ipam, Nodes};
+use kv::wrap::{Fault, Faulty};
+use kv::{Compare, CompareOp, Content, Deadline, Op, Operation, Range, Revision, Store, StoreExt, Target, TxnRange};
 
 use super::*;
 
-pub(crate) fn attachment(container: &str) -> Attachment {
+fn attachment(container: &str) -> Attachment {
     let text = str::to_owned;
     Attachment {
         network: text("net"),
@@ -35,15 +41,30 @@ fn txn() -> Txn {
 }
 
 fn note() -> Note {
-    Note::new("etcd://h:1", &[attachment("c")], &txn())
+    Note::new("etcd://h:1", &attachment("c"), &txn())
 }
 
-fn note_for_two() -> Note {
-    Note::new("etcd://h:1", &[attachment("c"), attachment("d")], &txn())
+/// A note for one as an earlier version wrote it for that one and the container `d`, with these steps.
+fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
+    const BEFORE_THE_REST: usize = 13 + 1 + 4;
+    let mut rest = note[BEFORE_THE_REST..].to_vec();
+    // One more, and its names, each behind its length.
+    rest.extend(b"\x01\x03net\x01d\x04eth0\x01n");
+    let mut bytes = note[..13].to_vec();
+    bytes.push(2);
+    bytes.extend(u32::try_from(rest.len()).unwrap().to_le_bytes());
+    bytes.extend(whole_file::CRC_32.checksum(&rest).to_le_bytes());
+    bytes.extend(rest);
+    bytes.extend(steps.bytes());
+    bytes
 }
 
-fn always() -> StillAsked {
-    Arc::new(|| true)
+/// Leaves such a note where both find it, and says where.
+fn leave_for_two(folder: &Path, note: &[u8], steps: &str) -> [PathBuf; 2] {
+    let paths = ["c", "d"].map(|container| folder.join(format!("{}old{SUFFIX}", prefix(&attachment(container)))));
+    fs::write(&paths[0], for_two(note, steps)).unwrap();
+    fs::hard_link(&paths[0], &paths[1]).unwrap();
+    paths
 }
 
 /// The pending notes, for an attachment on a store that need not be asked anything.
@@ -52,10 +73,9 @@ fn pending(intents: &FileIntents, attachment: &Attachment) -> io::Result<Vec<Pen
     runtime.block_on(intents.pending(attachment))
 }
 
-/// Notes it for these containers.
-fn record(intents: &FileIntents, containers: &[&str], txn: &Txn, still_asked: &StillAsked) -> Option<IntentId> {
-    let attachments: Vec<Attachment> = containers.iter().map(|container| attachment(container)).collect();
-    intents.record(&attachments, txn, still_asked).unwrap()
+/// Notes it for this container.
+fn record(intents: &FileIntents, container: &str, txn: &Txn) -> IntentId {
+    intents.record(&attachment(container), txn).unwrap()
 }
 
 fn ids(pending: io::Result<Vec<Pending>>) -> Vec<IntentId> {
@@ -65,9 +85,10 @@ fn ids(pending: io::Result<Vec<Pending>>) -> Vec<IntentId> {
 /// What is on disk on other people's machines: if this fails, the form has changed and needs another version.
 #[test]
 fn the_bytes_are_these() {
-    let hex = |note: Note| note.encode().unwrap().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    assert_eq!(hex(note()), GOLDEN);
-    assert_eq!(hex(note_for_two()), GOLDEN_FOR_TWO);
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let note = note().encode().unwrap();
+    assert_eq!(hex(&note), GOLDEN);
+    assert_eq!(hex(&for_two(&note, "")), GOLDEN_FOR_TWO);
 }
 
 const GOLDEN: &str = "\
@@ -83,17 +104,19 @@ const GOLDEN_FOR_TWO: &str = "\
 #[test]
 fn a_note_comes_back_as_it_was() {
     assert_eq!(Note::decode(&note().encode().unwrap()), Ok((note(), None)));
-    let mut bytes = note_for_two().encode().unwrap();
-    for _ in 0..2 {
-        assert_eq!(Note::decode(&bytes), Ok((note_for_two(), Some(note_for_two().encode().unwrap().len()))));
-        bytes.push(CLOSED);
+    for steps in ["", "c"] {
+        let bytes = for_two(&note().encode().unwrap(), steps);
+        let (note, steps_at) = Note::decode(&bytes).unwrap();
+        assert_eq!((&note.txn, steps_at), (&txn(), Some(bytes.len() - steps.len())));
+        assert_eq!(["c", "d", "e"].map(|container| note.is_of(&attachment(container))), [true, true, false]);
+        assert!(note.encode().is_err(), "it is only read");
     }
 }
 
 #[test]
 fn what_is_cut_changed_or_foreign_is_no_note() {
-    for note in [note(), note_for_two()] {
-        let bytes = note.encode().unwrap();
+    let whole = note().encode().unwrap();
+    for bytes in [whole.clone(), for_two(&whole, "")] {
         for length in 0..bytes.len() {
             assert!(Note::decode(&bytes[..length]).is_err(), "cut to {length}");
         }
@@ -105,11 +128,10 @@ fn what_is_cut_changed_or_foreign_is_no_note() {
             }
         }
     }
-    let bytes = note().encode().unwrap();
-    let mut longer = bytes.clone();
+    let mut longer = whole.clone();
     longer.push(0);
     assert_eq!(Note::decode(&longer), Err(codec::NoNote::Damaged));
-    let mut newer = bytes;
+    let mut newer = whole;
     newer[13] = 3;
     assert_eq!(Note::decode(&newer), Err(codec::NoNote::OtherVersion(3)));
 }
@@ -119,8 +141,8 @@ fn notes_are_found_by_whom_they_concern_until_they_are_forgotten() {
     let folder = tempfile::tempdir().unwrap();
     let intents = FileIntents::new(folder.path().join("run/intents"), "etcd://h:1");
     assert_eq!(pending(&intents, &attachment("c")).unwrap(), []);
-    let id = record(&intents, &["c"], &txn(), &always()).unwrap();
-    let other = record(&intents, &["d"], &Txn::new(), &always()).unwrap();
+    let id = record(&intents, "c", &txn());
+    let other = record(&intents, "d", &Txn::new());
     assert_ne!(id, other);
     assert_eq!(pending(&intents, &attachment("c")).unwrap(), [Pending { id: id.clone(), txn: txn() }]);
     let elsewhere = FileIntents::new(folder.path().join("run/intents"), "etcd://h:2");
@@ -140,7 +162,7 @@ fn the_cluster_counts_and_not_the_address() {
     let folder = tempfile::tempdir().unwrap();
     let intents = FileIntents::new(folder.path(), "etcd://h:1");
     assert_eq!(intents.name_of_store(), "etcd://h:1");
-    let named = Note::new("etcd://h:1 cluster 1f", &[attachment("c")], &txn()).encode().unwrap();
+    let named = Note::new("etcd://h:1 cluster 1f", &attachment("c"), &txn()).encode().unwrap();
     whole_file::create(folder.path(), &format!("{}1{SUFFIX}", prefix(&attachment("c"))), &named).unwrap();
     // Where the store is no etcd that could be asked, the address is all there is.
     assert_eq!(ids(pending(&intents, &attachment("c"))).len(), 1);
@@ -153,7 +175,7 @@ fn the_cluster_counts_and_not_the_address() {
 fn notes_are_their_owners_alone() {
     let folder = tempfile::tempdir().unwrap();
     let intents = FileIntents::new(folder.path().join("intents"), "s");
-    let id = record(&intents, &["c"], &txn(), &always()).unwrap();
+    let id = record(&intents, "c", &txn());
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&folder.path().join("intents")), 0o700);
     assert_eq!(mode(&folder.path().join("intents").join(id.0)), 0o600);
@@ -164,12 +186,12 @@ fn notes_are_their_owners_alone() {
 fn what_cannot_be_read_is_nobodys_and_stays() {
     let folder = tempfile::tempdir().unwrap();
     let intents = FileIntents::new(folder.path(), "etcd://h:1");
-    let id = record(&intents, &["c"], &txn(), &always()).unwrap();
+    let id = record(&intents, "c", &txn());
     let path = folder.path().join(&id.0);
     let whole = fs::read(&path).unwrap();
     let prefix = prefix(&attachment("c"));
     // One that only looks like this attachment's, and what nobody should have put there.
-    let foreign = Note::new("etcd://h:1", &[attachment("d")], &Txn::new()).encode().unwrap();
+    let foreign = Note::new("etcd://h:1", &attachment("d"), &Txn::new()).encode().unwrap();
     fs::write(folder.path().join(format!("{prefix}1{SUFFIX}")), foreign).unwrap();
     fs::write(folder.path().join(format!("{prefix}2{SUFFIX}")), &whole[..whole.len() / 2]).unwrap();
     fs::write(folder.path().join(format!("{prefix}3{SUFFIX}.tmp")), &whole).unwrap();
@@ -180,77 +202,73 @@ fn what_cannot_be_read_is_nobodys_and_stays() {
 }
 
 #[test]
-fn a_note_for_several_is_found_by_each() {
-    let folder = tempfile::tempdir().unwrap();
-    let intents = FileIntents::new(folder.path(), "etcd://h:1");
-    let all = ["c", "d", "e"];
-    let id = record(&intents, &all, &txn(), &always()).unwrap();
-    assert_eq!(folder.path().read_dir().unwrap().count(), 3);
-    assert_eq!(fs::metadata(folder.path().join(id.0.rsplit(AND).next().unwrap())).unwrap().nlink(), 3);
-    for container in all {
-        assert_eq!(intents.noted(&attachment(container)).unwrap()[0].txn, txn());
-    }
-    assert_eq!(ids(intents.noted(&attachment("f"))), []);
-    // Nobody but who only looks has found it, so it goes for all of them.
-    intents.forget(&id);
-    assert_eq!(folder.path().read_dir().unwrap().count(), 0);
-}
-
-#[test]
-fn a_note_for_several_that_was_found_stays_for_each_until_that_one_has_settled_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let intents = FileIntents::new(folder.path(), "etcd://h:1");
-    let id = record(&intents, &["c", "d"], &txn(), &always()).unwrap();
-    let found = pending(&intents, &attachment("d")).unwrap();
-    assert_eq!(found[0].txn, txn());
-    // Its writer learns the outcome while it is sent again.
-    intents.forget(&id);
-    for container in ["c", "d", "c", "d"] {
-        assert_eq!(pending(&intents, &attachment(container)).unwrap().len(), 1, "{container}");
-    }
-    intents.forget(&found[0].id);
-    assert_eq!(ids(pending(&intents, &attachment("d"))), []);
-    let [last] = &ids(pending(&intents, &attachment("c")))[..] else { panic!("it is gone") };
-    intents.forget(last);
-    assert_eq!(folder.path().read_dir().unwrap().count(), 0);
-}
-
-#[test]
-fn an_open_note_that_was_found_is_void_and_nothing_is_sent() {
-    let folder = tempfile::tempdir().unwrap();
-    let intents = FileIntents::new(folder.path(), "etcd://h:1");
-    for finder in ["c", "d", "e"] {
-        let found = intents.clone();
-        // After all could find it, and before it is closed.
-        let still_asked: StillAsked = Arc::new(move || {
-            assert_eq!(ids(found.noted(&attachment(finder))), [], "it was not sent");
-            assert_eq!(ids(pending(&found, &attachment(finder))), []);
-            true
-        });
-        assert_eq!(record(&intents, &["c", "d", "e"], &txn(), &still_asked), None, "{finder}");
+fn a_note_for_several_of_an_earlier_version_counts_from_its_closing_until_it_is_done() {
+    let note = note().encode().unwrap();
+    // Closed and found, closed and done, and the same beside steps that come too late.
+    let pending_after = ["c", "cv", "cf", "cvf", "cfd", "cvfd"];
+    let settled_after = ["", "v", "vc", "vf", "vcd", "cd", "cdf", "cdvf"];
+    for (steps, is_pending) in
+        pending_after.map(|steps| (steps, true)).into_iter().chain(settled_after.map(|steps| (steps, false)))
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let intents = FileIntents::new(folder.path(), "etcd://h:1");
+        let paths = leave_for_two(folder.path(), &note, steps);
+        for (container, path) in ["c", "d"].into_iter().zip(paths) {
+            for _ in 0..2 {
+                let found = pending(&intents, &attachment(container)).unwrap();
+                assert_eq!(found.iter().any(|found| found.txn == txn()), is_pending, "{steps}, {container}");
+                assert_eq!(path.exists(), is_pending, "{steps}, {container}");
+            }
+            // The other one still finds it.
+            ids(pending(&intents, &attachment(container))).iter().for_each(|id| intents.forget(id));
+        }
         assert_eq!(folder.path().read_dir().unwrap().count(), 0);
     }
 }
 
+/// A writer that lives on does not send what a finder took for void, and leaves what a finder settles.
 #[test]
-fn an_open_note_of_a_dead_process_is_void() {
+fn a_finder_of_an_earlier_versions_note_takes_the_steps_that_its_writer_looks_at() {
     let folder = tempfile::tempdir().unwrap();
     let intents = FileIntents::new(folder.path(), "etcd://h:1");
-    // What there is when it dies before the note is closed.
-    let kept = Arc::new(Mutex::new(Vec::new()));
-    let (seen, path) = (Arc::clone(&kept), folder.path().to_owned());
-    let still_asked: StillAsked = Arc::new(move || {
-        let names = path.read_dir().unwrap().map(|entry| entry.unwrap().path());
-        *seen.lock().unwrap() = names.map(|path| (path.clone(), fs::read(path).unwrap())).collect();
-        false
-    });
-    assert_eq!(record(&intents, &["c", "d"], &txn(), &still_asked), None);
-    let kept = kept.lock().unwrap();
-    assert_eq!(kept.len(), 2);
-    fs::write(&kept[0].0, &kept[0].1).unwrap();
-    fs::hard_link(&kept[0].0, &kept[1].0).unwrap();
-    for container in ["c", "d"] {
-        assert_eq!(ids(pending(&intents, &attachment(container))), []);
+    let whole = for_two(&note().encode().unwrap(), "");
+    for (before, after) in [("", "vf"), ("c", "cvf")] {
+        let [path, _] = leave_for_two(folder.path(), &note().encode().unwrap(), before);
+        drop(ids(pending(&intents, &attachment("d"))));
+        assert_eq!(fs::read(&path).unwrap()[whole.len()..], *after.as_bytes());
+        fs::read_dir(folder.path()).unwrap().for_each(|entry| fs::remove_file(entry.unwrap().path()).unwrap());
     }
+}
+
+#[tokio::test]
+async fn what_an_earlier_version_sent_for_several_is_settled_by_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = kv_mvcc::memory();
+    let ipam = |store: Arc<dyn Store>| {
+        Ipam::new(store, Nodes::FirstSeen).with_intents(Arc::new(FileIntents::new(folder.path(), "etcd://h:1")))
+    };
+    let soon = || Deadline::after(Duration::from_secs(30));
+    let one = |container| AssignRequest::new(attachment(container), Wanted::any(1, 0));
+    let sound = ipam(Arc::new(store.clone()));
+    sound.create_pool(&NewPool::new("v4", "10.0.0.0/24".parse().unwrap()), None, soon()).await.unwrap();
+    sound.assign(&one("before"), soon()).await.unwrap();
+    // Requests after the first read stay on their way.
+    let asked = AtomicU32::new(0);
+    let late = Faulty::new(store.clone(), move |operation| {
+        (operation == Operation::Txn && asked.fetch_add(1, SeqCst) > 0).then_some(Fault::Held)
+    });
+    let broken = ipam(Arc::new(late.clone()));
+    broken.assign(&one("c"), Deadline::after(Duration::from_millis(200))).await.unwrap_err();
+    let note = folder.path().read_dir().unwrap().next().unwrap().unwrap().path();
+    leave_for_two(folder.path(), &fs::read(&note).unwrap(), "c");
+    fs::remove_file(note).unwrap();
+
+    // The release of `d` sends it again. By that `c` has an address, until its own release.
+    assert_eq!(sound.release_attachment(&attachment("d"), &[], soon()).await.unwrap(), Vec::<std::net::IpAddr>::new());
+    assert_eq!(folder.path().read_dir().unwrap().count(), 1);
+    assert_eq!(sound.release_attachment(&attachment("c"), &[], soon()).await.unwrap().len(), 1);
     assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+    let before = store.list(Range::All).await.unwrap().kvs;
+    assert!(!late.deliver_held().await.unwrap().is_empty());
+    assert_eq!(store.list(Range::All).await.unwrap().kvs, before);
 }

@@ -1,9 +1,12 @@
 //! The lock that Calico's plugins on the host take as well.
 
+use std::collections::BTreeSet;
 use std::fs::File;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::lab::Lab;
+use crate::process::{Call, Outcome};
 
 const GOES_ON: &str = "somebody holds the lock of this host; going on without it";
 
@@ -16,7 +19,7 @@ fn a_call_waits_for_who_has_the_lock_of_the_host() {
     let add = lab.add("c1");
     let child = add.start(add.command());
     // Far longer than a call takes that does not wait, far shorter than it waits.
-    std::thread::sleep(Duration::from_millis(700));
+    thread::sleep(Duration::from_millis(700));
     assert!(!lab.books().held.values().any(|handle| handle == "net1.c1"), "it has not waited");
     held.unlock().unwrap();
     let outcome = add.wait(child);
@@ -45,8 +48,37 @@ fn a_host_that_cannot_be_locked_is_served_all_the_same() {
     let lab = Lab::start();
     let mut conf = lab.conf();
     conf["ipam_lock_file"] = "/proc/no-such-folder/lock".into();
-    let outcome = crate::process::Call::new("ADD", "c1", &conf).ok();
+    let outcome = Call::new("ADD", "c1", &conf).ok();
     assert!(outcome.stderr.contains("cannot lock this host; going on without it"), "{outcome:?}");
     lab.del("c1").ok();
     lab.nothing_is_left();
+}
+
+#[test]
+fn many_at_once_get_an_address_each() {
+    const CALLERS: usize = 16;
+    let lab = Lab::start();
+    // A lock of its own stands for a lock that a caller has waited for in vain.
+    for lock in ["shared", "own"] {
+        let calls = |verb: &str, caller: usize| -> Vec<Outcome> {
+            let mut conf = lab.conf();
+            if lock == "own" {
+                conf["ipam_lock_file"] = lab.folder.path().join(caller.to_string()).to_str().unwrap().into();
+            }
+            (0..3).map(|round| Call::new(verb, &format!("{lock}{caller}-{round}"), &conf).ok()).collect()
+        };
+        let all_at_once = |verb: &str| -> Vec<Outcome> {
+            thread::scope(|scope| {
+                let calls = &calls;
+                let running: Vec<_> = (0..CALLERS).map(|caller| scope.spawn(move || calls(verb, caller))).collect();
+                running.into_iter().flat_map(|caller| caller.join().unwrap()).collect()
+            })
+        };
+        let addresses: BTreeSet<_> = all_at_once("ADD").iter().map(Outcome::address).collect();
+        assert_eq!(addresses.len(), 3 * CALLERS);
+        assert_eq!(lab.books().held.keys().copied().collect::<BTreeSet<_>>(), addresses);
+        all_at_once("DEL");
+        lab.nothing_is_left();
+        lab.no_notes_are_left();
+    }
 }

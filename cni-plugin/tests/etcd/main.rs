@@ -36,7 +36,6 @@ mod secondary;
 mod secrets;
 #[path = "../../../backend-etcd/tests/support/server.rs"]
 mod server;
-mod together;
 #[path = "../system/victim.rs"]
 mod victim;
 mod ways_in;

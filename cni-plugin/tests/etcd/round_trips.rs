@@ -12,12 +12,12 @@ use crate::process::Call;
 
 /// How many calls of each kind etcd has answered: transactions and ranges. The connections of the test itself make others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
-    pub(crate) txns: u64,
-    pub(crate) ranges: u64,
+struct Asked {
+    txns: u64,
+    ranges: u64,
 }
 
-pub(crate) fn asked(lab: &Lab) -> Asked {
+fn asked(lab: &Lab) -> Asked {
     let address = lab.etcds[0].address();
     let mut connection = TcpStream::connect(address).unwrap();
     write!(connection, "GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n").unwrap();

@@ -131,16 +131,10 @@ impl Victim {
         }
     }
 
-    /// Waits for its answer.
-    pub(crate) fn outcome(mut self) -> Outcome {
-        self.call.wait(self.child.take().unwrap())
-    }
-
     /// Waits for its answer, which has to be success.
-    pub(crate) fn end(self) -> Outcome {
-        let call = self.call.clone();
-        let outcome = self.outcome();
-        assert_eq!(outcome.exit, 0, "{call:?}: {outcome:?}");
+    pub(crate) fn end(mut self) -> Outcome {
+        let outcome = self.call.wait(self.child.take().unwrap());
+        assert_eq!(outcome.exit, 0, "{:?}: {outcome:?}", self.call);
         outcome
     }
 }

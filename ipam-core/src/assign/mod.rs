@@ -16,6 +16,7 @@ mod vm;
 mod would;
 
 use std::net::IpAddr;
+use std::slice;
 
 use ipnet::IpNet;
 use kv::{Deadline, Key, Range, Transaction};
@@ -28,7 +29,6 @@ pub(crate) use held::held_by;
 use held::{Held, renew};
 pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 use specific::Specific;
-use together::Asking;
 
 use crate::attachment::{Attachment, Claim, NODE, TIMESTAMP};
 use crate::error::{BridgeError, Error, Result};
@@ -68,18 +68,11 @@ impl Ipam {
     /// # Errors
     /// Those of [`Error`], with Calico's texts.
     pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
-        let answers = self.assign_to(Asking::alone(request, deadline)).await?;
-        Ok(answers.into_iter().flatten().collect())
-    }
-
-    /// Assigns to all who ask, and does what may help if there is no room for a single one.
-    async fn assign_to(&self, mut asking: Asking<'_>) -> Result<Vec<Vec<Assigned>>> {
         let mut findings = Findings::default();
-        let error = match self.assign_all(&mut asking, &mut findings).await {
-            Ok(done) => return Ok(done.answers),
+        let error = match self.assign_all(slice::from_ref(request), &mut findings, deadline).await {
+            Ok(done) => return Ok(done.only_answer()),
             Err(error) => error,
         };
-        let ([request], deadline) = (&asking.requests[..], asking.deadline) else { return Err(error) };
         let assigned = if is_short(&error) {
             self.assign_over_leftovers(request, &findings, error, deadline).await
         } else {
@@ -99,7 +92,7 @@ impl Ipam {
         findings: &Findings,
         error: Error,
         deadline: Deadline,
-    ) -> Result<Vec<Vec<Assigned>>> {
+    ) -> Result<Vec<Assigned>> {
         let Some(live) = self.live().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
         // Asked now that it is known who is left over: who gets an address from here on is not among them.
         let Some(evidence) = live.evidence().await else { return Err(error) };
@@ -109,17 +102,15 @@ impl Ipam {
             return Err(error);
         }
         let mut again = Findings::default();
-        let mut asking = Asking::alone(request, deadline);
-        let store = self.noting(&asking.askers);
-        let done = transact!(on store, deadline, |tx| {
-            self.assign_in(tx, &mut asking, Some(&leftovers), &mut again).await
+        let done = transact!(on self.noting(&request.attachment), deadline, |tx| {
+            self.assign_in(tx, slice::from_ref(request), Some(&leftovers), &mut again).await
         });
         match done {
             Ok(done) => {
                 for gc::Allocation { address, network, container, interface, .. } in &done.freed {
                     tracing::warn!(%address, network, container, interface, "freed: left over from an earlier boot");
                 }
-                Ok(done.answers)
+                Ok(done.only_answer())
             }
             Err(other) if is_short(&other) => Err(error),
             Err(other) => Err(other),
@@ -180,11 +171,10 @@ impl Ipam {
     async fn assign_in(
         &self,
         tx: &mut Transaction,
-        asking: &mut Asking<'_>,
+        requests: &[AssignRequest],
         leftovers: Option<&Leftovers>,
         findings: &mut Findings,
     ) -> Result<Done> {
-        let requests = &asking.requests;
         let Some(Attachment { node, .. }) = requests.first().map(|request| &request.attachment) else {
             return Ok(Done::default());
         };
@@ -200,12 +190,11 @@ impl Ipam {
             first.extend(likely.iter().flat_map(|cidr| owners.iter().filter_map(|owner| keys::affinity(owner, *cidr))));
         }
         let mut around = self.read_around(tx, &owner, &wanted, first).await?;
-        self.let_join(tx, asking).await?;
 
         let rest = around.config.cooldown_seconds();
         let mut work = Workset::new(tx, self.now(), rest);
         let mut all = Done::default();
-        for request in &asking.requests {
+        for request in requests {
             let handle = request.attachment.handle();
             let attachment = Attachment { node: around.host.name.clone(), ..request.attachment.clone() };
             let mut attributes = request.attributes.clone();
@@ -262,6 +251,13 @@ struct Done {
     answers: Vec<Vec<Assigned>>,
     /// What was freed of earlier boots.
     freed: Vec<gc::Allocation>,
+}
+
+impl Done {
+    /// The answer to a single request.
+    fn only_answer(self) -> Vec<Assigned> {
+        self.answers.into_iter().flatten().collect()
+    }
 }
 
 /// An assignment on its way.

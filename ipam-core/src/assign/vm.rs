@@ -3,8 +3,6 @@
 //! Guards: the blocks that change; for the first addresses also the handle, so that two pods that start at once get the same
 //! ones. All addresses change their owner in one commit, of both families.
 
-use std::sync::Arc;
-
 use ipnet::IpNet;
 use kv::{Deadline, Key, Transaction};
 
@@ -12,7 +10,6 @@ use super::{AssignRequest, Assigned, Assignment, Wanted};
 use crate::attachment::{NODE, TIMESTAMP};
 use crate::error::{Error, Result};
 use crate::hints;
-use crate::intents::Askers;
 use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Block, Owner, OwnerChange, OwnerUpdate, keys};
 use crate::net::Family;
@@ -32,10 +29,10 @@ impl Ipam {
     /// [`VmError`]; otherwise those of [`assign`](Self::assign).
     pub async fn assign_to_vm(&self, request: &AssignRequest, vm: &VmPod, deadline: Deadline) -> Result<VmAnswer> {
         let attachment = &request.attachment;
-        self.settle_intents(&[attachment], deadline).await?;
+        self.settle_intents(attachment, deadline).await?;
         self.forget();
         let recalled = self.recall(attachment);
-        let store = self.noting(&Askers::new(attachment.clone(), Arc::new(|| true)));
+        let store = self.noting(attachment);
         let mut misdated = Vec::new();
         let done = transact!(on store, deadline, |tx| {
             let likely = [Family::V4, Family::V6].into_iter().filter_map(|family| hints::latest_of(&recalled, family));

@@ -1,13 +1,13 @@
 //! Whether an assignment would succeed. It runs as one does, up to the commit.
 
 use std::collections::BTreeSet;
+use std::slice;
 use std::time::Duration;
 
 use kv::Deadline;
 
 use super::Findings;
 use super::request::{AssignRequest, Assigned};
-use super::together::Asking;
 use crate::error::Result;
 use crate::gc::{Evidence, Leftovers, is_short};
 use crate::ipam::{Ipam, transact};
@@ -43,9 +43,9 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<Assigned>> {
         transact!(self, deadline, |tx| {
-            let done = self.assign_in(tx, &mut Asking::alone(request, deadline), leftovers, findings).await?;
+            let done = self.assign_in(tx, slice::from_ref(request), leftovers, findings).await?;
             tx.forget_writes();
-            Ok(done.answers.into_iter().flatten().collect())
+            Ok(done.only_answer())
         })
     }
 }

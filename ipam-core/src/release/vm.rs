@@ -35,7 +35,7 @@ impl Ipam {
         addresses: &[IpAddr],
         deadline: Deadline,
     ) -> Result<Vec<IpAddr>> {
-        self.settle_intents(&[attachment], deadline).await?;
+        self.settle_intents(attachment, deadline).await?;
         self.forget();
         let likely = hints::blocks_to_release(&self.recall(attachment), addresses);
         let own_handles: Vec<String> = [attachment.handle()].into_iter().chain(old_handles.iter().cloned()).collect();

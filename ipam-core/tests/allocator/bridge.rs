@@ -163,10 +163,9 @@ async fn two_networks_in_one_subnet_keep_to_their_ranges_and_leave_the_reservati
     world.ipam.release_attachment(&two("b0").attachment, &[], soon()).await.unwrap();
     foreign.wanted = Wanted::these([ip("10.9.0.30")]);
     assert!(matches!(world.assign(&foreign).await, Err(Error::Reserved(_))));
-    // Both at once, as those who wait for the lock of their host.
+    // Both at once.
     world.ipam.release_attachment(&one("a0").attachment, &[], soon()).await.unwrap();
-    let asked: ipam_core::intents::StillAsked = std::sync::Arc::new(|| true);
-    let together = world.ipam.assign_together(&one("a5"), || vec![two("b5")], &asked, soon()).await.unwrap();
+    let together = world.ipam.assign_together(&[one("a5"), two("b5")], soon()).await.unwrap();
     let answers: Vec<_> = together.iter().map(|answer| answer[0].ip).collect();
     assert!(answers[0] < ip("10.9.0.30") && answers[1] >= ip("10.9.0.30"), "{answers:?}");
     world.check().await;

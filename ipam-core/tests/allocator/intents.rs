@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
-use ipam_core::intents::{IntentId, Intents, Pending, StillAsked};
+use ipam_core::intents::{IntentId, Intents, Pending};
 use ipam_core::model::{Owner, keys};
 use ipam_core::{Ipam, Nodes};
 use kv::wrap::{Fault, Faulty};
@@ -35,28 +35,17 @@ impl Notes {
 
 #[async_trait]
 impl Intents for Notes {
-    fn record(&self, attachments: &[Attachment], txn: &Txn, still_asked: &StillAsked) -> io::Result<Option<IntentId>> {
+    fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId> {
         if self.is_full {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        let mut ids = Vec::new();
-        for attachment in attachments {
-            let id = self.recorded.fetch_add(1, SeqCst).to_string();
-            self.kept.lock().unwrap().insert(id.clone(), (attachment.clone(), txn.clone()));
-            ids.push(id);
-        }
-        let id = IntentId(ids.join(" "));
-        if still_asked() {
-            return Ok(Some(id));
-        }
-        self.forget(&id);
-        Ok(None)
+        let id = self.recorded.fetch_add(1, SeqCst).to_string();
+        self.kept.lock().unwrap().insert(id.clone(), (attachment.clone(), txn.clone()));
+        Ok(IntentId(id))
     }
 
     fn forget(&self, id: &IntentId) {
-        for id in id.0.split(' ') {
-            self.kept.lock().unwrap().remove(id);
-        }
+        self.kept.lock().unwrap().remove(&id.0);
     }
 
     async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {

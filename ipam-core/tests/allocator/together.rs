@@ -1,35 +1,18 @@
 //! Assignments to several attachments in one commit.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use async_trait::async_trait;
-use ipam_core::assign::{AssignRequest, Assigned, Bridge, Gateway, Wanted};
-use ipam_core::intents::StillAsked;
+use ipam_core::assign::{AssignRequest, Assigned, Bridge, Gateway, PoolDefinition, Wanted};
 use ipam_core::model::{IpamConfig, NewPool};
-use ipam_core::{Error, Ipam, Nodes, Result};
-use kv::{
-    Deadline, ErrorKind, Kv, RangeRequest, RangeResponse, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream,
-};
+use ipam_core::{Error, Nodes};
+use kv::{Kv, RangeRequest, RangeResponse, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 use serde_json::Value;
 
 use crate::hints::counted;
-use crate::intents::Notes;
+use crate::intents::{Notes, allocator};
 use crate::world::{World, attachment, ip, soon};
-
-fn always() -> StillAsked {
-    Arc::new(|| true)
-}
-
-/// Assigns to all of them, of whom the first commits.
-async fn assign_together(
-    ipam: &Ipam,
-    requests: &[AssignRequest],
-    still_asked: &StillAsked,
-    deadline: Deadline,
-) -> Result<Vec<Vec<Assigned>>> {
-    ipam.assign_together(&requests[0], || requests[1..].to_vec(), still_asked, deadline).await
-}
 
 fn request(container: &str, wanted: Wanted) -> AssignRequest {
     AssignRequest::new(attachment("a", container), wanted)
@@ -54,7 +37,9 @@ async fn revision(world: &World) -> i64 {
 /// What is stored but for how often a block was written, and by which of the writes an address was given.
 fn documents(kvs: &[Kv]) -> Vec<(String, Value)> {
     let document = |kv: &Kv| {
-        let mut value: Value = serde_json::from_slice(kv.value.as_bytes()).unwrap();
+        let text = std::str::from_utf8(kv.value.as_bytes()).unwrap();
+        // The name of the node that a store has pinned is no document.
+        let mut value: Value = serde_json::from_str(text).unwrap_or_else(|_| text.into());
         if let Some(fields) = value.as_object_mut() {
             fields.remove("sequenceNumber");
             fields.remove("sequenceNumberForAllocation");
@@ -67,17 +52,21 @@ fn documents(kvs: &[Kv]) -> Vec<(String, Value)> {
 /// Serves them one after the other and, in another world, together: with the same answers, the same documents, and as many
 /// commits as there were requests there, and one here.
 async fn the_same(requests: &[AssignRequest], prepare: impl AsyncFn(&World)) -> Vec<Vec<Assigned>> {
-    let [alone, together] = [world().await, world().await];
-    let mut answers = Vec::new();
-    for one in [&alone, &together] {
+    let worlds = [world().await, world().await];
+    for one in &worlds {
         prepare(one).await;
     }
+    the_same_in(worlds, requests).await
+}
+
+async fn the_same_in([alone, together]: [World; 2], requests: &[AssignRequest]) -> Vec<Vec<Assigned>> {
+    let mut answers = Vec::new();
     let before = revision(&alone).await;
     for request in requests {
         answers.push(alone.assign(request).await.unwrap());
     }
     assert_eq!(revision(&together).await, before);
-    assert_eq!(assign_together(&together.ipam, requests, &always(), soon()).await.unwrap(), answers);
+    assert_eq!(together.ipam.assign_together(requests, soon()).await.unwrap(), answers);
     assert_eq!(revision(&together).await, before + 1);
     assert_eq!(documents(&alone.dump().await), documents(&together.dump().await));
     together.check().await;
@@ -122,6 +111,81 @@ async fn a_bridged_network_is_prepared_once() {
     assert!(answers.iter().all(|answer| answer[0].gateway == Some(ip("10.0.0.1"))), "{answers:?}");
 }
 
+/// Two stores in which there is nothing, not even a node.
+fn empty() -> [World; 2] {
+    [(); 2].map(|()| World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen))
+}
+
+/// A request of a network that defines its pools, for one address of each.
+fn defining(network: &str, container: &str, subnets: &[&str]) -> AssignRequest {
+    let mut request = request(container, Wanted::any(1, subnets.len() - 1));
+    request.attachment.network = network.to_owned();
+    request.bridge = Some(Bridge { v4: Gateway::First, v6: Gateway::First });
+    let define = |(number, subnet): (usize, &&str)| PoolDefinition {
+        name: format!("{network}-{number}"),
+        cidr: subnet.parse().unwrap(),
+        ranges: Vec::new(),
+    };
+    request.define = subnets.iter().enumerate().map(define).collect();
+    request
+}
+
+#[tokio::test]
+async fn several_of_a_network_make_its_pools_in_an_empty_store() {
+    let subnets = ["10.9.0.0/24", "fd09::/120"];
+    let answers = the_same_in(empty(), &["c1", "c2"].map(|container| defining("one", container, &subnets))).await;
+    for answer in &answers {
+        let pools: Vec<_> = answer.iter().map(|assigned| assigned.pool.to_string()).collect();
+        assert_eq!(pools, subnets);
+    }
+    assert_ne!(answers[0], answers[1]);
+}
+
+#[tokio::test]
+async fn several_networks_of_a_node_are_served_together() {
+    let (one, two) = (["10.9.0.0/24"], ["10.8.0.0/24"]);
+    let mut given = defining("one", "c3", &one);
+    given.wanted = Wanted::these([ip("10.9.0.77")]);
+    // A container has an interface in each.
+    let requests = [defining("one", "c1", &one), defining("two", "c1", &two), given, defining("two", "c2", &two)];
+    let answers = the_same_in(empty(), &requests).await;
+    let pools: Vec<_> = answers.iter().map(|answer| answer[0].pool.to_string()).collect();
+    assert_eq!(pools, [one[0], two[0], one[0], two[0]]);
+    assert_eq!(answers[2][0].ip, ip("10.9.0.77"));
+}
+
+#[tokio::test]
+async fn what_all_need_is_read_at_once() {
+    let world = World::new().await;
+    world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
+    // One of them has its address already.
+    world.one("a", "c3").await.unwrap();
+    let (ipam, counting) = counted(&world, &Arc::default());
+    ipam.assign(&requests(&["c0"])[0], soon()).await.unwrap();
+    for containers in [["c1", "c2"], ["c3", "c4"]] {
+        counting.take();
+        let answers = ipam.assign_together(&requests(&containers), soon()).await.unwrap();
+        assert_eq!(counting.take().round_trips(), 2, "{containers:?}");
+        each_has_its_answer(&world, &containers, &answers).await;
+    }
+    world.check().await;
+}
+
+#[tokio::test]
+async fn where_intents_are_noted_only_one_is_assigned_to() {
+    let world = world().await;
+    let notes: Arc<Notes> = Arc::default();
+    let ipam = allocator(&world.store, &notes);
+    let before = world.dump().await;
+    let error = ipam.assign_together(&requests(&["c1", "c2"]), soon()).await.unwrap_err();
+    assert!(matches!(error, Error::Invalid(_)), "{error}");
+    assert_eq!(world.dump().await, before);
+    let answers = ipam.assign_together(&requests(&["c1"]), soon()).await.unwrap();
+    each_has_its_answer(&world, &["c1"], &answers).await;
+    assert_eq!(notes.count(), 0);
+    assert_eq!(ipam.assign_together(&[], soon()).await.unwrap(), Vec::<Vec<Assigned>>::new());
+}
+
 #[tokio::test]
 async fn who_has_an_address_gets_that_again() {
     let before = async |world: &World| {
@@ -132,9 +196,9 @@ async fn who_has_an_address_gets_that_again() {
     // If all have theirs, nothing is written.
     let world = world().await;
     let requests = requests(&["c1", "c2"]);
-    let first = assign_together(&world.ipam, &requests, &always(), soon()).await.unwrap();
+    let first = world.ipam.assign_together(&requests, soon()).await.unwrap();
     let before = revision(&world).await;
-    assert_eq!(assign_together(&world.ipam, &requests, &always(), soon()).await.unwrap(), first);
+    assert_eq!(world.ipam.assign_together(&requests, soon()).await.unwrap(), first);
     assert_eq!(revision(&world).await, before);
 }
 
@@ -143,7 +207,7 @@ async fn a_block_is_written_once_and_its_number_counts_one() {
     let world = world().await;
     let first = world.assign(&requests(&["c1"])[0]).await.unwrap()[0].block.to_string();
     let before = world.block(&first).await.unwrap();
-    assign_together(&world.ipam, &requests(&["c2", "c3", "c4"]), &always(), soon()).await.unwrap();
+    world.ipam.assign_together(&requests(&["c2", "c3", "c4"]), soon()).await.unwrap();
     let block = world.block(&first).await.unwrap();
     assert_eq!(block.sequence_number(), before.sequence_number() + 1);
     assert!(block.is_full());
@@ -156,17 +220,17 @@ async fn nobody_gets_anything_if_one_cannot() {
     world.one("a", "before").await.unwrap();
     let before = world.dump().await;
     let all = ["c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"];
-    let error = assign_together(&world.ipam, &requests(&all), &always(), soon()).await.unwrap_err();
+    let error = world.ipam.assign_together(&requests(&all), soon()).await.unwrap_err();
     assert!(matches!(error, Error::Exhausted { .. }), "{error}");
     let mut limited = requests(&all[..5]);
     limited.iter_mut().for_each(|request| request.max_blocks = 1);
-    let error = assign_together(&world.ipam, &limited, &always(), soon()).await.unwrap_err();
+    let error = world.ipam.assign_together(&limited, soon()).await.unwrap_err();
     assert!(matches!(error, Error::BlockLimit), "{error}");
     let mut unknown = requests(&all[..3]);
     unknown[2].v4_pools = vec!["no-such-pool".to_owned()];
-    assign_together(&world.ipam, &unknown, &always(), soon()).await.unwrap_err();
+    world.ipam.assign_together(&unknown, soon()).await.unwrap_err();
     assert_eq!(world.dump().await, before);
-    assert_eq!(assign_together(&world.ipam, &requests(&all[..7]), &always(), soon()).await.unwrap().len(), 7);
+    assert_eq!(world.ipam.assign_together(&requests(&all[..7]), soon()).await.unwrap().len(), 7);
     world.check().await;
 }
 
@@ -177,7 +241,7 @@ async fn one_node_and_each_once() {
     let mut others = requests(&["c1", "c2"]);
     others[1].attachment.node = "b".to_owned();
     for wrong in [others, requests(&["c1", "c2", "c1"])] {
-        let error = assign_together(&world.ipam, &wrong, &always(), soon()).await.unwrap_err();
+        let error = world.ipam.assign_together(&wrong, soon()).await.unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");
     }
     assert_eq!(world.dump().await, before);
@@ -220,7 +284,7 @@ async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec
     world.one("a", "before").await.unwrap();
     let meddled = Meddled { world: world.clone(), node, container, commits: AtomicU32::new(0) };
     let ipam = world.through(Arc::new(meddled));
-    let answers = assign_together(&ipam, &requests(&["c1", "c2", "c3"]), &always(), soon()).await.unwrap();
+    let answers = ipam.assign_together(&requests(&["c1", "c2", "c3"]), soon()).await.unwrap();
     world.check().await;
     (world, answers)
 }
@@ -248,85 +312,6 @@ async fn another_writer_in_between_costs_an_attempt() {
     assert!(answers.iter().all(|answer| answer[0].ip != other[0]), "{answers:?}");
 }
 
-fn noting(world: &World, notes: &Arc<Notes>) -> Ipam {
-    Ipam::new(Arc::clone(&world.store), Nodes::Registered).with_intents(Arc::clone(notes) as _)
-}
-
-fn conflict(result: Result<Vec<Vec<Assigned>>>) {
-    let Err(Error::Store(error)) = result else { panic!("{result:?}") };
-    assert_eq!(error.kind(), &ErrorKind::Conflict { attempts: 0 });
-    assert_eq!(error.outcome(), kv::Outcome::NotApplied);
-}
-
-#[tokio::test]
-async fn nothing_is_sent_once_somebody_asks_no_more() {
-    let world = world().await;
-    let notes: Arc<Notes> = Arc::default();
-    let ipam = noting(&world, &notes);
-    let before = world.dump().await;
-    conflict(assign_together(&ipam, &requests(&["c1", "c2"]), &(Arc::new(|| false) as StillAsked), soon()).await);
-    assert_eq!(world.dump().await, before);
-    assert_eq!(notes.count(), 0);
-}
-
-#[tokio::test]
-async fn it_is_asked_when_the_note_can_be_found_and_again_for_each_attempt() {
-    let world = world().await;
-    world.one("a", "before").await.unwrap();
-    let notes: Arc<Notes> = Arc::default();
-    let store = Meddled { world: world.clone(), node: "a", container: "other", commits: AtomicU32::new(0) };
-    let ipam = Ipam::new(Arc::new(store), Nodes::Registered).with_intents(Arc::clone(&notes) as _);
-    let (asked, seen) = (Arc::new(AtomicU32::new(0)), Arc::clone(&notes));
-    let asking = Arc::clone(&asked);
-    // It is there the first time. The second time, after somebody else got in between, it is not.
-    let still_asked: StillAsked = Arc::new(move || {
-        assert_eq!(seen.count(), 2, "a note for each");
-        asking.fetch_add(1, SeqCst) == 0
-    });
-    conflict(assign_together(&ipam, &requests(&["c1", "c2"]), &still_asked, soon()).await);
-    assert_eq!((asked.load(SeqCst), notes.count()), (2, 0));
-    for container in ["c1", "c2"] {
-        assert!(crate::world::held(&world.ipam, &attachment("a", container)).await.is_empty());
-    }
-}
-
-#[tokio::test]
-async fn each_finds_the_note_of_all() {
-    // Both the release of one that finds the note and the other's own assignment settle what was sent for both.
-    for first in ["c1", "c2"] {
-        let world = world().await;
-        world.one("a", "before").await.unwrap();
-        let notes: Arc<Notes> = Arc::default();
-        let lost = Arc::new(AtomicBool::new(false));
-        let is_lost = Arc::clone(&lost);
-        let store = kv::wrap::Faulty::new(Arc::clone(&world.store), move |operation| {
-            (operation == kv::Operation::Txn && is_lost.load(SeqCst)).then_some(kv::wrap::Fault::Held)
-        });
-        let late = store.clone();
-        let ipam = Ipam::new(Arc::new(store), Nodes::Registered).with_intents(Arc::clone(&notes) as _);
-        // From the commit on.
-        let still_asked: StillAsked = Arc::new(move || {
-            lost.store(true, SeqCst);
-            true
-        });
-        let deadline = Deadline::after(std::time::Duration::from_millis(200));
-        assign_together(&ipam, &requests(&["c1", "c2"]), &still_asked, deadline).await.unwrap_err();
-        assert_eq!(notes.count(), 2);
-        let ipam = noting(&world, &notes);
-        let release = async |container: &str| {
-            ipam.release_attachment(&attachment("a", container), &[], soon()).await.unwrap().len()
-        };
-        let second = if first == "c1" { "c2" } else { "c1" };
-        assert_eq!(release(first).await, 1);
-        let own = ipam.assign(&requests(&[second])[0], soon()).await.unwrap();
-        assert_eq!(crate::world::held(&ipam, &attachment("a", second)).await, [own[0].ip]);
-        assert_eq!((release(second).await, notes.count()), (1, 0));
-        let before = world.dump().await;
-        assert!(!late.deliver_held().await.unwrap().is_empty());
-        assert_eq!(world.dump().await, before);
-    }
-}
-
 #[tokio::test]
 async fn many_blocks_fit_in_a_commit_or_nothing_happens() {
     let world = World::new().await;
@@ -335,60 +320,9 @@ async fn many_blocks_fit_in_a_commit_or_nothing_happens() {
     let names: Vec<String> = (0..92).map(|number| format!("c{number}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     // A block, an affinity and a handle for each.
-    assert_eq!(assign_together(&world.ipam, &requests(&names[..32]), &always(), soon()).await.unwrap().len(), 32);
+    assert_eq!(world.ipam.assign_together(&requests(&names[..32]), soon()).await.unwrap().len(), 32);
     let before = world.dump().await;
-    assign_together(&world.ipam, &requests(&names[32..]), &always(), soon()).await.unwrap_err();
+    world.ipam.assign_together(&requests(&names[32..]), soon()).await.unwrap_err();
     assert_eq!(world.dump().await, before);
-    world.check().await;
-}
-
-#[tokio::test]
-async fn who_asks_while_the_first_reads_joins_without_a_round_trip() {
-    let world = World::new().await;
-    world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
-    world.one("a", "before").await.unwrap();
-    world.one("a", "c3").await.unwrap();
-    let (ipam, counting) = counted(&world, &Arc::default());
-    ipam.assign(&requests(&["c0"])[0], soon()).await.unwrap();
-    // The handle of c3 is there, though it was taken not to be: that costs another attempt.
-    for (others, commits) in [(vec!["c2"], 1), (vec![], 1), (vec!["c3", "c4"], 3)] {
-        counting.take();
-        let own = request(&format!("first of {}", others.len()), Wanted::any(1, 0));
-        let asked = AtomicU32::new(0);
-        let join = || {
-            asked.fetch_add(1, SeqCst);
-            assert_eq!(counting.take().round_trips(), 1, "after what surrounds was read");
-            requests(&others)
-        };
-        let answers = ipam.assign_together(&own, join, &always(), soon()).await.unwrap();
-        assert_eq!((counting.take().round_trips(), asked.load(SeqCst)), (commits, 1), "{others:?}");
-        each_has_its_answer(&world, &others, &answers[1..]).await;
-    }
-    world.check().await;
-}
-
-#[tokio::test]
-async fn what_was_begun_for_one_who_joins_is_settled_first() {
-    let world = world().await;
-    world.one("a", "before").await.unwrap();
-    let notes: Arc<Notes> = Arc::default();
-    // It reads; what it commits is on its way, and its process is gone.
-    let asked = AtomicU32::new(0);
-    let store = kv::wrap::Faulty::new(Arc::clone(&world.store), move |operation| {
-        let is_held = operation == kv::Operation::Txn && asked.fetch_add(1, SeqCst) > 0;
-        is_held.then_some(kv::wrap::Fault::Held)
-    });
-    let late = store.clone();
-    let begun = Ipam::new(Arc::new(store), Nodes::Registered).with_intents(Arc::clone(&notes) as _);
-    let deadline = Deadline::after(std::time::Duration::from_millis(200));
-    begun.assign(&requests(&["c2"])[0], deadline).await.unwrap_err();
-    assert_eq!(notes.count(), 1);
-    let ipam = noting(&world, &notes);
-    let answers = assign_together(&ipam, &requests(&["c1", "c2"]), &always(), soon()).await.unwrap();
-    assert_eq!(notes.count(), 0);
-    let before = world.dump().await;
-    assert!(!late.deliver_held().await.unwrap().is_empty());
-    assert_eq!(world.dump().await, before);
-    each_has_its_answer(&world, &["c1", "c2"], &answers).await;
     world.check().await;
 }

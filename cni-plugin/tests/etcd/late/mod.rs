@@ -16,7 +16,7 @@ mod plan;
 mod stop;
 mod tally;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -92,10 +92,9 @@ impl World {
         let unread = connections(host.stopped()).unread;
         let log = &site.logs[host.other_place()];
         let notes = plan.containers.iter().flat_map(|container| host.noted(container));
-        // What is for several is noted for each of them.
-        let marks: BTreeSet<Vec<u8>> = notes.map(|note| mark_of(&note)).collect();
+        let marks = notes.map(|note| mark_of(&note));
         let mut commits: Vec<Commit> =
-            marks.into_iter().map(|mark| Commit { before: log.count(&mark), between: None, mark }).collect();
+            marks.map(|mark| Commit { before: log.count(&mark), between: None, mark }).collect();
         self.tally.stopped(plan, &commits, ended_well, unread);
         let next = next_calls(&host, plan, &mut commits, log, random)?;
         until_all_is_read(host.stopped());
