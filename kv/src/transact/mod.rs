@@ -2,7 +2,6 @@
 
 mod commit;
 mod memory;
-mod presumed;
 mod settle;
 mod transaction;
 
@@ -179,14 +178,14 @@ pub struct Attempts {
     refusal: Option<Error>,
     /// True until an attempt was made that asks the store, or cannot be made otherwise.
     may_recall: bool,
-    /// True until an attempt was wrong about what it had not looked at, or ended without the commit that proves it.
-    may_guess: bool,
+    /// True until an attempt that relied on a probe ended without the commit that proves it.
+    may_rely_on_probe: bool,
 }
 
 impl Attempts {
     /// No attempt made yet.
     pub fn new(store: Arc<dyn Store>, options: TransactOptions) -> Self {
-        Self { store, options, made: 0, refusal: None, may_recall: true, may_guess: true }
+        Self { store, options, made: 0, refusal: None, may_recall: true, may_rely_on_probe: true }
     }
 
     /// The next attempt; after the first, a pause comes before it.
@@ -210,7 +209,8 @@ impl Attempts {
             return Err(self.because(Error::new(kind, Operation::Transact, "store")));
         }
         self.made += 1;
-        let new = Transaction::new(Arc::clone(&self.store), deadline).guessing(self.may_guess);
+        let mut new = Transaction::new(Arc::clone(&self.store), deadline);
+        new.may_rely_on_probe = self.may_rely_on_probe;
         Ok(new.reading_beside(self.options.beside.clone()))
     }
 
@@ -223,13 +223,12 @@ impl Attempts {
         mut attempt: Transaction,
         outcome: Result<T, E>,
     ) -> Result<Option<Committed<T>>, E> {
-        self.may_guess &= !attempt.guessed;
         // What was not read by it proves nothing unless it is committed.
         if attempt.is_stale() {
             return Ok(None);
         }
         if attempt.is_unproven() && (outcome.is_err() || !attempt.has_writes()) {
-            self.may_guess &= !attempt.relied_on_probe;
+            self.may_rely_on_probe &= !attempt.relied_on_probe;
             return Ok(None);
         }
         let value = outcome?;
@@ -246,7 +245,7 @@ impl Attempts {
                 return Ok(Some(Committed { value, revision, attempts: self.made.max(1) }));
             }
             // Without writes it was no commit: all that it was to delete was absent.
-            Commit::Overtaken => self.may_guess &= attempt.has_writes() || !attempt.relied_on_probe,
+            Commit::Overtaken => self.may_rely_on_probe &= attempt.has_writes() || !attempt.relied_on_probe,
             Commit::Refused(error) => self.refusal = Some(error),
         }
         Ok(None)

@@ -163,7 +163,8 @@ impl Transaction {
 
     /// When a key, which has changed, changed first after it was looked at.
     async fn first_change(&self, key: &Key) -> Result<Revision> {
-        let request = WatchRequest::new(Range::Key(key.clone()), self.looked_at(key).next());
+        let looked_at = self.presumed.get(key).copied().unwrap_or(self.at);
+        let request = WatchRequest::new(Range::Key(key.clone()), looked_at.next());
         let mut changes = self.store.watch(request).await?;
         // Dropping a watch on a timer loses nothing: it only reads.
         match tokio::time::timeout(self.deadline.remaining(), changes.next()).await {

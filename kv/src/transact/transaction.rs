@@ -38,8 +38,8 @@ pub struct Transaction {
     pub(super) keys: BTreeMap<Range, Vec<Key>>,
     /// Keys that a probe found absent, with the revision at which they were.
     probed: BTreeMap<Key, Revision>,
-    /// Keys that the commit relies on and that nobody has looked at at `at`: because of a probe, of a memory, or of a guess; with
-    /// the revision as of which they are taken to be so.
+    /// Keys that the commit relies on and that were not read at `at`: because of a probe or of a memory; with the revision as
+    /// of which they are taken to be so.
     pub(super) presumed: BTreeMap<Key, Revision>,
     /// Keys that the commit relies on, with their mod revisions; unset for absent ones.
     pub(super) guards: BTreeMap<Key, Revision>,
@@ -52,10 +52,8 @@ pub struct Transaction {
     stale: bool,
     /// When the store was last asked for what this attempt remembers, if it remembers it.
     pub(super) recalled: Option<Instant>,
-    /// False for an attempt after one that was wrong about what is absent, or could not prove it.
-    pub(super) may_guess: bool,
-    /// True once something is taken to be absent at which nobody has looked.
-    pub(super) guessed: bool,
+    /// False for an attempt after one that relied on a probe and could not prove it.
+    pub(super) may_rely_on_probe: bool,
     /// True once something is taken to be absent because a probe said so, which is newer than the attempt's revision.
     pub(super) relied_on_probe: bool,
 }
@@ -77,8 +75,7 @@ impl Transaction {
             beside: Vec::new(),
             stale: false,
             recalled: None,
-            may_guess: true,
-            guessed: false,
+            may_rely_on_probe: true,
             relied_on_probe: false,
         }
     }
@@ -101,6 +98,15 @@ impl Transaction {
             new.seen.insert(key, kv);
         }
         new
+    }
+
+    /// For a key that is most likely absent: an attempt that begins from a [`Memory`](super::Memory) takes it to be absent
+    /// without asking, and its commit fails if it is not. Others read it as ever.
+    pub fn presume_absent(&mut self, key: &Key) {
+        if self.recalled.is_some() && !self.knows(key) {
+            self.presumed.insert(key.clone(), self.at);
+            self.seen.insert(key.clone(), None);
+        }
     }
 
     /// The revision that this attempt reads; unset before its first read.
@@ -146,7 +152,7 @@ impl Transaction {
     /// Those of the store.
     pub async fn get(&mut self, key: &Key) -> Result<Option<Value>> {
         if let Some(probed) = self.probed.get(key)
-            && self.may_guess
+            && self.may_rely_on_probe
             && !self.knows(key)
             && !self.writes.contains_key(key)
         {
@@ -258,7 +264,7 @@ impl Transaction {
         if !self.knows(key) {
             self.fetch(vec![(Range::Key(key.clone()), Content::Full)]).await?;
         }
-        if self.recalled.is_some() || self.presumed.contains_key(key) {
+        if self.recalled.is_some() {
             self.guard(key);
         }
         Ok(self.seen.get(key).and_then(|kv| kv.as_ref().map(|kv| kv.value.clone())))
@@ -341,7 +347,7 @@ impl Transaction {
     }
 
     /// True if nothing needs to be read to know this key.
-    pub(super) fn knows(&self, key: &Key) -> bool {
+    fn knows(&self, key: &Key) -> bool {
         self.seen.contains_key(key)
             || self.listed.iter().any(|range| range.contains(key.as_bytes()))
             || self.keys.iter().any(|(range, keys)| range.contains(key.as_bytes()) && keys.binary_search(key).is_err())

@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod memory;
-mod presumed;
 mod settling;
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Transactions that begin from what was known at the last commit.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kv::wrap::{Counting, Fault, Faulty};
 use kv::{Committed, Error, Key, Memory, Operation, Range, Store, StoreExt, TransactOptions, transact};
@@ -49,8 +49,8 @@ async fn who_remembers_the_last_commit_asks_nothing_before_the_next() {
     for expected in 1..=3 {
         counting.take();
         assert_eq!(increment_with(&store, &memory, "n").await.unwrap().value, expected);
-        // The first knows nothing: around and the number at once, the commit.
-        assert_eq!(counting.take().round_trips(), if expected == 1 { 2 } else { 1 });
+        // The first knows nothing: around and the number at once, the new key, the commit.
+        assert_eq!(counting.take().round_trips(), if expected == 1 { 3 } else { 1 });
     }
     // Another writer, of the key or in the range: the commit fails, and all is read anew.
     counting.put("n", "10").await.unwrap();
@@ -105,7 +105,21 @@ async fn what_is_too_old_is_not_used() {
     for _ in 0..2 {
         counting.take();
         increment_with(&store, &memory, "n").await.unwrap();
-        assert_eq!(counting.take().round_trips(), 2);
+        assert_eq!(counting.take().round_trips(), 3);
+    }
+}
+
+#[tokio::test]
+async fn a_lost_reply_to_a_wrong_guess_is_settled_at_once() {
+    for fault in [Fault::ReplyLost, Fault::RequestLost] {
+        let (inner, memory) = (kv_mvcc::memory(), memory());
+        let store = shared(&Faulty::script(inner.clone(), [None, None, Some(fault)]));
+        increment_with(&store, &memory, "n").await.unwrap();
+        inner.put("log/2", "another's").await.unwrap();
+        let begun = Instant::now();
+        assert_eq!(increment_with(&store, &memory, "n").await.unwrap().value, 2, "{fault:?}");
+        assert_eq!(inner.get("log/2").await.unwrap().unwrap().version, 2);
+        assert!(begun.elapsed() < Duration::from_secs(10), "not when the time is over");
     }
 }
 
