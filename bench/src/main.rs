@@ -19,6 +19,7 @@ mod operator;
 mod pages;
 mod plot;
 mod report;
+mod serve;
 mod single;
 mod size;
 #[path = "../../backend-etcd/tests/support/server.rs"]
@@ -140,7 +141,7 @@ const PRINTED: [(&str, Part); 7] = [
 
 /// Parts that return what they measure.
 fn found() -> impl Iterator<Item = (&'static str, cluster::Part)> {
-    [("operator", operator::run as cluster::Part)].into_iter().chain(cluster::PARTS)
+    [("operator", operator::run as cluster::Part), ("serve", serve::run)].into_iter().chain(cluster::PARTS)
 }
 
 /// The names of all parts.

@@ -10,6 +10,7 @@ mod history;
 mod install;
 mod map;
 mod moving;
+mod serve;
 mod settings;
 mod watch;
 
@@ -31,6 +32,7 @@ pub(crate) use history::History;
 pub(crate) use install::Install;
 pub(crate) use map::{Map, Metrics};
 pub(crate) use moving::{Export, Import, Migrate, Moving, TakeOver, Terms};
+pub(crate) use serve::Serve;
 pub(crate) use settings::{Configure, Persistence, Split};
 pub(crate) use watch::Watch;
 
@@ -163,6 +165,9 @@ pub(crate) enum Command {
     /// Show who gets and who gives back addresses, as it happens
     #[command(after_help = watch::HELP)]
     Watch(Watch),
+    /// Keep the store open for plugins and commands, with a page to look at
+    #[command(after_help = serve::HELP)]
+    Serve(Serve),
     /// The store itself: its state, backups, upkeep
     #[command(subcommand, after_help = STORE)]
     Store(StoreVerb),

@@ -19,6 +19,7 @@ mod map;
 mod output;
 mod pools;
 mod reservations;
+mod serve;
 mod store;
 mod times;
 mod transfer;
@@ -85,6 +86,7 @@ pub fn run(
             execute(&cli, env, out, err, async |location| verbs::store::run(verb, location).await).map(|()| 0)
         }
         Command::Watch(args) => watch::run(&cli, args, env, out, err),
+        Command::Serve(args) => serve::run(&cli, args, env, out, err).map(|()| 0),
         Command::Install(args) => install::run(&cli, args, env, out, err).map(|()| 0),
         Command::Conformance(args) => judge::run(&cli, args, env, out, err),
         Command::Completions { shell } => manual::completions(*shell, out).map(|()| 0),

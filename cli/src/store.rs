@@ -58,8 +58,18 @@ pub(crate) enum Use {
     Release,
 }
 
-/// Opens the store.
+/// Reaches the store, through its daemon if there is one. A store that is to be made has none.
 pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore> {
+    let opened = match what_for {
+        Use::Existing => datastore::reach(location, Create::Never, wait()).await,
+        Use::Make => datastore::reach(location, Create::IfMissing, wait()).await,
+        Use::Release => datastore::reach_to_release(location, wait()).await,
+    };
+    opened.map_err(|error| explain(location, error))
+}
+
+/// Opens the store's own files. A daemon makes way for that.
+pub(crate) async fn open_files(location: &Location, what_for: Use) -> Result<OpenStore> {
     let opened = match what_for {
         Use::Existing => datastore::open(location, Create::Never, wait()).await,
         Use::Make => datastore::open(location, Create::IfMissing, wait()).await,

@@ -48,7 +48,7 @@ pub(crate) fn run(
         let mut teller =
             Teller { node: args.node.clone().map(Subject::Node), pool, format: cli.output, left, out, err };
         let start = if args.list { Start::Newest } else { Start::Next };
-        let mut follower = Follower::new(&location, Range::Prefix(keys::ipam_prefix()), start);
+        let mut follower = Follower::new(&location, Range::Prefix(keys::ipam_prefix()), start).await;
         let until = args.time.map(|time| Instant::now() + time);
         let done = follow(&mut follower, &mut teller, &location, &interrupt, until).await;
         let closed = follower.close().await;

@@ -1,6 +1,6 @@
 //! The allocator on a store: opens it, does what the request asks for in one commit, and closes it.
 
-mod failure;
+pub(crate) mod failure;
 mod vm;
 
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use datastore::{Create, EtcdStore, Location, OpenStore};
 use ipam_core::assign::{AssignRequest, Assigned as Given, Bridge, NamespaceLabels, PoolDefinition, Repeated, Wanted};
-use ipam_core::{Ipam, Nodes, gc};
+use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, ErrorKind, Store};
 use tokio::runtime::Builder;
 
-use self::failure::{Failure, advice, explain};
+use self::failure::{Failure, explain};
 use crate::error::{CniError, Code, Result};
 use crate::hints::{FileHints, HINTS_FOLDER};
 use crate::host_lock::HostLock;
@@ -21,13 +21,15 @@ use crate::request::{
     AddRequest, Allocator, Assigned, Bridged, CheckRequest, Checked, Collected, DelRequest, GcRequest, Network,
     OwnPool, StoreAt,
 };
+use crate::run::Rules;
 use crate::sight::Sight;
+use crate::verbs::{self, Check, Del, Gc};
 
 /// How long a call on an embedded store may take, from waiting for the store to the answer: as long as one of Calico's
 /// plugin on its cluster.
 const BUDGET: Duration = Duration::from_secs(90);
 /// How long a STATUS may take.
-const STATUS_BUDGET: Duration = Duration::from_millis(900);
+pub(crate) const STATUS_BUDGET: Duration = Duration::from_millis(900);
 /// How much of that it waits for the store. Who waited in vain looks for the holder for another 300 ms.
 const STATUS_WAIT: Duration = Duration::from_millis(500);
 
@@ -52,7 +54,7 @@ impl StoreAllocator {
             {
                 return Ok(assigned);
             }
-            ipam.assign(assign, deadline).await.map_err(|error| explain(error, &request.network))
+            verbs::assign(&ipam, assign, deadline).await
         })
     }
 
@@ -69,15 +71,11 @@ impl StoreAllocator {
         let mut builder = Builder::new_current_thread();
         let runtime = if is_cluster { builder.enable_all() } else { builder.enable_time() }.build();
         let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
-        let budget = match what_for {
-            Use::Status => STATUS_BUDGET,
-            _ if is_cluster => at.patience,
-            _ => BUDGET,
-        };
+        let budget = if what_for == Use::Status { STATUS_BUDGET } else { budget(at) };
         let deadline = Deadline::after(budget);
         let done = runtime.block_on(async {
             if let Some(store) = &self.given {
-                return work(ipam_on(Arc::clone(store), location, None), deadline).await;
+                return work(on_machine(Arc::clone(store), location, None), deadline).await;
             }
             let wait = if is_cluster { deadline.remaining() } else { deadline.remaining_for_work() };
             let open = open(location, what_for, wait).await?;
@@ -87,7 +85,7 @@ impl StoreAllocator {
             };
             let room = if what_for == Use::Status { open.check_room().await } else { Ok(()) };
             let done = match room {
-                Ok(()) => work(ipam_on(open.store(), location, open.etcd()), deadline).await,
+                Ok(()) => work(on_machine(open.store(), location, open.etcd()), deadline).await,
                 Err(error) => Err(error.into()),
             };
             // The next call need not wait until the store is closed.
@@ -137,6 +135,11 @@ async fn open(location: &Location, what_for: Use, wait: Duration) -> kv::Result<
     }
 }
 
+/// How long a call may take.
+pub(crate) fn budget(at: &StoreAt) -> Duration {
+    if is_cluster(&at.location) { at.patience } else { BUDGET }
+}
+
 fn is_cluster(location: &Location) -> bool {
     matches!(location, Location::Etcd(_))
 }
@@ -150,7 +153,7 @@ fn is_no_store(error: &kv::Error, location: &Location) -> bool {
 /// The allocator on a store. On etcd, where what a killed process has sent may still be carried out, it notes what it is
 /// about to do; on a store that a process has to itself nothing is carried out after its death. On etcd it also remembers
 /// where it found room, which saves a round trip.
-fn ipam_on(store: Arc<dyn Store>, location: &Location, etcd: Option<&EtcdStore>) -> Ipam {
+pub(crate) fn ipam_on(store: Arc<dyn Store>, location: &Location, etcd: Option<&EtcdStore>) -> Ipam {
     match location {
         Location::Etcd(_) => {
             let intents = FileIntents::new(INTENTS_FOLDER, location.to_string()).on(etcd.cloned());
@@ -160,12 +163,18 @@ fn ipam_on(store: Arc<dyn Store>, location: &Location, etcd: Option<&EtcdStore>)
         }
         _ => Ipam::new(store, Nodes::FirstSeen),
     }
-    .with_live(Arc::new(Sight))
 }
 
-impl Allocator for StoreAllocator {
-    fn add(&self, request: &AddRequest) -> Result<Vec<Assigned>> {
+/// The same for a process that looks at the machine when it finds no room.
+fn on_machine(store: Arc<dyn Store>, location: &Location, etcd: Option<&EtcdStore>) -> Ipam {
+    ipam_on(store, location, etcd).with_live(Arc::new(Sight))
+}
+
+impl StoreAllocator {
+    /// ADD, with this answer to an attachment that asks again for what it has.
+    pub(crate) fn add_repeated(&self, request: &AddRequest, repeated: Repeated) -> Result<Vec<Assigned>> {
         let mut assign = assign_request(request);
+        assign.repeated = repeated;
         let begun = Instant::now();
         let assigned = match (self.assign(request, &request.store, &assign), &request.namespaces) {
             (Err(Failure::NamespaceWanted), Some(namespaces)) => {
@@ -179,16 +188,21 @@ impl Allocator for StoreAllocator {
         };
         Ok(assigned?.into_iter().map(answer).collect())
     }
+}
+
+impl Allocator for StoreAllocator {
+    fn add(&self, request: &AddRequest) -> Result<Vec<Assigned>> {
+        self.add_repeated(request, repeated(&request.network))
+    }
 
     fn del(&self, request: &DelRequest) -> Result<()> {
-        let old_handles = [request.old_handle.clone()];
+        let del = Del::of(request);
         let released = self.with_store(&request.store, Use::Release, async |ipam, deadline| {
-            let DelRequest { attachment, addresses, .. } = request;
-            let released = match &request.vm {
-                Some(vm) => Box::pin(ipam.release_vm_pod(vm, attachment, &old_handles, addresses, deadline)).await,
-                None => ipam.release_attachment_of(attachment, &old_handles, addresses, deadline).await,
-            };
-            released.map_err(|error| explain(error, &Network::Calico))
+            let Some(vm) = &request.vm else { return verbs::release(&ipam, &del, deadline).await };
+            let Del { attachment, old_handle, addresses } = &del;
+            let old_handles = std::slice::from_ref(old_handle);
+            let released = Box::pin(ipam.release_vm_pod(vm, attachment, old_handles, addresses, deadline)).await;
+            released.map_err(|error| explain(error, Rules::Calico))
         });
         match released {
             Ok(addresses) => {
@@ -204,15 +218,9 @@ impl Allocator for StoreAllocator {
     }
 
     fn check(&self, request: &CheckRequest) -> Result<Checked> {
-        let old_handles = [request.old_handle.clone()];
+        let check = Check::of(request);
         let compared = self.with_store(&request.store, Use::Existing, async |ipam, deadline| {
-            let compared = ipam.compare(&request.attachment, &old_handles, &request.addresses, deadline).await;
-            match compared {
-                // Somebody's document, which says nothing.
-                Err(ipam_core::Error::Malformed(error)) => Ok(Checked::Unknown(error.to_string())),
-                Err(error) => Err(explain(error, &Network::Calico)),
-                Ok(comparison) => Ok(Checked::Compared(comparison)),
-            }
+            verbs::compare(&ipam, &check, deadline).await
         });
         compared.or_else(|failure| match failure {
             Failure::Store(error) if *error.kind() == ErrorKind::Locked => Ok(Checked::Unknown(error.to_string())),
@@ -226,16 +234,7 @@ impl Allocator for StoreAllocator {
     fn status(&self, request: &AddRequest) -> Result<()> {
         let assign = assign_request(request);
         let would = self.with_store(&request.store, Use::Status, async |ipam, deadline| {
-            match ipam.would_assign(&assign, deadline).await {
-                Ok(_) => Ok(()),
-                // A node that is out of service has its pods evicted. One without a free address has only to wait.
-                Err(error) if error.is_exhaustion() => {
-                    let advice = advice(&error).unwrap_or_default();
-                    tracing::warn!(%error, advice, "no address is free for the next container");
-                    Ok(())
-                }
-                Err(error) => Err(explain(error, &request.network)),
-            }
+            verbs::would_assign(&ipam, &assign, deadline).await
         });
         let makes_store = !own_pools(&request.network).is_empty();
         would.or_else(|failure| match failure {
@@ -244,7 +243,7 @@ impl Allocator for StoreAllocator {
                 Ok(())
             }
             Failure::NamespaceWanted => {
-                tracing::info!("which pools there are depends on the namespace of who asks");
+                pools_depend_on_namespace();
                 Ok(())
             }
             // The first ADD makes it.
@@ -254,8 +253,9 @@ impl Allocator for StoreAllocator {
     }
 
     fn gc(&self, request: &GcRequest) -> Result<Collected> {
+        let gc = Gc::of(request);
         let collected = self.with_store(&request.store, Use::Collect, async |ipam, deadline| {
-            collect(&ipam, request, deadline).await.map_err(|error| explain(error, &Network::Calico))
+            verbs::collect(&ipam, &gc, deadline).await
         });
         match collected {
             Err(Failure::Store(error)) if is_no_store(&error, &request.store.location) => {
@@ -267,18 +267,14 @@ impl Allocator for StoreAllocator {
     }
 }
 
-/// Releases what the list does not have, a commit for each block.
-async fn collect(ipam: &Ipam, request: &GcRequest, deadline: Deadline) -> ipam_core::Result<Collected> {
-    let (holdings, _) = ipam.holdings_within(&request.node, &ipam.reach_of(&request.node), deadline).await?;
-    let stale = gc::stale(&holdings, &request.network, &request.valid, request.now);
-    let mut collected =
-        Collected { young: stale.young, undated: stale.undated, unmarked: holdings.unmarked, ..Collected::default() };
-    for batch in gc::batches(&stale.gone) {
-        let freed = ipam.free(&batch, deadline).await?;
-        collected.released.extend(freed.released);
-        collected.changed += freed.changed.len();
-    }
-    Ok(collected)
+/// Logs that a STATUS cannot tell which pools there are.
+pub(crate) fn pools_depend_on_namespace() {
+    tracing::info!("which pools there are depends on the namespace of the pod");
+}
+
+/// The answer of a network to an attachment that asks again for an address that it has.
+fn repeated(network: &Network) -> Repeated {
+    if *network == Network::Calico { Repeated::Refused } else { Repeated::SameAnswer }
 }
 
 /// True if an error says that the store may be whole and cannot be asked now.
@@ -293,7 +289,7 @@ fn own_pools(network: &Network) -> &[OwnPool] {
     }
 }
 
-fn assign_request(request: &AddRequest) -> AssignRequest {
+pub(crate) fn assign_request(request: &AddRequest) -> AssignRequest {
     let wanted =
         Wanted { these: request.wanted.clone(), any_v4: request.count_v4 as usize, any_v6: request.count_v6 as usize };
     let mut assign = AssignRequest::new(request.attachment.clone(), wanted);
@@ -301,11 +297,12 @@ fn assign_request(request: &AddRequest) -> AssignRequest {
     assign.v4_pools.clone_from(&request.pools_v4);
     assign.v6_pools.clone_from(&request.pools_v6);
     assign.max_blocks = request.max_blocks.unwrap_or(0);
+    assign.repeated = repeated(&request.network);
     if request.namespaces.is_some() {
         assign.namespace = NamespaceLabels::NotYetRead;
     }
     match &request.network {
-        Network::Calico => assign.repeated = Repeated::Refused,
+        Network::Calico => {}
         Network::Bridged(Bridged { gateway_v4, gateway_v6, own_pools }) => {
             assign.bridge = Some(Bridge { v4: *gateway_v4, v6: *gateway_v6 });
             assign.define = definitions(&request.attachment.network, own_pools);
@@ -332,7 +329,7 @@ fn pool_name(network: &str) -> String {
     network.chars().map(letter).collect::<String>().trim_matches('-').to_owned()
 }
 
-fn answer(assigned: Given) -> Assigned {
+pub(crate) fn answer(assigned: Given) -> Assigned {
     Assigned {
         address: assigned.ip,
         block_prefix: assigned.block.prefix_len(),

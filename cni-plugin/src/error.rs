@@ -3,7 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::gojson;
 
@@ -11,7 +11,7 @@ use crate::gojson;
 pub type Result<T, E = CniError> = std::result::Result<T, E>;
 
 /// The number that tells a runtime what kind of error it is: the CNI specification's well-known codes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Code {
     /// 1: the configuration's version, or the verb in that version, is not for this plugin.
@@ -52,7 +52,7 @@ impl Code {
 }
 
 /// An error as CNI prints it. It never holds the configuration as a whole, since that may have secrets in it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CniError {
     code: Code,
     message: String,

@@ -17,14 +17,14 @@ const LONGEST_WAIT: Duration = Duration::from_secs(2);
 /// It keeps Calico's plugins on this host from disturbing each other and us, which saves repetitions. Nothing depends on
 /// it, since every commit is guarded: so it is waited for in a fair queue, but not for long.
 #[derive(Debug)]
-pub(crate) struct HostLock {
+pub struct HostLock {
     _file: File,
 }
 
 impl HostLock {
     /// Takes the lock. `None` after 2 s or a fifth of `budget`, or if there can be no lock: the call goes on without it, and
     /// the log says why.
-    pub(crate) async fn take(path: &Path, budget: Duration) -> Option<Self> {
+    pub async fn take(path: &Path, budget: Duration) -> Option<Self> {
         match lock(path, LONGEST_WAIT.min(budget / 5)).await {
             Ok(Some(file)) => return Some(Self { _file: file }),
             Ok(None) => {

@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use cni_plugin::{Invocation, Outcome, StoreAllocator, answer_option, install_hook, run};
+use cni_plugin::served::Served;
+use cni_plugin::{Invocation, Outcome, answer_option, install_hook, run};
 
 /// musl's own allocator asks the kernel again and again. Those made for servers prepare for more than a call of a few
 /// milliseconds ever asks for, which takes a tenth of its time.
@@ -14,7 +15,7 @@ static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 fn main() -> ExitCode {
     install_hook();
     let outcome = answer_option(std::env::args_os().nth(1).as_deref())
-        .unwrap_or_else(|| run(&Invocation::of_this_process(), &mut io::stdin().lock(), &StoreAllocator::default()));
+        .unwrap_or_else(|| run(&Invocation::of_this_process(), &mut io::stdin().lock(), &Served::default()));
     match print(&outcome) {
         Ok(()) => ExitCode::from(outcome.exit),
         // Nobody can be told more than the exit status says. What ADD assigned stays assigned until the runtime's DEL.

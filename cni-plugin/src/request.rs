@@ -14,6 +14,7 @@ pub use ipam_core::assign::Gateway;
 pub use ipam_core::attachment::Attachment;
 pub use ipam_core::vm::VmPod;
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 use crate::error::Result;
@@ -194,7 +195,7 @@ pub struct GcRequest {
 }
 
 /// What GC did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Collected {
     /// The addresses that were released.
     pub released: Vec<IpAddr>,

@@ -34,6 +34,21 @@ pub async fn waiting(location: &Location) -> Result<usize> {
     blocking(move || local::waiting(&*engine, &path)).await
 }
 
+/// True if a process waits for the lock of an embedded store. A system call or two; for a process that has the lock.
+pub fn is_waited_for(location: &Location) -> bool {
+    tickets(location, local::waiting)
+}
+
+/// True if a process has the lock of an embedded store, or waits for it. For a process that does neither.
+pub fn is_locked(location: &Location) -> bool {
+    tickets(location, local::queued)
+}
+
+fn tickets(location: &Location, count: impl Fn(&dyn Engine, &Path) -> Result<usize>) -> bool {
+    let counted = embedded(location).and_then(|(engine, path)| count(&*engine, &path));
+    counted.is_ok_and(|tickets| tickets > 0)
+}
+
 /// Fails where an embedded store that is not there could not be made; see [`local::could_be_made`]. Others are not made.
 ///
 /// # Errors

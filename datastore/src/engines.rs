@@ -9,6 +9,7 @@ use kv_mvcc::{Blocking, MvccStore};
 
 use crate::location::{Etcd, Location};
 use crate::open::Opening;
+use crate::served::ServedStore;
 
 /// An open store, and the handle that closes it.
 #[derive(Debug)]
@@ -16,6 +17,8 @@ pub(crate) enum Opened {
     Mvcc(MvccStore),
     #[cfg(feature = "etcd")]
     Etcd(backend_etcd::EtcdStore),
+    /// A daemon has it.
+    Served(ServedStore),
 }
 
 impl Opened {
@@ -24,6 +27,7 @@ impl Opened {
             Self::Mvcc(store) => Arc::new(store.clone()),
             #[cfg(feature = "etcd")]
             Self::Etcd(store) => Arc::new(store.clone()),
+            Self::Served(store) => Arc::new(store.clone()),
         }
     }
 
@@ -32,6 +36,7 @@ impl Opened {
             Self::Mvcc(store) => store.check_room().await,
             #[cfg(feature = "etcd")]
             Self::Etcd(_) => Ok(()),
+            Self::Served(_) => Ok(()),
         }
     }
 
@@ -43,6 +48,7 @@ impl Opened {
                 store.close();
                 Ok(())
             }
+            Self::Served(_) => Ok(()),
         }
     }
 }

@@ -10,6 +10,7 @@ use kv_mvcc::{Blocking, MvccStore, Purpose};
 
 use crate::engines::{self, Opened};
 use crate::location::Location;
+use crate::served::{self, ServedStore};
 
 /// Whether a store that is not there is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,12 +51,13 @@ impl OpenStore {
         self.opened.check_room().await
     }
 
-    /// The store as an embedded one; `None` for any other.
+    /// The store as an embedded one whose files this process has open; `None` for any other.
     pub fn embedded(&self) -> Option<&MvccStore> {
         match &self.opened {
             Opened::Mvcc(store) => Some(store),
             #[cfg(feature = "etcd")]
             Opened::Etcd(_) => None,
+            Opened::Served(_) => None,
         }
     }
 
@@ -64,7 +66,15 @@ impl OpenStore {
     pub fn etcd(&self) -> Option<&EtcdStore> {
         match &self.opened {
             Opened::Etcd(store) => Some(store),
-            Opened::Mvcc(_) => None,
+            Opened::Mvcc(_) | Opened::Served(_) => None,
+        }
+    }
+
+    /// The store as one that a daemon has; `None` for any other.
+    pub fn served(&self) -> Option<&ServedStore> {
+        match &self.opened {
+            Opened::Served(store) => Some(store),
+            _ => None,
         }
     }
 
@@ -87,6 +97,34 @@ impl OpenStore {
 /// an engine that this build was made without, and for etcd settings that are none; else the engine's.
 pub async fn open(location: &Location, create: Create, wait: Duration) -> Result<OpenStore> {
     open_as(location, Opening { create, purpose: Purpose::Any, wait, blocking: Blocking::OnThreads }).await
+}
+
+/// Reaches a store: if a daemon has it, through the daemon, which keeps it; otherwise as [`open`] does. Only an embedded store
+/// is reached through a daemon.
+///
+/// # Errors
+/// Those of [`open`].
+pub async fn reach(location: &Location, create: Create, wait: Duration) -> Result<OpenStore> {
+    match through_daemon(location, wait).await {
+        Some(store) => Ok(OpenStore { opened: Opened::Served(store) }),
+        None => open(location, create, wait).await,
+    }
+}
+
+/// Reaches a store that is there as [`reach`] does, to release what is recorded in it.
+///
+/// # Errors
+/// Those of [`open`].
+pub async fn reach_to_release(location: &Location, wait: Duration) -> Result<OpenStore> {
+    match through_daemon(location, wait).await {
+        Some(store) => Ok(OpenStore { opened: Opened::Served(store.to_release()) }),
+        None => open_to_release(location, wait).await,
+    }
+}
+
+async fn through_daemon(location: &Location, wait: Duration) -> Option<ServedStore> {
+    location.path()?;
+    served::connect(location, wait).await
 }
 
 /// Opens a store that is there as [`open`] does, to give back what is recorded in it. If its disk is full, it may use for

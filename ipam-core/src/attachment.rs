@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::model::Attribute;
 
 /// The attribute that names the network.
@@ -91,7 +93,7 @@ fn either<'a>(attributes: &'a BTreeMap<String, String>, own: &str, calicos: &str
 }
 
 /// One interface of one container in one network on one node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
     /// The network's name.
     pub network: String,

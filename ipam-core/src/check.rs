@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use kv::{Deadline, Range};
+use serde::{Deserialize, Serialize};
 
 use crate::assign::held_by;
 use crate::attachment::{Attachment, Claim, NETWORK};
@@ -17,7 +18,7 @@ use crate::surroundings::{decode_all, read_config};
 use crate::workset::Workset;
 
 /// What the store says about an address and an attachment that believes to have it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Standing {
     /// It is the attachment's.
     Own,
@@ -32,7 +33,7 @@ pub enum Standing {
 }
 
 /// What the store says about the addresses of an attachment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Comparison {
     /// All that the attachment has, and what its handle has on its node without saying for which interface.
     pub held: Vec<IpAddr>,

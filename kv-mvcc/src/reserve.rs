@@ -1,9 +1,9 @@
 //! A full disk: what a store that only gives back may use up, and what then waits until there is room again.
 //!
 //! An address that comes back is a write, too, and a full disk would refuse it; but it is what a host needs most then.
-//! So a store that was opened for [`Purpose::Release`] makes room for itself, in this order: it gives up history, which frees
-//! room within the engine's files; and it gives up some of its [`Reserve`], again and again until the write goes through
-//! or nothing is left. Every other store leaves the reserve alone, and writes nothing while a part of it is gone.
+//! So a handle for [`Purpose::Release`] makes room for itself, in this order: it gives up history, which frees room within the
+//! engine's files; and it gives up some of the store's [`Reserve`], again and again until the write goes through or nothing
+//! is left. Every other handle leaves the reserve alone, and writes nothing while a part of it is gone.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::store::Inner;
 use crate::table::Table;
 use crate::writer::Job;
 
-/// What a store is opened for.
+/// What a store, or a handle to it, is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
     /// Anything.
@@ -48,13 +48,13 @@ impl Inner {
     ///
     /// # Errors
     /// Those of the job; `NoSpace` if nothing is left that could be given up.
-    pub(crate) async fn write(self: &Arc<Self>, txn: Txn) -> Result<TxnResponse> {
-        if self.purpose == Purpose::Any {
-            return self.submit(Operation::Txn, |reply| Job::Txn { txn, reply }).await;
+    pub(crate) async fn write(self: &Arc<Self>, txn: Txn, purpose: Purpose) -> Result<TxnResponse> {
+        if purpose == Purpose::Any {
+            return self.submit(Operation::Txn, |reply| Job::Txn { txn, purpose, reply }).await;
         }
         loop {
             let again = txn.clone();
-            match self.submit(Operation::Txn, |reply| Job::Txn { txn: again, reply }).await {
+            match self.submit(Operation::Txn, |reply| Job::Txn { txn: again, purpose, reply }).await {
                 Err(error) if is_full(&error) && error.outcome() == Outcome::NotApplied => {
                     self.submit(Operation::Txn, |reply| Job::MakeRoom { full: error, reply }).await?;
                 }
@@ -69,30 +69,35 @@ impl Inner {
     /// # Errors
     /// `full` if there is nothing left to give up.
     pub(crate) fn make_room(&self, table: &dyn Table, full: Error) -> Result<()> {
-        if matches!(self.give_up_history(table), Ok(true)) {
+        if matches!(self.give_up_history(table, Purpose::Release), Ok(true)) {
             tracing::warn!("the disk is full: older states of the store were given up for a release");
             return Ok(());
         }
-        if !self.give_up_reserve(&full) {
+        if !self.give_up_reserve(&full, Purpose::Release) {
             return Err(full.with_outcome(Outcome::NotApplied));
         }
         // It keeps the next ones from using up the reserve. If there is still too little room for it, the release alone
         // may fit in.
-        let _ = self.give_up_history(table);
+        let _ = self.give_up_history(table, Purpose::Release);
         Ok(())
     }
 
-    /// Gives up some of the reserve because of this error, if that is what the store is open for and there is some left.
-    pub(crate) fn give_up_reserve(&self, full: &Error) -> bool {
-        self.purpose == Purpose::Release && is_full(full) && self.reserve.as_ref().is_some_and(|one| one.give_up())
+    /// Gives up some of the reserve because of this error, if the write is for a release and there is some left.
+    pub(crate) fn give_up_reserve(&self, full: &Error, purpose: Purpose) -> bool {
+        let given_up =
+            purpose == Purpose::Release && is_full(full) && self.reserve.as_ref().is_some_and(|one| one.give_up());
+        if given_up {
+            self.spent.store(true, Ordering::Relaxed);
+        }
+        given_up
     }
 
     /// Refuses to write for anything but a release while a part of the reserve is gone.
     ///
     /// # Errors
     /// `NoSpace`.
-    pub(crate) fn check_reserve(&self, operation: Operation) -> Result<()> {
-        if !self.spent.load(Ordering::Relaxed) {
+    pub(crate) fn check_reserve(&self, operation: Operation, purpose: Purpose) -> Result<()> {
+        if purpose == Purpose::Release || !self.spent.load(Ordering::Relaxed) {
             return Ok(());
         }
         self.ask_reserve(operation, |reserve| reserve.restore())?;
@@ -105,7 +110,7 @@ impl Inner {
     /// # Errors
     /// `NoSpace`.
     pub(crate) fn check_room(&self) -> Result<()> {
-        self.check_reserve(Operation::Txn)?;
+        self.check_reserve(Operation::Txn, Purpose::Any)?;
         self.ask_reserve(Operation::Txn, |reserve| reserve.check_room())
     }
 

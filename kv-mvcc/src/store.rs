@@ -35,6 +35,7 @@ const READ_ATTEMPTS: usize = 4;
 #[derive(Clone)]
 pub struct MvccStore {
     inner: Arc<Inner>,
+    purpose: Purpose,
 }
 
 /// What all handles of a store, its watches and its writer share.
@@ -51,9 +52,8 @@ pub(crate) struct Inner {
     pub(crate) queue: Mutex<Queue>,
     /// True while it is not known what became of a commit. Only the writer looks at it.
     pub(crate) poisoned: AtomicBool,
-    pub(crate) purpose: Purpose,
     pub(crate) reserve: Option<Arc<dyn Reserve>>,
-    /// True while a part of the reserve is gone and this is not a release's.
+    /// True while a part of the reserve may be gone. Only a release writes then.
     pub(crate) spent: AtomicBool,
 }
 
@@ -95,24 +95,29 @@ impl MvccStore {
         let Opened { id, format, state } = opened?;
         let (published, _) = watch::channel(Published { state, closed: false });
         let table = Arc::new(RwLock::new(Some(table)));
-        let spent = purpose == Purpose::Any && reserve.as_ref().is_some_and(|reserve| reserve.restore().is_err());
-        Ok(Self {
-            inner: Arc::new(Inner {
-                name,
-                id,
-                format,
-                retention,
-                clock,
-                blocking,
-                table,
-                published,
-                queue: Mutex::default(),
-                poisoned: AtomicBool::new(false),
-                purpose,
-                reserve,
-                spent: AtomicBool::new(spent),
-            }),
-        })
+        let is_spent = |reserve: &Arc<dyn Reserve>| purpose == Purpose::Release || reserve.restore().is_err();
+        let spent = reserve.as_ref().is_some_and(is_spent);
+        let inner = Arc::new(Inner {
+            name,
+            id,
+            format,
+            retention,
+            clock,
+            blocking,
+            table,
+            published,
+            queue: Mutex::default(),
+            poisoned: AtomicBool::new(false),
+            reserve,
+            spent: AtomicBool::new(spent),
+        });
+        Ok(Self { inner, purpose })
+    }
+
+    /// A handle to the same store that writes for this purpose.
+    #[must_use]
+    pub fn with_purpose(&self, purpose: Purpose) -> Self {
+        Self { inner: Arc::clone(&self.inner), purpose }
     }
 
     /// What all handles share.
@@ -269,7 +274,7 @@ impl Store for MvccStore {
         if txn.is_read_only() {
             return self.inner.blocking(Operation::Txn, move |inner, table| inner.read_only_txn(table, &txn)).await;
         }
-        self.inner.write(txn).await
+        self.inner.write(txn, self.purpose).await
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {

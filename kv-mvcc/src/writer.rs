@@ -16,6 +16,7 @@ use tokio::task::spawn_blocking;
 use crate::codec::{self, State};
 use crate::error::{Shared, closed, compacted, corrupt, guarded};
 use crate::options::Blocking;
+use crate::reserve::Purpose;
 use crate::rows::Rows;
 use crate::stage::Stage;
 use crate::store::Inner;
@@ -33,7 +34,7 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
 /// Something to write.
 pub(crate) enum Job {
     /// A transaction.
-    Txn { txn: Txn, reply: Reply<TxnResponse> },
+    Txn { txn: Txn, purpose: Purpose, reply: Reply<TxnResponse> },
     /// Raise the mark.
     Compact { revision: u64, reply: Reply<()> },
     /// Take away what is below the mark, and say when it is done.
@@ -165,13 +166,13 @@ impl Inner {
         match job {
             // Whoever waited for it has gone; nobody can tell this from having come too late.
             Job::Txn { reply, .. } if reply.is_closed() => {}
-            Job::Txn { txn, reply } => self.work_group(table, txn, reply),
+            Job::Txn { txn, purpose, reply } => self.work_group(table, purpose, txn, reply),
             Job::Compact { revision, reply } => match self.compact(table, revision) {
                 Ok(()) => self.queue().jobs.push_back(Job::Sweep { reply }),
                 Err(error) => drop(reply.send(Err(error))),
             },
             Job::MakeRoom { full, reply } => drop(reply.send(self.make_room(table, full))),
-            Job::Sweep { reply } => match self.sweep_some(table, |state| state.compacted) {
+            Job::Sweep { reply } => match self.sweep_some(table, Purpose::Any, |state| state.compacted) {
                 Ok(Progress::More) => self.queue().jobs.push_back(Job::Sweep { reply }),
                 Ok(Progress::Done | Progress::Nothing) => drop(reply.send(Ok(()))),
                 Err(error) => {
@@ -183,16 +184,16 @@ impl Inner {
         }
     }
 
-    /// Does a transaction and those that wait right behind it.
-    fn work_group(&self, table: &dyn Table, txn: Txn, reply: Reply<TxnResponse>) {
+    /// Does a transaction and those for the same purpose that wait right behind it.
+    fn work_group(&self, table: &dyn Table, purpose: Purpose, txn: Txn, reply: Reply<TxnResponse>) {
         let mut waiting = VecDeque::from([(txn, reply)]);
         let mut group = Group { replies: Vec::new(), old: None, new: None };
         let staged = self
-            .ensure_writable(table, Operation::Txn)
-            .and_then(|()| guarded(self.name, Operation::Txn, || self.stage(table, &mut waiting, &mut group)));
+            .ensure_writable(table, Operation::Txn, purpose)
+            .and_then(|()| guarded(self.name, Operation::Txn, || self.stage(table, purpose, &mut waiting, &mut group)));
         let failure = match (staged, group.old, group.new) {
             (Err(error), ..) => Some(error.with_outcome(Outcome::NotApplied)),
-            (Ok(()), Some(old), Some((new, writes))) => self.commit(table, writes, &old, new).err(),
+            (Ok(()), Some(old), Some((new, writes))) => self.commit(table, purpose, writes, &old, new).err(),
             (Ok(()), ..) => None,
         };
         let failure = failure.map(Shared::new);
@@ -213,6 +214,7 @@ impl Inner {
     fn stage(
         &self,
         table: &dyn Table,
+        purpose: Purpose,
         waiting: &mut VecDeque<(Txn, Reply<TxnResponse>)>,
         group: &mut Group,
     ) -> Result<()> {
@@ -226,7 +228,7 @@ impl Inner {
                 group.replies.push((reply, answer));
             }
             if group.replies.len() < GROUP_TXNS && stage.bytes() < GROUP_BYTES {
-                waiting.extend(self.next_txn());
+                waiting.extend(self.next_txn(purpose));
             }
         }
         let (mut writes, mut new) = stage.finish()?;
@@ -240,13 +242,13 @@ impl Inner {
         Ok(())
     }
 
-    /// The next job, if it is a transaction that somebody still waits for.
-    fn next_txn(&self) -> Option<(Txn, Reply<TxnResponse>)> {
+    /// The next job, if it is a transaction for this purpose whose caller still waits.
+    fn next_txn(&self, purpose: Purpose) -> Option<(Txn, Reply<TxnResponse>)> {
         let mut queue = self.queue();
         loop {
             match queue.jobs.pop_front()? {
                 Job::Txn { reply, .. } if reply.is_closed() => {}
-                Job::Txn { txn, reply } => return Some((txn, reply)),
+                Job::Txn { txn, purpose: its, reply } if its == purpose => return Some((txn, reply)),
                 other => {
                     queue.jobs.push_front(other);
                     return None;
@@ -256,7 +258,7 @@ impl Inner {
     }
 
     fn compact(&self, table: &dyn Table, mark: u64) -> Result<()> {
-        self.ensure_writable(table, Operation::Compact)?;
+        self.ensure_writable(table, Operation::Compact, Purpose::Any)?;
         let old = guarded(self.name, Operation::Compact, || Rows::of(table, self.name)?.state())
             .map_err(|error| error.with_outcome(Outcome::NotApplied))?;
         if mark <= old.compacted {
@@ -265,17 +267,17 @@ impl Inner {
         if mark > old.revision {
             return Err(Error::new(ErrorKind::FutureRevision, Operation::Compact, self.name));
         }
-        self.commit(table, Vec::new(), &old, State { compacted: mark, ..old })
+        self.commit(table, Purpose::Any, Vec::new(), &old, State { compacted: mark, ..old })
     }
 
     /// Gives up all states but the newest, and takes away a slice of their rows. False if there were none.
-    pub(crate) fn give_up_history(&self, table: &dyn Table) -> Result<bool> {
-        Ok(self.sweep_some(table, |state| state.revision)? != Progress::Nothing)
+    pub(crate) fn give_up_history(&self, table: &dyn Table, purpose: Purpose) -> Result<bool> {
+        Ok(self.sweep_some(table, purpose, |state| state.revision)? != Progress::Nothing)
     }
 
     /// Raises the mark to `mark`, and takes away a slice of what is below it.
-    fn sweep_some(&self, table: &dyn Table, mark: impl Fn(&State) -> u64) -> Result<Progress> {
-        self.ensure_writable(table, Operation::Compact)?;
+    fn sweep_some(&self, table: &dyn Table, purpose: Purpose, mark: impl Fn(&State) -> u64) -> Result<Progress> {
+        self.ensure_writable(table, Operation::Compact, purpose)?;
         let (old, new, writes) = guarded(self.name, Operation::Compact, || {
             let rows = Rows::of(table, self.name)?;
             let old = rows.state()?;
@@ -288,7 +290,7 @@ impl Inner {
             return Ok(Progress::Nothing);
         }
         let progress = if writes.len() < sweep::MAX_ROWS { Progress::Done } else { Progress::More };
-        self.commit(table, writes, &old, new)?;
+        self.commit(table, purpose, writes, &old, new)?;
         Ok(progress)
     }
 
@@ -296,7 +298,14 @@ impl Inner {
     ///
     /// # Errors
     /// The engine's, with the outcome that was found; `Unknown` if nothing could be found out.
-    fn commit(&self, table: &dyn Table, mut writes: Vec<Write>, old: &State, new: State) -> Result<()> {
+    fn commit(
+        &self,
+        table: &dyn Table,
+        purpose: Purpose,
+        mut writes: Vec<Write>,
+        old: &State,
+        new: State,
+    ) -> Result<()> {
         let row = codec::encode(codec::STATE_KEY, &new)
             .map_err(|damage| corrupt(self.name, Operation::Txn, damage.0).with_outcome(Outcome::NotApplied))?;
         writes.push(Write::Put(codec::STATE_KEY.to_vec(), row));
@@ -304,7 +313,7 @@ impl Inner {
             self.publish(new);
             return Ok(());
         };
-        match self.recover(table) {
+        match self.recover(table, purpose) {
             Ok(found) if found == new => {
                 tracing::warn!(%error, "the engine reported an error, but the commit is there");
                 Ok(())
@@ -318,14 +327,14 @@ impl Inner {
     }
 
     /// Opens the table again, and says where the store really stands.
-    fn recover(&self, table: &dyn Table) -> Result<State> {
+    fn recover(&self, table: &dyn Table, purpose: Purpose) -> Result<State> {
         let reopen = || {
             table.recover()?;
             Rows::of(table, self.name)?.state()
         };
         let state = loop {
             match guarded(self.name, Operation::Open, reopen) {
-                Err(error) if self.give_up_reserve(&error) => {}
+                Err(error) if self.give_up_reserve(&error, purpose) => {}
                 state => break state?,
             }
         };
@@ -337,12 +346,12 @@ impl Inner {
     }
 
     /// Tries again to find out what became of a commit, if one is in doubt.
-    fn ensure_writable(&self, table: &dyn Table, operation: Operation) -> Result<()> {
-        self.check_reserve(operation)?;
+    fn ensure_writable(&self, table: &dyn Table, operation: Operation, purpose: Purpose) -> Result<()> {
+        self.check_reserve(operation, purpose)?;
         if !self.poisoned.load(Ordering::Relaxed) {
             return Ok(());
         }
-        self.recover(table)
+        self.recover(table, purpose)
             .map_err(|error| Error::new(ErrorKind::Poisoned, operation, self.name).with_source(error))?;
         self.poisoned.store(false, Ordering::Relaxed);
         Ok(())

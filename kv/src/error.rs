@@ -11,6 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What was being done when it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Operation {
     /// Opening or creating the store.
     Open,
@@ -44,6 +45,7 @@ impl fmt::Display for Operation {
 
 /// Whether a write that failed has changed the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Outcome {
     /// It did not and will not happen.
     NotApplied,
@@ -53,6 +55,7 @@ pub enum Outcome {
 
 /// What is wrong with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum InvalidArgument {
     /// A key without bytes.
@@ -99,6 +102,7 @@ impl fmt::Display for InvalidArgument {
 
 /// Why a store did not let somebody in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Auth {
     /// No valid user, password or token.
@@ -111,6 +115,7 @@ pub enum Auth {
 
 /// What kind of error it is: match on this, never on text.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The request can never be carried out.

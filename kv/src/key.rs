@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 /// A key: raw bytes, ordered by unsigned byte comparison, a proper prefix before what it is a prefix of.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Key(Bytes);
 
 impl Key {
@@ -93,6 +94,7 @@ impl Borrow<[u8]> for Key {
 
 /// A value: raw bytes. An empty value is a value, not an absence.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Value(Bytes);
 
 impl Value {
@@ -152,6 +154,7 @@ impl From<Vec<u8>> for Value {
 
 /// A point in the one total order of writes. A fresh store is at 1 and its first write gets 2; 0 means "not set".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Revision(i64);
 
 impl Revision {
@@ -188,6 +191,7 @@ impl fmt::Display for Revision {
 
 /// Which keys a request is about. Spans are half open; one that ends before it starts is empty, not an error.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Range {
     /// This one key.
     Key(Key),

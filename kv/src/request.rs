@@ -4,6 +4,7 @@ use crate::key::{Key, Range, Revision, Value};
 
 /// How much of what was found comes back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Content {
     /// Keys, values and metadata.
     #[default]
@@ -16,6 +17,7 @@ pub enum Content {
 
 /// Whether a write or an event brings along what was there before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Prev {
     /// It does not.
     #[default]
@@ -26,6 +28,7 @@ pub enum Prev {
 
 /// A read: a range of keys at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct RangeRequest {
     /// Which keys.
@@ -68,6 +71,7 @@ impl RangeRequest {
 
 /// How a [`Target`] is compared: the stored thing on the left, the given one on the right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum CompareOp {
     /// Stored = given.
     Equal,
@@ -93,6 +97,7 @@ impl CompareOp {
 
 /// What a compare looks at. An absent key has version, create and mod revision 0, and fails every value compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Target {
     /// How often the key was written since it was created.
@@ -107,6 +112,7 @@ pub enum Target {
 
 /// A condition of a [`Txn`]: it holds if it holds for every key in the range; an empty range counts as one absent key.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Compare {
     /// Which keys.
@@ -146,6 +152,7 @@ impl Compare {
 
 /// A read inside a [`Txn`]. It has no revision: it sees the state that the operations before it have made.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TxnRange {
     /// Which keys.
@@ -179,6 +186,7 @@ impl TxnRange {
 
 /// One operation of a [`Txn`].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Op {
     /// Write a key.
@@ -240,6 +248,7 @@ impl Op {
 
 /// Compares, what to do if all of them hold, and what to do otherwise; atomic, at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Txn {
     /// All must hold, on the state before the transaction, for `success` to run; none means that it runs.
@@ -285,6 +294,7 @@ impl Txn {
 
 /// A watch: every event in a range from a revision on.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct WatchRequest {
     /// Which keys; it must not be empty.

@@ -6,6 +6,7 @@ use crate::key::{Key, Revision, Value};
 
 /// A stored key: its value and where it stands in the order of writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Kv {
     /// The key.
     pub key: Key,
@@ -28,6 +29,7 @@ impl Kv {
 
 /// The answer to a range, alone or inside a transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RangeResponse {
     /// The store's revision when the answer was made, also for a read of the past. For a range inside a transaction
     /// it is the transaction's revision.
@@ -42,6 +44,7 @@ pub struct RangeResponse {
 
 /// The answer to one operation of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum OpResult {
     /// Of a put.
     Put {
@@ -61,6 +64,7 @@ pub enum OpResult {
 
 /// The answer to a transaction. A compare that fails is an answer, not an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TxnResponse {
     /// The store's revision after the transaction.
     pub revision: Revision,
@@ -72,6 +76,7 @@ pub struct TxnResponse {
 
 /// What happened to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum EventKind {
     /// It was written.
     Put,
@@ -81,6 +86,7 @@ pub enum EventKind {
 
 /// One change of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Event {
     /// What happened.
     pub kind: EventKind,
@@ -92,6 +98,7 @@ pub struct Event {
 
 /// All events of one revision that a watch is about, in the order in which they happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Batch {
     /// The revision.
     pub revision: Revision,

@@ -1,1 +1,16 @@
 //! The daemon `margay serve`: one process that keeps a store open for plugins, commands and people.
+//!
+//! - [`held`]: the store. Other processes that wait for its lock get it, and the daemon takes it back.
+//! - [`lane`]: the verbs that write, one commit at a time; on an embedded store one commit for all ADDs that wait.
+//! - [`daemon`] and `connection`: the private socket of plugins and commands; `keys` is the store behind it.
+//! - [`socket`]: the right to serve a store, and the socket's place.
+//! - [`life`]: start, readiness, watchdog, end.
+
+pub mod asker;
+mod connection;
+pub mod daemon;
+pub mod held;
+mod keys;
+pub mod lane;
+pub mod life;
+pub mod socket;

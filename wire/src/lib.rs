@@ -1,1 +1,20 @@
-//! The private socket of `margay serve`.
+//! The private socket of `margay serve`: its name, its frames, and what both ends do with a connection.
+//!
+//! A connection carries [frames](Frame). The daemon sends the first one, a [`Hello`]. The client compares it with the store
+//! that it means, and goes on without the daemon if they differ. Then the client sends requests, one after the other. For each
+//! request the daemon sends `Taken` before it begins, and an answer in the end. [`keys`] are the requests of a
+//! [`kv::Store`]; the requests of the plugin's verbs are the plugin's own.
+//!
+//! The client takes nothing from a daemon that runs as somebody else than root or the store's owner, and the daemon takes
+//! nothing from a client that is neither.
+
+mod client;
+mod frame;
+mod hello;
+pub mod keys;
+pub mod name;
+pub mod peer;
+
+pub use client::{Connection, PATIENCE};
+pub use frame::{Frame, Kind, MAX_ANSWER, MAX_REQUEST, VERSION, malformed};
+pub use hello::{FileId, Hello, Identity};

@@ -83,7 +83,7 @@ impl<'l> Snapshot<'l> {
         if self.is_over() {
             return Ok(None);
         }
-        let open = store::open(self.location, Use::Existing).await?;
+        let open = store::open_files(self.location, Use::Existing).await?;
         let read = self.read(&open).await;
         let closed = open.close().await.map_err(|error| explain(self.location, error));
         let read = read?;

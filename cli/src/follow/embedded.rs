@@ -37,7 +37,7 @@ impl Embedded {
 
     /// One turn.
     pub(super) async fn read(&mut self) -> Result<Vec<Part>> {
-        let open = store::open(&self.location, Use::Existing).await?;
+        let open = store::open_files(&self.location, Use::Existing).await?;
         let read = self.turn(&open).await;
         let closed = open.close().await.map_err(|error| explain(&self.location, error));
         let parts = read?;

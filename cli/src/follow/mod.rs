@@ -3,17 +3,17 @@
 //! A store tells of it in parts: first a state, then everything that came after it. Where its history was given up before
 //! it was read, that is told, and the state at which it goes on.
 
-mod cluster;
 mod embedded;
+mod watched;
 
 use std::time::SystemTime;
 
-use datastore::Location;
+use datastore::{Location, served};
 use kv::{Batch, Key, Kv, Range, Revision};
 
 use crate::error::Result;
-use cluster::Cluster;
 use embedded::Embedded;
+use watched::Watched;
 
 /// Where to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,30 +44,37 @@ pub(crate) enum Part {
     Reached(Revision),
 }
 
-/// Who reads.
+/// The reader.
 pub(crate) enum Follower {
+    /// It opens the files in turns.
     Embedded(Box<Embedded>),
-    Cluster(Box<Cluster>),
+    /// It watches a store that others keep open.
+    Watched(Box<Watched>),
 }
 
 impl Follower {
     /// A reader of this range of a store.
-    pub(crate) fn new(location: &Location, range: Range, start: Start) -> Self {
-        match location {
-            Location::Etcd(_) => Self::Cluster(Box::new(Cluster::new(location.clone(), range, start))),
-            _ => Self::Embedded(Box::new(Embedded::new(location.clone(), range, start))),
+    pub(crate) async fn new(location: &Location, range: Range, start: Start) -> Self {
+        let is_kept_open = match location {
+            Location::Etcd(_) => true,
+            _ => served::connect(location, crate::store::wait()).await.is_some(),
+        };
+        if is_kept_open {
+            Self::Watched(Box::new(Watched::new(location.clone(), range, start)))
+        } else {
+            Self::Embedded(Box::new(Embedded::new(location.clone(), range, start)))
         }
     }
 
     /// The next parts; possibly none. An embedded store is given back when this returns, and is held no longer than a few
-    /// milliseconds if anybody waits for it; on a cluster it takes a quarter of a second at most where nothing is new.
+    /// milliseconds if another process waits for it. A watch takes a quarter of a second at most where nothing is new.
     ///
     /// # Errors
     /// Those of the store.
     pub(crate) async fn read(&mut self) -> Result<Vec<Part>> {
         match self {
             Self::Embedded(one) => one.read().await,
-            Self::Cluster(one) => one.read().await,
+            Self::Watched(one) => one.read().await,
         }
     }
 
@@ -78,7 +85,7 @@ impl Follower {
     pub(crate) async fn is_worth_reading(&self) -> Result<bool> {
         match self {
             Self::Embedded(one) => one.is_worth_reading().await,
-            Self::Cluster(_) => Ok(true),
+            Self::Watched(_) => Ok(true),
         }
     }
 
@@ -86,7 +93,7 @@ impl Follower {
     pub(crate) async fn close(self) -> Result<()> {
         match self {
             Self::Embedded(_) => Ok(()),
-            Self::Cluster(one) => one.close().await,
+            Self::Watched(one) => one.close().await,
         }
     }
 }

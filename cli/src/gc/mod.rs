@@ -132,7 +132,7 @@ impl Found {
 
 /// What the node holds in a store, read in one opening; nothing if there is no store.
 async fn holdings(request: &Request<'_>, location: &Location) -> Result<Option<(Ipam, Holdings)>> {
-    let open = match datastore::open(location, Create::Never, store::wait()).await {
+    let open = match datastore::reach(location, Create::Never, store::wait()).await {
         Err(error) if error.kind() == &ErrorKind::Missing => return Ok(None),
         opened => opened.map_err(|error| store::explain(location, error))?,
     };

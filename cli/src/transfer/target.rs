@@ -53,7 +53,7 @@ struct Marked {
 impl<'l> Target<'l> {
     /// Opens a store, and makes it if there is none.
     pub(crate) async fn make(location: &'l Location) -> Result<Self> {
-        Self::new(location, Some(store::open(location, Use::Make).await?)).await
+        Self::new(location, Some(store::open_files(location, Use::Make).await?)).await
     }
 
     /// Opens a store if there is one.
@@ -232,7 +232,7 @@ impl<'l> Target<'l> {
             && let Some(open) = self.open.take()
         {
             open.close().await.map_err(|error| self.failed(error))?;
-            self.open = Some(store::open(self.location, Use::Existing).await?);
+            self.open = Some(store::open_files(self.location, Use::Existing).await?);
         }
         Ok(())
     }

@@ -54,7 +54,7 @@ pub(crate) async fn run(location: &Location, args: &History) -> Result<Answer> {
         given_up: Vec::new(),
         events: Vec::new(),
     };
-    let mut follower = Follower::new(location, subject.range(), Start::Oldest);
+    let mut follower = Follower::new(location, subject.range(), Start::Oldest).await;
     let read = loop {
         match follower.read().await {
             Ok(parts) => {

@@ -132,8 +132,13 @@ fn reads_all(command: &OnStore) -> bool {
     }
 }
 
-/// Runs what reads much and changes nothing; whoever else waits for the store gets it in between.
+/// Runs what reads much and changes nothing. Other processes that wait for the store get it in between; a daemon keeps it.
 pub(crate) async fn in_turns<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> Result<T>) -> Result<T> {
+    if let Some(served) =
+        datastore::served::connect(location, crate::store::wait()).await.filter(|_| location.path().is_some())
+    {
+        return work(&Ipam::new(Arc::new(served), nodes(location))).await;
+    }
     let explained = |error| crate::store::explain(location, error);
     let turns = Arc::new(Turns::open(location, crate::store::wait()).await.map_err(explained)?);
     let done = work(&Ipam::new(Arc::clone(&turns) as Arc<dyn Store>, nodes(location))).await;

@@ -36,7 +36,7 @@ pub(super) async fn rehearse(
     what_for: Use,
     verb: impl AsyncFnOnce(&Ipam) -> Result<Answer>,
 ) -> Result<Answer> {
-    let open = match datastore::open(location, Create::Never, wait()).await {
+    let open = match datastore::reach(location, Create::Never, wait()).await {
         Err(error) if *error.kind() == ErrorKind::Missing && what_for == Use::Make => {
             care::could_be_made(location).await.map_err(|error| explain(location, error))?;
             datastore::open(&Location::Memory, Create::IfMissing, wait()).await

@@ -3,11 +3,11 @@
 use ipam_core::BridgeError;
 
 use crate::error::{CniError, Code};
-use crate::request::Network;
+use crate::run::Rules;
 
 /// The reason for which a call came to nothing.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// The store's error.
     Store(kv::Error),
     /// The namespace of the pod must be looked up first.
@@ -40,7 +40,7 @@ impl From<Failure> for CniError {
 
 /// The error as the runtime gets it. An error that the configuration of a bridged network can mend has code 7; on a network
 /// of Calico's the allocator's errors are plain ones, as Calico's are.
-pub(super) fn explain(error: ipam_core::Error, network: &Network) -> Failure {
+pub(crate) fn explain(error: ipam_core::Error, rules: Rules) -> Failure {
     match error {
         ipam_core::Error::Store(error) => error.into(),
         ipam_core::Error::NamespaceWanted => Failure::NamespaceWanted,
@@ -51,14 +51,14 @@ pub(super) fn explain(error: ipam_core::Error, network: &Network) -> Failure {
         ipam_core::Error::Filling(filling) => CniError::new(Code::TryAgain, filling.to_string()).into(),
         ipam_core::Error::Bridge(error) => CniError::config(error.to_string()).into(),
         error => {
-            let advice = advice(&error).filter(|_| *network != Network::Calico);
+            let advice = advice(&error).filter(|_| rules == Rules::Bridged);
             CniError::from_error(&error).with_details(advice.unwrap_or_default()).into()
         }
     }
 }
 
 /// Advice on an error of the allocator whose text has none.
-pub(super) fn advice(error: &ipam_core::Error) -> Option<String> {
+pub(crate) fn advice(error: &ipam_core::Error) -> Option<String> {
     Some(match error {
         ipam_core::Error::Exhausted { .. } => {
             "see how full it is with: margay ipam show --show-blocks; then make a larger pool, or widen its range"

@@ -6,7 +6,7 @@ use ipam_core::vm::{VmAnswer, VmPod};
 use kv::Deadline;
 
 use super::{Failure, explain};
-use crate::request::Network;
+use crate::run::Rules;
 
 /// Carries it out; `None` if the pod is to be served like any other.
 pub(super) async fn assign(
@@ -16,7 +16,7 @@ pub(super) async fn assign(
     deadline: Deadline,
 ) -> Result<Option<Vec<Assigned>>, Failure> {
     let answer = Box::pin(ipam.assign_to_vm(request, vm, deadline)).await;
-    Ok(match answer.map_err(|error| explain(error, &Network::Calico))? {
+    Ok(match answer.map_err(|error| explain(error, Rules::Calico))? {
         VmAnswer::Off => None,
         VmAnswer::First(assigned) => Some(assigned),
         // The result shows them as single addresses.

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 use crate::attachment::{Attachment, Names};
 use crate::model::{HostReserved, Labels, Owner, PoolUse};
 use crate::net::Family;
 
 /// Which addresses are wanted: given ones, and any others.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wanted {
     /// These.
     pub these: Vec<IpAddr>,
@@ -52,7 +53,7 @@ impl Wanted {
 }
 
 /// What happens when an attachment asks for a given address that it has already.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Repeated {
     /// It gets the same answer again.
     #[default]
@@ -62,7 +63,7 @@ pub enum Repeated {
 }
 
 /// Whether the labels of the container's namespace are known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NamespaceLabels {
     /// They are those of the request. A namespace that there is nowhere has none.
     #[default]
@@ -73,7 +74,7 @@ pub enum NamespaceLabels {
 }
 
 /// The gateway that a bridged network wants in the pool of one family.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Gateway {
     /// The one on record, if there is one.
     #[default]
@@ -85,7 +86,7 @@ pub enum Gateway {
 }
 
 /// The gateways that a bridged network wants.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bridge {
     /// Of its IPv4 pool.
     pub v4: Gateway,
@@ -103,7 +104,7 @@ impl Bridge {
 }
 
 /// A pool that the network's own configuration defines.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolDefinition {
     /// Its name.
     pub name: String,
@@ -114,7 +115,7 @@ pub struct PoolDefinition {
 }
 
 /// What is asked of an assignment. It is carried out as a whole, in one commit, or not at all.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AssignRequest {
     /// For whom. Its handle and attributes are recorded.
@@ -201,7 +202,7 @@ impl AssignRequest {
 }
 
 /// One address of an answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assigned {
     /// The address.
     pub ip: IpAddr,

@@ -4,6 +4,7 @@ use std::fmt;
 
 use ipnet::IpNet;
 use kv::{Key, Value};
+use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 use super::codec::{Document, Malformed};
@@ -15,7 +16,7 @@ use crate::net::Family;
 use crate::selector::{Selector, SelectorError};
 
 /// For what an address is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PoolUse {
     /// A container.
     Workload,

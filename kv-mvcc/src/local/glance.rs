@@ -79,8 +79,16 @@ pub fn glance(engine: &dyn Engine, path: &Path) -> Result<Glance> {
 /// # Errors
 /// `Io`.
 pub fn waiting(engine: &dyn Engine, path: &Path) -> Result<usize> {
+    Ok(queued(engine, path)?.saturating_sub(1))
+}
+
+/// How many processes have the lock of the store of `engine` in the folder `path`, or wait for it.
+///
+/// # Errors
+/// `Io`.
+pub fn queued(engine: &dyn Engine, path: &Path) -> Result<usize> {
     let folder = StoreFolder::new(engine, path);
-    Ok(folder.io(QUEUE, tickets(&folder.path(QUEUE)))?.saturating_sub(1))
+    folder.io(QUEUE, tickets(&folder.path(QUEUE)))
 }
 
 /// The newest revision of the store of `engine` in the folder `path`, without its turn: for a process that looks again and

@@ -64,7 +64,7 @@ fn configured<'n>(network: &'n Network, store: &'n str) -> impl Iterator<Item = 
 
 /// The pools of a store; none if there is no store.
 async fn pools(location: &Location) -> Result<Vec<(String, IpNet)>> {
-    let open = match datastore::open(location, Create::Never, PATIENCE).await {
+    let open = match datastore::reach(location, Create::Never, PATIENCE).await {
         Err(error) if *error.kind() == ErrorKind::Missing => return Ok(Vec::new()),
         opened => opened.map_err(|error| store::explain(location, error))?,
     };

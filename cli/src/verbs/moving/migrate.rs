@@ -70,7 +70,7 @@ pub(super) async fn run(from: &Location, to: &Location, args: &Migrate) -> Resul
 
 /// Which store the source is.
 async fn who(from: &Location) -> Result<Identity> {
-    let open = store::open(from, Use::Existing).await?;
+    let open = store::open_files(from, Use::Existing).await?;
     let found = identity(from, &open).await;
     let closed = open.close().await.map_err(|error| store::explain(from, error));
     let found = found?;
@@ -194,7 +194,7 @@ impl Stores<'_> {
         if self.from.path().is_none() {
             return Ok(None);
         }
-        let open = store::open(self.from, Use::Existing).await?;
+        let open = store::open_files(self.from, Use::Existing).await?;
         if open.embedded().is_some_and(|store| store.status().revision == revision) {
             return Ok(Some(open));
         }

@@ -36,7 +36,7 @@ pub(super) async fn run(location: &Location, args: &Compact) -> Result<Answer> {
          etcdctl defrag",
     )?;
     let failed = |error| explain(location, error);
-    let open = store::open(location, Use::Release).await?;
+    let open = store::open_files(location, Use::Release).await?;
     let Some(embedded) = open.embedded() else {
         return Err(Failure::new(format!("{location} has no history to give up")));
     };

@@ -121,7 +121,7 @@ fn not_empty(location: &Location, why: &str) -> Failure {
 /// Makes a store of a backup, and returns its id.
 async fn fill(location: &Location, file: &Path, header: &Header, keys: u64) -> Result<String> {
     let failed = |error| explain(location, error);
-    let open = store::open(location, Use::Make).await?;
+    let open = store::open_files(location, Use::Make).await?;
     let Some(embedded) = open.embedded() else {
         return Err(Failure::new(format!("{location} cannot be restored")));
     };

@@ -22,7 +22,7 @@ pub(super) async fn run(location: &Location) -> Result<Answer> {
         "verify",
         "etcd checks its files itself; to compare the members of a cluster: etcdctl endpoint hashkv --cluster",
     )?;
-    let open = store::open(location, Use::Existing).await?;
+    let open = store::open_files(location, Use::Existing).await?;
     let Some(embedded) = open.embedded() else {
         return Err(Failure::new(format!("{location} cannot be verified")));
     };

@@ -11,7 +11,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use smol_str::SmolStr;
 use time::{Duration, OffsetDateTime};
 
@@ -77,7 +77,7 @@ read_keeping!(Block {
 });
 
 /// Addresses at both ends of each new block that a host keeps for itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostReserved {
     /// How many at the start.
     pub start: usize,

@@ -1,6 +1,6 @@
-//! Reading etcd: a state in pages, then a watch.
+//! Reading a store that stays open, etcd or the one of a daemon: a state in pages, then a watch.
 //!
-//! A watch tells what happened, but not that it has told all of it, and servers before 3.4.25 answer the request for
+//! A watch of etcd tells what happened, but not that it has told all of it, and servers before 3.4.25 answer the request for
 //! progress too early. So whoever reads the past compares what he was told with what is there: when the keys and their
 //! revisions are those of the newest state, and nothing more comes for a while, that was all. Something could only be
 //! missing that came and went again after everything that is there now, and that the server was slow to tell.
@@ -30,8 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How many revisions are told at a time.
 const MOST_BATCHES: usize = 1000;
 
-/// The reader of an etcd.
-pub(crate) struct Cluster {
+/// The reader of a store that stays open.
+pub(crate) struct Watched {
     location: Location,
     range: Range,
     place: Place,
@@ -51,7 +51,7 @@ struct Past {
     last: Instant,
 }
 
-impl Cluster {
+impl Watched {
     pub(super) fn new(location: Location, range: Range, start: Start) -> Self {
         Self { location, range, place: Place::Before(start), open: None, changes: None, past: None }
     }
@@ -103,14 +103,19 @@ impl Cluster {
             Start::Oldest => {
                 let goal = keys.kvs.into_iter().map(|kv| (kv.key, kv.mod_revision)).collect();
                 self.past = Some(Past { head, goal, told: BTreeMap::new(), last: Instant::now() });
-                let oldest = oldest(&*store).await?;
-                (oldest, Place::State(oldest, from))
+                let served = self.open.as_ref().and_then(OpenStore::served);
+                let (oldest, time) = match served {
+                    Some(served) => served.oldest().await?,
+                    None => (oldest(&*store).await?, None),
+                };
+                ((oldest, time), Place::State(oldest, from))
             }
-            Start::Newest => (head, Place::State(head, from)),
-            Start::Next => (head, Place::Log(head.next())),
+            Start::Newest => ((head, None), Place::State(head, from)),
+            Start::Next => ((head, None), Place::Log(head.next())),
         };
         self.place = place;
-        Ok(Part::Begins(first, None))
+        let (first, time) = first;
+        Ok(Part::Begins(first, time))
     }
 
     async fn page(&mut self, at: Revision, from: Key) -> Result<Part, Stop> {

@@ -1,0 +1,269 @@
+//! The daemon `margay serve`: plugins that ask it, beside plugins that go by themselves, and what it costs.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::runtime::Builder;
+
+use crate::contender::{Contender, in_turns, run as run_process};
+use crate::fill::{self, NODE, Share};
+use crate::findings::{Bound, Findings};
+use crate::report::{Times, median};
+use crate::{Outcome, Programs};
+
+/// How many containers exist before measuring begins.
+const RESIDENTS: u32 = 40;
+/// How many times each contender is measured.
+const ROUNDS: u32 = 300;
+/// How many callers there are at once, how many ADDs each makes in a round, and how many rounds there are.
+const CALLERS: usize = 16;
+const EACH: usize = 30;
+const CROWDS: usize = 10;
+/// How many blocks the store has whose daemon is started.
+const BLOCKS: u32 = 10_000;
+/// How often the daemon is started.
+const STARTS: usize = 10;
+/// For how long the idle daemon is looked at.
+const IDLE: Duration = Duration::from_secs(20);
+
+/// A daemon, until this is dropped.
+struct Daemon {
+    child: Child,
+}
+
+impl Daemon {
+    /// Starts the daemon of a store, and waits until it has its socket.
+    fn start(programs: &Programs, url: &str) -> Outcome<Self> {
+        let name = Command::new(&programs.margay).args(["--store", url, "serve", "--name"]).output()?;
+        let name = String::from_utf8(name.stdout)?;
+        let socket = format!("/run/margay/serve/{}.sock", name.trim());
+        let mut command = Command::new(&programs.margay);
+        command.args(["--store", url, "serve"]).stdin(Stdio::null()).stderr(Stdio::null());
+        let daemon = Self { child: command.spawn()? };
+        let begun = Instant::now();
+        while !Path::new(&socket).exists() {
+            if begun.elapsed() > Duration::from_secs(10) {
+                return Err(format!("the daemon of {url} does not come up").into());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(daemon)
+    }
+
+    /// A field of a file of the process under /proc.
+    fn process(&self, file: &str) -> Outcome<String> {
+        Ok(fs::read_to_string(format!("/proc/{}/{file}", self.child.id()))?)
+    }
+
+    /// The memory that it has now, in MiB.
+    fn mib(&self) -> Outcome<f64> {
+        let status = self.process("status")?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
+        let kib: f64 = line.split_whitespace().next().ok_or("no number")?.parse()?;
+        Ok(kib / 1024.0)
+    }
+
+    /// The processor time that it has used, in seconds.
+    fn seconds(&self) -> Outcome<f64> {
+        // The nanoseconds of its threads, each with one file.
+        let mut sum = 0.0;
+        for thread in fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
+            let spent = fs::read_to_string(thread?.path().join("schedstat"))?;
+            let nanos: f64 = spent.split_whitespace().next().ok_or("no number")?.parse()?;
+            sum += nanos / 1e9;
+        }
+        Ok(sum)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Ok(pid) = i32::try_from(self.child.id()) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// Measures calls with and without the daemon, and the daemon itself.
+pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
+    let mut findings = Findings::default();
+    let folder = folder.join("serve");
+    fs::create_dir(&folder)?;
+    calls(programs, &folder, &mut findings)?;
+    costs(programs, &folder, &mut findings)?;
+    Ok(findings)
+}
+
+fn calls(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome<()> {
+    let served = folder.join("served");
+    let alone = folder.join("alone");
+    fs::create_dir(&served)?;
+    fs::create_dir(&alone)?;
+    let contenders = [
+        Contender::Empty { program: programs.floor_empty.clone() },
+        Contender::host_local(programs, folder),
+        Contender::margay(programs, &served, "redb, served", "redb"),
+        Contender::margay(programs, &served, "sled, served", "sled"),
+        Contender::margay(programs, &alone, "redb, by itself", "redb"),
+        Contender::margay(programs, &alone, "sled, by itself", "sled"),
+    ];
+    for contender in &contenders[1..] {
+        for resident in 0..RESIDENTS {
+            contender.add(&format!("resident{resident}"))?;
+        }
+    }
+    let daemon = |engine: &str| {
+        let url = format!("{engine}://{}", served.join(format!("ipam.{engine}")).display());
+        Daemon::start(programs, &url)
+    };
+    let _daemons = [daemon("redb")?, daemon("sled")?];
+    let (adds, dels) = in_turns(&contenders, ROUNDS)?;
+    let peer = adds[1].median();
+    let row = |place: usize| {
+        let (times, del) = (&adds[place], dels[place].median());
+        vec![
+            contenders[place].name().to_owned(),
+            format!("{:.2}", times.median()),
+            format!("{:.2}", times.quantile(0.9)),
+            format!("{:.2}", times.median() / peer),
+            if del.is_nan() { "-".to_owned() } else { format!("{del:.2}") },
+        ]
+    };
+    findings.table(
+        "served",
+        format!("Cold ADD, whole process, {ROUNDS} runs each in turns, {RESIDENTS} containers resident (ms)"),
+        &["", "ADD p50", "p90", "/ host-local", "DEL p50"],
+        (0..contenders.len()).map(row).collect(),
+    );
+    for (place, engine) in [(2, "redb"), (3, "sled")] {
+        let what = format!("cold ADD on {engine} through the daemon / host-local");
+        findings.goal(&what, adds[place].median() / peer, Bound::AtMost(0.7));
+    }
+    crowds(&contenders[..4], findings)
+}
+
+/// Many callers at once.
+fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
+    let mut rates = vec![Vec::new(); contenders.len()];
+    let mut times = vec![Times::default(); contenders.len()];
+    for round in 0..CROWDS {
+        for (place, contender) in contenders.iter().enumerate() {
+            let (elapsed, adds) = at_once(contender, round)?;
+            rates[place].push((CALLERS * EACH) as f64 / elapsed.as_secs_f64());
+            times[place].append(adds);
+        }
+    }
+    let (empty, peer) = (median(&rates[0]), median(&rates[1]));
+    let row = |place: usize| {
+        let (rate, times) = (median(&rates[place]), &times[place]);
+        vec![
+            contenders[place].name().to_owned(),
+            format!("{rate:.0}"),
+            format!("{:.2}", rate / peer),
+            format!("{:.2}", rate / empty),
+            format!("{:.2}", times.median()),
+            format!("{:.2}", times.quantile(0.99)),
+            format!("{:.2}", times.quantile(0.99) / times.median()),
+        ]
+    };
+    findings.table(
+        "served-callers",
+        format!("{CALLERS} callers at once, {CROWDS} rounds of {} calls, each a process (ms)", CALLERS * EACH),
+        &["", "ADD/s", "/ host-local", "/ empty", "ADD p50", "p99", "p99 / p50"],
+        (0..contenders.len()).map(row).collect(),
+    );
+    let wanted = (3.0 * peer).min(0.8 * empty);
+    for (place, engine) in [(2, "redb"), (3, "sled")] {
+        let what = format!("{CALLERS} callers on {engine} through the daemon: ADD/s");
+        findings.goal(&what, median(&rates[place]), Bound::AtLeast(wanted));
+        let what = format!("{CALLERS} callers on {engine} through the daemon: p99 / p50");
+        findings.goal(&what, times[place].quantile(0.99) / times[place].median(), Bound::AtMost(2.5));
+    }
+    Ok(())
+}
+
+/// All callers at once: how long it took until the last one was done, and how long each call. What they got is deleted
+/// again, unmeasured.
+fn at_once(contender: &Contender, round: usize) -> Outcome<(Duration, Times)> {
+    let id = |caller: usize, number: usize| format!("r{round}c{caller}n{number}");
+    let calls = |caller: usize| {
+        let mut times = Times::default();
+        for number in 0..EACH {
+            times.push(contender.add(&id(caller, number)).map_err(|error| error.to_string())?);
+        }
+        Ok::<_, String>(times)
+    };
+    let begun = Instant::now();
+    let times: Vec<Result<Times, String>> = thread::scope(|scope| {
+        let running: Vec<_> = (0..CALLERS).map(|caller| scope.spawn(move || calls(caller))).collect();
+        running.into_iter().map(|caller| caller.join().unwrap_or_else(|_| Err("a caller panicked".into()))).collect()
+    });
+    let elapsed = begun.elapsed();
+    let mut all = Times::default();
+    for times in times {
+        all.append(times?);
+    }
+    for caller in 0..CALLERS {
+        for number in 0..EACH {
+            contender.del(&id(caller, number))?;
+        }
+    }
+    Ok((elapsed, all))
+}
+
+/// Memory and processor time of a daemon that nobody asks, and the time from its start to its first answer.
+fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome<()> {
+    let mut rows = Vec::new();
+    for engine in ["redb", "sled"] {
+        let path = folder.join(format!("large.{engine}"));
+        let url = format!("{engine}://{}", path.display());
+        Builder::new_current_thread().enable_all().build()?.block_on(async {
+            let store = fill::create(engine, &path).await?;
+            fill::give(&store, NODE, 0, Share { blocks: BLOCKS, used: 1 }).await?;
+            store.close().await?;
+            Outcome::Ok(())
+        })?;
+        let mut starts = Times::default();
+        for _ in 0..STARTS {
+            let begun = Instant::now();
+            let daemon = Daemon::start(programs, &url)?;
+            let mut ask = Command::new(&programs.margay);
+            ask.args(["--store", &url, "ipam", "show", "--show-configuration"]);
+            run_process(ask, "")?;
+            starts.push(begun.elapsed());
+            drop(daemon);
+        }
+        let daemon = Daemon::start(programs, &url)?;
+        let mut ask = Command::new(&programs.margay);
+        ask.args(["--store", &url, "ipam", "show"]);
+        run_process(ask, "")?;
+        let before = daemon.seconds()?;
+        thread::sleep(IDLE);
+        let busy = (daemon.seconds()? - before) / IDLE.as_secs_f64() * 100.0;
+        let mib = daemon.mib()?;
+        rows.push(vec![
+            engine.to_owned(),
+            format!("{mib:.1}"),
+            format!("{busy:.2}"),
+            format!("{:.1}", starts.median()),
+            format!("{:.1}", starts.quantile(1.0)),
+        ]);
+        findings.goal(&format!("the idle daemon on {engine}: memory (MiB)"), mib, Bound::AtMost(16.0));
+        findings.goal(&format!("the idle daemon on {engine}: % of a core"), busy, Bound::AtMost(0.3));
+        let what = format!("the daemon on {engine}: start to first answer (ms)");
+        findings.goal(&what, starts.median(), Bound::AtMost(50.0));
+    }
+    findings.table(
+        "served-costs",
+        format!("The daemon of a store with {BLOCKS} blocks"),
+        &["", "memory, MiB", "idle, % of a core", "start to first answer, ms", "the slowest start"],
+        rows,
+    );
+    Ok(())
+}

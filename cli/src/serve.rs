@@ -1,0 +1,48 @@
+//! `margay serve`: the daemon of a store.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use datastore::{Environment, Location, served};
+
+use crate::args::{Cli, Serve};
+use crate::error::{Failure, Result};
+use crate::store;
+
+/// Serves a store until the process is asked to end.
+pub(crate) fn run(
+    cli: &Cli,
+    args: &Serve,
+    env: &Environment<'_>,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> Result<()> {
+    let location = match &args.folder {
+        Some(folder) if cli.store.is_none() => in_folder(folder)?,
+        _ => store::choose(cli, env, err)?.location,
+    };
+    if args.name {
+        let name = served::instance(&location);
+        let name = name.ok_or_else(|| Failure::new(format!("{location} has no daemon")))?;
+        writeln!(out, "{name}")?;
+        return Ok(());
+    }
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(2).enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::new(format!("cannot start: {error}")))?;
+    let served = runtime.block_on(::serve::life::run(location));
+    runtime.shutdown_background();
+    served.map_err(|refusal| Failure::new(refusal.to_string()))
+}
+
+/// The store in a folder. A folder without a store is taken for one of redb if its name ends so, else for one of sled.
+fn in_folder(folder: &Path) -> Result<Location> {
+    if !folder.is_absolute() {
+        return Err(Failure::new(format!("{} is not an absolute path", folder.display())));
+    }
+    let identity = fs::read_to_string(folder.join("store.id")).unwrap_or_default();
+    let says = |engine: &str| identity.split_whitespace().any(|word| word == engine);
+    let is_redb = says("redb") || (!says("sled") && folder.extension().is_some_and(|extension| extension == "redb"));
+    Ok(if is_redb { Location::Redb(folder.to_owned()) } else { Location::Sled(folder.to_owned()) })
+}

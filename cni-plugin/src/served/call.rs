@@ -1,0 +1,105 @@
+//! The verbs as requests to the daemon, and its answers.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipam_core::assign::{AssignRequest, Assigned};
+use ipam_core::{Comparison, Ipam};
+use kv::Deadline;
+use serde::{Deserialize, Serialize};
+
+use crate::allocator::failure::{Failure, explain};
+use crate::error::CniError;
+use crate::request::{Checked, Collected};
+use crate::verbs::{self, Check, Del, Gc};
+
+/// A request, and for how long it is of use.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Asked {
+    /// After that nothing is begun for it.
+    pub within: Duration,
+    /// The file that Calico's plugins on this host lock while they work on a cluster.
+    pub lock_file: PathBuf,
+    /// The request.
+    pub call: Call,
+}
+
+/// A verb.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Call {
+    /// ADD. Pods of virtual machines are no case for the daemon.
+    Add(Box<AssignRequest>),
+    /// DEL.
+    Del(Del),
+    /// CHECK.
+    Check(Check),
+    /// STATUS, with the ADD that is asked about.
+    Status(Box<AssignRequest>),
+    /// GC.
+    Gc(Gc),
+}
+
+/// What came of a verb.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// ADD is done.
+    Assigned(Vec<Assigned>),
+    /// DEL is done.
+    Released(Vec<IpAddr>),
+    /// CHECK is done.
+    Compared(Comparison),
+    /// CHECK could not tell, for this reason.
+    Unknown(String),
+    /// An ADD can be served.
+    Ready,
+    /// GC is done.
+    Collected(Collected),
+    /// A pool is to be chosen by the labels of the namespace. The plugin looks them up and asks again.
+    NamespaceWanted,
+    /// The daemon cannot do it, for this reason. The plugin does it by itself.
+    ByYourself(String),
+    /// The verb fails.
+    Refused(CniError),
+}
+
+impl From<Failure> for Answer {
+    /// What the store does not do for the daemon the plugin tries by itself: it knows which errors are none, and on an
+    /// embedded store a DEL has room on a full disk.
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Store(error) => Self::ByYourself(error.to_string()),
+            Failure::NamespaceWanted => Self::NamespaceWanted,
+            Failure::Cni(error) => Self::Refused(error),
+        }
+    }
+}
+
+impl Answer {
+    /// What came of an ADD. The daemon does not look at the machine: an ADD that finds no room is the plugin's, which may
+    /// free what earlier boots have left.
+    pub fn of_assignment(request: &AssignRequest, assigned: ipam_core::Result<Vec<Assigned>>) -> Self {
+        match assigned {
+            Ok(assigned) => Self::Assigned(assigned),
+            Err(error) if error.is_exhaustion() => Self::ByYourself(error.to_string()),
+            Err(error) => explain(error, verbs::rules(request)).into(),
+        }
+    }
+}
+
+impl Call {
+    /// Carries out a verb on an open store.
+    pub async fn carry_out(&self, ipam: &Ipam, deadline: Deadline) -> Answer {
+        let done = match self {
+            Self::Add(request) => return Answer::of_assignment(request, ipam.assign(request, deadline).await),
+            Self::Del(del) => verbs::release(ipam, del, deadline).await.map(Answer::Released),
+            Self::Check(check) => verbs::compare(ipam, check, deadline).await.map(|checked| match checked {
+                Checked::Compared(comparison) => Answer::Compared(comparison),
+                Checked::Unknown(why) => Answer::Unknown(why),
+            }),
+            Self::Status(request) => verbs::would_assign(ipam, request, deadline).await.map(|()| Answer::Ready),
+            Self::Gc(gc) => verbs::collect(ipam, gc, deadline).await.map(Answer::Collected),
+        };
+        done.unwrap_or_else(Answer::from)
+    }
+}

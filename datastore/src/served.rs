@@ -1,0 +1,107 @@
+//! A store that a daemon, `margay serve`, keeps open: where its socket is, and the store behind it.
+
+mod store;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use wire::{Hello, Identity, name};
+
+pub use store::{ServedStore, connect};
+
+use crate::access::Pem;
+use crate::location::{Etcd, Location};
+
+/// The socket of the daemon of a store; `None` for a store that no daemon can have.
+pub fn socket(location: &Location) -> Option<PathBuf> {
+    instance(location).map(|name| name::socket(&name))
+}
+
+/// The name of the daemon of a store, which is also the instance of its systemd units.
+pub fn instance(location: &Location) -> Option<String> {
+    match location {
+        Location::Sled(path) | Location::Redb(path) => Some(name::of_folder(&canonical(path))),
+        Location::Etcd(etcd) => Some(of_cluster(etcd)),
+        Location::Memory => None,
+    }
+}
+
+/// A name for each way into a cluster, so that nobody is served under the identity of somebody else.
+fn of_cluster(etcd: &Etcd) -> String {
+    let mut endpoints = etcd.endpoints.clone();
+    endpoints.sort_unstable();
+    endpoints.dedup();
+    let user = etcd.access.login.as_ref().map_or("", |login| &login.user);
+    let certificate = match etcd.access.identity.as_ref().map(|identity| &identity.certificate) {
+        Some(Pem::File(path)) => format!("file {}", path.display()),
+        Some(Pem::Inline(text)) => format!("text {text}"),
+        None => String::new(),
+    };
+    let endpoints = endpoints.join(",");
+    name::of_cluster([&endpoints, etcd.discovery_srv.as_str(), user, &certificate])
+}
+
+/// A path without symbolic links, as far as it leads somewhere.
+fn canonical(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let found = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
+    let Some((above, found)) = found else { return path };
+    match path.strip_prefix(above) {
+        Ok(rest) if rest.as_os_str().is_empty() => found,
+        Ok(rest) => found.join(rest),
+        Err(_) => path,
+    }
+}
+
+/// True if a daemon of this store may run as this user: root, or the store's owner. A store that is not there yet has its
+/// owner in this process.
+pub fn is_trusted(location: &Location, uid: u32) -> bool {
+    let owner = location.path().and_then(|path| fs::metadata(path).ok()).map(|folder| folder.uid());
+    uid == 0 || uid == owner.unwrap_or_else(|| nix::unistd::geteuid().as_raw())
+}
+
+/// True if a daemon that says this has the store at this location, and speaks our language.
+pub fn is_meant(location: &Location, hello: &Hello) -> bool {
+    hello.is_same_version()
+        && match (location.path(), &hello.store) {
+            (Some(folder), _) => hello.has_store_in(folder),
+            (None, store) => *store == Identity::Cluster,
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_and_its_target_have_one_socket() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        fs::create_dir(root.join("real")).unwrap();
+        std::os::unix::fs::symlink(root.join("real"), root.join("link")).unwrap();
+        let name = |path: &str| instance(&Location::Sled(root.join(path))).unwrap();
+        assert_eq!(name("link"), name("real"));
+        assert_eq!(name("link/a/b"), name("real/a/b"), "what is not there yet");
+        assert_ne!(name("real/a"), name("real/b"));
+        assert_eq!(instance(&Location::Memory), None);
+    }
+
+    #[test]
+    fn the_default_store_has_the_name_that_systemd_gives_it() {
+        let name = instance(&Location::Sled("/nowhere/margay/ipam.sled".into()));
+        assert_eq!(name.as_deref(), Some("nowhere-margay-ipam.sled"));
+    }
+
+    #[test]
+    fn each_identity_has_its_own_daemon() {
+        let of = |url: &str| url.parse::<Location>().unwrap();
+        let plain = of("etcd://a:1,b:2");
+        assert_eq!(instance(&plain), instance(&of("etcd://b:2,a:1")));
+        let Location::Etcd(mut etcd) = plain.clone() else { panic!("not etcd") };
+        etcd.access.login = Some(crate::access::Login { user: "calico".to_owned(), password: "hidden".to_owned() });
+        let named = Location::Etcd(etcd);
+        assert_ne!(instance(&plain), instance(&named));
+        assert!(!instance(&named).unwrap().contains("hidden"));
+    }
+}

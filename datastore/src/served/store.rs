@@ -1,0 +1,288 @@
+//! A store behind a daemon's socket.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use futures::stream::unfold;
+use kv::{
+    Batch, Error, ErrorKind, Operation, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
+    WatchRequest, WatchStream,
+};
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+use wire::keys::{Answer, Asked, Purpose, Request};
+use wire::{Frame, Hello, Identity, Kind, MAX_ANSWER, PATIENCE, malformed, peer};
+
+use super::{is_meant, is_trusted, socket};
+use crate::location::Location;
+
+/// So many connections are kept for the next call.
+const MOST_IDLE: usize = 16;
+
+/// A store that a daemon keeps open. Clones share their connections.
+///
+/// A call takes a connection for itself. Dropping a call closes its connection: the daemon begins nothing for it any more.
+#[derive(Clone, Debug)]
+pub struct ServedStore {
+    shared: Arc<Shared>,
+    purpose: Purpose,
+}
+
+#[derive(Debug)]
+struct Shared {
+    location: Location,
+    /// The location as text.
+    name: String,
+    socket: PathBuf,
+    /// How long a call may take, once the daemon has it.
+    within: Duration,
+    /// The store that the daemon had at first.
+    store: Identity,
+    idle: Mutex<Vec<UnixStream>>,
+}
+
+/// Connects to the daemon of a store. `None` if there is none that has this very store: then the caller opens the store
+/// itself. `within` bounds each call.
+pub async fn connect(location: &Location, within: Duration) -> Option<ServedStore> {
+    let socket = socket(location)?;
+    let name = location.to_string();
+    match timeout(PATIENCE, dial(location, &socket)).await {
+        Ok(Ok((stream, hello))) => {
+            let (location, store) = (location.clone(), hello.store);
+            let idle = Mutex::new(vec![stream]);
+            let shared = Arc::new(Shared { location, name, socket, within, store, idle });
+            Some(ServedStore { shared, purpose: Purpose::Any })
+        }
+        Ok(Err(error)) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => None,
+        Ok(Err(error)) => {
+            tracing::debug!(%error, store = name, "going on without the daemon");
+            None
+        }
+        Err(_) => {
+            tracing::warn!(store = name, "the daemon margay serve does not answer; going on without it");
+            None
+        }
+    }
+}
+
+async fn dial(location: &Location, socket: &PathBuf) -> io::Result<(UnixStream, Hello)> {
+    let mut stream = UnixStream::connect(socket).await?;
+    if !is_trusted(location, peer::uid(&stream)?) {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the daemon runs as another user"));
+    }
+    let hello: Hello = next(&mut stream).await?.expect(Kind::Hello)?.decode()?;
+    if !is_meant(location, &hello) {
+        return Err(io::Error::other("the daemon has another store, or is of another version"));
+    }
+    Ok((stream, hello))
+}
+
+/// The next frame; the end of the stream is an error here.
+async fn next(stream: &mut UnixStream) -> io::Result<Frame> {
+    Frame::read(stream, MAX_ANSWER).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+/// How far a call had come when it failed.
+enum Lost {
+    /// The daemon has not begun.
+    Before(io::Error),
+    /// The daemon has begun.
+    After(io::Error),
+}
+
+impl ServedStore {
+    /// The same store, for writes that release addresses: they may use what a full disk has left for that.
+    #[must_use]
+    pub fn to_release(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), purpose: Purpose::Release }
+    }
+
+    /// The oldest revision that can be read, and its time as far as it is known.
+    ///
+    /// # Errors
+    /// Those of a read.
+    pub async fn oldest(&self) -> Result<(Revision, Option<SystemTime>)> {
+        match self.call(Operation::Range, Request::Oldest).await? {
+            Answer::Oldest(revision, time) => Ok((revision, time)),
+            _ => Err(self.odd(Operation::Range)),
+        }
+    }
+
+    fn error(&self, kind: ErrorKind, operation: Operation) -> Error {
+        Error::new(kind, operation, self.shared.name.clone())
+    }
+
+    /// A connection: one that was used before, or a new one.
+    async fn link(&self, operation: Operation) -> Result<UnixStream> {
+        let idle = || self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        while let Some(stream) = idle() {
+            // The daemon closes connections that nothing comes on.
+            if !peer::is_gone(&stream) {
+                return Ok(stream);
+            }
+        }
+        let Shared { location, socket, store, .. } = &*self.shared;
+        let not_sent = || {
+            self.error(ErrorKind::NotSent, operation)
+                .with_detail("the daemon margay serve has ended or hangs; give the same command again")
+        };
+        match timeout(PATIENCE, dial(location, socket)).await {
+            Ok(Ok((stream, hello))) if hello.store == *store => Ok(stream),
+            Ok(Ok(_)) => Err(self.error(ErrorKind::RevisionRegressed, operation)),
+            Ok(Err(error)) => Err(not_sent().with_source(error)),
+            Err(_) => Err(not_sent()),
+        }
+    }
+
+    fn keep(&self, stream: UnixStream) {
+        let mut idle = self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MOST_IDLE {
+            idle.push(stream);
+        }
+    }
+
+    /// Sends a request and waits until the daemon begins with it.
+    async fn begin(&self, stream: &mut UnixStream, frame: &Frame) -> io::Result<()> {
+        let begin = async {
+            stream.write_all(&frame.to_bytes()).await?;
+            next(stream).await?.expect(Kind::Taken).map(drop)
+        };
+        timeout(PATIENCE, begin).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    async fn attempt(&self, stream: &mut UnixStream, frame: &Frame) -> Result<Answer, Lost> {
+        self.begin(stream, frame).await.map_err(Lost::Before)?;
+        // The daemon answers in time: it has been told how long there is.
+        match timeout(self.shared.within + PATIENCE, next(stream)).await {
+            Ok(answer) => answer.and_then(|frame| frame.expect(Kind::Answer)?.decode()).map_err(Lost::After),
+            Err(_) => Err(Lost::After(io::ErrorKind::TimedOut.into())),
+        }
+    }
+
+    fn frame(&self, operation: Operation, request: Request) -> Result<Frame> {
+        let asked = Asked { within: self.shared.within, request };
+        Frame::new(Kind::Keys, &asked).map_err(|error| self.error(ErrorKind::Undecodable, operation).with_source(error))
+    }
+
+    async fn call(&self, operation: Operation, request: Request) -> Result<Answer> {
+        let frame = self.frame(operation, request)?;
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let mut stream = self.link(operation).await?;
+            match self.attempt(&mut stream, &frame).await {
+                Ok(Answer::Failed(failed)) => {
+                    self.keep(stream);
+                    return Err(failed.into());
+                }
+                Ok(answer) => {
+                    self.keep(stream);
+                    return Ok(answer);
+                }
+                // The daemon has closed a connection that it took for idle, or has been started anew.
+                Err(Lost::Before(_)) if attempts == 1 => {}
+                Err(Lost::Before(error)) => {
+                    return Err(self.error(ErrorKind::NotSent, operation).with_source(error));
+                }
+                Err(Lost::After(error)) if error.kind() == io::ErrorKind::TimedOut => {
+                    return Err(self.error(ErrorKind::Timeout, operation));
+                }
+                Err(Lost::After(error)) => {
+                    let kind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
+                    return Err(self.error(kind, operation).with_source(error));
+                }
+            }
+        }
+    }
+
+    fn odd(&self, operation: Operation) -> Error {
+        self.error(ErrorKind::Undecodable, operation).with_source(malformed("the answer to another request"))
+    }
+}
+
+#[async_trait]
+impl Store for ServedStore {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        request.check("served")?;
+        match self.call(Operation::Range, Request::Range(request)).await? {
+            Answer::Range(answer) => Ok(answer),
+            _ => Err(self.odd(Operation::Range)),
+        }
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        txn.check("served")?;
+        match self.call(Operation::Txn, Request::Txn(txn, self.purpose)).await? {
+            Answer::Txn(answer) => Ok(answer),
+            _ => Err(self.odd(Operation::Txn)),
+        }
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        request.check("served")?;
+        let frame = self.frame(Operation::Watch, Request::Watch(request.clone()))?;
+        let mut stream = self.link(Operation::Watch).await?;
+        if self.begin(&mut stream, &frame).await.is_err() {
+            stream = self.link(Operation::Watch).await?;
+            let begun = self.begin(&mut stream, &frame).await;
+            begun.map_err(|error| self.error(ErrorKind::NotSent, Operation::Watch).with_source(error))?;
+        }
+        let watching = Watching { store: self.clone(), stream: Some(stream), resume_from: request.start };
+        let mut watching = watching;
+        match watching.item().await? {
+            Answer::Watching => Ok(unfold(watching, Watching::next).boxed()),
+            _ => Err(self.odd(Operation::Watch)),
+        }
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        revision.check("served")?;
+        match self.call(Operation::Compact, Request::Compact(revision)).await? {
+            Answer::Compacted => Ok(()),
+            _ => Err(self.odd(Operation::Compact)),
+        }
+    }
+}
+
+/// A watch on its way.
+struct Watching {
+    store: ServedStore,
+    /// `None` once it has ended.
+    stream: Option<UnixStream>,
+    /// The revision after the last one that came.
+    resume_from: Revision,
+}
+
+impl Watching {
+    async fn item(&mut self) -> Result<Answer> {
+        let kind = ErrorKind::Disconnected { resume_from: self.resume_from };
+        let lost = self.store.error(kind, Operation::Watch);
+        let Some(stream) = &mut self.stream else { return Err(lost) };
+        match next(stream).await.and_then(|frame| frame.expect(Kind::Answer)?.decode()) {
+            Ok(Answer::Failed(failed)) => Err(failed.into()),
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(lost.with_source(error)),
+        }
+    }
+
+    async fn next(mut self) -> Option<(Result<Batch>, Self)> {
+        self.stream.as_ref()?;
+        let item = match self.item().await {
+            Ok(Answer::Happened(batch)) => {
+                self.resume_from = batch.revision.next();
+                Ok(batch)
+            }
+            Ok(_) => Err(self.store.odd(Operation::Watch)),
+            Err(error) => Err(error),
+        };
+        if item.is_err() {
+            self.stream = None;
+        }
+        Some((item, self))
+    }
+}

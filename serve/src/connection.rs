@@ -1,0 +1,110 @@
+//! One connection on the private socket.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cni_plugin::served::{Answer, Asked, Call};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use wire::{Frame, Hello, Kind, MAX_REQUEST, keys};
+
+use crate::asker::Asker;
+use crate::daemon::Daemon;
+use crate::keys as stores_keys;
+use crate::lane::Job;
+
+/// A connection on which nothing comes for so long is closed. Clients know that.
+const IDLE: Duration = Duration::from_secs(60);
+/// A client has so long to take an answer in.
+const SEND: Duration = Duration::from_secs(10);
+/// The longest time that a verb may take, whatever the client says.
+const LONGEST: Duration = Duration::from_secs(10 * 60);
+
+/// Serves a connection until it ends.
+///
+/// # Errors
+/// Those of the connection; `InvalidData` for bytes that no client of ours sends.
+pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Result<()> {
+    let (identity, generation) = daemon.held.identity().await;
+    let (mut reader, mut writer) = stream.into_split();
+    send(&mut writer, &Frame::new(Kind::Hello, &Hello::new(identity))?).await?;
+    loop {
+        let Ok(frame) = timeout(IDLE, Frame::read(&mut reader, MAX_REQUEST)).await else { return Ok(()) };
+        let Some(frame) = frame? else { return Ok(()) };
+        match frame.kind {
+            Kind::Yield => daemon.announced.notify_one(),
+            Kind::Verb => {
+                let asked: Asked = frame.decode()?;
+                send(&mut writer, &Frame::empty(Kind::Taken)).await?;
+                let answer = verb(daemon, generation, asked, &reader).await?;
+                send(&mut writer, &Frame::new(Kind::Answer, &answer)?).await?;
+            }
+            Kind::Keys => {
+                let asked: keys::Asked = frame.decode()?;
+                send(&mut writer, &Frame::empty(Kind::Taken)).await?;
+                if let keys::Request::Watch(request) = asked.request {
+                    return stores_keys::watch(&daemon.held, generation, request, &mut reader, &mut writer).await;
+                }
+                let answer = stores_keys::answer(&daemon.held, generation, asked, &reader).await;
+                send(&mut writer, &Frame::new(Kind::Answer, &answer)?).await?;
+            }
+            Kind::Hello | Kind::Taken | Kind::Answer => {
+                return Err(wire::malformed(format!("a client's frame is {:?}", frame.kind)));
+            }
+        }
+    }
+}
+
+async fn verb(daemon: &Daemon, generation: u64, asked: Asked, connection: &OwnedReadHalf) -> io::Result<Answer> {
+    let asker = Asker::new(connection.as_ref(), Instant::now() + asked.within.min(LONGEST))?;
+    match asked.call {
+        Call::Check(_) | Call::Status(_) => Ok(look(daemon, generation, &asked.call, &asker).await),
+        Call::Add(_) | Call::Del(_) | Call::Gc(_) => {
+            let (answer, answered) = oneshot::channel();
+            let job = Job { call: asked.call, asker, generation, lock_file: asked.lock_file, answer };
+            if daemon.lane.enter(job).is_err() {
+                return Ok(Answer::ByYourself("too many callers wait for the daemon".to_owned()));
+            }
+            // The lane drops a job whose client is gone or out of time.
+            answered.await.map_err(|_| io::ErrorKind::TimedOut.into())
+        }
+    }
+}
+
+/// Carries out a verb that changes nothing, beside the lane.
+async fn look(daemon: &Daemon, generation: u64, call: &Call, asker: &Asker) -> Answer {
+    let turn = match daemon.held.turn(asker.until).await {
+        Ok(turn) if turn.generation == generation => turn,
+        Ok(_) => return Answer::ByYourself("another store took the place of the daemon's".to_owned()),
+        Err(error) => return Answer::ByYourself(error.to_string()),
+    };
+    let open = match turn.open() {
+        Ok(open) => open,
+        Err(error) => return Answer::ByYourself(error.to_string()),
+    };
+    if matches!(call, Call::Status(_))
+        && let Err(error) = open.check_room().await
+    {
+        return Answer::ByYourself(error.to_string());
+    }
+    let ipam = cni_plugin::served::ipam_on(open.store(), daemon.held.location(), open.etcd());
+    call.carry_out(&ipam, asker.deadline()).await
+}
+
+/// Sends a frame.
+///
+/// # Errors
+/// `TimedOut` if the client does not take it in.
+pub(crate) async fn send(writer: &mut OwnedWriteHalf, frame: &Frame) -> io::Result<()> {
+    let sent = timeout(SEND, writer.write_all(&frame.to_bytes())).await;
+    sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// Waits until a client that has nothing to say says something, or closes.
+pub(crate) async fn client_speaks(reader: &mut OwnedReadHalf) {
+    let _ = reader.read(&mut [0]).await;
+}

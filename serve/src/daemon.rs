@@ -1,0 +1,97 @@
+//! The daemon: one store, the lane of its writes, the sockets, and the hand-over of the store's lock.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use datastore::Location;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use wire::peer;
+
+use crate::connection;
+use crate::held::{Announced, Held};
+use crate::lane::Lane;
+
+/// How often the daemon looks whether a process waits for the lock.
+const LOOK: Duration = Duration::from_millis(15);
+/// So many clients are connected at once. Further ones are closed at once, and go by themselves.
+const MOST_CLIENTS: usize = 1024;
+/// How long to wait before the next client is accepted after the system refused one.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What all connections share.
+#[derive(Debug)]
+pub struct Daemon {
+    /// The store.
+    pub held: Held,
+    /// The way to write.
+    pub lane: Lane,
+    /// A client is about to wait for the lock.
+    pub(crate) announced: Notify,
+}
+
+impl Daemon {
+    /// A daemon of the store at this location. Its tasks run on the runtime that calls this, and end with `tasks`.
+    pub fn start(location: Location, tasks: &mut JoinSet<()>) -> Arc<Self> {
+        let held = Held::new(location);
+        let (lane, work) = Lane::new(held.clone());
+        tasks.spawn(work);
+        let daemon = Arc::new(Self { held, lane, announced: Notify::new() });
+        tasks.spawn(step_aside(Arc::clone(&daemon)));
+        daemon
+    }
+
+    /// Serves the clients of a socket, for ever.
+    pub async fn listen(self: Arc<Self>, listener: UnixListener) {
+        let room = Arc::new(Semaphore::new(MOST_CLIENTS));
+        loop {
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "a client could not be accepted");
+                    sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
+                tracing::warn!(most = MOST_CLIENTS, "too many clients: one was sent away");
+                continue;
+            };
+            let daemon = Arc::clone(&self);
+            tokio::spawn(async move {
+                let _place = place;
+                if let Err(error) = daemon.admit(stream).await {
+                    tracing::debug!(%error, "a connection has ended");
+                }
+            });
+        }
+    }
+
+    /// Serves a client that may be here: before its first byte is read, its user is known.
+    async fn admit(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
+        let uid = peer::uid(&stream)?;
+        if !datastore::served::is_trusted(self.held.location(), uid) {
+            tracing::warn!(uid, "a client was sent away: it is neither root nor the store's owner");
+            return Ok(());
+        }
+        connection::serve(self, stream).await
+    }
+}
+
+/// Hands the store over whenever a process waits for its lock.
+async fn step_aside(daemon: Arc<Daemon>) {
+    if daemon.held.location().path().is_none() {
+        return;
+    }
+    loop {
+        let is_announced = timeout(LOOK, daemon.announced.notified()).await.is_ok();
+        if is_announced {
+            daemon.held.hand_over(Announced::Yes).await;
+        } else if daemon.held.is_wanted() {
+            daemon.held.hand_over(Announced::No).await;
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! A store that the daemon holds open, and that other processes get whenever they wait for it.
+//!
+//! Each call has a [`Turn`]: while it lasts the store stays open. A hand-over waits for the turns, closes the store, lets the
+//! processes that wait have it, and opens it again. Calls that come meanwhile wait for that. Watches go on after it, since a
+//! revision is all that they have to remember. If another store is at the same place then, they end with an error.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use datastore::{Create, Location, OpenStore, care};
+use futures::StreamExt;
+use futures::stream::unfold;
+use kv::{
+    Batch, Error, ErrorKind, Operation, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
+    WatchRequest, WatchStream,
+};
+use kv_mvcc::Purpose;
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use tokio::time::{sleep, timeout_at};
+use wire::{FileId, Identity};
+
+/// How long a process that has announced itself may take until it waits for the lock.
+const ANNOUNCED: Duration = Duration::from_millis(20);
+/// How often it is looked for.
+const LOOK: Duration = Duration::from_millis(1);
+/// How long the lock is waited for at once.
+const WAIT: Duration = Duration::from_secs(60);
+
+/// A store that is held. Clones are handles to the same one.
+#[derive(Clone)]
+pub struct Held {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    location: Location,
+    name: String,
+    state: Arc<RwLock<State>>,
+    /// The store that was there last.
+    seen: Mutex<Seen>,
+    hand_overs: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    open: Option<OpenStore>,
+}
+
+/// A store, and which one it is at this place.
+#[derive(Clone)]
+struct Seen {
+    identity: Identity,
+    /// It grows when another store takes its place.
+    generation: u64,
+}
+
+/// The store, which stays open as long as this is there.
+///
+/// A caller with a turn must not ask for another one before it drops the first: a hand-over may wait in between.
+pub struct Turn {
+    state: OwnedRwLockReadGuard<State>,
+    /// Which store it is, of those that were at this place.
+    pub generation: u64,
+}
+
+impl Turn {
+    /// The store.
+    pub fn store(&self) -> Result<Arc<dyn Store>> {
+        Ok(self.open()?.store())
+    }
+
+    /// The store for releases, which may use what a full disk has left for them.
+    pub fn store_to_release(&self) -> Result<Arc<dyn Store>> {
+        let open = self.open()?;
+        Ok(match open.embedded() {
+            Some(store) => Arc::new(store.with_purpose(Purpose::Release)),
+            None => open.store(),
+        })
+    }
+
+    /// The open store.
+    pub fn open(&self) -> Result<&OpenStore> {
+        // A turn is only begun with an open store.
+        self.state.open.as_ref().ok_or_else(|| Error::new(ErrorKind::Closed, Operation::Open, "store"))
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held").field("store", &self.shared.name).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turn").field("generation", &self.generation).finish_non_exhaustive()
+    }
+}
+
+impl Held {
+    /// A handle to the store at this location, which the first turn opens.
+    pub fn new(location: Location) -> Self {
+        let name = location.to_string();
+        let seen = Mutex::new(Seen { identity: Identity::Nothing, generation: 0 });
+        let (state, hand_overs) = (Arc::default(), AtomicU64::new(0));
+        Self { shared: Arc::new(Shared { location, name, state, seen, hand_overs }) }
+    }
+
+    /// Where the store is.
+    pub fn location(&self) -> &Location {
+        &self.shared.location
+    }
+
+    /// The store that was there last, and its generation. If there was none, this looks again.
+    pub async fn identity(&self) -> (Identity, u64) {
+        if self.seen().identity == Identity::Nothing {
+            match self.turn(Instant::now() + Duration::from_millis(500)).await {
+                Ok(turn) => drop(turn),
+                Err(error) => tracing::debug!(%error, "there is no store to serve yet"),
+            }
+        }
+        let Seen { identity, generation } = self.seen();
+        (identity, generation)
+    }
+
+    /// Which store it is now, of those that were at this place.
+    pub fn generation(&self) -> u64 {
+        self.seen().generation
+    }
+
+    /// How often the store was handed over.
+    pub fn hand_overs(&self) -> u64 {
+        self.shared.hand_overs.load(Ordering::Relaxed)
+    }
+
+    fn seen(&self) -> Seen {
+        self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn error(&self, kind: ErrorKind, operation: Operation) -> Error {
+        Error::new(kind, operation, self.shared.name.clone())
+    }
+
+    /// Waits until the store is open, and keeps it so.
+    ///
+    /// # Errors
+    /// Those of opening it; `Locked` if others have it until then.
+    pub async fn turn(&self, until: Instant) -> Result<Turn> {
+        let wait = async {
+            let state = Arc::clone(&self.shared.state).read_owned().await;
+            if state.open.is_some() {
+                return Ok::<_, Error>(state);
+            }
+            drop(state);
+            let mut state = Arc::clone(&self.shared.state).write_owned().await;
+            if state.open.is_none() {
+                self.reopen(&mut state, until.saturating_duration_since(Instant::now())).await?;
+            }
+            Ok(state.downgrade())
+        };
+        match timeout_at(until.into(), wait).await {
+            Ok(state) => Ok(Turn { state: state?, generation: self.generation() }),
+            Err(_) => Err(self.error(ErrorKind::Locked, Operation::Open)),
+        }
+    }
+
+    /// Opens the store and looks which one it is.
+    async fn reopen(&self, state: &mut OwnedRwLockWriteGuard<State>, wait: Duration) -> Result<()> {
+        let open = datastore::open(&self.shared.location, Create::Never, wait).await?;
+        let identity = match (open.embedded(), self.shared.location.path()) {
+            (Some(store), Some(folder)) => {
+                let queue = FileId::at(&folder.join("queue"));
+                let queue = queue.ok_or_else(|| self.error(ErrorKind::Missing, Operation::Open))?;
+                Identity::Embedded { id: store.id().to_string(), queue }
+            }
+            _ => Identity::Cluster,
+        };
+        let mut seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.identity != identity {
+            if seen.identity != Identity::Nothing {
+                tracing::warn!(store = self.shared.name, "another store is at this place now");
+            }
+            *seen = Seen { identity, generation: seen.generation + 1 };
+        }
+        state.open = Some(open);
+        Ok(())
+    }
+
+    /// True if a process waits for the lock, or another folder is where the store was opened.
+    pub fn is_wanted(&self) -> bool {
+        let Some(folder) = self.shared.location.path() else { return false };
+        let Ok(state) = self.shared.state.try_read() else { return false };
+        if state.open.is_none() {
+            return false;
+        }
+        let is_moved = match self.seen().identity {
+            Identity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) != Some(queue),
+            _ => false,
+        };
+        is_moved || care::is_waited_for(&self.shared.location)
+    }
+
+    /// Lets the processes that wait for the lock have the store, and takes it back. A process that has announced itself is
+    /// waited for, at most 20 ms.
+    pub async fn hand_over(&self, announced: Announced) {
+        let mut state = Arc::clone(&self.shared.state).write_owned().await;
+        let Some(open) = state.open.take() else { return };
+        self.shared.hand_overs.fetch_add(1, Ordering::Relaxed);
+        if let Err(error) = open.close().await {
+            tracing::warn!(%error, "the store could not be closed cleanly");
+        }
+        if announced == Announced::Yes {
+            let end = Instant::now() + ANNOUNCED;
+            while Instant::now() < end && !care::is_locked(&self.shared.location) {
+                sleep(LOOK).await;
+            }
+        }
+        // The lock goes to the processes that wait now before it comes back.
+        if let Err(error) = self.reopen(&mut state, WAIT).await {
+            tracing::info!(%error, "the store is not open; the next call looks again");
+        }
+    }
+
+    /// Closes the store for good, once all turns have ended.
+    pub async fn close(&self) {
+        let open = self.shared.state.write().await.open.take();
+        if let Some(open) = open
+            && let Err(error) = open.close().await
+        {
+            tracing::warn!(%error, "the store could not be closed cleanly");
+        }
+    }
+
+    /// True while the store is open.
+    pub fn is_open(&self) -> bool {
+        self.shared.state.try_read().is_ok_and(|state| state.open.is_some())
+    }
+}
+
+/// Whether a process has said that it is about to wait for the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Announced {
+    /// It has.
+    Yes,
+    /// It waits already.
+    No,
+}
+
+/// A call of the store has a turn of its own, and waits for it as long as for the lock.
+#[async_trait]
+impl Store for Held {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        self.turn(Instant::now() + WAIT).await?.store()?.range(request).await
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        self.turn(Instant::now() + WAIT).await?.store()?.txn(txn).await
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        let turn = self.turn(Instant::now() + WAIT).await?;
+        let stream = turn.store()?.watch(request.clone()).await?;
+        let cursor = Cursor { held: self.clone(), generation: turn.generation, request, stream: Some(stream) };
+        Ok(unfold(cursor, |mut cursor| async move { cursor.next().await.map(|item| (item, cursor)) }).boxed())
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        self.turn(Instant::now() + WAIT).await?.store()?.compact(revision).await
+    }
+}
+
+/// A watch that goes on after a hand-over.
+struct Cursor {
+    held: Held,
+    generation: u64,
+    /// What is still to come.
+    request: WatchRequest,
+    /// The watch on the open store; `None` once it has ended.
+    stream: Option<WatchStream>,
+}
+
+impl Cursor {
+    async fn next(&mut self) -> Option<Result<Batch>> {
+        loop {
+            match self.stream.as_mut()?.next().await {
+                Some(Ok(batch)) => {
+                    self.request.start = batch.revision.next();
+                    return Some(Ok(batch));
+                }
+                Some(Err(error)) if *error.kind() == ErrorKind::Closed => {
+                    if let Err(error) = self.resume().await {
+                        self.stream = None;
+                        return Some(Err(error));
+                    }
+                }
+                Some(Err(error)) => {
+                    self.stream = None;
+                    return Some(Err(error));
+                }
+                None => self.stream = None,
+            }
+        }
+    }
+
+    /// Waits for the end of the hand-over, and watches on.
+    async fn resume(&mut self) -> Result<()> {
+        let turn = loop {
+            match self.held.turn(Instant::now() + WAIT).await {
+                Err(error) if *error.kind() == ErrorKind::Locked => {}
+                turn => break turn?,
+            }
+        };
+        if turn.generation != self.generation {
+            let error = self.held.error(ErrorKind::RevisionRegressed, Operation::Watch);
+            return Err(error.with_detail("another store took its place; begin anew"));
+        }
+        self.stream = Some(turn.store()?.watch(self.request.clone()).await?);
+        Ok(())
+    }
+}

@@ -1,0 +1,117 @@
+//! A store's requests on a connection.
+
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use kv::{Error, ErrorKind, Operation, Store, WatchRequest};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use wire::keys::{Answer, Asked, Failed, Purpose, Request};
+use wire::{Frame, Kind};
+
+use crate::asker::{AskedStore, Asker};
+use crate::connection::{client_speaks, send};
+use crate::held::Held;
+
+/// The longest time that a request may take, whatever the client says.
+const LONGEST: Duration = Duration::from_secs(10 * 60);
+
+/// Carries out a request that is no watch.
+pub(crate) async fn answer(held: &Held, generation: u64, asked: Asked, connection: &OwnedReadHalf) -> Answer {
+    let operation = match asked.request {
+        Request::Range(_) | Request::Oldest => Operation::Range,
+        Request::Txn(..) => Operation::Txn,
+        Request::Watch(_) => Operation::Watch,
+        Request::Compact(_) => Operation::Compact,
+    };
+    let until = Instant::now() + asked.within.min(LONGEST);
+    match carry_out(held, generation, asked.request, until, connection).await {
+        Ok(answer) => answer,
+        Err(error) => Answer::Failed(Failed::from(&at_operation(error, operation))),
+    }
+}
+
+/// An error of opening the store, as the client's request has it: nothing was done.
+fn at_operation(error: Error, operation: Operation) -> Error {
+    if error.operation() != Operation::Open {
+        return error;
+    }
+    let outcome = error.outcome();
+    Error::new(error.kind().clone(), operation, error.store().to_owned()).with_source(error).with_outcome(outcome)
+}
+
+/// The error of a client that means another store.
+fn replaced(held: &Held, operation: Operation) -> Error {
+    Error::new(ErrorKind::RevisionRegressed, operation, held.location().to_string())
+        .with_detail("another store took its place; begin anew")
+}
+
+async fn carry_out(
+    held: &Held,
+    generation: u64,
+    request: Request,
+    until: Instant,
+    connection: &OwnedReadHalf,
+) -> kv::Result<Answer> {
+    let turn = held.turn(until).await?;
+    if turn.generation != generation {
+        return Err(replaced(held, Operation::Open));
+    }
+    let asked = |store| {
+        let asker = Asker::new(connection.as_ref(), until);
+        let asker =
+            asker.map_err(|error| Error::new(ErrorKind::Throttled, Operation::Open, "serve").with_source(error))?;
+        Ok::<_, Error>(AskedStore::new(store, vec![asker]))
+    };
+    Ok(match request {
+        Request::Range(request) => Answer::Range(turn.store()?.range(request).await?),
+        Request::Txn(txn, Purpose::Any) => Answer::Txn(asked(turn.store()?)?.txn(txn).await?),
+        Request::Txn(txn, Purpose::Release) => Answer::Txn(asked(turn.store_to_release()?)?.txn(txn).await?),
+        Request::Compact(revision) => {
+            turn.store()?.compact(revision).await?;
+            Answer::Compacted
+        }
+        Request::Oldest => match turn.open()?.embedded() {
+            Some(store) => {
+                let oldest = store.oldest().await?;
+                Answer::Oldest(oldest.revision, oldest.time)
+            }
+            None => return Err(Error::new(ErrorKind::Unsupported, Operation::Range, "serve")),
+        },
+        Request::Watch(_) => return Err(Error::new(ErrorKind::Unsupported, Operation::Watch, "serve")),
+    })
+}
+
+/// Sends what a watch delivers until it ends or the client is gone.
+pub(crate) async fn watch(
+    held: &Held,
+    generation: u64,
+    request: WatchRequest,
+    reader: &mut OwnedReadHalf,
+    writer: &mut OwnedWriteHalf,
+) -> std::io::Result<()> {
+    let stream = match held.generation() == generation {
+        true => held.watch(request).await,
+        false => Err(replaced(held, Operation::Watch)),
+    };
+    let mut stream = match stream {
+        Ok(stream) => stream,
+        Err(error) => return send(writer, &Frame::new(Kind::Answer, &Answer::Failed(Failed::from(&error)))?).await,
+    };
+    send(writer, &Frame::new(Kind::Answer, &Answer::Watching)?).await?;
+    loop {
+        let item = tokio::select! {
+            item = stream.next() => item,
+            // A client says nothing more once it watches.
+            () = client_speaks(reader) => return Ok(()),
+        };
+        let answer = match item {
+            Some(Ok(batch)) => Answer::Happened(batch),
+            Some(Err(error)) => {
+                let answer = Answer::Failed(Failed::from(&error));
+                return send(writer, &Frame::new(Kind::Answer, &answer)?).await;
+            }
+            None => return Ok(()),
+        };
+        send(writer, &Frame::new(Kind::Answer, &answer)?).await?;
+    }
+}

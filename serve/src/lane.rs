@@ -1,0 +1,218 @@
+//! The lane of verbs that write: one commit at a time, and on an embedded store one commit for all ADDs that wait.
+//!
+//! The lane has a [`Turn`](crate::held::Turn) for each round. A round assigns to all ADDs that wait, and then does one other
+//! verb. So a process that waits for the store's lock waits for a round at the most, and no commit is carried from one
+//! turn to the next. A client that is gone by then, or whose time is over, is dropped.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cni_plugin::served::{Answer, Call, HostLock, ipam_on};
+use datastore::Location;
+use ipam_core::Ipam;
+use ipam_core::assign::AssignRequest;
+use kv::{Deadline, ErrorKind, Store};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::asker::{AskedStore, Asker};
+use crate::held::{Held, Turn};
+
+/// So many ADDs share a commit: a transaction has room for about twice as many.
+const MOST_TOGETHER: usize = 48;
+/// So many verbs wait at the most. A plugin that finds no room goes by itself.
+const MOST_WAITING: usize = 4096;
+
+/// A verb that waits.
+#[derive(Debug)]
+pub struct Job {
+    /// The verb.
+    pub call: Call,
+    /// The client.
+    pub asker: Asker,
+    /// The store that the client means, of those that were at this place.
+    pub generation: u64,
+    /// The lock of Calico's plugins on this host.
+    pub lock_file: std::path::PathBuf,
+    /// Where the answer goes.
+    pub answer: oneshot::Sender<Answer>,
+}
+
+impl Job {
+    fn answer(self, answer: Answer) {
+        // A client that is gone needs none.
+        let _ = self.answer.send(answer);
+    }
+
+    fn assign_request(&self) -> Option<&AssignRequest> {
+        match &self.call {
+            Call::Add(request) => Some(request),
+            _ => None,
+        }
+    }
+}
+
+/// The way into the lane.
+#[derive(Clone, Debug)]
+pub struct Lane {
+    jobs: mpsc::Sender<Job>,
+}
+
+impl Lane {
+    /// A lane on a store, and what works on it until the last handle is dropped.
+    pub fn new(held: Held) -> (Self, impl Future<Output = ()>) {
+        let (jobs, waiting) = mpsc::channel(MOST_WAITING);
+        (Self { jobs }, Worker { held, jobs: waiting, waiting: VecDeque::new() }.run())
+    }
+
+    /// Lets a verb wait; the answer comes later.
+    ///
+    /// # Errors
+    /// The job, if too many wait.
+    pub fn enter(&self, job: Job) -> Result<(), Box<Job>> {
+        self.jobs.try_send(job).map_err(|error| Box::new(error.into_inner()))
+    }
+}
+
+struct Worker {
+    held: Held,
+    jobs: mpsc::Receiver<Job>,
+    waiting: VecDeque<Job>,
+}
+
+impl Worker {
+    async fn run(mut self) {
+        loop {
+            if self.waiting.is_empty() {
+                let Some(job) = self.jobs.recv().await else { return };
+                self.waiting.push_back(job);
+            }
+            self.gather();
+            let Some(until) = self.waiting.iter().map(|job| job.asker.until).min() else { continue };
+            match self.held.turn(until).await {
+                Ok(turn) => self.round(&turn).await,
+                // The first client's time is over. There may be more for the others.
+                Err(error) if *error.kind() == ErrorKind::Locked => {}
+                Err(error) => {
+                    tracing::debug!(%error, "the store is not open, so the plugins go by themselves");
+                    self.waiting.drain(..).for_each(|job| job.answer(Answer::ByYourself(error.to_string())));
+                }
+            }
+        }
+    }
+
+    /// Takes in all that wait, and drops those that ask no more.
+    fn gather(&mut self) {
+        while let Ok(job) = self.jobs.try_recv() {
+            self.waiting.push_back(job);
+        }
+        self.waiting.retain(|job| job.asker.still_asks());
+    }
+
+    async fn round(&mut self, turn: &Turn) {
+        self.gather();
+        let stays = |job: &Job| job.generation == turn.generation;
+        for job in std::mem::take(&mut self.waiting) {
+            match stays(&job) {
+                true => self.waiting.push_back(job),
+                false => job.answer(Answer::ByYourself("another store took the place of the daemon's".to_owned())),
+            }
+        }
+        let is_cluster = matches!(self.held.location(), Location::Etcd(_));
+        if !is_cluster {
+            let together = self.take_adds();
+            self.assign_together(turn, together).await;
+        }
+        let next = self.waiting.iter().position(|job| is_cluster || job.assign_request().is_none());
+        if let Some(job) = next.and_then(|next| self.waiting.remove(next)) {
+            self.alone(turn, job).await;
+        }
+    }
+
+    /// The ADDs of one node, as many as share a commit.
+    fn take_adds(&mut self) -> Vec<Job> {
+        let mut node = None;
+        let mut together = Vec::new();
+        for job in std::mem::take(&mut self.waiting) {
+            let its = job.assign_request().map(|request| request.attachment.node.clone());
+            let is_beside = its.is_some() && (node.is_none() || node == its) && together.len() < MOST_TOGETHER;
+            if is_beside {
+                node = its;
+                together.push(job);
+            } else {
+                self.waiting.push_back(job);
+            }
+        }
+        together
+    }
+
+    /// Assigns to all of these in one commit. If that cannot be, to each alone.
+    async fn assign_together(&self, turn: &Turn, mut jobs: Vec<Job>) {
+        loop {
+            jobs.retain(|job| job.asker.still_asks());
+            if jobs.len() < 2 {
+                break;
+            }
+            let requests: Vec<AssignRequest> = jobs.iter().filter_map(Job::assign_request).cloned().collect();
+            let askers: Vec<Asker> = jobs.iter().map(|job| job.asker.clone()).collect();
+            let left = askers.iter().map(|asker| asker.until).min().unwrap_or_else(Instant::now);
+            let deadline = Deadline::after(left.saturating_duration_since(Instant::now()));
+            let Ok(ipam) = self.ipam(turn, Purpose::Any, askers.clone()) else { break };
+            match ipam.assign_together(&requests, deadline).await {
+                Ok(answers) => {
+                    tracing::debug!(count = jobs.len(), "assigned together");
+                    for (job, assigned) in jobs.into_iter().zip(answers) {
+                        job.answer(Answer::Assigned(assigned));
+                    }
+                    return;
+                }
+                Err(_) if !askers.iter().all(Asker::still_asks) => {}
+                Err(error) => {
+                    tracing::debug!(count = jobs.len(), %error, "not assigned together, so each is assigned alone");
+                    break;
+                }
+            }
+        }
+        for job in jobs {
+            self.alone(turn, job).await;
+        }
+    }
+
+    /// Carries out one verb.
+    async fn alone(&self, turn: &Turn, job: Job) {
+        if !job.asker.still_asks() {
+            return;
+        }
+        let purpose = match job.call {
+            Call::Del(_) | Call::Gc(_) => Purpose::Release,
+            _ => Purpose::Any,
+        };
+        let ipam = match self.ipam(turn, purpose, vec![job.asker.clone()]) {
+            Ok(ipam) => ipam,
+            Err(error) => return job.answer(Answer::ByYourself(error.to_string())),
+        };
+        // As the plugin by itself has it: for one attachment on a cluster.
+        let locks = matches!(self.held.location(), Location::Etcd(_)) && !matches!(job.call, Call::Gc(_));
+        let budget = job.asker.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let lock = if locks { HostLock::take(&job.lock_file, budget).await } else { None };
+        let answer = job.call.carry_out(&ipam, job.asker.deadline()).await;
+        drop(lock);
+        job.answer(answer);
+    }
+
+    fn ipam(&self, turn: &Turn, purpose: Purpose, askers: Vec<Asker>) -> kv::Result<Ipam> {
+        let store = match purpose {
+            Purpose::Any => turn.store()?,
+            Purpose::Release => turn.store_to_release()?,
+        };
+        let store: Arc<dyn Store> = Arc::new(AskedStore::new(store, askers));
+        Ok(ipam_on(store, self.held.location(), turn.open()?.etcd()))
+    }
+}
+
+/// What a verb writes for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Any,
+    Release,
+}

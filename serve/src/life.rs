@@ -1,0 +1,121 @@
+//! The life of the daemon: what it starts with, how it says that it is ready and alive, and how it ends.
+
+use std::fmt;
+use std::io;
+use std::os::unix::net::UnixListener as StdUnixListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use datastore::{Location, served};
+use listenfd::ListenFd;
+use sd_notify::NotifyState;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::daemon::Daemon;
+use crate::socket::Place;
+
+/// How long the end may take: turns that are under way end within milliseconds.
+const END: Duration = Duration::from_secs(5);
+
+/// Why there is no daemon.
+#[derive(Debug)]
+pub enum Refusal {
+    /// No daemon can serve such a store.
+    Unservable(Location),
+    /// Another process serves the store.
+    Served(Location),
+    /// The private socket cannot be had.
+    Socket(io::Error),
+    /// The system refuses something else.
+    System(io::Error),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unservable(location) => write!(f, "{location} is gone with its process, so it cannot be served"),
+            Self::Served(location) => {
+                write!(f, "another margay serve has {location}: see it with: pgrep -a margay; end that one first")
+            }
+            Self::Socket(error) => write!(f, "cannot listen in {}: {error}", wire::name::FOLDER),
+            Self::System(error) => write!(f, "cannot start: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Serves a store until the process is asked to end.
+///
+/// # Errors
+/// What keeps the daemon from starting.
+pub async fn run(location: Location) -> Result<(), Refusal> {
+    let name = served::instance(&location).ok_or_else(|| Refusal::Unservable(location.clone()))?;
+    let mut end = signal(SignalKind::terminate()).map_err(Refusal::System)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Refusal::System)?;
+    let place = Place::take(&name).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => Refusal::Served(location.clone()),
+        _ => Refusal::Socket(error),
+    })?;
+    let (listener, origin) = listener(&place).map_err(Refusal::Socket)?;
+    let mut tasks = JoinSet::new();
+    let daemon = Daemon::start(location, &mut tasks);
+    // The first caller need not wait until the store is open.
+    let (identity, _) = daemon.held.identity().await;
+    tracing::info!(store = %daemon.held.location(), socket = %place.socket().display(), ?identity, "serving");
+    tasks.spawn(Arc::clone(&daemon).listen(listener));
+    notify(&[NotifyState::Ready]);
+    if let Some(within) = sd_notify::watchdog_enabled() {
+        tasks.spawn(stay_alive(within));
+    }
+    tokio::select! {
+        _ = end.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    notify(&[NotifyState::Stopping]);
+    // A socket of systemd's stays, and the next daemon has it.
+    if origin == Origin::Own {
+        place.leave();
+    }
+    tasks.shutdown().await;
+    if timeout(END, daemon.held.close()).await.is_err() {
+        tracing::warn!("a call did not end in time; what it had committed is durable");
+    }
+    Ok(())
+}
+
+/// Where a listening socket comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// systemd has made it.
+    Systemd,
+    /// The daemon has made it.
+    Own,
+}
+
+fn listener(place: &Place) -> io::Result<(UnixListener, Origin)> {
+    let passed: Option<StdUnixListener> = ListenFd::from_env().take_unix_listener(0)?;
+    let (listener, origin) = match passed {
+        Some(listener) => (listener, Origin::Systemd),
+        None => (place.listen()?, Origin::Own),
+    };
+    listener.set_nonblocking(true)?;
+    Ok((UnixListener::from_std(listener)?, origin))
+}
+
+/// Tells systemd that the process is alive, twice as often as it wants to know. A process that hangs is killed then.
+async fn stay_alive(within: Duration) {
+    loop {
+        notify(&[NotifyState::Watchdog]);
+        sleep(within / 2).await;
+    }
+}
+
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::debug!(%error, "systemd was not told");
+    }
+}

@@ -1,0 +1,94 @@
+//! The private socket: who has the right to serve a store, and where clients find it.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
+use wire::name;
+
+/// The mode of the folder of the sockets: each user may have a daemon, and nobody may take away the socket of another one.
+/// Clients look at the user who listens.
+const FOLDER_MODE: u32 = 0o1777;
+/// The mode of a socket. The daemon looks at the user who connects.
+const SOCKET_MODE: u32 = 0o666;
+
+/// The right to serve a store under a name: one process at a time has it. It ends with the process.
+#[derive(Debug)]
+pub struct Place {
+    name: String,
+    _lock: File,
+}
+
+impl Place {
+    /// Takes the place of the daemon with this name. The folder of the sockets is made if it is missing.
+    ///
+    /// # Errors
+    /// `AddrInUse` if another daemon has it; those of the system.
+    pub fn take(name: &str) -> io::Result<Self> {
+        make_folder()?;
+        let path = Path::new(name::FOLDER).join(format!("{name}.lock"));
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(OFlag::O_NOFOLLOW.bits())
+            .open(&path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { name: name.to_owned(), _lock: file }),
+            Err(fs::TryLockError::WouldBlock) => Err(ErrorKind::AddrInUse.into()),
+            Err(fs::TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    /// The socket's path.
+    pub fn socket(&self) -> PathBuf {
+        name::socket(&self.name)
+    }
+
+    /// Listens. A socket that an earlier daemon has left is replaced in one step, so that a client always finds one of them.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn listen(&self) -> io::Result<UnixListener> {
+        let socket = self.socket();
+        let draft = Path::new(name::FOLDER).join(format!(".{}", std::process::id()));
+        remove(&draft)?;
+        let listener = UnixListener::bind(&draft)?;
+        let placed = fs::set_permissions(&draft, Permissions::from_mode(SOCKET_MODE))
+            .and_then(|()| listener.set_nonblocking(true))
+            .and_then(|()| fs::rename(&draft, &socket));
+        if placed.is_err() {
+            let _ = fs::remove_file(&draft);
+        }
+        placed.map(|()| listener)
+    }
+
+    /// Removes the socket: from now on clients go by themselves at once.
+    pub fn leave(&self) {
+        if let Err(error) = remove(&self.socket()) {
+            tracing::warn!(%error, "the socket stays, and clients find nobody there");
+        }
+    }
+}
+
+fn make_folder() -> io::Result<()> {
+    let folder = Path::new(name::FOLDER);
+    if folder.is_dir() {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+    // Only its owner can, and only root makes it in /run.
+    fs::set_permissions(folder, Permissions::from_mode(FOLDER_MODE))
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}

@@ -1,0 +1,73 @@
+//! What the tests of the daemon share.
+
+#![allow(dead_code)] // Each test program uses a part.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use datastore::{Create, Location};
+use tempfile::TempDir;
+
+/// The cases that need a store on servers, files that the suite opens by itself, other processes, or a store that stays closed:
+/// the daemon opens its store again at the next call.
+pub(crate) static IGNORED: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
+    let elsewhere = ["D10_power_cuts", "M02_take_turns_and_count", "M05_watched_from_elsewhere"];
+    let closed = ["X10_use_after_close", "D14_closed_under_writers"];
+    [conformance::WITHOUT_SERVERS, conformance::WITHOUT_FILES, &elsewhere, &closed].concat()
+});
+
+/// A folder with an embedded store in it.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    engine: &'static str,
+    path: PathBuf,
+    _root: TempDir,
+}
+
+impl Folder {
+    /// A folder in which there is no store yet.
+    pub(crate) fn new(engine: &'static str) -> io::Result<Self> {
+        let root = tempfile::tempdir()?;
+        Ok(Self { engine, path: root.path().join("store"), _root: root })
+    }
+
+    /// A folder with a new store.
+    pub(crate) async fn with_store(engine: &'static str) -> Result<Self, conformance::BoxError> {
+        let folder = Self::new(engine)?;
+        folder.make().await?;
+        Ok(folder)
+    }
+
+    /// Makes the store.
+    pub(crate) async fn make(&self) -> kv::Result<()> {
+        datastore::open(&self.location(), Create::IfMissing, Duration::from_secs(10)).await?.close().await
+    }
+
+    /// Where the store is.
+    pub(crate) fn location(&self) -> Location {
+        match self.engine {
+            "sled" => Location::Sled(self.path.clone()),
+            _ => Location::Redb(self.path.clone()),
+        }
+    }
+
+    /// The store's folder.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The bytes of all files in the folder.
+    pub(crate) fn bytes(&self) -> io::Result<u64> {
+        size(&self.path)
+    }
+}
+
+fn size(path: &Path) -> io::Result<u64> {
+    let metadata = path.symlink_metadata()?;
+    if !metadata.is_dir() {
+        return Ok(metadata.len());
+    }
+    path.read_dir()?.map(|entry| size(&entry?.path())).sum()
+}

@@ -1,0 +1,208 @@
+//! Frames: a version, a kind, a length and a body.
+//!
+//! ```text
+//! byte 0     the version of all that follows, see VERSION
+//! byte 1     the kind of the frame, a letter
+//! bytes 2-5  the length of the body in bytes, little endian
+//! then       the body, an encoding by bincode of what the kind says
+//! ```
+
+use std::io::{self, ErrorKind, Read};
+
+use bincode::config::{Configuration, Limit, LittleEndian, Varint};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+/// The version of the frames. Programs whose versions differ do not talk to each other.
+pub const VERSION: u8 = 1;
+/// The longest body of a request, in bytes: a request of a store has 1.5 MiB at the most, and a list of attachments less.
+pub const MAX_REQUEST: usize = 4 << 20;
+/// The longest body of an answer, in bytes. A store's answer has no limit of its own.
+pub const MAX_ANSWER: usize = 1 << 30;
+
+/// The bytes before a body.
+const HEADER_BYTES: usize = 6;
+
+const BINCODE: Configuration<LittleEndian, Varint, Limit<MAX_ANSWER>> =
+    bincode::config::standard().with_limit::<MAX_ANSWER>();
+
+/// The kind of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// The daemon's first frame on a connection: a [`Hello`](crate::Hello).
+    Hello = b'h',
+    /// The daemon begins with a request. The body is empty.
+    Taken = b't',
+    /// A request of the plugin.
+    Verb = b'v',
+    /// A request of a store: [`keys::Asked`](crate::keys::Asked).
+    Keys = b'k',
+    /// The client is about to wait for the lock of the store. The body is empty, and there is no answer.
+    Yield = b'y',
+    /// The answer to a request. A watch has one for each item.
+    Answer = b'a',
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Option<Self> {
+        let kinds = [Self::Hello, Self::Taken, Self::Verb, Self::Keys, Self::Yield, Self::Answer];
+        kinds.into_iter().find(|kind| *kind as u8 == byte)
+    }
+}
+
+/// One frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Its kind.
+    pub kind: Kind,
+    /// Its body.
+    body: Vec<u8>,
+}
+
+impl Frame {
+    /// A frame with this body.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the body is too long, or cannot be encoded.
+    pub fn new(kind: Kind, body: &impl Serialize) -> io::Result<Self> {
+        let body = bincode::serde::encode_to_vec(body, BINCODE);
+        let body = body.map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))?;
+        match body.len() <= MAX_ANSWER {
+            true => Ok(Self { kind, body }),
+            false => Err(io::Error::new(ErrorKind::InvalidInput, format!("a frame of {} bytes", body.len()))),
+        }
+    }
+
+    /// A frame without a body.
+    pub fn empty(kind: Kind) -> Self {
+        Self { kind, body: Vec::new() }
+    }
+
+    /// The frame as it is sent.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + self.body.len());
+        bytes.extend([VERSION, self.kind as u8]);
+        // No body is longer than MAX_ANSWER.
+        bytes.extend(u32::try_from(self.body.len()).unwrap_or(u32::MAX).to_le_bytes());
+        bytes.extend(&self.body);
+        bytes
+    }
+
+    /// The body.
+    ///
+    /// # Errors
+    /// `InvalidData` if it is none of these.
+    pub fn decode<T: DeserializeOwned>(&self) -> io::Result<T> {
+        match bincode::serde::decode_from_slice(&self.body, BINCODE) {
+            Ok((what, read)) if read == self.body.len() => Ok(what),
+            Ok(_) => Err(malformed("bytes behind the end of a body")),
+            Err(error) => Err(malformed(error.to_string())),
+        }
+    }
+
+    /// Reads a frame whose body has no more than `limit` bytes; `None` at the end of the stream.
+    ///
+    /// # Errors
+    /// `InvalidData` for bytes that are no frame; `UnexpectedEof` for half a frame; those of the stream.
+    pub async fn read(stream: &mut (impl AsyncRead + Unpin), limit: usize) -> io::Result<Option<Self>> {
+        let mut header = [0; HEADER_BYTES];
+        if stream.read(&mut header[..1]).await? == 0 {
+            return Ok(None);
+        }
+        stream.read_exact(&mut header[1..]).await?;
+        let (kind, length) = parse(header, limit)?;
+        let mut body = Vec::new();
+        // The memory grows with what has come, not with what was announced.
+        stream.take(length as u64).read_to_end(&mut body).await?;
+        Self::whole(kind, body, length).map(Some)
+    }
+
+    /// The same on a stream that blocks.
+    pub(crate) fn read_blocking(stream: &mut impl Read, limit: usize) -> io::Result<Self> {
+        let mut header = [0; HEADER_BYTES];
+        stream.read_exact(&mut header)?;
+        let (kind, length) = parse(header, limit)?;
+        let mut body = Vec::new();
+        stream.take(length as u64).read_to_end(&mut body)?;
+        Self::whole(kind, body, length)
+    }
+
+    fn whole(kind: Kind, body: Vec<u8>, length: usize) -> io::Result<Self> {
+        if body.len() < length { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(Self { kind, body }) }
+    }
+
+    /// The frame, if it is of this kind.
+    ///
+    /// # Errors
+    /// `InvalidData` if it is not.
+    pub fn expect(self, kind: Kind) -> io::Result<Self> {
+        match self.kind == kind {
+            true => Ok(self),
+            false => Err(malformed(format!("a frame {:?} in place of {kind:?}", self.kind))),
+        }
+    }
+}
+
+fn parse(header: [u8; HEADER_BYTES], limit: usize) -> io::Result<(Kind, usize)> {
+    let [version, kind, length @ ..] = header;
+    if version != VERSION {
+        return Err(malformed(format!("frames of version {version}, and this program has version {VERSION}")));
+    }
+    let kind = Kind::from_byte(kind).ok_or_else(|| malformed(format!("a frame of the unknown kind {kind}")))?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > limit {
+        return Err(malformed(format!("a frame of {length} bytes; the limit is {limit}")));
+    }
+    Ok((kind, length))
+}
+
+/// The error about bytes that are not what they should be.
+pub fn malformed(what: impl Into<String>) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, what.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn read(mut bytes: &[u8], limit: usize) -> io::Result<Option<Frame>> {
+        Frame::read(&mut bytes, limit).await
+    }
+
+    #[tokio::test]
+    async fn a_frame_comes_out_as_it_went_in() {
+        let frame = Frame::new(Kind::Verb, &("text", 5_u64, vec![1_u8, 2])).unwrap();
+        let bytes = frame.to_bytes();
+        assert_eq!(read(&bytes, 100).await.unwrap(), Some(frame.clone()));
+        assert_eq!(Frame::read_blocking(&mut &bytes[..], 100).unwrap(), frame);
+        assert_eq!(frame.decode::<(String, u64, Vec<u8>)>().unwrap(), ("text".to_owned(), 5, vec![1, 2]));
+        assert_eq!(read(&[], 100).await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_frame_is_refused() {
+        let good = Frame::new(Kind::Keys, &7_u64).unwrap().to_bytes();
+        for length in 1..good.len() {
+            assert_eq!(read(&good[..length], 100).await.unwrap_err().kind(), ErrorKind::UnexpectedEof, "{length}");
+        }
+        let changed = |at: usize, byte: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = byte;
+            bytes
+        };
+        for bad in [changed(0, 2), changed(1, b'?'), changed(5, 0xff), b"GET / HTTP/1.1\r\n".to_vec()] {
+            assert_eq!(read(&bad, 100).await.unwrap_err().kind(), ErrorKind::InvalidData);
+        }
+        assert!(read(&good, 0).await.is_err(), "too long");
+    }
+
+    #[test]
+    fn a_body_of_something_else_is_refused() {
+        assert!(Frame::new(Kind::Verb, &1_u8).unwrap().decode::<String>().is_err());
+        assert!(Frame::new(Kind::Verb, &(1_u8, 2_u8)).unwrap().decode::<u8>().is_err(), "bytes are left");
+        // A length that no body can have takes no memory.
+        assert!(Frame::new(Kind::Verb, &u64::MAX).unwrap().decode::<Vec<u8>>().is_err());
+    }
+}

@@ -1,0 +1,164 @@
+//! The requests of a [`kv::Store`], and their answers.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use kv::{
+    Batch, Error, ErrorKind, Operation, Outcome, RangeRequest, RangeResponse, Revision, Txn, TxnResponse, WatchRequest,
+};
+use serde::{Deserialize, Serialize};
+
+/// What a write is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Purpose {
+    /// Anything.
+    #[default]
+    Any,
+    /// To release addresses. It may use what a full disk has left for that.
+    Release,
+}
+
+/// A request, and for how long it is of use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    /// After that nothing is begun for it.
+    pub within: Duration,
+    /// The request.
+    pub request: Request,
+}
+
+/// A request of a store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// [`kv::Store::range`].
+    Range(RangeRequest),
+    /// [`kv::Store::txn`].
+    Txn(Txn, Purpose),
+    /// [`kv::Store::watch`]. There is an answer for each item, and the connection ends with the watch.
+    Watch(WatchRequest),
+    /// [`kv::Store::compact`].
+    Compact(Revision),
+    /// The oldest revision that can be read, and its time.
+    Oldest,
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// To a range.
+    Range(RangeResponse),
+    /// To a transaction.
+    Txn(TxnResponse),
+    /// A watch is registered.
+    Watching,
+    /// An item of a watch.
+    Happened(Batch),
+    /// To a compaction.
+    Compacted,
+    /// The oldest revision that can be read, and its time as far as it is known.
+    Oldest(Revision, Option<SystemTime>),
+    /// The request failed, or the watch ends.
+    Failed(Failed),
+}
+
+/// A [`kv::Error`] on its way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failed {
+    kind: ErrorKind,
+    operation: Operation,
+    store: String,
+    outcome: Outcome,
+    detail: Option<String>,
+    source: Option<Source>,
+}
+
+/// The text of an error that caused another one, and what caused it in turn.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Source {
+    text: String,
+    source: Option<Box<Self>>,
+}
+
+impl Source {
+    fn of(error: &(dyn std::error::Error + 'static)) -> Self {
+        Self { text: error.to_string(), source: error.source().map(|source| Box::new(Self::of(source))) }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Source {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+impl From<&Error> for Failed {
+    fn from(error: &Error) -> Self {
+        Self {
+            kind: error.kind().clone(),
+            operation: error.operation(),
+            store: error.store().to_owned(),
+            outcome: error.outcome(),
+            detail: error.detail().map(str::to_owned),
+            source: std::error::Error::source(error).map(Source::of),
+        }
+    }
+}
+
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Self {
+        let Failed { kind, operation, store, outcome, detail, source } = failed;
+        let mut error = Self::new(kind, operation, store).with_outcome(outcome);
+        if let Some(detail) = detail {
+            error = error.with_detail(detail);
+        }
+        match source {
+            Some(source) => error.with_source(source),
+            None => error,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv::{Compare, Content, Key, Op, Range};
+
+    use super::*;
+    use crate::frame::{Frame, Kind};
+
+    fn round<T: Serialize + serde::de::DeserializeOwned + PartialEq + fmt::Debug>(what: &T) {
+        assert_eq!(&Frame::new(Kind::Keys, what).unwrap().decode::<T>().unwrap(), what);
+    }
+
+    #[test]
+    fn requests_come_out_as_they_went_in() {
+        let bytes = Key::new(vec![0, 0xff, b'k']);
+        round(&Request::Range(
+            RangeRequest::new(Range::FromTo(bytes.clone(), "z".into())).with_limit(5).with_content(Content::KeysOnly),
+        ));
+        let txn = Txn::new()
+            .with_compares([Compare::absent("a"), Compare::nothing_newer(Range::All, Revision::new(7))])
+            .with_success([Op::put(bytes, vec![0_u8, 1]), Op::delete("b").with_prev()])
+            .with_failure([Op::range(Range::prefix("p"))]);
+        round(&Asked { within: Duration::from_millis(1500), request: Request::Txn(txn, Purpose::Release) });
+    }
+
+    #[test]
+    fn an_error_keeps_all_that_it_says() {
+        let cause = std::io::Error::other("disk on fire");
+        let error = Error::new(ErrorKind::CommitIo, Operation::Txn, "sled:///x")
+            .with_detail("look at the disk")
+            .with_outcome(Outcome::Unknown)
+            .with_source(cause);
+        let failed = Failed::from(&error);
+        round(&failed);
+        let again = Error::from(failed);
+        assert_eq!(again.to_string(), error.to_string());
+        assert_eq!((again.kind(), again.outcome()), (error.kind(), error.outcome()));
+    }
+}

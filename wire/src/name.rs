@@ -1,0 +1,104 @@
+//! The name of a daemon's socket, which follows from the store.
+
+use std::ffi::OsStr;
+use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+/// The folder of the sockets.
+pub const FOLDER: &str = "/run/margay/serve";
+/// A longer name is replaced by a hash: a socket's path has 107 bytes at the most.
+const LONGEST: usize = 60;
+
+/// The socket with a name.
+pub fn socket(name: &str) -> PathBuf {
+    Path::new(FOLDER).join(format!("{name}.sock"))
+}
+
+/// The name for an embedded store in this folder, an absolute path without symbolic links: as `systemd-escape --path` spells it.
+pub fn of_folder(folder: &Path) -> String {
+    let name = escaped(folder);
+    if name.len() <= LONGEST { name } else { hashed("store", [folder.as_os_str()]) }
+}
+
+/// The name for a cluster that is reached like this: its endpoints, the user, the client's certificate.
+pub fn of_cluster<'a>(access: impl IntoIterator<Item = &'a str>) -> String {
+    hashed("etcd", access.into_iter().map(OsStr::new))
+}
+
+/// A path in the spelling of systemd's unit names (systemd.unit(5), "String Escaping for Inclusion in Unit Names").
+fn escaped(path: &Path) -> String {
+    let mut name = String::new();
+    for component in path.components() {
+        let Component::Normal(component) = component else { continue };
+        if !name.is_empty() {
+            name.push('-');
+        }
+        for byte in component.as_bytes() {
+            match byte {
+                b'.' if name.is_empty() => name.push_str("\\x2e"),
+                b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b':' | b'_' | b'.' => name.push(char::from(*byte)),
+                _ => _ = write!(name, "\\x{byte:02x}"),
+            }
+        }
+    }
+    if name.is_empty() { "-".to_owned() } else { name }
+}
+
+/// A name of a kind and 32 digits.
+fn hashed<'a>(kind: &str, parts: impl IntoIterator<Item = &'a OsStr>) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        // The length keeps two parts from reading like two others.
+        hash.update(part.len().to_le_bytes());
+        hash.update(part.as_bytes());
+    }
+    let mut name = format!("{kind}-");
+    for byte in hash.finalize().iter().take(16) {
+        _ = write!(name, "{byte:02x}");
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn names_are_systemds() {
+        for (path, name) in [
+            ("/var/lib/margay/ipam.sled", "var-lib-margay-ipam.sled"),
+            ("/srv//my stores/a-b/", "srv-my\\x20stores-a\\x2db"),
+            ("/.hidden/.x", "\\x2ehidden-.x"),
+            ("/", "-"),
+            ("/ä", "\\xc3\\xa4"),
+        ] {
+            assert_eq!(of_folder(Path::new(path)), name, "{path}");
+            // It is not on every machine.
+            if let Ok(said) = Command::new("systemd-escape").args(["--path", path]).output() {
+                assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), name, "{path}");
+            }
+        }
+    }
+
+    #[test]
+    fn long_names_are_hashed() {
+        let long = |last: &str| of_folder(&Path::new("/").join("x".repeat(70)).join(last));
+        assert_eq!((long("a").len(), long("a") == long("b")), (38, false));
+        assert!(socket(&long("a")).as_os_str().len() <= 107);
+        assert_eq!(of_folder(&Path::new("/").join("x".repeat(60))).len(), 60);
+    }
+
+    #[test]
+    fn each_way_into_a_cluster_has_its_own_name() {
+        let names =
+            [of_cluster(["a", "b"]), of_cluster(["ab", ""]), of_cluster(["a", "b", ""]), of_cluster(["b", "a"])];
+        for (place, name) in names.iter().enumerate() {
+            assert!(!names[..place].contains(name) && name.starts_with("etcd-"), "{names:?}");
+        }
+    }
+}

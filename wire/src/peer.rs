@@ -1,0 +1,49 @@
+//! The process at the other end of a connection.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt;
+
+/// The user of the process at the other end, as it was when it connected or began to listen.
+///
+/// # Errors
+/// Those of the system.
+pub fn uid(stream: impl AsFd) -> io::Result<u32> {
+    Ok(sockopt::socket_peercred(stream)?.uid.as_raw())
+}
+
+/// True if the other end has closed the connection, or its process has ended. The kernel says so at once.
+pub fn is_gone(stream: impl AsFd) -> bool {
+    let mut polled = [PollFd::new(&stream, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match poll(&mut polled, Some(&now)) {
+        Ok(_) => polled[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL),
+        // Nothing is known; an interrupted call has not waited.
+        Err(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_closed_end_is_seen_at_once() {
+        let (one, mut other) = UnixStream::pair().unwrap();
+        assert_eq!(uid(&one).unwrap(), rustix::process::geteuid().as_raw());
+        assert!(!is_gone(&one));
+        other.write_all(b"x").unwrap();
+        assert!(!is_gone(&one));
+        drop(other);
+        assert!(is_gone(&one), "although there is something to read");
+        let (one, other) = UnixStream::pair().unwrap();
+        other.shutdown(Shutdown::Write).unwrap();
+        assert!(is_gone(&one));
+    }
+}
