@@ -22,6 +22,10 @@ pub(crate) fn create(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> 
     let open = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
     let opened = match open() {
         Err(error) if error.kind() == ErrorKind::NotFound => {
+            // Others have folders of their own beside it.
+            if let Some(above) = folder.parent() {
+                DirBuilder::new().recursive(true).mode(0o755).create(above)?;
+            }
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
             open()
         }

@@ -164,6 +164,10 @@ impl HeldBlocks {
     }
 
     fn make_folder(&self) -> io::Result<()> {
+        // Others have folders of their own beside it.
+        if let Some(above) = self.folder.parent() {
+            DirBuilder::new().recursive(true).mode(0o755).create(above)?;
+        }
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)
     }
 }

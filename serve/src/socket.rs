@@ -78,6 +78,10 @@ impl Place {
 
 fn make_folder() -> io::Result<()> {
     let folder = Path::new(name::FOLDER);
+    if let Some(above) = folder.parent().filter(|above| above.is_dir()) {
+        // Earlier versions of the plugin have made it for root alone. Only its owner can change that.
+        let _ = fs::set_permissions(above, Permissions::from_mode(0o755));
+    }
     if folder.is_dir() {
         return Ok(());
     }

@@ -119,6 +119,15 @@ impl Frame {
         Self::whole(kind, body, length).map(Some)
     }
 
+    /// The frame in these bytes, which has to be all of them.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read); `InvalidData` for bytes behind it.
+    pub fn read_from(mut bytes: &[u8]) -> io::Result<Self> {
+        let frame = Self::read_blocking(&mut bytes, MAX_ANSWER)?;
+        if bytes.is_empty() { Ok(frame) } else { Err(malformed("bytes behind a frame")) }
+    }
+
     /// The same on a stream that blocks.
     pub(crate) fn read_blocking(stream: &mut impl Read, limit: usize) -> io::Result<Self> {
         let mut header = [0; HEADER_BYTES];

@@ -8,6 +8,7 @@
 mod args;
 mod block;
 mod files;
+mod frames;
 mod netconf;
 mod ranges;
 mod rows;
@@ -18,6 +19,7 @@ mod txns;
 pub use args::cni_args;
 pub use block::block_json;
 pub use files::{damaged_file, packed_store, quiet_engines};
+pub use frames::frames;
 pub use netconf::netconf;
 pub use ranges::key_ranges;
 pub use rows::{damaged_rows, row_codec};
@@ -44,4 +46,5 @@ pub const TARGETS: &[Target] = &[
     Target { name: "cni_args", run: cni_args },
     Target { name: "block_json", run: block_json },
     Target { name: "damaged_file", run: damaged_file },
+    Target { name: "frames", run: frames },
 ];

@@ -5,6 +5,7 @@
 mod changes;
 mod clocks;
 mod damage;
+mod purposes;
 mod recovery;
 mod retention;
 mod slices;

@@ -1,0 +1,40 @@
+//! Bytes on the private socket, as both ends read them.
+
+use cni_plugin::served;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use wire::{Frame, Hello, Kind, MAX_REQUEST, keys};
+
+/// Takes an input for the target `frames`: what a client or a daemon has sent.
+pub fn frames(data: &[u8]) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        let mut stream = data;
+        while let Ok(Some(frame)) = Frame::read(&mut stream, MAX_REQUEST).await {
+            look(&frame);
+        }
+    });
+}
+
+fn look(frame: &Frame) {
+    let again = Frame::read_from(&frame.to_bytes()).unwrap();
+    assert_eq!(again, *frame);
+    match frame.kind {
+        Kind::Hello => same::<Hello>(frame),
+        Kind::Verb => same::<served::Asked>(frame),
+        Kind::Keys => same::<keys::Asked>(frame),
+        Kind::Answer => {
+            same::<served::Answer>(frame);
+            same::<keys::Answer>(frame);
+        }
+        Kind::Taken | Kind::Yield => {}
+    }
+}
+
+/// A body that can be read says the same when it is written and read again.
+fn same<T: Serialize + DeserializeOwned>(frame: &Frame) {
+    let Ok(body) = frame.decode::<T>() else { return };
+    let written = Frame::new(frame.kind, &body).unwrap();
+    let read: T = written.decode().unwrap();
+    assert_eq!(Frame::new(frame.kind, &read).unwrap(), written);
+}

@@ -1,0 +1,56 @@
+//! Handles for different purposes on one store whose disk is full.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use kv::{ErrorKind, StoreExt};
+use kv_mvcc::{Options, Purpose, Reserve};
+
+use crate::wrapped::{Fault, Wrapped};
+
+/// A reserve that can be given up, and put back only while there is room.
+#[derive(Debug, Default)]
+struct Kept {
+    given_up: AtomicUsize,
+    is_full: AtomicBool,
+}
+
+impl Reserve for Kept {
+    fn restore(&self) -> Result<(), String> {
+        if self.is_full.load(Ordering::SeqCst) { Err("the disk is full".to_owned()) } else { Ok(()) }
+    }
+
+    fn check_room(&self) -> Result<(), String> {
+        self.restore()
+    }
+
+    fn give_up(&self) -> bool {
+        self.given_up.fetch_add(1, Ordering::SeqCst) == 0
+    }
+}
+
+#[tokio::test]
+async fn a_release_uses_the_reserve_and_other_writes_wait_for_it() {
+    let (table, reserve) = (Wrapped::default(), Arc::new(Kept::default()));
+    let store = table.store(Options { reserve: Some(Arc::clone(&reserve) as _), ..Options::default() });
+    let release = store.with_purpose(Purpose::Release);
+    reserve.is_full.store(true, Ordering::SeqCst);
+    table.fail_next(Fault::Refused(&ErrorKind::NoSpace));
+    release.put("a", "1").await.unwrap();
+    assert_eq!(reserve.given_up.load(Ordering::SeqCst), 1);
+    assert_eq!(*store.put("b", "1").await.unwrap_err().kind(), ErrorKind::NoSpace);
+    assert_eq!(*store.check_room().await.unwrap_err().kind(), ErrorKind::NoSpace);
+    release.put("a", "2").await.unwrap();
+    reserve.is_full.store(false, Ordering::SeqCst);
+    store.put("b", "1").await.unwrap();
+    assert_eq!(release.status().revision, store.status().revision, "they are one store");
+}
+
+#[tokio::test]
+async fn writes_of_other_purposes_leave_the_reserve_alone() {
+    let (table, reserve) = (Wrapped::default(), Arc::new(Kept::default()));
+    let store = table.store(Options { reserve: Some(Arc::clone(&reserve) as _), ..Options::default() });
+    table.fail_next(Fault::Refused(&ErrorKind::NoSpace));
+    assert_eq!(*store.put("a", "1").await.unwrap_err().kind(), ErrorKind::NoSpace);
+    assert_eq!(reserve.given_up.load(Ordering::SeqCst), 0);
+}
