@@ -189,7 +189,11 @@ fn the_page_learns_what_it_shows() {
     let free: u64 = pool["free"].as_str().unwrap().parse().unwrap();
     assert_eq!(sum + 128 + free, 1024);
     assert_eq!(overview["nodes_total"], 3);
-    assert_eq!(json(&daemon, "/api/forecast")["pools"][0]["kind"], "short");
+    let forecast = json(&daemon, "/api/forecast");
+    assert!((forecast["history_seconds"].as_u64().unwrap() + 60) / 86_400 == 5, "{forecast}");
+    // 131 in five days, and 765 that are free or will be.
+    let (kind, days) = (&forecast["pools"][0]["kind"], forecast["pools"][0]["days"].as_f64().unwrap());
+    assert!(kind == "filling" && (29.0..29.4).contains(&days), "{forecast}");
 
     let blocks = json(&daemon, "/api/blocks?pool=default");
     assert_eq!(blocks["total"].as_u64().unwrap(), blocks["blocks"].as_array().unwrap().len() as u64);

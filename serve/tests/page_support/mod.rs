@@ -5,7 +5,8 @@
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
@@ -14,6 +15,7 @@ use ipam_core::model::{Attribute, Block, Document, IpReservation, Labels, NewPoo
 use ipam_core::reservations::Reservations;
 use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, Store, StoreExt};
+use kv_mvcc::{Clock, MemoryTable, MvccStore, Options};
 use serve::http::{About, HttpListener, Limits, Shown, serve};
 use serve::metrics::Metrics;
 use time::OffsetDateTime;
@@ -21,20 +23,35 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
-/// The pod of which the name is an attack.
-pub const SCRIPT: &str = "<script>alert(1)</script>";
+/// A day, in seconds.
+const DAY: u64 = 24 * 60 * 60;
 
-pub fn soon() -> Deadline {
+/// The pod of which the name is an attack.
+pub(crate) const SCRIPT: &str = "<script>alert(1)</script>";
+
+pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
 /// An allocator on a new store in memory.
-pub fn empty() -> Ipam {
-    Ipam::new(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen)
+pub(crate) fn empty() -> Ipam {
+    empty_with_clock().0
+}
+
+/// The same, and how many seconds its clock is behind.
+fn empty_with_clock() -> (Ipam, Arc<AtomicU64>) {
+    let behind = Arc::new(AtomicU64::new(0));
+    let clock = {
+        let behind = Arc::clone(&behind);
+        Clock::new(move || SystemTime::now() - Duration::from_secs(behind.load(Ordering::Relaxed)))
+    };
+    let options = Options { name: "memory", clock, ..Options::default() };
+    let store = MvccStore::open(Box::new(MemoryTable::new()), options).unwrap();
+    (Ipam::new(Arc::new(store), Nodes::FirstSeen), behind)
 }
 
 /// Gives a pod an address.
-pub async fn add(ipam: &Ipam, node: &str, container: &str, pod: &str, wanted: Wanted, pools: &[&str]) -> Vec<String> {
+pub(crate) async fn add(ipam: &Ipam, node: &str, container: &str, pod: &str, wanted: Wanted, pools: &[&str]) -> Vec<String> {
     let attachment = Attachment {
         network: "k8s-pod-network".into(),
         container: container.into(),
@@ -54,7 +71,7 @@ pub async fn add(ipam: &Ipam, node: &str, container: &str, pod: &str, wanted: Wa
     assigned.iter().map(|one| one.ip.to_string()).collect()
 }
 
-pub async fn pool(ipam: &Ipam, name: &str, cidr: &str, block_size: u8) {
+pub(crate) async fn pool(ipam: &Ipam, name: &str, cidr: &str, block_size: u8) {
     let new = NewPool::new(name, cidr.parse().unwrap()).with_block_size(block_size);
     ipam.create_pool(&new, None, soon()).await.unwrap();
 }
@@ -65,14 +82,15 @@ async fn register(store: &dyn Store, node: &str) {
 }
 
 /// The id of a container, as runtimes make them.
-pub fn container(number: usize) -> String {
+pub(crate) fn container(number: usize) -> String {
     format!("{number:08x}").repeat(8)
 }
 
-/// Three pools: one nearly full, one of IPv6, one with a reservation; three nodes; something borrowed, something that rests,
+/// Three pools that have filled for five days: one nearly full, one of IPv6, one with a reservation; three nodes; something borrowed, something that rests,
 /// and something that is wrong.
-pub async fn three_pools() -> Ipam {
-    let ipam = empty();
+pub(crate) async fn three_pools() -> Ipam {
+    let (ipam, behind) = empty_with_clock();
+    behind.store(5 * DAY, Ordering::Relaxed);
     let store = Arc::clone(ipam.store());
     for node in ["worker-1", "worker-2", "worker-3"] {
         register(&*store, node).await;
@@ -86,6 +104,7 @@ pub async fn three_pools() -> Ipam {
     let key = keys::resource(ResourceKind::IpReservation, "printers");
     store.put(key, document.encode().unwrap()).await.unwrap();
     for number in 0..150 {
+        behind.store(5 * DAY * (150 - number as u64) / 150, Ordering::Relaxed);
         let node = format!("worker-{}", number % 3 + 1);
         let pod = ["web-7d9f", "cart-55c8", "db-0 in data", "dns-8kx in kube-system"][number % 4];
         let pod = match pod.split_once(" in ") {
@@ -111,7 +130,7 @@ pub async fn three_pools() -> Ipam {
 }
 
 /// A pool with so many blocks, of which some are full and some are not.
-pub async fn many_blocks(blocks: usize) -> Ipam {
+pub(crate) async fn many_blocks(blocks: usize) -> Ipam {
     let ipam = empty();
     let store = Arc::clone(ipam.store());
     pool(&ipam, "large", "10.0.0.0/8", 26).await;
@@ -134,17 +153,17 @@ pub async fn many_blocks(blocks: usize) -> Ipam {
 }
 
 /// The HTTP side of a daemon, on a port of its own.
-pub struct Daemon {
-    pub address: SocketAddr,
-    pub ipam: Ipam,
-    pub metrics: Arc<Metrics>,
+pub(crate) struct Daemon {
+    pub(crate) address: SocketAddr,
+    pub(crate) ipam: Ipam,
+    pub(crate) metrics: Arc<Metrics>,
     // The runtime goes last: connections are its tasks.
     stop: Option<oneshot::Sender<()>>,
-    pub runtime: Runtime,
+    pub(crate) runtime: Runtime,
 }
 
 /// How a daemon is shown in tests.
-pub fn shown(ipam: &Ipam) -> Shown {
+pub(crate) fn shown(ipam: &Ipam) -> Shown {
     let about = About {
         store: "redb:///var/lib/margay/ipam.redb".into(),
         engine: "redb".into(),
@@ -157,15 +176,15 @@ pub fn shown(ipam: &Ipam) -> Shown {
 
 impl Daemon {
     /// Shows what `fill` makes.
-    pub fn new<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F) -> Self {
+    pub(crate) fn new<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F) -> Self {
         Self::with_limits(fill, Limits::default())
     }
 
-    pub fn with_limits<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F, limits: Limits) -> Self {
+    pub(crate) fn with_limits<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F, limits: Limits) -> Self {
         Self::at(fill, limits, 0)
     }
 
-    pub fn at<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F, limits: Limits, port: u16) -> Self {
+    pub(crate) fn at<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F, limits: Limits, port: u16) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let ipam = runtime.block_on(fill());
         let shown = shown(&ipam).with_hosts(vec!["ipam.lan".into()]).with_limits(limits);
@@ -178,17 +197,17 @@ impl Daemon {
         Self { address, ipam, metrics, stop: Some(stop), runtime }
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// Does something on the store.
-    pub fn run<T>(&self, work: impl Future<Output = T>) -> T {
+    pub(crate) fn run<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
     }
 
     /// Stops, and waits until nobody answers any more.
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.stop.take();
         let until = std::time::Instant::now() + Duration::from_secs(10);
         while std::net::TcpStream::connect(self.address).is_ok() {

@@ -58,17 +58,20 @@ const KINDS = {
 export async function subject({ route, rest: name, signal }) {
   const [kind, none] = KINDS[route];
   const [found, past] = await Promise.all([ask("held", { of: name, kind: route }, signal), history(name, route, signal)]);
-  const rows = found.addresses.map((one) => [addressLink(one.ip), useName(one.use), blockLink(one.block), holderLinks(one.holder),
-    nodeLink(one.holder?.node), moment(one.since)]);
+  // A node's own name in each of its rows would say nothing.
+  const isNode = route === "node";
+  const columns = ["Address", "State", "Block", ...(isNode ? ["Whose"] : ["Network", "Node"]), ["Since", "nowrap"]];
+  const rows = found.addresses.map((one) => [addressLink(one.ip), useName(one.use), blockLink(one.block),
+    ...(isNode ? [holderLinks(one.holder)] : [one.holder?.network ?? "", nodeLink(one.holder?.node)]), moment(one.since)]);
   const blocks = (found.blocks ?? []).map((one) => [blockLink(one.cidr), count(one.used), count(one.free), share(one.used, one.used + one.free)]);
   return { title: name, nodes: [
     h("div", null, h("p", { class: "trail" }, kind), h("h1", { class: "mono", tabindex: "-1" }, name)),
-    rows.length ? h("section", { class: "panel" },
-      h("div", { class: "title" }, h("h2", null, "Addresses"), h("span", null, found.more ? `the first ${count(rows.length)}` : count(rows.length))),
-      table("Addresses", ["Address", "State", "Block", "Whose", "Node", ["Since", "nowrap"]], rows)) : h("p", { class: "muted" }, none),
     blocks.length ? h("section", { class: "panel" },
       h("div", { class: "title" }, h("h2", null, "Blocks"), h("span", null, count(blocks.length))),
       table("Blocks", ["Block", ["In use", "number"], ["Free", "number"], ["Share", "number"]], blocks)) : null,
+    rows.length ? h("section", { class: "panel" },
+      h("div", { class: "title" }, h("h2", null, "Addresses"), h("span", null, found.more ? `the first ${count(rows.length)}` : count(rows.length))),
+      table("Addresses", columns, rows)) : h("p", { class: "muted" }, none),
     past,
   ] };
 }

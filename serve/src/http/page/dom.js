@@ -23,20 +23,28 @@ export function to(name, ...rest) {
   return `#/${[name, ...rest.map(part)].join("/")}`;
 }
 
-/** A table with a heading for each column. A column `[text, class]` gives its cells a class. */
+/**
+ * A table with a heading for each column. A column `[text, class]` gives its cells a class. On a narrow window the rows
+ * become blocks, with the headings inside; the roles keep it a table for those who listen to it.
+ */
 export function table(label, columns, rows) {
   const heads = columns.map((column) => (Array.isArray(column) ? column : [column, null]));
-  return h("div", { class: "table", role: "region", "aria-label": label, tabindex: "0" },
-    h("table", null,
-      h("thead", null, h("tr", null, heads.map(([text, cls]) => h("th", { scope: "col", class: cls }, text)))),
-      h("tbody", null, rows.map((cells) =>
-        h("tr", null, cells.map((cell, place) => h("td", { class: heads[place][1] }, cell ?? "")))))));
+  const cell = (content, place) =>
+    h("td", { role: "cell", class: heads[place][1], "data-head": heads[place][0] }, content ?? "");
+  return h("div", { class: "table" },
+    h("table", { role: "table", "aria-label": label },
+      h("thead", { role: "rowgroup" }, h("tr", { role: "row" },
+        heads.map(([text, cls]) => h("th", { scope: "col", role: "columnheader", class: cls }, text)))),
+      h("tbody", { role: "rowgroup" }, rows.map((cells) => h("tr", { role: "row" }, cells.map(cell))))));
 }
 
 /** A list of facts; those without a value are left out. */
 export function facts(pairs) {
   const told = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return h("dl", { class: "facts" }, told.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
+  return h("dl", { class: "facts" }, told.map(([name, value]) => {
+    const dd = h("dd", null, value);
+    return h("div", { class: dd.textContent.length > 30 ? "long" : null }, h("dt", null, name), dd);
+  }));
 }
 
 /** A panel that says that there is nothing, and what to do about it. */

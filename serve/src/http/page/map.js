@@ -4,6 +4,8 @@
 import { h, hideTip, showTip } from "./dom.js";
 import { count, share } from "./format.js";
 
+/** The room around the cells for the frame of the cursor. */
+const PAD = 2;
 const LAYERS = ["used", "borrowed", "resting", "reserved"];
 
 /** The size of a cell and the gap between two, by the number of blocks. */
@@ -21,7 +23,7 @@ export function blockWords(block) {
   if (block.borrowed) words.push(`${count(block.borrowed)} borrowed by other nodes`);
   if (block.resting) words.push(`${count(block.resting)} in cooldown`);
   if (block.reserved) words.push(`${count(block.reserved)} reserved`);
-  words.push(`owner: ${block.owner ?? "nobody"}`);
+  words.push(block.owner?.startsWith("host:") ? `node ${block.owner.slice(5)}` : `owner: ${block.owner ?? "nobody"}`);
   return words;
 }
 
@@ -73,9 +75,9 @@ export class BlockMap {
     if (width === 0) return;
     [this.cell, this.gap] = sizes(this.blocks.length);
     this.step = this.cell + this.gap;
-    this.columns = Math.max(1, Math.floor((width + this.gap) / this.step));
+    this.columns = Math.max(1, Math.floor((width - 2 * PAD + this.gap) / this.step));
     this.rows = Math.ceil(this.blocks.length / this.columns);
-    const height = Math.max(this.cell, this.rows * this.step - this.gap);
+    const height = Math.max(this.cell, this.rows * this.step - this.gap) + 2 * PAD;
     this.room.style.height = `${height}px`;
     const seen = Math.min(height, parseFloat(getComputedStyle(this.element).maxHeight) || height);
     const scale = devicePixelRatio || 1;
@@ -114,7 +116,7 @@ export class BlockMap {
   }
 
   #corner(place, top) {
-    return [(place % this.columns) * this.step, Math.floor(place / this.columns) * this.step - top];
+    return [PAD + (place % this.columns) * this.step, PAD + Math.floor(place / this.columns) * this.step - top];
   }
 
   #cell(pen, place, top) {
@@ -150,8 +152,8 @@ export class BlockMap {
   /** The block under the mouse; -1 where there is none. */
   #under(event) {
     const box = this.element.getBoundingClientRect();
-    const x = event.clientX - box.left;
-    const y = event.clientY - box.top + this.element.scrollTop;
+    const x = event.clientX - box.left - PAD;
+    const y = event.clientY - box.top - PAD + this.element.scrollTop;
     const column = Math.floor(x / this.step);
     const place = Math.floor(y / this.step) * this.columns + column;
     return column >= 0 && column < this.columns && place >= 0 && place < this.blocks.length ? place : -1;
@@ -182,7 +184,7 @@ export class BlockMap {
     const y = Math.floor(this.#at / this.columns) * this.step;
     const { scrollTop } = this.element;
     if (y < scrollTop) this.element.scrollTop = y;
-    else if (y + this.cell > scrollTop + this.seen) this.element.scrollTop = y + this.cell - this.seen;
+    else if (y + this.cell + 2 * PAD > scrollTop + this.seen) this.element.scrollTop = y + this.cell + 2 * PAD - this.seen;
     this.#tell(this.#at);
     this.#draw();
   }

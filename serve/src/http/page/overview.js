@@ -5,6 +5,9 @@ import { empty, h, link, table, to } from "./dom.js";
 import { eventList } from "./events.js";
 import { USES, count, legend, many, nodeLink, share, span } from "./format.js";
 
+/** How many events are shown beside the pools. */
+const LATEST = 10;
+
 /** The part of a pool that cannot be given out. */
 export function taken(pool) {
   return pool.used + pool.borrowed + pool.resting + Number(pool.reserved);
@@ -47,7 +50,7 @@ function poolRow(pool) {
       h("span", { class: "name" }, pool.name),
       h("span", { class: "mono muted" }, pool.cidr),
       pool.enabled ? null : h("span", { class: "badge note" }, "not enabled"),
-      h("span", { class: "percent" }, share(taken(pool), pool.capacity))),
+      h("span", { class: "percent" }, share(taken(pool), pool.capacity), h("small", null, " taken"))),
     bar(pool),
     h("div", { class: "line small" }, numbers, h("span", null, `of ${count(pool.capacity)}`),
       h("span", null, many(pool.blocks, "block")), forecast),
@@ -80,9 +83,8 @@ export async function overview({ signal }) {
       "margay pool create NAME CIDR")] };
   }
   const rows = answer.pools.map(poolRow);
-  const note = h("span", null);
-  const latest = h("div", null, eventList(live.events.slice(0, 12)));
-  const follow = () => latest.replaceChildren(eventList(live.events.slice(0, 12)));
+  const latest = h("div", null, eventList(live.events.slice(0, LATEST)));
+  const follow = () => latest.replaceChildren(eventList(live.events.slice(0, LATEST)));
   live.addEventListener("batch", follow, { signal });
   ask("forecast", null, signal).then((forecast) => {
     const of = new Map(forecast.pools.map((pool) => [pool.name, pool]));
@@ -93,16 +95,15 @@ export async function overview({ signal }) {
   if (answer.orphaned > 0) hints.push(["Blocks that lie in no pool", answer.orphaned, "#/orphaned"]);
   return { title: "Pools", nodes: [
     h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Pools"),
-      h("p", null, `${many(answer.pools.length, "pool")}, ${many(answer.nodes_total, "node")}, revision ${count(answer.revision)}`), note),
+      h("p", null, `${many(answer.pools.length, "pool")}, ${many(answer.nodes_total, "node")}`)),
     h("div", { class: "columns" },
       h("div", { class: "stack" },
         h("section", { class: "panel", "aria-label": "Pools" }, rows.map(({ row }) => row)),
         legend(USES.map(([use]) => use)),
         hints.length ? h("section", { class: "panel" }, h("div", { class: "body" },
-          hints.map(([text, number, route]) => h("p", null, link(route, `${text}: ${count(number)}`))))) : null),
-      h("div", { class: "stack" },
-        h("section", { class: "panel" },
-          h("div", { class: "title" }, h("h2", null, "Latest events"), link("#/events", "all")), latest),
-        answer.nodes.length ? nodesPanel(answer) : null)),
+          hints.map(([text, number, route]) => h("p", null, link(route, `${text}: ${count(number)}`))))) : null,
+        answer.nodes.length ? nodesPanel(answer) : null),
+      h("section", { class: "panel" },
+        h("div", { class: "title" }, h("h2", null, "Latest events"), link("#/events", "All events")), latest)),
   ] };
 }

@@ -9,6 +9,9 @@ import { bar, forecastOf, taken } from "./overview.js";
 /** How many rows the table of blocks shows at first, and how many more at each step. */
 const ROWS = 200;
 
+/** The table of so few blocks is open from the beginning. */
+const FEW = 50;
+
 /** All blocks of a pool, or of none: asked for in parts. */
 async function blocksOf(pool, signal) {
   const blocks = [];
@@ -51,8 +54,11 @@ function blockSection(signal, title) {
   const panel = h("section", { class: "panel" },
     h("div", { class: "title" }, h("h2", null, title), number),
     h("div", { class: "body" }, map.element), chosen);
+  let isFirst = true;
   const set = (blocks) => {
     map.set(blocks);
+    if (isFirst && blocks.length <= FEW) details.open = true;
+    isFirst = false;
     number.textContent = many(blocks.length, "block");
     if (!chosen.hasChildNodes()) chosen.textContent = "Point at a block, or move with the arrow keys.";
     refresh();
@@ -89,8 +95,8 @@ export async function pool({ rest: name, signal }) {
     forecast.className = `forecast ${urgency}`;
   };
   const show = (pool) => top.replaceChildren(
-    h("div", { class: "line pool-line" }, bar(pool, { class: "bar large" }),
-      h("p", { class: "pool line small" }, h("b", null, `${share(taken(pool), pool.capacity)} cannot be given out`), forecast)),
+    h("div", null, bar(pool, { class: "bar large" }),
+      h("p", { class: "under" }, h("b", null, `${share(taken(pool), pool.capacity)} taken`), forecast)),
     numbers(pool));
   const section = blockSection(signal, "Block map");
   const fill = async (pool) => {
@@ -98,7 +104,7 @@ export async function pool({ rest: name, signal }) {
     section.set(await blocksOf(name, signal));
     ahead().catch(() => {});
   };
-  const possible = pool => {
+  const possible = (pool) => {
     const bits = pool.block_size - Number(pool.cidr.split("/")[1]);
     return bits >= 0 ? 2 ** bits : 0;
   };

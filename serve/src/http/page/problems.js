@@ -13,7 +13,7 @@ function finding(one) {
   return h("li", { class: "finding" },
     h("div", { class: "line" },
       h("span", { class: `badge ${one.severity === "problem" ? "bad" : "note"}` }, one.code), h("b", null, subject(one))),
-    h("p", null, one.meaning, one.what ? h("span", { class: "muted" }, ` ${one.what}`) : null),
+    h("p", null, one.what ? `${one.meaning.replace(/\.$/, ":")} ` : one.meaning, h("span", { class: "muted" }, one.what)),
     h("p", { class: "muted" }, one.repairable ? `A repair ${one.mend}:` : `To mend it: ${one.mend}`),
     one.command ? codeLine(one.command) : null);
 }
