@@ -85,6 +85,7 @@ pub mod pools;
 mod release;
 pub mod reservations;
 mod resources;
+pub mod samples;
 pub mod selector;
 mod settings;
 mod split;

@@ -4,13 +4,16 @@
 //! - [`lane`]: the verbs that write, one commit at a time; on an embedded store one commit for all ADDs that wait.
 //! - [`daemon`] and `connection`: the private socket of plugins and commands; `keys` is the store behind it.
 //! - [`socket`]: the right to serve a store, and the socket's place.
+//! - [`http`]: numbers for Prometheus and the page, from [`metrics`] and the store.
 //! - [`life`]: start, readiness, watchdog, end.
 
 pub mod asker;
 mod connection;
 pub mod daemon;
 pub mod held;
+pub mod http;
 mod keys;
 pub mod lane;
 pub mod life;
+pub mod metrics;
 pub mod socket;

@@ -1,0 +1,82 @@
+//! One address.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use hyper::StatusCode;
+use ipam_core::Holding;
+use ipam_core::model::{Attribute, Block, Document, keys};
+use ipam_core::pools::block_of;
+use ipnet::IpNet;
+use kv::{Deadline, StoreExt};
+use serde::Serialize;
+
+use super::super::Shown;
+use super::super::answer::{Answer, Failure, json};
+use super::Query;
+use super::row::{Address, Use, Whose};
+use super::scan::Rules;
+
+#[derive(Serialize)]
+struct Told {
+    #[serde(flatten)]
+    address: Address,
+    reserved: bool,
+    pool: Option<String>,
+    /// The block, if it is there.
+    block: Option<String>,
+    owner: Option<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    attributes: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    alternate: BTreeMap<String, String>,
+}
+
+pub(super) async fn answer(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
+    let ip: IpAddr = query.parsed("ip")?;
+    let deadline = || Deadline::after(shown.limits.answer);
+    let pools = shown.ipam.inventory(deadline()).await?.pools;
+    let rules = Rules::read(shown).await?;
+    let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
+    let reserved = rules.reservations.contains(ip);
+    let used = if reserved { Use::Reserved } else { Use::Free };
+    let mut told = Told {
+        address: Address { ip, used, holder: None, since: None },
+        reserved,
+        pool: pool.map(|pool| pool.name().to_owned()),
+        block: None,
+        owner: None,
+        attributes: BTreeMap::new(),
+        alternate: BTreeMap::new(),
+    };
+    if let Some(mut block) = block(shown, pool.and_then(|pool| block_of(pool, ip))).await? {
+        rules.apply(&mut block);
+        told.address = Address::of(&block, ip, &rules.reservations);
+        told.block = Some(block.cidr().to_string());
+        told.owner = block.owner().map(|owner| owner.to_string());
+        if let Some(entry) = block.attributes_of(ip) {
+            told.attributes(entry);
+        }
+    } else if let Holding::Held(entry) = shown.ipam.holding(ip, deadline()).await? {
+        // The block has outlived its pool.
+        told.address.used = Use::Used;
+        told.address.holder = Some(Whose::of(&entry));
+        told.attributes(&entry);
+    }
+    Ok(json(StatusCode::OK, &told))
+}
+
+impl Told {
+    fn attributes(&mut self, entry: &Attribute) {
+        self.attributes = entry.attributes().clone();
+        self.alternate = entry.alternate_attributes().clone();
+    }
+}
+
+/// The block of a network, if it is there.
+async fn block(shown: &Shown, cidr: Option<IpNet>) -> Result<Option<Block>, Failure> {
+    let Some(cidr) = cidr else { return Ok(None) };
+    let Some(kv) = shown.store.get(keys::block(cidr)).await? else { return Ok(None) };
+    let damaged = |error| Failure { status: StatusCode::INTERNAL_SERVER_ERROR, text: format!("{error}") };
+    Ok(Some(Block::decode(&kv.key, kv.value.as_bytes()).map_err(damaged)?))
+}

@@ -1,0 +1,119 @@
+//! What the page asks for, as JSON. It is a contract between the page and the daemon of one version, and no other's.
+
+mod address;
+mod blocks;
+mod events;
+mod forecast;
+mod history;
+mod overview;
+mod past;
+mod problems;
+mod row;
+mod scan;
+mod search;
+
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::{Request, StatusCode};
+use tokio::time::timeout;
+
+use super::answer::{Answer, Failure, whole};
+use super::{Shown, route};
+
+/// The answer to a question of the page: `question` is the path behind `/api/`.
+pub(super) async fn answer(question: &str, request: &Request<Incoming>, shown: &Arc<Shown>) -> Answer {
+    let query = Query::parse(request.uri().query().unwrap_or_default());
+    let reading = async {
+        match question {
+            "about" => Ok(route::version(shown)),
+            "overview" => overview::answer(shown).await,
+            "forecast" => forecast::answer(shown).await,
+            "blocks" => blocks::many(shown, &query).await,
+            "block" => blocks::one(shown, &query).await,
+            "address" => address::answer(shown, &query).await,
+            "search" => search::answer(shown, &query).await,
+            "held" => search::held(shown, &query).await,
+            "history" => history::answer(shown, &query).await,
+            "problems" => problems::answer(shown).await,
+            "events" => events::answer(shown, request, &query).await,
+            _ => Err(Failure { status: StatusCode::NOT_FOUND, text: "there is no such question".to_owned() }),
+        }
+    };
+    match timeout(shown.limits.answer, reading).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(failure)) => failure.into(),
+        Err(_) => {
+            let seconds = shown.limits.answer.as_secs();
+            let text = format!("the store was not read within {seconds} s; another process may have it");
+            Failure { status: StatusCode::GATEWAY_TIMEOUT, text }.into()
+        }
+    }
+}
+
+/// A document that was made before.
+fn made(document: &str) -> Answer {
+    whole(StatusCode::OK, "application/json", document.to_owned())
+}
+
+/// What stands behind the `?` of a request.
+struct Query(Vec<(String, String)>);
+
+impl Query {
+    fn parse(text: &str) -> Self {
+        let pair = |part: &str| {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            (decoded(name), decoded(value))
+        };
+        Self(text.split('&').filter(|part| !part.is_empty()).map(pair).collect())
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+    }
+
+    /// What has to be there.
+    fn need(&self, name: &str) -> Result<&str, Failure> {
+        self.get(name).ok_or_else(|| Failure::question(format!("the question has no {name}")))
+    }
+
+    /// What has to be there, and to have this form.
+    fn parsed<T: std::str::FromStr>(&self, name: &str) -> Result<T, Failure> {
+        let text = self.need(name)?;
+        text.parse().map_err(|_| Failure::question(format!("{name} cannot be {text:?}")))
+    }
+}
+
+/// A text as it was before a browser wrote it into a URL.
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        let digit = |digit: Option<u8>| char::from(digit.unwrap_or_default()).to_digit(16);
+        let mut ahead = rest.clone();
+        let escaped = (byte == b'%').then(|| digit(ahead.next()).zip(digit(ahead.next()))).flatten();
+        match escaped {
+            Some((high, low)) => {
+                // Two digits of base 16 are a byte.
+                bytes.push(u8::try_from(high * 16 + low).unwrap_or_default());
+                rest = ahead;
+            }
+            None => bytes.push(if byte == b'+' { b' ' } else { byte }),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_decoded() {
+        let query = Query::parse("q=a+b%2Fc%3c&&empty=&bad=%4&worse=%zz%&utf=%C3%BC%ff");
+        let told = |name| query.get(name);
+        assert_eq!((told("q"), told("empty"), told("none")), (Some("a b/c<"), Some(""), None));
+        assert_eq!((told("bad"), told("worse"), told("utf")), (Some("%4"), Some("%zz%"), Some("ü\u{fffd}")));
+        assert!(query.parsed::<u32>("q").is_err() && query.need("none").is_err());
+    }
+}

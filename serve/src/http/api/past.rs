@@ -1,0 +1,75 @@
+//! Reading what a store still knows of the past.
+//!
+//! A watch tells what has happened, but not that it has told all of it. So what it tells is compared with when the keys
+//! were last written: when the watch has come to the newest of these, and nothing more comes for a while, that was all.
+
+use std::time::{Duration, SystemTime};
+
+use futures::StreamExt;
+use ipam_core::events::of_batch;
+use ipam_core::history::time_of;
+use kv::{Batch, Content, ErrorKind, Operation, Prev, Range, Revision, Store, StoreExt, WatchRequest};
+use time::OffsetDateTime;
+use tokio::time::timeout;
+
+/// How long to wait for what may come after the newest key: deletions leave no trace that could be compared.
+const QUIET: Duration = Duration::from_millis(200);
+/// How long the watch may take to go on before it has come there.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Shows everything that has happened in a range from a revision on, up to now.
+pub(super) async fn since(
+    store: &dyn Store,
+    range: &Range,
+    from: Revision,
+    mut see: impl FnMut(&Batch) + Send,
+) -> kv::Result<()> {
+    let listing = store.list_at(range.clone(), Revision::UNSET, Content::KeysOnly).await?;
+    let newest = listing.kvs.iter().map(|kv| kv.mod_revision).max().unwrap_or(Revision::UNSET);
+    let mut told = Revision::UNSET;
+    let mut changes = store.watch(WatchRequest::new(range.clone(), from).with_prev(Prev::Return)).await?;
+    while told < listing.revision {
+        let is_there = told >= newest || newest < from;
+        match timeout(if is_there { QUIET } else { PATIENCE }, changes.next()).await {
+            Ok(Some(batch)) => {
+                let batch = batch?;
+                told = batch.revision;
+                see(&batch);
+            }
+            Ok(None) => return Ok(()),
+            Err(_) if is_there => return Ok(()),
+            Err(_) => {
+                let error = kv::Error::new(ErrorKind::Timeout, Operation::Watch, "history");
+                return Err(error.with_detail("the store tells no more of its history; try again"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The first time that is known at a revision or after it, in a range. `None` if nothing happened since, or nobody knows when.
+pub(super) async fn time_after(
+    store: &dyn Store,
+    range: &Range,
+    revision: Revision,
+) -> kv::Result<Option<OffsetDateTime>> {
+    /// After so many revisions without a time there will be none.
+    const LOOKED_AT: usize = 50;
+    let mut changes = store.watch(WatchRequest::new(range.clone(), revision).with_prev(Prev::Return)).await?;
+    for _ in 0..LOOKED_AT {
+        let Ok(Some(batch)) = timeout(QUIET, changes.next()).await else { return Ok(None) };
+        if let Some(time) = time_of_batch(&batch?) {
+            return Ok(Some(time));
+        }
+    }
+    Ok(None)
+}
+
+/// When a revision was committed, or else what its documents say of it.
+fn time_of_batch(batch: &Batch) -> Option<OffsetDateTime> {
+    let committed: Option<SystemTime> = batch.time;
+    match committed {
+        Some(time) => Some(time.into()),
+        None => of_batch(batch).happenings.iter().find_map(|happening| time_of(None, &happening.what)),
+    }
+}

@@ -1,0 +1,172 @@
+//! What is told of a holder, of an address, and of what happened.
+
+use std::net::IpAddr;
+
+use ipam_core::attachment::TIMESTAMP;
+use ipam_core::events::{Happening, Holder, What};
+use ipam_core::model::{AddressState, AffinityState, Attribute, Block, Owner};
+use ipam_core::reservations::Reservations;
+use ipam_core::timestamps::{parse_go_string, rfc3339};
+use kv::Revision;
+use serde::Serialize;
+use time::OffsetDateTime;
+
+/// Who has an address.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Whose {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    handle: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    network: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    container: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interface: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod: Option<String>,
+}
+
+impl Whose {
+    pub(super) fn of(entry: &Attribute) -> Self {
+        let Holder { handle, node, network, container, interface, pod, namespace } = Holder::of(entry);
+        let [handle, node, network, container, interface, pod, namespace] =
+            [handle, node, network, container, interface, pod, namespace].map(|text| text.map(str::to_owned));
+        Self { handle, node, network, container, interface, namespace, pod }
+    }
+}
+
+/// What is with an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Use {
+    Used,
+    Borrowed,
+    Resting,
+    Reserved,
+    Free,
+}
+
+/// An address of a block.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Address {
+    pub(super) ip: IpAddr,
+    #[serde(rename = "use")]
+    pub(super) used: Use,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) holder: Option<Whose>,
+    /// Since when it is held, or rests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) since: Option<String>,
+}
+
+impl Address {
+    /// An address of a block of which the cooldown was applied.
+    pub(super) fn of(block: &Block, ip: IpAddr, reservations: &Reservations) -> Self {
+        let free = |used| Self { ip, used, holder: None, since: None };
+        match block.lookup(ip) {
+            AddressState::Assigned(entry) => {
+                let owner = block.owner();
+                let host = owner.as_ref().and_then(Owner::node);
+                let is_borrowed = host.zip(entry.node()).is_some_and(|(host, node)| host != node);
+                let used = if is_borrowed { Use::Borrowed } else { Use::Used };
+                let since = entry.get(TIMESTAMP).and_then(parse_go_string).map(rfc3339);
+                Self { ip, used, holder: Some(Whose::of(entry)), since }
+            }
+            AddressState::CoolingDown(since) => Self { since: Some(rfc3339(since)), ..free(Use::Resting) },
+            _ if reservations.contains(ip) => free(Use::Reserved),
+            _ => free(Use::Free),
+        }
+    }
+}
+
+/// Something that happened, or that was so where the telling begins.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    revision: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time: Option<String>,
+    event: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<IpAddr>,
+    block: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holder: Option<Whose>,
+    /// Whose it was, of an address that moved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<Whose>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owner: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    former_owner: Option<String>,
+    /// How far an affinity has come.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'static str>,
+}
+
+impl Row {
+    /// Something that happened.
+    pub(super) fn happened(revision: Revision, time: Option<OffsetDateTime>, happening: &Happening) -> Self {
+        Self::new(revision, time, word(&happening.what), happening)
+    }
+
+    /// Something that was so already at a revision.
+    pub(super) fn listed(revision: Revision, happening: &Happening) -> Self {
+        let word = match &happening.what {
+            What::Assigned { .. } => "held",
+            What::Claimed { .. } => "owned",
+            other => word(other),
+        };
+        Self::new(revision, happening.what.recorded_at(), word, happening)
+    }
+
+    fn new(revision: Revision, time: Option<OffsetDateTime>, event: &'static str, happening: &Happening) -> Self {
+        let Happening { block, what, .. } = happening;
+        let (from, former_owner, state) = match what {
+            What::Moved { from, .. } => (Some(Whose::of(from)), None, None),
+            What::Claimed { former, .. } => (None, former.as_ref().map(Owner::to_string), None),
+            What::Affinity { state, .. } => (None, None, Some(state_word(*state))),
+            _ => (None, None, None),
+        };
+        Self {
+            revision: revision.get(),
+            time: time.map(rfc3339),
+            event,
+            address: what.address(),
+            block: block.to_string(),
+            holder: what.holder().map(Whose::of),
+            from,
+            owner: what.owner().map(Owner::to_string),
+            former_owner,
+            state,
+        }
+    }
+}
+
+fn word(what: &What) -> &'static str {
+    match what {
+        What::Assigned { .. } => "assigned",
+        What::Renewed { .. } => "renewed",
+        What::Moved { .. } => "moved",
+        What::Released { .. } => "released",
+        What::Resting { .. } => "resting",
+        What::Rested { .. } => "rested",
+        What::Claimed { .. } => "claimed",
+        What::GivenUp { .. } => "given_up",
+        What::Affinity { .. } => "affinity",
+        _ => "damaged",
+    }
+}
+
+fn state_word(state: Option<AffinityState>) -> &'static str {
+    match state {
+        Some(AffinityState::Confirmed) => "confirmed",
+        Some(AffinityState::Pending) => "pending",
+        Some(AffinityState::PendingDeletion) => "pending deletion",
+        Some(AffinityState::Unknown) => "unknown",
+        None => "gone",
+    }
+}

@@ -1,0 +1,54 @@
+//! `/metrics`: the daemon's own numbers, and those of the store that `margay metrics` prints.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use hyper::StatusCode;
+use ipam_core::samples::{Samples, oldest_revision};
+use kv::Deadline;
+use tokio::time::timeout;
+
+use super::Shown;
+use super::answer::{Answer, Failure, whole};
+
+const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// All numbers. Where the store cannot be read, its numbers are missing, and `margay_serve_store_read` is 0.
+pub(super) async fn answer(shown: &Arc<Shown>) -> Answer {
+    let samples = match timeout(shown.limits.answer, samples(shown)).await {
+        Ok(Ok(samples)) => Some(samples.text()),
+        Ok(Err(failure)) => {
+            tracing::warn!(error = failure.text, "the store cannot be read for its numbers");
+            None
+        }
+        Err(_) => None,
+    };
+    let read = u8::from(samples.is_some());
+    let mut text = samples.unwrap_or_default();
+    _ = write!(
+        text,
+        "# HELP margay_serve_store_read 1 if the store could be read for this answer, else 0.\n\
+         # TYPE margay_serve_store_read gauge\nmargay_serve_store_read {read}\n{}# EOF\n",
+        shown.metrics.text()
+    );
+    whole(StatusCode::OK, KIND, text)
+}
+
+async fn samples(shown: &Shown) -> Result<Samples, Failure> {
+    let (node, boot) = (&shown.about.node, shown.about.boot.as_deref());
+    let mut samples = Samples::default();
+    let revision = match &shown.reach {
+        Some(reach) => {
+            let share = shown.ipam.share_of(node, &reach(), Deadline::after(shown.limits.answer)).await?;
+            samples.of_node(&share, boot);
+            share.revision
+        }
+        None => {
+            let census = shown.asked.census(&shown.ipam).await?;
+            samples.of_all(&census, node, boot);
+            census.revision
+        }
+    };
+    samples.of_store(revision, oldest_revision(&*shown.store, revision).await?);
+    Ok(samples)
+}

@@ -1,0 +1,145 @@
+//! What the daemon shows to browsers and scrapers: `/metrics`, `/health`, `/version` and a page.
+//!
+//! Everything here only reads, and reads only what somebody asks for. A client has a bounded share: so many connections, so
+//! many bytes of headers, so long for a request, and so long without taking any byte of an answer. The page is a few files
+//! that are part of the program; it asks no other host, and the headers of every answer forbid it to.
+
+mod answer;
+mod api;
+mod asked;
+mod connection;
+mod files;
+mod hosts;
+mod measured;
+mod route;
+mod stall;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipam_core::Ipam;
+use ipam_core::gc::Reach;
+use kv::Store;
+use tokio::net::{TcpListener, UnixListener};
+
+use crate::metrics::Metrics;
+use asked::Asked;
+
+pub use connection::serve;
+
+/// What the daemon says about itself. It holds no secret.
+#[derive(Clone, Debug, Default)]
+pub struct About {
+    /// The URL of the store, without user and password.
+    pub store: String,
+    /// The name of the store's engine: `redb`, `sled` or `etcd`.
+    pub engine: String,
+    /// The version of the program.
+    pub version: String,
+    /// The name of this node.
+    pub node: String,
+    /// The first 8 characters of the id of this machine's boot, where they are known.
+    pub boot: Option<String>,
+}
+
+/// What a client may use up.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How many connections there are at a time; the next one is told that the daemon is busy.
+    pub connections: usize,
+    /// How long the headers of a request may take. A connection that is kept open without a request ends after this, too.
+    pub headers: Duration,
+    /// How long a client may take no byte of an answer before its connection is closed.
+    pub stall: Duration,
+    /// How long an answer may take.
+    pub answer: Duration,
+    /// How often a stream of events says that it lives when nothing happens.
+    pub heartbeat: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 128,
+            headers: Duration::from_secs(10),
+            stall: Duration::from_secs(15),
+            answer: Duration::from_secs(30),
+            heartbeat: Duration::from_secs(15),
+        }
+    }
+}
+
+/// How far the numbers of `/metrics` reach into a cluster's store.
+pub type NodeReach = Arc<dyn Fn() -> Reach + Send + Sync>;
+
+/// What is shown, and to whom.
+pub struct Shown {
+    /// The store.
+    pub store: Arc<dyn Store>,
+    /// The allocator on it.
+    pub ipam: Ipam,
+    /// What the daemon says about itself.
+    pub about: About,
+    /// The daemon's own numbers.
+    pub metrics: Arc<Metrics>,
+    /// The names, besides those of this machine's loopback, under which a browser may ask.
+    pub hosts: Vec<String>,
+    /// What a client may use up.
+    pub limits: Limits,
+    /// How far `/metrics` reaches. `None` counts all of the store, as is right on a store of one machine.
+    pub reach: Option<NodeReach>,
+    asked: Asked,
+}
+
+impl Shown {
+    /// What is on an allocator's store, shown to this machine alone.
+    pub fn new(ipam: Ipam, about: About, metrics: Arc<Metrics>) -> Self {
+        Self {
+            store: Arc::clone(ipam.store()),
+            ipam,
+            about,
+            metrics,
+            hosts: Vec::new(),
+            limits: Limits::default(),
+            reach: None,
+            asked: Asked::default(),
+        }
+    }
+
+    /// Shown also to browsers that ask under these names. A name has no port.
+    #[must_use]
+    pub fn with_hosts(mut self, hosts: Vec<String>) -> Self {
+        self.hosts = hosts;
+        self
+    }
+
+    /// With other bounds on what a client may use up.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// With `/metrics` for this node's share of a cluster's store only, so that the work does not grow with the cluster.
+    #[must_use]
+    pub fn with_reach(mut self, reach: NodeReach) -> Self {
+        self.reach = Some(reach);
+        self
+    }
+}
+
+impl fmt::Debug for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shown").field("about", &self.about).field("hosts", &self.hosts).finish_non_exhaustive()
+    }
+}
+
+/// Where clients come in.
+#[derive(Debug)]
+pub enum HttpListener {
+    /// A port. The `Host` header of a request must name loopback, or one of [`Shown::hosts`].
+    Tcp(TcpListener),
+    /// A unix socket. Its permissions say who may ask, so that any `Host` header will do.
+    Unix(UnixListener),
+}

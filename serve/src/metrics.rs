@@ -1,0 +1,221 @@
+//! What the daemon counts and times of its own work, for `/metrics`.
+//!
+//! Times are histograms in seconds. A label has only values that this program knows, so that no caller can make the
+//! numbers grow without bound.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::encoding::text::encode_registry;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+/// The bounds of a histogram's buckets, in seconds: from a quarter of a millisecond to the longest that a call may take.
+const BUCKETS: [f64; 16] =
+    [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 90.0];
+
+/// A counter for each verb and each result.
+type Answers = Family<[(&'static str, &'static str); 2], Counter>;
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ending {
+    /// It did what was asked.
+    Done,
+    /// It was refused, or failed.
+    Failed,
+}
+
+impl Ending {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// The daemon's own numbers.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    queue: Histogram,
+    commit: Histogram,
+    sync: Histogram,
+    add: Histogram,
+    del: Histogram,
+    answers: Answers,
+    callers: Gauge,
+    viewers: Gauge,
+    lock: Gauge,
+    hand_overs: Counter,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All numbers at zero.
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("margay_serve");
+        let mut time = |name: &str, help: &str| {
+            let times = Histogram::new(BUCKETS);
+            registry.register_with_unit(name, help, Unit::Seconds, times.clone());
+            times
+        };
+        let queue = time("queue", "How long a request waited until its work began");
+        let commit = time("commit", "How long the store took for a commit");
+        let sync = time("sync", "How long the disk took to make a commit durable");
+        let add = time("add", "How long an ADD took from its request to its answer");
+        let del = time("del", "How long a DEL took from its request to its answer");
+        let answers = Answers::default();
+        registry.register("answers", "Requests that were answered, by verb and result", answers.clone());
+        let mut gauge = |name: &str, help: &str| {
+            let gauge = Gauge::default();
+            registry.register(name, help, gauge.clone());
+            gauge
+        };
+        let callers = gauge("connections", "Connections of plugins and commands");
+        let viewers = gauge("http_connections", "Connections of browsers and scrapers");
+        let lock = gauge("lock_held", "1 while the daemon holds the lock of the store, else 0");
+        let hand_overs = Counter::default();
+        registry.register("hand_overs", "How often the daemon gave the store to another process", hand_overs.clone());
+        Self { registry, queue, commit, sync, add, del, answers, callers, viewers, lock, hand_overs }
+    }
+
+    /// Notes how long a request waited until its work began.
+    pub fn observe_queue(&self, waited: Duration) {
+        self.queue.observe(waited.as_secs_f64());
+    }
+
+    /// Notes how long the store took for a commit.
+    pub fn observe_commit(&self, took: Duration) {
+        self.commit.observe(took.as_secs_f64());
+    }
+
+    /// Notes how long the disk took to make a commit durable, where the engine tells.
+    pub fn observe_sync(&self, took: Duration) {
+        self.sync.observe(took.as_secs_f64());
+    }
+
+    /// Notes how long an ADD took from its request to its answer.
+    pub fn observe_add(&self, took: Duration) {
+        self.add.observe(took.as_secs_f64());
+    }
+
+    /// Notes how long a DEL took from its request to its answer.
+    pub fn observe_del(&self, took: Duration) {
+        self.del.observe(took.as_secs_f64());
+    }
+
+    /// Counts an answer. `verb` is one of a few that the program knows, never a text of a caller.
+    pub fn count_answer(&self, verb: &'static str, ending: Ending) {
+        self.answers.get_or_create(&[("verb", verb), ("result", ending.as_str())]).inc();
+    }
+
+    /// Counts a connection of a plugin or a command for as long as the answer lives.
+    pub fn caller(self: &Arc<Self>) -> Counted {
+        Counted::of(&self.callers)
+    }
+
+    /// Counts a connection of a browser or a scraper for as long as the answer lives.
+    pub fn viewer(self: &Arc<Self>) -> Counted {
+        Counted::of(&self.viewers)
+    }
+
+    /// Notes that the daemon holds the lock of the store.
+    pub fn lock_taken(&self) {
+        self.lock.set(1);
+    }
+
+    /// Notes that the daemon gave the lock of the store to another process.
+    pub fn lock_handed_over(&self) {
+        self.lock.set(0);
+        self.hand_overs.inc();
+    }
+
+    /// Notes that the daemon closed the store for another reason than a hand-over.
+    pub fn lock_released(&self) {
+        self.lock.set(0);
+    }
+
+    /// How many browsers and scrapers are connected.
+    pub fn viewers(&self) -> i64 {
+        self.viewers.get()
+    }
+
+    /// All numbers in the OpenMetrics text form, without the mark of the end.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String does not fail.
+        _ = encode_registry(&mut text, &self.registry);
+        text
+    }
+}
+
+/// Something that is counted while it lives.
+#[derive(Debug)]
+pub struct Counted(Gauge);
+
+impl Counted {
+    fn of(gauge: &Gauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_has_every_number() {
+        let metrics = Arc::new(Metrics::new());
+        metrics.observe_queue(Duration::from_millis(1));
+        metrics.observe_commit(Duration::from_millis(3));
+        metrics.observe_sync(Duration::from_millis(2));
+        metrics.observe_add(Duration::from_millis(7));
+        metrics.observe_add(Duration::from_secs(100));
+        metrics.observe_del(Duration::from_millis(7));
+        metrics.count_answer("ADD", Ending::Done);
+        metrics.count_answer("ADD", Ending::Failed);
+        metrics.count_answer("ADD", Ending::Done);
+        metrics.lock_taken();
+        metrics.lock_handed_over();
+        metrics.lock_taken();
+        let (caller, _viewer) = (metrics.caller(), metrics.viewer());
+        drop(caller);
+        let text = metrics.text();
+        for line in [
+            "# TYPE margay_serve_add_seconds histogram",
+            "margay_serve_add_seconds_count 2",
+            "margay_serve_add_seconds_bucket{le=\"0.01\"} 1",
+            "margay_serve_add_seconds_bucket{le=\"90.0\"} 1",
+            "margay_serve_add_seconds_bucket{le=\"+Inf\"} 2",
+            "margay_serve_queue_seconds_count 1",
+            "margay_serve_commit_seconds_count 1",
+            "margay_serve_sync_seconds_count 1",
+            "margay_serve_del_seconds_count 1",
+            "margay_serve_answers_total{verb=\"ADD\",result=\"done\"} 2",
+            "margay_serve_answers_total{verb=\"ADD\",result=\"failed\"} 1",
+            "margay_serve_connections 0",
+            "margay_serve_http_connections 1",
+            "margay_serve_lock_held 1",
+            "margay_serve_hand_overs_total 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! The HTTP side of the daemon, as a client without a browser sees it.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod page_support;
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ipam_core::assign::Wanted;
+use kv::StoreExt;
+use page_support::{Daemon, SCRIPT, add, container, empty, many_blocks, pool, shown, soon, three_pools};
+use serde_json::Value;
+use serve::http::{HttpListener, Limits, serve};
+
+/// An answer: its status, its head in lower case, and its body.
+struct Got {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Got {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+}
+
+fn connect(daemon: &Daemon) -> TcpStream {
+    let stream = TcpStream::connect(daemon.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream
+}
+
+/// Sends a request as it is, and reads until the connection is closed.
+fn send(daemon: &Daemon, request: &str) -> Got {
+    let mut stream = connect(daemon);
+    stream.write_all(request.as_bytes()).unwrap();
+    read_to_end(stream)
+}
+
+fn read_to_end(mut stream: TcpStream) -> Got {
+    let mut text = Vec::new();
+    stream.read_to_end(&mut text).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Got { status, head: head.to_lowercase(), body: body.to_owned() }
+}
+
+fn get(daemon: &Daemon, path: &str) -> Got {
+    send(daemon, &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
+}
+
+fn json(daemon: &Daemon, path: &str) -> Value {
+    let got = get(daemon, path);
+    assert_eq!(got.status, 200, "{path}: {}", got.body);
+    got.json()
+}
+
+#[test]
+fn only_the_daemons_own_names_are_answered() {
+    let daemon = Daemon::new(async || empty());
+    let port = daemon.address.port();
+    let status = |line: &str, host: &str| {
+        send(&daemon, &format!("GET {line} HTTP/1.1\r\n{host}Connection: close\r\n\r\n")).status
+    };
+    for host in [format!("127.0.0.1:{port}"), "localhost".into(), "[::1]:9".into(), "IPAM.lan".into(), "127.9.9.9".into()] {
+        assert_eq!(status("/health", &format!("Host: {host}\r\n")), 200, "{host}");
+    }
+    for host in ["evil.example", "127.0.0.1.evil.example", "", "localhost:80@evil.example", "192.168.1.1"] {
+        for path in ["/", "/metrics", "/api/overview", "/nothing"] {
+            assert_eq!(status(path, &format!("Host: {host}\r\n")), 421, "{host} {path}");
+        }
+    }
+    assert_eq!(status("/health", ""), 421, "no host at all");
+    assert_eq!(status("/health", "Host: localhost\r\nHost: evil.example\r\n"), 421, "two hosts");
+    assert_eq!(status("http://evil.example/health", "Host: localhost\r\n"), 421, "another host in the request line");
+    let old = send(&daemon, "GET /health HTTP/1.0\r\n\r\n");
+    assert_eq!(old.status, 421, "HTTP/1.0 without a host");
+}
+
+#[test]
+fn every_answer_has_the_headers_that_keep_a_browser_in() {
+    let daemon = Daemon::new(async || empty());
+    let policy = "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+                  connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    for path in ["/", "/page.js", "/style.css", "/api/overview", "/api/nothing", "/nothing", "/health", "/version", "/metrics"] {
+        let got = get(&daemon, path);
+        for line in
+            [policy, "x-content-type-options: nosniff", "referrer-policy: no-referrer", "cross-origin-resource-policy: same-origin"]
+        {
+            assert!(got.head.lines().any(|found| found == line), "{path}: {line} in\n{}", got.head);
+        }
+        assert!(!got.head.contains("access-control-"), "{path}: no CORS");
+        let keeps = if ["/", "/page.js", "/style.css"].contains(&path) { "no-cache" } else { "no-store" };
+        assert!(got.head.contains(&format!("cache-control: {keeps}")), "{path}: {}", got.head);
+    }
+    let foreign = send(&daemon, "GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n");
+    assert!(foreign.head.contains("content-security-policy:") && !foreign.body.contains('<'), "{}", foreign.body);
+}
+
+#[test]
+fn it_is_read_only_and_says_so() {
+    let daemon = Daemon::new(async || empty());
+    for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"] {
+        for path in ["/", "/api/overview", "/metrics"] {
+            let request = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+            let got = send(&daemon, &request);
+            assert_eq!(got.status, 405, "{method} {path}");
+            assert!(got.head.contains("allow: get, head"), "{}", got.head);
+        }
+    }
+    let got = send(&daemon, "HEAD /page.js HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    assert_eq!((got.status, got.body.as_str()), (200, ""));
+    assert_eq!(send(&daemon, "HEAD /api/events HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").status, 200);
+}
+
+#[test]
+fn what_is_not_there_is_told_shortly() {
+    let daemon = Daemon::new(async || empty());
+    for path in ["/nothing", "/index.html", "/../etc/passwd", "/%2e%2e/etc/passwd", "/page.js/", "//", "/src/http/mod.rs"] {
+        let got = get(&daemon, path);
+        assert_eq!((got.status, got.body.trim()), (404, "there is nothing here"), "{path}");
+    }
+    let refused = [
+        ("/api/nothing", 404),
+        ("/api/address", 400),
+        ("/api/address?ip=x", 400),
+        ("/api/block?cidr=10.0.0.0/99", 400),
+        ("/api/blocks?pool=none", 404),
+        ("/api/blocks?from=-1", 400),
+        ("/api/search?q=%20", 400),
+        ("/api/history?of=x&kind=planet", 400),
+        ("/api/events?after=x", 400),
+    ];
+    for (path, status) in refused {
+        let got = get(&daemon, path);
+        assert_eq!(got.status, status, "{path}");
+        assert!(got.json()["error"].is_string(), "{path}");
+    }
+}
+
+#[test]
+fn a_file_that_the_browser_has_is_not_sent_again() {
+    let daemon = Daemon::new(async || empty());
+    let first = get(&daemon, "/page.js");
+    let tag = first.head.lines().find_map(|line| line.strip_prefix("etag: ")).unwrap().to_owned();
+    let request = format!("GET /page.js HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: {tag}\r\nConnection: close\r\n\r\n");
+    let second = send(&daemon, &request);
+    assert_eq!((first.status, second.status, second.body.as_str()), (200, 304, ""));
+}
+
+#[test]
+fn health_version_and_metrics() {
+    let daemon = Daemon::new(three_pools);
+    assert_eq!(get(&daemon, "/health").body, "ok\n");
+    let version = json(&daemon, "/version");
+    assert_eq!((&version["name"], &version["engine"]), (&"margay".into(), &"redb".into()));
+    daemon.metrics.observe_add(Duration::from_millis(4));
+    let got = get(&daemon, "/metrics");
+    assert!(got.head.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"), "{}", got.head);
+    for line in [
+        "margay_pool_size_addresses{pool=\"default\",cidr=\"10.65.0.0/22\"} 1024",
+        "margay_pool_addresses{pool=\"default\",cidr=\"10.65.0.0/22\",state=\"in-use\"} 131",
+        "margay_pool_addresses{pool=\"default\",cidr=\"10.65.0.0/22\",state=\"resting\"} 20",
+        "margay_nodes 3",
+        "margay_serve_add_seconds_count 1",
+        "margay_serve_http_connections 1",
+        "margay_serve_store_read 1",
+    ] {
+        assert!(got.body.lines().any(|found| found == line), "{line} in\n{}", got.body);
+    }
+    assert!(got.body.ends_with("\n# EOF\n"), "the form of OpenMetrics");
+    let headings: Vec<&str> = got.body.lines().filter(|line| line.starts_with("# TYPE ")).collect();
+    let unique: std::collections::BTreeSet<_> = headings.iter().collect();
+    assert_eq!(unique.len(), headings.len(), "no name is there twice");
+}
+
+#[test]
+fn the_page_learns_what_it_shows() {
+    let daemon = Daemon::new(three_pools);
+    let overview = json(&daemon, "/api/overview");
+    let pool = &overview["pools"][0];
+    assert_eq!((&pool["name"], &pool["used"], &pool["resting"]), (&"default".into(), &131.into(), &20.into()));
+    assert_eq!((&pool["capacity"], &pool["reserved"]), (&"1024".into(), &"128".into()));
+    let sum: u64 = ["used", "borrowed", "resting"].iter().map(|name| pool[name].as_u64().unwrap()).sum();
+    let free: u64 = pool["free"].as_str().unwrap().parse().unwrap();
+    assert_eq!(sum + 128 + free, 1024);
+    assert_eq!(overview["nodes_total"], 3);
+    let forecast = json(&daemon, "/api/forecast");
+    assert!((forecast["history_seconds"].as_u64().unwrap() + 60) / 86_400 == 5, "{forecast}");
+    // 131 in five days, and 765 that are free or will be.
+    let (kind, days) = (&forecast["pools"][0]["kind"], forecast["pools"][0]["days"].as_f64().unwrap());
+    assert!(kind == "filling" && (29.0..29.4).contains(&days), "{forecast}");
+
+    let blocks = json(&daemon, "/api/blocks?pool=default");
+    assert_eq!(blocks["total"].as_u64().unwrap(), blocks["blocks"].as_array().unwrap().len() as u64);
+    let cidr = blocks["blocks"][0][0].as_str().unwrap();
+    let block = json(&daemon, &format!("/api/block?cidr={}", cidr.replace('/', "%2F")));
+    assert_eq!((block["addresses"].as_array().unwrap().len(), &block["pool"]), (64, &"default".into()));
+    let absent = json(&daemon, "/api/block?cidr=10.65.2.64/26");
+    assert_eq!((&absent["exists"], &absent["pool"]), (&false.into(), &"default".into()));
+
+    let search = |text: &str| json(&daemon, &format!("/api/search?q={text}"));
+    let found = search("script");
+    let holder = &found["addresses"][0]["holder"];
+    assert_eq!((&holder["pod"], found["addresses"].as_array().unwrap().len()), (&SCRIPT.into(), 1));
+    let ip = found["addresses"][0]["ip"].as_str().unwrap().to_owned();
+    for text in [ip.as_str(), "WEB-7D9F", "data/db-0", "worker-2", &container(30)[..12], "edge", "10.65.0.0/22", "k8s-pod"] {
+        let found = search(text);
+        assert!(["pools", "blocks", "nodes", "addresses"].iter().any(|kind| found[kind][0] != Value::Null), "{text}");
+    }
+    assert_eq!(search("10.65.2.70")["addresses"][0]["use"], "free", "what nobody has can be looked for");
+    assert_eq!(search("nothing-like-this")["addresses"], Value::Array(vec![]));
+
+    let address = json(&daemon, &format!("/api/address?ip={ip}"));
+    assert_eq!((&address["use"], &address["holder"]["pod"], &address["pool"]), (&"used".into(), &SCRIPT.into(), &"default".into()));
+    assert_eq!(address["attributes"]["namespace"], "shop");
+    let history = |kind: &str, of: &str| json(&daemon, &format!("/api/history?kind={kind}&of={of}"));
+    assert_eq!(history("address", &ip)["events"][0]["event"], "assigned");
+    let words = |told: &Value| -> Vec<String> {
+        told["events"].as_array().unwrap().iter().map(|event| event["event"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(words(&history("container", &container(3))), ["resting", "assigned"]);
+    assert_eq!(words(&history("pod", "shop/cart-55c85")), ["resting", "assigned"]);
+    assert_eq!(words(&history("pod", "data/cart-55c85")), [""; 0]);
+    assert!(words(&history("node", "worker-2")).len() > 50);
+    let held = json(&daemon, "/api/held?kind=node&of=worker-2");
+    assert!(held["addresses"].as_array().unwrap().len() > 40 && held["blocks"][0]["used"].as_u64().unwrap() > 0);
+
+    let problems = json(&daemon, "/api/problems");
+    let finding = &problems["findings"][0];
+    assert_eq!((&finding["code"], &finding["severity"]), (&"HND-04".into(), &"problem".into()));
+    let command = "margay ipam check --store redb:///var/lib/margay/ipam.redb --repair HND-04 --apply";
+    assert_eq!(finding["command"], command);
+}
+
+#[test]
+fn ten_thousand_blocks_come_in_one_small_answer() {
+    let daemon = Daemon::new(async || many_blocks(10_001).await);
+    let got = get(&daemon, "/api/blocks?pool=large");
+    assert!(got.body.len() < 600_000, "{} bytes", got.body.len());
+    assert_eq!((got.json()["blocks"].as_array().unwrap().len(), &got.json()["total"]), (10_000, &10_001.into()));
+    let rest = json(&daemon, "/api/blocks?pool=large&from=10000");
+    assert_eq!(rest["blocks"].as_array().unwrap().len(), 1);
+    assert!(json(&daemon, "/api/search?q=pod-")["more"].as_bool().unwrap(), "a search ends when it has enough");
+}
+
+#[test]
+fn a_client_that_does_not_finish_its_request_is_dropped() {
+    let limits = Limits { headers: Duration::from_millis(300), ..Limits::default() };
+    let daemon = Daemon::with_limits(async || empty(), limits);
+    for begun in ["", "GET / HT", "GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: "] {
+        let mut stream = connect(&daemon);
+        stream.write_all(begun.as_bytes()).unwrap();
+        let mut rest = Vec::new();
+        // Closed, with or without a word.
+        assert!(stream.read_to_end(&mut rest).is_ok_and(|_| !rest.starts_with(b"HTTP/1.1 200")), "{begun:?}");
+    }
+    let long = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: {}\r\n\r\n", "x".repeat(100_000));
+    let mut stream = connect(&daemon);
+    _ = stream.write_all(long.as_bytes());
+    let mut answer = Vec::new();
+    match stream.read_to_end(&mut answer) {
+        Ok(_) => assert!(answer.starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&answer)),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "what was not read takes the answer with it"),
+    }
+    let many = format!("GET / HTTP/1.1\r\nHost: localhost\r\n{}\r\n", "X-Many: 1\r\n".repeat(100));
+    assert_eq!(send(&daemon, &many).status, 431);
+    assert_eq!(get(&daemon, "/health").status, 200);
+}
+
+#[test]
+fn one_connection_too_many_is_told_so() {
+    let limits = Limits { connections: 4, ..Limits::default() };
+    let daemon = Daemon::with_limits(async || empty(), limits);
+    let mut held: Vec<TcpStream> = (0..4).map(|_| connect(&daemon)).collect();
+    wait_for("four connections", || daemon.metrics.viewers() == 4);
+    for _ in 0..20 {
+        let got = get(&daemon, "/health");
+        assert_eq!(got.status, 503);
+        assert!(got.head.contains("connection: close") && got.body.contains("too many connections"), "{}", got.body);
+    }
+    // A thousand more do no harm.
+    let crowd: Vec<_> = (0..1000).filter_map(|_| TcpStream::connect(daemon.address).ok()).collect();
+    drop(crowd);
+    held[0].write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(&mut held[0]).read_line(&mut line).unwrap();
+    assert_eq!(line, "HTTP/1.1 200 OK\r\n");
+    held.clear();
+    wait_for("room", || get(&daemon, "/health").status == 200);
+}
+
+fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < until, "waited for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A stream of events.
+struct Events(BufReader<TcpStream>);
+
+impl Events {
+    fn open(daemon: &Daemon, query: &str, header: &str) -> Self {
+        let mut stream = connect(daemon);
+        let request = format!("GET /api/events?{query} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut events = Self(BufReader::new(stream));
+        let mut line = String::new();
+        while line != "\r\n" {
+            line.clear();
+            events.0.read_line(&mut line).unwrap();
+            assert!(!line.is_empty(), "the head ends");
+        }
+        events
+    }
+
+    /// The next block of lines: those of an event, or a comment.
+    fn block(&mut self) -> Vec<String> {
+        let mut lines = Vec::new();
+        loop {
+            let mut line = String::new();
+            assert!(self.0.read_line(&mut line).unwrap() > 0, "the stream ended after {lines:?}");
+            let line = line.trim_end();
+            // The length of a chunk stands on a line of its own.
+            let is_length = !line.is_empty() && line.bytes().all(|digit| digit.is_ascii_hexdigit());
+            if line.is_empty() && !lines.is_empty() {
+                return lines;
+            }
+            if !line.is_empty() && !is_length {
+                lines.push(line.to_owned());
+            }
+        }
+    }
+
+    /// The next event: its name, its id, and its document.
+    fn next(&mut self) -> (String, Option<i64>, Value) {
+        loop {
+            let lines = self.block();
+            let field = |name: &str| lines.iter().find_map(|line| line.strip_prefix(name).map(str::to_owned));
+            if let (Some(event), Some(data)) = (field("event: "), field("data: ")) {
+                return (event, field("id: ").map(|id| id.parse().unwrap()), serde_json::from_str(&data).unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn events_come_as_they_happen_and_go_on_after_a_break() {
+    let daemon = Daemon::with_limits(async || empty(), Limits { heartbeat: Duration::from_millis(200), ..Limits::default() });
+    daemon.run(pool(&daemon.ipam, "main", "10.1.0.0/24", 26));
+    let mut events = Events::open(&daemon, "", "");
+    assert_eq!(events.next().0, "ready");
+    daemon.run(add(&daemon.ipam, "n1", "c1", "p1", Wanted::any(1, 0), &[]));
+    let (name, first, told) = events.next();
+    assert_eq!((name.as_str(), &told["events"][0]["event"], &told["events"][1]["event"]), ("batch", &"claimed".into(), &"assigned".into()));
+    assert_eq!(told["events"][1]["holder"]["pod"], "p1");
+    let silent = loop {
+        let block = events.block();
+        if block[0].starts_with(':') {
+            break block;
+        }
+    };
+    assert_eq!(silent, [": nothing happened"]);
+    drop(events);
+    daemon.run(add(&daemon.ipam, "n1", "c2", "p2", Wanted::any(1, 0), &[]));
+    daemon.run(daemon.ipam.release_by_handle("k8s-pod-network.c1", soon())).unwrap();
+    let mut events = Events::open(&daemon, "recent=200", &format!("Last-Event-ID: {}\r\n", first.unwrap()));
+    assert_eq!(events.next().0, "ready");
+    let told: Vec<Value> = (0..2).map(|_| events.next().2["events"][0].clone()).collect();
+    assert_eq!((&told[0]["holder"]["pod"], &told[1]["event"]), (&"p2".into(), &"released".into()));
+    let mut recent = Events::open(&daemon, "recent=200", "");
+    assert_eq!(recent.next().0, "ready");
+    assert_eq!(recent.next().2["events"], Value::Array(vec![]), "the pool");
+    assert_eq!(recent.next().1, first);
+}
+
+#[test]
+fn what_the_store_gave_up_is_told_as_a_gap() {
+    let daemon = Daemon::new(async || empty());
+    daemon.run(pool(&daemon.ipam, "main", "10.1.0.0/24", 26));
+    for number in 0..5 {
+        daemon.run(add(&daemon.ipam, "n1", &format!("c{number}"), "p", Wanted::any(1, 0), &[]));
+    }
+    let store = daemon.ipam.store();
+    let newest = daemon.run(store.get("/none")).map(|_| daemon.run(store.list(kv::Range::prefix("/"))).unwrap().revision).unwrap();
+    daemon.run(store.compact(newest)).unwrap();
+    for query in ["after=2", "after=1000"] {
+        let mut events = Events::open(&daemon, query, "");
+        let mut next = events.next();
+        if next.0 == "ready" {
+            next = events.next();
+        }
+        assert_eq!((next.0.as_str(), next.1), ("reset", Some(newest.get())), "{query}");
+    }
+    let mut events = Events::open(&daemon, "recent=200", "");
+    assert_eq!(events.next().0, "ready");
+    daemon.run(add(&daemon.ipam, "n1", "c9", "p9", Wanted::any(1, 0), &[]));
+    let (name, _, told) = events.next();
+    assert_eq!((name.as_str(), &told["events"][0]["holder"]["pod"]), ("batch", &"p9".into()), "no gap for whoever begins");
+}
+
+#[test]
+fn a_client_that_never_reads_is_dropped() {
+    let limits = Limits { stall: Duration::from_millis(500), ..Limits::default() };
+    let daemon = Daemon::with_limits(async || many_blocks(3000).await, limits);
+    let stream = connect(&daemon);
+    (&stream).write_all(b"GET /api/events?recent=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let lazy = connect(&daemon);
+    for _ in 0..40 {
+        (&lazy).write_all(b"GET /api/blocks?pool=large HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    }
+    let store = Arc::clone(daemon.ipam.store());
+    let kvs = daemon.run(store.list(kv::Range::prefix("/calico/ipam/v2/assignment/"))).unwrap().kvs;
+    // Blocks that come and go are much to tell.
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut kvs = kvs.iter().cycle();
+    while daemon.metrics.viewers() > 0 {
+        assert!(Instant::now() < until, "both are still connected");
+        let kv = kvs.next().unwrap();
+        daemon.run(async {
+            store.delete(kv::Range::Key(kv.key.clone())).await.unwrap();
+            store.put(kv.key.clone(), kv.value.clone()).await.unwrap();
+        });
+    }
+    assert_eq!(get(&daemon, "/health").status, 200);
+}
+
+#[test]
+fn a_unix_socket_takes_any_host() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("http.sock");
+    let listener = {
+        let _in = runtime.enter();
+        tokio::net::UnixListener::bind(&path).unwrap()
+    };
+    let shown = Arc::new(shown(&empty()));
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let serving = runtime.spawn(serve(HttpListener::Unix(listener), shown, async move { _ = stopped.await }));
+    let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    stream.write_all(b"GET /version HTTP/1.1\r\nHost: anything.example\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    drop(stop);
+    runtime.block_on(serving).unwrap().unwrap();
+}
+
+#[test]
+fn it_ends_soon_also_with_followers() {
+    let mut daemon = Daemon::new(async || empty());
+    let mut events = Events::open(&daemon, "", "");
+    assert_eq!(events.next().0, "ready");
+    daemon.stop();
+}
+
+/// Serves a store for a person to look at: `PAGE_PORT=8080 PAGE_STORE=three cargo test -p serve --test page_http -- by_hand
+/// --ignored`. PAGE_STORE is `empty`, `three` or `many`.
+#[test]
+#[ignore = "for a person, who ends it"]
+fn by_hand() {
+    let port = std::env::var("PAGE_PORT").map_or(8080, |port| port.parse().unwrap());
+    let store = std::env::var("PAGE_STORE").unwrap_or_default();
+    let fill = async || match store.as_str() {
+        "empty" => empty(),
+        "many" => many_blocks(10_000).await,
+        _ => three_pools().await,
+    };
+    let daemon = Daemon::at(fill, Limits::default(), port);
+    for number in 10_000.. {
+        std::thread::sleep(Duration::from_secs(5));
+        if store.is_empty() {
+            daemon.run(add(&daemon.ipam, "worker-2", &container(number), &format!("live-{number}"), Wanted::any(1, 0), &["default"]));
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Stores to look at, and a daemon's HTTP side that shows them.
+#![allow(dead_code, reason = "each test program uses a part of this")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::attachment::Attachment;
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{Attribute, Block, Document, IpReservation, Labels, NewPool, Node, Owner};
+use ipam_core::reservations::Reservations;
+use ipam_core::{Ipam, Nodes};
+use kv::{Deadline, Store, StoreExt};
+use kv_mvcc::{Clock, MemoryTable, MvccStore, Options};
+use serve::http::{About, HttpListener, Limits, Shown, serve};
+use serve::metrics::Metrics;
+use time::OffsetDateTime;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+
+/// A day, in seconds.
+const DAY: u64 = 24 * 60 * 60;
+
+/// The pod of which the name is an attack.
+pub(crate) const SCRIPT: &str = "<script>alert(1)</script>";
+
+pub(crate) fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+/// An allocator on a new store in memory.
+pub(crate) fn empty() -> Ipam {
+    empty_with_clock().0
+}
+
+/// The same, and how many seconds its clock is behind.
+fn empty_with_clock() -> (Ipam, Arc<AtomicU64>) {
+    let behind = Arc::new(AtomicU64::new(0));
+    let clock = {
+        let behind = Arc::clone(&behind);
+        Clock::new(move || SystemTime::now() - Duration::from_secs(behind.load(Ordering::Relaxed)))
+    };
+    let options = Options { name: "memory", clock, ..Options::default() };
+    let store = MvccStore::open(Box::new(MemoryTable::new()), options).unwrap();
+    (Ipam::new(Arc::new(store), Nodes::FirstSeen), behind)
+}
+
+/// Gives a pod an address.
+pub(crate) async fn add(ipam: &Ipam, node: &str, container: &str, pod: &str, wanted: Wanted, pools: &[&str]) -> Vec<String> {
+    let attachment = Attachment {
+        network: "k8s-pod-network".into(),
+        container: container.into(),
+        interface: "eth0".into(),
+        node: node.into(),
+        boot: None,
+    };
+    let mut request = AssignRequest::new(attachment, wanted);
+    let now = ipam_core::timestamps::go_string(OffsetDateTime::now_utc());
+    let (namespace, pod) = pod.split_once(" in ").map_or(("shop", pod), |(pod, namespace)| (namespace, pod));
+    for (name, value) in [("pod", pod), ("namespace", namespace), ("timestamp", &now)] {
+        request.attributes.insert(name.into(), value.into());
+    }
+    request.v4_pools = pools.iter().filter(|pool| !pool.contains("v6")).map(|pool| (*pool).to_owned()).collect();
+    request.v6_pools = pools.iter().filter(|pool| pool.contains("v6")).map(|pool| (*pool).to_owned()).collect();
+    let assigned = ipam.assign(&request, soon()).await.unwrap();
+    assigned.iter().map(|one| one.ip.to_string()).collect()
+}
+
+pub(crate) async fn pool(ipam: &Ipam, name: &str, cidr: &str, block_size: u8) {
+    let new = NewPool::new(name, cidr.parse().unwrap()).with_block_size(block_size);
+    ipam.create_pool(&new, None, soon()).await.unwrap();
+}
+
+async fn register(store: &dyn Store, node: &str) {
+    let document = Node::new(node, Labels::new(), node, OffsetDateTime::now_utc());
+    store.put(keys::resource(ResourceKind::Node, node), document.encode().unwrap()).await.unwrap();
+}
+
+/// The id of a container, as runtimes make them.
+pub(crate) fn container(number: usize) -> String {
+    format!("{number:08x}").repeat(8)
+}
+
+/// Three pools that have filled for five days: one nearly full, one of IPv6, one with a reservation; three nodes; something borrowed, something that rests,
+/// and something that is wrong.
+pub(crate) async fn three_pools() -> Ipam {
+    let (ipam, behind) = empty_with_clock();
+    behind.store(5 * DAY, Ordering::Relaxed);
+    let store = Arc::clone(ipam.store());
+    for node in ["worker-1", "worker-2", "worker-3"] {
+        register(&*store, node).await;
+    }
+    ipam.change_config(|config| config.with_cooldown_seconds(3600), soon()).await.unwrap();
+    pool(&ipam, "default", "10.65.0.0/22", 26).await;
+    pool(&ipam, "edge", "192.168.40.0/26", 28).await;
+    pool(&ipam, "fabric-v6", "fd80:65::/112", 122).await;
+    let reserved = ["10.65.3.0/25".parse().unwrap()];
+    let document = IpReservation::new("printers", &reserved, "uid", OffsetDateTime::now_utc());
+    let key = keys::resource(ResourceKind::IpReservation, "printers");
+    store.put(key, document.encode().unwrap()).await.unwrap();
+    for number in 0..150 {
+        behind.store(5 * DAY * (150 - number as u64) / 150, Ordering::Relaxed);
+        let node = format!("worker-{}", number % 3 + 1);
+        let pod = ["web-7d9f", "cart-55c8", "db-0 in data", "dns-8kx in kube-system"][number % 4];
+        let pod = match pod.split_once(" in ") {
+            Some((pod, namespace)) => format!("{pod}{number} in {namespace}"),
+            None => format!("{pod}{number}"),
+        };
+        add(&ipam, &node, &container(number), &pod, Wanted::any(1, 0), &["default"]).await;
+    }
+    for number in 200..250 {
+        let node = format!("worker-{}", number % 3 + 1);
+        add(&ipam, &node, &container(number), &format!("edge-{number}"), Wanted::any(1, 1), &["edge", "fabric-v6"]).await;
+    }
+    add(&ipam, "worker-1", &container(999), SCRIPT, Wanted::any(1, 0), &["default"]).await;
+    for number in 0..20 {
+        ipam.release_by_handle(&format!("k8s-pod-network.{}", container(number)), soon()).await.unwrap();
+    }
+    // A handle that counts what no block holds.
+    let block = "10.65.2.192/26".parse().unwrap();
+    let mut handle = ipam_core::model::Handle::new();
+    handle.increment(block, 1);
+    store.put(keys::handle("k8s-pod-network.gone"), handle.encode().unwrap()).await.unwrap();
+    ipam
+}
+
+/// A pool with so many blocks, of which some are full and some are not.
+pub(crate) async fn many_blocks(blocks: usize) -> Ipam {
+    let ipam = empty();
+    let store = Arc::clone(ipam.store());
+    pool(&ipam, "large", "10.0.0.0/8", 26).await;
+    let now = OffsetDateTime::now_utc();
+    for place in 0..blocks {
+        let first = Ipv4Addr::from(0x0a00_0000 + u32::try_from(place).unwrap() * 64);
+        let node = format!("node-{:03}", place % 200);
+        let cidr = format!("{first}/26").parse().unwrap();
+        let mut block = Block::new(cidr, Some(&Owner::host(&node)), now, None).unwrap();
+        let wanted = place * 7919 % 65;
+        for number in 0..wanted.min(3) {
+            let attributes = [("node", node.clone()), ("pod", format!("pod-{place}-{number}")), ("namespace", "load".into())];
+            let attributes: BTreeMap<_, _> = attributes.map(|(name, value)| (name.to_owned(), value)).into();
+            let holder = Attribute::new(Some(&format!("net.{}", container(place * 64 + number))), attributes);
+            _ = block.assign_auto(if number == 2 { wanted - 2 } else { 1 }, &holder, &Reservations::default());
+        }
+        store.put(keys::block(cidr), block.encode().unwrap()).await.unwrap();
+    }
+    ipam
+}
+
+/// The HTTP side of a daemon, on a port of its own.
+pub(crate) struct Daemon {
+    pub(crate) address: SocketAddr,
+    pub(crate) ipam: Ipam,
+    pub(crate) metrics: Arc<Metrics>,
+    // The runtime goes last: connections are its tasks.
+    stop: Option<oneshot::Sender<()>>,
+    pub(crate) runtime: Runtime,
+}
+
+/// How a daemon is shown in tests.
+pub(crate) fn shown(ipam: &Ipam) -> Shown {
+    let about = About {
+        store: "redb:///var/lib/margay/ipam.redb".into(),
+        engine: "redb".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        node: "worker-1".into(),
+        boot: None,
+    };
+    Shown::new(ipam.clone(), about, Arc::new(Metrics::new()))
+}
+
+impl Daemon {
+    /// Shows what `fill` makes.
+    pub(crate) fn new<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F) -> Self {
+        Self::with_limits(fill, Limits::default())
+    }
+
+    pub(crate) fn with_limits<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F, limits: Limits) -> Self {
+        Self::at(fill, limits, 0)
+    }
+
+    pub(crate) fn at<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F, limits: Limits, port: u16) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let ipam = runtime.block_on(fill());
+        let shown = shown(&ipam).with_hosts(vec!["ipam.lan".into()]).with_limits(limits);
+        let metrics = Arc::clone(&shown.metrics);
+        let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, port))).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let until = async move { _ = stopped.await };
+        runtime.spawn(serve(HttpListener::Tcp(listener), Arc::new(shown), until));
+        Self { address, ipam, metrics, stop: Some(stop), runtime }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Does something on the store.
+    pub(crate) fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime.block_on(work)
+    }
+
+    /// Stops, and waits until nobody answers any more.
+    pub(crate) fn stop(&mut self) {
+        self.stop.take();
+        let until = std::time::Instant::now() + Duration::from_secs(10);
+        while std::net::TcpStream::connect(self.address).is_ok() {
+            assert!(std::time::Instant::now() < until, "it still answers");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
