@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
+use ::serve::life::{self, Options};
 use datastore::{Environment, Location, served};
 
 use crate::args::{Cli, Serve};
@@ -31,7 +32,14 @@ pub(crate) fn run(
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(format!("cannot start: {error}")))?;
-    let served = runtime.block_on(::serve::life::run(location));
+    let options = Options {
+        location,
+        http: args.http.clone(),
+        hosts: args.host.clone(),
+        node: host::node_name(""),
+        boot: host::boot_id().as_deref().and_then(host::short_boot),
+    };
+    let served = runtime.block_on(life::run(options, |said| _ = writeln!(err, "{said}")));
     runtime.shutdown_background();
     served.map_err(|refusal| Failure::new(refusal.to_string()))
 }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use kv::{
@@ -38,6 +38,9 @@ pub struct MvccStore {
     purpose: Purpose,
 }
 
+/// Is told a duration.
+type Observer = Box<dyn Fn(Duration) + Send + Sync>;
+
 /// What all handles of a store, its watches and its writer share.
 pub(crate) struct Inner {
     pub(crate) name: &'static str,
@@ -53,6 +56,8 @@ pub(crate) struct Inner {
     /// True while it is not known what became of a commit. Only the writer looks at it.
     pub(crate) poisoned: AtomicBool,
     pub(crate) reserve: Option<Arc<dyn Reserve>>,
+    /// Is told how long the table took for each commit.
+    pub(crate) observer: OnceLock<Observer>,
     /// True while a part of the reserve may be gone. Only a release writes then.
     pub(crate) spent: AtomicBool,
 }
@@ -109,6 +114,7 @@ impl MvccStore {
             queue: Mutex::default(),
             poisoned: AtomicBool::new(false),
             reserve,
+            observer: OnceLock::new(),
             spent: AtomicBool::new(spent),
         });
         Ok(Self { inner, purpose })
@@ -118,6 +124,12 @@ impl MvccStore {
     #[must_use]
     pub fn with_purpose(&self, purpose: Purpose) -> Self {
         Self { inner: Arc::clone(&self.inner), purpose }
+    }
+
+    /// Tells `observer` from now on how long the table took for each commit, from its first byte until it was durable. A
+    /// second observer of the same store is not told.
+    pub fn observe_commits(&self, observer: impl Fn(Duration) + Send + Sync + 'static) {
+        let _ = self.inner.observer.set(Box::new(observer));
     }
 
     /// What all handles share.

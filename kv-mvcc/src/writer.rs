@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use kv::{Error, ErrorKind, Operation, Outcome, Result, Txn, TxnResponse};
 use tokio::sync::oneshot;
@@ -309,7 +310,11 @@ impl Inner {
         let row = codec::encode(codec::STATE_KEY, &new)
             .map_err(|damage| corrupt(self.name, Operation::Txn, damage.0).with_outcome(Outcome::NotApplied))?;
         writes.push(Write::Put(codec::STATE_KEY.to_vec(), row));
+        let begun = Instant::now();
         let Err(error) = guarded(self.name, Operation::Txn, || table.commit(&writes)) else {
+            if let Some(observer) = self.observer.get() {
+                observer(begun.elapsed());
+            }
             self.publish(new);
             return Ok(());
         };

@@ -12,6 +12,8 @@ use kv::{
 };
 use wire::peer;
 
+use crate::metrics::Metrics;
+
 /// A client that waits for an answer, until a moment.
 #[derive(Clone, Debug)]
 pub struct Asker {
@@ -48,12 +50,13 @@ impl Asker {
 pub struct AskedStore {
     inner: Arc<dyn Store>,
     askers: Vec<Asker>,
+    metrics: Arc<Metrics>,
 }
 
 impl AskedStore {
-    /// The store, as these clients ask for it.
-    pub fn new(inner: Arc<dyn Store>, askers: Vec<Asker>) -> Self {
-        Self { inner, askers }
+    /// The store, as these clients ask for it. The time of each commit is noted.
+    pub fn new(inner: Arc<dyn Store>, askers: Vec<Asker>, metrics: Arc<Metrics>) -> Self {
+        Self { inner, askers, metrics }
     }
 }
 
@@ -64,11 +67,17 @@ impl Store for AskedStore {
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
-        if !txn.is_read_only() && !self.askers.iter().all(Asker::still_asks) {
+        if txn.is_read_only() {
+            return self.inner.txn(txn).await;
+        }
+        if !self.askers.iter().all(Asker::still_asks) {
             let error = Error::new(ErrorKind::Conflict { attempts: 0 }, Operation::Txn, "serve");
             return Err(error.with_detail("the caller does not ask any more").with_outcome(Outcome::NotApplied));
         }
-        self.inner.txn(txn).await
+        let begun = Instant::now();
+        let answer = self.inner.txn(txn).await;
+        self.metrics.observe_commit(begun.elapsed());
+        answer
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {

@@ -16,6 +16,7 @@ use crate::asker::Asker;
 use crate::daemon::Daemon;
 use crate::keys as stores_keys;
 use crate::lane::Job;
+use crate::metrics::{Ending, Metrics};
 
 /// A connection on which nothing comes for so long is closed. Clients know that.
 const IDLE: Duration = Duration::from_secs(60);
@@ -40,7 +41,9 @@ pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Resul
             Kind::Verb => {
                 let asked: Asked = frame.decode()?;
                 send(&mut writer, &Frame::empty(Kind::Taken)).await?;
+                let (begun, name) = (Instant::now(), asked.call.name());
                 let answer = verb(daemon, generation, asked, &reader).await?;
+                note(&daemon.metrics, name, &answer, begun.elapsed());
                 send(&mut writer, &Frame::new(Kind::Answer, &answer)?).await?;
             }
             Kind::Keys => {
@@ -49,7 +52,7 @@ pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Resul
                 if let keys::Request::Watch(request) = asked.request {
                     return stores_keys::watch(&daemon.held, generation, request, &mut reader, &mut writer).await;
                 }
-                let answer = stores_keys::answer(&daemon.held, generation, asked, &reader).await;
+                let answer = stores_keys::answer(daemon, generation, asked, &reader).await;
                 send(&mut writer, &Frame::new(Kind::Answer, &answer)?).await?;
             }
             Kind::Hello | Kind::Taken | Kind::Answer => {
@@ -65,13 +68,28 @@ async fn verb(daemon: &Daemon, generation: u64, asked: Asked, connection: &Owned
         Call::Check(_) | Call::Status(_) => Ok(look(daemon, generation, &asked.call, &asker).await),
         Call::Add(_) | Call::Del(_) | Call::Gc(_) => {
             let (answer, answered) = oneshot::channel();
-            let job = Job { call: asked.call, asker, generation, lock_file: asked.lock_file, answer };
+            let (call, lock_file, begun) = (asked.call, asked.lock_file, Instant::now());
+            let job = Job { call, asker, generation, lock_file, begun, answer };
             if daemon.lane.enter(job).is_err() {
                 return Ok(Answer::ByYourself("too many callers wait for the daemon".to_owned()));
             }
             // The lane drops a job whose client is gone or out of time.
             answered.await.map_err(|_| io::ErrorKind::TimedOut.into())
         }
+    }
+}
+
+/// Notes an answer, and how long it took.
+fn note(metrics: &Metrics, verb: &'static str, answer: &Answer, took: Duration) {
+    let ending = match answer {
+        Answer::Refused(_) | Answer::ByYourself(_) | Answer::NamespaceWanted => Ending::Failed,
+        _ => Ending::Done,
+    };
+    metrics.count_answer(verb, ending);
+    match verb {
+        "ADD" => metrics.observe_add(took),
+        "DEL" => metrics.observe_del(took),
+        _ => {}
     }
 }
 

@@ -14,6 +14,7 @@ use wire::peer;
 use crate::connection;
 use crate::held::{Announced, Held};
 use crate::lane::Lane;
+use crate::metrics::Metrics;
 
 /// How often the daemon looks whether a process waits for the lock.
 const LOOK: Duration = Duration::from_millis(15);
@@ -29,6 +30,8 @@ pub struct Daemon {
     pub held: Held,
     /// The way to write.
     pub lane: Lane,
+    /// The daemon's own numbers.
+    pub metrics: Arc<Metrics>,
     /// A client is about to wait for the lock.
     pub(crate) announced: Notify,
 }
@@ -36,10 +39,11 @@ pub struct Daemon {
 impl Daemon {
     /// A daemon of the store at this location. Its tasks run on the runtime that calls this, and end with `tasks`.
     pub fn start(location: Location, tasks: &mut JoinSet<()>) -> Arc<Self> {
-        let held = Held::new(location);
-        let (lane, work) = Lane::new(held.clone());
+        let metrics = Arc::new(Metrics::new());
+        let held = Held::new(location, Arc::clone(&metrics));
+        let (lane, work) = Lane::new(held.clone(), Arc::clone(&metrics));
         tasks.spawn(work);
-        let daemon = Arc::new(Self { held, lane, announced: Notify::new() });
+        let daemon = Arc::new(Self { held, lane, metrics, announced: Notify::new() });
         tasks.spawn(step_aside(Arc::clone(&daemon)));
         daemon
     }
@@ -77,6 +81,7 @@ impl Daemon {
             tracing::warn!(uid, "a client was sent away: it is neither root nor the store's owner");
             return Ok(());
         }
+        let _counted = self.metrics.caller();
         connection::serve(self, stream).await
     }
 }

@@ -5,7 +5,6 @@
 //! revision is all that they have to remember. If another store is at the same place then, they end with an error.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +20,8 @@ use kv_mvcc::Purpose;
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tokio::time::{sleep, timeout_at};
 use wire::{FileId, Identity};
+
+use crate::metrics::Metrics;
 
 /// How long a process that has announced itself may take until it waits for the lock.
 const ANNOUNCED: Duration = Duration::from_millis(20);
@@ -41,7 +42,7 @@ struct Shared {
     state: Arc<RwLock<State>>,
     /// The store that was there last.
     seen: Mutex<Seen>,
-    hand_overs: AtomicU64,
+    metrics: Arc<Metrics>,
 }
 
 #[derive(Default)]
@@ -101,12 +102,11 @@ impl fmt::Debug for Turn {
 }
 
 impl Held {
-    /// A handle to the store at this location, which the first turn opens.
-    pub fn new(location: Location) -> Self {
+    /// A handle to the store at this location, which the first turn opens. What happens to the lock is counted.
+    pub fn new(location: Location, metrics: Arc<Metrics>) -> Self {
         let name = location.to_string();
         let seen = Mutex::new(Seen { identity: Identity::Nothing, generation: 0 });
-        let (state, hand_overs) = (Arc::default(), AtomicU64::new(0));
-        Self { shared: Arc::new(Shared { location, name, state, seen, hand_overs }) }
+        Self { shared: Arc::new(Shared { location, name, state: Arc::default(), seen, metrics }) }
     }
 
     /// Where the store is.
@@ -129,11 +129,6 @@ impl Held {
     /// Which store it is now, of those that were at this place.
     pub fn generation(&self) -> u64 {
         self.seen().generation
-    }
-
-    /// How often the store was handed over.
-    pub fn hand_overs(&self) -> u64 {
-        self.shared.hand_overs.load(Ordering::Relaxed)
     }
 
     fn seen(&self) -> Seen {
@@ -185,6 +180,11 @@ impl Held {
             }
             *seen = Seen { identity, generation: seen.generation + 1 };
         }
+        if let Some(store) = open.embedded() {
+            let metrics = Arc::clone(&self.shared.metrics);
+            store.observe_commits(move |took| metrics.observe_sync(took));
+            self.shared.metrics.lock_taken();
+        }
         state.open = Some(open);
         Ok(())
     }
@@ -208,7 +208,7 @@ impl Held {
     pub async fn hand_over(&self, announced: Announced) {
         let mut state = Arc::clone(&self.shared.state).write_owned().await;
         let Some(open) = state.open.take() else { return };
-        self.shared.hand_overs.fetch_add(1, Ordering::Relaxed);
+        self.shared.metrics.lock_handed_over();
         if let Err(error) = open.close().await {
             tracing::warn!(%error, "the store could not be closed cleanly");
         }
@@ -227,6 +227,7 @@ impl Held {
     /// Closes the store for good, once all turns have ended.
     pub async fn close(&self) {
         let open = self.shared.state.write().await.open.take();
+        self.shared.metrics.lock_released();
         if let Some(open) = open
             && let Err(error) = open.close().await
         {

@@ -1,5 +1,6 @@
 //! A store's requests on a connection.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
@@ -10,13 +11,14 @@ use wire::{Frame, Kind};
 
 use crate::asker::{AskedStore, Asker};
 use crate::connection::{client_speaks, send};
+use crate::daemon::Daemon;
 use crate::held::Held;
 
 /// The longest time that a request may take, whatever the client says.
 const LONGEST: Duration = Duration::from_secs(10 * 60);
 
 /// Carries out a request that is no watch.
-pub(crate) async fn answer(held: &Held, generation: u64, asked: Asked, connection: &OwnedReadHalf) -> Answer {
+pub(crate) async fn answer(daemon: &Daemon, generation: u64, asked: Asked, connection: &OwnedReadHalf) -> Answer {
     let operation = match asked.request {
         Request::Range(_) | Request::Oldest => Operation::Range,
         Request::Txn(..) => Operation::Txn,
@@ -24,7 +26,7 @@ pub(crate) async fn answer(held: &Held, generation: u64, asked: Asked, connectio
         Request::Compact(_) => Operation::Compact,
     };
     let until = Instant::now() + asked.within.min(LONGEST);
-    match carry_out(held, generation, asked.request, until, connection).await {
+    match carry_out(daemon, generation, asked.request, until, connection).await {
         Ok(answer) => answer,
         Err(error) => Answer::Failed(Failed::from(&at_operation(error, operation))),
     }
@@ -46,21 +48,21 @@ fn replaced(held: &Held, operation: Operation) -> Error {
 }
 
 async fn carry_out(
-    held: &Held,
+    daemon: &Daemon,
     generation: u64,
     request: Request,
     until: Instant,
     connection: &OwnedReadHalf,
 ) -> kv::Result<Answer> {
-    let turn = held.turn(until).await?;
+    let turn = daemon.held.turn(until).await?;
     if turn.generation != generation {
-        return Err(replaced(held, Operation::Open));
+        return Err(replaced(&daemon.held, Operation::Open));
     }
     let asked = |store| {
         let asker = Asker::new(connection.as_ref(), until);
         let asker =
             asker.map_err(|error| Error::new(ErrorKind::Throttled, Operation::Open, "serve").with_source(error))?;
-        Ok::<_, Error>(AskedStore::new(store, vec![asker]))
+        Ok::<_, Error>(AskedStore::new(store, vec![asker], Arc::clone(&daemon.metrics)))
     };
     Ok(match request {
         Request::Range(request) => Answer::Range(turn.store()?.range(request).await?),

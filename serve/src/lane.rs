@@ -12,11 +12,12 @@ use cni_plugin::served::{Answer, Call, HostLock, ipam_on};
 use datastore::Location;
 use ipam_core::Ipam;
 use ipam_core::assign::AssignRequest;
-use kv::{Deadline, ErrorKind, Store};
+use kv::{Deadline, ErrorKind, Outcome, Store};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::asker::{AskedStore, Asker};
 use crate::held::{Held, Turn};
+use crate::metrics::Metrics;
 
 /// So many ADDs share a commit: a transaction has room for about twice as many.
 const MOST_TOGETHER: usize = 48;
@@ -34,6 +35,8 @@ pub struct Job {
     pub generation: u64,
     /// The lock of Calico's plugins on this host.
     pub lock_file: std::path::PathBuf,
+    /// When it came.
+    pub begun: Instant,
     /// Where the answer goes.
     pub answer: oneshot::Sender<Answer>,
 }
@@ -60,9 +63,9 @@ pub struct Lane {
 
 impl Lane {
     /// A lane on a store, and what works on it until the last handle is dropped.
-    pub fn new(held: Held) -> (Self, impl Future<Output = ()>) {
+    pub fn new(held: Held, metrics: Arc<Metrics>) -> (Self, impl Future<Output = ()>) {
         let (jobs, waiting) = mpsc::channel(MOST_WAITING);
-        (Self { jobs }, Worker { held, jobs: waiting, waiting: VecDeque::new() }.run())
+        (Self { jobs }, Worker { held, metrics, jobs: waiting, waiting: VecDeque::new() }.run())
     }
 
     /// Lets a verb wait; the answer comes later.
@@ -76,6 +79,7 @@ impl Lane {
 
 struct Worker {
     held: Held,
+    metrics: Arc<Metrics>,
     jobs: mpsc::Receiver<Job>,
     waiting: VecDeque<Job>,
 }
@@ -125,6 +129,7 @@ impl Worker {
         }
         let next = self.waiting.iter().position(|job| is_cluster || job.assign_request().is_none());
         if let Some(job) = next.and_then(|next| self.waiting.remove(next)) {
+            self.metrics.observe_queue(job.begun.elapsed());
             self.alone(turn, job).await;
         }
     }
@@ -138,6 +143,7 @@ impl Worker {
             let is_beside = its.is_some() && (node.is_none() || node == its) && together.len() < MOST_TOGETHER;
             if is_beside {
                 node = its;
+                self.metrics.observe_queue(job.begun.elapsed());
                 together.push(job);
             } else {
                 self.waiting.push_back(job);
@@ -165,6 +171,10 @@ impl Worker {
                         job.answer(Answer::Assigned(assigned));
                     }
                     return;
+                }
+                // The plugins ask again, each as the attachment that it is, and get what may have been assigned.
+                Err(ipam_core::Error::Store(error)) if error.outcome() == Outcome::Unknown => {
+                    return jobs.into_iter().for_each(|job| job.answer(Answer::ByYourself(error.to_string())));
                 }
                 Err(_) if !askers.iter().all(Asker::still_asks) => {}
                 Err(error) => {
@@ -205,7 +215,7 @@ impl Worker {
             Purpose::Any => turn.store()?,
             Purpose::Release => turn.store_to_release()?,
         };
-        let store: Arc<dyn Store> = Arc::new(AskedStore::new(store, askers));
+        let store: Arc<dyn Store> = Arc::new(AskedStore::new(store, askers, Arc::clone(&self.metrics)));
         Ok(ipam_on(store, self.held.location(), turn.open()?.etcd()))
     }
 }

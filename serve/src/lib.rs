@@ -16,4 +16,5 @@ mod keys;
 pub mod lane;
 pub mod life;
 pub mod metrics;
+mod pages;
 pub mod socket;

@@ -13,8 +13,10 @@ use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use wire::Identity;
 
 use crate::daemon::Daemon;
+use crate::pages;
 use crate::socket::Place;
 
 /// How long the end may take: turns that are under way end within milliseconds.
@@ -29,6 +31,8 @@ pub enum Refusal {
     Served(Location),
     /// The private socket cannot be had.
     Socket(io::Error),
+    /// The page cannot be offered at this address.
+    Http(String, io::Error),
     /// The system refuses something else.
     System(io::Error),
 }
@@ -41,6 +45,9 @@ impl fmt::Display for Refusal {
                 write!(f, "another margay serve has {location}: see it with: pgrep -a margay; end that one first")
             }
             Self::Socket(error) => write!(f, "cannot listen in {}: {error}", wire::name::FOLDER),
+            Self::Http(address, error) => {
+                write!(f, "cannot listen at {address} for --http: {error}; give another 127.0.0.1:PORT or unix:PATH")
+            }
             Self::System(error) => write!(f, "cannot start: {error}"),
         }
     }
@@ -48,11 +55,27 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Serves a store until the process is asked to end.
+/// What a daemon is started with.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The store.
+    pub location: Location,
+    /// Where the page and the numbers are offered: `HOST:PORT`, or `unix:PATH`.
+    pub http: Vec<String>,
+    /// The names, besides those of loopback, under which a browser may ask.
+    pub hosts: Vec<String>,
+    /// The name of this node.
+    pub node: String,
+    /// The id of this machine's boot, shortened, where it is known.
+    pub boot: Option<String>,
+}
+
+/// Serves a store until the process is asked to end. `started` is told once callers are served.
 ///
 /// # Errors
 /// What keeps the daemon from starting.
-pub async fn run(location: Location) -> Result<(), Refusal> {
+pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Refusal> {
+    let location = options.location.clone();
     let name = served::instance(&location).ok_or_else(|| Refusal::Unservable(location.clone()))?;
     let mut end = signal(SignalKind::terminate()).map_err(Refusal::System)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Refusal::System)?;
@@ -65,8 +88,10 @@ pub async fn run(location: Location) -> Result<(), Refusal> {
     let daemon = Daemon::start(location, &mut tasks);
     // The first caller need not wait until the store is open.
     let (identity, _) = daemon.held.identity().await;
-    tracing::info!(store = %daemon.held.location(), socket = %place.socket().display(), ?identity, "serving");
     tasks.spawn(Arc::clone(&daemon).listen(listener));
+    let pages = pages::offer(&daemon, &options, &mut tasks).await?;
+    let missing = if identity == Identity::Nothing { " (there is no store yet)" } else { "" };
+    started(&format!("serving {}{missing} at {}{pages}", options.location, place.socket().display()));
     notify(&[NotifyState::Ready]);
     if let Some(within) = sd_notify::watchdog_enabled() {
         tasks.spawn(stay_alive(within));

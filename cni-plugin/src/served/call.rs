@@ -88,6 +88,17 @@ impl Answer {
 }
 
 impl Call {
+    /// The name of the verb, as CNI spells it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Add(_) => "ADD",
+            Self::Del(_) => "DEL",
+            Self::Check(_) => "CHECK",
+            Self::Status(_) => "STATUS",
+            Self::Gc(_) => "GC",
+        }
+    }
+
     /// Carries out a verb on an open store.
     pub async fn carry_out(&self, ipam: &Ipam, deadline: Deadline) -> Answer {
         let done = match self {

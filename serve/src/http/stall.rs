@@ -103,7 +103,7 @@ mod tests {
         let mut read = [0; 40];
         for part in read.chunks_mut(8) {
             // Each wait is shorter than the client is given, all together are longer.
-            tokio::time::sleep(Duration::from_secs(3)).await;
+            sleep(Duration::from_secs(3)).await;
             far.read_exact(part).await.unwrap();
         }
         assert_eq!(writing.await.unwrap(), (Ok(()), Err(io::ErrorKind::TimedOut)));
