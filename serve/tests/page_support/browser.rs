@@ -1,0 +1,224 @@
+//! A browser that a test drives: Chromium through chromedriver, which speaks WebDriver's JSON over HTTP.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// How long the page may take to show something.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A program on the search path.
+fn program(name: &str) -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+/// Why no browser can be driven here.
+pub(crate) fn missing() -> Option<String> {
+    let names = ["chromium", "chromedriver"];
+    let missing: Vec<&str> = names.into_iter().filter(|name| program(name).is_none()).collect();
+    (!missing.is_empty()).then(|| format!("not installed: {}; scripts/setup test installs it", missing.join(", ")))
+}
+
+/// The process that drives.
+pub(crate) struct Driver {
+    child: Child,
+    port: u16,
+    /// Where the browser keeps what it keeps; it goes with the driver.
+    folder: tempfile::TempDir,
+}
+
+impl Driver {
+    pub(crate) fn start() -> Self {
+        // The port that it chooses can be taken in between; it then ends.
+        (0..5).find_map(|_| Self::try_start()).expect("chromedriver starts")
+    }
+
+    fn try_start() -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let child = Command::new("chromedriver")
+            .arg("--port=0")
+            .stdout(std::fs::File::create(&log).unwrap())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut driver = Self { child, port: 0, folder };
+        let until = Instant::now() + PATIENCE;
+        while driver.port == 0 {
+            if Instant::now() > until || driver.child.try_wait().unwrap().is_some() {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            let text = std::fs::read_to_string(&log).unwrap();
+            let port = text.split_once("successfully on port ").and_then(|(_, rest)| rest.split_once('.'));
+            driver.port = port.and_then(|(port, _)| port.parse().ok()).unwrap_or(0);
+        }
+        Some(driver)
+    }
+
+    fn call(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
+        let body = if method == "POST" { body.to_string() } else { String::new() };
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\
+             Connection: close\r\n\r\n{body}"
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut stream = BufReader::new(stream);
+        let (mut head, mut length) = (String::new(), 0);
+        // chromedriver keeps the connection open, whatever it is asked for.
+        while !head.ends_with("\r\n\r\n") {
+            let begun = head.len();
+            assert!(stream.read_line(&mut head).unwrap() > 0, "chromedriver said {head:?}");
+            let line = head[begun..].to_ascii_lowercase();
+            length = line.strip_prefix("content-length:").map_or(length, |length| length.trim().parse().unwrap());
+        }
+        let mut body = vec![0; length];
+        stream.read_exact(&mut body).unwrap();
+        let mut answer: Value = serde_json::from_slice(&body).unwrap();
+        let value = answer["value"].take();
+        if head.starts_with("HTTP/1.1 200") { Ok(value) } else { Err(value["message"].to_string()) }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// How a window looks.
+#[derive(Clone, Copy)]
+pub(crate) struct Look {
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+    pub(crate) colours: &'static str,
+}
+
+pub(crate) const WIDE: Look = Look { width: 1440, height: 900, colours: "light" };
+
+/// A window of its own. What the page wrote to the console is checked at the end.
+pub(crate) struct Window<'d> {
+    driver: &'d Driver,
+    session: String,
+}
+
+impl<'d> Window<'d> {
+    pub(crate) fn open(driver: &'d Driver, look: Look) -> Self {
+        let Look { width, height, colours } = look;
+        let profile = tempfile::tempdir_in(driver.folder.path()).unwrap().keep();
+        let arguments = [
+            "--headless=new".to_owned(),
+            "--no-sandbox".to_owned(),
+            "--disable-gpu".to_owned(),
+            "--disable-dev-shm-usage".to_owned(),
+            // Nothing but the page is to be asked for.
+            "--disable-background-networking".to_owned(),
+            "--hide-scrollbars".to_owned(),
+            format!("--user-data-dir={}", profile.display()),
+            format!("--window-size={width},{height}"),
+        ];
+        let wanted = json!({"capabilities": {"alwaysMatch": {
+            "goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}, "unhandledPromptBehavior": "ignore",
+        }}});
+        let session = driver.call("POST", "/session", &wanted).unwrap();
+        let window = Self { driver, session: session["sessionId"].as_str().unwrap().to_owned() };
+        let metrics = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
+        window.devtools("Emulation.setDeviceMetricsOverride", &metrics);
+        let features = json!({"features": [{"name": "prefers-color-scheme", "value": colours}]});
+        window.devtools("Emulation.setEmulatedMedia", &features);
+        window
+    }
+
+    fn call(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
+        self.driver.call(method, &format!("/session/{}{path}", self.session), body)
+    }
+
+    fn devtools(&self, command: &str, parameters: &Value) {
+        self.call("POST", "/goog/cdp/execute", &json!({"cmd": command, "params": parameters})).unwrap();
+    }
+
+    pub(crate) fn go(&self, url: &str) {
+        self.call("POST", "/url", &json!({"url": url})).unwrap();
+    }
+
+    /// What a piece of a script returns.
+    pub(crate) fn run(&self, script: &str) -> Value {
+        let told = self.call("POST", "/execute/sync", &json!({"script": script, "args": []}));
+        told.unwrap_or_else(|error| panic!("{error}\nin {script}"))
+    }
+
+    /// What an expression is.
+    pub(crate) fn value(&self, expression: &str) -> Value {
+        self.run(&format!("return ({expression});"))
+    }
+
+    /// The text that a person sees.
+    pub(crate) fn text(&self) -> String {
+        self.value("document.body.innerText").as_str().unwrap().to_owned()
+    }
+
+    /// Waits until an expression is true.
+    pub(crate) fn wait(&self, expression: &str) {
+        let until = Instant::now() + PATIENCE;
+        while self.value(&format!("Boolean({expression})")) != Value::Bool(true) {
+            assert!(Instant::now() < until, "waited for {expression}; the page says:\n{}", self.text());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits until the page says something.
+    pub(crate) fn wait_text(&self, text: &str) {
+        self.wait(&format!("document.body.innerText.includes({})", json!(text)));
+    }
+
+    /// Presses keys, one after the other. Those without a letter are written as WebDriver has them, such as `\u{e007}`.
+    pub(crate) fn press(&self, keys: &str) {
+        let presses: Vec<Value> = keys
+            .chars()
+            .flat_map(|key| ["keyDown", "keyUp"].map(|kind| json!({"type": kind, "value": key.to_string()})))
+            .collect();
+        self.call("POST", "/actions", &json!({"actions": [{"type": "key", "id": "keys", "actions": presses}]})).unwrap();
+    }
+
+    /// Moves the mouse to a place of the window.
+    pub(crate) fn point(&self, x: i64, y: i64) {
+        let to = json!({"type": "pointerMove", "duration": 0, "x": x, "y": y});
+        let mouse = json!({"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": [to]});
+        self.call("POST", "/actions", &json!({"actions": [mouse]})).unwrap();
+    }
+
+    /// True if the page asks something in a window of its own, as an attack would.
+    pub(crate) fn has_dialog(&self) -> bool {
+        self.call("GET", "/alert/text", &Value::Null).is_ok()
+    }
+
+    /// What the browser said on the console: a script that failed, or something that the policy forbade.
+    pub(crate) fn console(&self) -> Vec<String> {
+        let told = self.call("POST", "/se/log", &json!({"type": "browser"})).unwrap();
+        told.as_array().unwrap().iter().map(|line| line["message"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Keeps a picture in the folder that PAGE_PICTURES names, if it names one.
+    pub(crate) fn picture(&self, name: &str) {
+        let Some(folder) = std::env::var_os("PAGE_PICTURES") else { return };
+        let picture = self.call("GET", "/screenshot", &Value::Null).unwrap();
+        let file = Path::new(&folder).join(format!("{name}.png"));
+        let mut decoding = Command::new("base64").arg("-d").stdin(Stdio::piped()).stdout(std::fs::File::create(file).unwrap()).spawn().unwrap();
+        decoding.stdin.take().unwrap().write_all(picture.as_str().unwrap().as_bytes()).unwrap();
+        decoding.wait().unwrap();
+    }
+}
+
+impl Drop for Window<'_> {
+    fn drop(&mut self) {
+        _ = self.call("DELETE", "", &Value::Null);
+    }
+}
