@@ -7,10 +7,10 @@ help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: lab
-lab: ## Give two network namespaces addresses and ping between them (STORE=sled|redb|etcd)
+lab: ## Give two network namespaces addresses and ping between them (STORE=sled|redb|etcd, SERVE=1 with a daemon)
 	@scripts/setup lab $(STORE)
 	@cargo build --quiet --profile ci -p cni-plugin -p cli
-	@scripts/lab $(STORE)
+	@SERVE=$(SERVE) scripts/lab $(STORE)
 
 # Where it is noted how long each part of `make test` took.
 TIMES := $(abspath $(or $(CARGO_TARGET_DIR),target))/times
@@ -33,6 +33,7 @@ test-parts:
 	scripts/timed "lab on sled" scripts/lab sled
 	scripts/timed "lab on redb" scripts/lab redb
 	scripts/timed "lab on etcd" scripts/lab etcd
+	SERVE=1 scripts/timed "lab with a daemon" scripts/lab sled
 	scripts/timed "installation" scripts/check-install
 
 .PHONY: bench
@@ -77,7 +78,7 @@ else
 endif
 
 .PHONY: install uninstall deb
-install: ## Build the programs, install all that belongs to them, make a .deb (CNI_BIN_DIR, BIN_DIR, PREFIX, DESTDIR)
+install: ## Build the programs, install all that belongs to them, make a .deb (CNI_BIN_DIR, BIN_DIR, PREFIX, DESTDIR, SERVE=no)
 	@scripts/setup install
 	@scripts/build-release
 	@scripts/install
