@@ -22,24 +22,30 @@ pub fn socket(location: &Location) -> Option<PathBuf> {
 pub fn instance(location: &Location) -> Option<String> {
     match location {
         Location::Sled(path) | Location::Redb(path) => Some(name::of_folder(&canonical(path))),
-        Location::Etcd(etcd) => Some(of_cluster(etcd)),
+        Location::Etcd(etcd) => Some(name::of_cluster(&access(etcd))),
         Location::Memory => None,
     }
 }
 
-/// A name for each way into a cluster, so that nobody is served under the identity of somebody else.
-fn of_cluster(etcd: &Etcd) -> String {
+/// The identity of the cluster at this location; `None` for any other store.
+pub fn cluster(location: &Location) -> Option<Identity> {
+    let Location::Etcd(etcd) = location else { return None };
+    Some(Identity::Cluster { access: access(etcd) })
+}
+
+/// The way into a cluster, so that no client is served under the identity of another one.
+fn access(etcd: &Etcd) -> String {
     let mut endpoints = etcd.endpoints.clone();
     endpoints.sort_unstable();
     endpoints.dedup();
-    let user = etcd.access.login.as_ref().map_or("", |login| &login.user);
+    let user = etcd.access.login.as_ref().map(|login| &login.user);
     let certificate = match etcd.access.identity.as_ref().map(|identity| &identity.certificate) {
-        Some(Pem::File(path)) => format!("file {}", path.display()),
-        Some(Pem::Inline(text)) => format!("text {text}"),
-        None => String::new(),
+        Some(Pem::File(path)) => Some(path.display().to_string()),
+        Some(Pem::Inline(text)) => Some(text.clone()),
+        None => None,
     };
-    let endpoints = endpoints.join(",");
-    name::of_cluster([&endpoints, etcd.discovery_srv.as_str(), user, &certificate])
+    // Quoted, so that no two ways read alike.
+    format!("{endpoints:?} {:?} {user:?} {certificate:?}", etcd.discovery_srv)
 }
 
 /// A path without symbolic links, as far as it leads somewhere.
@@ -66,7 +72,7 @@ pub fn is_meant(location: &Location, hello: &Hello) -> bool {
     hello.is_same_version()
         && match (location.path(), &hello.store) {
             (Some(folder), _) => hello.has_store_in(folder),
-            (None, store) => *store == Identity::Cluster,
+            (None, store) => cluster(location).as_ref() == Some(store),
         }
 }
 

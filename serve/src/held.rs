@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use datastore::{Create, Location, OpenStore, care};
+use datastore::{Create, Location, OpenStore, care, served};
 use futures::StreamExt;
 use futures::stream::unfold;
 use kv::{
@@ -171,7 +171,7 @@ impl Held {
                 let queue = queue.ok_or_else(|| self.error(ErrorKind::Missing, Operation::Open))?;
                 Identity::Embedded { id: store.id().to_string(), queue }
             }
-            _ => Identity::Cluster,
+            _ => served::cluster(&self.shared.location).unwrap_or(Identity::Nothing),
         };
         let mut seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.identity != identity {

@@ -40,7 +40,11 @@ pub enum Identity {
         queue: FileId,
     },
     /// A cluster.
-    Cluster,
+    Cluster {
+        /// The way in which it is reached: endpoints, user, the client's certificate. No secret is part of it. A client that
+        /// would come in another way is not served under this one.
+        access: String,
+    },
 }
 
 /// What a daemon says of itself before anything else.
@@ -69,7 +73,7 @@ impl Hello {
     pub fn has_store_in(&self, folder: &Path) -> bool {
         match &self.store {
             Identity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) == Some(*queue),
-            Identity::Nothing | Identity::Cluster => false,
+            Identity::Nothing | Identity::Cluster { .. } => false,
         }
     }
 }
