@@ -86,13 +86,14 @@ impl Findings {
         self.goals.extend(other.goals);
     }
 
-    /// Prints what had to be reached, and keeps that as a table, too.
-    pub(crate) fn conclude(&mut self) {
-        if self.goals.is_empty() {
+    /// Prints what had to be reached, and keeps that as a table with this name, too.
+    pub(crate) fn conclude(&mut self, name: &str) {
+        let goals = std::mem::take(&mut self.goals);
+        if goals.is_empty() {
             return;
         }
-        let rows = self.goals.iter().map(Goal::row).collect();
-        self.table("goals", "What is to be reached".into(), &["", "measured", "bound", "reached"], rows);
+        let rows = goals.iter().map(Goal::row).collect();
+        self.table(name, "What is to be reached".into(), &["", "measured", "bound", "reached"], rows);
     }
 
     pub(crate) fn read(path: &Path) -> Outcome<Self> {

@@ -176,7 +176,7 @@ fn main() -> Outcome<()> {
             findings.take(part(&programs, folder.path())?);
         }
     }
-    findings.conclude();
+    findings.conclude("goals");
     wish.file.map_or(Ok(()), |file| findings.write(&file))
 }
 

@@ -97,6 +97,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     fs::create_dir(&folder)?;
     calls(programs, &folder, &mut findings)?;
     costs(programs, &folder, &mut findings)?;
+    findings.conclude("goals-served");
     Ok(findings)
 }
 
