@@ -119,7 +119,10 @@ impl Held {
         if self.seen().identity == Identity::Nothing {
             match self.turn(Instant::now() + Duration::from_millis(500)).await {
                 Ok(turn) => drop(turn),
-                Err(error) => tracing::debug!(%error, "there is no store to serve yet"),
+                Err(error) if *error.kind() == ErrorKind::Missing => {
+                    tracing::debug!(%error, "there is no store to serve yet");
+                }
+                Err(error) => tracing::warn!(%error, "the store is not open; the next call looks again"),
             }
         }
         let Seen { identity, generation } = self.seen();
@@ -220,7 +223,7 @@ impl Held {
         }
         // The lock goes to the processes that wait now before it comes back.
         if let Err(error) = self.reopen(&mut state, WAIT).await {
-            tracing::info!(%error, "the store is not open; the next call looks again");
+            tracing::warn!(%error, "the store is not open; the next call looks again");
         }
     }
 

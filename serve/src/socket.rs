@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -23,21 +23,21 @@ pub struct Place {
 }
 
 impl Place {
-    /// Takes the place of the daemon with this name. The folder of the sockets is made if it is missing.
+    /// Takes the place of the daemon with this name. The folder of the sockets is made if it is missing. `is_trusted` says
+    /// whether a daemon of the store may run as this user: the place of any other user counts for nothing.
     ///
     /// # Errors
     /// `AddrInUse` if another daemon has it; those of the system.
-    pub fn take(name: &str) -> io::Result<Self> {
+    pub fn take(name: &str, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
         make_folder()?;
         let path = Path::new(name::FOLDER).join(format!("{name}.lock"));
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(OFlag::O_NOFOLLOW.bits())
-            .open(&path)?;
+        if fs::symlink_metadata(&path).is_ok_and(|found| !is_trusted(found.uid())) {
+            // Each user may make a file here. Only its owner and root can take it away again.
+            remove(&path)?;
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.custom_flags(OFlag::O_NOFOLLOW.bits()).open(&path)?;
         match file.try_lock() {
             Ok(()) => Ok(Self { name: name.to_owned(), _lock: file }),
             Err(fs::TryLockError::WouldBlock) => Err(ErrorKind::AddrInUse.into()),

@@ -36,7 +36,7 @@ impl Harness for Site {
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
         let folder = support::Folder::with_store("redb").await?;
         let location = folder.location();
-        let place = Place::take(&served::instance(&location).ok_or("no name")?)?;
+        let place = Place::take(&served::instance(&location).ok_or("no name")?, |_| true)?;
         let listener = UnixListener::from_std(place.listen()?)?;
         let mut tasks = JoinSet::new();
         let daemon = Daemon::start(location.clone(), &mut tasks);

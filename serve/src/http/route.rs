@@ -29,7 +29,7 @@ pub(super) enum Origin {
 /// The answer to a request.
 pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, shown: &Arc<Shown>) -> Answer {
     if origin == Origin::Network && !names_us(request, shown) {
-        let told = "this name is not one of the daemon's; ask for 127.0.0.1 or localhost, or name it with --http-host";
+        let told = "this name is not one of the daemon's; ask for 127.0.0.1 or localhost, or name it with --host";
         return text(StatusCode::MISDIRECTED_REQUEST, told);
     }
     if ![Method::GET, Method::HEAD].contains(request.method()) {
