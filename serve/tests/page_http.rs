@@ -66,7 +66,9 @@ fn only_the_daemons_own_names_are_answered() {
     let status = |line: &str, host: &str| {
         send(&daemon, &format!("GET {line} HTTP/1.1\r\n{host}Connection: close\r\n\r\n")).status
     };
-    for host in [format!("127.0.0.1:{port}"), "localhost".into(), "[::1]:9".into(), "IPAM.lan".into(), "127.9.9.9".into()] {
+    for host in
+        [format!("127.0.0.1:{port}"), "localhost".into(), "[::1]:9".into(), "IPAM.lan".into(), "127.9.9.9".into()]
+    {
         assert_eq!(status("/health", &format!("Host: {host}\r\n")), 200, "{host}");
     }
     for host in ["evil.example", "127.0.0.1.evil.example", "", "localhost:80@evil.example", "192.168.1.1"] {
@@ -86,11 +88,16 @@ fn every_answer_has_the_headers_that_keep_a_browser_in() {
     let daemon = Daemon::new(async || empty());
     let policy = "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                   connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-    for path in ["/", "/page.js", "/style.css", "/api/overview", "/api/nothing", "/nothing", "/health", "/version", "/metrics"] {
+    for path in
+        ["/", "/page.js", "/style.css", "/api/overview", "/api/nothing", "/nothing", "/health", "/version", "/metrics"]
+    {
         let got = get(&daemon, path);
-        for line in
-            [policy, "x-content-type-options: nosniff", "referrer-policy: no-referrer", "cross-origin-resource-policy: same-origin"]
-        {
+        for line in [
+            policy,
+            "x-content-type-options: nosniff",
+            "referrer-policy: no-referrer",
+            "cross-origin-resource-policy: same-origin",
+        ] {
             assert!(got.head.lines().any(|found| found == line), "{path}: {line} in\n{}", got.head);
         }
         assert!(!got.head.contains("access-control-"), "{path}: no CORS");
@@ -106,7 +113,9 @@ fn it_is_read_only_and_says_so() {
     let daemon = Daemon::new(async || empty());
     for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"] {
         for path in ["/", "/api/overview", "/metrics"] {
-            let request = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+            let request = format!(
+                "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            );
             let got = send(&daemon, &request);
             assert_eq!(got.status, 405, "{method} {path}");
             assert!(got.head.contains("allow: get, head"), "{}", got.head);
@@ -120,7 +129,9 @@ fn it_is_read_only_and_says_so() {
 #[test]
 fn what_is_not_there_is_told_shortly() {
     let daemon = Daemon::new(async || empty());
-    for path in ["/nothing", "/index.html", "/../etc/passwd", "/%2e%2e/etc/passwd", "/page.js/", "//", "/src/http/mod.rs"] {
+    for path in
+        ["/nothing", "/index.html", "/../etc/passwd", "/%2e%2e/etc/passwd", "/page.js/", "//", "/src/http/mod.rs"]
+    {
         let got = get(&daemon, path);
         assert_eq!((got.status, got.body.trim()), (404, "there is nothing here"), "{path}");
     }
@@ -147,7 +158,8 @@ fn a_file_that_the_browser_has_is_not_sent_again() {
     let daemon = Daemon::new(async || empty());
     let first = get(&daemon, "/page.js");
     let tag = first.head.lines().find_map(|line| line.strip_prefix("etag: ")).unwrap().to_owned();
-    let request = format!("GET /page.js HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: {tag}\r\nConnection: close\r\n\r\n");
+    let request =
+        format!("GET /page.js HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: {tag}\r\nConnection: close\r\n\r\n");
     let second = send(&daemon, &request);
     assert_eq!((first.status, second.status, second.body.as_str()), (200, 304, ""));
 }
@@ -160,7 +172,11 @@ fn health_version_and_metrics() {
     assert_eq!((&version["name"], &version["engine"]), (&"margay".into(), &"redb".into()));
     daemon.metrics.observe_add(Duration::from_millis(4));
     let got = get(&daemon, "/metrics");
-    assert!(got.head.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"), "{}", got.head);
+    assert!(
+        got.head.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        "{}",
+        got.head
+    );
     for line in [
         "margay_pool_size_addresses{pool=\"default\",cidr=\"10.65.0.0/22\"} 1024",
         "margay_pool_addresses{pool=\"default\",cidr=\"10.65.0.0/22\",state=\"in-use\"} 131",
@@ -208,7 +224,9 @@ fn the_page_learns_what_it_shows() {
     let holder = &found["addresses"][0]["holder"];
     assert_eq!((&holder["pod"], found["addresses"].as_array().unwrap().len()), (&SCRIPT.into(), 1));
     let ip = found["addresses"][0]["ip"].as_str().unwrap().to_owned();
-    for text in [ip.as_str(), "WEB-7D9F", "data/db-0", "worker-2", &container(30)[..12], "edge", "10.65.0.0/22", "k8s-pod"] {
+    for text in
+        [ip.as_str(), "WEB-7D9F", "data/db-0", "worker-2", &container(30)[..12], "edge", "10.65.0.0/22", "k8s-pod"]
+    {
         let found = search(text);
         assert!(["pools", "blocks", "nodes", "addresses"].iter().any(|kind| found[kind][0] != Value::Null), "{text}");
     }
@@ -216,7 +234,10 @@ fn the_page_learns_what_it_shows() {
     assert_eq!(search("nothing-like-this")["addresses"], Value::Array(vec![]));
 
     let address = json(&daemon, &format!("/api/address?ip={ip}"));
-    assert_eq!((&address["use"], &address["holder"]["pod"], &address["pool"]), (&"used".into(), &SCRIPT.into(), &"default".into()));
+    assert_eq!(
+        (&address["use"], &address["holder"]["pod"], &address["pool"]),
+        (&"used".into(), &SCRIPT.into(), &"default".into())
+    );
     assert_eq!(address["attributes"]["namespace"], "shop");
     let history = |kind: &str, of: &str| json(&daemon, &format!("/api/history?kind={kind}&of={of}"));
     assert_eq!(history("address", &ip)["events"][0]["event"], "assigned");
@@ -265,7 +286,9 @@ fn a_client_that_does_not_finish_its_request_is_dropped() {
     let mut answer = Vec::new();
     match stream.read_to_end(&mut answer) {
         Ok(_) => assert!(answer.starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&answer)),
-        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "what was not read takes the answer with it"),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "what was not read takes the answer with it")
+        }
     }
     let many = format!("GET / HTTP/1.1\r\nHost: localhost\r\n{}\r\n", "X-Many: 1\r\n".repeat(100));
     assert_eq!(send(&daemon, &many).status, 431);
@@ -352,13 +375,17 @@ impl Events {
 
 #[test]
 fn events_come_as_they_happen_and_go_on_after_a_break() {
-    let daemon = Daemon::with_limits(async || empty(), Limits { heartbeat: Duration::from_millis(200), ..Limits::default() });
+    let daemon =
+        Daemon::with_limits(async || empty(), Limits { heartbeat: Duration::from_millis(200), ..Limits::default() });
     daemon.run(pool(&daemon.ipam, "main", "10.1.0.0/24", 26));
     let mut events = Events::open(&daemon, "", "");
     assert_eq!(events.next().0, "ready");
     daemon.run(add(&daemon.ipam, "n1", "c1", "p1", Wanted::any(1, 0), &[]));
     let (name, first, told) = events.next();
-    assert_eq!((name.as_str(), &told["events"][0]["event"], &told["events"][1]["event"]), ("batch", &"claimed".into(), &"assigned".into()));
+    assert_eq!(
+        (name.as_str(), &told["events"][0]["event"], &told["events"][1]["event"]),
+        ("batch", &"claimed".into(), &"assigned".into())
+    );
     assert_eq!(told["events"][1]["holder"]["pod"], "p1");
     let silent = loop {
         let block = events.block();
@@ -388,7 +415,10 @@ fn what_the_store_gave_up_is_told_as_a_gap() {
         daemon.run(add(&daemon.ipam, "n1", &format!("c{number}"), "p", Wanted::any(1, 0), &[]));
     }
     let store = daemon.ipam.store();
-    let newest = daemon.run(store.get("/none")).map(|_| daemon.run(store.list(kv::Range::prefix("/"))).unwrap().revision).unwrap();
+    let newest = daemon
+        .run(store.get("/none"))
+        .map(|_| daemon.run(store.list(kv::Range::prefix("/"))).unwrap().revision)
+        .unwrap();
     daemon.run(store.compact(newest)).unwrap();
     for query in ["after=2", "after=1000"] {
         let mut events = Events::open(&daemon, query, "");
@@ -402,7 +432,11 @@ fn what_the_store_gave_up_is_told_as_a_gap() {
     assert_eq!(events.next().0, "ready");
     daemon.run(add(&daemon.ipam, "n1", "c9", "p9", Wanted::any(1, 0), &[]));
     let (name, _, told) = events.next();
-    assert_eq!((name.as_str(), &told["events"][0]["holder"]["pod"]), ("batch", &"p9".into()), "no gap for whoever begins");
+    assert_eq!(
+        (name.as_str(), &told["events"][0]["holder"]["pod"]),
+        ("batch", &"p9".into()),
+        "no gap for whoever begins"
+    );
 }
 
 #[test]
@@ -476,7 +510,14 @@ fn by_hand() {
     for number in 10_000.. {
         std::thread::sleep(Duration::from_secs(5));
         if store.is_empty() {
-            daemon.run(add(&daemon.ipam, "worker-2", &container(number), &format!("live-{number}"), Wanted::any(1, 0), &["default"]));
+            daemon.run(add(
+                &daemon.ipam,
+                "worker-2",
+                &container(number),
+                &format!("live-{number}"),
+                Wanted::any(1, 0),
+                &["default"],
+            ));
         }
     }
 }

@@ -74,7 +74,9 @@ mod tests {
     #[test]
     fn no_file_names_another_host_or_writes_html() {
         for (path, _, text) in FILES {
-            for foreign in ["https://", "http://", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
+            for foreign in
+                ["https://", "http://", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("]
+            {
                 let found = text.matches(foreign).count();
                 // The one name of a namespace is no address that anybody asks.
                 let names = text.matches("http://www.w3.org/2000/svg").count();

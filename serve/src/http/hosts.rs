@@ -18,7 +18,8 @@ fn without_port(host: &str) -> Option<&str> {
         Some(rest) => rest.split_once(']')?,
         None => host.split_at(host.find(':').unwrap_or(host.len())),
     };
-    let is_port = port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.bytes().all(|b| b.is_ascii_digit()));
+    let is_port =
+        port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.bytes().all(|b| b.is_ascii_digit()));
     (is_port && !name.is_empty()).then_some(name)
 }
 
@@ -30,14 +31,34 @@ mod tests {
     fn loopback_and_named_hosts_are_allowed_and_no_others() {
         let named = vec!["ipam.lan".to_owned(), "10.1.2.3".to_owned(), "[fd00::1]".to_owned()];
         for host in [
-            "localhost", "LOCALHOST:8080", "127.0.0.1", "127.1.2.3:80", "[::1]", "[::1]:80", "ipam.lan", "Ipam.Lan:81",
-            "10.1.2.3:9", "[fd00::1]:9",
+            "localhost",
+            "LOCALHOST:8080",
+            "127.0.0.1",
+            "127.1.2.3:80",
+            "[::1]",
+            "[::1]:80",
+            "ipam.lan",
+            "Ipam.Lan:81",
+            "10.1.2.3:9",
+            "[fd00::1]:9",
         ] {
             assert!(is_allowed(host, &named), "{host}");
         }
         for host in [
-            "", ":80", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "10.1.2.4", "[::2]", "::1",
-            "[::1", "[::1]x", "localhost:80x", "localhost@evil.example", "evil.example#localhost", "0.0.0.0",
+            "",
+            ":80",
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "10.1.2.4",
+            "[::2]",
+            "::1",
+            "[::1",
+            "[::1]x",
+            "localhost:80x",
+            "localhost@evil.example",
+            "evil.example#localhost",
+            "0.0.0.0",
         ] {
             assert!(!is_allowed(host, &named), "{host}");
         }

@@ -44,9 +44,8 @@ pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, shown: &
         "/metrics" => measured::answer(shown).await,
         _ => match path.strip_prefix("/api/") {
             Some(question) => api::answer(question, request, shown).await,
-            None => {
-                files::file(path, request.headers()).unwrap_or_else(|| text(StatusCode::NOT_FOUND, "there is nothing here"))
-            }
+            None => files::file(path, request.headers())
+                .unwrap_or_else(|| text(StatusCode::NOT_FOUND, "there is nothing here")),
         },
     }
 }

@@ -185,7 +185,8 @@ impl<'d> Window<'d> {
             .chars()
             .flat_map(|key| ["keyDown", "keyUp"].map(|kind| json!({"type": kind, "value": key.to_string()})))
             .collect();
-        self.call("POST", "/actions", &json!({"actions": [{"type": "key", "id": "keys", "actions": presses}]})).unwrap();
+        self.call("POST", "/actions", &json!({"actions": [{"type": "key", "id": "keys", "actions": presses}]}))
+            .unwrap();
     }
 
     /// Moves the mouse to a place of the window.
@@ -211,7 +212,12 @@ impl<'d> Window<'d> {
         let Some(folder) = std::env::var_os("PAGE_PICTURES") else { return };
         let picture = self.call("GET", "/screenshot", &Value::Null).unwrap();
         let file = Path::new(&folder).join(format!("{name}.png"));
-        let mut decoding = Command::new("base64").arg("-d").stdin(Stdio::piped()).stdout(std::fs::File::create(file).unwrap()).spawn().unwrap();
+        let mut decoding = Command::new("base64")
+            .arg("-d")
+            .stdin(Stdio::piped())
+            .stdout(std::fs::File::create(file).unwrap())
+            .spawn()
+            .unwrap();
         decoding.stdin.take().unwrap().write_all(picture.as_str().unwrap().as_bytes()).unwrap();
         decoding.wait().unwrap();
     }

@@ -53,7 +53,14 @@ fn empty_with_clock() -> (Ipam, Arc<AtomicU64>) {
 }
 
 /// Gives a pod an address.
-pub(crate) async fn add(ipam: &Ipam, node: &str, container: &str, pod: &str, wanted: Wanted, pools: &[&str]) -> Vec<String> {
+pub(crate) async fn add(
+    ipam: &Ipam,
+    node: &str,
+    container: &str,
+    pod: &str,
+    wanted: Wanted,
+    pools: &[&str],
+) -> Vec<String> {
     let attachment = Attachment {
         network: "k8s-pod-network".into(),
         container: container.into(),
@@ -117,7 +124,8 @@ pub(crate) async fn three_pools() -> Ipam {
     }
     for number in 200..250 {
         let node = format!("worker-{}", number % 3 + 1);
-        add(&ipam, &node, &container(number), &format!("edge-{number}"), Wanted::any(1, 1), &["edge", "fabric-v6"]).await;
+        add(&ipam, &node, &container(number), &format!("edge-{number}"), Wanted::any(1, 1), &["edge", "fabric-v6"])
+            .await;
     }
     add(&ipam, "worker-1", &container(999), SCRIPT, Wanted::any(1, 0), &["default"]).await;
     for number in 0..20 {
@@ -144,7 +152,8 @@ pub(crate) async fn many_blocks(blocks: usize) -> Ipam {
         let mut block = Block::new(cidr, Some(&Owner::host(&node)), now, None).unwrap();
         let wanted = place * 7919 % 65;
         for number in 0..wanted.min(3) {
-            let attributes = [("node", node.clone()), ("pod", format!("pod-{place}-{number}")), ("namespace", "load".into())];
+            let attributes =
+                [("node", node.clone()), ("pod", format!("pod-{place}-{number}")), ("namespace", "load".into())];
             let attributes: BTreeMap<_, _> = attributes.map(|(name, value)| (name.to_owned(), value)).into();
             let holder = Attribute::new(Some(&format!("net.{}", container(place * 64 + number))), attributes);
             _ = block.assign_auto(if number == 2 { wanted - 2 } else { 1 }, &holder, &Reservations::default());

@@ -89,7 +89,8 @@ async fn forecast(store: &dyn Store, census: &Census) -> Result<String, Failure>
         // What rests is free in a while.
         let free = pool.usage.available.to_f64() + small(count(AddressUse::Resting));
         let before = held.get(pool.pool.name()).copied().unwrap_or_default();
-        told.pools.push(PoolTold { name: pool.pool.name().to_owned(), ahead: ahead(small(now), small(before), free, age) });
+        told.pools
+            .push(PoolTold { name: pool.pool.name().to_owned(), ahead: ahead(small(now), small(before), free, age) });
     }
     serde_json::to_string(&told).map_err(Failure::store)
 }
