@@ -206,7 +206,7 @@ fn an_address_tells_its_history(driver: &Driver) {
     window.go(&format!("{}/#/address/10.1.0.2", daemon.url()));
     window.wait_text("the store can be read back to revision 1");
     let rows = window.value(
-        "[...document.querySelectorAll('tbody tr')].map((row) => [row.cells[1].textContent, row.cells[3].textContent])",
+        "[...document.querySelectorAll('section tbody tr')].map((row) => [row.cells[1].textContent, row.cells[3].textContent])",
     );
     let told = [("assigned", 2), ("released", 1), ("assigned", 1), ("released", 0), ("assigned", 0)];
     let expected: Vec<Value> = told.iter().map(|(word, pod)| json!([word, format!("shop/pod-{pod} c{pod}")])).collect();
@@ -324,11 +324,11 @@ fn ten_thousand_blocks(driver: &Driver) {
     window.wait("document.querySelector('.chosen').innerText.includes('10.9.195.192/26')");
     window.wait("document.getElementById('map').scrollTop > 0");
     drawn(7500);
+    window.run("document.getElementById('map').scrollTop = 0; scrollTo(0, 0)");
     let (x, y) = (
         window.value("Math.round(document.getElementById('map').getBoundingClientRect().left + 8)").as_i64().unwrap(),
         window.value("Math.round(document.getElementById('map').getBoundingClientRect().top + 8)").as_i64().unwrap(),
     );
-    window.run("document.getElementById('map').scrollTop = 0; scrollTo(0, 0)");
     window.point(x, y);
     window.wait("document.getElementById('tip').innerText.includes('10.0.0.0/26')");
     window.run("document.querySelector('details').open = true");

@@ -45,7 +45,7 @@ export function eventList(events) {
 
 /** Events as a table. */
 export function eventTable(label, events) {
-  return table(label, [["Time", "nowrap"], ["Event", "nowrap"], "Address or block", "Whose", "Node", ["Revision", "number"]],
+  return table(label, [["Time", "nowrap"], ["Event", "nowrap bare"], "Address or block", "Whose", "Node", ["Revision", "number"]],
     events.map((event) => event.event === "gap"
       ? [h("span", { class: "muted" }, "gap"), "", "", event.what, "", count(event.revision)]
       : [moment(event.time), word(event), place(event), who(event), nodeLink(event.holder?.node), count(event.revision)]));

@@ -1,7 +1,6 @@
 // The frame: which view is shown, what keys do, and whether the daemon is there.
 
-import { live } from "./api.js";
-import { ask } from "./api.js";
+import { ask, live } from "./api.js";
 import { address, search, subject } from "./address.js";
 import { block } from "./block.js";
 import { h, hideTip, to } from "./dom.js";
@@ -26,7 +25,7 @@ const RETRY = 4000;
 const main = document.getElementById("main");
 const query = document.getElementById("query");
 const gone = document.getElementById("gone");
-let current = { abort: () => {} };
+let current = { abort: () => {}, view: null, at: 0, busy: false };
 
 /** The place that the address names: `#/block/10.0.0.0/26` is `["block", "10.0.0.0/26"]`. */
 function place() {
@@ -96,7 +95,6 @@ async function show(how) {
 }
 
 function failed(error, how) {
-  const { signal } = (() => { const a = new AbortController(); const abort = current.abort; current.abort = () => { abort(); a.abort(); }; return a; })();
   const isAbsent = error.status === 0;
   if (isAbsent) told(error.message);
   if (!(how === "again" && main.querySelector("h1"))) {
@@ -107,8 +105,8 @@ function failed(error, how) {
   }
   const isLasting = error.status >= 400 && error.status < 500;
   if (!isLasting) {
-    const timer = setTimeout(() => show(main.querySelector(".error") ? "first" : "again"), RETRY);
-    signal.addEventListener("abort", () => clearTimeout(timer));
+    const shown = current;
+    setTimeout(() => current === shown && show(main.querySelector(".error") ? "first" : "again"), RETRY);
   }
 }
 
@@ -128,16 +126,17 @@ function badge(found) {
 let due = null;
 function again() {
   if (due) return;
-  const view = current.view;
-  const wait = Math.max(300, current.at + (view?.slow ? SLOW : CALM) - Date.now());
+  const shown = current;
+  const wait = Math.max(300, shown.at + (shown.view?.slow ? SLOW : CALM) - Date.now());
   due = setTimeout(async () => {
     due = null;
     if (document.hidden) return void document.addEventListener("visibilitychange", again, { once: true });
-    if (current.busy || current.view !== view || view?.still) return;
-    if (!view?.refresh) return show("again");
-    current.at = Date.now();
+    if (current !== shown || shown.busy) return again();
+    if (!shown.view || shown.view.still) return;
+    if (!shown.view.refresh) return show("again");
+    shown.at = Date.now();
     try {
-      await view.refresh();
+      await shown.view.refresh();
     } catch (error) {
       if (error.name !== "AbortError" && error.status === 0) failed(error, "again");
     }
