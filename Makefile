@@ -77,6 +77,14 @@ else
 	@cargo run --quiet --profile ci -p torture -- run --store $(STORE) --mode $(MODE) --ops $(OPS) $(if $(SEED),--seed $(SEED))
 endif
 
+HOURS ?= 2
+.PHONY: soak
+soak: STORE = sled
+soak: ## Have the daemon of a store work for hours: churn, watches, compaction (HOURS=2, STORE=sled|redb)
+	@scripts/setup test
+	@cargo build --quiet --profile ci -p cli -p torture
+	@$(or $(CARGO_TARGET_DIR),target)/ci/torture soak --margay $(abspath $(or $(CARGO_TARGET_DIR),target))/ci/margay --store $(STORE) --hours $(HOURS)
+
 .PHONY: install uninstall deb
 install: ## Build the programs, install all that belongs to them, make a .deb (CNI_BIN_DIR, BIN_DIR, PREFIX, DESTDIR, SERVE=no)
 	@scripts/setup install

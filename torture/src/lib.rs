@@ -31,6 +31,7 @@ mod replay;
 mod report;
 mod sabotage;
 mod scene;
+mod soak;
 mod witness;
 mod worker;
 
@@ -38,6 +39,7 @@ pub use plan::{Engine, Mode, Plan};
 pub use processes::{ChildPlan, be_a_worker};
 pub use report::Report;
 pub use sabotage::Sabotage;
+pub use soak::{SoakPlan, SoakReport, soak};
 
 /// What the torture found to be wrong, or why it could not go on.
 #[derive(Clone, Debug, PartialEq, Eq)]

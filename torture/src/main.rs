@@ -1,10 +1,12 @@
 //! `torture`: tortures the allocator on a store, and says what it found.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this is what the program is for")]
 
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use torture::{ChildPlan, Engine, Mode, Plan};
+use torture::{ChildPlan, Engine, Mode, Plan, SoakPlan};
 
 #[derive(Debug, Parser)]
 #[command(about = "Tortures the allocator on a store: many nodes at once, faults and kills, every revision checked")]
@@ -36,6 +38,18 @@ enum Command {
         #[arg(long, default_value_t = 3)]
         workers: usize,
     },
+    /// Has the daemon of an embedded store work for hours.
+    Soak {
+        /// The program `margay`.
+        #[arg(long)]
+        margay: PathBuf,
+        /// Which store: sled or redb.
+        #[arg(long, default_value = "sled")]
+        store: String,
+        /// For how many hours.
+        #[arg(long)]
+        hours: f64,
+    },
     /// Is a worker of a run with processes.
     #[command(hide = true)]
     Work(ChildPlan),
@@ -62,6 +76,16 @@ fn main() -> ExitCode {
                 Ok(report) => println!("{report}"),
                 Err(failure) => {
                     eprintln!("torture: VIOLATION, seed {seed}\n{failure}");
+                    return ExitCode::FAILURE;
+                }
+            }
+        }
+        Command::Soak { margay, store, hours } => {
+            let plan = SoakPlan { margay, engine: store, time: Duration::from_secs_f64(hours * 3600.0) };
+            match runtime.block_on(torture::soak(&plan)) {
+                Ok(report) => println!("{report}"),
+                Err(failure) => {
+                    eprintln!("soak: {failure}");
                     return ExitCode::FAILURE;
                 }
             }

@@ -1,0 +1,332 @@
+//! A long run of the daemon: churn, watches, compaction, hand-overs. Memory and files must stay bounded, no address may be
+//! assigned twice, and the store must hold exactly the acknowledged addresses in the end.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cni_plugin::served::{Answer, Asked, Call};
+use cni_plugin::verbs::Del;
+use datastore::served::{ServedStore, connect, is_trusted, socket};
+use datastore::{Create, Location};
+use futures::StreamExt;
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::attachment::Attachment;
+use kv::{ErrorKind, Range, Revision, Store, StoreExt, WatchRequest};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::task::JoinSet;
+use wire::{Connection, Kind};
+
+/// How many callers there are, and how many containers each has at the most.
+const CALLERS: usize = 8;
+const CONTAINERS: usize = 100;
+/// How many watches there are.
+const WATCHES: usize = 8;
+/// How often memory and files are measured, and the history is compacted.
+const MEASURE: Duration = Duration::from_secs(30);
+/// How many revisions a compaction leaves.
+const KEEP: i64 = 2_000;
+/// How long a call may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The most memory that the daemon may have, in MiB.
+const MOST_MIB: f64 = 64.0;
+/// The files at the end may be so many times as large as at half time, and so many MiB larger.
+const GROWTH: f64 = 1.5;
+const MARGIN_MIB: f64 = 16.0;
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+pub struct SoakPlan {
+    /// The program `margay`.
+    pub margay: PathBuf,
+    /// The engine, `sled` or `redb`.
+    pub engine: String,
+    /// For how long.
+    pub time: Duration,
+}
+
+/// A measurement.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    at: Duration,
+    calls: u64,
+    memory: f64,
+    files: f64,
+    revision: i64,
+}
+
+/// What was seen.
+#[derive(Debug)]
+pub struct SoakReport {
+    samples: Vec<Sample>,
+    events: u64,
+    held: usize,
+}
+
+impl fmt::Display for SoakReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "   time   calls  revision  memory MiB  files MiB")?;
+        // About twenty lines say enough.
+        let step = self.samples.len().div_ceil(20).max(1);
+        for Sample { at, calls, memory, files, revision } in self.samples.iter().step_by(step) {
+            writeln!(f, "{:>6}s {calls:>7} {revision:>9} {memory:>11.1} {files:>10.1}", at.as_secs())?;
+        }
+        write!(f, "soak: {} revisions seen by watches, {} addresses held in the end", self.events, self.held)
+    }
+}
+
+/// The daemon's process.
+struct Daemon(Child);
+
+impl Daemon {
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.0.id().cast_signed())
+    }
+
+    fn mib(&self) -> Result<f64, String> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0.id())).map_err(text)?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("the daemon has ended")?;
+        let kib: f64 = line.split_whitespace().next().unwrap_or_default().parse().map_err(text)?;
+        Ok(kib / 1024.0)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = kill(self.pid(), Signal::SIGTERM);
+        let _ = self.0.wait();
+    }
+}
+
+fn text(error: impl fmt::Display) -> String {
+    error.to_string()
+}
+
+/// What all tasks share.
+struct Shared {
+    location: Location,
+    over: AtomicBool,
+    calls: AtomicU64,
+    events: AtomicU64,
+    /// The addresses that are in use, and by which container.
+    held: Mutex<BTreeMap<IpAddr, String>>,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// What was wrong.
+pub async fn soak(plan: &SoakPlan) -> Result<SoakReport, String> {
+    let folder = tempfile::Builder::new().prefix("margay-soak").tempdir().map_err(text)?;
+    let path = folder.path().join("store");
+    let location: Location = format!("{}://{}", plan.engine, path.display()).parse().map_err(text)?;
+    margay(plan, &location, &["pool", "create", "soak", "10.96.0.0/16"])?;
+    let child =
+        Command::new(&plan.margay).args(["--store", &location.to_string(), "serve"]).stderr(Stdio::null()).spawn();
+    let daemon = Daemon(child.map_err(text)?);
+    let store = reach(&location).await?;
+    let shared = Arc::new(Shared {
+        location: location.clone(),
+        over: AtomicBool::new(false),
+        calls: AtomicU64::new(0),
+        events: AtomicU64::new(0),
+        held: Mutex::default(),
+    });
+    let callers: Vec<_> = (0..CALLERS)
+        .map(|caller| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || churn(&shared, caller))
+        })
+        .collect();
+    let mut watches = JoinSet::new();
+    for _ in 0..WATCHES {
+        watches.spawn(watch(store.clone(), Arc::clone(&shared)));
+    }
+    let measured = measure(plan, &shared, &store, &daemon, &path).await;
+    shared.over.store(true, Ordering::SeqCst);
+    for caller in callers {
+        caller.join().map_err(|_| "a caller panicked".to_owned())??;
+    }
+    // A watch waits for what comes next.
+    store.put("/soak/end", "").await.map_err(text)?;
+    while let Some(watched) = watches.join_next().await {
+        watched.map_err(text)??;
+    }
+    let samples = measured?;
+    drop((store, daemon));
+    let held = shared.held.lock().unwrap_or_else(PoisonError::into_inner).len();
+    conclude(plan, &shared, held).await?;
+    bounded(&samples)?;
+    Ok(SoakReport { samples, events: shared.events.load(Ordering::SeqCst), held })
+}
+
+fn margay(plan: &SoakPlan, location: &Location, arguments: &[&str]) -> Result<String, String> {
+    let done = Command::new(&plan.margay).args(["--store", &location.to_string()]).args(arguments).output();
+    let done = done.map_err(|error| format!("{}: {error}", plan.margay.display()))?;
+    if done.status.success() {
+        return Ok(String::from_utf8_lossy(&done.stdout).into_owned());
+    }
+    Err(format!("margay {}: {}", arguments.join(" "), String::from_utf8_lossy(&done.stderr)))
+}
+
+async fn reach(location: &Location) -> Result<ServedStore, String> {
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(10) {
+        if let Some(store) = connect(location, PATIENCE).await {
+            return Ok(store);
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Err("the daemon does not come up".to_owned())
+}
+
+/// Containers that come and go.
+fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
+    let mut own: Vec<(Attachment, IpAddr)> = Vec::new();
+    let mut number = 0_u64;
+    while !shared.over.load(Ordering::SeqCst) {
+        if own.is_empty() || (own.len() < CONTAINERS && fastrand::bool()) {
+            number += 1;
+            let attachment = Attachment {
+                network: "soak".to_owned(),
+                container: format!("c{caller}n{number}"),
+                interface: "eth0".to_owned(),
+                node: "node".to_owned(),
+                boot: None,
+            };
+            let request = AssignRequest::new(attachment.clone(), Wanted::any(1, 0));
+            let answer = ask(shared, Call::Add(Box::new(request)))?;
+            let Answer::Assigned(assigned) = answer else { return Err(format!("an ADD came to {answer:?}")) };
+            let address = assigned.first().map(|one| one.ip).ok_or("an ADD without an address")?;
+            let mut held = shared.held.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(other) = held.insert(address, attachment.container.clone()) {
+                return Err(format!("{address} was assigned to {} while {other} has it", attachment.container));
+            }
+            own.push((attachment, address));
+        } else {
+            let (attachment, address) = own.swap_remove(fastrand::usize(..own.len()));
+            // From here on it may be assigned to another container.
+            shared.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
+            let del = Del { attachment, old_handle: String::new(), addresses: vec![address] };
+            match ask(shared, Call::Del(del))? {
+                Answer::Released(released) if released == [address] => {}
+                other => return Err(format!("a DEL of {address} came to {other:?}")),
+            }
+        }
+        shared.calls.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// Asks as a plugin does: with a connection of its own.
+fn ask(shared: &Shared, call: Call) -> Result<Answer, String> {
+    let socket = socket(&shared.location).ok_or("no socket")?;
+    let connection = Connection::open(&socket, |uid| is_trusted(&shared.location, uid)).map_err(text)?;
+    let asked = Asked { within: PATIENCE, lock_file: PathBuf::new(), call };
+    connection.ask(Kind::Verb, &asked, PATIENCE).map_err(text)
+}
+
+/// Sees every revision, in order.
+async fn watch(store: ServedStore, shared: Arc<Shared>) -> Result<(), String> {
+    let mut next = store.range(kv::RangeRequest::new(Range::key("/soak"))).await.map_err(text)?.revision.next();
+    loop {
+        let request = WatchRequest::new(Range::All, next);
+        let mut stream = store.watch(request).await.map_err(text)?;
+        while let Some(item) = stream.next().await {
+            let batch = match item {
+                Ok(batch) => batch,
+                Err(error) => match error.kind() {
+                    ErrorKind::Compacted { compact_revision } => {
+                        next = *compact_revision;
+                        break;
+                    }
+                    _ => return Err(format!("a watch ended: {error}")),
+                },
+            };
+            if batch.revision != next {
+                return Err(format!("a watch saw revision {} in place of {next}", batch.revision));
+            }
+            next = batch.revision.next();
+            shared.events.fetch_add(1, Ordering::Relaxed);
+            if shared.over.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Measures, compacts, and has another program open the store, until the time is over.
+async fn measure(
+    plan: &SoakPlan,
+    shared: &Shared,
+    store: &ServedStore,
+    daemon: &Daemon,
+    path: &Path,
+) -> Result<Vec<Sample>, String> {
+    let begun = Instant::now();
+    let mut samples = Vec::new();
+    while begun.elapsed() < plan.time {
+        tokio::time::sleep(MEASURE.min(plan.time.saturating_sub(begun.elapsed()))).await;
+        let answer = store.range(kv::RangeRequest::new(Range::key("/soak"))).await.map_err(text)?;
+        let sample = Sample {
+            at: begun.elapsed(),
+            calls: shared.calls.load(Ordering::Relaxed),
+            memory: daemon.mib()?,
+            files: bytes(path) as f64 / f64::from(1 << 20),
+            revision: answer.revision.get(),
+        };
+        if samples.last().is_some_and(|last: &Sample| last.calls == sample.calls) {
+            return Err("the callers stand still".to_owned());
+        }
+        samples.push(sample);
+        if answer.revision.get() > KEEP {
+            store.compact(Revision::new(answer.revision.get() - KEEP)).await.map_err(text)?;
+        }
+        let open = datastore::open(&shared.location, Create::Never, PATIENCE).await.map_err(text)?;
+        open.close().await.map_err(text)?;
+    }
+    Ok(samples)
+}
+
+/// The bytes of all files in and below a folder.
+fn bytes(path: &Path) -> u64 {
+    let Ok(metadata) = path.symlink_metadata() else { return 0 };
+    if !metadata.is_dir() {
+        return metadata.len();
+    }
+    path.read_dir().into_iter().flatten().flatten().map(|entry| bytes(&entry.path())).sum()
+}
+
+/// Looks at the store when all is over.
+async fn conclude(plan: &SoakPlan, shared: &Shared, held: usize) -> Result<(), String> {
+    margay(plan, &shared.location, &["store", "verify"])?;
+    margay(plan, &shared.location, &["ipam", "check"])?;
+    let open = datastore::open(&shared.location, Create::Never, PATIENCE).await.map_err(text)?;
+    let census = ipam_core::Ipam::new(open.store(), ipam_core::Nodes::FirstSeen).census().await.map_err(text);
+    open.close().await.map_err(text)?;
+    let used: usize = census?.nodes.values().map(|node| node.used).sum();
+    if used == held { Ok(()) } else { Err(format!("{held} addresses were acknowledged, and the store has {used}")) }
+}
+
+/// Fails if memory or files grow on and on.
+fn bounded(samples: &[Sample]) -> Result<(), String> {
+    let most = samples.iter().map(|sample| sample.memory).fold(0.0, f64::max);
+    if most > MOST_MIB {
+        return Err(format!("the daemon had {most:.1} MiB of memory; the limit is {MOST_MIB}"));
+    }
+    let (first, second) = samples.split_at(samples.len() / 2);
+    let most = |samples: &[Sample]| samples.iter().map(|sample| sample.files).fold(0.0, f64::max);
+    let (half, end) = (most(first), most(second));
+    if !first.is_empty() && end > half * GROWTH + MARGIN_MIB {
+        return Err(format!("the files grew from {half:.1} MiB in the first half to {end:.1} MiB in the second"));
+    }
+    Ok(())
+}
