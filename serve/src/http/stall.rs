@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// A stream of which a write fails if it could not go on for so long.
+/// A stream with a bound on the time of a write: it fails if it could not go on for so long.
 pub(super) struct Stalling<S> {
     stream: S,
     patience: Duration,
@@ -18,7 +18,7 @@ pub(super) struct Stalling<S> {
     waits: Waits,
 }
 
-/// Whether a write waits for the client.
+/// The state of a write.
 #[derive(PartialEq, Eq)]
 enum Waits {
     No,
@@ -103,7 +103,7 @@ mod tests {
         let mut read = [0; 40];
         for part in read.chunks_mut(8) {
             // Each wait is shorter than the client is given, all together are longer.
-            tokio::time::sleep(Duration::from_secs(3)).await;
+            sleep(Duration::from_secs(3)).await;
             far.read_exact(part).await.unwrap();
         }
         assert_eq!(writing.await.unwrap(), (Ok(()), Err(io::ErrorKind::TimedOut)));
