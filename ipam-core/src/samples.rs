@@ -19,11 +19,11 @@ struct Sample {
     value: f64,
 }
 
-/// What was counted.
+/// Numbers with their names and labels.
 #[derive(Debug, Default, Serialize)]
 pub struct Samples(Vec<Sample>);
 
-/// How many of addresses by boot were given in an earlier one.
+/// The number of addresses that were given in an earlier boot.
 fn of_earlier_boots(boots: &BTreeMap<String, usize>, boot: Option<&str>) -> usize {
     let Some(boot) = boot else { return 0 };
     boots.iter().filter(|(other, _)| *other != boot).map(|(_, count)| count).sum()
@@ -72,7 +72,7 @@ impl Samples {
         self.add("margay_leaked_addresses", help, vec![("reason", reason.to_owned())], count as f64);
     }
 
-    /// Adds how far the store was read, how far back it can be read, and when this was.
+    /// Adds the revision that was read, the oldest one that can be read, and the time.
     pub fn of_store(&mut self, revision: Revision, oldest: Revision) {
         self.add("margay_store_revision", "The revision that was read.", vec![], revision.get() as f64);
         self.add("margay_store_oldest_revision", "The oldest revision that can be read.", vec![], oldest.get() as f64);

@@ -1,4 +1,4 @@
-//! What the daemon counts and times of its own work, for `/metrics`.
+//! The daemon's numbers and times of its own work, for `/metrics`.
 //!
 //! Times are histograms in seconds. A label has only values that this program knows, so that no caller can make the
 //! numbers grow without bound.
@@ -20,10 +20,10 @@ const BUCKETS: [f64; 16] =
 /// A counter for each verb and each result.
 type Answers = Family<[(&'static str, &'static str); 2], Counter>;
 
-/// How a request ended.
+/// The end of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ending {
-    /// It did what was asked.
+    /// It was carried out.
     Done,
     /// It was refused, or failed.
     Failed,
@@ -69,11 +69,11 @@ impl Metrics {
             registry.register_with_unit(name, help, Unit::Seconds, times.clone());
             times
         };
-        let queue = time("queue", "How long a request waited until its work began");
-        let commit = time("commit", "How long the store took for a commit");
-        let sync = time("sync", "How long the disk took to make a commit durable");
-        let add = time("add", "How long an ADD took from its request to its answer");
-        let del = time("del", "How long a DEL took from its request to its answer");
+        let queue = time("queue", "Wait of a request until its work began");
+        let commit = time("commit", "Time that the store took for a commit");
+        let sync = time("sync", "Time that the disk took to make a commit durable");
+        let add = time("add", "Time of an ADD from its request to its answer");
+        let del = time("del", "Time of a DEL from its request to its answer");
         let answers = Answers::default();
         registry.register("answers", "Requests that were answered, by verb and result", answers.clone());
         let mut gauge = |name: &str, help: &str| {
@@ -85,31 +85,31 @@ impl Metrics {
         let viewers = gauge("http_connections", "Connections of browsers and scrapers");
         let lock = gauge("lock_held", "1 while the daemon holds the lock of the store, else 0");
         let hand_overs = Counter::default();
-        registry.register("hand_overs", "How often the daemon gave the store to another process", hand_overs.clone());
+        registry.register("hand_overs", "Times that the daemon gave the store to another process", hand_overs.clone());
         Self { registry, queue, commit, sync, add, del, answers, callers, viewers, lock, hand_overs }
     }
 
-    /// Notes how long a request waited until its work began.
+    /// Notes the wait of a request until its work began.
     pub fn observe_queue(&self, waited: Duration) {
         self.queue.observe(waited.as_secs_f64());
     }
 
-    /// Notes how long the store took for a commit.
+    /// Notes the time that the store took for a commit.
     pub fn observe_commit(&self, took: Duration) {
         self.commit.observe(took.as_secs_f64());
     }
 
-    /// Notes how long the disk took to make a commit durable, where the engine tells.
+    /// Notes the time that the disk took to make a commit durable, if the engine tells.
     pub fn observe_sync(&self, took: Duration) {
         self.sync.observe(took.as_secs_f64());
     }
 
-    /// Notes how long an ADD took from its request to its answer.
+    /// Notes the time of an ADD from its request to its answer.
     pub fn observe_add(&self, took: Duration) {
         self.add.observe(took.as_secs_f64());
     }
 
-    /// Notes how long a DEL took from its request to its answer.
+    /// Notes the time of a DEL from its request to its answer.
     pub fn observe_del(&self, took: Duration) {
         self.del.observe(took.as_secs_f64());
     }
@@ -145,7 +145,7 @@ impl Metrics {
         self.lock.set(0);
     }
 
-    /// How many browsers and scrapers are connected.
+    /// The number of connected browsers and scrapers.
     pub fn viewers(&self) -> i64 {
         self.viewers.get()
     }

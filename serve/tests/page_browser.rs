@@ -1,6 +1,6 @@
 //! The page, as a person sees it in Debian's Chromium.
 //!
-//! Where there is no Chromium, the cases are ignored and say so; in CI they fail. PAGE_PICTURES names a folder for pictures.
+//! Without Chromium the cases are ignored and say so; in CI they fail. PAGE_PICTURES names a folder for pictures.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod page_support;
@@ -25,8 +25,11 @@ const END: &str = "\u{e010}";
 const NARROW: Look = Look { width: 360, height: 800, colours: "light" };
 const DARK: Look = Look { width: 1440, height: 900, colours: "dark" };
 
+/// A case: its name, and its steps.
+type Case = (&'static str, fn(&Driver));
+
 fn main() -> ExitCode {
-    let cases: [(&str, fn(&Driver)); 11] = [
+    let cases: [Case; 11] = [
         ("an_empty_store_says_what_to_do", an_empty_store_says_what_to_do),
         ("three_pools_are_bars_with_numbers", three_pools_are_bars_with_numbers),
         ("names_are_text_and_never_html", names_are_text_and_never_html),
@@ -236,7 +239,7 @@ fn events_show_as_they_happen(driver: &Driver) {
     window.run("const filter = document.querySelector('.filter'); filter.value = 'during'; filter.dispatchEvent(new Event('input'))");
     window.wait("document.querySelectorAll('tbody tr').length === 1");
     window.picture("events");
-    // What happens also reaches the numbers of the pools.
+    // Events also reach the numbers of the pools.
     window.run("location.hash = '#/'");
     window.wait("document.querySelector('.pool b')?.textContent === '1'");
     daemon.run(add(&daemon.ipam, "n1", "later", "pod-later", Wanted::any(1, 0), &[]));

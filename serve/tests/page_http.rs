@@ -6,58 +6,13 @@ mod page_support;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ipam_core::assign::Wanted;
-use kv::StoreExt;
-use page_support::{Daemon, SCRIPT, add, container, empty, many_blocks, pool, shown, soon, three_pools};
+use page_support::client::{connect, get, json, send, wait_for};
+use page_support::{Daemon, SCRIPT, add, container, empty, many_blocks, shown, three_pools};
 use serde_json::Value;
 use serve::http::{HttpListener, Limits, serve};
-
-/// An answer: its status, its head in lower case, and its body.
-struct Got {
-    status: u16,
-    head: String,
-    body: String,
-}
-
-impl Got {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
-    }
-}
-
-fn connect(daemon: &Daemon) -> TcpStream {
-    let stream = TcpStream::connect(daemon.address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    stream
-}
-
-/// Sends a request as it is, and reads until the connection is closed.
-fn send(daemon: &Daemon, request: &str) -> Got {
-    let mut stream = connect(daemon);
-    stream.write_all(request.as_bytes()).unwrap();
-    read_to_end(stream)
-}
-
-fn read_to_end(mut stream: TcpStream) -> Got {
-    let mut text = Vec::new();
-    stream.read_to_end(&mut text).unwrap();
-    let text = String::from_utf8(text).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    Got { status, head: head.to_lowercase(), body: body.to_owned() }
-}
-
-fn get(daemon: &Daemon, path: &str) -> Got {
-    send(daemon, &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
-}
-
-fn json(daemon: &Daemon, path: &str) -> Value {
-    let got = get(daemon, path);
-    assert_eq!(got.status, 200, "{path}: {}", got.body);
-    got.json()
-}
 
 #[test]
 fn only_the_daemons_own_names_are_answered() {
@@ -287,7 +242,7 @@ fn a_client_that_does_not_finish_its_request_is_dropped() {
     match stream.read_to_end(&mut answer) {
         Ok(_) => assert!(answer.starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&answer)),
         Err(error) => {
-            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "what was not read takes the answer with it")
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "what was not read takes the answer with it");
         }
     }
     let many = format!("GET / HTTP/1.1\r\nHost: localhost\r\n{}\r\n", "X-Many: 1\r\n".repeat(100));
@@ -317,154 +272,6 @@ fn one_connection_too_many_is_told_so() {
     wait_for("room", || get(&daemon, "/health").status == 200);
 }
 
-fn wait_for(what: &str, is_so: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(20);
-    while !is_so() {
-        assert!(Instant::now() < until, "waited for {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// A stream of events.
-struct Events(BufReader<TcpStream>);
-
-impl Events {
-    fn open(daemon: &Daemon, query: &str, header: &str) -> Self {
-        let mut stream = connect(daemon);
-        let request = format!("GET /api/events?{query} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n");
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut events = Self(BufReader::new(stream));
-        let mut line = String::new();
-        while line != "\r\n" {
-            line.clear();
-            events.0.read_line(&mut line).unwrap();
-            assert!(!line.is_empty(), "the head ends");
-        }
-        events
-    }
-
-    /// The next block of lines: those of an event, or a comment.
-    fn block(&mut self) -> Vec<String> {
-        let mut lines = Vec::new();
-        loop {
-            let mut line = String::new();
-            assert!(self.0.read_line(&mut line).unwrap() > 0, "the stream ended after {lines:?}");
-            let line = line.trim_end();
-            // The length of a chunk stands on a line of its own.
-            let is_length = !line.is_empty() && line.bytes().all(|digit| digit.is_ascii_hexdigit());
-            if line.is_empty() && !lines.is_empty() {
-                return lines;
-            }
-            if !line.is_empty() && !is_length {
-                lines.push(line.to_owned());
-            }
-        }
-    }
-
-    /// The next event: its name, its id, and its document.
-    fn next(&mut self) -> (String, Option<i64>, Value) {
-        loop {
-            let lines = self.block();
-            let field = |name: &str| lines.iter().find_map(|line| line.strip_prefix(name).map(str::to_owned));
-            if let (Some(event), Some(data)) = (field("event: "), field("data: ")) {
-                return (event, field("id: ").map(|id| id.parse().unwrap()), serde_json::from_str(&data).unwrap());
-            }
-        }
-    }
-}
-
-#[test]
-fn events_come_as_they_happen_and_go_on_after_a_break() {
-    let daemon =
-        Daemon::with_limits(async || empty(), Limits { heartbeat: Duration::from_millis(200), ..Limits::default() });
-    daemon.run(pool(&daemon.ipam, "main", "10.1.0.0/24", 26));
-    let mut events = Events::open(&daemon, "", "");
-    assert_eq!(events.next().0, "ready");
-    daemon.run(add(&daemon.ipam, "n1", "c1", "p1", Wanted::any(1, 0), &[]));
-    let (name, first, told) = events.next();
-    assert_eq!(
-        (name.as_str(), &told["events"][0]["event"], &told["events"][1]["event"]),
-        ("batch", &"claimed".into(), &"assigned".into())
-    );
-    assert_eq!(told["events"][1]["holder"]["pod"], "p1");
-    let silent = loop {
-        let block = events.block();
-        if block[0].starts_with(':') {
-            break block;
-        }
-    };
-    assert_eq!(silent, [": nothing happened"]);
-    drop(events);
-    daemon.run(add(&daemon.ipam, "n1", "c2", "p2", Wanted::any(1, 0), &[]));
-    daemon.run(daemon.ipam.release_by_handle("k8s-pod-network.c1", soon())).unwrap();
-    let mut events = Events::open(&daemon, "recent=200", &format!("Last-Event-ID: {}\r\n", first.unwrap()));
-    assert_eq!(events.next().0, "ready");
-    let told: Vec<Value> = (0..2).map(|_| events.next().2["events"][0].clone()).collect();
-    assert_eq!((&told[0]["holder"]["pod"], &told[1]["event"]), (&"p2".into(), &"released".into()));
-    let mut recent = Events::open(&daemon, "recent=200", "");
-    assert_eq!(recent.next().0, "ready");
-    assert_eq!(recent.next().2["events"], Value::Array(vec![]), "the pool");
-    assert_eq!(recent.next().1, first);
-}
-
-#[test]
-fn what_the_store_gave_up_is_told_as_a_gap() {
-    let daemon = Daemon::new(async || empty());
-    daemon.run(pool(&daemon.ipam, "main", "10.1.0.0/24", 26));
-    for number in 0..5 {
-        daemon.run(add(&daemon.ipam, "n1", &format!("c{number}"), "p", Wanted::any(1, 0), &[]));
-    }
-    let store = daemon.ipam.store();
-    let newest = daemon
-        .run(store.get("/none"))
-        .map(|_| daemon.run(store.list(kv::Range::prefix("/"))).unwrap().revision)
-        .unwrap();
-    daemon.run(store.compact(newest)).unwrap();
-    for query in ["after=2", "after=1000"] {
-        let mut events = Events::open(&daemon, query, "");
-        let mut next = events.next();
-        if next.0 == "ready" {
-            next = events.next();
-        }
-        assert_eq!((next.0.as_str(), next.1), ("reset", Some(newest.get())), "{query}");
-    }
-    let mut events = Events::open(&daemon, "recent=200", "");
-    assert_eq!(events.next().0, "ready");
-    daemon.run(add(&daemon.ipam, "n1", "c9", "p9", Wanted::any(1, 0), &[]));
-    let (name, _, told) = events.next();
-    assert_eq!(
-        (name.as_str(), &told["events"][0]["holder"]["pod"]),
-        ("batch", &"p9".into()),
-        "no gap for whoever begins"
-    );
-}
-
-#[test]
-fn a_client_that_never_reads_is_dropped() {
-    let limits = Limits { stall: Duration::from_millis(500), ..Limits::default() };
-    let daemon = Daemon::with_limits(async || many_blocks(3000).await, limits);
-    let stream = connect(&daemon);
-    (&stream).write_all(b"GET /api/events?recent=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-    let lazy = connect(&daemon);
-    for _ in 0..40 {
-        (&lazy).write_all(b"GET /api/blocks?pool=large HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-    }
-    let store = Arc::clone(daemon.ipam.store());
-    let kvs = daemon.run(store.list(kv::Range::prefix("/calico/ipam/v2/assignment/"))).unwrap().kvs;
-    // Blocks that come and go are much to tell.
-    let until = Instant::now() + Duration::from_secs(60);
-    let mut kvs = kvs.iter().cycle();
-    while daemon.metrics.viewers() > 0 {
-        assert!(Instant::now() < until, "both are still connected");
-        let kv = kvs.next().unwrap();
-        daemon.run(async {
-            store.delete(kv::Range::Key(kv.key.clone())).await.unwrap();
-            store.put(kv.key.clone(), kv.value.clone()).await.unwrap();
-        });
-    }
-    assert_eq!(get(&daemon, "/health").status, 200);
-}
-
 #[test]
 fn a_unix_socket_takes_any_host() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -484,14 +291,6 @@ fn a_unix_socket_takes_any_host() {
     assert!(text.starts_with("HTTP/1.1 200"), "{text}");
     drop(stop);
     runtime.block_on(serving).unwrap().unwrap();
-}
-
-#[test]
-fn it_ends_soon_also_with_followers() {
-    let mut daemon = Daemon::new(async || empty());
-    let mut events = Events::open(&daemon, "", "");
-    assert_eq!(events.next().0, "ready");
-    daemon.stop();
 }
 
 /// Serves a store for a person to look at: `PAGE_PORT=8080 PAGE_STORE=three cargo test -p serve --test page_http -- by_hand

@@ -16,7 +16,7 @@ pub(super) type Body = UnsyncBoxBody<Bytes, Infallible>;
 /// An answer.
 pub(super) type Answer = Response<Body>;
 
-/// What a browser may do with what is answered: show it, run this program's scripts, ask this daemon, and nothing else.
+/// The limits of a browser: it may show an answer, run this program's scripts, ask this daemon, and nothing else.
 const SECURITY: [(HeaderName, &str); 6] = [
     (
         hyper::header::CONTENT_SECURITY_POLICY,
@@ -30,7 +30,7 @@ const SECURITY: [(HeaderName, &str); 6] = [
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
 ];
 
-/// Adds what every answer has. What says nothing else is not kept by anybody.
+/// Adds the headers of every answer. Nobody keeps an answer that says nothing else about it.
 pub(super) fn secure(headers: &mut HeaderMap) {
     for (name, value) in SECURITY {
         headers.insert(name, HeaderValue::from_static(value));
@@ -61,7 +61,7 @@ pub(super) fn json(status: StatusCode, document: &impl Serialize) -> Answer {
     }
 }
 
-/// Why a question has no answer.
+/// The reason for which a question has no answer.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) status: StatusCode,

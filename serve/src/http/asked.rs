@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use super::answer::Failure;
 
-/// How long an answer is used again.
+/// The time for which an answer is used again.
 pub(super) const MOMENT: Duration = Duration::from_secs(2);
 
 /// The last answer to a kind of question.
@@ -32,8 +32,8 @@ impl<T> Default for Memo<T> {
 }
 
 impl<T: Send + Sync + 'static> Memo<T> {
-    /// The answer to a question: the last one if it was the same question a moment ago, else a new one. Whoever asks
-    /// meanwhile waits for it. It is forgotten when the moment is over, so that an idle daemon keeps nothing.
+    /// The answer to a question: the last one if it was the same question a moment ago, else a new one. Other
+    /// callers wait for it meanwhile. It is forgotten when the moment is over, so that an idle daemon keeps nothing.
     pub(super) async fn get(
         &self,
         question: &str,
@@ -62,7 +62,7 @@ impl<T: Send + Sync + 'static> Memo<T> {
     }
 }
 
-/// All that is remembered of what was asked.
+/// The memory of the last questions.
 #[derive(Debug)]
 pub(super) struct Asked {
     census: Memo<Census>,
@@ -94,7 +94,7 @@ impl Asked {
         self.census.get("", MOMENT, self.alone(async { Ok(ipam.census().await?) })).await
     }
 
-    /// Reads much, while nobody else here does. What is read must not ask for a turn itself.
+    /// Reads much, while nobody else here does. The reading must not ask for a turn itself.
     pub(super) async fn alone<T>(&self, read: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         // The semaphore is never closed.
         let _turn = self.turn.acquire().await.map_err(Failure::store)?;

@@ -1,4 +1,4 @@
-//! Connections: how many there are, and how long each may take.
+//! Connections, with a bound on their number and on the time of each.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -22,20 +22,20 @@ use super::route::{Origin, answer};
 use super::stall::Stalling;
 use super::{HttpListener, Shown};
 
-/// How many bytes a connection reads ahead and holds back.
+/// The bytes that a connection reads ahead and holds back.
 const BUFFER: usize = 16 * 1024;
-/// How many headers a request may have.
+/// The most headers of a request.
 const HEADERS: usize = 64;
-/// How long to wait after a connection could not be taken, for want of file descriptors say.
+/// The pause after a connection could not be taken, for want of file descriptors say.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long requests may take to end when the daemon does.
+/// The time that requests have to end when the daemon does.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// How many clients are told at a time that there are too many.
+/// The most clients that are told at a time that there are too many.
 const TURNED_AWAY: usize = 64;
-/// How long it may take to tell one.
+/// The longest time to tell one.
 const TELLING: Duration = Duration::from_millis(500);
 
-/// What a client is told that is one too many.
+/// The answer to a client that is one too many.
 const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n\
     content-length: 32\r\ncache-control: no-store\r\nretry-after: 5\r\nconnection: close\r\n\r\n\
     too many connections; try again\n";
@@ -43,7 +43,7 @@ const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/pla
 /// Answers the clients of a listener until `stop` is done. Streams of events then end at once, and other requests soon.
 ///
 /// # Errors
-/// None now; what goes wrong with a connection ends that connection.
+/// None now; an error of a connection ends that connection.
 pub async fn serve(listener: HttpListener, shown: Arc<Shown>, stop: impl Future<Output = ()>) -> io::Result<()> {
     let room = Arc::new(Semaphore::new(shown.limits.connections));
     let lobby = Arc::new(Semaphore::new(TURNED_AWAY));
@@ -98,7 +98,7 @@ async fn accept(listener: &HttpListener) -> io::Result<(Box<dyn Stream>, Origin)
     match listener {
         HttpListener::Tcp(listener) => {
             let (stream, _) = listener.accept().await?;
-            // An event is to arrive when it happens.
+            // Events are to arrive at once.
             _ = stream.set_nodelay(true);
             Ok((Box::new(stream), Origin::Network))
         }
@@ -123,7 +123,7 @@ async fn converse(stream: Box<dyn Stream>, origin: Origin, shown: &Arc<Shown>, m
     let mut connection = pin!(connection);
     let outcome = tokio::select! {
         outcome = connection.as_mut() => outcome,
-        // The sender says nothing; it goes when the daemon stops.
+        // The sender says nothing; it goes with the daemon.
         _ = stopped.changed() => {
             connection.as_mut().graceful_shutdown();
             connection.await

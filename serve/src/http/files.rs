@@ -11,7 +11,7 @@ const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// A file: where it is asked for, its type, and what is in it.
+/// A file: its path, its type and its content.
 type File = (&'static str, &'static str, &'static str);
 
 const FILES: &[File] = &[

@@ -1,4 +1,4 @@
-//! Under which names a browser may ask.
+//! The names under which a browser may ask.
 //!
 //! A page of another site can have its own name point at 127.0.0.1. The browser then asks this daemon, and says that name
 //! in `Host`. So a name that is not this machine's own is refused.

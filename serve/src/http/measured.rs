@@ -13,7 +13,7 @@ use super::answer::{Answer, Failure, whole};
 
 const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All numbers. Where the store cannot be read, its numbers are missing, and `margay_serve_store_read` is 0.
+/// All numbers. If the store cannot be read, its numbers are missing, and `margay_serve_store_read` is 0.
 pub(super) async fn answer(shown: &Arc<Shown>) -> Answer {
     let samples = match timeout(shown.limits.answer, samples(shown)).await {
         Ok(Ok(samples)) => Some(samples.text()),

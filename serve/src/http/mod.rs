@@ -1,6 +1,6 @@
-//! What the daemon shows to browsers and scrapers: `/metrics`, `/health`, `/version` and a page.
+//! The daemon's side for browsers and scrapers: `/metrics`, `/health`, `/version` and a page.
 //!
-//! Everything here only reads, and reads only what somebody asks for. A client has a bounded share: so many connections, so
+//! Everything here only reads, and only to answer a request. A client has a bounded share: so many connections, so
 //! many bytes of headers, so long for a request, and so long without taking any byte of an answer. The page is a few files
 //! that are part of the program; it asks no other host, and the headers of every answer forbid it to.
 
@@ -28,7 +28,7 @@ use asked::Asked;
 
 pub use connection::serve;
 
-/// What the daemon says about itself. It holds no secret.
+/// The daemon's words about itself. They hold no secret.
 #[derive(Clone, Debug, Default)]
 pub struct About {
     /// The URL of the store, without user and password.
@@ -39,22 +39,22 @@ pub struct About {
     pub version: String,
     /// The name of this node.
     pub node: String,
-    /// The first 8 characters of the id of this machine's boot, where they are known.
+    /// The first 8 characters of the id of this machine's boot, if they are known.
     pub boot: Option<String>,
 }
 
-/// What a client may use up.
+/// The share of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// How many connections there are at a time; the next one is told that the daemon is busy.
+    /// The most connections at a time; the next one is told that the daemon is busy.
     pub connections: usize,
-    /// How long the headers of a request may take. A connection that is kept open without a request ends after this, too.
+    /// The longest time for the headers of a request. A connection that is kept open without a request ends after this, too.
     pub headers: Duration,
-    /// How long a client may take no byte of an answer before its connection is closed.
+    /// The longest time in which a client takes no byte of an answer; then its connection is closed.
     pub stall: Duration,
-    /// How long an answer may take.
+    /// The longest time for an answer.
     pub answer: Duration,
-    /// How often a stream of events says that it lives when nothing happens.
+    /// The time after which a silent stream of events says that it lives.
     pub heartbeat: Duration,
 }
 
@@ -70,30 +70,30 @@ impl Default for Limits {
     }
 }
 
-/// How far the numbers of `/metrics` reach into a cluster's store.
+/// The reach of `/metrics` into a cluster's store.
 pub type NodeReach = Arc<dyn Fn() -> Reach + Send + Sync>;
 
-/// What is shown, and to whom.
+/// A store to show, and the clients that may see it.
 pub struct Shown {
     /// The store.
     pub store: Arc<dyn Store>,
     /// The allocator on it.
     pub ipam: Ipam,
-    /// What the daemon says about itself.
+    /// The daemon's words about itself.
     pub about: About,
     /// The daemon's own numbers.
     pub metrics: Arc<Metrics>,
     /// The names, besides those of this machine's loopback, under which a browser may ask.
     pub hosts: Vec<String>,
-    /// What a client may use up.
+    /// The share of a client.
     pub limits: Limits,
-    /// How far `/metrics` reaches. `None` counts all of the store, as is right on a store of one machine.
+    /// The reach of `/metrics`. `None` counts all of the store, as is right on a store of one machine.
     pub reach: Option<NodeReach>,
     asked: Asked,
 }
 
 impl Shown {
-    /// What is on an allocator's store, shown to this machine alone.
+    /// The store of an allocator, shown to this machine alone.
     pub fn new(ipam: Ipam, about: About, metrics: Arc<Metrics>) -> Self {
         Self {
             store: Arc::clone(ipam.store()),
@@ -114,7 +114,7 @@ impl Shown {
         self
     }
 
-    /// With other bounds on what a client may use up.
+    /// With another share of a client.
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
@@ -135,11 +135,11 @@ impl fmt::Debug for Shown {
     }
 }
 
-/// Where clients come in.
+/// The way in for clients.
 #[derive(Debug)]
 pub enum HttpListener {
     /// A port. The `Host` header of a request must name loopback, or one of [`Shown::hosts`].
     Tcp(TcpListener),
-    /// A unix socket. Its permissions say who may ask, so that any `Host` header will do.
+    /// A unix socket. Its permissions bound its clients, so that any `Host` header will do.
     Unix(UnixListener),
 }

@@ -1,4 +1,4 @@
-//! Which answer belongs to a request.
+//! The way from a request to its answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use tokio::time::timeout;
 use super::answer::{Answer, json, text};
 use super::{Shown, api, files, hosts, measured};
 
-/// How long the store may take to show that it is there.
+/// The longest time for the store to show that it is there.
 const HEALTHY: Duration = Duration::from_secs(1);
 
-/// By which way a request came.
+/// The way by which a request came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     /// A port, which any page that a browser of this machine shows can ask.
@@ -57,7 +57,7 @@ fn names_us(request: &Request<Incoming>, shown: &Shown) -> bool {
     names.peek().is_some() && names.all(|name| hosts::is_allowed(name, &shown.hosts))
 }
 
-/// Whether the store can be read, by the cheapest of readings.
+/// Says whether the store can be read, by the cheapest of readings.
 async fn health(shown: &Shown) -> Answer {
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::CountOnly);
     match timeout(HEALTHY, shown.store.range(request)).await {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// A stream of which a write fails if it could not go on for so long.
+/// A stream with a bound on the time of a write: it fails if it could not go on for so long.
 pub(super) struct Stalling<S> {
     stream: S,
     patience: Duration,
@@ -18,7 +18,7 @@ pub(super) struct Stalling<S> {
     waits: Waits,
 }
 
-/// Whether a write waits for the client.
+/// The state of a write.
 #[derive(PartialEq, Eq)]
 enum Waits {
     No,

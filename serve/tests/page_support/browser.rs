@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// How long the page may take to show something.
+/// The longest wait for the page.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A program on the search path.
@@ -16,7 +16,7 @@ fn program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// Why no browser can be driven here.
+/// The reason for which no browser can be driven here.
 pub(crate) fn missing() -> Option<String> {
     let names = ["chromium", "chromedriver"];
     let missing: Vec<&str> = names.into_iter().filter(|name| program(name).is_none()).collect();
@@ -27,7 +27,7 @@ pub(crate) fn missing() -> Option<String> {
 pub(crate) struct Driver {
     child: Child,
     port: u16,
-    /// Where the browser keeps what it keeps; it goes with the driver.
+    /// The browser's files; they go with the driver.
     folder: tempfile::TempDir,
 }
 
@@ -94,7 +94,7 @@ impl Drop for Driver {
     }
 }
 
-/// How a window looks.
+/// The looks of a window.
 #[derive(Clone, Copy)]
 pub(crate) struct Look {
     pub(crate) width: u32,
@@ -104,7 +104,7 @@ pub(crate) struct Look {
 
 pub(crate) const WIDE: Look = Look { width: 1440, height: 900, colours: "light" };
 
-/// A window of its own. What the page wrote to the console is checked at the end.
+/// A window of its own. The console is checked at the end.
 pub(crate) struct Window<'d> {
     driver: &'d Driver,
     session: String,
@@ -149,13 +149,13 @@ impl<'d> Window<'d> {
         self.call("POST", "/url", &json!({"url": url})).unwrap();
     }
 
-    /// What a piece of a script returns.
+    /// The result of a piece of a script.
     pub(crate) fn run(&self, script: &str) -> Value {
         let told = self.call("POST", "/execute/sync", &json!({"script": script, "args": []}));
         told.unwrap_or_else(|error| panic!("{error}\nin {script}"))
     }
 
-    /// What an expression is.
+    /// The value of an expression.
     pub(crate) fn value(&self, expression: &str) -> Value {
         self.run(&format!("return ({expression});"))
     }
@@ -201,7 +201,7 @@ impl<'d> Window<'d> {
         self.call("GET", "/alert/text", &Value::Null).is_ok()
     }
 
-    /// What the browser said on the console: a script that failed, or something that the policy forbade.
+    /// The lines of the console: a script that failed, or a request that the policy forbade.
     pub(crate) fn console(&self) -> Vec<String> {
         let told = self.call("POST", "/se/log", &json!({"type": "browser"})).unwrap();
         told.as_array().unwrap().iter().map(|line| line["message"].as_str().unwrap().to_owned()).collect()

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 pub(crate) mod browser;
+pub(crate) mod client;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -28,7 +29,7 @@ use tokio::sync::oneshot;
 /// A day, in seconds.
 const DAY: u64 = 24 * 60 * 60;
 
-/// The pod of which the name is an attack.
+/// A pod with an attack as its name.
 pub(crate) const SCRIPT: &str = "<script>alert(1)</script>";
 
 pub(crate) fn soon() -> Deadline {
@@ -40,7 +41,7 @@ pub(crate) fn empty() -> Ipam {
     empty_with_clock().0
 }
 
-/// The same, and how many seconds its clock is behind.
+/// The same, and the seconds by which its clock is behind.
 fn empty_with_clock() -> (Ipam, Arc<AtomicU64>) {
     let behind = Arc::new(AtomicU64::new(0));
     let clock = {
@@ -131,7 +132,7 @@ pub(crate) async fn three_pools() -> Ipam {
     for number in 0..20 {
         ipam.release_by_handle(&format!("k8s-pod-network.{}", container(number)), soon()).await.unwrap();
     }
-    // A handle that counts what no block holds.
+    // A handle that names a block that is not there.
     let block = "10.65.2.192/26".parse().unwrap();
     let mut handle = ipam_core::model::Handle::new();
     handle.increment(block, 1);
@@ -139,7 +140,7 @@ pub(crate) async fn three_pools() -> Ipam {
     ipam
 }
 
-/// A pool with so many blocks, of which some are full and some are not.
+/// A pool with so many blocks, some of them full.
 pub(crate) async fn many_blocks(blocks: usize) -> Ipam {
     let ipam = empty();
     let store = Arc::clone(ipam.store());
@@ -173,7 +174,7 @@ pub(crate) struct Daemon {
     pub(crate) runtime: Runtime,
 }
 
-/// How a daemon is shown in tests.
+/// A daemon in tests.
 pub(crate) fn shown(ipam: &Ipam) -> Shown {
     let about = About {
         store: "redb:///var/lib/margay/ipam.redb".into(),
@@ -186,7 +187,7 @@ pub(crate) fn shown(ipam: &Ipam) -> Shown {
 }
 
 impl Daemon {
-    /// Shows what `fill` makes.
+    /// Shows the store that `fill` makes.
     pub(crate) fn new<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F) -> Self {
         Self::with_limits(fill, Limits::default())
     }

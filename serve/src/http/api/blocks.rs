@@ -15,7 +15,7 @@ use super::Query;
 use super::row::Address;
 use super::scan::Rules;
 
-/// How many blocks an answer has at the most.
+/// The most blocks of an answer.
 const MOST: usize = 10_000;
 
 /// Blocks, in few bytes.

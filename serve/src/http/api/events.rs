@@ -1,6 +1,6 @@
-//! What happens, as a stream of server-sent events.
+//! The changes of a store, as a stream of server-sent events.
 //!
-//! Nothing is read ahead: the next change is taken from the store's watch when the client has taken the one before.
+//! Nothing is read ahead: the next change is taken from the store's watch after the client has taken the one before.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -27,11 +27,11 @@ use super::super::answer::{Answer, Failure};
 use super::Query;
 use super::row::Row;
 
-/// How many events of one revision are told.
+/// The most events of one revision that are told.
 const MOST: usize = 200;
-/// How many revisions back a client may begin.
+/// The most revisions that a client may go back.
 const MOST_RECENT: i64 = 1000;
-/// How long to wait after a watch has ended.
+/// The pause after a watch has ended.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A change of several addresses at once.
@@ -40,7 +40,7 @@ struct Told {
     revision: i64,
     time: Option<String>,
     events: Vec<Row>,
-    /// How many are left out.
+    /// The number of those that are left out.
     more: usize,
 }
 
@@ -51,13 +51,13 @@ struct At<'a> {
     reason: Option<&'a str>,
 }
 
-/// What is told: blocks, affinities, pools and reservations, and some others between them.
+/// The keys of blocks, affinities, pools and reservations, and of some others between them.
 fn range() -> Range {
     let (first, last) = (keys::ipam_prefix(), keys::resources_prefix(ResourceKind::IpReservation));
     last.prefix_end().map_or(Range::Prefix(first.clone()), |end| Range::FromTo(first, end))
 }
 
-/// Where a client wants to begin.
+/// The place from which a client wants to go on.
 enum Start {
     /// After this revision, which it has seen.
     After(Revision),
@@ -135,7 +135,7 @@ impl Follower {
                 head.next()
             }
             Start::After(seen) => seen.next(),
-            // Whoever begins has missed nothing, however little of the past is left.
+            // A client that begins has missed nothing, even if little of the past is left.
             Start::Recent(count) => readable(&**store, head, count).await?,
         };
         follower.changes = watch(&**store, first).await?;
@@ -164,7 +164,7 @@ impl Follower {
         }
     }
 
-    /// Says that something may be missing, and goes on with what happens next.
+    /// Says that something may be missing, and goes on with the next change.
     async fn reset(&mut self, reason: &str) -> Option<()> {
         sleep(PAUSE).await;
         let head = newest(&*self.store).await.ok()?;

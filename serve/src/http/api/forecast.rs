@@ -1,4 +1,4 @@
-//! When pools will be full, if they go on filling as they did.
+//! The day on which a pool will be full, if it goes on filling as it did.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -16,18 +16,18 @@ use super::super::answer::{Answer, Failure};
 use super::scan::each_block;
 use super::{made, past};
 
-/// How far back a forecast looks.
+/// The longest look back.
 const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// A history that is shorter says nothing.
 const SHORTEST: Duration = Duration::from_secs(10 * 60);
-/// How long a forecast is used again: it changes slowly, and takes two readings of all blocks.
+/// The time for which a forecast is used again: it changes slowly, and takes two readings of all blocks.
 const LASTS: Duration = Duration::from_secs(30);
-/// How often to begin anew when the store gives up what is being read.
+/// The most attempts, as the store may give up history while it is read.
 const ATTEMPTS: usize = 3;
 
 #[derive(Debug, Default, PartialEq, Serialize)]
 struct Told {
-    /// From how many seconds of history.
+    /// The length of the history, in seconds.
     history_seconds: u64,
     pools: Vec<PoolTold>,
 }
@@ -39,7 +39,7 @@ struct PoolTold {
     ahead: Ahead,
 }
 
-/// What comes of a pool.
+/// The future of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 enum Ahead {
@@ -67,7 +67,7 @@ pub(super) async fn answer(shown: &Shown) -> Result<Answer, Failure> {
         let census = shown.asked.census(&shown.ipam).await?;
         shown.asked.alone(forecast(&*shown.store, &census)).await
     });
-    Ok(made(&*told.await?))
+    Ok(made(&told.await?))
 }
 
 async fn forecast(store: &dyn Store, census: &Census) -> Result<String, Failure> {
@@ -86,7 +86,7 @@ async fn forecast(store: &dyn Store, census: &Census) -> Result<String, Failure>
     for pool in &census.pools {
         let count = |wanted| pool.blocks.iter().map(|block| block.count(wanted)).sum::<usize>();
         let now = count(AddressUse::Used) + count(AddressUse::Borrowed);
-        // What rests is free in a while.
+        // Resting addresses are free in a while.
         let free = pool.usage.available.to_f64() + small(count(AddressUse::Resting));
         let before = held.get(pool.pool.name()).copied().unwrap_or_default();
         told.pools
@@ -100,7 +100,7 @@ fn small(count: usize) -> f64 {
     u32::try_from(count).map_or(f64::MAX, f64::from)
 }
 
-/// What comes of a pool in which `now` addresses are held and `free` are left, and `before` were held so long ago.
+/// The future of a pool with `now` held and `free` other addresses, in which `before` were held so long ago.
 fn ahead(now: f64, before: f64, free: f64, age: Option<Duration>) -> Ahead {
     if free <= 0.0 {
         return Ahead::Full;
@@ -113,7 +113,7 @@ fn ahead(now: f64, before: f64, free: f64, age: Option<Duration>) -> Ahead {
     if per_day > 0.0 { Ahead::Filling { days: free / per_day, per_day } } else { Ahead::Steady }
 }
 
-/// The oldest state of the last week that can be read, and how many addresses of each pool were held in it.
+/// The oldest state of the last week that can be read, and the number of held addresses of each pool in it.
 async fn held_then(
     store: &dyn Store,
     pools: &[&Pool],
@@ -137,7 +137,7 @@ fn held_in(block: &Block) -> usize {
     block.allocated().filter(|(ip, _)| matches!(block.lookup(*ip), AddressState::Assigned(_))).count()
 }
 
-/// The oldest state of the last week that can be read. `None` if nobody knows of when it is.
+/// The oldest state of the last week that can be read. `None` if its time is not known.
 async fn then(store: &dyn Store, newest: Revision) -> kv::Result<Option<Then>> {
     let blocks = Range::Prefix(keys::blocks_prefix(None));
     let everything = Range::Prefix(keys::ipam_prefix());
@@ -151,7 +151,7 @@ async fn then(store: &dyn Store, newest: Revision) -> kv::Result<Option<Then>> {
     // The last change of a block that is there has a time, so that each look before it finds one.
     let listing = store.list_at(blocks.clone(), Revision::UNSET, Content::KeysOnly).await?;
     let last = listing.kvs.iter().map(|kv| kv.mod_revision.get()).max().unwrap_or_default();
-    // What happened at `old` is older than a week, what happened at `young` is not, or is not there.
+    // The change at `old` is older than a week; the one at `young` is not, or is not there.
     let (mut old, mut young) = (oldest.get(), last.max(oldest.get()) + 1);
     while old + 1 < young {
         let middle = old + (young - old) / 2;

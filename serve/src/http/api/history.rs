@@ -1,4 +1,4 @@
-//! What happened to an address, and to the addresses of a container, a pod or a node.
+//! The history of an address, and of the addresses of a container, a pod or a node.
 
 use std::collections::VecDeque;
 
@@ -17,23 +17,23 @@ use super::row::Row;
 use super::search::Party;
 use super::{Query, made, past};
 
-/// How many events are told: the newest.
+/// The most events that are told: the newest.
 const MOST: usize = 500;
-/// How often to begin anew when the store gives up what is being read.
+/// The most attempts, as the store may give up history while it is read.
 const ATTEMPTS: usize = 3;
 
 #[derive(Default, Serialize)]
 struct Told {
-    /// How far back the store can be read.
+    /// The oldest revision that can be read.
     oldest_revision: i64,
     oldest_time: Option<String>,
-    /// What happened, newest first.
+    /// The events, newest first.
     events: VecDeque<Row>,
     /// True if older events are left out.
     more: bool,
 }
 
-/// Whose history is asked for.
+/// The subject of a history.
 enum Whose {
     Known(Subject),
     Pod(Party),
@@ -71,7 +71,7 @@ pub(super) async fn answer(shown: &Shown, query: &Query) -> Result<Answer, Failu
     let whose = Whose::of(query)?;
     let question = format!("{} {}", query.need("kind")?, query.need("of")?);
     let read = shown.asked.alone(history(shown, &whose));
-    Ok(made(&*shown.asked.history.get(&question, MOMENT, read).await?))
+    Ok(made(&shown.asked.history.get(&question, MOMENT, read).await?))
 }
 
 async fn history(shown: &Shown, whose: &Whose) -> Result<String, Failure> {
@@ -91,7 +91,7 @@ async fn read(shown: &Shown, whose: &Whose) -> kv::Result<Told> {
     let newest = store.range(RangeRequest::new(Range::Key(keys::config())).with_content(Content::CountOnly)).await?;
     let oldest = oldest_revision(store, newest.revision).await?;
     let mut told = Told { oldest_revision: oldest.get(), ..Told::default() };
-    // What was so at the beginning, then what happened after it.
+    // First the state at the beginning, then the changes after it.
     let mut pages = Pages::new(range.clone(), oldest);
     while let Some(page) = pages.next(store).await? {
         for kv in page {

@@ -1,4 +1,4 @@
-//! What the page asks for, as JSON. It is a contract between the page and the daemon of one version, and no other's.
+//! The answers to the page, as JSON. They are a contract between the page and the daemon of one version, and no other's.
 
 mod address;
 mod blocks;
@@ -56,7 +56,7 @@ fn made(document: &str) -> Answer {
     whole(StatusCode::OK, "application/json", document.to_owned())
 }
 
-/// What stands behind the `?` of a request.
+/// The part of a request behind the `?`.
 struct Query(Vec<(String, String)>);
 
 impl Query {
@@ -72,12 +72,12 @@ impl Query {
         self.0.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
     }
 
-    /// What has to be there.
+    /// A value that has to be there.
     fn need(&self, name: &str) -> Result<&str, Failure> {
         self.get(name).ok_or_else(|| Failure::question(format!("the question has no {name}")))
     }
 
-    /// What has to be there, and to have this form.
+    /// A value that has to be there, and to have this form.
     fn parsed<T: std::str::FromStr>(&self, name: &str) -> Result<T, Failure> {
         let text = self.need(name)?;
         text.parse().map_err(|_| Failure::question(format!("{name} cannot be {text:?}")))

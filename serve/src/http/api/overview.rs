@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::super::Shown;
 use super::super::answer::{Answer, Failure, json};
 
-/// How many nodes are told.
+/// The most nodes that are told.
 const NODES: usize = 100;
 
 #[derive(Serialize)]
@@ -17,9 +17,9 @@ struct Overview {
     pools: Vec<Pool>,
     nodes: Vec<Node>,
     nodes_total: usize,
-    /// How many blocks lie in no pool.
+    /// The number of blocks that lie in no pool.
     orphaned: usize,
-    /// How many addresses are held for nodes that are not registered any more.
+    /// The number of addresses that are held for nodes that are not registered any more.
     gone: usize,
 }
 
@@ -36,7 +36,7 @@ struct Pool {
     reserved: Count,
     free: Count,
     blocks: usize,
-    /// How many blocks have no free address.
+    /// The number of blocks without a free address.
     full: usize,
 }
 

@@ -1,7 +1,7 @@
-//! Reading what a store still knows of the past.
+//! The past, as far as a store still knows it.
 //!
-//! A watch tells what has happened, but not that it has told all of it. So what it tells is compared with when the keys
-//! were last written: when the watch has come to the newest of these, and nothing more comes for a while, that was all.
+//! A watch tells every change, but not that it has told all of them. So its revisions are compared with those at which the
+//! keys were last written. Once the watch has come to the newest of these, and is silent for a while, that was all.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,9 +12,9 @@ use kv::{Batch, Content, ErrorKind, Operation, Prev, Range, Revision, Store, Sto
 use time::OffsetDateTime;
 use tokio::time::timeout;
 
-/// How long to wait for what may come after the newest key: deletions leave no trace that could be compared.
+/// The wait for changes after the newest key: deletions leave no trace that could be compared.
 const QUIET: Duration = Duration::from_millis(200);
-/// How long the watch may take to go on before it has come there.
+/// The longest silence of the watch before it has come there.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Shows everything that has happened in a range from a revision on, up to now.
@@ -47,7 +47,7 @@ pub(super) async fn since(
     Ok(())
 }
 
-/// The first time that is known at a revision or after it, in a range. `None` if nothing happened since, or nobody knows when.
+/// The first time that is known at a revision or after it, in a range. `None` if nothing has happened since, or without a time.
 pub(super) async fn time_after(
     store: &dyn Store,
     range: &Range,
@@ -65,7 +65,7 @@ pub(super) async fn time_after(
     Ok(None)
 }
 
-/// When a revision was committed, or else what its documents say of it.
+/// The time of a commit, by the store or else by the documents.
 fn time_of_batch(batch: &Batch) -> Option<OffsetDateTime> {
     let committed: Option<SystemTime> = batch.time;
     match committed {

@@ -1,4 +1,4 @@
-//! What a check finds.
+//! The findings of a check.
 
 use ipam_core::inspect::{Code, Counts, Finding, Keep, Severity, Subject};
 use serde::Serialize;
@@ -8,7 +8,7 @@ use super::super::answer::{Answer, Failure};
 use super::super::asked::MOMENT;
 use super::made;
 
-/// How many findings are told.
+/// The most findings that are told.
 const MOST: usize = 300;
 
 #[derive(Serialize)]
@@ -26,7 +26,7 @@ struct Problem<'a> {
     severity: Severity,
     meaning: &'static str,
     subject: String,
-    /// Where the page shows the subject.
+    /// The view of the page that shows the subject.
     link: Option<Link>,
     what: &'a str,
     mend: &'static str,
@@ -56,13 +56,13 @@ impl Link {
 
 pub(super) async fn answer(shown: &Shown) -> Result<Answer, Failure> {
     let read = shown.asked.alone(problems(shown));
-    Ok(made(&*shown.asked.problems.get("", MOMENT, read).await?))
+    Ok(made(&shown.asked.problems.get("", MOMENT, read).await?))
 }
 
 async fn problems(shown: &Shown) -> Result<String, Failure> {
     let mut inspection = shown.ipam.inspect(Keep::Findings).await?;
     let (problems, total) = (inspection.problems(), inspection.findings.len());
-    // What is wrong comes before what is worth knowing.
+    // Problems come before information.
     inspection.findings.sort_by_key(|finding| !finding.is_problem());
     let store = quoted(&shown.about.store);
     let told = Told {
@@ -90,7 +90,7 @@ fn problem<'a>(finding: &'a Finding, store: &str) -> Problem<'a> {
     }
 }
 
-/// The command that mends a finding, or that goes on with it where only a person can.
+/// The command that mends a finding, or the next step if only a person can mend it.
 fn command(finding: &Finding, store: &str) -> Option<String> {
     if finding.mendable {
         return Some(format!("margay ipam check --store {store} --repair {} --apply", finding.code));

@@ -1,4 +1,4 @@
-//! What is told of a holder, of an address, and of what happened.
+//! Holders, addresses and events, as the page gets them.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use kv::Revision;
 use serde::Serialize;
 use time::OffsetDateTime;
 
-/// Who has an address.
+/// The holder of an address.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Whose {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,7 +39,7 @@ impl Whose {
     }
 }
 
-/// What is with an address.
+/// The state of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Use {
@@ -58,13 +58,13 @@ pub(super) struct Address {
     pub(super) used: Use,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) holder: Option<Whose>,
-    /// Since when it is held, or rests.
+    /// The time since which it is held, or rests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) since: Option<String>,
 }
 
 impl Address {
-    /// An address of a block of which the cooldown was applied.
+    /// An address of a block, after the block's cooldown was applied.
     pub(super) fn of(block: &Block, ip: IpAddr, reservations: &Reservations) -> Self {
         let free = |used| Self { ip, used, holder: None, since: None };
         match block.lookup(ip) {
@@ -83,7 +83,7 @@ impl Address {
     }
 }
 
-/// Something that happened, or that was so where the telling begins.
+/// An event, or a part of the state at the beginning.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     revision: i64,
@@ -95,25 +95,25 @@ pub(super) struct Row {
     block: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     holder: Option<Whose>,
-    /// Whose it was, of an address that moved.
+    /// The former holder of an address that moved.
     #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<Whose>,
     #[serde(skip_serializing_if = "Option::is_none")]
     owner: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     former_owner: Option<String>,
-    /// How far an affinity has come.
+    /// The state of an affinity.
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<&'static str>,
 }
 
 impl Row {
-    /// Something that happened.
+    /// An event.
     pub(super) fn happened(revision: Revision, time: Option<OffsetDateTime>, happening: &Happening) -> Self {
         Self::new(revision, time, word(&happening.what), happening)
     }
 
-    /// Something that was so already at a revision.
+    /// A part of the state at a revision.
     pub(super) fn listed(revision: Revision, happening: &Happening) -> Self {
         let word = match &happening.what {
             What::Assigned { .. } => "held",

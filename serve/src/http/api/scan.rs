@@ -30,7 +30,7 @@ pub(super) async fn each_block(
     Ok(pages.revision())
 }
 
-/// What it takes to tell what is with an address, beside its block.
+/// The documents beside a block that decide on the state of an address.
 pub(super) struct Rules {
     pub(super) reservations: Reservations,
     cooldown: i64,
@@ -45,7 +45,7 @@ impl Rules {
         Ok(Self { reservations, cooldown: ipam.config(deadline()).await?.cooldown_seconds() })
     }
 
-    /// Frees what has rested for long enough.
+    /// Frees the addresses that have rested for long enough.
     pub(super) fn apply(&self, block: &mut Block) {
         _ = block.apply_cooldown(OffsetDateTime::now_utc(), self.cooldown);
     }

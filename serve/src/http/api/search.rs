@@ -1,4 +1,4 @@
-//! Search by a part of a name, and what a container, a pod or a node holds.
+//! Search by a part of a name, and the addresses of a container, a pod or a node.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,12 +17,12 @@ use super::row::Address;
 use super::scan::{Rules, each_block};
 use super::{Query, made};
 
-/// How many of each kind are told.
+/// The most of each kind that are told.
 const MOST: usize = 200;
 /// The longest text that is looked for.
 const LONGEST: usize = 200;
 
-/// What was found.
+/// The finds of a search.
 #[derive(Default, Serialize)]
 struct Found {
     pools: Vec<PoolFound>,
@@ -90,7 +90,7 @@ fn written(document: &impl Serialize) -> Result<String, Failure> {
     serde_json::to_string(document).map_err(|error| Failure::store(format!("JSON: {error}")))
 }
 
-/// What is looked for.
+/// The object of a search.
 enum Wanted {
     Address(IpAddr),
     Network(IpNet),
@@ -159,7 +159,7 @@ impl Found {
     }
 }
 
-/// What somebody holds.
+/// The addresses and blocks of a party.
 #[derive(Default, Serialize)]
 struct Held {
     addresses: Vec<Placed>,
@@ -175,7 +175,7 @@ struct BlockHeld {
     free: usize,
 }
 
-/// Whose addresses are asked for.
+/// A holder of addresses.
 #[derive(Clone, Debug)]
 pub(super) enum Party {
     Container(String),
@@ -214,7 +214,7 @@ impl Party {
 pub(super) async fn held(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
     let party = Party::of(query)?;
     let read = shown.asked.alone(all_held(shown, &party));
-    Ok(made(&*shown.asked.held.get(&format!("{party:?}"), MOMENT, read).await?))
+    Ok(made(&shown.asked.held.get(&format!("{party:?}"), MOMENT, read).await?))
 }
 
 async fn all_held(shown: &Shown, party: &Party) -> Result<String, Failure> {

@@ -43,8 +43,8 @@ export async function address({ rest: ip, signal }) {
       ["Owner of the block", told.block ? ownerLink(told.owner) : null],
       ["Pool", told.pool ? link(to("pool", told.pool), told.pool) : "none: no pool has this address"]]))),
     await history(ip, "address", signal),
-    attributes("What is recorded of the holder", told.attributes),
-    attributes("What is recorded of the other holder", told.alternate),
+    attributes("Attributes of the holder", told.attributes),
+    attributes("Attributes of the other holder", told.alternate),
   ] };
 }
 
@@ -60,7 +60,7 @@ export async function subject({ route, rest: name, signal }) {
   const [found, past] = await Promise.all([ask("held", { of: name, kind: route }, signal), history(name, route, signal)]);
   // A node's own name in each of its rows would say nothing.
   const isNode = route === "node";
-  const columns = ["Address", "State", "Block", ...(isNode ? ["Whose"] : ["Network", "Node"]), ["Since", "nowrap"]];
+  const columns = ["Address", "State", "Block", ...(isNode ? ["Holder"] : ["Network", "Node"]), ["Since", "nowrap"]];
   const rows = found.addresses.map((one) => [addressLink(one.ip), useName(one.use), blockLink(one.block),
     ...(isNode ? [holderLinks(one.holder)] : [one.holder?.network ?? "", nodeLink(one.holder?.node)]), moment(one.since)]);
   const blocks = (found.blocks ?? []).map((one) => [blockLink(one.cidr), count(one.used), count(one.free), share(one.used, one.used + one.free)]);
@@ -76,7 +76,7 @@ export async function subject({ route, rest: name, signal }) {
   ] };
 }
 
-/** Makes the view of what a search finds. */
+/** Makes the view of a search. */
 export async function search({ rest: text, signal }) {
   const head = h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Search"), h("p", { class: "mono" }, text));
   if (!text.trim()) {
@@ -95,9 +95,9 @@ export async function search({ rest: text, signal }) {
     part("Nodes", told.nodes.map(nodeLink)),
     rows.length ? h("section", { class: "panel" },
       h("div", { class: "title" }, h("h2", null, "Addresses"), h("span", null, told.more ? `the first ${count(rows.length)}` : count(rows.length))),
-      table("Addresses", ["Address", "State", "Whose", "Network", "Node", "Block"], rows)) : null];
+      table("Addresses", ["Address", "State", "Holder", "Network", "Node", "Block"], rows)) : null];
   const none = nodes.slice(1).every((node) => node === null);
   return { title: `Search: ${text}`, nodes: none ? [head, empty("Nothing has this name or address",
-    "Only what holds an address now is found. What a container had before is in its history, if the store still has it:",
+    "A search finds the present holders of addresses. The history tells of earlier ones, if the store still has it:",
     "margay ipam history CONTAINER")] : nodes };
 }

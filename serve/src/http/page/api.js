@@ -29,10 +29,10 @@ export async function ask(path, query, signal) {
   return answer;
 }
 
-/** How many events are kept. */
+/** The most events that are kept. */
 const KEPT = 500;
 
-/** Events as they happen, newest first, and whether they still come. */
+/** Events as they happen, newest first, and the state of their stream. */
 export class Live extends EventTarget {
   events = [];
   /** The newest revision that is known. */
@@ -54,7 +54,7 @@ export class Live extends EventTarget {
     });
     on("ready", () => {});
     on("batch", (batch) => {
-      // After a break the store may tell again what was told before.
+      // After a break the store may tell a batch again.
       if (batch.revision <= this.#seen) return;
       this.#seen = batch.revision;
       this.#add(batch.events);

@@ -1,10 +1,10 @@
-// One block: a cell for each address, and who has them.
+// One block: a cell for each address, and the holders.
 
 import { ask } from "./api.js";
 import { empty, facts, h, link, table, to, withTip } from "./dom.js";
 import { USES, addressLink, count, holderLinks, holderText, legend, moment, nodeLink, ownerLink, useName } from "./format.js";
 
-/** What an address shows on its cell: the last part of it. */
+/** The text on the cell of an address: the last part of it. */
 function tail(ip) {
   return ip.includes(":") ? `:${ip.slice(ip.lastIndexOf(":") + 1)}` : `.${ip.slice(ip.lastIndexOf(".") + 1)}`;
 }
@@ -53,7 +53,7 @@ export async function block({ rest: cidr, signal }) {
       h("div", { class: "title" }, h("h2", null, "Addresses"), legend(USES.map(([use]) => use).filter((use) => numbers[use] > 0))),
       h("div", { class: "body" }, withArrows(h("div", { class: "cells of-16", id: "cells" }, told.addresses.map(cell))))),
     held.length ? h("section", { class: "panel" },
-      h("div", { class: "title" }, h("h2", null, "Who has them"), h("span", null, count(held.length))),
-      table("Addresses that are not free", ["Address", "State", "Whose", "Network", "Node", ["Since", "nowrap"]], rows)) : null,
+      h("div", { class: "title" }, h("h2", null, "Holders"), h("span", null, count(held.length))),
+      table("Addresses that are not free", ["Address", "State", "Holder", "Network", "Node", ["Since", "nowrap"]], rows)) : null,
   ] };
 }

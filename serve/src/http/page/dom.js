@@ -25,7 +25,7 @@ export function to(name, ...rest) {
 
 /**
  * A table with a heading for each column. A column `[text, class]` gives its cells a class. On a narrow window the rows
- * become blocks, with the headings inside; the roles keep it a table for those who listen to it.
+ * become blocks, with the headings inside; the roles keep it a table for screen readers.
  */
 export function table(label, columns, rows) {
   const heads = columns.map((column) => (Array.isArray(column) ? column : [column, null]));
@@ -47,7 +47,7 @@ export function facts(pairs) {
   }));
 }
 
-/** A panel that says that there is nothing, and what to do about it. */
+/** A panel that says that there is nothing, and names the next step. */
 export function empty(title, text, command) {
   return h("section", { class: "empty" }, h("h2", null, title), h("p", null, text), command ? codeLine(command) : null);
 }
@@ -60,7 +60,7 @@ export function codeLine(command) {
       await navigator.clipboard.writeText(command);
       button.textContent = "Copied";
     } catch {
-      // Where the browser keeps pages from its clipboard, the text is selected instead.
+      // If the browser keeps pages from its clipboard, the text is selected instead.
       getSelection().selectAllChildren(code);
       button.textContent = "Selected";
     }

@@ -1,4 +1,4 @@
-// What happened, as rows.
+// Events, as rows.
 
 import { live } from "./api.js";
 import { empty, h, table } from "./dom.js";
@@ -10,12 +10,12 @@ const WORDS = {
   owned: "owned",
 };
 
-/** The word for what happened. */
+/** The word for an event. */
 function word(event) {
   return h("span", { class: `word ${event.event}` }, WORDS[event.event] ?? event.event);
 }
 
-/** Whom it is about, with links. */
+/** The holder or the owner, with links. */
 function who(event) {
   if (event.owner) {
     const before = event.former_owner ? [", before ", ownerLink(event.former_owner)] : [];
@@ -45,7 +45,7 @@ export function eventList(events) {
 
 /** Events as a table. */
 export function eventTable(label, events) {
-  return table(label, [["Time", "nowrap"], ["Event", "nowrap bare"], "Address or block", "Whose", "Node", ["Revision", "number"]],
+  return table(label, [["Time", "nowrap"], ["Event", "nowrap bare"], "Address or block", "Holder or owner", "Node", ["Revision", "number"]],
     events.map((event) => event.event === "gap"
       ? [h("span", { class: "muted" }, "gap"), "", "", event.what, "", count(event.revision)]
       : [moment(event.time), word(event), place(event), who(event), nodeLink(event.holder?.node), count(event.revision)]));

@@ -41,7 +41,7 @@ export function span(seconds) {
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const date = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 
-/** A moment: the time of today, with the date on other days; in full when it is pointed at. */
+/** A moment: the time of today, with the date on other days, and in full as a title. */
 export function moment(text) {
   if (!text) return h("span", { class: "muted" }, "time not known");
   const at = new Date(text);
@@ -50,7 +50,7 @@ export function moment(text) {
     today ? clock.format(at) : `${date.format(at)}, ${clock.format(at)}`);
 }
 
-/** What the states of an address are called, in the order of the bars. */
+/** The names of the states of an address, in the order of the bars. */
 export const USES = [
   ["used", "In use"],
   ["borrowed", "Borrowed"],

@@ -1,11 +1,11 @@
-// All pools, the nodes, and what happened last.
+// All pools, the nodes, and the latest events.
 
 import { ask, live } from "./api.js";
 import { empty, h, link, table, to } from "./dom.js";
 import { eventList } from "./events.js";
 import { USES, count, legend, many, nodeLink, share, span } from "./format.js";
 
-/** How many events are shown beside the pools. */
+/** The most events beside the pools. */
 const LATEST = 10;
 
 /** The part of a pool that cannot be given out. */
@@ -13,7 +13,7 @@ export function taken(pool) {
   return pool.used + pool.borrowed + pool.resting + Number(pool.reserved);
 }
 
-/** A pool as a bar. What there is of a state is at least a hair wide. */
+/** A pool as a bar. A state with any address is at least a hair wide. */
 export function bar(pool, props) {
   const whole = Number(pool.capacity);
   const words = USES.map(([use, name]) => `${name.toLowerCase()} ${count(pool[use])}`).join(", ");
@@ -25,7 +25,7 @@ export function bar(pool, props) {
   return h("div", { class: "bar", role: "img", "aria-label": `Addresses: ${words}`, ...props }, parts);
 }
 
-/** When a pool will be full, in words, and how pressing that is. */
+/** The forecast of a pool in words, and its urgency. */
 export function forecastOf(forecast, seconds) {
   if (!forecast) return ["", ""];
   const of = `from ${span(seconds)} of history`;

@@ -1,4 +1,4 @@
-// The frame: which view is shown, what keys do, and whether the daemon is there.
+// The frame: the choice of the view, the keys, and the state of the daemon.
 
 import { ask, live } from "./api.js";
 import { address, search, subject } from "./address.js";
@@ -15,11 +15,11 @@ const VIEWS = {
   address: [address, "pools"], container: [subject, ""], pod: [subject, ""], node: [subject, ""], search: [search, ""],
   events: [events, "events"], problems: [problems, "problems"],
 };
-/** How long a view stays as it is, however much happens. */
+/** The time for which a view stays as it is, even if much happens. */
 const CALM = 2500;
 /** The same for a view that the daemon has to read much for. */
 const SLOW = 15000;
-/** How long to wait before the daemon is asked again. */
+/** The pause before the daemon is asked again. */
 const RETRY = 4000;
 
 const main = document.getElementById("main");
@@ -57,7 +57,7 @@ function replace(view) {
   scrollTo(x, y);
 }
 
-/** Shows what the address names. `how` is "first", "moved" or "again". */
+/** Shows the place that the address names. `how` is "first", "moved" or "again". */
 async function show(how) {
   const [route, rest] = place();
   current.abort();
@@ -113,7 +113,7 @@ function failed(error, how) {
 /** Says above everything that the daemon is not there, or no more. */
 function told(text) {
   gone.hidden = !text;
-  gone.textContent = text ? `${text} What is shown may be old; it is asked again every few seconds.` : "";
+  gone.textContent = text ? `${text} The page may show old data; it asks again every few seconds.` : "";
 }
 
 function badge(found) {
@@ -122,7 +122,7 @@ function badge(found) {
   if (found > 0) item.append(h("span", { class: "badge bad", "aria-label": `${count(found)} found` }, count(found)));
 }
 
-// What happens makes a view read again, but not more often than one can look.
+// Events make a view read again, but not more often than a person can look.
 let due = null;
 function again() {
   if (due) return;

@@ -6,7 +6,7 @@ import { USES, blockLink, count, legend, many, ownerLink, share } from "./format
 import { BlockMap, blockWords } from "./map.js";
 import { bar, forecastOf, taken } from "./overview.js";
 
-/** How many rows the table of blocks shows at first, and how many more at each step. */
+/** The rows that the table of blocks shows at first, and adds at each step. */
 const ROWS = 200;
 
 /** The table of so few blocks is open from the beginning. */

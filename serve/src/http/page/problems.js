@@ -1,4 +1,4 @@
-// What a check finds, and what mends it.
+// The findings of a check, and the commands that mend them.
 
 import { ask } from "./api.js";
 import { codeLine, empty, h, link, to } from "./dom.js";
@@ -22,7 +22,7 @@ function finding(one) {
 export async function problems({ signal }) {
   const told = await ask("problems", null, signal);
   const head = h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Problems"),
-    h("p", null, `what a check finds, as of revision ${count(told.revision)}`));
+    h("p", null, `found by a check, as of revision ${count(told.revision)}`));
   const looked = told.counts;
   const all = `${many(looked.blocks, "block")}, ${many(looked.handles, "handle")}, ${many(looked.affinities, "affinity", "affinities")} `
     + `and ${many(looked.held, "held address", "held addresses")}`;
