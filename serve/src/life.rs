@@ -83,7 +83,7 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Ref
         io::ErrorKind::AddrInUse => Refusal::Served(location.clone()),
         _ => Refusal::Socket(error),
     })?;
-    let (listener, origin) = listener(&place).map_err(Refusal::Socket)?;
+    let listener = listener(&place).map_err(Refusal::Socket)?;
     let mut tasks = JoinSet::new();
     let daemon = Daemon::start(location, &mut tasks);
     // The first caller need not wait until the store is open.
@@ -101,10 +101,7 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Ref
         _ = interrupt.recv() => {}
     }
     notify(&[NotifyState::Stopping]);
-    // A socket of systemd's stays, and the next daemon has it.
-    if origin == Origin::Own {
-        place.leave();
-    }
+    place.leave();
     tasks.shutdown().await;
     if timeout(END, daemon.held.close()).await.is_err() {
         tracing::warn!("a call did not end in time; what it had committed is durable");
@@ -112,23 +109,15 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Ref
     Ok(())
 }
 
-/// Where a listening socket comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
-    /// systemd has made it.
-    Systemd,
-    /// The daemon has made it.
-    Own,
-}
-
-fn listener(place: &Place) -> io::Result<(UnixListener, Origin)> {
+/// The socket that systemd has passed, or a new one.
+fn listener(place: &Place) -> io::Result<UnixListener> {
     let passed: Option<StdUnixListener> = ListenFd::from_env().take_unix_listener(0)?;
-    let (listener, origin) = match passed {
-        Some(listener) => (listener, Origin::Systemd),
-        None => (place.listen()?, Origin::Own),
+    let listener = match passed {
+        Some(listener) => listener,
+        None => place.listen()?,
     };
     listener.set_nonblocking(true)?;
-    Ok((UnixListener::from_std(listener)?, origin))
+    UnixListener::from_std(listener)
 }
 
 /// Tells systemd that the process is alive, six times as often as it wants to know: on a machine that is overloaded some of that

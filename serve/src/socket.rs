@@ -5,9 +5,10 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::OFlag;
-use wire::name;
+use wire::{FileId, name};
 
 /// The mode of the folder of the sockets: each user may have a daemon, and nobody may take away the socket of another one.
 /// Clients look at the user who listens.
@@ -15,11 +16,14 @@ const FOLDER_MODE: u32 = 0o1777;
 /// The mode of a socket. The daemon looks at the user who connects.
 const SOCKET_MODE: u32 = 0o666;
 
-/// The right to serve a store under a name: one process at a time has it. It ends with the process.
+/// The right to serve a store under a name: one process at a time has it. It ends when this is dropped, or with the process.
 #[derive(Debug)]
 pub struct Place {
     name: String,
-    _lock: File,
+    lock: PathBuf,
+    /// True once there is a socket of its own.
+    listens: AtomicBool,
+    _file: File,
 }
 
 impl Place {
@@ -37,11 +41,23 @@ impl Place {
         }
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.custom_flags(OFlag::O_NOFOLLOW.bits()).open(&path)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Self { name: name.to_owned(), _lock: file }),
-            Err(fs::TryLockError::WouldBlock) => Err(ErrorKind::AddrInUse.into()),
-            Err(fs::TryLockError::Error(error)) => Err(error),
+        options.custom_flags(OFlag::O_NOFOLLOW.bits());
+        loop {
+            let file = options.open(&path)?;
+            match file.try_lock() {
+                // The daemon before may have removed it meanwhile.
+                Ok(()) if FileId::at(&path) != Some(FileId::of(&file.metadata()?)) => {}
+                Ok(()) => {
+                    return Ok(Self {
+                        name: name.to_owned(),
+                        lock: path,
+                        listens: AtomicBool::new(false),
+                        _file: file,
+                    });
+                }
+                Err(fs::TryLockError::WouldBlock) => return Err(ErrorKind::AddrInUse.into()),
+                Err(fs::TryLockError::Error(error)) => return Err(error),
+            }
         }
     }
 
@@ -65,14 +81,28 @@ impl Place {
         if placed.is_err() {
             let _ = fs::remove_file(&draft);
         }
-        placed.map(|()| listener)
+        placed.map(|()| {
+            self.listens.store(true, Ordering::Relaxed);
+            listener
+        })
     }
 
-    /// Removes the socket: from now on clients go by themselves at once.
+    /// Removes the socket that was made here: from now on clients go by themselves at once. A socket of systemd's stays, and the
+    /// next daemon has it.
     pub fn leave(&self) {
-        if let Err(error) = remove(&self.socket()) {
-            tracing::warn!(%error, "the socket stays, and clients find nobody there");
+        if self.listens.swap(false, Ordering::Relaxed)
+            && let Err(error) = remove(&self.socket())
+        {
+            tracing::warn!(%error, "the socket stays, and clients find no daemon there");
         }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.leave();
+        // The lock ends with the file. A file that stays does no harm.
+        let _ = remove(&self.lock);
     }
 }
 
