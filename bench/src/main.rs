@@ -57,6 +57,13 @@ struct Programs {
 }
 
 impl Programs {
+    /// The folder of the programs as they are installed.
+    fn installed() -> Outcome<PathBuf> {
+        let here = std::env::current_exe()?;
+        let folder = here.parent().ok_or("this program has no folder")?;
+        Ok(folder.join(format!("../programs/{}", std::env::consts::ARCH)))
+    }
+
     /// Finds floors beside this program, programs to install beside its folder, and host-local where it is installed.
     fn find(baseline: Option<PathBuf>) -> Outcome<Self> {
         if let Some(missing) = baseline.as_deref().filter(|path| !path.is_file()) {
@@ -64,7 +71,7 @@ impl Programs {
         }
         let here = std::env::current_exe()?;
         let folder = here.parent().ok_or("this program has no folder")?;
-        let installed = folder.join(format!("../programs/{}", std::env::consts::ARCH));
+        let installed = Self::installed()?;
         let built = |folder: &Path, name: &str| -> Outcome<PathBuf> {
             let path = folder.join(name);
             if path.exists() {

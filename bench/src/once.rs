@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::cluster::call_on_etcd;
 use crate::contender::Contender;
+use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 
 /// How many containers an embedded store gets: redb moves its journal into its file after twenty to thirty commits.
@@ -11,12 +12,19 @@ const CONTAINERS: u32 = 20;
 
 /// Runs ADD and DEL on a store, with `plugin` in the plugin's place.
 pub(crate) fn run(plugin: PathBuf, store: &str) -> Outcome<()> {
-    let programs = Programs { plugin, ..Programs::default() };
+    let programs = Programs { plugin, margay: Programs::installed()?.join("margay"), ..Programs::default() };
     let folder = tempfile::Builder::new().prefix("margay-once").tempdir()?;
     match store {
         "etcd" => call_on_etcd(&programs, folder.path()),
         "redb" | "sled" => add_and_del(&Contender::margay(&programs, folder.path(), "the plugin", store), CONTAINERS),
-        other => Err(format!("there is no store {other}; there are etcd, redb and sled").into()),
+        "served" => {
+            let contender = Contender::margay(&programs, folder.path(), "the plugin", "redb");
+            contender.add("resident")?;
+            let url = format!("redb://{}", folder.path().join("ipam.redb").display());
+            let _daemon = Daemon::start(&programs, &url)?;
+            add_and_del(&contender, CONTAINERS)
+        }
+        other => Err(format!("there is no store {other}; there are etcd, redb, served and sled").into()),
     }
 }
 

@@ -32,13 +32,13 @@ const STARTS: usize = 10;
 const IDLE: Duration = Duration::from_secs(20);
 
 /// A daemon, until this is dropped.
-struct Daemon {
+pub(crate) struct Daemon {
     child: Child,
 }
 
 impl Daemon {
     /// Starts the daemon of a store, and waits until it has its socket.
-    fn start(programs: &Programs, url: &str) -> Outcome<Self> {
+    pub(crate) fn start(programs: &Programs, url: &str) -> Outcome<Self> {
         let name = Command::new(&programs.margay).args(["--store", url, "serve", "--name"]).output()?;
         let name = String::from_utf8(name.stdout)?;
         let socket = format!("/run/margay/serve/{}.sock", name.trim());
