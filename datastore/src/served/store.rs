@@ -208,7 +208,7 @@ impl ServedStore {
 #[async_trait]
 impl Store for ServedStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        request.check("served")?;
+        request.check(&self.shared.name)?;
         match self.call(Operation::Range, Request::Range(request)).await? {
             Answer::Range(answer) => Ok(answer),
             _ => Err(self.odd(Operation::Range)),
@@ -216,7 +216,7 @@ impl Store for ServedStore {
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
-        txn.check("served")?;
+        txn.check(&self.shared.name)?;
         match self.call(Operation::Txn, Request::Txn(txn, self.purpose)).await? {
             Answer::Txn(answer) => Ok(answer),
             _ => Err(self.odd(Operation::Txn)),
@@ -224,7 +224,7 @@ impl Store for ServedStore {
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
-        request.check("served")?;
+        request.check(&self.shared.name)?;
         let frame = self.frame(Operation::Watch, Request::Watch(request.clone()))?;
         let mut stream = self.link(Operation::Watch).await?;
         if self.begin(&mut stream, &frame).await.is_err() {
@@ -241,7 +241,7 @@ impl Store for ServedStore {
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
-        revision.check("served")?;
+        revision.check(&self.shared.name)?;
         match self.call(Operation::Compact, Request::Compact(revision)).await? {
             Answer::Compacted => Ok(()),
             _ => Err(self.odd(Operation::Compact)),

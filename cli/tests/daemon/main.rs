@@ -1,0 +1,15 @@
+//! `margay serve`, `margay-ipam` and `margay` together, as the real programs: what one of them does must not depend on
+//! another one being well. Needs root.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod bad_input;
+mod daemon;
+mod fake;
+mod hand_over;
+mod lab;
+mod late;
+mod lost;
+mod never_needed;
+mod programs;
+mod role;
+mod trust;
