@@ -40,7 +40,7 @@ const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/pla
     content-length: 32\r\ncache-control: no-store\r\nretry-after: 5\r\nconnection: close\r\n\r\n\
     too many connections; try again\n";
 
-/// Answers the clients of a listener until `stop` is done. Streams of events then end at once, and other requests soon.
+/// Answers the clients of a listener until `stop` is done. Open requests then have half a second; streams of events end after it.
 ///
 /// # Errors
 /// None now; an error of a connection ends that connection.
