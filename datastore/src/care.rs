@@ -7,7 +7,7 @@ use kv::{Error, ErrorKind, Operation, Result, Revision};
 use kv_mvcc::local::{self, Engine};
 use tokio::task::spawn_blocking;
 
-pub use kv_mvcc::local::{Glance, Holder, Room, Upgraded};
+pub use kv_mvcc::local::{Glance, Holder, Queued, Room, Upgraded};
 pub use kv_mvcc::{Changes, MvccStore, Oldest, Retention, Status, Verified};
 
 use crate::engines;
@@ -34,19 +34,13 @@ pub async fn waiting(location: &Location) -> Result<usize> {
     blocking(move || local::waiting(&*engine, &path)).await
 }
 
-/// True if a process waits for the lock of an embedded store. A system call or two; for a process that has the lock.
-pub fn is_waited_for(location: &Location) -> bool {
-    tickets(location, local::waiting)
-}
-
-/// True if a process has the lock of an embedded store, or waits for it. For a process that does neither.
-pub fn is_locked(location: &Location) -> bool {
-    tickets(location, local::queued)
-}
-
-fn tickets(location: &Location, count: impl Fn(&dyn Engine, &Path) -> Result<usize>) -> bool {
-    let counted = embedded(location).and_then(|(engine, path)| count(&*engine, &path));
-    counted.is_ok_and(|tickets| tickets > 0)
+/// The queue of an embedded store, for a process that looks at it again and again.
+///
+/// # Errors
+/// Those of [`local::Queued::open`]; `Unsupported` for any other store. This blocks for as long as it takes to open a file.
+pub fn queued(location: &Location) -> Result<Queued> {
+    let (engine, path) = embedded(location)?;
+    Queued::open(&*engine, &path)
 }
 
 /// Fails where an embedded store that is not there could not be made; see [`local::could_be_made`]. Others are not made.

@@ -1,6 +1,7 @@
 //! The daemon: one store, the lane of its writes, the sockets, and the hand-over of the store's lock.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,16 +9,18 @@ use datastore::Location;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use wire::peer;
 
 use crate::connection;
+use crate::eyes::Eyes;
 use crate::held::{Announced, Held};
 use crate::lane::Lane;
 use crate::metrics::Metrics;
 
-/// How often the daemon looks whether a process waits for the lock.
-const LOOK: Duration = Duration::from_millis(15);
+/// A process that opens the queue draws a ticket within this time, so many times.
+const DRAW: Duration = Duration::from_millis(1);
+const DRAWS: usize = 5;
 /// So many clients are connected at once. Further ones are closed at once, and go by themselves.
 const MOST_CLIENTS: usize = 1024;
 /// How long to wait before the next client is accepted after the system refused one.
@@ -88,15 +91,29 @@ impl Daemon {
 
 /// Hands the store over whenever a process waits for its lock.
 async fn step_aside(daemon: Arc<Daemon>) {
-    if daemon.held.location().path().is_none() {
-        return;
-    }
+    let held = &daemon.held;
+    let Some(folder) = held.location().path().map(Path::to_owned) else { return };
     loop {
-        let is_announced = timeout(LOOK, daemon.announced.notified()).await.is_ok();
-        if is_announced {
-            daemon.held.hand_over(Announced::Yes).await;
-        } else if daemon.held.is_wanted() {
-            daemon.held.hand_over(Announced::No).await;
-        }
+        held.until_open().await;
+        let eyes = Eyes::on(&folder);
+        let announced = loop {
+            // Before anything else: what has happened before the eyes were open.
+            if held.is_wanted() {
+                break Announced::No;
+            }
+            tokio::select! {
+                () = daemon.announced.notified() => break Announced::Yes,
+                () = eyes.blink() => {}
+            }
+            // A process that has opened the queue is about to draw its ticket.
+            for _ in 0..DRAWS {
+                if held.is_wanted() {
+                    break;
+                }
+                sleep(DRAW).await;
+            }
+        };
+        drop(eyes);
+        held.hand_over(announced).await;
     }
 }

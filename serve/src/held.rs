@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use datastore::{Create, Location, OpenStore, care, served};
+use datastore::care::{self, Queued};
+use datastore::{Create, Location, OpenStore, served};
 use futures::StreamExt;
 use futures::stream::unfold;
 use kv::{
@@ -17,7 +18,7 @@ use kv::{
     WatchRequest, WatchStream,
 };
 use kv_mvcc::Purpose;
-use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use tokio::sync::{Notify, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tokio::time::{sleep, timeout_at};
 use wire::{FileId, Identity};
 
@@ -43,11 +44,15 @@ struct Shared {
     /// The store that was there last.
     seen: Mutex<Seen>,
     metrics: Arc<Metrics>,
+    /// The store was opened.
+    opened: Notify,
 }
 
 #[derive(Default)]
 struct State {
     open: Option<OpenStore>,
+    /// The queue in front of the store.
+    queued: Option<Queued>,
 }
 
 /// A store, and which one it is at this place.
@@ -106,7 +111,9 @@ impl Held {
     pub fn new(location: Location, metrics: Arc<Metrics>) -> Self {
         let name = location.to_string();
         let seen = Mutex::new(Seen { identity: Identity::Nothing, generation: 0 });
-        Self { shared: Arc::new(Shared { location, name, state: Arc::default(), seen, metrics }) }
+        Self {
+            shared: Arc::new(Shared { location, name, state: Arc::default(), seen, metrics, opened: Notify::new() }),
+        }
     }
 
     /// Where the store is.
@@ -193,8 +200,17 @@ impl Held {
             store.observe_commits(move |took| metrics.observe_sync(took));
             self.shared.metrics.lock_taken();
         }
+        state.queued = care::queued(&self.shared.location).ok();
         state.open = Some(open);
+        self.shared.opened.notify_one();
         Ok(())
+    }
+
+    /// Waits until the store is open. For one task alone.
+    pub async fn until_open(&self) {
+        while !self.is_open() {
+            self.shared.opened.notified().await;
+        }
     }
 
     /// True if a process waits for the lock, or another folder is where the store was opened.
@@ -208,7 +224,8 @@ impl Held {
             Identity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) != Some(queue),
             _ => false,
         };
-        is_moved || care::is_waited_for(&self.shared.location)
+        // The daemon has the first ticket.
+        is_moved || state.queued.as_ref().is_some_and(|queued| queued.count() > 1)
     }
 
     /// Lets the processes that wait for the lock have the store, and takes it back. A process that has announced itself is
@@ -222,7 +239,7 @@ impl Held {
         }
         if announced == Announced::Yes {
             let end = Instant::now() + ANNOUNCED;
-            while Instant::now() < end && !care::is_locked(&self.shared.location) {
+            while Instant::now() < end && state.queued.as_ref().is_some_and(|queued| queued.count() == 0) {
                 sleep(LOOK).await;
             }
         }

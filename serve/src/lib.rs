@@ -10,6 +10,7 @@
 pub mod asker;
 mod connection;
 pub mod daemon;
+mod eyes;
 pub mod held;
 pub mod http;
 mod keys;

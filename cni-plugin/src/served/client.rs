@@ -16,6 +16,9 @@ use crate::request::{
 };
 use crate::verbs::{Check, Del, Gc};
 
+/// The least time for a call by the plugin itself after the daemon had it.
+const LEAST: Duration = Duration::from_secs(1);
+
 /// Asks the daemon of a store, if there is one. Otherwise, and whenever the daemon does not do it, the plugin does it by
 /// itself.
 #[derive(Clone, Debug, Default)]
@@ -76,11 +79,19 @@ fn of_no_use(location: &Location, answer: &Answer) -> Option<Connection> {
     announce(location)
 }
 
+/// The store, with what is left of the time for a call on a cluster: one clock covers the daemon's part and the plugin's. There
+/// is always enough to hear that nothing can be done.
+fn with_time_left(at: &StoreAt, begun: Instant) -> StoreAt {
+    let left = at.patience.saturating_sub(begun.elapsed()).max(LEAST);
+    StoreAt { patience: left.min(at.patience), ..at.clone() }
+}
+
 impl Served {
     /// ADD by the plugin itself after the daemon had it: what the daemon may have assigned is the answer.
-    fn add_again(&self, request: &AddRequest, answer: Option<&Answer>) -> Result<Vec<Assigned>> {
+    fn add_again(&self, request: &AddRequest, begun: Instant, answer: Option<&Answer>) -> Result<Vec<Assigned>> {
         let _announced = answer.and_then(|answer| of_no_use(&request.store.location, answer));
-        self.alone.add_repeated(request, Repeated::SameAnswer)
+        let request = AddRequest { store: with_time_left(&request.store, begun), ..request.clone() };
+        self.alone.add_repeated(&request, Repeated::SameAnswer)
     }
 }
 
@@ -105,8 +116,8 @@ impl Allocator for Served {
         match came {
             Came::Answer(Answer::Assigned(assigned)) => Ok(assigned.into_iter().map(answer).collect()),
             Came::Answer(Answer::Refused(error)) => Err(error),
-            Came::Answer(other) => self.add_again(request, Some(&other)),
-            Came::Lost => self.add_again(request, None),
+            Came::Answer(other) => self.add_again(request, begun, Some(&other)),
+            Came::Lost => self.add_again(request, begun, None),
             Came::Nowhere => self.alone.add(request),
         }
     }
@@ -115,7 +126,8 @@ impl Allocator for Served {
         if request.vm.is_some() {
             return self.alone.del(request);
         }
-        let at = &request.store;
+        let (at, begun) = (&request.store, Instant::now());
+        let again = || DelRequest { store: with_time_left(at, begun), ..request.clone() };
         match ask(at, Call::Del(Del::of(request)), budget(at)) {
             Came::Answer(Answer::Released(addresses)) => {
                 tracing::debug!(?addresses, "released");
@@ -124,9 +136,9 @@ impl Allocator for Served {
             Came::Answer(Answer::Refused(error)) => Err(error),
             Came::Answer(other) => {
                 let _announced = of_no_use(&at.location, &other);
-                self.alone.del(request)
+                self.alone.del(&again())
             }
-            Came::Lost | Came::Nowhere => self.alone.del(request),
+            Came::Lost | Came::Nowhere => self.alone.del(&again()),
         }
     }
 

@@ -113,6 +113,16 @@ impl ServedStore {
         }
     }
 
+    /// The name of the engine: what the store itself says in the errors about a request that no store takes.
+    fn engine(&self) -> &'static str {
+        match self.shared.location {
+            Location::Sled(_) => "sled",
+            Location::Redb(_) => "redb",
+            Location::Etcd(_) => "etcd",
+            Location::Memory => "memory",
+        }
+    }
+
     fn error(&self, kind: ErrorKind, operation: Operation) -> Error {
         Error::new(kind, operation, self.shared.name.clone())
     }
@@ -208,7 +218,7 @@ impl ServedStore {
 #[async_trait]
 impl Store for ServedStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        request.check(&self.shared.name)?;
+        request.check(self.engine())?;
         match self.call(Operation::Range, Request::Range(request)).await? {
             Answer::Range(answer) => Ok(answer),
             _ => Err(self.odd(Operation::Range)),
@@ -216,7 +226,7 @@ impl Store for ServedStore {
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
-        txn.check(&self.shared.name)?;
+        txn.check(self.engine())?;
         match self.call(Operation::Txn, Request::Txn(txn, self.purpose)).await? {
             Answer::Txn(answer) => Ok(answer),
             _ => Err(self.odd(Operation::Txn)),
@@ -224,7 +234,7 @@ impl Store for ServedStore {
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
-        request.check(&self.shared.name)?;
+        request.check(self.engine())?;
         let frame = self.frame(Operation::Watch, Request::Watch(request.clone()))?;
         let mut stream = self.link(Operation::Watch).await?;
         if self.begin(&mut stream, &frame).await.is_err() {
@@ -241,7 +251,7 @@ impl Store for ServedStore {
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
-        revision.check(&self.shared.name)?;
+        revision.check(self.engine())?;
         match self.call(Operation::Compact, Request::Compact(revision)).await? {
             Answer::Compacted => Ok(()),
             _ => Err(self.odd(Operation::Compact)),

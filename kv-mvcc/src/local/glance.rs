@@ -79,16 +79,30 @@ pub fn glance(engine: &dyn Engine, path: &Path) -> Result<Glance> {
 /// # Errors
 /// `Io`.
 pub fn waiting(engine: &dyn Engine, path: &Path) -> Result<usize> {
-    Ok(queued(engine, path)?.saturating_sub(1))
+    let folder = StoreFolder::new(engine, path);
+    Ok(folder.io(QUEUE, tickets(&folder.path(QUEUE)))?.saturating_sub(1))
 }
 
-/// How many processes have the lock of the store of `engine` in the folder `path`, or wait for it.
-///
-/// # Errors
-/// `Io`.
-pub fn queued(engine: &dyn Engine, path: &Path) -> Result<usize> {
-    let folder = StoreFolder::new(engine, path);
-    folder.io(QUEUE, tickets(&folder.path(QUEUE)))
+/// The queue of a store, for a process that looks at it again and again. The file is opened once.
+#[derive(Debug)]
+pub struct Queued {
+    queue: File,
+}
+
+impl Queued {
+    /// The queue of the store of `engine` in the folder `path`, as it is there now.
+    ///
+    /// # Errors
+    /// `Missing`; `Io`.
+    pub fn open(engine: &dyn Engine, path: &Path) -> Result<Self> {
+        let folder = StoreFolder::new(engine, path);
+        Ok(Self { queue: folder.io(QUEUE, File::open(folder.path(QUEUE)))? })
+    }
+
+    /// How many processes have the turn or wait for it. An error of the system counts as none.
+    pub fn count(&self) -> usize {
+        queue::tickets(&self.queue).map_or(0, |tickets| tickets.len())
+    }
 }
 
 /// The newest revision of the store of `engine` in the folder `path`, without its turn: for a process that looks again and
