@@ -114,9 +114,9 @@ impl Held {
         &self.shared.location
     }
 
-    /// The store that was there last, and its generation. If there was none, this looks again.
+    /// The store that was there last, and its generation. If none is open, and none is being handed over, this looks again.
     pub async fn identity(&self) -> (Identity, u64) {
-        if self.seen().identity == Identity::Nothing {
+        if self.seen().identity == Identity::Nothing || self.is_given_up() {
             match self.turn(Instant::now() + Duration::from_millis(500)).await {
                 Ok(turn) => drop(turn),
                 Err(error) => tracing::debug!(%error, "there is no store to serve yet"),
@@ -124,6 +124,11 @@ impl Held {
         }
         let Seen { identity, generation } = self.seen();
         (identity, generation)
+    }
+
+    /// True if the store could not be opened again, as after it was moved away: what was seen last says nothing then.
+    fn is_given_up(&self) -> bool {
+        self.shared.state.try_read().is_ok_and(|state| state.open.is_none())
     }
 
     /// Which store it is now, of those that were at this place.
