@@ -1,0 +1,103 @@
+//! A daemon that runs.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use wire::{Connection, Hello};
+
+use crate::lab::Lab;
+use crate::programs::{Ended, Running, margay, signal, wait_until};
+
+/// `margay serve`, with all of its log in a file. It is killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    running: Option<Running>,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// A daemon of the lab's store, once it greets.
+    pub(crate) fn start(lab: &Lab) -> Self {
+        let daemon = Self::start_as(lab, margay(["--store", &lab.url(), "--log-level", "debug", "serve"]));
+        daemon.wait_to_greet(lab);
+        daemon
+    }
+
+    /// This command, which is not waited for.
+    pub(crate) fn start_as(lab: &Lab, mut command: Command) -> Self {
+        let log = lab.root().join("daemon.log");
+        let file = File::options().create(true).append(true).open(&log).unwrap();
+        command.stdout(Stdio::null()).stderr(file);
+        Self { running: Some(Running::start(command, "")), log }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.running.as_ref().unwrap().pid()
+    }
+
+    pub(crate) fn wait_to_greet(&self, lab: &Lab) {
+        wait_until("the daemon greets", || greeting(lab).is_some_and(|hello| hello.process == self.pid()));
+    }
+
+    pub(crate) fn signal(&self, which: Signal) {
+        signal(self.pid(), which);
+    }
+
+    /// Kills it at once.
+    pub(crate) fn kill(mut self) {
+        self.running.take().unwrap().kill();
+    }
+
+    /// Asks it to end, and waits for that.
+    pub(crate) fn end(mut self) -> Ended {
+        self.signal(Signal::SIGTERM);
+        self.running.take().unwrap().end()
+    }
+
+    /// Waits until it has ended by itself.
+    pub(crate) fn wait(mut self) -> Ended {
+        self.running.take().unwrap().end()
+    }
+
+    /// Checks that it runs.
+    #[track_caller]
+    pub(crate) fn runs(&mut self) {
+        let is_over = self.running.as_mut().unwrap().is_over();
+        assert!(!is_over, "the daemon has ended: {}", self.log());
+    }
+
+    /// All that it has logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+}
+
+/// A connection to the daemon of a store.
+pub(crate) fn connect(lab: &Lab) -> Option<Connection> {
+    Connection::open(&lab.socket(), |_| true).ok()
+}
+
+/// What the daemon of a store says first.
+pub(crate) fn greeting(lab: &Lab) -> Option<Hello> {
+    connect(lab).map(|connection| connection.hello)
+}
+
+/// Checks that a daemon answers ADD and DEL of a container for at most so long until it does.
+#[track_caller]
+pub(crate) fn serves_again(lab: &Lab, container: &str, within: Duration) {
+    let end = Instant::now() + within;
+    loop {
+        let add = lab.add(container).ok();
+        let by_daemon = !["going on without it", "has another store", "leaves it to the plugin"]
+            .iter()
+            .any(|words| add.err.contains(words));
+        lab.del(container).ok();
+        if by_daemon {
+            return;
+        }
+        assert!(Instant::now() < end, "the daemon does not serve: {add:?}");
+    }
+}

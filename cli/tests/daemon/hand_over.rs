@@ -1,0 +1,234 @@
+//! The daemon makes way for other processes, and a daemon that hangs is recognized, and killed by systemd.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle, sleep};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::daemon::{Daemon, serves_again};
+use crate::lab::{ENGINES, Lab};
+use crate::programs::{PATIENCE, signal, wait_until};
+
+const POOL: &str = "10.77.0.0/24";
+
+#[test]
+fn an_older_program_gets_the_lock_and_calls_wait_for_it() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let mut daemon = Daemon::start(&lab);
+        lab.add("before").ok().by_daemon();
+        let mut waiting = Vec::new();
+        for round in 0..5 {
+            let begun = Instant::now();
+            let started = lab.held_open(async |_| {
+                assert!(begun.elapsed() < Duration::from_secs(1), "the lock came after {:?}", begun.elapsed());
+                let calls: Vec<_> = (0..4).map(|number| lab.add(&format!("c{round}-{number}")).start()).collect();
+                sleep(Duration::from_millis(700));
+                calls
+            });
+            waiting.extend(started);
+        }
+        for call in waiting {
+            let add = call.end().ok().by_daemon();
+            assert!(add.took >= Duration::from_millis(600), "it waited for the lock: {add:?}");
+        }
+        assert_eq!(lab.held().len(), 21);
+        lab.add("after").ok().by_daemon();
+        daemon.runs();
+    }
+}
+
+#[test]
+fn older_programs_in_a_row_starve_nobody() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let mut daemon = Daemon::start(&lab);
+        let over = AtomicBool::new(false);
+        let opened = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::SeqCst) {
+                        lab.held();
+                        opened.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+            }
+            let done: Vec<_> = (0..10)
+                .map(|number| {
+                    let container = format!("c{number}");
+                    (lab.add(&container).run(), lab.del(&container).run())
+                })
+                .collect();
+            over.store(true, Ordering::SeqCst);
+            for (add, del) in done {
+                assert!(add.clone().ok().by_daemon().took < Duration::from_secs(10), "{add:?}");
+                del.ok().by_daemon();
+            }
+        });
+        assert!(opened.load(Ordering::SeqCst) > 10, "{opened:?}");
+        daemon.runs();
+        lab.nothing_is_held();
+    }
+}
+
+#[test]
+fn a_hanging_daemon_is_named() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let daemon = Daemon::start(&lab);
+        daemon.signal(Signal::SIGSTOP);
+        let show = lab.margay("--lock-timeout 2s ipam show").failed();
+        assert!(show.err.contains(&format!("{} (margay)", daemon.pid())), "{show:?}");
+        assert!(show.took < Duration::from_secs(10), "{show:?}");
+        let status = lab.margay("--lock-timeout 1s store status").failed();
+        assert!(status.out.contains(&daemon.pid().to_string()), "{status:?}");
+        daemon.signal(Signal::SIGCONT);
+        serves_again(&lab, "c1", PATIENCE / 6);
+        daemon.end().ok();
+    }
+}
+
+#[test]
+fn a_daemon_that_hangs_for_a_while_spoils_nothing() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let mut daemon = Daemon::start(&lab);
+        for round in 0..4 {
+            let adds: Vec<_> = (0..4).map(|number| lab.add(&format!("c{round}-{number}")).start()).collect();
+            sleep(Duration::from_millis(round * 7));
+            daemon.signal(Signal::SIGSTOP);
+            // Plugins give it up after a second.
+            sleep(Duration::from_millis(1400));
+            daemon.signal(Signal::SIGCONT);
+            adds.into_iter().for_each(|add| _ = add.end().ok());
+        }
+        assert_eq!(lab.held().len(), 16);
+        lab.is_in_order();
+        for round in 0..4 {
+            let dels: Vec<_> = (0..4).map(|number| lab.del(&format!("c{round}-{number}")).start()).collect();
+            sleep(Duration::from_millis(round * 7));
+            daemon.signal(Signal::SIGSTOP);
+            sleep(Duration::from_millis(1400));
+            daemon.signal(Signal::SIGCONT);
+            dels.into_iter().for_each(|del| _ = del.end().ok());
+        }
+        lab.nothing_is_held();
+        daemon.runs();
+    }
+}
+
+/// What systemd does for a service with a watchdog of 3 s.
+struct Supervisor {
+    path: PathBuf,
+    said: Arc<Mutex<Vec<String>>>,
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+const WATCHDOG: Duration = Duration::from_secs(3);
+
+impl Supervisor {
+    fn listen(folder: &Path) -> (Self, UnixDatagram) {
+        let path = folder.join("notify");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        let (said, over) = (Arc::default(), Arc::default());
+        (Self { path, said, over, thread: None }, socket)
+    }
+
+    /// Kills the process 3 s after it was heard of last.
+    fn supervise(&mut self, socket: UnixDatagram, pid: u32) {
+        let (said, over) = (Arc::clone(&self.said), Arc::clone(&self.over));
+        self.thread = Some(thread::spawn(move || {
+            socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+            let mut heard = Instant::now();
+            while !over.load(Ordering::SeqCst) {
+                let mut bytes = [0; 1000];
+                if let Ok(read) = socket.recv(&mut bytes) {
+                    let text = String::from_utf8_lossy(&bytes[..read]).into_owned();
+                    if text.contains("WATCHDOG=1") {
+                        heard = Instant::now();
+                    }
+                    said.lock().unwrap().extend(text.lines().map(str::to_owned));
+                }
+                if heard.elapsed() > WATCHDOG {
+                    said.lock().unwrap().push("killed".to_owned());
+                    signal(pid, Signal::SIGKILL);
+                    return;
+                }
+            }
+        }));
+    }
+
+    fn count(&self, what: &str) -> usize {
+        self.said.lock().unwrap().iter().filter(|line| *line == what).count()
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[test]
+fn an_add_answers_within_five_seconds_although_the_daemon_hangs() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let (mut supervisor, socket) = Supervisor::listen(lab.root());
+        let mut command = Command::new("sh");
+        let script = "WATCHDOG_PID=$$ exec \"$0\" --store \"$1\" serve";
+        command.args(["-c", script, env!("CARGO_BIN_EXE_margay"), &lab.url()]).env_clear();
+        command.env("NOTIFY_SOCKET", &supervisor.path).env("WATCHDOG_USEC", "3000000").stdin(Stdio::null());
+        let mut daemon = Daemon::start_as(&lab, command);
+        supervisor.supervise(socket, daemon.pid());
+        wait_until("it is ready", || supervisor.count("READY=1") == 1);
+        lab.add("before").ok().by_daemon();
+        sleep(WATCHDOG + Duration::from_secs(1));
+        daemon.runs();
+        assert!(supervisor.count("WATCHDOG=1") >= 2, "{:?}", supervisor.said);
+        assert_eq!(supervisor.count("killed"), 0);
+        daemon.signal(Signal::SIGSTOP);
+        let add = lab.add("c1").ok();
+        assert!(add.took < Duration::from_secs(5), "{add:?}");
+        assert_eq!(supervisor.count("killed"), 1, "{:?}", supervisor.said);
+        daemon.wait();
+        assert_eq!(lab.held().len(), 2);
+        lab.is_in_order();
+        // systemd starts it again.
+        let _daemon = Daemon::start(&lab);
+        lab.add("after").ok().by_daemon();
+    }
+}
+
+#[test]
+fn an_announcement_alone_costs_the_others_little() {
+    let lab = Lab::with_pool("redb", POOL);
+    let mut daemon = Daemon::start(&lab);
+    // Clients that announce themselves again and again and never come.
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                if let Some(mut connection) = crate::daemon::connect(&lab) {
+                    while !over.load(Ordering::SeqCst) && connection.ask_to_yield().is_ok() {
+                        sleep(Duration::from_millis(1));
+                    }
+                }
+            }
+        });
+        let adds: Vec<_> = (0..5).map(|number| lab.add(&format!("c{number}")).run()).collect();
+        over.store(true, Ordering::SeqCst);
+        adds.into_iter().for_each(|add| assert!(add.ok().by_daemon().took < Duration::from_secs(5)));
+    });
+    daemon.runs();
+    assert_eq!(lab.held().len(), 5);
+}

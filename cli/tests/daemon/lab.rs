@@ -1,0 +1,191 @@
+//! A store in a folder of its own, and what it says.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use datastore::{Location, OpenStore, care, served};
+use ipam_core::model::{Block, Document, keys};
+use ipam_core::{Ipam, Nodes};
+use kv::{Range, StoreExt};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::programs::{Call, Ended, PATIENCE, margay, run};
+
+pub(crate) const ENGINES: [&str; 2] = ["sled", "redb"];
+
+/// A store and the configurations that name it. The plugin logs all.
+#[derive(Debug)]
+pub(crate) struct Lab {
+    pub(crate) engine: &'static str,
+    /// The store's folder.
+    pub(crate) store: PathBuf,
+    root: TempDir,
+}
+
+impl Lab {
+    /// Without a store.
+    pub(crate) fn new(engine: &'static str) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let store = root.path().canonicalize().unwrap().join("store");
+        Self { engine, store, root }
+    }
+
+    /// With a store that has one pool, `lab`.
+    pub(crate) fn with_pool(engine: &'static str, cidr: &str) -> Self {
+        let lab = Self::new(engine);
+        lab.margay(&format!("pool create lab {cidr}")).ok();
+        lab
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        self.root.path()
+    }
+
+    pub(crate) fn location(&self) -> Location {
+        self.location_of(&self.store)
+    }
+
+    /// A store of the same engine elsewhere.
+    pub(crate) fn location_of(&self, folder: &Path) -> Location {
+        match self.engine {
+            "sled" => Location::Sled(folder.to_owned()),
+            _ => Location::Redb(folder.to_owned()),
+        }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.location().to_string()
+    }
+
+    /// Where the daemon of the store listens.
+    pub(crate) fn socket(&self) -> PathBuf {
+        served::socket(&self.location()).unwrap()
+    }
+
+    /// Runs a command on the store; the arguments are separated by blanks.
+    #[track_caller]
+    pub(crate) fn margay(&self, args: &str) -> Ended {
+        run(margay(["--store", &self.url()].into_iter().chain(args.split(' '))))
+    }
+
+    /// The configuration of a bridged network.
+    pub(crate) fn conf(&self) -> Value {
+        self.conf_with("bridge", json!({}))
+    }
+
+    /// The configuration of a network of this type, with more in its `ipam`.
+    pub(crate) fn conf_with(&self, plugin: &str, mut ipam: Value) -> Value {
+        ipam["type"] = "margay-ipam".into();
+        json!({
+            "cniVersion": "1.0.0",
+            "name": "net1",
+            "type": plugin,
+            "nodename": "node-1",
+            "datastore_type": self.engine,
+            "datastore_path": self.store,
+            "log_level": "debug",
+            "ipam": ipam,
+        })
+    }
+
+    pub(crate) fn add(&self, container: &str) -> Call {
+        Call::new("ADD", container, &self.conf())
+    }
+
+    pub(crate) fn del(&self, container: &str) -> Call {
+        Call::new("DEL", container, &self.conf())
+    }
+
+    /// Opens the store's files, as programs did that know no daemon, and holds them as long as something takes.
+    pub(crate) fn held_open<T>(&self, work: impl AsyncFnOnce(&OpenStore) -> T) -> T {
+        block_on(async {
+            // A full disk has room for that.
+            let open = datastore::open_to_release(&self.location(), PATIENCE).await.unwrap();
+            let done = work(&open).await;
+            open.close().await.unwrap();
+            done
+        })
+    }
+
+    /// Each address that is held, and its handle, from the store's files.
+    pub(crate) fn held(&self) -> BTreeMap<IpAddr, String> {
+        self.held_open(async |open| held_in(open).await)
+    }
+
+    /// Checks that no address is held.
+    #[track_caller]
+    pub(crate) fn nothing_is_held(&self) {
+        let held = self.held();
+        assert!(held.is_empty(), "{held:?}");
+    }
+
+    /// Checks that `margay ipam check` finds nothing.
+    #[track_caller]
+    pub(crate) fn is_in_order(&self) {
+        let check = self.margay("ipam check -o json");
+        assert_eq!(check.code, Some(0), "{check:?}");
+        assert_eq!(check.json()["findings"], json!([]), "{check:?}");
+    }
+
+    /// The newest revision, from outside.
+    pub(crate) fn revision(&self) -> i64 {
+        block_on(care::newest(&self.location())).unwrap().unwrap().get()
+    }
+
+    /// How many processes wait for the lock of the store.
+    pub(crate) async fn waiting(&self) -> usize {
+        care::waiting(&self.location()).await.unwrap()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // A daemon that was killed leaves these.
+        let socket = self.socket();
+        let _ = fs::remove_file(socket.with_extension("lock"));
+        let _ = fs::remove_file(socket);
+    }
+}
+
+/// The handles of an open store by their addresses.
+pub(crate) async fn held_in(open: &OpenStore) -> BTreeMap<IpAddr, String> {
+    let all = open.store().list(Range::All).await.unwrap();
+    let mut held = BTreeMap::new();
+    for kv in all.kvs.iter().filter(|kv| keys::parse_block(&kv.key).is_some()) {
+        let block = Block::decode(&kv.key, kv.value.as_bytes()).unwrap();
+        for (ip, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
+            let before = held.insert(ip, entry.handle().unwrap().to_owned());
+            assert_eq!(before, None, "{ip} is in two blocks");
+        }
+    }
+    held
+}
+
+/// The allocator on an open store, as the plugin has it.
+pub(crate) fn ipam_on(open: &OpenStore) -> Ipam {
+    Ipam::new(open.store(), Nodes::FirstSeen)
+}
+
+pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+/// Gives this thread, and the processes that it starts from now on, mounts of its own, which end with it. `/run/margay` is
+/// empty there, and open for all users.
+pub(crate) fn with_own_mounts() {
+    unshare(CloneFlags::CLONE_NEWNS).unwrap_or_else(|error| panic!("{error} (this test needs root)"));
+    let nothing = None::<&str>;
+    mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing).unwrap();
+    fs::create_dir_all("/run/margay").unwrap();
+    tmpfs(Path::new("/run/margay"), "size=16m,mode=755");
+}
+
+/// Mounts a file system in memory; only after [`with_own_mounts`].
+pub(crate) fn tmpfs(at: &Path, options: &str) {
+    mount(Some("margay-test"), at, Some("tmpfs"), MsFlags::empty(), Some(options)).unwrap();
+}

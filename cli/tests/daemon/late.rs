@@ -1,0 +1,169 @@
+//! No ADD comes too late: a runtime that has called DEL, or has given up, finds nothing held afterwards.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use cni_plugin::served::{Answer, Asked, Call as Verb};
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::attachment::Attachment;
+use kv::Deadline;
+use wire::Kind;
+
+use crate::daemon::{Daemon, connect};
+use crate::lab::{ENGINES, Lab, ipam_on};
+use crate::programs::{PATIENCE, Running, wait_until};
+
+const POOL: &str = "10.71.0.0/24";
+
+fn attachment(container: &str) -> Attachment {
+    Attachment {
+        network: "net1".into(),
+        container: container.into(),
+        interface: "eth0".into(),
+        node: "node-1".into(),
+        boot: None,
+    }
+}
+
+fn request(container: &str) -> AssignRequest {
+    AssignRequest::new(attachment(container), Wanted::any(1, 0))
+}
+
+/// Waits until a plugin has asked the daemon, while others have the store's lock.
+fn wait_until_taken(plugin: &mut Running) {
+    let files = format!("/proc/{}/fd", plugin.pid());
+    wait_until("the plugin has a connection", || {
+        let links = fs::read_dir(&files).unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        links.into_iter().any(|link| link.to_string_lossy().starts_with("socket:"))
+    });
+    // It asks at once.
+    sleep(Duration::from_millis(200));
+    assert!(!plugin.is_over(), "nobody can have answered");
+}
+
+/// Checks that nothing is held, and that nothing comes a second later.
+#[track_caller]
+fn nothing_comes(lab: &Lab) {
+    lab.nothing_is_held();
+    sleep(Duration::from_secs(1));
+    lab.nothing_is_held();
+    lab.is_in_order();
+}
+
+#[test]
+fn an_add_of_a_killed_plugin_comes_to_nothing() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let _daemon = Daemon::start(&lab);
+        lab.held_open(async |open| {
+            let mut plugin = lab.add("c1").start();
+            wait_until_taken(&mut plugin);
+            assert_eq!(lab.waiting().await, 1, "the daemon alone waits for the lock");
+            assert!(plugin.kill());
+            let released = ipam_on(open).release_attachment(&attachment("c1"), &[], Deadline::after(PATIENCE)).await;
+            assert!(released.unwrap().is_empty(), "there was nothing yet");
+        });
+        nothing_comes(&lab);
+    }
+}
+
+#[test]
+fn a_del_through_the_daemon_comes_after_the_add_of_a_killed_plugin() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let _daemon = Daemon::start(&lab);
+        let del = lab.held_open(async |_| {
+            let mut plugin = lab.add("c1").start();
+            wait_until_taken(&mut plugin);
+            assert!(plugin.kill());
+            let mut del = lab.del("c1").start();
+            wait_until_taken(&mut del);
+            assert_eq!(lab.waiting().await, 1, "the daemon alone waits for the lock");
+            del
+        });
+        del.end().ok().by_daemon();
+        nothing_comes(&lab);
+    }
+}
+
+#[test]
+fn callers_beside_killed_ones_get_their_addresses() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let _daemon = Daemon::start(&lab);
+        let alive = lab.held_open(async |_| {
+            let mut plugins: Vec<_> = (0..12).map(|number| lab.add(&format!("c{number}")).start()).collect();
+            plugins.iter_mut().for_each(wait_until_taken);
+            let mut alive = Vec::new();
+            for (number, plugin) in plugins.into_iter().enumerate() {
+                if number % 3 == 0 {
+                    assert!(plugin.kill());
+                } else {
+                    alive.push((number, plugin));
+                }
+            }
+            alive
+        });
+        for (number, plugin) in alive {
+            let address = plugin.end().ok().by_daemon().address();
+            assert_eq!(lab.held().get(&address), Some(&format!("net1.c{number}")));
+        }
+        assert_eq!(lab.held().len(), 8);
+        lab.is_in_order();
+    }
+}
+
+#[test]
+fn a_request_whose_time_is_over_is_dropped() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let _daemon = Daemon::start(&lab);
+        // A client that waits longer than it says.
+        let asked = |container: &str, millis| {
+            let within = Duration::from_millis(millis);
+            Asked { within, lock_file: "/run/none".into(), call: Verb::Add(Box::new(request(container))) }
+        };
+        let (late, in_time) = (connect(&lab).unwrap(), connect(&lab).unwrap());
+        let (late, in_time) = lab.held_open(async |_| {
+            let ask = |connection: wire::Connection, asked: Asked| {
+                std::thread::spawn(move || connection.ask::<Answer>(Kind::Verb, &asked, PATIENCE))
+            };
+            let asking = (ask(late, asked("late", 300)), ask(in_time, asked("in-time", 60_000)));
+            sleep(Duration::from_millis(900));
+            asking
+        });
+        let late = late.join().unwrap();
+        assert!(late.is_err(), "{late:?}");
+        assert!(matches!(in_time.join().unwrap(), Ok(Answer::Assigned(_))));
+        let held: Vec<_> = lab.held().into_values().collect();
+        assert_eq!(held, ["net1.in-time"]);
+    }
+}
+
+#[test]
+fn a_client_that_is_killed_at_any_moment_holds_nothing_after_its_del() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let mut daemon = Daemon::start(&lab);
+        let begun = Instant::now();
+        lab.add("first").ok().by_daemon();
+        let whole = begun.elapsed();
+        lab.del("first").ok().by_daemon();
+        let mut killed = 0;
+        for round in 0..60 {
+            let plugin = lab.add("c1").start();
+            // Up to twice as long as a call takes alone, never the same twice.
+            sleep(whole.mul_f64(f64::from(round) / 30.0 * fastrand::f64().max(0.5)));
+            killed += u32::from(plugin.kill());
+            lab.del("c1").ok();
+            // Each other round by the files, which is what the daemon must not come after.
+            if round % 2 == 0 {
+                lab.nothing_is_held();
+            }
+        }
+        assert!(killed > 5, "only {killed} were killed in time");
+        daemon.runs();
+        nothing_comes(&lab);
+    }
+}

@@ -1,0 +1,149 @@
+//! Lost answers: a daemon takes a request and is never heard of again. What it may have done is the answer.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use cni_plugin::served::{Answer, Asked, Call as Verb, ipam_on};
+use datastore::{Create, Location};
+use kv::Deadline;
+use serde_json::{Value, json};
+use wire::{Frame, Kind, MAX_REQUEST};
+
+use crate::fake::{Fake, greet, hello, send};
+use crate::lab::{ENGINES, Lab, block_on};
+use crate::programs::{Call, PATIENCE};
+
+const POOL: &str = "10.73.0.0/24";
+
+/// What a daemon does before it is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Last {
+    /// It takes the request.
+    Takes,
+    /// It carries the request out as well.
+    CarriesOut,
+    /// It also sends the first half of its answer.
+    AnswersByHalf,
+    /// It also answers something else in place of that.
+    AnswersGarbage,
+}
+
+const ALL: [Last; 4] = [Last::Takes, Last::CarriesOut, Last::AnswersByHalf, Last::AnswersGarbage];
+
+/// Carries out a request on the store's files.
+fn carry_out(location: &Location, call: &Verb) -> Answer {
+    block_on(async {
+        let open = datastore::open(location, Create::Never, PATIENCE).await.unwrap();
+        let ipam = ipam_on(open.store(), location, None);
+        let answer = call.carry_out(&ipam, Deadline::after(PATIENCE)).await;
+        open.close().await.unwrap();
+        answer
+    })
+}
+
+/// A daemon that is gone after this. Its answers come out of the receiver.
+fn dying(lab: &Lab, last: Last) -> (Fake, mpsc::Receiver<Answer>) {
+    let (answers, received) = mpsc::channel();
+    let (folder, location) = (lab.store.clone(), lab.location());
+    let fake = Fake::listen(&lab.socket(), move |mut stream| {
+        if let Some(answer) = die(&mut stream, &folder, &location, last) {
+            let _ = answers.send(answer);
+        }
+    });
+    (fake, received)
+}
+
+fn die(stream: &mut UnixStream, folder: &Path, location: &Location, last: Last) -> Option<Answer> {
+    greet(stream, &hello(folder));
+    stream.set_nonblocking(true).unwrap();
+    let asked = block_on(async {
+        let mut stream = tokio::net::UnixStream::from_std(stream.try_clone().unwrap()).unwrap();
+        Frame::read(&mut stream, MAX_REQUEST).await
+    });
+    stream.set_nonblocking(false).unwrap();
+    let asked: Asked = asked.ok()??.expect(Kind::Verb).ok()?.decode().unwrap();
+    send(stream, &Frame::empty(Kind::Taken));
+    if last == Last::Takes {
+        return None;
+    }
+    let answer = carry_out(location, &asked.call);
+    let frame = Frame::new(Kind::Answer, &answer).unwrap().to_bytes();
+    match last {
+        Last::AnswersByHalf => _ = std::io::Write::write_all(stream, &frame[..frame.len() / 2]),
+        Last::AnswersGarbage => send(stream, &Frame::new(Kind::Answer, &"no").unwrap()),
+        Last::Takes | Last::CarriesOut => {}
+    }
+    Some(answer)
+}
+
+fn assigned(answers: &mpsc::Receiver<Answer>) -> std::net::IpAddr {
+    match answers.recv_timeout(PATIENCE).unwrap() {
+        Answer::Assigned(assigned) => assigned[0].ip,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// ADD on this network: the plugin's answer is what the daemon has done, and the DEL, whose answer is lost too, frees it.
+#[track_caller]
+fn add_and_del(lab: &Lab, conf: &Value, args: &str) {
+    for last in ALL {
+        let (fake, answers) = dying(lab, last);
+        let add = Call::new("ADD", "c1", conf).args(args).ok().alone("has not answered");
+        if last != Last::Takes {
+            assert_eq!(add.address(), assigned(&answers), "{last:?}");
+        }
+        if args.contains("IP=") {
+            assert!(args.contains(&add.address().to_string()), "{last:?}: {add:?}");
+        }
+        assert_eq!(lab.held().into_iter().collect::<Vec<_>>(), [(add.address(), "net1.c1".to_owned())], "{last:?}");
+        Call::new("DEL", "c1", conf).args(args).ok().alone("has not answered");
+        if last != Last::Takes {
+            assert_eq!(answers.recv_timeout(PATIENCE).unwrap(), Answer::Released(vec![add.address()]), "{last:?}");
+        }
+        lab.nothing_is_held();
+        assert!(fake.met() >= 2, "{last:?}");
+    }
+    lab.is_in_order();
+}
+
+#[test]
+fn of_an_add_on_a_bridged_network() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        add_and_del(&lab, &lab.conf(), "");
+        add_and_del(&lab, &lab.conf(), "IP=10.73.0.77");
+    }
+}
+
+#[test]
+fn of_an_add_on_a_network_of_calicos() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let conf = lab.conf_with("calico", json!({}));
+        add_and_del(&lab, &conf, "");
+        add_and_del(&lab, &conf, "IP=10.73.0.77");
+    }
+}
+
+#[test]
+fn a_real_daemon_that_dies_at_any_moment_costs_no_call() {
+    use crate::daemon::Daemon;
+
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        for round in 0..15_u32 {
+            let daemon = Daemon::start(&lab);
+            let args = format!("IP=10.73.0.{}", 10 + round);
+            let conf = lab.conf_with("calico", json!({}));
+            let add = Call::new("ADD", &format!("c{round}"), &conf).args(&args).start();
+            std::thread::sleep(Duration::from_millis(u64::from(round) * 3));
+            daemon.kill();
+            let address = add.end().ok().address().to_string();
+            assert!(args.ends_with(&address), "round {round}");
+        }
+        assert_eq!(lab.held().len(), 15);
+        lab.is_in_order();
+    }
+}

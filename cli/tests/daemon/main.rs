@@ -1,0 +1,23 @@
+//! `margay serve`, `margay-ipam` and `margay` together, as the real programs: what one of them does must not depend on
+//! another one being well. Needs root.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod activation;
+mod bad_input;
+mod cluster;
+mod commands;
+mod crowd;
+mod daemon;
+mod disk;
+mod ends;
+mod fake;
+mod hand_over;
+mod lab;
+mod late;
+mod lost;
+mod never_needed;
+mod programs;
+mod role;
+#[path = "../../../backend-etcd/tests/support/server.rs"]
+mod server;
+mod trust;

@@ -1,0 +1,184 @@
+//! Whatever is on the daemon's socket, plugins and commands go on without it.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use wire::{FileId, Frame, Hello, Identity, Kind};
+
+use crate::daemon::Daemon;
+use crate::fake::{Fake, greet, hello, send};
+use crate::lab::{ENGINES, Lab};
+use crate::programs::Ended;
+
+const POOL: &str = "10.72.0.0/24";
+/// A second for the daemon, and what a plugin takes by itself on a machine that is busy.
+const BOUND: Duration = Duration::from_secs(3);
+
+/// What has ended in time.
+#[track_caller]
+fn in_time(ended: Ended) -> Ended {
+    assert!(ended.took < BOUND, "{ended:?}");
+    ended
+}
+
+/// An ADD and a DEL succeed, in time. What the ADD has said.
+#[track_caller]
+fn calls_are_well(lab: &Lab) -> Ended {
+    let add = in_time(lab.add("c1").ok());
+    assert_eq!(lab.held(), [(add.address(), "net1.c1".to_owned())].into());
+    in_time(lab.del("c1").ok());
+    lab.nothing_is_held();
+    add
+}
+
+/// The same, and commands succeed too.
+#[track_caller]
+fn all_is_well(lab: &Lab) -> Ended {
+    let add = in_time(lab.add("c2").ok());
+    let show = in_time(lab.margay(&format!("ipam show --ip {}", add.address())).ok());
+    assert!(show.out.contains("net1.c2"), "{show:?}");
+    in_time(lab.margay("pool list").ok());
+    in_time(lab.del("c2").ok());
+    calls_are_well(lab)
+}
+
+#[test]
+fn without_a_socket() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        assert!(!lab.socket().exists());
+        all_is_well(&lab);
+    }
+}
+
+#[test]
+fn with_a_socket_that_nobody_listens_on() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        fs::create_dir_all(lab.socket().parent().unwrap()).unwrap();
+        drop(UnixListener::bind(lab.socket()).unwrap());
+        assert!(lab.socket().exists());
+        all_is_well(&lab);
+        // A daemon takes its place.
+        let mut daemon = Daemon::start(&lab);
+        all_is_well(&lab).by_daemon();
+        daemon.runs();
+    }
+}
+
+#[test]
+fn with_something_else_than_a_socket() {
+    let lab = Lab::with_pool("redb", POOL);
+    fs::create_dir_all(lab.socket().parent().unwrap()).unwrap();
+    fs::write(lab.socket(), "a file").unwrap();
+    all_is_well(&lab);
+}
+
+/// With a listener that does this with each client and the store's folder, something is well, and the plugin says why it goes
+/// by itself.
+#[track_caller]
+fn with_listener(
+    is_well: impl Fn(&Lab) -> Ended,
+    says: &str,
+    serve: impl Fn(&Path, UnixStream) + Clone + Send + 'static,
+) {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let (folder, serve) = (lab.store.clone(), serve.clone());
+        let fake = Fake::listen(&lab.socket(), move |stream| serve(&folder, stream));
+        is_well(&lab).alone(says);
+        assert!(fake.met() >= 2, "the listener was asked {} times", fake.met());
+    }
+}
+
+/// Keeps a connection for a while, whatever comes.
+fn keep(stream: UnixStream) {
+    thread::spawn(move || {
+        thread::sleep(Duration::from_secs(20));
+        drop(stream);
+    });
+}
+
+#[test]
+fn with_a_daemon_of_another_version() {
+    with_listener(all_is_well, "is of another version", |folder, mut stream| {
+        let hello = Hello { program: "9.9.9".to_owned(), ..hello(folder) };
+        greet(&mut stream, &hello);
+        keep(stream);
+    });
+}
+
+#[test]
+fn with_a_daemon_of_another_language() {
+    with_listener(all_is_well, "going on without it", |folder, mut stream| {
+        let mut bytes = Frame::new(Kind::Hello, &hello(folder)).unwrap().to_bytes();
+        bytes[0] = wire::VERSION + 1;
+        let _ = stream.write_all(&bytes);
+        keep(stream);
+    });
+}
+
+#[test]
+fn with_a_daemon_of_another_store() {
+    with_listener(all_is_well, "has another store", |_, mut stream| {
+        greet(&mut stream, &Hello::new(Identity::Nothing));
+        keep(stream);
+    });
+    with_listener(all_is_well, "has another store", |folder, mut stream| {
+        let file = folder.join("store.id");
+        let queue = FileId::at(&file).unwrap();
+        greet(&mut stream, &Hello::new(Identity::Embedded { id: "any".to_owned(), queue }));
+        keep(stream);
+    });
+}
+
+#[test]
+fn with_garbage_in_place_of_a_greeting() {
+    with_listener(all_is_well, "going on without it", |_, mut stream| {
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");
+    });
+    with_listener(all_is_well, "going on without it", |_, mut stream| {
+        // The longest frame of all, which never comes.
+        let _ = stream.write_all(&[wire::VERSION, b'h', 0, 0, 0, 0x40]);
+        keep(stream);
+    });
+    with_listener(all_is_well, "going on without it", |_, stream| drop(stream));
+}
+
+#[test]
+fn with_a_listener_that_never_says_anything() {
+    with_listener(all_is_well, "going on without it", |_, stream| keep(stream));
+}
+
+#[test]
+fn with_a_listener_that_never_accepts() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        fs::create_dir_all(lab.socket().parent().unwrap()).unwrap();
+        let _listener = UnixListener::bind(lab.socket()).unwrap();
+        all_is_well(&lab).alone("going on without it");
+    }
+}
+
+#[test]
+fn with_a_daemon_that_takes_no_request() {
+    with_listener(calls_are_well, "going on without it", |folder, mut stream| {
+        greet(&mut stream, &hello(folder));
+        keep(stream);
+    });
+}
+
+#[test]
+fn with_a_daemon_that_answers_something_else() {
+    // A greeting in place of an answer.
+    with_listener(calls_are_well, "going on without it", |folder, mut stream| {
+        greet(&mut stream, &hello(folder));
+        send(&mut stream, &Frame::empty(Kind::Taken));
+        send(&mut stream, &Frame::new(Kind::Answer, &hello(folder)).unwrap());
+        keep(stream);
+    });
+}

@@ -1,0 +1,249 @@
+//! The programs, with an end to every wait.
+
+use std::fmt;
+use std::io::Write;
+use std::net::IpAddr;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// How long anything may take, also on a machine that has much else to do.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A user who owns nothing.
+pub(crate) const STRANGER: u32 = 65_534;
+
+/// The command `margay` with these arguments, and with nothing in its environment.
+pub(crate) fn margay<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
+    command.args(args).env_clear().current_dir("/");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// The plugin.
+fn plugin() -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_margay")).with_file_name("margay-ipam");
+    assert!(path.exists(), "{} is missing: build it with: cargo build --profile ci -p cni-plugin", path.display());
+    path
+}
+
+/// Sends a process a signal.
+pub(crate) fn signal(pid: u32, signal: Signal) {
+    kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
+}
+
+/// How a process has ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Ended {
+    /// The exit code; `None` if a signal has ended it.
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+    /// From its start on.
+    pub(crate) took: Duration,
+}
+
+impl Ended {
+    /// What it has said; it must have succeeded.
+    #[track_caller]
+    pub(crate) fn ok(self) -> Self {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        self
+    }
+
+    /// What it has said; it must have failed in order.
+    #[track_caller]
+    pub(crate) fn failed(self) -> Self {
+        assert_eq!(self.code, Some(1), "{self:?}");
+        assert!(!self.out.contains("panicked") && !self.err.contains("panicked"), "{self:?}");
+        self
+    }
+
+    /// Its answer.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The addresses that an ADD has given.
+    #[track_caller]
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
+        let json = self.json();
+        let ips = json["ips"].as_array().unwrap_or_else(|| panic!("no addresses: {self:?}"));
+        ips.iter().map(|ip| ip["address"].as_str().unwrap().split('/').next().unwrap().parse().unwrap()).collect()
+    }
+
+    /// The only address that an ADD has given.
+    #[track_caller]
+    pub(crate) fn address(&self) -> IpAddr {
+        let addresses = self.addresses();
+        assert_eq!(addresses.len(), 1, "{self:?}");
+        addresses[0]
+    }
+
+    /// Checks that a call of the plugin with all of its log was carried out by the daemon. The caller knows that one is there.
+    #[track_caller]
+    pub(crate) fn by_daemon(self) -> Self {
+        let alone = ["going on without it", "has another store", "leaves it to the plugin"];
+        assert!(!alone.iter().any(|words| self.err.contains(words)), "not by the daemon: {self:?}");
+        self
+    }
+
+    /// Checks that a call of the plugin went by itself, and said why in these words.
+    #[track_caller]
+    pub(crate) fn alone(self, words: &str) -> Self {
+        assert!(self.err.contains(words), "{words:?} is not said: {self:?}");
+        self
+    }
+}
+
+/// A process that is on its way. It is killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Running {
+    child: Option<Child>,
+    what: String,
+    begun: Instant,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command, input: &str) -> Self {
+        let what = format!("{:?}", command.get_program());
+        let begun = Instant::now();
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {what}: {error}"));
+        if let Some(mut stdin) = child.stdin.take() {
+            // It fits in the pipe, so this does not wait; the program may end without reading it.
+            let _ = stdin.write_all(input.as_bytes());
+        }
+        Self { child: Some(child), what, begun }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
+    /// True if it has ended.
+    pub(crate) fn is_over(&mut self) -> bool {
+        self.child.as_mut().unwrap().try_wait().unwrap().is_some()
+    }
+
+    /// Kills it; true if that met it alive.
+    pub(crate) fn kill(mut self) -> bool {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap().signal().is_some()
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub(crate) fn end(mut self) -> Ended {
+        let child = self.child.take().unwrap();
+        let (pid, begun) = (child.id(), self.begun);
+        let (done, output) = mpsc::channel();
+        let waiting = thread::spawn(move || done.send(child.wait_with_output()));
+        let ended = output.recv_timeout(PATIENCE);
+        let took = begun.elapsed();
+        if ended.is_err() {
+            // It was not waited for to the end, so the number is still its own.
+            signal(pid, Signal::SIGKILL);
+        }
+        let _ = waiting.join();
+        let output = ended.unwrap_or_else(|_| panic!("{} has not ended after {PATIENCE:?}", self.what)).unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ended { code: output.status.code(), out: text(output.stdout), err: text(output.stderr), took }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Runs a command to its end.
+#[track_caller]
+pub(crate) fn run(command: Command) -> Ended {
+    Running::start(command, "").end()
+}
+
+/// A call of the plugin.
+#[derive(Clone)]
+pub(crate) struct Call {
+    environment: Vec<(String, String)>,
+    conf: Value,
+    uid: Option<u32>,
+}
+
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.environment)
+    }
+}
+
+impl Call {
+    /// A call for the interface `eth0`, in the environment that a runtime gives.
+    pub(crate) fn new(verb: &str, container: &str, conf: &Value) -> Self {
+        let variables = [
+            ("CNI_COMMAND", verb),
+            ("CNI_CONTAINERID", container),
+            ("CNI_NETNS", "/run/netns/no-such-namespace"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", "/opt/cni/bin"),
+        ];
+        let environment = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+        Self { environment, conf: conf.clone(), uid: None }
+    }
+
+    /// With these arguments of the runtime.
+    pub(crate) fn args(mut self, args: &str) -> Self {
+        self.environment.push(("CNI_ARGS".to_owned(), args.to_owned()));
+        self
+    }
+
+    /// By this user.
+    pub(crate) fn by(mut self, uid: u32) -> Self {
+        self.uid = Some(uid);
+        self
+    }
+
+    pub(crate) fn start(&self) -> Running {
+        let mut command = Command::new(plugin());
+        command.env_clear().envs(self.environment.iter().cloned()).current_dir("/");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if let Some(uid) = self.uid {
+            command.uid(uid).gid(uid);
+        }
+        Running::start(command, &self.conf.to_string())
+    }
+
+    #[track_caller]
+    pub(crate) fn run(&self) -> Ended {
+        self.start().end()
+    }
+
+    /// Runs it; it has to succeed.
+    #[track_caller]
+    pub(crate) fn ok(&self) -> Ended {
+        self.run().ok()
+    }
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "after {PATIENCE:?} still not: {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}

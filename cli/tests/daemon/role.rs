@@ -1,0 +1,67 @@
+//! What this program does as another user, in a process of its own.
+
+use std::env;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use wire::{FileId, Hello, Identity};
+
+use crate::fake::greet;
+use crate::lab::Lab;
+use crate::programs::{PATIENCE, Running, STRANGER};
+
+const ROLE: &str = "MARGAY_DAEMON_TEST_ROLE";
+const SOCKET: &str = "MARGAY_DAEMON_TEST_SOCKET";
+/// Device and inode of the store's queue, which a stranger cannot look up.
+const QUEUE: &str = "MARGAY_DAEMON_TEST_QUEUE";
+
+/// Plays a role as a user who owns nothing.
+pub(crate) fn play(role: &str, lab: &Lab) -> Running {
+    let FileId { device, inode } = FileId::at(&lab.store.join("queue")).unwrap();
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", "role::as_another_user", "--ignored", "--nocapture"]).env(ROLE, role);
+    command
+        .env(SOCKET, lab.socket())
+        .env(QUEUE, format!("{device} {inode}"))
+        .uid(STRANGER)
+        .gid(STRANGER)
+        .current_dir("/");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Running::start(command, "")
+}
+
+#[test]
+#[ignore = "it is a part of other tests, which start it as another user"]
+fn as_another_user() {
+    let socket = env::var(SOCKET).unwrap();
+    match env::var(ROLE).unwrap().as_str() {
+        "client" => {
+            let mut stream = UnixStream::connect(socket).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut said = Vec::new();
+            // A connection that is closed with something unread ends with an error.
+            let _ = stream.read_to_end(&mut said);
+            assert_eq!(said, b"", "a stranger was told something");
+        }
+        "listener" => {
+            let listener = UnixListener::bind(&socket).unwrap();
+            fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
+            let queue = env::var(QUEUE).unwrap();
+            let mut numbers = queue.split(' ').map(|number| number.parse().unwrap());
+            let queue = FileId { device: numbers.next().unwrap(), inode: numbers.next().unwrap() };
+            // The test kills it if nobody comes.
+            let (mut stream, _) = listener.accept().unwrap();
+            // All that a daemon would say.
+            greet(&mut stream, &Hello::new(Identity::Embedded { id: "any".to_owned(), queue }));
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut said = Vec::new();
+            let _ = stream.read_to_end(&mut said);
+            assert_eq!(said, b"", "a stranger got a request");
+        }
+        other => panic!("no role: {other}"),
+    }
+}

@@ -1,0 +1,216 @@
+//! Who may talk to whom, and about which store.
+
+use std::fs;
+use std::time::Duration;
+
+use serde_json::json;
+use wire::{FileId, Identity};
+
+use crate::daemon::{Daemon, greeting, serves_again};
+use crate::lab::{ENGINES, Lab, with_own_mounts};
+use crate::programs::{Call, PATIENCE, Running, STRANGER, margay, run, wait_until};
+use crate::role;
+
+const POOL: &str = "10.75.0.0/24";
+
+#[test]
+fn a_stranger_is_told_nothing() {
+    with_own_mounts();
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let mut daemon = Daemon::start(&lab);
+        role::play("client", &lab).end().ok();
+        assert!(daemon.log().contains("a client was sent away"), "{}", daemon.log());
+        // Nor does a plugin of theirs get anywhere, since the store's files are not theirs.
+        let add = lab.add("c1").by(STRANGER).run().failed();
+        assert!(add.err.contains("going on without it"), "{add:?}");
+        lab.nothing_is_held();
+        daemon.runs();
+        lab.add("c1").ok().by_daemon();
+    }
+}
+
+#[test]
+fn a_stranger_is_not_believed() {
+    with_own_mounts();
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        // It makes the folder as it has to be.
+        Daemon::start(&lab).end().ok();
+        let listener: Running = role::play("listener", &lab);
+        wait_until("the stranger listens", || lab.socket().exists());
+        let add = lab.add("c1").ok().alone("the daemon runs as another user");
+        assert_eq!(lab.held(), [(add.address(), "net1.c1".to_owned())].into());
+        listener.end().ok();
+        // A daemon of ours takes the place.
+        let mut daemon = Daemon::start(&lab);
+        lab.del("c1").ok().by_daemon();
+        daemon.runs();
+    }
+}
+
+#[test]
+fn the_owner_of_a_store_and_root_may_share_a_daemon() {
+    with_own_mounts();
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let given = run({
+            let mut command = std::process::Command::new("chown");
+            command.args(["-R", &format!("{STRANGER}:{STRANGER}")]).arg(lab.root());
+            command
+        });
+        given.ok();
+        let mut daemon = Daemon::start(&lab);
+        lab.add("of-root").ok().by_daemon();
+        lab.add("of-owner").by(STRANGER).ok().by_daemon();
+        assert_eq!(lab.held().len(), 2);
+        lab.del("of-owner").by(STRANGER).ok().by_daemon();
+        assert_eq!(lab.held().len(), 1);
+        daemon.runs();
+    }
+}
+
+#[test]
+fn a_greeting_says_which_store_it_is() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let _daemon = Daemon::start(&lab);
+        let hello = greeting(&lab).unwrap();
+        assert_eq!(hello.program, env!("CARGO_PKG_VERSION"));
+        let Identity::Embedded { id, queue } = hello.store else { panic!("{hello:?}") };
+        assert_eq!(queue, FileId::at(&lab.store.join("queue")).unwrap());
+        let status = lab.margay("store status -o json").ok();
+        assert_eq!(status.json()["id"], json!(id), "{status:?}");
+    }
+}
+
+/// Makes a store beside, with another pool.
+fn another(lab: &Lab, cidr: &str) -> std::path::PathBuf {
+    let folder = lab.root().join("another");
+    let url = lab.location_of(&folder).to_string();
+    run(margay(["--store", &url, "pool", "create", "other", cidr])).ok();
+    folder
+}
+
+#[test]
+fn a_store_that_takes_the_place_of_the_daemons_is_the_one_that_is_used() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let mut daemon = Daemon::start(&lab);
+        lab.add("before").ok().by_daemon();
+        let other = another(&lab, "10.76.0.0/24");
+        let aside = lab.root().join("aside");
+        fs::rename(&lab.store, &aside).unwrap();
+        fs::rename(&other, &lab.store).unwrap();
+        // At once, while the daemon may have the old one.
+        let add = lab.add("after").ok();
+        assert!(add.address().to_string().starts_with("10.76."), "{add:?}");
+        assert_eq!(lab.held().len(), 1);
+        serves_again(&lab, "later", PATIENCE);
+        let add = lab.add("later").ok().by_daemon();
+        assert!(add.address().to_string().starts_with("10.76."), "{add:?}");
+        // Nothing was written into the old one.
+        let url = lab.location_of(&aside).to_string();
+        let show = run(margay(["--store", &url, "ipam", "show", "-o", "json"])).ok();
+        assert!(show.out.contains("10.75.0.0/24"), "{show:?}");
+        daemon.runs();
+        lab.is_in_order();
+    }
+}
+
+#[test]
+fn a_store_that_is_moved_away_for_a_while_is_served_again() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let mut daemon = Daemon::start(&lab);
+        lab.add("before").ok().by_daemon();
+        let aside = lab.root().join("aside");
+        fs::rename(&lab.store, &aside).unwrap();
+        // The daemon sees that, and does not make a store.
+        std::thread::sleep(Duration::from_millis(300));
+        let none = lab.add("meanwhile").run().failed();
+        assert!(none.out.contains("there is no store") || none.out.contains("no store"), "{none:?}");
+        lab.del("meanwhile").ok();
+        assert!(!lab.store.exists(), "somebody has made a store");
+        fs::rename(&aside, &lab.store).unwrap();
+        serves_again(&lab, "later", PATIENCE / 6);
+        // And another one in its place.
+        fs::rename(&lab.store, &aside).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        let other = another(&lab, "10.76.0.0/24");
+        fs::rename(&other, &lab.store).unwrap();
+        serves_again(&lab, "later", PATIENCE / 6);
+        let add = lab.add("later").ok().by_daemon();
+        assert!(add.address().to_string().starts_with("10.76."), "{add:?}");
+        daemon.runs();
+    }
+}
+
+#[test]
+fn without_a_store_the_daemon_waits_for_one() {
+    for engine in ENGINES {
+        let lab = Lab::new(engine);
+        let mut daemon = Daemon::start(&lab);
+        assert_eq!(greeting(&lab).unwrap().store, Identity::Nothing);
+        let none = lab.add("c1").run().failed();
+        assert!(none.err.contains("has another store, none"), "{none:?}");
+        lab.del("c1").ok();
+        lab.margay("ipam show").failed();
+        assert!(!lab.store.exists(), "the daemon has made a store");
+        let conf = lab.conf_with("bridge", json!({"subnet": POOL}));
+        let made = Call::new("ADD", "c1", &conf).ok();
+        made.clone().alone("has another store, none");
+        assert!(lab.store.exists());
+        let second = Call::new("ADD", "c2", &conf).ok().by_daemon();
+        assert_ne!(second.address(), made.address());
+        assert!(matches!(greeting(&lab).unwrap().store, Identity::Embedded { .. }));
+        daemon.runs();
+        lab.is_in_order();
+    }
+}
+
+#[test]
+fn a_restored_store_ends_watches_and_is_served_anew() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let mut daemon = Daemon::start(&lab);
+        lab.add("kept").ok().by_daemon();
+        let backup = lab.root().join("backup");
+        lab.margay(&format!("store backup {}", backup.display())).ok();
+        let lost = lab.add("lost").ok().by_daemon();
+        let location = lab.location();
+        let watched = std::thread::spawn(move || watch_to_its_end(&location));
+        // It watches before the store is replaced.
+        std::thread::sleep(Duration::from_millis(500));
+        lab.margay(&format!("store restore --replace {}", backup.display())).ok();
+        let error = watched.join().unwrap();
+        assert!(error.contains("another store"), "{error}");
+        serves_again(&lab, "later", PATIENCE / 6);
+        assert!(!lab.held().contains_key(&lost.address()));
+        assert_eq!(lab.held().len(), 1);
+        daemon.runs();
+        lab.is_in_order();
+    }
+}
+
+/// Watches through the daemon; the error that ends it.
+fn watch_to_its_end(location: &datastore::Location) -> String {
+    use futures::StreamExt;
+    use kv::{Range, Store, WatchRequest};
+
+    crate::lab::block_on(async {
+        let store = datastore::served::connect(location, PATIENCE).await.unwrap();
+        let now = store.range(kv::RangeRequest::new(Range::All)).await.unwrap().revision;
+        let mut watch = store.watch(WatchRequest::new(Range::All, now.next())).await.unwrap();
+        let end = tokio::time::timeout(PATIENCE, async {
+            loop {
+                match watch.next().await {
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => return error.to_string(),
+                    None => return "an end without an error".to_owned(),
+                }
+            }
+        });
+        end.await.unwrap()
+    })
+}
