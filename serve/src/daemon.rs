@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use datastore::Location;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
@@ -21,8 +22,11 @@ use crate::metrics::Metrics;
 /// A process that opens the queue draws a ticket within this time, so many times.
 const DRAW: Duration = Duration::from_millis(1);
 const DRAWS: usize = 5;
-/// So many clients are connected at once. Further ones are closed at once, and go by themselves.
+/// So many clients are connected at once, if the system lets the process have so many files open. Further ones are closed at
+/// once, and go by themselves.
 const MOST_CLIENTS: usize = 1024;
+/// So many open files are not for clients: those of the store, and of each look at its queue.
+const OTHER_FILES: u64 = 128;
 /// How long to wait before the next client is accepted after the system refused one.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -53,7 +57,8 @@ impl Daemon {
 
     /// Serves the clients of a socket, for ever.
     pub async fn listen(self: Arc<Self>, listener: UnixListener) {
-        let room = Arc::new(Semaphore::new(MOST_CLIENTS));
+        let most = most_clients();
+        let room = Arc::new(Semaphore::new(most));
         loop {
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
@@ -64,7 +69,7 @@ impl Daemon {
                 }
             };
             let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
-                tracing::warn!(most = MOST_CLIENTS, "too many clients: one was sent away");
+                tracing::warn!(most, "too many clients: one was sent away");
                 continue;
             };
             let daemon = Arc::clone(&self);
@@ -89,13 +94,25 @@ impl Daemon {
     }
 }
 
+/// How many clients may be connected at once. A daemon that can open no file does not see who waits for the lock, and cannot
+/// take it back.
+fn most_clients() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    // The usual limit is so low for the sake of select(2).
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    let files = if raised.is_ok() { limit.maximum } else { limit.current };
+    // A client that asks has a second one.
+    let room = files.map_or(u64::MAX, |files| files.saturating_sub(OTHER_FILES) / 2);
+    usize::try_from(room).unwrap_or(usize::MAX).clamp(1, MOST_CLIENTS)
+}
+
 /// Hands the store over whenever a process waits for its lock.
 async fn step_aside(daemon: Arc<Daemon>) {
     let held = &daemon.held;
     let Some(folder) = held.location().path().map(Path::to_owned) else { return };
     loop {
         held.until_open().await;
-        let eyes = Eyes::on(&folder);
+        let mut eyes = Eyes::on(&folder);
         let announced = loop {
             // Before anything else: what has happened before the eyes were open.
             if held.is_wanted() {

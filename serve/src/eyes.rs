@@ -4,24 +4,23 @@
 //! kernel cannot, the daemon looks every 15 ms.
 
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::inotify::{CreateFlags, Reader, WatchFlags, add_watch, init};
-use tokio::io::unix::AsyncFd;
+use futures::{FutureExt, StreamExt};
+use inotify::{EventStream, Inotify, WatchMask};
 use tokio::time::{sleep, timeout};
 
 /// How often the daemon looks where the kernel does not tell.
 const LOOK: Duration = Duration::from_millis(15);
 /// How often it looks anyway: a folder above the store's may be moved, which the kernel does not tell.
 const SELDOM: Duration = Duration::from_secs(1);
+/// Room for what the kernel tells at once, in bytes.
+const ROOM: usize = 1024;
 
 /// The eyes of the daemon on the folder of a store.
-#[derive(Debug)]
 pub(crate) struct Eyes {
-    told: Option<AsyncFd<OwnedFd>>,
+    told: Option<EventStream<[u8; ROOM]>>,
 }
 
 impl Eyes {
@@ -35,22 +34,22 @@ impl Eyes {
     }
 
     /// Waits until a process may want the store, or it is time to look.
-    pub(crate) async fn blink(&self) {
-        let Some(told) = &self.told else { return sleep(LOOK).await };
-        if let Ok(Ok(mut ready)) = timeout(SELDOM, told.readable()).await {
-            // What is told does not matter; it only has to be taken away.
-            let mut bytes = [MaybeUninit::uninit(); 1024];
-            while Reader::new(told.get_ref(), &mut bytes).next().is_ok() {}
-            ready.clear_ready();
+    pub(crate) async fn blink(&mut self) {
+        let Some(told) = &mut self.told else { return sleep(LOOK).await };
+        let mut event = timeout(SELDOM, told.next()).await.ok().flatten();
+        // What is told does not matter; it only has to be taken away.
+        while event.is_some_and(|event| event.is_ok()) {
+            event = told.next().now_or_never().flatten();
         }
     }
 }
 
-fn watch(folder: &Path) -> io::Result<AsyncFd<OwnedFd>> {
-    let told = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-    add_watch(&told, folder.join("queue"), WatchFlags::OPEN | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF)?;
-    add_watch(&told, folder, WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF | WatchFlags::ONLYDIR)?;
-    Ok(AsyncFd::register(told)?)
+fn watch(folder: &Path) -> io::Result<EventStream<[u8; ROOM]>> {
+    let told = Inotify::init()?;
+    let moved = WatchMask::MOVE_SELF | WatchMask::DELETE_SELF;
+    told.watches().add(folder.join("queue"), WatchMask::OPEN | moved)?;
+    told.watches().add(folder, WatchMask::ONLYDIR | moved)?;
+    told.into_event_stream([0; ROOM])
 }
 
 #[cfg(test)]
@@ -66,7 +65,7 @@ mod tests {
         let folder = root.path().join("store");
         fs::create_dir(&folder).unwrap();
         fs::write(folder.join("queue"), "").unwrap();
-        let eyes = Eyes::on(&folder);
+        let mut eyes = Eyes::on(&folder);
         assert!(eyes.told.is_some());
         let begun = Instant::now();
         eyes.blink().await;
@@ -83,7 +82,7 @@ mod tests {
 
     #[tokio::test]
     async fn without_the_kernel_the_daemon_looks_often() {
-        let eyes = Eyes::on(Path::new("/no/such/folder"));
+        let mut eyes = Eyes::on(Path::new("/no/such/folder"));
         let begun = Instant::now();
         eyes.blink().await;
         assert!(begun.elapsed() < SELDOM);

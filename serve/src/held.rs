@@ -75,14 +75,19 @@ pub struct Turn {
 impl Turn {
     /// The store.
     pub fn store(&self) -> Result<Arc<dyn Store>> {
-        Ok(self.open()?.store())
+        self.store_for(Purpose::Any)
     }
 
     /// The store for releases, which may use what a full disk has left for them.
     pub fn store_to_release(&self) -> Result<Arc<dyn Store>> {
+        self.store_for(Purpose::Release)
+    }
+
+    /// The store for writes of this purpose, whatever it was opened for.
+    fn store_for(&self, purpose: Purpose) -> Result<Arc<dyn Store>> {
         let open = self.open()?;
         Ok(match open.embedded() {
-            Some(store) => Arc::new(store.with_purpose(Purpose::Release)),
+            Some(store) => Arc::new(store.with_purpose(purpose)),
             None => open.store(),
         })
     }
@@ -179,7 +184,12 @@ impl Held {
 
     /// Opens the store and looks which one it is.
     async fn reopen(&self, state: &mut OwnedRwLockWriteGuard<State>, wait: Duration) -> Result<()> {
-        let open = datastore::open(&self.shared.location, Create::Never, wait).await?;
+        let location = &self.shared.location;
+        let open = match datastore::open(location, Create::Never, wait).await {
+            // There may be room for releases. Other writes are refused until what was kept for these is there again.
+            Err(error) if *error.kind() == ErrorKind::NoSpace => datastore::open_to_release(location, wait).await?,
+            opened => opened?,
+        };
         let identity = match (open.embedded(), self.shared.location.path()) {
             (Some(store), Some(folder)) => {
                 let queue = FileId::at(&folder.join("queue"));

@@ -63,7 +63,15 @@ fn garbage_closes_its_connection_and_no_other() {
     let garbage: Vec<u8> = (0..100_000).map(|_| fastrand::u8(..)).collect();
     let cases: Vec<(&str, Vec<u8>)> = vec![
         ("another language", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec()),
-        ("another version", Frame::empty(Kind::Yield).to_bytes().into_iter().enumerate().map(|(at, byte)| if at == 0 { 9 } else { byte }).collect()),
+        (
+            "another version",
+            Frame::empty(Kind::Yield)
+                .to_bytes()
+                .into_iter()
+                .enumerate()
+                .map(|(at, byte)| if at == 0 { 9 } else { byte })
+                .collect(),
+        ),
         ("random bytes", [vec![VERSION], garbage.clone()].concat()),
         ("no such kind", header(b'?', 0)),
         ("a frame that only daemons send", header(b'a', 0)),
@@ -173,7 +181,12 @@ fn a_plugin_beside_more_clients_than_the_daemon_can_have() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut command = std::process::Command::new("sh");
-        command.args(["-c", "ulimit -n 1024 && exec \"$0\" --store \"$1\" serve", env!("CARGO_BIN_EXE_margay"), &lab.url()]);
+        command.args([
+            "-c",
+            "ulimit -n 1024 && exec \"$0\" --store \"$1\" serve",
+            env!("CARGO_BIN_EXE_margay"),
+            &lab.url(),
+        ]);
         command.stdin(std::process::Stdio::null()).env_clear();
         let mut daemon = Daemon::start_as(&lab, command);
         daemon.wait_to_greet(&lab);
@@ -219,7 +232,7 @@ fn keys_of_a_client_are_a_stores() {
         // A transaction as large as may be, and one that is larger.
         store.put("/big", "x".repeat(1_000_000)).await.unwrap();
         let error = store.put("/bigger", "x".repeat(3_000_000)).await.unwrap_err();
-        assert!(error.to_string().starts_with(&lab.url()), "{error}");
+        assert!(error.to_string().contains("too large"), "{error}");
         assert!(store.get("/bigger").await.unwrap().is_none());
         store.delete(Range::key("/big")).await.unwrap();
     });

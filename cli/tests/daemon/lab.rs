@@ -5,7 +5,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use datastore::{Create, Location, OpenStore, care, served};
+use datastore::{Location, OpenStore, care, served};
 use ipam_core::model::{Block, Document, keys};
 use ipam_core::{Ipam, Nodes};
 use kv::{Range, StoreExt};
@@ -104,7 +104,8 @@ impl Lab {
     /// Opens the store's files, as programs did that know no daemon, and holds them as long as something takes.
     pub(crate) fn held_open<T>(&self, work: impl AsyncFnOnce(&OpenStore) -> T) -> T {
         block_on(async {
-            let open = datastore::open(&self.location(), Create::Never, PATIENCE).await.unwrap();
+            // A full disk has room for that.
+            let open = datastore::open_to_release(&self.location(), PATIENCE).await.unwrap();
             let done = work(&open).await;
             open.close().await.unwrap();
             done

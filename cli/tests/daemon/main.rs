@@ -2,8 +2,15 @@
 //! another one being well. Needs root.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod activation;
+mod alike;
 mod bad_input;
+mod cluster;
+mod commands;
+mod crowd;
 mod daemon;
+mod disk;
+mod ends;
 mod fake;
 mod hand_over;
 mod lab;
@@ -12,4 +19,6 @@ mod lost;
 mod never_needed;
 mod programs;
 mod role;
+#[path = "../../../backend-etcd/tests/support/server.rs"]
+mod server;
 mod trust;

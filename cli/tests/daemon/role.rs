@@ -24,7 +24,12 @@ pub(crate) fn play(role: &str, lab: &Lab) -> Running {
     let FileId { device, inode } = FileId::at(&lab.store.join("queue")).unwrap();
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", "role::as_another_user", "--ignored", "--nocapture"]).env(ROLE, role);
-    command.env(SOCKET, lab.socket()).env(QUEUE, format!("{device} {inode}")).uid(STRANGER).gid(STRANGER).current_dir("/");
+    command
+        .env(SOCKET, lab.socket())
+        .env(QUEUE, format!("{device} {inode}"))
+        .uid(STRANGER)
+        .gid(STRANGER)
+        .current_dir("/");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     Running::start(command, "")
 }

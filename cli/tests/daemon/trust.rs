@@ -8,7 +8,7 @@ use wire::{FileId, Identity};
 
 use crate::daemon::{Daemon, greeting, serves_again};
 use crate::lab::{ENGINES, Lab, with_own_mounts};
-use crate::programs::{Call, PATIENCE, STRANGER, Running, margay, run, wait_until};
+use crate::programs::{Call, PATIENCE, Running, STRANGER, margay, run, wait_until};
 use crate::role;
 
 const POOL: &str = "10.75.0.0/24";

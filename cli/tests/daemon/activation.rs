@@ -1,0 +1,96 @@
+//! A socket that systemd has made.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::daemon::Daemon;
+use crate::lab::{ENGINES, Lab};
+use crate::programs::{PATIENCE, wait_until};
+
+const POOL: &str = "10.83.0.0/24";
+
+/// A daemon as systemd starts it: with the listener as file 3, and with a place to say how it is.
+fn activate(lab: &Lab, listener: &UnixListener) -> Daemon {
+    let script = "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" --log-level debug --store \"$1\" serve";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_margay"), &lab.url()]).env_clear();
+    command.env("NOTIFY_SOCKET", lab.root().join("notify"));
+    command.stdin(OwnedFd::from(listener.try_clone().unwrap()));
+    Daemon::start_as(lab, command)
+}
+
+/// Waits until a state is told.
+#[track_caller]
+fn wait_for(told: &UnixDatagram, state: &str) {
+    told.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let mut bytes = [0; 1000];
+    wait_until(state, || {
+        let read = told.recv(&mut bytes).unwrap_or(0);
+        String::from_utf8_lossy(&bytes[..read]).lines().any(|line| line == state)
+    });
+}
+
+#[test]
+fn a_socket_of_systemds_is_used_and_stays() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        std::fs::create_dir_all(lab.socket().parent().unwrap()).unwrap();
+        let listener = UnixListener::bind(lab.socket()).unwrap();
+        let told = UnixDatagram::bind(lab.root().join("notify")).unwrap();
+        for round in 0..3 {
+            // The first caller is there before the daemon, and starts it.
+            let first = lab.add(&format!("first{round}")).start();
+            let mut daemon = activate(&lab, &listener);
+            first.end().ok();
+            wait_for(&told, "READY=1");
+            lab.add(&format!("second{round}")).ok().by_daemon();
+            daemon.runs();
+            let ended = daemon.end();
+            assert_eq!(ended.code, Some(0), "{ended:?}");
+            wait_for(&told, "STOPPING=1");
+            assert!(lab.socket().exists(), "the socket is gone");
+        }
+        assert_eq!(lab.held().len(), 6);
+        // Nobody listens any more once systemd has closed it, too.
+        drop(listener);
+        let begun = Instant::now();
+        lab.add("after").ok();
+        assert!(begun.elapsed() < PATIENCE / 10);
+    }
+}
+
+#[test]
+fn a_caller_that_starts_the_daemon_is_served_by_it() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        std::fs::create_dir_all(lab.socket().parent().unwrap()).unwrap();
+        let listener = UnixListener::bind(lab.socket()).unwrap();
+        let _told = UnixDatagram::bind(lab.root().join("notify")).unwrap();
+        let callers: Vec<_> = (0..4).map(|number| lab.add(&format!("c{number}")).start()).collect();
+        let mut daemon = activate(&lab, &listener);
+        for caller in callers {
+            let add = caller.end().ok();
+            // A second is enough on a machine that has nothing else to do.
+            if add.took < Duration::from_secs(1) {
+                add.by_daemon();
+            }
+        }
+        assert_eq!(lab.held().len(), 4);
+        daemon.runs();
+    }
+}
+
+#[test]
+fn a_daemon_is_ready_without_a_store_too() {
+    for engine in ENGINES {
+        let lab = Lab::new(engine);
+        std::fs::create_dir_all(lab.socket().parent().unwrap()).unwrap();
+        let listener = UnixListener::bind(lab.socket()).unwrap();
+        let told = UnixDatagram::bind(lab.root().join("notify")).unwrap();
+        let _daemon = activate(&lab, &listener);
+        wait_for(&told, "READY=1");
+        assert!(!lab.store.exists());
+    }
+}

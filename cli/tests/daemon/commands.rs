@@ -1,0 +1,201 @@
+//! Commands beside a daemon say what they say without it.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::daemon::{Daemon, serves_again};
+use crate::lab::{ENGINES, Lab};
+use crate::programs::{Ended, PATIENCE, Running, margay, run};
+
+const POOL: &str = "10.81.0.0/24";
+
+/// What a command has said and done, save how long it took.
+fn said(ended: Ended) -> (Option<i32>, String, String) {
+    (ended.code, ended.out, ended.err)
+}
+
+/// A store with a bit of everything.
+fn furnished(engine: &'static str) -> Lab {
+    let lab = Lab::with_pool(engine, POOL);
+    for number in 0..5 {
+        lab.add(&format!("c{number}")).ok();
+    }
+    lab.del("c3").ok();
+    lab.margay("reservation create routers 10.81.0.1 10.81.0.2").ok();
+    lab
+}
+
+#[test]
+fn what_only_reads_says_the_same() {
+    for engine in ENGINES {
+        let lab = furnished(engine);
+        let address = lab.held().keys().next().unwrap().to_string();
+        let commands = [
+            "ipam show".to_owned(),
+            "ipam show --show-blocks -o json".to_owned(),
+            "ipam show --show-configuration".to_owned(),
+            "ipam show --show-borrowed".to_owned(),
+            format!("ipam show --ip {address}"),
+            format!("ipam show --ip {address} -o yaml"),
+            "ipam show --ip 10.81.0.200".to_owned(),
+            "ipam show --ip 192.0.2.1".to_owned(),
+            "ipam check".to_owned(),
+            "ipam check -o json --show-all-ips".to_owned(),
+            "ipam check --repair".to_owned(),
+            format!("ipam history --ip {address}"),
+            "ipam history --node node-1 -o json".to_owned(),
+            "ipam map".to_owned(),
+            "ipam explain --node node-1".to_owned(),
+            "pool list".to_owned(),
+            "pool list -o yaml".to_owned(),
+            "pool create lab 10.99.0.0/24".to_owned(),
+            "pool delete none".to_owned(),
+            "reservation list".to_owned(),
+            "gc --boot".to_owned(),
+            "gc --netns".to_owned(),
+            "store verify".to_owned(),
+            "store upgrade --dry-run".to_owned(),
+            "store restore /none".to_owned(),
+        ];
+        let without: Vec<_> = commands.iter().map(|command| said(lab.margay(command))).collect();
+        let mut daemon = Daemon::start(&lab);
+        for (command, without) in commands.iter().zip(without) {
+            assert_eq!(said(lab.margay(command)), without, "{engine}: {command}");
+        }
+        daemon.runs();
+        lab.add("after").ok().by_daemon();
+    }
+}
+
+#[test]
+fn what_writes_does_the_same() {
+    for engine in ENGINES {
+        let labs = [furnished(engine), furnished(engine)];
+        let mut daemon = Daemon::start(&labs[1]);
+        let commands = [
+            "pool create six fd81::/112",
+            "pool create sub 10.82.0.0/24 --gateway 10.82.0.1",
+            "pool list",
+            "reservation create more 10.81.0.9",
+            "reservation delete routers",
+            "reservation list",
+            "ipam configure --help",
+            "ipam release --ip 10.81.0.250",
+            "gc --free --node node-1 --apply",
+            "ipam show",
+            "pool delete six",
+            "pool delete sub",
+            "store compact",
+            "store verify",
+            "ipam check",
+        ];
+        for command in commands {
+            let [without, beside] = [0, 1].map(|at| labs[at].margay(command));
+            let plain = |ended: Ended, lab: &Lab| {
+                let (code, out, err) = said(ended);
+                (code, out.replace(&lab.url(), "STORE"), err.replace(&lab.url(), "STORE"))
+            };
+            let [without, beside] = [plain(without, &labs[0]), plain(beside, &labs[1])];
+            if command == "store compact" || command == "store verify" {
+                // They tell bytes.
+                assert_eq!(beside.0, without.0, "{engine}: {command}: {beside:?}");
+            } else {
+                assert_eq!(beside, without, "{engine}: {command}");
+            }
+        }
+        daemon.runs();
+        assert_eq!(labs[0].held(), labs[1].held());
+        labs[1].add("after").ok().by_daemon();
+    }
+}
+
+#[test]
+fn the_state_of_a_store_names_the_daemon() {
+    for engine in ENGINES {
+        let lab = furnished(engine);
+        let daemon = Daemon::start(&lab);
+        let status = lab.margay("store status -o json").ok();
+        assert!(status.out.contains(&format!("{} (margay)", daemon.pid())), "{status:?}");
+        daemon.end().ok();
+        let status = lab.margay("store status").ok();
+        assert!(status.out.contains("nobody"), "{status:?}");
+    }
+}
+
+#[test]
+fn a_backup_a_replacement_and_a_move() {
+    for engine in ENGINES {
+        let lab = furnished(engine);
+        let mut daemon = Daemon::start(&lab);
+        let before = lab.held();
+        let backup = lab.root().join("backup");
+        lab.margay(&format!("store backup {}", backup.display())).ok();
+        lab.add("lost").ok().by_daemon();
+        lab.margay(&format!("store restore --replace {}", backup.display())).ok();
+        assert_eq!(lab.held(), before);
+        serves_again(&lab, "again", PATIENCE / 6);
+        // To a store of the other engine, and from there on the daemon's is empty of nothing.
+        let other = match engine {
+            "sled" => format!("redb://{}", lab.root().join("moved").display()),
+            _ => format!("sled://{}", lab.root().join("moved").display()),
+        };
+        run(margay(["migrate", &lab.url(), &other])).ok();
+        lab.add("meanwhile").ok().by_daemon();
+        run(margay(["migrate", &lab.url(), &other])).ok();
+        run(margay(["migrate", &lab.url(), &other, "--finish"])).ok();
+        let moved = run(margay(["--store", &other, "ipam", "show", "-o", "json"])).ok();
+        let here = lab.margay("ipam show -o json").ok();
+        assert_eq!(moved.json()["pools"], here.json()["pools"]);
+        daemon.runs();
+    }
+}
+
+#[test]
+fn a_move_into_the_store_of_a_daemon() {
+    for engine in ENGINES {
+        let lab = furnished(engine);
+        let target = Lab::new(engine);
+        // The daemon has nothing yet.
+        let mut daemon = Daemon::start(&target);
+        run(margay(["migrate", &lab.url(), &target.url()])).ok();
+        let refused = target.add("early").run().failed();
+        assert!(!refused.out.contains("daemon"), "{refused:?}");
+        run(margay(["migrate", &lab.url(), &target.url(), "--finish"])).ok();
+        target.add("c9").ok().by_daemon();
+        assert_eq!(target.held().len(), lab.held().len() + 1);
+        daemon.runs();
+        target.is_in_order();
+    }
+}
+
+#[test]
+fn a_watch_sees_what_goes_through_the_daemon() {
+    for engine in ENGINES {
+        let lab = furnished(engine);
+        let daemon = Daemon::start(&lab);
+        let mut command: Command =
+            margay(["--store", &lab.url(), "watch", "--count", "4", "--for", "50s", "-o", "json"]);
+        command.stdout(Stdio::piped());
+        let watch = Running::start(command, "");
+        // It has to be there first.
+        std::thread::sleep(Duration::from_secs(1));
+        let add = lab.add("seen").ok().by_daemon();
+        lab.del("seen").ok().by_daemon();
+        lab.held();
+        // It outlives the daemon.
+        daemon.kill();
+        let alone = lab.add("alone").ok();
+        let _daemon = Daemon::start(&lab);
+        let again = lab.add("again").ok().by_daemon();
+        let watched = watch.end().ok();
+        let lines: Vec<serde_json::Value> =
+            watched.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let seen: Vec<_> = lines.iter().map(|line| (line["event"].clone(), line["address"].clone())).collect();
+        let expected = [("assigned", &add), ("released", &add), ("assigned", &alone), ("assigned", &again)];
+        let expected: Vec<_> =
+            expected.iter().map(|(event, of)| (json!(event), json!(of.address().to_string()))).collect();
+        assert_eq!(seen, expected, "{watched:?}");
+    }
+}

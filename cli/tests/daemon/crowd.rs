@@ -1,0 +1,123 @@
+//! Many plugins at once.
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+
+use crate::daemon::Daemon;
+use crate::lab::{ENGINES, Lab};
+use crate::programs::Call;
+
+/// So many ADDs at once have addresses of their own, and the daemon makes fewer commits than there are ADDs.
+#[track_caller]
+fn crowd(lab: &Lab, count: usize) {
+    let mut daemon = Daemon::start(lab);
+    // The first one claims a block.
+    lab.add("first").ok().by_daemon();
+    let before = lab.revision();
+    // They all wait for the lock, so that they meet in the daemon.
+    let adds: Vec<_> = lab.held_open(async |_| {
+        let adds = (0..count).map(|number| lab.add(&format!("c{number}")).start()).collect();
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        adds
+    });
+    let given: BTreeSet<_> = adds.into_iter().map(|add| add.end().ok().by_daemon().address()).collect();
+    assert_eq!(given.len(), count, "an address was given twice");
+    let commits = lab.revision() - before;
+    assert!(commits < i64::try_from(count).unwrap() / 2, "{commits} commits for {count} ADDs");
+    let held = lab.held();
+    assert_eq!(held.len(), count + 1);
+    assert!(given.iter().all(|address| held.contains_key(address)));
+    let dels: Vec<_> = (0..count).map(|number| lab.del(&format!("c{number}")).start()).collect();
+    dels.into_iter().for_each(|del| _ = del.end().ok().by_daemon());
+    lab.del("first").ok().by_daemon();
+    lab.nothing_is_held();
+    lab.is_in_order();
+    daemon.runs();
+}
+
+#[test]
+fn sixteen_plugins_at_once() {
+    for engine in ENGINES {
+        crowd(&Lab::with_pool(engine, "10.78.0.0/24"), 16);
+    }
+}
+
+#[test]
+fn two_hundred_plugins_at_once() {
+    for engine in ENGINES {
+        // More than one block, and a commit has its limits.
+        crowd(&Lab::with_pool(engine, "10.78.0.0/22"), 200);
+    }
+}
+
+#[test]
+fn a_crowd_that_finds_too_few_addresses() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.78.0.0/28");
+        let mut daemon = Daemon::start(&lab);
+        let adds: Vec<_> = lab.held_open(async |_| {
+            let adds = (0..20).map(|number| lab.add(&format!("c{number}")).start()).collect();
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            adds
+        });
+        let ended: Vec<_> = adds.into_iter().map(|add| add.end()).collect();
+        let given: BTreeSet<_> = ended.iter().filter(|add| add.code == Some(0)).map(|add| add.address()).collect();
+        let refused: Vec<_> = ended.iter().filter(|add| add.code != Some(0)).cloned().collect();
+        assert_eq!(given.len() + refused.len(), 20);
+        assert_eq!(given, lab.held().into_keys().collect());
+        assert!(!refused.is_empty() && given.len() >= 13, "{} of 16", given.len());
+        for refused in refused {
+            let refused = refused.failed();
+            assert!(refused.out.contains("No IPs available"), "{refused:?}");
+        }
+        // As without the daemon: one more ADD is refused in the same words.
+        let beside = lab.add("more").run().failed();
+        daemon.runs();
+        daemon.end().ok();
+        let alone = lab.add("more").run().failed();
+        assert_eq!(beside.out, alone.out);
+    }
+}
+
+#[test]
+fn networks_and_families_and_wishes_beside_each_other() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.78.0.0/24");
+        lab.margay("pool create six fd78::/112").ok();
+        let mut daemon = Daemon::start(&lab);
+        let both = lab.conf_with("bridge", json!({"assign_ipv6": "true"}));
+        let other = {
+            let mut conf = lab.conf();
+            conf["name"] = "net2".into();
+            conf["nodename"] = "node-2".into();
+            conf
+        };
+        let calico = lab.conf_with("calico", json!({}));
+        let calls: Vec<(Call, usize)> = (0..24)
+            .map(|number| match number % 4 {
+                0 => (Call::new("ADD", &format!("c{number}"), &both), 2),
+                1 => (Call::new("ADD", &format!("c{number}"), &other), 1),
+                2 => {
+                    (Call::new("ADD", &format!("c{number}"), &calico).args(&format!("IP=10.78.0.{}", 200 + number)), 1)
+                }
+                _ => (lab.add(&format!("c{number}")), 1),
+            })
+            .collect();
+        let started: Vec<_> = lab.held_open(async |_| {
+            let started = calls.iter().map(|(call, count)| (call.start(), *count)).collect();
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            started
+        });
+        let mut given = BTreeSet::new();
+        for (add, count) in started {
+            let add = add.end().ok().by_daemon();
+            assert_eq!(add.addresses().len(), count, "{add:?}");
+            given.extend(add.addresses());
+        }
+        assert_eq!(given.len(), 30);
+        assert_eq!(given, lab.held().into_keys().collect());
+        lab.is_in_order();
+        daemon.runs();
+    }
+}

@@ -1,0 +1,124 @@
+//! A full disk, and a damaged store.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::daemon::Daemon;
+use crate::lab::{ENGINES, Lab, tmpfs, with_own_mounts};
+use crate::programs::{Call, margay, run};
+
+/// Fills what is left of a file system, to the last byte.
+fn fill(folder: &Path) {
+    let mut file = File::create(folder.join("filler")).unwrap();
+    for size in [1 << 16, 1 << 12, 1] {
+        while file.write_all(&vec![b'x'; size]).is_ok() {}
+    }
+}
+
+/// The lab's configuration for a store elsewhere.
+fn conf_at(lab: &Lab, store: &Path) -> Value {
+    let mut conf = lab.conf();
+    conf["datastore_path"] = store.to_str().unwrap().into();
+    conf
+}
+
+#[test]
+fn dels_go_on_although_the_disk_is_full() {
+    with_own_mounts();
+    for engine in ENGINES {
+        let mut lab = Lab::new(engine);
+        let disk = lab.root().join("disk");
+        fs::create_dir(&disk).unwrap();
+        tmpfs(&disk, "size=24m,mode=700");
+        lab.store = disk.join("store");
+        lab.margay("pool create lab 10.79.0.0/24").ok();
+        let mut daemon = Daemon::start(&lab);
+        for number in 0..20 {
+            lab.add(&format!("c{number}")).ok().by_daemon();
+        }
+        fill(&disk);
+        let mut refused = None;
+        for number in 20..200 {
+            let add = lab.add(&format!("c{number}")).run();
+            if add.code != Some(0) {
+                refused = Some(add.failed());
+                break;
+            }
+        }
+        let refused = refused.expect("no ADD was refused on a full disk");
+        assert!(refused.out.contains("space"), "{refused:?}");
+        // Commands may use what is kept for releases, too.
+        let released = lab.margay("ipam release --container c0");
+        assert_eq!(released.code, Some(0), "{engine}: {released:?}\n{}", daemon.log());
+        let held = lab.held();
+        assert!(held.len() >= 19);
+        for number in 0..20 {
+            let del = lab.del(&format!("c{number}")).run();
+            assert_eq!(del.code, Some(0), "{engine} {number}: {del:?}");
+        }
+        assert_eq!(lab.held().len(), held.len() - 19);
+        fs::remove_file(disk.join("filler")).unwrap();
+        lab.margay("reservation create later 10.79.0.250").ok();
+        crate::daemon::serves_again(&lab, "later", crate::programs::PATIENCE / 6);
+        daemon.runs();
+        lab.is_in_order();
+        drop(daemon);
+    }
+}
+
+#[test]
+fn a_damaged_store_is_told_of_as_without_the_daemon() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.79.0.0/24");
+        lab.add("c1").ok();
+        let id = lab.store.join("store.id");
+        let whole = fs::read(&id).unwrap();
+        fs::write(&id, "no store at all").unwrap();
+        let without = lab.add("c2").run().failed();
+        let mut daemon = Daemon::start(&lab);
+        let beside = lab.add("c2").run().failed();
+        assert_eq!(beside.out, without.out);
+        let shown = lab.margay("ipam show").failed();
+        assert!(shown.out.is_empty(), "{shown:?}");
+        // Once it is mended, the daemon serves it.
+        fs::write(&id, whole).unwrap();
+        crate::daemon::serves_again(&lab, "c2", crate::programs::PATIENCE / 6);
+        assert_eq!(lab.held().len(), 1);
+        daemon.runs();
+    }
+}
+
+#[test]
+fn a_store_that_is_damaged_under_the_daemon_gives_nothing_twice() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.79.0.0/24");
+        let mut daemon = Daemon::start(&lab);
+        let first = lab.add("c1").ok().by_daemon().address();
+        // The newest revision is beyond what the engine has: it has lost commits.
+        let kept = lab.root().join("kept");
+        let copied = run({
+            let mut command = std::process::Command::new("cp");
+            command.arg("-a").arg(&lab.store).arg(&kept);
+            command
+        });
+        copied.ok();
+        for number in 2..8 {
+            lab.add(&format!("c{number}")).ok().by_daemon();
+        }
+        // An older copy in its place, as from a snapshot of the disk: another folder, another queue, the same id.
+        fs::rename(&lab.store, lab.root().join("aside")).unwrap();
+        fs::rename(&kept, &lab.store).unwrap();
+        let without = Call::new("ADD", "c9", &conf_at(&lab, &lab.store)).run();
+        if without.code == Some(0) {
+            assert_ne!(without.address(), first);
+            lab.is_in_order();
+        }
+        daemon.runs();
+        let url = lab.location_of(&lab.root().join("aside")).to_string();
+        let check = run(margay(["--store", &url, "ipam", "check"])).ok();
+        assert!(!check.out.contains("c9"), "{check:?}");
+    }
+}

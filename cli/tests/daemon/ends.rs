@@ -1,0 +1,146 @@
+//! The daemon's end, asked for or not, while plugins call.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, sleep};
+use std::time::Duration;
+
+use crate::daemon::Daemon;
+use crate::lab::{ENGINES, Lab};
+
+const POOL: &str = "10.80.0.0/22";
+/// How many plugins call at the same time.
+const CALLERS: usize = 6;
+/// How often the daemon is killed, unless `MARGAY_SERVE_ROUNDS` says otherwise.
+const ROUNDS: u32 = 20;
+
+/// What runtimes were told.
+#[derive(Default)]
+struct Told {
+    /// Who has what, as far as an ADD has said so and no DEL has.
+    held: Mutex<BTreeMap<IpAddr, String>>,
+    adds: AtomicUsize,
+    dels: AtomicUsize,
+}
+
+impl Told {
+    /// Calls ADD and DEL until it is over, and keeps every third container. Each call has to succeed.
+    fn call(&self, lab: &Lab, caller: usize, over: &AtomicBool) {
+        for round in 0.. {
+            if over.load(Ordering::SeqCst) {
+                return;
+            }
+            let container = format!("c{caller}-{round}-{}", self.adds.load(Ordering::SeqCst));
+            let address = lab.add(&container).ok().address();
+            self.adds.fetch_add(1, Ordering::SeqCst);
+            let before = self.held.lock().unwrap().insert(address, format!("net1.{container}"));
+            assert_eq!(before, None, "{address} was given twice");
+            if round % 3 != 0 {
+                // Before the DEL: afterwards it may be another container's.
+                self.held.lock().unwrap().remove(&address);
+                lab.del(&container).ok();
+                self.dels.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Calls while something is done; afterwards the store has what was told, and nothing else.
+    fn while_calling<T>(lab: &Lab, work: impl FnOnce(&Self) -> T) -> T {
+        let (told, over) = (Self::default(), AtomicBool::new(false));
+        let done = thread::scope(|scope| {
+            for caller in 0..CALLERS {
+                let (told, over) = (&told, &over);
+                scope.spawn(move || {
+                    // The others end, too, if this one fails.
+                    let _over = OnDrop(over);
+                    told.call(lab, caller, over);
+                });
+            }
+            let _over = OnDrop(&over);
+            work(&told)
+        });
+        let told = told.held.into_inner().unwrap();
+        assert_eq!(lab.held(), told);
+        lab.is_in_order();
+        done
+    }
+}
+
+/// Says that it is over when it is dropped.
+struct OnDrop<'a>(&'a AtomicBool);
+
+impl Drop for OnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn an_end_that_is_asked_for_costs_no_call() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        Told::while_calling(&lab, |told| {
+            for round in 0..6 {
+                let daemon = Daemon::start(&lab);
+                let before = told.adds.load(Ordering::SeqCst);
+                sleep(Duration::from_millis(200 + round * 17));
+                let ended = daemon.end();
+                assert_eq!(ended.code, Some(0), "{ended:?}");
+                assert!(!lab.socket().exists(), "the socket stays");
+                assert!(told.adds.load(Ordering::SeqCst) > before, "nobody has called");
+                // A while without it.
+                sleep(Duration::from_millis(50));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_daemon_that_is_killed_at_any_moment_costs_no_call() {
+    let rounds = std::env::var("MARGAY_SERVE_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        Told::while_calling(&lab, |told| {
+            for round in 0..rounds {
+                let daemon = Daemon::start(&lab);
+                let before = told.adds.load(Ordering::SeqCst);
+                sleep(Duration::from_millis(fastrand::u64(1..150)));
+                daemon.kill();
+                // Often another one is there at once.
+                if round % 4 == 0 {
+                    sleep(Duration::from_millis(fastrand::u64(1..100)));
+                    assert!(told.adds.load(Ordering::SeqCst) >= before);
+                }
+            }
+            assert!(told.adds.load(Ordering::SeqCst) > 10 && told.dels.load(Ordering::SeqCst) > 5, "too few calls");
+        });
+    }
+}
+
+#[test]
+fn plugins_and_the_daemon_are_killed_by_turns() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let mut daemon = Some(Daemon::start(&lab));
+        for round in 0..12 {
+            let plugins: Vec<_> = (0..6).map(|number| lab.add(&format!("c{number}")).start()).collect();
+            sleep(Duration::from_millis(fastrand::u64(0..60)));
+            if round % 2 == 0 {
+                daemon.take().unwrap().kill();
+            }
+            plugins.into_iter().for_each(|plugin| _ = plugin.kill());
+            if round % 4 == 0 {
+                daemon = Some(Daemon::start(&lab));
+            }
+            let dels: Vec<_> = (0..6).map(|number| lab.del(&format!("c{number}")).start()).collect();
+            dels.into_iter().for_each(|del| _ = del.end().ok());
+            lab.nothing_is_held();
+            daemon.get_or_insert_with(|| Daemon::start(&lab));
+        }
+        sleep(Duration::from_secs(1));
+        lab.nothing_is_held();
+        lab.is_in_order();
+    }
+}
