@@ -12,7 +12,7 @@ use crate::programs::{Call, margay, run};
 
 /// Fills what is left of a file system, to the last byte.
 fn fill(folder: &Path) {
-    let mut file = File::create(folder.join("filler")).unwrap();
+    let mut file = File::options().create(true).append(true).open(folder.join("filler")).unwrap();
     for size in [1 << 16, 1 << 12, 1] {
         while file.write_all(&vec![b'x'; size]).is_ok() {}
     }
@@ -67,6 +67,45 @@ fn dels_go_on_although_the_disk_is_full() {
         lab.is_in_order();
         drop(daemon);
     }
+}
+
+/// A program that takes all room as soon as there is some leaves a release what is kept for releases, and no less beside a
+/// daemon than without one.
+#[test]
+fn dels_go_on_beside_a_program_that_takes_all_room() {
+    const CONTAINERS: usize = 60;
+    with_own_mounts();
+    for engine in ENGINES {
+        let released = [Beside::Nothing, Beside::Daemon].map(|beside| {
+            let mut lab = Lab::new(engine);
+            let disk = lab.root().join("disk");
+            fs::create_dir(&disk).unwrap();
+            tmpfs(&disk, "size=24m,mode=700");
+            lab.store = disk.join("store");
+            lab.margay("pool create lab 10.79.0.0/24").ok();
+            for number in 0..CONTAINERS {
+                lab.add(&format!("c{number}")).ok();
+            }
+            let daemon = (beside == Beside::Daemon).then(|| Daemon::start(&lab));
+            fill(&disk);
+            let released = (0..CONTAINERS).take_while(|number| {
+                let del = lab.del(&format!("c{number}")).run();
+                fill(&disk);
+                del.code == Some(0)
+            });
+            let released = released.count();
+            drop(daemon);
+            released
+        });
+        assert!(released[1] >= released[0], "{engine}: {released:?}");
+    }
+}
+
+/// What there is beside the plugin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Beside {
+    Nothing,
+    Daemon,
 }
 
 #[test]
