@@ -114,23 +114,27 @@ async fn step_aside(daemon: Arc<Daemon>) {
         held.until_open().await;
         let mut eyes = Eyes::on(&folder);
         let announced = loop {
-            // Before anything else: what has happened before the eyes were open.
-            if held.is_wanted() {
+            // A process that has opened the queue is about to draw its ticket. It may have done so before the eyes were open.
+            if is_wanted_soon(held).await {
                 break Announced::No;
             }
             tokio::select! {
                 () = daemon.announced.notified() => break Announced::Yes,
                 () = eyes.blink() => {}
             }
-            // A process that has opened the queue is about to draw its ticket.
-            for _ in 0..DRAWS {
-                if held.is_wanted() {
-                    break;
-                }
-                sleep(DRAW).await;
-            }
         };
         drop(eyes);
         held.hand_over(announced).await;
     }
+}
+
+/// True if a process waits for the lock, or begins to within a few milliseconds.
+async fn is_wanted_soon(held: &Held) -> bool {
+    for _ in 0..DRAWS {
+        if held.is_wanted() {
+            return true;
+        }
+        sleep(DRAW).await;
+    }
+    held.is_wanted()
 }

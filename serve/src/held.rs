@@ -218,7 +218,8 @@ impl Held {
 
     /// Waits until the store is open. For one task alone.
     pub async fn until_open(&self) {
-        while !self.is_open() {
+        // The lock of the state is waited for: the store is being opened when this is told.
+        while self.shared.state.read().await.open.is_none() {
             self.shared.opened.notified().await;
         }
     }
@@ -268,11 +269,6 @@ impl Held {
         {
             tracing::warn!(%error, "the store could not be closed cleanly");
         }
-    }
-
-    /// True while the store is open.
-    pub fn is_open(&self) -> bool {
-        self.shared.state.try_read().is_ok_and(|state| state.open.is_some())
     }
 }
 
