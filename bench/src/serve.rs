@@ -10,6 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::runtime::Builder;
 
+use crate::cluster::callers::{CALLERS, EACH, Verb, at_once};
 use crate::contender::{Contender, in_turns, run as run_process};
 use crate::fill::{self, NODE, Share};
 use crate::findings::{Bound, Findings};
@@ -20,9 +21,7 @@ use crate::{Outcome, Programs};
 const RESIDENTS: u32 = 40;
 /// How many times each contender is measured.
 const ROUNDS: u32 = 300;
-/// How many callers there are at once, how many ADDs each makes in a round, and how many rounds there are.
-const CALLERS: usize = 16;
-const EACH: usize = 30;
+/// How many rounds of many callers there are.
 const CROWDS: usize = 10;
 /// How many blocks the store has whose daemon is started.
 const BLOCKS: u32 = 10_000;
@@ -155,9 +154,11 @@ fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
     let mut times = vec![Times::default(); contenders.len()];
     for round in 0..CROWDS {
         for (place, contender) in contenders.iter().enumerate() {
-            let (elapsed, adds) = at_once(contender, round)?;
+            let (elapsed, adds) = at_once(contender, Verb::Add, round)?;
             rates[place].push((CALLERS * EACH) as f64 / elapsed.as_secs_f64());
             times[place].append(adds);
+            // The addresses are released again, unmeasured.
+            at_once(contender, Verb::Del, round)?;
         }
     }
     let (empty, peer) = (median(&rates[0]), median(&rates[1]));
@@ -187,35 +188,6 @@ fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
         findings.goal(&what, times[place].quantile(0.99) / times[place].median(), Bound::AtMost(2.5));
     }
     Ok(())
-}
-
-/// All callers at once: how long it took until the last one was done, and how long each call. What they got is deleted
-/// again, unmeasured.
-fn at_once(contender: &Contender, round: usize) -> Outcome<(Duration, Times)> {
-    let id = |caller: usize, number: usize| format!("r{round}c{caller}n{number}");
-    let calls = |caller: usize| {
-        let mut times = Times::default();
-        for number in 0..EACH {
-            times.push(contender.add(&id(caller, number)).map_err(|error| error.to_string())?);
-        }
-        Ok::<_, String>(times)
-    };
-    let begun = Instant::now();
-    let times: Vec<Result<Times, String>> = thread::scope(|scope| {
-        let running: Vec<_> = (0..CALLERS).map(|caller| scope.spawn(move || calls(caller))).collect();
-        running.into_iter().map(|caller| caller.join().unwrap_or_else(|_| Err("a caller panicked".into()))).collect()
-    });
-    let elapsed = begun.elapsed();
-    let mut all = Times::default();
-    for times in times {
-        all.append(times?);
-    }
-    for caller in 0..CALLERS {
-        for number in 0..EACH {
-            contender.del(&id(caller, number))?;
-        }
-    }
-    Ok((elapsed, all))
 }
 
 /// Memory and processor time of a daemon that nobody asks, and the time from its start to its first answer.

@@ -14,7 +14,7 @@ use crate::allocator::failure::{Failure, advice, explain};
 use crate::request::{CheckRequest, Checked, Collected, DelRequest, GcRequest};
 use crate::run::Rules;
 
-/// What DEL asks for.
+/// The request of a DEL.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Del {
     /// Whose addresses to release.
@@ -32,7 +32,7 @@ impl Del {
     }
 }
 
-/// What CHECK asks for.
+/// The request of a CHECK.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
     /// Whose addresses to look for.
@@ -50,7 +50,7 @@ impl Check {
     }
 }
 
-/// What GC asks for.
+/// The request of a GC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gc {
     /// The network's name.

@@ -30,7 +30,7 @@ const OTHER_FILES: u64 = 128;
 /// How long to wait before the next client is accepted after the system refused one.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What all connections share.
+/// The part of the daemon that all connections share.
 #[derive(Debug)]
 pub struct Daemon {
     /// The store.

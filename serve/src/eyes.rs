@@ -37,7 +37,7 @@ impl Eyes {
     pub(crate) async fn blink(&mut self) {
         let Some(told) = &mut self.told else { return sleep(LOOK).await };
         let mut event = timeout(SELDOM, told.next()).await.ok().flatten();
-        // What is told does not matter; it only has to be taken away.
+        // The text of an event does not matter; the event only has to be taken away.
         while event.is_some_and(|event| event.is_ok()) {
             event = told.next().now_or_never().flatten();
         }

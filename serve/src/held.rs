@@ -308,7 +308,7 @@ impl Store for Held {
 struct Cursor {
     held: Held,
     generation: u64,
-    /// What is still to come.
+    /// The rest of the watch.
     request: WatchRequest,
     /// The watch on the open store; `None` once it has ended.
     stream: Option<WatchStream>,

@@ -220,7 +220,7 @@ impl Worker {
     }
 }
 
-/// What a verb writes for.
+/// The purpose of the writes of a verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Any,

@@ -55,7 +55,7 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// What a daemon is started with.
+/// The options of a daemon.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The store.
@@ -73,7 +73,7 @@ pub struct Options {
 /// Serves a store until the process is asked to end. `started` is told once callers are served.
 ///
 /// # Errors
-/// What keeps the daemon from starting.
+/// The reason why the daemon does not start.
 pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Refusal> {
     let location = options.location.clone();
     let name = served::instance(&location).ok_or_else(|| Refusal::Unservable(location.clone()))?;

@@ -17,7 +17,7 @@ use crate::daemon::Daemon;
 use crate::http::{self, About, HttpListener, Shown};
 use crate::life::{Options, Refusal};
 
-/// What stands before the path of a unix socket.
+/// The prefix of an address that is the path of a unix socket.
 const UNIX: &str = "unix:";
 
 /// Listens at all addresses. Returns what there is to say about it.

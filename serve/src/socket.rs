@@ -72,7 +72,7 @@ impl Place {
     /// Those of the system.
     pub fn listen(&self) -> io::Result<UnixListener> {
         let socket = self.socket();
-        let draft = Path::new(name::FOLDER).join(format!(".{}", std::process::id()));
+        let draft = Path::new(name::FOLDER).join(format!(".{}.{}", self.name, std::process::id()));
         remove(&draft)?;
         let listener = UnixListener::bind(&draft)?;
         let placed = fs::set_permissions(&draft, Permissions::from_mode(SOCKET_MODE))

@@ -42,7 +42,7 @@ const MOST_MIB: f64 = 64.0;
 const GROWTH: f64 = 1.5;
 const MARGIN_MIB: f64 = 16.0;
 
-/// What is to be done.
+/// The plan of a run.
 #[derive(Clone, Debug)]
 pub struct SoakPlan {
     /// The program `margay`.
@@ -63,7 +63,7 @@ struct Sample {
     revision: i64,
 }
 
-/// What was seen.
+/// The findings of a run.
 #[derive(Debug)]
 pub struct SoakReport {
     samples: Vec<Sample>,
@@ -110,7 +110,7 @@ fn text(error: impl fmt::Display) -> String {
     error.to_string()
 }
 
-/// What all tasks share.
+/// The state that all tasks share.
 struct Shared {
     location: Location,
     over: AtomicBool,
@@ -123,7 +123,7 @@ struct Shared {
 /// Runs it.
 ///
 /// # Errors
-/// What was wrong.
+/// The first fault that was found.
 pub async fn soak(plan: &SoakPlan) -> Result<SoakReport, String> {
     let folder = tempfile::Builder::new().prefix("margay-soak").tempdir().map_err(text)?;
     let path = folder.path().join("store");

@@ -92,7 +92,7 @@ fn read(stream: &mut UnixStream, end: Instant) -> io::Result<Frame> {
     Frame::read_blocking(&mut Until { stream, end }, MAX_ANSWER)
 }
 
-/// What is left until a moment.
+/// The time that is left until a moment.
 fn left(end: Instant) -> io::Result<Duration> {
     let left = end.saturating_duration_since(Instant::now());
     // The system takes no time at all for without end, and knows no nanoseconds.

@@ -47,7 +47,7 @@ pub enum Identity {
     },
 }
 
-/// What a daemon says of itself before anything else.
+/// The daemon's description of itself, before anything else.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// The version of the daemon's program. The bodies of requests belong to it.

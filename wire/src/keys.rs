@@ -8,7 +8,7 @@ use kv::{
 };
 use serde::{Deserialize, Serialize};
 
-/// What a write is for.
+/// The purpose of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
     /// Anything.

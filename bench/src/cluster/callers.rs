@@ -11,15 +11,16 @@ use crate::findings::{Bound, Findings};
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-const CALLERS: usize = 16;
+/// How many callers there are at once.
+pub(crate) const CALLERS: usize = 16;
 /// How many ADDs each caller makes in a round.
-const EACH: usize = 30;
+pub(crate) const EACH: usize = 30;
 const ROUNDS: usize = 10;
 const RESIDENTS: u64 = 40;
 
 /// A verb of a contender.
 #[derive(Clone, Copy, Debug)]
-enum Verb {
+pub(crate) enum Verb {
     Add,
     Del,
 }
@@ -80,7 +81,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
 }
 
 /// All callers at once; how long it took until the last one was done, and how long each call.
-fn at_once(contender: &Contender, verb: Verb, round: usize) -> Outcome<(Duration, Times)> {
+pub(crate) fn at_once(contender: &Contender, verb: Verb, round: usize) -> Outcome<(Duration, Times)> {
     let begun = Instant::now();
     let calls = |caller: usize| {
         let mut times = Times::default();

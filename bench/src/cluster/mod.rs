@@ -5,7 +5,7 @@
 
 mod beside;
 mod blocks;
-mod callers;
+pub(crate) mod callers;
 mod claims;
 mod cold;
 mod dead_node;

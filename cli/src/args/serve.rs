@@ -15,7 +15,7 @@ Examples:
   margay serve --name
   systemctl enable --now margay-serve@$(margay serve --name).socket";
 
-/// What the daemon is asked for.
+/// The arguments of `margay serve`.
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
     /// The store in this folder, whichever engine it has, in place of the one that the configuration names

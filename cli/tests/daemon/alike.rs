@@ -10,7 +10,7 @@ use crate::programs::{Call, Ended};
 
 const POOL: &str = "10.85.0.0/24";
 
-/// What a runtime sees of a call.
+/// The part of a call that a runtime sees.
 fn seen(ended: &Ended) -> (Option<i32>, String) {
     (ended.code, ended.out.clone())
 }
@@ -52,7 +52,7 @@ fn checks_and_states_and_refusals() {
             Call::new("CHECK", "c2", &after(&bridge, &[])),
             Call::new("STATUS", "", &modern),
             Call::new("STATUS", "", &wrong_pool),
-            // What it has already.
+            // The container has this one already.
             Call::new("ADD", "c1", &bridge),
             Call::new("ADD", "c1", &calico),
             Call::new("ADD", "c1", &calico).args(&format!("IP={address}")),
@@ -86,7 +86,7 @@ fn gc_frees_the_same() {
             for number in 0..6 {
                 lab.add(&format!("c{number}")).ok();
             }
-            // What is younger than a GC's list may not be in it.
+            // An address may be younger than a GC's list.
             std::thread::sleep(std::time::Duration::from_millis(1100));
             let mut conf = lab.conf();
             conf["cniVersion"] = "1.1.0".into();

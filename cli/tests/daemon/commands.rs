@@ -11,7 +11,7 @@ use crate::programs::{Ended, PATIENCE, Running, margay, run};
 
 const POOL: &str = "10.81.0.0/24";
 
-/// What a command has said and done, save how long it took.
+/// The output and the exit code of a command, without its times.
 fn said(ended: Ended) -> (Option<i32>, String, String) {
     (ended.code, ended.out, ended.err)
 }

@@ -80,7 +80,7 @@ pub(crate) fn connect(lab: &Lab) -> Option<Connection> {
     Connection::open(&lab.socket(), |_| true).ok()
 }
 
-/// What the daemon of a store says first.
+/// The greeting of the daemon of a store.
 pub(crate) fn greeting(lab: &Lab) -> Option<Hello> {
     connect(lab).map(|connection| connection.hello)
 }

@@ -101,7 +101,7 @@ fn dels_go_on_beside_a_program_that_takes_all_room() {
     }
 }
 
-/// What there is beside the plugin.
+/// The other program beside the plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Beside {
     Nothing,

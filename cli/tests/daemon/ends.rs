@@ -16,10 +16,10 @@ const CALLERS: usize = 6;
 /// How often the daemon is killed, unless `MARGAY_SERVE_ROUNDS` says otherwise.
 const ROUNDS: u32 = 20;
 
-/// What runtimes were told.
+/// The answers that runtimes have.
 #[derive(Default)]
 struct Told {
-    /// Who has what, as far as an ADD has said so and no DEL has.
+    /// The holder of each address that an ADD has reported and no DEL has released.
     held: Mutex<BTreeMap<IpAddr, String>>,
     adds: AtomicUsize,
     dels: AtomicUsize,

@@ -123,7 +123,7 @@ fn a_daemon_that_hangs_for_a_while_spoils_nothing() {
     }
 }
 
-/// What systemd does for a service with a watchdog of 3 s.
+/// The part of systemd in a service with a watchdog of 3 s.
 struct Supervisor {
     path: PathBuf,
     said: Arc<Mutex<Vec<String>>>,

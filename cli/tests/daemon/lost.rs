@@ -17,7 +17,7 @@ use crate::programs::{Call, PATIENCE};
 
 const POOL: &str = "10.73.0.0/24";
 
-/// What a daemon does before it is gone.
+/// The last act of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Last {
     /// It takes the request.

@@ -18,7 +18,7 @@ const POOL: &str = "10.72.0.0/24";
 /// A second for the daemon, and what a plugin takes by itself on a machine that is busy.
 const BOUND: Duration = Duration::from_secs(3);
 
-/// What has ended in time.
+/// The output of a call that has ended in time.
 #[track_caller]
 fn in_time(ended: Ended) -> Ended {
     assert!(ended.took < BOUND, "{ended:?}");

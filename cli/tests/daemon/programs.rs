@@ -52,14 +52,14 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// What it has said; it must have succeeded.
+    /// The output of a program, which must have succeeded.
     #[track_caller]
     pub(crate) fn ok(self) -> Self {
         assert_eq!(self.code, Some(0), "{self:?}");
         self
     }
 
-    /// What it has said; it must have failed in order.
+    /// The error of a program, which must have failed in order.
     #[track_caller]
     pub(crate) fn failed(self) -> Self {
         assert_eq!(self.code, Some(1), "{self:?}");

@@ -1,4 +1,4 @@
-//! What this program does as another user, in a process of its own.
+//! The part that this program plays as another user, in a process of its own.
 
 use std::env;
 use std::fs;

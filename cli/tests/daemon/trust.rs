@@ -1,4 +1,4 @@
-//! Who may talk to whom, and about which store.
+//! Clients and daemons that trust each other or not, and the store that they talk about.
 
 use std::fs;
 use std::time::Duration;

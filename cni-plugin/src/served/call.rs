@@ -40,7 +40,7 @@ pub enum Call {
     Gc(Gc),
 }
 
-/// What came of a verb.
+/// The outcome of a verb.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// ADD is done.
@@ -64,7 +64,7 @@ pub enum Answer {
 }
 
 impl From<Failure> for Answer {
-    /// What the store does not do for the daemon the plugin tries by itself: it knows which errors are none, and on an
+    /// After an error of the store the plugin tries by itself: it knows which errors are none, and on an
     /// embedded store a DEL has room on a full disk.
     fn from(failure: Failure) -> Self {
         match failure {
@@ -76,7 +76,7 @@ impl From<Failure> for Answer {
 }
 
 impl Answer {
-    /// What came of an ADD. The daemon does not look at the machine: an ADD that finds no room is the plugin's, which may
+    /// The outcome of an ADD. The daemon does not look at the machine: an ADD that finds no room is the plugin's, which may
     /// free what earlier boots have left.
     pub fn of_assignment(request: &AssignRequest, assigned: ipam_core::Result<Vec<Assigned>>) -> Self {
         match assigned {

@@ -26,7 +26,7 @@ pub struct Served {
     alone: StoreAllocator,
 }
 
-/// What became of a request to the daemon.
+/// The fate of a request to the daemon.
 #[derive(Debug)]
 enum Came {
     /// The daemon has answered.

@@ -165,10 +165,11 @@ impl<'d> Window<'d> {
         self.value("document.body.innerText").as_str().unwrap().to_owned()
     }
 
-    /// Waits until an expression is true.
+    /// Waits until an expression is true. It may be about elements that are not there yet.
     pub(crate) fn wait(&self, expression: &str) {
         let until = Instant::now() + PATIENCE;
-        while self.value(&format!("Boolean({expression})")) != Value::Bool(true) {
+        let tried = format!("(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()");
+        while self.value(&tried) != Value::Bool(true) {
             assert!(Instant::now() < until, "waited for {expression}; the page says:\n{}", self.text());
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -1,4 +1,4 @@
-//! What the tests of the daemon share.
+//! The parts that the tests of the daemon share.
 
 #![allow(dead_code)] // Each test program uses a part.
 
