@@ -1,6 +1,6 @@
 //! The lane of verbs that write: one commit at a time, and on an embedded store one commit for all ADDs that wait.
 //!
-//! The lane has a [`Turn`](crate::held::Turn) for each round. A round assigns to all ADDs that wait, and then does one other
+//! The lane has a [`Turn`] for each round. A round assigns to all ADDs that wait, and then does one other
 //! verb. So a process that waits for the store's lock waits for a round at the most, and no commit is carried from one
 //! turn to the next. A client that is gone by then, or whose time is over, is dropped.
 
