@@ -6,7 +6,7 @@ mod page_support;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ipam_core::assign::Wanted;
 use page_support::client::{connect, get, json, send, wait_for};
@@ -126,7 +126,14 @@ fn health_version_and_metrics() {
     let version = json(&daemon, "/version");
     assert_eq!((&version["name"], &version["engine"]), (&"margay".into(), &"redb".into()));
     daemon.metrics.observe_add(Duration::from_millis(4));
-    let got = get(&daemon, "/metrics");
+    // The daemon may not have seen the end of the connections before.
+    let until = Instant::now() + Duration::from_secs(10);
+    let got = loop {
+        let got = get(&daemon, "/metrics");
+        if got.body.contains("\nmargay_serve_http_connections 1\n") || Instant::now() > until {
+            break got;
+        }
+    };
     assert!(
         got.head.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"),
         "{}",

@@ -53,13 +53,13 @@ fn dels_go_on_although_the_disk_is_full() {
         // Commands may use what is kept for releases, too.
         let released = lab.margay("ipam release --container c0");
         assert_eq!(released.code, Some(0), "{engine}: {released:?}\n{}", daemon.log());
-        let held = lab.held();
+        let held = lab.held_there();
         assert!(held.len() >= 19);
         for number in 0..20 {
             let del = lab.del(&format!("c{number}")).run();
             assert_eq!(del.code, Some(0), "{engine} {number}: {del:?}");
         }
-        assert_eq!(lab.held().len(), held.len() - 19);
+        assert_eq!(lab.held_there().len(), held.len() - 19);
         fs::remove_file(disk.join("filler")).unwrap();
         lab.margay("reservation create later 10.79.0.250").ok();
         crate::daemon::serves_again(&lab, "later", crate::programs::PATIENCE / 6);

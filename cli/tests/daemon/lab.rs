@@ -5,7 +5,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use datastore::{Location, OpenStore, care, served};
+use datastore::{Create, Location, OpenStore, care, served};
 use ipam_core::model::{Block, Document, keys};
 use ipam_core::{Ipam, Nodes};
 use kv::{Range, StoreExt};
@@ -115,6 +115,15 @@ impl Lab {
     /// Each address that is held, and its handle, from the store's files.
     pub(crate) fn held(&self) -> BTreeMap<IpAddr, String> {
         self.held_open(async |open| held_in(open).await)
+    }
+
+    /// The same through the daemon: to open and close the files of sled takes room on the disk.
+    pub(crate) fn held_there(&self) -> BTreeMap<IpAddr, String> {
+        block_on(async {
+            let reached = datastore::reach(&self.location(), Create::Never, PATIENCE).await.unwrap();
+            assert!(reached.served().is_some(), "no daemon has the store");
+            held_in(&reached).await
+        })
     }
 
     /// Checks that no address is held.
