@@ -165,7 +165,7 @@ pub(crate) enum Command {
     /// Show who gets and who gives back addresses, as it happens
     #[command(after_help = watch::HELP)]
     Watch(Watch),
-    /// Keep the store open for plugins and commands, with a page to look at
+    /// Keep the store open for plugins and commands, with a page
     #[command(after_help = serve::HELP)]
     Serve(Serve),
     /// The store itself: its state, backups, upkeep
