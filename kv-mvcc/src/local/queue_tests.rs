@@ -1,11 +1,13 @@
 //! Tests of the queue, with threads and with processes. The processes are this test binary again, told by
 //! environment variables what to do.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -119,13 +121,16 @@ fn one_caller_alone_has_the_turn_at_once() {
         }
         Ok("compete") => {
             println!("queue: ready");
-            let turns = compete(&role_path(), &|| {
+            let order = role_path().with_file_name("order");
+            let order = File::options().create(true).append(true).open(order).unwrap();
+            compete(&role_path(), &|| {
                 // The name of a file that can be there only once.
                 let mark = role_path().with_extension("mark");
                 File::create_new(&mark).expect("nobody else has the turn");
+                writeln!(&order, "{}", std::process::id()).unwrap();
                 fs::remove_file(&mark).unwrap();
             });
-            println!("queue: {turns}");
+            println!("queue: done");
         }
         _ => {
             let (_folder, path) = queue();
@@ -142,25 +147,35 @@ fn role_path() -> PathBuf {
     env::var_os("QUEUE_PATH").unwrap().into()
 }
 
-/// Takes turns from the moment a file `go` is there until a file `stop` is; gives how many.
-fn compete(path: &Path, in_turn: &dyn Fn()) -> usize {
+/// Takes turns from the moment a file `go` is there until a file `stop` is.
+fn compete(path: &Path, in_turn: &dyn Fn()) {
     let flag = |name: &str| path.with_file_name(name).exists();
     while !flag("go") {
         thread::sleep(Duration::from_millis(1));
     }
-    let mut turns = 0;
     while !flag("stop") {
         let _turn = take(path, LONG).unwrap();
         in_turn();
-        turns += 1;
     }
-    turns
 }
 
-/// While all compete nobody gets more than his share. At the start and end of a run not all do.
-fn assert_fair(turns: &[usize]) {
-    let (least, most) = (turns.iter().min().unwrap(), turns.iter().max().unwrap());
-    let mean = turns.iter().sum::<usize>() / turns.len();
+/// While all callers compete, they have equally many turns. `order` has the caller of each turn.
+///
+/// At the start and at the end of a run some callers are not there, so only the turns between the last caller's first
+/// and the first caller's last are counted.
+fn assert_fair(order: &[u32], callers: usize) {
+    let mut spans = BTreeMap::new();
+    for (at, caller) in order.iter().enumerate() {
+        spans.entry(caller).or_insert((at, at)).1 = at;
+    }
+    assert_eq!(spans.len(), callers, "a caller had no turn");
+    let (begin, end) = spans.values().fold((0, order.len()), |(begin, end), span| (begin.max(span.0), end.min(span.1)));
+    let mut turns: BTreeMap<_, usize> = spans.keys().map(|&caller| (caller, 0)).collect();
+    for caller in order.get(begin..=end).expect("all callers compete for a while") {
+        *turns.get_mut(caller).unwrap() += 1;
+    }
+    let (least, most) = (turns.values().min().unwrap(), turns.values().max().unwrap());
+    let mean = turns.values().sum::<usize>() / callers;
     assert!(mean >= 10, "too few turns to tell: {turns:?}");
     assert!(most - least <= 3 + mean / 10, "{turns:?}");
 }
@@ -169,19 +184,23 @@ fn assert_fair(turns: &[usize]) {
 fn threads_take_turns_one_at_a_time_and_in_fair_shares() {
     let (folder, path) = queue();
     let inside = AtomicUsize::new(0);
-    let in_turn = || {
+    let order = Mutex::new(Vec::new());
+    let in_turn = |caller| {
         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+        order.lock().unwrap().push(caller);
         thread::sleep(Duration::from_micros(200));
         assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1);
     };
-    let turns: Vec<usize> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..32).map(|_| scope.spawn(|| compete(&path, &in_turn))).collect();
+    thread::scope(|scope| {
+        for caller in 0..32 {
+            let (path, in_turn) = (&path, &in_turn);
+            scope.spawn(move || compete(path, &|| in_turn(caller)));
+        }
         fs::write(folder.path().join("go"), "").unwrap();
         thread::sleep(Duration::from_millis(1500));
         fs::write(folder.path().join("stop"), "").unwrap();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    assert_fair(&turns);
+    assert_fair(&order.into_inner().unwrap(), 32);
 }
 
 #[test]
@@ -194,15 +213,19 @@ fn processes_take_turns_one_at_a_time_and_in_fair_shares() {
     fs::write(folder.path().join("go"), "").unwrap();
     thread::sleep(Duration::from_secs(2));
     fs::write(folder.path().join("stop"), "").unwrap();
-    let turns: Vec<usize> = processes.iter_mut().map(|process| process.said().parse().unwrap()).collect();
-    assert_fair(&turns);
+    for process in &mut processes {
+        assert_eq!(process.said(), "done");
+    }
+    let order = fs::read_to_string(folder.path().join("order")).unwrap();
+    let order: Vec<u32> = order.lines().map(|line| line.parse().unwrap()).collect();
+    assert_fair(&order, 32);
 }
 
 #[test]
 fn whoever_comes_first_is_served_first() {
     let (_folder, path) = queue();
     let turn = take(&path, LONG).unwrap();
-    let served = std::sync::Mutex::new(Vec::new());
+    let served = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for n in 1..=10 {
             scope.spawn({
