@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use kv::{
@@ -13,6 +13,14 @@ use kv::{
 use wire::peer;
 
 use crate::metrics::Metrics;
+
+/// The longest time that a request may take, whatever the client says.
+const LONGEST: Duration = Duration::from_secs(10 * 60);
+
+/// The moment at which a request that comes now is of no use any more.
+pub(crate) fn until(within: Duration) -> Instant {
+    Instant::now() + within.min(LONGEST)
+}
 
 /// A client that waits for an answer, until a moment.
 #[derive(Clone, Debug)]

@@ -12,18 +12,16 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use wire::{Frame, Hello, Kind, MAX_REQUEST, keys};
 
-use crate::asker::Asker;
+use crate::asker::{Asker, until};
 use crate::daemon::Daemon;
 use crate::keys as stores_keys;
-use crate::lane::Job;
+use crate::lane::{Job, replaced};
 use crate::metrics::{Ending, Metrics};
 
 /// A connection on which nothing comes for so long is closed. Clients know that.
 const IDLE: Duration = Duration::from_secs(60);
 /// A client has so long to take an answer in.
 const SEND: Duration = Duration::from_secs(10);
-/// The longest time that a verb may take, whatever the client says.
-const LONGEST: Duration = Duration::from_secs(10 * 60);
 
 /// Serves a connection until it ends.
 ///
@@ -63,7 +61,7 @@ pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Resul
 }
 
 async fn verb(daemon: &Daemon, generation: u64, asked: Asked, connection: &OwnedReadHalf) -> io::Result<Answer> {
-    let asker = Asker::new(connection.as_ref(), Instant::now() + asked.within.min(LONGEST))?;
+    let asker = Asker::new(connection.as_ref(), until(asked.within))?;
     match asked.call {
         Call::Check(_) | Call::Status(_) => Ok(look(daemon, generation, &asked.call, &asker).await),
         Call::Add(_) | Call::Del(_) | Call::Gc(_) => {
@@ -97,7 +95,7 @@ fn note(metrics: &Metrics, verb: &'static str, answer: &Answer, took: Duration) 
 async fn look(daemon: &Daemon, generation: u64, call: &Call, asker: &Asker) -> Answer {
     let turn = match daemon.held.turn(asker.until).await {
         Ok(turn) if turn.generation == generation => turn,
-        Ok(_) => return Answer::ByYourself("another store took the place of the daemon's".to_owned()),
+        Ok(_) => return replaced(),
         Err(error) => return Answer::ByYourself(error.to_string()),
     };
     let open = match turn.open() {

@@ -73,18 +73,11 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// The store.
-    pub fn store(&self) -> Result<Arc<dyn Store>> {
-        self.store_for(Purpose::Any)
-    }
-
-    /// The store for releases, which may use what a full disk has left for them.
-    pub fn store_to_release(&self) -> Result<Arc<dyn Store>> {
-        self.store_for(Purpose::Release)
-    }
-
     /// The store for writes of this purpose, whatever it was opened for.
-    fn store_for(&self, purpose: Purpose) -> Result<Arc<dyn Store>> {
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub fn store(&self, purpose: Purpose) -> Result<Arc<dyn Store>> {
         let open = self.open()?;
         Ok(match open.embedded() {
             Some(store) => Arc::new(store.with_purpose(purpose)),
@@ -112,7 +105,7 @@ impl fmt::Debug for Turn {
 }
 
 impl Held {
-    /// A handle to the store at this location, which the first turn opens. What happens to the lock is counted.
+    /// A handle to the store at this location, which the first turn opens. The metrics follow the lock.
     pub fn new(location: Location, metrics: Arc<Metrics>) -> Self {
         let name = location.to_string();
         let seen = Mutex::new(Seen { identity: Identity::Nothing, generation: 0 });
@@ -260,6 +253,30 @@ impl Held {
         }
     }
 
+    /// Watches the store of a turn.
+    async fn watch_in(&self, turn: Turn, request: WatchRequest) -> Result<WatchStream> {
+        let stream = turn.store(Purpose::Any)?.watch(request.clone()).await?;
+        let cursor = Cursor { held: self.clone(), generation: turn.generation, request, stream: Some(stream) };
+        Ok(unfold(cursor, |mut cursor| async move { cursor.next().await.map(|item| (item, cursor)) }).boxed())
+    }
+
+    /// Watches the store of a generation.
+    ///
+    /// # Errors
+    /// Those of a watch; `RevisionRegressed` if another store has taken its place.
+    pub async fn watch_of(&self, generation: u64, request: WatchRequest) -> Result<WatchStream> {
+        let turn = self.turn(Instant::now() + WAIT).await?;
+        if turn.generation != generation {
+            return Err(self.replaced(Operation::Watch));
+        }
+        self.watch_in(turn, request).await
+    }
+
+    /// The error for a client that means a store whose place another one has taken.
+    pub(crate) fn replaced(&self, operation: Operation) -> Error {
+        self.error(ErrorKind::RevisionRegressed, operation).with_detail("another store took its place; begin anew")
+    }
+
     /// Closes the store for good, once all turns have ended.
     pub async fn close(&self) {
         let open = self.shared.state.write().await.open.take();
@@ -285,22 +302,20 @@ pub enum Announced {
 #[async_trait]
 impl Store for Held {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        self.turn(Instant::now() + WAIT).await?.store()?.range(request).await
+        self.turn(Instant::now() + WAIT).await?.store(Purpose::Any)?.range(request).await
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
-        self.turn(Instant::now() + WAIT).await?.store()?.txn(txn).await
+        self.turn(Instant::now() + WAIT).await?.store(Purpose::Any)?.txn(txn).await
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
         let turn = self.turn(Instant::now() + WAIT).await?;
-        let stream = turn.store()?.watch(request.clone()).await?;
-        let cursor = Cursor { held: self.clone(), generation: turn.generation, request, stream: Some(stream) };
-        Ok(unfold(cursor, |mut cursor| async move { cursor.next().await.map(|item| (item, cursor)) }).boxed())
+        self.watch_in(turn, request).await
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
-        self.turn(Instant::now() + WAIT).await?.store()?.compact(revision).await
+        self.turn(Instant::now() + WAIT).await?.store(Purpose::Any)?.compact(revision).await
     }
 }
 
@@ -346,10 +361,9 @@ impl Cursor {
             }
         };
         if turn.generation != self.generation {
-            let error = self.held.error(ErrorKind::RevisionRegressed, Operation::Watch);
-            return Err(error.with_detail("another store took its place; begin anew"));
+            return Err(self.held.replaced(Operation::Watch));
         }
-        self.stream = Some(turn.store()?.watch(self.request.clone()).await?);
+        self.stream = Some(turn.store(Purpose::Any)?.watch(self.request.clone()).await?);
         Ok(())
     }
 }

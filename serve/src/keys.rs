@@ -1,21 +1,19 @@
 //! A store's requests on a connection.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures::StreamExt;
 use kv::{Error, ErrorKind, Operation, Store, WatchRequest};
+use kv_mvcc::Purpose;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use wire::keys::{Answer, Asked, Failed, Purpose, Request};
+use wire::keys::{self, Answer, Asked, Failed, Request};
 use wire::{Frame, Kind};
 
-use crate::asker::{AskedStore, Asker};
+use crate::asker::{AskedStore, Asker, until};
 use crate::connection::{client_speaks, send};
 use crate::daemon::Daemon;
 use crate::held::Held;
-
-/// The longest time that a request may take, whatever the client says.
-const LONGEST: Duration = Duration::from_secs(10 * 60);
 
 /// Carries out a request that is no watch.
 pub(crate) async fn answer(daemon: &Daemon, generation: u64, asked: Asked, connection: &OwnedReadHalf) -> Answer {
@@ -25,7 +23,7 @@ pub(crate) async fn answer(daemon: &Daemon, generation: u64, asked: Asked, conne
         Request::Watch(_) => Operation::Watch,
         Request::Compact(_) => Operation::Compact,
     };
-    let until = Instant::now() + asked.within.min(LONGEST);
+    let until = until(asked.within);
     match carry_out(daemon, generation, asked.request, until, connection).await {
         Ok(answer) => answer,
         Err(error) => Answer::Failed(Failed::from(&at_operation(error, operation))),
@@ -41,12 +39,6 @@ fn at_operation(error: Error, operation: Operation) -> Error {
     Error::new(error.kind().clone(), operation, error.store().to_owned()).with_source(error).with_outcome(outcome)
 }
 
-/// The error of a client that means another store.
-fn replaced(held: &Held, operation: Operation) -> Error {
-    Error::new(ErrorKind::RevisionRegressed, operation, held.location().to_string())
-        .with_detail("another store took its place; begin anew")
-}
-
 async fn carry_out(
     daemon: &Daemon,
     generation: u64,
@@ -56,7 +48,7 @@ async fn carry_out(
 ) -> kv::Result<Answer> {
     let turn = daemon.held.turn(until).await?;
     if turn.generation != generation {
-        return Err(replaced(&daemon.held, Operation::Open));
+        return Err(daemon.held.replaced(Operation::Open));
     }
     let asked = |store| {
         let asker = Asker::new(connection.as_ref(), until);
@@ -65,11 +57,16 @@ async fn carry_out(
         Ok::<_, Error>(AskedStore::new(store, vec![asker], Arc::clone(&daemon.metrics)))
     };
     Ok(match request {
-        Request::Range(request) => Answer::Range(turn.store()?.range(request).await?),
-        Request::Txn(txn, Purpose::Any) => Answer::Txn(asked(turn.store()?)?.txn(txn).await?),
-        Request::Txn(txn, Purpose::Release) => Answer::Txn(asked(turn.store_to_release()?)?.txn(txn).await?),
+        Request::Range(request) => Answer::Range(turn.store(Purpose::Any)?.range(request).await?),
+        Request::Txn(txn, purpose) => {
+            let purpose = match purpose {
+                keys::Purpose::Any => Purpose::Any,
+                keys::Purpose::Release => Purpose::Release,
+            };
+            Answer::Txn(asked(turn.store(purpose)?)?.txn(txn).await?)
+        }
         Request::Compact(revision) => {
-            turn.store()?.compact(revision).await?;
+            turn.store(Purpose::Any)?.compact(revision).await?;
             Answer::Compacted
         }
         Request::Oldest => match turn.open()?.embedded() {
@@ -91,11 +88,7 @@ pub(crate) async fn watch(
     reader: &mut OwnedReadHalf,
     writer: &mut OwnedWriteHalf,
 ) -> std::io::Result<()> {
-    let stream = match held.generation() == generation {
-        true => held.watch(request).await,
-        false => Err(replaced(held, Operation::Watch)),
-    };
-    let mut stream = match stream {
+    let mut stream = match held.watch_of(generation, request).await {
         Ok(stream) => stream,
         Err(error) => return send(writer, &Frame::new(Kind::Answer, &Answer::Failed(Failed::from(&error)))?).await,
     };

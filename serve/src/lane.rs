@@ -5,6 +5,7 @@
 //! turn to the next. A client that is gone by then, or whose time is over, is dropped.
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use datastore::Location;
 use ipam_core::Ipam;
 use ipam_core::assign::AssignRequest;
 use kv::{Deadline, ErrorKind, Outcome, Store};
+use kv_mvcc::Purpose;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::asker::{AskedStore, Asker};
@@ -34,7 +36,7 @@ pub struct Job {
     /// The store that the client means, of those that were at this place.
     pub generation: u64,
     /// The lock of Calico's plugins on this host.
-    pub lock_file: std::path::PathBuf,
+    pub lock_file: PathBuf,
     /// When it came.
     pub begun: Instant,
     /// Where the answer goes.
@@ -53,6 +55,11 @@ impl Job {
             _ => None,
         }
     }
+}
+
+/// The answer to a client that means a store whose place another one has taken.
+pub(crate) fn replaced() -> Answer {
+    Answer::ByYourself("another store took the place of the daemon's".to_owned())
 }
 
 /// The way into the lane.
@@ -115,11 +122,10 @@ impl Worker {
 
     async fn round(&mut self, turn: &Turn) {
         self.gather();
-        let stays = |job: &Job| job.generation == turn.generation;
         for job in std::mem::take(&mut self.waiting) {
-            match stays(&job) {
+            match job.generation == turn.generation {
                 true => self.waiting.push_back(job),
-                false => job.answer(Answer::ByYourself("another store took the place of the daemon's".to_owned())),
+                false => job.answer(replaced()),
             }
         }
         let is_cluster = matches!(self.held.location(), Location::Etcd(_));
@@ -211,18 +217,8 @@ impl Worker {
     }
 
     fn ipam(&self, turn: &Turn, purpose: Purpose, askers: Vec<Asker>) -> kv::Result<Ipam> {
-        let store = match purpose {
-            Purpose::Any => turn.store()?,
-            Purpose::Release => turn.store_to_release()?,
-        };
-        let store: Arc<dyn Store> = Arc::new(AskedStore::new(store, askers, Arc::clone(&self.metrics)));
+        let store = AskedStore::new(turn.store(purpose)?, askers, Arc::clone(&self.metrics));
+        let store: Arc<dyn Store> = Arc::new(store);
         Ok(ipam_on(store, self.held.location(), turn.open()?.etcd()))
     }
-}
-
-/// The purpose of the writes of a verb.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
-    Any,
-    Release,
 }

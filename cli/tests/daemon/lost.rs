@@ -1,4 +1,4 @@
-//! Lost answers: a daemon takes a request and is never heard of again. What it may have done is the answer.
+//! Lost answers: a daemon takes a request and is never heard of again. The plugin answers with the address that the daemon may have assigned.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;

@@ -25,7 +25,7 @@ fn in_time(ended: Ended) -> Ended {
     ended
 }
 
-/// An ADD and a DEL succeed, in time. What the ADD has said.
+/// The output of an ADD; the ADD and a DEL succeed in time.
 #[track_caller]
 fn calls_are_well(lab: &Lab) -> Ended {
     let add = in_time(lab.add("c1").ok());
