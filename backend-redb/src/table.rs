@@ -17,9 +17,9 @@ use crate::file::{DbFile, Switch};
 
 const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
 
-/// Pages kept in memory, as they are read: a plugin process reads few of them. A migration reads the file half as often with
-/// this as with 2 MiB.
-const CACHE_BYTES: usize = 16 * 1024 * 1024;
+/// Pages kept in memory, as they are read: a plugin process reads few of them. With 16 MiB a check of 10,000 blocks reads
+/// the file 18,000 times in place of 23,000, and a daemon has 12 MiB more.
+const CACHE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Gives the storage of a table, each time that it is opened.
 type Source<B> = Box<dyn Fn() -> Result<B, redb::Error> + Send + Sync>;

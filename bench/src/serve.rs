@@ -43,6 +43,8 @@ impl Daemon {
         let socket = format!("/run/margay/serve/{}.sock", name.trim());
         let mut command = Command::new(&programs.margay);
         command.args(["--store", url, "serve"]).stdin(Stdio::null()).stderr(Stdio::null());
+        // As the systemd unit has it.
+        command.env("MIMALLOC_PURGE_DELAY", "0").env("MIMALLOC_DISALLOW_ARENA_ALLOC", "1");
         let daemon = Self { child: command.spawn()? };
         let begun = Instant::now();
         while !Path::new(&socket).exists() {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipam_core::events::{Happening, Holder, What};
-use ipam_core::model::{AffinityState, Attribute, Owner};
+use ipam_core::model::{Attribute, Owner};
 use ipam_core::timestamps::rfc3339;
 use ipnet::IpNet;
 use kv::Revision;
@@ -85,27 +85,21 @@ impl Whose {
 impl Row {
     /// Something that happened.
     pub(crate) fn happened(revision: Revision, time: Option<OffsetDateTime>, happening: &Happening) -> Self {
-        Self::new(revision, time, word(&happening.what), happening)
+        Self::new(revision, time, happening.what.word(), happening)
     }
 
     /// Something that was so already at a revision.
     pub(crate) fn listed(revision: Revision, happening: &Happening) -> Self {
-        let word = match &happening.what {
-            What::Assigned { .. } => "held",
-            What::Claimed { .. } => "owned",
-            other => word(other),
-        };
-        Self::new(revision, happening.what.recorded_at(), word, happening)
+        Self::new(revision, happening.what.recorded_at(), happening.what.standing_word(), happening)
     }
 
     fn new(revision: Revision, time: Option<OffsetDateTime>, event: &'static str, happening: &Happening) -> Self {
         let Happening { block, what, .. } = happening;
         let text = |owner: &Owner| owner.to_string();
-        let (from, former_owner, state) = match what {
-            What::Moved { from, .. } => (Some(Whose::of(from)), None, None),
-            What::Claimed { former, .. } => (None, former.as_ref().map(text), None),
-            What::Affinity { state, .. } => (None, None, Some(word_of(*state))),
-            _ => (None, None, None),
+        let (from, former_owner) = match what {
+            What::Moved { from, .. } => (Some(Whose::of(from)), None),
+            What::Claimed { former, .. } => (None, former.as_ref().map(text)),
+            _ => (None, None),
         };
         Self {
             revision: revision.get(),
@@ -117,7 +111,7 @@ impl Row {
             from,
             owner: what.owner().map(text),
             former_owner,
-            state,
+            state: what.state_word(),
         }
     }
 
@@ -154,32 +148,6 @@ impl Row {
         let (place, who, node) = (self.place(), self.who(), self.node());
         let node = if node.is_empty() { node } else { format!("  on {node}") };
         format!("{time:<20}  {:<8}  {place:<18}  {who}{node}", self.event).trim_end().to_owned()
-    }
-}
-
-/// What is said of something that happens.
-fn word(what: &What) -> &'static str {
-    match what {
-        What::Assigned { .. } => "assigned",
-        What::Renewed { .. } => "renewed",
-        What::Moved { .. } => "moved",
-        What::Released { .. } => "released",
-        What::Resting { .. } => "resting",
-        What::Rested { .. } => "rested",
-        What::Claimed { .. } => "claimed",
-        What::GivenUp { .. } => "given_up",
-        What::Affinity { .. } => "affinity",
-        _ => "damaged",
-    }
-}
-
-fn word_of(state: Option<AffinityState>) -> &'static str {
-    match state {
-        Some(AffinityState::Confirmed) => "confirmed",
-        Some(AffinityState::Pending) => "pending",
-        Some(AffinityState::PendingDeletion) => "pending_deletion",
-        Some(AffinityState::Unknown) => "unknown",
-        None => "gone",
     }
 }
 

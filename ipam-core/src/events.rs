@@ -99,6 +99,43 @@ pub enum What {
 }
 
 impl What {
+    /// The word for it in JSON, in tables and in lines.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Assigned { .. } => "assigned",
+            Self::Renewed { .. } => "renewed",
+            Self::Moved { .. } => "moved",
+            Self::Released { .. } => "released",
+            Self::Resting { .. } => "resting",
+            Self::Rested { .. } => "rested",
+            Self::Claimed { .. } => "claimed",
+            Self::GivenUp { .. } => "given_up",
+            Self::Affinity { .. } => "affinity",
+            Self::Damaged => "damaged",
+        }
+    }
+
+    /// The word for it where it is a part of the state at the beginning.
+    pub fn standing_word(&self) -> &'static str {
+        match self {
+            Self::Assigned { .. } => "held",
+            Self::Claimed { .. } => "owned",
+            other => other.word(),
+        }
+    }
+
+    /// The word for the state of an affinity that it is about; `gone` for one that was deleted.
+    pub fn state_word(&self) -> Option<&'static str> {
+        let Self::Affinity { state, .. } = self else { return None };
+        Some(match state {
+            Some(AffinityState::Confirmed) => "confirmed",
+            Some(AffinityState::Pending) => "pending",
+            Some(AffinityState::PendingDeletion) => "pending_deletion",
+            Some(AffinityState::Unknown) => "unknown",
+            None => "gone",
+        })
+    }
+
     /// The address that it is about; `None` if it is about the block.
     pub fn address(&self) -> Option<IpAddr> {
         match self {

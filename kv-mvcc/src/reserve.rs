@@ -15,17 +15,17 @@ use crate::store::Inner;
 use crate::table::Table;
 use crate::writer::Job;
 
-/// What a store, or a handle to it, is for.
+/// The purpose of the writes through a store or a handle to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
-    /// Anything.
+    /// Any write.
     #[default]
     Any,
-    /// Giving back. Where the disk is full, history and the reserve are given up for it.
+    /// A release. On a full disk the store drops history and the reserve to make room for it.
     Release,
 }
 
-/// Room that a store keeps on its disk for giving back.
+/// Room that a store keeps on its disk for releases.
 pub trait Reserve: Debug + Send + Sync {
     /// Puts back what was given up.
     ///

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipam_core::attachment::TIMESTAMP;
 use ipam_core::events::{Happening, Holder, What};
-use ipam_core::model::{AddressState, AffinityState, Attribute, Block, Owner};
+use ipam_core::model::{AddressState, Attribute, Block, Owner};
 use ipam_core::reservations::Reservations;
 use ipam_core::timestamps::{parse_go_string, rfc3339};
 use kv::Revision;
@@ -110,26 +110,20 @@ pub(super) struct Row {
 impl Row {
     /// An event.
     pub(super) fn happened(revision: Revision, time: Option<OffsetDateTime>, happening: &Happening) -> Self {
-        Self::new(revision, time, word(&happening.what), happening)
+        Self::new(revision, time, happening.what.word(), happening)
     }
 
     /// A part of the state at a revision.
     pub(super) fn listed(revision: Revision, happening: &Happening) -> Self {
-        let word = match &happening.what {
-            What::Assigned { .. } => "held",
-            What::Claimed { .. } => "owned",
-            other => word(other),
-        };
-        Self::new(revision, happening.what.recorded_at(), word, happening)
+        Self::new(revision, happening.what.recorded_at(), happening.what.standing_word(), happening)
     }
 
     fn new(revision: Revision, time: Option<OffsetDateTime>, event: &'static str, happening: &Happening) -> Self {
         let Happening { block, what, .. } = happening;
-        let (from, former_owner, state) = match what {
-            What::Moved { from, .. } => (Some(Whose::of(from)), None, None),
-            What::Claimed { former, .. } => (None, former.as_ref().map(Owner::to_string), None),
-            What::Affinity { state, .. } => (None, None, Some(state_word(*state))),
-            _ => (None, None, None),
+        let (from, former_owner) = match what {
+            What::Moved { from, .. } => (Some(Whose::of(from)), None),
+            What::Claimed { former, .. } => (None, former.as_ref().map(Owner::to_string)),
+            _ => (None, None),
         };
         Self {
             revision: revision.get(),
@@ -141,32 +135,7 @@ impl Row {
             from,
             owner: what.owner().map(Owner::to_string),
             former_owner,
-            state,
+            state: what.state_word(),
         }
-    }
-}
-
-fn word(what: &What) -> &'static str {
-    match what {
-        What::Assigned { .. } => "assigned",
-        What::Renewed { .. } => "renewed",
-        What::Moved { .. } => "moved",
-        What::Released { .. } => "released",
-        What::Resting { .. } => "resting",
-        What::Rested { .. } => "rested",
-        What::Claimed { .. } => "claimed",
-        What::GivenUp { .. } => "given_up",
-        What::Affinity { .. } => "affinity",
-        _ => "damaged",
-    }
-}
-
-fn state_word(state: Option<AffinityState>) -> &'static str {
-    match state {
-        Some(AffinityState::Confirmed) => "confirmed",
-        Some(AffinityState::Pending) => "pending",
-        Some(AffinityState::PendingDeletion) => "pending deletion",
-        Some(AffinityState::Unknown) => "unknown",
-        None => "gone",
     }
 }

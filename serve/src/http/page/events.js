@@ -19,7 +19,7 @@ function word(event) {
 function who(event) {
   if (event.owner) {
     const before = event.former_owner ? [", before ", ownerLink(event.former_owner)] : [];
-    return [ownerLink(event.owner), event.state ? ` ${event.state}` : "", ...before];
+    return [ownerLink(event.owner), event.state ? ` ${event.state.replaceAll("_", " ")}` : "", ...before];
   }
   const from = event.from ? [", before ", ...[holderLinks(event.from)].flat()] : [];
   return [holderLinks(event.holder), ...from].flat();
