@@ -44,7 +44,7 @@ impl Daemon {
         let mut command = Command::new(&programs.margay);
         command.args(["--store", url, "serve"]).stdin(Stdio::null()).stderr(Stdio::null());
         // As the systemd unit has it.
-        command.env("MIMALLOC_PURGE_DELAY", "0").env("MIMALLOC_DISALLOW_ARENA_ALLOC", "1");
+        command.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "131072");
         let daemon = Self { child: command.spawn()? };
         let begun = Instant::now();
         while !Path::new(&socket).exists() {

@@ -5,11 +5,6 @@ use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
-/// Looking through a large store is reading many small documents, by several threads: that takes a fifth less time with this
-/// one than with the C library's, and less memory.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// The last panic and where it was. A panic of an engine on a damaged store is caught where it happens and becomes an
 /// ordinary error; only one that comes through to here is worth telling.
 static LAST_PANIC: Mutex<String> = Mutex::new(String::new());

@@ -82,7 +82,7 @@ fn main() -> ExitCode {
         }
         Command::Soak { margay, store, hours } => {
             let plan = SoakPlan { margay, engine: store, time: Duration::from_secs_f64(hours * 3600.0) };
-            match runtime.block_on(torture::soak(&plan)) {
+            match runtime.block_on(torture::soak(&plan, |line| println!("{line}"))) {
                 Ok(report) => println!("{report}"),
                 Err(failure) => {
                     eprintln!("soak: {failure}");
