@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv::{Deadline, Key, Memory, Range, Store, TransactOptions, Transaction};
+use kv::{Key, Range, Store, Transaction};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -21,11 +21,8 @@ macro_rules! transact {
         crate::ipam::transact!(on std::sync::Arc::clone($ipam.store()), $deadline, |$tx| $body)
     };
     (on $store:expr, $deadline:expr, |$tx:ident| $body:expr) => {{
-        crate::ipam::transact!(on $store, with kv::TransactOptions::new($deadline), |$tx| $body)
-    }};
-    (on $store:expr, with $options:expr, |$tx:ident| $body:expr) => {{
         let store = $store;
-        let options = $options.with_beside([crate::moving::mark_key()]);
+        let options = kv::TransactOptions::new($deadline).with_beside([crate::moving::mark_key()]);
         let done: crate::error::Result<kv::Committed<_>> = kv::transact!(store, options, |$tx| {
             let done: crate::error::Result<_> = async { $body }.await;
             crate::moving::unless_marked($tx, done).await
@@ -70,7 +67,6 @@ pub struct Ipam {
     uids: Uids,
     intents: Option<Arc<dyn Intents>>,
     hints: Option<Arc<dyn Hints>>,
-    memory: Option<Arc<Memory>>,
     live: Option<Arc<dyn Live>>,
 }
 
@@ -84,16 +80,7 @@ impl Ipam {
     /// The allocator on this store, by the system's clock.
     pub fn new(store: Arc<dyn Store>, nodes: Nodes) -> Self {
         let uids: Uids = Arc::new(|| Uuid::new_v4().to_string());
-        Self {
-            store,
-            nodes,
-            clock: Arc::new(OffsetDateTime::now_utc),
-            uids,
-            intents: None,
-            hints: None,
-            memory: None,
-            live: None,
-        }
+        Self { store, nodes, clock: Arc::new(OffsetDateTime::now_utc), uids, intents: None, hints: None, live: None }
     }
 
     /// With another clock.
@@ -124,17 +111,6 @@ impl Ipam {
         self
     }
 
-    /// Remembers what an assignment knew when it was committed, so that the next one is a single guarded commit as long as
-    /// nothing has changed: for a process that lives on and assigns for one node. It also takes [`hints`](crate::hints).
-    /// What is remembered is used for `longest`, a few seconds. For so long a reservation or a pool that was deleted may still
-    /// keep an address from being given; nothing is given because of it, since the commit is guarded by all that was read.
-    /// Clones share what they remember.
-    #[must_use]
-    pub fn with_memory(mut self, longest: Duration) -> Self {
-        self.memory = Some(Arc::new(Memory::new(longest)));
-        self
-    }
-
     /// Lets an assignment that finds no room free what is left over from earlier boots, on this evidence; see [`crate::gc`].
     #[must_use]
     pub fn with_live(mut self, live: Arc<dyn Live>) -> Self {
@@ -160,22 +136,6 @@ impl Ipam {
     /// Where used blocks are remembered, if they are.
     pub(crate) fn hints(&self) -> Option<&Arc<dyn Hints>> {
         self.hints.as_ref()
-    }
-
-    /// How an assignment is carried out.
-    pub(crate) fn remembering(&self, deadline: Deadline) -> TransactOptions {
-        let options = TransactOptions::new(deadline);
-        match &self.memory {
-            Some(memory) => options.with_memory(Arc::clone(memory)),
-            None => options,
-        }
-    }
-
-    /// What was remembered is so no more.
-    pub(crate) fn forget(&self) {
-        if let Some(memory) = &self.memory {
-            memory.forget();
-        }
     }
 
     /// The store.

@@ -71,7 +71,6 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<IpAddr>> {
         self.settle_intents(attachment, deadline).await?;
-        self.forget();
         let likely = hints::blocks_to_release(&self.recall(attachment), addresses);
         let handle = attachment.handle();
         let handles: Vec<String> = [handle].into_iter().chain(old_handles.iter().cloned()).collect();

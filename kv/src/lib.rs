@@ -25,5 +25,5 @@ pub use pages::Pages;
 pub use request::{Compare, CompareOp, Content, Op, Prev, RangeRequest, Target, Txn, TxnRange, WatchRequest};
 pub use response::{Batch, Event, EventKind, Kv, OpResult, RangeResponse, TxnResponse};
 pub use store::{Store, WatchStream};
-pub use transact::{Attempts, Committed, Deadline, Memory, TransactOptions, Transaction};
+pub use transact::{Attempts, Committed, Deadline, TransactOptions, Transaction};
 pub use validate::{MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_TXN_OPS, MAX_VALUE_BYTES};

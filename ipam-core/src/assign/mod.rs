@@ -182,7 +182,6 @@ impl Ipam {
         let mut wanted = Wanted::default();
         requests.iter().for_each(|request| wanted.add(&request.wanted));
         let mut first: Vec<Key> = requests.iter().map(|request| keys::handle(&request.attachment.handle())).collect();
-        first.iter().for_each(|handle| tx.presume_absent(handle));
         for family in [Family::V4, Family::V6].into_iter().filter(|family| wanted.any_of(*family) > 0) {
             let likely = hints::latest_of(&findings.used, family);
             first.extend(likely.map(keys::block));

@@ -56,7 +56,7 @@ impl Ipam {
         let recalled = self.recall(attachment);
         findings.used.clone_from(&recalled);
         let store = self.noting(attachment);
-        let done = transact!(on store, with self.remembering(deadline), |tx| {
+        let done = transact!(on store, deadline, |tx| {
             self.assign_in(tx, requests, None, findings).await
         })?;
         self.remember(attachment, &recalled, &findings.used);

@@ -30,7 +30,6 @@ impl Ipam {
     pub async fn assign_to_vm(&self, request: &AssignRequest, vm: &VmPod, deadline: Deadline) -> Result<VmAnswer> {
         let attachment = &request.attachment;
         self.settle_intents(attachment, deadline).await?;
-        self.forget();
         let recalled = self.recall(attachment);
         let store = self.noting(attachment);
         let mut misdated = Vec::new();

@@ -36,7 +36,6 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<IpAddr>> {
         self.settle_intents(attachment, deadline).await?;
-        self.forget();
         let likely = hints::blocks_to_release(&self.recall(attachment), addresses);
         let own_handles: Vec<String> = [attachment.handle()].into_iter().chain(old_handles.iter().cloned()).collect();
         let all_handles: Vec<String> = own_handles.iter().chain([&vm.handle]).cloned().collect();

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use futures::StreamExt;
+use ipam_core::Nodes;
 use ipam_core::model::{Block, Document, keys};
-use ipam_core::{Ipam, Nodes};
 use kv::wrap::{Fault, Faulty};
 use kv::{Event, EventKind, Kv, Operation, Range, RangeResponse, StoreExt, WatchRequest};
 
@@ -16,15 +15,9 @@ use crate::world::{World, consistent};
 /// Callers on three nodes add and delete on a small pool, so that they claim, borrow and reclaim; every tenth
 /// transaction goes wrong in some way.
 async fn churn(world: &World, callers: usize, rounds: usize) {
-    churn_as(world, callers, rounds, |ipam| ipam).await;
-}
-
-/// The same, each caller with an allocator that was made of the world's.
-async fn churn_as(world: &World, callers: usize, rounds: usize, own: impl Fn(Ipam) -> Ipam) {
     let held: Arc<Mutex<BTreeMap<std::net::IpAddr, String>>> = Arc::default();
     let tasks = (0..callers).map(|caller| {
-        let (mut world, held) = (world.clone(), Arc::clone(&held));
-        world.ipam = own(world.ipam);
+        let (world, held) = (world.clone(), Arc::clone(&held));
         tokio::spawn(async move {
             let node = ["a", "b", "c"][caller % 3];
             for round in 0..rounds {
@@ -57,15 +50,6 @@ async fn no_address_twice_none_lost_and_every_revision_consistent() {
     quiet.add_pool("v4", "10.0.0.0/27").await;
     let start = quiet.store.list(Range::All).await.unwrap();
     churn(&faulty(&quiet), 12, 15).await;
-    nothing_is_left(&every_revision_is_consistent(&quiet, start).await);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn nor_by_those_who_begin_from_what_they_remember() {
-    let quiet = World::new().await;
-    quiet.add_pool("v4", "10.0.0.0/27").await;
-    let start = quiet.store.list(Range::All).await.unwrap();
-    churn_as(&faulty(&quiet), 12, 15, |ipam| ipam.with_memory(Duration::from_secs(60))).await;
     nothing_is_left(&every_revision_is_consistent(&quiet, start).await);
 }
 

@@ -135,38 +135,6 @@ async fn a_steady_call_takes_two_round_trips_and_the_first_of_a_host_three() {
 }
 
 #[tokio::test]
-async fn who_remembers_the_last_assignment_needs_one_round_trip() {
-    let world = world().await;
-    let (ipam, counting) = counted(&world, &Arc::default());
-    let ipam = ipam.with_memory(Duration::from_secs(60));
-    ipam.assign(&any("c1", 1, 1), soon()).await.unwrap();
-    for number in 2..6 {
-        counting.take();
-        ipam.assign(&any(&format!("c{number}"), 1, 1), soon()).await.unwrap();
-        assert_eq!(counting.take().round_trips(), 1, "{number}");
-    }
-    // Somebody else was in the block, the attachment has its address already, or a reservation came: all is read anew.
-    let other = world.one("a", "other").await.unwrap();
-    let assigned = ipam.assign(&any("c6", 1, 1), soon()).await.unwrap();
-    assert!(assigned[0].ip != other && counting.take().round_trips() == 3);
-    let again = ipam.assign(&any("c6", 1, 1), soon()).await.unwrap();
-    assert_eq!(again, assigned);
-    assert_eq!(ipam.assign(&any("c7", 1, 1), soon()).await.unwrap().len(), 2);
-    let next = world.block("10.0.0.0/26").await.or(world.block(&assigned[0].block.to_string()).await).unwrap();
-    let next = next.free_addresses().next().unwrap();
-    world.reserve(&[&format!("{next}/32")]).await;
-    assert_ne!(ipam.assign(&any("c8", 1, 1), soon()).await.unwrap()[0].ip, next);
-    ipam.release_attachment(&attachment("a", "c2"), &[], soon()).await.unwrap();
-    counting.take();
-    ipam.assign(&any("c9", 1, 1), soon()).await.unwrap();
-    assert_eq!(counting.take().round_trips(), 2, "what it has released itself it knows to have changed");
-    // A node that is gone gets nothing.
-    world.store.delete(kv::Range::Key(keys::resource(ResourceKind::Node, "a"))).await.unwrap();
-    assert!(ipam.assign(&any("c10", 1, 1), soon()).await.is_err());
-    world.check().await;
-}
-
-#[tokio::test]
 async fn a_given_address_takes_two_round_trips_whatever_is_known() {
     let world = world().await;
     for (number, hints) in [Arc::default(), Memory::stuck_at(&["10.0.3.0/26", "fd00::/122"])].iter().enumerate() {

@@ -8,18 +8,13 @@ use crate::request::{Compare, Op, Txn};
 const MAX_GUARDS: usize = 120;
 
 impl Transaction {
-    /// True if something that this attempt knows was not read by it at its revision: it proves nothing unless it is committed.
-    pub(super) fn is_unproven(&self) -> bool {
-        self.relied_on_probe || self.recalled.is_some()
-    }
-
     /// Commits what was written.
     pub(super) async fn commit(&mut self) -> Result<Commit> {
         // Deleting what is not there is nothing to do.
         self.writes.retain(|key, value| value.is_some() || self.guards.get(key).is_some_and(|guard| guard.is_set()));
         if self.writes.is_empty() {
-            // What is only remembered may be so no more, and a probe is newer than the attempt.
-            return Ok(if self.is_unproven() { Commit::Overtaken } else { Commit::Done(self.at) });
+            // A probe is newer than the attempt's revision: only a commit proves what it found.
+            return Ok(if self.relied_on_probe { Commit::Overtaken } else { Commit::Done(self.at) });
         }
         let guards = self.guards.len() + self.guarded_ranges.len();
         if guards > MAX_GUARDS {

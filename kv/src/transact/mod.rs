@@ -1,14 +1,12 @@
 //! Optimistic, serialisable transactions: read at one revision, decide, commit if nothing that was read has changed.
 
 mod commit;
-mod memory;
 mod settle;
 mod transaction;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use memory::Memory;
 pub use transaction::Transaction;
 
 use crate::error::{Error, ErrorKind, Operation, Outcome, Result};
@@ -62,8 +60,6 @@ pub struct TransactOptions {
     pub deadline: Deadline,
     /// After how many attempts to give up; Calico's clients try a hundred times.
     pub attempts: u32,
-    /// What to begin from, if anything.
-    pub memory: Option<Arc<Memory>>,
     /// Keys that the first request reads along with what it is about.
     pub beside: Vec<Key>,
 }
@@ -71,7 +67,7 @@ pub struct TransactOptions {
 impl TransactOptions {
     /// Until the deadline, or a hundred attempts.
     pub fn new(deadline: Deadline) -> Self {
-        Self { deadline, attempts: 100, memory: None, beside: Vec::new() }
+        Self { deadline, attempts: 100, beside: Vec::new() }
     }
 
     /// With another bound on the attempts.
@@ -85,13 +81,6 @@ impl TransactOptions {
     #[must_use]
     pub fn with_beside(mut self, keys: impl IntoIterator<Item = Key>) -> Self {
         self.beside.extend(keys);
-        self
-    }
-
-    /// Beginning from what was remembered at the last commit, and remembering what is known at this one.
-    #[must_use]
-    pub fn with_memory(mut self, memory: Arc<Memory>) -> Self {
-        self.memory = Some(memory);
         self
     }
 }
@@ -176,8 +165,6 @@ pub struct Attempts {
     options: TransactOptions,
     made: u32,
     refusal: Option<Error>,
-    /// True until an attempt was made that asks the store, or cannot be made otherwise.
-    may_recall: bool,
     /// True until an attempt that relied on a probe ended without the commit that proves it.
     may_rely_on_probe: bool,
 }
@@ -185,7 +172,7 @@ pub struct Attempts {
 impl Attempts {
     /// No attempt made yet.
     pub fn new(store: Arc<dyn Store>, options: TransactOptions) -> Self {
-        Self { store, options, made: 0, refusal: None, may_recall: true, may_rely_on_probe: true }
+        Self { store, options, made: 0, refusal: None, may_rely_on_probe: true }
     }
 
     /// The next attempt; after the first, a pause comes before it.
@@ -194,10 +181,6 @@ impl Attempts {
     /// `Conflict` and `Timeout`, when there is to be no other attempt.
     pub async fn begin(&mut self) -> Result<Transaction> {
         let deadline = self.options.deadline;
-        let memory = self.options.memory.as_ref().filter(|_| std::mem::take(&mut self.may_recall));
-        if let Some(kept) = memory.and_then(|memory| memory.take()) {
-            return Ok(Transaction::recalling(Arc::clone(&self.store), deadline, kept));
-        }
         if self.made > 0 {
             if deadline.work_is_over() {
                 return Err(self.because(out_of_time()));
@@ -223,27 +206,17 @@ impl Attempts {
         mut attempt: Transaction,
         outcome: Result<T, E>,
     ) -> Result<Option<Committed<T>>, E> {
-        // What was not read by it proves nothing unless it is committed.
         if attempt.is_stale() {
             return Ok(None);
         }
-        if attempt.is_unproven() && (outcome.is_err() || !attempt.has_writes()) {
-            self.may_rely_on_probe &= !attempt.relied_on_probe;
+        // A probe proves nothing unless the attempt is committed.
+        if attempt.relied_on_probe && (outcome.is_err() || !attempt.has_writes()) {
+            self.may_rely_on_probe = false;
             return Ok(None);
         }
         let value = outcome?;
-        let committed = match attempt.commit().await {
-            // It guards more than others do.
-            Err(error) if attempt.recalled.is_some() && error.outcome() == Outcome::NotApplied => return Ok(None),
-            committed => committed?,
-        };
-        match committed {
-            Commit::Done(revision) => {
-                if let Some(memory) = &self.options.memory {
-                    memory.keep(attempt, revision);
-                }
-                return Ok(Some(Committed { value, revision, attempts: self.made.max(1) }));
-            }
+        match attempt.commit().await? {
+            Commit::Done(revision) => return Ok(Some(Committed { value, revision, attempts: self.made })),
             // Without writes it was no commit: all that it was to delete was absent.
             Commit::Overtaken => self.may_rely_on_probe &= attempt.has_writes() || !attempt.relied_on_probe,
             Commit::Refused(error) => self.refusal = Some(error),

@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use futures::future::try_join_all;
 
-use super::memory::Kept;
 use super::{Deadline, pause};
 use crate::error::{Error, ErrorKind, InvalidArgument, Operation, Result};
 use crate::ext::StoreExt;
@@ -38,8 +36,7 @@ pub struct Transaction {
     pub(super) keys: BTreeMap<Range, Vec<Key>>,
     /// Keys that a probe found absent, with the revision at which they were.
     probed: BTreeMap<Key, Revision>,
-    /// Keys that the commit relies on and that were not read at `at`: because of a probe or of a memory; with the revision as
-    /// of which they are taken to be so.
+    /// Keys that the commit relies on and that a probe found absent, with the revision of the probe.
     pub(super) presumed: BTreeMap<Key, Revision>,
     /// Keys that the commit relies on, with their mod revisions; unset for absent ones.
     pub(super) guards: BTreeMap<Key, Revision>,
@@ -50,8 +47,6 @@ pub struct Transaction {
     /// Keys that the first request reads along.
     beside: Vec<Key>,
     stale: bool,
-    /// When the store was last asked for what this attempt remembers, if it remembers it.
-    pub(super) recalled: Option<Instant>,
     /// False for an attempt after one that relied on a probe and could not prove it.
     pub(super) may_rely_on_probe: bool,
     /// True once something is taken to be absent because a probe said so, which is newer than the attempt's revision.
@@ -74,7 +69,6 @@ impl Transaction {
             writes: BTreeMap::new(),
             beside: Vec::new(),
             stale: false,
-            recalled: None,
             may_rely_on_probe: true,
             relied_on_probe: false,
         }
@@ -84,29 +78,6 @@ impl Transaction {
     pub(super) fn reading_beside(mut self, keys: Vec<Key>) -> Self {
         self.beside = keys;
         self
-    }
-
-    /// An attempt that knows what is remembered, and asks the store for nothing.
-    pub(super) fn recalling(store: Arc<dyn Store>, deadline: Deadline, kept: Kept) -> Self {
-        let mut new = Self::new(store, deadline);
-        new.recalled = Some(kept.since());
-        new.at = kept.at;
-        new.listed = kept.listed;
-        new.keys = kept.keys;
-        for (key, (kv, looked_at)) in kept.seen {
-            new.presumed.insert(key.clone(), looked_at);
-            new.seen.insert(key, kv);
-        }
-        new
-    }
-
-    /// For a key that is most likely absent: an attempt that begins from a [`Memory`](super::Memory) takes it to be absent
-    /// without asking, and its commit fails if it is not. Others read it as ever.
-    pub fn presume_absent(&mut self, key: &Key) {
-        if self.recalled.is_some() && !self.knows(key) {
-            self.presumed.insert(key.clone(), self.at);
-            self.seen.insert(key.clone(), None);
-        }
     }
 
     /// The revision that this attempt reads; unset before its first read.
@@ -208,7 +179,6 @@ impl Transaction {
         if let Some(keys) = self.keys.get(range) {
             return Ok(keys.clone());
         }
-        self.may_ask()?;
         let at = self.at;
         let mut attempt = 0;
         let listing = loop {
@@ -264,9 +234,6 @@ impl Transaction {
         if !self.knows(key) {
             self.fetch(vec![(Range::Key(key.clone()), Content::Full)]).await?;
         }
-        if self.recalled.is_some() {
-            self.guard(key);
-        }
         Ok(self.seen.get(key).and_then(|kv| kv.as_ref().map(|kv| kv.value.clone())))
     }
 
@@ -276,9 +243,6 @@ impl Transaction {
     /// Those of the store.
     pub async fn snapshot_list(&mut self, range: &Range) -> Result<Vec<(Key, Value)>> {
         self.load(range).await?;
-        if self.recalled.is_some() {
-            self.guard_range(range);
-        }
         Ok(self.known(range))
     }
 
@@ -438,7 +402,6 @@ impl Transaction {
 
     /// Asks the store, and again while it says that a little later may do: this only reads.
     async fn ask_txn(&mut self, txn: Txn) -> Result<TxnResponse> {
-        self.may_ask()?;
         let mut attempt = 0;
         loop {
             match self.store.txn(txn.clone()).await {
@@ -450,7 +413,6 @@ impl Transaction {
 
     /// The same for several reads at once.
     async fn ask_ranges(&mut self, reads: Vec<RangeRequest>) -> Result<Vec<RangeResponse>> {
-        self.may_ask()?;
         let mut attempt = 0;
         loop {
             let asked: Vec<_> = reads.iter().map(|read| self.store.range(read.clone())).collect();
@@ -459,15 +421,6 @@ impl Transaction {
                 Err(error) => self.pause_after(&mut attempt, error).await?,
             }
         }
-    }
-
-    /// An error if this attempt begins from a memory: what is not remembered ends it, and one follows that asks.
-    fn may_ask(&mut self) -> Result<()> {
-        if self.recalled.is_none() {
-            return Ok(());
-        }
-        self.stale = true;
-        Err(self.error(ErrorKind::Conflict { attempts: 0 }))
     }
 
     /// Waits before a read is asked again, or returns the error if that has no prospect.

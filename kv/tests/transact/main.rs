@@ -1,7 +1,6 @@
 //! Transactions on the in-memory store, with and without faults.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod memory;
 mod settling;
 
 use std::sync::Arc;
