@@ -1,7 +1,6 @@
 //! The allocator: a store, a clock, and one method for each verb.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use kv::{Key, Range, Store, Transaction};
 use time::OffsetDateTime;

@@ -1,6 +1,7 @@
 //! Callers that run ADD and DEL until their work is done or the power is cut.
 
 use std::process::{Child, ExitStatus};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use serde_json::Value;
 use crate::ledger::Ledger;
 use crate::process::{Call, Outcome};
 use crate::random::Random;
+use crate::served::Daemon;
 
 /// How long a call may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -30,6 +32,8 @@ pub(crate) struct Work<'a> {
     pub(crate) last: Option<u64>,
     /// About how many operations of the disk a call takes.
     pub(crate) operations: u64,
+    /// How many calls a daemon has answered, if there is one.
+    pub(crate) by_daemon: &'a AtomicU64,
 }
 
 /// How the wait for a process ended.
@@ -72,6 +76,7 @@ impl Work<'_> {
             return false;
         }
         let outcome = Outcome::new(output, &call);
+        self.by_daemon.fetch_add(Daemon::has_answered(&outcome.stderr).into(), Ordering::Relaxed);
         let told = if verb == "ADD" { outcome.addresses().into_iter().collect() } else { [].into() };
         let Some(answers) = self.disk.before_cut(|| self.ledger().end(&container, told)) else { return false };
         let answers = answers.unwrap_or_else(|what| panic!("{what}"));

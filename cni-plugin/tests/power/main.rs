@@ -1,10 +1,10 @@
 //! Power cuts under the plugin: real processes on a disk that forgets what was not synced.
 //!
 //! A round mounts a disk ([`power::Disk`]), lets one to four callers run ADD and DEL there, and cuts the power: after
-//! some operation of the disk, or when a caller has its answer. Some calls are killed before that. The image is
-//! copied out: there the next ADD must work, `margay ipam check` must find nothing, every acknowledged ADD must be
-//! there and no acknowledged DEL may be back. The next round begins with what was left, so that cuts meet stores that
-//! recover from one.
+//! some operation of the disk, or when a caller has its answer. In every other round the callers have a daemon,
+//! `margay serve`. Some calls are killed before that. The image is copied out: there the next ADD must work, `margay
+//! ipam check` must find nothing, every acknowledged ADD must be there and no acknowledged DEL may be back. The next
+//! round begins with what was left, so that cuts meet stores that recover from one.
 //!
 //! An answer is acknowledged if the caller saw the end of the process before the cut. The lock of the disk orders the
 //! two.
@@ -27,6 +27,7 @@ mod ledger;
 mod process;
 #[path = "../system/random.rs"]
 mod random;
+mod served;
 mod sweep;
 mod world;
 
@@ -103,7 +104,7 @@ fn rounds(engine: Engine) {
             Engine::Sled => "not synced: /store/sled/db",
             Engine::Redb => "not synced: /store/db.redb",
         };
-        for what in [engine, "calls acknowledged", "cut while there was work"] {
+        for what in [engine, "calls acknowledged", "calls answered by the daemon", "cut while there was work"] {
             assert!(tally.get(what).is_some_and(|count| *count > 0), "no {what} in {rounds} rounds");
         }
     }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ::power::{Cut, Disk, Folders, Image, Syncs};
@@ -17,6 +18,7 @@ use crate::lab::{Engine, Lab, conf_at};
 use crate::ledger::Ledger;
 use crate::process::Call;
 use crate::random::Random;
+use crate::served::Daemon;
 use crate::{Tally, count};
 
 /// How many revisions a store keeps.
@@ -41,6 +43,8 @@ pub(crate) struct Plan {
     moment: Moment,
     pub(crate) folders: Folders,
     luck: u64,
+    /// Whether the callers have a daemon.
+    served: bool,
 }
 
 impl Plan {
@@ -53,7 +57,7 @@ impl Plan {
             _ => Moment::Operation(random.below(all * world.operations * 9 / 8 + 2)),
         };
         let folders = if random.once_in(2) { Folders::Strict } else { Folders::Prefix };
-        Self { callers, calls, moment, folders, luck: random.next() }
+        Self { callers, calls, moment, folders, luck: random.next(), served: random.once_in(2) }
     }
 }
 
@@ -99,7 +103,10 @@ impl World {
         let disk = Disk::new(self.image.clone(), self.syncs);
         let ledger = Mutex::new(std::mem::take(&mut self.ledger));
         let mounted = disk.mount(folder.path()).unwrap();
-        let conf = conf_at(self.engine, &folder.path().join("store"), "bridge", network());
+        let store = folder.path().join("store");
+        let mut conf = conf_at(self.engine, &store, "bridge", network());
+        conf["log_level"] = "debug".into();
+        let location = format!("{}://{}", self.engine.name(), store.display()).parse().unwrap();
         let last = match plan.moment {
             Moment::Operation(operations) => {
                 disk.cut_after(operations);
@@ -108,11 +115,24 @@ impl World {
             Moment::Answer(answers) => Some(answers),
         };
         let operations = self.operations;
-        let work = Work { disk: &disk, conf: &conf, ledger: &ledger, calls: plan.calls, last, operations };
+        let daemon = plan.served.then(|| Daemon::start(&location, &disk));
+        let by_daemon = AtomicU64::new(0);
+        let work = Work {
+            disk: &disk,
+            conf: &conf,
+            ledger: &ledger,
+            calls: plan.calls,
+            last,
+            operations,
+            by_daemon: &by_daemon,
+        };
         work.run(plan.callers, random);
         count(tally, if disk.is_cut() { "cut while there was work" } else { "cut after all work" });
         disk.cut();
-        drop(mounted);
+        if daemon.is_some() {
+            *tally.entry("calls answered by the daemon".to_owned()).or_default() += by_daemon.into_inner();
+        }
+        drop((daemon, mounted));
         for path in disk.unsynced() {
             count(tally, format!("not synced: {}", kind_of(&path)));
         }
@@ -200,6 +220,6 @@ fn check(left: &Lab) -> Result<(), String> {
 }
 
 /// The operator's command, which is built into the same folder.
-fn command() -> PathBuf {
+pub(crate) fn command() -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_margay-ipam")).with_file_name("margay")
 }

@@ -1,0 +1,50 @@
+//! `margay serve` on a disk that loses its power.
+
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ::power::Disk;
+use datastore::Location;
+use datastore::served::socket;
+
+use crate::world::command;
+
+/// How long the daemon may take to come up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What the plugin logs when a call is not the daemon's.
+const WITHOUT: [&str; 3] = ["going on without it", "has another store", "leaves it to the plugin"];
+
+/// A daemon. It is killed when this is dropped, as a power cut would.
+#[derive(Debug)]
+pub(crate) struct Daemon(Child);
+
+impl Daemon {
+    /// The daemon of a store, once it listens or the power is cut.
+    pub(crate) fn start(store: &Location, disk: &Disk) -> Self {
+        let mut serve = Command::new(command());
+        serve.args(["--store", &store.to_string(), "serve"]).env_clear();
+        serve.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let daemon = Self(serve.spawn().unwrap());
+        let (socket, begun) = (socket(store).unwrap(), Instant::now());
+        while UnixStream::connect(&socket).is_err() && !disk.is_cut() {
+            assert!(begun.elapsed() < PATIENCE, "the daemon of {store} does not come up");
+            thread::sleep(Duration::from_millis(1));
+        }
+        daemon
+    }
+
+    /// True if a call that logged this was answered by the daemon.
+    pub(crate) fn has_answered(log: &str) -> bool {
+        !WITHOUT.iter().any(|words| log.contains(words))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
