@@ -148,14 +148,17 @@ fn calls(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome
     crowds(&contenders[..4], findings)
 }
 
-/// Many callers at once.
+/// Many callers at once. The ratio of a tail is the median of the rounds: the machine's own pauses, of tens of milliseconds, fall
+/// into one or two rounds of every contender, empty processes among them, and would be the 99th percentile of all.
 fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
     let mut rates = vec![Vec::new(); contenders.len()];
     let mut times = vec![Times::default(); contenders.len()];
+    let mut tails = vec![Vec::new(); contenders.len()];
     for round in 0..CROWDS {
         for (place, contender) in contenders.iter().enumerate() {
             let (elapsed, adds) = at_once(contender, Verb::Add, round)?;
             rates[place].push((CALLERS * EACH) as f64 / elapsed.as_secs_f64());
+            tails[place].push(adds.quantile(0.99) / adds.median());
             times[place].append(adds);
             // The addresses are released again, unmeasured.
             at_once(contender, Verb::Del, round)?;
@@ -171,13 +174,13 @@ fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
             format!("{:.2}", rate / empty),
             format!("{:.2}", times.median()),
             format!("{:.2}", times.quantile(0.99)),
-            format!("{:.2}", times.quantile(0.99) / times.median()),
+            format!("{:.2}", median(&tails[place])),
         ]
     };
     findings.table(
         "served-callers",
         format!("{CALLERS} callers at once, {CROWDS} rounds of {} calls, each a process (ms)", CALLERS * EACH),
-        &["", "ADD/s", "/ host-local", "/ empty", "ADD p50", "p99", "p99 / p50"],
+        &["", "ADD/s", "/ host-local", "/ empty", "ADD p50", "p99", "p99 / p50 of a round"],
         (0..contenders.len()).map(row).collect(),
     );
     let wanted = (3.0 * peer).min(0.8 * empty);
@@ -185,12 +188,13 @@ fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
         let what = format!("{CALLERS} callers on {engine} through the daemon: ADD/s");
         findings.goal(&what, median(&rates[place]), Bound::AtLeast(wanted));
         let what = format!("{CALLERS} callers on {engine} through the daemon: p99 / p50");
-        findings.goal(&what, times[place].quantile(0.99) / times[place].median(), Bound::AtMost(2.5));
+        findings.goal(&what, median(&tails[place]), Bound::AtMost(2.5));
     }
     Ok(())
 }
 
-/// Memory and processor time of a daemon that nobody asks, and the time from its start to its first answer.
+/// Memory and processor time of a daemon that nobody asks any more, and the time from its start to its first answer. The memory
+/// after a listing of all blocks is no goal: it is the store's size that decides.
 fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome<()> {
     let mut rows = Vec::new();
     for engine in ["redb", "sled"] {
@@ -202,27 +206,30 @@ fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome
             store.close().await?;
             Outcome::Ok(())
         })?;
+        let ask = |arguments: &[&str]| {
+            let mut command = Command::new(&programs.margay);
+            command.args(["--store", &url]).args(arguments);
+            run_process(command, "")
+        };
         let mut starts = Times::default();
         for _ in 0..STARTS {
             let begun = Instant::now();
             let daemon = Daemon::start(programs, &url)?;
-            let mut ask = Command::new(&programs.margay);
-            ask.args(["--store", &url, "ipam", "show", "--show-configuration"]);
-            run_process(ask, "")?;
+            ask(&["ipam", "show", "--show-configuration"])?;
             starts.push(begun.elapsed());
             drop(daemon);
         }
         let daemon = Daemon::start(programs, &url)?;
-        let mut ask = Command::new(&programs.margay);
-        ask.args(["--store", &url, "ipam", "show"]);
-        run_process(ask, "")?;
+        ask(&["ipam", "show", "--show-configuration"])?;
         let before = daemon.seconds()?;
         thread::sleep(IDLE);
         let busy = (daemon.seconds()? - before) / IDLE.as_secs_f64() * 100.0;
         let mib = daemon.mib()?;
+        ask(&["ipam", "show"])?;
         rows.push(vec![
             engine.to_owned(),
             format!("{mib:.1}"),
+            format!("{:.1}", daemon.mib()?),
             format!("{busy:.2}"),
             format!("{:.1}", starts.median()),
             format!("{:.1}", starts.quantile(1.0)),
@@ -235,7 +242,7 @@ fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome
     findings.table(
         "served-costs",
         format!("The daemon of a store with {BLOCKS} blocks"),
-        &["", "memory, MiB", "idle, % of a core", "start to first answer, ms", "the slowest start"],
+        &["", "memory, MiB", "after a listing of all", "idle, % of a core", "start to first answer, ms", "the slowest start"],
         rows,
     );
     Ok(())
