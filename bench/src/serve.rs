@@ -242,7 +242,14 @@ fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome
     findings.table(
         "served-costs",
         format!("The daemon of a store with {BLOCKS} blocks"),
-        &["", "memory, MiB", "after a listing of all", "idle, % of a core", "start to first answer, ms", "the slowest start"],
+        &[
+            "",
+            "memory, MiB",
+            "after a listing of all",
+            "idle, % of a core",
+            "start to first answer, ms",
+            "the slowest start",
+        ],
         rows,
     );
     Ok(())
