@@ -52,7 +52,7 @@ MODE ?= in-process
 OPS ?= $(or $(ROUNDS),$(if $(filter kill late,$(MODE)),1000,$(if $(filter power,$(MODE)),2000,1000000)))
 .PHONY: torture
 torture: STORE = memory
-torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|processes, OPS=, SEED=), kill the plugin (MODE=kill, STORE=sled|redb; MODE=late on etcd; ROUNDS=), or cut its power (MODE=power, STORE=sled|redb)
+torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|processes, OPS=, SEED=, SERVE=1 with a daemon), kill the plugin (MODE=kill, STORE=sled|redb; MODE=late on etcd; ROUNDS=), or cut its power (MODE=power, STORE=sled|redb)
 	@scripts/setup test
 ifeq ($(MODE),kill)
 	@$(if $(filter sled redb,$(STORE)),,echo "make: MODE=kill takes STORE=sled or STORE=redb" >&2; exit 2)
@@ -73,8 +73,8 @@ else ifeq ($(MODE),late)
 	@MARGAY_LATE_ROUNDS=$(OPS) MARGAY_LATE_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p cni-plugin \
 		--test etcd -- --nocapture --exact late::a_late_add_leaves_nothing_behind
 else
-	@cargo build --quiet --profile ci -p torture
-	@cargo run --quiet --profile ci -p torture -- run --store $(STORE) --mode $(MODE) --ops $(OPS) $(if $(SEED),--seed $(SEED))
+	@cargo build --quiet --profile ci -p torture $(if $(SERVE),-p cli)
+	@cargo run --quiet --profile ci -p torture -- run --store $(STORE) --mode $(MODE) --ops $(OPS) $(if $(SEED),--seed $(SEED)) $(if $(SERVE),--serve)
 endif
 
 HOURS ?= 2

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use datastore::{Create, EtcdStore, Location, OpenStore};
 use ipam_core::assign::{AssignRequest, Assigned as Given, Bridge, NamespaceLabels, PoolDefinition, Repeated, Wanted};
+use ipam_core::model::keys;
 use ipam_core::{Ipam, Nodes};
-use kv::{Deadline, ErrorKind, Store};
+use kv::{Content, Deadline, ErrorKind, Range, RangeRequest, Store};
 use tokio::runtime::Builder;
 
 use self::failure::{Failure, explain};
@@ -80,7 +81,7 @@ impl StoreAllocator {
             let wait = if is_cluster { deadline.remaining() } else { deadline.remaining_for_work() };
             let open = open(location, what_for, wait).await?;
             let lock = match is_cluster && what_for.is_one_attachments() {
-                true => HostLock::take(&at.lock_file, budget).await,
+                true => HostLock::take(&at.lock_file, budget, connect(open.store())).await,
                 false => None,
             };
             let room = if what_for == Use::Status { open.check_room().await } else { Ok(()) };
@@ -133,6 +134,14 @@ async fn open(location: &Location, what_for: Use, wait: Duration) -> kv::Result<
         Use::Make => datastore::open_in_place(location, Create::IfMissing, wait).await,
         Use::Release | Use::Collect => datastore::open_in_place_to_release(location, wait).await,
     }
+}
+
+/// Connects to the store: a cluster is connected to with the first request. That is a third of the time for which a call of
+/// sixteen at once would hold the host's lock.
+async fn connect(store: Arc<dyn Store>) {
+    let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::KeysOnly);
+    // The call itself meets the same error, and reports it.
+    let _ = store.range(request).await;
 }
 
 /// How long a call may take.

@@ -4,8 +4,10 @@ use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
+use std::pin::pin;
 use std::time::Duration;
 
+use futures::future::{Either, select};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -23,9 +25,9 @@ pub struct HostLock {
 
 impl HostLock {
     /// Takes the lock. `None` after 2 s or a fifth of `budget`, or if there can be no lock: the call goes on without it, and
-    /// the log says why.
-    pub async fn take(path: &Path, budget: Duration) -> Option<Self> {
-        match lock(path, LONGEST_WAIT.min(budget / 5)).await {
+    /// the log says why. If another process holds the lock, `meanwhile` runs until the lock is free.
+    pub async fn take(path: &Path, budget: Duration, meanwhile: impl Future<Output = ()>) -> Option<Self> {
+        match lock(path, LONGEST_WAIT.min(budget / 5), meanwhile).await {
             Ok(Some(file)) => return Some(Self { _file: file }),
             Ok(None) => {
                 tracing::warn!(path = %path.display(), "somebody holds the lock of this host; going on without it");
@@ -39,7 +41,7 @@ impl HostLock {
 }
 
 /// `None` if others have it all the time.
-async fn lock(path: &Path, wait: Duration) -> io::Result<Option<File>> {
+async fn lock(path: &Path, wait: Duration, meanwhile: impl Future<Output = ()>) -> io::Result<Option<File>> {
     // Calico's plugin makes it, too, and opens it for writing.
     let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o750).open(path);
     let file = match (open(), path.parent()) {
@@ -56,12 +58,18 @@ async fn lock(path: &Path, wait: Duration) -> io::Result<Option<File>> {
     }
     tracing::debug!(path = %path.display(), "waiting for the lock of this host");
     // The kernel serves those who wait in turn. If the wait is over first, that thread ends with the process.
-    let locked = timeout(wait, spawn_blocking(move || file.lock().map(|()| file))).await;
+    let locked = pin!(timeout(wait, spawn_blocking(move || file.lock().map(|()| file))));
+    let locked = match select(locked, pin!(meanwhile)).await {
+        Either::Left((locked, _)) => locked,
+        Either::Right(((), locked)) => locked.await,
+    };
     locked.ok().map(|locked| locked.map_err(io::Error::other)?).transpose()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::future::{pending, ready};
     use std::time::Instant;
 
     use super::*;
@@ -70,11 +78,15 @@ mod tests {
     async fn who_waits_gets_it_in_turn_and_nobody_waits_for_ever() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b/lock");
-        let held = lock(&path, Duration::ZERO).await.unwrap().unwrap();
+        let done = Cell::new(0);
+        let meanwhile = async || done.update(|done| done + 1);
+        let held = lock(&path, Duration::ZERO, meanwhile()).await.unwrap().unwrap();
+        assert_eq!(done.get(), 0, "the lock was free");
         let begun = Instant::now();
-        assert!(lock(&path, Duration::from_millis(50)).await.unwrap().is_none());
+        assert!(lock(&path, Duration::from_millis(50), meanwhile()).await.unwrap().is_none());
         assert!(begun.elapsed() >= Duration::from_millis(50));
-        let waiting = tokio::spawn(async move { lock(&path, Duration::from_secs(60)).await.unwrap() });
+        assert_eq!(done.get(), 1);
+        let waiting = tokio::spawn(async move { lock(&path, Duration::from_secs(60), pending()).await.unwrap() });
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!waiting.is_finished());
         drop(held);
@@ -85,6 +97,6 @@ mod tests {
     async fn what_cannot_be_locked_is_gone_without() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("file"), "").unwrap();
-        assert!(HostLock::take(&folder.path().join("file/lock"), Duration::from_secs(10)).await.is_none());
+        assert!(HostLock::take(&folder.path().join("file/lock"), Duration::from_secs(10), ready(())).await.is_none());
     }
 }

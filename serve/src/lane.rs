@@ -5,6 +5,7 @@
 //! turn to the next. A client that is gone by then, or whose time is over, is dropped.
 
 use std::collections::VecDeque;
+use std::future::ready;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -210,7 +211,7 @@ impl Worker {
         // As the plugin by itself has it: for one attachment on a cluster.
         let locks = matches!(self.held.location(), Location::Etcd(_)) && !matches!(job.call, Call::Gc(_));
         let budget = job.asker.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let lock = if locks { HostLock::take(&job.lock_file, budget).await } else { None };
+        let lock = if locks { HostLock::take(&job.lock_file, budget, ready(())).await } else { None };
         let answer = job.call.carry_out(&ipam, job.asker.deadline()).await;
         drop(lock);
         job.answer(answer);

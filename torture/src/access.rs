@@ -1,10 +1,13 @@
-//! How a worker gets at the store: it has it open all the time, or opens it for each operation, as the plugin does.
+//! How a worker gets at the store: it has it open all the time, or opens it for each operation, as the plugin does, or connects to
+//! a daemon for each operation, and opens the store if there is none.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use backend_etcd::{EtcdStore, Options};
+use datastore::Location;
+use datastore::served::connect;
 use ipam_core::Ipam;
 use ipam_core::intents::Intents;
 use kv::{Result, Store};
@@ -27,6 +30,14 @@ pub(crate) async fn open_folder(engine: Engine, folder: &Path, create: Create) -
     }
 }
 
+/// The location of the embedded store in a folder.
+pub(crate) fn location(engine: Engine, folder: &Path) -> Location {
+    match engine {
+        Engine::Redb => Location::Redb(folder.to_owned()),
+        _ => Location::Sled(folder.to_owned()),
+    }
+}
+
 /// A client of an etcd. It gives up on a call that takes long, so that servers that stand still are noticed.
 pub(crate) fn open_etcd(url: &str) -> Result<Arc<dyn Store>> {
     let options = Options::new([url]).with_call_timeout(Duration::from_secs(2));
@@ -40,12 +51,16 @@ pub(crate) enum Access {
     Open(Ipam, Newest),
     /// It is in this folder, and one process has it at a time.
     Folder(Engine, PathBuf, Newest),
+    /// The same, and that process may be a daemon.
+    Served(Engine, PathBuf, Newest),
 }
 
 /// The store, for one operation.
 pub(crate) struct Session {
     pub(crate) ipam: Ipam,
     opened: Option<MvccStore>,
+    /// Whether a daemon has the store.
+    pub(crate) is_served: bool,
 }
 
 impl Access {
@@ -57,18 +72,25 @@ impl Access {
     /// How far the store is, as far as is known here.
     pub(crate) fn newest(&self) -> i64 {
         match self {
-            Self::Open(_, newest) | Self::Folder(_, _, newest) => newest.get(),
+            Self::Open(_, newest) | Self::Folder(_, _, newest) | Self::Served(_, _, newest) => newest.get(),
         }
     }
 
     /// Gets at it.
     pub(crate) async fn begin(&self) -> Result<Session> {
         match self {
-            Self::Open(ipam, _) => Ok(Session { ipam: ipam.clone(), opened: None }),
+            Self::Open(ipam, _) => Ok(Session { ipam: ipam.clone(), opened: None, is_served: false }),
+            Self::Served(engine, folder, newest) => {
+                if let Some(served) = connect(&location(*engine, folder), TURN).await {
+                    let store = Observed::new(Arc::new(served), newest.clone());
+                    return Ok(Session { ipam: scene::allocator(Arc::new(store)), opened: None, is_served: true });
+                }
+                Box::pin(Self::Folder(*engine, folder.clone(), newest.clone()).begin()).await
+            }
             Self::Folder(engine, folder, newest) => {
                 let opened = open_folder(*engine, folder, Create::Never).await?;
                 let store = Observed::new(Arc::new(opened.clone()), newest.clone());
-                Ok(Session { ipam: scene::allocator(Arc::new(store)), opened: Some(opened) })
+                Ok(Session { ipam: scene::allocator(Arc::new(store)), opened: Some(opened), is_served: false })
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What happens to an etcd: it is frozen for a while, or killed and started again.
+//! What happens to the process that has the store: it is frozen for a while, or killed and started again.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,44 +12,68 @@ use crate::Failure;
 use crate::etcd::Etcd;
 use crate::ledger::Ledger;
 
-/// A thread that makes trouble until it is told to stop.
-pub(crate) struct Chaos {
-    etcd: Arc<Mutex<Etcd>>,
+/// A process that others depend on.
+pub(crate) trait Victim: Send + 'static {
+    /// The program's name.
+    const NAME: &'static str;
+
+    /// Sends it a signal.
+    fn signal(&self, signal: Signal) -> std::io::Result<()>;
+
+    /// Kills it, and starts it again.
+    fn restart(&mut self) -> std::io::Result<()>;
+}
+
+impl Victim for Etcd {
+    const NAME: &'static str = "etcd";
+
+    fn signal(&self, signal: Signal) -> std::io::Result<()> {
+        Etcd::signal(self, signal)
+    }
+
+    fn restart(&mut self) -> std::io::Result<()> {
+        self.stop();
+        self.run()
+    }
+}
+
+/// A thread that makes trouble until [`Chaos::end`].
+pub(crate) struct Chaos<V> {
+    victim: Arc<Mutex<V>>,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<std::io::Result<()>>,
 }
 
-impl Chaos {
+impl<V: Victim> Chaos<V> {
     /// Begins to make trouble.
-    pub(crate) fn begin(etcd: Etcd, seed: u64, ledger: Arc<Ledger>) -> Self {
-        let etcd = Arc::new(Mutex::new(etcd));
+    pub(crate) fn begin(victim: V, seed: u64, ledger: Arc<Ledger>) -> Self {
+        let victim = Arc::new(Mutex::new(victim));
         let stop = Arc::new(AtomicBool::new(false));
-        let (server, ended) = (Arc::clone(&etcd), Arc::clone(&stop));
-        let thread = std::thread::spawn(move || trouble(&server, &ended, &mut Rng::with_seed(seed), &ledger));
-        Self { etcd, stop, thread }
+        let (server, ended) = (Arc::clone(&victim), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || trouble(&*server, &ended, &mut Rng::with_seed(seed), &ledger));
+        Self { victim, stop, thread }
     }
 
-    /// Ends the trouble; the server is well, and lives as long as what is returned.
-    pub(crate) fn end(self) -> Result<Arc<Mutex<Etcd>>, Failure> {
+    /// Ends the trouble; the process runs, and lives as long as what is returned.
+    pub(crate) fn end(self) -> Result<Arc<Mutex<V>>, Failure> {
         self.stop.store(true, SeqCst);
         self.thread.join().map_err(|_| Failure("the thread that makes trouble has panicked".into()))??;
-        Ok(self.etcd)
+        Ok(self.victim)
     }
 }
 
-fn trouble(etcd: &Mutex<Etcd>, stop: &AtomicBool, rng: &mut Rng, ledger: &Ledger) -> std::io::Result<()> {
+fn trouble<V: Victim>(victim: &Mutex<V>, stop: &AtomicBool, rng: &mut Rng, ledger: &Ledger) -> std::io::Result<()> {
     while !stop.load(SeqCst) {
         std::thread::sleep(Duration::from_millis(rng.u64(300..1500)));
-        let mut etcd = etcd.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut victim = victim.lock().unwrap_or_else(PoisonError::into_inner);
         if rng.u32(..3) > 0 {
-            etcd.signal(Signal::SIGSTOP)?;
+            victim.signal(Signal::SIGSTOP)?;
             std::thread::sleep(Duration::from_millis(rng.u64(20..600)));
-            etcd.signal(Signal::SIGCONT)?;
-            ledger.count("fault: etcd frozen (SIGSTOP, SIGCONT)", 1);
+            victim.signal(Signal::SIGCONT)?;
+            ledger.count(&format!("fault: {} frozen (SIGSTOP, SIGCONT)", V::NAME), 1);
         } else {
-            etcd.stop();
-            etcd.run()?;
-            ledger.count("fault: etcd killed (SIGKILL) and started", 1);
+            victim.restart()?;
+            ledger.count(&format!("fault: {} killed (SIGKILL) and started", V::NAME), 1);
         }
     }
     Ok(())

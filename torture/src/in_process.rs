@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// A store, and what makes trouble on it.
 struct Place {
     store: Arc<dyn Store>,
-    chaos: Option<Chaos>,
+    chaos: Option<Chaos<etcd::Etcd>>,
 }
 
 async fn open(plan: &Plan, folder: &Path, ledger: &Arc<Ledger>) -> Result<Place, Failure> {

@@ -21,6 +21,7 @@
 mod access;
 mod chaos;
 mod checker;
+mod daemon;
 mod etcd;
 mod faults;
 mod in_process;
@@ -76,6 +77,9 @@ impl From<ipam_core::Error> for Failure {
 /// # Errors
 /// What was found to be wrong, with the revision, the keys and the history of the addresses.
 pub async fn run(plan: &Plan, program: &std::path::Path) -> Result<Report, Failure> {
+    if plan.served && (plan.mode == Mode::InProcess || !matches!(plan.engine, Engine::Sled | Engine::Redb)) {
+        return Err(Failure("a daemon runs beside processes on sled or redb".into()));
+    }
     match plan.mode {
         Mode::InProcess => in_process::run(plan).await,
         Mode::Processes => processes::run(plan, program).await,

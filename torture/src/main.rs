@@ -37,6 +37,10 @@ enum Command {
         /// How many workers on each.
         #[arg(long, default_value_t = 3)]
         workers: usize,
+        /// Have the daemon of an embedded store run beside the processes, frozen and killed now and then. The program `margay` must
+        /// be beside this one.
+        #[arg(long)]
+        serve: bool,
     },
     /// Has the daemon of an embedded store work for hours.
     Soak {
@@ -62,12 +66,13 @@ fn main() -> ExitCode {
         Err(error) => return failed(&error),
     };
     match Arguments::parse().command {
-        Command::Run { store, mode, ops, seed, nodes, workers } => {
+        Command::Run { store, mode, ops, seed, nodes, workers, serve } => {
             let seed = seed.unwrap_or_else(|| fastrand::u64(..));
             println!("torture: {store:?} {mode:?}, {ops} operations, seed {seed}");
             let mut plan = Plan::new(store, mode, ops, seed);
             plan.nodes = nodes;
             plan.workers = workers;
+            plan.served = serve;
             let program = match std::env::current_exe() {
                 Ok(program) => program,
                 Err(error) => return failed(&error),

@@ -42,6 +42,8 @@ pub struct Plan {
     pub nodes: usize,
     /// How many workers on each.
     pub workers: usize,
+    /// Whether `margay serve` has the store, an embedded one, and processes ask it.
+    pub served: bool,
     /// What is broken on purpose; in one process only.
     pub sabotage: Sabotage,
 }
@@ -49,7 +51,7 @@ pub struct Plan {
 impl Plan {
     /// So many operations on a store, by three workers on each of four nodes.
     pub fn new(engine: Engine, mode: Mode, ops: u64, seed: u64) -> Self {
-        Self { engine, mode, ops, seed, nodes: 4, workers: 3, sabotage: Sabotage::None }
+        Self { engine, mode, ops, seed, nodes: 4, workers: 3, served: false, sabotage: Sabotage::None }
     }
 
     /// The name of a node.

@@ -20,9 +20,10 @@ use kv::{Range, Store, StoreExt};
 use kv_mvcc::local::Create;
 use tokio::sync::watch;
 
-use crate::access::{Access, open_etcd, open_folder};
+use crate::access::{Access, location, open_etcd, open_folder};
 use crate::chaos::Chaos;
 use crate::checker::Checker;
+use crate::daemon::Daemon;
 use crate::faults::{Newest, Observed};
 use crate::ledger::Ledger;
 use crate::plan::{Engine, Plan};
@@ -57,6 +58,9 @@ pub struct ChildPlan {
     /// Where random decisions come from.
     #[arg(long)]
     seed: u64,
+    /// Connect to the store's daemon, if there is one.
+    #[arg(long)]
+    served: bool,
 }
 
 /// Says on standard output what a worker does, a line each.
@@ -135,6 +139,7 @@ pub async fn be_a_worker(plan: &ChildPlan) -> Result<(), Failure> {
             let store = Arc::new(Observed::new(open_etcd(&plan.at)?, newest.clone()));
             Access::open(store, newest, Arc::new(FileIntents::new(&plan.intents, STORE)))
         }
+        engine if plan.served => Access::Served(engine, PathBuf::from(&plan.at), newest),
         engine => Access::Folder(engine, PathBuf::from(&plan.at), newest),
     };
     let mut worker =
@@ -165,6 +170,7 @@ impl Process {
             .arg("--intents")
             .arg(&plan.intents)
             .args(["--seed", &plan.seed.to_string()])
+            .args(plan.served.then_some("--served"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -245,13 +251,27 @@ impl Run<'_> {
         let opened = open_folder(self.plan.engine, &folder, Create::IfMissing).await?;
         let store: Arc<dyn Store> = Arc::new(opened.clone());
         scene::prepare(&store, self.plan).await?;
-        let mut checker = Checker::begin(&store, Arc::clone(&self.ledger)).await?;
+        let checker = Checker::begin(&store, Arc::clone(&self.ledger)).await?;
         opened.close().await?;
+        let chaos = match self.plan.served {
+            true => {
+                let daemon =
+                    Daemon::start(&self.program.with_file_name("margay"), &location(self.plan.engine, &folder))?;
+                Some(Chaos::begin(daemon, self.plan.seed, Arc::clone(&self.ledger)))
+            }
+            false => None,
+        };
+        let worked = self.rounds_in(&folder, checker).await;
+        let daemon = chaos.map(Chaos::end).transpose();
+        worked.and_then(|revisions| daemon.map(|_| revisions))
+    }
+
+    async fn rounds_in(&mut self, folder: &Path, mut checker: Checker) -> Result<i64, Failure> {
         let first = checker.replay.revision;
         loop {
             let is_last = self.ledger.operations() >= self.plan.ops;
             let left = if is_last { Vec::new() } else { self.round().await? };
-            let opened = open_folder(self.plan.engine, &folder, Create::Never).await?;
+            let opened = open_folder(self.plan.engine, folder, Create::Never).await?;
             let store: Arc<dyn Store> = Arc::new(Observed::new(Arc::new(opened.clone()), self.newest.clone()));
             catch_up(&mut checker, &store).await?;
             self.clean(&scene::allocator(Arc::clone(&store)), &left).await?;
@@ -313,6 +333,7 @@ impl Run<'_> {
                 node: Plan::node(number),
                 name: format!("r{}p{number}y", self.rounds),
                 seed: self.rng.u64(..),
+                served: self.plan.served,
             };
             let process = Process::start(self.program, &plan, &self.ledger)?;
             let life = Duration::from_micros(self.rng.u64(1_000..400_000));

@@ -3,10 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -20,10 +19,10 @@ use futures::StreamExt;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use kv::{ErrorKind, Range, Revision, Store, StoreExt, WatchRequest};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use tokio::task::JoinSet;
 use wire::{Connection, Kind};
+
+use crate::daemon::Daemon;
 
 /// How many callers there are, and how many containers each has at the most.
 const CALLERS: usize = 8;
@@ -83,29 +82,6 @@ impl fmt::Display for SoakReport {
     }
 }
 
-/// The daemon's process.
-struct Daemon(Child);
-
-impl Daemon {
-    fn pid(&self) -> Pid {
-        Pid::from_raw(self.0.id().cast_signed())
-    }
-
-    fn mib(&self) -> Result<f64, String> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.0.id())).map_err(text)?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("the daemon has ended")?;
-        let kib: f64 = line.split_whitespace().next().unwrap_or_default().parse().map_err(text)?;
-        Ok(kib / 1024.0)
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = kill(self.pid(), Signal::SIGTERM);
-        let _ = self.0.wait();
-    }
-}
-
 fn text(error: impl fmt::Display) -> String {
     error.to_string()
 }
@@ -129,11 +105,7 @@ pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakRepo
     let path = folder.path().join("store");
     let location: Location = format!("{}://{}", plan.engine, path.display()).parse().map_err(text)?;
     margay(plan, &location, &["pool", "create", "soak", "10.96.0.0/16"])?;
-    let mut serve = Command::new(&plan.margay);
-    serve.args(["--store", &location.to_string(), "serve"]).stderr(Stdio::null());
-    // As the systemd unit has it.
-    serve.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "131072");
-    let daemon = Daemon(serve.spawn().map_err(text)?);
+    let daemon = Daemon::start(&plan.margay, &location).map_err(text)?;
     let store = reach(&location).await?;
     let shared = Arc::new(Shared {
         location: location.clone(),
@@ -283,7 +255,7 @@ async fn measure(
         let sample = Sample {
             at: begun.elapsed(),
             calls: shared.calls.load(Ordering::Relaxed),
-            memory: daemon.mib()?,
+            memory: daemon.mib().map_err(text)?,
             files: bytes(path) as f64 / f64::from(1 << 20),
             revision: answer.revision.get(),
         };

@@ -22,6 +22,8 @@ use crate::witness::Witness;
 const MOST_CONTAINERS: usize = 12;
 /// How often a DEL is repeated, as runtimes do.
 const DEL_ATTEMPTS: u32 = 200;
+/// The pause before a DEL is repeated that has failed.
+const DEL_PAUSE: Duration = Duration::from_millis(10);
 
 /// What kills calls before they end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +67,9 @@ impl<W: Witness> Worker<W> {
     /// Does one thing.
     pub(crate) async fn step(&mut self) -> Result<(), Failure> {
         let session = self.access.begin().await?;
+        if session.is_served {
+            self.witness.counted("operation through the daemon");
+        }
         let done = self.act(&session.ipam).await;
         session.end().await?;
         self.witness.counted("operation");
@@ -184,7 +189,11 @@ impl<W: Witness> Worker<W> {
                     self.witness.counted("DEL");
                     return Ok(());
                 }
-                Some(Err(error)) => self.judge("DEL", &error)?,
+                Some(Err(error)) => {
+                    self.judge("DEL", &error)?;
+                    // A daemon that was killed refuses connections until it is back.
+                    tokio::time::sleep(DEL_PAUSE).await;
+                }
                 None => {}
             }
         }

@@ -6,8 +6,20 @@ use std::path::Path;
 use torture::{Engine, Mode, Plan, Report};
 
 async fn torture(engine: Engine, mode: Mode, ops: u64) -> Report {
-    let seed = fastrand::u64(..);
-    let plan = Plan::new(engine, mode, ops, seed);
+    carry_out(Plan::new(engine, mode, ops, fastrand::u64(..))).await
+}
+
+/// With a daemon beside the processes.
+async fn served(engine: Engine, ops: u64) -> Report {
+    let mut plan = Plan::new(engine, Mode::Processes, ops, fastrand::u64(..));
+    plan.served = true;
+    let report = carry_out(plan).await;
+    assert!(report.count("operation through the daemon") > ops / 2, "{report}");
+    report
+}
+
+async fn carry_out(plan: Plan) -> Report {
+    let Plan { engine, mode, ops, seed, .. } = plan;
     match torture::run(&plan, Path::new(env!("CARGO_BIN_EXE_torture"))).await {
         Ok(report) => {
             println!("{report}");
@@ -73,4 +85,22 @@ async fn on_redb_with_killed_processes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_etcd_with_killed_processes() {
     expect(&torture(Engine::Etcd, Mode::Processes, 500).await, &["worker killed (SIGKILL)"]);
+}
+
+/// The daemon was killed or frozen.
+fn expect_trouble(report: &Report) {
+    expect(report, &["worker killed (SIGKILL)"]);
+    let troubles = ["frozen (SIGSTOP, SIGCONT)", "killed (SIGKILL) and started"];
+    let troubles = troubles.map(|trouble| report.count(&format!("fault: margay serve {trouble}")));
+    assert!(troubles.iter().sum::<u64>() > 0, "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_sled_with_killed_processes_and_a_daemon() {
+    expect_trouble(&served(Engine::Sled, 600).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_redb_with_killed_processes_and_a_daemon() {
+    expect_trouble(&served(Engine::Redb, 600).await);
 }

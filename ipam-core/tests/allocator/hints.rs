@@ -8,7 +8,6 @@ use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use ipam_core::gc::Reach;
 use ipam_core::hints::Hints;
-use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{IpamConfig, NewPool, Owner};
 use ipam_core::{Ipam, Nodes};
 use ipnet::IpNet;
