@@ -1,0 +1,330 @@
+//! Giving a container its network.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use netlink_packet_route::AddressFamily;
+
+use crate::error::{Errno, Error};
+use crate::link::{check_name, look_up, mac_text, not_found};
+use crate::messages::{self, HOST_MAC};
+use crate::namespace::{Namespace, apart};
+use crate::netlink::{Request, Socket};
+use crate::pauses::Pauses;
+use crate::plan::{Device, IPV4_NEXT_HOP, NextHop, Plan};
+use crate::replies::{self, Link};
+use crate::{routes, sysctl};
+
+/// The link-local address that the kernel makes of the MAC address of a host end (EUI-64).
+pub(crate) const HOST_LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0xecee, 0xeeff, 0xfeee, 0xeeee);
+
+/// How long the kernel has to take over a MAC address, as in Calico's plugin.
+const MAC_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the kernel has to give the host's end a link-local address. Calico's plugin gives it 500 ms, which a machine
+/// under load does not keep to.
+const LINK_LOCAL_PATIENCE: Duration = Duration::from_secs(2);
+/// How long an interface stays down to get another link-local address.
+const DOWN: Duration = Duration::from_millis(50);
+
+/// What a container has got.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wired {
+    /// The MAC address of the container's end, in lower case with colons. It is the plan's, whole, if the plan has one.
+    pub mac: String,
+}
+
+/// Gives a container its network.
+///
+/// An interface that has the name of the host's end is removed first. If anything fails afterwards, the pair that this
+/// call made is removed again, and with it its addresses and routes; what was there before stays.
+///
+/// # Errors
+///
+/// The first step that failed, in the words of Calico's plugin; [`Error::TimedOut`] if the deadline came first, in which
+/// case what was made so far is removed as soon as the kernel allows it.
+pub fn connect(namespace: &Path, plan: &Plan, deadline: Instant) -> Result<Wired, Error> {
+    for name in [&plan.host_interface, &plan.interface] {
+        check_name(name).map_err(|errno| Error::failed("", errno))?;
+    }
+    let container = Namespace::open(namespace)?;
+    let work = Work { plan: plan.clone(), container, host: Namespace::own()?, deadline };
+    let late = || late(&plan.interface);
+    apart(deadline, late, move |outcome| match work.run() {
+        Ok((wired, pair)) => {
+            if outcome.send(Ok(wired)).is_ok() {
+                pair.keep();
+            }
+        }
+        Err(error) => drop(outcome.send(Err(error))),
+    })
+}
+
+fn late(interface: &str) -> Error {
+    Error::TimedOut(format!("timed out setting up device {interface:?} in netns"))
+}
+
+/// A pair that is removed when this goes, unless it is to be kept.
+struct Pair {
+    container: Socket,
+    end: Link,
+    kept: bool,
+}
+
+impl Pair {
+    fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        if !self.kept
+            && let Err(errno) = self.container.one(messages::remove(self.end.index))
+            && errno != Errno::NO_DEVICE
+        {
+            tracing::warn!(interface = self.end.name, %errno, "a pair of interfaces stays behind");
+        }
+    }
+}
+
+/// The end that is on the host.
+struct HostEnd {
+    index: u32,
+    /// The address by which the container reaches it; `None` for any, if it has a MAC address of the kernel's choice.
+    link_local: Option<Ipv6Addr>,
+}
+
+struct Work {
+    plan: Plan,
+    container: Namespace,
+    host: Namespace,
+    deadline: Instant,
+}
+
+impl Work {
+    /// Everything, on a thread that is in the host's namespace when this begins. The order is that of Calico's plugin:
+    /// settings before an interface is up, and routes in the container before its addresses.
+    fn run(&self) -> Result<(Wired, Pair), Error> {
+        let (plan, host) = (&self.plan, Socket::route()?);
+        self.remove_old(&host)?;
+        self.container.enter()?;
+        let pair = self.make_pair(&host)?;
+        let host_end = self.host_end(&host)?;
+        if plan.has_ipv6() {
+            let key = format!("ipv6/conf/{}/accept_dad", plan.interface);
+            let failed = |reason| Error::failed(&format!("failed to disable DAD for {}", plan.interface), reason);
+            sysctl::write(&key, "0").map_err(failed)?;
+        }
+        self.in_time()?;
+
+        self.host.enter()?;
+        self.set_up_host(&host, &host_end)?;
+        self.container.enter()?;
+        self.furnish(&host, &host_end, &pair)?;
+        routes::add_on_host(&host, &plan.host_interface, host_end.index, &plan.addresses)?;
+        self.in_time()?;
+        let mac = mac_text(plan.mac.as_ref().unwrap_or(&pair.end.mac));
+        Ok((Wired { mac }, pair))
+    }
+
+    fn in_time(&self) -> Result<(), Error> {
+        if Instant::now() < self.deadline { Ok(()) } else { Err(late(&self.plan.interface)) }
+    }
+
+    fn remove_old(&self, host: &Socket) -> Result<(), Error> {
+        let name = &self.plan.host_interface;
+        match host.one(messages::remove_named(name)) {
+            Ok(_) | Err(Errno::NO_DEVICE) => Ok(()),
+            Err(errno) => Err(Error::failed(&format!("failed to delete old hostVeth {name}"), errno)),
+        }
+    }
+
+    /// Makes the pair, on a thread that is in the container's namespace.
+    fn make_pair(&self, host: &Socket) -> Result<Pair, Error> {
+        let container = Socket::route()?;
+        let request = |device| messages::pair(&self.plan, device, &self.host, &self.container);
+        let refused = |errno: Errno| Error::failed("", errno);
+        if self.plan.device == Device::Netkit {
+            match host.one(request(Device::Netkit)) {
+                Ok(_) => {
+                    let found = look_up(&container, &self.plan.interface);
+                    return self.made(container, found);
+                }
+                Err(Errno::NOT_SUPPORTED) => {}
+                Err(errno) => return Err(refused(errno)),
+            }
+        }
+        // The number of the new interface is asked for along with it. If the name was taken, the answer is about another
+        // interface, which the first answer tells.
+        let mut answers = container
+            .exchange(&[request(Device::Veth), messages::look_up(&self.plan.interface)])
+            .map_err(refused)?
+            .into_iter();
+        answers.next().unwrap_or(Err(Errno::GARBLED)).map_err(refused)?;
+        let found = answers.next().unwrap_or(Err(Errno::GARBLED)).and_then(|payload| replies::link(&payload));
+        self.made(container, found)
+    }
+
+    /// A pair that was made, by what was found of the container's end.
+    fn made(&self, container: Socket, found: Result<Link, Errno>) -> Result<Pair, Error> {
+        let name = &self.plan.interface;
+        match found {
+            Ok(end) => Ok(Pair { container, end, kept: false }),
+            Err(errno) => {
+                // The name was free, so the interface that has it is the new one.
+                let _ = container.one(messages::remove_named(name));
+                Err(not_found(name, errno))
+            }
+        }
+    }
+
+    /// Finds the host's end and sees to its MAC address. The pair was asked for with that address; what is on the host may
+    /// give it another one.
+    fn host_end(&self, host: &Socket) -> Result<HostEnd, Error> {
+        let name = &self.plan.host_interface;
+        let find = || look_up(host, name).map_err(|errno| not_found(name, errno));
+        let mut link = find()?;
+        let mut pauses = Pauses::new(Duration::from_millis(1), Duration::from_millis(100), MAC_PATIENCE, self.deadline);
+        while link.mac != HOST_MAC {
+            if let Err(errno) = host.one(messages::mac(link.index, &HOST_MAC)) {
+                tracing::warn!(interface = name, %errno, "the host's end keeps the MAC address of the kernel's choice");
+                return Ok(HostEnd { index: link.index, link_local: None });
+            }
+            link = find()?;
+            if link.mac != HOST_MAC && !pauses.pause() {
+                let mac = mac_text(&HOST_MAC);
+                let text = format!("timed out waiting for host-side interface {name:?} to accept MAC {mac}");
+                return Err(Error::TimedOut(text));
+            }
+        }
+        Ok(HostEnd { index: link.index, link_local: Some(HOST_LINK_LOCAL) })
+    }
+
+    /// Makes the settings of the host's end and sets it up, on a thread that is in the host's namespace.
+    fn set_up_host(&self, host: &Socket, end: &HostEnd) -> Result<(), Error> {
+        let name = &self.plan.host_interface;
+        let failed = |reason| Error::failed(&format!("error configuring sysctls for interface: {name}, error"), reason);
+        let unless_refused = |key: &str, value| {
+            if let Err(reason) = sysctl::set(key, value) {
+                tracing::warn!("{reason}");
+            }
+        };
+        if self.plan.has_ipv4() {
+            sysctl::set(&format!("ipv4/conf/{name}/route_localnet"), "1").map_err(failed)?;
+            unless_refused(&format!("ipv4/neigh/{name}/proxy_delay"), "0");
+            sysctl::set(&format!("ipv4/conf/{name}/proxy_arp"), "1").map_err(failed)?;
+            sysctl::set(&format!("ipv4/conf/{name}/forwarding"), "1").map_err(failed)?;
+        }
+        if self.plan.has_ipv6() {
+            for (key, value) in [("accept_dad", "0"), ("disable_ipv6", "0"), ("proxy_ndp", "1"), ("forwarding", "1")] {
+                sysctl::set(&format!("ipv6/conf/{name}/{key}"), value).map_err(failed)?;
+            }
+        }
+        unless_refused(&format!("ipv6/conf/{name}/accept_ra"), "0");
+        host.all(&[set_up(end.index, name)]).map(drop)
+    }
+
+    /// Sets the container's end up and gives it routes and addresses, on a thread that is in the container's namespace.
+    fn furnish(&self, host: &Socket, host_end: &HostEnd, pair: &Pair) -> Result<(), Error> {
+        let (plan, index) = (&self.plan, pair.end.index);
+        let mut requests = vec![set_up(index, &plan.interface)];
+        if let Some(mac) = &plan.mac {
+            let failure = format!(
+                "failed to set container-side interface MAC to {} as requested via cni.projectcalico.org/hwAddr",
+                mac_text(mac)
+            );
+            requests.push(messages::mac(index, mac).or(failure));
+        }
+        if plan.has_ipv4() {
+            let failure = "failed to add route inside the container".to_owned();
+            requests.push(messages::route(IpAddr::from(IPV4_NEXT_HOP).into(), index).or(failure));
+        }
+        // A host whose end has another MAC address answers by ARP alone.
+        if plan.has_ipv4() && plan.next_hop == NextHop::Known && host_end.link_local.is_some() {
+            let failure = format!("failed to tell the container how to reach {IPV4_NEXT_HOP}");
+            requests.push(messages::neighbour(index, IPV4_NEXT_HOP, &HOST_MAC).or(failure));
+        }
+        for route in plan.ipv4_routes() {
+            let failure = format!("failed to add IPv4 route for {route} via {IPV4_NEXT_HOP}");
+            requests.push(messages::route_via(route, IPV4_NEXT_HOP.into(), index).or(failure));
+        }
+        if plan.has_ipv6() {
+            pair.container.all(&requests)?;
+            requests.clear();
+            for interface in ["all", "default", "lo"] {
+                let key = format!("ipv6/conf/{interface}/disable_ipv6");
+                sysctl::set(&key, "0").map_err(Error::Failed)?;
+            }
+            let next_hop = self.link_local(host, host_end)?;
+            for route in plan.ipv6_routes() {
+                let failure = format!("failed to add IPv6 route for {route} via {next_hop}");
+                requests.push(messages::route_via(route, next_hop.into(), index).or(failure));
+            }
+        }
+        for address in &plan.addresses {
+            let failure = format!("failed to add IP addr to {:?}", plan.interface);
+            requests.push(messages::address(index, *address).or(failure));
+        }
+        pair.container.all(&requests)?;
+
+        let families = [(plan.has_ipv4(), "ipv4/ip_forward"), (plan.has_ipv6(), "ipv6/conf/all/forwarding")];
+        for (_, key) in families.into_iter().filter(|(wanted, _)| *wanted) {
+            let failed = |reason| Error::failed("error configuring sysctls for the container netns, error", reason);
+            sysctl::write(key, plan.forwarding.value()).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the IPv6 address by which the container reaches the host's end.
+    fn link_local(&self, host: &Socket, end: &HostEnd) -> Result<Ipv6Addr, Error> {
+        let mut pauses =
+            Pauses::new(Duration::from_millis(1), Duration::from_millis(50), LINK_LOCAL_PATIENCE, self.deadline);
+        loop {
+            let found = link_local_addresses(host, end.index).map_err(|errno| {
+                Error::failed("failed to get IPv6 addresses for host side of the pod interface", errno)
+            })?;
+            match (found.first(), end.link_local) {
+                (Some(first), None) => return Ok(*first),
+                (Some(_), Some(wanted)) if found.contains(&wanted) => return Ok(wanted),
+                (Some(_), Some(_)) => self.renew_link_local(host, end)?,
+                (None, _) => {}
+            }
+            if !pauses.pause() {
+                return Err(Error::TimedOut(found.first().map_or_else(
+                    || "failed to get IPv6 addresses for host side of the pod interface".to_owned(),
+                    |wrong| format!("host-side interface got wrong link-local IP address: {wrong}"),
+                )));
+            }
+        }
+    }
+
+    /// Lets the kernel make a link-local address anew.
+    fn renew_link_local(&self, host: &Socket, end: &HostEnd) -> Result<(), Error> {
+        let name = &self.plan.host_interface;
+        let down = messages::down(end.index).or(format!("failed to set {name:?} down"));
+        let mac = messages::mac(end.index, &HOST_MAC).or(format!("failed to set MAC of {name:?}"));
+        host.all(&[down, mac])?;
+        std::thread::sleep(DOWN);
+        host.all(&[set_up(end.index, name)]).map(drop)
+    }
+}
+
+fn set_up(index: u32, name: &str) -> Request {
+    messages::up(index).or(format!("failed to set {name:?} up"))
+}
+
+/// The link-local addresses of an interface.
+pub(crate) fn link_local_addresses(socket: &Socket, index: u32) -> Result<Vec<Ipv6Addr>, Errno> {
+    let mut found = Vec::new();
+    for payload in socket.list(&messages::addresses(index, AddressFamily::Inet6))? {
+        let listed = replies::address(&payload)?;
+        if let IpAddr::V6(address) = listed.address
+            && listed.index == index
+            && address.is_unicast_link_local()
+        {
+            found.push(address);
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,112 @@
+//! What can go wrong, in the words of Calico's plugin.
+
+use std::fmt;
+use std::io;
+
+use nix::libc;
+
+/// Why the network of a container could not be set up, looked at or taken down.
+///
+/// The text is the one that Calico's plugin gives for the same failure, without anything in front of it, so that a CNI
+/// plugin can print it as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// The kernel refused something, or something is not as it must be.
+    Failed(String),
+    /// The deadline came first.
+    TimedOut(String),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Failed(text) | Self::TimedOut(text)) = self;
+        f.write_str(text)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl Error {
+    /// What failed, and why. An empty `what` leaves the reason alone.
+    pub(crate) fn failed(what: &str, reason: impl fmt::Display) -> Self {
+        Self::Failed(if what.is_empty() { reason.to_string() } else { format!("{what}: {reason}") })
+    }
+}
+
+/// A number by which the kernel says why it refused something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) i32);
+
+impl Errno {
+    pub(crate) const EXISTS: Self = Self(libc::EEXIST);
+    pub(crate) const NOT_PERMITTED: Self = Self(libc::EPERM);
+    pub(crate) const NOT_FOUND: Self = Self(libc::ENOENT);
+    pub(crate) const NO_PROTOCOL: Self = Self(libc::EPROTONOSUPPORT);
+    pub(crate) const NO_FAMILY: Self = Self(libc::EAFNOSUPPORT);
+    pub(crate) const NO_DEVICE: Self = Self(libc::ENODEV);
+    pub(crate) const NOT_SUPPORTED: Self = Self(libc::EOPNOTSUPP);
+    pub(crate) const WRONG: Self = Self(libc::EINVAL);
+    pub(crate) const TOO_LONG: Self = Self(libc::ERANGE);
+    /// An answer of the kernel that cannot be read.
+    pub(crate) const GARBLED: Self = Self(libc::EBADMSG);
+}
+
+impl From<&io::Error> for Errno {
+    fn from(error: &io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+impl From<nix::errno::Errno> for Errno {
+    fn from(error: nix::errno::Errno) -> Self {
+        Self(error as i32)
+    }
+}
+
+impl fmt::Display for Errno {
+    /// The texts are those of Go, in which Calico's plugin is written. The C library's differ from them, and from one C
+    /// library to the other.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            libc::EPERM => "operation not permitted",
+            libc::ENOENT => "no such file or directory",
+            libc::ESRCH => "no such process",
+            libc::EINTR => "interrupted system call",
+            libc::EIO => "input/output error",
+            libc::ENXIO => "no such device or address",
+            libc::EBADF => "bad file descriptor",
+            libc::EAGAIN => "resource temporarily unavailable",
+            libc::ENOMEM => "cannot allocate memory",
+            libc::EACCES => "permission denied",
+            libc::EBUSY => "device or resource busy",
+            libc::EEXIST => "file exists",
+            libc::EXDEV => "invalid cross-device link",
+            libc::ENODEV => "no such device",
+            libc::ENOTDIR => "not a directory",
+            libc::EISDIR => "is a directory",
+            libc::EINVAL => "invalid argument",
+            libc::ENFILE => "too many open files in system",
+            libc::EMFILE => "too many open files",
+            libc::ENOSPC => "no space left on device",
+            libc::EROFS => "read-only file system",
+            libc::ERANGE => "numerical result out of range",
+            libc::ENAMETOOLONG => "file name too long",
+            libc::ELOOP => "too many levels of symbolic links",
+            libc::EBADMSG => "bad message",
+            libc::EOVERFLOW => "value too large for defined data type",
+            libc::EMSGSIZE => "message too long",
+            libc::EPROTONOSUPPORT => "protocol not supported",
+            libc::EOPNOTSUPP => "operation not supported",
+            libc::EAFNOSUPPORT => "address family not supported by protocol",
+            libc::EADDRINUSE => "address already in use",
+            libc::EADDRNOTAVAIL => "cannot assign requested address",
+            libc::ENETDOWN => "network is down",
+            libc::ENETUNREACH => "network is unreachable",
+            libc::ENOBUFS => "no buffer space available",
+            libc::ETIMEDOUT => "connection timed out",
+            libc::EHOSTUNREACH => "no route to host",
+            libc::ESTALE => "stale file handle",
+            other => return write!(f, "errno {other}"),
+        })
+    }
+}

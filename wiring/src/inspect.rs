@@ -1,0 +1,225 @@
+//! Comparing a container's network with its plan.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Instant;
+
+use ipnet::IpNet;
+use netlink_packet_route::AddressFamily;
+
+use crate::connect::link_local_addresses;
+use crate::error::{Errno, Error};
+use crate::link::{look_up, mac_text};
+use crate::messages;
+use crate::namespace::{Namespace, apart};
+use crate::netlink::Socket;
+use crate::plan::{IPV4_NEXT_HOP, Plan};
+use crate::replies::{self, Link, Route};
+use crate::routes::{main_table, scope_is_link};
+use crate::sysctl;
+
+/// Compares the network of a container with its plan, and changes nothing. Each difference is a sentence that names it;
+/// none means that all is as [`connect`](crate::connect) left it.
+///
+/// # Errors
+///
+/// The namespace cannot be entered, the kernel does not answer, or the deadline comes first.
+pub fn inspect(namespace: &Path, plan: &Plan, deadline: Instant) -> Result<Vec<String>, Error> {
+    let container = Namespace::open(namespace)?;
+    let plan = plan.clone();
+    let late = || Error::TimedOut(format!("timed out looking at device {:?} in netns", plan.interface));
+    let work = Look { plan: plan.clone(), container, differences: Vec::new() };
+    apart(deadline, late, move |outcome| drop(outcome.send(work.run())))
+}
+
+struct Look {
+    plan: Plan,
+    container: Namespace,
+    differences: Vec<String>,
+}
+
+impl Look {
+    fn run(mut self) -> Result<Vec<String>, Error> {
+        let host = Socket::route()?;
+        let host_end = self.host_end(&host)?;
+        self.container.enter()?;
+        let container = Socket::route()?;
+        let end = self.container_end(&container, host_end.as_ref())?;
+        if let Some(end) = &end {
+            self.addresses(&container, end.index)?;
+            self.container_routes(&container, end.index, &host, host_end.as_ref())?;
+        }
+        let forwarding = self.plan.forwarding.value();
+        if self.plan.has_ipv4() {
+            self.setting("in the container", "ipv4/ip_forward", forwarding);
+        }
+        if self.plan.has_ipv6() {
+            self.setting("in the container", "ipv6/conf/all/forwarding", forwarding);
+        }
+        Ok(self.differences)
+    }
+
+    /// What is on the host, looked at by a thread that is there.
+    fn host_end(&mut self, host: &Socket) -> Result<Option<Link>, Error> {
+        let name = self.plan.host_interface.clone();
+        let Some(link) = find(host, &name)? else {
+            self.differ(format!("interface {name} is missing on the host"));
+            return Ok(None);
+        };
+        self.link("on the host", &link);
+        for family in self.families() {
+            let routes = main_table(host, family).map_err(unanswered)?;
+            let there = |to: IpNet, route: &Route| {
+                route.destination == to && route.index == Some(link.index) && scope_is_link(route)
+            };
+            for address in self.plan.addresses.clone().into_iter().filter(|it| messages::family(*it) == family) {
+                let to = IpNet::from(address);
+                if !routes.iter().any(|route| there(to, route)) {
+                    self.differ(format!("the route to {to} by {name} is missing on the host"));
+                }
+            }
+        }
+        if self.plan.has_ipv4() {
+            for key in ["proxy_arp", "forwarding"] {
+                self.setting("on the host", &format!("ipv4/conf/{name}/{key}"), "1");
+            }
+        }
+        if self.plan.has_ipv6() {
+            for key in ["proxy_ndp", "forwarding"] {
+                self.setting("on the host", &format!("ipv6/conf/{name}/{key}"), "1");
+            }
+        }
+        Ok(Some(link))
+    }
+
+    fn container_end(&mut self, container: &Socket, host_end: Option<&Link>) -> Result<Option<Link>, Error> {
+        let name = self.plan.interface.clone();
+        let Some(link) = find(container, &name)? else {
+            self.differ(format!("interface {name} is missing in the container"));
+            return Ok(None);
+        };
+        self.link("in the container", &link);
+        // The kernel keeps six bytes of a longer address.
+        if let Some(wanted) = &self.plan.mac
+            && wanted.get(..link.mac.len()) != Some(link.mac.as_slice())
+        {
+            let (has, wanted) = (mac_text(&link.mac), mac_text(wanted));
+            self.differ(format!("interface {name} in the container has the MAC address {has} instead of {wanted}"));
+        }
+        if let Some(host_end) = host_end
+            && host_end.other.is_some_and(|other| other != link.index)
+        {
+            let host_name = &host_end.name;
+            self.differ(format!("interface {host_name} on the host is not the other end of {name} in the container"));
+        }
+        Ok(Some(link))
+    }
+
+    /// What must hold for both ends.
+    fn link(&mut self, place: &str, link: &Link) {
+        let name = &link.name;
+        if !link.is_of_a_pair() {
+            self.differ(format!("interface {name} {place} is not an end of a veth or netkit pair"));
+        }
+        if !link.up {
+            self.differ(format!("interface {name} {place} is down"));
+        }
+        if self.plan.mtu != 0 && link.mtu != self.plan.mtu {
+            let (has, wanted) = (link.mtu, self.plan.mtu);
+            self.differ(format!("interface {name} {place} has the MTU {has} instead of {wanted}"));
+        }
+    }
+
+    fn addresses(&mut self, container: &Socket, index: u32) -> Result<(), Error> {
+        let mut found = Vec::new();
+        for family in self.families() {
+            for payload in container.list(&messages::addresses(index, family)).map_err(unanswered)? {
+                let listed = replies::address(&payload).map_err(unanswered)?;
+                if listed.index == index {
+                    found.push((listed.address, listed.prefix));
+                }
+            }
+        }
+        for address in self.plan.addresses.clone() {
+            let wanted = IpNet::from(address);
+            if !found.contains(&(address, wanted.prefix_len())) {
+                self.differ(format!("address {wanted} is missing on {} in the container", self.plan.interface));
+            }
+        }
+        Ok(())
+    }
+
+    fn container_routes(
+        &mut self,
+        container: &Socket,
+        index: u32,
+        host: &Socket,
+        host_end: Option<&Link>,
+    ) -> Result<(), Error> {
+        // The next hop has a route of its own in IPv4. In IPv6 it is whatever link-local address the host's end has.
+        let mut wanted: Vec<(IpNet, Option<Vec<IpAddr>>)> = Vec::new();
+        if self.plan.has_ipv4() {
+            wanted.push((IpAddr::from(IPV4_NEXT_HOP).into(), None));
+        }
+        wanted.extend(self.plan.ipv4_routes().map(|route| (route, Some(vec![IPV4_NEXT_HOP.into()]))));
+        if let Some(host_end) = host_end
+            && self.plan.has_ipv6()
+        {
+            let hops: Vec<IpAddr> =
+                link_local_addresses(host, host_end.index).map_err(unanswered)?.into_iter().map(IpAddr::from).collect();
+            wanted.extend(self.plan.ipv6_routes().map(|route| (route, Some(hops.clone()))));
+        }
+
+        let mut there = Vec::new();
+        for family in self.families() {
+            there.extend(main_table(container, family).map_err(unanswered)?);
+        }
+        for (to, hops) in wanted {
+            let as_wanted = |route: &Route| {
+                route.destination == to
+                    && route.index == Some(index)
+                    && match (&hops, route.next_hop) {
+                        (None, None) => true,
+                        (Some(hops), Some(hop)) => hops.contains(&hop),
+                        _ => false,
+                    }
+            };
+            if !there.iter().any(as_wanted) {
+                self.differ(format!("the route to {to} by {} is missing in the container", self.plan.interface));
+            }
+        }
+        Ok(())
+    }
+
+    /// A setting of the namespace of this thread.
+    fn setting(&mut self, place: &str, key: &str, wanted: &str) {
+        let is = sysctl::read(key).unwrap_or_else(|| "unknown".to_owned());
+        if is != wanted {
+            let name = key.replace('/', ".");
+            self.differ(format!("the setting net.{name} {place} is {is} instead of {wanted}"));
+        }
+    }
+
+    /// The families of which the container has an address.
+    fn families(&self) -> impl Iterator<Item = AddressFamily> + use<> {
+        let families = [(self.plan.has_ipv4(), AddressFamily::Inet), (self.plan.has_ipv6(), AddressFamily::Inet6)];
+        families.into_iter().filter_map(|(wanted, family)| wanted.then_some(family))
+    }
+
+    fn differ(&mut self, sentence: String) {
+        self.differences.push(sentence);
+    }
+}
+
+/// An interface, if there is one with that name.
+fn find(socket: &Socket, name: &str) -> Result<Option<Link>, Error> {
+    match look_up(socket, name) {
+        Ok(link) => Ok(Some(link)),
+        Err(Errno::NO_DEVICE) => Ok(None),
+        Err(errno) => Err(unanswered(errno)),
+    }
+}
+
+fn unanswered(errno: Errno) -> Error {
+    Error::failed("the kernel does not tell about the network", errno)
+}

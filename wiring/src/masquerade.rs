@@ -1,0 +1,172 @@
+//! What containers send to the world, under the host's own address: a rule set of nftables, for all pools of a store.
+//!
+//! Packets to any pool leave as they are, so that containers see each other's addresses. All else that comes from a pool that
+//! is masqueraded gets the address of the interface by which it leaves. Packets to the host itself never pass here.
+//!
+//! The rules are in the tables `ip margay` and `ip6 margay`, which are this program's alone: no other table is read or
+//! changed. The kernel translates addresses where any table says so, so this goes beside the rules of Docker, firewalld or
+//! iptables. A program that empties all of nftables (`nft flush ruleset`) takes these rules away, too; the next
+//! [`ensure`] makes them again.
+//!
+//! The messages are made by netlink-packet-netfilter (MIT), of the same project as the crates for interfaces and routes.
+//! The others were no choice: nftables runs the program nft, nftnl needs a C library, rustables is under the GPL, and
+//! nf_tables has had one release.
+
+use std::collections::BTreeSet;
+
+use ipnet::IpNet;
+use netlink_sys::protocols::NETLINK_NETFILTER;
+
+use crate::error::{Errno, Error};
+use crate::netlink::{Request, Socket};
+use crate::nftables::{self, Family, Rule};
+
+/// Makes the rule set on this host equal to these pools, all at once: `masqueraded` are those whose packets leave under the
+/// host's address, and `pools` are all. Where no pool of a family is masqueraded, the family's table goes.
+///
+/// It costs two requests that read if nothing is to change. A rule is known by its comment, so one that was changed by hand
+/// and kept its comment stays. Any number of callers may do this at once; the last one's pools count.
+///
+/// The caller needs `CAP_NET_ADMIN`, and the kernel nf_tables with NAT. Without those it is an error only if there is
+/// anything to be masqueraded.
+///
+/// # Errors
+///
+/// What the kernel refused, and what to do about it. Nothing has changed then.
+pub fn ensure(masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
+    let socket = match Socket::open(NETLINK_NETFILTER) {
+        Ok(socket) => socket,
+        Err(_) if masqueraded.is_empty() => return Ok(()),
+        Err(errno) => return Err(failed("failed to open a netlink socket to nftables", errno)),
+    };
+    let mut changes = Vec::new();
+    for family in Family::BOTH {
+        let wanted = rules(family, masqueraded, pools);
+        let present = match nftables::rules(&socket, family) {
+            Ok(present) => present,
+            Err(errno) if wanted.is_empty() && (is_unknown(errno) || errno == Errno::NOT_PERMITTED) => continue,
+            Err(errno) => return Err(failed("failed to read the rules of nftables", errno)),
+        };
+        if present != wanted.iter().map(|rule| rule.user_data()).collect::<Vec<_>>() {
+            changes.extend(if wanted.is_empty() {
+                nftables::remove(family)
+            } else {
+                nftables::replace(family, &wanted)
+            });
+        }
+    }
+    change(&socket, &changes)
+}
+
+/// As [`ensure`], on a host that has a rule set already; on another, nothing changes. It is for programs that change pools
+/// and do not know whether containers run on this host.
+///
+/// # Errors
+///
+/// Those of [`ensure`].
+pub fn refresh(masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
+    if tables()?.is_some_and(|(_, families)| !families.is_empty()) { ensure(masqueraded, pools) } else { Ok(()) }
+}
+
+/// Removes the rule set with its tables. It is no error if there is none.
+///
+/// # Errors
+///
+/// What the kernel refused, and what to do about it. Nothing has changed then.
+pub fn remove() -> Result<(), Error> {
+    let Some((socket, families)) = tables()? else { return Ok(()) };
+    change(&socket, &families.into_iter().flat_map(nftables::remove).collect::<Vec<_>>())
+}
+
+/// The families that have a table of ours, and the socket that found it out; `None` on a kernel without nf_tables.
+fn tables() -> Result<Option<(Socket, Vec<Family>)>, Error> {
+    let failed = |errno| failed("failed to read the tables of nftables", errno);
+    let socket = match Socket::open(NETLINK_NETFILTER) {
+        Ok(socket) => socket,
+        Err(Errno::NO_PROTOCOL) => return Ok(None),
+        Err(errno) => return Err(failed(errno)),
+    };
+    let mut families = Vec::new();
+    for family in Family::BOTH {
+        match nftables::has_table(&socket, family) {
+            Ok(true) => families.push(family),
+            Ok(false) => {}
+            Err(errno) if is_unknown(errno) => {}
+            Err(errno) => return Err(failed(errno)),
+        }
+    }
+    Ok(Some((socket, families)))
+}
+
+fn change(socket: &Socket, changes: &[Request]) -> Result<(), Error> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    nftables::change_all(socket, changes).map_err(|(what, errno)| failed(&what, errno))
+}
+
+/// The rules of a family, in an order that depends on the networks alone; none if nothing is masqueraded.
+fn rules(family: Family, masqueraded: &[IpNet], pools: &[IpNet]) -> Vec<Rule> {
+    let of_family = |networks: &mut dyn Iterator<Item = &IpNet>| -> BTreeSet<IpNet> {
+        networks.filter(|network| Family::of(network) == family).map(IpNet::trunc).collect()
+    };
+    let from = of_family(&mut masqueraded.iter());
+    if from.is_empty() {
+        return Vec::new();
+    }
+    let to = of_family(&mut pools.iter().chain(masqueraded));
+    to.into_iter().map(Rule::Keep).chain(from.into_iter().map(Rule::Masquerade)).collect()
+}
+
+/// True for how a kernel without nf_tables, or without a family of it, answers.
+fn is_unknown(errno: Errno) -> bool {
+    [Errno::WRONG, Errno::NOT_SUPPORTED, Errno::NO_PROTOCOL, Errno::NO_FAMILY].contains(&errno)
+}
+
+fn failed(what: &str, errno: Errno) -> Error {
+    let advice = match errno {
+        Errno::NOT_PERMITTED => "; it takes root, or CAP_NET_ADMIN in the host's network namespace",
+        // A part of nf_tables that is missing is one that cannot be found.
+        errno if is_unknown(errno) || errno == Errno::NOT_FOUND => {
+            "; the kernel needs nf_tables with NAT (modules nf_tables, nft_chain_nat and nft_masq), or no pool may have \
+             natOutgoing"
+        }
+        _ => "",
+    };
+    Error::failed(what, format_args!("{errno}{advice}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nets(texts: &[&str]) -> Vec<IpNet> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn rules_depend_on_the_networks_alone() {
+        let expected = ["10.65.0.0/16", "10.66.0.0/16"].map(|text| Rule::Keep(text.parse().unwrap()));
+        let expected = [&expected[..], &[Rule::Masquerade("10.66.0.0/16".parse().unwrap())]].concat();
+        let masqueraded = nets(&["10.66.0.0/16"]);
+        for pools in [
+            nets(&["10.65.0.0/16", "10.66.0.0/16", "fd80::/64"]),
+            nets(&["fd80::/64", "10.66.0.0/16", "10.65.0.0/16", "10.65.0.0/16"]),
+            nets(&["10.65.7.0/16"]),
+        ] {
+            assert_eq!(rules(Family::Ipv4, &masqueraded, &pools), expected, "{pools:?}");
+            assert_eq!(rules(Family::Ipv6, &masqueraded, &pools), []);
+        }
+    }
+
+    #[test]
+    fn errors_say_what_to_do() {
+        let said = |errno| failed("failed to x", errno).to_string();
+        assert!(
+            said(Errno::NOT_PERMITTED)
+                .ends_with("operation not permitted; it takes root, or CAP_NET_ADMIN in the host's network namespace")
+        );
+        assert!(said(Errno::NOT_FOUND).contains("no such file or directory; the kernel needs nf_tables with NAT"));
+        assert_eq!(said(Errno::EXISTS), "failed to x: file exists");
+    }
+}

@@ -1,0 +1,118 @@
+//! Network namespaces, and threads that work in them.
+
+use std::any::Any;
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::thread;
+use std::time::Instant;
+
+use nix::errno::Errno as NixErrno;
+use nix::libc::O_NONBLOCK;
+use nix::sched::{CloneFlags, setns};
+use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
+
+use crate::error::{Errno, Error};
+
+/// The namespace of the thread that opens this.
+const OWN: &str = "/proc/thread-self/ns/net";
+
+/// An open network namespace.
+pub(crate) struct Namespace {
+    file: File,
+    path: PathBuf,
+}
+
+/// Why a namespace could not be opened.
+pub(crate) enum Unopened {
+    /// Nothing is at the path.
+    Gone(Error),
+    /// Something else is.
+    Other(Error),
+}
+
+impl From<Unopened> for Error {
+    fn from(unopened: Unopened) -> Self {
+        let (Unopened::Gone(error) | Unopened::Other(error)) = unopened;
+        error
+    }
+}
+
+impl Namespace {
+    /// Opens a namespace. The kind of the file system is looked at first: the path may lead to anything, a pipe for one,
+    /// which to open could do harm.
+    pub(crate) fn open(path: &Path) -> Result<Self, Unopened> {
+        match statfs(path).map(|about| about.filesystem_type()) {
+            Ok(NSFS_MAGIC | PROC_SUPER_MAGIC) => {}
+            Ok(FsType(magic)) => {
+                return Err(Unopened::Other(Error::Failed(format!("unknown FS magic on {path:?}: {magic:x}"))));
+            }
+            Err(errno) => {
+                let error = Error::failed(&format!("failed to Statfs {path:?}"), Errno::from(errno));
+                return Err(if errno == NixErrno::ENOENT { Unopened::Gone(error) } else { Unopened::Other(error) });
+            }
+        }
+        let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path);
+        let file = opened.map_err(|error| {
+            let failed = Error::failed(&format!("open {}", path.display()), Errno::from(&error));
+            if error.kind() == io::ErrorKind::NotFound { Unopened::Gone(failed) } else { Unopened::Other(failed) }
+        })?;
+        Ok(Self { file, path: path.to_owned() })
+    }
+
+    /// The namespace of this thread.
+    pub(crate) fn own() -> Result<Self, Error> {
+        Ok(Self::open(Path::new(OsStr::new(OWN)))?)
+    }
+
+    /// Takes this thread into the namespace.
+    pub(crate) fn enter(&self) -> Result<(), Error> {
+        setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|errno| {
+            Error::failed(&format!("error switching to ns {}", self.path.display()), Errno::from(errno))
+        })
+    }
+
+    /// The open file, by which the kernel is told where an interface is to be.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+/// Where a thread puts what it has found out. Sending succeeds only if somebody takes it.
+pub(crate) type Outcome<T> = SyncSender<Result<T, Error>>;
+
+/// Runs something on a thread of its own, and gives the first outcome that it sends.
+///
+/// A thread that was in another namespace is not used again. The thread may go on after its first outcome, and after the
+/// deadline: nothing ends a thread that waits in the kernel. After the deadline, nobody takes what it sends.
+///
+/// # Errors
+///
+/// What the thread sends; `late` if it sends nothing before the deadline; that it panicked.
+pub(crate) fn apart<T: Send + 'static>(
+    deadline: Instant,
+    late: impl FnOnce() -> Error,
+    work: impl FnOnce(&Outcome<T>) + Send + 'static,
+) -> Result<T, Error> {
+    // Without room, so that what is sent is either taken or comes back.
+    let (sender, receiver) = sync_channel(0);
+    let thread = thread::Builder::new().name("wiring".to_owned()).spawn(move || work(&sender));
+    let thread = thread.map_err(|error| Error::failed("failed to start a thread", Errno::from(&error)))?;
+    match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        Ok(outcome) => outcome,
+        Err(RecvTimeoutError::Timeout) => Err(late()),
+        Err(RecvTimeoutError::Disconnected) => {
+            let said = thread.join().err().map_or_else(|| "nothing was found out".to_owned(), |panic| said(&*panic));
+            Err(Error::failed("the work in the network namespace was given up", said))
+        }
+    }
+}
+
+/// What a panic said.
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".to_owned())
+}

@@ -1,0 +1,243 @@
+//! Talking to the kernel by netlink, as few times as it takes.
+//!
+//! The kernel works on requests while they are sent and in their order, and one message may hold several. It tells of each
+//! that failed, and goes on with the next. So only the last request of a message asks for a confirmation, if it does not
+//! ask for something else anyway: when that has come, the others have succeeded unless the kernel has said otherwise.
+
+use std::cell::{Cell, RefCell};
+
+use netlink_packet_core::{
+    Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkBuffer, NetlinkHeader,
+};
+use nix::libc::{MSG_DONTWAIT, MSG_TRUNC};
+
+use crate::error::{Errno, Error};
+
+/// The types that every netlink family has (`linux/netlink.h`).
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
+
+/// The kernel makes parts of a listing no larger than this.
+const LARGEST: usize = 32 * 1024;
+/// How often a listing is made anew because something changed meanwhile.
+const LISTINGS: usize = 5;
+
+/// A request to the kernel.
+#[derive(Debug)]
+pub(crate) struct Request {
+    kind: u16,
+    flags: u16,
+    /// `NLM_F_ACK`, unless the kernel answers anyway.
+    confirm: u16,
+    body: Vec<u8>,
+    /// What has failed if the kernel refuses it.
+    failure: String,
+}
+
+impl Request {
+    /// A request of a type (`RTM_..`) to change something, with flags (`NLM_F_..`) beyond the usual ones.
+    pub(crate) fn change(kind: u16, flags: u16, body: &impl Emitable) -> Self {
+        let mut bytes = vec![0; body.buffer_len()];
+        body.emit(&mut bytes);
+        Self { kind, flags, confirm: NLM_F_ACK, body: bytes, failure: String::new() }
+    }
+
+    /// A request of a type (`RTM_..`) to tell something.
+    pub(crate) fn tell(kind: u16, body: &impl Emitable) -> Self {
+        Self { confirm: 0, ..Self::change(kind, 0, body) }
+    }
+
+    /// What is to be said in front of the reason if the kernel refuses it. Without that, the reason stands alone.
+    pub(crate) fn or(mut self, failure: String) -> Self {
+        self.failure = failure;
+        self
+    }
+
+    fn write(&self, message: &mut Vec<u8>, flags: u16, sequence: u32) -> Result<(), Errno> {
+        let mut header = NetlinkHeader::default();
+        let from = message.len();
+        let length = header.buffer_len() + self.body.len();
+        header.length = u32::try_from(length).map_err(|_| Errno::TOO_LONG)?;
+        header.message_type = self.kind;
+        header.flags = self.flags | flags | NLM_F_REQUEST;
+        header.sequence_number = sequence;
+        message.resize(from + header.buffer_len(), 0);
+        header.emit(&mut message[from..]);
+        message.extend_from_slice(&self.body);
+        // The next one begins at a multiple of four.
+        message.resize(message.len().next_multiple_of(4), 0);
+        Ok(())
+    }
+}
+
+/// What the kernel answers to one request: what was asked for, or nothing, or why it refuses.
+pub(crate) type Answer = Result<Vec<u8>, Errno>;
+
+/// A socket to the kernel. It belongs to the network namespace in which it was opened, whichever thread uses it.
+pub(crate) struct Socket {
+    socket: netlink_sys::Socket,
+    sequence: Cell<u32>,
+    buffer: RefCell<Vec<u8>>,
+}
+
+impl Socket {
+    /// A socket to the network namespace of this thread, for a protocol (`NETLINK_..`).
+    pub(crate) fn open(protocol: isize) -> Result<Self, Errno> {
+        let socket = netlink_sys::Socket::new(protocol).map_err(|error| Errno::from(&error))?;
+        Ok(Self { socket, sequence: Cell::new(0), buffer: RefCell::new(Vec::with_capacity(LARGEST)) })
+    }
+
+    /// A socket for interfaces, addresses and routes.
+    pub(crate) fn route() -> Result<Self, Error> {
+        let opened = Self::open(netlink_sys::protocols::NETLINK_ROUTE);
+        let socket = opened.map_err(|errno| Error::failed("failed to open a netlink socket", errno))?;
+        // The kernel leaves out what was not asked for. One that cannot (before 4.20) lists it, and it is left out here.
+        let _ = socket.socket.set_netlink_get_strict_chk(true);
+        Ok(socket)
+    }
+
+    /// Sends requests in one go, and gives the answer to each.
+    pub(crate) fn exchange(&self, requests: &[Request]) -> Result<Vec<Answer>, Errno> {
+        let Some(last) = requests.len().checked_sub(1) else { return Ok(Vec::new()) };
+        let first = self.sequence.get().wrapping_add(1);
+        let mut message = Vec::with_capacity(requests.iter().map(|request| request.body.len() + 20).sum());
+        for (request, sequence) in requests.iter().zip(first..) {
+            let confirm = if sequence.wrapping_sub(first) as usize == last { request.confirm } else { 0 };
+            request.write(&mut message, confirm, sequence)?;
+        }
+        self.send(&message, first, requests.len())?;
+
+        let mut answers = vec![Ok(Vec::new()); requests.len()];
+        let mut complete = false;
+        while !complete {
+            self.receive(|header, payload| {
+                let at = header.sequence_number().wrapping_sub(first) as usize;
+                let Some(answer) = answers.get_mut(at) else { return Ok(()) };
+                if header.message_type() != ERROR {
+                    *answer = Ok(payload.to_vec());
+                } else if let Some(errno) = refusal(payload)? {
+                    *answer = Err(errno);
+                }
+                complete |= at == last;
+                Ok(())
+            })?;
+        }
+        Ok(answers)
+    }
+
+    /// As [`exchange`](Self::exchange), where all requests must succeed. The first that did not makes the error.
+    pub(crate) fn all(&self, requests: &[Request]) -> Result<Vec<Vec<u8>>, Error> {
+        let answers = self.exchange(requests).map_err(|errno| Error::failed("failed to talk to the kernel", errno))?;
+        let answers = answers.into_iter().zip(requests);
+        answers.map(|(answer, request)| answer.map_err(|errno| Error::failed(&request.failure, errno))).collect()
+    }
+
+    /// Carries out requests all together or not at all, between two messages that begin and end the batch (nfnetlink). The
+    /// error is what the first refused one says for that, and why it was refused.
+    ///
+    /// The kernel answers the batch's beginning if it takes no batch at all, and otherwise the last request.
+    pub(crate) fn batch(&self, begin: &Request, requests: &[Request], end: &Request) -> Result<(), (String, Errno)> {
+        let talk = |errno| (begin.failure.clone(), errno);
+        let all: Vec<&Request> = std::iter::once(begin).chain(requests).chain([end]).collect();
+        let first = self.sequence.get().wrapping_add(1);
+        let mut message = Vec::new();
+        for (at, request) in all.iter().enumerate() {
+            let confirm = if at == requests.len() { NLM_F_ACK } else { 0 };
+            let sequence = u32::try_from(at).map_err(|_| talk(Errno::TOO_LONG))?.wrapping_add(first);
+            request.write(&mut message, confirm, sequence).map_err(talk)?;
+        }
+        self.send(&message, first, all.len()).map_err(talk)?;
+
+        let (mut complete, mut refused) = (false, None);
+        while !complete && refused.is_none() {
+            let took = self.receive(|header, payload| {
+                let at = header.sequence_number().wrapping_sub(first) as usize;
+                if let Some(request) = all.get(at)
+                    && header.message_type() == ERROR
+                {
+                    complete |= at == requests.len();
+                    let refusal = refusal(payload)?;
+                    refused = refused.take().or(refusal.map(|errno| (request.failure.clone(), errno)));
+                }
+                Ok(())
+            });
+            took.map_err(talk)?;
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// One request and its answer.
+    pub(crate) fn one(&self, request: Request) -> Answer {
+        self.exchange(&[request])?.pop().unwrap_or(Err(Errno::GARBLED))
+    }
+
+    /// All that the kernel lists in answer to a request.
+    pub(crate) fn list(&self, request: &Request) -> Result<Vec<Vec<u8>>, Errno> {
+        for _ in 1..LISTINGS {
+            if let Some(listed) = self.list_once(request)? {
+                return Ok(listed);
+            }
+        }
+        self.list_once(request).map(Option::unwrap_or_default)
+    }
+
+    /// All that the kernel lists; `None` if the listing is not of one moment.
+    fn list_once(&self, request: &Request) -> Result<Option<Vec<Vec<u8>>>, Errno> {
+        let sequence = self.sequence.get().wrapping_add(1);
+        let mut message = Vec::new();
+        request.write(&mut message, NLM_F_DUMP, sequence)?;
+        self.send(&message, sequence, 1)?;
+        let (mut listed, mut complete, mut whole) = (Vec::new(), false, true);
+        while !complete {
+            self.receive(|header, payload| {
+                if header.sequence_number() != sequence {
+                    return Ok(());
+                }
+                whole &= header.flags() & NLM_F_DUMP_INTR == 0;
+                match header.message_type() {
+                    DONE => {
+                        complete = true;
+                        refusal(payload)?.map_or(Ok(()), Err)?;
+                    }
+                    ERROR => return Err(refusal(payload)?.unwrap_or(Errno::GARBLED)),
+                    _ => listed.push(payload.to_vec()),
+                }
+                Ok(())
+            })?;
+        }
+        Ok(whole.then_some(listed))
+    }
+
+    /// Sends bytes as they are, which use up some sequence numbers.
+    fn send(&self, message: &[u8], first: u32, count: usize) -> Result<(), Errno> {
+        let used = u32::try_from(count).map_err(|_| Errno::TOO_LONG)?;
+        self.sequence.set(first.wrapping_add(used).wrapping_sub(1));
+        self.socket.send(message, 0).map(drop).map_err(|error| Errno::from(&error))
+    }
+
+    /// Takes one message from the kernel, and shows each part of it.
+    ///
+    /// The kernel has answered before sending returns, or answers while it is asked for more of a listing. So this never
+    /// waits: an answer that is not there will not come.
+    fn receive(&self, mut show: impl FnMut(&NetlinkBuffer<&[u8]>, &[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
+        let mut buffer = self.buffer.borrow_mut();
+        buffer.clear();
+        let size = self.socket.recv(&mut *buffer, MSG_DONTWAIT | MSG_TRUNC).map_err(|error| Errno::from(&error))?;
+        if size > buffer.len() {
+            return Err(Errno::GARBLED);
+        }
+        let mut rest = buffer.as_slice();
+        while !rest.is_empty() {
+            let part = NetlinkBuffer::new_checked(rest).map_err(|_| Errno::GARBLED)?;
+            show(&part, part.payload())?;
+            rest = rest.get((part.length() as usize).next_multiple_of(4)..).unwrap_or_default();
+        }
+        Ok(())
+    }
+}
+
+/// The reason in a message of the kernel that ends something; `None` if all went well.
+fn refusal(payload: &[u8]) -> Result<Option<Errno>, Errno> {
+    let code = payload.first_chunk().copied().map(i32::from_ne_bytes).ok_or(Errno::GARBLED)?;
+    Ok((code != 0).then_some(Errno(code.wrapping_neg())))
+}

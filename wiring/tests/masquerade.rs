@@ -1,0 +1,393 @@
+//! Masquerading, proved by packets: containers of two pools on a host, and a world that knows no way to the pools.
+//!
+//! Each test has a host of its own: a thread in a new network namespace. Containers and world are namespaces, too, which a
+//! sleeping process holds.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::any::Any;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use libtest_mimic::{Arguments, Failed, Trial};
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
+use netlink_sys::Socket;
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use nix::sched::{CloneFlags, setns, unshare};
+use wiring::{Device, Forwarding, NextHop, Plan, connect, ensure_forwarding, masquerade};
+
+/// A family of addresses: the host and the world on one link, and two pools with two containers and one.
+struct Family {
+    host: &'static str,
+    world: &'static str,
+    length: u8,
+    pools: [&'static str; 2],
+    pods: [&'static str; 3],
+}
+
+const IPV4: Family = Family {
+    host: "192.0.2.1",
+    world: "192.0.2.2",
+    length: 24,
+    pools: ["10.65.0.0/16", "10.66.0.0/24"],
+    pods: ["10.65.0.1", "10.65.255.2", "10.66.0.1"],
+};
+const IPV6: Family = Family {
+    host: "2001:db8::1",
+    world: "2001:db8::2",
+    length: 64,
+    pools: ["fd80::/64", "fd81:0:0:0:8000::/65"],
+    pods: ["fd80::1", "fd80::ffff:2", "fd81::8000:0:0:1"],
+};
+/// Set for the process that tries without rights.
+const POWERLESS: &str = "MARGAY_TEST_POWERLESS";
+/// How many callers there are at once.
+const CALLERS: usize = 16;
+/// How long a packet may take.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+fn main() -> ExitCode {
+    if std::env::var_os(POWERLESS).is_some() {
+        return try_without_power();
+    }
+    let arguments = Arguments::from_args();
+    let root = nix::unistd::geteuid().is_root();
+    let test = |name: &str, test: fn()| {
+        let trial = Trial::test(name, move || on_a_host(test).map_err(Failed::from));
+        if root { trial } else { trial.with_kind("networks of their own need root").with_ignored_flag(true) }
+    };
+    let tests = vec![
+        test("the_world_sees_the_host/ipv4", || the_world_sees_the_host(&IPV4)),
+        test("the_world_sees_the_host/ipv6", || the_world_sees_the_host(&IPV6)),
+        test("pools_see_each_other_as_they_are/ipv4", || pools_see_each_other_as_they_are(&IPV4)),
+        test("pools_see_each_other_as_they_are/ipv6", || pools_see_each_other_as_they_are(&IPV6)),
+        test("the_same_again_changes_nothing", the_same_again_changes_nothing),
+        test("rules_follow_the_pools", rules_follow_the_pools),
+        test("many_at_once", many_at_once),
+        test("nothing_to_masquerade_makes_nothing", nothing_to_masquerade_makes_nothing),
+        test("other_tables_stay", other_tables_stay),
+        test("without_the_right_to_it_an_error_says_so", without_the_right_to_it_an_error_says_so),
+    ];
+    libtest_mimic::run(&arguments, tests).exit_code()
+}
+
+/// Runs a test on a thread in a new network namespace, and says what a panic said.
+fn on_a_host(test: fn()) -> Result<(), String> {
+    let run = || {
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        shell("ip link set lo up");
+        test();
+    };
+    thread::scope(|scope| scope.spawn(run).join()).map_err(|panic| said(&*panic))
+}
+
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+}
+
+/// A network namespace.
+struct Netns(Child);
+
+impl Netns {
+    fn new() -> Self {
+        let child = Command::new("unshare").args(["--net", "sleep", "1000"]).spawn().unwrap();
+        let netns = Self(child);
+        let own = fs::read_link("/proc/thread-self/ns/net").unwrap();
+        let begun = Instant::now();
+        while fs::read_link(netns.path()).unwrap() == own {
+            assert!(begun.elapsed() < Duration::from_secs(10), "unshare does not come to its end");
+            thread::sleep(Duration::from_millis(2));
+        }
+        netns.inside(|| shell("ip link set lo up"));
+        netns
+    }
+
+    fn path(&self) -> PathBuf {
+        format!("/proc/{}/ns/net", self.0.id()).into()
+    }
+
+    /// Runs something inside.
+    fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let namespace = File::open(self.path()).unwrap();
+        let run = || {
+            setns(namespace, CloneFlags::CLONE_NEWNET).unwrap();
+            work()
+        };
+        thread::scope(|scope| scope.spawn(run).join()).unwrap_or_else(|panic| panic!("{}", said(&*panic)))
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// The containers of a family, and the world.
+struct Place {
+    world: Netns,
+    pods: Vec<Netns>,
+}
+
+impl Place {
+    /// On the host that this thread is in.
+    fn new(family: &'static Family) -> Self {
+        let Family { host, world: there, length, .. } = family;
+        let world = Netns::new();
+        let settings = "echo 0 >/proc/sys/net/ipv6/conf/default/accept_dad
+            for name in all default; do echo 0 >/proc/sys/net/ipv4/conf/$name/rp_filter; done";
+        shell(settings);
+        world.inside(|| shell(settings));
+        let id = world.0.id();
+        shell(&format!(
+            "ip link add up0 type veth peer name eth0 netns {id}
+            ip link set up0 up
+            ip address add {host}/{length} dev up0"
+        ));
+        world.inside(|| shell(&format!("ip link set eth0 up && ip address add {there}/{length} dev eth0")));
+        let pods = family.pods.iter().enumerate().map(|(number, address)| {
+            let (pod, address) = (Netns::new(), ip(address));
+            let plan = Plan {
+                host_interface: format!("calic{number}"),
+                interface: "eth0".to_owned(),
+                mtu: 0,
+                queues: 1,
+                device: Device::Veth,
+                mac: None,
+                addresses: vec![address],
+                routes: nets(&["0.0.0.0/0", "::/0"]),
+                forwarding: Forwarding::Off,
+                next_hop: NextHop::Known,
+            };
+            connect(&pod.path(), &plan, Instant::now() + Duration::from_secs(20)).unwrap();
+            ensure_forwarding(&[address]).unwrap();
+            pod
+        });
+        Self { pods: pods.collect(), world }
+    }
+}
+
+/// A packet from one namespace to another, and one back.
+#[derive(Debug, PartialEq, Eq)]
+struct Talk {
+    /// From where the first came, as seen there.
+    from: IpAddr,
+    answered: bool,
+}
+
+fn talk(from: &Netns, to: &Netns, target: &str) -> Talk {
+    let target = ip(target);
+    let server = to.inside(|| UdpSocket::bind(SocketAddr::new(target, 7000)).unwrap());
+    let any = if target.is_ipv4() { "0.0.0.0" } else { "::" };
+    let client = from.inside(|| UdpSocket::bind(SocketAddr::new(ip(any), 0)).unwrap());
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    client.send_to(b"there", (target, 7000)).unwrap();
+    let mut buffer = [0; 16];
+    let (_, seen) = server.recv_from(&mut buffer).unwrap_or_else(|error| panic!("nothing came to {target}: {error}"));
+    let answered = match server.send_to(b"back", seen) {
+        Ok(_) => client.recv(&mut buffer).is_ok(),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::NetworkUnreachable, "{error}");
+            false
+        }
+    };
+    Talk { from: seen.ip(), answered }
+}
+
+fn the_world_sees_the_host(family: &'static Family) {
+    let place = Place::new(family);
+    let to_world = |pod: usize| talk(&place.pods[pod], &place.world, family.world);
+    let itself = |pod: usize| Talk { from: ip(family.pods[pod]), answered: false };
+    assert_eq!([to_world(0), to_world(2)], [itself(0), itself(2)], "without rules");
+    let pools = nets(&family.pools);
+    masquerade::ensure(&pools[..1], &pools).unwrap();
+    let host = || Talk { from: ip(family.host), answered: true };
+    assert_eq!([to_world(0), to_world(1), to_world(2)], [host(), host(), itself(2)], "with rules for the first pool");
+    masquerade::ensure(&pools, &pools).unwrap();
+    assert_eq!([to_world(0), to_world(2)], [host(), host()], "with rules for both pools");
+    masquerade::remove().unwrap();
+    assert_eq!([to_world(0), to_world(2)], [itself(0), itself(2)], "after the rules");
+}
+
+fn pools_see_each_other_as_they_are(family: &'static Family) {
+    let place = Place::new(family);
+    let pools = nets(&family.pools);
+    for masqueraded in [&pools[..], &pools[..1], &[]] {
+        masquerade::ensure(masqueraded, &pools).unwrap();
+        for (from, to) in [(0, 1), (1, 0), (0, 2), (2, 0)] {
+            let talk = talk(&place.pods[from], &place.pods[to], family.pods[to]);
+            assert_eq!(talk, Talk { from: ip(family.pods[from]), answered: true }, "{from} {to} {masqueraded:?}");
+        }
+    }
+    // A pool that is not said to be one is the world.
+    masquerade::ensure(&pools[..1], &[]).unwrap();
+    assert_ne!(talk(&place.pods[0], &place.pods[2], family.pods[2]).from, ip(family.pods[0]));
+}
+
+fn the_same_again_changes_nothing() {
+    let pools = nets(&["10.65.0.0/16", "10.66.0.0/24", "fd80::/64", "10.64.0.1/32", "0.0.0.0/0"]);
+    masquerade::ensure(&pools[1..], &pools).unwrap();
+    let (before, generation) = (listed(), generation());
+    // Two tables, two chains, 4 + 3 rules of IPv4, and 1 + 1 of IPv6.
+    assert_eq!(before.len(), 2 + 2 + 7 + 2);
+    let backwards: Vec<IpNet> = pools.iter().rev().copied().collect();
+    masquerade::ensure(&pools[1..], &pools).unwrap();
+    masquerade::ensure(&backwards[..4], &backwards).unwrap();
+    masquerade::refresh(&backwards[..4], &backwards).unwrap();
+    assert_eq!((listed(), self::generation()), (before, generation));
+}
+
+fn rules_follow_the_pools() {
+    let pools = nets(&["10.65.0.0/16", "10.66.0.0/24", "fd80::/64"]);
+    let made = |masqueraded: &[IpNet], pools: &[IpNet]| {
+        masquerade::ensure(masqueraded, pools).unwrap();
+        listed().len()
+    };
+    let changes = [(&pools[..], 2 + 2 + 4 + 2), (&pools[..2], 1 + 1 + 4), (&pools[2..], 1 + 1 + 2), (&pools[..0], 0)];
+    for (masqueraded, count) in changes {
+        assert_eq!(made(masqueraded, masqueraded), count, "{masqueraded:?}");
+    }
+    masquerade::refresh(&pools, &pools).unwrap();
+    assert_eq!(listed().len(), 0, "no container has come since");
+    assert_eq!(made(&pools[..1], &pools), 1 + 1 + 3);
+    masquerade::refresh(&pools[..1], &pools[..1]).unwrap();
+    assert_eq!(listed().len(), 1 + 1 + 2);
+    // Another program has emptied the chain.
+    let before = listed().len();
+    masquerade::remove().unwrap();
+    assert_eq!(made(&pools[..1], &pools[..1]), before);
+}
+
+fn many_at_once() {
+    let pools = nets(&["10.65.0.0/16", "10.66.0.0/24", "fd80::/64"]);
+    let host = File::open("/proc/thread-self/ns/net").unwrap();
+    let all = |work: &(dyn Fn(usize) + Sync)| {
+        thread::scope(|scope| {
+            for caller in 0..CALLERS {
+                let host = &host;
+                scope.spawn(move || {
+                    setns(host, CloneFlags::CLONE_NEWNET).unwrap();
+                    work(caller);
+                });
+            }
+        });
+    };
+    for _ in 0..20 {
+        all(&|_| masquerade::ensure(&pools, &pools).unwrap());
+        assert_eq!(listed().len(), 2 + 2 + 4 + 2);
+        // Callers who see the pools differently leave what one of them sees.
+        all(&|caller| masquerade::ensure(&pools[caller % 2..], &pools[caller % 2..]).unwrap());
+        assert!([2 + 2 + 4 + 2, 2 + 2 + 2 + 2].contains(&listed().len()), "{}", listed().len());
+        all(&|_| masquerade::remove().unwrap());
+        assert_eq!(listed().len(), 0);
+    }
+}
+
+fn nothing_to_masquerade_makes_nothing() {
+    masquerade::remove().unwrap();
+    masquerade::ensure(&[], &nets(&["10.65.0.0/16", "fd80::/64"])).unwrap();
+    masquerade::refresh(&nets(&["10.65.0.0/16"]), &nets(&["10.65.0.0/16"])).unwrap();
+    assert_eq!(listed().len(), 0);
+}
+
+/// The rules of a program that uses iptables are nftables' as well, in tables of their own.
+fn other_tables_stay() {
+    shell("iptables-nft -t nat -A POSTROUTING -s 10.99.0.0/16 -j MASQUERADE");
+    let before = listed();
+    assert!(!before.is_empty());
+    let pools = nets(&["10.65.0.0/16"]);
+    masquerade::ensure(&pools, &pools).unwrap();
+    assert_eq!(listed().len(), before.len() + 1 + 1 + 2);
+    masquerade::remove().unwrap();
+    assert_eq!(listed(), before);
+}
+
+/// A process that has no rights in the network, which is this program again.
+fn without_the_right_to_it_an_error_says_so() {
+    let mut process = Command::new("setpriv");
+    process.args(["--inh-caps", "-net_admin", "--bounding-set", "-net_admin"]);
+    let done = process.arg(std::env::current_exe().unwrap()).env(POWERLESS, "1").output().unwrap();
+    let expected = "failed to read the rules of nftables: operation not permitted; it takes root, or CAP_NET_ADMIN in the \
+                    host's network namespace";
+    assert_eq!(String::from_utf8_lossy(&done.stderr).trim(), expected);
+    assert_eq!(done.status.code(), Some(1));
+}
+
+/// What that process does: nothing to masquerade is no error, and the rest is.
+fn try_without_power() -> ExitCode {
+    let pools = nets(&["10.65.0.0/16"]);
+    let removed = masquerade::remove().map_err(|error| error.to_string());
+    assert!(removed.unwrap_err().contains("it takes root"));
+    masquerade::ensure(&[], &pools).unwrap();
+    match masquerade::ensure(&pools, &pools) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            std::io::stderr().write_all(error.to_string().as_bytes()).unwrap();
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// All tables, chains and rules of this thread's network, as the kernel tells of them.
+fn listed() -> Vec<Vec<u8>> {
+    // NFT_MSG_GETTABLE, NFT_MSG_GETCHAIN, NFT_MSG_GETRULE.
+    [1, 4, 7].into_iter().flat_map(|kind| ask(kind, NLM_F_DUMP)).collect()
+}
+
+/// How often the rules of this thread's network have changed.
+fn generation() -> Vec<u8> {
+    // NFT_MSG_GETGEN. The answer ends with the name of the process.
+    ask(16, 0).pop().unwrap()
+}
+
+/// Asks nftables, and gives the messages that come.
+fn ask(kind: u8, flags: u16) -> Vec<Vec<u8>> {
+    let socket = Socket::new(NETLINK_NETFILTER).unwrap();
+    let mut request = Vec::new();
+    request.extend(20_u32.to_ne_bytes());
+    request.extend((0x0a00 | u16::from(kind)).to_ne_bytes());
+    request.extend((flags | NLM_F_REQUEST).to_ne_bytes());
+    request.extend([0; 12]);
+    socket.send(&request, 0).unwrap();
+    let mut messages = Vec::new();
+    loop {
+        let (received, _) = socket.recv_from_full().unwrap();
+        let mut rest = received.as_slice();
+        while !rest.is_empty() {
+            let length = u32::from_ne_bytes(rest[..4].try_into().unwrap()) as usize;
+            let kind = u16::from_ne_bytes(rest[4..6].try_into().unwrap());
+            assert_ne!(kind, 2, "nftables refuses: {:?}", &rest[16..20]);
+            if kind == 3 {
+                return messages;
+            }
+            // Of nftables' own header the family alone: the rest is a part of the generation.
+            messages.push([&rest[16..17], &rest[20..length]].concat());
+            rest = &rest[length.next_multiple_of(4).min(rest.len())..];
+        }
+        if flags == 0 {
+            return messages;
+        }
+    }
+}
+
+#[track_caller]
+fn shell(script: &str) {
+    let done = Command::new("sh").args(["-ec", script]).output().unwrap();
+    assert!(done.status.success(), "{script}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn nets(texts: &[&str]) -> Vec<IpNet> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
