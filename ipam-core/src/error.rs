@@ -86,6 +86,10 @@ pub enum Error {
     Exists(String),
     /// A pool, reservation or other resource is not there.
     NotFound(String),
+    /// An endpoint came into being while the container was being wired.
+    EndpointExists(String),
+    /// An endpoint was changed while the container was being wired.
+    EndpointChanged(String),
     /// A pool cannot be made like this.
     Invalid(String),
     /// The store is being filled from another one, and nothing may be given or taken back meanwhile.
@@ -257,6 +261,8 @@ impl fmt::Display for Error {
             Self::Settings(error) => error.fmt(f),
             Self::Exists(what) => write!(f, "{what} exists already"),
             Self::NotFound(what) => write!(f, "{what} does not exist"),
+            Self::EndpointExists(name) => write!(f, "resource already exists: {name} with error: <nil>"),
+            Self::EndpointChanged(name) => write!(f, "update conflict: {name}"),
             Self::Invalid(what) => f.write_str(what),
             Self::Filling(filling) => filling.fmt(f),
             Self::PoolInUse { pool, addresses, places, gateway } => {

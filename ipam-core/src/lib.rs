@@ -68,6 +68,7 @@ pub mod census;
 mod check;
 mod covering;
 pub mod documents;
+pub mod endpoints;
 mod error;
 pub mod events;
 pub mod gc;

@@ -16,6 +16,7 @@ use kv::{Deadline, Key, Range, Transaction};
 
 use crate::attachment::{Attachment, Claim, NETWORK};
 use crate::covering::blocks_of;
+use crate::endpoints::EndpointOf;
 use crate::error::{Error, Result};
 use crate::hints;
 use crate::ipam::{Ipam, transact};
@@ -55,19 +56,21 @@ impl Ipam {
         old_handles: &[String],
         deadline: Deadline,
     ) -> Result<Vec<IpAddr>> {
-        self.release_attachment_of(attachment, old_handles, &[], deadline).await
+        self.release_attachment_of(attachment, old_handles, &[], None, deadline).await
     }
 
     /// The same for an attachment that is said to have these addresses. All that it has is freed, and nothing else: the
-    /// addresses only say where to look first, which saves a round trip.
+    /// addresses only say where to look first, which saves a round trip. The attachment's stored endpoint, if one is named,
+    /// is deleted in the same commit.
     ///
     /// # Errors
-    /// As [`release_attachment`](Self::release_attachment).
+    /// As [`release_attachment`](Self::release_attachment); a damaged endpoint of a pod.
     pub async fn release_attachment_of(
         &self,
         attachment: &Attachment,
         old_handles: &[String],
         addresses: &[IpAddr],
+        endpoint: Option<&EndpointOf>,
         deadline: Deadline,
     ) -> Result<Vec<IpAddr>> {
         self.settle_intents(attachment, deadline).await?;
@@ -75,7 +78,11 @@ impl Ipam {
         let handle = attachment.handle();
         let handles: Vec<String> = [handle].into_iter().chain(old_handles.iter().cloned()).collect();
         transact!(self, deadline, |tx| {
-            prefetch(self, tx, &attachment.node, &handles, likely.iter().map(|cidr| keys::block(*cidr))).await?;
+            let more = likely.iter().map(|cidr| keys::block(*cidr)).chain(endpoint.map(EndpointOf::key));
+            prefetch(self, tx, &attachment.node, &handles, more).await?;
+            if let Some(endpoint) = endpoint {
+                endpoint.delete(tx).await?;
+            }
             let mut own = attachment.clone();
             own.node = self.known_name(tx, &attachment.node).await?;
             let rest = read_config(tx).await?.cooldown_seconds();

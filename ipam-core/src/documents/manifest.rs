@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{API_VERSION, DocumentError, DocumentKind, Object, SETTINGS_NAME};
+use super::{API_VERSION, DEFAULT_NAMESPACE, DocumentError, DocumentKind, Object, SETTINGS_NAME};
 use crate::error::Error;
 use crate::model::{check_name, check_new_pool, read_pool_spec};
 
@@ -10,6 +10,7 @@ use crate::model::{check_name, check_new_pool, read_pool_spec};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
     kind: DocumentKind,
+    /// The full name.
     name: String,
     /// The version that it was made from, if it says so.
     pub(super) version: Option<String>,
@@ -78,7 +79,9 @@ impl Manifest {
             }
         }
         let metadata = object(&document, "metadata")?.ok_or_else(|| invalid("a document needs metadata"))?;
-        let name = text(metadata, "name")?.ok_or_else(|| invalid("a document needs metadata.name"))?.to_owned();
+        let name = text(metadata, "name")?.ok_or_else(|| invalid("a document needs metadata.name"))?;
+        let namespace = text(metadata, "namespace")?.filter(|namespace| !namespace.is_empty());
+        let name = kind.full_name(namespace.unwrap_or(DEFAULT_NAMESPACE), name);
         let version = text(metadata, "resourceVersion")?.filter(|version| !version.is_empty()).map(str::to_owned);
         if let Some(labels) = object(metadata, "labels")? {
             all_texts("metadata.labels", labels)?;
@@ -90,7 +93,7 @@ impl Manifest {
         Ok(Self { kind, name, version, document })
     }
 
-    /// One that says no more than of which document it is.
+    /// One that says no more than of which document it is. The name is a full one.
     pub fn named(kind: DocumentKind, name: impl Into<String>) -> Self {
         Self { kind, name: name.into(), version: None, document: Object::new() }
     }
@@ -100,9 +103,29 @@ impl Manifest {
         self.kind
     }
 
-    /// The name.
+    /// The full name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The same document in a namespace that was given beside it; a kind without namespaces has none.
+    ///
+    /// # Errors
+    /// `Invalid`, with Calico's text, if the document itself names another namespace.
+    pub fn within(self, namespace: &str) -> Result<Self, DocumentError> {
+        if !self.kind.is_namespaced() {
+            return Ok(self);
+        }
+        let metadata = self.metadata();
+        match text(&metadata, "namespace")?.filter(|own| !own.is_empty() && *own != namespace) {
+            Some(own) => {
+                Err(invalid(format!("resource namespace does not match client namespace. {own} != {namespace}")))
+            }
+            None => {
+                let (_, name) = super::split(&self.name);
+                Ok(Self { name: self.kind.full_name(namespace, name), ..self })
+            }
+        }
     }
 
     /// Checks what can be checked without a store, of a document that is to be new.

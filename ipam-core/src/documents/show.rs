@@ -3,16 +3,24 @@
 use kv::{Deadline, Key, Range, Revision, Transaction, Value as Stored};
 use serde_json::Value;
 
-use super::{API_VERSION, DocumentError, DocumentKind, Object, SETTINGS_NAME, settings};
+use super::{API_VERSION, DocumentError, DocumentKind, Object, SETTINGS_NAME, settings, split};
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
-use crate::model::keys;
 use crate::model::{Document, IpamConfig, Malformed, Pool};
+
+/// Which namespaces are listed of a kind that has namespaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Namespaces {
+    /// All of them.
+    All,
+    /// This one.
+    One(String),
+}
 
 /// A document with its version in `metadata.resourceVersion`, and for a pool with the defaults where nothing is stored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shown {
-    /// The name.
+    /// The full name.
     pub name: String,
     /// The document.
     pub document: Object,
@@ -29,23 +37,23 @@ pub struct Documents {
 
 impl Ipam {
     /// All documents of a kind, as of one revision. Damaged ones are said in the log and passed over, as in Calico. The
-    /// settings are there also if none are stored: those that hold then.
+    /// settings are there also if none are stored: those that hold then. `within` matters to kinds with namespaces only.
     ///
     /// # Errors
     /// Those of the store; damaged settings.
-    pub async fn documents(&self, kind: DocumentKind, deadline: Deadline) -> Result<Documents> {
-        let Some(resource) = kind.resource() else {
+    pub async fn documents(&self, kind: DocumentKind, within: &Namespaces, deadline: Deadline) -> Result<Documents> {
+        if kind == DocumentKind::Settings {
             return transact!(self, deadline, |tx| {
                 let shown = self.shown(tx, kind, SETTINGS_NAME).await?;
                 Ok(Documents { items: shown.into_iter().collect(), revision: tx.revision() })
             });
-        };
-        let range = Range::Prefix(keys::resources_prefix(resource));
+        }
+        let range = Range::Prefix(kind.prefix(within));
         transact!(self, deadline, |tx| {
             let mut items = Vec::new();
             for (key, value) in tx.snapshot_list(&range).await? {
-                let Some(name) = keys::parse_resource(resource, &key) else { continue };
-                match shown(kind, &key, name, &value, tx.written_at(&key)) {
+                let Some(name) = kind.named_by(&key) else { continue };
+                match shown(kind, &key, &name, &value, tx.written_at(&key)) {
                     Ok(shown) => items.push(shown),
                     Err(error) => tracing::warn!(%error, "passing over a damaged document"),
                 }
@@ -54,7 +62,7 @@ impl Ipam {
         })
     }
 
-    /// The documents of these names, as of one revision, in the order of the names.
+    /// The documents of these full names, as of one revision, in the order of the names.
     ///
     /// # Errors
     /// Those of the store; a damaged document. For each that is not there the error is in its place.
@@ -93,7 +101,7 @@ impl Ipam {
 fn shown(
     kind: DocumentKind,
     key: &Key,
-    name: &str,
+    full_name: &str,
     value: &Stored,
     version: Option<Revision>,
 ) -> Result<Shown, Malformed> {
@@ -101,8 +109,12 @@ fn shown(
     document.entry("kind").or_insert_with(|| kind.as_str().into());
     document.entry("apiVersion").or_insert_with(|| API_VERSION.into());
     let metadata = document.entry("metadata").or_insert_with(|| Value::Object(Object::new()));
+    let (namespace, name) = if kind.is_namespaced() { split(full_name) } else { ("", full_name) };
     if let Some(metadata) = metadata.as_object_mut() {
         metadata.entry("name").or_insert_with(|| name.into());
+        if kind.is_namespaced() {
+            metadata.entry("namespace").or_insert_with(|| namespace.into());
+        }
         if let Some(version) = version {
             metadata.insert("resourceVersion".to_owned(), version.to_string().into());
         }
@@ -113,7 +125,7 @@ fn shown(
             fill(spec, &pool);
         }
     }
-    Ok(Shown { name: name.to_owned(), document })
+    Ok(Shown { name: full_name.to_owned(), document })
 }
 
 /// Puts the defaults where nothing is stored.

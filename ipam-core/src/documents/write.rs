@@ -29,6 +29,17 @@ pub enum Way {
     Replace,
 }
 
+impl Way {
+    /// The verb, as messages have it.
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Apply => "apply",
+            Self::Replace => "replace",
+        }
+    }
+}
+
 /// What became of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
@@ -47,11 +58,15 @@ impl Ipam {
     /// Guards: the document; for a new pool that no pool came or changed meanwhile.
     ///
     /// # Errors
-    /// `Document`, and `Invalid` with Calico's text for a pool that must not be; those of the store; a damaged document in
-    /// its place.
+    /// `Document`, also for a kind that only the CNI plugin writes; `Invalid` with Calico's text for a pool that must not be;
+    /// those of the store; a damaged document in its place.
     pub async fn write_document(&self, manifest: &Manifest, way: Way, deadline: Deadline) -> Result<Written> {
         let (kind, name) = (manifest.kind(), manifest.name());
         let key = kind.key(name);
+        let not_supported = || DocumentError::NotSupported(way.verb(), kind, name.to_owned());
+        if matches!(kind, DocumentKind::WorkloadEndpoint | DocumentKind::Profile) {
+            return Err(not_supported().into());
+        }
         manifest.check_name()?;
         transact!(self, deadline, |tx| {
             let stored = tx.get(&key).await?;
@@ -75,6 +90,7 @@ impl Ipam {
                     self.value(&key, manifest, stored, (spec, &RESERVATION_FIELDS))?
                 }
                 DocumentKind::Node => self.value(&key, manifest, stored, (manifest.spec(), &NODE_FIELDS))?,
+                DocumentKind::WorkloadEndpoint | DocumentKind::Profile => return Err(not_supported().into()),
             };
             let written = match stored {
                 None => Written::Created,
@@ -152,10 +168,13 @@ impl Ipam {
     /// defaults hold.
     ///
     /// # Errors
-    /// `Document`; `PoolInUse`; those of the store.
+    /// `Document`, also for a profile, which only the CNI plugin keeps; `PoolInUse`; those of the store.
     pub async fn delete_document(&self, manifest: &Manifest, in_use: InUse, deadline: Deadline) -> Result<()> {
         let (kind, name) = (manifest.kind(), manifest.name());
         let key = kind.key(name);
+        if kind == DocumentKind::Profile {
+            return Err(DocumentError::NotSupported("delete", kind, name.to_owned()).into());
+        }
         transact!(self, deadline, |tx| require_stored(tx, manifest, &key).await)?;
         if kind == DocumentKind::Pool {
             return self.delete_pool_if(name, in_use, deadline).await;

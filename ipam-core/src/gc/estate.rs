@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Kv, Pages, Range, Revision, Transaction};
 
+use super::endpoints::NodeEndpoint;
 use super::hand_over::tunnels_in;
 use super::hold::Hold;
 use super::in_time;
@@ -56,6 +57,8 @@ pub struct Estate {
     pub nameless: usize,
     /// How many addresses of its blocks are recorded for other nodes.
     pub of_others: usize,
+    /// Its workload endpoints, those that the CNI plugin has stored.
+    pub endpoints: Vec<NodeEndpoint>,
 }
 
 impl Estate {
@@ -74,7 +77,8 @@ impl Estate {
 pub struct Estates {
     /// Which nodes the store knows.
     pub known: Known,
-    /// All nodes that have anything, or are registered, whether they were looked at or not.
+    /// All nodes that have addresses or blocks, or are registered, whether they were looked at or not; and those that were looked
+    /// at and have endpoints.
     pub nodes: BTreeSet<String>,
     /// What the nodes have that were looked at, by name; those that have nothing are not here.
     pub estates: BTreeMap<String, Estate>,
@@ -152,7 +156,7 @@ impl Estates {
 }
 
 impl Ipam {
-    /// What those nodes have that are `wanted`, as of one revision. Read in pages.
+    /// What those nodes have that are `wanted`, as of one revision, and their endpoints as they are after that. Read in pages.
     ///
     /// # Errors
     /// Those of the store. Damaged blocks are passed over, and the log says so.
@@ -165,9 +169,27 @@ impl Ipam {
         loop {
             match self.read_estates(&wanted, deadline).await {
                 Err(error) if readings.once_more(&error) => {}
-                read => return Ok(read?),
+                read => {
+                    let mut found = read?;
+                    self.read_endpoints(&mut found, &wanted, deadline).await?;
+                    return Ok(found);
+                }
             }
         }
+    }
+
+    async fn read_endpoints(
+        &self,
+        found: &mut Estates,
+        wanted: &(impl Fn(&Known, &str) -> bool + Send + Sync),
+        deadline: Deadline,
+    ) -> Result<()> {
+        let known = &found.known;
+        for endpoint in self.node_endpoints(|node| wanted(known, node), deadline).await? {
+            found.nodes.insert(endpoint.node.clone());
+            found.estate(&endpoint.node).endpoints.push(endpoint);
+        }
+        Ok(())
     }
 
     async fn read_estates(

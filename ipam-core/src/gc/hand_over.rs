@@ -115,7 +115,7 @@ impl Ipam {
     }
 
     /// That a node is registered, where nodes are.
-    async fn require_known(&self, tx: &mut Transaction, node: &str) -> Result<()> {
+    pub(super) async fn require_known(&self, tx: &mut Transaction, node: &str) -> Result<()> {
         let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
         let is_known = tx.snapshot_get(&keys::resource(ResourceKind::Node, node)).await?.is_some();
         if is_known || (self.nodes() == Nodes::FirstSeen && tx.snapshot_is_empty(&registered).await?) {

@@ -4,17 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use kv::{Deadline, Transaction};
+use kv::{Deadline, Key, Transaction};
 
 use super::Allocation;
 use crate::attachment::{BOOT, INTERFACE, NETWORK, TIMESTAMP};
+use crate::endpoints::EndpointOf;
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
-use crate::model::{Attribute, Block};
+use crate::model::{Attribute, Block, keys};
 use crate::surroundings::read_config;
 use crate::workset::{Found, Workset};
 
-/// How many addresses are freed in a commit at most: each can have a handle of its own, and a commit touches 120 keys.
+/// How many handles and endpoints a commit touches at most: each address can have one of its own, and a commit touches 120
+/// keys.
 const MOST_AT_ONCE: usize = 64;
 
 /// An address that somebody holds, with all that tells this very assignment of it from a later one.
@@ -28,6 +30,8 @@ pub struct Hold {
     pub handle: Option<String>,
     /// The number that each assignment of the address changes.
     pub sequence_number: u64,
+    /// The workload endpoint that goes with it, see [`with_endpoints`](super::with_endpoints).
+    pub endpoint: Option<EndpointOf>,
     /// All that is recorded with it.
     entry: Attribute,
 }
@@ -40,8 +44,14 @@ impl Hold {
             block: block.cidr(),
             handle: entry.handle().filter(|handle| !handle.is_empty()).map(str::to_owned),
             sequence_number: block.sequence_number_of(address),
+            endpoint: None,
             entry: entry.clone(),
         }
+    }
+
+    /// The same, with the endpoint that goes with it.
+    pub(super) fn with_endpoint(self, endpoint: Option<EndpointOf>) -> Self {
+        Self { endpoint, ..self }
     }
 
     /// The node that it is recorded for.
@@ -89,6 +99,7 @@ impl From<&Allocation> for Hold {
             block: one.block,
             handle: Some(one.handle.clone()),
             sequence_number: one.sequence_number,
+            endpoint: None,
             entry: one.entry.clone(),
         }
     }
@@ -101,6 +112,8 @@ pub struct Freed {
     pub released: Vec<IpAddr>,
     /// Those that were given anew or given back since they were read, and were left alone.
     pub changed: Vec<IpAddr>,
+    /// The workload endpoints that are deleted.
+    pub endpoints: Vec<EndpointOf>,
 }
 
 /// Divides what is to be freed into what one commit can free: all of one block, and not too many.
@@ -112,7 +125,23 @@ where
     for hold in held.iter().map(Hold::from) {
         by_block.entry(hold.block).or_default().push(hold);
     }
-    by_block.into_values().flat_map(|block| block.chunks(MOST_AT_ONCE).map(<[_]>::to_vec).collect::<Vec<_>>()).collect()
+    by_block.into_values().flat_map(divided).collect()
+}
+
+/// Divides what is to be freed of a block.
+fn divided(block: Vec<Hold>) -> Vec<Vec<Hold>> {
+    let (mut batches, mut batch, mut keys) = (Vec::new(), Vec::new(), 0);
+    for hold in block {
+        let more = 1 + usize::from(hold.endpoint.is_some());
+        if keys + more > MOST_AT_ONCE {
+            batches.push(std::mem::take(&mut batch));
+            keys = 0;
+        }
+        keys += more;
+        batch.push(hold);
+    }
+    batches.push(batch);
+    batches
 }
 
 impl Ipam {
@@ -140,6 +169,9 @@ impl Ipam {
     }
 
     async fn free_in(&self, tx: &mut Transaction, batch: &[Hold]) -> Result<Freed> {
+        let endpoints: BTreeSet<Key> =
+            batch.iter().filter_map(|hold| hold.endpoint.as_ref()).map(EndpointOf::key).collect();
+        tx.prefetch(endpoints.into_iter().chain([keys::config()]).collect(), Vec::new()).await?;
         let rest = read_config(tx).await?.cooldown_seconds();
         let now = self.now();
         let mut work = Workset::new(tx, now, rest);
@@ -158,6 +190,13 @@ impl Ipam {
             }
             freed.released.extend(still.into_keys());
         }
+        for hold in batch.iter().filter(|one| freed.released.contains(&one.address)) {
+            if let Some(endpoint) = hold.endpoint.as_ref().filter(|one| !freed.endpoints.contains(one))
+                && endpoint.delete(work.tx).await?
+            {
+                freed.endpoints.push(endpoint.clone());
+            }
+        }
         work.write().await?;
         let gone = batch.iter().map(|one| one.address).filter(|ip| !freed.released.contains(ip));
         freed.changed = gone.collect();
@@ -170,5 +209,8 @@ fn tell(batch: &[Hold], freed: &Freed) {
     for hold in batch.iter().filter(|one| freed.released.contains(&one.address)) {
         let (address, handle, interface, node) = (hold.address, &hold.handle, hold.interface(), hold.node());
         tracing::info!(%address, handle, interface, node, "freed");
+    }
+    for EndpointOf { namespace, name, .. } in &freed.endpoints {
+        tracing::info!(namespace, name, "deleted the workload endpoint");
     }
 }

@@ -13,9 +13,11 @@
 //! that is gone for good is another matter: that is its [`Estate`], whoever has assigned it.
 //!
 //! What is to go is freed block by block, a commit for each, and only where handle, attributes and sequence number are
-//! still what they were: each assignment changes the sequence number, also one that gives the same address once more.
+//! still what they were: each assignment changes the sequence number, also one that gives the same address once more. The
+//! container's workload endpoint goes in that commit, too, where there is one.
 
 mod decide;
+mod endpoints;
 mod estate;
 mod hand_over;
 mod hold;
@@ -41,6 +43,7 @@ use crate::usage::Readings;
 use crate::vm::is_vms;
 
 pub use decide::{Judged, Stale, YOUNG, judge, stale};
+pub use endpoints::{MOST_ENDPOINTS, MOST_ENDPOINTS_MOVED, NodeEndpoint, with_endpoints};
 pub use estate::{Estate, Estates, Known, Part};
 pub use hand_over::HandedOver;
 pub use hold::{Freed, Hold, batches};
@@ -49,7 +52,7 @@ pub use reach::{Pass, Reach};
 pub(crate) use reclaim::{Leftover, Leftovers, is_short};
 
 /// Calico's attribute by which it tells addresses that are no workload's: those of tunnels, for one.
-const TYPE: &str = "type";
+pub(crate) const TYPE: &str = "type";
 
 /// An address that a node holds for an attachment, with our attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -124,6 +124,7 @@ impl Inspector {
         let rest = Duration::seconds(self.around.cooldown_seconds().max(0));
         let ahead = if rest.is_zero() { AHEAD } else { rest };
         for (ip, entry) in block.allocated() {
+            self.endpoints.see(ip, entry);
             let cooling = entry.released_at();
             if cooling.is_some_and(|at| at - self.now > ahead) {
                 seen.future.note(ip);
@@ -167,6 +168,8 @@ impl Inspector {
         if gone {
             self.done.counts.of_gone_nodes += 1;
             self.blocks.gone.entry(node.to_owned()).or_insert((0, ip)).0 += 1;
+        } else {
+            self.endpoints.find_lack(ip, entry, self.now);
         }
         (borrowed, gone)
     }

@@ -82,6 +82,8 @@ codes! {
         "if the node is gone for good: check with --report, then margay ipam release --from-report", "";
     CalicosNames = "ALC-06", Problem, "Addresses of networks that are not Calico's carry Calico's names of node and pod, so that Calico's kube-controllers releases them.",
         "", "gives them Margay's names";
+    NoEndpoint = "ALC-07", Problem, "An address of a Calico network is held for a container that has no endpoint.",
+        "if the container is gone: margay gc on its node, or margay ipam release --ip", "";
     UnreadableBlock = "BLK-01", Problem, "What is stored as a block cannot be read; nothing is given out of it or taken back.",
         "restore it from a backup", "";
     MisplacedBlock = "BLK-02", Problem, "The network inside a block is not the one in its key.",
@@ -150,6 +152,12 @@ codes! {
         "", "adds them";
     StraySequenceNumber = "SEQ-01", Problem, "A block has sequence numbers of addresses that are not given out.", "",
         "drops the numbers";
+    UnreadableEndpoint = "WEP-01", Problem, "What is stored as a workload endpoint cannot be read; it counts as absent.",
+        "delete it, and start its container anew", "";
+    EndpointAddress = "WEP-02", Problem, "A workload endpoint has an address that is free, or that another container holds.",
+        "if its container is gone: margay delete wep; if it runs, start it anew", "";
+    EndpointOfGoneNode = "WEP-03", Problem, "A workload endpoint is of a node that is not registered any more.", "",
+        "deletes the endpoint";
 }
 
 impl fmt::Display for Code {

@@ -31,6 +31,8 @@ pub enum Subject {
     Address(IpAddr),
     /// A network that somebody has configured.
     Network(String),
+    /// A workload endpoint, by its namespace and its name.
+    Endpoint(String, String),
     /// A key.
     Key(String),
 }
@@ -46,6 +48,7 @@ impl fmt::Display for Subject {
             Self::Reservation(name) => write!(f, "reservation {name}"),
             Self::Address(ip) => write!(f, "address {ip}"),
             Self::Network(name) => write!(f, "network {name}"),
+            Self::Endpoint(namespace, name) => write!(f, "endpoint {namespace}/{name}"),
             Self::Key(key) => write!(f, "key {key}"),
         }
     }
@@ -124,6 +127,8 @@ pub struct Counts {
     pub affinities: usize,
     /// Handles.
     pub handles: usize,
+    /// Workload endpoints, also those that cannot be read.
+    pub endpoints: usize,
     /// Addresses that somebody holds.
     pub held: usize,
     /// Addresses that were released and rest.

@@ -50,6 +50,9 @@ impl Ipam {
                 transact!(self, deadline, |tx| self.mend_handle(tx, id, &finding.blocks, at).await)
             }
             Subject::Reservation(name) => transact!(self, deadline, |tx| mend_bridge(tx, name).await),
+            Subject::Endpoint(namespace, name) => {
+                transact!(self, deadline, |tx| self.mend_endpoint(tx, (namespace, name), at).await)
+            }
             _ => Ok(Mended::Changed),
         }
     }

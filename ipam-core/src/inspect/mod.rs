@@ -1,4 +1,5 @@
-//! Looking through everything that IPAM keeps, and mending what can be mended without a guess.
+//! Looking through everything that IPAM keeps, and the workload endpoints beside it, and mending what can be mended without a
+//! guess.
 //!
 //! All of an inspection is of one revision. It takes no lock and changes nothing, so that it can be made at any time; a
 //! foreign writer that changes one key after the other can be seen half-way. [`Ipam::mend`] is for a finding that is
@@ -9,6 +10,7 @@
 
 mod blocks;
 mod code;
+mod endpoints;
 mod finding;
 mod handles;
 mod mend;
@@ -30,6 +32,7 @@ use crate::ipam::Ipam;
 use crate::model::keys::{self, ResourceKind};
 use crate::usage::Readings;
 use blocks::Blocks;
+use endpoints::Endpoints;
 use handles::Handles;
 use secondary::Secondary;
 use surroundings::Surroundings;
@@ -53,6 +56,7 @@ pub struct Inspector {
     blocks: Blocks,
     handles: Handles,
     secondary: Secondary,
+    endpoints: Endpoints,
     done: Inspection,
 }
 
@@ -66,6 +70,7 @@ impl Inspector {
             blocks: Blocks::default(),
             handles: Handles::default(),
             secondary: Secondary::default(),
+            endpoints: Endpoints::default(),
             done: Inspection::default(),
         }
     }
@@ -75,6 +80,7 @@ impl Inspector {
         let resources = [ResourceKind::IpPool, ResourceKind::IpReservation, ResourceKind::Node];
         let mut ranges = vec![Range::Key(keys::config()), Range::Key(keys::cluster_information())];
         ranges.extend(resources.map(|kind| Range::Prefix(keys::resources_prefix(kind))));
+        ranges.push(Range::Prefix(keys::workload_endpoints_prefix()));
         // Blocks, the configuration once more, handles, affinities.
         ranges.push(Range::Prefix(keys::ipam_prefix()));
         ranges
@@ -94,7 +100,7 @@ impl Inspector {
         } else if let Some((owner, cidr)) = keys::parse_affinity(key) {
             self.done.counts.affinities += 1;
             self.blocks.compare_affinity(&owner, cidr, kv, &mut self.done.findings);
-        } else if keys::parse_legacy_host(key).is_none() {
+        } else if !self.endpoints.add(kv, &self.around, &mut self.done) && keys::parse_legacy_host(key).is_none() {
             self.done.findings.push(unknown(key));
         }
     }
@@ -105,6 +111,7 @@ impl Inspector {
         self.blocks.finish(&mut self.done);
         self.handles.finish(&self.blocks, &mut self.done);
         self.secondary.finish(&mut self.done.findings);
+        self.endpoints.finish(&self.around, &mut self.done.findings);
         self.done.revision = revision;
         self.done.findings.sort_unstable();
         self.done

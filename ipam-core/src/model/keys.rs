@@ -11,6 +11,8 @@ use crate::net::Family;
 
 const IPAM: &str = "/calico/ipam/v2/";
 const RESOURCES: &str = "/calico/resources/v3/projectcalico.org/";
+const WORKLOAD_ENDPOINTS: &str = "workloadendpoints";
+const PROFILES: &str = "profiles";
 
 /// The kinds of resource that have a key of their own here: the plural in the key, and the kind in the document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -178,6 +180,38 @@ pub fn parse_legacy_host(key: &Key) -> Option<&str> {
 /// The key under which Calico keeps what it knows of the cluster as a whole.
 pub fn cluster_information() -> Key {
     format!("{RESOURCES}clusterinformations/default").into()
+}
+
+/// The key of a workload's endpoint. A part of a name gives the start of the keys of all names that begin with it.
+pub fn workload_endpoint(namespace: &str, name: &str) -> Key {
+    format!("{RESOURCES}{WORKLOAD_ENDPOINTS}/{namespace}/{name}").into()
+}
+
+/// The namespace and the name of the workload's endpoint that a key is of.
+pub fn parse_workload_endpoint(key: &Key) -> Option<(&str, &str)> {
+    let rest = text(key)?.strip_prefix(RESOURCES)?.strip_prefix(WORKLOAD_ENDPOINTS)?.strip_prefix('/')?;
+    let (namespace, name) = rest.split_once('/')?;
+    Some((one_segment(namespace)?, one_segment(name)?))
+}
+
+/// What the keys of all workloads' endpoints begin with.
+pub fn workload_endpoints_prefix() -> Key {
+    format!("{RESOURCES}{WORKLOAD_ENDPOINTS}/").into()
+}
+
+/// The key of a profile.
+pub fn profile(name: &str) -> Key {
+    format!("{RESOURCES}{PROFILES}/{name}").into()
+}
+
+/// The name of the profile that a key is of.
+pub fn parse_profile(key: &Key) -> Option<&str> {
+    one_segment(text(key)?.strip_prefix(RESOURCES)?.strip_prefix(PROFILES)?.strip_prefix('/')?)
+}
+
+/// What the keys of all profiles begin with.
+pub fn profiles_prefix() -> Key {
+    format!("{RESOURCES}{PROFILES}/").into()
 }
 
 /// The key of a cluster-wide resource.

@@ -214,6 +214,12 @@ impl Pool {
         self.resource.spec("disabled").and_then(serde_json::Value::as_bool).unwrap_or(false)
     }
 
+    /// True if what its containers send to the world leaves under their host's address. That is for a disabled pool, too: what
+    /// has an address goes on.
+    pub fn is_nat_outgoing(&self) -> bool {
+        self.resource.spec("natOutgoing").and_then(serde_json::Value::as_bool).unwrap_or(false)
+    }
+
     /// Switches it off: nothing new is given out of it.
     pub fn disable(&mut self) {
         self.resource.set_spec("disabled", Some(true.into()));
@@ -320,6 +326,8 @@ mod tests {
         let text = String::from_utf8(pool.encode().unwrap().as_bytes().to_vec()).unwrap();
         assert!(text.contains(r#""blockSize":0"#), "{text}");
         assert_eq!(decode(r#"{"cidr":"fd80::/64"}"#).unwrap().block_size(), 122);
+        assert!(!pool.is_nat_outgoing());
+        assert!(decode(r#"{"cidr":"10.0.0.0/16","natOutgoing":true,"disabled":true}"#).unwrap().is_nat_outgoing());
     }
 
     #[test]

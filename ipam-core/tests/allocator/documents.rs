@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use ipam_core::documents::{DocumentKind, Manifest, Way, Written};
+use ipam_core::documents::{DocumentKind, Manifest, Namespaces, Way, Written};
 use ipam_core::model::{NewPool, Owner};
 use ipam_core::{Error, InUse, Result, Which};
 use serde_json::json;
@@ -67,7 +67,7 @@ async fn applied_by_several_at_once_all_come_through() {
         }
     }
     assert_eq!(created, 1);
-    assert_eq!(world.ipam.documents(DocumentKind::Pool, soon()).await.unwrap().items.len(), 1);
+    assert_eq!(world.ipam.documents(DocumentKind::Pool, &Namespaces::All, soon()).await.unwrap().items.len(), 1);
 }
 
 /// Assigns to so many containers, one after the other; what each call says.

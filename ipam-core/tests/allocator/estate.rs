@@ -36,6 +36,16 @@ impl World {
         self.ipam.assign_to_handle(&request, soon()).await.unwrap()[0].ip
     }
 
+    /// Stores an endpoint of a plain container.
+    async fn store_endpoint(&self, node: &str, container: &str) -> String {
+        let name = format!("{node}-cni-{container}-eth0");
+        let spec =
+            serde_json::json!({"orchestrator": "cni", "node": node, "containerID": container, "endpoint": "eth0"});
+        let document = serde_json::json!({"metadata": {"name": name, "namespace": "default"}, "spec": spec});
+        self.store.put(keys::workload_endpoint("default", &name), document.to_string()).await.unwrap();
+        name
+    }
+
     async fn free_all_of(&self, estate: &Estate) -> Result<Freed, Error> {
         let mut all = Freed::default();
         for batch in batches(&estate.holds) {
@@ -251,4 +261,55 @@ async fn lists_of_a_runtime_decide_by_what_they_tell() {
     assert_eq!(gone(&two).0, [].into(), "two lists add up");
     let older = [empty, RuntimeList::new(at(59), [])];
     assert_eq!(gone(&older).0, [].into(), "the older one counts");
+}
+
+#[tokio::test]
+async fn endpoints_of_a_node_that_is_gone_are_deleted_unless_it_comes_back() {
+    let world = World::new().await;
+    let names = [world.store_endpoint("a", "c1").await, world.store_endpoint("a", "c2").await];
+    world.store_endpoint("b", "c3").await;
+    // Neither name nor document alone tells whose it is; OpenStack's are none of ours.
+    let odd = r#"{"spec":{"orchestrator":"cni","node":"b","containerID":"c4"}}"#;
+    world.store.put(keys::workload_endpoint("default", "a-cni-c4-eth0"), odd).await.unwrap();
+    let foreign = r#"{"spec":{"orchestrator":"openstack","node":"a"}}"#;
+    world.store.put(keys::workload_endpoint("default", "a-openstack-vm-x"), foreign).await.unwrap();
+
+    let estate = world.estate("a").await;
+    assert_eq!(estate.endpoints.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), names);
+    assert_eq!((estate.endpoints[0].container.as_str(), estate.blocks().count()), ("c1", 0));
+    let refused = world.ipam.delete_endpoints_of_gone("a", &estate.endpoints, soon()).await;
+    assert!(refused.unwrap_err().to_string().contains("node a is registered"));
+    world.deregister("a").await;
+    // Those of other nodes are passed over.
+    assert!(world.ipam.delete_endpoints_of_gone("z", &estate.endpoints, soon()).await.unwrap().is_empty());
+    world.store.delete(Range::Key(keys::workload_endpoint("default", &names[0]))).await.unwrap();
+    let deleted = world.ipam.delete_endpoints_of_gone("a", &estate.endpoints, soon()).await.unwrap();
+    assert_eq!(deleted.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), names[1..]);
+    assert_eq!(world.estate("a").await, Estate::default());
+    assert_eq!(world.estate("b").await.endpoints.len(), 1);
+    assert_eq!(world.store.count(Range::Prefix(keys::workload_endpoints_prefix())).await.unwrap(), 3);
+}
+
+#[tokio::test]
+async fn endpoints_of_a_renamed_node_get_its_new_name() {
+    let world = World::new().await;
+    for container in ["c1", "c2"] {
+        world.store_endpoint("a", container).await;
+    }
+    let kept = world.store_endpoint("b", "c2").await;
+    let stored = async |name: &str| world.value(&keys::workload_endpoint("default", name)).await;
+    let before = stored(&kept).await;
+    let endpoints = world.estate("a").await.endpoints;
+    let refused = world.ipam.hand_over_endpoints("a", "b", &endpoints, soon()).await;
+    assert!(refused.unwrap_err().to_string().contains("node a is registered"));
+    world.deregister("a").await;
+    let refused = world.ipam.hand_over_endpoints("a", "d", &endpoints, soon()).await;
+    assert!(matches!(refused, Err(Error::UnknownNode(name)) if name == "d"));
+    let moved = world.ipam.hand_over_endpoints("a", "b", &endpoints, soon()).await.unwrap();
+    assert_eq!(moved.iter().map(|(_, new)| new.as_str()).collect::<Vec<_>>(), ["b-cni-c1-eth0"]);
+    assert_eq!(stored(&kept).await, before, "the other node's own");
+    let document: serde_json::Value = serde_json::from_slice(stored("b-cni-c1-eth0").await.as_bytes()).unwrap();
+    assert_eq!((&document["spec"]["node"], &document["spec"]["containerID"]), (&"b".into(), &"c1".into()));
+    let left = world.estate("a").await.endpoints;
+    assert_eq!(left.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), ["a-cni-c2-eth0"]);
 }

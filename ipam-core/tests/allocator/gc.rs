@@ -1,5 +1,6 @@
 //! Taking back what nobody uses any more, and keeping what somebody does.
 
+mod endpoints;
 mod room;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -88,6 +89,7 @@ async fn free(world: &World, allocations: &[Allocation]) -> Freed {
         let freed = world.ipam.free(&batch, soon()).await.unwrap();
         all.released.extend(freed.released);
         all.changed.extend(freed.changed);
+        all.endpoints.extend(freed.endpoints);
     }
     all
 }

@@ -131,6 +131,14 @@ fn pool(cidr: &str, more: &str) -> String {
     )
 }
 
+fn put_endpoint(content: &mut Content, name: &str, container: &str, address: &str) {
+    let node = name.split('-').next().unwrap();
+    let networks = [format!("{address}/32")];
+    let spec = json!({"orchestrator": "cni", "node": node, "containerID": container, "ipNetworks": networks});
+    put(content, &format!("{ENDPOINTS}/{name}"), json!({"metadata": {"name": name}, "spec": spec}));
+}
+
+const ENDPOINTS: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints/default";
 const POOLS: &str = "/calico/resources/v3/projectcalico.org/ippools";
 const RESERVATIONS: &str = "/calico/resources/v3/projectcalico.org/ipreservations";
 const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
@@ -324,6 +332,17 @@ const DAMAGES: &[Damage] = &[
         edit_block(c, "c0", |b| holder(b, "c0")["margay.io/net"] = "macvlan".into());
         edit_block(c, "c0", |b| drop(holder(b, "c0").as_object_mut().unwrap().remove("node")));
     }),
+    (&["ALC-07"], Left, |c| {
+        put_endpoint(c, "b-cni-c2x-eth0", "c2x", "192.0.2.1");
+        edit_block(c, "c2", |b| {
+            let pod =
+                json!({"node": "b", "namespace": "shop", "pod": "web", "timestamp": "2026-01-01 00:00:00 +0000 UTC"});
+            *holder(b, "c2") = pod;
+        });
+    }),
+    (&["WEP-01"], Left, |c| put(c, &format!("{ENDPOINTS}/b-cni-c2-eth0"), "{")),
+    (&["WEP-02"], Left, |c| put_endpoint(c, "b-cni-c2-eth0", "c2", "10.0.0.250")),
+    (&["WEP-03"], Whole, |c| put_endpoint(c, "gone-cni-c2-eth0", "c2", "192.0.2.1")),
     (&["CFG-01"], Left, |c| put(c, CONFIG, "7")),
     (&["CFG-02"], Left, |c| put(c, CONFIG, "{}")),
     (&["CFG-02"], Left, |c| put(c, CONFIG, r#"{"auto_allocate_blocks":true,"maxBlocksPerHost":3}"#)),

@@ -1,0 +1,303 @@
+//! Stored endpoints of workloads: what a main plugin reads before it wires a container, the commit that stores the endpoint
+//! afterwards, and the deletion, alone or in one commit with the release of the addresses.
+
+use std::sync::Arc;
+
+use kv::{Attempts, Content, Deadline, Key, Range, Revision, StoreExt, TransactOptions, Transaction};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::ipam::{Ipam, transact};
+use crate::model::keys::ResourceKind;
+use crate::model::{
+    Document, EndpointFacts, Orchestrator, Pool, WorkloadEndpoint, keys, new_profile, split_endpoint_name,
+};
+use crate::moving;
+use crate::surroundings::decode_all;
+
+/// How many documents one request reads.
+const AT_ONCE: usize = 32;
+
+/// Which stored endpoint a DEL deletes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointOf {
+    /// The endpoint's namespace.
+    pub namespace: String,
+    /// The endpoint's name.
+    pub name: String,
+    /// Whose the endpoint must be.
+    pub owner: EndpointOwner,
+}
+
+/// A condition for the deletion of an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EndpointOwner {
+    /// None: the endpoint's name is the container's.
+    Any,
+    /// The endpoint names this container, or none. A pod's endpoint may belong to a newer sandbox.
+    Container(String),
+}
+
+impl EndpointOf {
+    /// The key.
+    pub fn key(&self) -> Key {
+        keys::workload_endpoint(&self.namespace, &self.name)
+    }
+
+    /// Deletes the endpoint as a part of what a transaction writes. False if it is missing or another container's.
+    ///
+    /// A document that is damaged is deleted for a container, and is nobody's for a pod.
+    pub(crate) async fn delete(&self, tx: &mut Transaction) -> Result<bool> {
+        let key = self.key();
+        let Some(stored) = tx.get(&key).await? else { return Ok(false) };
+        let is_ours = match &self.owner {
+            EndpointOwner::Any => true,
+            EndpointOwner::Container(container) => {
+                let endpoint = WorkloadEndpoint::decode(&key, stored.as_bytes())?;
+                endpoint.container().is_empty() || endpoint.container() == container
+            }
+        };
+        if is_ours {
+            tx.delete(&key)?;
+        }
+        Ok(is_ours)
+    }
+}
+
+impl Ipam {
+    /// The endpoints of a node, in any namespace. Damaged ones are left out. It takes the names of the cluster's endpoints, and
+    /// the documents of the node's.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn endpoints_of_node(&self, node: &str, deadline: Deadline) -> Result<Vec<WorkloadEndpoint>> {
+        self.endpoints_of_nodes(|of| of == node, deadline).await
+    }
+
+    /// The same of all nodes that are wanted.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn endpoints_of_nodes(
+        &self,
+        is_wanted: impl Fn(&str) -> bool + Send + Sync,
+        deadline: Deadline,
+    ) -> Result<Vec<WorkloadEndpoint>> {
+        let all = Range::Prefix(keys::workload_endpoints_prefix());
+        let listed = self.store().list_at(all, Revision::UNSET, Content::KeysOnly).await?;
+        let is_nodes = |key: &Key| {
+            let parts = keys::parse_workload_endpoint(key).and_then(|(_, name)| split_endpoint_name(name));
+            parts.is_some_and(|[of, ..]| is_wanted(&of))
+        };
+        let names: Vec<Key> = listed.kvs.into_iter().map(|kv| kv.key).filter(is_nodes).collect();
+        let mut endpoints = Vec::new();
+        for some in names.chunks(AT_ONCE) {
+            let found = transact!(self, deadline, |tx| Ok(tx.look(some).await?))?;
+            let decoded = found.iter().flatten().map(|kv| WorkloadEndpoint::decode(&kv.key, kv.value.as_bytes()));
+            endpoints.extend(decoded.filter_map(std::result::Result::ok));
+        }
+        Ok(endpoints)
+    }
+
+    /// Deletes a stored endpoint. False if it is missing or another container's, which is no error.
+    ///
+    /// # Errors
+    /// Those of the store, and a damaged document of a pod.
+    pub async fn delete_endpoint(&self, endpoint: &EndpointOf, deadline: Deadline) -> Result<bool> {
+        transact!(self, deadline, |tx| endpoint.delete(tx).await)
+    }
+}
+
+/// What a main plugin reads before it wires a container.
+#[derive(Clone, Debug)]
+pub struct EndpointQuery {
+    /// The namespace of the endpoints.
+    pub namespace: String,
+    /// How the names of the endpoints begin that matter to the container; `None` for none.
+    pub prefix: Option<String>,
+    /// The profile that the network needs; `None` for none.
+    pub profile: Option<String>,
+    /// Whether the pools matter.
+    pub pools: Pools,
+}
+
+/// Whether the pools are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pools {
+    /// They are not.
+    Skipped,
+    /// They are.
+    Read,
+}
+
+/// What the store has before a container is wired.
+#[derive(Clone, Debug)]
+pub struct Before {
+    /// The flag of the cluster's document that says whether plugins may work; `None` without the document.
+    pub ready: Option<Ready>,
+    /// The endpoints whose names begin as queried, with the revisions of their last writes. Damaged ones are left out.
+    pub endpoints: Vec<(WorkloadEndpoint, Revision)>,
+    /// The pools, if they were read.
+    pub pools: Vec<Pool>,
+}
+
+/// The flag `datastoreReady` of the document ClusterInformation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// Plugins may work.
+    Yes,
+    /// The flag is false or missing: an upgrade is under way.
+    No,
+}
+
+/// An endpoint that is about to be stored: the query, and later the commit.
+///
+/// On a store that stays open in between, the commit costs one request: it is guarded by what the query saw.
+#[derive(Debug)]
+pub struct PendingEndpoint {
+    ipam: Ipam,
+    query: EndpointQuery,
+    deadline: Deadline,
+    attempt: Option<(Attempts, Transaction)>,
+}
+
+impl Ipam {
+    /// Reads in one request what a main plugin needs to know.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn begin_endpoint(&self, query: EndpointQuery, deadline: Deadline) -> Result<(PendingEndpoint, Before)> {
+        let mut pending = PendingEndpoint { ipam: self.clone(), query, deadline, attempt: None };
+        let (mut attempts, mut tx) = pending.begin().await?;
+        loop {
+            match pending.read(&mut tx).await {
+                Ok(before) => {
+                    pending.attempt = Some((attempts, tx));
+                    return Ok((pending, before));
+                }
+                // History moved past the revision between two requests, or the store failed: the attempts decide.
+                Err(error) => {
+                    if attempts.end::<(), Error>(tx, Err(error)).await?.is_some() {
+                        return Err(Error::Invalid("a failed read was committed".to_owned()));
+                    }
+                    tx = attempts.begin().await?;
+                }
+            }
+        }
+    }
+}
+
+impl PendingEndpoint {
+    async fn begin(&self) -> Result<(Attempts, Transaction)> {
+        let options = TransactOptions::new(self.deadline).with_beside([moving::mark_key()]);
+        let mut attempts = Attempts::new(Arc::clone(self.ipam.store()), options);
+        let tx = attempts.begin().await?;
+        Ok((attempts, tx))
+    }
+
+    async fn read(&self, tx: &mut Transaction) -> Result<Before> {
+        let EndpointQuery { namespace, prefix, profile, pools } = &self.query;
+        let cluster = keys::cluster_information();
+        let prefix = prefix.as_ref().map(|prefix| Range::Prefix(keys::workload_endpoint(namespace, prefix)));
+        let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
+        let keys = [Some(cluster.clone()), profile.as_deref().map(keys::profile)];
+        let ranges = [prefix.clone(), (*pools == Pools::Read).then(|| pools_range.clone())];
+        tx.prefetch(keys.into_iter().flatten().collect(), ranges.into_iter().flatten().collect()).await?;
+        let ready = tx.snapshot_get(&cluster).await?.map(|value| ready(value.as_bytes()));
+        let mut endpoints = Vec::new();
+        if let Some(prefix) = &prefix {
+            for (key, value) in tx.snapshot_list(prefix).await? {
+                let decoded = WorkloadEndpoint::decode(&key, value.as_bytes()).ok();
+                endpoints.extend(decoded.zip(tx.written_at(&key)));
+            }
+        }
+        let pools = match pools {
+            Pools::Skipped => Vec::new(),
+            Pools::Read => decode_all(&tx.snapshot_list(&pools_range).await?),
+        };
+        Ok(Before { ready, endpoints, pools })
+    }
+
+    /// Continues on a store that was closed and opened again meanwhile.
+    #[must_use]
+    pub fn reopened(self, ipam: Ipam) -> Self {
+        Self { ipam, attempt: None, ..self }
+    }
+
+    /// Stores an endpoint, and the network's profile for this orchestrator if it is missing, in one commit. `replaced` is
+    /// the revision of the endpoint that the query saw; `None` if it saw none.
+    ///
+    /// # Errors
+    /// `EndpointExists` or `EndpointChanged` if another call wrote the endpoint meanwhile; those of the store.
+    pub async fn store(
+        &mut self,
+        endpoint: &WorkloadEndpoint,
+        replaced: Option<Revision>,
+        orchestrator: Orchestrator,
+    ) -> Result<()> {
+        let (mut attempts, mut tx) = match self.attempt.take() {
+            Some(begun) => begun,
+            None => self.begin().await?,
+        };
+        loop {
+            let done = self.write(&mut tx, endpoint, replaced, orchestrator).await;
+            let done = moving::unless_marked(&mut tx, done).await;
+            if attempts.end(tx, done).await?.is_some() {
+                return Ok(());
+            }
+            tx = attempts.begin().await?;
+        }
+    }
+
+    async fn write(
+        &self,
+        tx: &mut Transaction,
+        endpoint: &WorkloadEndpoint,
+        replaced: Option<Revision>,
+        orchestrator: Orchestrator,
+    ) -> Result<()> {
+        let key = endpoint.key();
+        let profile = self.query.profile.as_deref();
+        tx.prefetch([Some(key.clone()), profile.map(keys::profile)].into_iter().flatten().collect(), Vec::new())
+            .await?;
+        let written = tx.get(&key).await?.and_then(|_| tx.written_at(&key));
+        if written != replaced {
+            let name = format!("WorkloadEndpoint({}/{})", endpoint.namespace(), endpoint.name());
+            return Err(if replaced.is_none() { Error::EndpointExists(name) } else { Error::EndpointChanged(name) });
+        }
+        tx.put(&key, endpoint.encode().map_err(Error::Malformed)?)?;
+        if let Some(profile) = profile {
+            let key = keys::profile(profile);
+            if tx.get(&key).await?.is_none() {
+                let document = new_profile(profile, orchestrator, &self.ipam.uid(), self.ipam.now());
+                tx.put(&key, document.map_err(Error::Malformed)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A new endpoint with an identity of its own.
+    pub fn new_endpoint(&self, name: &str, facts: &EndpointFacts) -> WorkloadEndpoint {
+        WorkloadEndpoint::new(&self.query.namespace, name, facts, &self.ipam.uid(), self.ipam.now())
+    }
+
+    /// The namespace of the endpoints.
+    pub fn namespace(&self) -> &str {
+        &self.query.namespace
+    }
+}
+
+/// The flag in a document ClusterInformation.
+fn ready(document: &[u8]) -> Ready {
+    #[derive(Deserialize)]
+    struct Document {
+        spec: Spec,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Spec {
+        datastore_ready: Option<bool>,
+    }
+    let flag = serde_json::from_slice::<Document>(document).ok().and_then(|document| document.spec.datastore_ready);
+    if flag == Some(true) { Ready::Yes } else { Ready::No }
+}
