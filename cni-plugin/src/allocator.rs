@@ -23,6 +23,7 @@ use crate::request::{
     OwnPool, StoreAt,
 };
 use crate::run::Rules;
+use crate::session::Session;
 use crate::sight::Sight;
 use crate::verbs::{self, Check, Del, Gc};
 
@@ -38,12 +39,18 @@ const STATUS_WAIT: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug, Default)]
 pub struct StoreAllocator {
     given: Option<Arc<dyn Store>>,
+    session: Option<Arc<Session>>,
 }
 
 impl StoreAllocator {
     /// An allocator that works on this store whatever a request names, and leaves it open: for who has one open already.
     pub fn on(store: Arc<dyn Store>) -> Self {
-        Self { given: Some(store) }
+        Self { given: Some(store), session: None }
+    }
+
+    /// An allocator that works in a session where the session has the store that a request names.
+    pub(crate) fn within(session: Arc<Session>) -> Self {
+        Self { given: None, session: Some(session) }
     }
 
     /// Carries out an ADD.
@@ -69,6 +76,14 @@ impl StoreAllocator {
     ) -> Result<T, Failure> {
         let location = &at.location;
         let is_cluster = is_cluster(location);
+        if let Some(session) = &self.session
+            && let Some(open) = session.opened_at(location)
+        {
+            return session.run(async {
+                let _lock = lock(at, what_for, open.store()).await;
+                work(on_machine(open.store(), location, open.etcd()), session.deadline()).await
+            });
+        }
         let mut builder = Builder::new_current_thread();
         let runtime = if is_cluster { builder.enable_all() } else { builder.enable_time() }.build();
         let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
@@ -80,10 +95,7 @@ impl StoreAllocator {
             }
             let wait = if is_cluster { deadline.remaining() } else { deadline.remaining_for_work() };
             let open = open(location, what_for, wait).await?;
-            let lock = match is_cluster && what_for.is_one_attachments() {
-                true => HostLock::take(&at.lock_file, budget, connect(open.store())).await,
-                false => None,
-            };
+            let lock = lock(at, what_for, open.store()).await;
             let room = if what_for == Use::Status { open.check_room().await } else { Ok(()) };
             let done = match room {
                 Ok(()) => work(on_machine(open.store(), location, open.etcd()), deadline).await,
@@ -136,6 +148,12 @@ async fn open(location: &Location, what_for: Use, wait: Duration) -> kv::Result<
     }
 }
 
+/// Takes the host's lock where a cluster's store asks for it.
+async fn lock(at: &StoreAt, what_for: Use, store: Arc<dyn Store>) -> Option<HostLock> {
+    let is_due = is_cluster(&at.location) && what_for.is_one_attachments();
+    if is_due { HostLock::take(&at.lock_file, at.patience, connect(store)).await } else { None }
+}
+
 /// Connects to the store: a cluster is connected to with the first request. That is a third of the time for which a call of
 /// sixteen at once would hold the host's lock.
 async fn connect(store: Arc<dyn Store>) {
@@ -155,7 +173,7 @@ fn is_cluster(location: &Location) -> bool {
 
 /// True if an error says that there is no store yet. In a cluster there always is one: what is missing there is a file that
 /// it takes to be let in.
-fn is_no_store(error: &kv::Error, location: &Location) -> bool {
+pub(crate) fn is_no_store(error: &kv::Error, location: &Location) -> bool {
     *error.kind() == ErrorKind::Missing && !is_cluster(location)
 }
 
@@ -208,10 +226,15 @@ impl Allocator for StoreAllocator {
         let del = Del::of(request);
         let released = self.with_store(&request.store, Use::Release, async |ipam, deadline| {
             let Some(vm) = &request.vm else { return verbs::release(&ipam, &del, deadline).await };
-            let Del { attachment, old_handle, addresses } = &del;
+            let Del { attachment, old_handle, addresses, endpoint } = &del;
             let old_handles = std::slice::from_ref(old_handle);
             let released = Box::pin(ipam.release_vm_pod(vm, attachment, old_handles, addresses, deadline)).await;
-            released.map_err(|error| explain(error, Rules::Calico))
+            let released = released.map_err(|error| explain(error, Rules::Calico))?;
+            if let Some(endpoint) = endpoint {
+                let deleted = ipam.delete_endpoint(endpoint, deadline).await;
+                deleted.map_err(|error| explain(error, Rules::Calico))?;
+            }
+            Ok(released)
         });
         match released {
             Ok(addresses) => {

@@ -29,6 +29,16 @@ impl Environment {
         self.get(name).map(|value| value.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
+    /// Sets a variable.
+    pub(crate) fn set(&mut self, name: impl Into<OsString>, value: impl Into<OsString>) {
+        self.0.insert(name.into(), value.into());
+    }
+
+    /// All variables.
+    pub(crate) fn variables(&self) -> impl Iterator<Item = (&OsString, &OsString)> {
+        self.0.iter()
+    }
+
     /// The variable as text, if it is set at all, be it to nothing.
     pub fn lookup(&self, name: &str) -> Option<String> {
         self.0.get(std::ffi::OsStr::new(name)).map(|value| value.to_string_lossy().into_owned())

@@ -30,11 +30,20 @@ pub enum Code {
     TryAgain,
     /// 50: an ADD could not be carried out now (STATUS only).
     Unavailable,
+    /// 100: the datastore does not answer a test.
+    Unreachable,
     /// 999: everything else.
     Internal,
+    /// Another number: what an IPAM plugin has answered.
+    Other(u32),
 }
 
 impl Code {
+    /// The code of a number that another plugin answered. 0 is no code of an error.
+    pub(crate) fn of(number: u32) -> Self {
+        if number == 0 { Self::Internal } else { Self::Other(number) }
+    }
+
     /// The number in the JSON.
     pub fn number(self) -> u32 {
         match self {
@@ -46,7 +55,9 @@ impl Code {
             Self::InvalidNetns => 8,
             Self::TryAgain => 11,
             Self::Unavailable => 50,
+            Self::Unreachable => 100,
             Self::Internal => 999,
+            Self::Other(number) => number,
         }
     }
 }

@@ -10,7 +10,7 @@ use tokio_rustls::rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
 
 use crate::error::{CniError, Result};
 use crate::identity::Identity;
-use crate::namespaces::{Instance, LAUNCHER, Launcher};
+use crate::kubernetes::{Instance, LAUNCHER, Launcher};
 use crate::run::{Context, Rules};
 
 /// The longest handle that Calico makes, in bytes.

@@ -9,34 +9,39 @@ mod allocator;
 mod args;
 mod bridged;
 mod check;
+mod dataplane_grpc;
 mod env;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gc;
 mod gojson;
+mod govalues;
 mod hints;
 mod host_lock;
 mod identity;
 mod intents;
+mod kubernetes;
 mod kubevirt;
 mod log_file;
 mod logging;
-mod namespaces;
 mod netconf;
 mod netns;
 mod panics;
+mod policy_wait;
 mod prev_result;
 mod request;
 mod result;
 mod run;
 pub mod served;
+mod session;
 mod sight;
 mod status;
 pub mod verbs;
 mod versions;
 mod wanted;
 mod whole_file;
+pub mod wired;
 
 pub use about::answer_option;
 pub use allocator::StoreAllocator;
@@ -44,11 +49,11 @@ pub use env::Environment;
 pub use error::{CniError, Code, Result};
 pub use identity::Host;
 pub use intents::{FileIntents, INTENTS_FOLDER};
-pub use namespaces::Namespaces;
+pub use kubernetes::Kubernetes;
 pub use panics::install_hook;
 pub use request::{
     AddRequest, Allocator, Assigned, Attachment, Bridged, CheckRequest, Checked, Collected, DelRequest, Gateway,
     GcRequest, Network, OwnPool, StoreAt, VmPod,
 };
-pub use run::{Invocation, Logging, Name, Outcome, run};
+pub use run::{Invocation, Kind, Logging, Name, Outcome, run};
 pub use versions::SUPPORTED;

@@ -1,10 +1,11 @@
-//! The plugin `margay-ipam`, which also runs under the name `calico-ipam`.
+//! Both plugins: `margay-cni`, the main one, which also runs under the name `calico`; and `margay-ipam`, also `calico-ipam`.
+//! The program is the one that it is called by.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use cni_plugin::served::Served;
-use cni_plugin::{Invocation, Outcome, answer_option, install_hook, run};
+use cni_plugin::{Invocation, Kind, Outcome, answer_option, install_hook, run, wired};
 
 /// musl's own allocator asks the kernel again and again. Those made for servers prepare for more than a call of a few
 /// milliseconds ever asks for, which takes a tenth of its time.
@@ -14,8 +15,15 @@ static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 fn main() -> ExitCode {
     install_hook();
-    let outcome = answer_option(std::env::args_os().nth(1).as_deref())
-        .unwrap_or_else(|| run(&Invocation::of_this_process(), &mut io::stdin().lock(), &Served::default()));
+    let mut arguments = std::env::args_os();
+    let outcome = match Kind::from_argument(arguments.next().as_deref()) {
+        Kind::Main => {
+            let arguments: Vec<_> = arguments.collect();
+            wired::run(&Invocation::of_this_process(), &arguments, &mut io::stdin().lock())
+        }
+        Kind::Ipam => answer_option(arguments.next().as_deref())
+            .unwrap_or_else(|| run(&Invocation::of_this_process(), &mut io::stdin().lock(), &Served::default())),
+    };
     match print(&outcome) {
         Ok(()) => ExitCode::from(outcome.exit),
         // Nobody can be told more than the exit status says. What ADD assigned stays assigned until the runtime's DEL.

@@ -117,7 +117,7 @@ impl NetConf {
         }
     }
 
-    fn member(&mut self, d: &mut Decoder, name: &str, value: &Json) {
+    pub(crate) fn member(&mut self, d: &mut Decoder, name: &str, value: &Json) {
         match name {
             "name" => d.string(&mut self.name, value, "name"),
             "type" => d.string(&mut self.plugin, value, "type"),
@@ -306,7 +306,7 @@ impl Decoder {
         }
     }
 
-    fn int(&mut self, value: &Json, path: &str) -> Option<i64> {
+    pub(crate) fn int(&mut self, value: &Json, path: &str) -> Option<i64> {
         match value {
             Json::Number(number) if number.is_i64() => return number.as_i64(),
             Json::Null => {}
@@ -315,11 +315,11 @@ impl Decoder {
         None
     }
 
-    fn keep_int(&mut self, target: &mut i64, value: &Json, path: &str) {
+    pub(crate) fn keep_int(&mut self, target: &mut i64, value: &Json, path: &str) {
         *target = self.int(value, path).unwrap_or(*target);
     }
 
-    fn wrong(&mut self, value: &Json, path: &str, kind: &str) {
+    pub(crate) fn wrong(&mut self, value: &Json, path: &str, kind: &str) {
         self.error.get_or_insert_with(|| {
             let found = match value {
                 // Go repeats a number that is one, only not of the right kind.

@@ -12,13 +12,14 @@ use datastore::Location;
 use ipam_core::Comparison;
 pub use ipam_core::assign::Gateway;
 pub use ipam_core::attachment::Attachment;
+use ipam_core::endpoints::EndpointOf;
 pub use ipam_core::vm::VmPod;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 use crate::error::Result;
-use crate::namespaces::Namespaces;
+use crate::kubernetes::Kubernetes;
 
 /// Keeps the books of addresses: what the verbs do once the protocol is settled.
 ///
@@ -90,7 +91,7 @@ pub struct AddRequest {
     /// The namespace for selectors: the pod's, else `default`.
     pub namespace: String,
     /// Where the labels of that namespace are looked up if a pool is chosen by them; `None` if it has none.
-    pub namespaces: Option<Namespaces>,
+    pub namespaces: Option<Kubernetes>,
     /// Addresses that must be assigned, each once. On a Calico network, if there are any, nothing else is asked for.
     pub wanted: Vec<IpAddr>,
     /// How many IPv4 addresses to choose beside the wanted ones: 0 or 1.
@@ -155,6 +156,8 @@ pub struct DelRequest {
     pub addresses: Vec<IpAddr>,
     /// The virtual machine whose address the pod had, on a Calico network.
     pub vm: Option<VmPod>,
+    /// The stored endpoint to delete along with the release.
+    pub endpoint: Option<EndpointOf>,
 }
 
 /// What CHECK asks for.

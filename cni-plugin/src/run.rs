@@ -17,8 +17,8 @@ use crate::error::{CniError, Code, Result};
 use crate::gc;
 use crate::gojson::Json;
 use crate::identity::{Host, Identity};
+use crate::kubernetes::Kubernetes;
 use crate::logging;
-use crate::namespaces::Namespaces;
 use crate::netconf::{NetConf, check_name};
 use crate::netns;
 use crate::panics;
@@ -62,15 +62,33 @@ pub struct Invocation {
 pub enum Name {
     /// Its own, or any that is not `calico-ipam`.
     Margay,
-    /// `calico-ipam`: every network is treated as one of Calico's.
+    /// `calico-ipam` or `calico`: every network is treated as one of Calico's.
     CalicoIpam,
+}
+
+/// The plugin that the program is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The main plugin, which wires containers.
+    Main,
+    /// The IPAM plugin.
+    Ipam,
+}
+
+impl Kind {
+    /// From the first argument of a process, which may be a path: `margay-cni` and `calico` are the main plugin.
+    pub fn from_argument(argument: Option<&OsStr>) -> Self {
+        let file = argument.and_then(|argument| Path::new(argument).file_name()).and_then(OsStr::to_str);
+        if matches!(file, Some("margay-cni" | "calico")) { Self::Main } else { Self::Ipam }
+    }
 }
 
 impl Name {
     /// From the first argument of a process, which may be a path.
     pub fn from_argument(argument: Option<&OsStr>) -> Self {
         let file = argument.and_then(|argument| Path::new(argument).file_name());
-        if file == Some(OsStr::new("calico-ipam")) { Self::CalicoIpam } else { Self::Margay }
+        let file = file.and_then(OsStr::to_str);
+        if matches!(file, Some("calico-ipam" | "calico")) { Self::CalicoIpam } else { Self::Margay }
     }
 }
 
@@ -159,7 +177,7 @@ fn carry_out(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allo
     }
 }
 
-fn read(stdin: &mut dyn Read) -> Result<Vec<u8>> {
+pub(crate) fn read(stdin: &mut dyn Read) -> Result<Vec<u8>> {
     let mut text = Vec::new();
     stdin
         .take(MAX_STDIN + 1)
@@ -187,7 +205,7 @@ pub(crate) struct Context<'a> {
     pub(crate) rules: Rules,
     pub(crate) store: StoreAt,
     /// Where the Kubernetes API is.
-    pub(crate) kubernetes: Namespaces,
+    pub(crate) kubernetes: Kubernetes,
 }
 
 impl<'a> Context<'a> {
@@ -204,13 +222,12 @@ impl<'a> Context<'a> {
             interface = call.interface,
             "called"
         );
-        let is_calico = invocation.name == Name::CalicoIpam || conf.plugin == "calico";
+        let is_calico = invocation.name == Name::CalicoIpam || is_routed(&conf);
         let rules = if is_calico { Rules::Calico } else { Rules::Bridged };
         let lookup = |name: &str| invocation.environment.lookup(name);
         let location = datastore::for_netconf(&conf.store, &lookup).map_err(|error| store_error(&error, rules))?;
-        let lock_file = if conf.lock_file.is_empty() { DEFAULT_LOCK_FILE } else { &conf.lock_file };
-        let store = StoreAt { location, lock_file: lock_file.into(), patience: conf.patience()? };
-        let kubernetes = Namespaces::from_conf(&conf, &invocation.environment);
+        let store = store_at(&conf, location)?;
+        let kubernetes = Kubernetes::from_conf(&conf, &invocation.environment);
         Ok(Self { host: &invocation.host, call, conf, rules, store, kubernetes })
     }
 
@@ -254,7 +271,7 @@ impl<'a> Context<'a> {
             attributes: identity.attributes(self.host.now),
             attachment: identity.attachment,
             namespace: identity.namespace,
-            namespaces: Namespaces::are_looked_up(&self.conf).then(|| self.kubernetes.clone()),
+            namespaces: Kubernetes::are_looked_up(&self.conf).then(|| self.kubernetes.clone()),
             wanted,
             count_v4,
             count_v6,
@@ -283,7 +300,8 @@ impl<'a> Context<'a> {
         // DEL has to do its work whatever the runtime has kept.
         let addresses = prev_result::addresses(self.conf.prev_result.as_ref()).unwrap_or_default();
         let attachment = identity.attachment;
-        let done = allocator.del(&DelRequest { store: self.store.clone(), attachment, old_handle, addresses, vm });
+        let store = self.store.clone();
+        let done = allocator.del(&DelRequest { store, attachment, old_handle, addresses, vm, endpoint: None });
         if let Some(error) = unknown {
             return Err(error);
         }
@@ -314,7 +332,7 @@ impl<'a> Context<'a> {
     /// The settings of a bridged network; `None` on one of Calico's.
     pub(crate) fn bridged_settings(&self) -> Result<Option<BridgedSettings>> {
         if self.rules == Rules::Calico {
-            if self.conf.plugin == "calico" {
+            if is_routed(&self.conf) {
                 refuse_on_calico(&self.conf)?;
             }
             return Ok(None);
@@ -347,6 +365,20 @@ impl<'a> Context<'a> {
         };
         (u32::from(v4 && !is_wanted(true)), u32::from(v6 && !is_wanted(false)))
     }
+}
+
+/// True if the network's main plugin is Calico's or ours, which does the same.
+fn is_routed(conf: &NetConf) -> bool {
+    matches!(conf.plugin.as_str(), "calico" | "margay-cni")
+}
+
+/// Where a configuration has its store, and what goes with it.
+///
+/// # Errors
+/// Code 7 for a deadline that is none.
+pub(crate) fn store_at(conf: &NetConf, location: Location) -> Result<StoreAt> {
+    let lock_file = if conf.lock_file.is_empty() { DEFAULT_LOCK_FILE } else { &conf.lock_file };
+    Ok(StoreAt { location, lock_file: lock_file.into(), patience: conf.patience()? })
 }
 
 /// Refuses what a result before 0.3.0 cannot tell, before anything is assigned.

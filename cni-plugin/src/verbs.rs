@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use ipam_core::assign::{AssignRequest, Assigned};
 use ipam_core::attachment::Attachment;
+use ipam_core::endpoints::EndpointOf;
 use ipam_core::{Comparison, Ipam, gc};
 use kv::Deadline;
 use serde::{Deserialize, Serialize};
@@ -23,12 +24,14 @@ pub struct Del {
     pub old_handle: String,
     /// The addresses that the runtime says it has.
     pub addresses: Vec<IpAddr>,
+    /// The stored endpoint to delete in the same commit.
+    pub endpoint: Option<EndpointOf>,
 }
 
 impl Del {
     pub(crate) fn of(request: &DelRequest) -> Self {
-        let DelRequest { attachment, old_handle, addresses, .. } = request.clone();
-        Self { attachment, old_handle, addresses }
+        let DelRequest { attachment, old_handle, addresses, endpoint, .. } = request.clone();
+        Self { attachment, old_handle, addresses, endpoint }
     }
 }
 
@@ -82,9 +85,9 @@ pub(crate) async fn assign(ipam: &Ipam, request: &AssignRequest, deadline: Deadl
 
 /// DEL. The addresses that were released.
 pub(crate) async fn release(ipam: &Ipam, del: &Del, deadline: Deadline) -> Result<Vec<IpAddr>, Failure> {
-    let Del { attachment, old_handle, addresses } = del;
+    let Del { attachment, old_handle, addresses, endpoint } = del;
     let old_handles = std::slice::from_ref(old_handle);
-    let released = ipam.release_attachment_of(attachment, old_handles, addresses, deadline).await;
+    let released = ipam.release_attachment_of(attachment, old_handles, addresses, endpoint.as_ref(), deadline).await;
     released.map_err(|error| explain(error, Rules::Calico))
 }
 

@@ -156,6 +156,28 @@ pub async fn open_in_place_to_release(location: &Location, wait: Duration) -> Re
     open_as(location, Opening { create, purpose, wait, blocking: Blocking::InPlace }).await
 }
 
+/// Reaches a store as [`reach`] does, and opens it as [`open_in_place`] does if no daemon has it.
+///
+/// # Errors
+/// Those of [`open`].
+pub async fn reach_in_place(location: &Location, create: Create, wait: Duration) -> Result<OpenStore> {
+    match through_daemon(location, wait).await {
+        Some(store) => Ok(OpenStore { opened: Opened::Served(store) }),
+        None => open_in_place(location, create, wait).await,
+    }
+}
+
+/// Reaches a store as [`reach_to_release`] does, and opens it as [`open_in_place_to_release`] does if no daemon has it.
+///
+/// # Errors
+/// Those of [`open`].
+pub async fn reach_in_place_to_release(location: &Location, wait: Duration) -> Result<OpenStore> {
+    match through_daemon(location, wait).await {
+        Some(store) => Ok(OpenStore { opened: Opened::Served(store.to_release()) }),
+        None => open_in_place_to_release(location, wait).await,
+    }
+}
+
 async fn open_as(location: &Location, opening: Opening) -> Result<OpenStore> {
     let opened = match location {
         Location::Sled(path) => engines::sled(path, opening).await?,

@@ -1,6 +1,7 @@
 //! The plugin's side.
 
 use std::io::ErrorKind;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use datastore::Location;
@@ -14,6 +15,7 @@ use crate::error::Result;
 use crate::request::{
     AddRequest, Allocator, Assigned, CheckRequest, Checked, Collected, DelRequest, GcRequest, StoreAt,
 };
+use crate::session::Session;
 use crate::verbs::{Check, Del, Gc};
 
 /// The least time for a call by the plugin itself after the daemon had it.
@@ -87,6 +89,11 @@ fn with_time_left(at: &StoreAt, begun: Instant) -> StoreAt {
 }
 
 impl Served {
+    /// The same for a call that has the store open already: what the daemon leaves to the plugin is done in the session.
+    pub(crate) fn within(session: Arc<Session>) -> Self {
+        Self { alone: StoreAllocator::within(session) }
+    }
+
     /// ADD by the plugin itself after the daemon had it: what the daemon may have assigned is the answer.
     fn add_again(&self, request: &AddRequest, begun: Instant, answer: Option<&Answer>) -> Result<Vec<Assigned>> {
         let _announced = answer.and_then(|answer| of_no_use(&request.store.location, answer));

@@ -32,6 +32,7 @@ mod renamed;
 #[path = "../../../backend-etcd/tests/support/room.rs"]
 mod room;
 mod round_trips;
+mod samples;
 mod secondary;
 mod secrets;
 #[path = "../../../backend-etcd/tests/support/server.rs"]

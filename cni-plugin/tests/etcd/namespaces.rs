@@ -1,5 +1,7 @@
 //! Pools that are chosen by the labels of a namespace: one request to the Kubernetes API, and only where it matters.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::{Mutex, PoisonError};
@@ -84,7 +86,7 @@ impl Api {
 
     /// As Calico's installer writes it.
     fn kubeconfig(&self, folder: &Path) -> PathBuf {
-        std::fs::write(folder.join("ca.pem"), &self.authority).unwrap();
+        write(&folder.join("ca.pem"), &self.authority);
         let text = format!(
             "# Kubeconfig file for Calico CNI plugin.\napiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n    \
              server: https://{}\n    certificate-authority: ca.pem\nusers:\n- name: calico\n  user:\n    token: \"{TOKEN}\"\n\
@@ -92,9 +94,19 @@ impl Api {
             self.address
         );
         let path = folder.join("kubeconfig");
-        std::fs::write(&path, text).unwrap();
+        write(&path, &text);
         path
     }
+}
+
+/// Writes a file that only its owner may write to, whatever this process's mask is.
+fn write(path: &Path, text: &str) {
+    std::fs::write(path, text).unwrap();
+    set_mode(path, 0o644);
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
 /// A pool for namespaces of team x beside the usual one, which is for nobody here.
@@ -219,8 +231,8 @@ fn a_kubeconfig_that_cannot_be_used_is_told_with_what_to_do() {
         ),
         (
             "certificate-authority: ca.pem",
-            "insecure-skip-tls-verify: true",
-            ["is not supported", "certificate-authority-data"],
+            "proxy-url: https://me:hidden@127.0.0.1:1",
+            ["is not supported", "http://host:port"],
         ),
         ("token: ", "exec: ", ["is not supported", "give a token"]),
         ("https://", "hidden://", ["is no URL", "https://host:port"]),
@@ -232,12 +244,26 @@ fn a_kubeconfig_that_cannot_be_used_is_told_with_what_to_do() {
         ),
         ("certificate-authority: ca.pem", "certificate-authority: nowhere.pem", ["nowhere.pem: No such file", "check"]),
     ] {
-        std::fs::write(&path, good.replace(from, to)).unwrap();
+        write(&path, &good.replace(from, to));
         let outcome = pod("ADD", &conf(&lab, &path)).run();
         outcome.refusal().says(&["failed to get namespace blue: "]).says(&texts);
         no_secret(&outcome);
     }
+    write(&path, &good);
+    for (file, mode) in [("kubeconfig", 0o664), ("ca.pem", 0o646)] {
+        let file = lab.folder.path().join(file);
+        set_mode(&file, mode);
+        let refusal = pod("ADD", &conf(&lab, &path)).run().refusal();
+        refusal.says(&["others than its owner may write to", &format!("chmod go-w {}", file.display())]);
+        set_mode(&file, 0o600);
+    }
     assert_eq!(api.asked().len(), 0);
+    // Without anybody to vouch for it, the API may be anybody's, and that is a warning.
+    write(&path, &good.replace("certificate-authority: ca.pem", "insecure-skip-tls-verify: true"));
+    let outcome = pod("ADD", &conf(&lab, &path)).ok();
+    assert!(outcome.stderr.contains("insecure-skip-tls-verify"), "{outcome:?}");
+    assert_eq!(api.asked().len(), 1);
+    pod("DEL", &conf(&lab, &path)).ok();
     lab.nothing_is_left();
 }
 
@@ -249,8 +275,8 @@ fn from_within_the_cluster_the_service_account_is_used() {
     pod("ADD", &conf).run().refusal().says(&["nothing says where the Kubernetes API is", "set kubernetes.kubeconfig"]);
     let account = lab.folder.path().join("account");
     std::fs::create_dir(&account).unwrap();
-    std::fs::write(account.join("token"), format!("{TOKEN}\n")).unwrap();
-    std::fs::write(account.join("ca.crt"), &api.authority).unwrap();
+    write(&account.join("token"), &format!("{TOKEN}\n"));
+    write(&account.join("ca.crt"), &api.authority);
     // A place of its own for what a container is given. /run stays what it is for everybody else.
     let script = format!(
         "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io && ln -s {} /run/secrets/kubernetes.io/serviceaccount \

@@ -14,8 +14,10 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 
 /// ctr uses the first network that it finds, so that there is only one. It tells no plugin the namespace of a container
 /// that has ended, and without it the bridge plugin leaves the rules for masquerading behind.
-fn machine(engine: Engine, other: &str) -> Machine {
-    Machine::new(engine, Masquerade::No).with_etc("containerd/config.toml", CONFIG).without_network(other)
+fn machine(engine: Engine, network: &str) -> Machine {
+    let all = ["10-lab.conflist", "20-dual.conflist", "30-routed.conflist"];
+    let machine = Machine::new(engine, Masquerade::No).with_etc("containerd/config.toml", CONFIG);
+    all.into_iter().filter(|other| *other != network).fold(machine, Machine::without_network)
 }
 
 /// A container that runs as long as this is waited for: only a `ctr run` that stays removes the network at the end.
@@ -79,7 +81,7 @@ impl Boot<'_> {
 }
 
 pub(crate) fn containers_reach_each_other_and_leave_nothing(engine: Engine) {
-    let machine = machine(engine, "20-dual.conflist");
+    let machine = machine(engine, "10-lab.conflist");
     let boot = machine.boot();
     let mut daemon = boot.start_containerd();
     let (web, idle) = (boot.ctr_run("web", &SERVER), boot.ctr_run("idle", &IDLE));
@@ -104,8 +106,30 @@ pub(crate) fn containers_reach_each_other_and_leave_nothing(engine: Engine) {
     daemon.wait().unwrap();
 }
 
+/// The main plugin, called as `calico`, without a bridge and without an agent of Calico's.
+pub(crate) fn routed_containers_reach_each_other_and_leave_nothing(engine: Engine) {
+    let machine = machine(engine, "30-routed.conflist");
+    let boot = machine.boot();
+    boot.run(&["ip", "addr", "add", "192.0.2.1/32", "dev", "lo"]);
+    let mut daemon = boot.start_containerd();
+    let (web, idle) = (boot.ctr_run("web", &SERVER), boot.ctr_run("idle", &IDLE));
+    let (of_web, of_idle) = (boot.ctr_addresses(&web), boot.ctr_addresses(&idle));
+    assert!(of_web[0].starts_with("10.90.0.") && of_idle[0].starts_with("10.90.0."), "{of_web:?} {of_idle:?}");
+    assert_eq!(boot.in_use("routed"), 2);
+    for target in [of_web[0].as_str(), "192.0.2.1"] {
+        boot.ctr_pings(&idle, target);
+    }
+    assert_eq!(boot.fetch(&format!("{}:80", of_web[0])), PAGE);
+
+    boot.ctr_end(web);
+    boot.ctr_end(idle);
+    boot.nothing_is_left();
+    drop(boot);
+    daemon.wait().unwrap();
+}
+
 pub(crate) fn gets_its_addresses_back_after_a_reboot(engine: Engine) {
-    let machine = machine(engine, "10-lab.conflist");
+    let machine = machine(engine, "20-dual.conflist");
     let before = machine.boot();
     let mut daemon = before.start_containerd();
     let (mut web, mut idle) = (before.ctr_run("web", &SERVER), before.ctr_run("idle", &IDLE));

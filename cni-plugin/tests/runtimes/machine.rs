@@ -40,9 +40,10 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// With Margay and the standard plugins installed, a store of this engine, and two networks: `lab` is IPv4 from the
+    /// With Margay and the standard plugins installed, a store of this engine, and three networks: `lab` is IPv4 from the
     /// pool `lab` (10.88.0.0/24), `dual` is IPv4 and IPv6 from the pools `dual-v4` (10.89.0.0/24) and `dual-v6`
-    /// (fd00:89::/64). What leaves their bridges is masqueraded, or not.
+    /// (fd00:89::/64). What leaves their bridges is masqueraded, or not. `routed` has no bridge: the main plugin `calico` gives
+    /// its containers addresses of the pool `routed` (10.90.0.0/24).
     pub(crate) fn new(engine: Engine, masquerade: Masquerade) -> Self {
         let mut lab = Lab::new(engine);
         let disk = lab.root.path().to_owned();
@@ -62,8 +63,10 @@ impl Machine {
         for (file, name, ipam) in [("10-lab.conflist", "lab", lab), ("20-dual.conflist", "dual", dual)] {
             fs::write(net.join(file), conflist(engine, name, masquerade, ipam).to_string()).unwrap();
         }
+        fs::write(net.join("30-routed.conflist"), routed(engine).to_string()).unwrap();
         let boot = machine.boot();
-        for (pool, cidr) in [("lab", "10.88.0.0/24"), ("dual-v4", "10.89.0.0/24"), ("dual-v6", "fd00:89::/64")] {
+        let bridged = [("lab", "10.88.0.0/24"), ("dual-v4", "10.89.0.0/24"), ("dual-v6", "fd00:89::/64")];
+        for (pool, cidr) in bridged.into_iter().chain([("routed", "10.90.0.0/24")]) {
             boot.run(&["margay", "pool", "create", pool, cidr]);
         }
         drop(boot);
@@ -148,6 +151,22 @@ fn conflist(engine: Engine, name: &str, masquerade: Masquerade, mut ipam: Value)
     })
 }
 
+fn routed(engine: Engine) -> Value {
+    json!({
+        "cniVersion": "1.0.0",
+        "name": "routed",
+        "plugins": [
+            {
+                "type": "calico",
+                "datastore_type": engine.name(),
+                "datastore_path": format!("/var/lib/margay/ipam.{}", engine.name()),
+                "ipam": { "type": "calico-ipam", "ipv4_pools": ["routed"] },
+            },
+            { "type": "portmap", "capabilities": { "portMappings": true } },
+        ],
+    })
+}
+
 /// Copies the plugins and the command to where ctr looks for plugins.
 fn install(to: &Path) {
     let folders = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
@@ -157,6 +176,9 @@ fn install(to: &Path) {
         copy_program(standard.join(plugin), &to.join(plugin));
     }
     copy_program(program(), &to.join("margay-ipam"));
+    for name in ["calico", "calico-ipam"] {
+        symlink("margay-ipam", to.join(name)).unwrap();
+    }
     let margay = Path::new(env!("CARGO_BIN_EXE_margay-ipam")).with_file_name("margay");
     assert!(margay.exists(), "{} is missing: cargo build --profile ci -p cli builds it", margay.display());
     copy_program(margay, &to.join("margay"));

@@ -85,6 +85,31 @@ pub(crate) fn containers_reach_each_other_and_leave_nothing(engine: Engine) {
     boot.nothing_is_left();
 }
 
+/// The main plugin, called as `calico`, without a bridge and without an agent of Calico's.
+pub(crate) fn routed_containers_reach_each_other_and_leave_nothing(engine: Engine) {
+    let machine = machine(engine);
+    let boot = machine.boot();
+    // The host needs an address to be reached, and to ask from.
+    boot.run(&["ip", "addr", "add", "192.0.2.1/32", "dev", "lo"]);
+    boot.podman_run("web", "routed", &["-p", "8080:80"], &SERVER).unwrap();
+    boot.podman_run("idle", "routed", &[], &IDLE).unwrap();
+    let (web, idle) = (boot.podman_addresses("web"), boot.podman_addresses("idle"));
+    assert_eq!((web.len(), idle.len()), (1, 1), "{web:?} {idle:?}");
+    assert_ne!(web, idle);
+    assert!(web[0].starts_with("10.90.0.") && idle[0].starts_with("10.90.0."), "{web:?} {idle:?}");
+    assert_eq!(boot.in_use("routed"), 2);
+    for target in [web[0].as_str(), "192.0.2.1"] {
+        boot.podman_pings("idle", target);
+    }
+    boot.podman_pings("web", &idle[0]);
+    for served in [format!("{}:80", web[0]), "192.0.2.1:8080".to_owned()] {
+        assert_eq!(boot.fetch(&served), PAGE);
+    }
+
+    boot.run(&["podman", "rm", "-f", "-t", "0", "web", "idle"]);
+    boot.nothing_is_left();
+}
+
 pub(crate) fn containers_keep_their_addresses_over_a_reboot(engine: Engine) {
     let machine = machine(engine);
     let before = machine.boot();

@@ -32,7 +32,7 @@ impl Boot<'_> {
     /// no rule of a firewall, no namespace.
     #[track_caller]
     pub(crate) fn nothing_is_left(&self) {
-        for pool in ["lab", "dual-v4", "dual-v6"] {
+        for pool in ["lab", "dual-v4", "dual-v6", "routed"] {
             assert_eq!(self.in_use(pool), 0, "{pool}");
         }
         self.machine.lab.nothing_is_left();

@@ -6,7 +6,9 @@ mod deviations;
 mod state;
 mod verbs;
 
-use std::os::unix::fs::symlink;
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,12 +45,17 @@ struct Stage {
     folder: tempfile::TempDir,
 }
 
-/// A kubeconfig that leads to an API.
-fn kubeconfig(url: &str) -> Value {
-    json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+/// Writes a kubeconfig that leads to an API.
+fn write_kubeconfig(folder: &Path, url: &str) -> PathBuf {
+    let text = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
             "clusters": [{"name": "k", "cluster": {"server": url}}],
-            "users": [{"name": "u", "user": {"token": "secret-token"}}]})
+            "users": [{"name": "u", "user": {"token": "secret-token"}}]});
+    let path = folder.join("kubeconfig");
+    std::fs::write(&path, text.to_string()).unwrap();
+    // Whatever this process's mask is.
+    std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    path
 }
 
 impl Stage {
@@ -60,7 +67,7 @@ impl Stage {
         let location: Location = etcd.url().replace("http:", "etcd:").parse().unwrap();
         let open = runtime.block_on(datastore::open(&location, Create::Never, Duration::from_secs(10))).unwrap();
         let api = Api::start();
-        std::fs::write(folder.path().join("kubeconfig"), kubeconfig(&api.url).to_string()).unwrap();
+        write_kubeconfig(folder.path(), &api.url);
         let address = etcd.address().to_string();
         Self { _etcd: etcd, address, store: open.store(), _open: open, runtime, api, folder }
     }

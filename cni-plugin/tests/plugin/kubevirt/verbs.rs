@@ -66,8 +66,7 @@ fn check_takes_the_address_of_a_machine_for_its_pods() {
 fn whatever_the_api_says_the_outcome_is_an_answer_or_an_error() {
     let api = Api::start();
     let folder = tempfile::tempdir().unwrap();
-    let kubeconfig = folder.path().join("kubeconfig");
-    std::fs::write(&kubeconfig, super::kubeconfig(&api.url).to_string()).unwrap();
+    let kubeconfig = super::write_kubeconfig(folder.path(), &api.url);
     let mut conf: Value = serde_json::from_str(CALICO).unwrap();
     conf["kubernetes"] = json!({"kubeconfig": kubeconfig});
     let owner = |name: &str| {

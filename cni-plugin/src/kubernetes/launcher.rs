@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use hyper::StatusCode;
 use serde_json::Value;
-use tokio::runtime::Builder;
+use tokio::time::timeout;
 
 use super::api::Api;
-use super::{Namespaces, Problem, is_dns_name};
+use super::problem::{Failure, Problem};
+use super::{AGENT, Kubernetes, NO_CONFIGURATION, block_on, is_dns_name, late};
 
 /// The version of KubeVirt's objects that counts.
 const VERSION: &str = "kubevirt.io/v1";
@@ -54,7 +55,7 @@ fn owner_of<'v>(metadata: &'v Value, kind: &str, counts: impl Fn(&Value) -> bool
     metadata["ownerReferences"].as_array()?.iter().find(is_it)
 }
 
-impl Namespaces {
+impl Kubernetes {
     /// The virtual machine that a pod runs, by up to three requests that together take no longer than `patience`.
     ///
     /// # Errors
@@ -64,22 +65,14 @@ impl Namespaces {
             return Err(Problem::new("this is no name of a pod", "K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS"));
         }
         if self.says_nothing() {
-            let none = "invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment \
-                        variable";
             return Err(Problem::new(
-                none,
+                NO_CONFIGURATION,
                 "a virtual machine's pod takes a Kubernetes API: set kubernetes.kubeconfig",
             ));
         }
-        let asked = Asked { api: self.access()?, namespace };
-        let runtime = Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| Problem::passing(format!("cannot start: {error}"), ""))?;
-        let found = runtime.block_on(async { tokio::time::timeout(patience, asked.launcher(pod)).await });
-        runtime.shutdown_background();
-        found.unwrap_or_else(|_| {
-            let what = format!("{} gave no answer in {:.1} s", asked.api.url(), patience.as_secs_f32());
-            Err(Problem::passing(what, ADVICE))
-        })
+        let mut asked = Asked { api: self.access(AGENT)?, namespace, patience };
+        let found = block_on(async { timeout(patience, asked.launcher(pod)).await })?;
+        found.unwrap_or_else(|_| Err(Problem { advice: ADVICE.to_owned(), ..late(&asked.api, patience) }))
     }
 }
 
@@ -87,10 +80,11 @@ impl Namespaces {
 struct Asked<'a> {
     api: Api,
     namespace: &'a str,
+    patience: Duration,
 }
 
 impl Asked<'_> {
-    async fn launcher(&self, pod: &str) -> Result<Launcher, Problem> {
+    async fn launcher(&mut self, pod: &str) -> Result<Launcher, Problem> {
         let Some(found) = self.get("pods", pod).await?.ok() else {
             return Ok(Launcher::Gone(self.machine_of_gone(pod).await));
         };
@@ -122,7 +116,7 @@ impl Asked<'_> {
     }
 
     /// The metadata of an object that must be there for an instance.
-    async fn needed(&self, kind: &str, name: &str, instance: &str) -> Result<Value, Problem> {
+    async fn needed(&mut self, kind: &str, name: &str, instance: &str) -> Result<Value, Problem> {
         let found = self.get(kind, name).await.and_then(|found| found.map_err(wrong));
         found.map_err(|problem| {
             let what = format!("failed to query VMI resource {}/{instance}: {}", self.namespace, problem.what);
@@ -132,7 +126,7 @@ impl Asked<'_> {
 
     /// The machine that a pod was of which is gone, by its name: KubeVirt adds five characters to the machine's. `None` if the
     /// API does not say what became of the machine.
-    async fn machine_of_gone(&self, pod: &str) -> Option<Instance> {
+    async fn machine_of_gone(&mut self, pod: &str) -> Option<Instance> {
         let name = pod.strip_prefix(super::LAUNCHER)?.rsplit_once('-')?.0;
         let mut ends = true;
         for kind in ["virtualmachines.kubevirt.io", "virtualmachineinstances.kubevirt.io"] {
@@ -145,8 +139,8 @@ impl Asked<'_> {
     }
 
     /// The metadata of an object, or the API's text if there is no object of that name.
-    async fn get(&self, kind: &str, name: &str) -> Result<Result<Value, String>, Problem> {
-        let Self { api, namespace } = self;
+    async fn get(&mut self, kind: &str, name: &str) -> Result<Result<Value, String>, Problem> {
+        let Self { api, namespace, patience } = self;
         if !is_dns_name(name) {
             return Err(wrong(format!("{name:?} is no name of one of {kind}")));
         }
@@ -154,31 +148,23 @@ impl Asked<'_> {
             None => format!("/api/v1/namespaces/{namespace}/{kind}/{name}"),
             Some((plural, group)) => format!("/apis/{group}/v1/namespaces/{namespace}/{plural}/{name}"),
         };
-        let stream = api.dial().await.map_err(|error| {
-            // As Go says it: without the number.
-            let reason = error.to_string().to_lowercase();
-            let reason = reason.split(" (os error").next().unwrap_or_default();
-            let what = format!("Get \"{}{path}\": dial tcp {}: connect: {reason}", api.url(), api.authority());
-            Problem::passing(what, ADVICE)
+        let answer = api.get(&path, *patience).await.map_err(|failure| match failure {
+            Failure::Unreachable(error) => Problem::passing(api.no_connection(&path, &error), ADVICE),
+            Failure::Late(patience) => Problem { advice: ADVICE.to_owned(), ..late(api, patience) },
+            Failure::Told(problem) => problem,
         })?;
-        let (status, body) = api.ask(stream, &path).await?;
-        let mut said: Value = serde_json::from_slice(&body).unwrap_or_default();
-        if status == StatusCode::OK {
+        if answer.status == StatusCode::OK {
+            let mut said: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
             return match said.get_mut("metadata").map(Value::take) {
                 Some(metadata @ Value::Object(_)) => Ok(Ok(metadata)),
                 _ => Err(wrong(format!("what {} sent is none of {kind}", api.url()))),
             };
         }
-        let message = text(&said, "message").to_owned();
-        if status == StatusCode::NOT_FOUND && said["reason"] == "NotFound" {
-            return Ok(Err(message));
+        let status = api.status(&answer);
+        if answer.status == StatusCode::NOT_FOUND && status.reason == "NotFound" {
+            return Ok(Err(status.message));
         }
-        Err(wrong(match status {
-            _ if !message.is_empty() => message,
-            StatusCode::NOT_FOUND => format!("the server could not find the requested resource (get {kind} {name})"),
-            StatusCode::UNAUTHORIZED => "Unauthorized".to_owned(),
-            status => format!("{} answered {status}", api.url()),
-        }))
+        Err(wrong(api.complaint(&answer, kind, name)))
     }
 }
 

@@ -1,38 +1,63 @@
-//! Questions to the Kubernetes API: the labels of a container's namespace, by which pools may be chosen, and the virtual
-//! machine that a pod runs.
+//! Questions to the Kubernetes API: the labels of a container's namespace, by which pools may be chosen, the virtual machine
+//! that a pod runs, and what a pod's endpoint is made of.
 
+mod annotations;
 mod api;
+
+mod client;
+mod dial;
+mod files;
+pub(crate) mod gates;
+mod host_local;
 mod kubeconfig;
 mod launcher;
+mod login;
+
+mod pod;
+mod problem;
+mod tls;
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hyper::StatusCode;
 use ipam_core::model::Labels;
 use serde_json::Value;
 use tokio::runtime::Builder;
 
+use self::api::{Api, CHECK_ADDRESS};
+use self::problem::{Failure, Problem};
 use crate::env::Environment;
-use crate::error::{CniError, Code, Result};
+use crate::error::{CniError, Result};
 use crate::netconf::NetConf;
 
+pub(crate) use annotations::{Allowed, Mac, PodFacts};
+pub(crate) use dial::Connection;
+pub(crate) use host_local::{DefaultRoutes, HostLocal, default_routes};
 pub(crate) use launcher::{Instance, Launcher};
+
+pub(crate) use pod::Port;
 
 /// How the names of pods begin that may run a virtual machine of KubeVirt's.
 pub(crate) const LAUNCHER: &str = "virt-launcher-";
 /// The longest that the API is waited for.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// The name that requests are sent under.
+const AGENT: &str = concat!("margay-ipam/", env!("CARGO_PKG_VERSION"));
+/// The text of Kubernetes's own client.
+const NO_CONFIGURATION: &str =
+    "invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable";
 
 /// Where the Kubernetes API is, and how it lets us in: as far as the configuration says, the rest is in files.
 ///
 /// What is set here beats what stands in the kubeconfig, as in Calico's plugin. Without a kubeconfig and an API root it is
 /// the API of the cluster that this process runs in. `Debug` shows no secret.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Namespaces {
+pub struct Kubernetes {
     /// `kubernetes.kubeconfig`.
     pub(crate) kubeconfig: PathBuf,
-    /// `kubernetes.k8s_api_root`, or `policy.k8s_api_root`: a URL.
+    /// `kubernetes.k8s_api_root`, or else `policy.k8s_api_root`: a URL.
     pub(crate) api_root: String,
     /// `policy.k8s_auth_token`.
     pub(crate) token: String,
@@ -46,37 +71,17 @@ pub struct Namespaces {
     pub(crate) service: Option<(String, String)>,
 }
 
-impl fmt::Debug for Namespaces {
+impl fmt::Debug for Kubernetes {
     /// Where it is, not how to get in.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Namespaces")
+        f.debug_struct("Kubernetes")
             .field("kubeconfig", &self.kubeconfig)
             .field("api_root", &self.api_root)
             .finish_non_exhaustive()
     }
 }
 
-/// Why there are no labels, and what to do. No secret is kept in it.
-#[derive(Debug, PartialEq, Eq)]
-struct Problem {
-    code: Code,
-    what: String,
-    advice: String,
-}
-
-impl Problem {
-    /// What somebody has to mend.
-    fn new(what: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { code: Code::Internal, what: what.into(), advice: advice.into() }
-    }
-
-    /// What may be gone a little later.
-    fn passing(what: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { code: Code::TryAgain, ..Self::new(what, advice) }
-    }
-}
-
-impl Namespaces {
+impl Kubernetes {
     /// True if namespaces are looked up; as for Calico's plugin they are not, unless there is a kubeconfig or the policy is
     /// Kubernetes's, and then no namespace has labels.
     pub(crate) fn are_looked_up(conf: &NetConf) -> bool {
@@ -86,11 +91,15 @@ impl Namespaces {
     /// Where the API is, as far as it is said.
     pub(crate) fn from_conf(conf: &NetConf, environment: &Environment) -> Self {
         let policy = &conf.policy;
-        let api_root = if policy.api_root.is_empty() { &conf.store.k8s_api_root } else { &policy.api_root };
+        let api_root = match conf.store.k8s_api_root.as_str() {
+            // Where policies are read; the path of an old version of the API may follow.
+            "" => policy.api_root.split("/api/").next().unwrap_or_default(),
+            root => root,
+        };
         let service = [environment.text("KUBERNETES_SERVICE_HOST"), environment.text("KUBERNETES_SERVICE_PORT")];
         Self {
             kubeconfig: (&conf.store.kubeconfig).into(),
-            api_root: api_root.clone(),
+            api_root: api_root.to_owned(),
             token: policy.token.clone(),
             authority: (&policy.authority).into(),
             certificate: (&policy.certificate).into(),
@@ -132,19 +141,19 @@ impl Namespaces {
                 "K8S_POD_NAMESPACE in CNI_ARGS says which it is",
             ));
         }
-        let api = self.access()?;
-        let runtime = Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| Problem::passing(format!("cannot start: {error}"), ""))?;
-        let get = async { tokio::time::timeout(patience, api.get(&format!("/api/v1/namespaces/{namespace}"))).await };
-        let answer = runtime.block_on(get);
-        // A name server that does not answer holds up nobody.
-        runtime.shutdown_background();
-        let late = |_| {
-            let what = format!("{} gave no answer in {:.1} s", api.url(), patience.as_secs_f32());
-            Problem::passing(what, "check that the Kubernetes API runs, and that this host can reach it")
-        };
-        let body = answer.map_err(late)??;
-        let document: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let mut api = self.access(AGENT)?;
+        let path = format!("/api/v1/namespaces/{namespace}");
+        let answer = block_on(api.get(&path, patience))?.map_err(|failure| match failure {
+            Failure::Unreachable(error) => {
+                Problem::passing(format!("{} cannot be reached: {error}", api.url()), CHECK_ADDRESS)
+            }
+            Failure::Late(patience) => late(&api, patience),
+            Failure::Told(problem) => problem,
+        })?;
+        if answer.status != StatusCode::OK {
+            return Err(refused(&api, answer.status));
+        }
+        let document: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
         if !document["metadata"].is_object() {
             let what = format!("what {} sent is no namespace", api.url());
             return Err(Problem::new(what, "check that this is the address of a Kubernetes API"));
@@ -154,8 +163,48 @@ impl Namespaces {
     }
 }
 
+/// Waits for a future on this thread.
+fn block_on<F: Future>(future: F) -> Result<F::Output, Problem> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Problem::passing(format!("cannot start: {error}"), ""))?;
+    let output = runtime.block_on(future);
+    // A name server that does not answer holds up nobody.
+    runtime.shutdown_background();
+    Ok(output)
+}
+
+fn late(api: &Api, patience: Duration) -> Problem {
+    let what = format!("{} gave no answer in {:.1} s", api.url(), patience.as_secs_f32());
+    Problem::passing(what, CHECK_ADDRESS)
+}
+
+/// Why there are no labels.
+fn refused(api: &Api, status: StatusCode) -> Problem {
+    let url = api.url();
+    match status {
+        StatusCode::UNAUTHORIZED => Problem::new(
+            format!("{url} does not know who asks"),
+            "check the token or the client certificate in the kubeconfig; it may have run out",
+        ),
+        StatusCode::FORBIDDEN => Problem::new(
+            format!("{url} does not allow it"),
+            "give the user of the kubeconfig a role with the verb get on namespaces",
+        ),
+        StatusCode::NOT_FOUND => {
+            Problem::new(format!("{url} knows no such namespace"), "check that this is the right cluster")
+        }
+        status if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
+            Problem::passing(format!("{url} answered {status}"), "see the log of the Kubernetes API")
+        }
+        status => Problem::new(format!("{url} answered {status}"), "check that this is a Kubernetes API"),
+    }
+}
+
 /// True for what can be the name of an object, and so a part of a path.
 fn is_dns_name(name: &str) -> bool {
     let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     name.chars().all(is_letter) && name.starts_with(|c: char| c.is_ascii_alphanumeric())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,19 +1,22 @@
 //! How to get into the Kubernetes API: by a kubeconfig, by what the configuration itself says, or from within the cluster.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use hyper::Uri;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
-use super::api::{Api, Identity};
-use super::{Namespaces, Problem};
+use super::api::Api;
+use super::dial::{Address, Proxy, Way};
+use super::login::Login;
+use super::problem::Problem;
+use super::tls::{self, Identity, Trust};
+use super::{Kubernetes, files};
 
 /// Where a process in the cluster finds what it is given.
 const IN_CLUSTER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// Far more than any of these files has, in bytes.
-const MAX_BYTES: u64 = 1 << 20;
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
@@ -70,25 +73,31 @@ struct User {
     client_certificate_data: Option<String>,
     client_key: Option<PathBuf>,
     client_key_data: Option<String>,
-    exec: Option<serde::de::IgnoredAny>,
-    auth_provider: Option<serde::de::IgnoredAny>,
-    username: Option<serde::de::IgnoredAny>,
+    username: Option<String>,
+    password: Option<String>,
+    exec: Option<IgnoredAny>,
+    auth_provider: Option<IgnoredAny>,
+    #[serde(rename = "as")]
+    impersonated: Option<IgnoredAny>,
 }
 
-impl Namespaces {
-    /// Where to ask, with everything read that stands in files.
-    pub(super) fn access(&self) -> Result<Api, Problem> {
-        let (mut cluster, mut user) = if self.kubeconfig.as_os_str().is_empty() {
-            (Cluster::default(), User::default())
-        } else {
-            read_kubeconfig(&self.kubeconfig)?
+impl Kubernetes {
+    /// Where to ask, with everything read that stands in files. Requests are sent under the name `agent`.
+    ///
+    /// What the configuration sets beats what stands in the kubeconfig, as for Kubernetes's own client: another server has
+    /// its own name in its certificate, and another authority is there to be asked.
+    pub(super) fn access(&self, agent: &'static str) -> Result<Api, Problem> {
+        let (mut cluster, mut user) = match (self.kubeconfig.as_os_str().is_empty(), self.api_root.is_empty()) {
+            (false, _) => read_kubeconfig(&self.kubeconfig)?,
+            (true, false) => (Cluster::default(), User::default()),
+            (true, true) => self.in_cluster()?,
         };
-        if self.kubeconfig.as_os_str().is_empty() && self.api_root.is_empty() {
-            (cluster, user) = self.in_cluster()?;
+        if !self.api_root.is_empty() {
+            (cluster.server, cluster.tls_server_name) = (self.api_root.clone(), None);
         }
-        set(&mut cluster.server, &self.api_root);
         if !self.authority.as_os_str().is_empty() {
             (cluster.certificate_authority, cluster.certificate_authority_data) = (Some(self.authority.clone()), None);
+            cluster.insecure_skip_tls_verify = false;
         }
         if !self.token.is_empty() {
             (user.token, user.token_file) = (Some(self.token.clone()), None);
@@ -99,7 +108,7 @@ impl Namespaces {
         if !self.key.as_os_str().is_empty() {
             (user.client_key, user.client_key_data) = (Some(self.key.clone()), None);
         }
-        connect(cluster, user)
+        connect(cluster, user, agent)
     }
 
     fn in_cluster(&self) -> Result<(Cluster, User), Problem> {
@@ -117,16 +126,10 @@ impl Namespaces {
     }
 }
 
-fn set(target: &mut String, value: &str) {
-    if !value.is_empty() {
-        value.clone_into(target);
-    }
-}
-
 /// The cluster and the user of the current context, with paths that are complete.
 fn read_kubeconfig(path: &Path) -> Result<(Cluster, User), Problem> {
     let shown = path.display();
-    let text = read(path)?;
+    let text = files::read(path)?;
     let wrong = |what: String| Problem::new(what, "compare it with: kubectl config view");
     let config: Kubeconfig = serde_saphyr::from_slice(&text).map_err(|error| {
         // What the parser says repeats a part of the file.
@@ -144,60 +147,80 @@ fn read_kubeconfig(path: &Path) -> Result<(Cluster, User), Problem> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let files =
         [&mut cluster.certificate_authority, &mut user.token_file, &mut user.client_certificate, &mut user.client_key];
-    for file in files.into_iter().flatten() {
+    for file in files.into_iter().flatten().filter(|file| !file.as_os_str().is_empty()) {
         *file = folder.join(&*file);
     }
     Ok((cluster, user))
 }
 
-fn connect(cluster: Cluster, user: User) -> Result<Api, Problem> {
-    let refused = |what: &str, instead: &str| {
-        Err(Problem::new(format!("the kubeconfig asks for {what}, which is not supported"), instead.to_owned()))
-    };
-    if cluster.insecure_skip_tls_verify {
-        return refused("insecure-skip-tls-verify", "name the API's authority: certificate-authority-data");
-    }
-    if cluster.proxy_url.is_some() {
-        return refused("proxy-url", "give an address that this host reaches by itself");
-    }
-    if user.exec.is_some() || user.auth_provider.is_some() || user.username.is_some() {
-        let what = "a login by a program, a provider or a password";
-        return refused(what, "give a token, a tokenFile, or a client certificate");
-    }
-    let token = match (user.token, user.token_file) {
-        (Some(token), _) => Some(token),
-        (None, Some(file)) => Some(String::from_utf8_lossy(&read(&file)?).trim().to_owned()),
-        (None, None) => None,
-    };
-    let authority = content(cluster.certificate_authority_data, cluster.certificate_authority)?;
-    let certificate = content(user.client_certificate_data, user.client_certificate)?;
-    let key = content(user.client_key_data, user.client_key)?;
+fn connect(cluster: Cluster, user: User, agent: &'static str) -> Result<Api, Problem> {
+    let unusable = || Problem::new("the address of the Kubernetes API is no URL", "write it as https://host:port");
+    let uri: Uri = cluster.server.trim_end_matches('/').parse().map_err(|_| unusable())?;
+    let address = Address::of(&uri).ok_or_else(unusable)?;
+    let proxy = cluster.proxy_url.filter(|url| !url.is_empty()).map(|url| Proxy::new(&url)).transpose()?;
+    let certificate = content(user.client_certificate_data.as_deref(), user.client_certificate.as_deref())?;
+    let key = content(user.client_key_data.as_deref(), user.client_key.as_deref())?;
     let identity = match (certificate, key) {
         (Some(certificate), Some(key)) => Some(Identity { certificate, key }),
         (None, None) => None,
         _ => return Err(Problem::new("a client certificate or its key is missing", "set both or neither")),
     };
-    Api::new(&cluster.server, authority.as_deref(), identity, token.as_deref(), cluster.tls_server_name)
+    let authority = content(cluster.certificate_authority_data.as_deref(), cluster.certificate_authority.as_deref())?;
+    let trust = match (authority, cluster.insecure_skip_tls_verify) {
+        (None, false) => Trust::System,
+        (None, true) => Trust::Everyone,
+        (Some(authority), false) => Trust::Authority(authority),
+        (Some(_), true) => {
+            let what = "the kubeconfig names an authority and has insecure-skip-tls-verify, which is not supported";
+            return Err(Problem::new(what, "remove one of the two"));
+        }
+    };
+    let login = login(user)?;
+    // What cannot be read is told before anything is asked.
+    login.credential()?;
+    let server_name = cluster.tls_server_name.filter(|name| !name.is_empty());
+    let way = Way::new(address, proxy, server_name, || tls::config(&trust, identity.as_ref()))?;
+    Ok(Api {
+        way: way.ok_or_else(unusable)?,
+        prefix: uri.path().trim_end_matches('/').to_owned(),
+        login,
+        agent,
+        kept: None,
+        secret: String::new(),
+    })
+}
+
+/// A file with a token beats a token, as for Kubernetes's own client.
+fn login(user: User) -> Result<Login, Problem> {
+    let refused = [
+        (user.exec, "a login by a program (exec)"),
+        (user.auth_provider, "a login by an auth-provider"),
+        (user.impersonated, "requests in the name of another user (as)"),
+    ];
+    if let Some((_, what)) = refused.iter().find(|(asked, _)| asked.is_some()) {
+        let what = format!("the kubeconfig asks for {what}, which is not supported");
+        return Err(Problem::new(what, "give a token, a tokenFile, or a client certificate"));
+    }
+    let is_set = |text: &String| !text.is_empty();
+    if let Some(file) = user.token_file.filter(|file| !file.as_os_str().is_empty()) {
+        return Ok(Login::TokenFile(file));
+    }
+    if let Some(token) = user.token.filter(is_set) {
+        return Ok(Login::Token(token));
+    }
+    Ok(match (user.username.filter(is_set), user.password.filter(is_set)) {
+        (None, None) => Login::Unnamed,
+        (name, password) => Login::Password(name.unwrap_or_default(), password.unwrap_or_default()),
+    })
 }
 
 /// What stands in the configuration itself, or else in a file.
-fn content(data: Option<String>, file: Option<PathBuf>) -> Result<Option<Vec<u8>>, Problem> {
+fn content(data: Option<&str>, file: Option<&Path>) -> Result<Option<Vec<u8>>, Problem> {
     if let Some(data) = data.filter(|data| !data.is_empty()) {
         let decoded = STANDARD.decode(data.trim());
         return decoded
             .map(Some)
             .map_err(|_| Problem::new("a value ending in -data is not in base64", "mend the kubeconfig"));
     }
-    file.filter(|file| !file.as_os_str().is_empty()).map(|file| read(&file)).transpose()
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, Problem> {
-    use std::io::Read;
-    let mut bytes = Vec::new();
-    let read = fs::File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes));
-    read.map_err(|error| {
-        let what = format!("cannot read {}: {error}", path.display());
-        Problem::new(what, "check kubernetes.kubeconfig, and that the file is there")
-    })?;
-    Ok(bytes)
+    file.filter(|file| !file.as_os_str().is_empty()).map(files::read).transpose()
 }

@@ -1,0 +1,208 @@
+//! A data plane that is another program: it makes the interfaces of containers, and is asked by gRPC.
+
+use std::collections::BTreeMap;
+use std::future::{Ready, ready};
+use std::io;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::Uri;
+use http::uri::PathAndQuery;
+use hyper_util::rt::TokioIo;
+use prost::Message;
+use serde_json::Value;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::{Instant, timeout_at};
+use tonic::client::Grpc;
+use tonic::transport::Endpoint;
+use tonic::{Code, Request, Status};
+use tonic_prost::ProstCodec;
+use tower::Service;
+
+use self::message::{AddReply, AddRequest, DelReply, DelRequest};
+use crate::error::{CniError, Result};
+use crate::gojson::{Json, quoted};
+use crate::govalues::{printed, untyped};
+use crate::kubernetes::{Connection, Mac};
+
+pub(crate) mod message;
+
+/// How long a call may take, as in Calico's plugin.
+const PATIENCE: Duration = Duration::from_secs(5);
+const ADVICE: &str =
+    "dataplane_options.socket is the address of the program that makes this network's interfaces; check that it runs";
+
+/// Which data plane a network has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Dataplane {
+    /// The kernel's.
+    Linux,
+    /// Another program's.
+    Grpc(GrpcDataplane),
+}
+
+/// Where that program is, and what the configuration has for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GrpcDataplane {
+    target: String,
+    /// The texts of `dataplane_options`.
+    options: BTreeMap<String, String>,
+}
+
+/// What the program has made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Made {
+    /// The name of the interface on the host.
+    pub(crate) host_interface: String,
+    /// The hardware address of the container's interface.
+    pub(crate) mac: Mac,
+}
+
+impl Dataplane {
+    /// From `dataplane_options`, if the configuration has them. Names of members count as they are written, as for Calico.
+    ///
+    /// # Errors
+    /// Calico's, code 999, for an unknown `type`, or one that lacks its `socket`.
+    pub(crate) fn choose(options: Option<&Json>) -> Result<Self> {
+        let options = options.map_or(Value::Null, untyped);
+        let kind = match options.get("type") {
+            None => return Ok(Self::Linux),
+            Some(kind) => printed(kind),
+        };
+        if kind != "grpc" {
+            return Err(CniError::internal(format!("invalid dataplane type: {kind}")));
+        }
+        let Some(target) = options["socket"].as_str().map(str::to_owned) else {
+            return Err(CniError::internal("GRPC dataplane socket not configured").with_details(ADVICE));
+        };
+        let text = |(name, value): (&String, &Value)| Some((name.clone(), value.as_str()?.to_owned()));
+        let options = options.as_object().into_iter().flatten().filter_map(text).collect();
+        Ok(Self::Grpc(GrpcDataplane { target, options }))
+    }
+}
+
+impl GrpcDataplane {
+    /// Has the interface of a container made; `dataplane_options` of the request are filled in here. This takes five seconds at
+    /// the most, or the time that is left.
+    ///
+    /// # Errors
+    /// Those of Calico's plugin, code 999: the program cannot be asked, or refused.
+    pub(crate) async fn add(&self, mut request: AddRequest, left: Duration) -> Result<Made> {
+        request.dataplane_options.clone_from(&self.options);
+        let reply: AddReply = self.call("/cni.CniDataplane/Add", request, left).await?;
+        if !reply.successful {
+            return Err(refusal(&reply.error_message));
+        }
+        let mac = Mac::read(&reply.container_mac).map_err(CniError::internal)?;
+        Ok(Made { host_interface: reply.host_interface_name, mac })
+    }
+
+    /// Has the interface of a container removed, in that time.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add).
+    pub(crate) async fn del(&self, interface: &str, netns: &str, left: Duration) -> Result<()> {
+        let request = DelRequest {
+            interface_name: interface.to_owned(),
+            netns: netns.to_owned(),
+            dataplane_options: self.options.clone(),
+        };
+        let reply: DelReply = self.call("/cni.CniDataplane/Del", request, left).await?;
+        if reply.successful { Ok(()) } else { Err(refusal(&reply.error_message)) }
+    }
+
+    async fn call<Q, A>(&self, path: &'static str, request: Q, left: Duration) -> Result<A>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let patience = PATIENCE.min(left);
+        let deadline = Instant::now() + patience;
+        let mut request = Request::new(request);
+        request.set_timeout(patience);
+        let answer = timeout_at(deadline, self.ask(path, request)).await;
+        // The library watches the time, too, and says it otherwise.
+        let late = || Status::deadline_exceeded("context deadline exceeded");
+        let answer = answer.unwrap_or_else(|_| Err(late()));
+        answer.map_err(|status| told(&if Instant::now() < deadline { status } else { late() }))
+    }
+
+    async fn ask<Q, A>(&self, path: &'static str, request: Request<Q>) -> Result<A, Status>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let (authority, stream) = connect(&self.target).await?;
+        let broken = |error: tonic::transport::Error| {
+            // What is behind it says what happened.
+            unavailable(&std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string))
+        };
+        let endpoint = Endpoint::from_shared(format!("http://{authority}")).map_err(broken)?;
+        let channel = endpoint.connect_with_connector(Once(Some(stream))).await.map_err(broken)?;
+        let mut client = Grpc::new(channel);
+        client.ready().await.map_err(broken)?;
+        let codec = ProstCodec::<Q, A>::default();
+        Ok(client.unary(request, PathAndQuery::from_static(path), codec).await?.into_inner())
+    }
+}
+
+/// A connection to a target as Go's gRPC writes it, and the name of the server for its requests.
+async fn connect(target: &str) -> Result<(String, Box<dyn Connection>), Status> {
+    let dialed = |network: &str, address: &str, error: &io::Error| {
+        // As Go says it: without the number.
+        let reason = error.to_string().to_lowercase();
+        let reason = reason.split(" (os error").next().unwrap_or_default();
+        unavailable(&format!("dial {network} {address}: connect: {reason}"))
+    };
+    if let Some(path) = target.strip_prefix("unix://").or_else(|| target.strip_prefix("unix:")) {
+        let stream = UnixStream::connect(path).await.map_err(|error| dialed("unix", path, &error))?;
+        return Ok(("localhost".to_owned(), Box::new(stream)));
+    }
+    let address = ["dns:///", "passthrough:///", "dns:"].iter().find_map(|scheme| target.strip_prefix(scheme));
+    let address = address.unwrap_or(target);
+    let stream = TcpStream::connect(address).await.map_err(|error| dialed("tcp", address, &error))?;
+    // A request is one packet, and its answer is waited for.
+    let _ = stream.set_nodelay(true);
+    Ok((address.to_owned(), Box::new(stream)))
+}
+
+/// Go's text for a server that is not there.
+fn unavailable(reason: &str) -> Status {
+    let reason = quoted(&format!("transport: Error while dialing: {reason}"));
+    Status::unavailable(format!("connection error: desc = {reason}"))
+}
+
+/// An error as Go's gRPC prints it.
+fn told(status: &Status) -> CniError {
+    let code = match status.code() {
+        Code::Cancelled => "Canceled".to_owned(),
+        code => format!("{code:?}"),
+    };
+    CniError::internal(format!("rpc error: code = {code} desc = {}", status.message())).with_details(ADVICE)
+}
+
+fn refusal(message: &str) -> CniError {
+    CniError::internal(format!("grpc dataplane error: {message}"))
+}
+
+/// Gives a connection that there is already.
+struct Once(Option<Box<dyn Connection>>);
+
+impl Service<Uri> for Once {
+    type Response = TokioIo<Box<dyn Connection>>;
+    type Error = io::Error;
+    type Future = Ready<io::Result<Self::Response>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let gone = || io::Error::other("the connection is gone");
+        ready(self.0.take().map(TokioIo::new).ok_or_else(gone))
+    }
+}
+
+#[cfg(test)]
+#[path = "dataplane_grpc/tests.rs"]
+mod tests;

@@ -1,0 +1,185 @@
+//! Requests to the Kubernetes API, on one connection as long as it lasts.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::{ACCEPT, AUTHORIZATION, HOST, PROXY_AUTHORIZATION, RETRY_AFTER, USER_AGENT};
+use hyper::{HeaderMap, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::dial::Way;
+use super::login::Login;
+use super::problem::{Failure, Problem};
+
+/// More than a namespace, a pod or a virtual machine has, in bytes.
+const MAX_BYTES: usize = 4 << 20;
+/// The most characters of the API's that an error repeats.
+const MAX_MESSAGE: usize = 1000;
+/// How often a request is sent again that the API could not take.
+const RETRIES: usize = 10;
+/// The longest that a request is waited for.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+/// The shortest pause before a request is sent again.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+
+pub(super) const CHECK_ADDRESS: &str = "check that the Kubernetes API runs, and that this host can reach it";
+
+/// Where the API is, and how it lets us in.
+pub(super) struct Api {
+    pub(super) way: Way,
+    /// What stands before the path of a request.
+    pub(super) prefix: String,
+    pub(super) login: Login,
+    /// The name that requests are sent under.
+    pub(super) agent: &'static str,
+    /// The connection of the request before.
+    pub(super) kept: Option<SendRequest<Empty<Bytes>>>,
+    /// What must not be in any text.
+    pub(super) secret: String,
+}
+
+/// What the API said.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) body: Bytes,
+    /// When to ask again, if the API could not take the request.
+    pause: Option<Duration>,
+}
+
+/// What the API says if it refuses.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Status {
+    pub(super) message: String,
+    pub(super) reason: String,
+}
+
+impl Api {
+    /// Its address, for messages.
+    pub(super) fn url(&self) -> String {
+        format!("{}{}", self.way.address.url(), self.prefix)
+    }
+
+    /// The answer to a request for a path; the time is that of all tries together.
+    pub(super) async fn get(&mut self, path: &str, left: Duration) -> Result<Answer, Failure> {
+        let deadline = deadline(left);
+        match timeout_at(deadline, self.insist(path, deadline)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Failure::Late(left)),
+        }
+    }
+
+    /// Asks again as often as the API wants to be asked again, as Kubernetes's own client does.
+    async fn insist(&mut self, path: &str, deadline: Instant) -> Result<Answer, Failure> {
+        for _ in 0..RETRIES {
+            let answer = self.once(path).await?;
+            match answer.pause {
+                Some(pause) if pause < deadline.duration_since(Instant::now()) => sleep(pause).await,
+                _ => return Ok(answer),
+            }
+        }
+        self.once(path).await
+    }
+
+    async fn once(&mut self, path: &str) -> Result<Answer, Failure> {
+        if let Some(kept) = self.kept.take().filter(|kept| !kept.is_closed()) {
+            // The other side may close an idle connection at any time; a question may be asked twice.
+            if let Ok(answer) = self.exchange(kept, path).await {
+                return Ok(answer);
+            }
+        }
+        let stream = self.way.open().await?;
+        let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
+        tokio::spawn(connection);
+        Ok(self.exchange(sender, path).await?)
+    }
+
+    async fn exchange(&mut self, mut sender: SendRequest<Empty<Bytes>>, path: &str) -> Result<Answer, Problem> {
+        let request = self.request(path)?;
+        sender.ready().await.map_err(|error| self.broken(&error))?;
+        let answer = sender.send_request(request).await.map_err(|error| self.broken(&error))?;
+        let (head, body) = answer.into_parts();
+        let cut =
+            |_| Problem::passing(format!("the answer of {} was cut off, or has no end", self.url()), CHECK_ADDRESS);
+        let body = Limited::new(body, MAX_BYTES).collect().await.map_err(cut)?.to_bytes();
+        self.kept = Some(sender);
+        let has_trouble = head.status == StatusCode::TOO_MANY_REQUESTS || head.status.is_server_error();
+        let pause = if has_trouble { pause(&head.headers) } else { None };
+        Ok(Answer { status: head.status, body, pause })
+    }
+
+    fn request(&mut self, path: &str) -> Result<Request<Empty<Bytes>>, Problem> {
+        let server = if self.way.is_read_by_proxy() { self.way.address.url() } else { String::new() };
+        let mut request = Request::get(format!("{server}{}{path}", self.prefix))
+            .header(HOST, &self.way.address.authority)
+            .header(ACCEPT, "application/json")
+            .header(USER_AGENT, self.agent);
+        if let Some(credential) = self.login.credential()? {
+            request = request.header(AUTHORIZATION, credential.header);
+            self.secret = credential.secret;
+        }
+        let for_proxy = self.way.proxy.as_ref().filter(|_| self.way.is_read_by_proxy());
+        if let Some(authorization) = for_proxy.and_then(|proxy| proxy.authorization.clone()) {
+            request = request.header(PROXY_AUTHORIZATION, authorization);
+        }
+        let cannot = |error| Problem::new(format!("cannot ask for it: {error}"), CHECK_ADDRESS);
+        request.body(Empty::new()).map_err(cannot)
+    }
+
+    fn broken(&self, error: &hyper::Error) -> Problem {
+        Problem::passing(format!("the connection to {} broke: {error}", self.url()), CHECK_ADDRESS)
+    }
+
+    /// The refusal in an answer; what it says has no secret of ours in it, and is not long.
+    pub(super) fn status(&self, answer: &Answer) -> Status {
+        let mut status: Status = serde_json::from_slice(&answer.body).unwrap_or_default();
+        if !self.secret.is_empty() {
+            status.message = status.message.replace(&self.secret, "***");
+        }
+        if let Some((end, _)) = status.message.char_indices().nth(MAX_MESSAGE) {
+            status.message.truncate(end);
+        }
+        status
+    }
+
+    /// The text of Kubernetes's own client for a refusal.
+    pub(super) fn complaint(&self, answer: &Answer, kind: &str, name: &str) -> String {
+        let message = self.status(answer).message;
+        match answer.status {
+            _ if !message.is_empty() => message,
+            StatusCode::NOT_FOUND => format!("the server could not find the requested resource (get {kind} {name})"),
+            StatusCode::UNAUTHORIZED => "Unauthorized".to_owned(),
+            status => format!("{} answered {status}", self.url()),
+        }
+    }
+
+    /// Go's text for a path that cannot be asked for because there is no connection.
+    pub(super) fn no_connection(&self, path: &str, error: &std::io::Error) -> String {
+        // As Go says it: without the number.
+        let reason = error.to_string().to_lowercase();
+        let reason = reason.split(" (os error").next().unwrap_or_default();
+        let first = self.way.first();
+        let by = if self.way.proxy.is_some() { "proxyconnect tcp: " } else { "" };
+        // What has no number comes from looking up the name.
+        let what = match error.raw_os_error() {
+            Some(_) => format!("dial tcp {}: connect: {reason}", first.with_port()),
+            None => format!("dial tcp: lookup {}: {reason}", first.host),
+        };
+        format!("Get \"{}{path}\": {by}{what}", self.url())
+    }
+}
+
+/// When the time that is left is over.
+pub(super) fn deadline(left: Duration) -> Instant {
+    Instant::now() + left.min(LONGEST)
+}
+
+fn pause(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds).max(SHORTEST_PAUSE))
+}

@@ -1,0 +1,54 @@
+//! Why the Kubernetes API did not say what was asked.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use crate::error::Code;
+
+/// What is wrong, and what to do about it. No secret is kept in it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Problem {
+    pub(super) code: Code,
+    pub(super) what: String,
+    pub(super) advice: String,
+}
+
+impl Problem {
+    /// What somebody has to mend.
+    pub(super) fn new(what: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { code: Code::Internal, what: what.into(), advice: advice.into() }
+    }
+
+    /// What may be gone a little later.
+    pub(super) fn passing(what: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { code: Code::TryAgain, ..Self::new(what, advice) }
+    }
+}
+
+/// Why a request has no answer. The plugins tell the first two in different words.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// There is no connection.
+    Unreachable(io::Error),
+    /// There was no answer in that time.
+    Late(Duration),
+    /// Everything else.
+    Told(Problem),
+}
+
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Self {
+        Self::Told(problem)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreachable(error) => error.fmt(f),
+            Self::Late(left) => write!(f, "there was no answer in {:.1} s", left.as_secs_f32()),
+            Self::Told(problem) => f.write_str(&problem.what),
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! What the main plugin asks, and what becomes of answers and of none.
+
+use std::time::{Duration, Instant};
+
+use super::server::{Reply, Server};
+use super::{TOKEN, client, told};
+use crate::error::CniError;
+
+const LONG: Duration = Duration::from_secs(20);
+const NAMESPACE: &str = r#"{"kind":"Namespace","metadata":{"labels":{"team":"x"},"annotations":{"a":"b"}}}"#;
+
+/// The error of the first question to a server that says this.
+async fn error(reply: Reply) -> CniError {
+    client(&Server::saying(reply)).namespace("shop", LONG).await.unwrap_err()
+}
+
+#[tokio::test]
+async fn one_connection_serves_all_questions() {
+    let server = Server::start(|_, head| match head.split(' ').nth(1).unwrap() {
+        "/api/v1/nodes/node1" => Reply::ok(r#"{"metadata":{},"spec":{"podCIDRs":["10.70.0.0/24","fd00:70::/64"]}}"#),
+        "/api/v1/namespaces/shop" => Reply::ok(NAMESPACE),
+        "/api/v1/namespaces/shop/pods/pod1" => {
+            Reply::ok(r#"{"metadata":{"labels":{"app":"web"}},"spec":{"nodeName":"n"}}"#)
+        }
+        "/version?timeout=2s" => Reply::ok(r#"{"major":"1","minor":"34"}"#),
+        other => panic!("{other}"),
+    });
+    let mut client = client(&server);
+    assert_eq!(client.node_pod_cidrs("node1", LONG).await.unwrap(), ["10.70.0.0/24", "fd00:70::/64"]);
+    let namespace = client.namespace("shop", LONG).await.unwrap();
+    assert_eq!((namespace.name.as_str(), &*namespace.labels["team"], &*namespace.annotations["a"]), ("shop", "x", "b"));
+    assert_eq!(client.pod("shop", "pod1", LONG).await.unwrap().labels["app"], "web");
+    client.version(LONG).await.unwrap();
+    assert_eq!(server.connections(), 1);
+    for head in server.heads() {
+        for line in ["accept: application/json", "user-agent: margay/", &format!("authorization: Bearer {TOKEN}")] {
+            assert!(head.contains(&format!("\r\n{line}")), "{head}");
+        }
+        assert!(head.contains(&format!("\r\nhost: {}\r\n", server.address)), "{head}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_was_closed_meanwhile_is_made_anew() {
+    let closing = Server::saying(Reply::Say("200 OK".into(), "connection: close\r\n".into(), NAMESPACE.into()));
+    // This one hangs up without a word when it is asked again.
+    let rude = Server::start(|number, _| if number == 1 { Reply::Bytes(Vec::new()) } else { Reply::ok(NAMESPACE) });
+    for server in [&closing, &rude] {
+        let mut client = client(server);
+        for _ in 0..3 {
+            client.namespace("shop", LONG).await.unwrap();
+        }
+    }
+    assert_eq!((closing.connections(), rude.connections()), (3, 2));
+    // The first question is not asked twice.
+    let server = Server::saying(Reply::Bytes(Vec::new()));
+    let (code, text) = told(client(&server).namespace("shop", LONG).await.unwrap_err());
+    assert!(code == 11 && text.starts_with(&format!("the connection to {} broke: ", server.url())), "{code} {text}");
+    server.only_head();
+}
+
+#[tokio::test]
+async fn refusals_are_told_in_the_words_of_the_api() {
+    let forbidden = "pods \"x\" is forbidden: User \"calico\" cannot get resource \"pods\"";
+    for (status, message, code) in [
+        ("404 Not Found", "namespaces \"shop\" not found", 999),
+        ("403 Forbidden", forbidden, 999),
+        ("401 Unauthorized", "Unauthorized", 999),
+        ("500 Internal Server Error", "Internal error occurred: etcdserver: request timed out", 11),
+        ("429 Too Many Requests", "Too many requests, please try again later.", 11),
+    ] {
+        assert_eq!(told(error(Reply::refusal(status, message)).await), (code, message.to_owned()));
+    }
+    assert_eq!(told(error(Reply::status("401 Unauthorized", "no")).await), (999, "Unauthorized".to_owned()));
+    let missing = "the server could not find the requested resource (get namespaces shop)";
+    assert_eq!(told(error(Reply::status("404 Not Found", "404 page not found\n")).await), (999, missing.to_owned()));
+    let server = Server::saying(Reply::status("503 Service Unavailable", "<html>"));
+    let text = format!("{} answered 503 Service Unavailable", server.url());
+    assert_eq!(told(client(&server).namespace("shop", LONG).await.unwrap_err()), (11, text));
+    let server = Server::saying(Reply::status("302 Found", "elsewhere"));
+    let text = format!("{} answered 302 Found", server.url());
+    assert_eq!(told(client(&server).version(LONG).await.unwrap_err()), (999, text));
+}
+
+#[tokio::test]
+async fn what_a_server_repeats_of_ours_is_not_repeated_again() {
+    let text = told(error(Reply::refusal("403 Forbidden", &format!("what is {TOKEN}? what is {TOKEN}?"))).await).1;
+    assert_eq!(text, "what is ***? what is ***?");
+    let text = told(error(Reply::refusal("403 Forbidden", &"ü".repeat(1 << 20))).await).1;
+    assert_eq!(text, "ü".repeat(1000));
+}
+
+#[tokio::test]
+async fn where_nobody_listens_is_told_as_go_tells_it() {
+    let refused =
+        super::kubernetes(&serde_json::json!({"kubernetes": {"k8s_api_root": "http://user:hidden@127.0.0.1:1"}}));
+    let (code, text) = told(refused.client().unwrap().namespace("shop", LONG).await.unwrap_err());
+    let expected =
+        "Get \"http://127.0.0.1:1/api/v1/namespaces/shop\": dial tcp 127.0.0.1:1: connect: connection refused";
+    assert_eq!((code, text.as_str()), (999, expected));
+    let unknown = super::kubernetes(&serde_json::json!({"kubernetes": {"k8s_api_root": "http://api.invalid:1"}}));
+    let (code, text) = told(unknown.client().unwrap().pod("shop", "pod1", LONG).await.unwrap_err());
+    let beginning = "Get \"http://api.invalid:1/api/v1/namespaces/shop/pods/pod1\": ";
+    // A name server that is far away may take longer than the question.
+    let is_one = text.starts_with(&format!("{beginning}dial tcp: lookup api.invalid: "))
+        || text == format!("{beginning}context deadline exceeded");
+    assert!(code == 11 && is_one, "{code} {text}");
+}
+
+#[tokio::test]
+async fn no_server_takes_longer_than_it_may() {
+    let slow = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}".as_bytes().to_vec();
+    for reply in [Reply::Nothing, Reply::Drip(slow)] {
+        let server = Server::saying(reply);
+        let mut client = client(&server);
+        let begun = Instant::now();
+        let late = client.namespace("shop", Duration::from_millis(600)).await.unwrap_err();
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+        assert!(late.details().starts_with("there was no answer in 0.6 s; "), "{late}");
+        let text = format!("Get \"{}/api/v1/namespaces/shop\": context deadline exceeded", server.url());
+        assert_eq!(told(late), (11, text));
+    }
+}
+
+#[tokio::test]
+async fn garbage_is_an_error() {
+    let truncated = format!("HTTP/1.1 200 OK\r\ncontent-length: 5000\r\n\r\n{NAMESPACE}").into_bytes();
+    let text = told(error(Reply::Bytes(truncated)).await).1;
+    assert!(text.ends_with(" was cut off, or has no end"), "{text}");
+    let text = told(error(Reply::ok(&format!("{{\"metadata\":\"{}", "x".repeat(10 << 20)))).await).1;
+    assert!(text.ends_with(" was cut off, or has no end"), "{text}");
+    for bytes in [&b"SSH-2.0-OpenSSH_9.2\r\n"[..], b"HTTP/1.1 999999 x\r\n\r\n", b"\0\0\0\0", b"HTTP/1.1 200 OK\r\nx"] {
+        let text = told(error(Reply::Bytes(bytes.to_vec())).await).1;
+        assert!(text.contains(" broke: "), "{text}");
+    }
+    let hidden = r#"{"metadata":{"labels":{"a":["hidden"]}}}"#;
+    for body in
+        ["", "<html>", "[]", "null", "{}", hidden, &"[".repeat(1 << 20), "{\"metadata\":{\"labels\":{\"a\":\"\u{0}"]
+    {
+        let (code, text) = told(error(Reply::ok(body)).await);
+        assert!(code == 999 && text.ends_with(" is none of namespaces"), "{code} {text}");
+    }
+    let (code, text) = told(client(&Server::saying(Reply::ok("hi"))).version(LONG).await.unwrap_err());
+    assert!(code == 999 && text.ends_with(" is none of version"), "{text}");
+}
+
+#[tokio::test]
+async fn names_that_are_none_lead_nowhere() {
+    let server = Server::saying(Reply::ok(NAMESPACE));
+    let mut client = client(&server);
+    for name in ["", "../secrets", "a/b", "A", "node1\n", "a?b", "a%2fb"] {
+        assert_eq!(told(client.namespace(name, LONG).await.unwrap_err()).0, 999);
+        assert_eq!(told(client.pod("shop", name, LONG).await.unwrap_err()).0, 999);
+        assert_eq!(told(client.pod(name, "pod1", LONG).await.unwrap_err()).0, 999);
+        assert_eq!(told(client.node_pod_cidrs(name, LONG).await.unwrap_err()).0, 999);
+    }
+    assert_eq!(server.heads().len(), 0);
+}
+
+#[tokio::test]
+async fn an_api_that_wants_to_be_asked_again_is() {
+    let busy = |seconds: &str| {
+        let body = r#"{"kind":"Status","message":"busy"}"#;
+        Reply::Say("429 Too Many Requests".into(), format!("retry-after: {seconds}\r\n"), body.into())
+    };
+    let often = Server::start(move |number, _| if number < 3 { busy("0") } else { Reply::ok(NAMESPACE) });
+    client(&often).namespace("shop", LONG).await.unwrap();
+    assert_eq!((often.heads().len(), often.connections()), (4, 1));
+    // It is not asked for ever, and not if there is no time for it.
+    let always = Server::saying(busy("0"));
+    assert_eq!(told(client(&always).namespace("shop", LONG).await.unwrap_err()), (11, "busy".to_owned()));
+    assert_eq!(always.heads().len(), 11);
+    for seconds in ["30", "18446744073709551615", "99999999999999999999999", "-1", "soon", ""] {
+        let server = Server::saying(busy(seconds));
+        let begun = Instant::now();
+        assert_eq!(told(client(&server).namespace("shop", LONG).await.unwrap_err()).0, 11);
+        assert!(begun.elapsed() < Duration::from_secs(3), "{seconds}");
+        server.only_head();
+    }
+}

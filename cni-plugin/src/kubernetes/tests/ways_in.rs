@@ -1,0 +1,229 @@
+//! How the configuration and the kubeconfig say where the API is, and who asks.
+
+use std::os::unix::fs::{chown, symlink};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::server::{Reply, Server};
+use super::{TOKEN, kubeconfig, kubernetes, set_mode, told, write};
+use crate::kubernetes::Kubernetes;
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn api() -> Server {
+    Server::saying(Reply::ok(r#"{"metadata":{}}"#))
+}
+
+/// The value of a header of a request.
+fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    head.lines().find_map(|line| line.split_once(": ").filter(|(found, _)| *found == name)).map(|(_, value)| value)
+}
+
+async fn ask(kubernetes: &Kubernetes) {
+    kubernetes.client().unwrap().namespace("shop", LONG).await.unwrap();
+}
+
+#[track_caller]
+fn refused(kubernetes: &Kubernetes) -> String {
+    let error = kubernetes.client().err().unwrap_or_else(|| panic!("{kubernetes:?} must be refused"));
+    let (code, text) = told(error);
+    assert_eq!(code, 999, "{text}");
+    text
+}
+
+#[tokio::test]
+async fn users_are_known_by_a_token_or_a_password() {
+    for (user, expected) in [
+        (json!({"token": TOKEN}), Some("Bearer hidden-token")),
+        (json!({"tokenFile": "token"}), Some("Bearer hidden-in-file")),
+        (json!({"token": TOKEN, "tokenFile": "token"}), Some("Bearer hidden-in-file")),
+        (json!({"username": "me", "password": "hidden:x"}), Some("Basic bWU6aGlkZGVuOng=")),
+        (json!({"username": "me"}), Some("Basic bWU6")),
+        (json!({"token": TOKEN, "username": "me", "password": "x"}), Some("Bearer hidden-token")),
+        (json!({"token": null, "tokenFile": "", "username": "", "password": null}), None),
+        (json!({}), None),
+    ] {
+        let (folder, server) = (TempDir::new().unwrap(), api());
+        write(&folder.path().join("token"), "\n hidden-in-file\n");
+        ask(&kubeconfig(&folder, &json!({"server": server.url()}), &user)).await;
+        assert_eq!(header(&server.only_head(), "authorization"), expected, "{user}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_is_replaced_counts_from_the_next_question_on() {
+    let (folder, server) = (TempDir::new().unwrap(), api());
+    let token = folder.path().join("token");
+    write(&token, "one");
+    let mut client =
+        kubeconfig(&folder, &json!({"server": server.url()}), &json!({"tokenFile": token})).client().unwrap();
+    client.namespace("shop", LONG).await.unwrap();
+    // As Kubernetes replaces it.
+    write(&folder.path().join("new"), "two");
+    std::fs::rename(folder.path().join("new"), &token).unwrap();
+    client.namespace("shop", LONG).await.unwrap();
+    let heads = server.heads();
+    assert_eq!([0, 1].map(|at| header(&heads[at], "authorization").unwrap()), ["Bearer one", "Bearer two"]);
+    assert_eq!(server.connections(), 1);
+    write(&token, " \n");
+    assert!(told(client.namespace("shop", LONG).await.unwrap_err()).1.ends_with("token is empty"));
+    write(&token, "two\nlines");
+    assert!(told(client.namespace("shop", LONG).await.unwrap_err()).1.contains("has characters that none has"));
+}
+
+#[tokio::test]
+async fn the_configuration_beats_the_kubeconfig() {
+    let (folder, server, other) = (TempDir::new().unwrap(), api(), api());
+    kubeconfig(&folder, &json!({"server": server.url()}), &json!({"tokenFile": "nowhere"}));
+    let path = folder.path().join("kubeconfig");
+    let token = json!({"type": "k8s", "k8s_auth_token": "mine"});
+    ask(&kubernetes(&json!({"kubernetes": {"kubeconfig": path}, "policy": token}))).await;
+    assert_eq!(header(&server.only_head(), "authorization"), Some("Bearer mine"));
+    // As in the recording: what follows `/api/` is not the API's own.
+    let root = format!("{}/api/v1/", other.url());
+    let policy = json!({"type": "k8s", "k8s_auth_token": "mine", "k8s_api_root": root});
+    ask(&kubernetes(&json!({"kubernetes": {"kubeconfig": path}, "policy": policy}))).await;
+    assert!(other.only_head().starts_with("GET /api/v1/namespaces/shop HTTP/1.1\r\n"));
+    // Of the two places the second one counts, with whatever path it has.
+    let root = format!("{}/proxy/", server.url());
+    ask(&kubernetes(&json!({"kubernetes": {"k8s_api_root": root}, "policy": policy}))).await;
+    assert!(server.heads()[1].starts_with("GET /proxy/api/v1/namespaces/shop HTTP/1.1\r\n"));
+    assert_eq!(other.heads().len(), 1);
+}
+
+#[test]
+fn nothing_at_all_and_a_kubeconfig_that_is_missing() {
+    let nothing =
+        "invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable";
+    assert_eq!(refused(&kubernetes(&json!({}))), nothing);
+    assert_eq!(refused(&kubernetes(&json!({"policy": {"type": "k8s", "k8s_auth_token": TOKEN}}))), nothing);
+    let conf = json!({"kubernetes": {"kubeconfig": "/nowhere/none"}});
+    assert_eq!(refused(&kubernetes(&conf)), "stat /nowhere/none: no such file or directory");
+}
+
+#[test]
+fn what_is_not_supported_names_what_is() {
+    let folder = TempDir::new().unwrap();
+    let cluster = json!({"server": "https://127.0.0.1:1"});
+    for (user, what) in [
+        (json!({"exec": {"command": "hidden"}}), "a login by a program (exec)"),
+        (json!({"auth-provider": {"name": "hidden"}}), "a login by an auth-provider"),
+        (json!({"as": "hidden"}), "requests in the name of another user (as)"),
+    ] {
+        let error = kubeconfig(&folder, &cluster, &user).client().err().unwrap();
+        assert_eq!(error.details(), "give a token, a tokenFile, or a client certificate");
+        let expected = format!("the kubeconfig asks for {what}, which is not supported");
+        assert_eq!(told(error), (999, expected));
+    }
+    for server in ["", "hidden", "127.0.0.1:6443", "hidden://x", "https://", "https://a b"] {
+        let text = refused(&kubeconfig(&folder, &json!({"server": server}), &json!({})));
+        assert_eq!(text, "the address of the Kubernetes API is no URL", "{server}");
+    }
+    for user in [json!({"client-key": "k"}), json!({"client-certificate-data": "aGlkZGVu"})] {
+        write(&folder.path().join("k"), "hidden");
+        let text = refused(&kubeconfig(&folder, &cluster, &user));
+        assert_eq!(text, "a client certificate or its key is missing");
+    }
+    let text = refused(&kubeconfig(&folder, &cluster, &json!({"client-key-data": "hidden!"})));
+    assert_eq!(text, "a value ending in -data is not in base64");
+}
+
+#[test]
+fn a_kubeconfig_that_makes_no_sense_is_not_repeated() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("kubeconfig");
+    let kubernetes = kubernetes(&json!({"kubernetes": {"kubeconfig": path}}));
+    for text in [
+        "",
+        "hidden",
+        "- hidden",
+        "clusters: hidden",
+        "users: [{name: a, user: {token: [hidden]}}]",
+        "current-context: a\ncontexts: [{name: a, context: {cluster: b}}]",
+        "a: &a [hidden, *a]",
+        "\u{0}hidden",
+    ] {
+        write(&path, text);
+        let told = refused(&kubernetes);
+        assert!(told.starts_with(&format!("the kubeconfig {} ", path.display())), "{told}");
+    }
+    write(&path, b"\xff\xfehidden");
+    refused(&kubernetes);
+    write(&path, "x".repeat((1 << 20) + 1));
+    assert!(refused(&kubernetes).ends_with(" has more than 1048576 bytes"));
+    std::fs::remove_file(&path).unwrap();
+    // Nobody writes to it.
+    mkfifo(&path, Mode::from_bits_truncate(0o600)).unwrap();
+    assert!(refused(&kubernetes).ends_with("this is no file"));
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    assert!(refused(&kubernetes).starts_with("cannot read "));
+}
+
+/// One way in for each file that there is, with everything else in order.
+fn each_file(folder: &TempDir) -> Vec<(PathBuf, Kubernetes)> {
+    let at = |name: &str| folder.path().join(name);
+    for name in ["token", "ca", "certificate", "key"] {
+        write(&at(name), "hidden");
+    }
+    let with = |name: &str, authority: Option<&str>, user: Value| {
+        let cluster = json!({"server": "http://127.0.0.1:1", "certificate-authority": authority});
+        kubeconfig(folder, &cluster, &user);
+        std::fs::rename(at("kubeconfig"), at(name)).unwrap();
+        json!({"kubeconfig": at(name)})
+    };
+    let plain = with("plain", None, json!({}));
+    let token = with("with-token", None, json!({"tokenFile": "token"}));
+    let ca = with("with-authority", Some("ca"), json!({}));
+    let both = with("with-certificate", None, json!({"client-certificate": "certificate", "client-key": "key"}));
+    let policy = |name: &str, file: &str| json!({"kubernetes": plain, "policy": {name: at(file)}});
+    let pair = json!({"k8s_client_certificate": at("certificate"), "k8s_client_key": at("key")});
+    let ways = [
+        (at("plain"), json!({"kubernetes": plain})),
+        (at("token"), json!({"kubernetes": token})),
+        (at("ca"), json!({"kubernetes": ca})),
+        (at("certificate"), json!({"kubernetes": both})),
+        (at("key"), json!({"kubernetes": both})),
+        (at("ca"), policy("k8s_certificate_authority", "ca")),
+        (at("certificate"), json!({"kubernetes": plain, "policy": pair})),
+        (at("key"), json!({"kubernetes": plain, "policy": pair})),
+    ];
+    ways.into_iter().map(|(file, conf)| (file, kubernetes(&conf))).collect()
+}
+
+/// Needs root.
+#[test]
+fn files_that_others_may_write_to_are_refused() {
+    let folder = TempDir::new().unwrap();
+    for (file, kubernetes) in each_file(&folder) {
+        assert!(kubernetes.client().is_ok(), "{}", file.display());
+        let shown = file.display();
+        for mode in [0o620, 0o602, 0o666, 0o664, 0o777] {
+            set_mode(&file, mode);
+            let expected = format!("others than its owner may write to {shown}; run: chmod go-w {shown}");
+            assert_eq!(refused(&kubernetes), expected, "{mode:o}");
+        }
+        for mode in [0o600, 0o400, 0o644, 0o755] {
+            set_mode(&file, mode);
+            assert!(kubernetes.client().is_ok(), "{shown} {mode:o}");
+        }
+        chown(&file, Some(1234), None).unwrap();
+        let expected = format!("{shown} belongs to the user 1234; run: chown root {shown} && chmod go-w {shown}");
+        assert_eq!(refused(&kubernetes), expected);
+        chown(&file, Some(0), None).unwrap();
+        // It is the file that counts, not what leads to it.
+        let aside = folder.path().join("aside");
+        std::fs::rename(&file, &aside).unwrap();
+        symlink(&aside, &file).unwrap();
+        assert!(kubernetes.client().is_ok());
+        set_mode(&aside, 0o666);
+        assert!(refused(&kubernetes).contains("chmod go-w"));
+        set_mode(&aside, 0o644);
+        std::fs::rename(&aside, &file).unwrap();
+    }
+}

@@ -1,0 +1,137 @@
+//! The wait for a pod's policy: Felix, Calico's agent, makes a file when a pod's rules are in place.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use tokio::time::{sleep, timeout};
+
+use crate::error::{CniError, Result};
+
+/// Where Felix makes the files if the configuration does not say.
+const FOLDER: &str = "/var/run/calico/endpoint-status";
+/// How often the file is looked for. A look costs a few microseconds, and Felix takes longer.
+const INTERVAL: Duration = Duration::from_millis(20);
+/// What Go escapes in a part of a URL's path: all but letters, digits and these.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~')
+    .remove(b'$')
+    .remove(b'&')
+    .remove(b'+')
+    .remove(b'=')
+    .remove(b':')
+    .remove(b'@');
+
+/// A pod that is not to start before its rules are in place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PolicyWait {
+    folder: PathBuf,
+    longest: Duration,
+}
+
+impl PolicyWait {
+    /// From `policy_setup_timeout_seconds` and `endpoint_status_dir`; `None` for no seconds.
+    ///
+    /// # Errors
+    /// Calico's, code 999, for a negative number.
+    pub(crate) fn new(seconds: i64, folder: &str) -> Result<Option<Self>> {
+        let wrong = |_| {
+            CniError::internal(format!("invalid pod startup delay of {seconds}"))
+                .with_details("policy_setup_timeout_seconds is the longest wait in seconds, 0 for none")
+        };
+        let longest = Duration::from_secs(u64::try_from(seconds).map_err(wrong)?);
+        let folder = if folder.is_empty() { FOLDER } else { folder };
+        Ok((!longest.is_zero()).then(|| Self { folder: folder.into(), longest }))
+    }
+
+    /// Waits for the file of a pod's endpoint, but no longer than the configuration says, nor than the time that is left. A
+    /// file that does not come is a warning in the log: a pod without rules is better than none, as for Calico.
+    pub(crate) async fn wait(&self, namespace: &str, pod: &str, endpoint: &str, left: Duration) {
+        let file = self.folder.join(file_name(namespace, pod, endpoint));
+        let longest = self.longest.min(left);
+        if timeout(longest, appears(&file)).await.is_err() {
+            tracing::warn!(
+                file = %file.display(),
+                "the pod's rules were not in place after {:.1} s; it starts all the same", longest.as_secs_f32()
+            );
+        }
+    }
+}
+
+async fn appears(file: &Path) {
+    while !file.exists() {
+        sleep(INTERVAL).await;
+    }
+}
+
+fn file_name(namespace: &str, pod: &str, endpoint: &str) -> String {
+    let escaped = |part| utf8_percent_encode(part, ESCAPED).to_string();
+    // The two parts of the pod's name are one part here.
+    format!("k8s {}%2F{} {}", escaped(namespace), escaped(pod), escaped(endpoint))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn names_of_files_are_escaped_as_go_escapes_them() {
+        assert_eq!(file_name("shop", "pod1", "eth0"), "k8s shop%2Fpod1 eth0");
+        assert_eq!(file_name("a-b", "web-0.x_~", "eth0:1@$&+="), "k8s a-b%2Fweb-0.x_~ eth0:1@$&+=");
+        assert_eq!(file_name("a/b", "ü c", "%?#;,\"!*'()"), "k8s a%2Fb%2F%C3%BC%20c %25%3F%23%3B%2C%22%21%2A%27%28%29");
+    }
+
+    #[test]
+    fn how_long_is_waited() {
+        let new = |seconds| PolicyWait::new(seconds, "");
+        assert_eq!(new(0).unwrap(), None);
+        let wait = new(2).unwrap().unwrap();
+        assert_eq!((wait.longest.as_secs(), wait.folder), (2, PathBuf::from("/var/run/calico/endpoint-status")));
+        assert!(new(i64::MAX).unwrap().is_some());
+        let error = new(-1).unwrap_err();
+        assert_eq!((error.code().number(), error.message()), (999, "invalid pod startup delay of -1"));
+        assert!(new(i64::MIN).is_err());
+    }
+
+    async fn took(wait: &PolicyWait, left: Duration) -> Duration {
+        let begun = Instant::now();
+        wait.wait("shop", "pod1", "eth0", left).await;
+        begun.elapsed()
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn a_file_that_is_there_or_comes_ends_the_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let status = folder.path().join("status");
+        let wait = PolicyWait::new(i64::MAX, status.to_str().unwrap()).unwrap().unwrap();
+        let (taken, ()) = tokio::join!(took(&wait, LONG), async {
+            // The folder comes late, too.
+            sleep(Duration::from_millis(200)).await;
+            fs::create_dir(&status).unwrap();
+            fs::write(status.join("k8s shop%2Fpod2 eth0"), "").unwrap();
+            sleep(Duration::from_millis(200)).await;
+            fs::write(status.join("k8s shop%2Fpod1 eth0"), "{}").unwrap();
+        });
+        assert!(taken >= Duration::from_millis(400) && taken < Duration::from_secs(5), "{taken:?}");
+        assert!(took(&wait, LONG).await < Duration::from_secs(1));
+        assert!(took(&wait, Duration::ZERO).await < Duration::from_secs(1));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_does_not_come_ends_it_in_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let wait = PolicyWait::new(1, folder.path().to_str().unwrap()).unwrap().unwrap();
+        let taken = took(&wait, LONG).await;
+        assert!(taken >= Duration::from_secs(1) && taken < Duration::from_secs(5), "{taken:?}");
+        let taken = took(&wait, Duration::from_millis(100)).await;
+        assert!(taken < Duration::from_secs(1), "{taken:?}");
+    }
+}

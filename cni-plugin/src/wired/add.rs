@@ -1,0 +1,290 @@
+//! ADD.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ipam_core::endpoints::{Before, EndpointQuery, PendingEndpoint, Pools};
+use ipam_core::model::{EndpointFacts, Orchestrator, ReleaseRequest, WorkloadEndpoint};
+use kv::{Deadline, Revision};
+use wiring::{Plan, Wired};
+
+use super::WIRING;
+use super::answer::Answer;
+use super::container;
+use super::ipam::{IpamCall, IpamPlugin};
+use super::ipam_result::IpamResult;
+use super::outgoing::Outgoing;
+use super::pod;
+use super::setup::Setup;
+use crate::allocator::failure::explain;
+use crate::error::{CniError, Result};
+use crate::kubernetes::gates;
+use crate::netns;
+use crate::request::Allocator;
+use crate::run::Rules;
+use crate::served::Served;
+use crate::session::{Paused, Purpose, Session};
+
+/// An ADD that has read the store.
+pub(super) struct Add<'s, 'a> {
+    pub(super) setup: &'s Setup<'a>,
+    pub(super) session: SessionState,
+    pub(super) pending: Option<PendingEndpoint>,
+    /// The endpoint that the workload has already.
+    pub(super) found: Option<(WorkloadEndpoint, Revision)>,
+    /// The other endpoints of this node whose interface on the host may have the same name.
+    pub(super) neighbours: Vec<WorkloadEndpoint>,
+    /// The way of its packets out of this machine.
+    outgoing: Outgoing,
+}
+
+/// The store of an ADD.
+pub(super) enum SessionState {
+    Open(Arc<Session>),
+    Paused(Box<Paused>),
+    /// The store could not be opened again.
+    Gone,
+}
+
+/// ADD.
+///
+/// # Errors
+/// Calico's texts. Nothing that this call made is left then.
+pub(super) fn add(setup: &Setup<'_>) -> Result<String> {
+    // Calico finds that out when everything is done, and leaves it.
+    if setup.is_own_netns() {
+        return Err(netns::own_netns_error());
+    }
+    pass_gates(setup)?;
+    let session = Arc::new(Session::open(&setup.store, Purpose::Assign)?);
+    let mut add = Add::begin(setup, session)?;
+    let answer = match setup.workload.orchestrator {
+        Orchestrator::Cni => container::add(&mut add),
+        Orchestrator::K8s => pod::add(&mut add),
+    };
+    add.close();
+    answer
+}
+
+/// Waits for the gates that the configuration names, once the store is ready. The call's time begins afterwards.
+fn pass_gates(setup: &Setup<'_>) -> Result<()> {
+    let gates = &setup.conf.readiness_gates;
+    if gates.is_empty() {
+        return Ok(());
+    }
+    let session = Session::open(&setup.store, Purpose::Assign)?;
+    let query = EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: Pools::Skipped };
+    let ready = setup.begin(&session, query).map(drop);
+    let paused = session.pause();
+    ready?;
+    paused.run(gates::wait(gates, Duration::MAX))
+}
+
+impl<'s, 'a> Add<'s, 'a> {
+    fn begin(setup: &'s Setup<'a>, session: Arc<Session>) -> Result<Self> {
+        let workload = &setup.workload;
+        let prefix = workload.neighbours();
+        let query = EndpointQuery {
+            namespace: workload.namespace.clone(),
+            prefix: prefix.clone().ok(),
+            profile: setup.conf.net.policy.kind.is_empty().then(|| setup.conf.net.name.clone()),
+            pools: if setup.is_alone() { Pools::Read } else { Pools::Skipped },
+        };
+        let (pending, before) = setup.begin(&session, query)?;
+        prefix?;
+        let Before { endpoints, pools, .. } = before;
+        let outgoing = if setup.is_alone() { Outgoing::by_us(&pools) } else { Outgoing::by_calico() };
+        let (mut own, others): (Vec<_>, Vec<_>) = endpoints.into_iter().partition(|(found, _)| workload.has(found));
+        let found = if own.is_empty() { None } else { Some(own.swap_remove(0)) };
+        let neighbours = others.into_iter().map(|(endpoint, _)| endpoint).collect();
+        Ok(Self { setup, session: SessionState::Open(session), pending: Some(pending), found, neighbours, outgoing })
+    }
+
+    /// The name of the interface on the host.
+    pub(super) fn host_interface(&self) -> String {
+        let felix = self.setup.invocation.environment.text("FELIX_INTERFACEPREFIX");
+        let taken = |name: &str| self.neighbours.iter().any(|other| other.interface() == name);
+        self.setup.workload.host_interface(&felix, taken)
+    }
+
+    /// Wires the container.
+    ///
+    /// # Errors
+    /// The texts of [`wiring::Error`]; nothing that was made for this container is left then.
+    pub(super) fn connect(&self, plan: &Plan) -> Result<Wired> {
+        self.outgoing.ensure(&plan.addresses)?;
+        Ok(wiring::connect(&self.setup.netns(), plan, Instant::now() + WIRING)?)
+    }
+
+    /// True if the container has this interface.
+    ///
+    /// # Errors
+    /// The texts of [`wiring::Error`].
+    pub(super) fn has_interface(&self, name: &str) -> Result<bool> {
+        Ok(wiring::has_interface(&self.setup.netns(), name, Instant::now() + WIRING)?)
+    }
+
+    /// Takes the interfaces of a call down that fails. The runtime calls DEL, too, so an error here is only logged.
+    pub(super) fn disconnect(&self, host_interface: &str) {
+        if let Err(error) = wiring::remove_host_interface(host_interface) {
+            tracing::warn!(%error, host_interface, "an interface of a failed ADD stays until DEL");
+        }
+    }
+
+    /// The allocator for an IPAM plugin that is this program.
+    pub(super) fn allocator(&self) -> Box<dyn Allocator> {
+        match &self.session {
+            SessionState::Open(session) => Setup::allocator(session),
+            SessionState::Paused(_) | SessionState::Gone => Box::new(Served::default()),
+        }
+    }
+
+    /// Lets an IPAM plugin that is another program have the store, which it may need; opens it for one that is this program.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) fn make_way(&mut self, plugin: &IpamPlugin) -> Result<()> {
+        if plugin.is_other() {
+            self.pause();
+            return Ok(());
+        }
+        self.reopened().map(drop)
+    }
+
+    /// Lets other programs have a store that they must wait for otherwise.
+    pub(super) fn pause(&mut self) {
+        if !matches!(&self.session, SessionState::Open(session) if session.is_exclusive()) {
+            return;
+        }
+        self.session = match std::mem::replace(&mut self.session, SessionState::Gone) {
+            SessionState::Open(session) => match Arc::try_unwrap(session) {
+                Ok(session) => SessionState::Paused(Box::new(session.pause())),
+                Err(session) => SessionState::Open(session),
+            },
+            other => other,
+        };
+    }
+
+    /// Runs a future to its end, with the time that the call has left.
+    ///
+    /// # Errors
+    /// The future's.
+    pub(super) fn run<T>(&self, future: impl AsyncFnOnce(Deadline) -> Result<T>) -> Result<T> {
+        match &self.session {
+            SessionState::Open(session) => session.run(future(session.deadline())),
+            SessionState::Paused(paused) => paused.run(future(paused.deadline())),
+            SessionState::Gone => Err(gone()),
+        }
+    }
+
+    /// The open store, opened again if other programs had it.
+    fn reopened(&mut self) -> Result<Arc<Session>> {
+        match std::mem::replace(&mut self.session, SessionState::Gone) {
+            SessionState::Open(session) => {
+                self.session = SessionState::Open(Arc::clone(&session));
+                Ok(session)
+            }
+            SessionState::Paused(paused) => {
+                let session = Arc::new(paused.resume()?);
+                self.pending = self.pending.take().map(|pending| pending.reopened(session.ipam()));
+                self.session = SessionState::Open(Arc::clone(&session));
+                Ok(session)
+            }
+            SessionState::Gone => Err(CniError::internal("the store could not be opened again")),
+        }
+    }
+
+    /// Stores the endpoint: a new one, or the one that was found with these facts.
+    ///
+    /// # Errors
+    /// Another call stored the endpoint meanwhile; those of the store.
+    pub(super) fn store(&mut self, name: &str, facts: &EndpointFacts) -> Result<()> {
+        let pending = self.pending.as_ref().ok_or_else(gone)?;
+        let (endpoint, replaced) = match &self.found {
+            Some((found, revision)) => {
+                let mut endpoint = found.clone();
+                endpoint.update(facts);
+                (endpoint, Some(*revision))
+            }
+            None => (pending.new_endpoint(name, facts), None),
+        };
+        self.store_document(&endpoint, replaced)
+    }
+
+    /// Stores a document as it is.
+    ///
+    /// # Errors
+    /// Those of [`store`](Self::store).
+    pub(super) fn store_document(&mut self, endpoint: &WorkloadEndpoint, replaced: Option<Revision>) -> Result<()> {
+        let session = self.reopened()?;
+        let orchestrator = self.setup.workload.orchestrator;
+        let pending = self.pending.as_mut().ok_or_else(gone)?;
+        let stored = session.run(pending.store(endpoint, replaced, orchestrator));
+        stored.map_err(|error| explain(error, Rules::Calico).into())
+    }
+
+    /// Releases what IPAM assigned to a call that fails, unless the container had it before. The runtime calls DEL, too, so
+    /// an error here is only logged.
+    pub(super) fn release(&self, plugin: &IpamPlugin, assigned: &IpamResult) {
+        let had = self.found.as_ref().filter(|(found, _)| found.container() == self.setup.call.container);
+        let had = had.map(|(found, _)| found.addresses()).unwrap_or_default();
+        if assigned.addresses().iter().all(|address| had.contains(address)) {
+            return;
+        }
+        self.release_all(plugin);
+    }
+
+    /// Releases all that the container has from IPAM. An error is only logged.
+    pub(super) fn release_all(&self, plugin: &IpamPlugin) {
+        let released = self.setup.stdin_to_release().and_then(|stdin| {
+            let call = IpamCall { stdin: &stdin, ..self.setup.ipam_call("DEL") };
+            plugin.call(&call, &*self.allocator())
+        });
+        if let Err(error) = released {
+            tracing::warn!(%error, "an address of a failed ADD stays assigned until DEL");
+        }
+    }
+
+    /// Releases addresses, whoever has them.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) fn release_addresses(&mut self, requests: &[ReleaseRequest]) -> Result<()> {
+        let session = self.reopened()?;
+        let released = session.run(session.ipam().release_ips(requests, session.deadline()));
+        released.map(drop).map_err(|error| explain(error, Rules::Calico).into())
+    }
+
+    /// What is printed.
+    ///
+    /// # Errors
+    /// A result before 0.3.0 without an address.
+    pub(super) fn answer(&self, assigned: &IpamResult, host_interface: &str, mac: &str) -> Result<String> {
+        let netns = self.setup.netns();
+        let answer = Answer {
+            assigned,
+            host_interface,
+            interface: &self.setup.call.interface,
+            mac,
+            mtu: self.setup.mtu,
+            netns: &netns.to_string_lossy(),
+        };
+        // A configuration without a version gets a result of 0.2.0, as from Calico.
+        let version = self.setup.json.text_member("cniVersion").unwrap_or("");
+        answer.to_json(if version.is_empty() { "0.2.0" } else { version })
+    }
+
+    fn close(self) {
+        let Self { session, pending, .. } = self;
+        drop(pending);
+        if let SessionState::Open(session) = session
+            && let Ok(session) = Arc::try_unwrap(session)
+        {
+            session.close();
+        }
+    }
+}
+
+fn gone() -> CniError {
+    CniError::internal("the endpoint was not read")
+}

@@ -1,0 +1,266 @@
+//! What a network's configuration says to the main plugin, beside what it says to the IPAM plugin.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use crate::error::{CniError, Result};
+use crate::gojson::{Json, quoted};
+use crate::netconf::{Decoder, NetConf};
+
+/// Where Calico's node agent writes the MTU of the network.
+const MTU_FILE: &str = "/var/lib/calico/mtu";
+
+/// A configuration, read as Go reads it into Calico's structure; see [`NetConf`]. What is absent is empty.
+#[derive(Debug, Default)]
+pub(crate) struct Conf {
+    /// What both plugins read.
+    pub(crate) net: NetConf,
+    /// `ipam.type`.
+    pub(crate) ipam_type: String,
+    mtu: i64,
+    require_mtu_file: bool,
+    num_queues: i64,
+    device_type: String,
+    pub(crate) nodename_file_optional: bool,
+    pub(crate) readiness_gates: Vec<String>,
+    /// `policy_setup_timeout_seconds`.
+    pub(crate) policy_timeout: i64,
+    /// `endpoint_status_dir`.
+    pub(crate) status_folder: String,
+    pub(crate) include_default_routes: bool,
+    pub(crate) feature_ip_addrs_no_ipam: bool,
+    pub(crate) feature_floating_ips: bool,
+    pub(crate) allow_ip_forwarding: bool,
+    /// `kubernetes.node_name`.
+    pub(crate) kubernetes_node: String,
+    /// `args.org.apache.mesos.network_info.labels.labels`: keys and values.
+    pub(crate) mesos_labels: Vec<(String, String)>,
+    /// The datastore's settings as they are handed to the IPAM plugin: names of variables and values.
+    pub(crate) variables: Vec<(&'static str, String)>,
+}
+
+impl Conf {
+    /// Reads what concerns the main plugin.
+    ///
+    /// # Errors
+    /// Code 999 with Go's text for the first value of a wrong type.
+    pub(crate) fn decode(json: &Json) -> Result<Self> {
+        let mut conf = Self::default();
+        let mut decoder = Decoder::default();
+        decoder.members(json, "", "types.NetConf", |d, name, value| {
+            conf.net.member(d, name, value);
+            conf.member(d, name, value);
+        });
+        decoder.finish()?;
+        Ok(conf)
+    }
+
+    fn member(&mut self, d: &mut Decoder, name: &str, value: &Json) {
+        match name {
+            "mtu" => d.keep_int(&mut self.mtu, value, "mtu"),
+            "require_mtu_file" => d.bool(&mut self.require_mtu_file, value, name),
+            "num_queues" => d.keep_int(&mut self.num_queues, value, name),
+            "device_type" => d.string(&mut self.device_type, value, name),
+            "nodename_file_optional" => d.bool(&mut self.nodename_file_optional, value, name),
+            "readiness_gates" => d.strings(&mut self.readiness_gates, value, name),
+            "policy_setup_timeout_seconds" => d.keep_int(&mut self.policy_timeout, value, name),
+            "endpoint_status_dir" => d.string(&mut self.status_folder, value, name),
+            "include_default_routes" => d.bool(&mut self.include_default_routes, value, name),
+            "feature_control" => d.members(value, name, "types.FeatureControl", |d, name, value| match name {
+                "ip_addrs_no_ipam" => {
+                    d.bool(&mut self.feature_ip_addrs_no_ipam, value, "feature_control.ip_addrs_no_ipam");
+                }
+                "floating_ips" => d.bool(&mut self.feature_floating_ips, value, "feature_control.floating_ips"),
+                _ => {}
+            }),
+            "container_settings" => d.members(value, name, "types.ContainerSettings", |d, name, value| {
+                if name == "allow_ip_forwarding" {
+                    d.bool(&mut self.allow_ip_forwarding, value, "container_settings.allow_ip_forwarding");
+                }
+            }),
+            "dataplane_options" if !matches!(value, Json::Object(_) | Json::Null) => {
+                d.wrong(value, name, "map[string]interface {}");
+            }
+            "ipam" => d.members(value, "ipam", "struct", |d, name, value| {
+                if name == "type" {
+                    d.string(&mut self.ipam_type, value, "ipam.type");
+                }
+            }),
+            "kubernetes" => d.members(value, "kubernetes", "types.Kubernetes", |d, name, value| {
+                if name == "node_name" {
+                    d.string(&mut self.kubernetes_node, value, "kubernetes.node_name");
+                }
+            }),
+            "args" => d.members(value, "args", "types.Args", |d, name, value| {
+                if name == "org.apache.mesos" {
+                    self.mesos(d, value);
+                }
+            }),
+            _ => self.variable(name, value),
+        }
+    }
+
+    fn mesos(&mut self, d: &mut Decoder, value: &Json) {
+        let path = "args.org.apache.mesos";
+        d.members(value, path, "types.Mesos", |d, name, value| {
+            if name == "network_info" {
+                d.members(value, path, "types.NetworkInfo", |d, name, value| {
+                    if name == "labels" {
+                        d.members(value, path, "struct", |d, name, value| {
+                            if let ("labels", Json::Array(labels)) = (name, value) {
+                                self.mesos_labels = labels.iter().map(|label| mesos_label(d, label)).collect();
+                            }
+                        });
+                    }
+                });
+            }
+        });
+    }
+
+    /// Notes a setting of the datastore that the IPAM plugin must have in its environment.
+    fn variable(&mut self, name: &str, value: &Json) {
+        let variable = match name {
+            "datastore_type" => "DATASTORE_TYPE",
+            "etcd_endpoints" => "ETCD_ENDPOINTS",
+            "etcd_discovery_srv" => "ETCD_DISCOVERY_SRV",
+            "etcd_key_file" => "ETCD_KEY_FILE",
+            "etcd_cert_file" => "ETCD_CERT_FILE",
+            "etcd_ca_cert_file" => "ETCD_CA_CERT_FILE",
+            "etcd_authority" => "ETCD_AUTHORITY",
+            "etcd_scheme" => "ETCD_SCHEME",
+            _ => return,
+        };
+        if let Json::String(text) = value
+            && !text.is_empty()
+        {
+            self.variables.retain(|(known, _)| *known != variable);
+            self.variables.push((variable, text.clone()));
+        }
+    }
+
+    /// The MTU: the configuration's, else the one in Calico's file; 0 for the kernel's own.
+    ///
+    /// # Errors
+    /// The file is required and missing, or its text is no number.
+    pub(crate) fn mtu(&self) -> Result<u32> {
+        let failed = |reason: String| CniError::internal(format!("failed to read MTU file: {reason}"));
+        let from_file = match fs::read_to_string(MTU_FILE) {
+            Ok(text) => {
+                let text = text.trim();
+                let wrong = |_| failed(format!("strconv.Atoi: parsing {}: invalid syntax", quoted(text)));
+                text.parse::<i64>().map_err(wrong)?
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound && !self.require_mtu_file => 0,
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(failed(format!("open {MTU_FILE}: no such file or directory")));
+            }
+            Err(error) => return Err(failed(format!("open {MTU_FILE}: {error}"))),
+        };
+        let mtu = if self.mtu == 0 { from_file } else { self.mtu };
+        u32::try_from(mtu).map_err(|_| CniError::config(format!("mtu {mtu} is out of range")))
+    }
+
+    /// How many queues both ends of the pair have.
+    pub(crate) fn queues(&self) -> u32 {
+        u32::try_from(self.num_queues).unwrap_or(1).max(1)
+    }
+
+    /// The kind of the pair.
+    ///
+    /// # Errors
+    /// An unknown kind.
+    pub(crate) fn device(&self) -> Result<Device> {
+        match self.device_type.as_str() {
+            "" | "veth" => Ok(Device::Veth),
+            "netkit" => Ok(Device::Netkit),
+            other => Err(CniError::internal(format!(
+                "unknown device_type {} in CNI config (supported: \"veth\", \"netkit\")",
+                quoted(other)
+            ))),
+        }
+    }
+
+    /// Refuses a configuration if the file with the node's name must exist and does not.
+    ///
+    /// # Errors
+    /// The file is missing.
+    pub(crate) fn check_nodename_file(&self, default: &Path) -> Result<()> {
+        if self.nodename_file_optional {
+            return Ok(());
+        }
+        let file = if self.net.nodename_file.is_empty() { default } else { Path::new(&self.net.nodename_file) };
+        let Err(error) = fs::metadata(file) else { return Ok(()) };
+        let reason = if error.kind() == ErrorKind::NotFound {
+            "no such file or directory".to_owned()
+        } else {
+            error.to_string()
+        };
+        Err(CniError::internal(format!(
+            "stat {}: {reason}: check that the calico/node container is running and has mounted /var/lib/calico/",
+            file.display()
+        )))
+    }
+}
+
+pub(crate) use wiring::Device;
+
+fn mesos_label(d: &mut Decoder, label: &Json) -> (String, String) {
+    let (mut key, mut text) = (String::new(), String::new());
+    let path = "args.org.apache.mesos.network_info.labels";
+    d.members(label, path, "struct", |d, name, value| match name {
+        "key" => d.string(&mut key, value, path),
+        "value" => d.string(&mut text, value, path),
+        _ => {}
+    });
+    (key, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decode(text: &str) -> Result<Conf> {
+        Conf::decode(&Json::parse(text.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn as_go_reads_it() {
+        let conf = decode(
+            r#"{"MTU":1410,"num_queues":0,"device_type":"netkit","readiness_gates":["http://a"],"policy_setup_timeout_seconds":2,
+            "feature_control":{"floating_ips":true},"container_settings":{"allow_ip_forwarding":true},"ipam":{"TYPE":"host-local"},
+            "dataplane_options":{"type":"grpc","n":1},"kubernetes":{"node_name":"n","kubeconfig":"/k"},"etcd_endpoints":"http://e:1",
+            "args":{"org.apache.mesos":{"network_info":{"labels":{"labels":[{"key":"k","value":"v"}]}}}},"include_default_routes":null}"#,
+        )
+        .unwrap();
+        assert_eq!((conf.queues(), conf.device().unwrap()), (1, Device::Netkit));
+        assert_eq!((conf.readiness_gates.as_slice(), conf.policy_timeout), (&["http://a".to_owned()][..], 2));
+        assert!(conf.feature_floating_ips && conf.allow_ip_forwarding && !conf.feature_ip_addrs_no_ipam);
+        assert_eq!((conf.ipam_type.as_str(), conf.kubernetes_node.as_str()), ("host-local", "n"));
+        assert_eq!(conf.mesos_labels, [("k".to_owned(), "v".to_owned())]);
+        assert_eq!(conf.variables, [("ETCD_ENDPOINTS", "http://e:1".to_owned())]);
+        assert_eq!(conf.net.store.kubeconfig, "/k");
+    }
+
+    #[test]
+    fn wrong_types_are_refused_in_gos_words() {
+        let cases = [
+            (r#"{"mtu":"x"}"#, "string into Go struct field NetConf.mtu of type int"),
+            (r#"{"readiness_gates":"x"}"#, "string into Go struct field NetConf.readiness_gates of type []string"),
+            (
+                r#"{"dataplane_options":[]}"#,
+                "array into Go struct field NetConf.dataplane_options of type map[string]interface {}",
+            ),
+            (r#"{"require_mtu_file":1}"#, "number into Go struct field NetConf.require_mtu_file of type bool"),
+        ];
+        for (text, expected) in cases {
+            let error = decode(text).unwrap_err();
+            assert_eq!(error.message(), format!("failed to load netconf: json: cannot unmarshal {expected}"), "{text}");
+        }
+        let unknown = decode(r#"{"device_type":"macvlan"}"#).unwrap().device().unwrap_err();
+        assert_eq!(
+            unknown.message(),
+            "unknown device_type \"macvlan\" in CNI config (supported: \"veth\", \"netkit\")"
+        );
+    }
+}

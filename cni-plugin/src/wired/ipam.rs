@@ -1,0 +1,247 @@
+//! The IPAM plugin of a network: another process, or this very program, whose allocator then runs in this process.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+
+use super::ipam_result::IpamResult;
+use crate::error::{CniError, Code, Result};
+use crate::gojson::quoted;
+use crate::request::Allocator;
+use crate::run::{Invocation, Logging, Name};
+
+/// How long another program may take. A DHCP server may need a minute.
+const LONGEST: Duration = Duration::from_secs(90);
+
+/// An IPAM plugin that was found.
+#[derive(Debug)]
+pub(super) enum IpamPlugin {
+    /// This program, under this name.
+    Own(Name),
+    /// Another program.
+    Other(PathBuf),
+}
+
+/// A call of an IPAM plugin.
+pub(super) struct IpamCall<'a> {
+    /// The main plugin's own call.
+    pub(super) invocation: &'a Invocation,
+    /// ADD, DEL, CHECK, GC or STATUS.
+    pub(super) verb: &'static str,
+    /// `CNI_ARGS`.
+    pub(super) args: &'a str,
+    /// Variables that are set beside the main plugin's own.
+    pub(super) variables: &'a [(&'static str, String)],
+    /// The network's configuration.
+    pub(super) stdin: &'a [u8],
+}
+
+impl IpamPlugin {
+    /// Finds the plugin of a type in the folders of `CNI_PATH`.
+    ///
+    /// # Errors
+    /// Calico's texts for no name, a name that is a path, and a plugin that is in no folder.
+    pub(super) fn find(kind: &str, cni_path: &str) -> Result<Self> {
+        if kind.is_empty() {
+            return Err(CniError::internal("no plugin name provided"));
+        }
+        if kind.contains('/') {
+            return Err(CniError::internal(format!("invalid plugin name: {kind}")));
+        }
+        let folders: Vec<&str> = cni_path.split(':').collect();
+        let paths = folders.iter().map(|folder| Path::new(folder).join(kind));
+        let found = paths.filter_map(|path| fs::metadata(&path).ok().map(|file| (path, file)));
+        let Some((path, file)) = found.into_iter().find(|(_, file)| file.is_file()) else {
+            let folders = folders.join(" ");
+            return Err(CniError::internal(format!("failed to find plugin {} in path [{folders}]", quoted(kind))));
+        };
+        let own = fs::metadata("/proc/self/exe").ok().map(|file| (file.dev(), file.ino()));
+        let is_own = own == Some((file.dev(), file.ino()));
+        Ok(if is_own { Self::Own(Name::from_argument(Some(OsStr::new(kind)))) } else { Self::Other(path) })
+    }
+
+    /// True if the plugin is another program.
+    pub(super) fn is_other(&self) -> bool {
+        matches!(self, Self::Other(_))
+    }
+
+    /// ADD.
+    ///
+    /// # Errors
+    /// The plugin's own error, and an answer that cannot be read.
+    pub(super) fn add(&self, call: &IpamCall<'_>, allocator: &dyn Allocator) -> Result<IpamResult> {
+        IpamResult::parse(&self.call(call, allocator)?)
+    }
+
+    /// Any verb; what the plugin printed.
+    ///
+    /// # Errors
+    /// The plugin's own error.
+    pub(super) fn call(&self, call: &IpamCall<'_>, allocator: &dyn Allocator) -> Result<Vec<u8>> {
+        let answer = match self {
+            Self::Own(name) => in_process(*name, call, allocator),
+            Self::Other(path) => in_child(path, call)?,
+        };
+        answer.judge()
+    }
+}
+
+/// What came of a plugin.
+struct Answer {
+    status: Status,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+enum Status {
+    Done,
+    Failed(String),
+}
+
+fn in_process(name: Name, call: &IpamCall<'_>, allocator: &dyn Allocator) -> Answer {
+    let mut environment = call.invocation.environment.clone();
+    for (variable, value) in call.all_variables() {
+        environment.set(variable, value);
+    }
+    let host = call.invocation.host.clone();
+    let invocation = Invocation { name, environment, host, logging: Logging::Untouched };
+    let outcome = crate::run::run(&invocation, &mut &call.stdin[..], allocator);
+    let status = if outcome.exit == 0 { Status::Done } else { Status::Failed(format!("exit status {}", outcome.exit)) };
+    Answer { status, stdout: outcome.stdout.into_bytes(), stderr: Vec::new() }
+}
+
+fn in_child(path: &Path, call: &IpamCall<'_>) -> Result<Answer> {
+    let failed = |error: io::Error| CniError::internal(format!("fork/exec {}: {error}", path.display()));
+    let mut command = Command::new(path);
+    command.env_clear().envs(call.invocation.environment.variables()).envs(call.all_variables());
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let text = call.stdin.to_vec();
+    // A plugin that does not read its configuration holds up nobody.
+    thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(&text)));
+    let (stdout, stderr) = (collect(stdout), collect(stderr));
+    let deadline = Instant::now() + LONGEST;
+    let left = || deadline.saturating_duration_since(Instant::now());
+    let (Ok(stdout), Ok(stderr)) = (stdout.recv_timeout(left()), stderr.recv_timeout(left())) else {
+        let _ = child.kill();
+        let _ = child.wait();
+        let name = path.display();
+        return Err(CniError::new(Code::TryAgain, format!("{name} has not answered within {LONGEST:?} and was ended")));
+    };
+    let status = child.wait().map_err(failed)?;
+    let _ = io::stderr().write_all(&stderr);
+    let status = if status.success() { Status::Done } else { Status::Failed(describe(status)) };
+    Ok(Answer { status, stdout, stderr })
+}
+
+/// Everything that comes out of a pipe, on a thread of its own.
+fn collect(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = channel();
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            // What was read before an error is all that there is.
+            let _ = pipe.read_to_end(&mut bytes);
+        }
+        let _ = sender.send(bytes);
+    });
+    receiver
+}
+
+/// The end of a process as Go describes it.
+fn describe(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("signal: {signal}"),
+        (None, None) => "unknown".to_owned(),
+    }
+}
+
+impl IpamCall<'_> {
+    fn all_variables(&self) -> impl Iterator<Item = (OsString, OsString)> {
+        let own = [("CNI_COMMAND", self.verb), ("CNI_ARGS", self.args)];
+        let settings = self.variables.iter().map(|(name, value)| (*name, value.as_str()));
+        let all: Vec<_> = settings.chain(own).map(|(name, value)| (name.into(), value.into())).collect();
+        all.into_iter()
+    }
+}
+
+impl Answer {
+    /// What was printed, or the plugin's error as the main plugin passes it on.
+    fn judge(self) -> Result<Vec<u8>> {
+        #[derive(Deserialize)]
+        struct Error {
+            #[serde(default)]
+            code: u32,
+            #[serde(default)]
+            msg: String,
+            #[serde(default)]
+            details: String,
+        }
+        let Status::Failed(status) = self.status else { return Ok(self.stdout) };
+        if self.stdout.is_empty() {
+            return Err(CniError::internal(match self.stderr.as_slice() {
+                [] => format!("netplugin failed with no error message: {status}"),
+                stderr => format!("netplugin failed: {}", quoted(&String::from_utf8_lossy(stderr))),
+            }));
+        }
+        Err(match serde_json::from_slice::<Error>(&self.stdout) {
+            Ok(Error { code, msg, details }) => CniError::new(Code::of(code), msg).with_details(details),
+            Err(error) => CniError::internal(format!(
+                "netplugin failed but error parsing its diagnostic message {}: {error}",
+                quoted(&String::from_utf8_lossy(&self.stdout))
+            )),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(kind: &str, path: &str) -> String {
+        IpamPlugin::find(kind, path).unwrap_err().message().to_owned()
+    }
+
+    #[test]
+    fn plugins_are_found_by_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display().to_string();
+        fs::create_dir(folder.path().join("folder")).unwrap();
+        fs::write(folder.path().join("other"), "").unwrap();
+        std::os::unix::fs::symlink(std::env::current_exe().unwrap(), folder.path().join("calico-ipam")).unwrap();
+        assert_eq!(error("", &path), "no plugin name provided");
+        assert_eq!(error("../x", &path), "invalid plugin name: ../x");
+        assert_eq!(
+            error("folder", &format!("/none:{path}")),
+            format!("failed to find plugin \"folder\" in path [/none {path}]")
+        );
+        assert!(IpamPlugin::find("other", &path).unwrap().is_other());
+        assert!(matches!(IpamPlugin::find("calico-ipam", &path).unwrap(), IpamPlugin::Own(Name::CalicoIpam)));
+    }
+
+    #[test]
+    fn errors_are_passed_on() {
+        let judge = |stdout: &str, stderr: &str| {
+            let status = Status::Failed("exit status 3".to_owned());
+            let answer = Answer { status, stdout: stdout.into(), stderr: stderr.into() };
+            let error = answer.judge().unwrap_err();
+            (error.code().number(), error.message().to_owned(), error.details().to_owned())
+        };
+        let own = judge(r#"{"cniVersion":"1.0.0","code":99,"msg":"m","details":"d"}"#, "");
+        assert_eq!(own, (99, "m".into(), "d".into()));
+        assert_eq!(judge("", "something broke\n").1, "netplugin failed: \"something broke\\n\"");
+        assert_eq!(judge("", "").1, "netplugin failed with no error message: exit status 3");
+        assert!(judge("x", "").1.starts_with("netplugin failed but error parsing its diagnostic message \"x\": "));
+    }
+}

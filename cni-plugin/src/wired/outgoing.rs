@@ -1,0 +1,61 @@
+//! The way of containers' packets out of the machine: on a store of one machine, where no agent of Calico's sees to it, the
+//! plugin lets the host pass packets on, and masquerades the pools that have `natOutgoing`.
+//!
+//! In a cluster's store all that is Felix's, and the plugin does nothing.
+
+use std::net::IpAddr;
+
+use ipam_core::model::Pool;
+use ipnet::IpNet;
+use wiring::{ensure_forwarding, masquerade};
+
+use crate::error::{CniError, Result};
+
+/// Who sees to the way out.
+pub(super) struct Outgoing(Option<Networks>);
+
+/// The pools of a store.
+struct Networks {
+    masqueraded: Vec<IpNet>,
+    /// Disabled ones as well: containers that run on keep their addresses.
+    all: Vec<IpNet>,
+}
+
+impl Outgoing {
+    /// The plugin, by these pools: all of the store.
+    pub(super) fn by_us(pools: &[Pool]) -> Self {
+        let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();
+        Self(Some(Networks { masqueraded, all: pools.iter().map(Pool::cidr).collect() }))
+    }
+
+    /// Calico's agent.
+    pub(super) fn by_calico() -> Self {
+        Self(None)
+    }
+
+    /// Opens the way for a container with these addresses.
+    ///
+    /// The rules are those of all pools as they are now, so that rules of a pool that has been changed or deleted go with the
+    /// next container of whatever pool. That something fails counts only for a container that needs it.
+    ///
+    /// # Errors
+    /// The text of [`wiring::Error`], with what needs it in front.
+    pub(super) fn ensure(&self, addresses: &[IpAddr]) -> Result<()> {
+        let Some(Networks { masqueraded, all }) = &self.0 else { return Ok(()) };
+        let is_masqueraded = |address: &IpAddr| masqueraded.iter().any(|network| network.contains(address));
+        let needed = addresses.iter().find(|address| is_masqueraded(address));
+        match (masquerade::ensure(masqueraded, all), needed) {
+            (Ok(()), _) => {}
+            (Err(error), Some(address)) => {
+                let text =
+                    format!("the pool of {address} has natOutgoing, but its packets cannot be masqueraded: {error}");
+                return Err(CniError::internal(text));
+            }
+            (Err(error), None) => tracing::warn!(%error, "the rules for pools with natOutgoing stay as they are"),
+        }
+        // Among themselves, containers need it for IPv6 alone.
+        let forwarded: Vec<IpAddr> =
+            addresses.iter().filter(|address| address.is_ipv6() || is_masqueraded(address)).copied().collect();
+        Ok(ensure_forwarding(&forwarded)?)
+    }
+}

@@ -1,0 +1,205 @@
+//! ADD of a Kubernetes pod.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipam_core::model::{EndpointFacts, EndpointPort, Labels, Orchestrator, ReleaseRequest, check_endpoint};
+use ipnet::IpNet;
+
+use super::add::Add;
+use super::interfaces;
+use super::ipam::IpamPlugin;
+use super::ipam_result::IpamResult;
+use super::names::Workload;
+use super::setup::Setup;
+use crate::dataplane_grpc::Dataplane;
+use crate::error::{CniError, Result};
+use crate::kubernetes::{Allowed, DefaultRoutes, HostLocal, PodFacts, Port, default_routes};
+use crate::policy_wait::PolicyWait;
+
+/// What is known of a pod before anything is made.
+struct Wanted {
+    facts: PodFacts,
+    /// The routes in the container.
+    routes: Vec<IpNet>,
+    /// The configuration for the IPAM plugin, if it is another than the main plugin's.
+    stdin: Option<Vec<u8>>,
+}
+
+/// ADD of a pod: always with new addresses and a new pair, also if an endpoint is stored.
+///
+/// # Errors
+/// Calico's texts. Nothing that this call made is left then.
+pub(super) fn add(add: &mut Add<'_, '_>) -> Result<String> {
+    let setup = add.setup;
+    setup.dataplane()?;
+    let policy = PolicyWait::new(setup.conf.policy_timeout, &setup.conf.status_folder)?;
+    let wanted = read(add)?;
+    let interface = add.found.as_ref().map_or(setup.call.interface.as_str(), |(found, _)| found.endpoint());
+    let name = setup.workload.endpoint(interface)?;
+    let mut facts = endpoint_facts(setup, &wanted.facts, interface, add.host_interface());
+    check_endpoint(&name, &facts).map_err(CniError::internal)?;
+    let plugin = setup.ipam_plugin()?;
+    let assigned = assign(add, &plugin, &wanted)?;
+    let wired = wire(add, &mut facts, &wanted, &assigned, &name);
+    wired.inspect_err(|_| add.release(&plugin, &assigned))?;
+    if let Some(policy) = policy {
+        add.pause();
+        let Workload { namespace, id, .. } = &setup.workload;
+        add.run(async |_| {
+            policy.wait(namespace, id, &facts.endpoint, Duration::MAX).await;
+            Ok(())
+        })?;
+    }
+    add.answer(&assigned, &facts.interface, &facts.mac)
+}
+
+/// Wires the pod and stores its endpoint.
+fn wire(
+    add: &mut Add<'_, '_>,
+    facts: &mut EndpointFacts,
+    wanted: &Wanted,
+    assigned: &IpamResult,
+    name: &str,
+) -> Result<()> {
+    facts.addresses = assigned.addresses();
+    facts.nats = nats(&wanted.facts, &facts.addresses)?;
+    check_endpoint(name, facts).map_err(CniError::internal)?;
+    let mut plan = add.setup.plan(facts.interface.clone(), &facts.addresses);
+    plan.routes.clone_from(&wanted.routes);
+    plan.mac = wanted.facts.mac.as_ref().map(|mac| mac.bytes.clone());
+    interfaces::make(add, &plan, assigned, &wanted.facts.annotations, name, facts)?;
+    if let (Some(mac), Ok(Dataplane::Linux)) = (&wanted.facts.mac, add.setup.dataplane()) {
+        // Of an address that is longer than the kernel's the endpoint has all, as Calico's.
+        facts.mac.clone_from(&mac.text);
+    }
+    add.store(name, facts).inspect_err(|_| interfaces::unmake(add, &facts.interface))
+}
+
+/// Reads the pod, its namespace and its node, as far as the configuration asks for them.
+fn read(add: &mut Add<'_, '_>) -> Result<Wanted> {
+    let (setup, conf) = (add.setup, &add.setup.conf);
+    let mut client = setup.kubernetes.client()?;
+    // Nobody waits for the store while the API is asked.
+    add.pause();
+    let (mut routes, mut stdin) = (default_routes(), None);
+    if conf.ipam_type == "host-local" {
+        let mut host_local = HostLocal::new(&setup.json)?;
+        if host_local.wants_pod_cidrs() {
+            let node = if conf.kubernetes_node.is_empty() { &setup.workload.node } else { &conf.kubernetes_node };
+            let cidrs = add.run(async |deadline| client.node_pod_cidrs(node, deadline.remaining()).await)?;
+            host_local = host_local.with_pod_cidrs(node, &cidrs)?;
+        }
+        let default = if conf.include_default_routes { DefaultRoutes::Kept } else { DefaultRoutes::Replaced };
+        routes = host_local.routes(default)?;
+        stdin = Some(host_local.conf().to_string().into_bytes());
+    }
+    let facts = if conf.net.policy.kind == "k8s" {
+        let Workload { namespace, id, .. } = &setup.workload;
+        let namespace_of_pod = add.run(async |deadline| client.namespace(namespace, deadline.remaining()).await)?;
+        let pod = add.run(async |deadline| client.pod(namespace, id, deadline.remaining()).await)?;
+        let allowed = Allowed {
+            ipam: &conf.ipam_type,
+            ip_addrs_no_ipam: conf.feature_ip_addrs_no_ipam,
+            floating_ips: conf.feature_floating_ips,
+        };
+        PodFacts::new(&namespace_of_pod, pod, &allowed)?
+    } else {
+        PodFacts::of_network(&conf.net.name)
+    };
+    if let Some(changed) = facts.ipam_conf(&setup.json)? {
+        stdin = Some(changed.to_string().into_bytes());
+    }
+    Ok(Wanted { facts, routes, stdin })
+}
+
+fn endpoint_facts(setup: &Setup<'_>, pod: &PodFacts, endpoint: &str, interface: String) -> EndpointFacts {
+    EndpointFacts {
+        node: setup.workload.node.clone(),
+        orchestrator: Orchestrator::K8s,
+        container: setup.call.container.clone(),
+        pod: setup.workload.id.clone(),
+        endpoint: endpoint.to_owned(),
+        service_account: pod.service_account.clone(),
+        generate_name: pod.generate_name.clone(),
+        labels: pod.labels.clone().into_iter().collect::<Labels>(),
+        addresses: Vec::new(),
+        nats: Vec::new(),
+        profiles: pod.profiles.clone(),
+        interface,
+        mac: String::new(),
+        ports: pod.ports.iter().map(endpoint_port).collect(),
+        allowed_sources: pod.allowed_source_prefixes.clone(),
+    }
+}
+
+fn endpoint_port(port: &Port) -> EndpointPort {
+    EndpointPort {
+        name: port.name.clone(),
+        protocol: port.protocol.to_owned(),
+        port: port.port,
+        host_port: port.host_port,
+        host_ip: port.host_ip.clone(),
+    }
+}
+
+fn nats(pod: &PodFacts, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, IpAddr)>> {
+    let parse = |(internal, external): (IpAddr, String)| {
+        let wrong = |_| CniError::internal(format!("the floating IP {external} is no address"));
+        external.parse().map(|external| (internal, external)).map_err(wrong)
+    };
+    pod.nats(addresses)?.into_iter().map(parse).collect()
+}
+
+/// The pod's addresses: those that IPAM chooses, those that an annotation names, or those that no IPAM knows.
+fn assign(add: &mut Add<'_, '_>, plugin: &IpamPlugin, wanted: &Wanted) -> Result<IpamResult> {
+    if let Some(addresses) = &wanted.facts.ip_addrs_no_ipam {
+        return Ok(IpamResult::of_addresses(addresses));
+    }
+    if let Some(addresses) = &wanted.facts.ip_addrs {
+        release_found(add)?;
+        add.make_way(plugin)?;
+        return assign_these(add, plugin, addresses);
+    }
+    add.make_way(plugin)?;
+    let setup = add.setup;
+    let mut call = setup.ipam_call("ADD");
+    if let Some(stdin) = &wanted.stdin {
+        call.stdin = stdin;
+    }
+    let assigned = plugin.add(&call, &*add.allocator())?;
+    if assigned.ips.is_empty() {
+        return Err(CniError::internal("IPAM plugin returned missing IP config"));
+    }
+    Ok(assigned)
+}
+
+/// Releases the addresses of the endpoint that is stored for the pod: an earlier sandbox may have the wanted ones.
+fn release_found(add: &mut Add<'_, '_>) -> Result<()> {
+    let Some((found, _)) = &add.found else { return Ok(()) };
+    let requests: Vec<_> = found.addresses().into_iter().map(ReleaseRequest::new).collect();
+    add.release_addresses(&requests)
+}
+
+/// Assigns addresses one after another. If one cannot be had, those before it are released.
+fn assign_these(add: &Add<'_, '_>, plugin: &IpamPlugin, addresses: &[IpAddr]) -> Result<IpamResult> {
+    let mut all = IpamResult::default();
+    for address in addresses {
+        let args = format!("{};IP={address}", add.setup.args);
+        let mut call = add.setup.ipam_call("ADD");
+        call.args = &args;
+        let assigned = plugin.add(&call, &*add.allocator()).and_then(|assigned| match assigned.ips.is_empty() {
+            true => Err(CniError::internal("IPAM plugin returned missing IP config")),
+            false => Ok(assigned),
+        });
+        match assigned {
+            Ok(assigned) => all.ips.extend(assigned.ips),
+            Err(error) => {
+                add.release(plugin, &all);
+                let message = format!("error getting IP from IPAM: {}", error.message());
+                return Err(CniError::new(error.code(), message).with_details(error.details()));
+            }
+        }
+    }
+    Ok(all)
+}

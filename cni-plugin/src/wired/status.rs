@@ -1,0 +1,47 @@
+//! STATUS: whether an ADD can be served now.
+
+use std::time::Duration;
+
+use datastore::Location;
+use ipam_core::endpoints::{EndpointQuery, Pools};
+
+use super::ipam::IpamPlugin;
+use super::setup::Setup;
+use crate::error::{Code, Result};
+use crate::served::Served;
+use crate::session::{Purpose, Session};
+
+/// How long the datastore may take.
+const PATIENCE: Duration = Duration::from_millis(900);
+/// The codes with which another plugin says that it does not know the verb, or not in this version.
+pub(super) const UNKNOWN_VERB: [u32; 2] = [1, 4];
+
+/// STATUS. An embedded store is looked at by the IPAM plugin alone, which does not mind if others have it.
+///
+/// # Errors
+/// Why no ADD can be served, with code 50.
+pub(super) fn status(setup: &Setup<'_>) -> Result<String> {
+    ready(setup).map_err(|error| error.with_code(Code::Unavailable))
+}
+
+fn ready(setup: &Setup<'_>) -> Result<String> {
+    if let Location::Etcd(_) = setup.store.location {
+        let mut at = setup.store.clone();
+        at.patience = at.patience.min(PATIENCE);
+        let session = Session::open(&at, Purpose::Assign)?;
+        let query = EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: Pools::Skipped };
+        let begun = setup.begin(&session, query).map(drop);
+        session.close();
+        begun?;
+    } else {
+        tracing::info!("no Felix runs on a store of one machine, so network policies have no effect");
+    }
+    let plugin = setup.ipam_plugin()?;
+    match plugin.call(&setup.ipam_call("STATUS"), &Served::default()) {
+        Err(error) if matches!(plugin, IpamPlugin::Other(_)) && UNKNOWN_VERB.contains(&error.code().number()) => {
+            tracing::debug!(%error, "the IPAM plugin knows no STATUS");
+            Ok(String::new())
+        }
+        done => done.map(|_| String::new()),
+    }
+}

@@ -1,0 +1,171 @@
+//! The store that the calls of a case work on.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use datastore::{Create, Location, OpenStore};
+use ipam_core::model::{Block, Document, keys};
+use kv::{Key, Range, StoreExt};
+use serde_json::{Map, Value, json};
+use tokio::runtime::Runtime;
+
+use crate::Kind;
+use crate::carrier::{Served, forward};
+use crate::place::ETCD;
+use crate::record::Documents;
+use crate::server::Etcd;
+
+/// What a call waits for a store, and the store's owner for a call.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The etcds that no case uses at the moment. Each runs until [`stop_all`].
+static IDLE: Mutex<Vec<Etcd>> = Mutex::new(Vec::new());
+
+/// An etcd that is one case's own for as long as it runs.
+#[derive(Debug)]
+pub(crate) struct Lent(Option<Etcd>);
+
+impl Lent {
+    /// An etcd with nothing in it. The calling thread has to be in the machine's own network.
+    pub(crate) fn take() -> Self {
+        let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        // What is in it is worth nothing.
+        let new = || Etcd::start_with("http", &["--unsafe-no-fsync".to_owned()]);
+        let etcd = idle.unwrap_or_else(|| new().expect("etcd does not start: scripts/setup test installs it"));
+        let lent = Self(Some(etcd));
+        let location = lent.0.as_ref().unwrap().url().replace("http:", "etcd:").parse().unwrap();
+        Books::at(location).change(async |store| {
+            store.delete(Range::All).await.unwrap();
+        });
+        lent
+    }
+
+    /// Makes it reachable in the calling thread's network.
+    pub(crate) fn reach(&self) -> Served {
+        forward(ETCD.parse().unwrap(), self.0.as_ref().unwrap().address())
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        IDLE.lock().unwrap_or_else(PoisonError::into_inner).extend(self.0.take());
+    }
+}
+
+/// Ends all etcds.
+pub(crate) fn stop_all() {
+    IDLE.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
+/// A store's documents, read and changed by the project's own way to it.
+#[derive(Debug)]
+pub(crate) struct Books {
+    location: Location,
+    runtime: Runtime,
+    /// A cluster's store, which many may have open at a time.
+    open: Option<OpenStore>,
+}
+
+impl Books {
+    fn at(location: Location) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        Self { location, runtime, open: None }
+    }
+
+    /// Those of a case: in the etcd that its network leads to, or in a new store in its folder.
+    pub(crate) fn new(kind: Kind, folder: &Path) -> Self {
+        let location = match kind {
+            Kind::Etcd => format!("etcd://{ETCD}"),
+            Kind::Sled | Kind::Redb => format!("{}://{}", kind.name(), folder.join("store").display()),
+        };
+        let mut books = Self::at(location.parse().unwrap());
+        if kind == Kind::Etcd {
+            let open = datastore::open(&books.location, Create::Never, PATIENCE);
+            books.open = Some(books.runtime.block_on(open).unwrap());
+        }
+        books
+    }
+
+    fn change<T>(&self, work: impl AsyncFnOnce(&dyn kv::Store) -> T) -> T {
+        self.runtime.block_on(async {
+            if let Some(open) = &self.open {
+                return work(&*open.store()).await;
+            }
+            let open = datastore::open(&self.location, Create::IfMissing, PATIENCE).await.unwrap();
+            let done = work(&*open.store()).await;
+            open.close().await.unwrap();
+            done
+        })
+    }
+
+    pub(crate) fn put_all(&self, documents: &Documents) {
+        self.change(async |store| {
+            for (key, value) in documents {
+                store.put(key.as_str(), value.to_string()).await.unwrap();
+            }
+        });
+    }
+
+    pub(crate) fn delete(&self, key: &str) {
+        self.change(async |store| {
+            store.delete(Range::Key(key.into())).await.unwrap();
+        });
+    }
+
+    /// All that is stored.
+    pub(crate) fn all(&self) -> Documents {
+        let kvs = self.change(async |store| store.list(Range::All).await.unwrap().kvs);
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        let value = |bytes: &[u8]| serde_json::from_slice(bytes).unwrap_or_else(|_| text(bytes).into());
+        kvs.iter().map(|kv| (text(kv.key.as_bytes()), value(kv.value.as_bytes()))).collect()
+    }
+}
+
+/// The store's part of a look: what differs from the start of the case, and the allocator's state in brief.
+pub(crate) fn look(kind: Kind, start: &Documents, now: &Documents) -> Value {
+    let outside = |key: &str| match kind {
+        Kind::Etcd => !key.starts_with("/calico/ipam/"),
+        // Where Margay alone is at home it has keys of its own.
+        Kind::Sled | Kind::Redb => key.starts_with("/calico/") && !key.starts_with("/calico/ipam/"),
+    };
+    let documents: Documents = now
+        .iter()
+        .filter(|(key, value)| outside(key) && start.get(*key) != Some(value))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
+    let deleted: Vec<&String> = start.keys().filter(|key| !now.contains_key(*key)).collect();
+    let mut look = json!({"documents": documents, "ipam": brief(now)});
+    if !deleted.is_empty() {
+        look["deleted"] = json!(deleted);
+    }
+    look
+}
+
+/// Addresses in use with their handles and attributes, without times and what is Margay's own, and the handles.
+fn brief(documents: &Documents) -> Value {
+    let (mut addresses, mut handles) = (Map::new(), Map::new());
+    for (key, document) in documents {
+        let key: Key = key.as_str().into();
+        if let Some(handle) = keys::parse_handle(&key) {
+            handles.insert(handle.to_owned(), document["block"].clone());
+        } else if keys::parse_block(&key).is_some() {
+            let block = Block::decode(&key, document.to_string().as_bytes()).unwrap();
+            for (address, _) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
+                addresses.insert(address.to_string(), holder(document, &block, address));
+            }
+        }
+    }
+    json!({"addresses": addresses, "handles": handles})
+}
+
+/// The entry of an address as it is stored.
+fn holder(document: &Value, block: &Block, address: std::net::IpAddr) -> Value {
+    let ordinal = block.addresses().position(|one| one == address).unwrap();
+    let entry = document["allocations"][ordinal].as_u64().and_then(|index| usize::try_from(index).ok()).unwrap();
+    let entry = &document["attributes"][entry];
+    let mut attributes = entry["secondary"].as_object().cloned().unwrap_or_default();
+    assert!(attributes.remove("timestamp").is_some(), "{address} has no time: {entry}");
+    attributes.retain(|name, _| !name.starts_with("margay.io/"));
+    json!({"handle": entry["handle_id"], "attributes": attributes})
+}

@@ -1,0 +1,67 @@
+//! A thread of this program for all that goes on beside the cases: what connects a case's network to the etcd outside of it,
+//! and the Kubernetes API.
+//!
+//! A socket stays in the network namespace in which it was made. So a case makes a listening socket in its own network, and
+//! this thread, which is in the machine's network, serves it.
+
+use std::future::Future;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::OnceLock;
+
+use tokio::net::TcpStream;
+use tokio::runtime::Handle;
+use tokio::task::{AbortHandle, JoinSet};
+
+/// Starts the thread. The first call has to come from a thread that is in the machine's own namespaces.
+pub(crate) fn carrier() -> &'static Handle {
+    static CARRIER: OnceLock<Handle> = OnceLock::new();
+    CARRIER.get_or_init(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let handle = runtime.handle().clone();
+        std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
+        handle
+    })
+}
+
+/// A socket that is served until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Served(AbortHandle);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Serves each connection to an address of the network that this thread is in.
+pub(crate) fn serve<F>(address: SocketAddr, connection: impl Fn(TcpStream) -> F + Send + 'static) -> Served
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind(address).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let task = carrier().spawn(async move {
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        // Its connections end with this task.
+        let mut connections = JoinSet::new();
+        loop {
+            if let Ok((stream, _)) = listener.accept().await {
+                connections.spawn(connection(stream));
+                while connections.try_join_next().is_some() {}
+            }
+        }
+    });
+    Served(task.abort_handle())
+}
+
+/// Makes an address of this thread's network lead to one of the machine's network.
+pub(crate) fn forward(address: SocketAddr, to: SocketAddr) -> Served {
+    serve(address, move |mut stream| async move {
+        if let Ok(mut beyond) = TcpStream::connect(to).await {
+            let _ = beyond.set_nodelay(true);
+            let _ = stream.set_nodelay(true);
+            // Either end may hang up.
+            let _ = tokio::io::copy_bidirectional(&mut stream, &mut beyond).await;
+        }
+    })
+}

@@ -1,0 +1,124 @@
+//! As much of a Kubernetes API as the recording needs, over plain HTTP. It notes what it is asked.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Map, Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+
+use crate::carrier::{Served, serve};
+
+/// Where it listens, in each case's own network.
+pub(crate) const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8001);
+
+#[derive(Debug, Default)]
+struct Content {
+    /// URL path: object.
+    objects: Map<String, Value>,
+    /// `forbidden`, `unauthorized`, or empty if it answers.
+    mode: String,
+    /// What it was asked since the last look, as the recording has it.
+    requests: Vec<Value>,
+}
+
+/// It answers until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Api {
+    content: Arc<Mutex<Content>>,
+    _served: Served,
+}
+
+fn locked(content: &Mutex<Content>) -> MutexGuard<'_, Content> {
+    content.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Api {
+    /// Starts it in the network of this thread.
+    pub(crate) fn start() -> Self {
+        let content = Arc::<Mutex<Content>>::default();
+        let shared = Arc::clone(&content);
+        let served = serve(ADDRESS, move |stream| {
+            let content = Arc::clone(&shared);
+            // A caller that has hung up needs no answer.
+            async move { drop(answer(stream, &content).await) }
+        });
+        Self { content, _served: served }
+    }
+
+    /// Replaces all objects, and the way it answers, by those of a case's setup or of a step.
+    pub(crate) fn set(&self, kubernetes: &Value) {
+        let mut content = locked(&self.content);
+        content.objects = kubernetes["objects"].as_object().cloned().unwrap_or_default();
+        content.mode = kubernetes["mode"].as_str().unwrap_or_default().to_owned();
+    }
+
+    /// The requests since the last time; one that is repeated in a row stands there once.
+    pub(crate) fn requests(&self) -> Value {
+        let mut requests = std::mem::take(&mut locked(&self.content).requests);
+        requests.dedup();
+        requests.into()
+    }
+}
+
+async fn answer(stream: TcpStream, content: &Mutex<Content>) -> std::io::Result<()> {
+    let mut stream = BufReader::new(stream);
+    let mut request = String::new();
+    // A client whose time is over may go without a request.
+    if stream.read_line(&mut request).await? == 0 {
+        return Ok(());
+    }
+    let mut words = request.split(' ');
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let (mut accept, mut by) = (String::new(), String::new());
+    loop {
+        let mut line = String::new();
+        if stream.read_line(&mut line).await? == 0 || line.trim_end().is_empty() {
+            break;
+        }
+        let (name, value) = line.split_once(':').unwrap_or_default();
+        match name.to_ascii_lowercase().as_str() {
+            "accept" => value.trim().clone_into(&mut accept),
+            "user-agent" => value.trim().split('/').next().unwrap_or_default().clone_into(&mut by),
+            _ => {}
+        }
+    }
+    let (status, body) = {
+        let mut content = locked(content);
+        content.requests.push(json!({"method": method, "path": target, "accept": accept, "by": by}));
+        response(&content, target.split('?').next().unwrap_or_default())
+    };
+    let head = format!(
+        "HTTP/1.1 {status} .\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(format!("{head}{body}").as_bytes()).await?;
+    stream.shutdown().await
+}
+
+fn response(content: &Content, path: &str) -> (u16, String) {
+    match content.mode.as_str() {
+        "forbidden" => {
+            return failure(403, "Forbidden", "pods \"x\" is forbidden: User \"calico\" cannot get resource \"pods\"");
+        }
+        "unauthorized" => return failure(401, "Unauthorized", "Unauthorized"),
+        _ => {}
+    }
+    if path == "/version" {
+        return (200, json!({"major": "1", "minor": "30", "gitVersion": "v1.30.0"}).to_string());
+    }
+    if let Some(object) = content.objects.get(path) {
+        return (200, object.to_string());
+    }
+    let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
+    match parts[..] {
+        ["api", "v1", .., plural, name] => failure(404, "NotFound", &format!("{plural} \"{name}\" not found")),
+        _ => (404, "404 page not found\n".to_owned()),
+    }
+}
+
+fn failure(code: u16, reason: &str, message: &str) -> (u16, String) {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message,
+        "reason": reason, "code": code});
+    (code, status.to_string())
+}

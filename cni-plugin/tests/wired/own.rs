@@ -1,0 +1,295 @@
+//! What no recording has: calls that are killed, many calls at once, CHECK, GC and STATUS, and a store that does not answer.
+
+use std::collections::BTreeSet;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::books::Lent;
+use crate::call::Came;
+use crate::place::{NETNS, Place, shell};
+use crate::record::case;
+use crate::replay::Stage;
+use crate::{Kind, Mode, Test};
+
+/// How often ADD is killed on each store; `MARGAY_CRASH_ROUNDS` names another number.
+const KILLS: u64 = 100;
+/// How many ADDs there are at once.
+const CALLERS: usize = 16;
+/// The most that a call may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The endpoint of the container `c1`.
+const ENDPOINT: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints/default/node1-cni-c1-eth0";
+
+/// All tests, by name.
+pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
+    let on = |kind: Kind, mode: Mode, name: &str, test: fn(&mut Stage)| -> (String, Test) {
+        let name = format!("own/{}/{name}", kind.name());
+        (name, Box::new(move || set_and_run(kind, mode, test)))
+    };
+    [
+        on(Kind::Etcd, Mode::InProcess, "killed", killed),
+        on(Kind::Redb, Mode::InProcess, "killed", killed),
+        on(Kind::Etcd, Mode::InProcess, "many_at_once", many_at_once),
+        on(Kind::Redb, Mode::InProcess, "many_at_once", many_at_once),
+        on(Kind::Redb, Mode::Child, "ipam_in_a_child_gets_the_store", ipam_in_a_child_gets_the_store),
+        on(Kind::Etcd, Mode::InProcess, "check_names_what_differs", check_names_what_differs),
+        on(Kind::Sled, Mode::InProcess, "check_names_what_differs", check_names_what_differs),
+        on(Kind::Etcd, Mode::InProcess, "gc_removes_what_is_not_listed", gc_removes_what_is_not_listed),
+        on(Kind::Redb, Mode::InProcess, "gc_removes_what_is_not_listed", gc_removes_what_is_not_listed),
+        on(Kind::Etcd, Mode::InProcess, "status", status),
+        on(Kind::Sled, Mode::InProcess, "status", status),
+        on(Kind::Redb, Mode::InProcess, "containers_reach_each_other", containers_reach_each_other),
+        on(Kind::Redb, Mode::InProcess, "nat_outgoing", nat_outgoing),
+        on(Kind::Sled, Mode::Child, "nat_outgoing", nat_outgoing),
+        on(Kind::Etcd, Mode::InProcess, "nat_outgoing_is_felixs", nat_outgoing_is_felixs),
+    ]
+    .into_iter()
+}
+
+fn set_and_run(kind: Kind, mode: Mode, test: fn(&mut Stage)) -> Result<(), String> {
+    let root = tempfile::tempdir().unwrap();
+    let etcd = (kind == Kind::Etcd).then(Lent::take);
+    let running = || {
+        let mut stage = Stage::set(case("plain").unwrap(), kind, mode, root.path(), etcd.as_ref());
+        test(&mut stage);
+    };
+    // A thread of its own, since there is no way back from where it goes.
+    let ran = thread::scope(|scope| scope.spawn(running).join());
+    ran.map_err(|panic| crate::said(&*panic))
+}
+
+/// A call on the network `net1` of CNI 1.1.0, with more in its configuration.
+fn call(stage: &Stage, verb: &str, container: &str, netns: &str, more: &Value) -> crate::call::Call {
+    let mut stdin = json!({
+        "cniVersion": "1.1.0", "name": "net1", "type": "calico", "datastore_type": "etcdv3",
+        "etcd_endpoints": "http://<etcd>", "nodename_file": "<files>/nodename", "ipam": {"type": "calico-ipam"},
+    });
+    stdin.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    stage.call(&json!({
+        "env": {
+            "CNI_COMMAND": verb, "CNI_CONTAINERID": container, "CNI_NETNS": format!("{NETNS}/{netns}"),
+            "CNI_IFNAME": "eth0", "CNI_PATH": "<bin>",
+        },
+        "stdin": stdin,
+    }))
+}
+
+fn run(stage: &Stage, verb: &str, container: &str, netns: &str) -> Came {
+    call(stage, verb, container, netns, &json!({})).run(PATIENCE)
+}
+
+#[track_caller]
+fn succeed(came: &Came) -> &Value {
+    assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
+    &came.outcome["stdout"]
+}
+
+/// Nothing is left of any container but the profile of their network.
+#[track_caller]
+fn nothing_left(stage: &Stage, what: &str) {
+    let look = stage.look();
+    let documents = look["etcd"]["documents"].as_object().unwrap();
+    let left: Vec<_> = documents.keys().filter(|key| !key.ends_with("/profiles/net1")).collect();
+    assert!(left.is_empty(), "{what}: {left:?}");
+    assert_eq!(look["etcd"]["ipam"], json!({"addresses": {}, "handles": {}}), "{what}");
+    assert_eq!(look["host"]["links"], json!([]), "{what}");
+    for (name, container) in look["netns"].as_object().unwrap() {
+        assert_eq!(container["interfaces"], json!({}), "{what}: {name}");
+        assert_eq!(container["routes"], json!([]), "{what}: {name}");
+    }
+}
+
+/// kill -9 at any moment of ADD, and in every other round of DEL, too: the next DEL leaves nothing.
+fn killed(stage: &mut Stage) {
+    let time = |verb: &str| {
+        let begun = Instant::now();
+        succeed(&run(stage, verb, "warm", "a"));
+        begun.elapsed()
+    };
+    let (mut add, mut del) = (time("ADD"), time("DEL"));
+    let rounds = std::env::var("MARGAY_CRASH_ROUNDS").map_or(KILLS, |rounds| rounds.parse().unwrap());
+    let mut cut_short = 0;
+    for round in 0..rounds {
+        let id = format!("k{round}");
+        // A machine is slower at one time than at another, so how long a call takes is found out all the time.
+        let kill = |verb: &str, whole: &mut Duration| {
+            let came = call(stage, verb, &id, "a", &json!({})).run(whole.mul_f64(fastrand::f64()));
+            let was_killed = came.outcome["exit"] != 0;
+            *whole = whole.mul_f64(if was_killed { 1.05 } else { 0.9 });
+            was_killed
+        };
+        cut_short += u64::from(kill("ADD", &mut add));
+        if round % 2 == 1 {
+            kill("DEL", &mut del);
+        }
+        let ended = run(stage, "DEL", &id, "a");
+        assert_eq!(ended.outcome["exit"], 0, "round {round}: {} {}", ended.outcome, ended.stderr);
+        nothing_left(stage, &format!("round {round}"));
+    }
+    assert!(cut_short * 4 > rounds, "of {rounds} ADDs only {cut_short} were cut short");
+}
+
+/// Sixteen containers at once get sixteen addresses, and are gone together, too.
+fn many_at_once(stage: &mut Stage) {
+    let names: Vec<String> = (0..CALLERS).map(|caller| format!("m{caller}")).collect();
+    names.iter().for_each(|name| Place::add_netns(name));
+    let all = |verb: &str| -> Vec<Came> {
+        let calls: Vec<_> = names.iter().map(|name| call(stage, verb, name, name, &json!({}))).collect();
+        thread::scope(|scope| {
+            let running: Vec<_> = calls.iter().map(|call| scope.spawn(move || call.run(PATIENCE))).collect();
+            running.into_iter().map(|call| call.join().unwrap()).collect()
+        })
+    };
+    let added = all("ADD");
+    let addresses: BTreeSet<String> =
+        added.iter().map(|came| succeed(came)["ips"][0]["address"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(addresses.len(), CALLERS);
+    let look = stage.look();
+    assert_eq!(look["host"]["links"].as_array().unwrap().len(), CALLERS);
+    assert_eq!(look["etcd"]["ipam"]["addresses"].as_object().unwrap().len(), CALLERS);
+    all("DEL").iter().for_each(|came| assert_eq!(came.outcome["exit"], 0, "{}", came.stderr));
+    nothing_left(stage, "after all DELs");
+}
+
+/// An IPAM plugin that is another program may need the very store that the main plugin works on.
+fn ipam_in_a_child_gets_the_store(stage: &mut Stage) {
+    let begun = Instant::now();
+    succeed(&run(stage, "ADD", "c1", "a"));
+    assert!(stage.look()["etcd"]["documents"][ENDPOINT].is_object());
+    assert_eq!(run(stage, "DEL", "c1", "a").outcome["exit"], 0);
+    assert!(begun.elapsed() < Duration::from_secs(10), "one of the two has waited for the other");
+    nothing_left(stage, "after DEL");
+}
+
+fn check_names_what_differs(stage: &mut Stage) {
+    let result = succeed(&run(stage, "ADD", "c1", "a")).clone();
+    let check = |stage: &Stage| call(stage, "CHECK", "c1", "a", &json!({"prevResult": result})).run(PATIENCE);
+    let fine = check(stage);
+    assert_eq!((&fine.outcome["exit"], &fine.outcome["stdout_text"]), (&json!(0), &json!("OK\n")), "{}", fine.stderr);
+    let breaks = [
+        ("echo 0 >/proc/sys/net/ipv4/conf/calic1/proxy_arp", "net.ipv4.conf.calic1.proxy_arp on the host is 0"),
+        ("ip link set calic1 down", "calic1 on the host is down"),
+        ("ip -n a route del default", "the route to 0.0.0.0/0 by eth0 is missing in the container"),
+        ("ip -n a addr flush dev eth0", "is missing on eth0 in the container"),
+    ];
+    for (line, expected) in breaks {
+        shell(line);
+        let details = failed(&check(stage));
+        assert!(details.contains(expected), "{expected} is not in {details}");
+    }
+    stage.books.delete(ENDPOINT);
+    let details = failed(&check(stage));
+    assert!(details.contains("no endpoint is stored for node1-cni-c1-"), "{details}");
+    assert_eq!(run(stage, "DEL", "c1", "a").outcome["exit"], 0);
+    let details = failed(&check(stage));
+    assert!(details.contains("IPAM: "), "{details}");
+}
+
+#[track_caller]
+fn failed(came: &Came) -> String {
+    assert_eq!(came.outcome["exit"], 1, "{}", came.outcome);
+    came.outcome["stdout"]["details"].as_str().unwrap().to_owned()
+}
+
+/// GC removes endpoint, interface and address of what the runtime does not know any more, and leaves what is young.
+fn gc_removes_what_is_not_listed(stage: &mut Stage) {
+    Place::add_netns("b");
+    succeed(&run(stage, "ADD", "c1", "a"));
+    succeed(&run(stage, "ADD", "c2", "b"));
+    let gc = |stage: &Stage, valid: &[&str]| {
+        let valid: Vec<Value> = valid.iter().map(|id| json!({"containerID": id, "ifname": "eth0"})).collect();
+        let came = call(stage, "GC", "", "", &json!({"cni.dev/valid-attachments": valid})).run(PATIENCE);
+        assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
+    };
+    gc(stage, &[]);
+    assert_eq!(stage.look()["host"]["links"], json!(["calic1", "calic2"]), "both are younger than a minute");
+    stage.age_all(Duration::from_secs(3600));
+    gc(stage, &["c2"]);
+    let look = stage.look();
+    assert_eq!(look["host"]["links"], json!(["calic2"]));
+    assert_eq!(look["etcd"]["documents"].get(ENDPOINT), None);
+    assert_eq!(look["etcd"]["ipam"]["addresses"].as_object().unwrap().len(), 1);
+    assert_eq!(look["netns"]["a"]["interfaces"], json!({}));
+    gc(stage, &[]);
+    nothing_left(stage, "after GC with an empty list");
+}
+
+fn status(stage: &mut Stage) {
+    let came = call(stage, "STATUS", "", "", &json!({})).run(PATIENCE);
+    assert_eq!((&came.outcome["exit"], &came.outcome["stdout_text"]), (&json!(0), &json!("")), "{}", came.stderr);
+    let no_pool = json!({"ipam": {"type": "calico-ipam", "ipv4_pools": ["nowhere"]}});
+    let came = call(stage, "STATUS", "", "", &no_pool).run(PATIENCE);
+    assert_eq!(came.outcome["stdout"]["code"], 50, "{} {}", came.outcome, came.stderr);
+}
+
+/// Without an agent of Calico's and without a default route of the host, containers reach each other and the host.
+fn containers_reach_each_other(stage: &mut Stage) {
+    Place::add_netns("b");
+    shell("ip addr add 192.0.2.1/32 dev lo");
+    succeed(&run(stage, "ADD", "c1", "a"));
+    let address = succeed(&run(stage, "ADD", "c2", "b"))["ips"][0]["address"].as_str().unwrap().to_owned();
+    let address = address.split('/').next().unwrap();
+    for target in [address, "192.0.2.1"] {
+        shell(&format!("ip netns exec a ping -c 1 -W 5 {target}"));
+    }
+}
+
+/// Containers reach a world that knows no way to them if their pool has `natOutgoing`, and each other as before.
+fn nat_outgoing(stage: &mut Stage) {
+    make_world();
+    shell("echo 0 >/proc/sys/net/ipv4/ip_forward");
+    let add = |stage: &Stage, container: &str, netns: &str| {
+        let address = succeed(&run(stage, "ADD", container, netns))["ips"][0]["address"].as_str().unwrap().to_owned();
+        address.split('/').next().unwrap().to_owned()
+    };
+    let first = add(stage, "c1", "a");
+    shell("! ip netns exec a ping -c 1 -W 1 192.0.2.2");
+    assert_eq!(forwarding(), "0", "nobody has asked for the world");
+
+    set_nat_outgoing(stage, true);
+    Place::add_netns("b");
+    add(stage, "c2", "b");
+    assert_eq!(forwarding(), "1");
+    for netns in ["a", "b"] {
+        shell(&format!("ip netns exec {netns} ping -c 1 -W 5 192.0.2.2"));
+    }
+    shell(&format!("ip netns exec b ping -c 1 -W 5 {first}"));
+
+    set_nat_outgoing(stage, false);
+    Place::add_netns("c");
+    add(stage, "c3", "c");
+    shell("! ip netns exec a ping -c 1 -W 1 192.0.2.2");
+}
+
+/// On etcd the plugin leaves all that alone.
+fn nat_outgoing_is_felixs(stage: &mut Stage) {
+    make_world();
+    set_nat_outgoing(stage, true);
+    shell("echo 0 >/proc/sys/net/ipv4/ip_forward");
+    succeed(&run(stage, "ADD", "c1", "a"));
+    assert_eq!(forwarding(), "0");
+    shell("echo 1 >/proc/sys/net/ipv4/ip_forward");
+    shell("! ip netns exec a ping -c 1 -W 1 192.0.2.2");
+}
+
+fn make_world() {
+    Place::add_netns("world");
+    shell(
+        "ip link add up0 type veth peer name eth0 netns world; ip address add 192.0.2.1/24 dev up0; ip link set up0 up; \
+         ip -n world address add 192.0.2.2/24 dev eth0; ip -n world link set eth0 up; ip netns exec world ping -c 1 -W 5 192.0.2.1",
+    );
+}
+
+fn set_nat_outgoing(stage: &Stage, wanted: bool) {
+    let mut pools = stage.books.all();
+    pools.retain(|key, _| key.contains("/ippools/"));
+    assert!(!pools.is_empty());
+    pools.values_mut().for_each(|pool| pool["spec"]["natOutgoing"] = json!(wanted));
+    stage.books.put_all(&pools);
+}
+
+fn forwarding() -> String {
+    std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap().trim().to_owned()
+}
