@@ -25,7 +25,7 @@ use ipnet::IpNet;
 use crate::times::duration;
 use crate::verbs::store::args::StoreVerb;
 pub(crate) use check::{Check, report_hint, with_report};
-pub(crate) use documents::{Bridged, Delete, Documents, Selection, Source};
+pub(crate) use documents::{Bridged, Delete, Documents, Get, Selection, Source};
 pub(crate) use explain::Explain;
 pub(crate) use gc::Gc;
 pub(crate) use history::History;

@@ -6,15 +6,17 @@ use clap::{Args, Subcommand};
 use ipam_core::documents::DocumentKind;
 
 const GET: &str = "\
-KIND is ippool, ipreservation, node or ipamconfig, in any case, also as plural.
-All outputs are calicoctl's: -o ps (or table), wide, yaml and json. --namespace
-and --all-namespaces change nothing: no kind here has a namespace.
+KIND is ippool, ipreservation, node, ipamconfig, workloadendpoint (wep) or
+profile, in any case, also as plural. All outputs are calicoctl's: -o ps (or
+table), wide, yaml and json. Only endpoints have namespaces.
 
 Examples:
-  margay get ippool
   margay get ippools -o wide
   margay get pool main -o yaml
-  margay get nodes -o json";
+  margay get nodes -o json
+  margay get wep -A
+  margay get wep -n shop node1-k8s-web-eth0 -o yaml
+  margay get profiles -o wide";
 
 const CREATE: &str = "\
 A document has Calico's form, in YAML or JSON; a file may have several.
@@ -38,16 +40,19 @@ Examples:
 
 const DELETE: &str = "\
 A pool of which addresses are in use is refused, and it is said where they are.
+An endpoint is deleted whether its container runs or not: Felix then cuts the
+container off. Profiles cannot be deleted.
 
 Examples:
   margay delete ippool main
   margay delete ippool main spare --skip-not-exists
-  margay delete -f pools.yaml --dry-run";
+  margay delete -f pools.yaml --dry-run
+  margay delete wep -n shop node1-k8s-web-eth0";
 
 /// Documents of Calico's form, read and written as calicoctl does.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Documents {
-    /// Show pools, reservations, nodes or the settings
+    /// Show pools, reservations, nodes, endpoints and more
     #[command(after_help = GET)]
     Get(Get),
     /// Make what a file describes
@@ -59,7 +64,7 @@ pub(crate) enum Documents {
     /// Change what is there to what a file describes
     #[command(after_help = REPLACE)]
     Replace(Change),
-    /// Delete pools, reservations, nodes or the settings
+    /// Delete pools, reservations, nodes, endpoints and more
     #[command(after_help = DELETE)]
     Delete(Delete),
 }
@@ -78,12 +83,14 @@ pub(crate) struct Get {
     #[arg(long, requires = "filename")]
     pub(crate) skip_empty: bool,
 
-    // Scripts for calicoctl pass these for all kinds. No kind here has a namespace.
-    #[arg(short, long, hide = true, value_name = "NAMESPACE")]
-    namespace: Option<String>,
+    // Scripts for calicoctl pass these two for all kinds.
+    /// The namespace of the endpoints [default: default]
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
 
-    #[arg(short = 'A', long, hide = true, short_alias = 'a')]
-    all_namespaces: bool,
+    /// List the endpoints of all namespaces
+    #[arg(short = 'A', long, short_alias = 'a')]
+    pub(crate) all_namespaces: bool,
 }
 
 /// What is to be made.
@@ -113,6 +120,10 @@ pub(crate) struct Change {
 pub(crate) struct Delete {
     #[command(flatten)]
     pub(crate) which: Selection,
+
+    /// The namespace of the endpoints [default: default]
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
 
     /// Pass over what is not there, and count it as deleted
     #[arg(short, long)]
@@ -150,7 +161,7 @@ pub(crate) struct Source {
 /// A kind and names, or a file that has them.
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
-    /// The kind: ippool, ipreservation, node or ipamconfig
+    /// The kind, such as ippool or workloadendpoint
     #[arg(value_parser = kind, required_unless_present = "filename")]
     pub(crate) kind: Option<DocumentKind>,
 
@@ -173,6 +184,10 @@ fn kind(text: &str) -> Result<DocumentKind, String> {
         "ipreservation" | "ipreservations" | "reservation" | "reservations" => DocumentKind::Reservation,
         "node" | "nodes" | "no" | "nos" => DocumentKind::Node,
         "ipamconfiguration" | "ipamconfigurations" | "ipamconfig" | "ipamconfigs" => DocumentKind::Settings,
-        _ => return Err("not ippool, ipreservation, node or ipamconfig".to_owned()),
+        "workloadendpoint" | "workloadendpoints" | "wep" | "weps" => DocumentKind::WorkloadEndpoint,
+        "profile" | "profiles" | "pro" | "pros" => DocumentKind::Profile,
+        _ => {
+            return Err("not ippool, ipreservation, node, ipamconfig, workloadendpoint or profile".to_owned());
+        }
     })
 }

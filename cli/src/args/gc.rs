@@ -6,8 +6,9 @@ use clap::{ArgGroup, Args};
 
 pub(super) const HELP: &str = "\
 Without --apply it only shows. Never freed are addresses that an interface of
-this machine has, and those whose network namespace is there. Run it as root,
-where the container runtime runs.
+this machine has, and those whose network namespace is there. A container's
+workload endpoint goes with its addresses. Run it as root, where the container
+runtime runs.
 
 Examples:
   margay gc --boot --apply

@@ -13,6 +13,7 @@ calico-node puts its own back when it starts, unless told not to, once:
 Examples:
   margay install --beside-calico --dry-run
   margay install --beside-calico
+  margay install --beside-calico --main-plugin
   margay install --undo
 
 Exit code 0: a CNI call runs Margay's plugin now (--undo: the other); else 1.";
@@ -29,9 +30,13 @@ pub(crate) struct Install {
     #[arg(long, group = "task")]
     pub(crate) undo: bool,
 
-    /// Say which calico-ipam a CNI call on this node runs now
+    /// Say which calico-ipam and calico a CNI call on this node runs now
     #[arg(long, group = "task")]
     pub(crate) status: bool,
+
+    /// As a second step: Margay's plugin as the main plugin calico, too [--undo: go back with that one alone]
+    #[arg(long, conflicts_with_all = ["status", "plugin"])]
+    pub(crate) main_plugin: bool,
 
     /// Only say what would be changed
     #[arg(long, conflicts_with = "status")]

@@ -1,19 +1,21 @@
 //! `margay gc --gone` and `--free`: what nodes held that are gone for good.
 //!
-//! The addresses go first, then the blocks, as Calico forgets a host; so what is broken off is carried on by the same command.
-//! Each commit is guarded by each address as it was read, and by the node still not being registered.
+//! The workload endpoints go first, then the addresses, then the blocks: no other container gets an address that an endpoint
+//! still has. What is broken off is carried on by the same command. Each commit is guarded by each address as it was read, and
+//! by the node still not being registered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
 use datastore::{Environment, Location};
-use ipam_core::gc::{Estate, Estates, Evidence, Known, batches};
+use ipam_core::gc::{Estate, Estates, Evidence, Known, MOST_ENDPOINTS, NodeEndpoint, batches};
 use ipnet::IpNet;
 use kv::Deadline;
 use tokio::runtime::Runtime;
 
 use super::gone_report::{GoneReport, NodeReport, Skipped};
 use super::machine::{Machine, own_names};
+use super::report::EndpointRow;
 use super::{COMMITS_AT_ONCE, PATIENCE, nodes, survey};
 use crate::args::{Cli, Gc};
 use crate::error::{Failure, Result};
@@ -137,9 +139,10 @@ fn check_list(
 
 /// Why a node is this very machine under another name, if it is.
 fn here(estate: &Estate, evidence: &Evidence) -> Option<String> {
-    let live = estate.holds.iter().find(|hold| evidence.live.contains(&hold.address));
-    if let Some(hold) = live {
-        return Some(format!("an interface of this machine has its address {}", hold.address));
+    let of_endpoints = estate.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
+    let mut addresses = estate.holds.iter().map(|hold| &hold.address).chain(of_endpoints);
+    if let Some(address) = addresses.find(|address| evidence.live.contains(address)) {
+        return Some(format!("an interface of this machine has its address {address}"));
     }
     let of_this_boot = estate.holds.iter().find(|hold| hold.boot() == Some(evidence.boot.as_str()))?;
     Some(format!("its address {} was given in this very boot of this machine", of_this_boot.address))
@@ -156,6 +159,17 @@ fn is_this_machine(node: &str, why: &str) -> Failure {
 /// Frees what a node had, and gives up its blocks. The store is opened for some commits at a time, so that containers get
 /// their turn.
 async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> Result<()> {
+    let endpoints: Vec<&[NodeEndpoint]> = estate.endpoints.chunks(MOST_ENDPOINTS).collect();
+    for some in endpoints.chunks(COMMITS_AT_ONCE) {
+        on_ipam(location, Use::Release, async |ipam| {
+            for batch in some {
+                let deleted = ipam.delete_endpoints_of_gone(&estate.node, batch, Deadline::after(PATIENCE)).await;
+                report.deleted_endpoints.extend(deleted.map_err(told)?.into_iter().map(EndpointRow::from));
+            }
+            Ok(())
+        })
+        .await?;
+    }
     for some in batches(&estate.holds).chunks(COMMITS_AT_ONCE) {
         on_ipam(location, Use::Release, async |ipam| {
             for batch in some {

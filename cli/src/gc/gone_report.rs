@@ -8,7 +8,7 @@ use ipam_core::gc::{Estate, Hold};
 use ipnet::IpNet;
 use serde::Serialize;
 
-use super::report::{addresses, since};
+use super::report::{EndpointRow, addresses, endpoints, since};
 use crate::answer::Answer;
 use crate::error::Result;
 use crate::output::{Column, printable, render};
@@ -86,6 +86,9 @@ pub(super) struct NodeReport {
     pub(super) freed: Vec<IpAddr>,
     /// Given anew or given back meanwhile.
     pub(super) changed: Vec<IpAddr>,
+    /// Its workload endpoints.
+    endpoints: Vec<EndpointRow>,
+    pub(super) deleted_endpoints: Vec<EndpointRow>,
     /// Its own, to be given up.
     blocks: Vec<IpNet>,
     pub(super) gave_up: Vec<IpNet>,
@@ -101,6 +104,8 @@ impl NodeReport {
             candidates: estate.holds.iter().map(Candidate::new).collect(),
             freed: Vec::new(),
             changed: Vec::new(),
+            endpoints: estate.endpoints.iter().map(EndpointRow::from).collect(),
+            deleted_endpoints: Vec::new(),
             blocks: estate.parts.iter().filter(|(_, part)| part.is_own).map(|(cidr, _)| *cidr).collect(),
             gave_up: Vec::new(),
             left: LeftOfGone { two_owners: estate.shared, no_node: estate.nameless, other_nodes: estate.of_others },
@@ -109,17 +114,24 @@ impl NodeReport {
 
     fn text(&self, applied: bool, text: &mut String) {
         let node = printable(&self.node);
+        *text += &EndpointRow::table(&self.endpoints);
+        let and = |verb: &str, count: usize| match count {
+            0 => String::new(),
+            _ => format!(", {verb} {}", endpoints(count)),
+        };
         _ = match applied {
             true => writeln!(
                 text,
-                "freed {} and gave up {} of node {node}",
+                "freed {}{} and gave up {} of node {node}",
                 addresses(self.freed.len()),
+                and("deleted", self.deleted_endpoints.len()),
                 blocks(self.gave_up.len())
             ),
             false => writeln!(
                 text,
-                "would free {} and give up {} of node {node}; do it with --apply",
+                "would free {}{} and give up {} of node {node}; do it with --apply",
                 addresses(self.candidates.len()),
+                and("delete", self.endpoints.len()),
                 blocks(self.blocks.len())
             ),
         };

@@ -8,7 +8,8 @@ use std::io::Write;
 
 use datastore::{Environment, Location};
 use ipam_core::Ipam;
-use ipam_core::gc::{Estate, Estates, HandedOver};
+use ipam_core::gc::{Estate, Estates, HandedOver, MOST_ENDPOINTS_MOVED, NodeEndpoint};
+use ipam_core::model::endpoint_name_on;
 use ipnet::IpNet;
 use kv::Deadline;
 use serde::Serialize;
@@ -39,6 +40,20 @@ struct Handle {
     to: String,
 }
 
+/// A workload endpoint that gets another name.
+#[derive(Debug, Serialize)]
+struct Endpoint {
+    namespace: String,
+    from: String,
+    to: String,
+}
+
+impl Endpoint {
+    fn new(endpoint: &NodeEndpoint, to: String) -> Self {
+        Self { namespace: endpoint.namespace.clone(), from: endpoint.name.clone(), to }
+    }
+}
+
 /// What is moved, or was.
 #[derive(Debug, Serialize)]
 struct Report {
@@ -48,6 +63,7 @@ struct Report {
     to: String,
     blocks: Vec<Row>,
     handles: Vec<Handle>,
+    endpoints: Vec<Endpoint>,
     /// The store has the new name for its one node now, or will have.
     pinned: bool,
     /// The node has something, be it an affinity to a block that is not there.
@@ -92,11 +108,17 @@ async fn hand_over(location: &Location, ipam: &Ipam, from: &str, to: &str) -> Re
     if planned.is_nothing() {
         return Ok(planned);
     }
-    let mut report = Report { applied: true, blocks: Vec::new(), handles: Vec::new(), ..planned };
+    let mut report =
+        Report { applied: true, blocks: Vec::new(), handles: Vec::new(), endpoints: Vec::new(), ..planned };
     let nothing = Estate::default();
-    for share in found.estates.get(from).unwrap_or(&nothing).shares() {
+    let estate = found.estates.get(from).unwrap_or(&nothing);
+    for share in estate.shares() {
         let done = ipam.hand_over(from, to, &share, Deadline::after(PATIENCE)).await?;
         report.add(&share, done);
+    }
+    for some in estate.endpoints.chunks(MOST_ENDPOINTS_MOVED) {
+        let moved = ipam.hand_over_endpoints(from, to, some, Deadline::after(PATIENCE)).await?;
+        report.endpoints.extend(moved.into_iter().map(|(endpoint, new)| Endpoint::new(endpoint, new)));
     }
     Ok(report)
 }
@@ -125,6 +147,7 @@ impl Report {
         let parts = estate.iter().flat_map(|estate| &estate.parts);
         let rows = parts.clone().filter(|(_, part)| part.is_own || part.addresses > 0);
         let tunnels = parts.flat_map(|(_, part)| &part.tunnels);
+        let renamed = |one: &NodeEndpoint| endpoint_name_on(&one.name, to).map(|new| Endpoint::new(one, new));
         let mut report = Self {
             applied: false,
             store: location.to_string(),
@@ -134,6 +157,7 @@ impl Report {
                 .map(|(cidr, part)| Row { block: *cidr, own: part.is_own, addresses: part.addresses })
                 .collect(),
             handles: Vec::new(),
+            endpoints: estate.iter().flat_map(|estate| &estate.endpoints).filter_map(renamed).collect(),
             pinned: found.known.pinned.as_deref() == Some(from),
             has_any: estate.is_some(),
             others: found.nodes.iter().filter(|node| *node != from).cloned().collect(),
@@ -190,6 +214,11 @@ impl Report {
         for Handle { from, to } in &self.handles {
             let word = if self.applied { "renamed" } else { "would rename" };
             _ = writeln!(text, "{word} handle {} to {}", printable(from), printable(to));
+        }
+        for Endpoint { namespace, from, to } in &self.endpoints {
+            let word = if self.applied { "renamed" } else { "would rename" };
+            let [namespace, from, to] = [namespace, from, to].map(|text| printable(text));
+            _ = writeln!(text, "{word} workload endpoint {namespace}/{from} to {to}");
         }
         let own = blocks(self.blocks.iter().filter(|row| row.own).count());
         let held = addresses(self.blocks.iter().map(|row| row.addresses).sum());

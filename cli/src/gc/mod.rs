@@ -21,7 +21,9 @@ use std::time::Duration;
 
 use datastore::{Chosen, Create, Environment, Location};
 use ipam_core::Ipam;
-use ipam_core::gc::{Allocation, Estates, Evidence, Holdings, Judged, Known, RuntimeList, batches, unlisted};
+use ipam_core::gc::{
+    Allocation, Estates, Evidence, Hold, Holdings, Judged, Known, RuntimeList, batches, unlisted, with_endpoints,
+};
 use kv::{Deadline, ErrorKind};
 use tokio::runtime::Runtime;
 
@@ -32,7 +34,7 @@ use crate::verbs::{in_turns, nodes as nodes_of, on_ipam};
 use looks::{APART, Looks};
 use machine::Machine;
 use reach::Memory;
-use report::{Left, LeftByList, Reason, Report, Row, StoreReport};
+use report::{EndpointRow, Left, LeftByList, Reason, Report, Row, StoreReport};
 use stores::Stores;
 
 /// How long one opening of a store may take to be read or freed from.
@@ -51,8 +53,12 @@ struct Request<'r> {
 struct Found {
     location: Location,
     report: StoreReport,
+    /// What the node holds.
+    holdings: Holdings,
     /// What may be freed.
     ready: Vec<Allocation>,
+    /// The same, with the workload endpoints that go with it.
+    going: Vec<Hold>,
     /// How long the oldest look that is not old enough has to wait.
     missing: Option<Duration>,
 }
@@ -73,12 +79,18 @@ pub(crate) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Wri
     let machine = Machine::of(args.node.as_deref())?;
     let request = Request { args, machine: &machine, lists: &lists };
     let runtime = crate::runtime()?;
-    let mut found = once(&request, &stores, &runtime, err)?;
+    let (mut found, mut evidence) = once(&request, &stores, &runtime, err)?;
     let missing = found.iter().filter_map(|store| store.missing).max();
     if let Some(missing) = missing.filter(|_| args.wait) {
         _ = writeln!(err, "note: looking again in {} s", missing.as_secs() + 1);
         std::thread::sleep(missing);
-        found = once(&request, &stores, &runtime, err)?;
+        (found, evidence) = once(&request, &stores, &runtime, err)?;
+    }
+    for store in &mut found {
+        if let Err(failure) = runtime.block_on(find_endpoints(&machine.node, &evidence, store)) {
+            failure.print(err);
+            store.report.failed = true;
+        }
     }
     if args.apply {
         for store in &mut found {
@@ -95,7 +107,12 @@ pub(crate) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Wri
 }
 
 /// Reads all stores, looks at the machine, and decides.
-fn once(request: &Request<'_>, stores: &[Chosen], runtime: &Runtime, err: &mut dyn Write) -> Result<Vec<Found>> {
+fn once(
+    request: &Request<'_>,
+    stores: &[Chosen],
+    runtime: &Runtime,
+    err: &mut dyn Write,
+) -> Result<(Vec<Found>, Evidence)> {
     let Request { args, machine, .. } = request;
     let mut read = Vec::new();
     for chosen in stores {
@@ -111,16 +128,18 @@ fn once(request: &Request<'_>, stores: &[Chosen], runtime: &Runtime, err: &mut d
     }
     let evidence = machine.evidence()?;
     let decide = |(location, read): (&Location, std::result::Result<_, ()>)| match read {
-        Ok(Some((ipam, holdings))) => decide(request, location, &ipam, &holdings, &evidence),
+        Ok(Some((ipam, holdings))) => decide(request, location, &ipam, holdings, &evidence),
         Ok(None) => Ok(Found::nothing(location, StoreReport { missing: true, ..StoreReport::of(location) })),
         Err(()) => Ok(Found::nothing(location, StoreReport { failed: true, ..StoreReport::of(location) })),
     };
-    read.into_iter().map(decide).collect()
+    let found = read.into_iter().map(decide).collect::<Result<_>>()?;
+    Ok((found, evidence))
 }
 
 impl Found {
     fn nothing(location: &Location, report: StoreReport) -> Self {
-        Self { location: location.clone(), report, ready: Vec::new(), missing: None }
+        let (holdings, ready, going) = (Holdings::default(), Vec::new(), Vec::new());
+        Self { location: location.clone(), report, holdings, ready, going, missing: None }
     }
 
     /// These may be freed.
@@ -161,11 +180,11 @@ fn decide(
     request: &Request<'_>,
     location: &Location,
     ipam: &Ipam,
-    holdings: &Holdings,
+    holdings: Holdings,
     evidence: &Evidence,
 ) -> Result<Found> {
     let args = request.args;
-    let mut judged = ipam.judge(holdings, evidence);
+    let mut judged = ipam.judge(&holdings, evidence);
     let mut found = Found::nothing(location, StoreReport::of(location));
     if args.boot {
         found.take(std::mem::take(&mut judged.earlier), Reason::EarlierBoot);
@@ -191,7 +210,29 @@ fn decide(
         no_workloads: holdings.special,
         by_list,
     };
+    found.holdings = holdings;
     Ok(found)
+}
+
+/// The workload endpoints that go with what may be freed. They are read only if something may be, so that a look that finds
+/// nothing costs no more.
+async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut Found) -> Result<()> {
+    if found.ready.is_empty() {
+        return Ok(());
+    }
+    // A store may know the node under a name that the plugin does not use any more.
+    let names = [found.holdings.node.as_str(), node];
+    let endpoints = in_turns(&found.location, async |ipam| {
+        Ok(ipam.node_endpoints(|node| names.contains(&node), Deadline::after(PATIENCE)).await?)
+    });
+    found.going = with_endpoints(&found.ready, &found.holdings, &endpoints.await?, evidence);
+    for endpoint in found.going.iter().filter_map(|hold| hold.endpoint.as_ref()) {
+        let row = EndpointRow::from(endpoint);
+        if !found.report.endpoints.contains(&row) {
+            found.report.endpoints.push(row);
+        }
+    }
+    Ok(())
 }
 
 /// An address that is seen unused and is not in the lists must go. Other unused addresses are counted by what the lists say.
@@ -246,13 +287,14 @@ fn by_looks(request: &Request<'_>, unused: Vec<(Allocation, Reason)>, found: &mu
 
 /// Frees what may go.
 async fn free(found: &mut Found) -> Result<()> {
-    let batches = batches(&found.ready);
+    let batches = batches(&found.going);
     for some in batches.chunks(COMMITS_AT_ONCE) {
         on_ipam(&found.location, Use::Release, async |ipam| {
             for batch in some {
                 let freed = ipam.free(batch, Deadline::after(PATIENCE)).await?;
                 found.report.freed.extend(freed.released);
                 found.report.changed.extend(freed.changed);
+                found.report.deleted_endpoints.extend(freed.endpoints.iter().map(EndpointRow::from));
             }
             Ok(())
         })
@@ -264,4 +306,24 @@ async fn free(found: &mut Found) -> Result<()> {
 /// What those nodes have in a store that are `wanted`, read in turns.
 async fn survey(location: &Location, wanted: impl Fn(&Known, &str) -> bool + Send + Sync) -> Result<Estates> {
     in_turns(location, async |ipam| Ok(ipam.estates(wanted, Deadline::after(PATIENCE)).await?)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_read_only_if_something_may_be_freed() {
+        let nowhere: Location = "redb:///nowhere/at/all".parse().unwrap();
+        let evidence = Evidence {
+            boot: "0badcafe".into(),
+            up: Duration::from_secs(1),
+            live: std::collections::BTreeSet::new(),
+            namespaces: None,
+            within: None,
+        };
+        let mut found = Found::nothing(&nowhere, StoreReport::of(&nowhere));
+        let looked = crate::runtime().unwrap().block_on(find_endpoints("node1", &evidence, &mut found));
+        assert!(looked.is_ok(), "the store was opened");
+    }
 }

@@ -4,7 +4,8 @@ use std::fmt::Write;
 use std::net::IpAddr;
 
 use datastore::Location;
-use ipam_core::gc::Allocation;
+use ipam_core::endpoints::{EndpointOf, EndpointOwner};
+use ipam_core::gc::{Allocation, NodeEndpoint};
 use serde::Serialize;
 
 use super::looks::APART;
@@ -60,6 +61,44 @@ impl Row {
         let [network, container, interface] = texts;
         let (reason, since) = (self.reason.text().to_owned(), since(self.since.as_deref()));
         vec![self.address.to_string(), network, container, interface, reason, since]
+    }
+}
+
+/// A workload endpoint that goes with its addresses.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(super) struct EndpointRow {
+    namespace: String,
+    name: String,
+    container: String,
+}
+
+impl From<&EndpointOf> for EndpointRow {
+    fn from(endpoint: &EndpointOf) -> Self {
+        let container = match &endpoint.owner {
+            EndpointOwner::Container(container) => container.clone(),
+            EndpointOwner::Any => String::new(),
+        };
+        Self { namespace: endpoint.namespace.clone(), name: endpoint.name.clone(), container }
+    }
+}
+
+impl From<&NodeEndpoint> for EndpointRow {
+    fn from(endpoint: &NodeEndpoint) -> Self {
+        let NodeEndpoint { namespace, name, container, .. } = endpoint.clone();
+        Self { namespace, name, container }
+    }
+}
+
+impl EndpointRow {
+    fn cells(&self) -> Vec<String> {
+        [&self.namespace, &self.name, &self.container].map(|text| printable(text)).into()
+    }
+
+    /// A table of these; nothing if there are none.
+    pub(super) fn table(rows: &[Self]) -> String {
+        let titles = ["NAMESPACE", "ENDPOINT", "CONTAINER"];
+        let cells: Vec<Vec<String>> = rows.iter().map(Self::cells).collect();
+        if rows.is_empty() { String::new() } else { render(&titles.map(Column::Text), &cells) }
     }
 }
 
@@ -136,7 +175,10 @@ pub(super) struct StoreReport {
     pub(super) candidates: Vec<Row>,
     /// Seen unused, but not for long enough.
     pub(super) waiting: Vec<Row>,
+    /// The workload endpoints that go with the candidates.
+    pub(super) endpoints: Vec<EndpointRow>,
     pub(super) freed: Vec<IpAddr>,
+    pub(super) deleted_endpoints: Vec<EndpointRow>,
     /// Given anew or given back meanwhile.
     pub(super) changed: Vec<IpAddr>,
     pub(super) left: Left,
@@ -166,6 +208,8 @@ impl Report {
             store.candidates.sort_by_key(|row| row.address);
             store.waiting.sort_by_key(|row| row.address);
             store.freed.sort_unstable();
+            store.endpoints.sort_unstable();
+            store.deleted_endpoints.sort_unstable();
         }
         let mut text = String::new();
         for store in &self.stores {
@@ -191,11 +235,22 @@ impl Report {
             let rows: Vec<Vec<String>> = store.candidates.iter().map(Row::cells).collect();
             *text += &render(&titles.map(Column::Text), &rows);
         }
+        *text += &EndpointRow::table(&store.endpoints);
         let count = store.candidates.len();
+        let and = |verb: &str, count: usize| match count {
+            0 => String::new(),
+            _ => format!(" and {verb} {}", endpoints(count)),
+        };
         _ = match (count, self.applied) {
             (0, _) => writeln!(text, "nothing to free for node {}", printable(&store.node)),
-            (_, true) => writeln!(text, "freed {}", addresses(store.freed.len())),
-            (_, false) => writeln!(text, "would free {}; do it with --apply", addresses(count)),
+            (_, true) => {
+                let deleted = and("deleted", store.deleted_endpoints.len());
+                writeln!(text, "freed {}{deleted}", addresses(store.freed.len()))
+            }
+            (_, false) => {
+                let delete = and("delete", store.endpoints.len());
+                writeln!(text, "would free {}{delete}; do it with --apply", addresses(count))
+            }
         };
         if !store.changed.is_empty() {
             _ = writeln!(text, "left {}, given anew or given back meanwhile", addresses(store.changed.len()));
@@ -220,4 +275,9 @@ pub(super) fn since(recorded: Option<&str>) -> String {
 /// Addresses, counted.
 pub(super) fn addresses(count: usize) -> String {
     if count == 1 { "1 address".to_owned() } else { format!("{count} addresses") }
+}
+
+/// Workload endpoints, counted.
+pub(super) fn endpoints(count: usize) -> String {
+    if count == 1 { "1 workload endpoint".to_owned() } else { format!("{count} workload endpoints") }
 }

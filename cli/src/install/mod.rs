@@ -1,8 +1,9 @@
-//! `margay install`: Margay's plugin in place of Calico's `calico-ipam` on this node, and back.
+//! `margay install`: Margay's plugins in place of Calico's `calico-ipam` and, as a second step, `calico` on this node, and back.
 
 mod place;
 mod program;
 mod report;
+mod role;
 mod runtime;
 
 use std::io::Write;
@@ -16,10 +17,8 @@ use crate::error::{Failure, Result};
 use place::{Installed, Others, Place};
 use program::Program;
 use report::{Change, Report};
+use role::Role;
 use runtime::PluginPath;
-
-/// The name by which Calico's main plugin calls for addresses.
-const PROGRAM: &str = "calico-ipam";
 
 /// The name that Margay's plugin is installed by.
 const PLUGIN: &str = "margay-ipam";
@@ -39,40 +38,43 @@ pub(crate) fn run(
     err: &mut dyn Write,
 ) -> Result<()> {
     let path = PluginPath::find(args)?;
+    let role = if args.main_plugin { Role::Main } else { Role::Ipam };
     let answer = if args.status {
         status(args, &path)?
     } else if args.undo {
-        undo(args, &path)?
+        undo(role, args, &path)?
     } else {
-        install(cli, args, &path, env, err)?
+        install(role, cli, args, &path, env, err)?
     };
     answer.print(cli.output, out, err)
 }
 
-fn install(cli: &Cli, args: &Install, path: &PluginPath, env: &Environment<'_>, err: &mut dyn Write) -> Result<Answer> {
-    let networks = networks(&cli.cni_conf_dir, err)?;
-    let place = match (&args.own_folder, path.first()) {
-        (Some(folder), _) => {
-            path.check_own_folder(folder)?;
-            Place::new(folder)
-        }
-        (None, Some(file)) => Place::new(file.parent().unwrap_or(Path::new("/"))),
-        (None, None) => {
-            // Somebody may have removed it after it was installed.
-            let touched = places(args, path).find(|place| place.previous().exists());
-            touched.ok_or_else(|| nothing_to_run(path))?
-        }
+fn install(
+    role: Role,
+    cli: &Cli,
+    args: &Install,
+    path: &PluginPath,
+    env: &Environment<'_>,
+    err: &mut dyn Write,
+) -> Result<Answer> {
+    let networks = networks(role, &cli.cni_conf_dir, err)?;
+    let place = find_place(role, args, path)?;
+    let plugin = match role {
+        Role::Ipam => find_plugin(args, path)?,
+        Role::Main => installed_ipam(path)?,
     };
-    let plugin = find_plugin(args, path)?;
-    let version = match Program::ask(&plugin) {
+    let version = match Program::ask(&plugin, role) {
         Program::Margay(version) => version,
         program => {
-            return Err(Failure::new(format!("{} is no plugin of Margay's: {program}", plugin.display()))
-                .hint("name Margay's plugin, built for this machine, with --plugin FILE"));
+            let failure = Failure::new(format!("{} is no plugin of Margay's: {program}", plugin.display()));
+            return Err(failure.hint(match role {
+                Role::Ipam => "name Margay's plugin, built for this machine, with --plugin FILE".to_owned(),
+                Role::Main => format!("an older one knows no main plugin: first {}", Role::Ipam.install()),
+            }));
         }
     };
     for network in &networks {
-        program::check_store(&plugin, network, &path.listed(), env)?;
+        program::check_store(&plugin, role, network, &path.listed(), env)?;
     }
     place.check_writable()?;
     let change = Change::install(&place, &plugin, &version);
@@ -80,9 +82,12 @@ fn install(cli: &Cli, args: &Install, path: &PluginPath, env: &Environment<'_>, 
         return report::dry_run(&[change]);
     }
     let done = place.install(&plugin)?;
-    let report = Report::make(path, args)?;
+    let report = Report::make(role, path, args)?;
     let failure = report.failure(path, args);
-    let answer = report::installed(&change, done, &report)?;
+    let mut answer = report::installed(&change, done, &report)?;
+    if let Some(note) = report::apart(path) {
+        answer = answer.note(note);
+    }
     Ok(match failure {
         Some(failure) => answer.incomplete(failure),
         None if done == Installed::Already => answer,
@@ -92,55 +97,99 @@ fn install(cli: &Cli, args: &Install, path: &PluginPath, env: &Environment<'_>, 
     })
 }
 
-fn undo(args: &Install, path: &PluginPath) -> Result<Answer> {
-    let touched: Vec<Place> = places(args, path).filter(Place::is_touched).collect();
+/// Goes back: of the main plugin alone, or of all that was installed, the main plugin first.
+fn undo(role: Role, args: &Install, path: &PluginPath) -> Result<Answer> {
+    let roles: &[Role] = if role == Role::Main { &[Role::Main] } else { &[Role::Main, Role::Ipam] };
     let mut changes = Vec::new();
+    let mut failure = None;
+    for role in roles {
+        // The other one is to go back all the same.
+        if let Err(error) = undo_one(*role, args, path, &mut changes) {
+            failure = failure.or(Some(error));
+        }
+    }
+    if let Some(failure) = failure.take_if(|_| changes.is_empty()) {
+        return Err(failure);
+    }
+    let answer = if args.dry_run { report::dry_run(&changes)? } else { report::undone(roles, &changes, path)? };
+    Ok(match failure {
+        Some(failure) => answer.incomplete(failure),
+        None => answer,
+    })
+}
+
+fn undo_one(role: Role, args: &Install, path: &PluginPath, changes: &mut Vec<Change>) -> Result<()> {
+    let touched: Vec<Place> = places(role, args, path).filter(Place::is_touched).collect();
     for place in touched {
         place.check_writable()?;
         let change = Change::undo(&place);
         if !args.dry_run {
-            let others = path.all().any(|file| file != place.target());
+            let others = path.all(role).any(|file| file != place.target());
             let undone = place.undo(if others { Others::Some } else { Others::None })?;
             changes.push(change.done(undone));
         } else {
             changes.push(change);
         }
     }
-    if args.dry_run { report::dry_run(&changes) } else { report::undone(&changes, path) }
+    Ok(())
 }
 
 fn status(args: &Install, path: &PluginPath) -> Result<Answer> {
-    let report = Report::make(path, args)?;
-    let mut answer = report.answer(path)?;
+    let report = Report::make(Role::Ipam, path, args)?;
+    let main = Report::make(Role::Main, path, args)?;
+    let mut answer = report.answer(path, &main)?;
     // The package may have been upgraded since; what is installed does not follow by itself.
     if let Some((file, newer)) = find_plugin(args, path).ok().and_then(|file| report.differs_from(&file)) {
-        answer = answer
-            .note(format!("{} is Margay's {newer}: margay install --beside-calico puts it into place", file.display()));
+        let again = Role::Ipam.install();
+        answer = answer.note(format!("{} is Margay's {newer}: {again} puts it into place", file.display()));
     }
-    Ok(match report.failure(path, args) {
+    if let Some(note) = report::apart(path) {
+        answer = answer.note(note);
+    }
+    // What calls run as the main plugin is Calico's unless it was asked for.
+    let failure = report.failure(path, args).or_else(|| main.is_wanted().then(|| main.failure(path, args)).flatten());
+    Ok(match failure {
         Some(failure) => answer.incomplete(failure),
         None => answer,
     })
 }
 
-/// Every folder in which an installation may be.
-fn places<'a>(args: &'a Install, path: &'a PluginPath) -> impl Iterator<Item = Place> + 'a {
-    let own = args.own_folder.iter().filter(|folder| !path.folders.contains(folder));
-    own.chain(&path.folders).map(Place::new)
+/// Where the plugin of a role is to be installed.
+fn find_place(role: Role, args: &Install, path: &PluginPath) -> Result<Place> {
+    match (&args.own_folder, path.first(role)) {
+        (Some(folder), _) => {
+            path.check_own_folder(folder)?;
+            Ok(Place::new(role, folder))
+        }
+        (None, Some(file)) => Ok(Place::new(role, file.parent().unwrap_or(Path::new("/")))),
+        (None, None) => {
+            // Somebody may have removed it after it was installed.
+            let touched = places(role, args, path).find(|place| place.previous().exists());
+            touched.ok_or_else(|| nothing_to_run(role, path))
+        }
+    }
 }
 
-/// The networks of Calico's, on stores that Margay's plugin works on.
-fn networks(folder: &Path, err: &mut dyn Write) -> Result<Vec<CalicoNetwork>> {
-    let (networks, unreadable) = calico_networks(folder);
+/// Every folder in which an installation may be.
+fn places<'a>(role: Role, args: &'a Install, path: &'a PluginPath) -> impl Iterator<Item = Place> + 'a {
+    let own = args.own_folder.iter().filter(|folder| !path.folders.contains(folder));
+    own.chain(&path.folders).map(move |folder| Place::new(role, folder))
+}
+
+/// The networks of Calico's in which the plugin of a role works, on stores that Margay's plugin works on.
+fn networks(role: Role, folder: &Path, err: &mut dyn Write) -> Result<Vec<CalicoNetwork>> {
+    let (mut networks, unreadable) = calico_networks(folder);
     for problem in &unreadable {
         _ = writeln!(err, "warning: skipped {problem}");
     }
+    let mut wanted = format!("\"ipam\": {{\"type\": \"{}\"}}", Role::Ipam.program());
+    if role == Role::Main {
+        let program = role.program();
+        networks.retain(|network| network.conf.get("type").is_some_and(|kind| kind == program));
+        wanted = format!("\"type\": \"{program}\" and {wanted}");
+    }
     if networks.is_empty() {
-        return Err(Failure::new(format!(
-            "no network in {} has \"ipam\": {{\"type\": \"{PROGRAM}\"}}",
-            folder.display()
-        ))
-        .hint(
+        return Err(Failure::new(format!("no network in {} has {wanted}", folder.display())).hint(
             "this is for nodes on which Calico runs: name the folder with its networks with --cni-conf-dir; without \
                  Calico see docs/network-configuration.md",
         ));
@@ -155,6 +204,16 @@ fn networks(folder: &Path, err: &mut dyn Write) -> Result<Vec<CalicoNetwork>> {
         }
     }
     Ok(networks)
+}
+
+/// The plugin for addresses that calls run now. The main plugin becomes a second name of it, so it must be Margay's already.
+fn installed_ipam(path: &PluginPath) -> Result<PathBuf> {
+    let file = path.first(Role::Ipam).ok_or_else(|| nothing_to_run(Role::Ipam, path))?;
+    match Program::ask(&file, Role::Ipam) {
+        Program::Margay(_) => Ok(file),
+        program => Err(Failure::new(format!("a CNI call for addresses runs {} ({program})", file.display()))
+            .hint(format!("the main plugin is the second step: first {}", Role::Ipam.install()))),
+    }
 }
 
 fn find_plugin(args: &Install, path: &PluginPath) -> Result<PathBuf> {
@@ -174,8 +233,8 @@ fn find_plugin(args: &Install, path: &PluginPath) -> Result<PathBuf> {
     })
 }
 
-fn nothing_to_run(path: &PluginPath) -> Failure {
-    Failure::new(format!("there is no {PROGRAM} in {path}")).hint(
+fn nothing_to_run(role: Role, path: &PluginPath) -> Failure {
+    Failure::new(format!("there is no {} in {path}", role.program())).hint(
         "calico-node puts it there when it starts; if the runtime looks elsewhere, name the folders with --cni-bin-dir",
     )
 }

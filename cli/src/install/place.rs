@@ -1,7 +1,7 @@
-//! A folder of plugins in which `calico-ipam` is, or becomes, Margay's.
+//! A folder of plugins in which `calico-ipam`, or the main plugin `calico`, is or becomes Margay's.
 //!
-//! What is needed to go back is in the folder `.margay` in it, so that it is on the same file system and goes where the
-//! plugins go:
+//! What is needed to go back is in the folder `.margay` in it, for the main plugin in `.margay-main`, so that it is on the same
+//! file system and goes where the plugins go:
 //!
 //! | File | Is |
 //! |---|---|
@@ -9,19 +9,19 @@
 //! | `new` | Margay's, until it is whole and has been tried |
 //! | `state.json` | what is installed, and what was there before |
 //!
-//! Each step leaves a folder from which both the same command and `--undo` go on, and `calico-ipam` itself only ever
-//! changes by a rename, from one whole file to another.
+//! Each step leaves a folder from which both the same command and `--undo` go on, and the plugin itself only ever changes by a
+//! rename, from one whole file to another.
 
 use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::PROGRAM;
 use super::program::Program;
+use super::role::Role;
 use crate::error::{Failure, Result};
 
 /// The form of the file with the state.
@@ -66,24 +66,29 @@ pub(crate) enum Undone {
     Left,
 }
 
-/// A folder of plugins.
+/// A plugin in a folder of plugins.
 #[derive(Debug)]
 pub(crate) struct Place {
     folder: PathBuf,
+    role: Role,
 }
 
 impl Place {
-    pub(crate) fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into() }
+    pub(crate) fn new(role: Role, folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into(), role }
     }
 
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
+    pub(crate) fn role(&self) -> Role {
+        self.role
+    }
+
     /// What the runtime runs.
     pub(crate) fn target(&self) -> PathBuf {
-        self.folder.join(PROGRAM)
+        self.folder.join(self.role.program())
     }
 
     /// What was there before, as long as it is needed.
@@ -92,7 +97,7 @@ impl Place {
     }
 
     fn kept(&self) -> PathBuf {
-        self.folder.join(".margay")
+        self.folder.join(self.role.kept())
     }
 
     fn staged(&self) -> PathBuf {
@@ -154,13 +159,14 @@ impl Place {
         };
 
         let target = self.target();
-        let there = fs::symlink_metadata(&target).is_ok().then(|| Program::ask(&target));
+        let there = fs::symlink_metadata(&target).is_ok().then(|| Program::ask(&target, self.role));
         let is_ours = there.as_ref().is_some_and(Program::is_ours);
         let sha256 = checksum(plugin)?;
         if is_ours
             && !self.staged().exists()
             && known.as_ref().is_some_and(|state| state.sha256 == sha256)
             && checksum(&target)? == sha256
+            && (self.role == Role::Ipam || !could_be_one_file(plugin, &target)?)
         {
             return Ok(Ok(Installed::Already));
         }
@@ -170,15 +176,13 @@ impl Place {
             self.keep(&target)?;
             previous = Some(Previous { version: program.version().map(str::to_owned) });
         } else if previous.is_none() && fs::symlink_metadata(self.previous()).is_ok() {
-            previous = Some(Previous { version: Program::ask(&self.previous()).version().map(str::to_owned) });
+            previous =
+                Some(Previous { version: Program::ask(&self.previous(), self.role).version().map(str::to_owned) });
         }
 
         let staged = self.staged();
-        remove_if_there(&staged)?;
-        fs::copy(plugin, &staged)?;
-        fs::set_permissions(&staged, Permissions::from_mode(0o755))?;
-        File::open(&staged)?.sync_all()?;
-        let program = Program::ask(&staged);
+        self.stage(plugin, &staged)?;
+        let program = Program::ask(&staged, self.role);
         let Program::Margay(version) = program else {
             return Ok(Err(Failure::new(format!("{}: {program}", staged.display()))
                 .hint("nothing was changed; see that the folder is on a file system from which programs may be run")));
@@ -188,6 +192,17 @@ impl Place {
         fs::rename(&staged, &target)?;
         sync(&self.folder)?;
         Ok(Ok(Installed::Now))
+    }
+
+    /// Puts Margay's plugin beside the place that it is meant for. The main plugin becomes a second name of the plugin for
+    /// addresses, where the file system allows it: so it knows that it is the same program, and calls it without a process.
+    fn stage(&self, plugin: &Path, staged: &Path) -> io::Result<()> {
+        remove_if_there(staged)?;
+        if self.role == Role::Ipam || fs::hard_link(plugin.canonicalize()?, staged).is_err() {
+            fs::copy(plugin, staged)?;
+            fs::set_permissions(staged, Permissions::from_mode(0o755))?;
+        }
+        File::open(staged)?.sync_all()
     }
 
     /// Gives what is there a second name: it is the same file when it comes back, with its owner, mode and times.
@@ -210,13 +225,13 @@ impl Place {
         sync(&self.kept())
     }
 
-    /// Puts back what was there before. `others` says whether a call finds another `calico-ipam` elsewhere.
+    /// Puts back what was there before. `others` says whether a call finds another plugin of that name elsewhere.
     pub(crate) fn undo(&self, others: Others) -> Result<Undone> {
         let _lock = self.lock()?;
         // What stands in the way of reading it is no reason to keep an operator from going back.
         let made_folder = self.state().ok().flatten().is_some_and(|state| state.made_folder);
         let target = self.target();
-        let there = fs::symlink_metadata(&target).is_ok().then(|| Program::ask(&target));
+        let there = fs::symlink_metadata(&target).is_ok().then(|| Program::ask(&target, self.role));
         let has_previous = fs::symlink_metadata(self.previous()).is_ok();
         let undone = match there {
             Some(Program::Other(_)) => Undone::Left,
@@ -227,8 +242,9 @@ impl Place {
             }
             Some(_) if others == Others::None => {
                 return Err(Failure::new(format!(
-                    "nothing is kept that could be put back in place of {}, and there is no other {PROGRAM}",
-                    target.display()
+                    "nothing is kept that could be put back in place of {}, and there is no other {}",
+                    target.display(),
+                    self.role.program()
                 ))
                 .hint(
                     "nothing was changed; calico-node puts its own there when it starts without UPDATE_CNI_BINARIES=false",
@@ -280,16 +296,22 @@ impl Place {
             ErrorKind::ReadOnlyFilesystem => {
                 failure.hint("the folder is read-only here: use --own-folder with one that can be written to")
             }
-            _ => failure.hint("repeat the command when this is mended; margay install --undo goes back"),
+            _ => failure.hint(format!("repeat the command when this is mended; {} goes back", self.role.undo())),
         }
     }
 }
 
-/// Whether a call would find another `calico-ipam`.
+/// Whether a call would find another plugin of that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Others {
     None,
     Some,
+}
+
+/// Whether two files are two, but could be two names of one.
+fn could_be_one_file(one: &Path, other: &Path) -> io::Result<bool> {
+    let (one, other) = (fs::metadata(one)?, fs::metadata(other)?);
+    Ok(one.dev() == other.dev() && one.ino() != other.ino())
 }
 
 fn make_folder(folder: &Path, mode: u32) -> io::Result<()> {

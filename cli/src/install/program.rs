@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use datastore::{CalicoNetwork, Environment};
 use serde_json::Value;
 
+use super::role::Role;
 use crate::error::{Failure, Result};
 use crate::output::printable;
 
@@ -50,15 +51,15 @@ impl fmt::Display for Program {
 }
 
 impl Program {
-    /// Asks a file what it is, by the option that Calico's plugins have.
-    pub(crate) fn ask(file: &Path) -> Self {
+    /// Asks a file what it is in a role, by the option that Calico's plugins have.
+    pub(crate) fn ask(file: &Path, role: Role) -> Self {
         let mut command = Command::new(file);
-        command.arg0(super::PROGRAM).arg("-v").env_clear();
+        command.arg0(role.program()).arg("-v").env_clear();
         match call(command, b"") {
             Err(error) => Self::Broken(error.to_string()),
             Ok(answer) => {
                 let line = printable(answer.stdout.lines().next().unwrap_or_default().trim());
-                match line.strip_prefix("margay-ipam ") {
+                match line.strip_prefix(role.own_name()).and_then(|rest| rest.strip_prefix(' ')) {
                     Some(version) if answer.success => Self::Margay(version.to_owned()),
                     _ => Self::Other(Some(line.chars().take(80).collect()).filter(|line: &String| !line.is_empty())),
                 }
@@ -79,23 +80,30 @@ impl Program {
     }
 }
 
-/// Asks Margay's plugin whether an ADD on this network could be carried out: by the verb STATUS, which changes nothing. It
-/// takes a second at the most, and is asked again where that was too little: a cluster may just be electing its leader.
+/// Asks Margay's plugin whether an ADD on this network could be carried out in a role: by the verb STATUS, which changes
+/// nothing. It takes a second at the most, and is asked again where that was too little: a cluster may just be electing its leader.
 ///
 /// # Errors
 /// What the plugin says is wrong. It names members and paths, and no secret.
-pub(crate) fn check_store(plugin: &Path, network: &CalicoNetwork, path: &str, env: &Environment<'_>) -> Result<()> {
+pub(crate) fn check_store(
+    plugin: &Path,
+    role: Role,
+    network: &CalicoNetwork,
+    path: &str,
+    env: &Environment<'_>,
+) -> Result<()> {
     let mut why = String::new();
     for attempt in 0..STORE_TRIES {
         if attempt > 0 {
             thread::sleep(STORE_PAUSE);
         }
-        match ask_status(plugin, network, path, env) {
+        match ask_status(plugin, role, network, path, env) {
             Ok(()) => return Ok(()),
             Err(reason) => why = reason,
         }
     }
-    Err(Failure::new(format!("Margay's plugin could give no address with {}: {why}", network.file.display())).hint(
+    let would = role.would();
+    Err(Failure::new(format!("Margay's plugin could {would} with {}: {why}", network.file.display())).hint(
         "nothing was changed; see docs/errors.md for the text, and set ETCD_USERNAME and ETCD_PASSWORD here if the runtime \
          has them",
     ))
@@ -103,6 +111,7 @@ pub(crate) fn check_store(plugin: &Path, network: &CalicoNetwork, path: &str, en
 
 fn ask_status(
     plugin: &Path,
+    role: Role,
     network: &CalicoNetwork,
     path: &str,
     env: &Environment<'_>,
@@ -111,7 +120,7 @@ fn ask_status(
     // STATUS came with this version; what the network's own version is makes no difference to the store.
     conf.insert("cniVersion".to_owned(), "1.1.0".into());
     let mut command = Command::new(plugin);
-    command.arg0(super::PROGRAM).env_clear().env("CNI_COMMAND", "STATUS").env("CNI_PATH", path);
+    command.arg0(role.program()).env_clear().env("CNI_COMMAND", "STATUS").env("CNI_PATH", path);
     for name in LOGIN {
         if let Some(value) = env(name) {
             command.env(name, value);

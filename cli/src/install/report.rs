@@ -1,20 +1,24 @@
 //! What is told: which program a call runs now, what was changed, and what to do next.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
 use super::place::{Installed, Place, State, Undone};
 use super::program::Program;
+use super::role::Role;
 use super::runtime::PluginPath;
-use super::{KEEP, PROGRAM, nothing_to_run, places};
+use super::{KEEP, nothing_to_run, places};
 use crate::answer::Answer;
 use crate::args::Install;
 use crate::error::{Failure, Result};
 
-/// How things are on this node.
+/// How things are on this node with one of the two plugins.
 #[derive(Debug)]
 pub(crate) struct Report {
+    role: Role,
     /// The file that a call runs, and what it is.
     runs: Option<(PathBuf, Program)>,
     /// The folders in which something was installed, or begun.
@@ -32,10 +36,17 @@ struct Seen {
 
 #[derive(Serialize)]
 struct StatusJson<'a> {
-    ours: bool,
-    runs: Option<RunsJson<'a>>,
+    #[serde(flatten)]
+    ipam: RoleJson<'a>,
     plugin_path: &'a [PathBuf],
     plugin_path_from: String,
+    main_plugin: RoleJson<'a>,
+}
+
+#[derive(Serialize)]
+struct RoleJson<'a> {
+    ours: bool,
+    runs: Option<RunsJson<'a>>,
     installed: Vec<InstalledJson<'a>>,
 }
 
@@ -56,13 +67,13 @@ struct InstalledJson<'a> {
 }
 
 impl Report {
-    pub(crate) fn make(path: &PluginPath, args: &Install) -> Result<Self> {
-        let runs = path.first().map(|file| {
-            let program = Program::ask(&file);
+    pub(crate) fn make(role: Role, path: &PluginPath, args: &Install) -> Result<Self> {
+        let runs = path.first(role).map(|file| {
+            let program = Program::ask(&file, role);
             (file, program)
         });
         let mut seen = Vec::new();
-        for place in places(args, path).filter(Place::is_touched) {
+        for place in places(role, args, path).filter(Place::is_touched) {
             seen.push(Seen {
                 state: place.state()?,
                 unfinished: place.is_unfinished(),
@@ -70,7 +81,12 @@ impl Report {
                 folder: place.folder().to_owned(),
             });
         }
-        Ok(Self { runs, places: seen })
+        Ok(Self { role, runs, places: seen })
+    }
+
+    /// Whether it was installed, or begun to be.
+    pub(crate) fn is_wanted(&self) -> bool {
+        !self.places.is_empty()
     }
 
     fn is_ours(&self) -> bool {
@@ -80,7 +96,7 @@ impl Report {
     /// The version of a plugin, if a call runs Margay's in another one.
     pub(crate) fn differs_from(&self, plugin: &Path) -> Option<(PathBuf, String)> {
         let (_, Program::Margay(runs)) = self.runs.as_ref()? else { return None };
-        match Program::ask(plugin) {
+        match Program::ask(plugin, self.role) {
             Program::Margay(version) if version != *runs => Some((plugin.to_owned(), version)),
             _ => None,
         }
@@ -94,8 +110,8 @@ impl Report {
 
     /// What is wrong, if a call does not run Margay's.
     pub(crate) fn failure(&self, path: &PluginPath, args: &Install) -> Option<Failure> {
-        let again = "margay install --beside-calico";
-        let Some((file, program)) = &self.runs else { return Some(nothing_to_run(path)) };
+        let (again, undo) = (self.role.install(), self.role.undo());
+        let Some((file, program)) = &self.runs else { return Some(nothing_to_run(self.role, path)) };
         if program.is_ours() {
             return None;
         }
@@ -108,7 +124,7 @@ impl Report {
         }
         if let Some(seen) = self.places.iter().find(|seen| seen.unfinished) {
             let failure = Failure::new(format!("an installation in {} was interrupted", seen.folder.display()));
-            return Some(failure.hint(format!("finish it with {again}, or go back with margay install --undo")));
+            return Some(failure.hint(format!("finish it with {again}, or go back with {undo}")));
         }
         // Installed, but elsewhere: the runtime does not look there first.
         let own = self.places.first().map(|seen| seen.folder.as_path()).or(args.own_folder.as_deref());
@@ -120,16 +136,34 @@ impl Report {
         })
     }
 
-    /// The answer of `--status`.
-    pub(crate) fn answer(&self, path: &PluginPath) -> Result<Answer> {
-        let mut lines = vec![match &self.runs {
-            Some((file, program)) => format!("Runs now:    {} ({program})", file.display()),
-            None => format!("Runs now:    no {PROGRAM}"),
-        }];
-        lines.push(format!("Plugin path: {path}"));
+    /// The answer of `--status`, with what is known of the main plugin.
+    pub(crate) fn answer(&self, path: &PluginPath, main: &Self) -> Result<Answer> {
+        let mut lines = vec![self.runs_line("Runs now:    "), format!("Plugin path: {path}")];
         if self.places.is_empty() {
             lines.push("Installed:   no".to_owned());
         }
+        self.add_places(&mut lines);
+        if main.runs.is_some() || main.is_wanted() {
+            lines.push(main.runs_line("Main plugin: "));
+            main.add_places(&mut lines);
+        }
+        let json = StatusJson {
+            ipam: self.json(),
+            plugin_path: &path.folders,
+            plugin_path_from: path.source.to_string(),
+            main_plugin: main.json(),
+        };
+        Answer::new(lines.join("\n"), &json)
+    }
+
+    fn runs_line(&self, label: &str) -> String {
+        match &self.runs {
+            Some((file, program)) => format!("{label}{} ({program})", file.display()),
+            None => format!("{label}no {}", self.role.program()),
+        }
+    }
+
+    fn add_places(&self, lines: &mut Vec<String>) {
         for seen in &self.places {
             let folder = seen.folder.display();
             lines.push(match &seen.state {
@@ -140,22 +174,20 @@ impl Report {
                 lines.push(format!("Kept:        {} ({})", previous.display(), seen.previous_told()));
             }
         }
-        let json = StatusJson {
-            ours: self.is_ours(),
-            runs: self.runs.as_ref().map(|(file, program)| RunsJson {
-                file,
-                program: match program {
-                    Program::Margay(_) => "margay",
-                    Program::Other(_) => "other",
-                    Program::Broken(_) => "broken",
-                },
-                version: program.version(),
-            }),
-            plugin_path: &path.folders,
-            plugin_path_from: path.source.to_string(),
-            installed: self.places.iter().map(|seen| self.installed_json(seen)).collect(),
-        };
-        Answer::new(lines.join("\n"), &json)
+    }
+
+    fn json(&self) -> RoleJson<'_> {
+        let runs = self.runs.as_ref().map(|(file, program)| RunsJson {
+            file,
+            program: match program {
+                Program::Margay(_) => "margay",
+                Program::Other(_) => "other",
+                Program::Broken(_) => "broken",
+            },
+            version: program.version(),
+        });
+        let installed = self.places.iter().map(|seen| self.installed_json(seen)).collect();
+        RoleJson { ours: self.is_ours(), runs, installed }
     }
 
     fn installed_json<'a>(&self, seen: &'a Seen) -> InstalledJson<'a> {
@@ -182,6 +214,8 @@ impl Seen {
 /// What is to be done in a folder, or was done.
 #[derive(Debug, Serialize)]
 pub(crate) struct Change {
+    #[serde(skip)]
+    role: Role,
     file: PathBuf,
     action: &'static str,
     version: Option<String>,
@@ -194,16 +228,16 @@ impl Change {
     pub(crate) fn install(place: &Place, plugin: &Path, version: &str) -> Self {
         let file = place.target();
         let mut text = format!("put {} (Margay {version}) into place as {}", plugin.display(), file.display());
-        if file.is_file() && !Program::ask(&file).is_ours() {
+        if file.is_file() && !Program::ask(&file, place.role()).is_ours() {
             text += &format!(", and keep what is there as {}", place.previous().display());
         }
-        Self { file, action: "install", version: Some(version.to_owned()), text }
+        Self { role: place.role(), file, action: "install", version: Some(version.to_owned()), text }
     }
 
     /// What going back will do.
     pub(crate) fn undo(place: &Place) -> Self {
-        let text = format!("put back what was in {} before", place.folder().display());
-        Self { file: place.target(), action: "undo", version: None, text }
+        let text = format!("put back {} as it was before", place.target().display());
+        Self { role: place.role(), file: place.target(), action: "undo", version: None, text }
     }
 
     /// What going back has done.
@@ -214,7 +248,8 @@ impl Change {
             Undone::Removed => ("removed", format!("{file} is gone; it was only there for Margay")),
             Undone::Left => ("left", format!("{file} is not Margay's any more, and stays")),
         };
-        let version = self.file.is_file().then(|| Program::ask(&self.file).version().map(str::to_owned)).flatten();
+        let version =
+            self.file.is_file().then(|| Program::ask(&self.file, self.role).version().map(str::to_owned)).flatten();
         let text = version.as_ref().map_or(text.clone(), |version| format!("{text} ({version})"));
         Self { action, text, version, ..self }
     }
@@ -247,6 +282,7 @@ pub(crate) fn installed(change: &Change, done: Installed, report: &Report) -> Re
         text += &format!("; what was there is kept as {} ({})", previous.display(), seen.previous_told());
     }
     let change = Change {
+        role: change.role,
         file: change.file.clone(),
         action: if done == Installed::Now { "installed" } else { "already" },
         version: change.version.clone(),
@@ -255,18 +291,41 @@ pub(crate) fn installed(change: &Change, done: Installed, report: &Report) -> Re
     Answer::new(text, &ChangesJson { dry_run: false, changes: &[change], ours: Some(report.is_ours()) })
 }
 
-/// The answer of `--undo`.
-pub(crate) fn undone(changes: &[Change], path: &PluginPath) -> Result<Answer> {
+/// The answer of `--undo` for these plugins.
+pub(crate) fn undone(roles: &[Role], changes: &[Change], path: &PluginPath) -> Result<Answer> {
     let lines: Vec<_> = changes.iter().map(|change| change.text.as_str()).collect();
     let text = if lines.is_empty() { format!("nothing was installed in {path}") } else { lines.join("\n") };
-    let ours = path.first().is_some_and(|file| Program::ask(&file).is_ours());
-    let answer = Answer::new(text, &ChangesJson { dry_run: false, changes, ours: Some(ours) })?;
-    Ok(if ours {
-        answer.incomplete(
-            Failure::new(format!("a CNI call still runs Margay's {PROGRAM}, which margay install has not put there"))
-                .hint("remove it where --status finds it, when calico-node has put its own elsewhere in the path"),
-        )
-    } else {
-        answer
+    let is_ours = |role: &&Role| path.first(**role).is_some_and(|file| Program::ask(&file, **role).is_ours());
+    let ours = roles.iter().find(is_ours);
+    let answer = Answer::new(text, &ChangesJson { dry_run: false, changes, ours: Some(ours.is_some()) })?;
+    Ok(match ours {
+        Some(role) => answer.incomplete(
+            Failure::new(format!(
+                "a CNI call still runs Margay's {}, which margay install has not put there",
+                role.program()
+            ))
+            .hint("remove it where --status finds it, when calico-node has put its own elsewhere in the path"),
+        ),
+        None => answer,
     })
+}
+
+/// What to tell if calls run Margay's main plugin and Margay's plugin for addresses, but these are not one file and could be.
+pub(crate) fn apart(path: &PluginPath) -> Option<String> {
+    let ours = |role| {
+        let file = path.first(role)?;
+        let Program::Margay(version) = Program::ask(&file, role) else { return None };
+        let metadata = fs::metadata(&file).ok()?;
+        Some((file, version, metadata))
+    };
+    let (main, main_version, one) = ours(Role::Main)?;
+    let (ipam, version, other) = ours(Role::Ipam)?;
+    let is_one = one.ino() == other.ino() || one.dev() != other.dev();
+    if is_one && main_version == version {
+        return None;
+    }
+    let (main, ipam, again) = (main.display(), ipam.display(), Role::Main.install());
+    Some(format!(
+        "{main} (Margay {main_version}) is not the same program as {ipam} (Margay {version}): {again} makes it so"
+    ))
 }

@@ -1,8 +1,8 @@
 //! Where the container runtime of this node looks for plugins.
 //!
-//! Calico's main plugin finds `calico-ipam` in the folders of `CNI_PATH`, which the runtime sets to its own list, and takes
-//! the first one that is there. containerd has one folder (`bin_dir`), since 2.1 a list (`bin_dirs`); CRI-O has a list
-//! (`plugin_dirs`, and the older `plugin_dir` after it).
+//! A runtime finds the main plugin `calico` in a list of folders, and the main plugin finds `calico-ipam` in the same list, which
+//! the runtime hands on as `CNI_PATH`. Either takes the first one that is there. containerd has one folder (`bin_dir`), since 2.1
+//! a list (`bin_dirs`); CRI-O has a list (`plugin_dirs`, and the older `plugin_dir` after it).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use std::process::Command;
 use toml::{Table, Value};
 
 use super::program;
+use super::role::Role;
 use crate::args::Install;
 use crate::error::{Failure, Result};
 
@@ -80,14 +81,14 @@ impl PluginPath {
         }
     }
 
-    /// The file that a call runs: the first of that name. As for CNI's library, what is no file does not count.
-    pub(crate) fn first(&self) -> Option<PathBuf> {
-        self.all().next()
+    /// The file that a call runs in a role: the first of that name. As for CNI's library, what is no file does not count.
+    pub(crate) fn first(&self, role: Role) -> Option<PathBuf> {
+        self.all(role).next()
     }
 
     /// Every one of that name, in the order in which they are found.
-    pub(crate) fn all(&self) -> impl Iterator<Item = PathBuf> + '_ {
-        self.folders.iter().map(|folder| folder.join(super::PROGRAM)).filter(|file| file.is_file())
+    pub(crate) fn all(&self, role: Role) -> impl Iterator<Item = PathBuf> + '_ {
+        self.folders.iter().map(move |folder| folder.join(role.program())).filter(|file| file.is_file())
     }
 
     /// The folders as `CNI_PATH` has them.

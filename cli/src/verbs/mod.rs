@@ -10,6 +10,7 @@ mod history;
 mod map;
 mod metrics;
 pub(crate) mod moving;
+mod outgoing;
 mod pool;
 mod rehearsal;
 mod release;
@@ -65,7 +66,14 @@ pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path)
         | OnStore::Ipam(args::Ipam::Release(_)) => Use::Release,
         _ => Use::Existing,
     };
-    with_ipam(location, what_for, run_of(command), async |ipam| verb(command, ipam).await).await
+    let run = run_of(command);
+    let work = async |ipam: &Ipam| match command {
+        OnStore::Pool(args::Pool::Delete(_)) => {
+            outgoing::follow(ipam, location, run, Deadline::after(PATIENCE), verb(command, ipam)).await
+        }
+        _ => verb(command, ipam).await,
+    };
+    with_ipam(location, what_for, run, work).await
 }
 
 /// Whether what a command writes is meant.

@@ -1,5 +1,7 @@
 //! `margay gc` on real stores and real network namespaces. Needs root on the machine itself, and `ip`.
 
+mod endpoints;
+
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;

@@ -87,14 +87,17 @@ pub(super) fn answer(args: &Check, location: &Location, inspection: &Inspection,
 }
 
 fn sections(text: &mut String, inspection: &Inspection) {
-    let Counts { reservations, nodes, blocks, affinities, handles, held, cooling, borrowed, of_gone_nodes, .. } =
-        inspection.counts;
+    let Counts { reservations, nodes, blocks, affinities, handles, endpoints, .. } = inspection.counts;
+    let Counts { held, cooling, borrowed, of_gone_nodes, .. } = inspection.counts;
     _ = writeln!(text, "Found {} IP pools:", inspection.pools.len());
     for (name, cidr) in &inspection.pools {
         _ = writeln!(text, "  {cidr} ({})", printable(name));
     }
     _ = writeln!(text, "Found {reservations} reservations and {nodes} registered nodes.");
     _ = writeln!(text, "Found {blocks} IPAM blocks, {affinities} affinities and {handles} handles.");
+    if endpoints > 0 {
+        _ = writeln!(text, "Found {endpoints} workload endpoints.");
+    }
     _ = writeln!(text, "IPAM blocks record {} allocations:", held + cooling);
     _ = writeln!(text, "  held: {held} (borrowed: {borrowed}, for nodes that are not registered: {of_gone_nodes})");
     _ = writeln!(text, "  cooling down: {cooling}");

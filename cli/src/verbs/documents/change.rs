@@ -107,6 +107,9 @@ fn advice(error: &Error) -> Option<String> {
              metadata.resourceVersion away"
                 .to_owned(),
         ),
+        Error::Document(DocumentError::NotSupported(..)) => Some(
+            "endpoints and profiles come with the containers of Calico's networks: margay get shows them".to_owned(),
+        ),
         Error::PoolInUse { pool, gateway, .. } => Some(pool::advice_in_use(pool, gateway.is_some())),
         _ => None,
     }

@@ -3,6 +3,8 @@
 mod change;
 mod files;
 mod get;
+mod namespace;
+mod table;
 mod tally;
 
 use std::time::Duration;
@@ -15,8 +17,9 @@ use kv::Deadline;
 use self::change::Change;
 use self::files::Depth;
 use self::get::Form;
+use self::namespace::Asked;
 use super::rehearsal::Run;
-use super::with_ipam;
+use super::{outgoing, with_ipam};
 use crate::answer::Answer;
 use crate::args::{Documents, Selection, Source};
 use crate::error::{Failure, Result};
@@ -32,22 +35,27 @@ pub(crate) async fn run(command: &Documents, location: &Location) -> Result<Answ
     match command {
         Documents::Get(get) => {
             let which = &get.which;
+            let asked = Asked::by_get(get)?;
             match which.kind {
                 Some(kind) if which.name.is_empty() => {
-                    on_store(location, Use::Existing, Run::Real, async |ipam| get::all(ipam, kind, deadline()).await)
-                        .await
+                    on_store(location, Use::Existing, Run::Real, async |ipam| {
+                        get::all(ipam, kind, &asked, deadline()).await
+                    })
+                    .await
                 }
                 _ => {
                     let manifests = match which.kind {
-                        None if get.skip_empty => files::read_any(&which.filename, depth(which.recursive))?,
-                        _ => selected(which)?,
+                        None if get.skip_empty => {
+                            placed(files::read_any(&which.filename, depth(which.recursive))?, &asked)?
+                        }
+                        _ => selected(which, &asked)?,
                     };
                     let names: Vec<(DocumentKind, String)> =
                         manifests.iter().map(|one| (one.kind(), one.name().to_owned())).collect();
                     // As calicoctl does it, for names alone.
                     let form = if get.export && which.kind.is_some() { Form::Export } else { Form::Stored };
                     on_store(location, Use::Existing, Run::Real, async |ipam| {
-                        get::named(ipam, &names, form, deadline()).await
+                        get::named(ipam, &names, form, &asked, deadline()).await
                     })
                     .await
                 }
@@ -68,9 +76,12 @@ pub(crate) async fn run(command: &Documents, location: &Location) -> Result<Answ
                 return Err(Failure::new("resource name must be specified")
                     .hint("name what is to be deleted, such as: margay delete ippool main"));
             }
-            let manifests = selected(&delete.which)?;
+            let manifests = selected(&delete.which, &Asked::by_delete(delete))?;
             let run = Run::new(delete.dry_run);
-            let verb = async |ipam: &Ipam| change::delete(ipam, &manifests, delete, deadline()).await;
+            let verb = async |ipam: &Ipam| {
+                let work = change::delete(ipam, &manifests, delete, deadline());
+                followed(ipam, location, run, &manifests, work).await
+            };
             on_store(location, Use::Release, run, verb).await
         }
     }
@@ -81,16 +92,38 @@ async fn write(source: &Source, change: Change, location: &Location, deadline: D
     // As with `pool create`: a store is made for a pool that can be made, and for nothing else.
     let makes = |manifest: &Manifest| manifest.kind() == DocumentKind::Pool && manifest.check().is_ok();
     let what_for = if change.makes() && manifests.iter().any(makes) { Use::Make } else { Use::Existing };
-    let verb = async |ipam: &Ipam| change.write(ipam, &manifests, location, deadline).await;
+    let verb = async |ipam: &Ipam| {
+        let work = change.write(ipam, &manifests, location, deadline);
+        followed(ipam, location, change.run(), &manifests, work).await
+    };
     on_store(location, what_for, change.run(), verb).await
 }
 
-/// What is named, by kind and name or in files.
-fn selected(which: &Selection) -> Result<Vec<Manifest>> {
-    match which.kind {
-        Some(kind) => Ok(which.name.iter().map(|name| Manifest::named(kind, name)).collect()),
-        None => files::read(&which.filename, depth(which.recursive)),
+/// Does the work, after which the machine's rules for pools follow, if any pool is named.
+async fn followed(
+    ipam: &Ipam,
+    location: &Location,
+    run: Run,
+    manifests: &[Manifest],
+    work: impl Future<Output = Result<Answer>>,
+) -> Result<Answer> {
+    if manifests.iter().any(|manifest| manifest.kind() == DocumentKind::Pool) {
+        return outgoing::follow(ipam, location, run, Deadline::after(PATIENCE), work).await;
     }
+    work.await
+}
+
+/// What is named, by kind and name or in files.
+fn selected(which: &Selection, asked: &Asked<'_>) -> Result<Vec<Manifest>> {
+    match which.kind {
+        Some(kind) => which.name.iter().map(|name| asked.named(kind, name)).collect(),
+        None => placed(files::read(&which.filename, depth(which.recursive))?, asked),
+    }
+}
+
+/// What files name, in the namespace that was asked for.
+fn placed(manifests: Vec<Manifest>, asked: &Asked<'_>) -> Result<Vec<Manifest>> {
+    manifests.into_iter().map(|manifest| asked.of_file(manifest)).collect()
 }
 
 fn depth(recursive: bool) -> Depth {

@@ -4,6 +4,7 @@
 //! `MARGAY_BOOK=write` writes what has come out into the pages instead.
 
 mod machine;
+mod nodes;
 mod page;
 mod rules;
 mod scenes;

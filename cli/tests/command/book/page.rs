@@ -7,6 +7,8 @@ use std::path::PathBuf;
 /// begin so are output.
 const PROMPTS: [&str; 2] = ["# ", "$ "];
 const OURS: [&str; 3] = ["margay", "cat", "echo"];
+/// On these pages `ip` looks at the page's own machine, and is run, too.
+const WITH_IP: [&str; 1] = ["routed-network.md"];
 const OTHERS: [&str; 10] = ["make", "curl", "podman", "ctr", "crictl", "ip", "kubectl", "systemctl", "nerdctl", "for"];
 
 /// A page.
@@ -43,6 +45,7 @@ pub(crate) struct Step {
     prompt: String,
     pub(crate) command: String,
     pub(crate) expected: String,
+    is_run: bool,
 }
 
 impl Step {
@@ -58,7 +61,7 @@ impl Step {
 
     /// True if it is not ours to run.
     pub(crate) fn is_others(&self) -> bool {
-        !OURS.contains(&self.program())
+        !self.is_run
     }
 }
 
@@ -80,7 +83,7 @@ impl Page {
             if let Some(language) = line.strip_prefix("```") {
                 let block: Vec<&str> = lines.by_ref().map(|(_, line)| line).take_while(|line| *line != "```").collect();
                 match (language, saved_as.take()) {
-                    ("console", _) => parts.push(Part::Session { line: at + 1, steps: steps(&block) }),
+                    ("console", _) => parts.push(Part::Session { line: at + 1, steps: steps(&name, &block) }),
                     (_, Some(path)) => parts.push(Part::File { path, text: block.join("\n") }),
                     _ => {}
                 }
@@ -127,12 +130,15 @@ impl Page {
     }
 }
 
-fn steps(block: &[&str]) -> Vec<Step> {
+fn steps(page: &str, block: &[&str]) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     for line in block {
         match (command(line), steps.last_mut()) {
             (Some(command), _) => {
-                steps.push(Step { prompt: (*line).to_owned(), command: command.to_owned(), expected: String::new() });
+                let program = command.split(' ').next().unwrap_or_default();
+                let is_run = OURS.contains(&program) || program == "ip" && WITH_IP.contains(&page);
+                let (prompt, command) = ((*line).to_owned(), command.to_owned());
+                steps.push(Step { prompt, command, expected: String::new(), is_run });
             }
             (None, Some(step)) => step.expected += &format!("{line}\n"),
             (None, None) => panic!("output without a command: {line}"),

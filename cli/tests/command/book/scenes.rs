@@ -1,6 +1,5 @@
 //! What there is where a page, or a part of it, begins.
 
-use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -11,7 +10,11 @@ use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, StoreExt};
 
 use crate::book::machine::Machine;
-use crate::install::tree::{Tree, plugin};
+use crate::book::nodes::{
+    beside_calico, beside_calicos_network, calico_plugin_replaced, call_main_plugin, with_main_plugin,
+};
+use crate::common::endpoint::Endpoint;
+use crate::install::tree::plugin;
 use crate::moving::fill::podmans_file;
 
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
@@ -50,6 +53,8 @@ pub(crate) fn set(page: &str, heading: &str, machine: &mut Machine) {
         }
         ("move-between-stores.md", _) => moving(heading, machine),
         ("beside-calico.md", _) => beside_calico(heading, machine),
+        ("calico-plugin-replaced.md", _) => calico_plugin_replaced(heading, machine),
+        ("routed-network.md", "") => with_main_plugin(machine),
         ("secondary-networks.md", "") => beside_calicos_network(machine),
         ("coming-from-host-local.md", "The change") => first_container_of_my_net(machine),
         ("judge-a-store.md", "") => machine.start_etcd("127.0.0.1:47335"),
@@ -73,12 +78,21 @@ pub(crate) fn happen(scene: &str, machine: &mut Machine) {
                 sandbox.of_network("storage", "net1").of_pool("storage").of_router().given(cluster());
             }
         }
+        "two containers in routed" => {
+            machine.do_all(&["ip netns add web", "ip netns add db"]);
+            call_main_plugin("ADD", machine);
+        }
+        "both containers of routed end" => call_main_plugin("DEL", machine),
         "they end" => {
             for name in ["web", "db"] {
                 container(name).gone(sled());
             }
         }
         "a third container" => container("c3").given(sled()),
+        "a pod of a Calico network" => {
+            let pod = Endpoint { node: "vm", container: "5f2d", pod: Some(("shop", "web")), address: "10.65.0.128" };
+            on(&sled(), async |ipam| pod.store(ipam).await);
+        }
         "a third container, after a copy" => {
             two_containers(machine);
             on(&cluster(), async |ipam| ipam.store().delete(kv::Range::All).await).unwrap();
@@ -110,7 +124,7 @@ fn containers_come_and_go() {
     container("db").with("10.88.0.128").given(sled());
 }
 
-const NODE: &str = "\
+pub(super) const NODE: &str = "\
 apiVersion: projectcalico.org/v3
 kind: Node
 metadata:
@@ -123,7 +137,7 @@ fn sled() -> Location {
     Location::Sled(PathBuf::from(SLED))
 }
 
-fn cluster() -> Location {
+pub(super) fn cluster() -> Location {
     "etcd://10.0.0.1:2379".parse().unwrap()
 }
 
@@ -223,7 +237,7 @@ fn on<T>(store: &Location, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     })
 }
 
-fn put(store: &Location, key: &str, value: &str) {
+pub(super) fn put(store: &Location, key: &str, value: &str) {
     on(store, async |ipam| ipam.store().put(key, value).await).unwrap();
 }
 
@@ -311,55 +325,6 @@ fn moving(heading: &str, machine: &mut Machine) {
         _ => {}
     }
 }
-
-/// A node that has got its addresses from Calico so far, and the plugin to be installed there.
-fn beside_calico(heading: &str, machine: &mut Machine) {
-    let folder = Path::new("/opt/cni/bin");
-    match heading {
-        "" => {
-            machine.empty_folder("/opt/cni/bin");
-            fs::copy(plugin(), folder.join("margay-ipam")).unwrap();
-            Tree::write_program(folder, "v3.28.0");
-            machine.put(
-                "/etc/containerd/config.toml",
-                "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/opt/cni/bin\"\n",
-            );
-            machine.start_etcd("10.0.0.1:2379");
-            machine.put("node.yaml", NODE);
-            machine.do_all(&[
-                "margay --store etcd://10.0.0.1:2379 pool create main 10.65.0.0/16",
-                "margay --store etcd://10.0.0.1:2379 apply -f node.yaml",
-            ]);
-            machine.put("/etc/cni/net.d/10-calico.conflist", CALICOS_NETWORK);
-        }
-        "Keep it there" => Tree::write_program(folder, "v3.29.1"),
-        "Back" => machine.do_all(&["margay install --beside-calico"]),
-        _ => {}
-    }
-}
-
-/// The etcd of a cluster with two nodes on which Calico runs.
-fn beside_calicos_network(machine: &mut Machine) {
-    machine.start_etcd("10.0.0.1:2379");
-    machine.put("/etc/cni/net.d/10-calico.conflist", CALICOS_NETWORK);
-    for node in ["node1", "node2"] {
-        machine.put("node.yaml", NODE.replace("node1", node));
-        machine.do_all(&["margay apply -f node.yaml"]);
-    }
-    put(
-        &cluster(),
-        "/calico/resources/v3/projectcalico.org/clusterinformations/default",
-        r#"{"kind":"ClusterInformation","apiVersion":"projectcalico.org/v3","metadata":{"name":"default"},"spec":{"datastoreReady":true}}"#,
-    );
-}
-
-const CALICOS_NETWORK: &str = r#"{
-  "name": "k8s-pod-network", "cniVersion": "0.3.1",
-  "plugins": [{
-    "type": "calico", "nodename": "node1", "ipam": {"type": "calico-ipam"},
-    "datastore_type": "etcdv3", "etcd_endpoints": "http://10.0.0.1:2379"
-  }]
-}"#;
 
 /// The plugin is called as it is when the first container of the page's network starts.
 fn first_container_of_my_net(machine: &mut Machine) {

@@ -1,5 +1,6 @@
 //! `margay ipam check` and `ipam release --from-report` on real stores.
 
+mod endpoints;
 mod etcd;
 mod kill;
 mod reports;

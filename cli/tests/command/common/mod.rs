@@ -1,6 +1,7 @@
 //! Runs the command in this process, with an environment of its own, and looks into stores behind its back.
 
 pub(crate) mod container;
+pub(crate) mod endpoint;
 
 use std::collections::HashMap;
 use std::ffi::OsString;

@@ -1,5 +1,6 @@
 //! `margay gc` with a runtime's list, for nodes that are gone, and for a node's new name. Needs root on the machine itself.
 
+mod endpoints;
 mod free;
 mod kill;
 mod lists;

@@ -306,7 +306,8 @@ fn what_cannot_be_read_is_told_in_a_line() {
         ("kind: \"\u{1b}[2J\"\napiVersion: projectcalico.org/v3\n", "\\u{1b}"),
         (
             "kind: NetworkPolicy\n",
-            "kind 'NetworkPolicy' is none that Margay keeps: IPPool, IPReservation, Node, IPAMConfiguration",
+            "kind 'NetworkPolicy' is none that Margay keeps: IPPool, IPReservation, Node, IPAMConfiguration, \
+             WorkloadEndpoint, Profile",
         ),
         ("kind: IPPool\napiVersion: v1\n", "must be projectcalico.org/v3"),
         (
@@ -321,7 +322,7 @@ fn what_cannot_be_read_is_told_in_a_line() {
     let said = lab.margay("apply -f /nowhere/pool.yaml").failure();
     assert!(said.starts_with("error: cannot read /nowhere/pool.yaml: No such file"), "{said}");
     for (args, reason) in [
-        ("get policies", "not ippool, ipreservation, node or ipamconfig"),
+        ("get policies", "not ippool, ipreservation, node, ipamconfig, workloadendpoint or profile"),
         ("get", "required"),
         ("get pool -f x", "cannot be used with"),
         ("delete pool", "resource name must be specified"),

@@ -2,8 +2,9 @@
 
 mod deletion;
 mod documents;
+mod endpoints;
 mod etcd;
-mod files;
+pub(crate) mod files;
 mod kills;
 mod rules;
 mod settings;

@@ -27,6 +27,11 @@ const CALLS: [&str; 18] = [
     "openat",
 ];
 
+/// Those of them that change more than the first moment of a file.
+fn without_opening() -> impl Iterator<Item = &'static str> {
+    CALLS.into_iter().filter(|call| *call != "openat")
+}
+
 /// Runs `margay install` and kills it at the call of this name and number, before it is carried out. True if it was killed.
 fn killed(tree: &Tree, args: &[&str], call: &str, number: usize) -> bool {
     let output = Command::new("strace")
@@ -43,11 +48,17 @@ fn killed(tree: &Tree, args: &[&str], call: &str, number: usize) -> bool {
     killed
 }
 
-/// Kills `margay install` with these arguments at each of its calls in turn, from what `before` has made, and has `after`
+/// Kills `margay install` with these arguments at each of these calls in turn, from what `before` has made, and has `after`
 /// look at what is left. Returns at how many calls, those that only open files aside.
-fn kill_everywhere(tree: &Tree, args: &[&str], before: impl Fn(), mut after: impl FnMut(&str)) -> usize {
+fn kill_everywhere(
+    tree: &Tree,
+    calls: impl IntoIterator<Item = &'static str>,
+    args: &[&str],
+    before: impl Fn(),
+    mut after: impl FnMut(&str),
+) -> usize {
     let mut places = 0;
-    for call in CALLS {
+    for call in calls {
         for number in 1.. {
             before();
             if !killed(tree, args, call, number) {
@@ -56,8 +67,8 @@ fn kill_everywhere(tree: &Tree, args: &[&str], before: impl Fn(), mut after: imp
             }
             places += usize::from(call != "openat");
             // There is a program at any time.
-            let version = tree.version();
-            assert!(version == "v3.28.0" || version.starts_with("margay-ipam "), "{version}");
+            let version = if args.contains(&"--main-plugin") { tree.main_version() } else { tree.version() };
+            assert!(version == "v3.28.0" || version.starts_with("margay-"), "{version}");
             after(&format!("killed at {call} {number}"));
         }
     }
@@ -71,6 +82,7 @@ fn an_installation_that_was_killed_anywhere_is_finished_or_undone() {
     let (mut unfinished, mut repeat) = (0, false);
     let places = kill_everywhere(
         &tree,
+        CALLS,
         &["--beside-calico"],
         || (),
         |place| {
@@ -97,9 +109,50 @@ fn an_undo_that_was_killed_anywhere_is_finished() {
     let install = || {
         tree.install(&["--beside-calico"]).ok();
     };
-    let places = kill_everywhere(&tree, &["--undo"], install, |place| {
+    let places = kill_everywhere(&tree, CALLS, &["--undo"], install, |place| {
         tree.install(&["--undo"]).ok();
         assert_eq!(files(&tree.bin()), before, "{place}");
     });
     assert!(places > 6, "{places} places");
+}
+
+#[test]
+fn the_main_plugin_after_a_kill_anywhere_is_finished_or_undone() {
+    let tree = Tree::with_main_plugin();
+    tree.install(&["--beside-calico"]).ok();
+    let before = files(&tree.bin());
+    let (mut unfinished, mut repeat) = (0, false);
+    let places = kill_everywhere(
+        &tree,
+        without_opening(),
+        &["--beside-calico", "--main-plugin"],
+        || (),
+        |place| {
+            let status = tree.install(&["--status"]);
+            unfinished += usize::from(status.err.contains("was interrupted"));
+            repeat = !repeat;
+            if repeat {
+                tree.install(&["--beside-calico", "--main-plugin"]).ok();
+                assert!(tree.main_version().starts_with("margay-cni "), "{place}");
+            }
+            tree.install(&["--undo", "--main-plugin"]).ok();
+            assert_eq!(files(&tree.bin()), before, "{place}");
+        },
+    );
+    assert!(places > 10 && unfinished > 6, "{places} places, {unfinished} of them within");
+}
+
+#[test]
+fn an_undo_of_both_that_was_killed_anywhere_is_finished() {
+    let tree = Tree::with_main_plugin();
+    let before = files(&tree.bin());
+    let install = || {
+        tree.install(&["--beside-calico"]).ok();
+        tree.install(&["--beside-calico", "--main-plugin"]).ok();
+    };
+    let places = kill_everywhere(&tree, without_opening(), &["--undo"], install, |place| {
+        tree.install(&["--undo"]).ok();
+        assert_eq!(files(&tree.bin()), before, "{place}");
+    });
+    assert!(places > 12, "{places} places");
 }

@@ -4,6 +4,7 @@
 //! plugin itself root, `ip` and the bridge plugin.
 
 mod kills;
+mod main_plugin;
 mod refusals;
 mod runtimes;
 mod system;

@@ -98,17 +98,36 @@ impl Tree {
         let etcd = Etcd::start().unwrap();
         let url = etcd.url();
         let tree = Self::at(&url, Some(etcd));
-        let node =
-            json!({"kind": "Node", "apiVersion": "projectcalico.org/v3", "metadata": {"name": NODE}, "spec": {}});
-        let key = format!("/calico/resources/v3/projectcalico.org/nodes/{NODE}");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let mut client = etcd_client::Client::connect([&url], None).await.unwrap();
-            client.put(key, node.to_string(), None).await.unwrap();
-        });
+        tree.put_document("Node", "nodes", NODE, &json!({}));
         // Blocks of one address: the bridge plugin cannot set the route that Calico's plugins get with larger ones.
         tree.margay(&["pool", "create", "main", "10.78.0.0/24", "--block-size", "32", "--store", &tree.store()]).ok();
         tree
+    }
+
+    /// With an etcd of a Calico that is ready, and Calico's main plugin beside the other one.
+    pub(crate) fn with_main_plugin() -> Self {
+        let tree = Self::new();
+        tree.put_document("ClusterInformation", "clusterinformations", "default", &json!({"datastoreReady": true}));
+        tree.configure(&tree.settings());
+        tree.calico_writes_main("v3.28.0");
+        tree
+    }
+
+    /// What Calico's network says of the store. No node agent has written a file with the node's name here.
+    pub(crate) fn settings(&self) -> Value {
+        json!({"datastore_type": "etcdv3", "etcd_endpoints": self.etcd_url(), "nodename_file_optional": true})
+    }
+
+    /// Writes a document of Calico's to the etcd.
+    pub(crate) fn put_document(&self, kind: &str, plural: &str, name: &str, spec: &Value) {
+        let document =
+            json!({"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": {"name": name}, "spec": spec});
+        let key = format!("/calico/resources/v3/projectcalico.org/{plural}/{name}");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut client = etcd_client::Client::connect([self.etcd_url()], None).await.unwrap();
+            client.put(key, document.to_string(), None).await.unwrap();
+        });
     }
 
     /// With a store that nobody answers at.
@@ -143,6 +162,11 @@ impl Tree {
         self.bin().join("calico-ipam")
     }
 
+    /// The main plugin.
+    pub(crate) fn main_target(&self) -> PathBuf {
+        self.bin().join("calico")
+    }
+
     pub(crate) fn store(&self) -> String {
         self.etcd.as_ref().unwrap().url().replace("http:", "etcd:")
     }
@@ -156,16 +180,30 @@ impl Tree {
         Self::write_program(&self.bin(), version);
     }
 
+    /// The same for its main plugin.
+    pub(crate) fn calico_writes_main(&self, version: &str) {
+        Self::write_main_program(&self.bin(), version);
+    }
+
     /// A stand-in for Calico's plugin in a folder: it tells its version, and answers VERSION.
     pub(crate) fn write_program(folder: &Path, version: &str) {
+        Self::write_program_as("calico-ipam", folder, version);
+    }
+
+    /// The same for the main plugin.
+    pub(crate) fn write_main_program(folder: &Path, version: &str) {
+        Self::write_program_as("calico", folder, version);
+    }
+
+    fn write_program_as(name: &str, folder: &Path, version: &str) {
         let script = format!(
             "#!/bin/sh\ncase \"$1\" in -v) echo {version}; exit 0 ;; esac\n\
              echo '{{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"0.3.1\",\"1.0.0\"]}}'\n"
         );
-        let unfinished = folder.join("calico-ipam.tmp");
+        let unfinished = folder.join(format!("{name}.tmp"));
         fs::write(&unfinished, script).unwrap();
         fs::set_permissions(&unfinished, Permissions::from_mode(0o755)).unwrap();
-        fs::rename(unfinished, folder.join("calico-ipam")).unwrap();
+        fs::rename(unfinished, folder.join(name)).unwrap();
     }
 
     /// Calico's network, with these settings of the store.
@@ -197,7 +235,8 @@ impl Tree {
         if !more.iter().any(|arg| arg.starts_with("--cni-bin-dir") || arg.ends_with("-config")) {
             args.extend(["--cni-bin-dir".to_owned(), text(self.bin())]);
         }
-        if more.contains(&"--beside-calico") && !more.contains(&"--plugin") {
+        let takes_plugin = more.contains(&"--beside-calico") && !more.contains(&"--main-plugin");
+        if takes_plugin && !more.contains(&"--plugin") {
             args.extend(["--plugin".to_owned(), text(plugin())]);
         }
         args
@@ -211,7 +250,16 @@ impl Tree {
 
     /// What the program says that a call runs.
     pub(crate) fn version(&self) -> String {
-        let output = Command::new(self.target()).arg("-v").output().unwrap();
+        Self::version_of(&self.target())
+    }
+
+    /// The same for the main plugin.
+    pub(crate) fn main_version(&self) -> String {
+        Self::version_of(&self.main_target())
+    }
+
+    fn version_of(program: &Path) -> String {
+        let output = Command::new(program).arg("-v").output().unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap().lines().next().unwrap().to_owned()
     }

@@ -1,0 +1,64 @@
+//! The rules of this machine for pools with `natOutgoing`, after a change of pools.
+//!
+//! The plugin makes them when a container starts, by the pools of its store. A pool that is deleted or changed here would keep
+//! its rules until the next container starts, so the command refreshes them: on a machine that has such rules, and for a
+//! store of one machine. It cannot know whose store the rules are of. With two stores on one machine the one that was used
+//! last decides, here and in the plugin.
+
+use datastore::Location;
+use ipam_core::Ipam;
+use ipam_core::model::Pool;
+use ipnet::IpNet;
+use kv::Deadline;
+use wiring::masquerade;
+
+use super::rehearsal::Run;
+use crate::answer::Answer;
+use crate::error::Result;
+
+/// Does what may change pools. If it has changed what is to be masqueraded, the rules follow; that they cannot is a note, for
+/// the pools are changed.
+///
+/// # Errors
+/// Those of the work.
+pub(super) async fn follow(
+    ipam: &Ipam,
+    location: &Location,
+    run: Run,
+    deadline: Deadline,
+    work: impl Future<Output = Result<Answer>>,
+) -> Result<Answer> {
+    // In a cluster it is Felix's, and a dry run changes nothing.
+    if run == Run::Dry || matches!(location, Location::Etcd(_)) {
+        return work.await;
+    }
+    let before = Networks::read(ipam, deadline).await;
+    let answer = work.await?;
+    let after = Networks::read(ipam, deadline).await;
+    let (Some(before), Some(after)) = (before, after) else { return Ok(answer) };
+    if before == after || (before.masqueraded.is_empty() && after.masqueraded.is_empty()) {
+        return Ok(answer);
+    }
+    Ok(match masquerade::refresh(&after.masqueraded, &after.all) {
+        Ok(()) => answer,
+        Err(error) => answer.note(format!(
+            "the rules of this machine for pools with natOutgoing stay as they are until the next container starts: {error}"
+        )),
+    })
+}
+
+/// The networks of the pools of a store.
+#[derive(Debug, PartialEq, Eq)]
+struct Networks {
+    masqueraded: Vec<IpNet>,
+    all: Vec<IpNet>,
+}
+
+impl Networks {
+    /// `None` if the store cannot be read, which the work tells by itself.
+    async fn read(ipam: &Ipam, deadline: Deadline) -> Option<Self> {
+        let pools = ipam.inventory(deadline).await.ok()?.pools;
+        let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();
+        Some(Self { masqueraded, all: pools.iter().map(Pool::cidr).collect() })
+    }
+}
