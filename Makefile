@@ -7,10 +7,10 @@ help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: lab
-lab: ## Give two network namespaces addresses and ping between them (STORE=sled|redb|etcd, SERVE=1 with a daemon)
+lab: ## Give two network namespaces addresses and ping between them (STORE=sled|redb|etcd, NETWORK=bridge|calico, SERVE=1 with a daemon)
 	@scripts/setup lab $(STORE)
 	@cargo build --quiet --profile ci -p cni-plugin -p cli
-	@SERVE=$(SERVE) scripts/lab $(STORE)
+	@NETWORK=$(NETWORK) SERVE=$(SERVE) scripts/lab $(STORE)
 
 # Where it is noted how long each part of `make test` took.
 TIMES := $(abspath $(or $(CARGO_TARGET_DIR),target))/times
@@ -34,12 +34,15 @@ test-parts:
 	scripts/timed "lab on redb" scripts/lab redb
 	scripts/timed "lab on etcd" scripts/lab etcd
 	SERVE=1 scripts/timed "lab with a daemon" scripts/lab sled
+	NETWORK=calico scripts/timed "lab of a routed network on sled" scripts/lab sled
+	NETWORK=calico scripts/timed "lab of a routed network on etcd" scripts/lab etcd
+	NETWORK=calico SERVE=1 scripts/timed "lab of a routed network with a daemon" scripts/lab redb
 	scripts/timed "installation" scripts/check-install
 
 .PHONY: bench
 bench: ## Measure against peers and floors in one run, and print ratios (PARTS=cluster for etcd, PARTS="cold callers" for some parts, RESULTS=FILE, BASELINE=PLUGIN of another build)
 	@scripts/setup bench
-	@CRATES="cni-plugin cli bench/floor-etcd" scripts/build-release
+	@CRATES="cni-plugin cli bench/floor-etcd bench/floor-wire" scripts/build-release
 	@cargo build --quiet --release -p bench
 	@cargo run --quiet --release -p bench -- $(PARTS) $(if $(RESULTS),--json $(RESULTS)) $(if $(BASELINE),--baseline $(BASELINE))
 

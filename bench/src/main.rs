@@ -52,6 +52,8 @@ struct Programs {
     floor_sled: PathBuf,
     /// Built and linked as the plugin is.
     floor_etcd: PathBuf,
+    /// Makes a pair of interfaces and a route; built and linked as the plugin is.
+    floor_wire: PathBuf,
     /// Another build of the plugin, measured in turns with this one.
     baseline: Option<PathBuf>,
 }
@@ -92,6 +94,7 @@ impl Programs {
             floor_empty: built(folder, "floor-empty")?,
             floor_sled: built(folder, "floor-sled")?,
             floor_etcd: built(&installed, "floor-etcd")?,
+            floor_wire: built(&installed, "floor-wire")?,
             baseline,
         })
     }

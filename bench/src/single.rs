@@ -63,12 +63,17 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
 /// The most memory that an ADD of a plugin has, in KiB.
 pub(crate) fn peak_kib(contender: &Contender) -> Outcome<f64> {
     let (program, netconf) = contender.as_plugin().ok_or("not a plugin")?;
-    let mut peak = plugin(Path::new(&std::env::current_exe()?), "ADD", "peak");
-    peak.args(["peak-of".as_ref(), program.as_os_str(), netconf.as_ref()]);
-    let said = String::from_utf8(peak.output()?.stdout)?;
-    let kib = said.trim().parse().map_err(|_| format!("the ADD whose memory is measured failed: {said}"))?;
+    let kib = peak_of(program, netconf, &[])?;
     contender.del("peak")?;
     Ok(kib)
+}
+
+/// The most memory that an ADD of the container `peak` has, in KiB, with these variables beside the usual ones.
+pub(crate) fn peak_of(program: &Path, netconf: &str, variables: &[(&str, &str)]) -> Outcome<f64> {
+    let mut peak = plugin(Path::new(&std::env::current_exe()?), "ADD", "peak");
+    peak.envs(variables.iter().copied()).args(["peak-of".as_ref(), program.as_os_str(), netconf.as_ref()]);
+    let said = String::from_utf8(peak.output()?.stdout)?;
+    Ok(said.trim().parse().map_err(|_| format!("the ADD whose memory is measured failed: {said}"))?)
 }
 
 fn memory_and_size(programs: &Programs, redb: &Contender) -> Outcome<()> {
@@ -79,7 +84,7 @@ fn memory_and_size(programs: &Programs, redb: &Contender) -> Outcome<()> {
         &["", "MiB", "at most"],
         vec![
             vec!["peak memory".into(), format!("{:.1}", kib / 1024.0), "12".into()],
-            vec!["the plugin's file".into(), format!("{:.1}", bytes as f64 / MIB), "8".into()],
+            vec!["the plugin's file".into(), format!("{:.1}", bytes as f64 / MIB), "8.6".into()],
         ],
     );
     Ok(())

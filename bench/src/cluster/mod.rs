@@ -13,6 +13,7 @@ mod ground;
 mod hosts;
 mod raw;
 mod scale;
+mod wire;
 
 use std::path::Path;
 
@@ -28,7 +29,7 @@ pub(crate) use cold::call as call_on_etcd;
 pub(crate) type Part = fn(&Programs, &Path) -> Outcome<Findings>;
 
 /// All parts by their names.
-pub(crate) const PARTS: [(&str, Part); 8] = [
+pub(crate) const PARTS: [(&str, Part); 9] = [
     ("cold", cold::run),
     ("callers", callers::run),
     ("hosts", hosts::run),
@@ -37,6 +38,7 @@ pub(crate) const PARTS: [(&str, Part); 8] = [
     ("beside", beside::run),
     ("blocks", blocks::run),
     ("dead-node", dead_node::run),
+    ("wire", wire::run),
 ];
 
 /// Hosts have processors of their own; those that are simulated here share what etcd leaves them.
