@@ -1,8 +1,9 @@
-//! `CNI_ARGS`, for the fuzzers of this source tree. Not an interface: it changes as they need it.
+//! Parsers of the plugins, for the fuzzers of this source tree. Not an interface: it changes as they need it.
 
 use std::net::IpAddr;
 
 use crate::args::{AddressForm, Args};
+use crate::{kubernetes, wired};
 
 /// What the text says; what is absent is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,4 +23,28 @@ pub struct ArgsSaid {
 pub fn parse_args(text: &str) -> Result<ArgsSaid, String> {
     let args = Args::parse(text, AddressForm::Bare).map_err(|error| error.message().to_owned())?;
     Ok(ArgsSaid { ip: args.ip, pod: args.pod, pod_namespace: args.pod_namespace })
+}
+
+/// Reads the text as the main plugin reads the configuration of a network.
+///
+/// # Errors
+/// The message for the runtime.
+pub fn parse_main_conf(text: &[u8]) -> Result<(), String> {
+    wired::check_conf(text).map_err(|error| error.message().to_owned())
+}
+
+/// The addresses of what an IPAM plugin printed.
+///
+/// # Errors
+/// The message for the runtime.
+pub fn parse_ipam_result(text: &[u8]) -> Result<Vec<IpAddr>, String> {
+    wired::addresses_of_result(text).map_err(|error| error.message().to_owned())
+}
+
+/// Reads the text as a kubeconfig.
+///
+/// # Errors
+/// The problem, without a part of the text.
+pub fn parse_kubeconfig(text: &[u8]) -> Result<(), String> {
+    kubernetes::check_kubeconfig(text)
 }

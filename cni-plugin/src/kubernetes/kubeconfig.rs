@@ -128,10 +128,13 @@ impl Kubernetes {
 
 /// The cluster and the user of the current context, with paths that are complete.
 fn read_kubeconfig(path: &Path) -> Result<(Cluster, User), Problem> {
+    parse_kubeconfig(&files::read(path)?, path)
+}
+
+fn parse_kubeconfig(text: &[u8], path: &Path) -> Result<(Cluster, User), Problem> {
     let shown = path.display();
-    let text = files::read(path)?;
     let wrong = |what: String| Problem::new(what, "compare it with: kubectl config view");
-    let config: Kubeconfig = serde_saphyr::from_slice(&text).map_err(|error| {
+    let config: Kubeconfig = serde_saphyr::from_slice(text).map_err(|error| {
         // What the parser says repeats a part of the file.
         let line = error.location().map(|at| format!(" in line {}", at.line())).unwrap_or_default();
         wrong(format!("the kubeconfig {shown} cannot be read: something is wrong{line}"))
@@ -212,6 +215,11 @@ fn login(user: User) -> Result<Login, Problem> {
         (None, None) => Login::Unnamed,
         (name, password) => Login::Password(name.unwrap_or_default(), password.unwrap_or_default()),
     })
+}
+
+/// Parses a kubeconfig for the fuzzers; the problem's text is the error.
+pub(crate) fn check_kubeconfig(text: &[u8]) -> Result<(), String> {
+    parse_kubeconfig(text, Path::new("/etc/kubeconfig")).map(drop).map_err(|problem| format!("{problem:?}"))
 }
 
 /// What stands in the configuration itself, or else in a file.

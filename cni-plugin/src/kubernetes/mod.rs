@@ -3,7 +3,6 @@
 
 mod annotations;
 mod api;
-
 mod client;
 mod dial;
 mod files;
@@ -12,7 +11,6 @@ mod host_local;
 mod kubeconfig;
 mod launcher;
 mod login;
-
 mod pod;
 mod problem;
 mod tls;
@@ -35,8 +33,8 @@ use crate::netconf::NetConf;
 pub(crate) use annotations::{Allowed, Mac, PodFacts};
 pub(crate) use dial::Connection;
 pub(crate) use host_local::{DefaultRoutes, HostLocal, default_routes};
+pub(crate) use kubeconfig::check_kubeconfig;
 pub(crate) use launcher::{Instance, Launcher};
-
 pub(crate) use pod::Port;
 
 /// How the names of pods begin that may run a virtual machine of KubeVirt's.

@@ -24,6 +24,7 @@ mod test_flag;
 
 use std::ffi::OsString;
 use std::io::Read;
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -35,6 +36,18 @@ use crate::run::{Invocation, Outcome, read};
 use crate::versions;
 
 use self::setup::Setup;
+
+/// Reads a configuration as ADD does, for the fuzzers.
+pub(crate) fn check_conf(text: &[u8]) -> Result<()> {
+    let conf = conf::Conf::decode(&check_name(text)?)?;
+    conf.device()?;
+    conf.mtu().map(drop)
+}
+
+/// The addresses of an IPAM plugin's result, for the fuzzers.
+pub(crate) fn addresses_of_result(text: &[u8]) -> Result<Vec<IpAddr>> {
+    ipam_result::IpamResult::parse(text).map(|result| result.addresses())
+}
 
 /// How long the wiring of a container may take.
 const WIRING: Duration = Duration::from_secs(20);

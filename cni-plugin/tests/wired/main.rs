@@ -24,6 +24,7 @@ mod replay;
 mod server;
 mod spy;
 mod stand_in;
+mod traps;
 
 use std::any::Any;
 use std::path::Path;
@@ -94,8 +95,10 @@ fn main() -> ExitCode {
             None => trial,
         }
     };
-    let conclusion =
-        libtest_mimic::run(&arguments, replays().chain(own::all()).chain(checks::all()).map(trial).collect());
+    let conclusion = libtest_mimic::run(
+        &arguments,
+        replays().chain(own::all()).chain(traps::all()).chain(checks::all()).map(trial).collect(),
+    );
     books::stop_all();
     conclusion.exit_code()
 }

@@ -26,7 +26,7 @@ const ENDPOINT: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints
 pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
     let on = |kind: Kind, mode: Mode, name: &str, test: fn(&mut Stage)| -> (String, Test) {
         let name = format!("own/{}/{name}", kind.name());
-        (name, Box::new(move || set_and_run(kind, mode, test)))
+        (name, Box::new(move || set_and_run("plain", kind, mode, test)))
     };
     [
         on(Kind::Etcd, Mode::InProcess, "killed", killed),
@@ -48,11 +48,12 @@ pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
     .into_iter()
 }
 
-fn set_and_run(kind: Kind, mode: Mode, test: fn(&mut Stage)) -> Result<(), String> {
+/// Runs a test where a case of the recording begins.
+pub(crate) fn set_and_run(name: &str, kind: Kind, mode: Mode, test: fn(&mut Stage)) -> Result<(), String> {
     let root = tempfile::tempdir().unwrap();
     let etcd = (kind == Kind::Etcd).then(Lent::take);
     let running = || {
-        let mut stage = Stage::set(case("plain").unwrap(), kind, mode, root.path(), etcd.as_ref());
+        let mut stage = Stage::set(case(name).unwrap(), kind, mode, root.path(), etcd.as_ref());
         test(&mut stage);
     };
     // A thread of its own, since there is no way back from where it goes.
@@ -81,14 +82,14 @@ fn run(stage: &Stage, verb: &str, container: &str, netns: &str) -> Came {
 }
 
 #[track_caller]
-fn succeed(came: &Came) -> &Value {
+pub(crate) fn succeed(came: &Came) -> &Value {
     assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
     &came.outcome["stdout"]
 }
 
 /// Nothing is left of any container but the profile of their network.
 #[track_caller]
-fn nothing_left(stage: &Stage, what: &str) {
+pub(crate) fn nothing_left(stage: &Stage, what: &str) {
     let look = stage.look();
     let documents = look["etcd"]["documents"].as_object().unwrap();
     let left: Vec<_> = documents.keys().filter(|key| !key.ends_with("/profiles/net1")).collect();

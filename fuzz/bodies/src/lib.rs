@@ -9,6 +9,7 @@ mod args;
 mod block;
 mod files;
 mod frames;
+mod main_plugin;
 mod netconf;
 mod ranges;
 mod rows;
@@ -20,6 +21,7 @@ pub use args::cni_args;
 pub use block::block_json;
 pub use files::{damaged_file, packed_store, quiet_engines};
 pub use frames::frames;
+pub use main_plugin::main_plugin;
 pub use netconf::netconf;
 pub use ranges::key_ranges;
 pub use rows::{damaged_rows, row_codec};
@@ -47,4 +49,5 @@ pub const TARGETS: &[Target] = &[
     Target { name: "block_json", run: block_json },
     Target { name: "damaged_file", run: damaged_file },
     Target { name: "frames", run: frames },
+    Target { name: "main_plugin", run: main_plugin },
 ];

@@ -1,0 +1,67 @@
+//! What the main plugin reads that others have written: a configuration, an IPAM plugin's result, a kubeconfig, an endpoint.
+
+use std::net::IpAddr;
+
+use cni_plugin::fuzzing::{parse_ipam_result, parse_kubeconfig, parse_main_conf};
+use ipam_core::model::{Document, WorkloadEndpoint, keys};
+use ipnet::IpNet;
+use serde_json::Value;
+
+/// A secret that no message may repeat. Seeds have it wherever a kubeconfig has a secret.
+const SECRET: &str = "c2VjcmV0";
+
+/// Takes an input for the target `main_plugin`. The first byte chooses the parser: `c`, `r`, `k` or `e`.
+pub fn main_plugin(data: &[u8]) {
+    match data {
+        [b'c', text @ ..] => conf(text),
+        [b'r', text @ ..] => result(text),
+        [b'k', text @ ..] => kubeconfig(text),
+        [b'e', text @ ..] => endpoint(text),
+        _ => {}
+    }
+}
+
+fn conf(text: &[u8]) {
+    if let Err(message) = parse_main_conf(text) {
+        assert!(!message.is_empty());
+    }
+}
+
+/// The result has the addresses of `ips` in their order, unless it is of the version that has one of each family.
+fn result(text: &[u8]) {
+    let Ok(addresses) = parse_ipam_result(text) else { return };
+    let json: Value = serde_json::from_slice(text).unwrap();
+    let expected: Vec<IpAddr> = if json.get("ip4").is_some() || json.get("ip6").is_some() {
+        ["ip4", "ip6"].iter().filter_map(|family| address(&json[*family]["ip"])).collect()
+    } else {
+        json["ips"].as_array().into_iter().flatten().filter_map(|ip| address(&ip["address"])).collect()
+    };
+    assert_eq!(addresses, expected);
+}
+
+fn address(text: &Value) -> Option<IpAddr> {
+    Some(text.as_str()?.parse::<IpNet>().unwrap().addr())
+}
+
+fn kubeconfig(text: &[u8]) {
+    if let Err(message) = parse_kubeconfig(text) {
+        assert!(!message.contains(SECRET), "{message}");
+    }
+}
+
+/// An endpoint is written and read as the same, and every field can be shown.
+fn endpoint(text: &[u8]) {
+    let key = keys::workload_endpoint("default", "node1-cni-c1-eth0");
+    let Ok(endpoint) = WorkloadEndpoint::decode(&key, text) else { return };
+    let written = endpoint.encode().unwrap();
+    let again = WorkloadEndpoint::decode(&key, written.as_bytes()).unwrap();
+    assert_eq!(again.document(), endpoint.document());
+    assert_eq!(again.encode().unwrap(), written);
+    assert!(endpoint.addresses().len() <= endpoint.networks().len());
+    let shown = [endpoint.node(), endpoint.container(), endpoint.pod(), endpoint.interface(), endpoint.mac()];
+    assert!(shown.iter().all(|text| text.len() <= written.as_bytes().len()));
+    assert!(endpoint.profiles().len() <= written.as_bytes().len());
+    let mut changed = endpoint;
+    changed.add_profile("net1");
+    assert!(changed.profiles().contains(&"net1".to_owned()));
+}
