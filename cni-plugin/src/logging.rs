@@ -135,7 +135,7 @@ fn filter(level: &str) -> LevelFilter {
 }
 
 /// How the names of our own crates begin.
-const OURS: [&str; 7] = ["backend_", "cni_plugin", "datastore", "host", "ipam_core", "kv", "margay"];
+const OURS: [&str; 8] = ["backend_", "cni_plugin", "datastore", "host", "ipam_core", "kv", "margay", "wiring"];
 
 /// What is told at this level. Of the libraries that a cluster is reached with only what may need somebody: at `debug` they
 /// tell every frame that goes over the wire.

@@ -46,16 +46,20 @@ impl EndpointOf {
 
     /// Deletes the endpoint as a part of what a transaction writes. False if it is missing or another container's.
     ///
-    /// A document that is damaged is deleted for a container, and is nobody's for a pod.
+    /// A damaged document is deleted for a container and stays for a pod: it may belong to a newer sandbox, and the address must
+    /// be released all the same.
     pub(crate) async fn delete(&self, tx: &mut Transaction) -> Result<bool> {
         let key = self.key();
         let Some(stored) = tx.get(&key).await? else { return Ok(false) };
         let is_ours = match &self.owner {
             EndpointOwner::Any => true,
-            EndpointOwner::Container(container) => {
-                let endpoint = WorkloadEndpoint::decode(&key, stored.as_bytes())?;
-                endpoint.container().is_empty() || endpoint.container() == container
-            }
+            EndpointOwner::Container(container) => match WorkloadEndpoint::decode(&key, stored.as_bytes()) {
+                Ok(endpoint) => endpoint.container().is_empty() || endpoint.container() == container,
+                Err(error) => {
+                    tracing::warn!(%error, "the endpoint stays");
+                    false
+                }
+            },
         };
         if is_ours {
             tx.delete(&key)?;
@@ -102,7 +106,7 @@ impl Ipam {
     /// Deletes a stored endpoint. False if it is missing or another container's, which is no error.
     ///
     /// # Errors
-    /// Those of the store, and a damaged document of a pod.
+    /// Those of the store.
     pub async fn delete_endpoint(&self, endpoint: &EndpointOf, deadline: Deadline) -> Result<bool> {
         transact!(self, deadline, |tx| endpoint.delete(tx).await)
     }

@@ -12,7 +12,7 @@ use crate::messages::{self, HOST_MAC};
 use crate::namespace::{Namespace, apart};
 use crate::netlink::{Request, Socket};
 use crate::pauses::Pauses;
-use crate::plan::{Device, IPV4_NEXT_HOP, NextHop, Plan};
+use crate::plan::{Device, IPV4_NEXT_HOP, NextHop, OldInterface, Plan};
 use crate::replies::{self, Link};
 use crate::{routes, sysctl};
 
@@ -36,13 +36,13 @@ pub struct Wired {
 
 /// Gives a container its network.
 ///
-/// An interface that has the name of the host's end is removed first. If anything fails afterwards, the pair that this
+/// An interface that has the name of the host's end is removed first, if the plan says so. If anything fails afterwards, the pair that this
 /// call made is removed again, and with it its addresses and routes; what was there before stays.
 ///
 /// # Errors
 ///
-/// The first step that failed, in the words of Calico's plugin; [`Error::TimedOut`] if the deadline came first, in which
-/// case what was made so far is removed as soon as the kernel allows it.
+/// The first step that failed, in the words of Calico's plugin; [`Error::Taken`]; [`Error::TimedOut`] if the deadline came first.
+/// In that case a thread removes the pair as soon as the kernel allows it; a process that ends before leaves the pair behind.
 pub fn connect(namespace: &Path, plan: &Plan, deadline: Instant) -> Result<Wired, Error> {
     for name in [&plan.host_interface, &plan.interface] {
         check_name(name).map_err(|errno| Error::failed("", errno))?;
@@ -134,9 +134,31 @@ impl Work {
 
     fn remove_old(&self, host: &Socket) -> Result<(), Error> {
         let name = &self.plan.host_interface;
-        match host.one(messages::remove_named(name)) {
+        let failed = |errno| Error::failed(&format!("failed to delete old hostVeth {name}"), errno);
+        let old = match look_up(host, name) {
+            Ok(old) => old,
+            Err(Errno::NO_DEVICE) => return Ok(()),
+            Err(errno) => return Err(failed(errno)),
+        };
+        if self.plan.old_interface == OldInterface::KeptIfInUse && self.is_anothers(&old)? {
+            return Err(Error::Taken(format!("interface {name} on the host belongs to another container")));
+        }
+        match host.one(messages::remove(old.index)) {
             Ok(_) | Err(Errno::NO_DEVICE) => Ok(()),
-            Err(errno) => Err(Error::failed(&format!("failed to delete old hostVeth {name}"), errno)),
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+
+    /// Whether an interface of the host is the end of a pair whose other end is in another container. This leaves the thread in
+    /// the container's namespace.
+    fn is_anothers(&self, old: &Link) -> Result<bool, Error> {
+        if !old.is_of_a_pair() || !old.other_is_elsewhere {
+            return Ok(false);
+        }
+        self.container.enter()?;
+        match look_up(&Socket::route()?, &self.plan.interface) {
+            Ok(end) => Ok(end.other != Some(old.index) || old.other != Some(end.index)),
+            Err(_) => Ok(true),
         }
     }
 

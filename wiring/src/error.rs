@@ -15,11 +15,13 @@ pub enum Error {
     Failed(String),
     /// The deadline came first.
     TimedOut(String),
+    /// The host's interface of that name belongs to another container: see [`OldInterface`](crate::OldInterface).
+    Taken(String),
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Failed(text) | Self::TimedOut(text)) = self;
+        let (Self::Failed(text) | Self::TimedOut(text) | Self::Taken(text)) = self;
         f.write_str(text)
     }
 }
@@ -45,6 +47,7 @@ impl Errno {
     pub(crate) const NO_FAMILY: Self = Self(libc::EAFNOSUPPORT);
     pub(crate) const NO_DEVICE: Self = Self(libc::ENODEV);
     pub(crate) const NOT_SUPPORTED: Self = Self(libc::EOPNOTSUPP);
+    pub(crate) const BUSY: Self = Self(libc::EAGAIN);
     pub(crate) const WRONG: Self = Self(libc::EINVAL);
     pub(crate) const TOO_LONG: Self = Self(libc::ERANGE);
     /// An answer of the kernel that cannot be read.

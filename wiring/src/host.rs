@@ -1,44 +1,45 @@
 //! The interfaces of the host.
 
 use crate::error::{Errno, Error};
-use crate::link::{check_name, look_up};
 use crate::messages;
 use crate::netlink::Socket;
 use crate::replies;
 
-/// Removes the host's end of a pair, and with it the whole pair. An interface that is not there, or that is not of a pair
-/// (veth or netkit), is left alone.
+/// The host's end of a pair (veth or netkit).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostInterface {
+    /// The name.
+    pub name: String,
+    /// The number by which the kernel knows this interface and no later one of the same name.
+    pub index: u32,
+}
+
+/// Removes the host's end of a pair, and with it the whole pair. An interface that is gone is fine.
 ///
 /// # Errors
 ///
-/// The kernel refuses it.
-pub fn remove_host_interface(name: &str) -> Result<(), Error> {
-    if check_name(name).is_err() {
-        return Ok(());
-    }
-    let host = Socket::route()?;
-    let removed = look_up(&host, name)
-        .and_then(|link| if link.is_of_a_pair() { host.one(messages::remove(link.index)).map(drop) } else { Ok(()) });
-    match removed {
-        Ok(()) | Err(Errno::NO_DEVICE) => Ok(()),
-        Err(errno) => Err(Error::failed(&format!("failed to delete {name:?}"), errno)),
+/// The kernel refuses the removal.
+pub fn remove_host_interface(interface: &HostInterface) -> Result<(), Error> {
+    match Socket::route()?.one(messages::remove(interface.index)) {
+        Ok(_) | Err(Errno::NO_DEVICE) => Ok(()),
+        Err(errno) => Err(Error::failed(&format!("failed to delete {:?}", interface.name), errno)),
     }
 }
 
-/// The names of the host's interfaces that begin with a prefix and are of a pair (veth or netkit).
+/// The interfaces of the host that are ends of pairs.
 ///
 /// # Errors
 ///
 /// The kernel refuses to list them.
-pub fn host_interfaces(prefix: &str) -> Result<Vec<String>, Error> {
+pub fn host_interfaces() -> Result<Vec<HostInterface>, Error> {
     let host = Socket::route()?;
     let failed = |errno: Errno| Error::failed("failed to list the interfaces of the host", errno);
-    let mut names = Vec::new();
+    let mut interfaces = Vec::new();
     for payload in host.list(&messages::interfaces()).map_err(failed)? {
         let link = replies::link(&payload).map_err(failed)?;
-        if link.is_of_a_pair() && link.name.starts_with(prefix) {
-            names.push(link.name);
+        if link.is_of_a_pair() {
+            interfaces.push(HostInterface { name: link.name, index: link.index });
         }
     }
-    Ok(names)
+    Ok(interfaces)
 }

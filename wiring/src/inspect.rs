@@ -27,7 +27,7 @@ use crate::sysctl;
 pub fn inspect(namespace: &Path, plan: &Plan, deadline: Instant) -> Result<Vec<String>, Error> {
     let container = Namespace::open(namespace)?;
     let plan = plan.clone();
-    let late = || Error::TimedOut(format!("timed out looking at device {:?} in netns", plan.interface));
+    let late = || Error::TimedOut(format!("timed out inspecting device {:?} in netns", plan.interface));
     let work = Look { plan: plan.clone(), container, differences: Vec::new() };
     apart(deadline, late, move |outcome| drop(outcome.send(work.run())))
 }
@@ -80,13 +80,13 @@ impl Look {
             }
         }
         if self.plan.has_ipv4() {
-            for key in ["proxy_arp", "forwarding"] {
+            for key in ["route_localnet", "proxy_arp", "forwarding"] {
                 self.setting("on the host", &format!("ipv4/conf/{name}/{key}"), "1");
             }
         }
         if self.plan.has_ipv6() {
-            for key in ["proxy_ndp", "forwarding"] {
-                self.setting("on the host", &format!("ipv6/conf/{name}/{key}"), "1");
+            for (key, value) in [("disable_ipv6", "0"), ("proxy_ndp", "1"), ("forwarding", "1")] {
+                self.setting("on the host", &format!("ipv6/conf/{name}/{key}"), value);
             }
         }
         Ok(Some(link))
@@ -221,5 +221,5 @@ fn find(socket: &Socket, name: &str) -> Result<Option<Link>, Error> {
 }
 
 fn unanswered(errno: Errno) -> Error {
-    Error::failed("the kernel does not tell about the network", errno)
+    Error::failed("failed to read the network from the kernel", errno)
 }

@@ -1,4 +1,4 @@
-//! What containers send to the world, under the host's own address: a rule set of nftables, for all pools of a store.
+//! Masquerading: one rule set of nftables translates the addresses of packets that the containers of a store send to the world.
 //!
 //! Packets to any pool leave as they are, so that containers see each other's addresses. All else that comes from a pool that
 //! is masqueraded gets the address of the interface by which it leaves. Packets to the host itself never pass here.
@@ -9,7 +9,7 @@
 //! [`ensure`] makes them again.
 //!
 //! The messages are made by netlink-packet-netfilter (MIT), of the same project as the crates for interfaces and routes.
-//! The others were no choice: nftables runs the program nft, nftnl needs a C library, rustables is under the GPL, and
+//! Other crates are unsuitable: the crate nftables runs the program nft, nftnl needs a C library, rustables is under the GPL, and
 //! nf_tables has had one release.
 
 use std::collections::BTreeSet;
@@ -65,37 +65,26 @@ pub fn ensure(masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
 ///
 /// Those of [`ensure`].
 pub fn refresh(masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
-    if tables()?.is_some_and(|(_, families)| !families.is_empty()) { ensure(masqueraded, pools) } else { Ok(()) }
+    if has_tables()? { ensure(masqueraded, pools) } else { Ok(()) }
 }
 
-/// Removes the rule set with its tables. It is no error if there is none.
-///
-/// # Errors
-///
-/// What the kernel refused, and what to do about it. Nothing has changed then.
-pub fn remove() -> Result<(), Error> {
-    let Some((socket, families)) = tables()? else { return Ok(()) };
-    change(&socket, &families.into_iter().flat_map(nftables::remove).collect::<Vec<_>>())
-}
-
-/// The families that have a table of ours, and the socket that found it out; `None` on a kernel without nf_tables.
-fn tables() -> Result<Option<(Socket, Vec<Family>)>, Error> {
+/// Whether there is a table of ours. A kernel without nf_tables has none.
+fn has_tables() -> Result<bool, Error> {
     let failed = |errno| failed("failed to read the tables of nftables", errno);
     let socket = match Socket::open(NETLINK_NETFILTER) {
         Ok(socket) => socket,
-        Err(Errno::NO_PROTOCOL) => return Ok(None),
+        Err(Errno::NO_PROTOCOL) => return Ok(false),
         Err(errno) => return Err(failed(errno)),
     };
-    let mut families = Vec::new();
     for family in Family::BOTH {
         match nftables::has_table(&socket, family) {
-            Ok(true) => families.push(family),
+            Ok(true) => return Ok(true),
             Ok(false) => {}
             Err(errno) if is_unknown(errno) => {}
             Err(errno) => return Err(failed(errno)),
         }
     }
-    Ok(Some((socket, families)))
+    Ok(false)
 }
 
 fn change(socket: &Socket, changes: &[Request]) -> Result<(), Error> {

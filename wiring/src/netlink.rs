@@ -1,8 +1,8 @@
-//! Talking to the kernel by netlink, as few times as it takes.
+//! Netlink sockets, with as few system calls as possible.
 //!
-//! The kernel works on requests while they are sent and in their order, and one message may hold several. It tells of each
-//! that failed, and goes on with the next. So only the last request of a message asks for a confirmation, if it does not
-//! ask for something else anyway: when that has come, the others have succeeded unless the kernel has said otherwise.
+//! One message may hold several requests. The kernel processes them in order before the send returns. It reports each failed
+//! request and continues with the next, so only the last request of a message needs an acknowledgement: once it has come, every
+//! request without an error has succeeded.
 
 use std::cell::{Cell, RefCell};
 
@@ -10,6 +10,8 @@ use netlink_packet_core::{
     Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkBuffer, NetlinkHeader,
 };
 use nix::libc::{MSG_DONTWAIT, MSG_TRUNC};
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::SndBufForce;
 
 use crate::error::{Errno, Error};
 
@@ -21,6 +23,8 @@ const DONE: u16 = 3;
 const LARGEST: usize = 32 * 1024;
 /// How often a listing is made anew because something changed meanwhile.
 const LISTINGS: usize = 5;
+/// A message of so many bytes fits into the send buffer that every socket has.
+const USUAL_ROOM: usize = 32 * 1024;
 
 /// A request to the kernel.
 #[derive(Debug)]
@@ -146,6 +150,10 @@ impl Socket {
             let sequence = u32::try_from(at).map_err(|_| talk(Errno::TOO_LONG))?.wrapping_add(first);
             request.write(&mut message, confirm, sequence).map_err(talk)?;
         }
+        // The kernel takes a batch in one message only. Where the room cannot be had, sending says so.
+        if message.len() > USUAL_ROOM {
+            let _ = setsockopt(&self.socket, SndBufForce, &(4 * message.len()));
+        }
         self.send(&message, first, all.len()).map_err(talk)?;
 
         let (mut complete, mut refused) = (false, None);
@@ -178,7 +186,7 @@ impl Socket {
                 return Ok(listed);
             }
         }
-        self.list_once(request).map(Option::unwrap_or_default)
+        self.list_once(request)?.ok_or(Errno::BUSY)
     }
 
     /// All that the kernel lists; `None` if the listing is not of one moment.

@@ -10,8 +10,10 @@ pub(crate) const IPV4_NEXT_HOP: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 /// What one container is to get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The name of the end that stays on the host, for example `calic1`. An interface of that name is removed first.
+    /// The name of the end that stays on the host, for example `calic1`.
     pub host_interface: String,
+    /// What happens to an interface of that name that is there already.
+    pub old_interface: OldInterface,
     /// The name of the end in the container, `CNI_IFNAME`.
     pub interface: String,
     /// The MTU of both ends in bytes; 0 for what the kernel chooses.
@@ -31,6 +33,16 @@ pub struct Plan {
     pub forwarding: Forwarding,
     /// How the container finds the next hop of its IPv4 routes.
     pub next_hop: NextHop,
+}
+
+/// What happens to an interface of the host that has the wanted name already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OldInterface {
+    /// It is removed, whatever it is: the name is this workload's alone.
+    Removed,
+    /// It is removed unless its other end is in the network namespace of another container, which makes
+    /// [`Error::Taken`](crate::Error::Taken).
+    KeptIfInUse,
 }
 
 /// How a container finds the next hop of its IPv4 routes.

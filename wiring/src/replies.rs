@@ -8,8 +8,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use netlink_packet_core::NlasIterator;
 use nix::libc::{
-    AF_INET, IFA_ADDRESS, IFA_LOCAL, IFF_UP, IFLA_ADDRESS, IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINKINFO,
-    IFLA_MTU, RTA_DST, RTA_GATEWAY, RTA_OIF, RTA_TABLE,
+    AF_INET, IFA_ADDRESS, IFA_LOCAL, IFF_UP, IFLA_ADDRESS, IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINK_NETNSID,
+    IFLA_LINKINFO, IFLA_MTU, RTA_DST, RTA_GATEWAY, RTA_OIF, RTA_TABLE,
 };
 
 use crate::error::Errno;
@@ -31,6 +31,8 @@ pub(crate) struct Link {
     pub(crate) kind: String,
     /// The number of the interface on which this one stands, in whatever namespace that is: the other end of a pair.
     pub(crate) other: Option<u32>,
+    /// True if that interface is in another network namespace.
+    pub(crate) other_is_elsewhere: bool,
 }
 
 impl Link {
@@ -66,6 +68,7 @@ pub(crate) fn link(payload: &[u8]) -> Result<Link, Errno> {
             IFLA_IFNAME => link.name = text(value),
             IFLA_ADDRESS => link.mac = value.to_vec(),
             IFLA_MTU => link.mtu = number(Some(value))?,
+            IFLA_LINK_NETNSID => link.other_is_elsewhere = true,
             IFLA_LINK => link.other = Some(number(Some(value))?),
             IFLA_LINKINFO => {
                 let kind = attributes(value, 0).find(|(kind, _)| *kind == IFLA_INFO_KIND);

@@ -19,7 +19,7 @@ use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use nix::sched::{CloneFlags, setns, unshare};
-use wiring::{Device, Forwarding, NextHop, Plan, connect, ensure_forwarding, masquerade};
+use wiring::{Device, Forwarding, NextHop, OldInterface, Plan, connect, ensure_forwarding, masquerade};
 
 /// A family of addresses: the host and the world on one link, and two pools with two containers and one.
 struct Family {
@@ -156,6 +156,7 @@ impl Place {
             let (pod, address) = (Netns::new(), ip(address));
             let plan = Plan {
                 host_interface: format!("calic{number}"),
+                old_interface: OldInterface::Removed,
                 interface: "eth0".to_owned(),
                 mtu: 0,
                 queues: 1,
@@ -213,7 +214,7 @@ fn the_world_sees_the_host(family: &'static Family) {
     assert_eq!([to_world(0), to_world(1), to_world(2)], [host(), host(), itself(2)], "with rules for the first pool");
     masquerade::ensure(&pools, &pools).unwrap();
     assert_eq!([to_world(0), to_world(2)], [host(), host()], "with rules for both pools");
-    masquerade::remove().unwrap();
+    masquerade::ensure(&[], &[]).unwrap();
     assert_eq!([to_world(0), to_world(2)], [itself(0), itself(2)], "after the rules");
 }
 
@@ -262,7 +263,7 @@ fn rules_follow_the_pools() {
     assert_eq!(listed().len(), 1 + 1 + 2);
     // Another program has emptied the chain.
     let before = listed().len();
-    masquerade::remove().unwrap();
+    masquerade::ensure(&[], &[]).unwrap();
     assert_eq!(made(&pools[..1], &pools[..1]), before);
 }
 
@@ -286,13 +287,13 @@ fn many_at_once() {
         // Callers who see the pools differently leave what one of them sees.
         all(&|caller| masquerade::ensure(&pools[caller % 2..], &pools[caller % 2..]).unwrap());
         assert!([2 + 2 + 4 + 2, 2 + 2 + 2 + 2].contains(&listed().len()), "{}", listed().len());
-        all(&|_| masquerade::remove().unwrap());
+        all(&|_| masquerade::ensure(&[], &[]).unwrap());
         assert_eq!(listed().len(), 0);
     }
 }
 
 fn nothing_to_masquerade_makes_nothing() {
-    masquerade::remove().unwrap();
+    masquerade::ensure(&[], &[]).unwrap();
     masquerade::ensure(&[], &nets(&["10.65.0.0/16", "fd80::/64"])).unwrap();
     masquerade::refresh(&nets(&["10.65.0.0/16"]), &nets(&["10.65.0.0/16"])).unwrap();
     assert_eq!(listed().len(), 0);
@@ -306,7 +307,7 @@ fn other_tables_stay() {
     let pools = nets(&["10.65.0.0/16"]);
     masquerade::ensure(&pools, &pools).unwrap();
     assert_eq!(listed().len(), before.len() + 1 + 1 + 2);
-    masquerade::remove().unwrap();
+    masquerade::ensure(&[], &[]).unwrap();
     assert_eq!(listed(), before);
 }
 
@@ -324,8 +325,6 @@ fn without_the_right_to_it_an_error_says_so() {
 /// What that process does: nothing to masquerade is no error, and the rest is.
 fn try_without_power() -> ExitCode {
     let pools = nets(&["10.65.0.0/16"]);
-    let removed = masquerade::remove().map_err(|error| error.to_string());
-    assert!(removed.unwrap_err().contains("it takes root"));
     masquerade::ensure(&[], &pools).unwrap();
     match masquerade::ensure(&pools, &pools) {
         Ok(()) => ExitCode::SUCCESS,

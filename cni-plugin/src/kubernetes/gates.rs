@@ -56,9 +56,11 @@ struct Gate {
 
 impl Gate {
     fn new(url: &str) -> Result<Self> {
+        // A password never leaves this function.
+        let shown = without_user(url);
         let invalid =
-            |reason: String| CniError::internal(format!("invalid URL set for ReadinessGates:{url} Error:{reason}"));
-        let no_uri = || invalid(format!("parse {}: invalid URI for request", quoted(url)));
+            |reason: String| CniError::internal(format!("invalid URL set for ReadinessGates:{shown} Error:{reason}"));
+        let no_uri = || invalid(format!("parse {}: invalid URI for request", quoted(&shown)));
         let uri: Uri = url.parse().map_err(|_| no_uri())?;
         if !matches!(uri.scheme_str(), Some("http" | "https")) {
             let has_scheme = uri.scheme().is_some() || url.starts_with('/');
@@ -105,6 +107,14 @@ impl Gate {
     }
 }
 
+/// A URL without the user and the password before its host.
+fn without_user(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (&url[..scheme.len() + 3], rest));
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let host = rest[..end].rfind('@').map_or(0, |at| at + 1);
+    format!("{scheme}{}", &rest[host..])
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
@@ -116,6 +126,16 @@ mod tests {
 
     const FAST: Pace = Pace { interval: Duration::from_millis(100), longest: Duration::from_millis(500) };
     const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn no_password_is_shown() {
+        let error = Gate::new("ftp://user:secret@a:1/b?c=@").map(drop).unwrap_err();
+        assert_eq!(
+            error.message(),
+            "invalid URL set for ReadinessGates:ftp://a:1/b?c=@ Error:unsupported protocol scheme \"ftp\""
+        );
+        assert!(!Gate::new("user:secret@a b").map(drop).unwrap_err().message().contains("secret"));
+    }
 
     fn gates(urls: &[&str]) -> Vec<String> {
         urls.iter().map(|url| (*url).to_owned()).collect()

@@ -32,8 +32,6 @@ pub(super) struct Add<'s, 'a> {
     pub(super) pending: Option<PendingEndpoint>,
     /// The endpoint that the workload has already.
     pub(super) found: Option<(WorkloadEndpoint, Revision)>,
-    /// The other endpoints of this node whose interface on the host may have the same name.
-    pub(super) neighbours: Vec<WorkloadEndpoint>,
     /// The way of its packets out of this machine.
     outgoing: Outgoing,
 }
@@ -83,7 +81,7 @@ fn pass_gates(setup: &Setup<'_>) -> Result<()> {
 impl<'s, 'a> Add<'s, 'a> {
     fn begin(setup: &'s Setup<'a>, session: Arc<Session>) -> Result<Self> {
         let workload = &setup.workload;
-        let prefix = workload.neighbours();
+        let prefix = workload.prefix();
         let query = EndpointQuery {
             namespace: workload.namespace.clone(),
             prefix: prefix.clone().ok(),
@@ -93,27 +91,34 @@ impl<'s, 'a> Add<'s, 'a> {
         let (pending, before) = setup.begin(&session, query)?;
         prefix?;
         let Before { endpoints, pools, .. } = before;
-        let outgoing = if setup.is_alone() { Outgoing::by_us(&pools) } else { Outgoing::by_calico() };
-        let (mut own, others): (Vec<_>, Vec<_>) = endpoints.into_iter().partition(|(found, _)| workload.has(found));
-        let found = if own.is_empty() { None } else { Some(own.swap_remove(0)) };
-        let neighbours = others.into_iter().map(|(endpoint, _)| endpoint).collect();
-        Ok(Self { setup, session: SessionState::Open(session), pending: Some(pending), found, neighbours, outgoing })
+        // calico-node leaves this file on its nodes: a network of Margay's own may run beside it.
+        let has_felix = !setup.is_alone() || setup.invocation.host.nodename_file.exists();
+        let outgoing = if has_felix { Outgoing::by_calico() } else { Outgoing::by_us(&pools) };
+        let found = endpoints.into_iter().find(|(found, _)| workload.has(found));
+        Ok(Self { setup, session: SessionState::Open(session), pending: Some(pending), found, outgoing })
     }
 
     /// The name of the interface on the host.
     pub(super) fn host_interface(&self) -> String {
         let felix = self.setup.invocation.environment.text("FELIX_INTERFACEPREFIX");
-        let taken = |name: &str| self.neighbours.iter().any(|other| other.interface() == name);
-        self.setup.workload.host_interface(&felix, taken)
+        self.setup.workload.host_interface(&felix)
     }
 
-    /// Wires the container.
+    /// Wires the container. The plan gets another name for the host's interface if another container has the planned one: two
+    /// ids may begin the same.
     ///
     /// # Errors
-    /// The texts of [`wiring::Error`]; nothing that was made for this container is left then.
-    pub(super) fn connect(&self, plan: &Plan) -> Result<Wired> {
+    /// The texts of [`wiring::Error`]. The container has no interface then.
+    pub(super) fn connect(&self, plan: &mut Plan) -> Result<Wired> {
         self.outgoing.ensure(&plan.addresses)?;
-        Ok(wiring::connect(&self.setup.netns(), plan, Instant::now() + WIRING)?)
+        let (netns, deadline) = (self.setup.netns(), Instant::now() + WIRING);
+        match wiring::connect(&netns, plan, deadline) {
+            Err(wiring::Error::Taken(_)) => {
+                plan.host_interface = self.setup.workload.other_host_interface();
+                Ok(wiring::connect(&netns, plan, deadline)?)
+            }
+            done => Ok(done?),
+        }
     }
 
     /// True if the container has this interface.
@@ -124,10 +129,12 @@ impl<'s, 'a> Add<'s, 'a> {
         Ok(wiring::has_interface(&self.setup.netns(), name, Instant::now() + WIRING)?)
     }
 
-    /// Takes the interfaces of a call down that fails. The runtime calls DEL, too, so an error here is only logged.
-    pub(super) fn disconnect(&self, host_interface: &str) {
-        if let Err(error) = wiring::remove_host_interface(host_interface) {
-            tracing::warn!(%error, host_interface, "an interface of a failed ADD stays until DEL");
+    /// Removes the container's interface after a failure. A newer ADD of the same pod may have replaced the host's end, so the
+    /// container's end counts. The runtime calls DEL, too, so an error here is only logged.
+    pub(super) fn disconnect(&self) {
+        let (netns, interface) = (self.setup.netns(), &self.setup.call.interface);
+        if let Err(error) = wiring::disconnect(&netns, interface, Instant::now() + WIRING) {
+            tracing::warn!(%error, interface, "an interface of a failed ADD stays until DEL");
         }
     }
 
@@ -223,19 +230,23 @@ impl<'s, 'a> Add<'s, 'a> {
         stored.map_err(|error| explain(error, Rules::Calico).into())
     }
 
-    /// Releases what IPAM assigned to a call that fails, unless the container had it before. The runtime calls DEL, too, so
-    /// an error here is only logged.
-    pub(super) fn release(&self, plugin: &IpamPlugin, assigned: &IpamResult) {
+    /// Releases the addresses of a call that fails, unless the container had one of them before: a release is about all of
+    /// them. The runtime calls DEL, too, so an error here is only logged.
+    pub(super) fn release(&mut self, plugin: &IpamPlugin, assigned: &IpamResult) {
         let had = self.found.as_ref().filter(|(found, _)| found.container() == self.setup.call.container);
         let had = had.map(|(found, _)| found.addresses()).unwrap_or_default();
-        if assigned.addresses().iter().all(|address| had.contains(address)) {
+        if assigned.ips.is_empty() || assigned.addresses().iter().any(|address| had.contains(address)) {
             return;
         }
         self.release_all(plugin);
     }
 
-    /// Releases all that the container has from IPAM. An error is only logged.
-    pub(super) fn release_all(&self, plugin: &IpamPlugin) {
+    /// Releases all addresses that the container has from IPAM. An error is only logged.
+    pub(super) fn release_all(&mut self, plugin: &IpamPlugin) {
+        // Another program may need the store.
+        if plugin.is_other() {
+            self.pause();
+        }
         let released = self.setup.stdin_to_release().and_then(|stdin| {
             let call = IpamCall { stdin: &stdin, ..self.setup.ipam_call("DEL") };
             plugin.call(&call, &*self.allocator())
@@ -245,14 +256,16 @@ impl<'s, 'a> Add<'s, 'a> {
         }
     }
 
-    /// Releases addresses, whoever has them.
+    /// Releases an address, unless it is another one's by now.
     ///
     /// # Errors
     /// Those of the store.
-    pub(super) fn release_addresses(&mut self, requests: &[ReleaseRequest]) -> Result<()> {
+    pub(super) fn release_address(&mut self, request: &ReleaseRequest) -> Result<()> {
         let session = self.reopened()?;
-        let released = session.run(session.ipam().release_ips(requests, session.deadline()));
-        released.map(drop).map_err(|error| explain(error, Rules::Calico).into())
+        match session.run(session.ipam().release_ips(std::slice::from_ref(request), session.deadline())) {
+            Ok(_) | Err(ipam_core::Error::ReleaseConflict(_)) => Ok(()),
+            Err(error) => Err(explain(error, Rules::Calico).into()),
+        }
     }
 
     /// What is printed.

@@ -1,22 +1,24 @@
-//! CHECK: whether the container still has what ADD gave it: interface, addresses, routes, sysctls, endpoint and allocation.
+//! CHECK compares interface, addresses, routes, sysctls, endpoint and allocation of a container with the work of its ADD.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use ipam_core::endpoints::{EndpointQuery, Pools};
-use ipam_core::model::WorkloadEndpoint;
+use ipam_core::model::{Orchestrator, WorkloadEndpoint};
 
 use super::WIRING;
-use super::ipam::IpamPlugin;
+use super::ipam::{IpamCall, IpamPlugin};
 use super::setup::Setup;
+use crate::dataplane_grpc::Dataplane;
 use crate::error::{CniError, Code, Result};
+use crate::kubernetes::Mac;
 use crate::prev_result;
 use crate::request::Allocator;
 use crate::served::Served;
 use crate::session::{Purpose, Session};
 
-/// CHECK. Calico's plugin prints `OK` without a look; ours prints it after one.
+/// CHECK. Calico's plugin prints `OK` at once; ours prints it after a comparison.
 ///
 /// # Errors
 /// Each difference, in the details; those of the store and of the IPAM plugin.
@@ -33,10 +35,18 @@ pub(super) fn check(setup: &Setup<'_>) -> Result<String> {
         if error.code() == Code::TryAgain {
             return Err(error);
         }
-        wrong.push(format!("IPAM: {}", error.message()));
+        // Of addresses that no IPAM plugin assigned to a pod, none knows anything.
+        if !(setup.conf.feature_ip_addrs_no_ipam && setup.workload.orchestrator == Orchestrator::K8s) {
+            wrong.push(format!("IPAM: {}", error.message()));
+        }
     }
-    if let Some(endpoint) = &endpoint {
-        let plan = setup.plan(endpoint.interface().to_owned(), &endpoint.addresses());
+    if let Some(endpoint) = &endpoint
+        && let Dataplane::Linux = setup.dataplane()?
+    {
+        let mut plan = setup.plan(endpoint.interface().to_owned(), &endpoint.addresses());
+        endpoint.endpoint().clone_into(&mut plan.interface);
+        plan.routes = setup.routes()?;
+        plan.mac = Mac::read(endpoint.mac()).ok().map(|mac| mac.bytes);
         wrong.extend(wiring::inspect(&setup.netns(), &plan, Instant::now() + WIRING)?);
     }
     if wrong.is_empty() {
@@ -52,7 +62,7 @@ pub(super) fn check(setup: &Setup<'_>) -> Result<String> {
     Err(CniError::internal(text).with_details(wrong.join("; ")))
 }
 
-/// The stored endpoint, and what the IPAM plugin says of the allocation.
+/// The stored endpoint, and the IPAM plugin's answer about the allocation.
 fn read(setup: &Setup<'_>) -> Result<(Option<WorkloadEndpoint>, Result<()>)> {
     let session = Arc::new(Session::open(&setup.store, Purpose::Assign)?);
     let query = EndpointQuery {
@@ -64,6 +74,10 @@ fn read(setup: &Setup<'_>) -> Result<(Option<WorkloadEndpoint>, Result<()>)> {
     let (pending, before) = setup.begin(&session, query)?;
     drop(pending);
     let endpoint = before.endpoints.into_iter().map(|(endpoint, _)| endpoint).find(|found| setup.workload.has(found));
+    if endpoint.as_ref().is_some_and(|endpoint| has_joined(setup, endpoint)) {
+        finish(session);
+        return Ok((endpoint, Ok(())));
+    }
     let plugin = setup.ipam_plugin()?;
     // Another program may need the store.
     let session = match plugin {
@@ -75,10 +89,18 @@ fn read(setup: &Setup<'_>) -> Result<(Option<WorkloadEndpoint>, Result<()>)> {
     };
     let allocator =
         session.as_ref().map_or_else(|| Box::new(Served::default()) as Box<dyn Allocator>, Setup::allocator);
-    let allocation = plugin.call(&setup.ipam_call("CHECK"), &*allocator).map(drop);
+    let stdin = setup.stdin_to_release()?;
+    let allocation = plugin.call(&IpamCall { stdin: &stdin, ..setup.ipam_call("CHECK") }, &*allocator).map(drop);
     drop(allocator);
     session.into_iter().for_each(finish);
     Ok((endpoint, allocation))
+}
+
+/// True if the container joined this network after another one, whose addresses it has: IPAM assigned nothing here.
+fn has_joined(setup: &Setup<'_>, endpoint: &WorkloadEndpoint) -> bool {
+    let (profiles, network) = (endpoint.profiles(), &setup.conf.net.name);
+    setup.workload.orchestrator == Orchestrator::Cni
+        && profiles.iter().position(|one| one == network).is_some_and(|at| at > 0)
 }
 
 pub(super) fn finish(session: Arc<Session>) {
@@ -92,6 +114,14 @@ fn compare(setup: &Setup<'_>, endpoint: &WorkloadEndpoint, addresses: &[IpAddr],
     let name = endpoint.name();
     if endpoint.container() != setup.call.container {
         wrong.push(format!("endpoint {name} belongs to container {:?}", endpoint.container()));
+    }
+    if endpoint.node() != setup.workload.node {
+        wrong.push(format!("endpoint {name} is on node {:?}", endpoint.node()));
+    }
+    let network = &setup.conf.net.name;
+    let has_profile = setup.workload.orchestrator == Orchestrator::Cni && setup.conf.net.policy.kind.is_empty();
+    if has_profile && !endpoint.profiles().contains(network) {
+        wrong.push(format!("endpoint {name} lacks the profile {network}"));
     }
     let stored = endpoint.addresses();
     for address in addresses.iter().filter(|address| !stored.contains(address)) {

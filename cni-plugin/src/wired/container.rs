@@ -1,8 +1,9 @@
-//! ADD of a plain container: one that no orchestrator names a pod for.
-
-use ipam_core::model::{EndpointFacts, Labels, Orchestrator, check_endpoint};
+//! ADD of a plain container: no orchestrator names a pod for it.
 
 use std::collections::BTreeMap;
+
+use ipam_core::model::{EndpointFacts, Labels, Orchestrator, WorkloadEndpoint, check_endpoint};
+use kv::Revision;
 
 use super::add::Add;
 use super::interfaces;
@@ -19,27 +20,20 @@ pub(super) fn add(add: &mut Add<'_, '_>) -> Result<String> {
         return Err(CniError::internal(text));
     }
     add.setup.dataplane()?;
-    if add.found.is_some() { join(add) } else { wire(add) }
+    let Some((found, revision)) = add.found.clone() else { return wire(add, Vec::new()) };
+    let has_lost_it = found.endpoint() == add.setup.call.interface && !add.has_interface(found.endpoint())?;
+    if has_lost_it { wire(add, found.profiles()) } else { join(add, found, revision) }
 }
 
-/// The container has an endpoint: another network's profile is added to it, and nothing else changes. A container whose
-/// network namespace is another one than before is wired anew, with the same addresses.
-fn join(add: &mut Add<'_, '_>) -> Result<String> {
-    let Some((mut endpoint, revision)) = add.found.clone() else { return wire(add) };
+/// The container has an endpoint and its interface: this adds another network's profile to the endpoint, and nothing else.
+fn join(add: &mut Add<'_, '_>, mut endpoint: WorkloadEndpoint, revision: Revision) -> Result<String> {
     let assigned = IpamResult::of_addresses(&endpoint.addresses());
-    let setup = add.setup;
-    if endpoint.endpoint() == setup.call.interface && !add.has_interface(endpoint.endpoint())? {
-        let plan = setup.plan(endpoint.interface().to_owned(), &endpoint.addresses());
-        let mut facts = facts(add, endpoint.interface().to_owned());
-        interfaces::make(add, &plan, &assigned, &BTreeMap::new(), endpoint.name(), &mut facts)?;
-        endpoint.set_mac(&facts.mac);
-    }
-    endpoint.add_profile(&setup.conf.net.name);
+    endpoint.add_profile(&add.setup.conf.net.name);
     add.store_document(&endpoint, Some(revision))?;
     add.answer(&assigned, endpoint.interface(), endpoint.mac())
 }
 
-/// What the endpoint of a container records before it has addresses.
+/// The facts of a container's endpoint before it has addresses.
 fn facts(add: &Add<'_, '_>, interface: String) -> EndpointFacts {
     let setup = add.setup;
     EndpointFacts {
@@ -61,32 +55,43 @@ fn facts(add: &Add<'_, '_>, interface: String) -> EndpointFacts {
     }
 }
 
-fn wire(add: &mut Add<'_, '_>) -> Result<String> {
+/// Wires the container. Its endpoint has these profiles already, if it has one: the container lost its interface together with
+/// its network namespace. IPAM then decides anew which addresses it has, since somebody may have released the old ones.
+fn wire(add: &mut Add<'_, '_>, profiles: Vec<String>) -> Result<String> {
     let setup = add.setup;
     let name = setup.workload.endpoint(&setup.call.interface)?;
     let mut facts = facts(add, add.host_interface());
-    // Calico looks at the names when all the work is done.
+    facts.profiles = with(profiles, &setup.conf.net.name);
+    // Calico checks the names after all the work.
     check_endpoint(&name, &facts).map_err(CniError::internal)?;
     let plugin = setup.ipam_plugin()?;
     add.make_way(&plugin)?;
-    let assigned = plugin.add(&setup.ipam_call("ADD"), &*add.allocator())?;
+    if add.found.is_some() && plugin.is_other() {
+        // Not every IPAM plugin takes a second ADD of the same attachment.
+        add.release_all(&plugin);
+    }
+    let mut assigned = plugin.add(&setup.ipam_call("ADD"), &*add.allocator())?;
     if assigned.ips.is_empty() {
         add.release_all(&plugin);
         return Err(CniError::internal("IPAM plugin returned no IP addresses in result"));
     }
     facts.addresses = assigned.addresses();
-    let undo = |add: &Add<'_, '_>, error: CniError| {
-        add.release(&plugin, &assigned);
-        error
-    };
     let plan = setup.plan(facts.interface.clone(), &facts.addresses);
-    let made = interfaces::make(add, &plan, &assigned, &BTreeMap::new(), &name, &mut facts);
-    made.map_err(|error| undo(add, error))?;
-    if let Err(error) = add.store(&name, &facts) {
-        interfaces::unmake(add, &facts.interface);
-        return Err(undo(add, error));
+    let made = interfaces::make(add, plan, &assigned, &BTreeMap::new(), &name, &mut facts);
+    let stored = made.and_then(|()| add.store(&name, &facts).inspect_err(|_| interfaces::unmake(add)));
+    stored.inspect_err(|_| add.release(&plugin, &assigned))?;
+    if add.found.is_some() {
+        // A repeated ADD answers with the addresses alone, as Calico's.
+        assigned = IpamResult::of_addresses(&facts.addresses);
     }
     add.answer(&assigned, &facts.interface, &facts.mac)
+}
+
+fn with(mut profiles: Vec<String>, profile: &str) -> Vec<String> {
+    if !profiles.iter().any(|one| one == profile) {
+        profiles.push(profile.to_owned());
+    }
+    profiles
 }
 
 /// The labels of an endpoint without the one that names its namespace, which Calico sets by itself.

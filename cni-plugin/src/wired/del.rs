@@ -1,10 +1,11 @@
-//! DEL.
+//! DEL takes a container's network down.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use ipam_core::endpoints::{EndpointOf, EndpointOwner, EndpointQuery, Pools};
 use ipam_core::model::Orchestrator;
+use tokio::runtime::Builder;
 
 use super::check::finish;
 use super::ipam::{IpamCall, IpamPlugin};
@@ -12,7 +13,7 @@ use super::setup::Setup;
 use crate::allocator::failure::{Failure, explain};
 use crate::allocator::is_no_store;
 use crate::dataplane_grpc::Dataplane;
-use crate::error::{CniError, Result};
+use crate::error::{CniError, Code, Result};
 use crate::netns;
 use crate::request::{AddRequest, Allocator, Assigned, CheckRequest, Checked, Collected, DelRequest, GcRequest};
 use crate::run::Rules;
@@ -47,8 +48,8 @@ impl Allocator for WithEndpoint<'_> {
     }
 }
 
-/// DEL: the address, the endpoint, and the interface. Each is tried whatever becomes of the others, and the first error is
-/// the answer.
+/// DEL: the interface, the address and the endpoint. The plugin tries each of them, and the first error is the answer. A store
+/// that is not ready stops DEL at once, as in Calico's plugin.
 ///
 /// # Errors
 /// Calico's texts.
@@ -57,10 +58,16 @@ pub(super) fn del(setup: &Setup<'_>) -> Result<String> {
         Ok(session) => Arc::new(session),
         // Without a store there is no endpoint and no address.
         Err(Failure::Store(error)) if is_no_store(&error, &setup.store.location) => {
-            tracing::warn!(%error, "nothing to release");
-            return unwire(setup, None).map(|()| String::new());
+            tracing::warn!(%error, "there is no endpoint");
+            let unwired = unwire(setup, None);
+            let released = match setup.ipam_plugin() {
+                // The other program has books of its own.
+                Ok(plugin) if plugin.is_other() => release_by(&plugin, setup),
+                _ => Ok(()),
+            };
+            return unwired.and(released).map(|()| String::new());
         }
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(without_store(setup, error.into())),
     };
     let query = EndpointQuery {
         namespace: setup.workload.namespace.clone(),
@@ -68,8 +75,11 @@ pub(super) fn del(setup: &Setup<'_>) -> Result<String> {
         profile: None,
         pools: Pools::Skipped,
     };
-    let (pending, _) = setup.begin(&session, query)?;
-    drop(pending);
+    match setup.begin(&session, query) {
+        Ok(pending) => drop(pending),
+        Err(error) if error.code() == Code::TryAgain => return Err(without_store(setup, error)),
+        Err(error) => return Err(error),
+    }
     let endpoint = EndpointOf {
         namespace: setup.workload.namespace.clone(),
         name: setup.workload.endpoint(&setup.call.interface)?,
@@ -81,8 +91,16 @@ pub(super) fn del(setup: &Setup<'_>) -> Result<String> {
     // The interface goes first: no other container gets the address before. The kernel goes on cleaning up meanwhile.
     let unwired = unwire(setup, Some(&session));
     let released = release(setup, session, &endpoint);
-    released.and(unwired)?;
+    unwired.and(released)?;
     if setup.is_own_netns() { Err(netns::own_netns_error()) } else { Ok(String::new()) }
+}
+
+/// Removes the interface although the store does not answer; the store's error is the answer.
+fn without_store(setup: &Setup<'_>, error: CniError) -> CniError {
+    if let Err(error) = unwire(setup, None) {
+        tracing::warn!(%error, "the interface stays, too");
+    }
+    error
 }
 
 /// Releases the address and deletes the endpoint: in one commit if the IPAM plugin is this program.
@@ -100,16 +118,19 @@ fn release(setup: &Setup<'_>, session: Arc<Session>, endpoint: &EndpointOf) -> R
         }
         Ok(plugin) => {
             let deleted = delete(session, endpoint);
-            let released = setup.stdin_to_release().and_then(|stdin| {
-                let call = IpamCall { stdin: &stdin, ..setup.ipam_call("DEL") };
-                plugin.call(&call, &Served::default())
-            });
-            return released.map(drop).and(deleted);
+            return release_by(plugin, setup).and(deleted);
         }
         Err(error) => Err(error.clone()),
     };
     // The endpoint goes although the address could not be released.
     released.and(delete(session, endpoint))
+}
+
+/// Has another program release the address.
+fn release_by(plugin: &IpamPlugin, setup: &Setup<'_>) -> Result<()> {
+    let stdin = setup.stdin_to_release()?;
+    let call = IpamCall { stdin: &stdin, ..setup.ipam_call("DEL") };
+    plugin.call(&call, &Served::default()).map(drop)
 }
 
 fn delete(session: Arc<Session>, endpoint: &EndpointOf) -> Result<()> {
@@ -131,10 +152,17 @@ fn unwire(setup: &Setup<'_>, session: Option<&Arc<Session>>) -> Result<()> {
         return Ok(());
     }
     let (netns, interface) = (setup.netns(), &setup.call.interface);
-    match (setup.dataplane()?, session) {
-        (Dataplane::Grpc(program), Some(session)) => {
-            session.run(program.del(interface, &netns.to_string_lossy(), session.deadline().remaining()))
+    let Dataplane::Grpc(program) = setup.dataplane()? else {
+        return Ok(wiring::disconnect(&netns, interface, Instant::now() + super::WIRING)?);
+    };
+    let netns = netns.to_string_lossy();
+    let removal = |left| program.del(interface, &netns, left);
+    match session {
+        Some(session) => session.run(removal(session.deadline().remaining())),
+        None => {
+            let runtime = Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
+            runtime.block_on(removal(setup.store.patience))
         }
-        _ => Ok(wiring::disconnect(&netns, interface, Instant::now() + super::WIRING)?),
     }
 }

@@ -1,22 +1,23 @@
-//! GC: what the runtime does not know any more goes: endpoint, interface and address.
+//! GC removes endpoint, interface and address of every attachment that the runtime does not list.
 //!
-//! An endpoint does not name its network. It is a network's if one of its profiles has the network's name, or if its container
-//! holds one of its addresses in this network. Endpoints that are younger than a minute stay: the runtime's list may be older.
+//! An endpoint does not name its network. It is a network's if the network's name is its first profile, or if its container holds
+//! one of its addresses in this network: the networks that a container joined later leave it alone. An endpoint stays if it, or one
+//! of its addresses, is younger than a minute: the runtime's list may be older.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use ipam_core::endpoints::{EndpointOf, EndpointOwner, EndpointQuery, Pools};
+use ipam_core::gc::Allocation;
 use ipam_core::model::WorkloadEndpoint;
 use ipam_core::timestamps::{age, parse_rfc3339};
 use time::Duration;
 
-use super::check::finish;
-use super::ipam::IpamPlugin;
+use super::ipam::{IpamCall, IpamPlugin};
 use super::setup::Setup;
 use super::status::UNKNOWN_VERB;
-use crate::allocator::failure::explain;
+use crate::allocator::failure::{Failure, explain};
+use crate::allocator::is_no_store;
 use crate::error::Result;
 use crate::gc::valid_attachments;
 use crate::run::Rules;
@@ -32,19 +33,29 @@ const YOUNG: Duration = Duration::MINUTE;
 /// No list of attachments; those of the store and of the IPAM plugin.
 pub(super) fn gc(setup: &Setup<'_>) -> Result<String> {
     let valid = valid_attachments(&setup.json)?;
-    let session = Arc::new(Session::open(&setup.store, Purpose::Release)?);
-    let query = EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: Pools::Skipped };
-    let (pending, _) = setup.begin(&session, query)?;
-    drop(pending);
-    let endpoints = remove_endpoints(setup, &session, &valid);
-    finish(session);
+    let endpoints = match Session::open(&setup.store, Purpose::Release) {
+        Ok(session) => {
+            let query = EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: Pools::Skipped };
+            let (pending, _) = setup.begin(&session, query)?;
+            drop(pending);
+            let removed = remove_endpoints(setup, &session, &valid);
+            session.close();
+            removed
+        }
+        Err(Failure::Store(error)) if is_no_store(&error, &setup.store.location) => {
+            tracing::warn!(%error, "there are no endpoints");
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    };
     endpoints.and(collect_addresses(setup))?;
     Ok(String::new())
 }
 
 fn collect_addresses(setup: &Setup<'_>) -> Result<()> {
     let plugin = setup.ipam_plugin()?;
-    match plugin.call(&setup.ipam_call("GC"), &Served::default()) {
+    let stdin = setup.stdin_to_release()?;
+    match plugin.call(&IpamCall { stdin: &stdin, ..setup.ipam_call("GC") }, &Served::default()) {
         Err(error) if matches!(plugin, IpamPlugin::Other(_)) && UNKNOWN_VERB.contains(&error.code().number()) => {
             tracing::info!(%error, "the IPAM plugin knows no GC, so its addresses stay");
             Ok(())
@@ -56,14 +67,12 @@ fn collect_addresses(setup: &Setup<'_>) -> Result<()> {
 fn remove_endpoints(setup: &Setup<'_>, session: &Session, valid: &BTreeSet<(String, String)>) -> Result<()> {
     let failed = |error| explain(error, Rules::Calico).into();
     let (ipam, deadline, node) = (session.ipam(), session.deadline(), setup.workload.node.as_str());
+    // These numbers come before the endpoints: an interface of a later ADD has another one, and stays.
+    let interfaces = wiring::host_interfaces()?;
     let endpoints = session.run(ipam.endpoints_of_node(node, deadline)).map_err(failed)?;
     let holdings = session.run(ipam.holdings_within(node, &ipam.reach_of(node), deadline)).map_err(failed)?.0;
-    let held: BTreeMap<IpAddr, (&str, &str)> = holdings
-        .allocations
-        .iter()
-        .map(|allocation| (allocation.address, (allocation.network.as_str(), allocation.container.as_str())))
-        .collect();
-    let interfaces: BTreeSet<&str> =
+    let held = holdings.allocations.iter().map(|allocation| (allocation.address, allocation)).collect();
+    let in_use: BTreeSet<&str> =
         endpoints.iter().filter(|endpoint| is_valid(endpoint, valid)).map(WorkloadEndpoint::interface).collect();
     let mut first_error = Ok(());
     for endpoint in endpoints.iter().filter(|endpoint| is_stale(setup, endpoint, valid, &held)) {
@@ -73,12 +82,18 @@ fn remove_endpoints(setup: &Setup<'_>, session: &Session, valid: &BTreeSet<(Stri
             owner: EndpointOwner::Container(endpoint.container().to_owned()),
         };
         let deleted = session.run(ipam.delete_endpoint(&of, deadline)).map_err(failed);
-        let interface = endpoint.interface();
-        let removed = match interface.is_empty() || interfaces.contains(interface) {
-            true => Ok(()),
-            false => wiring::remove_host_interface(interface).map_err(Into::into),
+        let name = endpoint.interface();
+        let interface = interfaces.iter().find(|one| one.name == name && !in_use.contains(name));
+        let removed = match (&deleted, interface) {
+            (Ok(true), Some(interface)) => wiring::remove_host_interface(interface).map_err(Into::into),
+            _ => Ok(()),
         };
-        tracing::info!(endpoint = endpoint.name(), interface, "the runtime does not know the container any more");
+        tracing::info!(
+            endpoint = endpoint.name(),
+            interface = name,
+            ?deleted,
+            "the runtime does not list the container"
+        );
         first_error = first_error.and(deleted.map(drop)).and(removed);
     }
     first_error
@@ -93,16 +108,16 @@ fn is_stale(
     setup: &Setup<'_>,
     endpoint: &WorkloadEndpoint,
     valid: &BTreeSet<(String, String)>,
-    held: &BTreeMap<IpAddr, (&str, &str)>,
+    held: &BTreeMap<IpAddr, &Allocation>,
 ) -> bool {
-    let network = &setup.conf.net.name;
-    let holder = (network.as_str(), endpoint.container());
-    let profiles = endpoint.profiles();
-    let is_ours = profiles.iter().any(|profile| profile == network)
-        || endpoint.addresses().iter().any(|address| held.get(address) == Some(&holder));
-    // The container joined other networks, too, and one of them may know it.
-    let is_shared = profiles.len() > 1 && profiles.iter().any(|profile| profile == network);
-    let created = parse_rfc3339(endpoint.created());
-    let is_old = created.is_some_and(|created| age(setup.invocation.host.now, created) >= YOUNG);
-    is_ours && !is_shared && is_old && !endpoint.container().is_empty() && !is_valid(endpoint, valid)
+    let (network, container) = (&setup.conf.net.name, endpoint.container());
+    let is_its = |one: &&&Allocation| one.network == *network && one.container == container;
+    let addresses = endpoint.addresses();
+    let allocations: Vec<_> = addresses.iter().filter_map(|address| held.get(address)).filter(is_its).collect();
+    let is_ours = endpoint.profiles().first() == Some(network) || !allocations.is_empty();
+    let is_old = |since| age(setup.invocation.host.now, since) >= YOUNG;
+    // A pod that is started again keeps its endpoint with the old time.
+    let are_old = allocations.iter().all(|one| one.assigned_at().is_none_or(is_old))
+        && parse_rfc3339(endpoint.created()).is_some_and(is_old);
+    is_ours && are_old && !container.is_empty() && !is_valid(endpoint, valid)
 }

@@ -11,23 +11,28 @@ use crate::dataplane_grpc::Dataplane;
 use crate::dataplane_grpc::message::{AddRequest, ContainerSettings, IpConfig, Port, WorkloadIds};
 use crate::error::Result;
 
-/// Makes the interfaces, and notes in the facts what came of it: the name on the host, and the address in the container.
+/// Makes the interfaces, and notes in the facts the name on the host and the MAC address in the container.
 ///
 /// # Errors
-/// The texts of [`wiring::Error`]; those of the other program. Nothing that was made is left then.
+/// The texts of [`wiring::Error`]; those of the other program. The container has no interface then.
 pub(super) fn make(
     add: &Add<'_, '_>,
-    plan: &Plan,
+    mut plan: Plan,
     assigned: &IpamResult,
     annotations: &BTreeMap<String, String>,
     name: &str,
     facts: &mut EndpointFacts,
 ) -> Result<()> {
     match add.setup.dataplane()? {
-        Dataplane::Linux => facts.mac = add.connect(plan)?.mac,
+        Dataplane::Linux => {
+            facts.mac = add.connect(&mut plan)?.mac;
+            facts.interface = plan.host_interface;
+        }
         Dataplane::Grpc(program) => {
-            let request = request(add, plan, assigned, annotations, name, facts);
-            let made = add.run(async |deadline| program.add(request, deadline.remaining()).await)?;
+            let request = request(add, &plan, assigned, annotations, name, facts);
+            let made = add.run(async |deadline| program.add(request, deadline.remaining()).await);
+            // The other program may have made the interfaces all the same.
+            let made = made.inspect_err(|_| unmake(add))?;
             facts.interface = made.host_interface;
             facts.mac = made.mac.text;
         }
@@ -35,8 +40,8 @@ pub(super) fn make(
     Ok(())
 }
 
-/// Takes the interfaces of a call down that fails. The runtime calls DEL, too, so an error here is only logged.
-pub(super) fn unmake(add: &Add<'_, '_>, host_interface: &str) {
+/// Removes the interfaces of a call that fails. The runtime calls DEL, too, so an error here is only logged.
+pub(super) fn unmake(add: &Add<'_, '_>) {
     match add.setup.dataplane() {
         Ok(Dataplane::Grpc(program)) => {
             let setup = add.setup;
@@ -45,10 +50,10 @@ pub(super) fn unmake(add: &Add<'_, '_>, host_interface: &str) {
                 program.del(&setup.call.interface, &netns.to_string_lossy(), deadline.remaining()).await
             });
             if let Err(error) = removed {
-                tracing::warn!(%error, host_interface, "an interface of a failed ADD stays until DEL");
+                tracing::warn!(%error, "an interface of a failed ADD stays until DEL");
             }
         }
-        _ => add.disconnect(host_interface),
+        _ => add.disconnect(),
     }
 }
 

@@ -20,6 +20,8 @@ use crate::run::{Invocation, Logging, Name};
 
 /// How long another program may take. A DHCP server may need a minute.
 const LONGEST: Duration = Duration::from_secs(90);
+/// The end of a program follows the end of its output within less than this, usually.
+const PAUSE: Duration = Duration::from_micros(200);
 
 /// An IPAM plugin that was found.
 #[derive(Debug)]
@@ -131,13 +133,21 @@ fn in_child(path: &Path, call: &IpamCall<'_>) -> Result<Answer> {
     let (stdout, stderr) = (collect(stdout), collect(stderr));
     let deadline = Instant::now() + LONGEST;
     let left = || deadline.saturating_duration_since(Instant::now());
-    let (Ok(stdout), Ok(stderr)) = (stdout.recv_timeout(left()), stderr.recv_timeout(left())) else {
+    let printed = (stdout.recv_timeout(left()), stderr.recv_timeout(left()));
+    // A program may close both pipes and live on.
+    let status = loop {
+        let ended = child.try_wait().map_err(failed)?;
+        if ended.is_some() || left().is_zero() {
+            break ended;
+        }
+        thread::sleep(PAUSE.min(left()));
+    };
+    let (Some(status), (Ok(stdout), Ok(stderr))) = (status, printed) else {
         let _ = child.kill();
         let _ = child.wait();
         let name = path.display();
         return Err(CniError::new(Code::TryAgain, format!("{name} has not answered within {LONGEST:?} and was ended")));
     };
-    let status = child.wait().map_err(failed)?;
     let _ = io::stderr().write_all(&stderr);
     let status = if status.success() { Status::Done } else { Status::Failed(describe(status)) };
     Ok(Answer { status, stdout, stderr })

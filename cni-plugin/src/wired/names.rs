@@ -11,7 +11,7 @@ const ID: usize = 11;
 /// The prefix of the interfaces' names if Felix has no other.
 const PREFIX: &str = "cali";
 
-/// Who an endpoint belongs to.
+/// The owner of an endpoint: a container or a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Workload {
     pub(super) node: String,
@@ -44,23 +44,6 @@ impl Workload {
         Ok(name + "-")
     }
 
-    /// How the names of all endpoints begin that matter to an ADD: for a container also those whose interface on the host
-    /// would have the same name.
-    ///
-    /// # Errors
-    /// Those of [`prefix`](Self::prefix).
-    pub(super) fn neighbours(&self) -> Result<String> {
-        let prefix = self.prefix()?;
-        if self.orchestrator == Orchestrator::K8s || self.id.chars().count() <= ID {
-            return Ok(prefix);
-        }
-        let [node, orchestrator, (_, id)] = self.parts();
-        let shared: String = id.chars().take(ID).collect();
-        let name = workload_endpoint_name(&[node, orchestrator]);
-        let name = name.map_err(|error| CniError::internal(error.to_string()))?;
-        Ok(format!("{name}-{}", shared.replace('-', "--")))
-    }
-
     /// True if an endpoint of this name is one of this workload's.
     pub(super) fn has(&self, endpoint: &WorkloadEndpoint) -> bool {
         split_endpoint_name(endpoint.name()).is_some_and(|[node, orchestrator, id, _]| {
@@ -68,20 +51,25 @@ impl Workload {
         })
     }
 
-    /// The name of the interface on the host. `felix` is the text of FELIX_INTERFACEPREFIX. A plain container has its id's
-    /// first characters in it; where `taken` says that another container has this name, it has a digest instead.
-    pub(super) fn host_interface(&self, felix: &str, taken: impl Fn(&str) -> bool) -> String {
-        let digest = || hex_digest(&format!("{}.{}", self.namespace, self.id));
+    /// The name of the interface on the host. `felix` is the text of FELIX_INTERFACEPREFIX. The name of a pod's interface is the
+    /// pod's alone; the name of a container's has the first characters of its id.
+    pub(super) fn host_interface(&self, felix: &str) -> String {
         match self.orchestrator {
-            Orchestrator::Cni => {
-                let name = PREFIX.to_owned() + &self.id.chars().take(ID).collect::<String>();
-                if taken(&name) { PREFIX.to_owned() + &digest() } else { name }
-            }
+            Orchestrator::Cni => PREFIX.to_owned() + &self.id.chars().take(ID).collect::<String>(),
             Orchestrator::K8s => {
                 let prefix = felix.split(',').next().filter(|prefix| !prefix.is_empty()).unwrap_or(PREFIX);
-                prefix.to_owned() + &digest()
+                prefix.to_owned() + &self.digest()
             }
         }
+    }
+
+    /// The name of a container's interface on the host where another container has the usual one.
+    pub(super) fn other_host_interface(&self) -> String {
+        PREFIX.to_owned() + &self.digest()
+    }
+
+    fn digest(&self) -> String {
+        hex_digest(&format!("{}.{}", self.namespace, self.id))
     }
 
     fn parts(&self) -> [(&'static str, &str); 3] {
@@ -116,11 +104,11 @@ mod tests {
     #[test]
     fn interfaces_of_the_host() {
         let pod = workload(Orchestrator::K8s, "shop", "pod1");
-        assert_eq!(pod.host_interface("", |_| true), "cali8085686fbb3");
-        assert_eq!(pod.host_interface("tap,cali", |_| true), "tap8085686fbb3");
+        assert_eq!(pod.host_interface(""), "cali8085686fbb3");
+        assert_eq!(pod.host_interface("tap,cali"), "tap8085686fbb3");
         let container = workload(Orchestrator::Cni, "default", "abcdefghijklmno");
-        assert_eq!(container.host_interface("tap", |_| false), "caliabcdefghijk");
-        let other = container.host_interface("", |_| true);
+        assert_eq!(container.host_interface("tap"), "caliabcdefghijk");
+        let other = container.other_host_interface();
         assert!(other.starts_with("cali") && other.len() == 15 && other != "caliabcdefghijk", "{other}");
     }
 
@@ -129,8 +117,6 @@ mod tests {
         let container = workload(Orchestrator::Cni, "default", "ab-cdefghijklm");
         assert_eq!(container.endpoint("eth0").unwrap(), "node--1-cni-ab--cdefghijklm-eth0");
         assert_eq!(container.prefix().unwrap(), "node--1-cni-ab--cdefghijklm-");
-        assert_eq!(container.neighbours().unwrap(), "node--1-cni-ab--cdefghij");
-        assert_eq!(workload(Orchestrator::Cni, "default", "c1").neighbours().unwrap(), "node--1-cni-c1-");
         let bad = workload(Orchestrator::Cni, "default", "ends-").prefix().unwrap_err();
         assert_eq!(
             bad.message(),

@@ -1,7 +1,5 @@
-//! The way of containers' packets out of the machine: on a store of one machine, where no agent of Calico's sees to it, the
-//! plugin lets the host pass packets on, and masquerades the pools that have `natOutgoing`.
-//!
-//! In a cluster's store all that is Felix's, and the plugin does nothing.
+//! On a store of one machine the plugin enables forwarding on the host, and masquerades the pools with `natOutgoing`. On etcd, and
+//! on a machine where calico-node runs, Felix does both, and the plugin does nothing.
 
 use std::net::IpAddr;
 
@@ -11,7 +9,7 @@ use wiring::{ensure_forwarding, masquerade};
 
 use crate::error::{CniError, Result};
 
-/// Who sees to the way out.
+/// The rules for packets that leave the machine; `None` where Felix makes them.
 pub(super) struct Outgoing(Option<Networks>);
 
 /// The pools of a store.
@@ -22,13 +20,13 @@ struct Networks {
 }
 
 impl Outgoing {
-    /// The plugin, by these pools: all of the store.
+    /// The plugin makes the rules, for these pools: all of the store.
     pub(super) fn by_us(pools: &[Pool]) -> Self {
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();
         Self(Some(Networks { masqueraded, all: pools.iter().map(Pool::cidr).collect() }))
     }
 
-    /// Calico's agent.
+    /// Felix makes the rules.
     pub(super) fn by_calico() -> Self {
         Self(None)
     }

@@ -1,10 +1,11 @@
 //! ADD of a Kubernetes pod.
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ipam_core::model::{EndpointFacts, EndpointPort, Labels, Orchestrator, ReleaseRequest, check_endpoint};
+use ipam_core::model::{EndpointFacts, EndpointPort, Labels, Orchestrator, ReleaseRequest, check_endpoint, handle_id};
 use ipnet::IpNet;
+use kv::Deadline;
 
 use super::add::Add;
 use super::interfaces;
@@ -14,10 +15,10 @@ use super::names::Workload;
 use super::setup::Setup;
 use crate::dataplane_grpc::Dataplane;
 use crate::error::{CniError, Result};
-use crate::kubernetes::{Allowed, DefaultRoutes, HostLocal, PodFacts, Port, default_routes};
+use crate::kubernetes::{Allowed, HostLocal, PodFacts, Port};
 use crate::policy_wait::PolicyWait;
 
-/// What is known of a pod before anything is made.
+/// The facts of a pod, read before anything is made.
 struct Wanted {
     facts: PodFacts,
     /// The routes in the container.
@@ -68,36 +69,37 @@ fn wire(
     let mut plan = add.setup.plan(facts.interface.clone(), &facts.addresses);
     plan.routes.clone_from(&wanted.routes);
     plan.mac = wanted.facts.mac.as_ref().map(|mac| mac.bytes.clone());
-    interfaces::make(add, &plan, assigned, &wanted.facts.annotations, name, facts)?;
+    interfaces::make(add, plan, assigned, &wanted.facts.annotations, name, facts)?;
     if let (Some(mac), Ok(Dataplane::Linux)) = (&wanted.facts.mac, add.setup.dataplane()) {
         // Of an address that is longer than the kernel's the endpoint has all, as Calico's.
         facts.mac.clone_from(&mac.text);
     }
-    add.store(name, facts).inspect_err(|_| interfaces::unmake(add, &facts.interface))
+    add.store(name, facts).inspect_err(|_| interfaces::unmake(add))
 }
 
 /// Reads the pod, its namespace and its node, as far as the configuration asks for them.
 fn read(add: &mut Add<'_, '_>) -> Result<Wanted> {
     let (setup, conf) = (add.setup, &add.setup.conf);
     let mut client = setup.kubernetes.client()?;
-    // Nobody waits for the store while the API is asked.
+    // Nobody waits for the store during the requests.
     add.pause();
-    let (mut routes, mut stdin) = (default_routes(), None);
+    let until = Instant::now() + setup.store.patience;
+    let left = |deadline: Deadline| deadline.remaining().min(until.saturating_duration_since(Instant::now()));
+    let routes = setup.routes()?;
+    let mut stdin = None;
     if conf.ipam_type == "host-local" {
         let mut host_local = HostLocal::new(&setup.json)?;
         if host_local.wants_pod_cidrs() {
             let node = if conf.kubernetes_node.is_empty() { &setup.workload.node } else { &conf.kubernetes_node };
-            let cidrs = add.run(async |deadline| client.node_pod_cidrs(node, deadline.remaining()).await)?;
+            let cidrs = add.run(async |deadline| client.node_pod_cidrs(node, left(deadline)).await)?;
             host_local = host_local.with_pod_cidrs(node, &cidrs)?;
         }
-        let default = if conf.include_default_routes { DefaultRoutes::Kept } else { DefaultRoutes::Replaced };
-        routes = host_local.routes(default)?;
         stdin = Some(host_local.conf().to_string().into_bytes());
     }
     let facts = if conf.net.policy.kind == "k8s" {
         let Workload { namespace, id, .. } = &setup.workload;
-        let namespace_of_pod = add.run(async |deadline| client.namespace(namespace, deadline.remaining()).await)?;
-        let pod = add.run(async |deadline| client.pod(namespace, id, deadline.remaining()).await)?;
+        let namespace_of_pod = add.run(async |deadline| client.namespace(namespace, left(deadline)).await)?;
+        let pod = add.run(async |deadline| client.pod(namespace, id, left(deadline)).await)?;
         let allowed = Allowed {
             ipam: &conf.ipam_type,
             ip_addrs_no_ipam: conf.feature_ip_addrs_no_ipam,
@@ -174,15 +176,19 @@ fn assign(add: &mut Add<'_, '_>, plugin: &IpamPlugin, wanted: &Wanted) -> Result
     Ok(assigned)
 }
 
-/// Releases the addresses of the endpoint that is stored for the pod: an earlier sandbox may have the wanted ones.
+/// Releases the addresses of the endpoint that is stored for the pod, as far as its sandbox still holds them: an earlier sandbox
+/// may have the wanted ones.
 fn release_found(add: &mut Add<'_, '_>) -> Result<()> {
-    let Some((found, _)) = &add.found else { return Ok(()) };
-    let requests: Vec<_> = found.addresses().into_iter().map(ReleaseRequest::new).collect();
-    add.release_addresses(&requests)
+    let Some((found, _)) = add.found.clone() else { return Ok(()) };
+    let handle = handle_id(&add.setup.conf.net.name, found.container());
+    for address in found.addresses() {
+        add.release_address(&ReleaseRequest::new(address).with_handle(&handle))?;
+    }
+    Ok(())
 }
 
 /// Assigns addresses one after another. If one cannot be had, those before it are released.
-fn assign_these(add: &Add<'_, '_>, plugin: &IpamPlugin, addresses: &[IpAddr]) -> Result<IpamResult> {
+fn assign_these(add: &mut Add<'_, '_>, plugin: &IpamPlugin, addresses: &[IpAddr]) -> Result<IpamResult> {
     let mut all = IpamResult::default();
     for address in addresses {
         let args = format!("{};IP={address}", add.setup.args);

@@ -1,4 +1,4 @@
-//! What every verb of the main plugin needs before it opens the store, checked in Calico's order.
+//! This module checks a call, in Calico's order, before a verb opens the store.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -8,8 +8,8 @@ use std::sync::Arc;
 use datastore::Location;
 use ipam_core::endpoints::{Before, EndpointQuery, PendingEndpoint, Ready};
 use ipam_core::model::Orchestrator;
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use wiring::{Forwarding, NextHop, Plan};
+use ipnet::IpNet;
+use wiring::{Forwarding, NextHop, OldInterface, Plan};
 
 use super::conf::{Conf, Device};
 use super::ipam::{IpamCall, IpamPlugin};
@@ -23,7 +23,7 @@ use crate::env::{Call, OwnNetns, Verb};
 use crate::error::{CniError, Code, Result};
 use crate::gojson::Json;
 use crate::identity::Identity;
-use crate::kubernetes::{HostLocal, Kubernetes};
+use crate::kubernetes::{DefaultRoutes, HostLocal, Kubernetes, default_routes};
 use crate::logging;
 use crate::netns;
 use crate::request::{Allocator, StoreAt};
@@ -50,7 +50,7 @@ pub(super) struct Setup<'a> {
     /// 0 for the kernel's own.
     pub(super) mtu: u32,
     pub(super) device: Device,
-    /// Who makes interfaces; an error of the configuration is kept, since DEL does the rest first.
+    /// The maker of interfaces. An error of the configuration is kept, since DEL does its other work first.
     dataplane: Result<Dataplane>,
 }
 
@@ -130,10 +130,10 @@ impl<'a> Setup<'a> {
         netns.is_some_and(|netns| netns::is_own(netns, &self.invocation.host.own_netns))
     }
 
-    /// Who makes interfaces.
+    /// The maker of interfaces.
     ///
     /// # Errors
-    /// Calico's texts for a data plane that is not known.
+    /// Calico's texts for an unknown data plane.
     pub(super) fn dataplane(&self) -> Result<&Dataplane> {
         self.dataplane.as_ref().map_err(Clone::clone)
     }
@@ -171,17 +171,34 @@ impl<'a> Setup<'a> {
         Ok(Cow::Borrowed(&self.stdin))
     }
 
-    /// What the container gets, with the usual routes.
+    /// The routes in the container: the default ones, or for a pod those of host-local's configuration.
+    ///
+    /// # Errors
+    /// Calico's texts for routes of the wrong shape.
+    pub(super) fn routes(&self) -> Result<Vec<IpNet>> {
+        if self.workload.orchestrator == Orchestrator::Cni || self.conf.ipam_type != "host-local" {
+            return Ok(default_routes());
+        }
+        let default = if self.conf.include_default_routes { DefaultRoutes::Kept } else { DefaultRoutes::Replaced };
+        HostLocal::new(&self.json)?.routes(default)
+    }
+
+    /// The wiring of the container, with the default routes.
     pub(super) fn plan(&self, host_interface: String, addresses: &[IpAddr]) -> Plan {
+        let old_interface = match self.workload.orchestrator {
+            Orchestrator::Cni => OldInterface::KeptIfInUse,
+            Orchestrator::K8s => OldInterface::Removed,
+        };
         Plan {
             host_interface,
+            old_interface,
             interface: self.call.interface.clone(),
             mtu: self.mtu,
             queues: self.conf.queues(),
             device: self.device,
             mac: None,
             addresses: addresses.to_vec(),
-            routes: vec![IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())],
+            routes: default_routes(),
             forwarding: if self.conf.allow_ip_forwarding { Forwarding::On } else { Forwarding::Off },
             next_hop: if self.is_alone() { NextHop::Known } else { NextHop::Asked },
         }

@@ -1,12 +1,13 @@
 //! The store that the calls of a case work on.
 
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use datastore::{Create, Location, OpenStore};
-use ipam_core::model::{Block, Document, keys};
-use kv::{Key, Range, StoreExt};
+use ipam_core::model::{Block, Document, ReleaseRequest, keys};
+use ipam_core::{Ipam, Nodes};
+use kv::{Deadline, Key, Range, Store, StoreExt};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Runtime;
 
@@ -87,13 +88,13 @@ impl Books {
         books
     }
 
-    fn change<T>(&self, work: impl AsyncFnOnce(&dyn kv::Store) -> T) -> T {
+    fn change<T>(&self, work: impl AsyncFnOnce(Arc<dyn Store>) -> T) -> T {
         self.runtime.block_on(async {
             if let Some(open) = &self.open {
-                return work(&*open.store()).await;
+                return work(open.store()).await;
             }
             let open = datastore::open(&self.location, Create::IfMissing, PATIENCE).await.unwrap();
-            let done = work(&*open.store()).await;
+            let done = work(open.store()).await;
             open.close().await.unwrap();
             done
         })
@@ -110,6 +111,16 @@ impl Books {
     pub(crate) fn delete(&self, key: &str) {
         self.change(async |store| {
             store.delete(Range::Key(key.into())).await.unwrap();
+        });
+    }
+
+    /// Releases an address, whoever holds it.
+    pub(crate) fn release(&self, address: std::net::IpAddr) {
+        let requests = [ReleaseRequest::new(address)];
+        self.change(async |store| {
+            let ipam = Ipam::new(store, Nodes::FirstSeen);
+            let released = ipam.release_ips(&requests, Deadline::after(PATIENCE)).await.unwrap();
+            assert_eq!(released.released.len(), 1);
         });
     }
 

@@ -37,11 +37,13 @@ use Steps::{All, From, One};
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stores {
     Any,
+    /// sled and redb.
+    Embedded,
 }
-use Stores::Any;
+use Stores::{Any, Embedded};
 
 impl Exception {
-    pub(crate) fn is_for(&self, case: &str, step: usize, _kind: Kind) -> bool {
+    pub(crate) fn is_for(&self, case: &str, step: usize, kind: Kind) -> bool {
         let steps = match self.steps {
             All => true,
             One(one) => step == one,
@@ -49,6 +51,7 @@ impl Exception {
         };
         let stores = match self.stores {
             Any => true,
+            Embedded => kind != Kind::Etcd,
         };
         (self.case == EACH || self.case == case) && steps && stores
     }
@@ -76,6 +79,10 @@ const fn case(case: &'static str, steps: Steps, edits: &'static [Edit], reason: 
     Exception { case, steps, stores: Any, edits, reason }
 }
 
+const fn embedded(case: &'static str, steps: Steps, edits: &'static [Edit], reason: &'static str) -> Exception {
+    Exception { case, steps, stores: Embedded, edits, reason }
+}
+
 const UNDONE: &str = "a failed ADD leaves nothing behind";
 const FIRST: &str = "what the configuration and the names say is checked before anything is done";
 const UNTOUCHED: &str = "the ADD before it has not touched the container's settings";
@@ -87,6 +94,7 @@ const ZERO: &str = "0 is no error's code";
 const DEADLINE: &str = "a call on a datastore that does not answer ends with code 11";
 const NEWER: &str = "CNI 1.1.0 is offered";
 const CHECKED: &str = "CHECK looks at what there is";
+const FORWARDS: &str = "without an agent of Calico's the plugin lets the host forward IPv6";
 const REPLACED: &str = "an endpoint's floating addresses are replaced with the pod's address";
 
 /// The call fails before it does anything.
@@ -152,6 +160,20 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
         One(4),
         &[Is(&["netns", "a", "sysctls", "ipv4/ip_forward"], "\"0\"")],
         ANEW,
+    ),
+    case(
+        "repeated-add-after-netns-was-lost",
+        One(3),
+        &[Is(
+            &["ipam_calls"],
+            r#"[
+                {"plugin":"calico-ipam","env":{"CNI_ARGS":"IgnoreUnknown=1","CNI_COMMAND":"DEL","CNI_CONTAINERID":"c1",
+                    "CNI_IFNAME":"eth0","CNI_NETNS":"<netns:a>","CNI_PATH":"<bin>"},"stdin":"as given to the plugin","exit":0},
+                {"plugin":"calico-ipam","env":{"CNI_ARGS":"IgnoreUnknown=1","CNI_COMMAND":"ADD","CNI_CONTAINERID":"c1",
+                    "CNI_IFNAME":"eth0","CNI_NETNS":"<netns:a>","CNI_PATH":"<bin>"},"stdin":"as given to the plugin","exit":0}
+            ]"#,
+        )],
+        "another container may have the address by now, which IPAM knows",
     ),
     case("dataplane-options", One(1), NOTHING_DONE, FIRST),
     case("dataplane-options", One(4), NOTHING_DONE, FIRST),
@@ -258,6 +280,21 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     case("host-route-exists", One(2), &[AsBeforeButSettings], UNDONE),
     case("host-route-exists-global", One(2), &[AsBeforeButSettings], UNDONE),
     case("host-route-exists-global", One(5), &[AsBeforeButSettings], UNDONE),
+    embedded(
+        "host-route-exists-global",
+        One(5),
+        &[
+            Is(&["host", "interfaces", "other0", "sysctls", "ipv6/conf/<if>/forwarding"], "\"1\""),
+            Is(&["host", "interfaces", "other1", "sysctls", "ipv6/conf/<if>/forwarding"], "\"1\""),
+        ],
+        FORWARDS,
+    ),
+    embedded(
+        "pod-use-pod-cidr",
+        One(14),
+        &[Is(&["host", "interfaces", "cali8085686fbb3", "sysctls", "ipv6/conf/<if>/forwarding"], "\"1\"")],
+        FORWARDS,
+    ),
     case("container-route-exists", One(2), &[AsBefore], UNDONE),
     case(
         "policy-type-without-kubernetes",

@@ -44,6 +44,7 @@ pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
         on(Kind::Redb, Mode::InProcess, "nat_outgoing", nat_outgoing),
         on(Kind::Sled, Mode::Child, "nat_outgoing", nat_outgoing),
         on(Kind::Etcd, Mode::InProcess, "nat_outgoing_is_felixs", nat_outgoing_is_felixs),
+        on(Kind::Redb, Mode::InProcess, "nat_outgoing_is_felixs_on_its_node", nat_outgoing_is_felixs_on_its_node),
     ]
     .into_iter()
 }
@@ -220,6 +221,8 @@ fn gc_removes_what_is_not_listed(stage: &mut Stage) {
 fn status(stage: &mut Stage) {
     let came = call(stage, "STATUS", "", "", &json!({})).run(PATIENCE);
     assert_eq!((&came.outcome["exit"], &came.outcome["stdout_text"]), (&json!(0), &json!("")), "{}", came.stderr);
+    let says_so = came.stderr.contains("no Felix runs on a store of one machine, so network policies have no effect");
+    assert_eq!(says_so, !stage.is_on_etcd(), "{}", came.stderr);
     let no_pool = json!({"ipam": {"type": "calico-ipam", "ipv4_pools": ["nowhere"]}});
     let came = call(stage, "STATUS", "", "", &no_pool).run(PATIENCE);
     assert_eq!(came.outcome["stdout"]["code"], 50, "{} {}", came.outcome, came.stderr);
@@ -273,6 +276,12 @@ fn nat_outgoing_is_felixs(stage: &mut Stage) {
     assert_eq!(forwarding(), "0");
     shell("echo 1 >/proc/sys/net/ipv4/ip_forward");
     shell("! ip netns exec a ping -c 1 -W 1 192.0.2.2");
+}
+
+/// A network of Margay's own on a node of a cluster.
+fn nat_outgoing_is_felixs_on_its_node(stage: &mut Stage) {
+    std::fs::write("/var/lib/calico/nodename", "node1").unwrap();
+    nat_outgoing_is_felixs(stage);
 }
 
 fn make_world() {

@@ -56,6 +56,9 @@ impl Stage {
         if kind != Kind::Etcd {
             // Margay on its own needs neither.
             start.retain(|key, _| !key.contains("/clusterinformations/") && !key.contains("/nodes/"));
+            // The recorded host had no Felix, so nobody masqueraded; here the plugin would.
+            let pools = start.iter_mut().filter(|(key, _)| key.contains("/ippools/"));
+            pools.for_each(|(_, pool)| pool["spec"]["natOutgoing"] = json!(false));
         }
         books.put_all(&start);
         let api = Api::start();
@@ -80,6 +83,10 @@ impl Stage {
             start,
             _way: way,
         }
+    }
+
+    pub(crate) fn is_on_etcd(&self) -> bool {
+        self.kind == Kind::Etcd
     }
 
     /// Makes endpoints and allocations so much older.

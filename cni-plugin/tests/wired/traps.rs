@@ -1,5 +1,7 @@
 //! The traps of Calico's plugin that no case of the recording shows: each call here must do better.
 
+use std::net::Ipv4Addr;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
@@ -10,7 +12,8 @@ use serde_json::{Value, json};
 use crate::call::Came;
 use crate::carrier::{Served, serve};
 use crate::own::{nothing_left, set_and_run, succeed};
-use crate::record::case;
+use crate::place::{NETNS, Place, shell};
+use crate::record::{Documents, case};
 use crate::replay::Stage;
 use crate::{Kind, Mode, Test};
 
@@ -33,7 +36,20 @@ pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
         on(Kind::Redb, "pod", "a_silent_kubernetes_api", a_silent_kubernetes_api),
         on(Kind::Etcd, "pod", "del_of_a_pod_goes_on", del_of_a_pod_goes_on),
         on(Kind::Sled, "pod", "del_of_a_pod_goes_on", del_of_a_pod_goes_on),
+        on(Kind::Etcd, "pod", "a_damaged_endpoint_keeps_no_address", a_damaged_endpoint_keeps_no_address),
         on(Kind::Etcd, "dual-stack", "felix_was_faster", felix_was_faster),
+        on(Kind::Etcd, "plain", "ids_that_begin_the_same", ids_that_begin_the_same),
+        on(Kind::Redb, "plain", "ids_that_begin_the_same", ids_that_begin_the_same),
+        on(Kind::Etcd, "plain", "ids_that_begin_the_same_at_once", ids_that_begin_the_same_at_once),
+        on(Kind::Etcd, "plain", "an_address_lost_with_the_namespace", an_address_lost_with_the_namespace),
+        on(Kind::Redb, "plain", "an_address_lost_with_the_namespace", an_address_lost_with_the_namespace),
+        on(Kind::Etcd, "pod-routes", "check_of_a_pod_with_routes", check_of_a_pod_with_routes),
+        on(Kind::Etcd, "pod-use-pod-cidr", "check_of_a_pod_with_pod_cidr", check_of_a_pod_with_pod_cidr),
+        on(Kind::Etcd, "pod-ip-addrs-no-ipam", "check_of_a_pod_without_ipam", check_of_a_pod_without_ipam),
+        on(Kind::Etcd, "second-network", "check_and_gc_of_a_second_network", check_and_gc_of_a_second_network),
+        on(Kind::Redb, "second-network", "check_and_gc_of_a_second_network", check_and_gc_of_a_second_network),
+        on(Kind::Etcd, "pod-restarted", "gc_spares_a_restarted_pod", gc_spares_a_restarted_pod),
+        on(Kind::Redb, "plain", "gc_and_del_without_a_store", gc_and_del_without_a_store),
     ]
     .into_iter()
 }
@@ -70,7 +86,17 @@ fn a_silent_etcd(stage: &mut Stage) {
         let came = fails_in_time(stage, &first_call("plain", &[("env", "CNI_COMMAND", json!(verb)), endpoints]));
         assert_eq!(came.outcome["stdout"]["code"], 11, "{verb}: {}", came.outcome);
     }
-    nothing_left(stage, "after both");
+    assert_eq!(stage.look()["host"]["links"], json!([]));
+    // A dead store keeps no interface of a container.
+    let add = first_call("plain", &[]);
+    let del = first_call("plain", &[("env", "CNI_COMMAND", json!("DEL"))]);
+    succeed(&stage.call(&add).run(DEADLINE));
+    let mut dead = del.clone();
+    dead["stdin"]["etcd_endpoints"] = json!(format!("http://{SILENT}"));
+    assert_eq!(fails_in_time(stage, &dead).outcome["stdout"]["code"], 11);
+    assert_eq!(stage.look()["host"]["links"], json!([]));
+    assert_eq!(stage.call(&del).run(DEADLINE).outcome["exit"], 0);
+    nothing_left(stage, "after the DEL that the runtime repeats");
 }
 
 /// A pod whose Kubernetes API does not answer gets nothing, and its DEL, which does not need the API, succeeds.
@@ -105,41 +131,252 @@ fn del_of_a_pod_goes_on(stage: &mut Stage) {
 
 /// Felix adds the host's route to the first address before the plugin does. The route to the second one is not forgotten.
 fn felix_was_faster(stage: &mut Stage) {
+    let (add, del) = (first_call("dual-stack", &[]), first_call("dual-stack", &[("env", "CNI_COMMAND", json!("DEL"))]));
+    let first = address(&stage.call(&add).run(DEADLINE));
+    assert_eq!(stage.call(&del).run(DEADLINE).outcome["exit"], 0);
+    // Each ADD gets the next address of the block.
+    let expected = |round: u32| Ipv4Addr::from(u32::from(first) + 1 + round);
     let (round, done) = (AtomicU32::new(0), AtomicBool::new(false));
     let felix = || {
-        let mut first = 0;
+        let mut faster = 0;
         while !done.load(Ordering::Relaxed) {
-            let address = address(round.load(Ordering::Relaxed));
+            let address = expected(round.load(Ordering::Relaxed)).to_string();
             let route = ["route", "add", &address, "dev", "calic1", "scope", "link"];
-            let added = Command::new("ip").args(route).output().unwrap();
-            first += u32::from(added.status.success());
+            faster += u32::from(Command::new("ip").args(route).output().unwrap().status.success());
         }
-        first
+        faster
     };
-    let first = thread::scope(|scope| {
+    let faster = thread::scope(|scope| {
         let felix = scope.spawn(felix);
-        let add_and_del = || {
+        let race = || {
             for number in 0..RACES {
                 round.store(number, Ordering::Relaxed);
-                let came = stage.call(&first_call("dual-stack", &[])).run(DEADLINE);
-                let result = succeed(&came);
-                assert_eq!(result["ips"][0]["address"], format!("{}/32", address(number)));
+                assert_eq!(address(&stage.call(&add).run(DEADLINE)), expected(number));
                 let look = stage.look();
                 let routes = look["host"]["interfaces"]["calic1"]["routes"].as_array().unwrap();
-                assert_eq!(routes.len(), 3, "round {number}: {routes:?}");
-                let del = first_call("dual-stack", &[("env", "CNI_COMMAND", json!("DEL"))]);
+                let is_to = |route: &Value, prefix: &str| route["dst"].as_str().unwrap().starts_with(prefix);
+                let has = |prefix: &str| routes.iter().any(|route| is_to(route, prefix));
+                assert!(has(&expected(number).to_string()) && has("fd80:"), "round {number}: {routes:?}");
                 assert_eq!(stage.call(&del).run(DEADLINE).outcome["exit"], 0);
             }
         };
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(add_and_del));
+        let raced = catch_unwind(AssertUnwindSafe(race));
         done.store(true, Ordering::Relaxed);
-        let first = felix.join().unwrap();
-        outcome.map_or_else(|panic| std::panic::resume_unwind(panic), |()| first)
+        let faster = felix.join().unwrap();
+        raced.map_or_else(|panic| resume_unwind(panic), |()| faster)
     });
-    assert!(first > 0, "Felix was never faster: {RACES} ADDs have shown nothing");
+    assert!(faster > 0, "Felix was never faster: {RACES} ADDs have shown nothing");
 }
 
-/// The IPv4 address that the container gets in a round.
-fn address(round: u32) -> String {
-    format!("10.65.166.{}", 128 + round)
+/// The first IPv4 address of a result.
+#[track_caller]
+fn address(came: &Came) -> Ipv4Addr {
+    let address = succeed(came)["ips"][0]["address"].as_str().unwrap();
+    address.split('/').next().unwrap().parse().unwrap()
+}
+
+/// A pod's endpoint that is no document holds up no DEL.
+fn a_damaged_endpoint_keeps_no_address(stage: &mut Stage) {
+    succeed(&stage.call(&first_call("pod", &[])).run(DEADLINE));
+    let key = "/calico/resources/v3/projectcalico.org/workloadendpoints/shop/node1-k8s-pod1-eth0";
+    stage.books.put_all(&Documents::from([(key.to_owned(), json!("no endpoint"))]));
+    let del = first_call("pod", &[("env", "CNI_COMMAND", json!("DEL"))]);
+    let came = stage.call(&del).run(DEADLINE);
+    assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
+    assert_eq!(stage.look()["etcd"]["ipam"], json!({"addresses": {}, "handles": {}}));
+    assert_eq!(stage.look()["host"]["links"], json!([]));
+}
+
+/// Of two containers the host's interfaces would have the same name: one id has just the characters of that name, the
+/// other one begins with them. A third one is in another namespace.
+fn ids_that_begin_the_same(stage: &mut Stage) {
+    let containers =
+        [("container-10", "a", "default"), ("container-1", "b", "default"), ("container-1x", "c", "other")];
+    let call = |stage: &Stage, verb: &str, (id, netns, namespace): (&str, &str, &str)| {
+        let changes = [
+            ("env", "CNI_COMMAND", json!(verb)),
+            ("env", "CNI_CONTAINERID", json!(id)),
+            ("env", "CNI_NETNS", json!(format!("{NETNS}/{netns}"))),
+            ("env", "CNI_ARGS", json!(format!("IgnoreUnknown=1;CNI_TEST_NAMESPACE={namespace}"))),
+        ];
+        stage.call(&first_call("plain", &changes)).run(DEADLINE)
+    };
+    Place::add_netns("b");
+    Place::add_netns("c");
+    for container in containers {
+        succeed(&call(stage, "ADD", container));
+    }
+    let look = stage.look();
+    assert_eq!(look["host"]["links"].as_array().unwrap().len(), 3, "{}", look["host"]["links"]);
+    assert!(look["host"]["interfaces"].get("calicontainer-1").is_some());
+    for netns in ["a", "b", "c"] {
+        assert_eq!(look["netns"][netns]["interfaces"].as_object().unwrap().len(), 1, "{netns}");
+    }
+    // A repeated ADD of the one that has the name keeps it.
+    succeed(&call(stage, "ADD", containers[0]));
+    assert_eq!(stage.look()["host"]["links"].as_array().unwrap().len(), 3);
+    for container in containers {
+        assert_eq!(call(stage, "DEL", container).outcome["exit"], 0);
+    }
+    nothing_left(stage, "after all DELs");
+}
+
+/// As many containers at once as a host may start, and none takes the interface of another one. An ADD that comes between two
+/// others may fail; then the container has nothing.
+fn ids_that_begin_the_same_at_once(stage: &mut Stage) {
+    let names: Vec<String> = (0..8).map(|number| format!("the-same-start-{number}")).collect();
+    names.iter().for_each(|name| Place::add_netns(name));
+    let call = |verb: &str, name: &str| {
+        let changes = [
+            ("env", "CNI_COMMAND", json!(verb)),
+            ("env", "CNI_CONTAINERID", json!(name)),
+            ("env", "CNI_NETNS", json!(format!("{NETNS}/{name}"))),
+        ];
+        stage.call(&first_call("plain", &changes))
+    };
+    let calls: Vec<_> = names.iter().map(|name| call("ADD", name)).collect();
+    let came: Vec<Came> = thread::scope(|scope| {
+        let running: Vec<_> = calls.iter().map(|call| scope.spawn(|| call.run(DEADLINE))).collect();
+        running.into_iter().map(|call| call.join().unwrap()).collect()
+    });
+    let look = stage.look();
+    let mut added = 0;
+    for (name, came) in names.iter().zip(&came) {
+        let interfaces = look["netns"][name]["interfaces"].as_object().unwrap().len();
+        let expected = usize::from(came.outcome["exit"] == 0);
+        assert_eq!(interfaces, expected, "{name}: {} {}", came.outcome, came.stderr);
+        added += expected;
+    }
+    assert!(added > 0);
+    assert_eq!(look["host"]["links"].as_array().unwrap().len(), added);
+    for name in &names {
+        assert_eq!(call("DEL", name).run(DEADLINE).outcome["exit"], 0);
+    }
+    nothing_left(stage, "after all DELs");
+}
+
+/// The machine has restarted, and another container has the address of one that the runtime starts again with its old id.
+fn an_address_lost_with_the_namespace(stage: &mut Stage) {
+    let of = |container: &str, netns: &str| {
+        let netns = json!(format!("{NETNS}/{netns}"));
+        first_call("plain", &[("env", "CNI_CONTAINERID", json!(container)), ("env", "CNI_NETNS", netns)])
+    };
+    let first = address(&stage.call(&of("c1", "a")).run(DEADLINE));
+    shell("ip netns del a; ip netns add a; ip netns add b");
+    // Nobody called DEL, and its allocation went as that of an earlier boot does.
+    stage.books.release(first.into());
+    let changes = [("env", "CNI_ARGS", json!(format!("IP={first}")))];
+    let mut other = of("c2", "b");
+    other["env"]["CNI_ARGS"] = changes[0].2.clone();
+    assert_eq!(address(&stage.call(&other).run(DEADLINE)), first);
+    let second = address(&stage.call(&of("c1", "a")).run(DEADLINE));
+    assert_ne!(second, first, "two containers have one address");
+    let look = stage.look();
+    assert_eq!(look["etcd"]["ipam"]["addresses"].as_object().unwrap().len(), 2);
+    let endpoint = look["etcd"]["documents"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .find_map(|(key, document)| key.ends_with("node1-cni-c1-eth0").then_some(document));
+    assert_eq!(endpoint.unwrap()["spec"]["ipNetworks"], json!([format!("{second}/32")]));
+}
+
+/// CHECK with the result of ADD succeeds.
+#[track_caller]
+fn check(stage: &Stage, mut step: Value, result: &Value) -> Came {
+    step["env"]["CNI_COMMAND"] = json!("CHECK");
+    step["stdin"]["prevResult"] = result.clone();
+    stage.call(&step).run(DEADLINE)
+}
+
+#[track_caller]
+fn is_fine(came: &Came) {
+    assert_eq!(came.outcome, json!({"exit": 0, "stdout_text": "OK\n"}), "{}", came.stderr);
+}
+
+/// The first ADD of a case, and its CHECK.
+fn add_and_check(stage: &Stage, name: &str, wanted: impl Fn(&Value) -> bool) {
+    let steps = &case(name).unwrap().steps;
+    let is_wanted = |step: &&Value| step["do"] == "ADD" && step["exit"] == 0 && wanted(&step["stdin"]);
+    let add = steps.iter().find(is_wanted).unwrap();
+    let result = succeed(&stage.call(add).run(DEADLINE)).clone();
+    is_fine(&check(stage, add.clone(), &result));
+}
+
+fn check_of_a_pod_with_routes(stage: &mut Stage) {
+    add_and_check(stage, "pod-routes", |conf| conf["ipam"]["routes"].is_array());
+}
+
+fn check_of_a_pod_with_pod_cidr(stage: &mut Stage) {
+    add_and_check(stage, "pod-use-pod-cidr", |conf| conf["ipam"].to_string().contains("usePodCidr"));
+}
+
+fn check_of_a_pod_without_ipam(stage: &mut Stage) {
+    add_and_check(stage, "pod-ip-addrs-no-ipam", |conf| conf["feature_control"]["ip_addrs_no_ipam"] == true);
+}
+
+/// A container that joined a second network has no second interface: CHECK of both networks is fine, and GC of the second one
+/// leaves the container alone.
+fn check_and_gc_of_a_second_network(stage: &mut Stage) {
+    let adds: Vec<Value> = ["net1", "net2"]
+        .map(|network| {
+            let mut add = first_call("second-network", &[("stdin", "name", json!(network))]);
+            add["stdin"]["cniVersion"] = json!("1.1.0");
+            add
+        })
+        .into();
+    let results: Vec<Value> = adds.iter().map(|add| succeed(&stage.call(add).run(DEADLINE)).clone()).collect();
+    for (add, result) in adds.iter().zip(&results) {
+        is_fine(&check(stage, add.clone(), result));
+    }
+    stage.age_all(Duration::from_secs(3600));
+    let gc = |network: usize| {
+        let mut gc = adds[network].clone();
+        gc["env"] = json!({"CNI_COMMAND": "GC", "CNI_PATH": "<bin>"});
+        gc["stdin"]["cni.dev/valid-attachments"] = json!([]);
+        let came = stage.call(&gc).run(DEADLINE);
+        assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
+        stage.look()["host"]["links"].as_array().unwrap().len()
+    };
+    assert_eq!(gc(1), 1, "the first network has the container");
+    is_fine(&check(stage, adds[0].clone(), &results[0]));
+    assert_eq!(gc(0), 0);
+    let look = stage.look();
+    assert_eq!(look["etcd"]["ipam"]["addresses"], json!({}));
+    assert!(!look["etcd"]["documents"].to_string().contains("WorkloadEndpoint"));
+}
+
+/// A pod that was started again has an endpoint of an hour ago and a new address: the runtime's list may be older than that.
+fn gc_spares_a_restarted_pod(stage: &mut Stage) {
+    let steps = &case("pod-restarted").unwrap().steps;
+    succeed(&stage.call(&steps[0]).run(DEADLINE));
+    stage.age_all(Duration::from_secs(3600));
+    succeed(&stage.call(&steps[1]).run(DEADLINE));
+    let mut gc = steps[1].clone();
+    gc["env"] = json!({"CNI_COMMAND": "GC", "CNI_PATH": "<bin>"});
+    gc["stdin"]["cniVersion"] = json!("1.1.0");
+    gc["stdin"]["cni.dev/valid-attachments"] = json!([]);
+    let came = stage.call(&gc).run(DEADLINE);
+    assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
+    let look = stage.look();
+    assert_eq!(look["host"]["links"].as_array().unwrap().len(), 1);
+    assert!(look["etcd"]["documents"].to_string().contains("WorkloadEndpoint"));
+}
+
+/// A store that is gone has nothing to collect and to release; the interface of a container goes all the same.
+fn gc_and_del_without_a_store(stage: &mut Stage) {
+    let mut add = first_call("plain", &[]);
+    add["stdin"]["cniVersion"] = json!("1.1.0");
+    succeed(&stage.call(&add).run(DEADLINE));
+    std::fs::remove_dir_all(stage.place.root.join("store")).unwrap();
+    let mut gc = add.clone();
+    gc["env"] = json!({"CNI_COMMAND": "GC", "CNI_PATH": "<bin>"});
+    gc["stdin"]["cni.dev/valid-attachments"] = json!([]);
+    let mut del = add;
+    del["env"]["CNI_COMMAND"] = json!("DEL");
+    for step in [gc, del] {
+        let came = stage.call(&step).run(DEADLINE);
+        assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
+    }
+    shell("! ip link show calic1");
 }
