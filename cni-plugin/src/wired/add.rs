@@ -110,15 +110,17 @@ impl<'s, 'a> Add<'s, 'a> {
     /// # Errors
     /// The texts of [`wiring::Error`]. The container has no interface then.
     pub(super) fn connect(&self, plan: &mut Plan) -> Result<Wired> {
-        self.outgoing.ensure(&plan.addresses)?;
         let (netns, deadline) = (self.setup.netns(), Instant::now() + WIRING);
-        match wiring::connect(&netns, plan, deadline) {
+        let wired = match wiring::connect(&netns, plan, deadline) {
             Err(wiring::Error::Taken(_)) => {
                 plan.host_interface = self.setup.workload.other_host_interface();
-                Ok(wiring::connect(&netns, plan, deadline)?)
+                wiring::connect(&netns, plan, deadline)?
             }
-            done => Ok(done?),
-        }
+            done => done?,
+        };
+        // The host's settings come last: a container that cannot be wired changes none.
+        self.outgoing.ensure(&plan.addresses).inspect_err(|_| self.disconnect())?;
+        Ok(wired)
     }
 
     /// True if the container has this interface.

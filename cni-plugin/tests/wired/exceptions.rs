@@ -281,15 +281,6 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     case("host-route-exists-global", One(2), &[AsBeforeButSettings], UNDONE),
     case("host-route-exists-global", One(5), &[AsBeforeButSettings], UNDONE),
     embedded(
-        "host-route-exists-global",
-        One(5),
-        &[
-            Is(&["host", "interfaces", "other0", "sysctls", "ipv6/conf/<if>/forwarding"], "\"1\""),
-            Is(&["host", "interfaces", "other1", "sysctls", "ipv6/conf/<if>/forwarding"], "\"1\""),
-        ],
-        FORWARDS,
-    ),
-    embedded(
         "pod-use-pod-cidr",
         One(14),
         &[Is(&["host", "interfaces", "cali8085686fbb3", "sysctls", "ipv6/conf/<if>/forwarding"], "\"1\"")],
