@@ -136,7 +136,7 @@ impl Store for EtcdStore {
         if span.is_empty() {
             return Err(Error::new(InvalidArgument::EmptyWatchRange.into(), Operation::Watch, NAME));
         }
-        watch::open(self.cluster.clone(), span, request.start, request.prev).await
+        watch::open(self.cluster.clone(), span, &request).await
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {

@@ -8,6 +8,9 @@
 //! A watch that was cut off is opened again as well, after a read that proves that the cluster did not go back in time.
 //! Events from before the next revision are left out, so nothing comes twice; etcd sends everything from there on or
 //! says `Compacted`, so nothing is missing.
+//!
+//! A watch that reports progress requests it from etcd twice a second. Older servers may report progress ahead of an event, so
+//! nothing of theirs is passed on.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,23 +19,28 @@ use std::time::Duration;
 
 use etcd_client::{EventType, GetOptions, ResponseHeader, WatchOptions, WatchResponse};
 use futures::{Stream, StreamExt};
-use kv::{Batch, Error, ErrorKind, Event, EventKind, Operation, Prev, Result, Revision, WatchStream};
+use kv::{
+    Batch, Error, ErrorKind, Event, EventKind, Operation, Prev, Progress, Result, Revision, WatchRequest, WatchStream,
+};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, interval};
 
 use crate::NAME;
 use crate::cluster::{Answer, Cluster, Resend};
 use crate::endpoint::Connection;
 use crate::error::watch_ended;
 use crate::seen::Freshness;
+use crate::version::reports_progress;
 use crate::wire::{self, Span};
 
 /// How many bytes of events wait for a watcher that does not read.
 const WAITING_BYTES: u32 = 8 << 20;
 /// What an event takes besides its bytes, about.
 const EVENT_BYTES: usize = 128;
+/// How often etcd is asked for its progress.
+const REPORT: Duration = Duration::from_millis(500);
 /// Before a watch is opened again, at first and at the most.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -41,10 +49,11 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 type Waiting = (Result<Batch>, Option<OwnedSemaphorePermit>);
 
 /// Opens a watch and sees to it from then on.
-pub(crate) async fn open(cluster: Arc<Cluster>, span: Span, start: Revision, prev: Prev) -> Result<WatchStream> {
+pub(crate) async fn open(cluster: Arc<Cluster>, span: Span, request: &WatchRequest) -> Result<WatchStream> {
     let (tell, told) = unbounded_channel();
     let room = Arc::new(Semaphore::new(WAITING_BYTES as usize));
-    let watcher = Watcher { cluster, span, prev, next: start, tell, room, cut_off: None, pause: FIRST_PAUSE };
+    let WatchRequest { start, prev, progress, .. } = *request;
+    let watcher = Watcher { cluster, span, prev, progress, next: start, tell, room, cut_off: None, pause: FIRST_PAUSE };
     let opened = watcher.open(watcher.cluster.deadline()).await?;
     let task = tokio::spawn(watcher.follow(opened)).abort_handle();
     Ok(Batches { told: Some(told), task }.boxed())
@@ -88,6 +97,8 @@ struct Opened {
     header: Option<ResponseHeader>,
     /// Not yet read from: it may say the end already.
     first: WatchResponse,
+    /// True if progress is wanted, and the server's reports can be believed.
+    reports: bool,
 }
 
 impl Answer for Opened {
@@ -112,6 +123,7 @@ struct Watcher {
     cluster: Arc<Cluster>,
     span: Span,
     prev: Prev,
+    progress: Progress,
     /// Everything before this revision was delivered.
     next: Revision,
     tell: UnboundedSender<Waiting>,
@@ -131,7 +143,7 @@ impl Watcher {
             Prev::Omit => options,
             Prev::Return => options.with_prev_key(),
         };
-        let work = |connection: Connection| create(connection, self.span.key.clone(), options.clone());
+        let work = |connection: Connection| create(connection, self.span.key.clone(), options.clone(), self.progress);
         self.cluster.call(Operation::Watch, Resend::Always, deadline, work).await
     }
 
@@ -164,7 +176,8 @@ impl Watcher {
 
     /// Delivers what comes over one connection until nothing more does.
     async fn drain(&mut self, opened: Opened) -> Cut {
-        let Opened { mut stream, first: mut response, .. } = opened;
+        let Opened { mut stream, first: mut response, reports, .. } = opened;
+        let mut reminder = interval(REPORT);
         loop {
             let mut batches = match self.take(&response) {
                 Ok(batches) => batches.into_iter(),
@@ -179,9 +192,19 @@ impl Watcher {
                 }
             }
             if response.events().is_empty() && !response.created() {
-                self.note_progress(&response);
+                self.note_progress(&response, reports);
             }
-            response = match stream.message().await {
+            let message = loop {
+                tokio::select! {
+                    message = stream.message() => break message,
+                    _ = reminder.tick(), if reports => {
+                        if let Err(error) = stream.request_progress().await {
+                            break Err(error);
+                        }
+                    }
+                }
+            };
+            response = match message {
                 Ok(Some(response)) => response,
                 Ok(None) => return Cut::Off(disconnected(self.next)),
                 Err(error) => return Cut::Off(disconnected(self.next).with_source(error)),
@@ -231,10 +254,13 @@ impl Watcher {
     }
 
     /// etcd says from time to time that all up to some revision was sent.
-    fn note_progress(&mut self, response: &WatchResponse) {
-        if let Some(header) = response.header() {
-            self.next = self.next.max(Revision::new(header.revision()).next());
+    fn note_progress(&mut self, response: &WatchResponse, reports: bool) {
+        let Some(header) = response.header() else { return };
+        let reached = Revision::new(header.revision());
+        if reports && reached >= self.next {
+            self.deliver(Batch::progress(reached), None);
         }
+        self.next = self.next.max(reached.next());
     }
 
     /// Opens the watch again, for as long as that is worth trying.
@@ -268,14 +294,23 @@ impl Watcher {
 }
 
 /// Asks for a watch and waits until etcd confirms it.
-async fn create(connection: Connection, key: Vec<u8>, options: WatchOptions) -> Result<Opened, etcd_client::Error> {
+async fn create(
+    connection: Connection,
+    key: Vec<u8>,
+    options: WatchOptions,
+    progress: Progress,
+) -> Result<Opened, etcd_client::Error> {
+    let reports = match progress {
+        Progress::Omit => false,
+        Progress::Report => reports_progress(connection.client().status().await?.version()),
+    };
     let mut stream = connection.watch().watch(key, Some(options)).await?;
     let first = stream.message().await?.ok_or_else(|| watch_ended("the connection was closed"))?;
     // A refusal, such as that of an old token, comes as a watch that is confirmed and ended at once.
     if first.canceled() && first.compact_revision() == 0 {
         return Err(watch_ended(first.cancel_reason()));
     }
-    Ok(Opened { stream, header: first.header().cloned(), first })
+    Ok(Opened { stream, header: first.header().cloned(), first, reports })
 }
 
 fn undecodable() -> Error {

@@ -50,6 +50,8 @@ pub enum Ability {
     PowerLoss,
     /// Reach the store over TCP, also at another address than its own ([`Fixture::servers`], [`Fixture::connect`]).
     Network,
+    /// Report the progress of a watch soon ([`kv::Progress`]).
+    Progress,
     /// Let the suite send signals to the processes that serve the store, and start them again
     /// ([`Fixture::servers`], [`Fixture::restart`]).
     Servers,
@@ -73,6 +75,7 @@ impl Ability {
             Self::Reopen => "this environment cannot open a store again",
             Self::Close => "this environment cannot close a store",
             Self::Measure => "this environment cannot measure a store",
+            Self::Progress => "this store does not report the progress of its watches",
             Self::Processes => "this environment has no other processes",
             Self::Embedded => "no process holds the data by itself",
             Self::Folder => "this environment does not say where a store is kept",

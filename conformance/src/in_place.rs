@@ -15,7 +15,7 @@ use crate::harness::{Ability, BoxError, Fixture, Harness};
 
 /// What can be done to the one store while cases take turns at it: nothing that writes to it past the case, and it is
 /// never new.
-const PASSED_ON: [Ability; 3] = [Ability::Reopen, Ability::Close, Ability::Measure];
+const PASSED_ON: [Ability; 4] = [Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress];
 
 /// How many keys of others an error names.
 const NAMED: usize = 3;

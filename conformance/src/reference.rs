@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 use futures::StreamExt;
 use kv::{
-    Error, Operation, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream,
+    Batch, Error, Operation, Progress, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
+    WatchRequest, WatchStream,
 };
 use tokio::sync::watch;
 
@@ -63,6 +64,10 @@ impl Store for Reference {
                         let from = batch.revision.next();
                         return Some((Ok(batch), Some((store, from, request, changed))));
                     }
+                    Ok(None) if request.progress == Progress::Report && store.model().revision() >= from => {
+                        let reached = store.model().revision();
+                        return Some((Ok(Batch::progress(reached)), Some((store, reached.next(), request, changed))));
+                    }
                     Ok(None) => changed.changed().await.ok()?,
                     Err(kind) => return Some((Err(Error::new(kind, Operation::Watch, NAME)), None)),
                 }
@@ -85,7 +90,7 @@ pub(crate) struct References;
 #[async_trait]
 impl Harness for References {
     fn abilities(&self) -> &[Ability] {
-        &[Ability::New, Ability::Reopen]
+        &[Ability::New, Ability::Reopen, Ability::Progress]
     }
 
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {

@@ -6,7 +6,7 @@ use crate::case::{Case, Group};
 use crate::groups::{
     basic, concurrency, crash, damage, disk, faults_access, faults_cluster, faults_network, faults_server,
     faults_watch, history, limits, power, processes, random, random_clients, range, recorded, revisions, txn,
-    txn_compare, watch, watch_load, watch_past,
+    txn_compare, watch, watch_load, watch_past, watch_progress,
 };
 use crate::harness::{Ability, Scene};
 
@@ -165,6 +165,9 @@ pub fn cases() -> Vec<Case> {
             W32 faults_watch::killed_server: W17 W13, needs Network Servers;
             W33 faults_watch::silent_network: W17, needs Network;
             W34 watch_load::many_stalled_watchers: W11 W8, runs alone;
+            W35 watch_progress::never_ahead: W18 W2;
+            W36 watch_progress::not_unasked: W18 W3;
+            W37 watch_progress::soon: W19 W18, needs Progress;
         }
         Concurrency {
             L01 concurrency::counter: S1 R2, beside others;

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use futures::StreamExt;
-use kv::{Batch, ErrorKind, Event, EventKind, Prev, Revision, WatchRequest, WatchStream};
+use kv::{Batch, ErrorKind, Event, EventKind, Prev, Progress, Revision, WatchRequest, WatchStream};
 
 use crate::expect::{Checked, Failure, OfRule, holds, same};
 use crate::subject::{RECOVERY, within};
@@ -14,6 +14,8 @@ pub(crate) struct Watcher {
     request: WatchRequest,
     next: Revision,
     time: Option<SystemTime>,
+    /// The last progress that was reported.
+    progress: Option<Revision>,
     patience: Duration,
     /// The rule that is broken if nothing comes.
     silence: &'static str,
@@ -22,7 +24,7 @@ pub(crate) struct Watcher {
 impl Watcher {
     pub(crate) fn new(stream: WatchStream, request: WatchRequest, patience: Duration) -> Self {
         let next = request.start;
-        Self { stream, request, next, time: None, patience, silence: "W2" }
+        Self { stream, request, next, time: None, progress: None, patience, silence: "W2" }
     }
 
     /// The same watch, while something is wrong: it may take as long as a store may take to notice and to recover.
@@ -35,6 +37,11 @@ impl Watcher {
     /// The revision from which on a new watch would go on.
     pub(crate) fn resume_from(&self) -> Revision {
         self.next
+    }
+
+    /// The last progress that was reported.
+    pub(crate) fn seen_progress(&self) -> Option<Revision> {
+        self.progress
     }
 
     /// The next batch, or the error that ends the watch.
@@ -83,8 +90,11 @@ impl Watcher {
     }
 
     fn check(&mut self, batch: &Batch) -> Checked {
-        holds("a batch has events", !batch.events.is_empty(), batch).of("W3")?;
-        holds(&format!("no batch before revision {}", self.next), batch.revision >= self.next, batch).of("W2")?;
+        let may_be_empty = self.request.progress == Progress::Report;
+        holds("a batch has events", may_be_empty || !batch.events.is_empty(), batch).of("W3")?;
+        let was_reported = self.progress >= Some(batch.revision);
+        let rule = if batch.is_progress() || was_reported { "W18" } else { "W2" };
+        holds(&format!("no batch before revision {}", self.next), batch.revision >= self.next, batch).of(rule)?;
         for event in &batch.events {
             same("the mod revision of an event", event.kv.mod_revision, batch.revision).of("W3")?;
             let wanted = self.request.range.contains(event.kv.key.as_bytes());
@@ -95,6 +105,9 @@ impl Watcher {
             holds("a commit's time is not before the one before it", now >= before, &(before, now)).of("W15")?;
         }
         self.time = batch.time.or(self.time);
+        if batch.is_progress() {
+            self.progress = Some(batch.revision);
+        }
         self.next = batch.revision.next();
         Ok(())
     }

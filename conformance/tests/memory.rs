@@ -26,7 +26,7 @@ fn open(table: &MemoryTable) -> Result<Arc<MvccStore>, BoxError> {
 #[async_trait]
 impl Harness for Memory {
     fn abilities(&self) -> &[Ability] {
-        &[Ability::New, Ability::Reopen, Ability::Close, Ability::Measure]
+        &[Ability::New, Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress]
     }
 
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use futures::stream::unfold;
 use kv::{
-    Batch, Event, EventKind, Key, Kv, Operation, Prev, Range, Result, Revision, Value, WatchRequest, WatchStream,
+    Batch, Event, EventKind, Key, Kv, Operation, Prev, Progress, Range, Result, Revision, Value, WatchRequest,
+    WatchStream,
 };
 use tokio::sync::watch;
 
@@ -31,10 +32,18 @@ const SLICE_BYTES: usize = 1024 * 1024;
 /// Watches a checked request.
 pub(crate) fn watch(inner: Arc<Inner>, request: WatchRequest) -> WatchStream {
     let published = inner.published.subscribe();
-    let WatchRequest { range, start, prev, .. } = request;
+    let WatchRequest { range, start, prev, progress, .. } = request;
     let cursor = Cursor { next: Place::first_of(start.get().unsigned_abs()), partial: None };
-    let watcher =
-        Watcher { inner, published, range: Arc::new(range), prev, cursor, ready: VecDeque::new(), end: End::Open };
+    let watcher = Watcher {
+        inner,
+        published,
+        range: Arc::new(range),
+        prev,
+        progress,
+        cursor,
+        ready: VecDeque::new(),
+        end: End::Open,
+    };
     unfold(watcher, |mut watcher| async move { watcher.next().await.map(|item| (item, watcher)) }).boxed()
 }
 
@@ -43,6 +52,7 @@ struct Watcher {
     published: watch::Receiver<Published>,
     range: Arc<Range>,
     prev: Prev,
+    progress: Progress,
     cursor: Cursor,
     ready: VecDeque<Batch>,
     end: End,
@@ -102,7 +112,13 @@ impl Watcher {
             .inner
             .blocking(Operation::Watch, move |inner, table| look(table, inner.name, &range, prev, cursor))
             .await?;
+        let newest = revision(found.newest);
+        let is_quiet = found.ready.back().is_none_or(|batch| batch.revision < newest);
+        let has_all = found.cursor.partial.is_none() && found.cursor.next.revision > found.newest;
         (self.ready, self.cursor) = (found.ready, found.cursor);
+        if self.progress == Progress::Report && has_all && is_quiet {
+            self.ready.push_back(Batch::progress(newest));
+        }
         Ok(())
     }
 }

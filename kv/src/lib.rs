@@ -22,7 +22,7 @@ pub use error::{Auth, Error, ErrorKind, InvalidArgument, Operation, Outcome, Res
 pub use ext::{Snapshot, StoreExt};
 pub use key::{Key, Range, Revision, Value};
 pub use pages::Pages;
-pub use request::{Compare, CompareOp, Content, Op, Prev, RangeRequest, Target, Txn, TxnRange, WatchRequest};
+pub use request::{Compare, CompareOp, Content, Op, Prev, Progress, RangeRequest, Target, Txn, TxnRange, WatchRequest};
 pub use response::{Batch, Event, EventKind, Kv, OpResult, RangeResponse, TxnResponse};
 pub use store::{Store, WatchStream};
 pub use transact::{Attempts, Committed, Deadline, TransactOptions, Transaction};

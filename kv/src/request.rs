@@ -26,6 +26,17 @@ pub enum Prev {
     Return,
 }
 
+/// Whether a watch reports how far it has come while nothing happens in its range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Progress {
+    /// It does not.
+    #[default]
+    Omit,
+    /// It does, by batches without events.
+    Report,
+}
+
 /// A read: a range of keys at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -303,18 +314,27 @@ pub struct WatchRequest {
     pub start: Revision,
     /// Whether events bring along what was there before.
     pub prev: Prev,
+    /// Whether the watch reports its progress.
+    pub progress: Progress,
 }
 
 impl WatchRequest {
     /// Events of `range` from `start` on, inclusive.
     pub fn new(range: Range, start: Revision) -> Self {
-        Self { range, start, prev: Prev::Omit }
+        Self { range, start, prev: Prev::Omit, progress: Progress::Omit }
     }
 
     /// Whether events bring along what was there before.
     #[must_use]
     pub fn with_prev(mut self, prev: Prev) -> Self {
         self.prev = prev;
+        self
+    }
+
+    /// Whether the watch reports its progress.
+    #[must_use]
+    pub fn with_progress(mut self, progress: Progress) -> Self {
+        self.progress = progress;
         self
     }
 }

@@ -96,7 +96,8 @@ pub struct Event {
     pub prev: Option<Kv>,
 }
 
-/// All events of one revision that a watch is about, in the order in which they happened.
+/// All events of one revision that a watch is about, in the order in which they happened; or the progress of a watch that has no
+/// event for a while ([`is_progress`](Self::is_progress)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Batch {
@@ -104,6 +105,18 @@ pub struct Batch {
     pub revision: Revision,
     /// When it was committed, as far as the store knows. It never goes back from one revision to the next.
     pub time: Option<SystemTime>,
-    /// The events; at least one.
+    /// The events; at least one, save in a report of progress.
     pub events: Vec<Event>,
+}
+
+impl Batch {
+    /// A report that a watch has delivered all events of its range up to this revision.
+    pub fn progress(revision: Revision) -> Self {
+        Self { revision, time: None, events: Vec::new() }
+    }
+
+    /// True for a report of progress, which only a watch with [`Progress::Report`](crate::Progress::Report) gives.
+    pub fn is_progress(&self) -> bool {
+        self.events.is_empty()
+    }
 }

@@ -11,7 +11,7 @@ use crate::key::Revision;
 use crate::request::{RangeRequest, Txn, WatchRequest};
 use crate::response::{Batch, RangeResponse, TxnResponse};
 
-/// What [`Store::watch`] returns: one item for each revision with events, until a terminal error.
+/// The items of [`Store::watch`]: one for each revision with events, reports of progress if requested, and at last a terminal error.
 ///
 /// The stream owns all it needs. Dropping it ends the watch.
 pub type WatchStream = BoxStream<'static, Result<Batch>>;

@@ -54,7 +54,7 @@ struct Fresh {
 #[async_trait]
 impl Harness for Site {
     fn abilities(&self) -> &[Ability] {
-        &[Ability::New, Ability::Reopen, Ability::Measure]
+        &[Ability::New, Ability::Reopen, Ability::Measure, Ability::Progress]
     }
 
     async fn fresh(&self) -> std::result::Result<Box<dyn Fixture>, BoxError> {

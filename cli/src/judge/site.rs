@@ -109,10 +109,10 @@ fn remove_store(path: &Path) -> io::Result<()> {
 impl Harness for NewStores {
     fn abilities(&self) -> &[Ability] {
         match self {
-            Self::Memory => &[Ability::New, Ability::Close],
+            Self::Memory => &[Ability::New, Ability::Close, Ability::Progress],
             Self::Below(_) => {
-                use Ability::{Close, Embedded, Folder, Measure, New, Processes, Reopen};
-                &[New, Reopen, Close, Measure, Processes, Embedded, Folder]
+                use Ability::{Close, Embedded, Folder, Measure, New, Processes, Progress, Reopen};
+                &[New, Reopen, Close, Measure, Processes, Embedded, Folder, Progress]
             }
         }
     }

@@ -110,6 +110,7 @@ pub fn broken() -> Vec<Broken> {
         way::<watches::WatchesTooMuch>("watches a prefix where one key was asked for", "W16_filters", "W4"),
         way::<watches::NoPrev>("never brings what was there before", "W03_what_was_before", "W6"),
         way::<watches::DropsForTheSlow>("drops events that nobody fetches in time", "W19_stalled_watcher", "W11"),
+        way::<watches::RunsAhead>("reports progress ahead of an event", "W35_never_ahead", "W18"),
         way::<watches::LeaksTasks>("leaves a task behind for each watch", "W20_dropped_watches", "W12"),
     ]
 }

@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use futures::{Stream, StreamExt, stream};
-use kv::{Batch, ErrorKind, EventKind, Prev, Range, RangeRequest, Result, Revision, Store, WatchRequest, WatchStream};
+use kv::{
+    Batch, ErrorKind, EventKind, Prev, Progress, Range, RangeRequest, Result, Revision, Store, WatchRequest,
+    WatchStream,
+};
 use tokio::sync::mpsc;
 
 use super::Twist;
@@ -162,6 +165,21 @@ impl Twist for DropsForTheSlow {
             }
         });
         Ok(fetched.boxed())
+    }
+}
+
+/// Gives a report of progress before the events that it is about.
+#[derive(Debug, Default)]
+pub(super) struct RunsAhead;
+
+#[async_trait]
+impl Twist for RunsAhead {
+    async fn watch(&self, inner: &Arc<dyn Store>, request: WatchRequest) -> Result<WatchStream> {
+        let reports = request.progress == Progress::Report;
+        Ok(change(inner.watch(request).await?, move |batch| {
+            let early = (reports && !batch.is_progress()).then(|| Batch::progress(batch.revision));
+            early.into_iter().chain([batch])
+        }))
     }
 }
 

@@ -26,4 +26,5 @@ pub(crate) mod txn_compare;
 pub(crate) mod watch;
 pub(crate) mod watch_load;
 pub(crate) mod watch_past;
+pub(crate) mod watch_progress;
 pub(crate) mod workload;

@@ -76,8 +76,8 @@ async fn open(way: Way, path: &Path, wait: Duration) -> Result<Arc<MvccStore>> {
 #[async_trait]
 impl Harness for InFile {
     fn abilities(&self) -> &[Ability] {
-        use Ability::{Close, Damage, Embedded, Folder, Measure, New, Processes, Reopen, Trace};
-        &[New, Reopen, Close, Measure, Processes, Embedded, Folder, Damage, Trace]
+        use Ability::{Close, Damage, Embedded, Folder, Measure, New, Processes, Progress, Reopen, Trace};
+        &[New, Reopen, Close, Measure, Processes, Embedded, Folder, Damage, Trace, Progress]
     }
 
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {

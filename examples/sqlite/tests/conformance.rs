@@ -32,8 +32,8 @@ async fn open(path: &Path, wait: Duration) -> kv::Result<Arc<MvccStore>> {
 #[async_trait]
 impl Harness for Sqlite {
     fn abilities(&self) -> &[Ability] {
-        use Ability::{Close, Embedded, Folder, Measure, New, Processes, Reopen};
-        &[New, Reopen, Close, Measure, Processes, Embedded, Folder]
+        use Ability::{Close, Embedded, Folder, Measure, New, Processes, Progress, Reopen};
+        &[New, Reopen, Close, Measure, Processes, Embedded, Folder, Progress]
     }
 
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {

@@ -33,9 +33,9 @@ fn may_mount() -> bool {
 }
 
 /// What can be done with a store in a folder; the last only where one may.
-const ABILITIES: [Ability; 11] = {
-    use Ability::{Close, Damage, Embedded, Folder, Format, Measure, Mount, New, Processes, Reopen, Trace};
-    [New, Reopen, Close, Measure, Processes, Embedded, Folder, Damage, Format, Trace, Mount]
+const ABILITIES: [Ability; 12] = {
+    use Ability::{Close, Damage, Embedded, Folder, Format, Measure, Mount, New, Processes, Progress, Reopen, Trace};
+    [New, Reopen, Close, Measure, Processes, Embedded, Folder, Damage, Format, Trace, Progress, Mount]
 };
 
 struct OnDisk<E>(E);

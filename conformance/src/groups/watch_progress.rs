@@ -1,0 +1,75 @@
+//! Watches that report how far they have come.
+
+use std::time::{Duration, Instant};
+
+use kv::{Op, Progress, Range, Revision, StoreExt, WatchRequest};
+
+use crate::expect::{Checked, Failure, OfRule, holds, same};
+use crate::subject::{Handle, Subject};
+use crate::watcher::Watcher;
+
+/// How long a store may take that reports progress (W19).
+const SOON: Duration = Duration::from_secs(1);
+
+async fn reporting(t: &Handle, range: Range, start: Revision) -> Checked<Watcher> {
+    t.watcher_of(WatchRequest::new(range, start).with_progress(Progress::Report)).await
+}
+
+/// Two writers: one in the range, one outside of it. Whatever the watch reports, no event comes after a report at or above its
+/// revision, which the watcher checks; and every event comes.
+pub(crate) async fn never_ahead(t: Subject) -> Checked {
+    const WRITES: usize = 200;
+    let base = t.revision().await?;
+    let mut watcher = reporting(&t, Range::prefix("p/"), base.next()).await?;
+    let writer = t.another().await?;
+    let within = tokio::spawn(async move { writer.write_all(WRITES, |i| Op::put("p/k", format!("{i}"))).await });
+    let writer = t.another().await?;
+    let beside = tokio::spawn(async move { writer.write_all(WRITES, |i| Op::put("q/k", format!("{i}"))).await });
+    let mut events = 0;
+    while events < WRITES {
+        let batch = watcher.next().await?;
+        events += batch.events.len();
+    }
+    within.await??;
+    beside.await??;
+    // The watch goes on in the same way after its start in the past.
+    let mut again = reporting(&t, Range::prefix("p/"), base.next()).await?;
+    let mut events = 0;
+    while events < WRITES {
+        events += again.next().await?.events.len();
+    }
+    same("the events of the watch from the past", events, WRITES).of("W2")
+}
+
+/// A watch without the wish sees events only.
+pub(crate) async fn not_unasked(t: Subject) -> Checked {
+    let base = t.put("p/k", "v").await?;
+    let mut watcher = t.watcher(Range::prefix("p/"), base.next()).await?;
+    for i in 0..20 {
+        t.put("q/k", format!("{i}")).await?;
+    }
+    let last = t.put("p/k", "last").await?;
+    same("the next batch", watcher.next().await?.revision, last).of("W18")
+}
+
+/// What was read a second ago is reported, again and again.
+pub(crate) async fn soon(t: Subject) -> Checked {
+    let base = t.put("p/k", "v").await?;
+    let mut watcher = reporting(&t, Range::prefix("p/"), base.next()).await?;
+    for round in 0..3 {
+        let mut wanted = t.put("q/k", format!("{round}")).await?;
+        if round == 2 {
+            wanted = t.put("p/k", "in the range").await?;
+        }
+        let begun = Instant::now();
+        while watcher.resume_from() <= wanted {
+            watcher.next().await?;
+        }
+        let took = begun.elapsed();
+        holds("progress within a second", took < SOON, &took).of("W19")?;
+    }
+    let Some(seen) = watcher.seen_progress() else {
+        return Err(Failure::new("a watch with progress", "a report", "none")).of("W19");
+    };
+    holds("a report at or after the first write beside", seen > base, &seen).of("W19")
+}
