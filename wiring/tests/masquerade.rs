@@ -185,12 +185,14 @@ struct Talk {
 
 fn talk(from: &Netns, to: &Netns, target: &str) -> Talk {
     let target = ip(target);
-    let server = to.inside(|| UdpSocket::bind(SocketAddr::new(target, 7000)).unwrap());
+    // A port of the kernel's choice: a process that another test has just forked may hold the last one for a moment.
+    let server = to.inside(|| UdpSocket::bind(SocketAddr::new(target, 0)).unwrap());
+    let port = server.local_addr().unwrap().port();
     let any = if target.is_ipv4() { "0.0.0.0" } else { "::" };
     let client = from.inside(|| UdpSocket::bind(SocketAddr::new(ip(any), 0)).unwrap());
     server.set_read_timeout(Some(PATIENCE)).unwrap();
     client.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-    client.send_to(b"there", (target, 7000)).unwrap();
+    client.send_to(b"there", (target, port)).unwrap();
     let mut buffer = [0; 16];
     let (_, seen) = server.recv_from(&mut buffer).unwrap_or_else(|error| panic!("nothing came to {target}: {error}"));
     let answered = match server.send_to(b"back", seen) {

@@ -1,4 +1,4 @@
-//! Files that say who we are and whom to trust.
+//! Files with the credentials of the plugin and of the servers that it trusts.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -9,9 +9,13 @@ use nix::libc::O_NONBLOCK;
 use nix::unistd::geteuid;
 
 use super::problem::Problem;
+use crate::error::CniError;
 
 /// Far more than any of these files has, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
+const KUBERNETES: &str =
+    "with this file the plugin logs in to the Kubernetes API, or knows that API: only its owner may write to it";
+const ETCD: &str = "with this file the plugin logs in to etcd, or knows that etcd: only its owner may write to it";
 /// The bits of a mode with which others than the owner may write.
 const WRITABLE: u32 = 0o022;
 
@@ -24,7 +28,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Problem> {
     };
     // A pipe would be waited for.
     let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path).map_err(unreadable)?;
-    check(path, &file).map_err(unreadable)??;
+    check(path, &file, KUBERNETES).map_err(unreadable)??;
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > MAX_BYTES {
@@ -36,15 +40,22 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Problem> {
     Ok(bytes)
 }
 
-fn check(path: &Path, file: &File) -> io::Result<Result<(), Problem>> {
+/// The same check of a file with etcd's key or certificates, which others read. A file that cannot be opened is theirs to report.
+pub(crate) fn check_owner(path: &Path) -> crate::error::Result<()> {
+    let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path);
+    match opened.and_then(|file| check(path, &file, ETCD)) {
+        Ok(Err(Problem { code, what, advice })) => Err(CniError::new(code, what).with_details(advice)),
+        Ok(Ok(())) | Err(_) => Ok(()),
+    }
+}
+
+fn check(path: &Path, file: &File, why: &str) -> io::Result<Result<(), Problem>> {
     let about = file.metadata()?;
     let (shown, owner) = (path.display(), about.uid());
     if !about.is_file() {
         return Err(io::Error::other("this is no file"));
     }
     let remedy = format!("chown root {shown} && chmod go-w {shown}");
-    let why =
-        "with this file the plugin logs in to the Kubernetes API, or knows that API: only its owner may write to it";
     Ok(if about.mode() & WRITABLE != 0 {
         Err(Problem::new(format!("others than its owner may write to {shown}; run: chmod go-w {shown}"), why))
     } else if owner != 0 && owner != geteuid().as_raw() {

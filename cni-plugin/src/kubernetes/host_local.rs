@@ -338,15 +338,16 @@ mod tests {
             routes.map(|routes| routes.iter().map(ToString::to_string).collect::<Vec<_>>())
         };
         let replaced = |ipam| routes(ipam, DefaultRoutes::Replaced);
-        let listed = r#"{"routes":[{"dst":"10.123.0.1/16","gw":"10.123.0.1"},{},{"dst":"fd00:99::/64"}]}"#;
+        let listed = r#"{"routes":[{"dst":"10.123.0.1/16","gw":"10.123.0.1"},{"dst":"fd00:99::/64"}]}"#;
         assert_eq!(replaced(listed).unwrap(), ["10.123.0.0/16", "fd00:99::/64"]);
         let kept = routes(listed, DefaultRoutes::Kept).unwrap();
         assert_eq!(kept, ["0.0.0.0/0", "::/0", "10.123.0.0/16", "fd00:99::/64"]);
-        for none in ["{}", r#"{"routes":null}"#, r#"{"routes":[]}"#, r#"{"routes":[{"gw":"10.0.0.1"}]}"#] {
+        for none in ["{}", r#"{"routes":null}"#, r#"{"routes":[]}"#] {
             assert_eq!(replaced(none).unwrap(), ["0.0.0.0/0", "::/0"], "{none}");
             assert_eq!(routes(none, DefaultRoutes::Kept).unwrap(), ["0.0.0.0/0", "::/0"], "{none}");
         }
         for (ipam, error) in [
+            (r#"{"routes":[{"gw":"10.0.0.1"}]}"#, "invalid CIDR address: <nil>"),
             (
                 r#"{"type":"host-local","subnet":"10.70.0.0/24","routes":"x"}"#,
                 "failed to parse host-local IPAM routes section; expecting list, not: map[routes:x subnet:10.70.0.0/24 type:host-local]",

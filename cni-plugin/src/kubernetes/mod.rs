@@ -32,6 +32,7 @@ use crate::netconf::NetConf;
 
 pub(crate) use annotations::{Allowed, Mac, PodFacts};
 pub(crate) use dial::Connection;
+pub(crate) use files::check_owner;
 pub(crate) use host_local::{DefaultRoutes, HostLocal, default_routes};
 pub(crate) use kubeconfig::check_kubeconfig;
 pub(crate) use launcher::{Instance, Launcher};

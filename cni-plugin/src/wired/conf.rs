@@ -1,4 +1,4 @@
-//! What a network's configuration says to the main plugin, beside what it says to the IPAM plugin.
+//! The main plugin's part of a network configuration.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -6,6 +6,7 @@ use std::path::Path;
 
 use crate::error::{CniError, Result};
 use crate::gojson::{Json, quoted};
+use crate::kubernetes;
 use crate::netconf::{Decoder, NetConf};
 
 /// Where Calico's node agent writes the MTU of the network.
@@ -118,7 +119,7 @@ impl Conf {
         });
     }
 
-    /// Notes a setting of the datastore that the IPAM plugin must have in its environment.
+    /// Notes a setting that the IPAM plugin must have in its environment.
     fn variable(&mut self, name: &str, value: &Json) {
         let variable = match name {
             "datastore_type" => "DATASTORE_TYPE",
@@ -129,6 +130,7 @@ impl Conf {
             "etcd_ca_cert_file" => "ETCD_CA_CERT_FILE",
             "etcd_authority" => "ETCD_AUTHORITY",
             "etcd_scheme" => "ETCD_SCHEME",
+            "calico_api_group" => "CALICO_API_GROUP",
             _ => return,
         };
         if let Json::String(text) = value
@@ -137,6 +139,17 @@ impl Conf {
             self.variables.retain(|(known, _)| *known != variable);
             self.variables.push((variable, text.clone()));
         }
+    }
+
+    /// Refuses etcd's key and certificates if others than their owner may write to the files: they could have the plugin trust
+    /// their etcd. A file that is missing is the datastore's to report.
+    ///
+    /// # Errors
+    /// The file, and the command that mends it.
+    pub(crate) fn check_credentials(&self) -> Result<()> {
+        let is_file = |name: &str| ["ETCD_KEY_FILE", "ETCD_CERT_FILE", "ETCD_CA_CERT_FILE"].contains(&name);
+        let files = self.variables.iter().filter(|(name, _)| is_file(name));
+        files.map(|(_, path)| kubernetes::check_owner(Path::new(path))).collect()
     }
 
     /// The MTU: the configuration's, else the one in Calico's file; 0 for the kernel's own.

@@ -72,6 +72,9 @@ impl<'a> Setup<'a> {
             conf.check_nodename_file(&invocation.host.nodename_file)?;
         }
         let is_add = call.verb == Verb::Add;
+        if is_add {
+            conf.check_credentials()?;
+        }
         let mtu = if is_add || call.verb == Verb::Check { conf.mtu()? } else { 0 };
         let device = if is_add { conf.device()? } else { Device::Veth };
         let args = match call.args.as_str() {

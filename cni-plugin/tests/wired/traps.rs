@@ -50,6 +50,7 @@ pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
         on(Kind::Redb, "second-network", "check_and_gc_of_a_second_network", check_and_gc_of_a_second_network),
         on(Kind::Etcd, "pod-restarted", "gc_spares_a_restarted_pod", gc_spares_a_restarted_pod),
         on(Kind::Redb, "plain", "gc_and_del_without_a_store", gc_and_del_without_a_store),
+        on(Kind::Etcd, "plain", "credentials_that_others_may_write", credentials_that_others_may_write),
     ]
     .into_iter()
 }
@@ -379,4 +380,15 @@ fn gc_and_del_without_a_store(stage: &mut Stage) {
         assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
     }
     shell("! ip link show calic1");
+}
+
+/// The writer of the file with etcd's authority chooses the etcd that the plugin trusts.
+fn credentials_that_others_may_write(stage: &mut Stage) {
+    stage.place.write("<files>/ca.crt", "a certificate");
+    shell(&format!("chmod 0666 {}", stage.place.root.join("files/ca.crt").display()));
+    let came = fails_in_time(stage, &first_call("plain", &[("stdin", "etcd_ca_cert_file", json!("<files>/ca.crt"))]));
+    let message = came.outcome["stdout"]["msg"].as_str().unwrap();
+    assert!(message.contains("others than its owner may write to") && message.contains("chmod go-w"), "{message}");
+    assert!(!format!("{}{}", came.outcome, came.stderr).contains("a certificate"));
+    nothing_left(stage, "after ADD");
 }
