@@ -123,7 +123,13 @@ fn compare(compare: PbCompare) -> Result<Compare, Status> {
         (1, Some(PbTargetUnion::CreateRevision(revision))) => Target::CreateRevision(Revision::new(revision)),
         (2, Some(PbTargetUnion::ModRevision(revision))) => Target::ModRevision(Revision::new(revision)),
         (VALUE, Some(PbTargetUnion::Value(value))) => Target::Value(Value::new(value)),
-        (4, _) => return Err(unsupported("a compare of leases")),
+        // No key has a lease, so the compare of one with 0 holds for all keys, or for none.
+        (4, union) => {
+            let given = if let Some(PbTargetUnion::Lease(lease)) = union { lease } else { 0 };
+            let below_all = Target::Version(-1);
+            let op = if op.holds(&0, &given) { CompareOp::Greater } else { CompareOp::Less };
+            return Ok(Compare::new(range(compare.key, compare.range_end)?, op, below_all));
+        }
         // A message without the number has zero.
         (0, None) => Target::Version(0),
         (1, None) => Target::CreateRevision(Revision::UNSET),

@@ -23,6 +23,8 @@ use etcd_client::proto::{
 };
 use kv::Revision;
 use tonic::service::Routes;
+use tonic::transport::Server;
+use tonic::transport::server::Router;
 
 pub use backing::{Backing, Identity, Sizes};
 
@@ -32,6 +34,13 @@ pub const VERSION: &str = "3.5.13";
 
 /// A request may have so many bytes, as with etcd: 1.5 MiB and some room for what surrounds keys and values.
 const MAX_REQUEST: usize = 1_572_864 + 512 * 1024;
+
+/// A connection may have so many streams that its client has given up and the server has not seen yet: a program that drops calls
+/// is no attack.
+const RESETS: usize = 10_000;
+
+/// A connection may have so many open streams. Clients that open one for each watch wait at the end of the default, 200.
+const STREAMS: u32 = 10_000;
 
 /// etcd's services over a store. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -55,6 +64,14 @@ impl Api {
         .add_service(PbLeaseServer::new(self.clone()))
         .add_service(PbClusterServer::new(self.clone()))
         .add_service(PbMaintenanceServer::new(self.clone()))
+    }
+
+    /// A server of gRPC with all services, for any connections. TCP connections need `set_nodelay`, which only the caller can set.
+    pub fn server(&self) -> Router {
+        Server::builder()
+            .max_concurrent_streams(STREAMS)
+            .http2_max_pending_accept_reset_streams(Some(RESETS))
+            .add_routes(self.routes())
     }
 
     /// The header of an answer at this revision.

@@ -9,7 +9,6 @@ use futures::stream::unfold;
 use kv_mvcc::{MemoryTable, MvccStore, Options};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tonic::transport::Server as Transport;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -57,11 +56,10 @@ impl Server {
         let address = listener.local_addr()?;
         let backing = Memory { store: Arc::clone(&store), url: format!("http://{address}") };
         let connections = unfold(listener, |listener| async {
-            let accepted = listener.accept().await.map(|(stream, _)| stream);
+            let accepted = listener.accept().await.and_then(|(stream, _)| stream.set_nodelay(true).map(|()| stream));
             Some((accepted, listener))
         });
-        let server = Transport::builder().tcp_nodelay(true).add_routes(Api::new(Arc::new(backing)).routes());
-        let task = tokio::spawn(server.serve_with_incoming(Box::pin(connections)));
+        let task = tokio::spawn(Api::new(Arc::new(backing)).server().serve_with_incoming(Box::pin(connections)));
         Ok(Self { address, store, task })
     }
 
