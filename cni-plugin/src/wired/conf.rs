@@ -148,8 +148,8 @@ impl Conf {
     /// The file, and the command that mends it.
     pub(crate) fn check_credentials(&self) -> Result<()> {
         let is_file = |name: &str| ["ETCD_KEY_FILE", "ETCD_CERT_FILE", "ETCD_CA_CERT_FILE"].contains(&name);
-        let files = self.variables.iter().filter(|(name, _)| is_file(name));
-        files.map(|(_, path)| kubernetes::check_owner(Path::new(path))).collect()
+        let mut files = self.variables.iter().filter(|(name, _)| is_file(name));
+        files.try_for_each(|(_, path)| kubernetes::check_owner(Path::new(path)))
     }
 
     /// The MTU: the configuration's, else the one in Calico's file; 0 for the kernel's own.
