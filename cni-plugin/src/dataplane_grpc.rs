@@ -49,7 +49,7 @@ pub(crate) struct GrpcDataplane {
     options: BTreeMap<String, String>,
 }
 
-/// What the program has made.
+/// The interfaces that the program has made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Made {
     /// The name of the interface on the host.

@@ -1,4 +1,4 @@
-//! What stands in annotations and configurations, as Go's libraries read it and as they print it in errors.
+//! Values in annotations and configurations, as Go's libraries read them and as they print them in errors.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::gojson::{Json, quoted};
 
-/// What Go says of a character, by what `serde_json` says of its place.
+/// Go's words about a character, by those of `serde_json` about its place.
 const SYNTAX_ERRORS: [(&str, &str); 10] = [
     ("trailing characters", "after top-level value"),
     ("expected value", "looking for beginning of value"),

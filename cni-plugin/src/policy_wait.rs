@@ -12,7 +12,7 @@ use crate::error::{CniError, Result};
 const FOLDER: &str = "/var/run/calico/endpoint-status";
 /// How often the file is looked for. A look costs a few microseconds, and Felix takes longer.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// What Go escapes in a part of a URL's path: all but letters, digits and these.
+/// The characters that Go escapes in a part of a URL's path: all but letters, digits and these.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')

@@ -13,7 +13,7 @@ use crate::allocator::{budget, ipam_on};
 use crate::error::CniError;
 use crate::request::StoreAt;
 
-/// What a session is for.
+/// The purpose of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// To assign.

@@ -1,4 +1,4 @@
-//! What the API needs of a store besides its keys.
+//! The API's needs of a store besides its keys.
 
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What etcd does with the answer of a read and a store does not: filters by revisions, orders, and a limit after both.
+//! The steps on a read's answer that etcd has and a store has not: revision filters, orders, and a limit after both.
 
 use std::cmp::Ordering;
 
@@ -71,7 +71,7 @@ impl Shape {
         if self.is_plain() { self.limit } else { 0 }
     }
 
-    /// What the store brings of each key.
+    /// The content that the store brings of each key.
     pub(crate) fn content_of_store(&self) -> Content {
         let sorts_by_value = matches!(self.sort, Some((By::Value, _)));
         match (self.count_only, self.keys_only) {

@@ -25,7 +25,7 @@ pub struct EndpointOf {
     pub namespace: String,
     /// The endpoint's name.
     pub name: String,
-    /// Whose the endpoint must be.
+    /// The owner that the endpoint must have.
     pub owner: EndpointOwner,
 }
 
@@ -112,7 +112,7 @@ impl Ipam {
     }
 }
 
-/// What a main plugin reads before it wires a container.
+/// The query of a main plugin before it wires a container.
 #[derive(Clone, Debug)]
 pub struct EndpointQuery {
     /// The namespace of the endpoints.
@@ -134,7 +134,7 @@ pub enum Pools {
     Read,
 }
 
-/// What the store has before a container is wired.
+/// The state of the store before a container is wired.
 #[derive(Clone, Debug)]
 pub struct Before {
     /// The flag of the cluster's document that says whether plugins may work; `None` without the document.

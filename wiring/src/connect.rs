@@ -27,7 +27,7 @@ const LINK_LOCAL_PATIENCE: Duration = Duration::from_secs(2);
 /// How long an interface stays down to get another link-local address.
 const DOWN: Duration = Duration::from_millis(50);
 
-/// What a container has got.
+/// The result of a container's wiring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wired {
     /// The MAC address of the container's end, in lower case with colons. It is the plan's, whole, if the plan has one.

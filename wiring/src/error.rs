@@ -1,4 +1,4 @@
-//! What can go wrong, in the words of Calico's plugin.
+//! Errors, in the words of Calico's plugin.
 
 use std::fmt;
 use std::io;
@@ -29,7 +29,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Error {
-    /// What failed, and why. An empty `what` leaves the reason alone.
+    /// An error of a failed step, and the reason. An empty `what` leaves the reason alone.
     pub(crate) fn failed(what: &str, reason: impl fmt::Display) -> Self {
         Self::Failed(if what.is_empty() { reason.to_string() } else { format!("{what}: {reason}") })
     }

@@ -59,7 +59,7 @@ impl Look {
         Ok(self.differences)
     }
 
-    /// What is on the host, looked at by a thread that is there.
+    /// The end on the host, looked at by a thread that is there.
     fn host_end(&mut self, host: &Socket) -> Result<Option<Link>, Error> {
         let name = self.plan.host_interface.clone();
         let Some(link) = find(host, &name)? else {
@@ -115,7 +115,7 @@ impl Look {
         Ok(Some(link))
     }
 
-    /// What must hold for both ends.
+    /// The conditions on both ends.
     fn link(&mut self, place: &str, link: &Link) {
         let name = &link.name;
         if !link.is_of_a_pair() {

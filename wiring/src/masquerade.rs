@@ -32,7 +32,7 @@ use crate::nftables::{self, Family, Rule};
 ///
 /// # Errors
 ///
-/// What the kernel refused, and what to do about it. Nothing has changed then.
+/// The refusal of the kernel, and the advice about it. Nothing has changed then.
 pub fn ensure(masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
     let socket = match Socket::open(NETLINK_NETFILTER) {
         Ok(socket) => socket,

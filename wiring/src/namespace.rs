@@ -91,7 +91,7 @@ pub(crate) type Outcome<T> = SyncSender<Result<T, Error>>;
 ///
 /// # Errors
 ///
-/// What the thread sends; `late` if it sends nothing before the deadline; that it panicked.
+/// The error that the thread sends; `late` if it sends nothing before the deadline; a panic of the thread.
 pub(crate) fn apart<T: Send + 'static>(
     deadline: Instant,
     late: impl FnOnce() -> Error,
@@ -111,7 +111,7 @@ pub(crate) fn apart<T: Send + 'static>(
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".to_owned())

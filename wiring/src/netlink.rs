@@ -34,7 +34,7 @@ pub(crate) struct Request {
     /// `NLM_F_ACK`, unless the kernel answers anyway.
     confirm: u16,
     body: Vec<u8>,
-    /// What has failed if the kernel refuses it.
+    /// The step that has failed if the kernel refuses it.
     failure: String,
 }
 
@@ -51,7 +51,7 @@ impl Request {
         Self { confirm: 0, ..Self::change(kind, 0, body) }
     }
 
-    /// What is to be said in front of the reason if the kernel refuses it. Without that, the reason stands alone.
+    /// The text in front of the reason if the kernel refuses it. Without that, the reason stands alone.
     pub(crate) fn or(mut self, failure: String) -> Self {
         self.failure = failure;
         self
@@ -74,7 +74,7 @@ impl Request {
     }
 }
 
-/// What the kernel answers to one request: what was asked for, or nothing, or why it refuses.
+/// The kernel's answer to one request: the reply, or nothing, or the reason of its refusal.
 pub(crate) type Answer = Result<Vec<u8>, Errno>;
 
 /// A socket to the kernel. It belongs to the network namespace in which it was opened, whichever thread uses it.

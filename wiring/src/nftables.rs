@@ -77,14 +77,14 @@ impl Family {
 /// A rule of the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// What goes there leaves as it is.
+    /// Packets to this network leave as they are.
     Keep(IpNet),
-    /// What comes from there leaves under the host's address.
+    /// Packets from this network leave under the host's address.
     Masquerade(IpNet),
 }
 
 impl Rule {
-    /// What nft shows beside the rule. Two rules with the same text are the same.
+    /// The text that nft shows beside the rule. Two rules with the same text are the same.
     fn comment(self) -> String {
         match self {
             Self::Keep(network) => format!("margay: keep what goes to {network}"),
@@ -150,7 +150,7 @@ fn masquerade() -> Expressions {
     Expressions::Other { expression_type: "masq".to_owned(), attributes: vec![flags] }
 }
 
-/// What changes a table to have exactly these rules, whatever it had.
+/// The requests that change a table to have exactly these rules, whatever it had.
 pub(crate) fn replace(family: Family, rules: &[Rule]) -> Vec<Request> {
     let table = family.table();
     let chain = ChainMessage {
@@ -179,7 +179,7 @@ pub(crate) fn replace(family: Family, rules: &[Rule]) -> Vec<Request> {
     requests
 }
 
-/// What removes a table. It is made first: to remove one that another process has just removed would fail.
+/// The requests that remove a table. The table is made first: the removal of one that is just gone would fail.
 pub(crate) fn remove(family: Family) -> Vec<Request> {
     let message = NfTablesMessage::DeleteTable(TableMessage { attributes: named() });
     let failure = format!("failed to remove the nftables table {}", family.table());

@@ -1,4 +1,4 @@
-//! What one container is to get.
+//! The plan of one container's network.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -7,12 +7,12 @@ use ipnet::IpNet;
 /// The next hop of a container's IPv4 routes. No machine has it: the host's end answers for every address.
 pub(crate) const IPV4_NEXT_HOP: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 
-/// What one container is to get.
+/// The plan of one container's network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The name of the end that stays on the host, for example `calic1`.
     pub host_interface: String,
-    /// What happens to an interface of that name that is there already.
+    /// The fate of an interface of that name that is there already.
     pub old_interface: OldInterface,
     /// The name of the end in the container, `CNI_IFNAME`.
     pub interface: String,
@@ -35,7 +35,7 @@ pub struct Plan {
     pub next_hop: NextHop,
 }
 
-/// What happens to an interface of the host that has the wanted name already.
+/// The fate of an interface of the host that has the wanted name already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OldInterface {
     /// It is removed, whatever it is: the name is this workload's alone.

@@ -1,4 +1,4 @@
-//! What the kernel tells of interfaces, addresses and routes.
+//! The kernel's replies about interfaces, addresses and routes.
 //!
 //! Only the few attributes that are needed are read, straight from the bytes: the whole parser of `netlink-packet-route`
 //! knows every kind of interface and traffic control, and would make a plugin nearly 400 KB larger.

@@ -324,7 +324,7 @@ fn without_the_right_to_it_an_error_says_so() {
     assert_eq!(done.status.code(), Some(1));
 }
 
-/// What that process does: nothing to masquerade is no error, and the rest is.
+/// The work of that process: nothing to masquerade is no error, and the rest is.
 fn try_without_power() -> ExitCode {
     let pools = nets(&["10.65.0.0/16"]);
     masquerade::ensure(&[], &pools).unwrap();

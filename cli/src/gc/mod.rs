@@ -53,7 +53,7 @@ struct Request<'r> {
 struct Found {
     location: Location,
     report: StoreReport,
-    /// What the node holds.
+    /// The holdings of the node.
     holdings: Holdings,
     /// What may be freed.
     ready: Vec<Allocation>,

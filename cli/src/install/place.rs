@@ -1,7 +1,7 @@
 //! A folder of plugins in which `calico-ipam`, or the main plugin `calico`, is or becomes Margay's.
 //!
-//! What is needed to go back is in the folder `.margay` in it, for the main plugin in `.margay-main`, so that it is on the same
-//! file system and goes where the plugins go:
+//! The files for the way back are in the folder `.margay` in it, for the main plugin in `.margay-main`, so that they
+//! are on the same file system and go where the plugins go:
 //!
 //! | File | Is |
 //! |---|---|

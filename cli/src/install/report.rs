@@ -310,7 +310,7 @@ pub(crate) fn undone(roles: &[Role], changes: &[Change], path: &PluginPath) -> R
     })
 }
 
-/// What to tell if calls run Margay's main plugin and Margay's plugin for addresses, but these are not one file and could be.
+/// A warning if calls run Margay's main plugin and its plugin for addresses, but these are not one file and could be.
 pub(crate) fn apart(path: &PluginPath) -> Option<String> {
     let ours = |role| {
         let file = path.first(role)?;

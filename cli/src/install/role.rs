@@ -18,7 +18,7 @@ impl Role {
         }
     }
 
-    /// What Margay's program calls itself when it is called by that name.
+    /// The name of Margay's program for itself when it is called by that name.
     pub(crate) fn own_name(self) -> &'static str {
         match self {
             Self::Ipam => "margay-ipam",
@@ -50,7 +50,7 @@ impl Role {
         }
     }
 
-    /// What Margay's plugin would do with a network.
+    /// The failure of Margay's plugin on a network that it is of no use with, as it goes on after "could".
     pub(crate) fn would(self) -> &'static str {
         match self {
             Self::Ipam => "give no address",

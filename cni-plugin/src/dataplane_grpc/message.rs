@@ -53,7 +53,7 @@ impl IpConfig {
     }
 }
 
-/// Whose interface it is: the endpoint, and a pod's annotations.
+/// The owner of the interface: the endpoint, and a pod's annotations.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct WorkloadIds {
     #[prost(string, tag = "1")]

@@ -13,7 +13,7 @@ use super::*;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// What a server says to a call.
+/// The answer of a server to a call.
 #[derive(Clone)]
 enum Reply {
     /// A message.

@@ -1,4 +1,4 @@
-//! What a pod's endpoint is made of, from the pod, its namespace and the features that the configuration allows.
+//! The parts of a pod's endpoint, from the pod, its namespace and the features that the configuration allows.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -25,7 +25,7 @@ const WITH_POOLS: [&str; 2] = ["calico-ipam", "margay-ipam"];
 /// The names of accounts that are shorter than this become a label, in bytes.
 const LONGEST_LABEL: usize = 63;
 
-/// What the configuration says about annotations.
+/// The settings of the configuration about annotations.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Allowed<'a> {
     /// `ipam.type`.
@@ -42,7 +42,7 @@ impl Allowed<'_> {
     }
 }
 
-/// What the endpoint of a pod is made of.
+/// The parts of a pod's endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodFacts {
     /// The pod's labels, and those that Calico adds: `projectcalico.org/namespace`, `projectcalico.org/orchestrator` and, if

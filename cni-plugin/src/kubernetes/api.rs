@@ -31,18 +31,18 @@ pub(super) const CHECK_ADDRESS: &str = "check that the Kubernetes API runs, and 
 /// Where the API is, and how it lets us in.
 pub(super) struct Api {
     pub(super) way: Way,
-    /// What stands before the path of a request.
+    /// The text before the path of a request.
     pub(super) prefix: String,
     pub(super) login: Login,
     /// The name that requests are sent under.
     pub(super) agent: &'static str,
     /// The connection of the request before.
     pub(super) kept: Option<SendRequest<Empty<Bytes>>>,
-    /// What must not be in any text.
+    /// The secret that must not be in any text.
     pub(super) secret: String,
 }
 
-/// What the API said.
+/// An answer of the API.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) status: StatusCode,
@@ -51,7 +51,7 @@ pub(super) struct Answer {
     pause: Option<Duration>,
 }
 
-/// What the API says if it refuses.
+/// The answer of the API if it refuses.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Status {

@@ -1,4 +1,4 @@
-//! What the main plugin asks the Kubernetes API, on one connection.
+//! The main plugin's requests to the Kubernetes API, on one connection.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -122,7 +122,7 @@ impl Way {
         self.proxy.is_some() && !self.address.is_https
     }
 
-    /// What is spoken to first: the proxy or the server itself.
+    /// The address of the first peer: the proxy or the server itself.
     pub(super) fn first(&self) -> &Address {
         self.proxy.as_ref().map_or(&self.address, |proxy| &proxy.address)
     }

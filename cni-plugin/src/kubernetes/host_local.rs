@@ -7,12 +7,12 @@ use crate::error::{CniError, Result};
 use crate::gojson::Json;
 use crate::govalues;
 
-/// What a subnet says, in any case, for the node's range of a family; and the network that stands for it on DEL.
+/// The text of a subnet, in any case, for the node's range of a family; and the network that stands for it on DEL.
 const PLACEHOLDERS: [(&str, &str); 2] = [("usePodCidr", "0.0.0.0/0"), ("usePodCidrIPv6", "::/0")];
 const V4: usize = 0;
 const V6: usize = 1;
 
-/// What becomes of the default routes if the configuration has routes.
+/// The fate of the default routes if the configuration has routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DefaultRoutes {
     /// The container has only the configured routes.
@@ -236,7 +236,7 @@ mod tests {
         HostLocal::new(&Json::parse(format!(r#"{{"name":"k8s-net","ipam":{ipam}}}"#).as_bytes()).unwrap())
     }
 
-    /// What host-local is given on ADD, and on DEL.
+    /// The configuration that host-local is given on ADD, and on DEL.
     fn given(ipam: &str, cidrs: &[&str]) -> (Result<String>, String) {
         let conf = host_local(ipam).unwrap();
         assert!(conf.wants_pod_cidrs(), "{ipam}");

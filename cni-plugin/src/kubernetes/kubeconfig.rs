@@ -84,7 +84,7 @@ struct User {
 impl Kubernetes {
     /// Where to ask, with everything read that stands in files. Requests are sent under the name `agent`.
     ///
-    /// What the configuration sets beats what stands in the kubeconfig, as for Kubernetes's own client: another server has
+    /// The configuration beats the kubeconfig in all that it sets, as for Kubernetes's own client: another server has
     /// its own name in its certificate, and another authority is there to be asked.
     pub(super) fn access(&self, agent: &'static str) -> Result<Api, Problem> {
         let (mut cluster, mut user) = match (self.kubeconfig.as_os_str().is_empty(), self.api_root.is_empty()) {

@@ -9,7 +9,7 @@ use hyper::header::HeaderValue;
 use super::files;
 use super::problem::Problem;
 
-/// What a kubeconfig gives its user beside certificates.
+/// The login that a kubeconfig gives its user beside certificates.
 pub(super) enum Login {
     /// Nothing.
     Unnamed,
@@ -28,7 +28,7 @@ pub(super) struct Credential {
 }
 
 impl Login {
-    /// What to send with the next request.
+    /// The credential to send with the next request.
     pub(super) fn credential(&self) -> Result<Option<Credential>, Problem> {
         let (scheme, secret) = match self {
             Self::Unnamed => return Ok(None),

@@ -67,7 +67,7 @@ pub(super) fn pod_cidrs(text: &[u8]) -> Option<Vec<String>> {
     Some(Object::read(text)?.spec.pod_cidrs)
 }
 
-/// What is read of namespaces, pods and nodes.
+/// The parts of namespaces, pods and nodes that the plugin reads.
 #[derive(Deserialize)]
 struct Object {
     metadata: Metadata,

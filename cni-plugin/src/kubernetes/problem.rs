@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::error::Code;
 
-/// What is wrong, and what to do about it. No secret is kept in it.
+/// A problem, and the advice about it. No secret is kept in it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Problem {
     pub(super) code: Code,
@@ -15,12 +15,12 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    /// What somebody has to mend.
+    /// A problem that somebody has to mend.
     pub(super) fn new(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { code: Code::Internal, what: what.into(), advice: advice.into() }
     }
 
-    /// What may be gone a little later.
+    /// A problem that may be gone a little later.
     pub(super) fn passing(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { code: Code::TryAgain, ..Self::new(what, advice) }
     }

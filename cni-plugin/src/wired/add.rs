@@ -270,7 +270,7 @@ impl<'s, 'a> Add<'s, 'a> {
         }
     }
 
-    /// What is printed.
+    /// The text that ADD prints.
     ///
     /// # Errors
     /// A result before 0.3.0 without an address.

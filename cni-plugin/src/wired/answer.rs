@@ -1,4 +1,4 @@
-//! What ADD prints, in each version of CNI.
+//! The output of ADD, in each version of CNI.
 
 use serde_json::{Map, Value, json};
 
@@ -11,7 +11,7 @@ use crate::versions;
 /// The answer to an ADD.
 #[derive(Clone, Debug)]
 pub(super) struct Answer<'a> {
-    /// What IPAM assigned.
+    /// The result of IPAM.
     pub(super) assigned: &'a IpamResult,
     /// The interface on the host.
     pub(super) host_interface: &'a str,

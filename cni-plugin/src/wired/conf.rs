@@ -15,7 +15,7 @@ const MTU_FILE: &str = "/var/lib/calico/mtu";
 /// A configuration, read as Go reads it into Calico's structure; see [`NetConf`]. What is absent is empty.
 #[derive(Debug, Default)]
 pub(crate) struct Conf {
-    /// What both plugins read.
+    /// The part that both plugins read.
     pub(crate) net: NetConf,
     /// `ipam.type`.
     pub(crate) ipam_type: String,

@@ -96,7 +96,7 @@ impl IpamPlugin {
     }
 }
 
-/// What came of a plugin.
+/// The outcome of a plugin.
 struct Answer {
     status: Status,
     stdout: Vec<u8>,
@@ -187,7 +187,7 @@ impl IpamCall<'_> {
 }
 
 impl Answer {
-    /// What was printed, or the plugin's error as the main plugin passes it on.
+    /// The text that the plugin printed, or its error as the main plugin passes it on.
     fn judge(self) -> Result<Vec<u8>> {
         #[derive(Deserialize)]
         struct Error {

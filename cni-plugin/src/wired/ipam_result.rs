@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::error::{CniError, Result};
 
-/// What an IPAM plugin assigned. Routes, names of servers and interfaces are passed on as they are.
+/// The result of an IPAM plugin. Routes, names of servers and interfaces are passed on as they are.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct IpamResult {
     /// The addresses, with the masks that the plugin named.

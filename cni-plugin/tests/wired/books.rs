@@ -17,7 +17,7 @@ use crate::place::ETCD;
 use crate::record::Documents;
 use crate::server::Etcd;
 
-/// What a call waits for a store, and the store's owner for a call.
+/// The time that a call waits for a store, and the store's owner for a call.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The etcds that no case uses at the moment. Each runs until [`stop_all`].

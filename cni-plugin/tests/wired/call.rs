@@ -24,7 +24,7 @@ pub(crate) struct Call {
     pub(crate) stdin: String,
 }
 
-/// What came of a call.
+/// The outcome of a call.
 #[derive(Debug)]
 pub(crate) struct Came {
     /// `exit`, and `stdout` or `stdout_text`, as the recording has them.

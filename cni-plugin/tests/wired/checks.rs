@@ -125,7 +125,7 @@ fn exceptions_are_of_the_recording() {
     }
 }
 
-/// What a lie in one place of what the stand-in does is told as.
+/// The text that tells of a lie in one place of the stand-in's work.
 fn told(lie: impl Fn(&mut Stage, &mut Came, &Value) + Sync + 'static) -> String {
     let plugin = move |stage: &mut Stage, call: &Call, step: &Value| {
         let mut came = as_recorded(stage, call, step);

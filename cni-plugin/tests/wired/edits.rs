@@ -19,7 +19,7 @@ pub(crate) enum Edit {
     AsBefore,
     /// The call changes nothing of the state but settings that the container had before it.
     AsBeforeButSettings,
-    /// What stands there is as in another step of the case.
+    /// The value there is that of another step of the case.
     Copy(&'static [&'static str], usize),
     /// Exit status, output, calls of IPAM and state are those of another recorded step, with other texts.
     Like(&'static str, usize, &'static [(&'static str, &'static str)]),
@@ -29,7 +29,7 @@ pub(crate) enum Edit {
     TakenBack,
     /// A program tells another name to the Kubernetes API.
     CallsItself(&'static str, &'static str),
-    /// What the programs ask the API for in their requests, in the header `Accept`.
+    /// The programs' requests to the API have another header `Accept`.
     Accepts(&'static str, &'static str),
     /// A program asks the API nothing.
     AsksNothing(&'static str),
@@ -150,7 +150,7 @@ fn remove(value: &mut Value, path: &[&str]) -> Option<()> {
     }
 }
 
-/// What is expected of a call: what was recorded, with the exceptions in their order, as far as the mode shows it.
+/// The expected outcome of a call: the recorded one, with the exceptions in their order, as far as the mode shows it.
 pub(crate) fn expected(
     step: &Value,
     case: &str,

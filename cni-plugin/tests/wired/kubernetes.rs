@@ -18,7 +18,7 @@ struct Content {
     objects: Map<String, Value>,
     /// `forbidden`, `unauthorized`, or empty if it answers.
     mode: String,
-    /// What it was asked since the last look, as the recording has it.
+    /// The requests since the last look, as the recording has them.
     requests: Vec<Value>,
 }
 

@@ -1,4 +1,4 @@
-//! What is on a machine: interfaces, addresses, routes and settings, in the form of the recording.
+//! The state of a machine: interfaces, addresses, routes and settings, in the form of the recording.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -88,7 +88,7 @@ fn setting(path: &str) -> Value {
     }
 }
 
-/// What `ip` shows of this thread's network.
+/// The output of `ip` for this thread's network.
 #[derive(Debug)]
 struct Shown {
     links: Vec<Value>,

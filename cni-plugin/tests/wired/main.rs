@@ -54,7 +54,7 @@ impl Kind {
     }
 }
 
-/// What the main plugin finds as `calico-ipam`.
+/// The program that the main plugin finds as `calico-ipam`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Itself, so that it does IPAM's work in its own process.
@@ -63,7 +63,7 @@ pub(crate) enum Mode {
     Child,
 }
 
-/// What the cases are played on.
+/// The stages that the cases are played on.
 const STAGES: [(&str, Kind, Mode); 4] = [
     ("etcd/in_process", Kind::Etcd, Mode::InProcess),
     ("etcd/child", Kind::Etcd, Mode::Child),
@@ -122,7 +122,7 @@ fn replays() -> impl Iterator<Item = (String, Test)> {
     })
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()

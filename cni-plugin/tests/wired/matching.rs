@@ -11,7 +11,7 @@ pub(crate) const ANY: &str = "<any>";
 /// How Go's parser of JSON begins to complain. Only what stands before it is compared.
 const OF_GOS_PARSER: [&str; 3] = ["invalid character '", "unexpected end of JSON input", "json: cannot unmarshal "];
 
-/// What the numbered placeholders stand for. It is the same within a case, and no two stand for the same.
+/// The texts of the numbered placeholders. Each has one text within a case, and no two have the same.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bindings(BTreeMap<String, String>);
 
@@ -27,7 +27,7 @@ impl Bindings {
         }
     }
 
-    /// What a placeholder stands for, if it is known yet.
+    /// The text of a placeholder, if it is known yet.
     pub(crate) fn get(&self, placeholder: &str) -> Option<&str> {
         self.0.get(placeholder).map(String::as_str)
     }

@@ -1,4 +1,4 @@
-//! What no recording has: calls that are killed, many calls at once, CHECK, GC and STATUS, and a store that does not answer.
+//! Cases without a recording: killed calls, many calls at once, CHECK, GC and STATUS, and a store that does not answer.
 
 use std::collections::BTreeSet;
 use std::thread;

@@ -41,7 +41,7 @@ impl Forwarding {
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) root: PathBuf,
-    /// What each placeholder of a place stands for.
+    /// Each placeholder of a place, and the text for it.
     texts: Vec<(String, String)>,
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct Case {
     pub(crate) steps: Vec<Value>,
 }
 
-/// What a case has besides `start`.
+/// The parts of a case besides `start`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Setup {
@@ -91,8 +91,8 @@ pub(crate) fn is_call(step: &Value) -> bool {
 /// The parts of a step that tell what a call has left.
 pub(crate) const STATE: [&str; 4] = ["etcd", "host", "host_local_files", "netns"];
 
-/// What is compared of a recorded call, with nothing left to be understood by its absence. `before` is the state before the
-/// call: it stands where the recording says that nothing changed.
+/// The compared parts of a recorded call, with nothing left to be understood by its absence. `before` is the state
+/// before the call: it stands where the recording says that nothing changed.
 pub(crate) fn outcome(step: &Value, before: &Value) -> Value {
     let mut outcome = Map::new();
     for part in ["exit", "stdout", "stdout_text", "ipam_calls"] {

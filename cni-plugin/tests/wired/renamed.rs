@@ -51,7 +51,7 @@ impl Renamed {
             .collect()
     }
 
-    /// What came, with the recorded addresses in the place of ours.
+    /// The outcome, with the recorded addresses in the place of ours.
     pub(crate) fn applied(&self, came: &Value) -> Value {
         match came {
             Value::String(text) => self.text(text).into(),

@@ -31,7 +31,7 @@ const TOLD: usize = 15;
 /// Something that does what the plugin is asked for.
 pub(crate) type Plugin = dyn Fn(&mut Stage, &Call, &Value) -> Came + Sync;
 
-/// What a case is played on.
+/// The stage that a case is played on.
 pub(crate) struct Stage {
     pub(crate) place: Place,
     pub(crate) books: Books,

@@ -1,4 +1,4 @@
-//! What stands in `CNI_PATH` under an IPAM plugin's name: it notes its environment and standard input, and runs the plugin.
+//! The spy in `CNI_PATH` under an IPAM plugin's name: it notes its environment and standard input, and runs the plugin.
 //!
 //! It is this very program, which knows by the name that it is called by what it is to be.
 

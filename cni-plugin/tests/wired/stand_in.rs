@@ -170,7 +170,7 @@ fn wire(step: &Value, netns: &str, interface: &str, host: &str) {
     }
 }
 
-/// What the placeholders of a step stand for.
+/// The texts for the placeholders of a step.
 fn fillings(stage: &Stage, step: &Value, netns: &str, interface: &str) -> BTreeMap<String, String> {
     let text = step.to_string();
     let mut fillings = BTreeMap::from([("<time>".to_owned(), "2026-11-24T01:02:03Z".to_owned())]);

@@ -52,7 +52,7 @@ pub(crate) async fn not_unasked(t: Subject) -> Checked {
     same("the next batch", watcher.next().await?.revision, last).of("W18")
 }
 
-/// What was read a second ago is reported, again and again.
+/// A revision that was read a second ago is reported, again and again.
 pub(crate) async fn soon(t: Subject) -> Checked {
     let base = t.put("p/k", "v").await?;
     let mut watcher = reporting(&t, Range::prefix("p/"), base.next()).await?;

@@ -1,4 +1,4 @@
-//! What the main plugin reads that others have written: a configuration, an IPAM plugin's result, a kubeconfig, an endpoint.
+//! The main plugin's input from others: a configuration, an IPAM plugin's result, a kubeconfig, an endpoint.
 
 use std::net::IpAddr;
 

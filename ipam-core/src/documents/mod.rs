@@ -48,7 +48,7 @@ pub enum DocumentKind {
     Settings,
     /// The addresses, profiles and interface of a container or a pod.
     WorkloadEndpoint,
-    /// What the containers of a network accept.
+    /// The rules of the traffic that the containers of a network accept.
     Profile,
 }
 
@@ -108,7 +108,7 @@ impl DocumentKind {
         }
     }
 
-    /// What the keys of all documents of this kind begin with.
+    /// The common prefix of the keys of all documents of this kind.
     fn prefix(self, within: &Namespaces) -> Key {
         match (self, within) {
             (Self::Pool, _) => keys::resources_prefix(ResourceKind::IpPool),
@@ -152,7 +152,7 @@ pub enum DocumentError {
     Conflict(DocumentKind, String),
     /// It cannot be like this.
     Invalid(String),
-    /// What was asked for, such as `apply`, is not for documents of this kind.
+    /// The verb, such as `apply`, is not for documents of this kind.
     NotSupported(&'static str, DocumentKind, String),
 }
 

@@ -64,7 +64,7 @@ impl NodeEndpoint {
     }
 }
 
-/// What is to be freed, each with the endpoint that goes with it.
+/// The allocations to be freed, each with the endpoint that goes with it.
 ///
 /// An endpoint stays if the node holds another address for its container that is not freed, or if an interface of the machine
 /// has an address of the endpoint.

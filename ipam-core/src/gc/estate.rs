@@ -156,7 +156,7 @@ impl Estates {
 }
 
 impl Ipam {
-    /// What those nodes have that are `wanted`, as of one revision, and their endpoints as they are after that. Read in pages.
+    /// The estates of the `wanted` nodes as of one revision, with their endpoints as of after that, read in pages.
     ///
     /// # Errors
     /// Those of the store. Damaged blocks are passed over, and the log says so.

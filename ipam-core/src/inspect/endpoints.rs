@@ -24,7 +24,7 @@ use crate::vm::is_vms;
 /// An address is assigned before its endpoint is stored. What is younger may be about to get one.
 const YOUNG: Duration = Duration::MINUTE;
 
-/// What is remembered of the endpoints.
+/// The notes about the endpoints.
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
     notes: Vec<Note>,
@@ -49,7 +49,7 @@ struct Note {
     pod: String,
 }
 
-/// What the blocks say of an address that an endpoint lists; what comes later outweighs what comes before.
+/// The standing of an address that an endpoint lists, by the blocks; a later variant outweighs an earlier one.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Standing {
     /// No block holds it.
@@ -184,7 +184,7 @@ impl Endpoints {
 }
 
 impl Note {
-    /// What an entry of a block says of an address that the endpoint lists.
+    /// The standing of an address that the endpoint lists, by an entry of a block.
     fn standing(&self, entry: &Attribute) -> Standing {
         if entry.released_at().is_some() {
             return Standing::Resting;

@@ -1,4 +1,4 @@
-//! What Calico accepts in a stored endpoint, and its words for what it does not accept.
+//! Calico's rules for a stored endpoint, and its words for an endpoint that breaks them.
 
 use super::endpoint::{EndpointFacts, LABEL_NAMESPACE, LABEL_ORCHESTRATOR};
 use super::workload::workload_endpoint_name;

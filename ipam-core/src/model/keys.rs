@@ -194,7 +194,7 @@ pub fn parse_workload_endpoint(key: &Key) -> Option<(&str, &str)> {
     Some((one_segment(namespace)?, one_segment(name)?))
 }
 
-/// What the keys of all workloads' endpoints begin with.
+/// The common prefix of the keys of all workloads' endpoints.
 pub fn workload_endpoints_prefix() -> Key {
     format!("{RESOURCES}{WORKLOAD_ENDPOINTS}/").into()
 }
@@ -209,7 +209,7 @@ pub fn parse_profile(key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(RESOURCES)?.strip_prefix(PROFILES)?.strip_prefix('/')?)
 }
 
-/// What the keys of all profiles begin with.
+/// The common prefix of the keys of all profiles.
 pub fn profiles_prefix() -> Key {
     format!("{RESOURCES}{PROFILES}/").into()
 }

@@ -17,7 +17,7 @@ use crate::world::{World, attachment, soon};
 const ENDPOINTS: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints";
 const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
 
-/// What the clock of a new world shows.
+/// The time on the clock of a new world.
 fn now() -> OffsetDateTime {
     OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap()
 }
@@ -42,7 +42,7 @@ async fn remove(world: &World, key: &str) {
     world.store.delete(Range::key(key)).await.unwrap();
 }
 
-/// What a check finds, a line each.
+/// The findings of a check, a line each.
 async fn told(world: &World) -> Vec<String> {
     let line = |one: &Finding| format!("{} {}: {}", one.code, one.subject, one.what);
     inspect(world).await.findings.iter().map(line).collect()

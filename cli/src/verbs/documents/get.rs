@@ -83,7 +83,7 @@ fn answer(tables: &[Table], asked: &Asked<'_>, value: &Value) -> Result<Answer> 
     Ok(Answer::new("", &Ordered(value))?.laid_out(text(Width::Usual), text(Width::Wide)))
 }
 
-/// What is typed behind `margay get` to see all documents of a kind.
+/// The word behind `margay get` that shows all documents of a kind.
 pub(super) fn short(kind: DocumentKind) -> &'static str {
     match kind {
         DocumentKind::Pool => "ippool",

@@ -121,7 +121,7 @@ fn selected(which: &Selection, asked: &Asked<'_>) -> Result<Vec<Manifest>> {
     }
 }
 
-/// What files name, in the namespace that was asked for.
+/// The documents that files name, in the namespace that was asked for.
 fn placed(manifests: Vec<Manifest>, asked: &Asked<'_>) -> Result<Vec<Manifest>> {
     manifests.into_iter().map(|manifest| asked.of_file(manifest)).collect()
 }

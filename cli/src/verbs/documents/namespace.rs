@@ -6,7 +6,7 @@ use crate::args::{Delete, Get};
 use crate::error::{Failure, Result};
 use crate::output::printable;
 
-/// What `--namespace` and `--all-namespaces` say.
+/// The meaning of `--namespace` and `--all-namespaces`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked<'a> {
     /// Neither is given.
@@ -18,7 +18,7 @@ pub(super) enum Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
-    /// What the options of `get` say.
+    /// The meaning of the options of `get`.
     ///
     /// # Errors
     /// Both are given, and the kind has namespaces.
@@ -34,7 +34,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// What the option of `delete` says.
+    /// The meaning of the option of `delete`.
     pub(super) fn by_delete(delete: &'a Delete) -> Self {
         Self::by(delete.namespace.as_deref())
     }
@@ -48,7 +48,7 @@ impl<'a> Asked<'a> {
         *self != Self::Default
     }
 
-    /// What to list.
+    /// The namespaces to list.
     pub(super) fn listed(&self) -> Namespaces {
         match self {
             Self::All => Namespaces::All,

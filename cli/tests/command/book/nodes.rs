@@ -61,7 +61,7 @@ pub(super) fn beside_calicos_network(machine: &mut Machine) {
     put(&cluster(), CLUSTER_INFORMATION.0, CLUSTER_INFORMATION.1);
 }
 
-/// What Calico writes when it is installed.
+/// The key and the document that Calico writes when it is installed.
 const CLUSTER_INFORMATION: (&str, &str) = (
     "/calico/resources/v3/projectcalico.org/clusterinformations/default",
     r#"{"kind":"ClusterInformation","apiVersion":"projectcalico.org/v3","metadata":{"name":"default"},"spec":{"datastoreReady":true}}"#,

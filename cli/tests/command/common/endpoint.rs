@@ -7,7 +7,7 @@ use kv::Deadline;
 
 use crate::common::PATIENCE;
 
-/// What a container or a pod has on a node.
+/// The endpoint of a container or a pod on a node.
 pub(crate) struct Endpoint<'a> {
     pub(crate) node: &'a str,
     pub(crate) container: &'a str,

@@ -113,7 +113,7 @@ impl Tree {
         tree
     }
 
-    /// What Calico's network says of the store. No node agent has written a file with the node's name here.
+    /// The settings of the store in Calico's network. No node agent has written a file with the node's name here.
     pub(crate) fn settings(&self) -> Value {
         json!({"datastore_type": "etcdv3", "etcd_endpoints": self.etcd_url(), "nodename_file_optional": true})
     }

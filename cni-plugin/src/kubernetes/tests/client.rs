@@ -1,4 +1,4 @@
-//! What the main plugin asks, and what becomes of answers and of none.
+//! The main plugin's requests, and the outcome of answers and of none.
 
 use std::time::{Duration, Instant};
 

@@ -21,7 +21,7 @@ use crate::netconf::NetConf;
 
 const TOKEN: &str = "hidden-token";
 
-/// What a network's configuration leads to, outside a cluster.
+/// The outcome of a network's configuration, outside a cluster.
 fn kubernetes(conf: &Value) -> Kubernetes {
     let conf = NetConf::decode(&Json::parse(conf.to_string().as_bytes()).unwrap()).unwrap();
     Kubernetes::from_conf(&conf, &Environment::default())

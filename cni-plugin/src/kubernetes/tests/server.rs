@@ -11,7 +11,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 
-/// What a server does with a request.
+/// The answer of a server to a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Reply {
     /// A status with its reason, further lines of the head, and a body.

@@ -26,7 +26,7 @@ async fn endpoints(world: &World) -> Vec<String> {
     stored.kvs.iter().map(|kv| keys::parse_workload_endpoint(&kv.key).unwrap().1.to_owned()).collect()
 }
 
-/// What goes when the addresses of these containers go.
+/// The holds that go when the addresses of these containers go.
 async fn going(world: &World, holdings: &Holdings, containers: &[&str], live: &[IpAddr]) -> Vec<Hold> {
     let gone: Vec<_> =
         holdings.allocations.iter().filter(|one| containers.contains(&one.container.as_str())).cloned().collect();
