@@ -89,7 +89,7 @@ struct Held {
 #[async_trait]
 impl Harness for OnDisk {
     fn abilities(&self) -> &[Ability] {
-        &[Ability::New, Ability::Reopen, Ability::Close, Ability::PowerLoss]
+        &[Ability::New, Ability::Reopen, Ability::Close, Ability::PowerLoss, Ability::Progress]
     }
 
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {

@@ -28,7 +28,7 @@ use tonic::transport::server::Router;
 
 pub use backing::{Backing, Identity, Sizes};
 
-/// The version that [`Maintenance.Status`](maintenance) reports: the oldest whose reports of progress clients believe. They
+/// The version that `Maintenance.Status` reports: the oldest whose reports of progress clients believe. They
 /// are never ahead of an event here.
 pub const VERSION: &str = "3.5.13";
 

@@ -34,7 +34,7 @@ pub(crate) struct Install {
     #[arg(long, group = "task")]
     pub(crate) status: bool,
 
-    /// As a second step: Margay's plugin as the main plugin calico, too [--undo: go back with that one alone]
+    /// Second step: the main plugin calico, too [with --undo: it alone]
     #[arg(long, conflicts_with_all = ["status", "plugin"])]
     pub(crate) main_plugin: bool,
 

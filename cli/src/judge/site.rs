@@ -31,7 +31,7 @@ impl AtUrl {
 impl Harness for AtUrl {
     fn abilities(&self) -> &[Ability] {
         match self.0.path() {
-            Some(_) => &[Ability::Reopen, Ability::Close, Ability::Measure],
+            Some(_) => &[Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress],
             // A server can be neither stopped nor measured through a URL.
             None => &[Ability::Close],
         }

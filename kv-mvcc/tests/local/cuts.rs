@@ -71,7 +71,7 @@ async fn open(engine: impl Engine + 'static, disk: &Path, create: Create) -> kv:
 #[async_trait]
 impl<E: Engine + Copy + std::fmt::Debug + 'static> Harness for OnDisk<E> {
     fn abilities(&self) -> &[Ability] {
-        &[Ability::New, Ability::Reopen, Ability::Close, Ability::PowerLoss]
+        &[Ability::New, Ability::Reopen, Ability::Close, Ability::PowerLoss, Ability::Progress]
     }
 
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
