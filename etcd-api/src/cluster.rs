@@ -8,7 +8,7 @@ use etcd_client::proto::{
 };
 use tonic::{Request, Response, Status};
 
-use crate::refusals::{status, unsupported};
+use crate::refusals::unsupported;
 use crate::{Api, Identity};
 
 const ONE: &str = "the store has one member";
@@ -16,7 +16,7 @@ const ONE: &str = "the store has one member";
 #[async_trait]
 impl PbClusterService for Api {
     async fn member_list(&self, _: Request<PbMemberListRequest>) -> Result<Response<PbMemberListResponse>, Status> {
-        let now = self.revision().await.map_err(|error| status(&error))?;
+        let now = self.revision().await?;
         let Identity { member, name, urls, .. } = self.backing.identity();
         let only = PbMember { id: member, name, client_ur_ls: urls, ..PbMember::default() };
         Ok(Response::new(PbMemberListResponse { header: self.header(now), members: vec![only] }))

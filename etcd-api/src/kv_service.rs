@@ -98,7 +98,7 @@ impl PbKvService for Api {
             return Err(Refusal::Compacted.into());
         }
         self.backing.store().compact(revision).await.map_err(|error| status(&error))?;
-        let now = self.revision().await.map_err(|error| status(&error))?;
+        let now = self.revision().await?;
         Ok(Response::new(PbCompactionResponse { header: self.header(now) }))
     }
 }

@@ -12,7 +12,7 @@ use futures::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::Api;
-use crate::refusals::{Refusal, status};
+use crate::refusals::Refusal;
 
 #[async_trait]
 impl PbLeaseService for Api {
@@ -37,7 +37,7 @@ impl PbLeaseService for Api {
         &self,
         request: Request<PbLeaseTimeToLiveRequest>,
     ) -> Result<Response<PbLeaseTimeToLiveResponse>, Status> {
-        let now = self.revision().await.map_err(|error| status(&error))?;
+        let now = self.revision().await?;
         // etcd answers with this time for a lease that is gone.
         let answer = PbLeaseTimeToLiveResponse {
             header: self.header(now),
@@ -49,7 +49,7 @@ impl PbLeaseService for Api {
     }
 
     async fn lease_leases(&self, _: Request<PbLeaseLeasesRequest>) -> Result<Response<PbLeaseLeasesResponse>, Status> {
-        let now = self.revision().await.map_err(|error| status(&error))?;
+        let now = self.revision().await?;
         Ok(Response::new(PbLeaseLeasesResponse { header: self.header(now), ..Default::default() }))
     }
 }

@@ -22,6 +22,7 @@ use etcd_client::proto::{
     PbClusterServer, PbKvServer, PbLeaseServer, PbMaintenanceServer, PbResponseHeader, PbWatchServer,
 };
 use kv::Revision;
+use tonic::Status;
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
@@ -81,8 +82,9 @@ impl Api {
     }
 
     /// The store's revision, by a read that costs no key.
-    async fn revision(&self) -> kv::Result<Revision> {
+    async fn revision(&self) -> Result<Revision, Status> {
         let nothing = kv::RangeRequest::new(kv::Range::key("\0")).with_content(kv::Content::CountOnly);
-        Ok(self.backing.store().range(nothing).await?.revision)
+        let found = self.backing.store().range(nothing).await.map_err(|error| refusals::status(&error))?;
+        Ok(found.revision)
     }
 }

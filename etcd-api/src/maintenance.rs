@@ -20,7 +20,7 @@ impl PbMaintenanceService for Api {
     type SnapshotStream = Pin<Box<dyn Stream<Item = Result<PbSnapshotResponse, Status>> + Send>>;
 
     async fn status(&self, _: Request<PbStatusRequest>) -> Result<Response<PbStatusResponse>, Status> {
-        let now = self.revision().await.map_err(|error| status(&error))?;
+        let now = self.revision().await?;
         let sizes = self.backing.sizes().await.map_err(|error| status(&error))?;
         let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let index = now.get().unsigned_abs();
@@ -43,7 +43,7 @@ impl PbMaintenanceService for Api {
         if request.into_inner().action == ACTIVATE {
             return Err(unsupported("raising an alarm"));
         }
-        let now = self.revision().await.map_err(|error| status(&error))?;
+        let now = self.revision().await?;
         Ok(Response::new(PbAlarmResponse { header: self.header(now), alarms: Vec::new() }))
     }
 

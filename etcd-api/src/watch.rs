@@ -1,7 +1,7 @@
 //! The service Watch: one task for each gRPC stream owns all watches of that stream, and is the only one that sends.
 //!
 //! Therefore no report of progress is ahead of an event: the task reports a revision once every watch of the stream has
-//! delivered all events up to it (k3s-io/kine#731 is what happens otherwise).
+//! delivered all events up to it (k3s-io/kine#731 shows the damage of an early report).
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -149,7 +149,7 @@ impl Session {
             Err(error) if *error.kind() == ErrorKind::InvalidArgument(InvalidArgument::EmptyWatchRange) => {
                 return self.refuse(now, "mvcc: watcher range is empty").await;
             }
-            Err(error) => return self.fail(&error).await,
+            Err(error) => return self.fail(status(&error)).await,
         };
         let (end, registration) = AbortHandle::new_pair();
         self.changes.push(Abortable::new(stream.map(move |item| (id, item)), registration).boxed());
@@ -184,7 +184,7 @@ impl Session {
                         self.compacted(id, now, compact_revision, false).await?;
                         self.report_requested().await
                     }
-                    _ => self.fail(&error).await,
+                    _ => self.fail(status(&error)).await,
                 }
             }
         }
@@ -246,12 +246,12 @@ impl Session {
     async fn now(&mut self) -> Result<Revision, Ended> {
         match self.api.revision().await {
             Ok(now) => Ok(now),
-            Err(error) => self.fail(&error).await.and(Err(Ended)),
+            Err(status) => self.fail(status).await.and(Err(Ended)),
         }
     }
 
-    async fn fail(&mut self, error: &kv::Error) -> Result<(), Ended> {
-        let _ = self.answers.send(Err(status(error))).await;
+    async fn fail(&mut self, status: Status) -> Result<(), Ended> {
+        let _ = self.answers.send(Err(status)).await;
         Err(Ended)
     }
 

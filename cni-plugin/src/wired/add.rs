@@ -71,8 +71,7 @@ fn pass_gates(setup: &Setup<'_>) -> Result<()> {
         return Ok(());
     }
     let session = Session::open(&setup.store, Purpose::Assign)?;
-    let query = EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: Pools::Skipped };
-    let ready = setup.begin(&session, query).map(drop);
+    let ready = setup.check_ready(&session);
     let paused = session.pause();
     ready?;
     paused.run(gates::wait(gates, Duration::MAX))

@@ -20,21 +20,22 @@ pub(super) fn add(add: &mut Add<'_, '_>) -> Result<String> {
         return Err(CniError::internal(text));
     }
     add.setup.dataplane()?;
-    let Some((found, revision)) = add.found.clone() else { return wire(add, Vec::new()) };
+    let network = &add.setup.conf.net.name;
+    let Some((mut found, revision)) = add.found.clone() else { return wire(add, vec![network.clone()]) };
+    found.add_profile(network);
     let has_lost_it = found.endpoint() == add.setup.call.interface && !add.has_interface(found.endpoint())?;
-    if has_lost_it { wire(add, found.profiles()) } else { join(add, found, revision) }
+    if has_lost_it { wire(add, found.profiles()) } else { join(add, &found, revision) }
 }
 
-/// The container has an endpoint and its interface: this adds another network's profile to the endpoint, and nothing else.
-fn join(add: &mut Add<'_, '_>, mut endpoint: WorkloadEndpoint, revision: Revision) -> Result<String> {
+/// The container has an endpoint and its interface: this stores the endpoint with another network's profile, and nothing else.
+fn join(add: &mut Add<'_, '_>, endpoint: &WorkloadEndpoint, revision: Revision) -> Result<String> {
     let assigned = IpamResult::of_addresses(&endpoint.addresses());
-    endpoint.add_profile(&add.setup.conf.net.name);
-    add.store_document(&endpoint, Some(revision))?;
+    add.store_document(endpoint, Some(revision))?;
     add.answer(&assigned, endpoint.interface(), endpoint.mac())
 }
 
 /// The facts of a container's endpoint before it has addresses.
-fn facts(add: &Add<'_, '_>, interface: String) -> EndpointFacts {
+fn facts(add: &Add<'_, '_>, interface: String, profiles: Vec<String>) -> EndpointFacts {
     let setup = add.setup;
     EndpointFacts {
         node: setup.workload.node.clone(),
@@ -47,7 +48,7 @@ fn facts(add: &Add<'_, '_>, interface: String) -> EndpointFacts {
         labels: endpoint_labels(setup.labels.clone()),
         addresses: Vec::new(),
         nats: Vec::new(),
-        profiles: vec![setup.conf.net.name.clone()],
+        profiles,
         interface,
         mac: String::new(),
         ports: Vec::new(),
@@ -55,13 +56,12 @@ fn facts(add: &Add<'_, '_>, interface: String) -> EndpointFacts {
     }
 }
 
-/// Wires the container. Its endpoint has these profiles already, if it has one: the container lost its interface together with
-/// its network namespace. IPAM then decides anew which addresses it has, since somebody may have released the old ones.
+/// Wires the container, whose endpoint gets these profiles. If it has an endpoint, it lost its interface together with its network
+/// namespace. IPAM then decides anew which addresses it has, since somebody may have released the old ones.
 fn wire(add: &mut Add<'_, '_>, profiles: Vec<String>) -> Result<String> {
     let setup = add.setup;
     let name = setup.workload.endpoint(&setup.call.interface)?;
-    let mut facts = facts(add, add.host_interface());
-    facts.profiles = with(profiles, &setup.conf.net.name);
+    let mut facts = facts(add, add.host_interface(), profiles);
     // Calico checks the names after all the work.
     check_endpoint(&name, &facts).map_err(CniError::internal)?;
     let plugin = setup.ipam_plugin()?;
@@ -85,13 +85,6 @@ fn wire(add: &mut Add<'_, '_>, profiles: Vec<String>) -> Result<String> {
         assigned = IpamResult::of_addresses(&facts.addresses);
     }
     add.answer(&assigned, &facts.interface, &facts.mac)
-}
-
-fn with(mut profiles: Vec<String>, profile: &str) -> Vec<String> {
-    if !profiles.iter().any(|one| one == profile) {
-        profiles.push(profile.to_owned());
-    }
-    profiles
 }
 
 /// The labels of an endpoint without the one that names its namespace, which Calico sets by itself.

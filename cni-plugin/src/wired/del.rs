@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use ipam_core::endpoints::{EndpointOf, EndpointOwner, EndpointQuery, Pools};
+use ipam_core::endpoints::{EndpointOf, EndpointOwner};
 use ipam_core::model::Orchestrator;
 use tokio::runtime::Builder;
 
@@ -69,16 +69,9 @@ pub(super) fn del(setup: &Setup<'_>) -> Result<String> {
         }
         Err(error) => return Err(without_store(setup, error.into())),
     };
-    let query = EndpointQuery {
-        namespace: setup.workload.namespace.clone(),
-        prefix: None,
-        profile: None,
-        pools: Pools::Skipped,
-    };
-    match setup.begin(&session, query) {
-        Ok(pending) => drop(pending),
+    match setup.check_ready(&session) {
         Err(error) if error.code() == Code::TryAgain => return Err(without_store(setup, error)),
-        Err(error) => return Err(error),
+        ready => ready?,
     }
     let endpoint = EndpointOf {
         namespace: setup.workload.namespace.clone(),

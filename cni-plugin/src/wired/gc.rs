@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ipam_core::endpoints::{EndpointOf, EndpointOwner, EndpointQuery, Pools};
+use ipam_core::endpoints::{EndpointOf, EndpointOwner};
 use ipam_core::gc::Allocation;
 use ipam_core::model::WorkloadEndpoint;
 use ipam_core::timestamps::{age, parse_rfc3339};
@@ -35,9 +35,7 @@ pub(super) fn gc(setup: &Setup<'_>) -> Result<String> {
     let valid = valid_attachments(&setup.json)?;
     let endpoints = match Session::open(&setup.store, Purpose::Release) {
         Ok(session) => {
-            let query = EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: Pools::Skipped };
-            let (pending, _) = setup.begin(&session, query)?;
-            drop(pending);
+            setup.check_ready(&session)?;
             let removed = remove_endpoints(setup, &session, &valid);
             session.close();
             removed

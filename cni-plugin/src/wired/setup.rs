@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use datastore::Location;
-use ipam_core::endpoints::{Before, EndpointQuery, PendingEndpoint, Ready};
+use ipam_core::endpoints::{Before, EndpointQuery, PendingEndpoint, Pools, Ready};
 use ipam_core::model::Orchestrator;
 use ipnet::IpNet;
 use wiring::{Forwarding, NextHop, OldInterface, Plan};
@@ -218,6 +218,15 @@ impl<'a> Setup<'a> {
     /// True if the store is one machine's: no agent of Calico's runs beside.
     pub(super) fn is_alone(&self) -> bool {
         !matches!(self.store.location, Location::Etcd(_))
+    }
+
+    /// Checks that plugins may work, without a look at any endpoint.
+    ///
+    /// # Errors
+    /// Those of [`begin`](Self::begin).
+    pub(super) fn check_ready(&self, session: &Session) -> Result<()> {
+        let nothing = EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: Pools::Skipped };
+        self.begin(session, nothing).map(drop)
     }
 
     /// Reads from the store, and checks that plugins may work.

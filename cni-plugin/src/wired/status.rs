@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use datastore::Location;
-use ipam_core::endpoints::{EndpointQuery, Pools};
 
 use super::ipam::IpamPlugin;
 use super::setup::Setup;
@@ -29,10 +28,9 @@ fn ready(setup: &Setup<'_>) -> Result<String> {
         let mut at = setup.store.clone();
         at.patience = at.patience.min(PATIENCE);
         let session = Session::open(&at, Purpose::Assign)?;
-        let query = EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: Pools::Skipped };
-        let begun = setup.begin(&session, query).map(drop);
+        let ready = setup.check_ready(&session);
         session.close();
-        begun?;
+        ready?;
     } else {
         tracing::info!("no Felix runs on a store of one machine, so network policies have no effect");
     }

@@ -3,8 +3,6 @@
 use std::io::Read;
 use std::time::Duration;
 
-use ipam_core::endpoints::{EndpointQuery, Pools};
-
 use super::setup::Setup;
 use crate::env::{Call, OwnNetns, Verb};
 use crate::error::{CniError, Code, Result};
@@ -46,8 +44,7 @@ fn answers(invocation: &Invocation, text: &[u8]) -> Result<()> {
         _ => error,
     };
     let session = Session::open(&setup.store, Purpose::Assign).map_err(|error| unreachable(error.into()))?;
-    let query = EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: Pools::Skipped };
-    let read = setup.begin(&session, query).map(drop).map_err(unreachable);
+    let read = setup.check_ready(&session).map_err(unreachable);
     let read = read.and_then(|()| kubernetes_answers(&setup, &session));
     session.close();
     read

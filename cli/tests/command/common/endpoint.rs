@@ -4,8 +4,9 @@ use ipam_core::Ipam;
 use ipam_core::endpoints::{EndpointQuery, Pools};
 use ipam_core::model::{EndpointFacts, Labels, Orchestrator, workload_endpoint_name};
 use kv::Deadline;
+use serde_json::Value;
 
-use crate::common::PATIENCE;
+use crate::common::{Lab, PATIENCE};
 
 /// The endpoint of a container or a pod on a node.
 pub(crate) struct Endpoint<'a> {
@@ -60,4 +61,17 @@ impl Endpoint<'_> {
         let endpoint = pending.new_endpoint(&self.name(), &facts);
         pending.store(&endpoint, None, orchestrator).await.unwrap_or_else(|error| panic!("{error}"));
     }
+}
+
+/// The names of the endpoints that are stored.
+pub(crate) fn stored(lab: &Lab) -> Vec<String> {
+    let list = lab.margay("get wep -A -o json").json();
+    let name = |item: &Value| item["metadata"]["name"].as_str().unwrap().to_owned();
+    list["items"].as_array().unwrap().iter().map(name).collect()
+}
+
+/// The names of endpoints in a list of the answer.
+pub(crate) fn named(report: &Value, list: &str) -> Vec<String> {
+    let rows = report["stores"][0][list].as_array().unwrap();
+    rows.iter().map(|row| row["name"].as_str().unwrap().to_owned()).collect()
 }

@@ -1,29 +1,16 @@
 //! Workload endpoints go with the addresses of their containers.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{age_looks, assign_in, assign_now, gc, is_held, lab, list};
 use crate::common::Lab;
 use crate::common::container::Container;
-use crate::common::endpoint::Endpoint;
+use crate::common::endpoint::{Endpoint, named, stored};
 
 /// Stores the endpoint of a pod of node `node1` that is called like its container.
 fn store(lab: &Lab, container: &str, address: &str) {
     let endpoint = Endpoint { node: "node1", container, pod: Some(("shop", container)), address };
     lab.with_ipam(async |ipam| endpoint.store(ipam).await);
-}
-
-/// The names of the endpoints that are stored.
-fn stored(lab: &Lab) -> Vec<String> {
-    let list = lab.margay("get wep -A -o json").json();
-    let name = |item: &Value| item["metadata"]["name"].as_str().unwrap().to_owned();
-    list["items"].as_array().unwrap().iter().map(name).collect()
-}
-
-/// The names of endpoints in a list of the answer.
-fn named(report: &Value, list: &str) -> Vec<String> {
-    let rows = report["stores"][0][list].as_array().unwrap();
-    rows.iter().map(|row| row["name"].as_str().unwrap().to_owned()).collect()
 }
 
 #[test]

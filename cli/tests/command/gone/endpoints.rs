@@ -3,29 +3,16 @@
 use std::fs;
 
 use kv::StoreExt;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::common::Lab;
-use crate::common::endpoint::Endpoint;
+use crate::common::endpoint::{Endpoint, named, stored};
 use crate::gone::{attachment, give, give_dated, held, in_order, list, on, pool, revision, run};
 
 /// Stores the endpoint of a pod that is called like its container.
 fn store(lab: &Lab, node: &str, container: &str, address: &str) {
     let endpoint = Endpoint { node, container, pod: Some(("shop", container)), address };
     on(&lab.location, async |ipam| endpoint.store(ipam).await);
-}
-
-/// The names of the endpoints that are stored.
-fn stored(lab: &Lab) -> Vec<String> {
-    let list = lab.margay("get wep -A -o json").json();
-    let name = |item: &Value| item["metadata"]["name"].as_str().unwrap().to_owned();
-    list["items"].as_array().unwrap().iter().map(name).collect()
-}
-
-/// The names of endpoints in a list of the answer.
-fn named(report: &Value, list: &str) -> Vec<String> {
-    let rows = report["stores"][0][list].as_array().unwrap();
-    rows.iter().map(|row| row["name"].as_str().unwrap().to_owned()).collect()
 }
 
 #[test]
