@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use cni_plugin::served::Served;
+use cni_plugin::wired::remover;
 use cni_plugin::{Invocation, Kind, Outcome, answer_option, install_hook, run, wired};
 
 /// musl's own allocator asks the kernel again and again. Those made for servers prepare for more than a call of a few
@@ -17,6 +18,7 @@ fn main() -> ExitCode {
     install_hook();
     let mut arguments = std::env::args_os();
     let outcome = match Kind::from_argument(arguments.next().as_deref()) {
+        Kind::Remover => return ExitCode::from(remover::run(arguments)),
         Kind::Main => {
             let arguments: Vec<_> = arguments.collect();
             wired::run(&Invocation::of_this_process(), &arguments, &mut io::stdin().lock())

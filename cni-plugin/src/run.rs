@@ -28,6 +28,7 @@ use crate::result::{AddResult, no_addresses};
 use crate::status::unavailable;
 use crate::versions;
 use crate::wanted::wanted;
+use crate::wired::remover;
 
 /// The most that is read from standard input, in bytes. Real configurations have a few thousand.
 const MAX_STDIN: u64 = 4 << 20;
@@ -73,13 +74,18 @@ pub enum Kind {
     Main,
     /// The IPAM plugin.
     Ipam,
+    /// The second process of a DEL: see [`wired::remover`](crate::wired::remover).
+    Remover,
 }
 
 impl Kind {
     /// From the first argument of a process, which may be a path: `margay-cni` and `calico` are the main plugin.
     pub fn from_argument(argument: Option<&OsStr>) -> Self {
-        let file = argument.and_then(|argument| Path::new(argument).file_name()).and_then(OsStr::to_str);
-        if matches!(file, Some("margay-cni" | "calico")) { Self::Main } else { Self::Ipam }
+        match argument.and_then(|argument| Path::new(argument).file_name()).and_then(OsStr::to_str) {
+            Some("margay-cni" | "calico") => Self::Main,
+            Some(remover::NAME) => Self::Remover,
+            _ => Self::Ipam,
+        }
     }
 }
 

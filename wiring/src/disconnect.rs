@@ -1,33 +1,40 @@
 //! Taking a container's network down.
 //!
-//! The kernel removes a pair at once, with its addresses and routes, and then makes the caller wait until no processor can
-//! still see it (`rcu_barrier` in `netdev_run_todo`). Nobody needs that wait, and nothing gets around it for the thread
-//! that removes: see the numbers in `disconnect`.
+//! The kernel removes a pair at once, with its addresses and routes. Then it holds the removing thread until no processor can
+//! still see the pair (`rcu_barrier` in `netdev_run_todo`), 15 ms and more, and a process ends only when all its threads have left
+//! the kernel. So another process removes the pair, and may still be in the kernel when the caller ends. Nobody waits for it.
 
+use std::io;
 use std::path::Path;
+use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::{Errno, Error};
 use crate::link::check_name;
 use crate::messages;
-use crate::namespace::{Namespace, Outcome, Unopened, apart};
+use crate::namespace::{Namespace, Unopened, apart};
 use crate::netlink::Socket;
 
-/// How often the kernel is asked whether the interface is gone. It answers only when nobody changes interfaces.
+/// The pause before the second look at the interface. Later ones double, up to [`LAST_LOOK`]. The kernel answers only when
+/// nobody changes interfaces.
 const FIRST_LOOK: Duration = Duration::from_micros(100);
-const LAST_LOOK: Duration = Duration::from_millis(2);
+const LAST_LOOK: Duration = Duration::from_micros(800);
+
+/// Starts a process that calls [`remove_interface`] with this name and exits with its result. The process must be in the network
+/// namespace of the thread that starts it, and must hold no file of the caller's open.
+pub type StartRemover = fn(interface: &str) -> io::Result<Child>;
 
 /// Removes an interface from a container, of whatever kind it is, and the other end with it. The host's routes to it go
 /// too. Without a namespace (an empty path, or one that leads nowhere) and without the interface, all is done already.
 ///
-/// When this returns, the interface and its other end are gone from both namespaces. A thread may still be in the kernel
-/// then: a process that ends right away is held up by that, and one that has something else to do loses nothing.
+/// When this returns, the interface and its other end are gone from both namespaces. The started process may still be in the
+/// kernel. If it cannot be started, the calling process removes the interface itself.
 ///
 /// # Errors
 ///
 /// The path leads to something else than a namespace, the kernel refuses the removal, or the deadline comes first.
-pub fn disconnect(namespace: &Path, interface: &str, deadline: Instant) -> Result<(), Error> {
+pub fn disconnect(namespace: &Path, interface: &str, deadline: Instant, start: StartRemover) -> Result<(), Error> {
     // The kernel has no interface with a name that it does not take.
     if namespace.as_os_str().is_empty() || check_name(interface).is_err() {
         return Ok(());
@@ -40,44 +47,52 @@ pub fn disconnect(namespace: &Path, interface: &str, deadline: Instant) -> Resul
     let late = || Error::TimedOut(format!("timed out deleting device in netns {}", namespace.display()));
     let name = interface.to_owned();
     apart(deadline, late, move |outcome| {
-        if let Err(error) = container.enter() {
-            drop(outcome.send(Err(Error::failed("failed to enter netns", error))));
-        } else {
-            remove(&name, outcome);
-        }
+        let entered = container.enter().map_err(|error| Error::failed("failed to enter netns", error));
+        drop(outcome.send(entered.and_then(|()| remove(&name, start))));
     })
 }
 
-/// Removes an interface from the namespace of this thread. One thread removes it and then waits in the kernel, and this
-/// one looks meanwhile whether it is gone. The first of the two that knows tells.
-fn remove(name: &str, outcome: &Outcome<()>) {
-    let sockets = Socket::route().and_then(|remover| Ok((remover, Socket::route()?)));
-    let (remover, watcher) = match sockets {
-        Ok(sockets) => sockets,
-        Err(error) => return drop(outcome.send(Err(error))),
-    };
-    let request = messages::remove_named(name);
-    let tell = outcome.clone();
-    let removal = thread::Builder::new().name("wiring-remover".to_owned()).spawn(move || {
-        let removed = match remover.one(request) {
-            Ok(_) | Err(Errno::NO_DEVICE) => Ok(()),
-            Err(errno) => Err(Error::failed("failed to clean up workload's pod interface inside netns", errno)),
-        };
-        // Where the other thread was first, nobody takes this.
-        drop(tell.send(removed));
-    });
-    let removal = match removal {
-        Ok(removal) => removal,
-        Err(error) => {
-            return drop(outcome.send(Err(Error::failed("failed to start a thread", Errno::from(&error)))));
-        }
-    };
+/// Removes an interface from the network namespace of this process.
+///
+/// # Returns
+///
+/// The exit status of a process that was started for this: 0 if the interface is gone, or the kernel's error number.
+pub fn remove_interface(name: &str) -> u8 {
+    match remove_here(name) {
+        Ok(()) => 0,
+        Err(Errno(number)) => u8::try_from(number).unwrap_or(u8::MAX),
+    }
+}
+
+/// Removes an interface from the namespace of this thread: another process does it, and this one looks whether it is gone.
+fn remove(name: &str, start: StartRemover) -> Result<(), Error> {
+    let refused = |errno| Error::failed("failed to clean up workload's pod interface inside netns", errno);
+    let socket = Socket::route()?;
+    let is_gone = || socket.one(messages::look_up(name)) == Err(Errno::NO_DEVICE);
+    // A repeated DEL finds nothing, and starts no process.
+    if is_gone() {
+        return Ok(());
+    }
+    let Ok(mut remover) = start(name) else { return remove_here(name).map_err(refused) };
     let mut pause = FIRST_LOOK;
-    while !removal.is_finished() {
-        if watcher.one(messages::look_up(name)) == Err(Errno::NO_DEVICE) {
-            return drop(outcome.send(Ok(())));
-        }
+    loop {
         thread::sleep(pause);
-        pause = pause.saturating_mul(2).min(LAST_LOOK);
+        if is_gone() {
+            return Ok(());
+        }
+        match remover.try_wait().map(|ended| ended.map(|status| status.code())) {
+            Ok(None) => pause = pause.saturating_mul(2).min(LAST_LOOK),
+            Ok(Some(Some(number))) if number != 0 => return Err(refused(Errno(number))),
+            // Somebody killed it, or the interface is back.
+            Ok(Some(_)) | Err(_) => return remove_here(name).map_err(refused),
+        }
+    }
+}
+
+fn remove_here(name: &str) -> Result<(), Errno> {
+    let socket = Socket::open(netlink_sys::protocols::NETLINK_ROUTE)?;
+    match socket.one(messages::remove_named(name)) {
+        Ok(_) | Err(Errno::NO_DEVICE) => Ok(()),
+        Err(errno) => Err(errno),
     }
 }

@@ -8,7 +8,7 @@
 //! [`masquerade`] translates the addresses of packets that containers send to the world.
 //!
 //! The crate is synchronous. It uses one netlink socket for each of the two namespaces, sends requests together where their order
-//! allows it, and runs no other program.
+//! allows it, and runs no other program. [`disconnect`] has its caller start a second process of the caller's own.
 
 mod connect;
 mod disconnect;
@@ -30,7 +30,7 @@ mod routes;
 mod sysctl;
 
 pub use connect::{Wired, connect};
-pub use disconnect::disconnect;
+pub use disconnect::{StartRemover, disconnect, remove_interface};
 pub use error::Error;
 pub use forwarding::ensure_forwarding;
 pub use host::{HostInterface, host_interfaces, remove_host_interface};

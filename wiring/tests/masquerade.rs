@@ -4,7 +4,8 @@
 //! sleeping process holds.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::any::Any;
+mod support;
+
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -19,6 +20,7 @@ use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use nix::sched::{CloneFlags, setns, unshare};
+use support::{Netns, on_a_host, said, shell};
 use wiring::{Device, Forwarding, NextHop, OldInterface, Plan, connect, ensure_forwarding, masquerade};
 
 /// A family of addresses: the host and the world on one link, and two pools with two containers and one.
@@ -74,60 +76,6 @@ fn main() -> ExitCode {
         test("without_the_right_to_it_an_error_says_so", without_the_right_to_it_an_error_says_so),
     ];
     libtest_mimic::run(&arguments, tests).exit_code()
-}
-
-/// Runs a test on a thread in a new network namespace, and says what a panic said.
-fn on_a_host(test: fn()) -> Result<(), String> {
-    let run = || {
-        unshare(CloneFlags::CLONE_NEWNET).unwrap();
-        shell("ip link set lo up");
-        test();
-    };
-    thread::scope(|scope| scope.spawn(run).join()).map_err(|panic| said(&*panic))
-}
-
-fn said(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
-}
-
-/// A network namespace.
-struct Netns(Child);
-
-impl Netns {
-    fn new() -> Self {
-        let child = Command::new("unshare").args(["--net", "sleep", "1000"]).spawn().unwrap();
-        let netns = Self(child);
-        let own = fs::read_link("/proc/thread-self/ns/net").unwrap();
-        let begun = Instant::now();
-        while fs::read_link(netns.path()).unwrap() == own {
-            assert!(begun.elapsed() < Duration::from_secs(10), "unshare does not come to its end");
-            thread::sleep(Duration::from_millis(2));
-        }
-        netns.inside(|| shell("ip link set lo up"));
-        netns
-    }
-
-    fn path(&self) -> PathBuf {
-        format!("/proc/{}/ns/net", self.0.id()).into()
-    }
-
-    /// Runs something inside.
-    fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let namespace = File::open(self.path()).unwrap();
-        let run = || {
-            setns(namespace, CloneFlags::CLONE_NEWNET).unwrap();
-            work()
-        };
-        thread::scope(|scope| scope.spawn(run).join()).unwrap_or_else(|panic| panic!("{}", said(&*panic)))
-    }
-}
-
-impl Drop for Netns {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
 }
 
 /// The containers of a family, and the world.
@@ -380,11 +328,6 @@ fn ask(kind: u8, flags: u16) -> Vec<Vec<u8>> {
 }
 
 #[track_caller]
-fn shell(script: &str) {
-    let done = Command::new("sh").args(["-ec", script]).output().unwrap();
-    assert!(done.status.success(), "{script}: {}", String::from_utf8_lossy(&done.stderr));
-}
-
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }

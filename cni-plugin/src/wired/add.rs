@@ -15,6 +15,7 @@ use super::ipam::{IpamCall, IpamPlugin};
 use super::ipam_result::IpamResult;
 use super::outgoing::Outgoing;
 use super::pod;
+use super::remover;
 use super::setup::Setup;
 use crate::allocator::failure::explain;
 use crate::error::{CniError, Result};
@@ -134,7 +135,7 @@ impl<'s, 'a> Add<'s, 'a> {
     /// container's end counts. The runtime calls DEL, too, so an error here is only logged.
     pub(super) fn disconnect(&self) {
         let (netns, interface) = (self.setup.netns(), &self.setup.call.interface);
-        if let Err(error) = wiring::disconnect(&netns, interface, Instant::now() + WIRING) {
+        if let Err(error) = wiring::disconnect(&netns, interface, Instant::now() + WIRING, remover::start) {
             tracing::warn!(%error, interface, "an interface of a failed ADD stays until DEL");
         }
     }

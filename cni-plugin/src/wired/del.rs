@@ -9,6 +9,7 @@ use tokio::runtime::Builder;
 
 use super::check::finish;
 use super::ipam::{IpamCall, IpamPlugin};
+use super::remover;
 use super::setup::Setup;
 use crate::allocator::failure::{Failure, explain};
 use crate::allocator::is_no_store;
@@ -146,7 +147,7 @@ fn unwire(setup: &Setup<'_>, session: Option<&Arc<Session>>) -> Result<()> {
     }
     let (netns, interface) = (setup.netns(), &setup.call.interface);
     let Dataplane::Grpc(program) = setup.dataplane()? else {
-        return Ok(wiring::disconnect(&netns, interface, Instant::now() + super::WIRING)?);
+        return Ok(wiring::disconnect(&netns, interface, Instant::now() + super::WIRING, remover::start)?);
     };
     let netns = netns.to_string_lossy();
     let removal = |left| program.del(interface, &netns, left);

@@ -18,6 +18,7 @@ mod mesos;
 mod names;
 mod outgoing;
 mod pod;
+pub mod remover;
 mod setup;
 mod status;
 mod test_flag;
