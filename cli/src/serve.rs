@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
+use ::serve::api;
 use ::serve::life::{self, Options};
 use datastore::{Environment, Location, served};
 
@@ -37,6 +38,14 @@ pub(crate) fn run(
         location,
         http: args.http.clone(),
         hosts: args.host.clone(),
+        api: api::Options {
+            listen: args.listen.clone(),
+            advertise: args.advertise.clone(),
+            cert: args.cert_file.clone(),
+            key: args.key_file.clone(),
+            client_ca: args.client_ca_file.clone(),
+            insecure_loopback: args.insecure_loopback,
+        },
         node: host::node_name(""),
         boot: host::boot_id().as_deref().and_then(host::short_boot),
     };

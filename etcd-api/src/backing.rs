@@ -33,6 +33,9 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// The keys and values.
     fn store(&self) -> Arc<dyn kv::Store>;
 
+    /// The same store, for transactions that put nothing: it may refuse these later than others when the disk is full.
+    fn store_to_release(&self) -> Arc<dyn kv::Store>;
+
     /// The names.
     fn identity(&self) -> Identity;
 
@@ -41,4 +44,16 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// # Errors
     /// The store cannot be reached, or measured.
     async fn sizes(&self) -> kv::Result<Sizes>;
+
+    /// Checks that there is room for puts.
+    ///
+    /// # Errors
+    /// `NoSpace` if there is none; the store cannot be reached.
+    async fn check_room(&self) -> kv::Result<()>;
+
+    /// Has the files give up the room that they do not need. Other requests wait meanwhile.
+    ///
+    /// # Errors
+    /// The store's.
+    async fn defragment(&self) -> kv::Result<()>;
 }

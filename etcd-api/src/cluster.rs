@@ -16,7 +16,7 @@ const ONE: &str = "the store has one member";
 #[async_trait]
 impl PbClusterService for Api {
     async fn member_list(&self, _: Request<PbMemberListRequest>) -> Result<Response<PbMemberListResponse>, Status> {
-        let now = self.revision().await?;
+        let now = self.recent_revision().await?;
         let Identity { member, name, urls, .. } = self.backing.identity();
         let only = PbMember { id: member, name, client_ur_ls: urls, ..PbMember::default() };
         Ok(Response::new(PbMemberListResponse { header: self.header(now), members: vec![only] }))

@@ -9,7 +9,7 @@ use etcd_client::proto::{
     PbTxnResponse,
 };
 use futures::Stream;
-use kv::{Compare, OpResult, RangeRequest, Revision, Txn};
+use kv::{Compare, Op, OpResult, RangeRequest, Revision, Txn};
 use tonic::{Request, Response, Status};
 
 use crate::Api;
@@ -105,7 +105,9 @@ impl PbKvService for Api {
 
 impl Api {
     async fn txn_of(&self, txn: Txn) -> Result<kv::TxnResponse, Status> {
-        self.backing.store().txn(txn).await.map_err(|error| status(&error))
+        let puts = txn.success.iter().chain(&txn.failure).any(|op| matches!(op, Op::Put { .. }));
+        let store = if puts { self.backing.store() } else { self.backing.store_to_release() };
+        store.txn(txn).await.map_err(|error| status(&error))
     }
 
     /// A put that keeps the stored value or lease: it needs the key, and repeats if another writer changes it meanwhile.

@@ -3,8 +3,9 @@
 //!
 //! [`Api`] has the services; [`Backing`] is what they need besides [`kv::Store`]. No engine and no IPAM is known here.
 //!
-//! Leases are not served yet: a request with one gets etcd's error for a lease that does not exist.
+//! Leases are not served: a request with one gets etcd's error for a lease that does not exist.
 
+mod auth;
 mod backing;
 mod cluster;
 mod convert;
@@ -16,16 +17,21 @@ mod sorting;
 mod watch;
 mod watch_cursor;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use etcd_client::proto::{
     PbClusterServer, PbKvServer, PbLeaseServer, PbMaintenanceServer, PbResponseHeader, PbWatchServer,
 };
 use kv::Revision;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use tonic::Status;
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
+use tonic_health::pb::health_server::HealthServer;
+use tonic_health::server::{HealthReporter, HealthService};
 
 pub use backing::{Backing, Identity, Sizes};
 
@@ -43,16 +49,27 @@ const RESETS: usize = 10_000;
 /// A connection may have so many open streams. Clients that open one for each watch wait at the end of the default, 200.
 const STREAMS: u32 = 10_000;
 
+/// All clients together may have so many watches open. Each takes some 3 KiB of memory.
+const MOST_WATCHES: usize = 20_000;
+
+/// A request about the server itself waits so long for the store, which another process may have for a moment. Then the newest
+/// revision of earlier answers is in the header.
+const RECENT: Duration = Duration::from_millis(100);
+
 /// etcd's services over a store. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Api {
     backing: Arc<dyn Backing>,
+    /// The newest revision of an answer, and the id of the cluster that it belongs to.
+    newest: Arc<Mutex<Option<(u64, Revision)>>>,
+    /// The room for further watches.
+    watches: Arc<Semaphore>,
 }
 
 impl Api {
     /// The services over this store.
     pub fn new(backing: Arc<dyn Backing>) -> Self {
-        Self { backing }
+        Self { backing, newest: Arc::default(), watches: Arc::new(Semaphore::new(MOST_WATCHES)) }
     }
 
     /// All services, for a server of gRPC.
@@ -65,6 +82,8 @@ impl Api {
         .add_service(PbLeaseServer::new(self.clone()))
         .add_service(PbClusterServer::new(self.clone()))
         .add_service(PbMaintenanceServer::new(self.clone()))
+        .add_service(auth::Auth(self.clone()))
+        .add_service(health())
     }
 
     /// A server of gRPC with all services, for any connections. TCP connections need `set_nodelay`, which only the caller can set.
@@ -78,6 +97,10 @@ impl Api {
     /// The header of an answer at this revision.
     fn header(&self, revision: Revision) -> Option<PbResponseHeader> {
         let Identity { cluster, member, .. } = self.backing.identity();
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        if newest.is_none_or(|(of, newest)| of != cluster || newest < revision) {
+            *newest = Some((cluster, revision));
+        }
         Some(PbResponseHeader { cluster_id: cluster, member_id: member, revision: revision.get(), raft_term: 1 })
     }
 
@@ -87,4 +110,19 @@ impl Api {
         let found = self.backing.store().range(nothing).await.map_err(|error| refusals::status(&error))?;
         Ok(found.revision)
     }
+    /// The store's revision, or the newest one of an answer while another process has the store.
+    async fn recent_revision(&self) -> Result<Revision, Status> {
+        if let Ok(revision) = timeout(RECENT, self.revision()).await {
+            return revision;
+        }
+        let cluster = self.backing.identity().cluster;
+        let newest = *self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = newest.and_then(|(of, revision)| (of == cluster).then_some(revision));
+        known.ok_or_else(|| refusals::Refusal::Timeout.status())
+    }
+}
+
+/// The service `grpc.health.v1.Health`: the server serves as long as it answers.
+fn health() -> HealthServer<HealthService> {
+    HealthServer::new(HealthService::from_health_reporter(HealthReporter::new()))
 }

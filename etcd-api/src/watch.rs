@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -151,9 +152,13 @@ impl Session {
             }
             Err(error) => return self.fail(status(&error)).await,
         };
+        let Ok(place) = Arc::clone(&self.api.watches).try_acquire_owned() else {
+            let (_, text) = Refusal::TooManyRequests.parts();
+            return self.refuse(now, text).await;
+        };
         let (end, registration) = AbortHandle::new_pair();
         self.changes.push(Abortable::new(stream.map(move |item| (id, item)), registration).boxed());
-        self.cursors.insert(id, Cursor::new(wanted.filters, wanted.fragments, wanted.reports, start, end));
+        self.cursors.insert(id, Cursor::new(wanted.filters, wanted.fragments, wanted.reports, start, end, place));
         self.send(PbWatchResponse { watch_id: id, created: true, ..self.message(now) }).await
     }
 
@@ -183,6 +188,11 @@ impl Session {
                         let now = self.now().await?;
                         self.compacted(id, now, compact_revision, false).await?;
                         self.report_requested().await
+                    }
+                    // Another store took its place, where nothing that the client knows holds: it must read anew.
+                    ErrorKind::RevisionRegressed => {
+                        let now = self.now().await?;
+                        self.compacted(id, now, now.next(), false).await
                     }
                     _ => self.fail(status(&error)).await,
                 }

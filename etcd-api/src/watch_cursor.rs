@@ -3,6 +3,7 @@
 use etcd_client::proto::{PbEvent, PbResponseHeader, PbWatchResponse};
 use futures::stream::AbortHandle;
 use kv::{Batch, Event, EventKind, Kv, Revision};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::convert::key_value;
 
@@ -24,11 +25,20 @@ pub(crate) struct Cursor {
     pub(crate) reached: Revision,
     /// Ends the watch.
     pub(crate) end: AbortHandle,
+    /// The room that it takes among all watches.
+    _place: OwnedSemaphorePermit,
 }
 
 impl Cursor {
-    pub(crate) fn new(filters: Vec<i32>, fragments: bool, reports: bool, start: Revision, end: AbortHandle) -> Self {
-        Self { filters, fragments, reports, reached: Revision::new(start.get() - 1), end }
+    pub(crate) fn new(
+        filters: Vec<i32>,
+        fragments: bool,
+        reports: bool,
+        start: Revision,
+        end: AbortHandle,
+        place: OwnedSemaphorePermit,
+    ) -> Self {
+        Self { filters, fragments, reports, reached: Revision::new(start.get() - 1), end, _place: place }
     }
 
     /// The messages for the events of one revision; none if the client filters all of them. `header` is of that revision.

@@ -35,6 +35,8 @@ const WAIT: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub struct Held {
     shared: Arc<Shared>,
+    /// What this handle's calls of the store are for.
+    purpose: Purpose,
 }
 
 struct Shared {
@@ -111,7 +113,14 @@ impl Held {
         let seen = Mutex::new(Seen { identity: Identity::Nothing, generation: 0 });
         Self {
             shared: Arc::new(Shared { location, name, state: Arc::default(), seen, metrics, opened: Notify::new() }),
+            purpose: Purpose::Any,
         }
+    }
+
+    /// A handle whose transactions only release, which they still can when the disk is full.
+    #[must_use]
+    pub(crate) fn to_release(&self) -> Self {
+        Self { purpose: Purpose::Release, ..self.clone() }
     }
 
     /// Where the store is.
@@ -142,6 +151,14 @@ impl Held {
     /// Which store it is now, of those that were at this place.
     pub fn generation(&self) -> u64 {
         self.seen().generation
+    }
+
+    /// The id of the embedded store that was there last.
+    pub(crate) fn store_id(&self) -> Option<String> {
+        match self.seen().identity {
+            Identity::Embedded { id, .. } => Some(id),
+            _ => None,
+        }
     }
 
     fn seen(&self) -> Seen {
@@ -253,6 +270,33 @@ impl Held {
         }
     }
 
+    /// Checks that there is room for writes of all purposes.
+    ///
+    /// # Errors
+    /// `NoSpace`; those of opening the store.
+    pub(crate) async fn check_room(&self) -> Result<()> {
+        self.turn(Instant::now() + WAIT).await?.open()?.check_room().await
+    }
+
+    /// Closes the store, has its engine give up the room that the files do not need, and opens it again.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub(crate) async fn defragment(&self) -> Result<()> {
+        let mut state = Arc::clone(&self.shared.state).write_owned().await;
+        if let Some(open) = state.open.take() {
+            self.shared.metrics.lock_handed_over();
+            if let Err(error) = open.close().await {
+                tracing::warn!(%error, "the store could not be closed cleanly");
+            }
+        }
+        let shrunk = care::shrink(&self.shared.location, WAIT).await;
+        if let Err(error) = self.reopen(&mut state, WAIT).await {
+            tracing::warn!(%error, "the store is not open; the next call looks again");
+        }
+        shrunk.map(drop)
+    }
+
     /// Watches the store of a turn.
     async fn watch_in(&self, turn: Turn, request: WatchRequest) -> Result<WatchStream> {
         let stream = turn.store(Purpose::Any)?.watch(request.clone()).await?;
@@ -306,7 +350,7 @@ impl Store for Held {
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
-        self.turn(Instant::now() + WAIT).await?.store(Purpose::Any)?.txn(txn).await
+        self.turn(Instant::now() + WAIT).await?.store(self.purpose)?.txn(txn).await
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {

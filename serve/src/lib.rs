@@ -5,8 +5,10 @@
 //! - [`daemon`] and `connection`: the private socket of plugins and commands; `keys` is the store behind it.
 //! - [`socket`]: the right to serve a store, and the socket's place.
 //! - [`http`]: numbers for Prometheus and the page, from [`metrics`] and the store.
+//! - [`api`]: etcd's API in front of an embedded store, for other programs.
 //! - [`life`]: start, readiness, watchdog, end.
 
+pub mod api;
 pub mod asker;
 mod connection;
 pub mod daemon;

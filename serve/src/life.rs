@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use wire::Identity;
 
+use crate::api;
 use crate::daemon::Daemon;
 use crate::pages;
 use crate::socket::Place;
@@ -33,6 +34,8 @@ pub enum Refusal {
     Socket(io::Error),
     /// The page cannot be offered at this address.
     Http(String, io::Error),
+    /// etcd's API cannot be offered.
+    Api(api::Refused),
     /// The system refuses something else.
     System(io::Error),
 }
@@ -48,6 +51,7 @@ impl fmt::Display for Refusal {
             Self::Http(address, error) => {
                 write!(f, "cannot listen at {address} for --http: {error}; give another 127.0.0.1:PORT or unix:PATH")
             }
+            Self::Api(refused) => write!(f, "{refused}"),
             Self::System(error) => write!(f, "cannot start: {error}"),
         }
     }
@@ -64,6 +68,8 @@ pub struct Options {
     pub http: Vec<String>,
     /// The names, besides those of loopback, under which a browser may ask.
     pub hosts: Vec<String>,
+    /// Where and how etcd's API is offered.
+    pub api: api::Options,
     /// The name of this node.
     pub node: String,
     /// The id of this machine's boot, shortened, where it is known.
@@ -85,13 +91,14 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Ref
     })?;
     let listener = listener(&place).map_err(Refusal::Socket)?;
     let mut tasks = JoinSet::new();
-    let daemon = Daemon::start(location, &mut tasks);
+    let daemon = Daemon::start(location.clone(), &mut tasks);
     // The first caller need not wait until the store is open.
     let (identity, _) = daemon.held.identity().await;
     tasks.spawn(Arc::clone(&daemon).listen(listener));
     let pages = pages::offer(&daemon, &options, &mut tasks).await?;
+    let api = api::offer(&daemon, &location, &options.api, &mut tasks).await.map_err(Refusal::Api)?;
     let missing = if identity == Identity::Nothing { " (there is no store yet)" } else { "" };
-    started(&format!("serving {}{missing} at {}{pages}", options.location, place.socket().display()));
+    started(&format!("serving {}{missing} at {}{pages}{api}", options.location, place.socket().display()));
     notify(&[NotifyState::Ready]);
     if let Some(within) = sd_notify::watchdog_enabled() {
         tasks.spawn(stay_alive(within));

@@ -4,7 +4,10 @@
 
 mod activation;
 mod alike;
+mod api;
 mod bad_input;
+#[path = "../../../backend-etcd/tests/support/certificates.rs"]
+mod certificates;
 mod cluster;
 mod commands;
 mod crowd;
@@ -22,3 +25,5 @@ mod role;
 #[path = "../../../backend-etcd/tests/support/server.rs"]
 mod server;
 mod trust;
+
+use server::Etcd;

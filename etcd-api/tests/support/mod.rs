@@ -25,6 +25,10 @@ impl Backing for Memory {
         self.store.clone()
     }
 
+    fn store_to_release(&self) -> Arc<dyn kv::Store> {
+        self.store.clone()
+    }
+
     fn identity(&self) -> Identity {
         let id = self.store.id().as_u64_pair();
         Identity { cluster: id.0, member: id.1, name: "memory".to_owned(), urls: vec![self.url.clone()] }
@@ -33,6 +37,14 @@ impl Backing for Memory {
     async fn sizes(&self) -> kv::Result<Sizes> {
         let bytes = self.store.status().log_bytes;
         Ok(Sizes { total: bytes, used: bytes })
+    }
+
+    async fn check_room(&self) -> kv::Result<()> {
+        Ok(())
+    }
+
+    async fn defragment(&self) -> kv::Result<()> {
+        Ok(())
     }
 }
 

@@ -1,0 +1,68 @@
+//! `margay serve --listen`: etcd's API as other programs use it.
+
+mod bad_input;
+mod etcdctl;
+mod mutual_tls;
+mod together;
+
+use std::process::Command;
+
+use nix::sys::signal::Signal;
+
+use crate::daemon::Daemon;
+use crate::lab::Lab;
+use crate::programs::{Ended, margay, run, wait_until};
+
+/// A daemon that offers the API on loopback.
+#[derive(Debug)]
+struct Api {
+    daemon: Daemon,
+    /// Host and port.
+    address: String,
+}
+
+impl Api {
+    fn start(lab: &Lab) -> Self {
+        Self::start_with(lab, &["--listen", "http://127.0.0.1:0", "--insecure-loopback"])
+    }
+
+    fn start_with(lab: &Lab, options: &[&str]) -> Self {
+        let store = lab.url();
+        let command = margay(["--store", &store, "serve"].into_iter().chain(options.iter().copied()));
+        let daemon = Daemon::start_as(lab, command);
+        let said = || {
+            let log = daemon.log();
+            let (_, rest) = log.rsplit_once("with etcd's API at http")?;
+            let (url, _) = rest.split_once('\n')?;
+            Some(url.split_once("://")?.1.to_owned())
+        };
+        wait_until("the API is offered", || said().is_some());
+        let address = said().unwrap();
+        Self { daemon, address }
+    }
+
+    fn url(&self) -> String {
+        format!("etcd://{}", self.address)
+    }
+
+    /// etcd's own command, with arguments separated by blanks.
+    fn etcdctl(&self, args: &str) -> Ended {
+        run(self.etcdctl_command(args))
+    }
+
+    fn etcdctl_command(&self, args: &str) -> Command {
+        let mut command = Command::new("etcdctl");
+        command.env_clear().env("ETCDCTL_API", "3").env("PATH", "/usr/bin:/bin").current_dir("/");
+        command.stdin(std::process::Stdio::piped());
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        command.args(["--endpoints", &self.address]).args(args.split(' '));
+        command
+    }
+
+    /// Ends the daemon in order.
+    #[track_caller]
+    fn end(self) {
+        self.daemon.signal(Signal::SIGTERM);
+        self.daemon.wait().ok();
+    }
+}

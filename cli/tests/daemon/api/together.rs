@@ -1,0 +1,151 @@
+//! The API together with Margay's own programs: over it, beside it, and while others have the store.
+
+use std::thread::{sleep, spawn};
+use std::time::Duration;
+
+use backend_etcd::{EtcdStore, Options};
+use kv::{Compare, Op, Range, RangeRequest, Revision, Store, Txn};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use super::Api;
+use crate::lab::{ENGINES, Lab, block_on};
+use crate::programs::{Call, Running, margay, run, signal};
+
+#[test]
+fn every_rule_holds_through_the_api() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.76.0.0/24");
+        let api = Api::start(&lab);
+        let judged = run(margay(["conformance", &api.url()]));
+        assert_eq!(judged.code, Some(0), "{engine}: {}\n{}", judged.out, judged.err);
+        assert!(judged.out.contains(" passed, 0 failed"), "{engine}: {}", judged.out);
+        api.end();
+    }
+}
+
+#[test]
+fn plugins_and_commands_reach_the_store_by_etcd_endpoints() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.76.0.0/24");
+        let api = Api::start(&lab);
+        let conf = json!({
+            "cniVersion": "1.0.0",
+            "name": "net1",
+            "type": "bridge",
+            "nodename": "node-1",
+            "etcd_endpoints": format!("http://{}", api.address),
+            "ipam": { "type": "margay-ipam" },
+        });
+        // In an etcd, nodes are registered.
+        let node = r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-1"},"spec":{}}"#;
+        let key = "put /calico/resources/v3/projectcalico.org/nodes/node-1";
+        Running::start(api.etcdctl_command(key), node).end().ok();
+        let added = Call::new("ADD", "over-the-api", &conf).ok().address();
+        let beside = lab.add("beside-it").ok().address();
+        assert_ne!(added, beside);
+        assert_eq!(lab.held_there().len(), 2);
+        let shown = run(margay(["--store", &api.url(), "ipam", "show", "--ip", &added.to_string()])).ok();
+        assert!(shown.out.contains("over-the-api"), "{shown:?}");
+        assert_eq!(run(margay(["--store", &api.url(), "ipam", "check"])).code, Some(0));
+        Call::new("DEL", "over-the-api", &conf).ok();
+        lab.del("beside-it").ok();
+        assert_eq!(lab.held_there().len(), 0);
+        api.end();
+        lab.is_in_order();
+    }
+}
+
+#[test]
+fn while_another_process_has_the_store_a_late_put_is_not_applied() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.76.0.0/24");
+        let api = Api::start(&lab);
+        api.etcdctl("put /t/a before").ok();
+        lab.held_open(async |_| {
+            assert!(api.etcdctl("endpoint status").ok().out.contains("3.5.13"));
+            assert!(api.etcdctl("member list").ok().out.contains("started"));
+            let late = api.etcdctl("--command-timeout=1s put /t/a late");
+            assert!(late.code != Some(0) && late.err.contains("deadline exceeded"), "{late:?}");
+        });
+        assert_eq!(api.etcdctl("get /t/a --print-value-only").ok().out, "before\n", "{engine}");
+        sleep(Duration::from_millis(300));
+        assert_eq!(api.etcdctl("get /t/a --print-value-only").ok().out, "before\n", "{engine}");
+        api.end();
+    }
+}
+
+#[test]
+fn a_watch_goes_on_after_other_processes_had_the_store() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.76.0.0/24");
+        let api = Api::start(&lab);
+        let watch = Running::start(api.etcdctl_command("watch /t/ --prefix"), "");
+        // It begins at the revision at which the server hears of it.
+        sleep(Duration::from_millis(500));
+        for round in 0..5 {
+            lab.held_open(async |_| ());
+            api.etcdctl(&format!("put /t/{round} x")).ok();
+        }
+        sleep(Duration::from_millis(300));
+        signal(watch.pid(), Signal::SIGINT);
+        let seen = watch.end().out;
+        for round in 0..5 {
+            assert_eq!(seen.matches(&format!("/t/{round}\n")).count(), 1, "{engine}: {seen}");
+        }
+        api.end();
+    }
+}
+
+#[test]
+fn a_restored_store_is_another_cluster_and_ends_watches_as_compacted() {
+    let lab = Lab::with_pool("redb", "10.76.0.0/24");
+    let backup = lab.root().join("backup");
+    lab.margay(&format!("store backup {}", backup.display())).ok();
+    let api = Api::start(&lab);
+    let cluster = |api: &Api| {
+        let status: Value = serde_json::from_str(&api.etcdctl("endpoint status -w json").ok().out).unwrap();
+        status[0]["Status"]["header"]["cluster_id"].clone()
+    };
+    let before = cluster(&api);
+    api.etcdctl("put /t/a 1").ok();
+    let watch = Running::start(api.etcdctl_command("watch /t/ --prefix"), "");
+    sleep(Duration::from_millis(500));
+    let file = backup.display().to_string();
+    let store = lab.url();
+    spawn(move || run(margay(["--store", &store, "store", "restore", &file, "--replace"])).ok()).join().unwrap();
+    assert_eq!(api.etcdctl("get /t/a").ok().out, "");
+    assert_ne!(cluster(&api), before);
+    let ended = watch.end();
+    assert!(ended.err.contains("required revision has been compacted"), "{ended:?}");
+    api.end();
+}
+
+#[test]
+fn readers_and_writers_at_once_lose_nothing() {
+    let lab = Lab::with_pool("redb", "10.76.0.0/24");
+    let api = Api::start(&lab);
+    let url = format!("http://{}", api.address);
+    block_on(async {
+        let add = async || {
+            let store = EtcdStore::open(&Options::new([url.clone()])).unwrap();
+            for _ in 0..40 {
+                loop {
+                    let found = store.range(RangeRequest::new(Range::key("/t/count"))).await.unwrap();
+                    let (now, revision) = found.kvs.first().map_or((0, Revision::UNSET), |kv| {
+                        (String::from_utf8_lossy(kv.value.as_bytes()).parse::<u32>().unwrap(), kv.mod_revision)
+                    });
+                    let txn = Txn::new()
+                        .with_compares([Compare::unchanged("/t/count", revision)])
+                        .with_success([Op::put("/t/count", (now + 1).to_string())]);
+                    if store.txn(txn).await.unwrap().succeeded {
+                        break;
+                    }
+                }
+            }
+        };
+        futures::join!(add(), add(), add(), add());
+    });
+    assert_eq!(api.etcdctl("get /t/count --print-value-only").ok().out, "160\n");
+    api.end();
+}

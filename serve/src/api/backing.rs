@@ -1,0 +1,78 @@
+//! The held store as the API needs it.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use etcd_api::{Backing, Identity, Sizes};
+use kv::{Error, ErrorKind, Operation, Store};
+
+use crate::held::Held;
+
+/// A held store, and the URLs by which clients reach it.
+#[derive(Debug)]
+pub(super) struct Served {
+    held: Held,
+    urls: Vec<String>,
+}
+
+impl Served {
+    pub(super) fn new(held: Held, urls: Vec<String>) -> Self {
+        Self { held, urls }
+    }
+}
+
+#[async_trait]
+impl Backing for Served {
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::new(self.held.clone())
+    }
+
+    fn store_to_release(&self) -> Arc<dyn Store> {
+        Arc::new(self.held.to_release())
+    }
+
+    /// The numbers are the two halves of the store's id, which a restored store does not share with the one before.
+    fn identity(&self) -> Identity {
+        let digits: String = self.held.store_id().unwrap_or_default().split('-').collect();
+        let (cluster, member) = digits.split_at(digits.len() / 2);
+        let number = |digits| u64::from_str_radix(digits, 16).unwrap_or(0);
+        Identity {
+            cluster: number(cluster),
+            member: number(member),
+            name: "margay".to_owned(),
+            urls: self.urls.clone(),
+        }
+    }
+
+    async fn sizes(&self) -> kv::Result<Sizes> {
+        let folder = self.held.location().path().map(Path::to_owned);
+        let measured = tokio::task::spawn_blocking(move || folder.map_or(Ok(0), |folder| bytes(&folder))).await;
+        let total = measured.map_err(io::Error::other).and_then(|bytes| bytes).map_err(|error| {
+            Error::new(ErrorKind::Io, Operation::Range, self.held.location().to_string()).with_source(error)
+        })?;
+        Ok(Sizes { total, used: total })
+    }
+
+    async fn check_room(&self) -> kv::Result<()> {
+        self.held.check_room().await
+    }
+
+    async fn defragment(&self) -> kv::Result<()> {
+        self.held.defragment().await
+    }
+}
+
+/// The bytes of all files in a folder. Files that go meanwhile count as nothing.
+fn bytes(path: &Path) -> io::Result<u64> {
+    let found = match path.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        found => found?,
+    };
+    if !found.is_dir() {
+        return Ok(found.len());
+    }
+    fs::read_dir(path)?.map(|entry| bytes(&entry?.path())).sum()
+}

@@ -1,0 +1,100 @@
+//! etcd's API in front of the daemon's store, for programs that are not ours: etcdctl, calicoctl, Felix, locks in any language.
+
+mod address;
+mod backing;
+mod connections;
+mod tls;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use datastore::Location;
+use etcd_api::Api;
+use tokio::task::JoinSet;
+
+use crate::daemon::Daemon;
+
+use address::Address;
+use backing::Served;
+use connections::Listener;
+use tls::{Files, Tls};
+
+/// The options of the API.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The URLs to listen at: `https://HOST:PORT`, `http://HOST:PORT`, `unix:PATH`. None: the API is not offered.
+    pub listen: Vec<String>,
+    /// The URLs by which clients reach it, where they are others.
+    pub advertise: Vec<String>,
+    /// The server's certificate, in PEM form.
+    pub cert: Option<PathBuf>,
+    /// The key of the certificate.
+    pub key: Option<PathBuf>,
+    /// The authorities whose clients may connect.
+    pub client_ca: Option<PathBuf>,
+    /// True if programs of this machine may connect without a certificate, over `http://` and loopback.
+    pub insecure_loopback: bool,
+}
+
+/// Why the API is not offered.
+#[derive(Debug)]
+pub struct Refused(String);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Refused {
+    fn at(url: &str, why: impl fmt::Display) -> Self {
+        Self(format!("cannot listen at {url}: {why}"))
+    }
+}
+
+/// Listens at all URLs. Returns the words about it for the daemon's line.
+///
+/// # Errors
+/// The URL that cannot be had, and what to change.
+pub(crate) async fn offer(
+    daemon: &Arc<Daemon>,
+    location: &Location,
+    options: &Options,
+    tasks: &mut JoinSet<()>,
+) -> Result<String, Refused> {
+    let Some(first) = options.listen.first() else { return Ok(String::new()) };
+    if location.path().is_none() {
+        let why = "the store is an etcd already, or gone with its process; --listen is for a store on sled or redb";
+        return Err(Refused::at(first, why));
+    }
+    let mut tls = None;
+    let (mut listeners, mut urls) = (Vec::new(), Vec::new());
+    for url in &options.listen {
+        let address = Address::parse(url).map_err(|why| Refused::at(url, why))?;
+        address.check(options).map_err(|why| Refused::at(url, why))?;
+        let tls = match (&address, &tls) {
+            (Address::Tcp { tls: true, .. }, Some(loaded)) => Some(Arc::clone(loaded)),
+            (Address::Tcp { tls: true, .. }, None) => {
+                let files = Files::of(options).ok_or_else(|| Refused::at(url, address::TLS))?;
+                let loaded = Arc::new(Tls::load(files).map_err(|why| Refused::at(url, why))?);
+                tls = Some(Arc::clone(&loaded));
+                Some(loaded)
+            }
+            _ => None,
+        };
+        let listener = Listener::bind(&address, tls).await.map_err(|why| Refused::at(url, why))?;
+        urls.push(listener.url().map_err(|why| Refused::at(url, why))?);
+        listeners.push(listener);
+    }
+    let said = format!(", with etcd's API at {}", urls.join(" and "));
+    let advertised = if options.advertise.is_empty() { urls } else { options.advertise.clone() };
+    let api = Api::new(Arc::new(Served::new(daemon.held.clone(), advertised)));
+    let connections = connections::accept(listeners, tasks);
+    tasks.spawn(async move {
+        if let Err(error) = api.server().serve_with_incoming(connections).await {
+            tracing::error!(%error, "etcd's API is not offered any more");
+        }
+    });
+    Ok(said)
+}
