@@ -80,7 +80,11 @@ fn wire(
 /// Reads the pod, its namespace and its node, as far as the configuration asks for them.
 fn read(add: &mut Add<'_, '_>) -> Result<Wanted> {
     let (setup, conf) = (add.setup, &add.setup.conf);
-    let mut client = setup.kubernetes.client()?;
+    let mut client = setup.kubernetes.client();
+    // Calico's plugin wants an API for each pod. A machine by itself may have none, and the network may need nothing of it.
+    if !setup.is_alone() {
+        client = Ok(client?);
+    }
     // Nobody waits for the store during the requests.
     add.pause();
     let until = Instant::now() + setup.store.patience;
@@ -91,6 +95,7 @@ fn read(add: &mut Add<'_, '_>) -> Result<Wanted> {
         let mut host_local = HostLocal::new(&setup.json)?;
         if host_local.wants_pod_cidrs() {
             let node = if conf.kubernetes_node.is_empty() { &setup.workload.node } else { &conf.kubernetes_node };
+            let client = client.as_mut().map_err(|error| error.clone())?;
             let cidrs = add.run(async |deadline| client.node_pod_cidrs(node, left(deadline)).await)?;
             host_local = host_local.with_pod_cidrs(node, &cidrs)?;
         }
@@ -98,6 +103,7 @@ fn read(add: &mut Add<'_, '_>) -> Result<Wanted> {
     }
     let facts = if conf.net.policy.kind == "k8s" {
         let Workload { namespace, id, .. } = &setup.workload;
+        let client = client.as_mut().map_err(|error| error.clone())?;
         let namespace_of_pod = add.run(async |deadline| client.namespace(namespace, left(deadline)).await)?;
         let pod = add.run(async |deadline| client.pod(namespace, id, left(deadline)).await)?;
         let allowed = Allowed {

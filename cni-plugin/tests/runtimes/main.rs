@@ -11,6 +11,7 @@ mod books;
 mod containerd;
 #[path = "../system/copy.rs"]
 mod copy;
+mod cri;
 #[path = "../system/lab.rs"]
 #[allow(dead_code, reason = "shared with the tests of the plugin alone")]
 mod lab;
@@ -36,10 +37,11 @@ const PODMAN: [Test; 4] = [
     ("podman_runs_containers_on_a_routed_network", podman::routed_containers_reach_each_other_and_leave_nothing),
 ];
 
-const CONTAINERD: [Test; 3] = [
+const CONTAINERD: [Test; 4] = [
     ("ctr_containers_reach_each_other_and_leave_nothing", containerd::containers_reach_each_other_and_leave_nothing),
     ("ctr_container_gets_its_addresses_back_after_a_reboot", containerd::gets_its_addresses_back_after_a_reboot),
     ("ctr_runs_containers_on_a_routed_network", containerd::routed_containers_reach_each_other_and_leave_nothing),
+    ("cri_pods_get_routed_addresses_and_leave_nothing", cri::pods_get_routed_addresses_and_leave_nothing),
 ];
 
 fn main() -> ExitCode {
