@@ -73,7 +73,10 @@ pub(crate) const ON_ETCD_ONLY: &[(&str, &str)] = &[
     ("nodename-file-missing", "no agent of Calico's writes that file where the store is one machine's"),
     ("node-name-with-dashes", "it is about two nodes, and an embedded store is one node's"),
     ("not-ready", "an embedded store has no ClusterInformation"),
-    ("pod-without-kubeconfig", "a pod on one machine needs no Kubernetes; the test with containerd's CRI runs such pods"),
+    (
+        "pod-without-kubeconfig",
+        "a pod on one machine needs no Kubernetes; the test with containerd's CRI runs such pods",
+    ),
 ];
 
 const fn case(case: &'static str, steps: Steps, edits: &'static [Edit], reason: &'static str) -> Exception {
