@@ -35,7 +35,7 @@ const WAIT: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub struct Held {
     shared: Arc<Shared>,
-    /// What this handle's calls of the store are for.
+    /// The purpose of the calls that this handle makes.
     purpose: Purpose,
 }
 

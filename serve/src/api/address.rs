@@ -22,7 +22,7 @@ impl Address {
     /// From a URL.
     ///
     /// # Errors
-    /// The words about what is wrong with it.
+    /// The reason why it cannot be used.
     pub(super) fn parse(url: &str) -> Result<Self, String> {
         if let Some(path) = url.strip_prefix("unix:") {
             let path = PathBuf::from(path.strip_prefix("//").unwrap_or(path));
@@ -44,7 +44,7 @@ impl Address {
     /// Checks that clients can reach it, and that nobody else can.
     ///
     /// # Errors
-    /// What to change.
+    /// The advice about what to change.
     pub(super) fn check(&self, options: &Options) -> Result<(), &'static str> {
         let Self::Tcp { addresses, tls } = self else { return Ok(()) };
         if options.advertise.is_empty() && addresses.iter().any(|address| address.ip().is_unspecified()) {

@@ -53,7 +53,7 @@ impl Refused {
     }
 }
 
-/// Listens at all URLs. Returns the words about it for the daemon's line.
+/// Listens at all URLs. Returns the part about them of the line with which the daemon starts.
 ///
 /// # Errors
 /// The URL that cannot be had, and what to change.

@@ -50,7 +50,7 @@ fn certificates_are_read_again_when_they_change() {
     call(&api, &files, "authority.pem", true).ok();
     files.issue().unwrap();
     call(&api, &files, "authority.pem", true).ok();
-    // What cannot be used leaves the certificate as it was.
+    // A file that cannot be used leaves the certificate as it was.
     sleep(Duration::from_millis(20));
     std::fs::write(files.path("server.pem"), "no certificate").unwrap();
     call(&api, &files, "authority.pem", true).ok();
