@@ -6,11 +6,10 @@
 
 mod support;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode};
+use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,8 +18,8 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_NETFILTER;
-use nix::sched::{CloneFlags, setns, unshare};
-use support::{Netns, on_a_host, said, shell};
+use nix::sched::{CloneFlags, setns};
+use support::{Netns, on_a_host, shell};
 use wiring::{Device, Forwarding, NextHop, OldInterface, Plan, connect, ensure_forwarding, masquerade};
 
 /// A family of addresses: the host and the world on one link, and two pools with two containers and one.
