@@ -252,6 +252,10 @@ impl Held {
     /// Lets the processes that wait for the lock have the store, and takes it back. A process that has announced itself is
     /// waited for, at most 20 ms.
     pub async fn hand_over(&self, announced: Announced) {
+        self.to_the_end(move |held| async move { held.hand_over_at_once(announced).await }).await;
+    }
+
+    async fn hand_over_at_once(&self, announced: Announced) {
         let mut state = Arc::clone(&self.shared.state).write_owned().await;
         let Some(open) = state.open.take() else { return };
         self.shared.metrics.lock_handed_over();
@@ -283,6 +287,20 @@ impl Held {
     /// # Errors
     /// Those of the engine.
     pub(crate) async fn defragment(&self) -> Result<()> {
+        let defragmented = self.to_the_end(|held| async move { held.defragment_at_once().await }).await;
+        defragmented.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))
+    }
+
+    /// Does something that closes the store, also if the caller goes away in the middle: a store that is half closed would keep its
+    /// lock for as long as a watch has it. `None` if it panicked, or the runtime ends.
+    async fn to_the_end<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
+        &self,
+        work: impl FnOnce(Self) -> F,
+    ) -> Option<T> {
+        tokio::spawn(work(self.clone())).await.ok()
+    }
+
+    async fn defragment_at_once(&self) -> Result<()> {
         let mut state = Arc::clone(&self.shared.state).write_owned().await;
         if let Some(open) = state.open.take() {
             self.shared.metrics.lock_handed_over();
