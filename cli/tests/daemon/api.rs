@@ -5,13 +5,15 @@ mod etcdctl;
 mod mutual_tls;
 mod together;
 
+use std::fs::{self, File};
+use std::path::PathBuf;
 use std::process::Command;
 
 use nix::sys::signal::Signal;
 
 use crate::daemon::Daemon;
 use crate::lab::Lab;
-use crate::programs::{Ended, margay, run, wait_until};
+use crate::programs::{Ended, Running, margay, run, wait_until};
 
 /// A daemon that offers the API on loopback.
 #[derive(Debug)]
@@ -64,5 +66,35 @@ impl Api {
     fn end(self) {
         self.daemon.signal(Signal::SIGTERM);
         self.daemon.wait().ok();
+    }
+}
+
+/// An `etcdctl watch` of `/t/` that is under way.
+#[derive(Debug)]
+struct Watching {
+    etcdctl: Running,
+    said: PathBuf,
+}
+
+impl Watching {
+    /// Puts `/t/begin`, and begins to watch with that event.
+    fn start(api: &Api, lab: &Lab) -> Self {
+        api.etcdctl("put /t/begin x").ok();
+        let said = lab.root().join("watched");
+        let mut command = api.etcdctl_command("watch /t/ --prefix --rev 1");
+        command.stdout(File::create(&said).unwrap());
+        let watching = Self { etcdctl: Running::start(command, ""), said };
+        watching.until("/t/begin");
+        watching
+    }
+
+    /// Waits for an event of this key.
+    fn until(&self, key: &str) {
+        wait_until(&format!("an event of {key}"), || self.count(key) > 0);
+    }
+
+    /// How many events of this key have come.
+    fn count(&self, key: &str) -> usize {
+        fs::read_to_string(&self.said).unwrap().matches(&format!("{key}\n")).count()
     }
 }

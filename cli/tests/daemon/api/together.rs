@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use backend_etcd::{EtcdStore, Options};
 use kv::{Compare, Op, Range, RangeRequest, Revision, Store, Txn};
-use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use super::Api;
+use super::{Api, Watching};
 use crate::lab::{ENGINES, Lab, block_on};
-use crate::programs::{Call, Running, margay, run, signal};
+use crate::programs::{Call, Running, margay, run};
 
 #[test]
 fn every_rule_holds_through_the_api() {
@@ -80,18 +79,14 @@ fn a_watch_goes_on_after_other_processes_had_the_store() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.76.0.0/24");
         let api = Api::start(&lab);
-        let watch = Running::start(api.etcdctl_command("watch /t/ --prefix"), "");
-        // It begins at the revision at which the server hears of it.
-        sleep(Duration::from_millis(500));
+        let watching = Watching::start(&api, &lab);
         for round in 0..5 {
             lab.held_open(async |_| ());
             api.etcdctl(&format!("put /t/{round} x")).ok();
         }
-        sleep(Duration::from_millis(300));
-        signal(watch.pid(), Signal::SIGINT);
-        let seen = watch.end().out;
+        watching.until("/t/4");
         for round in 0..5 {
-            assert_eq!(seen.matches(&format!("/t/{round}\n")).count(), 1, "{engine}: {seen}");
+            assert_eq!(watching.count(&format!("/t/{round}")), 1, "{engine}: {round}");
         }
         api.end();
     }
@@ -109,14 +104,13 @@ fn a_restored_store_is_another_cluster_and_ends_watches_as_compacted() {
     };
     let before = cluster(&api);
     api.etcdctl("put /t/a 1").ok();
-    let watch = Running::start(api.etcdctl_command("watch /t/ --prefix"), "");
-    sleep(Duration::from_millis(500));
+    let watching = Watching::start(&api, &lab);
     let file = backup.display().to_string();
     let store = lab.url();
     spawn(move || run(margay(["--store", &store, "store", "restore", &file, "--replace"])).ok()).join().unwrap();
     assert_eq!(api.etcdctl("get /t/a").ok().out, "");
     assert_ne!(cluster(&api), before);
-    let ended = watch.end();
+    let ended = watching.etcdctl.end();
     assert!(ended.err.contains("required revision has been compacted"), "{ended:?}");
     api.end();
 }
