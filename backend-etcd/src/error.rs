@@ -41,6 +41,7 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
         Code::Unauthenticated if text.contains("invalid auth token") => ErrorKind::Auth(Auth::Unauthenticated),
         Code::Unknown => unknown(text),
         Code::Unauthenticated => return (ErrorKind::Auth(Auth::Unauthenticated), Outcome::Unknown),
+        Code::NotFound if text.contains("etcdserver: requested lease not found") => ErrorKind::LeaseNotFound,
         Code::PermissionDenied if text.contains("etcdserver: permission denied") => ErrorKind::Auth(Auth::Denied),
         Code::PermissionDenied => return (ErrorKind::Auth(Auth::Denied), Outcome::Unknown),
         Code::Cancelled if text.contains("Timeout expired") => ErrorKind::Timeout,

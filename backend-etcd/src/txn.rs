@@ -4,8 +4,8 @@
 //!
 //! - **A read in a branch that is empty**, if neither branch writes. etcd answers a transaction without operations from
 //!   the member that was asked, however far that is behind; a linearizable read in it makes it as fresh as other reads.
-//! - **A guard against leases.** A store has none, and a put would silently take a key out of the lease that somebody
-//!   else gave it. So each key that is put must have no lease. That is a compare, and if a compare fails, reads in the
+//! - **A guard against leases.** A put without a lease would silently take a key out of the lease that another program
+//!   attached it to. So each key that is put without a lease must have none. That is a compare, and if a compare fails, reads in the
 //!   else-branch tell whether it was that one. Where there is no room for it (the limits on compares, operations and
 //!   bytes), or the else-branch writes as well, the keys are looked at just before the transaction instead, which
 //!   leaves a small gap. What is in a range whose absence is compared has no lease.
@@ -106,7 +106,9 @@ fn leased(result: &TxnOpResponse) -> Option<Key> {
 /// The keys that are put and that may have a lease.
 fn keys_to_guard(txn: &Txn) -> BTreeSet<Key> {
     let put = |ops: &[Op]| -> Vec<Key> {
-        ops.iter().filter_map(|op| if let Op::Put { key, .. } = op { Some(key.clone()) } else { None }).collect()
+        ops.iter()
+            .filter_map(|op| if let Op::Put { key, lease: None, .. } = op { Some(key.clone()) } else { None })
+            .collect()
     };
     let absent: Vec<&Range> = txn.compares.iter().filter_map(compared_absent).collect();
     let is_absent = |key: &Key| absent.iter().any(|range| range.contains(key.as_bytes()));

@@ -4,8 +4,8 @@ use etcd_client::{
     CompareOp as WireOp, DeleteOptions, GetOptions, GetResponse, KeyValue, PutOptions, TxnOp, TxnOpResponse,
 };
 use kv::{
-    Compare, CompareOp, Content, Key, Kv, Op, OpResult, Prev, Range, RangeRequest, RangeResponse, Revision, Target,
-    TxnRange, Value,
+    Compare, CompareOp, Content, Key, Kv, LeaseId, Op, OpResult, Prev, Range, RangeRequest, RangeResponse, Revision,
+    Target, TxnRange, Value,
 };
 
 /// The smallest key there can be.
@@ -82,6 +82,7 @@ pub(crate) fn compare(compare: &Compare) -> etcd_client::Compare {
         Target::CreateRevision(revision) => etcd_client::Compare::create_revision(key, op, revision.get()),
         Target::ModRevision(revision) => etcd_client::Compare::mod_revision(key, op, revision.get()),
         Target::Value(value) => etcd_client::Compare::value(key, op, value.as_bytes()),
+        Target::Lease(lease) => etcd_client::Compare::lease(key, op, *lease),
         // A target that this version does not know could only be sent wrongly; one that never holds is safe.
         _ => etcd_client::Compare::version(key, WireOp::Less, 0),
     };
@@ -90,10 +91,11 @@ pub(crate) fn compare(compare: &Compare) -> etcd_client::Compare {
 
 pub(crate) fn op(op: &Op) -> TxnOp {
     match op {
-        Op::Put { key, value, prev } => {
+        Op::Put { key, value, prev, lease } => {
+            let options = PutOptions::new().with_lease(LeaseId::number(*lease));
             let options = match prev {
-                Prev::Omit => PutOptions::new(),
-                Prev::Return => PutOptions::new().with_prev_key(),
+                Prev::Omit => options,
+                Prev::Return => options.with_prev_key(),
             };
             TxnOp::put(key.as_bytes(), value.as_bytes(), Some(options))
         }
@@ -117,6 +119,7 @@ pub(crate) fn op(op: &Op) -> TxnOp {
 
 pub(crate) fn kv(found: KeyValue) -> Kv {
     let (create, modified, version) = (found.create_revision(), found.mod_revision(), found.version());
+    let lease = LeaseId::new(found.lease());
     let (key, value) = found.into_key_value();
     Kv {
         key: Key::new(key),
@@ -124,6 +127,7 @@ pub(crate) fn kv(found: KeyValue) -> Kv {
         create_revision: Revision::new(create),
         mod_revision: Revision::new(modified),
         version,
+        lease,
     }
 }
 

@@ -27,7 +27,9 @@ pub fn answer_option(option: Option<&OsStr>) -> Option<Outcome> {
     let stdout = match option?.to_str()? {
         // `-v` is what Calico's plugins have.
         "-V" | "-v" | "--version" => {
-            format!("margay-ipam {}\nCNI versions: {}\n", env!("CARGO_PKG_VERSION"), versions::SUPPORTED.join(", "))
+            let (version, cni) = (env!("CARGO_PKG_VERSION"), versions::SUPPORTED.join(", "));
+            // `margay store upgrade` reads the last line.
+            format!("margay-ipam {version}\nCNI versions: {cni}\nFormats of stores: 1, 2\n")
         }
         "-h" | "--help" => HELP.to_owned(),
         _ => return None,

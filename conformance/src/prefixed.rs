@@ -59,7 +59,7 @@ impl Prefixed {
             Op::Put { key, .. } if key.is_empty() => {
                 return Err(Error::new(InvalidArgument::EmptyKey.into(), Operation::Txn, NAME));
             }
-            Op::Put { key, value, prev } => Op::Put { key: self.key(&key), value, prev },
+            Op::Put { key, value, prev, lease } => Op::Put { key: self.key(&key), value, prev, lease },
             Op::Delete { range, prev } => Op::Delete { range: self.confined(&range, Operation::Txn)?, prev },
             Op::Range(TxnRange { range, limit, content, .. }) => {
                 Op::Range(TxnRange::new(self.confined(&range, Operation::Txn)?).with_limit(limit).with_content(content))

@@ -79,7 +79,7 @@ impl State {
 
     fn apply(&mut self, op: &Op, next: Revision, events: &mut Vec<Event>) -> OpResult {
         match op {
-            Op::Put { key, value, prev } => {
+            Op::Put { key, value, prev, .. } => {
                 let event = self.put(key, value, next);
                 let old = event.prev.clone().filter(|_| *prev == Prev::Return);
                 self.happen(&event);
@@ -110,6 +110,7 @@ impl State {
             create_revision: old.as_ref().map_or(next, |old| old.create_revision),
             mod_revision: next,
             version: old.as_ref().map_or(0, |old| old.version) + 1,
+            lease: None,
         };
         Event { kind: EventKind::Put, kv, prev: old }
     }
@@ -131,6 +132,7 @@ pub(crate) fn deletion(old: &Kv, at: Revision) -> Event {
         create_revision: Revision::UNSET,
         mod_revision: at,
         version: 0,
+        lease: None,
     };
     Event { kind: EventKind::Delete, kv, prev: Some(old.clone()) }
 }

@@ -49,6 +49,7 @@ impl Steps {
                     create_revision: self.revision(n % KEPT + 1),
                     mod_revision: self.revision(n + 1),
                     version: signed(n / KEPT) + 1,
+                    lease: None,
                 };
                 entries.insert(kv.key.clone(), kv);
             }

@@ -440,7 +440,14 @@ pub(crate) fn after(revision: Revision, steps: i64) -> Revision {
 
 /// An entry as it has to be.
 pub(crate) fn entry(key: &str, value: &str, create: Revision, modified: Revision, version: i64) -> Kv {
-    Kv { key: Key::from(key), value: value.into(), create_revision: create, mod_revision: modified, version }
+    Kv {
+        key: Key::from(key),
+        value: value.into(),
+        create_revision: create,
+        mod_revision: modified,
+        version,
+        lease: None,
+    }
 }
 
 /// The entries that the read at this place of a transaction found.

@@ -97,6 +97,7 @@ pub fn cases() -> Vec<Case> {
             T22 txn::disjoint_txns_race: T11 R2, beside others;
             T23 txn_compare::compare_only_is_fresh: T10 T9 R6, beside others;
             T24 txn_compare::numbers_of_existing_key: T1, beside others;
+            T25 txn_compare::unknown_lease: T12 E1, beside others;
         }
         Range {
             G01 range::limits: G4 G3, beside others;

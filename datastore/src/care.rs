@@ -8,7 +8,7 @@ use kv_mvcc::local::{self, Engine};
 use tokio::task::spawn_blocking;
 
 pub use kv_mvcc::local::{Glance, Holder, Queued, Room, Upgraded};
-pub use kv_mvcc::{Changes, MvccStore, Oldest, Retention, Status, Verified};
+pub use kv_mvcc::{Changes, FORMAT_WITH_LEASES, MvccStore, Oldest, Retention, Status, Verified};
 
 use crate::engines;
 use crate::location::Location;
@@ -70,6 +70,17 @@ pub async fn newest(location: &Location) -> Result<Option<Revision>> {
 /// Those of [`local::shrink_blocking`]; `Unsupported` for any other store.
 pub async fn shrink(location: &Location, wait: Duration) -> Result<Room> {
     on_files(location, wait, |engine, path, options| local::shrink_blocking(engine, path, &options)).await
+}
+
+/// Makes an empty embedded store in a format of rows. False if there is a store already.
+///
+/// # Errors
+/// Those of [`local::create_blocking`]; `Unsupported` for any other store.
+pub async fn create(location: &Location, format: u32, wait: Duration) -> Result<bool> {
+    on_files(location, wait, move |engine, path, options| {
+        local::create_blocking(engine, path, &options.with_format(format))
+    })
+    .await
 }
 
 /// Raises an embedded store to the newest format.

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use kv::{Granted, Key, Lease, LeaseId, Revision};
 
 /// Under which names a store answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +51,39 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// # Errors
     /// `NoSpace` if there is none; the store cannot be reached.
     async fn check_room(&self) -> kv::Result<()>;
+
+    /// Raises the mark below which clients of the API read nothing. A store that has no mark of its own for them compacts.
+    ///
+    /// # Errors
+    /// Those of a compaction.
+    async fn compact(&self, to: Revision) -> kv::Result<()>;
+
+    /// The oldest revision that clients of the API may read; unset if all can.
+    fn oldest(&self) -> Revision;
+
+    /// Grants a lease, durably.
+    ///
+    /// # Errors
+    /// `Unsupported`, with what to do, if the store keeps no leases; the store's.
+    async fn grant(&self, lease: Lease) -> kv::Result<Granted>;
+
+    /// Ends a lease and deletes its keys in one transaction. Returns the revision after it.
+    ///
+    /// # Errors
+    /// `LeaseNotFound`; the store's.
+    async fn revoke(&self, id: LeaseId) -> kv::Result<Revision>;
+
+    /// All leases that are granted.
+    ///
+    /// # Errors
+    /// The store's.
+    async fn leases(&self) -> kv::Result<Vec<Lease>>;
+
+    /// The keys that are attached to a lease, ascending.
+    ///
+    /// # Errors
+    /// The store's.
+    async fn leased(&self, id: LeaseId) -> kv::Result<Vec<Key>>;
 
     /// Has the files give up the room that they do not need. Other requests wait meanwhile.
     ///

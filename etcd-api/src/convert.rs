@@ -4,7 +4,7 @@ use etcd_client::proto::{
     PbCompare, PbDeleteRequest, PbKeyValue, PbPutRequest, PbRangeRequest, PbTargetUnion, PbTxnOpRequest, PbTxnRequest,
     PbTxnRequestOp,
 };
-use kv::{Compare, CompareOp, Key, Kv, Op, Prev, Range, Revision, Target, Txn, Value};
+use kv::{Compare, CompareOp, Key, Kv, LeaseId, Op, Prev, Range, Revision, Target, Txn, Value};
 use tonic::Status;
 
 use crate::refusals::{Refusal, unsupported};
@@ -32,7 +32,7 @@ pub(crate) fn key_value(kv: Kv) -> PbKeyValue {
         create_revision: kv.create_revision.get(),
         mod_revision: kv.mod_revision.get(),
         version: kv.version,
-        lease: 0,
+        lease: LeaseId::number(kv.lease),
     }
 }
 
@@ -81,16 +81,13 @@ fn put_op(put: PbPutRequest) -> Result<Op, Status> {
 /// A put.
 ///
 /// # Errors
-/// A key without bytes; a lease, of which there are none.
+/// A key without bytes.
 pub(crate) fn put_of(put: PbPutRequest) -> Result<Op, Status> {
     if put.key.is_empty() {
         return Err(Refusal::EmptyKey.into());
     }
-    if put.lease != 0 {
-        return Err(Refusal::LeaseNotFound.into());
-    }
     let prev = if put.prev_kv { Prev::Return } else { Prev::Omit };
-    Ok(Op::Put { key: Key::new(put.key), value: Value::new(put.value), prev })
+    Ok(Op::Put { key: Key::new(put.key), value: Value::new(put.value), prev, lease: LeaseId::new(put.lease) })
 }
 
 /// A deletion.
@@ -123,17 +120,12 @@ fn compare(compare: PbCompare) -> Result<Compare, Status> {
         (1, Some(PbTargetUnion::CreateRevision(revision))) => Target::CreateRevision(Revision::new(revision)),
         (2, Some(PbTargetUnion::ModRevision(revision))) => Target::ModRevision(Revision::new(revision)),
         (VALUE, Some(PbTargetUnion::Value(value))) => Target::Value(Value::new(value)),
-        // No key has a lease, so the compare of one with 0 holds for all keys, or for none.
-        (4, union) => {
-            let given = if let Some(PbTargetUnion::Lease(lease)) = union { lease } else { 0 };
-            let below_all = Target::Version(-1);
-            let op = if op.holds(&0, &given) { CompareOp::Greater } else { CompareOp::Less };
-            return Ok(Compare::new(range(compare.key, compare.range_end)?, op, below_all));
-        }
+        (4, Some(PbTargetUnion::Lease(lease))) => Target::Lease(lease),
         // A message without the number has zero.
         (0, None) => Target::Version(0),
         (1, None) => Target::CreateRevision(Revision::UNSET),
         (2, None) => Target::ModRevision(Revision::UNSET),
+        (4, None) => Target::Lease(0),
         _ => return Err(unknown()),
     };
     Ok(Compare::new(range(compare.key, compare.range_end)?, *op, target))

@@ -9,7 +9,7 @@ use etcd_client::proto::{
     PbTxnResponse,
 };
 use futures::Stream;
-use kv::{Compare, Op, OpResult, RangeRequest, Revision, Txn};
+use kv::{Compare, LeaseId, Op, OpResult, RangeRequest, Revision, Txn};
 use tonic::{Request, Response, Status};
 
 use crate::Api;
@@ -27,6 +27,7 @@ impl PbKvService for Api {
     async fn range(&self, request: Request<PbRangeRequest>) -> Result<Response<PbRangeResponse>, Status> {
         let request = request.into_inner();
         let shape = Shape::of(&request);
+        self.check_past(request.revision)?;
         let read = RangeRequest::new(convert::range(request.key, request.range_end)?)
             .with_at(Revision::new(request.revision))
             .with_limit(shape.limit_of_store())
@@ -97,13 +98,19 @@ impl PbKvService for Api {
             // etcd has compacted what lies before its first revision.
             return Err(Refusal::Compacted.into());
         }
-        self.backing.store().compact(revision).await.map_err(|error| status(&error))?;
+        self.backing.compact(revision).await.map_err(|error| status(&error))?;
         let now = self.revision().await?;
         Ok(Response::new(PbCompactionResponse { header: self.header(now) }))
     }
 }
 
 impl Api {
+    /// Refuses what lies below the mark of clients, whether the store still has it or not.
+    fn check_past(&self, revision: i64) -> Result<(), Status> {
+        let is_past = revision > 0 && revision < self.backing.oldest().get();
+        if is_past { Err(Refusal::Compacted.into()) } else { Ok(()) }
+    }
+
     async fn txn_of(&self, txn: Txn) -> Result<kv::TxnResponse, Status> {
         let puts = txn.success.iter().chain(&txn.failure).any(|op| matches!(op, Op::Put { .. }));
         let store = if puts { self.backing.store() } else { self.backing.store_to_release() };
@@ -119,6 +126,9 @@ impl Api {
             let Some(stored) = found.kvs.into_iter().next() else { return Err(Refusal::KeyNotFound.into()) };
             if put.ignore_value {
                 again.value = stored.value.as_bytes().to_vec();
+            }
+            if put.ignore_lease {
+                again.lease = LeaseId::number(stored.lease);
             }
             let is_unchanged = Compare::unchanged(stored.key.clone(), stored.mod_revision);
             let txn = Txn::new().with_compares([is_unchanged]).with_success([convert::put_of(again)?]);

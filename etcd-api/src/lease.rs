@@ -1,55 +1,151 @@
-//! The service Lease, which is not offered yet: no lease exists.
+//! The service Lease.
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client::proto::{
     PbLeaseGrantRequest, PbLeaseGrantResponse, PbLeaseKeepAliveRequest, PbLeaseKeepAliveResponse, PbLeaseLeasesRequest,
-    PbLeaseLeasesResponse, PbLeaseRevokeRequest, PbLeaseRevokeResponse, PbLeaseService, PbLeaseTimeToLiveRequest,
-    PbLeaseTimeToLiveResponse,
+    PbLeaseLeasesResponse, PbLeaseRevokeRequest, PbLeaseRevokeResponse, PbLeaseService, PbLeaseStatus,
+    PbLeaseTimeToLiveRequest, PbLeaseTimeToLiveResponse,
 };
 use futures::Stream;
+use futures::stream::unfold;
+use kv::{ErrorKind, Granted, Lease, LeaseId, Outcome};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::Api;
-use crate::refusals::Refusal;
+use crate::lease_clock::Left;
+use crate::refusals::{Refusal, status};
+
+/// The shortest time to live, in seconds: as with an etcd of the usual settings, a shorter one is raised to it.
+const SHORTEST: i64 = 2;
+/// The longest time to live, in seconds, as with etcd.
+const LONGEST: i64 = 9_000_000_000;
+/// The time to live of a lease that is not there, as etcd says it.
+const GONE: i64 = -1;
 
 #[async_trait]
 impl PbLeaseService for Api {
     type LeaseKeepAliveStream = Pin<Box<dyn Stream<Item = Result<PbLeaseKeepAliveResponse, Status>> + Send>>;
 
-    async fn lease_grant(&self, _: Request<PbLeaseGrantRequest>) -> Result<Response<PbLeaseGrantResponse>, Status> {
-        Err(Status::failed_precondition("this store keeps no leases"))
+    async fn lease_grant(
+        &self,
+        request: Request<PbLeaseGrantRequest>,
+    ) -> Result<Response<PbLeaseGrantResponse>, Status> {
+        let PbLeaseGrantRequest { ttl, id } = request.into_inner();
+        if ttl > LONGEST {
+            return Err(Refusal::LeaseTooLong.into());
+        }
+        let ttl = Duration::from_secs(ttl.max(SHORTEST).unsigned_abs());
+        self.leases_are_known().await;
+        let lease = Lease { id: LeaseId::new(id).unwrap_or_else(|| self.free_lease_id()), ttl };
+        let api = self.clone();
+        // A client that goes away in between leaves no lease behind whose time nobody keeps.
+        let granting = tokio::spawn(async move { api.grant(lease).await });
+        granting.await.unwrap_or_else(|_| Err(Refusal::Stopped.into()))?;
+        let header = self.header(self.recent_revision().await?);
+        Ok(Response::new(PbLeaseGrantResponse { header, id: lease.id.get(), ttl: seconds(ttl), error: String::new() }))
     }
 
-    async fn lease_revoke(&self, _: Request<PbLeaseRevokeRequest>) -> Result<Response<PbLeaseRevokeResponse>, Status> {
-        Err(Refusal::LeaseNotFound.into())
+    async fn lease_revoke(
+        &self,
+        request: Request<PbLeaseRevokeRequest>,
+    ) -> Result<Response<PbLeaseRevokeResponse>, Status> {
+        let id = LeaseId::new(request.into_inner().id).ok_or(Refusal::LeaseNotFound)?;
+        let now = self.backing.revoke(id).await.map_err(|error| status(&error))?;
+        self.clock.forget(id);
+        Ok(Response::new(PbLeaseRevokeResponse { header: self.header(now) }))
     }
 
     async fn lease_keep_alive(
         &self,
-        _: Request<Streaming<PbLeaseKeepAliveRequest>>,
+        request: Request<Streaming<PbLeaseKeepAliveRequest>>,
     ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
-        Err(Refusal::LeaseNotFound.into())
+        let renewals = unfold((self.clone(), request.into_inner()), |(api, mut requests)| async {
+            match requests.message().await {
+                Ok(Some(request)) => Some((api.renew(request.id).await, (api, requests))),
+                Ok(None) | Err(_) => None,
+            }
+        });
+        Ok(Response::new(Box::pin(renewals)))
     }
 
     async fn lease_time_to_live(
         &self,
         request: Request<PbLeaseTimeToLiveRequest>,
     ) -> Result<Response<PbLeaseTimeToLiveResponse>, Status> {
-        let now = self.revision().await?;
-        // etcd answers with this time for a lease that is gone.
-        let answer = PbLeaseTimeToLiveResponse {
-            header: self.header(now),
-            id: request.into_inner().id,
-            ttl: -1,
-            ..Default::default()
+        let PbLeaseTimeToLiveRequest { id, keys } = request.into_inner();
+        self.leases_are_known().await;
+        let left = LeaseId::new(id).and_then(|lease| Some((lease, self.clock.left(lease)?)));
+        let Some((lease, Left { ttl, left })) = left else {
+            let header = self.header(self.recent_revision().await?);
+            return Ok(Response::new(PbLeaseTimeToLiveResponse { header, id, ttl: GONE, ..Default::default() }));
         };
-        Ok(Response::new(answer))
+        let keys = if keys { self.backing.leased(lease).await.map_err(|error| status(&error))? } else { Vec::new() };
+        Ok(Response::new(PbLeaseTimeToLiveResponse {
+            header: self.header(self.recent_revision().await?),
+            id,
+            ttl: seconds(left),
+            granted_ttl: seconds(ttl),
+            keys: keys.into_iter().map(|key| key.as_bytes().to_vec()).collect(),
+        }))
     }
 
     async fn lease_leases(&self, _: Request<PbLeaseLeasesRequest>) -> Result<Response<PbLeaseLeasesResponse>, Status> {
-        let now = self.revision().await?;
-        Ok(Response::new(PbLeaseLeasesResponse { header: self.header(now), ..Default::default() }))
+        self.leases_are_known().await;
+        let leases = self.clock.ids().into_iter().map(|id| PbLeaseStatus { id: id.get() }).collect();
+        let header = self.header(self.recent_revision().await?);
+        Ok(Response::new(PbLeaseLeasesResponse { header, leases }))
     }
+}
+
+impl Api {
+    async fn leases_are_known(&self) {
+        self.clock.until_loaded(self.backing.identity().cluster).await;
+    }
+
+    /// A number that no lease has.
+    fn free_lease_id(&self) -> LeaseId {
+        loop {
+            let id = LeaseId::new(fastrand::i64(1..));
+            if let Some(id) = id.filter(|id| self.clock.left(*id).is_none()) {
+                return id;
+            }
+        }
+    }
+
+    /// Grants a lease. Its time begins before it is there, so that it ends in any case.
+    async fn grant(&self, lease: Lease) -> Result<(), Status> {
+        if !self.clock.begin(lease) {
+            return Err(Refusal::LeaseExists.into());
+        }
+        match self.backing.grant(lease).await {
+            Ok(Granted::New) => Ok(()),
+            // A lease that the clock has not seen granted: another store has just taken the place of this one.
+            Ok(Granted::Taken) => Err(Refusal::LeaseExists.into()),
+            Err(error) => {
+                if error.outcome() == Outcome::NotApplied {
+                    self.clock.forget(lease.id);
+                }
+                Err(match error.kind() {
+                    ErrorKind::Unsupported => Status::failed_precondition(error.detail().unwrap_or("no leases")),
+                    _ => status(&error),
+                })
+            }
+        }
+    }
+
+    /// Gives a lease its full time again. The answer for one that is not there has no time.
+    async fn renew(&self, id: i64) -> Result<PbLeaseKeepAliveResponse, Status> {
+        self.leases_are_known().await;
+        let renewed = LeaseId::new(id).and_then(|id| self.clock.renew(id));
+        let header = self.header(self.recent_revision().await?);
+        Ok(PbLeaseKeepAliveResponse { header, id, ttl: renewed.map_or(0, |left| seconds(left.ttl)) })
+    }
+}
+
+/// Whole seconds, as etcd counts them down.
+fn seconds(time: Duration) -> i64 {
+    i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }

@@ -3,14 +3,13 @@
 //!
 //! [`Api`] has the services; [`Backing`] is what they need besides [`kv::Store`]. No engine and no IPAM is known here.
 //!
-//! Leases are not served: a request with one gets etcd's error for a lease that does not exist.
-
 mod auth;
 mod backing;
 mod cluster;
 mod convert;
 mod kv_service;
 mod lease;
+mod lease_clock;
 mod maintenance;
 mod refusals;
 mod sorting;
@@ -34,6 +33,8 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 
 pub use backing::{Backing, Identity, Sizes};
+
+use lease_clock::LeaseClock;
 
 /// The version that `Maintenance.Status` reports: the oldest whose reports of progress clients believe. They
 /// are never ahead of an event here.
@@ -64,12 +65,20 @@ pub struct Api {
     newest: Arc<Mutex<Option<(u64, Revision)>>>,
     /// The room for further watches.
     watches: Arc<Semaphore>,
+    /// The time of leases.
+    clock: Arc<LeaseClock>,
 }
 
 impl Api {
     /// The services over this store.
     pub fn new(backing: Arc<dyn Backing>) -> Self {
-        Self { backing, newest: Arc::default(), watches: Arc::new(Semaphore::new(MOST_WATCHES)) }
+        let watches = Arc::new(Semaphore::new(MOST_WATCHES));
+        Self { backing, newest: Arc::default(), watches, clock: Arc::default() }
+    }
+
+    /// Has leases end in their time, for ever. Requests about leases wait for the begin of this.
+    pub async fn end_leases(&self) {
+        self.clock.run(&*self.backing).await;
     }
 
     /// All services, for a server of gRPC.
@@ -110,6 +119,7 @@ impl Api {
         let found = self.backing.store().range(nothing).await.map_err(|error| refusals::status(&error))?;
         Ok(found.revision)
     }
+
     /// The store's revision, or the newest one of an answer while another process has the store.
     async fn recent_revision(&self) -> Result<Revision, Status> {
         if let Ok(revision) = timeout(RECENT, self.revision()).await {

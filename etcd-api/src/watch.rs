@@ -143,6 +143,10 @@ impl Session {
             None => return self.refuse(now, "mvcc: watcher range is empty").await,
         };
         let start = if wanted.start == 0 { now.next() } else { Revision::new(wanted.start) };
+        let oldest = self.api.backing.oldest();
+        if start < oldest {
+            return self.compacted(id, now, oldest, true).await;
+        }
         let prev = if wanted.prev { Prev::Return } else { Prev::Omit };
         let request = WatchRequest::new(range, start).with_prev(prev).with_progress(Progress::Report);
         let stream = match self.api.backing.store().watch(request).await {

@@ -8,23 +8,34 @@
 //! | `c` key | the [`Pointer`] to the live value of a key |
 //! | `l` revision, sub | a [`LogRow`]: one change, without values |
 //! | `v` revision, sub, chunk | a piece of the value that was written there |
+//! | `e` lease | a [`Lease`] that is granted |
+//! | `k` lease, key | nothing: a live key that is attached to a lease |
 //!
 //! Numbers in keys are big endian (8, 4 and 4 bytes), so that they sort. Each row begins with the version of its
 //! encoding and a CRC-32 over its key and the rest, so that a flipped bit, or a row in the wrong place, is found.
+//!
+//! Leases and the clients' mark came with format 2. A row that says something of them has version 2: what version 1 has, and
+//! then the row's [`Extra`](Row::Extra). All other rows are spelled as before, so an upgrade writes none of them anew.
 
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
+use bincode::de::Decoder;
+use bincode::enc::Encoder;
+use bincode::error::{DecodeError, EncodeError};
 use bincode::{Decode, Encode};
+use kv::LeaseId;
 use uuid::Uuid;
 
 use crate::table::MAX_ROW_BYTES;
 
-/// The format that new stores get, and the newest that is read.
-pub(crate) const FORMAT: u32 = 1;
-/// The oldest format that is read.
-pub(crate) const OLDEST_FORMAT: u32 = 1;
+/// The format that new stores get unless another one is asked for, and the oldest that is read.
+pub const FORMAT: u32 = 1;
+/// The format with leases and the clients' mark, and the newest that is read.
+pub const FORMAT_WITH_LEASES: u32 = 2;
 
 /// The version of the encoding of rows.
 const ROW_VERSION: u8 = 1;
+/// The version of rows with an [`Extra`](Row::Extra).
+const ROW_VERSION_WITH_EXTRA: u8 = 2;
 /// The version and the checksum in front of each row.
 const SEAL_BYTES: usize = 5;
 /// The most bytes of a value that one row holds. Part of the format: the length of a value says how many rows it has.
@@ -65,7 +76,7 @@ impl Place {
 }
 
 /// An entry without its key and value: its metadata, and where its value is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pointer {
     pub(crate) create_revision: u64,
     pub(crate) version: u64,
@@ -73,7 +84,24 @@ pub(crate) struct Pointer {
     pub(crate) place: Place,
     /// The bytes of the value.
     pub(crate) len: u32,
+    /// The lease that the key is attached to. Rows have it in their [`Extra`](Row::Extra).
+    pub(crate) lease: Option<LeaseId>,
 }
+
+impl Encode for Pointer {
+    fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
+        (self.create_revision, self.version, self.place, self.len).encode(encoder)
+    }
+}
+
+impl<Context> Decode<Context> for Pointer {
+    fn decode<D: Decoder<Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
+        let (create_revision, version, place, len) = Decode::decode(decoder)?;
+        Ok(Self { create_revision, version, place, len, lease: None })
+    }
+}
+
+bincode::impl_borrow_decode!(Pointer);
 
 impl Pointer {
     /// How many rows the value has; an empty one has none.
@@ -100,8 +128,15 @@ pub(crate) enum Change {
     Delete,
 }
 
-/// The one row that says where the store stands.
+/// A lease that is granted. Its time is not in the store: whoever keeps it begins anew after a start, as etcd does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) struct Lease {
+    /// The time to live that was granted, in seconds.
+    pub(crate) ttl: u64,
+}
+
+/// The one row that says where the store stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State {
     /// The newest revision.
     pub(crate) revision: u64,
@@ -117,10 +152,37 @@ pub(crate) struct State {
     pub(crate) live: u64,
     /// The wrapping sum of [`fingerprint`] over all live keys: tells whether one of them was lost.
     pub(crate) digest: u64,
+    /// The oldest revision that clients of etcd's API may read; 0 if all that are there. History below it is kept.
+    pub(crate) client_mark: u64,
+    /// How many leases were granted or revoked: tells two states of one revision apart.
+    pub(crate) lease_changes: u64,
+}
+
+impl Encode for State {
+    fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
+        let Self { revision, compacted, swept, log_bytes, time, live, digest, .. } = self;
+        (revision, compacted, swept, log_bytes, time, live, digest).encode(encoder)
+    }
+}
+
+impl<Context> Decode<Context> for State {
+    fn decode<D: Decoder<Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
+        let (revision, compacted, swept, log_bytes, time, live, digest) = Decode::decode(decoder)?;
+        Ok(Self { revision, compacted, swept, log_bytes, time, live, digest, ..Self::NEW })
+    }
 }
 
 /// What a row can hold.
 pub(crate) trait Row: Encode + Decode<()> {
+    /// The part that rows of version 1 do not have. The default says nothing.
+    type Extra: Default + PartialEq + Encode + Decode<()>;
+
+    /// That part.
+    fn extra(&self) -> Self::Extra;
+
+    /// Takes that part over from a row of version 2.
+    fn set_extra(&mut self, extra: Self::Extra);
+
     /// False for what no store ever writes: numbers that leave no room to count on, values that no store takes. A row may
     /// have such numbers and a right checksum all the same if somebody made it so.
     fn is_possible(&self) -> bool;
@@ -130,12 +192,29 @@ pub(crate) trait Row: Encode + Decode<()> {
 const MAX_NUMBER: u64 = (i64::MAX - 1).cast_unsigned();
 
 impl Row for Place {
+    type Extra = ();
+
+    fn extra(&self) {}
+
+    fn set_extra(&mut self, (): ()) {}
+
     fn is_possible(&self) -> bool {
         self.revision <= MAX_NUMBER && self.sub < u32::MAX
     }
 }
 
 impl Row for Pointer {
+    /// The number of the lease.
+    type Extra = i64;
+
+    fn extra(&self) -> i64 {
+        LeaseId::number(self.lease)
+    }
+
+    fn set_extra(&mut self, lease: i64) {
+        self.lease = LeaseId::new(lease);
+    }
+
     fn is_possible(&self) -> bool {
         self.create_revision.max(self.version) <= MAX_NUMBER
             && self.place.is_possible()
@@ -143,21 +222,67 @@ impl Row for Pointer {
     }
 }
 
-impl Row for LogRow {
-    fn is_possible(&self) -> bool {
-        let put = match &self.change {
+impl LogRow {
+    /// The entry that a put made.
+    pub(crate) fn put(&self) -> Option<&Pointer> {
+        match &self.change {
             Change::Put(pointer) => Some(pointer),
             Change::Delete => None,
-        };
-        put.into_iter().chain(&self.prev).all(Pointer::is_possible)
+        }
+    }
+}
+
+impl Row for LogRow {
+    /// The numbers of the leases after and before the change.
+    type Extra = (i64, i64);
+
+    fn extra(&self) -> (i64, i64) {
+        let number = |pointer: Option<&Pointer>| pointer.map_or(0, Pointer::extra);
+        (number(self.put()), number(self.prev.as_ref()))
+    }
+
+    fn set_extra(&mut self, (after, before): (i64, i64)) {
+        if let Change::Put(pointer) = &mut self.change {
+            pointer.set_extra(after);
+        }
+        if let Some(pointer) = &mut self.prev {
+            pointer.set_extra(before);
+        }
+    }
+
+    fn is_possible(&self) -> bool {
+        self.put().into_iter().chain(&self.prev).all(Pointer::is_possible)
+    }
+}
+
+impl Row for Lease {
+    type Extra = ();
+
+    fn extra(&self) {}
+
+    fn set_extra(&mut self, (): ()) {}
+
+    fn is_possible(&self) -> bool {
+        self.ttl <= MAX_NUMBER
     }
 }
 
 impl Row for State {
+    /// The clients' mark, and how many leases were granted or revoked.
+    type Extra = (u64, u64);
+
+    fn extra(&self) -> (u64, u64) {
+        (self.client_mark, self.lease_changes)
+    }
+
+    fn set_extra(&mut self, (client_mark, lease_changes): (u64, u64)) {
+        (self.client_mark, self.lease_changes) = (client_mark, lease_changes);
+    }
+
     fn is_possible(&self) -> bool {
-        let numbers = [self.revision, self.compacted, self.log_bytes, self.live];
+        let numbers = [self.revision, self.compacted, self.log_bytes, self.live, self.lease_changes];
         numbers.into_iter().all(|number| number <= MAX_NUMBER)
-            && self.compacted <= self.revision
+            && self.compacted.max(self.client_mark) <= self.revision
             && self.swept.is_possible()
     }
 }
@@ -172,6 +297,8 @@ impl State {
         time: 0,
         live: 0,
         digest: 0,
+        client_mark: 0,
+        lease_changes: 0,
     };
 }
 
@@ -193,6 +320,8 @@ pub(crate) fn fingerprint(key: &[u8], place: Place) -> u64 {
 pub(crate) const CURRENT: u8 = b'c';
 pub(crate) const LOG: u8 = b'l';
 pub(crate) const VALUE: u8 = b'v';
+pub(crate) const LEASE: u8 = b'e';
+pub(crate) const LEASED: u8 = b'k';
 
 pub(crate) const FORMAT_KEY: &[u8] = b"mformat";
 pub(crate) const ID_KEY: &[u8] = b"mid";
@@ -237,6 +366,31 @@ pub(crate) fn value_key(place: Place, chunk: u32) -> Vec<u8> {
     row
 }
 
+/// The row of a lease.
+pub(crate) fn lease_key(lease: LeaseId) -> Vec<u8> {
+    numbered(LEASE, lease)
+}
+
+/// The row of a key that is attached to a lease. Without a key, where those of the lease begin.
+pub(crate) fn leased_key(lease: LeaseId, key: &[u8]) -> Vec<u8> {
+    let mut row = numbered(LEASED, lease);
+    row.extend_from_slice(key);
+    row
+}
+
+fn numbered(tag: u8, lease: LeaseId) -> Vec<u8> {
+    [&[tag][..], &lease.get().to_be_bytes()].concat()
+}
+
+/// The lease, and for a [`leased_key`] the key, that the key of a row names.
+pub(crate) fn lease_and_key(row: &[u8]) -> Result<(LeaseId, &[u8]), Damage> {
+    let parse = || {
+        let (number, key) = row.get(1..)?.split_first_chunk::<8>()?;
+        Some((LeaseId::new(i64::from_be_bytes(*number))?, key))
+    };
+    parse().ok_or_else(|| Damage::row(row, "names no lease"))
+}
+
 /// Where all rows with this first byte end.
 pub(crate) fn end_of(tag: u8) -> [u8; 1] {
     [tag + 1]
@@ -255,15 +409,26 @@ pub(crate) fn value_rows(place: Place, value: &[u8]) -> impl Iterator<Item = (Ve
 
 /// Encodes what the row `key` holds.
 pub(crate) fn encode<T: Row>(key: &[u8], what: &T) -> Result<Vec<u8>, Damage> {
-    let payload =
-        bincode::encode_to_vec(what, BINCODE).map_err(|error| Damage::row(key, format_args!("is odd: {error}")))?;
-    Ok(seal(key, &payload))
+    let extra = what.extra();
+    let has_extra = extra != T::Extra::default();
+    let encoded =
+        if has_extra { bincode::encode_to_vec((what, extra), BINCODE) } else { bincode::encode_to_vec(what, BINCODE) };
+    let payload = encoded.map_err(|error| Damage::row(key, format_args!("is odd: {error}")))?;
+    Ok(sealed(if has_extra { ROW_VERSION_WITH_EXTRA } else { ROW_VERSION }, key, &payload))
 }
 
 /// Decodes what was found in the row `key`.
 pub(crate) fn decode<T: Row>(key: &[u8], row: &[u8]) -> Result<T, Damage> {
-    let payload = unseal(key, row)?;
-    match bincode::decode_from_slice::<T, _>(payload, BINCODE) {
+    let (version, payload) = unsealed(key, row)?;
+    let decoded = if version == ROW_VERSION {
+        bincode::decode_from_slice::<T, _>(payload, BINCODE)
+    } else {
+        bincode::decode_from_slice::<(T, T::Extra), _>(payload, BINCODE).map(|((mut what, extra), used)| {
+            what.set_extra(extra);
+            (what, used)
+        })
+    };
+    match decoded {
         Ok((what, used)) if used == payload.len() && what.is_possible() => Ok(what),
         Ok((_, used)) if used == payload.len() => Err(Damage::row(key, "has numbers that cannot be")),
         Ok(_) => Err(Damage::row(key, "is too long")),
@@ -273,18 +438,32 @@ pub(crate) fn decode<T: Row>(key: &[u8], row: &[u8]) -> Result<T, Damage> {
 
 /// Puts version and checksum in front.
 pub(crate) fn seal(key: &[u8], payload: &[u8]) -> Vec<u8> {
+    sealed(ROW_VERSION, key, payload)
+}
+
+fn sealed(version: u8, key: &[u8], payload: &[u8]) -> Vec<u8> {
     let mut row = Vec::with_capacity(SEAL_BYTES + payload.len());
-    row.push(ROW_VERSION);
+    row.push(version);
     row.extend_from_slice(&checksum(key, payload).to_be_bytes());
     row.extend_from_slice(payload);
     row
 }
 
-/// Checks version and checksum, and takes them off.
+/// Checks version and checksum of a row without an extra, and takes them off.
 pub(crate) fn unseal<'r>(key: &[u8], row: &'r [u8]) -> Result<&'r [u8], Damage> {
+    match unsealed(key, row)? {
+        (ROW_VERSION, payload) => Ok(payload),
+        (version, _) => Err(Damage::row(key, format_args!("has the unknown version {version}"))),
+    }
+}
+
+/// Checks version and checksum; returns the version and the rest.
+fn unsealed<'r>(key: &[u8], row: &'r [u8]) -> Result<(u8, &'r [u8]), Damage> {
     match row.split_first_chunk::<SEAL_BYTES>() {
-        Some(([ROW_VERSION, sum @ ..], payload)) if u32::from_be_bytes(*sum) == checksum(key, payload) => Ok(payload),
-        Some(([ROW_VERSION, ..], _)) => Err(Damage::row(key, "fails its checksum")),
+        Some(([version @ (ROW_VERSION | ROW_VERSION_WITH_EXTRA), sum @ ..], payload)) => {
+            let is_whole = u32::from_be_bytes(*sum) == checksum(key, payload);
+            if is_whole { Ok((*version, payload)) } else { Err(Damage::row(key, "fails its checksum")) }
+        }
         Some(([version, ..], _)) => Err(Damage::row(key, format_args!("has the unknown version {version}"))),
         None => Err(Damage::row(key, "is cut off")),
     }
@@ -337,7 +516,7 @@ mod tests {
     }
 
     const PLACE: Place = Place { revision: 0x1234_5678, sub: 300 };
-    const POINTER: Pointer = Pointer { create_revision: 2, version: 251, place: PLACE, len: 65_536 };
+    const POINTER: Pointer = Pointer { create_revision: 2, version: 251, place: PLACE, len: 65_536, lease: None };
 
     /// What is on people's disks: none of these may ever change without a new format.
     #[test]
@@ -366,6 +545,7 @@ mod tests {
             time: 1_767_225_600_000_000,
             live: 12,
             digest: u64::MAX,
+            ..State::NEW
         };
         assert_eq!(
             hex(&encode(STATE_KEY, &state).unwrap()),
@@ -376,6 +556,39 @@ mod tests {
         assert_eq!(hex(&rows[0].1), "01ed551eff76616c7565");
         assert_eq!(CHUNK_BYTES, 6139);
         assert_eq!(format!("{:016x}", fingerprint(b"k", PLACE)), "5c85e43475ed148a");
+    }
+
+    /// What format 2 added: the same holds for these.
+    #[test]
+    fn rows_with_leases_are_spelled_as_ever() {
+        let lease = LeaseId::new(0x1234_5678_9abc).unwrap();
+        assert_eq!(hex(&lease_key(lease)), "650000123456789abc");
+        assert_eq!(hex(&leased_key(lease, b"k")), "6b0000123456789abc6b");
+        assert_eq!(hex(&leased_key(LeaseId::new(-1).unwrap(), b"")), "6bffffffffffffffff");
+        assert_eq!(lease_and_key(&leased_key(lease, b"k")).unwrap(), (lease, &b"k"[..]));
+        assert!(lease_and_key(b"k1234567").is_err() && lease_and_key(&[b'k'; 0]).is_err());
+        assert!(lease_and_key(b"e\0\0\0\0\0\0\0\0").is_err(), "0 is no lease");
+        let leased = Pointer { lease: Some(lease), ..POINTER };
+        let put = LogRow { key: b"k".to_vec(), time: 7, change: Change::Put(leased), prev: None };
+        let rows = [
+            encode(b"e", &Lease { ttl: 90 }).unwrap(),
+            encode(b"ck", &leased).unwrap(),
+            encode(b"l", &put).unwrap(),
+            encode(b"l", &LogRow { change: Change::Delete, prev: Some(leased), ..put }).unwrap(),
+            encode(STATE_KEY, &State { revision: 70_000, client_mark: 3, lease_changes: 4, ..State::NEW }).unwrap(),
+        ];
+        let spelled = [
+            "01d2ed35f75a",
+            "026612646d02fbfb00fc78563412fb2c01fc00000100fd7835f1ac68240000",
+            "02780fcd8e016b070002fbfb00fc78563412fb2c01fc0000010000fd7835f1ac6824000000",
+            "0284d13df7016b07010102fbfb00fc78563412fb2c01fc0000010000fd7835f1ac68240000",
+            "02c03eceadfc70110100000200000000000304",
+        ];
+        assert_eq!(rows.each_ref().map(|row| hex(row)), spelled.map(str::to_owned));
+        assert_eq!(decode::<Pointer>(b"ck", &rows[1]).unwrap(), leased);
+        assert_eq!(decode::<LogRow>(b"l", &rows[2]).unwrap().put(), Some(&leased));
+        assert_eq!(decode::<LogRow>(b"l", &rows[3]).unwrap().prev, Some(leased));
+        assert_eq!(decode::<State>(STATE_KEY, &rows[4]).unwrap().lease_changes, 4);
     }
 
     #[test]
@@ -391,8 +604,8 @@ mod tests {
         assert!(log_place(&log_key(PLACE)[..12]).is_err());
         assert!(log_place(&value_key(PLACE, 0)).is_err());
         let mut newer = row;
-        newer[0] = 2;
-        assert!(decode::<Pointer>(b"ck", &newer).unwrap_err().0.contains("unknown version 2"));
+        newer[0] = 3;
+        assert!(decode::<Pointer>(b"ck", &newer).unwrap_err().0.contains("unknown version 3"));
     }
 
     /// The checksum of such a row may be right: somebody made it so, or was very unlucky.

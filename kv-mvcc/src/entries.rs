@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
 
-use kv::{Compare, Content, Key, Kv, OpResult, Range, RangeResponse, Result, Revision, Target, TxnRange, Value};
+use kv::{
+    Compare, Content, Key, Kv, LeaseId, OpResult, Range, RangeResponse, Result, Revision, Target, TxnRange, Value,
+};
 
 use crate::codec::Pointer;
 use crate::error::revision;
@@ -164,6 +166,7 @@ fn holds(entries: &mut dyn Entries, compare: &Compare) -> Result<bool> {
             Target::CreateRevision(given) => compare.op.holds(&revision(pointer.create_revision), given),
             Target::ModRevision(given) => compare.op.holds(&revision(pointer.place.revision), given),
             Target::Value(given) => compare.op.holds(&entries.value(pointer)?, given),
+            Target::Lease(given) => compare.op.holds(&LeaseId::number(pointer.lease), given),
             // A target that this crate does not know holds for nothing, which is the safe side.
             _ => false,
         };
@@ -177,7 +180,7 @@ fn holds(entries: &mut dyn Entries, compare: &Compare) -> Result<bool> {
 /// A compare on a key that is not there: its numbers are 0, and it has no value that could compare.
 fn absent_holds(compare: &Compare) -> bool {
     match &compare.target {
-        Target::Version(given) => compare.op.holds(&0, given),
+        Target::Version(given) | Target::Lease(given) => compare.op.holds(&0, given),
         Target::CreateRevision(given) | Target::ModRevision(given) => compare.op.holds(&Revision::UNSET, given),
         _ => false,
     }
@@ -191,6 +194,7 @@ pub(crate) fn kv_of(key: Key, pointer: &Pointer, value: Value) -> Kv {
         create_revision: revision(pointer.create_revision),
         mod_revision: revision(pointer.place.revision),
         version: pointer.version.cast_signed(),
+        lease: pointer.lease,
     }
 }
 

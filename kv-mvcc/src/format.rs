@@ -30,7 +30,7 @@ mod tests {
     use kv::ErrorKind;
 
     use super::*;
-    use crate::codec::FORMAT;
+    use crate::codec::{FORMAT, FORMAT_WITH_LEASES};
     use crate::memory::MemoryTable;
     use crate::options::Options;
 
@@ -42,9 +42,13 @@ mod tests {
         store.raise_format(FORMAT).unwrap();
         drop(store);
         let store = MvccStore::open(Box::new(table.clone()), Options::default()).unwrap();
-        store.raise_format(FORMAT + 1).unwrap();
+        store.raise_format(FORMAT_WITH_LEASES).unwrap();
+        drop(store);
+        let store = MvccStore::open(Box::new(table.clone()), Options::default()).unwrap();
+        assert_eq!(store.status().format, FORMAT_WITH_LEASES);
+        store.raise_format(FORMAT_WITH_LEASES + 1).unwrap();
         drop(store);
         let error = MvccStore::open(Box::new(table), Options::default()).unwrap_err();
-        assert_eq!(*error.kind(), ErrorKind::UnknownFormat { found: FORMAT + 1 });
+        assert_eq!(*error.kind(), ErrorKind::UnknownFormat { found: FORMAT_WITH_LEASES + 1 });
     }
 }

@@ -9,6 +9,7 @@
 //! - **Writing** (`writer.rs`, `stage.rs`) goes through one queue; what waits together is committed together.
 //! - **Watching** (`watch.rs`) is a cursor on the log.
 //! - **History** goes a few rows with each commit (`sweep.rs`), since nothing runs in the background.
+//! - **Leases** (`leases.rs`) are rows as well, in stores of format 2.
 //!
 //! Stores on disk also share [`local`]: the folder, and the queue of the processes that want it. Between them and the
 //! engine is a [`journal`], so that a commit is one sync. [`memory`] is a store
@@ -22,6 +23,7 @@ mod format;
 pub mod fuzzing;
 mod history;
 pub mod journal;
+mod leases;
 pub mod local;
 mod memory;
 mod open;
@@ -39,6 +41,7 @@ mod verify;
 mod watch;
 mod writer;
 
+pub use codec::{FORMAT, FORMAT_WITH_LEASES};
 pub use history::Oldest;
 pub use memory::{MemoryTable, memory};
 pub use options::{Blocking, Clock, Inspection, Options, Retention};

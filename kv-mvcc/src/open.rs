@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use kv::{Error, ErrorKind, Operation, Result};
 use uuid::Uuid;
 
-use crate::codec::{self, FORMAT, OLDEST_FORMAT, Place, State};
+use crate::codec::{self, FORMAT, FORMAT_WITH_LEASES, Place, State};
 use crate::error::corrupt;
 use crate::options::Inspection;
 use crate::rows::Rows;
@@ -33,6 +33,7 @@ pub(crate) fn open_table(
     store: &'static str,
     expected: Option<Uuid>,
     inspection: Inspection,
+    new_format: u32,
 ) -> Result<Opened> {
     let damaged = |detail: String| corrupt(store, Operation::Open, detail);
     let rows = Rows::of(table, store)?;
@@ -44,10 +45,10 @@ pub(crate) fn open_table(
             return Err(damaged(format!("the store {id} has lost all its rows")));
         }
         drop(rows);
-        return create(table, store);
+        return create(table, store, new_format);
     };
     let format = codec::decode_format(&row).map_err(|damage| damaged(damage.0))?;
-    if !(OLDEST_FORMAT..=FORMAT).contains(&format) {
+    if !(FORMAT..=FORMAT_WITH_LEASES).contains(&format) {
         return Err(Error::new(ErrorKind::UnknownFormat { found: format }, Operation::Open, store)
             .with_detail("use the version of Margay that wrote it, or a newer one"));
     }
@@ -76,16 +77,16 @@ fn is_empty(rows: &Rows<'_>) -> Result<bool> {
     Ok(empty)
 }
 
-fn create(table: &dyn Table, store: &'static str) -> Result<Opened> {
+fn create(table: &dyn Table, store: &'static str, format: u32) -> Result<Opened> {
     let (id, state) = (Uuid::new_v4(), State::NEW);
     let encoded =
         codec::encode(codec::STATE_KEY, &state).map_err(|damage| corrupt(store, Operation::Open, damage.0))?;
     table.commit(&[
-        Write::Put(codec::FORMAT_KEY.to_vec(), codec::encode_format(FORMAT)),
+        Write::Put(codec::FORMAT_KEY.to_vec(), codec::encode_format(format)),
         Write::Put(codec::ID_KEY.to_vec(), codec::encode_id(id)),
         Write::Put(codec::STATE_KEY.to_vec(), encoded),
     ])?;
-    Ok(Opened { id, format: FORMAT, state })
+    Ok(Opened { id, format, state })
 }
 
 /// The newest revision is in the log; it is what an engine that lost the end of its file has lost first.

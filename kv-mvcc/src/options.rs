@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use tokio::task::{JoinError, spawn_blocking};
 use uuid::Uuid;
 
+use crate::codec::FORMAT;
 use crate::reserve::{Purpose, Reserve};
 
 /// How a store behaves, and what it must be. `Default` suits every caller but for the name.
@@ -28,6 +29,8 @@ pub struct Options {
     pub purpose: Purpose,
     /// Room on the disk that is kept for releases, if there is any.
     pub reserve: Option<Arc<dyn Reserve>>,
+    /// The format that a new store gets.
+    pub format: u32,
 }
 
 impl Default for Options {
@@ -41,6 +44,7 @@ impl Default for Options {
             inspection: Inspection::default(),
             purpose: Purpose::default(),
             reserve: None,
+            format: FORMAT,
         }
     }
 }

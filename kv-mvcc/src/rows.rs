@@ -2,9 +2,9 @@
 
 use std::ops::ControlFlow;
 
-use kv::{Error, Operation, Result, Value};
+use kv::{Error, Key, LeaseId, Operation, Result, Value};
 
-use crate::codec::{self, Damage, LogRow, Place, Pointer, State};
+use crate::codec::{self, Damage, Lease, LogRow, Place, Pointer, State};
 use crate::error::corrupt;
 use crate::table::{Table, View};
 
@@ -15,6 +15,14 @@ pub(crate) const ROWS_PER_LOOK: u32 = 64;
 pub(crate) type VisitEntry<'a> = &'a mut dyn FnMut(&[u8], Pointer) -> ControlFlow<()>;
 /// What a scan of the log calls with each row: where it stands, what it says and what it counts for.
 pub(crate) type VisitLog<'a> = &'a mut dyn FnMut(Place, LogRow, u64) -> ControlFlow<()>;
+
+/// Some keys that are attached to leases.
+#[derive(Default)]
+pub(crate) struct Attached {
+    pub(crate) found: Vec<(LeaseId, Key)>,
+    /// The row at which the next ones begin.
+    pub(crate) next: Option<Vec<u8>>,
+}
 
 /// A view with typed reads.
 pub(crate) struct Rows<'t> {
@@ -61,6 +69,74 @@ impl<'t> Rows<'t> {
         let mut damage = None;
         self.view.scan(&from, &to, &mut |row_key, row| match codec::decode(row_key, row) {
             Ok(pointer) => visit(row_key.get(1..).unwrap_or_default(), pointer),
+            Err(found) => {
+                damage = Some(found);
+                ControlFlow::Break(())
+            }
+        })?;
+        damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))
+    }
+
+    /// A lease.
+    pub(crate) fn lease(&self, id: LeaseId) -> Result<Option<Lease>> {
+        let row_key = codec::lease_key(id);
+        match self.view.get(&row_key)? {
+            Some(row) => codec::decode(&row_key, &row).map(Some).map_err(|damage| self.corrupt(damage)),
+            None => Ok(None),
+        }
+    }
+
+    /// All leases, in the order of their numbers as unsigned ones.
+    pub(crate) fn leases(&self) -> Result<Vec<(LeaseId, Lease)>> {
+        let mut found = Vec::new();
+        self.scan_rows(&[codec::LEASE], &codec::end_of(codec::LEASE), |row_key, row| {
+            found.push((codec::lease_and_key(row_key)?.0, codec::decode(row_key, row)?));
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(found)
+    }
+
+    /// The keys that are attached to a lease, ascending.
+    pub(crate) fn leased(&self, id: LeaseId) -> Result<Vec<Key>> {
+        let (from, mut found) = (codec::leased_key(id, &[]), Vec::new());
+        // The next number is the end; after the last one, the next first byte is.
+        let next =
+            id.get().cast_unsigned().checked_add(1).map(|next| [&[codec::LEASED][..], &next.to_be_bytes()].concat());
+        let end = next.unwrap_or_else(|| codec::end_of(codec::LEASED).to_vec());
+        self.scan_rows(&from, &end, |row_key, row| {
+            codec::unseal(row_key, row)?;
+            found.push(Key::from(codec::lease_and_key(row_key)?.1));
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(found)
+    }
+
+    /// Attached keys with their leases from the row `from` on, at most so many; and the row where to go on.
+    pub(crate) fn attached(&self, from: &[u8], most: usize) -> Result<Attached> {
+        let Attached { mut found, mut next } = Attached::default();
+        self.scan_rows(from, &codec::end_of(codec::LEASED), |row_key, row| {
+            if found.len() >= most {
+                next = Some(row_key.to_vec());
+                return Ok(ControlFlow::Break(()));
+            }
+            codec::unseal(row_key, row)?;
+            let (lease, key) = codec::lease_and_key(row_key)?;
+            found.push((lease, Key::from(key)));
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(Attached { found, next })
+    }
+
+    /// Visits rows until the visit breaks; damage ends it at once.
+    fn scan_rows(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        mut visit: impl FnMut(&[u8], &[u8]) -> Result<ControlFlow<()>, Damage>,
+    ) -> Result<()> {
+        let mut damage = None;
+        self.view.scan(from, to, &mut |row_key, row| match visit(row_key, row) {
+            Ok(flow) => flow,
             Err(found) => {
                 damage = Some(found);
                 ControlFlow::Break(())

@@ -1,8 +1,10 @@
 //! What a group of transactions does to the store, worked out in memory before any of it is written.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use kv::{Error, ErrorKind, Key, Op, OpResult, Operation, Outcome, Prev, Range, Result, Txn, TxnResponse, Value};
+use kv::{
+    Error, ErrorKind, Key, LeaseId, Op, OpResult, Operation, Outcome, Prev, Range, Result, Txn, TxnResponse, Value,
+};
 
 use crate::codec::{self, Change, LogRow, Place, Pointer, State, fingerprint};
 use crate::entries::{Entries, Merge, Overlay, all_hold, found_in, kv_of, overlaid, read, stamp};
@@ -72,6 +74,43 @@ impl<'r, 't> Stage<'r, 't> {
         result.map_err(|error| error.with_outcome(Outcome::NotApplied))
     }
 
+    /// Ends a lease and deletes the keys that are attached to it, in their order and at one revision. The stage is new.
+    ///
+    /// # Errors
+    /// `LeaseNotFound`; `TooLarge`; those of reading.
+    pub(crate) fn revoke(&mut self, id: LeaseId, now: u64) -> Result<()> {
+        self.check_lease(Some(id))?;
+        let mut place = Place::first_of(self.tally.state.revision + 1);
+        let time = now.max(self.tally.state.time);
+        for key in self.rows.leased(id)? {
+            self.delete(&Range::Key(key), Prev::Omit, &mut place, time)?;
+            if self.tally.bytes > MAX_TXN_TOUCHED_BYTES {
+                return Err(Error::new(ErrorKind::TooLarge { bytes: self.tally.bytes }, Operation::Txn, self.store)
+                    .with_detail("too many keys are attached to the lease; delete some of them first"));
+            }
+        }
+        self.advance(place, time);
+        self.tally.state.lease_changes += 1;
+        Ok(())
+    }
+
+    /// The revision is that of the changes before this place, if there are any.
+    fn advance(&mut self, place: Place, time: u64) {
+        if place.sub > 0 {
+            self.tally.state.revision = place.revision;
+            self.tally.state.time = time;
+        }
+    }
+
+    fn check_lease(&self, lease: Option<LeaseId>) -> Result<()> {
+        match lease {
+            Some(id) if self.rows.lease(id)?.is_none() => {
+                Err(Error::new(ErrorKind::LeaseNotFound, Operation::Txn, self.store).with_detail(format!("lease {id}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn run(&mut self, txn: &Txn, now: u64) -> Result<TxnResponse> {
         let succeeded = all_hold(self, &txn.compares)?;
         let ops = if succeeded { &txn.success } else { &txn.failure };
@@ -87,10 +126,7 @@ impl<'r, 't> Stage<'r, 't> {
                     .with_detail("it deletes too many keys at once; delete them in parts"));
             }
         }
-        if place.sub > 0 {
-            self.tally.state.revision = place.revision;
-            self.tally.state.time = time;
-        }
+        self.advance(place, time);
         let at = revision(self.tally.state.revision);
         stamp(&mut results, at);
         Ok(TxnResponse { revision: at, succeeded, results })
@@ -98,13 +134,14 @@ impl<'r, 't> Stage<'r, 't> {
 
     fn run_op(&mut self, op: &Op, place: &mut Place, time: u64) -> Result<OpResult> {
         match op {
-            Op::Put { key, value, prev } => {
+            Op::Put { key, value, prev, lease } => {
+                self.check_lease(*lease)?;
                 let old = self.entry(key.as_bytes())?;
                 let before = match (old, prev) {
                     (Some(old), Prev::Return) => Some(kv_of(key.clone(), &old, self.value(&old)?)),
                     _ => None,
                 };
-                self.put(key, value, old, *place, time)?;
+                self.put(key, value, *lease, old, *place, time)?;
                 *place = place.next();
                 Ok(OpResult::Put { prev: before })
             }
@@ -115,12 +152,20 @@ impl<'r, 't> Stage<'r, 't> {
         }
     }
 
-    fn put(&mut self, key: &Key, value: &Value, old: Option<Pointer>, place: Place, time: u64) -> Result<()> {
+    fn put(
+        &mut self,
+        key: &Key,
+        value: &Value,
+        lease: Option<LeaseId>,
+        old: Option<Pointer>,
+        place: Place,
+        time: u64,
+    ) -> Result<()> {
         // Requests are checked: a value is far shorter than that.
         let len = u32::try_from(value.len())
             .map_err(|_| Error::new(ErrorKind::TooLarge { bytes: value.len() }, Operation::Txn, self.store))?;
         let (create_revision, version) = old.map_or((place.revision, 1), |old| (old.create_revision, old.version + 1));
-        let pointer = Pointer { create_revision, version, place, len };
+        let pointer = Pointer { create_revision, version, place, len, lease };
         self.fresh.insert(place, value.clone());
         self.tally.bytes += value.len();
         self.change(key, old, Some(pointer), place, time);
@@ -168,11 +213,18 @@ impl<'r, 't> Stage<'r, 't> {
         let damaged = |damage: codec::Damage| corrupt(self.store, Operation::Txn, damage.0);
         let mut state = self.tally.state;
         let mut writes = Vec::with_capacity(self.staged.len() + 2 * self.log.len() + 2);
+        // Whether a key is attached to a lease in the end.
+        let mut leased = BTreeMap::new();
         for (place, row) in &self.log {
             let key = codec::log_key(*place);
             let bytes = codec::encode(&key, row).map_err(damaged)?;
             state.log_bytes += codec::log_cost(bytes.len(), row.prev.as_ref());
             writes.push(Write::Put(key, bytes));
+            for (pointer, is_attached) in [(row.prev.as_ref(), false), (row.put(), true)] {
+                if let Some(lease) = pointer.and_then(|pointer| pointer.lease) {
+                    leased.insert(codec::leased_key(lease, &row.key), is_attached);
+                }
+            }
             if let Some(value) = self.fresh.get(place) {
                 writes.extend(codec::value_rows(*place, value.as_bytes()).map(|(key, row)| Write::Put(key, row)));
             }
@@ -187,6 +239,10 @@ impl<'r, 't> Stage<'r, 't> {
                 None => Write::Delete(row_key),
             });
         }
+        writes.extend(leased.into_iter().map(|(key, is_attached)| match is_attached {
+            true => Write::Put(key.clone(), codec::seal(&key, &[])),
+            false => Write::Delete(key),
+        }));
         Ok((writes, state))
     }
 }

@@ -78,6 +78,8 @@ pub struct Status {
     pub revision: Revision,
     /// The mark: the oldest revision that can be read; unset if all can.
     pub compacted: Revision,
+    /// The oldest revision that clients of etcd's API may read; unset if all can.
+    pub oldest_for_clients: Revision,
     /// When the newest revision was committed; `None` before the first write.
     pub time: Option<SystemTime>,
     /// The bytes of the log and of the superseded values that it keeps.
@@ -95,8 +97,8 @@ impl MvccStore {
     /// `UnknownFormat` if a newer program wrote it and `Corrupt` if rows are missing or damaged, or if it is not the
     /// store with [`Options::expected_id`]; the table is then as it was. Those of the table.
     pub fn open(table: Box<dyn Table>, options: Options) -> Result<Self> {
-        let Options { name, retention, clock, blocking, expected_id, inspection, purpose, reserve } = options;
-        let opened = guarded(name, Operation::Open, || open_table(&*table, name, expected_id, inspection));
+        let Options { name, retention, clock, blocking, expected_id, inspection, purpose, reserve, format } = options;
+        let opened = guarded(name, Operation::Open, || open_table(&*table, name, expected_id, inspection, format));
         let Opened { id, format, state } = opened?;
         let (published, _) = watch::channel(Published { state, closed: false });
         let table = Arc::new(RwLock::new(Some(table)));
@@ -148,6 +150,7 @@ impl MvccStore {
         Status {
             revision: revision(state.revision),
             compacted: revision(state.compacted),
+            oldest_for_clients: revision(state.oldest_for_clients()),
             time: time(state.time).filter(|_| state.time > 0),
             log_bytes: state.log_bytes,
             live: state.live,

@@ -6,7 +6,7 @@ use kv::{Error, Operation, Result};
 
 use crate::codec::{self, Place, Pointer, State, fingerprint};
 use crate::error::corrupt;
-use crate::rows::Rows;
+use crate::rows::{Attached, Rows};
 use crate::table::Table;
 
 /// What a complete check has seen.
@@ -115,8 +115,9 @@ impl Values {
 impl Pass<'_> {
     fn run(&self) -> Result<Verified, Stop> {
         let mut values = Values::default();
-        self.entries(&mut values)?;
+        let attached = self.entries(&mut values)?;
         let log_rows = self.log(&mut values)?;
+        self.leases(attached)?;
         let found = self.value_rows()?;
         if found != values.rows {
             let detail = format!("it has {found} rows of values where there should be {}", values.rows);
@@ -140,9 +141,9 @@ impl Pass<'_> {
         Ok(read(&rows)?)
     }
 
-    /// The live keys are those that there should be, and their values are whole.
-    fn entries(&self, values: &mut Values) -> Result<(), Stop> {
-        let (mut live, mut digest, mut from) = (0_u64, 0_u64, Some(Vec::new()));
+    /// The live keys are those that there should be, and their values are whole. Returns how many are attached to a lease.
+    fn entries(&self, values: &mut Values) -> Result<u64, Stop> {
+        let (mut live, mut digest, mut attached, mut from) = (0_u64, 0_u64, 0, Some(Vec::new()));
         while let Some(start) = from.take() {
             from = self.page(|rows| {
                 let (mut found, mut bytes, mut next) = (Vec::new(), 0, None);
@@ -153,6 +154,7 @@ impl Pass<'_> {
                     }
                     bytes += u64::from(pointer.len);
                     live += 1;
+                    attached += u64::from(pointer.lease.is_some());
                     digest = digest.wrapping_add(fingerprint(key, pointer.place));
                     found.push(pointer);
                     ControlFlow::Continue(())
@@ -161,7 +163,32 @@ impl Pass<'_> {
                 Ok(next)
             })?;
         }
-        check_sums(&self.state, live, digest).map_err(|detail| self.corrupt(detail).into())
+        check_sums(&self.state, live, digest).map_err(|detail| self.corrupt(detail))?;
+        Ok(attached)
+    }
+
+    /// Each key that a lease has is attached to it, the lease is there, and no such key is missing.
+    fn leases(&self, attached: u64) -> Result<(), Stop> {
+        let (mut count, mut from) = (0, Some(vec![codec::LEASED]));
+        while let Some(start) = from.take() {
+            from = self.page(|rows| {
+                let Attached { found, next } = rows.attached(&start, PAGE_ROWS)?;
+                for (lease, key) in &found {
+                    let is_there = rows.lease(*lease)?.is_some();
+                    let is_its = rows.pointer(key.as_bytes())?.is_some_and(|pointer| pointer.lease == Some(*lease));
+                    if !is_there || !is_its {
+                        return Err(self.corrupt(format_args!("the key {key} is not attached to its lease {lease}")));
+                    }
+                }
+                count += found.len() as u64;
+                Ok(next)
+            })?;
+        }
+        self.page(|rows| rows.leases().map(drop))?;
+        if count != attached {
+            return Err(self.corrupt(format!("leases have {count} keys where there should be {attached}")).into());
+        }
+        Ok(())
     }
 
     /// The log has no gap, its size is what it should be, and the superseded values that it keeps are whole.

@@ -232,6 +232,7 @@ fn event(rows: &Rows<'_>, place: Place, row: LogRow, prev: Prev) -> Result<Event
                 create_revision: Revision::UNSET,
                 mod_revision: revision(place.revision),
                 version: 0,
+                lease: None,
             };
             Event { kind: EventKind::Delete, kv, prev }
         }

@@ -32,6 +32,9 @@ const GROUP_BYTES: usize = 8 * 1024 * 1024;
 /// Where an answer goes.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
 
+/// A change that is no transaction. It answers by itself; without a table it answers that the store was closed.
+pub(crate) type Change = Box<dyn FnOnce(&Inner, Option<&dyn Table>) + Send>;
+
 /// Something to write.
 pub(crate) enum Job {
     /// A transaction.
@@ -42,6 +45,8 @@ pub(crate) enum Job {
     Sweep { reply: Reply<()> },
     /// Make room for a release, which failed with `full`.
     MakeRoom { full: Error, reply: Reply<()> },
+    /// Make another change.
+    Change(Change),
 }
 
 /// The jobs that nobody has begun.
@@ -119,7 +124,7 @@ impl Drainer {
         let inner = Arc::clone(&self.inner);
         while let Some(job) = self.next() {
             let Some(table) = table else {
-                refuse(job, inner.name);
+                refuse(job, &inner);
                 continue;
             };
             // What engines do is caught where they are called. This keeps a fault of our own from stopping all writing:
@@ -142,7 +147,8 @@ impl Drainer {
 }
 
 /// Answers a job that came after the store was closed.
-fn refuse(job: Job, store: &'static str) {
+fn refuse(job: Job, inner: &Inner) {
+    let store = inner.name;
     // Whoever is no longer there does not want to know.
     match job {
         Job::Txn { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
@@ -150,6 +156,7 @@ fn refuse(job: Job, store: &'static str) {
         // The mark is durable, which is what a compaction promises.
         Job::Sweep { reply } => drop(reply.send(Ok(()))),
         Job::MakeRoom { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
+        Job::Change(make) => make(inner, None),
     }
 }
 
@@ -173,6 +180,7 @@ impl Inner {
                 Err(error) => drop(reply.send(Err(error))),
             },
             Job::MakeRoom { full, reply } => drop(reply.send(self.make_room(table, full))),
+            Job::Change(make) => make(self, Some(table)),
             Job::Sweep { reply } => match self.sweep_some(table, Purpose::Any, |state| state.compacted) {
                 Ok(Progress::More) => self.queue().jobs.push_back(Job::Sweep { reply }),
                 Ok(Progress::Done | Progress::Nothing) => drop(reply.send(Ok(()))),
@@ -299,7 +307,7 @@ impl Inner {
     ///
     /// # Errors
     /// The engine's, with the outcome that was found; `Unknown` if nothing could be found out.
-    fn commit(
+    pub(crate) fn commit(
         &self,
         table: &dyn Table,
         purpose: Purpose,
@@ -351,7 +359,7 @@ impl Inner {
     }
 
     /// Tries again to find out what became of a commit, if one is in doubt.
-    fn ensure_writable(&self, table: &dyn Table, operation: Operation, purpose: Purpose) -> Result<()> {
+    pub(crate) fn ensure_writable(&self, table: &dyn Table, operation: Operation, purpose: Purpose) -> Result<()> {
         self.check_reserve(operation, purpose)?;
         if !self.poisoned.load(Ordering::Relaxed) {
             return Ok(());

@@ -91,7 +91,7 @@ impl Model {
         let (mut events, mut results) = (Vec::new(), Vec::new());
         for op in if succeeded { &txn.success } else { &txn.failure } {
             results.push(match op {
-                Op::Put { key, value, prev } => {
+                Op::Put { key, value, prev, .. } => {
                     let old = map.get(key).cloned();
                     let kv = Kv {
                         key: key.clone(),
@@ -99,6 +99,7 @@ impl Model {
                         create_revision: old.as_ref().map_or(next, |old| old.create_revision),
                         mod_revision: next,
                         version: old.as_ref().map_or(0, |old| old.version) + 1,
+                        lease: None,
                     };
                     map.insert(key.clone(), kv.clone());
                     events.push(Event { kind: EventKind::Put, kv, prev: old.clone() });
@@ -114,6 +115,7 @@ impl Model {
                             create_revision: Revision::UNSET,
                             mod_revision: next,
                             version: 0,
+                            lease: None,
                         };
                         events.push(Event { kind: EventKind::Delete, kv: gone, prev: Some(kv.clone()) });
                     }

@@ -182,6 +182,8 @@ pub enum ErrorKind {
         /// How many attempts there were.
         attempts: u32,
     },
+    /// A put names a lease that does not exist.
+    LeaseNotFound,
     /// What is asked for is not supported here.
     Unsupported,
 }
@@ -206,6 +208,7 @@ impl ErrorKind {
             | Self::RevisionRegressed
             | Self::ReadSetTooLarge { .. }
             | Self::Conflict { .. }
+            | Self::LeaseNotFound
             | Self::Unsupported => Outcome::NotApplied,
             Self::NoSpace
             | Self::Timeout
@@ -272,6 +275,7 @@ impl fmt::Display for ErrorKind {
                 write!(f, "one commit cannot guard {guards} keys and ranges")
             }
             Self::Conflict { attempts } => write!(f, "other writers got in between {attempts} times"),
+            Self::LeaseNotFound => f.write_str("there is no such lease"),
             Self::Unsupported => f.write_str("not supported"),
         }
     }

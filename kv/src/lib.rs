@@ -10,6 +10,7 @@
 mod error;
 mod ext;
 mod key;
+mod lease;
 mod pages;
 mod request;
 mod response;
@@ -21,6 +22,7 @@ pub mod wrap;
 pub use error::{Auth, Error, ErrorKind, InvalidArgument, Operation, Outcome, Result};
 pub use ext::{Snapshot, StoreExt};
 pub use key::{Key, Range, Revision, Value};
+pub use lease::{Granted, Lease, LeaseId};
 pub use pages::Pages;
 pub use request::{Compare, CompareOp, Content, Op, Prev, Progress, RangeRequest, Target, Txn, TxnRange, WatchRequest};
 pub use response::{Batch, Event, EventKind, Kv, OpResult, RangeResponse, TxnResponse};

@@ -1,6 +1,7 @@
 //! What is asked of a store. Built with `new` and `with_*`; fields are public to read, and more may come.
 
 use crate::key::{Key, Range, Revision, Value};
+use crate::lease::LeaseId;
 
 /// How much of what was found comes back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -106,7 +107,7 @@ impl CompareOp {
     }
 }
 
-/// What a compare looks at. An absent key has version, create and mod revision 0, and fails every value compare.
+/// What a compare looks at. An absent key has version, create and mod revision and lease 0, and fails every value compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -119,6 +120,8 @@ pub enum Target {
     ModRevision(Revision),
     /// The value, compared as unsigned bytes.
     Value(Value),
+    /// The number of the lease that the key is attached to; 0 for none.
+    Lease(i64),
 }
 
 /// A condition of a [`Txn`]: it holds if it holds for every key in the range; an empty range counts as one absent key.
@@ -208,6 +211,8 @@ pub enum Op {
         value: Value,
         /// Whether the old value comes back.
         prev: Prev,
+        /// The lease that the key is attached to from now on; without one the key leaves the lease that it had.
+        lease: Option<LeaseId>,
     },
     /// Delete every key of a range; deleting nothing succeeds.
     Delete {
@@ -223,7 +228,7 @@ pub enum Op {
 impl Op {
     /// Write `key`, without asking for what was there.
     pub fn put(key: impl Into<Key>, value: impl Into<Value>) -> Self {
-        Self::Put { key: key.into(), value: value.into(), prev: Prev::Omit }
+        Self::Put { key: key.into(), value: value.into(), prev: Prev::Omit, lease: None }
     }
 
     /// Delete one key, without asking for what was there.
@@ -247,6 +252,15 @@ impl Op {
         match &mut self {
             Self::Put { prev, .. } | Self::Delete { prev, .. } => *prev = Prev::Return,
             Self::Range(_) => {}
+        }
+        self
+    }
+
+    /// The same put, attached to a lease, which must exist. Other operations stay as they are.
+    #[must_use]
+    pub fn with_lease(mut self, to: LeaseId) -> Self {
+        if let Self::Put { lease, .. } = &mut self {
+            *lease = Some(to);
         }
         self
     }

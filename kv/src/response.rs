@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use crate::key::{Key, Revision, Value};
+use crate::lease::LeaseId;
 
 /// A stored key: its value and where it stands in the order of writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub struct Kv {
     pub mod_revision: Revision,
     /// How often it was written since it was created; 1 at creation.
     pub version: i64,
+    /// The lease that the last put attached it to.
+    pub lease: Option<LeaseId>,
 }
 
 impl Kv {

@@ -72,6 +72,18 @@ impl Txn {
         self.find_fault().or_else(|kind| refuse(kind, Operation::Txn, store))
     }
 
+    /// Refuses puts that name a lease: for stores that keep none, after [`check`](Self::check).
+    ///
+    /// # Errors
+    /// `LeaseNotFound`, in the name of `store`.
+    pub fn refuse_leases(&self, store: &'static str) -> Result<()> {
+        let names_one = |op: &Op| matches!(op, Op::Put { lease: Some(_), .. });
+        if self.success.iter().chain(&self.failure).any(names_one) {
+            return refuse(ErrorKind::LeaseNotFound, Operation::Txn, store);
+        }
+        Ok(())
+    }
+
     /// How many bytes count against [`MAX_REQUEST_BYTES`].
     pub fn size(&self) -> usize {
         let compares: usize = self.compares.iter().map(compare_bytes).sum();

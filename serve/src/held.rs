@@ -5,6 +5,7 @@
 //! revision is all that they have to remember. If another store is at the same place then, they end with an error.
 
 use std::fmt;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use kv::{
     Batch, Error, ErrorKind, Operation, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
     WatchRequest, WatchStream,
 };
-use kv_mvcc::Purpose;
+use kv_mvcc::{MvccStore, Purpose};
 use tokio::sync::{Notify, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tokio::time::{sleep, timeout_at};
 use wire::{FileId, Identity};
@@ -48,6 +49,8 @@ struct Shared {
     metrics: Arc<Metrics>,
     /// The store was opened.
     opened: Notify,
+    /// The oldest revision that clients of etcd's API may read, as far as it is known.
+    oldest_for_clients: AtomicI64,
 }
 
 #[derive(Default)]
@@ -94,6 +97,12 @@ impl Turn {
     }
 }
 
+/// The embedded store of a turn.
+pub(crate) struct Embedded {
+    pub(crate) store: MvccStore,
+    _turn: Turn,
+}
+
 impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Held").field("store", &self.shared.name).finish_non_exhaustive()
@@ -112,7 +121,15 @@ impl Held {
         let name = location.to_string();
         let seen = Mutex::new(Seen { identity: Identity::Nothing, generation: 0 });
         Self {
-            shared: Arc::new(Shared { location, name, state: Arc::default(), seen, metrics, opened: Notify::new() }),
+            shared: Arc::new(Shared {
+                location,
+                name,
+                state: Arc::default(),
+                seen,
+                metrics,
+                opened: Notify::new(),
+                oldest_for_clients: AtomicI64::new(0),
+            }),
             purpose: Purpose::Any,
         }
     }
@@ -272,6 +289,28 @@ impl Held {
         if let Err(error) = self.reopen(&mut state, WAIT).await {
             tracing::warn!(%error, "the store is not open; the next call looks again");
         }
+    }
+
+    /// The store as an embedded one, which stays open as long as this is there.
+    ///
+    /// # Errors
+    /// Those of opening it; `Unsupported` for any other store.
+    pub(crate) async fn embedded(&self) -> Result<Embedded> {
+        let turn = self.turn(Instant::now() + WAIT).await?;
+        let store = turn.open()?.embedded().cloned();
+        let store = store.ok_or_else(|| self.error(ErrorKind::Unsupported, Operation::Open))?;
+        Ok(Embedded { store, _turn: turn })
+    }
+
+    /// The oldest revision that clients of etcd's API may read. While another process has the store, as it was before.
+    pub(crate) fn oldest_for_clients(&self) -> Revision {
+        let state = self.shared.state.try_read().ok();
+        let store = state.as_ref().and_then(|state| state.open.as_ref()).and_then(OpenStore::embedded);
+        let kept = &self.shared.oldest_for_clients;
+        if let Some(store) = store {
+            kept.store(store.status().oldest_for_clients.get(), Ordering::Relaxed);
+        }
+        Revision::new(kept.load(Ordering::Relaxed))
     }
 
     /// Checks that there is room for writes of all purposes.

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// The version of the frames. Programs whose versions differ do not talk to each other.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// The longest body of a request, in bytes: a request of a store has 1.5 MiB at the most, and a list of attachments less.
 pub const MAX_REQUEST: usize = 4 << 20;
 /// The longest body of an answer, in bytes. A store's answer has no limit of its own.
@@ -201,7 +201,7 @@ mod tests {
             bytes[at] = byte;
             bytes
         };
-        for bad in [changed(0, 2), changed(1, b'?'), changed(5, 0xff), b"GET / HTTP/1.1\r\n".to_vec()] {
+        for bad in [changed(0, VERSION + 1), changed(1, b'?'), changed(5, 0xff), b"GET / HTTP/1.1\r\n".to_vec()] {
             assert_eq!(read(&bad, 100).await.unwrap_err().kind(), ErrorKind::InvalidData);
         }
         assert!(read(&good, 0).await.is_err(), "too long");

@@ -69,7 +69,7 @@ async fn attempt(
         let header = snapshot
             .identity()
             .filter(|_| !begun)
-            .map(|about| Header::new(about.engine, &about.id, revision, rfc3339(SystemTime::now())));
+            .map(|about| Header::new(about, revision, rfc3339(SystemTime::now())));
         begun = true;
         // What was read is written while more is read.
         let write = aside(move || {

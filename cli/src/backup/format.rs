@@ -1,12 +1,19 @@
 //! The lines of a backup file.
 
+use std::time::Duration;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use kv::LeaseId;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// The form of files that are written, and the newest that is read.
-pub(super) const VERSION: u32 = 1;
+use super::snapshot::Identity;
+
+/// The form of files of stores without leases.
+const VERSION: u32 = 1;
+/// The form of files of stores with leases, and the newest that is read. It adds `leases` to the first line, and `lease` to others.
+pub(super) const VERSION_WITH_LEASES: u32 = 2;
 
 /// The longest line that there can be: a key and a value of the greatest length, each byte of them escaped.
 pub(super) const MAX_LINE_BYTES: usize = 6 * (kv::MAX_KEY_BYTES + kv::MAX_VALUE_BYTES) + 1024;
@@ -29,18 +36,46 @@ pub(crate) struct Header {
     pub(crate) revision: i64,
     /// When it was read.
     pub(crate) time: String,
+    /// The leases of a store whose format has them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) leases: Option<Vec<Lease>>,
+}
+
+/// A lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Lease {
+    /// Its number, which is not 0.
+    id: i64,
+    /// The time to live that was granted, in seconds.
+    ttl: u64,
+}
+
+impl From<kv::Lease> for Lease {
+    fn from(lease: kv::Lease) -> Self {
+        Self { id: lease.id.get(), ttl: lease.ttl.as_secs() }
+    }
+}
+
+impl Lease {
+    /// As stores have it; `None` if it has no number.
+    pub(crate) fn read(self) -> Option<kv::Lease> {
+        Some(kv::Lease { id: LeaseId::new(self.id)?, ttl: Duration::from_secs(self.ttl) })
+    }
 }
 
 impl Header {
     /// Of a file that is written now.
-    pub(crate) fn new(engine: &str, store: &str, revision: i64, time: String) -> Self {
+    pub(crate) fn new(identity: &Identity, revision: i64, time: String) -> Self {
+        let Identity { engine, id, leases } = identity;
+        let leases = leases.as_ref().map(|leases| leases.iter().copied().map(Lease::from).collect());
         Self {
-            margay_backup: VERSION,
+            margay_backup: if leases.is_some() { VERSION_WITH_LEASES } else { VERSION },
             margay: env!("CARGO_PKG_VERSION").to_owned(),
-            engine: engine.to_owned(),
-            store: store.to_owned(),
+            engine: (*engine).to_owned(),
+            store: id.clone(),
             revision,
             time,
+            leases,
         }
     }
 }
@@ -63,26 +98,38 @@ pub(super) struct Row {
     value: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     value64: Option<String>,
+    /// The number of the lease that the key is attached to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lease: Option<i64>,
+}
+
+/// What a line with a key says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stored {
+    pub(crate) key: Vec<u8>,
+    pub(crate) value: Vec<u8>,
+    pub(crate) lease: Option<LeaseId>,
 }
 
 impl Row {
-    pub(super) fn new(key: &[u8], value: &[u8]) -> Self {
+    pub(super) fn new(key: &[u8], value: &[u8], lease: Option<LeaseId>) -> Self {
         let spell = |bytes: &[u8]| match str::from_utf8(bytes) {
             Ok(text) => (Some(text.to_owned()), None),
             Err(_) => (None, Some(BASE64.encode(bytes))),
         };
         let ((key, key64), (value, value64)) = (spell(key), spell(value));
-        Self { key, key64, value, value64 }
+        Self { key, key64, value, value64, lease: lease.map(LeaseId::get) }
     }
 
-    /// The key and the value; `None` if one of them is there twice, or not at all.
-    pub(super) fn read(self) -> Option<(Vec<u8>, Vec<u8>)> {
+    /// The key, the value and the lease; `None` if one of the first two is there twice, or not at all.
+    pub(super) fn read(self) -> Option<Stored> {
         let read = |text: Option<String>, base64: Option<String>| match (text, base64) {
             (Some(text), None) => Some(text.into_bytes()),
             (None, Some(base64)) => BASE64.decode(base64).ok(),
             _ => None,
         };
-        Some((read(self.key, self.key64)?, read(self.value, self.value64)?))
+        let (key, value) = (read(self.key, self.key64)?, read(self.value, self.value64)?);
+        Some(Stored { key, value, lease: self.lease.and_then(LeaseId::new) })
     }
 }
 
@@ -104,17 +151,19 @@ mod tests {
     fn every_key_and_value_can_be_spelled() {
         let all: Vec<u8> = (0..=255).collect();
         for bytes in [&b""[..], b"k", "\u{0}\"\\\n\u{e9}\u{1f600}".as_bytes(), &all, b"\xff"] {
-            let line = serde_json::to_string(&Row::new(bytes, bytes)).unwrap();
-            assert!(!line.contains('\n') && !line.starts_with(TRAILER), "{line}");
-            let row: Row = serde_json::from_str(&line).unwrap();
-            assert_eq!(row.read(), Some((bytes.to_vec(), bytes.to_vec())), "{line}");
+            for lease in [None, LeaseId::new(i64::MIN)] {
+                let line = serde_json::to_string(&Row::new(bytes, bytes, lease)).unwrap();
+                assert!(!line.contains('\n') && !line.starts_with(TRAILER), "{line}");
+                let row: Row = serde_json::from_str(&line).unwrap();
+                assert_eq!(row.read(), Some(Stored { key: bytes.to_vec(), value: bytes.to_vec(), lease }), "{line}");
+            }
         }
     }
 
     #[test]
     fn the_longest_line_has_room() {
         let (key, value) = (vec![1; kv::MAX_KEY_BYTES], vec![1; kv::MAX_VALUE_BYTES]);
-        assert!(serde_json::to_string(&Row::new(&key, &value)).unwrap().len() < MAX_LINE_BYTES);
+        assert!(serde_json::to_string(&Row::new(&key, &value, LeaseId::new(i64::MIN))).unwrap().len() < MAX_LINE_BYTES);
     }
 
     #[test]

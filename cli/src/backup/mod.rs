@@ -9,6 +9,9 @@
 //! {"keys":1,"sha256":"9f86d0818..."}
 //! ```
 //!
+//! A store whose format has leases has them in the first line (`"margay_backup":2`, `"leases":[{"id":7,"ttl":60}]`), and a key that
+//! is attached to one says so (`"lease":7`).
+//!
 //! A key or a value that is not UTF-8 stands in `key64` or `value64`, in base64. A file is whole only with its last
 //! line, so that one that was cut off is never taken for a smaller store.
 
@@ -19,7 +22,7 @@ mod snapshot;
 mod writer;
 
 pub(crate) use copy::{Copied, copy};
-pub(crate) use format::Header;
+pub(crate) use format::{Header, Stored};
 pub(crate) use reader::Reader;
 pub(crate) use snapshot::{Identity, Pages, Snapshot, Stop, aside, identity};
 pub(crate) use writer::{Overwrite, Writer};

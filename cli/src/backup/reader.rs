@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::format::{AnyHeader, Header, MAX_LINE_BYTES, Row, TRAILER, VERSION, hex, trailer};
+use super::format::{AnyHeader, Header, MAX_LINE_BYTES, Row, Stored, TRAILER, VERSION_WITH_LEASES, hex, trailer};
 use crate::error::{Failure, Result};
 
 /// A backup file that is being read. What it has given is only worth something when it has given all: the checksum
@@ -40,9 +40,9 @@ impl Reader {
                 "give a file that `margay store backup` has written; its first line begins with {\"margay_backup\"",
             ));
         };
-        if margay_backup > VERSION {
+        if margay_backup > VERSION_WITH_LEASES {
             return Err(Failure::new(format!(
-                "{} has format {margay_backup}, and this version knows up to {VERSION}",
+                "{} has format {margay_backup}, and this version knows up to {VERSION_WITH_LEASES}",
                 path.display()
             ))
             .hint("use the version of margay that wrote it, or a newer one; nothing was changed"));
@@ -72,8 +72,8 @@ impl Reader {
         Ok((reader.header, reader.keys))
     }
 
-    /// The next key and its value; `None` at the end of a file that is whole.
-    pub(crate) fn next_row(&mut self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+    /// The next key with its value and lease; `None` at the end of a file that is whole.
+    pub(crate) fn next_row(&mut self) -> Result<Option<Stored>> {
         if self.ended {
             return Ok(None);
         }
@@ -86,19 +86,19 @@ impl Reader {
             return self.end();
         }
         let row = serde_json::from_slice(&self.line).ok().filter(|_| self.line.ends_with(b"\n")).and_then(Row::read);
-        let Some((key, value)) = row else {
+        let Some(row) = row else {
             return Err(damaged(&self.path, &format!("line {number} cannot be read")));
         };
-        if key <= self.last {
+        if row.key <= self.last {
             return Err(damaged(&self.path, &format!("line {number} is out of order")));
         }
         self.sum.update(&self.line);
-        self.last.clone_from(&key);
+        self.last.clone_from(&row.key);
         self.keys += 1;
-        Ok(Some((key, value)))
+        Ok(Some(row))
     }
 
-    fn end(&mut self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+    fn end(&mut self) -> Result<Option<Stored>> {
         if self.line != trailer(self.keys, self.sum.clone()).as_bytes() {
             return Err(damaged(&self.path, "its checksum is wrong"));
         }

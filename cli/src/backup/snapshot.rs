@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use datastore::{Location, OpenStore, TURN};
-use kv::{ErrorKind, Key, Kv, Range, Revision};
+use kv::{ErrorKind, Key, Kv, Lease, Range, Revision};
 use tokio::task::spawn_blocking;
 
 use crate::error::{Failure, Result};
@@ -49,6 +49,8 @@ pub(crate) struct Identity {
     pub(crate) engine: &'static str,
     /// The store's id, or the cluster's.
     pub(crate) id: String,
+    /// The leases of an embedded store whose format has them. Those of a cluster are its clients' and are not read.
+    pub(crate) leases: Option<Vec<Lease>>,
 }
 
 impl<'l> Snapshot<'l> {
@@ -94,7 +96,7 @@ impl<'l> Snapshot<'l> {
     async fn read(&mut self, open: &OpenStore) -> Result<Vec<Kv>, Stop> {
         let location = self.location;
         let found = identity(location, open).await?;
-        if self.about.get_or_insert_with(|| found.clone()) != &found {
+        if self.about.get_or_insert_with(|| found.clone()).id != found.id {
             return Err(Failure::new(format!("{location} was replaced by another store meanwhile"))
                 .hint("try again")
                 .into());
@@ -177,10 +179,13 @@ fn cluster_pages(range: Range, at: Revision) -> kv::Pages {
 pub(crate) async fn identity(location: &Location, open: &OpenStore) -> Result<Identity> {
     if let Some(etcd) = open.etcd() {
         let about = etcd.about().await.map_err(|error| explain(location, error))?;
-        return Ok(Identity { engine: "etcd", id: format!("{:x}", about.cluster) });
+        return Ok(Identity { engine: "etcd", id: format!("{:x}", about.cluster), leases: None });
     }
-    let id = open.embedded().map(|store| store.id().to_string()).unwrap_or_default();
-    Ok(Identity { engine: if matches!(location, Location::Redb(_)) { "redb" } else { "sled" }, id })
+    let engine = if matches!(location, Location::Redb(_)) { "redb" } else { "sled" };
+    let Some(store) = open.embedded() else { return Ok(Identity { engine, id: String::new(), leases: None }) };
+    let leases = if store.has_leases() { Some(store.leases().await) } else { None };
+    let leases = leases.transpose().map_err(|error| explain(location, error))?;
+    Ok(Identity { engine, id: store.id().to_string(), leases })
 }
 
 /// Does what blocks where that is no harm.

@@ -34,6 +34,8 @@ pub(crate) struct Writer {
     sum: Sha256,
     keys: u64,
     bytes: u64,
+    /// True if keys are written with their leases.
+    leases: bool,
 }
 
 /// Where to.
@@ -70,7 +72,7 @@ impl Writer {
     }
 
     fn to(to: To) -> Self {
-        Self { to, sum: Sha256::new(), keys: 0, bytes: 0 }
+        Self { to, sum: Sha256::new(), keys: 0, bytes: 0, leases: false }
     }
 
     /// True if what was written can be taken back.
@@ -84,6 +86,7 @@ impl Writer {
             new.file.set_len(0).and_then(|()| new.file.rewind()).map_err(|error| failed(&new.path, &error))?;
         }
         (self.sum, self.keys, self.bytes) = (Sha256::new(), 0, 0);
+        self.leases = header.leases.is_some();
         let mut line = json(header)?;
         line.push(b'\n');
         self.put(&line)
@@ -93,7 +96,8 @@ impl Writer {
     pub(crate) fn rows(&mut self, rows: &[kv::Kv]) -> Result<()> {
         let mut lines = Vec::new();
         for row in rows {
-            lines.extend(json(&Row::new(row.key.as_bytes(), row.value.as_bytes()))?);
+            let lease = row.lease.filter(|_| self.leases);
+            lines.extend(json(&Row::new(row.key.as_bytes(), row.value.as_bytes(), lease))?);
             lines.push(b'\n');
             if lines.len() > 1 << 20 {
                 self.put(&lines)?;

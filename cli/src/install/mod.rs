@@ -15,7 +15,7 @@ use crate::answer::Answer;
 use crate::args::{Cli, Install};
 use crate::error::{Failure, Result};
 use place::{Installed, Others, Place};
-use program::Program;
+pub(crate) use program::Program;
 use report::{Change, Report};
 use role::Role;
 use runtime::PluginPath;
@@ -24,7 +24,7 @@ use runtime::PluginPath;
 const PLUGIN: &str = "margay-ipam";
 
 /// Where plugins are, on one system or the other.
-const PLUGIN_FOLDERS: [&str; 3] = ["/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/cni"];
+pub(crate) const PLUGIN_FOLDERS: [&str; 3] = ["/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/cni"];
 
 /// What keeps calico-node from putting its own back.
 const KEEP: &str = "kubectl -n kube-system set env daemonset/calico-node -c install-cni UPDATE_CNI_BINARIES=false";

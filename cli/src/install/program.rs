@@ -67,6 +67,18 @@ impl Program {
         }
     }
 
+    /// Whether Margay's plugin reads stores of a format; `None` for a program that is not Margay's.
+    pub(crate) fn reads_format(file: &Path, format: u32) -> Option<bool> {
+        let mut command = Command::new(file);
+        command.arg0(Role::Ipam.program()).arg("-v").env_clear();
+        let answer = call(command, b"").ok()?;
+        let mut lines = answer.stdout.lines();
+        lines.next().filter(|line| answer.success && line.starts_with(Role::Ipam.own_name()))?;
+        let formats = lines.find_map(|line| line.strip_prefix("Formats of stores: "));
+        // Before there was a second format, the plugin said nothing of formats.
+        Some(formats.is_some_and(|formats| formats.split(", ").any(|one| one.parse() == Ok(format))))
+    }
+
     pub(crate) fn is_ours(&self) -> bool {
         matches!(self, Self::Margay(_))
     }

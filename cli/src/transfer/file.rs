@@ -7,7 +7,7 @@ use ipam_core::moving::{Renaming, Tally, mark_key, nodes_of, part_of};
 use kv::{Key, Value};
 
 use super::source::marked;
-use crate::backup::{Header, Reader, aside};
+use crate::backup::{Header, Reader, Stored, aside};
 use crate::error::{Failure, Result};
 use crate::output::printable;
 
@@ -64,7 +64,7 @@ impl Plan {
         let mut reader = Reader::open(&path)?;
         let (mut tally, mut left_out, mut nodes) = (Tally::default(), 0, BTreeSet::new());
         let mut is_marked = false;
-        while let Some((key, value)) = reader.next_row()? {
+        while let Some(Stored { key, value, .. }) = reader.next_row()? {
             let key = Key::new(key);
             is_marked |= key == mark_key();
             if part_of(&key).is_some() {
@@ -114,7 +114,7 @@ impl Plan {
     fn moved_by(&self, renaming: &Renaming) -> Result<BTreeMap<Key, Value>> {
         let mut moved = BTreeMap::new();
         let mut reader = Reader::open(&self.path)?;
-        while let Some((key, value)) = reader.next_row()? {
+        while let Some(Stored { key, value, .. }) = reader.next_row()? {
             let key = Key::new(key);
             let renamed = renaming.key(key.clone());
             if renamed != key && part_of(&key).is_some() {
@@ -184,7 +184,7 @@ impl Reading {
     fn read(self, mut reader: Reader, mut moved: BTreeMap<Key, Value>) -> Result<Part> {
         let (mut rows, mut bytes) = (Vec::new(), 0);
         while bytes < PART_BYTES {
-            let Some((key, value)) = reader.next_row()? else {
+            let Some(Stored { key, value, .. }) = reader.next_row()? else {
                 if reader.sum() != self.sum {
                     return Err(self.changed);
                 }

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod etcdctl;
+mod leases;
 mod mutual_tls;
 mod together;
 
@@ -33,7 +34,7 @@ impl Api {
         let command = margay(["--store", &store, "serve"].into_iter().chain(options.iter().copied()));
         let daemon = Daemon::start_as(lab, command);
         let said = || {
-            let log = daemon.log();
+            let log = daemon.own_log();
             let (_, rest) = log.rsplit_once("with etcd's API at http")?;
             let (url, _) = rest.split_once('\n')?;
             Some(url.split_once("://")?.1.to_owned())

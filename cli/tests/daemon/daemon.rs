@@ -16,6 +16,8 @@ use crate::programs::{Ended, Running, margay, signal, wait_until};
 pub(crate) struct Daemon {
     running: Option<Running>,
     log: PathBuf,
+    /// The bytes of the log that an earlier daemon has written.
+    earlier: usize,
 }
 
 impl Daemon {
@@ -30,8 +32,9 @@ impl Daemon {
     pub(crate) fn start_as(lab: &Lab, mut command: Command) -> Self {
         let log = lab.root().join("daemon.log");
         let file = File::options().create(true).append(true).open(&log).unwrap();
+        let earlier = usize::try_from(file.metadata().unwrap().len()).unwrap();
         command.stdout(Stdio::null()).stderr(file);
-        Self { running: Some(Running::start(command, "")), log }
+        Self { running: Some(Running::start(command, "")), log, earlier }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -69,7 +72,12 @@ impl Daemon {
         assert!(!is_over, "the daemon has ended: {}", self.log());
     }
 
-    /// All that it has logged.
+    /// All that it has logged, without the log of an earlier daemon.
+    pub(crate) fn own_log(&self) -> String {
+        self.log().split_off(self.earlier)
+    }
+
+    /// The log of all daemons so far.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap()
     }

@@ -269,7 +269,8 @@ impl From<FormRange> for Range {
 impl FormOp {
     fn of(op: &Op) -> Option<Self> {
         Some(match op {
-            Op::Put { key, value, prev } => {
+            // The allocator attaches nothing to a lease.
+            Op::Put { key, value, prev, lease: None } => {
                 Self::Put { key: key.as_bytes().to_vec(), value: value.as_bytes().to_vec(), prev: FormPrev::of(*prev) }
             }
             Op::Delete { range, prev } => Self::Delete { range: FormRange::of(range), prev: FormPrev::of(*prev) },
@@ -290,7 +291,7 @@ impl From<FormOp> for Op {
     fn from(form: FormOp) -> Self {
         match form {
             FormOp::Put { key, value, prev } => {
-                Self::Put { key: Key::new(key), value: Value::new(value), prev: prev.into() }
+                Self::Put { key: Key::new(key), value: Value::new(value), prev: prev.into(), lease: None }
             }
             FormOp::Delete { range, prev } => Self::Delete { range: range.into(), prev: prev.into() },
             FormOp::Range { range, limit, content } => {

@@ -43,7 +43,7 @@ fn options_are_answered_without_reading_or_doing_anything() {
     let link = folder.path().join("calico-ipam");
     symlink(PROGRAM, &link).unwrap();
     let version = format!(
-        "margay-ipam {}\nCNI versions: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n",
+        "margay-ipam {}\nCNI versions: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\nFormats of stores: 1, 2\n",
         env!("CARGO_PKG_VERSION")
     );
     // An option is answered whatever the environment asks for.

@@ -90,7 +90,7 @@ fn op() -> impl Strategy<Value = Op> {
     let read = (range(), -1i64..6, content())
         .prop_map(|(range, limit, content)| Op::Range(TxnRange::new(range).with_limit(limit).with_content(content)));
     prop_oneof![
-        5 => (key(), value(), prev()).prop_map(|(key, value, prev)| Op::Put { key, value, prev }),
+        5 => (key(), value(), prev()).prop_map(|(key, value, prev)| Op::Put { key, value, prev, lease: None }),
         2 => (range(), prev()).prop_map(|(range, prev)| Op::Delete { range, prev }),
         3 => read,
     ]

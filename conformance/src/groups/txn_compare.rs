@@ -1,9 +1,9 @@
 //! Transactions: what compares mean.
 
 use kv::CompareOp::{self, Equal, Greater, Less, NotEqual};
-use kv::{Compare, Kv, Op, Range, Revision, StoreExt, Target, Txn};
+use kv::{Compare, ErrorKind, Kv, LeaseId, Op, Range, Revision, StoreExt, Target, Txn};
 
-use crate::expect::{Checked, OfRule, same};
+use crate::expect::{Checked, OfRule, refused, same};
 use crate::subject::{Branch, Subject, after, delete_result, entry, read_result, span, took};
 
 const OPERATORS: [CompareOp; 4] = [Equal, NotEqual, Less, Greater];
@@ -98,6 +98,25 @@ pub(crate) async fn numbers_of_existing_key(t: Subject) -> Checked {
             for given in [0, stored - 1, stored, stored + 1] {
                 let holds = t.compare(Compare::new(Range::key("k"), op, target(given))).await?;
                 same(&format!("{name} ({stored}) {op:?} {given}"), holds, op.holds(&stored, &given))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// No store is told of the lease that is named here. A store may keep leases all the same.
+pub(crate) async fn unknown_lease(t: Subject) -> Checked {
+    let put = t.put("k", "v").await?;
+    let Some(lease) = LeaseId::new(0x7061_6e69_6373_0001) else { return Ok(()) };
+    let both = Txn::new().with_success([Op::put("other", "v"), Op::put("k", "w").with_lease(lease)]);
+    refused("a put to a lease that is not there", t.txn(both).await, ErrorKind::LeaseNotFound)?;
+    same("the key", t.get("k").await?, Some(entry("k", "v", put, put, 1)))?;
+    same("the other key", t.get("other").await?, None)?;
+    for key in ["k", "gone"] {
+        for op in OPERATORS {
+            for given in [-1, 0, 1] {
+                let holds = t.compare(Compare::new(Range::key(key), op, Target::Lease(given))).await?;
+                same(&format!("the lease of {key} {op:?} {given}"), holds, op.holds(&0, &given))?;
             }
         }
     }

@@ -21,6 +21,7 @@ fn delete_event(key: &str, at: Revision) -> Event {
         create_revision: Revision::UNSET,
         mod_revision: at,
         version: 0,
+        lease: None,
     };
     Event { kind: EventKind::Delete, kv, prev: None }
 }

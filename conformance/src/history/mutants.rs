@@ -181,7 +181,7 @@ fn again(run: &mut Run, value: kv::Value) {
     let revision = run.log.last().unwrap().revision.next();
     let version = old.as_ref().map_or(0, |old| old.version) + 1;
     let create_revision = old.filter(|old| old.version > 0).map_or(revision, |old| old.create_revision);
-    let kv = Kv { key, value, create_revision, mod_revision: revision, version };
+    let kv = Kv { key, value, create_revision, mod_revision: revision, version, lease: None };
     run.log.push(Batch { revision, time: None, events: vec![Event { kind: EventKind::Put, kv, prev: None }] });
 }
 
@@ -279,6 +279,7 @@ fn an_answer_older_than_an_event_is_caught() {
         create_revision: Revision::new(2),
         mod_revision: Revision::new(2),
         version: 1,
+        lease: None,
     };
     let batch =
         Batch { revision: Revision::new(2), time: None, events: vec![Event { kind: EventKind::Put, kv, prev: None }] };
@@ -308,8 +309,14 @@ fn a_write_of_unknown_outcome_may_come_in_a_later_part() {
     first.calls.push(Call { client: 99, start: 0, end: u64::MAX, request: Request::Txn(late), told: Told::Nothing });
     assert_eq!(replay.judge(first, &log).unwrap().vanished, 1);
     let revision = log.last().unwrap().revision.next();
-    let kv =
-        Kv { key: "late".into(), value: "v".into(), create_revision: revision, mod_revision: revision, version: 1 };
+    let kv = Kv {
+        key: "late".into(),
+        value: "v".into(),
+        create_revision: revision,
+        mod_revision: revision,
+        version: 1,
+        lease: None,
+    };
     let batch = |revision| Batch {
         revision,
         time: None,

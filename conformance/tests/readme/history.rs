@@ -82,12 +82,12 @@ impl History {
 
     fn apply(&mut self, op: &Op, next: Revision, events: &mut Vec<Event>) -> OpResult {
         match op {
-            Op::Put { key, value, prev } => {
+            Op::Put { key, value, prev, .. } => {
                 let old = self.state(&Range::Key(key.clone()), next).pop();
                 let (create_revision, version) =
                     old.as_ref().map_or((next, 0), |old| (old.create_revision, old.version));
                 let (key, value, version) = (key.clone(), value.clone(), version + 1);
-                let kv = Kv { key, value, create_revision, mod_revision: next, version };
+                let kv = Kv { key, value, create_revision, mod_revision: next, version, lease: None };
                 self.versions.entry(kv.key.clone()).or_default().push((next, Some(kv.clone())));
                 events.push(Event { kind: EventKind::Put, kv, prev: old.clone() });
                 OpResult::Put { prev: old.filter(|_| *prev == Prev::Return) }
@@ -97,7 +97,14 @@ impl History {
                 for old in &gone {
                     self.versions.entry(old.key.clone()).or_default().push((next, None));
                     let (create_revision, value) = (Revision::UNSET, Value::default());
-                    let kv = Kv { key: old.key.clone(), value, create_revision, mod_revision: next, version: 0 };
+                    let kv = Kv {
+                        key: old.key.clone(),
+                        value,
+                        create_revision,
+                        mod_revision: next,
+                        version: 0,
+                        lease: None,
+                    };
                     events.push(Event { kind: EventKind::Delete, kv, prev: Some(old.clone()) });
                 }
                 let count = gone.len() as u64;

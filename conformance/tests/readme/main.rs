@@ -43,6 +43,7 @@ impl Store for MyStore {
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         txn.check(NAME)?;
+        txn.refuse_leases(NAME)?; // this store keeps none
         let answer = self.history().txn(&txn); // compares, then one branch, at one revision
         self.changed.send_replace(());
         Ok(answer)

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use etcd_api::{Api, Backing, Identity, Sizes};
 use futures::stream::unfold;
-use kv_mvcc::{MemoryTable, MvccStore, Options};
+use kv::{Granted, Key, Lease, LeaseId, Revision};
+use kv_mvcc::{FORMAT_WITH_LEASES, MemoryTable, MvccStore, Options};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
@@ -43,6 +44,30 @@ impl Backing for Memory {
         Ok(())
     }
 
+    async fn compact(&self, to: Revision) -> kv::Result<()> {
+        self.store.compact_for_clients(to).await
+    }
+
+    fn oldest(&self) -> Revision {
+        self.store.status().oldest_for_clients
+    }
+
+    async fn grant(&self, lease: Lease) -> kv::Result<Granted> {
+        self.store.grant(lease).await
+    }
+
+    async fn revoke(&self, id: LeaseId) -> kv::Result<Revision> {
+        self.store.revoke(id).await
+    }
+
+    async fn leases(&self) -> kv::Result<Vec<Lease>> {
+        self.store.leases().await
+    }
+
+    async fn leased(&self, id: LeaseId) -> kv::Result<Vec<Key>> {
+        self.store.leased(id).await
+    }
+
     async fn defragment(&self) -> kv::Result<()> {
         Ok(())
     }
@@ -62,7 +87,7 @@ impl Server {
     /// # Errors
     /// No port, or a damaged table.
     pub(crate) async fn start(table: &MemoryTable) -> Result<Self, Error> {
-        let options = Options { name: "memory", ..Options::default() };
+        let options = Options { name: "memory", format: FORMAT_WITH_LEASES, ..Options::default() };
         let store = Arc::new(MvccStore::open(Box::new(table.clone()), options)?);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
@@ -71,7 +96,13 @@ impl Server {
             let accepted = listener.accept().await.and_then(|(stream, _)| stream.set_nodelay(true).map(|()| stream));
             Some((accepted, listener))
         });
-        let task = tokio::spawn(Api::new(Arc::new(backing)).server().serve_with_incoming(Box::pin(connections)));
+        let api = Api::new(Arc::new(backing));
+        let task = tokio::spawn(async move {
+            tokio::select! {
+                served = api.server().serve_with_incoming(Box::pin(connections)) => served,
+                () = api.end_leases() => Ok(()),
+            }
+        });
         Ok(Self { address, store, task })
     }
 

@@ -81,7 +81,7 @@ mod tests {
 
     fn kv(key: Key, value: &str, at: i64) -> Kv {
         let at = Revision::new(at);
-        Kv { key, value: value.into(), create_revision: at, mod_revision: at, version: 1 }
+        Kv { key, value: value.into(), create_revision: at, mod_revision: at, version: 1, lease: None }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use kv::{Operation, Result};
 use super::guarded::caught;
 use super::open::{Create, Engine, Log, OpenOptions, Room, journaled, open_blocking};
 use super::store_folder::{Found, StoreFolder};
-use crate::codec::FORMAT;
+use crate::codec::FORMAT_WITH_LEASES;
 
 /// Waits for the turn and makes the files of the store of `engine` in the folder `path` as small as the engine can.
 ///
@@ -44,28 +44,39 @@ pub fn could_be_made(engine: &dyn Engine, path: &Path) -> Result<()> {
 /// The formats of a store before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upgraded {
-    /// The older of the formats of its rows and of its folder.
+    /// The format that its rows had.
     pub from: u32,
-    /// The newest format, which both have now.
+    /// The newest format, which they have now.
     pub to: u32,
 }
 
 /// Waits for the turn and raises the store of `engine` in the folder `path` to the newest format. Every older format
-/// that is still read has its step here; there is none yet. A store that was raised is refused by programs that do not
+/// that is still read has its step here: from 1 to 2 no row is written anew. A store that was raised is refused by programs that do not
 /// know the format.
 ///
 /// # Errors
 /// Those of [`open_blocking`], among them `UnknownFormat` for a store that is newer; those of writing.
 pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<Upgraded> {
     let store = open_blocking(engine, path, &options.clone().with_create(Create::Never))?;
-    let folder = StoreFolder::new(engine, path);
-    let from = store.status().format.min(folder.format()?);
-    if from < FORMAT {
-        // The rows first: what is read here tells the formats of rows apart, whatever the folder says.
-        store.raise_format(FORMAT)?;
-        folder.name(store.id())?;
+    let from = store.status().format;
+    if from < FORMAT_WITH_LEASES {
+        store.raise_format(FORMAT_WITH_LEASES)?;
     }
-    Ok(Upgraded { from, to: FORMAT })
+    Ok(Upgraded { from, to: FORMAT_WITH_LEASES })
+}
+
+/// Makes an empty store of `engine` in the folder `path`, in the format that the options name. False if there is a store already,
+/// which stays as it is. This blocks.
+///
+/// # Errors
+/// Those of [`open_blocking`].
+pub fn create_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<bool> {
+    match StoreFolder::new(engine, path).look()? {
+        Found::Complete(_) | Found::Unnamed => Ok(false),
+        Found::Nothing | Found::Unfinished => {
+            open_blocking(engine, path, &options.clone().with_create(Create::IfMissing)).map(|_| true)
+        }
+    }
 }
 
 /// Says what [`upgrade_blocking`] would do, and writes nothing. This blocks.
@@ -74,6 +85,5 @@ pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions)
 /// Those of [`open_blocking`].
 pub fn would_upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<Upgraded> {
     let store = open_blocking(engine, path, &options.clone().with_create(Create::Never))?;
-    let from = store.status().format.min(StoreFolder::new(engine, path).format()?);
-    Ok(Upgraded { from, to: FORMAT })
+    Ok(Upgraded { from: store.status().format, to: FORMAT_WITH_LEASES })
 }

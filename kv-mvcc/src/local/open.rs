@@ -13,6 +13,7 @@ use super::folder;
 use super::guarded::{Guarded, caught};
 use super::head::Head;
 use super::store_folder::{Found, StoreFolder};
+use crate::codec::FORMAT;
 use crate::journal::Journaled;
 use crate::options::{Blocking, Clock, Inspection, Options, Retention};
 use crate::reserve::{Purpose, Reserve};
@@ -97,6 +98,8 @@ pub struct OpenOptions {
     pub blocking: Blocking,
     /// What the store is opened for.
     pub purpose: Purpose,
+    /// The format that a store gets that is made.
+    pub format: u32,
 }
 
 impl Default for OpenOptions {
@@ -108,6 +111,7 @@ impl Default for OpenOptions {
             clock: Clock::system(),
             blocking: Blocking::default(),
             purpose: Purpose::default(),
+            format: FORMAT,
         }
     }
 }
@@ -145,6 +149,13 @@ impl OpenOptions {
     #[must_use]
     pub fn with_purpose(mut self, purpose: Purpose) -> Self {
         self.purpose = purpose;
+        self
+    }
+
+    /// With this format for a store that is made.
+    #[must_use]
+    pub fn with_format(mut self, format: u32) -> Self {
+        self.format = format;
         self
     }
 
@@ -253,6 +264,7 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
             inspection,
             purpose: options.purpose,
             reserve: Some(reserve),
+            format: options.format,
         },
     )
     .map_err(|error| folder.place.advise(error))?;

@@ -201,12 +201,6 @@ impl StoreFolder {
         self.io(IDENTITY_DRAFT, folder::remove(&self.path(IDENTITY_DRAFT)))
     }
 
-    /// The layout that `store.id` tells of; the newest if there is none.
-    pub(super) fn format(&self) -> Result<u32> {
-        let text = self.io(IDENTITY, fs::read_to_string(self.path(IDENTITY)))?;
-        Ok(Identity::parse(&text).map_or(FORMAT, |identity| identity.format))
-    }
-
     /// Opens the note of the newest revision.
     pub(super) fn open_head(&self) -> Result<Head> {
         let files = self.files.iter().chain(&[JOURNAL]).map(|name| self.path(name)).collect();

@@ -139,8 +139,8 @@ async fn a_lost_store_is_not_a_new_one() {
 #[tokio::test]
 async fn a_newer_format_is_refused() {
     let table = sample().await;
-    // Format 2, as the next version would write it.
-    let mut row = 2_u32.to_be_bytes().to_vec();
+    // Format 3, as the next version would write it.
+    let mut row = 3_u32.to_be_bytes().to_vec();
     let mut sum = crc32fast::Hasher::new();
     sum.update(b"mformat");
     sum.update(&row);
@@ -148,6 +148,6 @@ async fn a_newer_format_is_refused() {
     table.commit(&[Write::Put(b"mformat".to_vec(), row)]).unwrap();
     let before = rows(&table);
     let error = open(&table).unwrap_err();
-    assert_eq!(*error.kind(), ErrorKind::UnknownFormat { found: 2 });
+    assert_eq!(*error.kind(), ErrorKind::UnknownFormat { found: 3 });
     assert_eq!(rows(&table), before);
 }

@@ -5,6 +5,7 @@
 mod changes;
 mod clocks;
 mod damage;
+mod leases;
 mod purposes;
 mod recovery;
 mod retention;

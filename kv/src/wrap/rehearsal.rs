@@ -8,6 +8,7 @@ use tokio::sync::{Mutex, MutexGuard};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::ext::StoreExt;
 use crate::key::{Key, Range, Revision, Value};
+use crate::lease::LeaseId;
 use crate::request::{Compare, Content, Op, Prev, RangeRequest, Target, Txn, TxnRange, WatchRequest};
 use crate::response::{Kv, OpResult, RangeResponse, TxnResponse};
 use crate::store::{Store, WatchStream};
@@ -105,9 +106,9 @@ impl<S: Store> Rehearsal<S> {
         let mut results = Vec::with_capacity(ops.len());
         for op in ops {
             results.push(match op {
-                Op::Put { key, value, prev } => {
+                Op::Put { key, value, prev, lease } => {
                     let old = self.kvs(state, &Range::Key(key.clone()), at).await?.pop();
-                    state.put(key, value, old.as_ref(), at);
+                    state.put(key, value, *lease, old.as_ref(), at);
                     OpResult::Put { prev: old.filter(|_| *prev == Prev::Return) }
                 }
                 Op::Delete { range, prev } => {
@@ -130,13 +131,14 @@ impl State {
         self.written.range(from..).take_while(move |(key, _)| to.as_ref().is_none_or(|to| *key < to))
     }
 
-    fn put(&mut self, key: &Key, value: &Value, old: Option<&Kv>, at: Revision) {
+    fn put(&mut self, key: &Key, value: &Value, lease: Option<LeaseId>, old: Option<&Kv>, at: Revision) {
         let kv = Kv {
             key: key.clone(),
             value: value.clone(),
             create_revision: old.map_or(at, |old| old.create_revision),
             mod_revision: at,
             version: old.map_or(1, |old| old.version + 1),
+            lease,
         };
         self.write(key, Some(kv), at);
     }
@@ -161,7 +163,7 @@ fn holds(compare: &Compare, found: &[Kv]) -> bool {
     let op = compare.op;
     if found.is_empty() {
         return match &compare.target {
-            Target::Version(given) => op.holds(&0, given),
+            Target::Version(given) | Target::Lease(given) => op.holds(&0, given),
             Target::CreateRevision(given) | Target::ModRevision(given) => op.holds(&Revision::UNSET, given),
             Target::Value(_) => false,
         };
@@ -171,6 +173,7 @@ fn holds(compare: &Compare, found: &[Kv]) -> bool {
         Target::CreateRevision(given) => op.holds(&kv.create_revision, given),
         Target::ModRevision(given) => op.holds(&kv.mod_revision, given),
         Target::Value(given) => op.holds(&kv.value, given),
+        Target::Lease(given) => op.holds(&LeaseId::number(kv.lease), given),
     })
 }
 

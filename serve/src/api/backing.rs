@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use etcd_api::{Backing, Identity, Sizes};
-use kv::{Error, ErrorKind, Operation, Store};
+use kv::{Error, ErrorKind, Granted, Key, Lease, LeaseId, Operation, Revision, Store};
 
 use crate::held::Held;
 
@@ -58,6 +58,38 @@ impl Backing for Served {
 
     async fn check_room(&self) -> kv::Result<()> {
         self.held.check_room().await
+    }
+
+    async fn compact(&self, to: Revision) -> kv::Result<()> {
+        self.held.embedded().await?.store.compact_for_clients(to).await
+    }
+
+    fn oldest(&self) -> Revision {
+        self.held.oldest_for_clients()
+    }
+
+    async fn grant(&self, lease: Lease) -> kv::Result<Granted> {
+        let granted = self.held.embedded().await?.store.grant(lease).await;
+        granted.map_err(|error| match error.kind() {
+            ErrorKind::Unsupported => {
+                let raise = format!("raise its format with: margay --store {} store upgrade", self.held.location());
+                let why = error.detail().unwrap_or_default().to_owned();
+                error.with_detail(format!("{why}; {raise}"))
+            }
+            _ => error,
+        })
+    }
+
+    async fn revoke(&self, id: LeaseId) -> kv::Result<Revision> {
+        self.held.embedded().await?.store.revoke(id).await
+    }
+
+    async fn leases(&self) -> kv::Result<Vec<Lease>> {
+        self.held.embedded().await?.store.leases().await
+    }
+
+    async fn leased(&self, id: LeaseId) -> kv::Result<Vec<Key>> {
+        self.held.embedded().await?.store.leased(id).await
     }
 
     async fn defragment(&self) -> kv::Result<()> {

@@ -91,6 +91,8 @@ pub(crate) async fn offer(
     let advertised = if options.advertise.is_empty() { urls } else { options.advertise.clone() };
     let api = Api::new(Arc::new(Served::new(daemon.held.clone(), advertised)));
     let connections = connections::accept(listeners, tasks);
+    let leases = api.clone();
+    tasks.spawn(async move { leases.end_leases().await });
     tasks.spawn(async move {
         if let Err(error) = api.server().serve_with_incoming(connections).await {
             tracing::error!(%error, "etcd's API is not offered any more");

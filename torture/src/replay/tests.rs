@@ -22,6 +22,7 @@ fn event(key: &str, value: Option<&str>) -> Event {
         create_revision: Revision::new(2),
         mod_revision: Revision::new(2),
         version: 1,
+        lease: None,
     };
     Event { kind: if value.is_some() { EventKind::Put } else { EventKind::Delete }, kv, prev: None }
 }

@@ -53,14 +53,30 @@ Examples:
 
 What is in the store now is not touched.")]
     Compact(Compact),
-    /// Raise the store to the newest format
+    /// Raise the store to the newest format, 2, which keeps the leases of etcd's API
     #[command(after_help = "\
 Examples:
   margay store upgrade
   margay store upgrade --dry-run
 
-A version of margay that does not know the newest format cannot open the store any more. Back it up before.")]
+A version of margay that does not know the newest format cannot open the store any more, and there is no way back but
+a backup. So the command refuses while a plugin of such a version is in a folder for CNI plugins.")]
     Upgrade(Upgrade),
+    /// Make an empty store on sled or redb
+    #[command(after_help = "\
+Examples:
+  margay store create --store redb:///var/lib/margay/ipam.redb
+  margay store create --format 2
+
+The first pool makes the store, too, in format 1. Format 2 keeps the leases of etcd's API (margay serve --listen).")]
+    Create(CreateStore),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateStore {
+    /// The format of its rows; every version of margay reads 1
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
+    pub(crate) format: u32,
 }
 
 #[derive(Debug, Args)]

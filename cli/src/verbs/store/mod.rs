@@ -3,6 +3,7 @@
 pub(crate) mod args;
 mod backup;
 mod compact;
+mod create;
 mod restore;
 mod status;
 mod upgrade;
@@ -25,6 +26,7 @@ pub(crate) async fn run(verb: &StoreVerb, location: &Location) -> Result<Answer>
         StoreVerb::Restore(args) => patiently(&format!("restoring {location}"), restore::run(location, args)).await,
         StoreVerb::Compact(args) => patiently(&format!("compacting {location}"), compact::run(location, args)).await,
         StoreVerb::Upgrade(args) => upgrade::run(location, args).await,
+        StoreVerb::Create(args) => create::run(location, args).await,
     }
 }
 

@@ -4,10 +4,10 @@
 
 use std::path::Path;
 
-use datastore::care::{Staging, could_be_made};
+use datastore::care::{self, FORMAT_WITH_LEASES, Staging, could_be_made};
 use datastore::{Create, Location};
 use indicatif::HumanCount;
-use kv::{ErrorKind, MAX_TXN_OPS, Op, Store, Txn};
+use kv::{ErrorKind, MAX_TXN_OPS, Op, Prev, Store, Txn, Value};
 use serde::Serialize;
 
 use super::args::Restore;
@@ -104,7 +104,7 @@ async fn newest_of_empty(location: &Location) -> Result<u64> {
         Err(error) if *error.kind() == ErrorKind::Missing => return Ok(1),
         Err(error) => return Err(explain(location, error)),
     };
-    let status = open.embedded().map(datastore::care::MvccStore::status);
+    let status = open.embedded().map(care::MvccStore::status);
     open.close().await.map_err(|error| explain(location, error))?;
     match status {
         Some(status) if status.live == 0 => Ok(u64::try_from(status.revision.get()).unwrap_or_default().max(1)),
@@ -121,10 +121,16 @@ fn not_empty(location: &Location, why: &str) -> Failure {
 /// Makes a store of a backup, and returns its id.
 async fn fill(location: &Location, file: &Path, header: &Header, keys: u64) -> Result<String> {
     let failed = |error| explain(location, error);
+    if header.leases.is_some() {
+        care::create(location, FORMAT_WITH_LEASES, wait()).await.map_err(failed)?;
+    }
     let open = store::open_files(location, Use::Make).await?;
     let Some(embedded) = open.embedded() else {
         return Err(Failure::new(format!("{location} cannot be restored")));
     };
+    for lease in header.leases.iter().flatten().filter_map(|lease| lease.read()) {
+        embedded.grant(lease).await.map_err(failed)?;
+    }
     let path = file.to_owned();
     let mut reader = aside(move || Reader::open(&path)).await?;
     loop {
@@ -156,16 +162,16 @@ async fn fill(location: &Location, file: &Path, header: &Header, keys: u64) -> R
 fn next_txns(reader: &mut Reader) -> Result<Vec<Txn>> {
     let (mut txns, mut ops, mut size, mut read) = (Vec::new(), Vec::new(), 0, 0);
     while read < GROUP_BYTES
-        && let Some((key, value)) = reader.next_row()?
+        && let Some(row) = reader.next_row()?
     {
-        let bytes = key.len() + value.len();
+        let bytes = row.key.len() + row.value.len();
         if ops.len() == MAX_TXN_OPS || (size + bytes > TXN_BYTES && !ops.is_empty()) {
             txns.push(Txn::new().with_success(std::mem::take(&mut ops)));
             size = 0;
         }
         size += bytes;
         read += bytes;
-        ops.push(Op::put(key, value));
+        ops.push(Op::Put { key: row.key.into(), value: Value::new(row.value), prev: Prev::Omit, lease: row.lease });
     }
     if !ops.is_empty() {
         txns.push(Txn::new().with_success(ops));

@@ -91,6 +91,9 @@ impl Report {
     }
 
     async fn look_inside(&mut self, location: &Location, open: OpenStore) -> Result<()> {
+        if let Some(store) = open.embedded() {
+            self.format = Some(store.status().format);
+        }
         let inside = match open.embedded() {
             Some(store) => Some(Inside::of(store).await),
             None => None,

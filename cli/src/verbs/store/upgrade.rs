@@ -1,11 +1,15 @@
 //! `margay store upgrade`.
 
+use std::path::Path;
+
+use datastore::care::FORMAT_WITH_LEASES;
 use datastore::{Location, care};
 use serde::Serialize;
 
 use super::args::Upgrade;
 use crate::answer::Answer;
-use crate::error::Result;
+use crate::error::{Failure, Result};
+use crate::install::{PLUGIN_FOLDERS, Program};
 use crate::store::{explain, wait};
 
 #[derive(Serialize)]
@@ -16,6 +20,7 @@ struct Json {
 
 pub(super) async fn run(location: &Location, args: &Upgrade) -> Result<Answer> {
     super::refuse_cluster(location, "upgrade", "etcd upgrades its files itself when a newer etcd is started on them")?;
+    refuse_older_plugins()?;
     let done = match args.dry_run {
         true => care::would_upgrade(location, wait()).await,
         false => care::upgrade(location, wait()).await,
@@ -28,4 +33,21 @@ pub(super) async fn run(location: &Location, args: &Upgrade) -> Result<Answer> {
     };
     let answer = Answer::new(text, &Json { from: done.from, to: done.to })?;
     Ok(if args.dry_run { answer.of_a_dry_run() } else { answer })
+}
+
+/// Fails if a plugin of Margay's that cannot read the newest format is where runtimes look for plugins.
+fn refuse_older_plugins() -> Result<()> {
+    for folder in PLUGIN_FOLDERS {
+        for name in ["margay-ipam", "margay-cni", "calico-ipam", "calico"] {
+            let file = Path::new(folder).join(name);
+            if file.is_file() && Program::reads_format(&file, FORMAT_WITH_LEASES) == Some(false) {
+                return Err(Failure::new(format!(
+                    "{} is of a version that cannot read the newest format",
+                    file.display()
+                ))
+                .hint("nothing was changed; install this version's plugin first: make install, or the package"));
+            }
+        }
+    }
+    Ok(())
 }

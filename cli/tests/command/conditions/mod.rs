@@ -3,7 +3,7 @@
 
 mod commands;
 mod dry_runs;
-mod ground;
+pub(crate) mod ground;
 mod kills;
 mod schema;
 mod stores;

@@ -3,6 +3,7 @@
 mod backup;
 pub(crate) mod content;
 mod disk;
+mod format;
 mod kill;
 mod restore;
 mod status;

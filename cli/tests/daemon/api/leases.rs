@@ -1,0 +1,235 @@
+//! Leases over the API, as etcdctl has them: on stores of format 2.
+
+use std::fs::{self, File};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{Api, Watching};
+use crate::lab::{ENGINES, Lab};
+use crate::programs::{Running, wait_until};
+
+fn lab_with_leases(engine: &'static str) -> Lab {
+    let lab = Lab::with_pool(engine, "10.77.0.0/24");
+    lab.margay("store upgrade").ok();
+    lab
+}
+
+/// Grants a lease; its number in hexadecimal digits.
+fn grant(api: &Api, seconds: u32) -> String {
+    let out = api.etcdctl(&format!("lease grant {seconds}")).ok().out;
+    out.split(' ').nth(1).unwrap_or_else(|| panic!("{out}")).to_owned()
+}
+
+fn is_there(api: &Api, key: &str) -> bool {
+    !api.etcdctl(&format!("get {key} --keys-only")).ok().out.is_empty()
+}
+
+#[test]
+fn leases_are_granted_listed_renewed_and_revoked() {
+    for engine in ENGINES {
+        let lab = lab_with_leases(engine);
+        let api = Api::start(&lab);
+        assert_eq!(api.etcdctl("lease list").ok().out, "found 0 leases\n");
+        let lease = grant(&api, 600);
+        assert!(api.etcdctl("lease list").ok().out.contains(&lease));
+        api.etcdctl(&format!("put /t/a 1 --lease={lease}")).ok();
+        api.etcdctl(&format!("put /t/b 1 --lease={lease}")).ok();
+        let stored: Value = serde_json::from_str(&api.etcdctl("get /t/a -w json").ok().out).unwrap();
+        let number = i64::from_str_radix(&lease, 16).unwrap();
+        assert_eq!(stored["kvs"][0]["lease"].as_i64(), Some(number));
+        let told = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
+        assert!(told.contains("granted with TTL(600s), remaining(") && told.contains("[/t/a /t/b]"), "{told}");
+        let renewed = api.etcdctl(&format!("lease keep-alive --once {lease}")).ok().out;
+        assert_eq!(renewed, format!("lease {lease} keepalived with TTL(600)\n"));
+        // The second one keeps its lease only if that is what it says.
+        api.etcdctl("put /t/a 2 --ignore-lease").ok();
+        api.etcdctl("put /t/b 2").ok();
+        let told = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
+        assert!(told.contains("[/t/a]"), "{told}");
+        let revoked = api.etcdctl(&format!("lease revoke {lease}")).ok().out;
+        assert_eq!(revoked, format!("lease {lease} revoked\n"));
+        assert!(!is_there(&api, "/t/a") && is_there(&api, "/t/b"));
+        let gone = api.etcdctl(&format!("lease timetolive {lease}")).ok().out;
+        assert_eq!(gone, format!("lease {lease} already expired\n"));
+        for args in [format!("lease revoke {lease}"), format!("put /t/a 1 --lease={lease}")] {
+            let refused = api.etcdctl(&args).failed();
+            assert!(refused.err.contains("etcdserver: requested lease not found"), "{args}: {refused:?}");
+        }
+        api.end();
+        lab.is_in_order();
+        lab.margay("store verify").ok();
+    }
+}
+
+#[test]
+fn a_lease_ends_in_its_time_and_a_watch_sees_it() {
+    let lab = lab_with_leases("redb");
+    let api = Api::start(&lab);
+    let (short, long) = (grant(&api, 2), grant(&api, 600));
+    let begun = Instant::now();
+    for (key, lease) in [("/t/short", &short), ("/t/other", &short), ("/t/long", &long)] {
+        api.etcdctl(&format!("put {key} x --lease={lease}")).ok();
+    }
+    let watching = Watching::start(&api, &lab);
+    wait_until("the keys of the short lease are gone", || watching.count("/t/short") + watching.count("/t/other") == 4);
+    assert!(begun.elapsed() > Duration::from_millis(1900), "{:?}", begun.elapsed());
+    assert!(!is_there(&api, "/t/short") && !is_there(&api, "/t/other") && is_there(&api, "/t/long"));
+    assert!(!api.etcdctl("lease list").ok().out.contains(&short));
+    api.end();
+}
+
+#[test]
+fn a_start_gives_leases_their_full_time_and_a_hand_over_does_not() {
+    for engine in ENGINES {
+        let lab = lab_with_leases(engine);
+        let api = Api::start(&lab);
+        let lease = grant(&api, 600);
+        api.etcdctl(&format!("put /t/a 1 --lease={lease}")).ok();
+        let left = |api: &Api| {
+            let told: Value =
+                serde_json::from_str(&api.etcdctl(&format!("lease timetolive {lease} -w json")).ok().out).unwrap();
+            told["ttl"].as_i64().unwrap()
+        };
+        sleep(Duration::from_millis(2100));
+        let before = left(&api);
+        assert!((590..599).contains(&before), "{before}");
+        lab.held_open(async |_| {
+            // The clocks go on meanwhile, and so do renewals of them.
+            assert!(left(&api) <= before);
+        });
+        assert!(left(&api) <= before, "{engine}");
+        lab.held_open(async |_| {
+            api.etcdctl(&format!("lease keep-alive --once {lease}")).ok();
+        });
+        assert!(left(&api) > before, "{engine}");
+        sleep(Duration::from_millis(2100));
+        api.daemon.kill();
+        let api = Api::start(&lab);
+        assert!(left(&api) >= 599, "{engine}: {}", left(&api));
+        assert!(is_there(&api, "/t/a"));
+        api.end();
+    }
+}
+
+#[test]
+fn a_lease_that_ends_while_another_process_has_the_store_ends_afterwards() {
+    let lab = lab_with_leases("redb");
+    let api = Api::start(&lab);
+    let lease = grant(&api, 2);
+    api.etcdctl(&format!("put /t/a 1 --lease={lease}")).ok();
+    lab.held_open(async |open| {
+        sleep(Duration::from_millis(3500));
+        let renewed = api.etcdctl(&format!("lease keep-alive --once {lease}"));
+        assert!(renewed.err.contains("requested lease not found"), "{renewed:?}");
+        // What another process does with the key counts.
+        open.store().txn(kv::Txn::new().with_success([kv::Op::put("/t/kept", "x")])).await.unwrap();
+    });
+    wait_until("the key is gone", || !is_there(&api, "/t/a"));
+    assert!(is_there(&api, "/t/kept"));
+    api.end();
+}
+
+#[test]
+fn a_lock_is_held_by_one_and_passes_on_when_its_holder_is_killed() {
+    for engine in ENGINES {
+        let lab = lab_with_leases(engine);
+        let api = Api::start(&lab);
+        let file = |who: &str| lab.root().join(who);
+        let lock = |who: &str| {
+            let mut command = api.etcdctl_command("lock /t/lock --ttl=2");
+            command.stdout(File::create(file(who)).unwrap());
+            Running::start(command, "")
+        };
+        // etcdctl prints the key by which it holds the lock.
+        let holds = |who: &str| !fs::read_to_string(file(who)).unwrap().is_empty();
+        let first = lock("first");
+        wait_until("the first one has the lock", || holds("first"));
+        let second = lock("second");
+        sleep(Duration::from_millis(300));
+        assert!(!holds("second"), "{engine}");
+        // Its lease is not renewed any more, and ends.
+        assert!(first.kill());
+        wait_until("the second one has the lock", || holds("second"));
+        assert!(second.kill());
+        api.end();
+    }
+}
+
+#[test]
+fn an_election_has_one_leader() {
+    let lab = lab_with_leases("sled");
+    let api = Api::start(&lab);
+    let run = |args: &str, name: &str| {
+        let mut command = api.etcdctl_command(args);
+        command.stdout(File::create(lab.root().join(name)).unwrap());
+        Running::start(command, "")
+    };
+    let said = |name: &str| fs::read_to_string(lab.root().join(name)).unwrap();
+    let leader = run("elect /t/election one", "leader");
+    wait_until("there is a leader", || said("leader").ends_with("one\n"));
+    let other = run("elect /t/election two", "other");
+    let listener = run("elect -l /t/election", "listener");
+    wait_until("the leader is known", || said("listener").contains("one"));
+    assert_eq!(said("other"), "");
+    assert!(leader.kill() && other.kill() && listener.kill());
+    api.end();
+}
+
+#[test]
+fn an_older_format_says_how_to_get_leases() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.77.0.0/24");
+        let api = Api::start(&lab);
+        let refused = api.etcdctl("lease grant 60").failed();
+        assert!(
+            refused.err.contains("format 1 keeps no leases") && refused.err.contains("store upgrade"),
+            "{refused:?}"
+        );
+        lab.margay("store upgrade").ok();
+        grant(&api, 60);
+        api.end();
+    }
+}
+
+#[test]
+fn a_clients_compaction_leaves_the_history_of_addresses() {
+    for engine in ENGINES {
+        let lab = lab_with_leases(engine);
+        let api = Api::start(&lab);
+        let address = lab.add("kept-in-history").ok().address();
+        lab.del("kept-in-history").ok();
+        api.etcdctl("put /t/a 1").ok();
+        api.etcdctl("put /t/a 2").ok();
+        let revision = lab.revision();
+        api.etcdctl(&format!("compaction {revision}")).ok();
+        for args in [format!("get /t/a --rev {}", revision - 1), format!("compaction {}", revision - 1)] {
+            let refused = api.etcdctl(&args).failed();
+            assert!(refused.err.contains("etcdserver: mvcc: required revision has been compacted"), "{refused:?}");
+        }
+        let late = api.etcdctl(&format!("watch /t/a --rev {}", revision - 1));
+        assert!(late.err.contains("required revision has been compacted"), "{late:?}");
+        let history = lab.margay(&format!("ipam history {address}")).ok().out;
+        assert!(history.contains("kept-in-history"), "{engine}: {history}");
+        api.end();
+    }
+}
+
+#[test]
+fn a_backup_carries_leases() {
+    for engine in ENGINES {
+        let lab = lab_with_leases(engine);
+        let api = Api::start(&lab);
+        let lease = grant(&api, 600);
+        api.etcdctl(&format!("put /t/a 1 --lease={lease}")).ok();
+        let file = lab.root().join("backup");
+        lab.margay(&format!("store backup {}", file.display())).ok();
+        api.etcdctl(&format!("lease revoke {lease}")).ok();
+        lab.margay(&format!("store restore {} --replace", file.display())).ok();
+        let told = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
+        assert!(told.contains("granted with TTL(600s)") && told.contains("[/t/a]"), "{engine}: {told}");
+        lab.margay("store verify").ok();
+        api.end();
+    }
+}

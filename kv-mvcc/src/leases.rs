@@ -1,0 +1,175 @@
+//! Leases, and the mark of the clients of etcd's API: what came with format 2.
+//!
+//! A lease is a row; each live key that is attached to one has a row beside it. Grants, revocations and puts change them in the
+//! commit that they are. A lease's time is not stored: the program that keeps the time calls [`MvccStore::revoke`] when it
+//! is over, and gives every lease its full time after a start, as etcd does. A program that only works on keys obeys what is
+//! there: a put to a lease that is gone fails, and a put without a lease takes the key out of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kv::{Error, ErrorKind, Granted, Key, Lease, LeaseId, Operation, Outcome, Result, Revision, Store};
+
+use crate::codec::{self, FORMAT_WITH_LEASES, State};
+use crate::error::{closed, compacted, corrupt, guarded, revision};
+use crate::reserve::Purpose;
+use crate::rows::Rows;
+use crate::stage::Stage;
+use crate::store::{Inner, MvccStore};
+use crate::sweep::{self, Bounds};
+use crate::table::{Table, Write};
+use crate::writer::Job;
+
+impl MvccStore {
+    /// True if the store's format has leases and the clients' mark.
+    pub fn has_leases(&self) -> bool {
+        self.inner().format >= FORMAT_WITH_LEASES
+    }
+
+    /// Grants a lease, durably. The revision stays.
+    ///
+    /// # Errors
+    /// `Unsupported` for a store of an older format; those of a commit.
+    pub async fn grant(&self, lease: Lease) -> Result<Granted> {
+        self.check_format()?;
+        let granting = move |inner: &Inner, table: &dyn Table| inner.grant(table, lease);
+        self.inner().change(Operation::Txn, granting).await
+    }
+
+    /// Ends a lease, and deletes the keys that are attached to it in one transaction, in their order. Returns the revision then.
+    ///
+    /// # Errors
+    /// `LeaseNotFound`; `TooLarge` if more is attached to it than one commit can delete; those of a commit.
+    pub async fn revoke(&self, id: LeaseId) -> Result<Revision> {
+        loop {
+            let revoking = move |inner: &Inner, table: &dyn Table| inner.revoke(table, id);
+            match self.inner().change(Operation::Txn, revoking).await {
+                Err(full) if *full.kind() == ErrorKind::NoSpace && full.outcome() == Outcome::NotApplied => {
+                    self.inner().submit(Operation::Txn, |reply| Job::MakeRoom { full, reply }).await?;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    /// All leases that are granted.
+    ///
+    /// # Errors
+    /// `Corrupt`; those of the table.
+    pub async fn leases(&self) -> Result<Vec<Lease>> {
+        let found =
+            self.inner().blocking(Operation::Range, |inner, table| Rows::of(table, inner.name)?.leases()).await?;
+        Ok(found.into_iter().map(|(id, lease)| Lease { id, ttl: Duration::from_secs(lease.ttl) }).collect())
+    }
+
+    /// The keys that are attached to a lease, ascending; none for a lease that is not there.
+    ///
+    /// # Errors
+    /// `Corrupt`; those of the table.
+    pub async fn leased(&self, id: LeaseId) -> Result<Vec<Key>> {
+        self.inner().blocking(Operation::Range, move |inner, table| Rows::of(table, inner.name)?.leased(id)).await
+    }
+
+    /// Raises the clients' mark: clients of etcd's API read no revision below it. The history stays, as long as the
+    /// [retention](crate::Retention) keeps it. In a store of an older format this is a compaction.
+    ///
+    /// # Errors
+    /// As those of a compaction: `Compacted` at or below the mark, `FutureRevision` above the newest revision.
+    pub async fn compact_for_clients(&self, to: Revision) -> Result<()> {
+        if !self.has_leases() {
+            return self.compact(to).await;
+        }
+        to.check(self.inner().name)?;
+        let mark = to.get().unsigned_abs();
+        self.inner().change(Operation::Compact, move |inner, table| inner.raise_client_mark(table, mark)).await
+    }
+
+    fn check_format(&self) -> Result<()> {
+        if self.has_leases() {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Unsupported, Operation::Txn, self.inner().name)
+            .with_detail(format!("a store of format {} keeps no leases", self.inner().format)))
+    }
+}
+
+impl State {
+    /// The oldest revision that clients of etcd's API may read; 0 if all.
+    pub(crate) fn oldest_for_clients(&self) -> u64 {
+        self.compacted.max(self.client_mark)
+    }
+}
+
+impl Inner {
+    /// Has a change made that is no transaction, in its turn among these.
+    ///
+    /// # Errors
+    /// Those of `work`; `Closed`.
+    async fn change<T: Send + 'static>(
+        self: &Arc<Self>,
+        operation: Operation,
+        work: impl FnOnce(&Self, &dyn Table) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let store = self.name;
+        self.submit(operation, |reply| {
+            Job::Change(Box::new(move |inner, table| {
+                let answer = table.map_or_else(|| Err(closed(store, operation)), |table| work(inner, table));
+                // A caller that is gone does not need the answer.
+                drop(reply.send(answer));
+            }))
+        })
+        .await
+    }
+
+    fn grant(&self, table: &dyn Table, lease: Lease) -> Result<Granted> {
+        self.ensure_writable(table, Operation::Txn, Purpose::Any)?;
+        let staged = guarded(self.name, Operation::Txn, || {
+            let rows = Rows::of(table, self.name)?;
+            let (old, key) = (rows.state()?, codec::lease_key(lease.id));
+            if rows.lease(lease.id)?.is_some() {
+                return Ok(None);
+            }
+            let row = codec::encode(&key, &codec::Lease { ttl: lease.ttl.as_secs() })
+                .map_err(|damage| corrupt(self.name, Operation::Txn, damage.0))?;
+            Ok(Some((old, vec![Write::Put(key, row)])))
+        });
+        let Some((old, writes)) = staged.map_err(|error| error.with_outcome(Outcome::NotApplied))? else {
+            return Ok(Granted::Taken);
+        };
+        let new = State { lease_changes: old.lease_changes + 1, ..old };
+        self.commit(table, Purpose::Any, writes, &old, new)?;
+        Ok(Granted::New)
+    }
+
+    fn revoke(&self, table: &dyn Table, id: LeaseId) -> Result<Revision> {
+        self.ensure_writable(table, Operation::Txn, Purpose::Release)?;
+        let staged = guarded(self.name, Operation::Txn, || {
+            let rows = Rows::of(table, self.name)?;
+            let old = rows.state()?;
+            let mut stage = Stage::new(&rows, self.name, old);
+            stage.revoke(id, self.clock.micros())?;
+            let (mut writes, mut new) = stage.finish()?;
+            writes.push(Write::Delete(codec::lease_key(id)));
+            let bounds = Bounds::at(&self.retention, self.clock.micros(), old.time);
+            let budget = sweep::budget(writes.len());
+            sweep::sweep(&rows, old.revision, &bounds, budget, &mut new, &mut writes)?;
+            Ok((old, new, writes))
+        });
+        let (old, new, writes) = staged.map_err(|error| error.with_outcome(Outcome::NotApplied))?;
+        self.commit(table, Purpose::Release, writes, &old, new)?;
+        Ok(revision(new.revision))
+    }
+
+    fn raise_client_mark(&self, table: &dyn Table, mark: u64) -> Result<()> {
+        self.ensure_writable(table, Operation::Compact, Purpose::Any)?;
+        let old = guarded(self.name, Operation::Compact, || Rows::of(table, self.name)?.state())
+            .map_err(|error| error.with_outcome(Outcome::NotApplied))?;
+        if mark <= old.oldest_for_clients() {
+            return Err(compacted(self.name, Operation::Compact, old.oldest_for_clients()));
+        }
+        if mark > old.revision {
+            return Err(Error::new(ErrorKind::FutureRevision, Operation::Compact, self.name));
+        }
+        self.commit(table, Purpose::Any, Vec::new(), &old, State { client_mark: mark, ..old })
+    }
+}
