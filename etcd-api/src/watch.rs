@@ -240,19 +240,13 @@ impl Session {
         self.send(refused).await
     }
 
-    /// A watch whose next revision is below the mark ends.
+    /// A watch whose next revision is below the mark ends. As with etcd, the revision is all that says why.
     async fn compacted(&mut self, id: i64, now: Revision, mark: Revision, is_new: bool) -> Result<(), Ended> {
-        let (_, text) = Refusal::Compacted.parts();
         if is_new {
             self.send(PbWatchResponse { watch_id: id, created: true, ..self.message(now) }).await?;
         }
-        let canceled = PbWatchResponse {
-            watch_id: id,
-            canceled: true,
-            compact_revision: mark.get().max(1),
-            cancel_reason: text.to_owned(),
-            ..self.message(now)
-        };
+        let canceled =
+            PbWatchResponse { watch_id: id, canceled: true, compact_revision: mark.get().max(1), ..self.message(now) };
         self.send(canceled).await
     }
 
