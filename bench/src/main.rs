@@ -6,6 +6,7 @@
 //! date with what was found. The parts `single` and `cold` measure the baseline, another build of the plugin, in turns with
 //! this one.
 
+mod api;
 mod cluster;
 mod contender;
 mod crowd;
@@ -151,7 +152,9 @@ const PRINTED: [(&str, Part); 7] = [
 
 /// Parts that return what they measure.
 fn found() -> impl Iterator<Item = (&'static str, cluster::Part)> {
-    [("operator", operator::run as cluster::Part), ("serve", serve::run)].into_iter().chain(cluster::PARTS)
+    [("operator", operator::run as cluster::Part), ("serve", serve::run), ("api", api::run)]
+        .into_iter()
+        .chain(cluster::PARTS)
 }
 
 /// The names of all parts.

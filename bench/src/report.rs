@@ -14,6 +14,11 @@ impl Times {
         self.0.push(time);
     }
 
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Takes in those of another.
     pub(crate) fn append(&mut self, other: Self) {
         self.0.extend(other.0);

@@ -38,11 +38,16 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts the daemon of a store, and waits until it has its socket.
     pub(crate) fn start(programs: &Programs, url: &str) -> Outcome<Self> {
+        Self::start_with(programs, url, &[])
+    }
+
+    /// The same with options.
+    pub(crate) fn start_with(programs: &Programs, url: &str, options: &[&str]) -> Outcome<Self> {
         let name = Command::new(&programs.margay).args(["--store", url, "serve", "--name"]).output()?;
         let name = String::from_utf8(name.stdout)?;
         let socket = format!("/run/margay/serve/{}.sock", name.trim());
         let mut command = Command::new(&programs.margay);
-        command.args(["--store", url, "serve"]).stdin(Stdio::null()).stderr(Stdio::null());
+        command.args(["--store", url, "serve"]).args(options).stdin(Stdio::null()).stderr(Stdio::null());
         // As the systemd unit has it.
         command.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "131072");
         let daemon = Self { child: command.spawn()? };
@@ -54,6 +59,11 @@ impl Daemon {
             thread::sleep(Duration::from_millis(1));
         }
         Ok(daemon)
+    }
+
+    /// The number of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// A field of a file of the process under /proc.
