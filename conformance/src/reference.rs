@@ -45,6 +45,7 @@ impl Store for Reference {
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         txn.check(NAME)?;
+        txn.refuse_leases(NAME)?;
         let answer = self.model().txn(&txn);
         self.0.changed.send_replace(());
         Ok(answer)

@@ -161,6 +161,8 @@ fn holds_for(compare: &Compare, kv: Option<&Kv>) -> bool {
         Target::CreateRevision(given) => number(|kv| kv.create_revision.get(), given.get()),
         Target::ModRevision(given) => number(|kv| kv.mod_revision.get(), given.get()),
         Target::Value(given) => kv.is_some_and(|kv| compare.op.holds(kv.value.as_bytes(), given.as_bytes())),
+        // No case has a lease granted.
+        Target::Lease(given) => number(|_| 0, *given),
         other => unreachable!("a target that this model does not know: {other:?}"),
     }
 }

@@ -153,6 +153,7 @@ fn holds_for(compare: &Compare, kv: Option<&Kv>) -> bool {
         Target::CreateRevision(given) => number(|kv| kv.create_revision.get(), given.get()),
         Target::ModRevision(given) => number(|kv| kv.mod_revision.get(), given.get()),
         Target::Value(given) => kv.is_some_and(|kv| compare.op.holds(&kv.value, given)),
+        Target::Lease(given) => number(|_| 0, *given), // no key has one
         other => unreachable!("a target that is not known: {other:?}"),
     }
 }

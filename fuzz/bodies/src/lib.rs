@@ -7,6 +7,7 @@
 
 mod args;
 mod block;
+mod etcd_requests;
 mod files;
 mod frames;
 mod main_plugin;
@@ -19,6 +20,7 @@ mod txns;
 
 pub use args::cni_args;
 pub use block::block_json;
+pub use etcd_requests::etcd_requests;
 pub use files::{damaged_file, packed_store, quiet_engines};
 pub use frames::frames;
 pub use main_plugin::main_plugin;
@@ -50,4 +52,5 @@ pub const TARGETS: &[Target] = &[
     Target { name: "damaged_file", run: damaged_file },
     Target { name: "frames", run: frames },
     Target { name: "main_plugin", run: main_plugin },
+    Target { name: "etcd_requests", run: etcd_requests },
 ];

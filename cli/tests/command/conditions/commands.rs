@@ -97,6 +97,7 @@ pub(crate) const COMMANDS: &[Command] = &[
 /// Commands that work on no store of anybody's, and why.
 const WITHOUT_STORE: &[(&str, &str)] = &[
     ("install", "it works on this node's files"),
+    ("store create", "it leaves a store that is there alone; `store::format` has its tests"),
     ("serve", "it does not end by itself; `tests/daemon` has its tests"),
     ("conformance", "it judges a store that it makes, or that it is told to erase"),
     ("completions", "it prints text about the commands"),

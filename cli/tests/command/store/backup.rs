@@ -87,10 +87,10 @@ fn a_damaged_backup_is_refused_before_anything_is_written() {
     let lines: Vec<_> = good.split_inclusive(|byte| *byte == b'\n').collect();
     fs::write(&file, [lines[0], lines[2], lines[1]].concat()).unwrap();
     assert!(refused("order").contains("line 3 is out of order"));
-    let newer = String::from_utf8_lossy(lines[0]).replace("\"margay_backup\":1", "\"margay_backup\":2");
+    let newer = String::from_utf8_lossy(lines[0]).replace("\"margay_backup\":1", "\"margay_backup\":3");
     fs::write(&file, [newer.as_bytes(), b"what comes then is not known\n"].concat()).unwrap();
     let error = refused("newer");
-    assert!(error.contains("has format 2, and this version knows up to 1") && error.contains("a newer one"), "{error}");
+    assert!(error.contains("has format 3, and this version knows up to 2") && error.contains("a newer one"), "{error}");
     for (text, words) in
         [("", "is no backup"), ("hello\n", "is no backup"), ("{\"margay_backup\":1}\n", "its first line")]
     {

@@ -67,8 +67,8 @@ fn leases_are_granted_listed_renewed_and_revoked() {
 fn a_lease_ends_in_its_time_and_a_watch_sees_it() {
     let lab = lab_with_leases("redb");
     let api = Api::start(&lab);
-    let (short, long) = (grant(&api, 2), grant(&api, 600));
     let begun = Instant::now();
+    let (short, long) = (grant(&api, 2), grant(&api, 600));
     for (key, lease) in [("/t/short", &short), ("/t/other", &short), ("/t/long", &long)] {
         api.etcdctl(&format!("put {key} x --lease={lease}")).ok();
     }

@@ -1,0 +1,68 @@
+//! A store in memory as the API needs it; the fuzzers have it, too.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use etcd_api::{Backing, Identity, Sizes};
+use kv::{Granted, Key, Lease, LeaseId, Revision};
+use kv_mvcc::MvccStore;
+
+/// A store in memory.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) store: Arc<MvccStore>,
+    pub(crate) url: String,
+}
+
+#[async_trait]
+impl Backing for Memory {
+    fn store(&self) -> Arc<dyn kv::Store> {
+        self.store.clone()
+    }
+
+    fn store_to_release(&self) -> Arc<dyn kv::Store> {
+        self.store.clone()
+    }
+
+    fn identity(&self) -> Identity {
+        let id = self.store.id().as_u64_pair();
+        Identity { cluster: id.0, member: id.1, name: "memory".to_owned(), urls: vec![self.url.clone()] }
+    }
+
+    async fn sizes(&self) -> kv::Result<Sizes> {
+        let bytes = self.store.status().log_bytes;
+        Ok(Sizes { total: bytes, used: bytes })
+    }
+
+    async fn check_room(&self) -> kv::Result<()> {
+        Ok(())
+    }
+
+    async fn compact(&self, to: Revision) -> kv::Result<()> {
+        self.store.compact_for_clients(to).await
+    }
+
+    fn oldest(&self) -> Revision {
+        self.store.status().oldest_for_clients
+    }
+
+    async fn grant(&self, lease: Lease) -> kv::Result<Granted> {
+        self.store.grant(lease).await
+    }
+
+    async fn revoke(&self, id: LeaseId) -> kv::Result<Revision> {
+        self.store.revoke(id).await
+    }
+
+    async fn leases(&self) -> kv::Result<Vec<Lease>> {
+        self.store.leases().await
+    }
+
+    async fn leased(&self, id: LeaseId) -> kv::Result<Vec<Key>> {
+        self.store.leased(id).await
+    }
+
+    async fn defragment(&self) -> kv::Result<()> {
+        Ok(())
+    }
+}
