@@ -409,30 +409,31 @@ pub(crate) fn value_rows(place: Place, value: &[u8]) -> impl Iterator<Item = (Ve
 
 /// Encodes what the row `key` holds.
 pub(crate) fn encode<T: Row>(key: &[u8], what: &T) -> Result<Vec<u8>, Damage> {
+    let odd = |error| Damage::row(key, format_args!("is odd: {error}"));
+    let mut payload = bincode::encode_to_vec(what, BINCODE).map_err(odd)?;
     let extra = what.extra();
-    let has_extra = extra != T::Extra::default();
-    let encoded =
-        if has_extra { bincode::encode_to_vec((what, extra), BINCODE) } else { bincode::encode_to_vec(what, BINCODE) };
-    let payload = encoded.map_err(|error| Damage::row(key, format_args!("is odd: {error}")))?;
-    Ok(sealed(if has_extra { ROW_VERSION_WITH_EXTRA } else { ROW_VERSION }, key, &payload))
+    if extra == T::Extra::default() {
+        return Ok(sealed(ROW_VERSION, key, &payload));
+    }
+    payload.extend(bincode::encode_to_vec(extra, BINCODE).map_err(odd)?);
+    Ok(sealed(ROW_VERSION_WITH_EXTRA, key, &payload))
 }
 
 /// Decodes what was found in the row `key`.
 pub(crate) fn decode<T: Row>(key: &[u8], row: &[u8]) -> Result<T, Damage> {
     let (version, payload) = unsealed(key, row)?;
-    let decoded = if version == ROW_VERSION {
-        bincode::decode_from_slice::<T, _>(payload, BINCODE)
-    } else {
-        bincode::decode_from_slice::<(T, T::Extra), _>(payload, BINCODE).map(|((mut what, extra), used)| {
-            what.set_extra(extra);
-            (what, used)
-        })
-    };
-    match decoded {
-        Ok((what, used)) if used == payload.len() && what.is_possible() => Ok(what),
-        Ok((_, used)) if used == payload.len() => Err(Damage::row(key, "has numbers that cannot be")),
-        Ok(_) => Err(Damage::row(key, "is too long")),
-        Err(error) => Err(Damage::row(key, format_args!("cannot be decoded: {error}"))),
+    let cut_short = |error| Damage::row(key, format_args!("cannot be decoded: {error}"));
+    let (mut what, mut used) = bincode::decode_from_slice::<T, _>(payload, BINCODE).map_err(cut_short)?;
+    if version == ROW_VERSION_WITH_EXTRA {
+        let rest = payload.get(used..).unwrap_or_default();
+        let (extra, more) = bincode::decode_from_slice::<T::Extra, _>(rest, BINCODE).map_err(cut_short)?;
+        what.set_extra(extra);
+        used += more;
+    }
+    match used == payload.len() {
+        true if what.is_possible() => Ok(what),
+        true => Err(Damage::row(key, "has numbers that cannot be")),
+        false => Err(Damage::row(key, "is too long")),
     }
 }
 
