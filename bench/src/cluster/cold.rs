@@ -1,5 +1,6 @@
 //! One caller: whole cold processes, one after another, beside a program that only connects and commits.
 
+use std::fs;
 use std::path::Path;
 
 use super::ground::{Families, Ground};
@@ -19,7 +20,8 @@ const RESIDENTS: u64 = 40;
 const FLOOR: usize = 1;
 const ONE_ADDRESS: usize = 2;
 const BOTH_FAMILIES: usize = 3;
-const BASELINE: usize = 5;
+const COPY: usize = 5;
+const BASELINE: usize = 6;
 
 /// Runs each kind of call, for a plugin that records what it executes.
 pub(crate) fn call(programs: &Programs, folder: &Path) -> Outcome<()> {
@@ -52,8 +54,16 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let ground = runtime.block_on(settled(folder))?;
     let mut contenders = vec![Contender::Empty { program: programs.floor_empty.clone() }, ground.floor(programs)];
     contenders.extend(plugins(&ground, programs));
-    let baseline = programs.baseline.as_ref().map(|plugin| contenders[ONE_ADDRESS].with_plugin("the baseline", plugin));
-    contenders.extend(baseline);
+    if let Some(baseline) = &programs.baseline {
+        // A file that runs in each turn once finds less of itself in the processor's caches than one that runs three times: a
+        // build that is measured as its own baseline takes 4 % longer. So the plugin runs from a copy, too.
+        let copy = folder.join("margay-ipam-again");
+        fs::copy(&programs.plugin, &copy)?;
+        contenders.extend([
+            contenders[ONE_ADDRESS].with_plugin("one address, from a copy of the file", &copy),
+            contenders[ONE_ADDRESS].with_plugin("the baseline", baseline),
+        ]);
+    }
     // Each runs once before the first is measured, but for the newcomer: its first run is what is measured.
     for contender in contenders.iter().filter(|contender| !contender.is_per_container()) {
         contender.add("warm")?;
@@ -87,11 +97,11 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     findings.goal("cold DEL / floor", dels[ONE_ADDRESS].median() / floor, Bound::AtMost(1.5));
     findings.goal("cold ADD for IPv4 and IPv6 / floor", adds[BOTH_FAMILIES].median() / floor, Bound::AtMost(1.8));
     if let Some(baseline) = adds.get(BASELINE) {
-        findings.goal("cold ADD / the baseline's", one.median() / baseline.median(), Bound::AtMost(1.03));
+        findings.goal("cold ADD / the baseline's", adds[COPY].median() / baseline.median(), Bound::AtMost(1.03));
     }
     let peak = peak_kib(&contenders[ONE_ADDRESS])?;
     findings.goal("memory of one ADD (MiB)", peak / 1024.0, Bound::AtMost(12.0));
-    let bytes = std::fs::metadata(&programs.plugin)?.len();
+    let bytes = fs::metadata(&programs.plugin)?.len();
     findings.goal("the plugin's file (MB)", bytes as f64 / 1e6, Bound::AtMost(9.0));
     Ok(findings)
 }
