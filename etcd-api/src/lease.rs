@@ -39,9 +39,11 @@ impl PbLeaseService for Api {
         }
         let ttl = Duration::from_secs(ttl.max(SHORTEST).unsigned_abs());
         self.leases_are_known().await;
+        // A client that gives up while another process has the store leaves nothing behind.
+        self.revision().await?;
         let lease = Lease { id: LeaseId::new(id).unwrap_or_else(|| self.free_lease_id()), ttl };
         let api = self.clone();
-        // A client that goes away in between leaves no lease behind whose time nobody keeps.
+        // Once it is begun it comes to its end, so that the clock and the store agree.
         let granting = tokio::spawn(async move { api.grant(lease).await });
         granting.await.unwrap_or_else(|_| Err(Refusal::Stopped.into()))?;
         let header = self.header(self.recent_revision().await?);

@@ -16,8 +16,9 @@ use crate::Backing;
 
 /// How often the clock looks whether another store has taken the place of this one, whose leases are others.
 const LOOK: Duration = Duration::from_secs(5);
-/// How long the clock waits after the store failed to revoke a lease.
-const AGAIN: Duration = Duration::from_millis(500);
+/// How long the clock waits after the store failed to revoke a lease. A store that another process has is no failure: the clock
+/// waits for it.
+const AGAIN: Duration = Duration::from_secs(2);
 
 /// The times of all leases.
 #[derive(Debug)]
