@@ -3,8 +3,8 @@
 //! Packets to any pool leave as they are, so that containers see each other's addresses. All else that comes from a pool that
 //! is masqueraded gets the address of the interface by which it leaves. Packets to the host itself never pass here.
 //!
-//! The rules are in the tables `ip margay` and `ip6 margay`, which are this program's alone: no other table is read or
-//! changed. The kernel translates addresses where any table says so, so this goes beside the rules of Docker, firewalld or
+//! The rules of a store are in the tables `ip margay-NAME` and `ip6 margay-NAME`, which are that store's alone: no other table is
+//! read or changed. The kernel translates addresses where any table says so, so this goes beside the rules of Docker, firewalld or
 //! iptables. A program that empties all of nftables (`nft flush ruleset`) takes these rules away, too; the next
 //! [`ensure`] makes them again.
 //!
@@ -21,10 +21,20 @@ use crate::error::{Errno, Error};
 use crate::netlink::{Request, Socket};
 use crate::nftables::{self, Family, Rule};
 
-/// Makes the rule set on this host equal to these pools, all at once: `masqueraded` are those whose packets leave under the
+/// The longest name of a table that the kernel takes, in bytes.
+const MOST: usize = 255;
+
+/// The name of the tables of a store, in characters that nft reads.
+fn table(store: &str) -> String {
+    let plain = |letter: char| if letter.is_ascii_alphanumeric() || "._-".contains(letter) { letter } else { '_' };
+    let name = store.chars().map(plain);
+    "margay-".chars().chain(name).take(MOST).collect()
+}
+
+/// Makes the rule set of a store on this host equal to these pools, all at once: `masqueraded` are those whose packets leave under the
 /// host's address, and `pools` are all. Where no pool of a family is masqueraded, the family's table goes.
 ///
-/// It costs two requests that read if nothing is to change. A rule is known by its comment, so one that was changed by hand
+/// `store` names the store: programs that name it alike have one rule set. It costs two requests that read if nothing is to change. A rule is known by its comment, so one that was changed by hand
 /// and kept its comment stays. Any number of callers may do this at once; the last one's pools count.
 ///
 /// The caller needs `CAP_NET_ADMIN`, and the kernel nf_tables with NAT. Without those it is an error only if there is
@@ -33,7 +43,8 @@ use crate::nftables::{self, Family, Rule};
 /// # Errors
 ///
 /// The refusal of the kernel, and the advice about it. Nothing has changed then.
-pub fn ensure(masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
+pub fn ensure(store: &str, masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
+    let table = table(store);
     let socket = match Socket::open(NETLINK_NETFILTER) {
         Ok(socket) => socket,
         Err(_) if masqueraded.is_empty() => return Ok(()),
@@ -42,34 +53,34 @@ pub fn ensure(masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
     let mut changes = Vec::new();
     for family in Family::BOTH {
         let wanted = rules(family, masqueraded, pools);
-        let present = match nftables::rules(&socket, family) {
+        let present = match nftables::rules(&socket, family, &table) {
             Ok(present) => present,
             Err(errno) if wanted.is_empty() && (is_unknown(errno) || errno == Errno::NOT_PERMITTED) => continue,
             Err(errno) => return Err(failed("failed to read the rules of nftables", errno)),
         };
         if present != wanted.iter().map(|rule| rule.user_data()).collect::<Vec<_>>() {
             changes.extend(if wanted.is_empty() {
-                nftables::remove(family)
+                nftables::remove(family, &table)
             } else {
-                nftables::replace(family, &wanted)
+                nftables::replace(family, &table, &wanted)
             });
         }
     }
     change(&socket, &changes)
 }
 
-/// As [`ensure`], on a host that has a rule set already; on another, nothing changes. It is for programs that change pools
+/// As [`ensure`], on a host that has a rule set of the store already; on another, nothing changes. It is for programs that change pools
 /// and do not know whether containers run on this host.
 ///
 /// # Errors
 ///
 /// Those of [`ensure`].
-pub fn refresh(masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
-    if has_tables()? { ensure(masqueraded, pools) } else { Ok(()) }
+pub fn refresh(store: &str, masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
+    if has_tables(&table(store))? { ensure(store, masqueraded, pools) } else { Ok(()) }
 }
 
-/// Whether there is a table of ours. A kernel without nf_tables has none.
-fn has_tables() -> Result<bool, Error> {
+/// Whether there is a table of this name. A kernel without nf_tables has none.
+fn has_tables(table: &str) -> Result<bool, Error> {
     let failed = |errno| failed("failed to read the tables of nftables", errno);
     let socket = match Socket::open(NETLINK_NETFILTER) {
         Ok(socket) => socket,
@@ -77,7 +88,7 @@ fn has_tables() -> Result<bool, Error> {
         Err(errno) => return Err(failed(errno)),
     };
     for family in Family::BOTH {
-        match nftables::has_table(&socket, family) {
+        match nftables::has_table(&socket, family, table) {
             Ok(true) => return Ok(true),
             Ok(false) => {}
             Err(errno) if is_unknown(errno) => {}

@@ -19,7 +19,6 @@ use netlink_packet_netfilter::{
 use crate::error::Errno;
 use crate::netlink::{Request, Socket};
 
-const TABLE: &str = "margay";
 const CHAIN: &str = "outgoing";
 /// Where source addresses are translated (`NF_IP_PRI_NAT_SRC`, in nft `srcnat`).
 const PRIORITY: u32 = 100;
@@ -57,11 +56,11 @@ impl Family {
         }
     }
 
-    /// The table's name in texts.
-    fn table(self) -> &'static str {
+    /// A table's name in texts, as nft takes it.
+    fn spelled(self, table: &str) -> String {
         match self {
-            Self::Ipv4 => "ip margay",
-            Self::Ipv6 => "ip6 margay",
+            Self::Ipv4 => format!("ip {table}"),
+            Self::Ipv6 => format!("ip6 {table}"),
         }
     }
 
@@ -151,44 +150,45 @@ fn masquerade() -> Expressions {
 }
 
 /// The requests that change a table to have exactly these rules, whatever it had.
-pub(crate) fn replace(family: Family, rules: &[Rule]) -> Vec<Request> {
-    let table = family.table();
+pub(crate) fn replace(family: Family, table: &str, rules: &[Rule]) -> Vec<Request> {
+    let spelled = family.spelled(table);
     let chain = ChainMessage {
         attributes: vec![
-            ChainAttribute::Table(TABLE.to_owned()),
+            ChainAttribute::Table(table.to_owned()),
             ChainAttribute::Name(CHAIN.to_owned()),
             ChainAttribute::Type("nat".to_owned()),
             ChainAttribute::Hook(vec![Hook::Number(InetHookNumber::PostRouting.into()), Hook::Priority(PRIORITY)]),
         ],
     };
     let mut requests = vec![
-        make_table(family),
+        make_table(family, table),
         change(family, NLM_F_CREATE, NfTablesMessage::NewChain(chain))
-            .or(format!("failed to make the chain {CHAIN} of the nftables table {table}")),
-        change(family, 0, NfTablesMessage::DeleteRule(RuleMessage { attributes: of_chain() }))
-            .or(format!("failed to empty the chain {CHAIN} of the nftables table {table}")),
+            .or(format!("failed to make the chain {CHAIN} of the nftables table {spelled}")),
+        change(family, 0, NfTablesMessage::DeleteRule(RuleMessage { attributes: of_chain(table) }))
+            .or(format!("failed to empty the chain {CHAIN} of the nftables table {spelled}")),
     ];
     requests.extend(rules.iter().map(|rule| {
-        let mut attributes = of_chain();
+        let mut attributes = of_chain(table);
         let expressions = rule.expressions(family).into_iter().map(Into::into).collect();
         attributes.extend([RuleAttribute::Expressions(expressions), RuleAttribute::UserData(rule.user_data())]);
         let message = NfTablesMessage::NewRule(RuleMessage { attributes });
-        let failure = format!("failed to add a rule to the nftables table {table} ({})", rule.comment());
+        let failure = format!("failed to add a rule to the nftables table {spelled} ({})", rule.comment());
         change(family, NLM_F_CREATE | NLM_F_APPEND, message).or(failure)
     }));
     requests
 }
 
 /// The requests that remove a table. The table is made first: the removal of one that is just gone would fail.
-pub(crate) fn remove(family: Family) -> Vec<Request> {
-    let message = NfTablesMessage::DeleteTable(TableMessage { attributes: named() });
-    let failure = format!("failed to remove the nftables table {}", family.table());
-    vec![make_table(family), change(family, 0, message).or(failure)]
+pub(crate) fn remove(family: Family, table: &str) -> Vec<Request> {
+    let message = NfTablesMessage::DeleteTable(TableMessage { attributes: named(table) });
+    let failure = format!("failed to remove the nftables table {}", family.spelled(table));
+    vec![make_table(family, table), change(family, 0, message).or(failure)]
 }
 
-fn make_table(family: Family) -> Request {
-    let message = NfTablesMessage::NewTable(TableMessage { attributes: named() });
-    change(family, NLM_F_CREATE, message).or(format!("failed to make the nftables table {}", family.table()))
+fn make_table(family: Family, table: &str) -> Request {
+    let message = NfTablesMessage::NewTable(TableMessage { attributes: named(table) });
+    let failure = format!("failed to make the nftables table {}", family.spelled(table));
+    change(family, NLM_F_CREATE, message).or(failure)
 }
 
 /// Makes changes all together or not at all.
@@ -201,17 +201,17 @@ pub(crate) fn change_all(socket: &Socket, requests: &[Request]) -> Result<(), (S
     socket.batch(&begin, requests, &control(ControlMessage::BatchEnd.into()))
 }
 
-/// The user data of the rules of our chains, in their order.
-pub(crate) fn rules(socket: &Socket, family: Family) -> Result<Vec<Vec<u8>>, Errno> {
-    let message = NfTablesMessage::GetRule(RuleMessage { attributes: of_chain() });
+/// The user data of the rules of a table's chain, in their order.
+pub(crate) fn rules(socket: &Socket, family: Family, table: &str) -> Result<Vec<Vec<u8>>, Errno> {
+    let message = NfTablesMessage::GetRule(RuleMessage { attributes: of_chain(table) });
     let listed = socket.list(&change(family, 0, message))?;
     listed.iter().map(|payload| Ok(attribute(payload, RULE_USERDATA)?.unwrap_or_default())).collect()
 }
 
-/// True if there is a table of ours.
-pub(crate) fn has_table(socket: &Socket, family: Family) -> Result<bool, Errno> {
+/// True if there is this table.
+pub(crate) fn has_table(socket: &Socket, family: Family, table: &str) -> Result<bool, Errno> {
     let message = NfTablesMessage::GetTable(TableMessage { attributes: Vec::new() });
-    let ours = [TABLE.as_bytes(), b"\0"].concat();
+    let ours = [table.as_bytes(), b"\0"].concat();
     for payload in socket.list(&change(family, 0, message))? {
         if attribute(&payload, TABLE_NAME)?.is_some_and(|name| name == ours) {
             return Ok(true);
@@ -233,12 +233,12 @@ fn attribute(payload: &[u8], kind: u16) -> Result<Option<Vec<u8>>, Errno> {
     Ok(None)
 }
 
-fn named() -> Vec<TableAttribute> {
-    vec![TableAttribute::Name(TABLE.to_owned())]
+fn named(table: &str) -> Vec<TableAttribute> {
+    vec![TableAttribute::Name(table.to_owned())]
 }
 
-fn of_chain() -> Vec<RuleAttribute> {
-    vec![RuleAttribute::Table(TABLE.to_owned()), RuleAttribute::Chain(CHAIN.to_owned())]
+fn of_chain(table: &str) -> Vec<RuleAttribute> {
+    vec![RuleAttribute::Table(table.to_owned()), RuleAttribute::Chain(CHAIN.to_owned())]
 }
 
 fn change(family: Family, flags: u16, message: NfTablesMessage) -> Request {

@@ -47,6 +47,8 @@ const IPV6: Family = Family {
 };
 /// Set for the process that tries without rights.
 const POWERLESS: &str = "MARGAY_TEST_POWERLESS";
+/// The name of the store whose rules these are.
+const STORE: &str = "lab";
 /// How many callers there are at once.
 const CALLERS: usize = 16;
 /// How long a packet may take.
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         test("many_at_once", many_at_once),
         test("nothing_to_masquerade_makes_nothing", nothing_to_masquerade_makes_nothing),
         test("other_tables_stay", other_tables_stay),
+        test("each_store_has_rules_of_its_own", each_store_has_rules_of_its_own),
         test("without_the_right_to_it_an_error_says_so", without_the_right_to_it_an_error_says_so),
     ];
     libtest_mimic::run(&arguments, tests).exit_code()
@@ -158,12 +161,12 @@ fn the_world_sees_the_host(family: &'static Family) {
     let itself = |pod: usize| Talk { from: ip(family.pods[pod]), answered: false };
     assert_eq!([to_world(0), to_world(2)], [itself(0), itself(2)], "without rules");
     let pools = nets(&family.pools);
-    masquerade::ensure(&pools[..1], &pools).unwrap();
+    masquerade::ensure(STORE, &pools[..1], &pools).unwrap();
     let host = || Talk { from: ip(family.host), answered: true };
     assert_eq!([to_world(0), to_world(1), to_world(2)], [host(), host(), itself(2)], "with rules for the first pool");
-    masquerade::ensure(&pools, &pools).unwrap();
+    masquerade::ensure(STORE, &pools, &pools).unwrap();
     assert_eq!([to_world(0), to_world(2)], [host(), host()], "with rules for both pools");
-    masquerade::ensure(&[], &[]).unwrap();
+    masquerade::ensure(STORE, &[], &[]).unwrap();
     assert_eq!([to_world(0), to_world(2)], [itself(0), itself(2)], "after the rules");
 }
 
@@ -171,48 +174,48 @@ fn pools_see_each_other_as_they_are(family: &'static Family) {
     let place = Place::new(family);
     let pools = nets(&family.pools);
     for masqueraded in [&pools[..], &pools[..1], &[]] {
-        masquerade::ensure(masqueraded, &pools).unwrap();
+        masquerade::ensure(STORE, masqueraded, &pools).unwrap();
         for (from, to) in [(0, 1), (1, 0), (0, 2), (2, 0)] {
             let talk = talk(&place.pods[from], &place.pods[to], family.pods[to]);
             assert_eq!(talk, Talk { from: ip(family.pods[from]), answered: true }, "{from} {to} {masqueraded:?}");
         }
     }
     // A pool that is not said to be one is the world.
-    masquerade::ensure(&pools[..1], &[]).unwrap();
+    masquerade::ensure(STORE, &pools[..1], &[]).unwrap();
     assert_ne!(talk(&place.pods[0], &place.pods[2], family.pods[2]).from, ip(family.pods[0]));
 }
 
 fn the_same_again_changes_nothing() {
     let pools = nets(&["10.65.0.0/16", "10.66.0.0/24", "fd80::/64", "10.64.0.1/32", "0.0.0.0/0"]);
-    masquerade::ensure(&pools[1..], &pools).unwrap();
+    masquerade::ensure(STORE, &pools[1..], &pools).unwrap();
     let (before, generation) = (listed(), generation());
     // Two tables, two chains, 4 + 3 rules of IPv4, and 1 + 1 of IPv6.
     assert_eq!(before.len(), 2 + 2 + 7 + 2);
     let backwards: Vec<IpNet> = pools.iter().rev().copied().collect();
-    masquerade::ensure(&pools[1..], &pools).unwrap();
-    masquerade::ensure(&backwards[..4], &backwards).unwrap();
-    masquerade::refresh(&backwards[..4], &backwards).unwrap();
+    masquerade::ensure(STORE, &pools[1..], &pools).unwrap();
+    masquerade::ensure(STORE, &backwards[..4], &backwards).unwrap();
+    masquerade::refresh(STORE, &backwards[..4], &backwards).unwrap();
     assert_eq!((listed(), self::generation()), (before, generation));
 }
 
 fn rules_follow_the_pools() {
     let pools = nets(&["10.65.0.0/16", "10.66.0.0/24", "fd80::/64"]);
     let made = |masqueraded: &[IpNet], pools: &[IpNet]| {
-        masquerade::ensure(masqueraded, pools).unwrap();
+        masquerade::ensure(STORE, masqueraded, pools).unwrap();
         listed().len()
     };
     let changes = [(&pools[..], 2 + 2 + 4 + 2), (&pools[..2], 1 + 1 + 4), (&pools[2..], 1 + 1 + 2), (&pools[..0], 0)];
     for (masqueraded, count) in changes {
         assert_eq!(made(masqueraded, masqueraded), count, "{masqueraded:?}");
     }
-    masquerade::refresh(&pools, &pools).unwrap();
+    masquerade::refresh(STORE, &pools, &pools).unwrap();
     assert_eq!(listed().len(), 0, "no container has come since");
     assert_eq!(made(&pools[..1], &pools), 1 + 1 + 3);
-    masquerade::refresh(&pools[..1], &pools[..1]).unwrap();
+    masquerade::refresh(STORE, &pools[..1], &pools[..1]).unwrap();
     assert_eq!(listed().len(), 1 + 1 + 2);
     // Another program has emptied the chain.
     let before = listed().len();
-    masquerade::ensure(&[], &[]).unwrap();
+    masquerade::ensure(STORE, &[], &[]).unwrap();
     assert_eq!(made(&pools[..1], &pools[..1]), before);
 }
 
@@ -231,20 +234,20 @@ fn many_at_once() {
         });
     };
     for _ in 0..20 {
-        all(&|_| masquerade::ensure(&pools, &pools).unwrap());
+        all(&|_| masquerade::ensure(STORE, &pools, &pools).unwrap());
         assert_eq!(listed().len(), 2 + 2 + 4 + 2);
         // Callers who see the pools differently leave what one of them sees.
-        all(&|caller| masquerade::ensure(&pools[caller % 2..], &pools[caller % 2..]).unwrap());
+        all(&|caller| masquerade::ensure(STORE, &pools[caller % 2..], &pools[caller % 2..]).unwrap());
         assert!([2 + 2 + 4 + 2, 2 + 2 + 2 + 2].contains(&listed().len()), "{}", listed().len());
-        all(&|_| masquerade::ensure(&[], &[]).unwrap());
+        all(&|_| masquerade::ensure(STORE, &[], &[]).unwrap());
         assert_eq!(listed().len(), 0);
     }
 }
 
 fn nothing_to_masquerade_makes_nothing() {
-    masquerade::ensure(&[], &[]).unwrap();
-    masquerade::ensure(&[], &nets(&["10.65.0.0/16", "fd80::/64"])).unwrap();
-    masquerade::refresh(&nets(&["10.65.0.0/16"]), &nets(&["10.65.0.0/16"])).unwrap();
+    masquerade::ensure(STORE, &[], &[]).unwrap();
+    masquerade::ensure(STORE, &[], &nets(&["10.65.0.0/16", "fd80::/64"])).unwrap();
+    masquerade::refresh(STORE, &nets(&["10.65.0.0/16"]), &nets(&["10.65.0.0/16"])).unwrap();
     assert_eq!(listed().len(), 0);
 }
 
@@ -254,9 +257,26 @@ fn other_tables_stay() {
     let before = listed();
     assert!(!before.is_empty());
     let pools = nets(&["10.65.0.0/16"]);
-    masquerade::ensure(&pools, &pools).unwrap();
+    masquerade::ensure(STORE, &pools, &pools).unwrap();
     assert_eq!(listed().len(), before.len() + 1 + 1 + 2);
-    masquerade::ensure(&[], &[]).unwrap();
+    masquerade::ensure(STORE, &[], &[]).unwrap();
+    assert_eq!(listed(), before);
+}
+
+fn each_store_has_rules_of_its_own() {
+    let (first, second) = (nets(&["10.65.0.0/16"]), nets(&["10.66.0.0/24"]));
+    // A name that nft would not read as it is, too.
+    let other = r"var-lib-other\x2dlab.sled";
+    masquerade::ensure(STORE, &first, &first).unwrap();
+    let before = listed();
+    masquerade::ensure(other, &second, &second).unwrap();
+    assert_eq!(listed().len(), 2 * (1 + 1 + 2));
+    let named = b"margay-var-lib-other_x2dlab.sled\0";
+    assert!(listed().iter().any(|found| found.windows(named.len()).any(|part| part == named)));
+    // The other store has no such pool any more.
+    masquerade::refresh(other, &[], &second).unwrap();
+    assert_eq!(listed(), before);
+    masquerade::ensure(other, &[], &second).unwrap();
     assert_eq!(listed(), before);
 }
 
@@ -274,8 +294,8 @@ fn without_the_right_to_it_an_error_says_so() {
 /// The work of that process: nothing to masquerade is no error, and the rest is.
 fn try_without_power() -> ExitCode {
     let pools = nets(&["10.65.0.0/16"]);
-    masquerade::ensure(&[], &pools).unwrap();
-    match masquerade::ensure(&pools, &pools) {
+    masquerade::ensure(STORE, &[], &pools).unwrap();
+    match masquerade::ensure(STORE, &pools, &pools) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             std::io::stderr().write_all(error.to_string().as_bytes()).unwrap();

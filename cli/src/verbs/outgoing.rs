@@ -2,10 +2,9 @@
 //!
 //! The plugin makes them when a container starts, by the pools of its store. A pool that is deleted or changed here would keep
 //! its rules until the next container starts, so the command refreshes them: on a machine that has such rules, and for a
-//! store of one machine. It cannot know whose store the rules are of. With two stores on one machine the one that was used
-//! last decides, here and in the plugin.
+//! store of one machine.
 
-use datastore::Location;
+use datastore::{Location, served};
 use ipam_core::Ipam;
 use ipam_core::model::Pool;
 use ipnet::IpNet;
@@ -39,7 +38,8 @@ pub(super) async fn follow(
     if before == after || (before.masqueraded.is_empty() && after.masqueraded.is_empty()) {
         return Ok(answer);
     }
-    Ok(match masquerade::refresh(&after.masqueraded, &after.all) {
+    let store = served::instance(location).unwrap_or_default();
+    Ok(match masquerade::refresh(&store, &after.masqueraded, &after.all) {
         Ok(()) => answer,
         Err(error) => answer.note(format!(
             "the rules of this machine for pools with natOutgoing stay as they are until the next container starts: {error}"

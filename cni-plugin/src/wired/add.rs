@@ -93,7 +93,7 @@ impl<'s, 'a> Add<'s, 'a> {
         let Before { endpoints, pools, .. } = before;
         // calico-node leaves this file on its nodes: a network of Margay's own may run beside it.
         let has_felix = !setup.is_alone() || setup.invocation.host.nodename_file.exists();
-        let outgoing = if has_felix { Outgoing::by_calico() } else { Outgoing::by_us(&pools) };
+        let outgoing = if has_felix { Outgoing::by_calico() } else { Outgoing::by_us(&setup.store.location, &pools) };
         let found = endpoints.into_iter().find(|(found, _)| workload.has(found));
         Ok(Self { setup, session: SessionState::Open(session), pending: Some(pending), found, outgoing })
     }

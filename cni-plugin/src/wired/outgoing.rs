@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use datastore::{Location, served};
 use ipam_core::model::Pool;
 use ipnet::IpNet;
 use wiring::{ensure_forwarding, masquerade};
@@ -14,16 +15,19 @@ pub(super) struct Outgoing(Option<Networks>);
 
 /// The pools of a store.
 struct Networks {
+    /// The store, as its daemon is named.
+    store: String,
     masqueraded: Vec<IpNet>,
     /// Disabled ones as well: containers that run on keep their addresses.
     all: Vec<IpNet>,
 }
 
 impl Outgoing {
-    /// The plugin makes the rules, for these pools: all of the store.
-    pub(super) fn by_us(pools: &[Pool]) -> Self {
+    /// The plugin makes the rules, for these pools: all of the store at this location.
+    pub(super) fn by_us(location: &Location, pools: &[Pool]) -> Self {
+        let store = served::instance(location).unwrap_or_default();
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();
-        Self(Some(Networks { masqueraded, all: pools.iter().map(Pool::cidr).collect() }))
+        Self(Some(Networks { store, masqueraded, all: pools.iter().map(Pool::cidr).collect() }))
     }
 
     /// Felix makes the rules.
@@ -39,10 +43,10 @@ impl Outgoing {
     /// # Errors
     /// The text of [`wiring::Error`], with what needs it in front.
     pub(super) fn ensure(&self, addresses: &[IpAddr]) -> Result<()> {
-        let Some(Networks { masqueraded, all }) = &self.0 else { return Ok(()) };
+        let Some(Networks { store, masqueraded, all }) = &self.0 else { return Ok(()) };
         let is_masqueraded = |address: &IpAddr| masqueraded.iter().any(|network| network.contains(address));
         let needed = addresses.iter().find(|address| is_masqueraded(address));
-        match (masquerade::ensure(masqueraded, all), needed) {
+        match (masquerade::ensure(store, masqueraded, all), needed) {
             (Ok(()), _) => {}
             (Err(error), Some(address)) => {
                 let text =
