@@ -17,6 +17,18 @@ pub struct Identity {
     pub name: String,
     /// The URLs by which clients reach it.
     pub urls: Vec<String>,
+    /// Which store it is, of those that were there.
+    pub place: Place,
+}
+
+/// A store, of those that have followed one another behind the API. Two that were made from the same files have the same id, and are
+/// two all the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The id of the cluster.
+    pub cluster: u64,
+    /// It grows when another store takes the place.
+    pub generation: u64,
 }
 
 /// The room that a store takes, in bytes.
@@ -67,11 +79,11 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// `Unsupported`, with what to do, if the store keeps no leases; the store's.
     async fn grant(&self, lease: Lease) -> kv::Result<Granted>;
 
-    /// Ends a lease and deletes its keys in one transaction. Returns the revision after it.
+    /// Ends a lease of this store and deletes its keys in one transaction. Returns the revision after it.
     ///
     /// # Errors
-    /// `LeaseNotFound`; the store's.
-    async fn revoke(&self, id: LeaseId) -> kv::Result<Revision>;
+    /// `LeaseNotFound`; `RevisionRegressed` if another store is there now; the store's.
+    async fn revoke(&self, id: LeaseId, of: Place) -> kv::Result<Revision>;
 
     /// All leases that are granted.
     ///

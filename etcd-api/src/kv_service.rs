@@ -27,12 +27,14 @@ impl PbKvService for Api {
     async fn range(&self, request: Request<PbRangeRequest>) -> Result<Response<PbRangeResponse>, Status> {
         let request = request.into_inner();
         let shape = Shape::of(&request);
-        self.check_past(request.revision)?;
+        let past = request.revision;
         let read = RangeRequest::new(convert::range(request.key, request.range_end)?)
             .with_at(Revision::new(request.revision))
             .with_limit(shape.limit_of_store())
             .with_content(shape.content_of_store());
         let found = self.backing.store().range(read).await.map_err(|error| status(&error))?;
+        // The store is open, so its mark is known.
+        self.check_past(past)?;
         let header = self.header(found.revision);
         Ok(Response::new(shape.answer(found, header)))
     }

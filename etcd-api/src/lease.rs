@@ -11,7 +11,7 @@ use etcd_client::proto::{
 };
 use futures::Stream;
 use futures::stream::unfold;
-use kv::{ErrorKind, Granted, Lease, LeaseId, Outcome};
+use kv::{ErrorKind, Granted, Lease, LeaseId, Outcome, Revision};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::Api;
@@ -38,9 +38,9 @@ impl PbLeaseService for Api {
             return Err(Refusal::LeaseTooLong.into());
         }
         let ttl = Duration::from_secs(ttl.max(SHORTEST).unsigned_abs());
-        self.leases_are_known().await;
         // A client that gives up while another process has the store leaves nothing behind.
         self.revision().await?;
+        self.leases_are_known().await?;
         let lease = Lease { id: LeaseId::new(id).unwrap_or_else(|| self.free_lease_id()), ttl };
         let api = self.clone();
         // Once it is begun it comes to its end, so that the clock and the store agree.
@@ -55,8 +55,11 @@ impl PbLeaseService for Api {
         request: Request<PbLeaseRevokeRequest>,
     ) -> Result<Response<PbLeaseRevokeResponse>, Status> {
         let id = LeaseId::new(request.into_inner().id).ok_or(Refusal::LeaseNotFound)?;
-        let now = self.backing.revoke(id).await.map_err(|error| status(&error))?;
-        self.clock.forget(id);
+        self.revision().await?;
+        self.leases_are_known().await?;
+        let api = self.clone();
+        let revoking = tokio::spawn(async move { api.revoke(id).await });
+        let now = revoking.await.unwrap_or_else(|_| Err(Refusal::Stopped.into()))?;
         Ok(Response::new(PbLeaseRevokeResponse { header: self.header(now) }))
     }
 
@@ -78,7 +81,7 @@ impl PbLeaseService for Api {
         request: Request<PbLeaseTimeToLiveRequest>,
     ) -> Result<Response<PbLeaseTimeToLiveResponse>, Status> {
         let PbLeaseTimeToLiveRequest { id, keys } = request.into_inner();
-        self.leases_are_known().await;
+        self.leases_are_known().await?;
         let left = LeaseId::new(id).and_then(|lease| Some((lease, self.clock.left(lease)?)));
         let Some((lease, Left { ttl, left })) = left else {
             let header = self.header(self.recent_revision().await?);
@@ -95,7 +98,7 @@ impl PbLeaseService for Api {
     }
 
     async fn lease_leases(&self, _: Request<PbLeaseLeasesRequest>) -> Result<Response<PbLeaseLeasesResponse>, Status> {
-        self.leases_are_known().await;
+        self.leases_are_known().await?;
         let leases = self.clock.ids().into_iter().map(|id| PbLeaseStatus { id: id.get() }).collect();
         let header = self.header(self.recent_revision().await?);
         Ok(Response::new(PbLeaseLeasesResponse { header, leases }))
@@ -103,32 +106,39 @@ impl PbLeaseService for Api {
 }
 
 impl Api {
-    async fn leases_are_known(&self) {
-        self.clock.until_loaded(self.backing.identity().cluster).await;
+    async fn leases_are_known(&self) -> Result<(), Status> {
+        if self.clock.is_loaded(&*self.backing).await { Ok(()) } else { Err(Refusal::Timeout.into()) }
     }
 
     /// A number that no lease has.
     fn free_lease_id(&self) -> LeaseId {
         loop {
             let id = LeaseId::new(fastrand::i64(1..));
-            if let Some(id) = id.filter(|id| self.clock.left(*id).is_none()) {
+            if let Some(id) = id.filter(|id| !self.clock.has(*id)) {
                 return id;
             }
         }
     }
 
-    /// Grants a lease. Its time begins before it is there, so that it ends in any case.
+    /// Grants a lease. The clock knows of it before it is there, so that it ends in any case.
     async fn grant(&self, lease: Lease) -> Result<(), Status> {
-        if !self.clock.begin(lease) {
+        if !self.clock.reserve(lease) {
             return Err(Refusal::LeaseExists.into());
         }
         match self.backing.grant(lease).await {
-            Ok(Granted::New) => Ok(()),
-            // A lease that the clock has not seen granted: another store has just taken the place of this one.
-            Ok(Granted::Taken) => Err(Refusal::LeaseExists.into()),
+            Ok(Granted::New) => {
+                self.clock.begin(lease);
+                Ok(())
+            }
+            // The store has a lease that the clock does not know.
+            Ok(Granted::Taken) => {
+                self.clock.reload(lease.id);
+                Err(Refusal::LeaseExists.into())
+            }
             Err(error) => {
-                if error.outcome() == Outcome::NotApplied {
-                    self.clock.forget(lease.id);
+                match error.outcome() {
+                    Outcome::NotApplied => self.clock.forget(lease.id),
+                    Outcome::Unknown => self.clock.begin(lease),
                 }
                 Err(match error.kind() {
                     ErrorKind::Unsupported => Status::failed_precondition(error.detail().unwrap_or("no leases")),
@@ -138,9 +148,20 @@ impl Api {
         }
     }
 
+    /// Revokes a lease. One that may be gone is not renewed any more.
+    async fn revoke(&self, id: LeaseId) -> Result<Revision, Status> {
+        let revoked = self.backing.revoke(id, self.backing.identity().place).await;
+        match &revoked {
+            Err(error) if error.outcome() == Outcome::Unknown => self.clock.end(id),
+            Err(error) if *error.kind() != ErrorKind::LeaseNotFound => {}
+            _ => self.clock.forget(id),
+        }
+        revoked.map_err(|error| status(&error))
+    }
+
     /// Gives a lease its full time again. The answer for one that is not there has no time.
     async fn renew(&self, id: i64) -> Result<PbLeaseKeepAliveResponse, Status> {
-        self.leases_are_known().await;
+        self.leases_are_known().await?;
         let renewed = LeaseId::new(id).and_then(|id| self.clock.renew(id));
         let header = self.header(self.recent_revision().await?);
         Ok(PbLeaseKeepAliveResponse { header, id, ttl: renewed.map_or(0, |left| seconds(left.ttl)) })

@@ -2,7 +2,7 @@
 //! again, and a renewal writes nothing.
 //!
 //! The clock goes on while another process has the store. A lease that ends meanwhile is revoked afterwards, and no renewal
-//! brings it back.
+//! brings it back. When another store takes the place of this one, the clock begins anew with the leases of that store.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,15 +10,18 @@ use std::time::Duration;
 
 use kv::{ErrorKind, Lease, LeaseId};
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
-use crate::Backing;
+use crate::backing::{Backing, Place};
 
-/// How often the clock looks whether another store has taken the place of this one, whose leases are others.
+/// How often the clock looks whether another store has taken the place of this one.
 const LOOK: Duration = Duration::from_secs(5);
-/// How long the clock waits after the store failed to revoke a lease. A store that another process has is no failure: the clock
-/// waits for it.
+/// How long the clock leaves a lease alone that the store failed to revoke.
 const AGAIN: Duration = Duration::from_secs(2);
+/// How long a request waits until the leases are known.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A time that does not come.
+const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// The times of all leases.
 #[derive(Debug)]
@@ -26,8 +29,8 @@ pub(crate) struct LeaseClock {
     times: Mutex<HashMap<LeaseId, Time>>,
     /// The clock has something to do before the time that it waits for.
     sooner: Notify,
-    /// The cluster whose leases are here; `None` until they were read.
-    loaded: watch::Sender<Option<u64>>,
+    /// The store whose leases are here; `None` until they were read.
+    loaded: watch::Sender<Option<Place>>,
 }
 
 /// The time of a lease.
@@ -35,6 +38,19 @@ pub(crate) struct LeaseClock {
 struct Time {
     ttl: Duration,
     end: Instant,
+    /// The grant of the lease. No renewal changes it.
+    granted: Granted,
+    /// The lease is not revoked before, since that has just failed.
+    revoke_from: Instant,
+}
+
+/// What is known of a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Granted {
+    /// It is on its way: the lease neither ends nor is it renewed.
+    Pending,
+    /// The lease has been there since then, as far as this process knows.
+    Since(Instant),
 }
 
 /// What is left of a lease.
@@ -50,21 +66,45 @@ impl Default for LeaseClock {
     }
 }
 
+impl Time {
+    fn begin(ttl: Duration, granted: Granted) -> Self {
+        let now = Instant::now();
+        Self { ttl, end: after(now, ttl), granted, revoke_from: now }
+    }
+
+    fn is_there(&self) -> bool {
+        self.granted != Granted::Pending
+    }
+
+    /// When the lease is to be revoked.
+    fn due(&self) -> Instant {
+        self.end.max(self.revoke_from)
+    }
+}
+
+fn after(now: Instant, ttl: Duration) -> Instant {
+    now.checked_add(ttl).unwrap_or(now + NEVER)
+}
+
 impl LeaseClock {
     fn times(&self) -> MutexGuard<'_, HashMap<LeaseId, Time>> {
         self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins the time of a lease. False if the lease is there already; nothing has changed then.
-    pub(crate) fn begin(&self, lease: Lease) -> bool {
+    /// Keeps the number of a lease that is about to be granted. False if a lease has it already.
+    pub(crate) fn reserve(&self, lease: Lease) -> bool {
         let mut times = self.times();
         if times.contains_key(&lease.id) {
             return false;
         }
-        times.insert(lease.id, Time { ttl: lease.ttl, end: Instant::now() + lease.ttl });
-        drop(times);
-        self.sooner.notify_one();
+        times.insert(lease.id, Time::begin(lease.ttl, Granted::Pending));
         true
+    }
+
+    /// Begins the time of a lease that is there, or may be.
+    pub(crate) fn begin(&self, lease: Lease) {
+        self.times().insert(lease.id, Time::begin(lease.ttl, Granted::Since(Instant::now())));
+        self.sooner.notify_one();
     }
 
     /// Forgets a lease, which is not there or not any more.
@@ -72,91 +112,121 @@ impl LeaseClock {
         self.times().remove(&id);
     }
 
+    /// Ends a lease now: whether the store still has it is not known.
+    pub(crate) fn end(&self, id: LeaseId) {
+        if let Some(time) = self.times().get_mut(&id) {
+            time.end = Instant::now();
+        }
+        self.sooner.notify_one();
+    }
+
+    /// Forgets a lease, and reads all from the store again.
+    pub(crate) fn reload(&self, id: LeaseId) {
+        self.forget(id);
+        self.loaded.send_replace(None);
+        self.sooner.notify_one();
+    }
+
     /// Gives a lease its full time again; `None` if it has ended or was never there.
     pub(crate) fn renew(&self, id: LeaseId) -> Option<Left> {
         let (mut times, now) = (self.times(), Instant::now());
-        let time = times.get_mut(&id).filter(|time| now < time.end)?;
-        time.end = now + time.ttl;
+        let time = times.get_mut(&id).filter(|time| time.is_there() && now < time.end)?;
+        time.end = after(now, time.ttl);
         Some(Left { ttl: time.ttl, left: time.ttl })
     }
 
     /// What is left of a lease; `None` if it was never there, or is revoked.
     pub(crate) fn left(&self, id: LeaseId) -> Option<Left> {
-        self.times()
-            .get(&id)
-            .map(|time| Left { ttl: time.ttl, left: time.end.saturating_duration_since(Instant::now()) })
+        let (times, now) = (self.times(), Instant::now());
+        let time = times.get(&id).filter(|time| time.is_there())?;
+        Some(Left { ttl: time.ttl, left: time.end.saturating_duration_since(now) })
     }
 
     /// All leases, in the order of their numbers.
     pub(crate) fn ids(&self) -> Vec<LeaseId> {
-        let mut ids: Vec<_> = self.times().keys().copied().collect();
+        let times = self.times();
+        let mut ids: Vec<_> = times.iter().filter(|(_, time)| time.is_there()).map(|(id, _)| *id).collect();
         ids.sort_unstable();
         ids
     }
 
-    /// Waits until the leases of this cluster were read from the store.
-    pub(crate) async fn until_loaded(&self, cluster: u64) {
-        if *self.loaded.borrow() != Some(cluster) {
+    /// True if a lease has this number, or is about to.
+    pub(crate) fn has(&self, id: LeaseId) -> bool {
+        self.times().contains_key(&id)
+    }
+
+    /// Waits until the leases of the store that is there were read. False if that takes too long.
+    pub(crate) async fn is_loaded(&self, backing: &dyn Backing) -> bool {
+        let is_there = |loaded: &Option<Place>| *loaded == Some(backing.identity().place);
+        if !is_there(&self.loaded.borrow()) {
             self.sooner.notify_one();
         }
-        // The clock lives as long as its handles, so there is no error.
-        let _ = self.loaded.subscribe().wait_for(|loaded| *loaded == Some(cluster)).await;
+        // The clock lives as long as its handles, so only time can be over.
+        matches!(timeout(PATIENCE, self.loaded.subscribe().wait_for(is_there)).await, Ok(Ok(_)))
     }
 
     /// Has every lease end in its time, for ever.
     pub(crate) async fn run(&self, backing: &dyn Backing) {
         loop {
-            let cluster = backing.identity().cluster;
-            if *self.loaded.borrow() != Some(cluster)
-                && let Err(error) = self.load(backing, cluster).await
+            let place = backing.identity().place;
+            if *self.loaded.borrow() != Some(place)
+                && let Err(error) = self.load(backing, place).await
             {
-                tracing::debug!(%error, "the leases cannot be read yet");
+                tracing::warn!(%error, "the leases cannot be read yet; their keys stay");
                 let _ = timeout(LOOK, self.sooner.notified()).await;
                 continue;
             }
-            if let Some(id) = self.ended() {
-                match backing.revoke(id).await {
-                    Ok(_) => tracing::debug!(%id, "a lease has ended"),
-                    Err(error) if *error.kind() == ErrorKind::LeaseNotFound => {}
-                    Err(error) => {
-                        tracing::warn!(%id, %error, "a lease has ended and its keys are still there; trying again");
-                        sleep(AGAIN).await;
-                        continue;
+            let Some(id) = self.ended() else {
+                // In both cases the clock looks again.
+                let _ = timeout(self.next(), self.sooner.notified()).await;
+                continue;
+            };
+            match backing.revoke(id, place).await {
+                Ok(_) => {
+                    tracing::debug!(%id, "a lease has ended");
+                    self.forget(id);
+                }
+                Err(error) if *error.kind() == ErrorKind::LeaseNotFound => self.forget(id),
+                // Another store is there now.
+                Err(_) if backing.identity().place != place => {}
+                Err(error) => {
+                    tracing::warn!(%id, %error, "a lease has ended and its keys are still there; trying again");
+                    if let Some(time) = self.times().get_mut(&id) {
+                        time.revoke_from = Instant::now() + AGAIN;
                     }
                 }
-                self.forget(id);
-                continue;
             }
-            // In both cases the clock looks again.
-            let _ = timeout(self.next(), self.sooner.notified()).await;
         }
     }
 
     /// Begins the time of all leases anew.
-    async fn load(&self, backing: &dyn Backing, cluster: u64) -> kv::Result<()> {
+    async fn load(&self, backing: &dyn Backing, place: Place) -> kv::Result<()> {
         let begun = Instant::now();
         let leases = backing.leases().await?;
-        let (mut times, now) = (self.times(), Instant::now());
-        // A lease that began meanwhile stays: the list may be older.
-        times.retain(|_, time| time.end >= begun + time.ttl);
+        let mut times = self.times();
+        // The list may be older than a grant that is under way, or has just been confirmed.
+        times.retain(|_, time| match time.granted {
+            Granted::Pending => true,
+            Granted::Since(since) => since >= begun,
+        });
         for Lease { id, ttl } in leases {
-            times.entry(id).or_insert(Time { ttl, end: now + ttl });
+            times.entry(id).or_insert_with(|| Time::begin(ttl, Granted::Since(begun)));
         }
         drop(times);
-        self.loaded.send_replace(Some(cluster));
+        self.loaded.send_replace(Some(place));
         Ok(())
     }
 
-    /// A lease whose time is over: the one that ended first.
+    /// A lease whose time is over: the one that is due first.
     fn ended(&self) -> Option<LeaseId> {
         let (times, now) = (self.times(), Instant::now());
-        let ended = times.iter().filter(|(_, time)| time.end <= now);
-        ended.min_by_key(|(id, time)| (time.end, **id)).map(|(id, _)| *id)
+        let due = times.iter().filter(|(_, time)| time.is_there() && time.due() <= now);
+        due.min_by_key(|(id, time)| (time.due(), **id)).map(|(id, _)| *id)
     }
 
     /// How long no lease ends, at most as long as the clock may go without a look at the store.
     fn next(&self) -> Duration {
-        let end = self.times().values().map(|time| time.end).min();
-        end.map_or(LOOK, |end| end.saturating_duration_since(Instant::now()).min(LOOK))
+        let due = self.times().values().filter(|time| time.is_there()).map(Time::due).min();
+        due.map_or(LOOK, |due| due.saturating_duration_since(Instant::now()).min(LOOK))
     }
 }

@@ -32,7 +32,7 @@ use tonic::transport::server::Router;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 
-pub use backing::{Backing, Identity, Sizes};
+pub use backing::{Backing, Identity, Place, Sizes};
 
 use lease_clock::LeaseClock;
 

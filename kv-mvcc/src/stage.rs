@@ -83,6 +83,10 @@ impl<'r, 't> Stage<'r, 't> {
         let mut place = Place::first_of(self.tally.state.revision + 1);
         let time = now.max(self.tally.state.time);
         for key in self.rows.leased(id)? {
+            if self.rows.pointer(key.as_bytes())?.is_none_or(|pointer| pointer.lease != Some(id)) {
+                let detail = format!("the key {key} is not attached to its lease {id}");
+                return Err(corrupt(self.store, Operation::Txn, detail));
+            }
             self.delete(&Range::Key(key), Prev::Omit, &mut place, time)?;
             if self.tally.bytes > MAX_TXN_TOUCHED_BYTES {
                 return Err(Error::new(ErrorKind::TooLarge { bytes: self.tally.bytes }, Operation::Txn, self.store)

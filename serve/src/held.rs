@@ -100,7 +100,14 @@ impl Turn {
 /// The embedded store of a turn.
 pub(crate) struct Embedded {
     pub(crate) store: MvccStore,
-    _turn: Turn,
+    turn: Turn,
+}
+
+impl Embedded {
+    /// Which store it is, of those that were at this place.
+    pub(crate) fn generation(&self) -> u64 {
+        self.turn.generation
+    }
 }
 
 impl fmt::Debug for Held {
@@ -299,7 +306,7 @@ impl Held {
         let turn = self.turn(Instant::now() + WAIT).await?;
         let store = turn.open()?.embedded().cloned();
         let store = store.ok_or_else(|| self.error(ErrorKind::Unsupported, Operation::Open))?;
-        Ok(Embedded { store, _turn: turn })
+        Ok(Embedded { store, turn })
     }
 
     /// The oldest revision that clients of etcd's API may read. While another process has the store, as it was before.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use sha2::{Digest, Sha256};
 
-use super::format::{Header, Row, trailer};
+use super::format::{Header, MAX_LINE_BYTES, Row, trailer};
 use crate::error::{Failure, Result};
 
 /// Only the owner may read what is in a store.
@@ -88,6 +88,10 @@ impl Writer {
         (self.sum, self.keys, self.bytes) = (Sha256::new(), 0, 0);
         self.leases = header.leases.is_some();
         let mut line = json(header)?;
+        if line.len() >= MAX_LINE_BYTES {
+            return Err(Failure::new("the store has more leases than a backup can hold")
+                .hint("revoke those that are not used: etcdctl lease list, etcdctl lease revoke"));
+        }
         line.push(b'\n');
         self.put(&line)
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use etcd_api::{Backing, Identity, Sizes};
+use etcd_api::{Backing, Identity, Place, Sizes};
 use kv::{Granted, Key, Lease, LeaseId, Revision};
 use kv_mvcc::MvccStore;
 
@@ -26,7 +26,8 @@ impl Backing for Memory {
 
     fn identity(&self) -> Identity {
         let id = self.store.id().as_u64_pair();
-        Identity { cluster: id.0, member: id.1, name: "memory".to_owned(), urls: vec![self.url.clone()] }
+        let place = Place { cluster: id.0, generation: 0 };
+        Identity { cluster: id.0, member: id.1, name: "memory".to_owned(), urls: vec![self.url.clone()], place }
     }
 
     async fn sizes(&self) -> kv::Result<Sizes> {
@@ -50,7 +51,7 @@ impl Backing for Memory {
         self.store.grant(lease).await
     }
 
-    async fn revoke(&self, id: LeaseId) -> kv::Result<Revision> {
+    async fn revoke(&self, id: LeaseId, _: Place) -> kv::Result<Revision> {
         self.store.revoke(id).await
     }
 

@@ -1,12 +1,14 @@
 //! A server of the API over a store in memory, on a free port of loopback.
 
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
 mod backing;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use backing::Memory;
-use etcd_api::Api;
+pub(crate) use backing::Memory;
+use etcd_api::{Api, Backing};
 use futures::stream::unfold;
 use kv_mvcc::{FORMAT_WITH_LEASES, MemoryTable, MvccStore, Options};
 use tokio::net::TcpListener;
@@ -28,6 +30,17 @@ impl Server {
     /// # Errors
     /// No port, or a damaged table.
     pub(crate) async fn start(table: &MemoryTable) -> Result<Self, Error> {
+        Self::start_behind(table, |backing| Arc::new(backing)).await
+    }
+
+    /// The same behind something that spoils it.
+    ///
+    /// # Errors
+    /// No port, or a damaged table.
+    pub(crate) async fn start_behind(
+        table: &MemoryTable,
+        spoil: impl FnOnce(Memory) -> Arc<dyn Backing>,
+    ) -> Result<Self, Error> {
         let options = Options { name: "memory", format: FORMAT_WITH_LEASES, ..Options::default() };
         let store = Arc::new(MvccStore::open(Box::new(table.clone()), options)?);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
@@ -37,7 +50,7 @@ impl Server {
             let accepted = listener.accept().await.and_then(|(stream, _)| stream.set_nodelay(true).map(|()| stream));
             Some((accepted, listener))
         });
-        let api = Api::new(Arc::new(backing));
+        let api = Api::new(spoil(backing));
         let task = tokio::spawn(async move {
             tokio::select! {
                 served = api.server().serve_with_incoming(Box::pin(connections)) => served,

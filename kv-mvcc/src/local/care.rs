@@ -74,7 +74,9 @@ pub fn create_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     match StoreFolder::new(engine, path).look()? {
         Found::Complete(_) | Found::Unnamed => Ok(false),
         Found::Nothing | Found::Unfinished => {
-            open_blocking(engine, path, &options.clone().with_create(Create::IfMissing)).map(|_| true)
+            let store = open_blocking(engine, path, &options.clone().with_create(Create::IfMissing))?;
+            // Another process may have made it meanwhile.
+            Ok(store.status().format == options.format)
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use etcd_api::{Backing, Identity, Sizes};
+use etcd_api::{Backing, Identity, Place, Sizes};
 use kv::{Error, ErrorKind, Granted, Key, Lease, LeaseId, Operation, Revision, Store};
 
 use crate::held::Held;
@@ -39,11 +39,13 @@ impl Backing for Served {
         let digits: String = self.held.store_id().unwrap_or_default().split('-').collect();
         let (cluster, member) = digits.split_at(digits.len() / 2);
         let number = |digits| u64::from_str_radix(digits, 16).unwrap_or(0);
+        let place = Place { cluster: number(cluster), generation: self.held.generation() };
         Identity {
             cluster: number(cluster),
             member: number(member),
             name: "margay".to_owned(),
             urls: self.urls.clone(),
+            place,
         }
     }
 
@@ -80,8 +82,12 @@ impl Backing for Served {
         })
     }
 
-    async fn revoke(&self, id: LeaseId) -> kv::Result<Revision> {
-        self.held.embedded().await?.store.revoke(id).await
+    async fn revoke(&self, id: LeaseId, of: Place) -> kv::Result<Revision> {
+        let embedded = self.held.embedded().await?;
+        if embedded.generation() != of.generation {
+            return Err(self.held.replaced(Operation::Txn));
+        }
+        embedded.store.revoke(id).await
     }
 
     async fn leases(&self) -> kv::Result<Vec<Lease>> {

@@ -11,6 +11,7 @@ use kv::{ErrorKind, MAX_TXN_OPS, Op, Prev, Store, Txn, Value};
 use serde::Serialize;
 
 use super::args::Restore;
+use super::upgrade::refuse_older_plugins;
 use crate::answer::Answer;
 use crate::backup::{Header, Reader, aside};
 use crate::error::{Failure, Result};
@@ -47,6 +48,9 @@ pub(super) async fn run(location: &Location, args: &Restore) -> Result<Answer> {
     if args.dry_run {
         could_be_made(location).await.map_err(failed)?;
         return answer(location, args, Restored { header, keys, id: None, aside: None }).map(Answer::of_a_dry_run);
+    }
+    if header.leases.is_some() {
+        refuse_older_plugins()?;
     }
     let staging = Staging::begin(location).await.map_err(failed)?;
     let (staging, held) = staging.hold(location, wait()).await.map_err(failed)?;
@@ -128,7 +132,9 @@ async fn fill(location: &Location, file: &Path, header: &Header, keys: u64) -> R
     let Some(embedded) = open.embedded() else {
         return Err(Failure::new(format!("{location} cannot be restored")));
     };
-    for lease in header.leases.iter().flatten().filter_map(|lease| lease.read()) {
+    for lease in header.leases.iter().flatten() {
+        let damaged = || Failure::new(format!("{} is damaged: it has a lease that cannot be", file.display()));
+        let lease = lease.read().ok_or_else(|| damaged().hint("use another backup; nothing was changed"))?;
         embedded.grant(lease).await.map_err(failed)?;
     }
     let path = file.to_owned();

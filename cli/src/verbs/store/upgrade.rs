@@ -36,7 +36,7 @@ pub(super) async fn run(location: &Location, args: &Upgrade) -> Result<Answer> {
 }
 
 /// Fails if a plugin of Margay's that cannot read the newest format is where runtimes look for plugins.
-fn refuse_older_plugins() -> Result<()> {
+pub(super) fn refuse_older_plugins() -> Result<()> {
     for folder in PLUGIN_FOLDERS {
         for name in ["margay-ipam", "margay-cni", "calico-ipam", "calico"] {
             let file = Path::new(folder).join(name);
