@@ -156,10 +156,21 @@ fn a_container_that_flushed_its_address_keeps_it_until_its_namespace_is_gone() {
             age_looks(lab_, 120);
         }
         drop(container);
-        assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [address.as_str()]);
+        // The kernel gives the lowest free number to the next namespace, which may be another test's: then the address counts as
+        // live, and its looks begin anew.
+        let look = || {
+            let looks = (0..100).map(|_| gc(lab_, "--netns --apply -o json").json());
+            let mut gone = looks.skip_while(|report| report["stores"][0]["left"]["live"] == 1);
+            gone.next().unwrap_or_else(|| panic!("{address} counts as live"))
+        };
+        assert_eq!(list(&look(), "waiting"), [address.as_str()]);
         assert!(is_held(lab_, &address), "one look is not enough");
-        age_looks(lab_, 61);
-        assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "freed"), [address.as_str()]);
+        let second = (0..10).map(|_| {
+            age_looks(lab_, 61);
+            look()
+        });
+        let freed = second.into_iter().find(|report| list(report, "waiting").is_empty());
+        assert_eq!(list(&freed.unwrap(), "freed"), [address.as_str()]);
     }
 }
 
