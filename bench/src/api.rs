@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -51,14 +52,25 @@ impl Server {
     }
 
     fn daemon(programs: &Programs, folder: &Path, engine: &'static str) -> Outcome<Self> {
-        let store = format!("{engine}://{}", folder.join(engine).display());
+        let path = folder.join(engine);
+        let store = format!("{engine}://{}", path.display());
+        if !path.exists() {
+            run_to_its_end(Command::new(&programs.margay).args(["--store", &store, "store", "create"]))?;
+        }
         let url = format!("http://{}", dead_address()?);
         let daemon = Daemon::start_with(programs, &store, &["--listen", &url, "--insecure-loopback"])?;
         Ok(Self { name: engine, url, process: daemon.id(), _running: Box::new(daemon) })
     }
 
     async fn connect(&self) -> Outcome<Client> {
-        Ok(Client::connect([&self.url], None).await?)
+        let begun = Instant::now();
+        loop {
+            match Client::connect([&self.url], None).await {
+                // A daemon has its private socket a little before it offers the API.
+                Err(_) if begun.elapsed() < Duration::from_secs(10) => sleep(Duration::from_millis(5)).await,
+                connected => return Ok(connected?),
+            }
+        }
     }
 
     /// A field of the process's memory, in MiB.
@@ -104,6 +116,12 @@ impl Server {
         }
         Ok((all.len() as f64 / begun.elapsed().as_secs_f64(), all))
     }
+}
+
+/// Runs a program to its end. It must succeed.
+fn run_to_its_end(command: &mut Command) -> Outcome<()> {
+    let done = command.output()?;
+    if done.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&done.stderr).into_owned().into()) }
 }
 
 fn key(number: u32) -> String {
