@@ -44,7 +44,7 @@ struct Time {
     revoke_from: Instant,
 }
 
-/// What is known of a grant.
+/// The state of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Granted {
     /// It is on its way: the lease neither ends nor is it renewed.
@@ -53,7 +53,7 @@ enum Granted {
     Since(Instant),
 }
 
-/// What is left of a lease.
+/// The time of a lease, and the rest of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Left {
     pub(crate) ttl: Duration,
@@ -135,7 +135,7 @@ impl LeaseClock {
         Some(Left { ttl: time.ttl, left: time.ttl })
     }
 
-    /// What is left of a lease; `None` if it was never there, or is revoked.
+    /// The rest of a lease's time; `None` if it was never there, or is revoked.
     pub(crate) fn left(&self, id: LeaseId) -> Option<Left> {
         let (times, now) = (self.times(), Instant::now());
         let time = times.get(&id).filter(|time| time.is_there())?;

@@ -1,6 +1,6 @@
 //! The same calls of etcd's client library against a real etcd and against this API: answers, codes and texts are the same.
 //!
-//! Revisions are counted from the one at which a case begins. What only later versions than the etcd at hand have is not here.
+//! Revisions are counted from the one at which a case begins. Features of later versions than the etcd at hand are not here.
 
 #[path = "../../backend-etcd/tests/support/server.rs"]
 mod server;

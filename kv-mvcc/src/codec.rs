@@ -559,7 +559,7 @@ mod tests {
         assert_eq!(format!("{:016x}", fingerprint(b"k", PLACE)), "5c85e43475ed148a");
     }
 
-    /// What format 2 added: the same holds for these.
+    /// The same holds for the rows that format 2 added.
     #[test]
     fn rows_with_leases_are_spelled_as_ever() {
         let lease = LeaseId::new(0x1234_5678_9abc).unwrap();

@@ -107,7 +107,7 @@ impl CompareOp {
     }
 }
 
-/// What a compare looks at. An absent key has version, create and mod revision and lease 0, and fails every value compare.
+/// The property that a compare looks at. An absent key has version, create and mod revision and lease 0, and fails every value compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -109,7 +109,7 @@ pub(super) struct Row {
     lease: Option<i64>,
 }
 
-/// What a line with a key says.
+/// The content of a line with a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stored {
     pub(crate) key: Vec<u8>,

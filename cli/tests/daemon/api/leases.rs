@@ -123,7 +123,7 @@ fn a_lease_that_ends_while_another_process_has_the_store_ends_afterwards() {
         sleep(Duration::from_millis(3500));
         let renewed = api.etcdctl(&format!("lease keep-alive --once {lease}"));
         assert!(renewed.err.contains("requested lease not found"), "{renewed:?}");
-        // What another process does with the key counts.
+        // A write of another process counts.
         open.store().txn(kv::Txn::new().with_success([kv::Op::put("/t/kept", "x")])).await.unwrap();
     });
     wait_until("the key is gone", || !is_there(&api, "/t/a"));
