@@ -16,7 +16,6 @@ use crate::reserve::Purpose;
 use crate::rows::Rows;
 use crate::stage::Stage;
 use crate::store::{Inner, MvccStore};
-use crate::sweep::{self, Bounds};
 use crate::table::{Table, Write};
 use crate::writer::Job;
 
@@ -150,9 +149,7 @@ impl Inner {
             stage.revoke(id, self.clock.micros())?;
             let (mut writes, mut new) = stage.finish()?;
             writes.push(Write::Delete(codec::lease_key(id)));
-            let bounds = Bounds::at(&self.retention, self.clock.micros(), old.time);
-            let budget = sweep::budget(writes.len());
-            sweep::sweep(&rows, old.revision, &bounds, budget, &mut new, &mut writes)?;
+            self.sweep_expired(&rows, &old, &mut new, &mut writes)?;
             Ok((old, new, writes))
         });
         let (old, new, writes) = staged.map_err(|error| error.with_outcome(Outcome::NotApplied))?;

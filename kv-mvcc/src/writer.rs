@@ -244,11 +244,25 @@ impl Inner {
         if writes.is_empty() {
             return Ok(());
         }
-        let bounds = Bounds::at(&self.retention, self.clock.micros(), old.time);
-        let budget = sweep::budget(writes.len());
-        sweep::sweep(&rows, old.revision, &bounds, budget, &mut new, &mut writes)?;
+        self.sweep_expired(&rows, &old, &mut new, &mut writes)?;
         group.new = Some((new, writes));
         Ok(())
+    }
+
+    /// Adds to a commit the removal of some history that has expired.
+    ///
+    /// # Errors
+    /// Those of reading the log.
+    pub(crate) fn sweep_expired(
+        &self,
+        rows: &Rows<'_>,
+        old: &State,
+        new: &mut State,
+        writes: &mut Vec<Write>,
+    ) -> Result<()> {
+        let bounds = Bounds::at(&self.retention, self.clock.micros(), old.time);
+        let budget = sweep::budget(writes.len());
+        sweep::sweep(rows, old.revision, &bounds, budget, new, writes)
     }
 
     /// The next job, if it is a transaction for this purpose whose caller still waits.
