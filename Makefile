@@ -7,7 +7,7 @@ help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: lab
-lab: ## Give two network namespaces addresses and ping between them (STORE=sled|redb|etcd, NETWORK=bridge|calico, SERVE=1 with a daemon)
+lab: ## Give two network namespaces addresses and ping between them (STORE=sled|redb|etcd, NETWORK=bridge|calico, SERVE=1 with a daemon, API=1 by its etcd API)
 	@scripts/setup lab $(STORE)
 	@cargo build --quiet --profile ci -p cni-plugin -p cli
 	@NETWORK=$(NETWORK) SERVE=$(SERVE) scripts/lab $(STORE)
@@ -76,8 +76,8 @@ else ifeq ($(MODE),late)
 	@MARGAY_LATE_ROUNDS=$(OPS) MARGAY_LATE_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p cni-plugin \
 		--test etcd -- --nocapture --exact late::a_late_add_leaves_nothing_behind
 else
-	@cargo build --quiet --profile ci -p torture $(if $(SERVE),-p cli)
-	@cargo run --quiet --profile ci -p torture -- run --store $(STORE) --mode $(MODE) --ops $(OPS) $(if $(SEED),--seed $(SEED)) $(if $(SERVE),--serve)
+	@cargo build --quiet --profile ci -p torture $(if $(SERVE)$(API),-p cli)
+	@cargo run --quiet --profile ci -p torture -- run --store $(STORE) --mode $(MODE) --ops $(OPS) $(if $(SEED),--seed $(SEED)) $(if $(SERVE),--serve) $(if $(API),--api)
 endif
 
 HOURS ?= 2

@@ -65,10 +65,11 @@ impl Server {
     async fn connect(&self) -> Outcome<Client> {
         let begun = Instant::now();
         loop {
-            match Client::connect([&self.url], None).await {
+            let mut client = Client::connect([&self.url], None).await?;
+            match client.status().await {
                 // A daemon has its private socket a little before it offers the API.
                 Err(_) if begun.elapsed() < Duration::from_secs(10) => sleep(Duration::from_millis(5)).await,
-                connected => return Ok(connected?),
+                answered => return answered.map(|_| client).map_err(Into::into),
             }
         }
     }
@@ -235,6 +236,7 @@ async fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> O
         let mut client = server.connect().await?;
         client.get(key(0), None).await?;
         let before = server.mib("VmRSS")?;
+        let mut client = client.kv_client().max_decoding_message_size(usize::MAX);
         let listed = client.get("/bench/", Some(GetOptions::new().with_prefix())).await?;
         let bytes: usize = listed.kvs().iter().map(|kv| kv.key().len() + kv.value().len()).sum();
         let share = (server.mib("VmHWM")? - before) * 1024.0 * 1024.0 / bytes as f64;

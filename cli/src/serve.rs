@@ -6,6 +6,7 @@ use std::path::Path;
 
 use ::serve::api;
 use ::serve::life::{self, Options};
+use datastore::care::Retention;
 use datastore::{Environment, Location, served};
 
 use crate::args::{Cli, Serve};
@@ -34,6 +35,20 @@ pub(crate) fn run(
     // Reads and commits, which are short. More threads would have a heap each: 30 MiB more with eight callers and watches.
     let runtime = builder.worker_threads(2).max_blocking_threads(4).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(format!("cannot start: {error}")))?;
+    let defaults = Retention::WITH_CLIENTS;
+    let bounds = Retention {
+        revisions: args.history_revisions.or(defaults.revisions),
+        age: args.history_age.or(defaults.age),
+        bytes: args.history_mib.map(|mib| mib << 20).or(defaults.bytes),
+        min_age: args.history_min_age.or(defaults.min_age),
+    };
+    let is_bounded =
+        args.history_revisions.or(args.history_mib).is_some() || args.history_age.or(args.history_min_age).is_some();
+    if is_bounded && location.path().is_none() {
+        return Err(Failure::new(format!(
+            "the options --history-... take a store on sled or redb; {location} is none"
+        )));
+    }
     let options = Options {
         location,
         http: args.http.clone(),
@@ -46,6 +61,8 @@ pub(crate) fn run(
             client_ca: args.client_ca_file.clone(),
             insecure_loopback: args.insecure_loopback,
         },
+        history: if is_bounded || !args.listen.is_empty() { Some(bounds) } else { None },
+        history_required: is_bounded,
         node: host::node_name(""),
         boot: host::boot_id().as_deref().and_then(host::short_boot),
     };

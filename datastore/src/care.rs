@@ -8,7 +8,7 @@ use kv_mvcc::local::{self, Engine};
 use tokio::task::spawn_blocking;
 
 pub use kv_mvcc::local::{Glance, Holder, Queued, Room, Upgraded};
-pub use kv_mvcc::{Changes, FORMAT_WITH_LEASES, MvccStore, Oldest, Retention, Status, Verified};
+pub use kv_mvcc::{Changes, FORMAT_WITH_LEASES, MvccStore, Oldest, Retention, Share, Status, Verified};
 
 use crate::engines;
 use crate::location::Location;

@@ -27,6 +27,8 @@ const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 #[derive(Debug)]
 pub(crate) struct LeaseClock {
     times: Mutex<HashMap<LeaseId, Time>>,
+    /// When the clock looks next. A lease that ends before must wake it.
+    looks: Mutex<Instant>,
     /// The clock has something to do before the time that it waits for.
     sooner: Notify,
     /// The store whose leases are here; `None` until they were read.
@@ -62,7 +64,12 @@ pub(crate) struct Left {
 
 impl Default for LeaseClock {
     fn default() -> Self {
-        Self { times: Mutex::default(), sooner: Notify::new(), loaded: watch::channel(None).0 }
+        Self {
+            times: Mutex::default(),
+            looks: Mutex::new(Instant::now()),
+            sooner: Notify::new(),
+            loaded: watch::channel(None).0,
+        }
     }
 }
 
@@ -74,6 +81,10 @@ impl Time {
 
     fn is_there(&self) -> bool {
         self.granted != Granted::Pending
+    }
+
+    fn has_ended(&self, now: Instant) -> bool {
+        self.is_there() && self.due() <= now
     }
 
     /// When the lease is to be revoked.
@@ -91,6 +102,10 @@ impl LeaseClock {
         self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn looks(&self) -> MutexGuard<'_, Instant> {
+        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Keeps the number of a lease that is about to be granted. False if a lease has it already.
     pub(crate) fn reserve(&self, lease: Lease) -> bool {
         let mut times = self.times();
@@ -103,8 +118,11 @@ impl LeaseClock {
 
     /// Begins the time of a lease that is there, or may be.
     pub(crate) fn begin(&self, lease: Lease) {
-        self.times().insert(lease.id, Time::begin(lease.ttl, Granted::Since(Instant::now())));
-        self.sooner.notify_one();
+        let time = Time::begin(lease.ttl, Granted::Since(Instant::now()));
+        self.times().insert(lease.id, time);
+        if time.due() < *self.looks() {
+            self.sooner.notify_one();
+        }
     }
 
     /// Forgets a lease, which is not there or not any more.
@@ -176,24 +194,37 @@ impl LeaseClock {
                 let _ = timeout(LOOK, self.sooner.notified()).await;
                 continue;
             }
-            let Some(id) = self.ended() else {
+            let ended = self.ended();
+            if ended.is_empty() {
                 // In both cases the clock looks again.
                 let _ = timeout(self.next(), self.sooner.notified()).await;
-                continue;
-            };
-            match backing.revoke(id, place).await {
-                Ok(_) => {
-                    tracing::debug!(%id, "a lease has ended");
-                    self.forget(id);
+            }
+            for id in ended {
+                if backing.identity().place != place {
+                    // Another store is there now.
+                    break;
                 }
-                Err(error) if *error.kind() == ErrorKind::LeaseNotFound => self.forget(id),
-                // Another store is there now.
-                Err(_) if backing.identity().place != place => {}
-                Err(error) => {
-                    tracing::warn!(%id, %error, "a lease has ended and its keys are still there; trying again");
-                    if let Some(time) = self.times().get_mut(&id) {
-                        time.revoke_from = Instant::now() + AGAIN;
-                    }
+                // A client may have revoked it, and granted another one of this number.
+                if self.times().get(&id).is_some_and(|time| time.has_ended(Instant::now())) {
+                    self.revoke(backing, place, id).await;
+                }
+            }
+        }
+    }
+
+    /// Revokes a lease that has ended.
+    async fn revoke(&self, backing: &dyn Backing, place: Place, id: LeaseId) {
+        match backing.revoke(id, place).await {
+            Ok(_) => {
+                tracing::debug!(%id, "a lease has ended");
+                self.forget(id);
+            }
+            Err(error) if *error.kind() == ErrorKind::LeaseNotFound => self.forget(id),
+            Err(_) if backing.identity().place != place => {}
+            Err(error) => {
+                tracing::warn!(%id, %error, "a lease has ended and its keys are still there; trying again");
+                if let Some(time) = self.times().get_mut(&id) {
+                    time.revoke_from = Instant::now() + AGAIN;
                 }
             }
         }
@@ -217,16 +248,22 @@ impl LeaseClock {
         Ok(())
     }
 
-    /// A lease whose time is over: the one that is due first.
-    fn ended(&self) -> Option<LeaseId> {
+    /// The leases whose time is over, in the order in which they are due. No renewal brings one of them back.
+    fn ended(&self) -> Vec<LeaseId> {
         let (times, now) = (self.times(), Instant::now());
-        let due = times.iter().filter(|(_, time)| time.is_there() && time.due() <= now);
-        due.min_by_key(|(id, time)| (time.due(), **id)).map(|(id, _)| *id)
+        let due = times.iter().filter(|(_, time)| time.has_ended(now));
+        let mut due: Vec<_> = due.map(|(id, time)| (time.due(), *id)).collect();
+        due.sort_unstable();
+        due.into_iter().map(|(_, id)| id).collect()
     }
 
     /// How long no lease ends, at most as long as the clock may go without a look at the store.
     fn next(&self) -> Duration {
+        let now = Instant::now();
+        // A lease that is granted from here on sees the new time, or is seen here.
+        let mut looks = self.looks();
         let due = self.times().values().filter(|time| time.is_there()).map(Time::due).min();
-        due.map_or(LOOK, |due| due.saturating_duration_since(Instant::now()).min(LOOK))
+        *looks = due.unwrap_or(now + LOOK).min(now + LOOK);
+        looks.saturating_duration_since(now)
     }
 }

@@ -10,6 +10,7 @@ mod convert;
 mod kv_service;
 mod lease;
 mod lease_clock;
+mod limits;
 mod maintenance;
 mod refusals;
 mod sorting;
@@ -31,10 +32,13 @@ use tonic::transport::Server;
 use tonic::transport::server::Router;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
+use tower::layer::{Layer, layer_fn};
 
 pub use backing::{Backing, Identity, Place, Sizes};
+pub use limits::{Client, Limited};
 
 use lease_clock::LeaseClock;
+use limits::Limits;
 
 /// The version that `Maintenance.Status` reports: the oldest whose reports of progress clients believe. They
 /// are never ahead of an event here.
@@ -67,13 +71,14 @@ pub struct Api {
     watches: Arc<Semaphore>,
     /// The time of leases.
     clock: Arc<LeaseClock>,
+    limits: Limits,
 }
 
 impl Api {
     /// The services over this store.
     pub fn new(backing: Arc<dyn Backing>) -> Self {
         let watches = Arc::new(Semaphore::new(MOST_WATCHES));
-        Self { backing, newest: Arc::default(), watches, clock: Arc::default() }
+        Self { backing, newest: Arc::default(), watches, clock: Arc::default(), limits: Limits::default() }
     }
 
     /// Has leases end in their time, for ever. Requests about leases wait for the begin of this.
@@ -87,17 +92,24 @@ impl Api {
         Routes::new(
             PbKvServer::new(self.clone()).max_decoding_message_size(MAX_REQUEST).max_encoding_message_size(usize::MAX),
         )
-        .add_service(PbWatchServer::new(self.clone()).max_encoding_message_size(usize::MAX))
-        .add_service(PbLeaseServer::new(self.clone()))
+        .add_service(
+            PbWatchServer::new(self.clone())
+                .max_decoding_message_size(MAX_REQUEST)
+                .max_encoding_message_size(usize::MAX),
+        )
+        .add_service(PbLeaseServer::new(self.clone()).max_decoding_message_size(MAX_REQUEST))
         .add_service(PbClusterServer::new(self.clone()))
         .add_service(PbMaintenanceServer::new(self.clone()))
         .add_service(auth::Auth(self.clone()))
         .add_service(health())
     }
 
-    /// A server of gRPC with all services, for any connections. TCP connections need `set_nodelay`, which only the caller can set.
-    pub fn server(&self) -> Router {
+    /// A server of gRPC with all services, for any connections. TCP connections need `set_nodelay`, which only the caller can
+    /// set. A connection has a [`Client`] as its `ConnectInfo`; without it each request has a share of its own.
+    pub fn server(&self) -> Router<impl Layer<Routes, Service = Limited<Routes>> + Clone + use<>> {
+        let limits = self.limits.clone();
         Server::builder()
+            .layer(layer_fn(move |services| Limited::new(services, limits.clone())))
             .max_concurrent_streams(STREAMS)
             .http2_max_pending_accept_reset_streams(Some(RESETS))
             .add_routes(self.routes())
@@ -120,15 +132,20 @@ impl Api {
         Ok(found.revision)
     }
 
-    /// The store's revision, or the newest one of an answer while another process has the store.
+    /// The store's revision, or the newest one of an answer while the store cannot be read: another process has it, or a full disk
+    /// keeps it from being opened again.
     async fn recent_revision(&self) -> Result<Revision, Status> {
-        if let Ok(revision) = timeout(RECENT, self.revision()).await {
-            return revision;
+        let read = timeout(RECENT, self.revision()).await;
+        if let Ok(Ok(revision)) = read {
+            return Ok(revision);
         }
         let cluster = self.backing.identity().cluster;
         let newest = *self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         let known = newest.and_then(|(of, revision)| (of == cluster).then_some(revision));
-        known.ok_or_else(|| refusals::Refusal::Timeout.status())
+        known.ok_or_else(|| match read {
+            Ok(Err(failed)) => failed,
+            _ => refusals::Refusal::Timeout.status(),
+        })
     }
 }
 

@@ -80,6 +80,19 @@ impl Samples {
         self.add("margay_read_timestamp_seconds", "When this was read.", vec![], now.as_secs() as f64);
     }
 
+    /// Adds how far back the history of an embedded store reaches, and its size and the bound on it in bytes.
+    pub fn of_history(&mut self, oldest: Option<SystemTime>, bytes: u64, max_bytes: Option<u64>) {
+        if let Some(since) = oldest.and_then(|time| time.duration_since(UNIX_EPOCH).ok()) {
+            let help = "When the oldest revision that can be read was committed.";
+            self.add("margay_store_oldest_timestamp_seconds", help, vec![], since.as_secs() as f64);
+        }
+        self.add("margay_store_history_bytes", "Bytes of the history that is kept.", vec![], bytes as f64);
+        if let Some(max_bytes) = max_bytes {
+            let help = "Bytes beyond which the oldest history is given up.";
+            self.add("margay_store_history_max_bytes", help, vec![], max_bytes as f64);
+        }
+    }
+
     fn of_pool(&mut self, pool: &PoolCensus) {
         let labels = || vec![("pool", pool.pool.name().to_owned()), ("cidr", pool.pool.cidr().to_string())];
         let count = |wanted| pool.blocks.iter().map(|block| block.count(wanted)).sum::<usize>() as f64;

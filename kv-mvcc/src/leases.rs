@@ -30,7 +30,7 @@ impl MvccStore {
     /// # Errors
     /// `Unsupported` for a store of an older format; those of a commit.
     pub async fn grant(&self, lease: Lease) -> Result<Granted> {
-        self.check_format()?;
+        self.check_format_for("leases")?;
         let granting = move |inner: &Inner, table: &dyn Table| inner.grant(table, lease);
         self.inner().change(Operation::Txn, granting).await
     }
@@ -83,12 +83,13 @@ impl MvccStore {
         self.inner().change(Operation::Compact, move |inner, table| inner.raise_client_mark(table, mark)).await
     }
 
-    fn check_format(&self) -> Result<()> {
+    /// An error if the store's format keeps none of these.
+    pub(crate) fn check_format_for(&self, what: &str) -> Result<()> {
         if self.has_leases() {
             return Ok(());
         }
         Err(Error::new(ErrorKind::Unsupported, Operation::Txn, self.inner().name)
-            .with_detail(format!("a store of format {} keeps no leases", self.inner().format)))
+            .with_detail(format!("a store of format {} keeps no {what}", self.inner().format)))
     }
 }
 
@@ -104,7 +105,7 @@ impl Inner {
     ///
     /// # Errors
     /// Those of `work`; `Closed`.
-    async fn change<T: Send + 'static>(
+    pub(crate) async fn change<T: Send + 'static>(
         self: &Arc<Self>,
         operation: Operation,
         work: impl FnOnce(&Self, &dyn Table) -> Result<T> + Send + 'static,
@@ -135,7 +136,7 @@ impl Inner {
         let Some((old, writes)) = staged.map_err(|error| error.with_outcome(Outcome::NotApplied))? else {
             return Ok(Granted::Taken);
         };
-        let new = State { lease_changes: old.lease_changes + 1, ..old };
+        let new = State { other_changes: old.other_changes + 1, ..old };
         self.commit(table, Purpose::Any, writes, &old, new)?;
         Ok(Granted::New)
     }

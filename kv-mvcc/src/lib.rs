@@ -36,13 +36,14 @@ mod stage;
 mod store;
 mod sweep;
 mod table;
+mod tip;
 mod values;
 mod verify;
 mod watch;
 mod writer;
 
 pub use codec::{FORMAT, FORMAT_WITH_LEASES};
-pub use history::Oldest;
+pub use history::{Oldest, Share};
 pub use memory::{MemoryTable, memory};
 pub use options::{Blocking, Clock, Inspection, Options, Retention};
 pub use page::Page;

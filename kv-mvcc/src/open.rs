@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::codec::{self, FORMAT, FORMAT_WITH_LEASES, Place, State};
 use crate::error::corrupt;
-use crate::options::Inspection;
+use crate::options::{Inspection, Retention};
 use crate::rows::Rows;
 use crate::table::{Table, Write};
 use crate::verify::check_entries;
@@ -21,6 +21,8 @@ pub(crate) struct Opened {
     pub(crate) id: Uuid,
     pub(crate) format: u32,
     pub(crate) state: State,
+    /// The bounds on history that the store has of its own.
+    pub(crate) retention: Option<Retention>,
 }
 
 /// Reads the metadata and checks what can be checked quickly; an empty table becomes a new store.
@@ -64,7 +66,8 @@ pub(crate) fn open_table(
     if inspection == Inspection::Entries && state.live <= LIVE_CHECKED_AT_OPEN {
         check_entries(&rows, &state, store, Operation::Open)?;
     }
-    Ok(Opened { id, format, state })
+    let retention = if format >= FORMAT_WITH_LEASES { rows.retention()? } else { None };
+    Ok(Opened { id, format, state, retention })
 }
 
 /// True if there is no row at all.
@@ -86,7 +89,7 @@ fn create(table: &dyn Table, store: &'static str, format: u32) -> Result<Opened>
         Write::Put(codec::ID_KEY.to_vec(), codec::encode_id(id)),
         Write::Put(codec::STATE_KEY.to_vec(), encoded),
     ])?;
-    Ok(Opened { id, format, state })
+    Ok(Opened { id, format, state, retention: None })
 }
 
 /// The newest revision is in the log; it is what an engine that lost the end of its file has lost first.

@@ -86,8 +86,11 @@ pub enum Inspection {
     Newest,
 }
 
-/// How much history is kept: what lies beyond any of the three bounds is given up, a few revisions with each commit.
+/// How much history is kept: what lies beyond any of the bounds is given up, a few revisions with each commit.
 /// The state at the newest revision is always there, whatever the bounds.
+///
+/// A store of format 2 can have bounds of its own ([`MvccStore::set_retention`](crate::MvccStore::set_retention)); every program
+/// that opens it goes by these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
     /// How many revisions can be read; `None` is unbounded.
@@ -98,11 +101,23 @@ pub struct Retention {
     pub age: Option<Duration>,
     /// How many bytes the log and the superseded values may have; `None` is unbounded.
     pub bytes: Option<u64>,
+    /// How old a revision must be before it goes because of `revisions`; `None`: it goes at once. Without it a writer that is
+    /// fast for a second would end the history of a day.
+    pub min_age: Option<Duration>,
 }
 
 impl Retention {
     /// Everything is kept until somebody compacts.
-    pub const UNBOUNDED: Self = Self { revisions: None, age: None, bytes: None };
+    pub const UNBOUNDED: Self = Self { revisions: None, age: None, bytes: None, min_age: None };
+
+    /// For a store that clients of etcd's API write to: they write more than IPAM alone, in bursts, and read what is
+    /// minutes old.
+    pub const WITH_CLIENTS: Self = Self {
+        revisions: Some(10_000),
+        age: Some(Duration::from_secs(7 * 24 * 60 * 60)),
+        bytes: Some(64 * 1024 * 1024),
+        min_age: Some(Duration::from_secs(5 * 60)),
+    };
 }
 
 impl Default for Retention {
@@ -111,6 +126,7 @@ impl Default for Retention {
             revisions: Some(10_000),
             age: Some(Duration::from_secs(7 * 24 * 60 * 60)),
             bytes: Some(16 * 1024 * 1024),
+            min_age: None,
         }
     }
 }
@@ -141,6 +157,11 @@ impl fmt::Debug for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Clock")
     }
+}
+
+/// A duration as rows record it.
+pub(crate) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// The time that a row records.

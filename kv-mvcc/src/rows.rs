@@ -6,6 +6,7 @@ use kv::{Error, Key, LeaseId, Operation, Result, Value};
 
 use crate::codec::{self, Damage, Lease, LogRow, Place, Pointer, State};
 use crate::error::corrupt;
+use crate::options::Retention;
 use crate::table::{Table, View};
 
 /// How many rows are read between two looks at the time, and at least each time.
@@ -50,6 +51,17 @@ impl<'t> Rows<'t> {
         match self.view.get(codec::STATE_KEY)? {
             Some(row) => codec::decode(codec::STATE_KEY, &row).map_err(|damage| self.corrupt(damage)),
             None => Err(self.corrupt(Damage("the row that says where the store stands is missing".to_owned()))),
+        }
+    }
+
+    /// The bounds on history that the store has of its own.
+    pub(crate) fn retention(&self) -> Result<Option<Retention>> {
+        match self.view.get(codec::RETENTION_KEY)? {
+            Some(row) => {
+                let kept = codec::decode::<codec::Kept>(codec::RETENTION_KEY, &row);
+                Ok(Some(kept.map_err(|damage| self.corrupt(damage))?.into()))
+            }
+            None => Ok(None),
         }
     }
 

@@ -83,18 +83,19 @@ impl<'r, 't> Stage<'r, 't> {
         let mut place = Place::first_of(self.tally.state.revision + 1);
         let time = now.max(self.tally.state.time);
         for key in self.rows.leased(id)? {
-            if self.rows.pointer(key.as_bytes())?.is_none_or(|pointer| pointer.lease != Some(id)) {
+            let Some(old) = self.rows.pointer(key.as_bytes())?.filter(|pointer| pointer.lease == Some(id)) else {
                 let detail = format!("the key {key} is not attached to its lease {id}");
                 return Err(corrupt(self.store, Operation::Txn, detail));
-            }
-            self.delete(&Range::Key(key), Prev::Omit, &mut place, time)?;
+            };
+            self.change(&key, Some(old), None, place, time);
+            place = place.next();
             if self.tally.bytes > MAX_TXN_TOUCHED_BYTES {
                 return Err(Error::new(ErrorKind::TooLarge { bytes: self.tally.bytes }, Operation::Txn, self.store)
                     .with_detail("too many keys are attached to the lease; delete some of them first"));
             }
         }
         self.advance(place, time);
-        self.tally.state.lease_changes += 1;
+        self.tally.state.other_changes += 1;
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -21,6 +21,7 @@ use crate::options::{Blocking, Clock, Options, Retention, time};
 use crate::pinned::{Hold, Pinned};
 use crate::reserve::{Purpose, Reserve};
 use crate::table::Table;
+use crate::tip::Tip;
 use crate::verify::{Verified, verify};
 use crate::watch::watch as watch_log;
 use crate::writer::{Job, Queue};
@@ -46,12 +47,14 @@ pub(crate) struct Inner {
     pub(crate) name: &'static str,
     pub(crate) id: Uuid,
     pub(crate) format: u32,
-    pub(crate) retention: Retention,
+    /// The bounds on history: the store's own, else those that it was opened with.
+    retention: Mutex<Retention>,
     pub(crate) clock: Clock,
     pub(crate) blocking: Blocking,
     /// Whoever works on the table holds this for reading; closing takes the table out.
     pub(crate) table: Arc<RwLock<Option<Box<dyn Table>>>>,
     pub(crate) published: watch::Sender<Published>,
+    pub(crate) tip: Arc<Tip>,
     pub(crate) queue: Mutex<Queue>,
     /// True while it is not known what became of a commit. Only the writer looks at it.
     pub(crate) poisoned: AtomicBool,
@@ -99,7 +102,7 @@ impl MvccStore {
     pub fn open(table: Box<dyn Table>, options: Options) -> Result<Self> {
         let Options { name, retention, clock, blocking, expected_id, inspection, purpose, reserve, format } = options;
         let opened = guarded(name, Operation::Open, || open_table(&*table, name, expected_id, inspection, format));
-        let Opened { id, format, state } = opened?;
+        let Opened { id, format, state, retention: own } = opened?;
         let (published, _) = watch::channel(Published { state, closed: false });
         let table = Arc::new(RwLock::new(Some(table)));
         let is_spent = |reserve: &Arc<dyn Reserve>| purpose == Purpose::Release || reserve.restore().is_err();
@@ -108,11 +111,12 @@ impl MvccStore {
             name,
             id,
             format,
-            retention,
+            retention: Mutex::new(own.unwrap_or(retention)),
             clock,
             blocking,
             table,
             published,
+            tip: Tip::at(state.revision),
             queue: Mutex::default(),
             poisoned: AtomicBool::new(false),
             reserve,
@@ -184,6 +188,7 @@ impl MvccStore {
     pub async fn close(&self) -> Result<()> {
         let name = self.inner.name;
         self.inner.published.send_modify(|published| published.closed = true);
+        self.inner.tip.close();
         let table = Arc::clone(&self.inner.table).write_owned().await.take();
         let closing = self.inner.blocking.run(move || {
             guarded(name, Operation::Close, move || {
@@ -203,6 +208,16 @@ impl fmt::Debug for MvccStore {
 }
 
 impl Inner {
+    /// The bounds on history.
+    pub(crate) fn retention(&self) -> Retention {
+        *self.retention.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Goes by these bounds on history from now on.
+    pub(crate) fn go_by(&self, retention: Retention) {
+        *self.retention.lock().unwrap_or_else(PoisonError::into_inner) = retention;
+    }
+
     /// An error if somebody closed the store.
     pub(crate) fn check_open(&self, operation: Operation) -> Result<()> {
         if self.published.borrow().closed { Err(closed(self.name, operation)) } else { Ok(()) }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kv::Result;
 
 use crate::codec::{self, LogRow, Place, State};
-use crate::options::Retention;
+use crate::options::{Retention, micros};
 use crate::rows::Rows;
 use crate::table::Write;
 
@@ -18,11 +18,6 @@ const ROWS_PER_WRITE: usize = 4;
 pub(crate) const MAX_ROWS: usize = 1024;
 /// How far the clock may be from the newest revision, and one revision from the next, before ages say nothing.
 const CLOCK_TRUST: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// A duration as rows have it.
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
 
 /// How many rows a commit that writes this many takes away.
 pub(crate) fn budget(writes: usize) -> usize {
@@ -36,22 +31,32 @@ pub(crate) struct Bounds {
     bytes: Option<u64>,
     /// Rows from before this time have expired; in microseconds since 1970.
     expired_before: Option<u64>,
+    /// Rows from this time on do not expire by the number of revisions.
+    counted_before: Option<u64>,
 }
 
 impl Bounds {
     /// Nothing but what is below the mark already.
-    pub(crate) const MARK_ONLY: Self = Self { revisions: None, bytes: None, expired_before: None };
+    pub(crate) const MARK_ONLY: Self =
+        Self { revisions: None, bytes: None, expired_before: None, counted_before: None };
 
     /// Those of `retention` at the time `now`, when the newest revision is from `newest`; both in microseconds.
     pub(crate) fn at(retention: &Retention, now: u64, newest: u64) -> Self {
         let trusted = now.abs_diff(newest) <= micros(CLOCK_TRUST);
         let expired_before = retention.age.filter(|_| trusted).map(|age| now.saturating_sub(micros(age)));
-        Self { revisions: retention.revisions, bytes: retention.bytes, expired_before }
+        let counted_before = retention.min_age.map(|age| now.saturating_sub(micros(age)));
+        Self { revisions: retention.revisions, bytes: retention.bytes, expired_before, counted_before }
     }
 
-    fn has_expired(&self, state: &State, row: &LogRow) -> bool {
+    fn has_expired(&self, state: &State, revision: u64, row: &LogRow) -> bool {
         self.bytes.is_some_and(|bytes| state.log_bytes > bytes)
             || self.expired_before.is_some_and(|time| row.time < time)
+            || (revision < self.first_counted(state) && self.counted_before.is_some_and(|time| row.time < time))
+    }
+
+    /// The oldest revision that the bound on their number keeps; the newest one can always be read.
+    fn first_counted(&self, state: &State) -> u64 {
+        self.revisions.map_or(0, |most| (state.revision + 1).saturating_sub(most.max(1)))
     }
 
     /// The same without the bound on age, if nothing is known of the age of what has expired by it.
@@ -86,6 +91,7 @@ impl Bounds {
         state.swept.revision < state.compacted
             || self.expired_before.is_some()
             || self.bytes.is_some_and(|bytes| state.log_bytes > bytes)
+            || state.swept.revision < self.first_counted(state)
     }
 }
 
@@ -102,9 +108,8 @@ pub(crate) fn sweep(
     state: &mut State,
     writes: &mut Vec<Write>,
 ) -> Result<()> {
-    if let Some(most) = bounds.revisions {
-        // The newest revision can always be read.
-        state.compacted = state.compacted.max((state.revision + 1).saturating_sub(most.max(1)));
+    if bounds.counted_before.is_none() {
+        state.compacted = state.compacted.max(bounds.first_counted(state));
     }
     if !bounds.concern(state) || state.swept.revision > newest {
         return Ok(());
@@ -117,7 +122,7 @@ pub(crate) fn sweep(
         }
         if place.revision >= state.compacted {
             // The newest revision stays, so that the log always shows where the store stands.
-            if place.revision >= state.revision || !bounds.has_expired(state, &row) {
+            if place.revision >= state.revision || !bounds.has_expired(state, place.revision, &row) {
                 state.swept = place;
                 return ControlFlow::Break(());
             }

@@ -184,7 +184,7 @@ impl Pass<'_> {
                 Ok(next)
             })?;
         }
-        self.page(|rows| rows.leases().map(drop))?;
+        self.page(|rows| rows.leases().and(rows.retention()).map(drop))?;
         if count != attached {
             return Err(self.corrupt(format!("leases have {count} keys where there should be {attached}")).into());
         }

@@ -1,4 +1,4 @@
-//! Watches: a cursor on the log that waits for the published revision.
+//! Watches: a cursor on the log, and a seat at its tip.
 //!
 //! Catching up, following live, resuming, lagging and being overtaken by compaction are one and the same: read on from
 //! the cursor, if it is not below the mark.
@@ -14,33 +14,37 @@ use kv::{
     Batch, Event, EventKind, Key, Kv, Operation, Prev, Progress, Range, Result, Revision, Value, WatchRequest,
     WatchStream,
 };
-use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::codec::{Change, LogRow, Place};
 use crate::entries::kv_of;
-use crate::error::{closed, compacted, revision};
+use crate::error::{compacted, revision};
 use crate::options::time;
 use crate::rows::{ROWS_PER_LOOK, Rows};
-use crate::store::{Inner, MvccStore, Published};
+use crate::store::{Inner, MvccStore};
 use crate::table::Table;
+use crate::tip::{News, Seat};
 
 /// How long one look at the log may take.
 const SLICE: Duration = Duration::from_millis(5);
+/// A quiet watch that reports its progress waits so long after a commit, so that a thousand of them cost little.
+const REPORT: Duration = Duration::from_millis(200);
 /// How many bytes of events one look at the log may gather; it always takes one event.
 const SLICE_BYTES: usize = 1024 * 1024;
 
 /// Watches a checked request.
 pub(crate) fn watch(inner: Arc<Inner>, request: WatchRequest) -> WatchStream {
-    let published = inner.published.subscribe();
     let WatchRequest { range, start, prev, progress, .. } = request;
+    let seat = inner.tip.seat(&range);
     let cursor = Cursor { next: Place::first_of(start.get().unsigned_abs()), partial: None };
     let watcher = Watcher {
         inner,
-        published,
+        seat,
         range: Arc::new(range),
         prev,
         progress,
         cursor,
+        is_behind: true,
         ready: VecDeque::new(),
         end: End::Open,
     };
@@ -49,11 +53,13 @@ pub(crate) fn watch(inner: Arc<Inner>, request: WatchRequest) -> WatchStream {
 
 struct Watcher {
     inner: Arc<Inner>,
-    published: watch::Receiver<Published>,
+    seat: Seat,
     range: Arc<Range>,
     prev: Prev,
     progress: Progress,
     cursor: Cursor,
+    /// There may be changes after the cursor that the log was not searched for.
+    is_behind: bool,
     ready: VecDeque<Batch>,
     end: End,
 }
@@ -98,15 +104,55 @@ impl Watcher {
         }
     }
 
-    /// Waits until there is something after the cursor, and reads some of it.
+    /// Waits until there is something after the cursor, and reads some of it; or reports the progress.
     async fn advance(&mut self) -> Result<()> {
+        self.inner.check_open(Operation::Watch)?;
         let next = self.cursor.next.revision;
-        let reached = |published: &Published| published.closed || published.state.revision >= next;
-        // The sender lives as long as the store does, and this holds the store.
-        let closed_now = self.published.wait_for(reached).await.is_ok_and(|published| published.closed);
-        if closed_now {
-            return Err(closed(self.inner.name, Operation::Watch));
+        if self.is_behind && self.inner.published.borrow().state.revision >= next {
+            return self.read().await;
         }
+        match self.seat.news() {
+            News::Changed(from) => {
+                self.is_behind = true;
+                self.skip_to(from);
+            }
+            // A watch that begins in the future, or has read on, is ahead of that.
+            News::Passed(passed) if passed < next => self.wait().await,
+            News::Passed(passed) => {
+                self.is_behind = false;
+                self.skip_to(passed + 1);
+                if self.progress == Progress::Report {
+                    self.ready.push_back(Batch::progress(revision(passed)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing in the range has changed before this revision.
+    fn skip_to(&mut self, next: u64) {
+        if self.cursor.partial.is_none() && self.cursor.next.revision < next {
+            self.cursor.next = Place::first_of(next);
+        }
+    }
+
+    /// Waits until there may be news.
+    async fn wait(&self) {
+        if self.progress == Progress::Omit {
+            return self.seat.woken().await;
+        }
+        self.seat.wants_any();
+        if self.inner.published.borrow().state.revision < self.cursor.next.revision {
+            self.seat.woken().await;
+        }
+        // A change in the range comes at once.
+        if !self.seat.has_changed() {
+            let _ = timeout(REPORT, self.seat.woken()).await;
+        }
+    }
+
+    /// Reads some of the log after the cursor.
+    async fn read(&mut self) -> Result<()> {
         let (range, prev, cursor) = (Arc::clone(&self.range), self.prev, std::mem::take(&mut self.cursor));
         let found = self
             .inner
@@ -115,7 +161,7 @@ impl Watcher {
         let newest = revision(found.newest);
         let is_quiet = found.ready.back().is_none_or(|batch| batch.revision < newest);
         let has_all = found.cursor.partial.is_none() && found.cursor.next.revision > found.newest;
-        (self.ready, self.cursor) = (found.ready, found.cursor);
+        (self.ready, self.cursor, self.is_behind) = (found.ready, found.cursor, !has_all);
         if self.progress == Progress::Report && has_all && is_quiet {
             self.ready.push_back(Batch::progress(newest));
         }

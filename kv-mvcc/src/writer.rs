@@ -260,7 +260,7 @@ impl Inner {
         new: &mut State,
         writes: &mut Vec<Write>,
     ) -> Result<()> {
-        let bounds = Bounds::at(&self.retention, self.clock.micros(), old.time);
+        let bounds = Bounds::at(&self.retention(), self.clock.micros(), old.time);
         let budget = sweep::budget(writes.len());
         sweep::sweep(rows, old.revision, &bounds, budget, new, writes)
     }
@@ -338,6 +338,7 @@ impl Inner {
                 observer(begun.elapsed());
             }
             self.publish(new);
+            self.tip.committed(old.revision, new.revision, &writes);
             return Ok(());
         };
         match self.recover(table, purpose) {
@@ -369,6 +370,7 @@ impl Inner {
             return Err(Error::new(ErrorKind::RevisionRegressed, Operation::Open, self.name));
         }
         self.publish(state);
+        self.tip.found(state.revision);
         Ok(state)
     }
 
@@ -378,13 +380,16 @@ impl Inner {
         if !self.poisoned.load(Ordering::Relaxed) {
             return Ok(());
         }
-        self.recover(table, purpose)
-            .map_err(|error| Error::new(ErrorKind::Poisoned, operation, self.name).with_source(error))?;
+        self.recover(table, purpose).map_err(|error| {
+            // A full disk is the reason that somebody can do something about.
+            let kind = if *error.kind() == ErrorKind::NoSpace { ErrorKind::NoSpace } else { ErrorKind::Poisoned };
+            Error::new(kind, operation, self.name).with_source(error).with_outcome(Outcome::NotApplied)
+        })?;
         self.poisoned.store(false, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Shows watchers what is durable.
+    /// Shows readers what is durable.
     fn publish(&self, state: State) {
         self.published.send_modify(|published| published.state = state);
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use datastore::Location;
+use kv_mvcc::Retention;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, Semaphore};
@@ -44,10 +45,10 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// A daemon of the store at this location. Its tasks run on the runtime that calls this, and end with `tasks`.
-    pub fn start(location: Location, tasks: &mut JoinSet<()>) -> Arc<Self> {
+    /// A daemon of the store at this location, which gets these bounds on its history. Its tasks run on the runtime that calls this, and end with `tasks`.
+    pub fn start(location: Location, history: Option<Retention>, tasks: &mut JoinSet<()>) -> Arc<Self> {
         let metrics = Arc::new(Metrics::new());
-        let held = Held::new(location, Arc::clone(&metrics));
+        let held = Held::new(location, history, Arc::clone(&metrics));
         let (lane, work) = Lane::new(held.clone(), Arc::clone(&metrics));
         tasks.spawn(work);
         let daemon = Arc::new(Self { held, lane, metrics, announced: Notify::new() });

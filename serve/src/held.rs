@@ -15,10 +15,10 @@ use datastore::{Create, Location, OpenStore, served};
 use futures::StreamExt;
 use futures::stream::unfold;
 use kv::{
-    Batch, Error, ErrorKind, Operation, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
-    WatchRequest, WatchStream,
+    Batch, Error, ErrorKind, Operation, Progress, RangeRequest, RangeResponse, Result, Revision, Store, Txn,
+    TxnResponse, WatchRequest, WatchStream,
 };
-use kv_mvcc::{MvccStore, Purpose};
+use kv_mvcc::{MvccStore, Purpose, Retention};
 use tokio::sync::{Notify, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tokio::time::{sleep, timeout_at};
 use wire::{FileId, Identity};
@@ -47,6 +47,8 @@ struct Shared {
     /// The store that was there last.
     seen: Mutex<Seen>,
     metrics: Arc<Metrics>,
+    /// The bounds that the store gets on its history; `None` leaves it those that it has.
+    history: Option<Retention>,
     /// The store was opened.
     opened: Notify,
     /// The oldest revision that clients of etcd's API may read, as far as it is known.
@@ -123,8 +125,9 @@ impl fmt::Debug for Turn {
 }
 
 impl Held {
-    /// A handle to the store at this location, which the first turn opens. The metrics follow the lock.
-    pub fn new(location: Location, metrics: Arc<Metrics>) -> Self {
+    /// A handle to the store at this location, which the first turn opens. The metrics follow the lock. A store of format 2 gets
+    /// these bounds on its history, if there are any.
+    pub fn new(location: Location, history: Option<Retention>, metrics: Arc<Metrics>) -> Self {
         let name = location.to_string();
         let seen = Mutex::new(Seen { identity: Identity::Nothing, generation: 0 });
         Self {
@@ -134,6 +137,7 @@ impl Held {
                 state: Arc::default(),
                 seen,
                 metrics,
+                history,
                 opened: Notify::new(),
                 oldest_for_clients: AtomicI64::new(0),
             }),
@@ -232,6 +236,13 @@ impl Held {
             }
             _ => served::cluster(&self.shared.location).unwrap_or(Identity::Nothing),
         };
+        if let (Some(store), Some(history)) = (open.embedded(), self.shared.history)
+            && store.has_leases()
+            && store.retention() != history
+            && let Err(error) = store.set_retention(history).await
+        {
+            tracing::warn!(%error, "the store keeps the bounds that it had on its history");
+        }
         let mut seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.identity != identity {
             if seen.identity != Identity::Nothing {
@@ -309,6 +320,14 @@ impl Held {
         Ok(Embedded { store, turn })
     }
 
+    /// False for a store whose format has no bounds on its history; true also if there is no store yet.
+    pub(crate) async fn has_bounds_of_its_own(&self) -> bool {
+        match self.embedded().await {
+            Ok(embedded) => embedded.store.has_leases(),
+            Err(error) => *error.kind() != ErrorKind::Unsupported,
+        }
+    }
+
     /// The oldest revision that clients of etcd's API may read. While another process has the store, as it was before.
     pub(crate) fn oldest_for_clients(&self) -> Revision {
         let state = self.shared.state.try_read().ok();
@@ -363,8 +382,12 @@ impl Held {
 
     /// Watches the store of a turn.
     async fn watch_in(&self, turn: Turn, request: WatchRequest) -> Result<WatchStream> {
+        let wants_progress = request.progress == Progress::Report;
+        // It says where a quiet watch goes on after a hand-over, when the history from its start may be gone.
+        let request = request.with_progress(Progress::Report);
         let stream = turn.store(Purpose::Any)?.watch(request.clone()).await?;
-        let cursor = Cursor { held: self.clone(), generation: turn.generation, request, stream: Some(stream) };
+        let cursor =
+            Cursor { held: self.clone(), generation: turn.generation, request, wants_progress, stream: Some(stream) };
         Ok(unfold(cursor, |mut cursor| async move { cursor.next().await.map(|item| (item, cursor)) }).boxed())
     }
 
@@ -433,6 +456,8 @@ struct Cursor {
     generation: u64,
     /// The rest of the watch.
     request: WatchRequest,
+    /// Whether the client gets reports of progress.
+    wants_progress: bool,
     /// The watch on the open store; `None` once it has ended.
     stream: Option<WatchStream>,
 }
@@ -443,7 +468,9 @@ impl Cursor {
             match self.stream.as_mut()?.next().await {
                 Some(Ok(batch)) => {
                     self.request.start = batch.revision.next();
-                    return Some(Ok(batch));
+                    if self.wants_progress || !batch.is_progress() {
+                        return Some(Ok(batch));
+                    }
                 }
                 Some(Err(error)) if *error.kind() == ErrorKind::Closed => {
                     if let Err(error) = self.resume().await {

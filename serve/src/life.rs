@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use datastore::{Location, served};
+use kv_mvcc::Retention;
 use listenfd::ListenFd;
 use sd_notify::NotifyState;
 use tokio::net::UnixListener;
@@ -36,6 +37,8 @@ pub enum Refusal {
     Http(String, io::Error),
     /// etcd's API cannot be offered.
     Api(api::Refused),
+    /// The store cannot have bounds on its history.
+    History(Location),
     /// The system refuses something else.
     System(io::Error),
 }
@@ -52,6 +55,10 @@ impl fmt::Display for Refusal {
                 write!(f, "cannot listen at {address} for --http: {error}; give another 127.0.0.1:PORT or unix:PATH")
             }
             Self::Api(refused) => write!(f, "{refused}"),
+            Self::History(location) => write!(
+                f,
+                "the options --history-... take a store of format 2: upgrade it with: margay --store {location} store upgrade"
+            ),
             Self::System(error) => write!(f, "cannot start: {error}"),
         }
     }
@@ -70,6 +77,10 @@ pub struct Options {
     pub hosts: Vec<String>,
     /// Where and how etcd's API is offered.
     pub api: api::Options,
+    /// The bounds on its history that a store of format 2 gets; `None` leaves it those that it has.
+    pub history: Option<Retention>,
+    /// True if a store of an older format, which has no bounds of its own, is refused.
+    pub history_required: bool,
     /// The name of this node.
     pub node: String,
     /// The id of this machine's boot, shortened, where it is known.
@@ -91,9 +102,12 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Ref
     })?;
     let listener = listener(&place).map_err(Refusal::Socket)?;
     let mut tasks = JoinSet::new();
-    let daemon = Daemon::start(location.clone(), &mut tasks);
+    let daemon = Daemon::start(location.clone(), options.history, &mut tasks);
     // The first caller need not wait until the store is open.
     let (identity, _) = daemon.held.identity().await;
+    if options.history_required && !daemon.held.has_bounds_of_its_own().await {
+        return Err(Refusal::History(location));
+    }
     tasks.spawn(Arc::clone(&daemon).listen(listener));
     let pages = pages::offer(&daemon, &options, &mut tasks).await?;
     let api = api::offer(&daemon, &location, &options.api, &mut tasks).await.map_err(Refusal::Api)?;

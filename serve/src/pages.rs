@@ -62,7 +62,8 @@ fn shown(daemon: &Arc<Daemon>, options: &Options) -> Shown {
     };
     let store: Arc<dyn Store> = Arc::new(daemon.held.clone());
     let shown = Shown::new(Ipam::new(Arc::clone(&store), nodes), about, Arc::clone(&daemon.metrics))
-        .with_hosts(options.hosts.clone());
+        .with_hosts(options.hosts.clone())
+        .with_history(daemon.held.clone());
     if nodes == Nodes::FirstSeen {
         return shown;
     }

@@ -59,7 +59,7 @@ impl Harness for Site {
 
     async fn fresh(&self) -> std::result::Result<Box<dyn Fixture>, BoxError> {
         let folder = support::Folder::with_store("redb").await?;
-        Ok(Box::new(Fresh { held: Held::new(folder.location(), Arc::default()), folder }))
+        Ok(Box::new(Fresh { held: Held::new(folder.location(), None, Arc::default()), folder }))
     }
 }
 

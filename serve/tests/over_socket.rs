@@ -39,7 +39,7 @@ impl Harness for Site {
         let place = Place::take(&served::instance(&location).ok_or("no name")?, |_| true)?;
         let listener = UnixListener::from_std(place.listen()?)?;
         let mut tasks = JoinSet::new();
-        let daemon = Daemon::start(location.clone(), &mut tasks);
+        let daemon = Daemon::start(location.clone(), None, &mut tasks);
         tasks.spawn(Arc::clone(&daemon).listen(listener));
         let client = served::connect(&location, Duration::from_secs(60)).await.ok_or("no daemon")?;
         Ok(Box::new(Fresh { client, daemon, place, tasks, folder }))

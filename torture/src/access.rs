@@ -21,12 +21,21 @@ use crate::scene;
 /// How long a process waits for its turn.
 const TURN: Duration = Duration::from_secs(60);
 
+/// The options with which an embedded store is opened.
+pub(crate) fn open_options(create: Create) -> OpenOptions {
+    OpenOptions::default().with_create(create).with_wait(TURN)
+}
+
 /// Opens the embedded store in a folder.
 pub(crate) async fn open_folder(engine: Engine, folder: &Path, create: Create) -> Result<MvccStore> {
-    let options = OpenOptions::default().with_create(create).with_wait(TURN);
+    open_folder_with(engine, folder, &open_options(create)).await
+}
+
+/// The same with other options.
+pub(crate) async fn open_folder_with(engine: Engine, folder: &Path, options: &OpenOptions) -> Result<MvccStore> {
     match engine {
-        Engine::Redb => backend_redb::open(folder, &options).await,
-        _ => backend_sled::open(folder, &options).await,
+        Engine::Redb => backend_redb::open(folder, options).await,
+        _ => backend_sled::open(folder, options).await,
     }
 }
 

@@ -20,6 +20,11 @@ pub(crate) trait Victim: Send + 'static {
     /// Sends it a signal.
     fn signal(&self, signal: Signal) -> std::io::Result<()>;
 
+    /// Has it let another process have the store for a moment. False if it does not do that.
+    fn hand_over(&self) -> std::io::Result<bool> {
+        Ok(false)
+    }
+
     /// Kills it, and starts it again.
     fn restart(&mut self) -> std::io::Result<()>;
 }
@@ -66,7 +71,10 @@ fn trouble<V: Victim>(victim: &Mutex<V>, stop: &AtomicBool, rng: &mut Rng, ledge
     while !stop.load(SeqCst) {
         std::thread::sleep(Duration::from_millis(rng.u64(300..1500)));
         let mut victim = victim.lock().unwrap_or_else(PoisonError::into_inner);
-        if rng.u32(..3) > 0 {
+        let trouble = rng.u32(..4);
+        if trouble == 0 && victim.hand_over()? {
+            ledger.count(&format!("fault: {} handed the store over", V::NAME), 1);
+        } else if trouble < 3 {
             victim.signal(Signal::SIGSTOP)?;
             std::thread::sleep(Duration::from_millis(rng.u64(20..600)));
             victim.signal(Signal::SIGCONT)?;

@@ -16,14 +16,16 @@ use crate::chaos::Victim;
 pub(crate) struct Daemon {
     program: PathBuf,
     location: Location,
+    /// Where it offers etcd's API.
+    api: Option<String>,
     child: Child,
 }
 
 impl Daemon {
-    /// Starts it; it may not listen yet.
-    pub(crate) fn start(program: &Path, location: &Location) -> io::Result<Self> {
-        let child = spawn(program, location)?;
-        Ok(Self { program: program.to_owned(), location: location.clone(), child })
+    /// Starts it; it may not listen yet. With a URL it offers etcd's API there.
+    pub(crate) fn start(program: &Path, location: &Location, api: Option<&str>) -> io::Result<Self> {
+        let child = spawn(program, location, api)?;
+        Ok(Self { program: program.to_owned(), location: location.clone(), api: api.map(str::to_owned), child })
     }
 
     /// The memory that it has now, in MiB.
@@ -36,9 +38,13 @@ impl Daemon {
     }
 }
 
-fn spawn(program: &Path, location: &Location) -> io::Result<Child> {
+fn spawn(program: &Path, location: &Location, api: Option<&str>) -> io::Result<Child> {
     let mut serve = Command::new(program);
-    serve.args(["--store", &location.to_string(), "serve"]).stdin(Stdio::null()).stderr(Stdio::null());
+    serve.args(["--store", &location.to_string(), "serve"]);
+    if let Some(url) = api {
+        serve.args(["--listen", url, "--insecure-loopback"]);
+    }
+    serve.stdin(Stdio::null()).stderr(Stdio::null());
     serve.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "131072");
     serve.spawn().map_err(|error| io::Error::other(format!("{}: {error}", program.display())))
 }
@@ -50,10 +56,18 @@ impl Victim for Daemon {
         Ok(kill(Pid::from_raw(self.child.id().cast_signed()), signal)?)
     }
 
+    fn hand_over(&self) -> io::Result<bool> {
+        // This command opens the store's files.
+        let mut status = Command::new(&self.program);
+        status.args(["--store", &self.location.to_string(), "store", "status"]);
+        let done = status.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
+        Ok(done.success())
+    }
+
     fn restart(&mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait()?;
-        self.child = spawn(&self.program, &self.location)?;
+        self.child = spawn(&self.program, &self.location, self.api.as_deref())?;
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use torture::{ChildPlan, Engine, Mode, Plan, SoakPlan};
+use torture::{ChildPlan, Engine, Mode, Plan, SoakPlan, Way};
 
 #[derive(Debug, Parser)]
 #[command(about = "Tortures the allocator on a store: many nodes at once, faults and kills, every revision checked")]
@@ -41,6 +41,10 @@ enum Command {
         /// be beside this one.
         #[arg(long)]
         serve: bool,
+        /// Have the processes reach an embedded store by etcd's API of its daemon alone, which is frozen and killed now and then, and
+        /// hands the store over. The program `margay` must be beside this one.
+        #[arg(long, conflicts_with = "serve")]
+        api: bool,
     },
     /// Has the daemon of an embedded store work for hours.
     Soak {
@@ -66,13 +70,17 @@ fn main() -> ExitCode {
         Err(error) => return failed(&error),
     };
     match Arguments::parse().command {
-        Command::Run { store, mode, ops, seed, nodes, workers, serve } => {
+        Command::Run { store, mode, ops, seed, nodes, workers, serve, api } => {
             let seed = seed.unwrap_or_else(|| fastrand::u64(..));
             println!("torture: {store:?} {mode:?}, {ops} operations, seed {seed}");
             let mut plan = Plan::new(store, mode, ops, seed);
             plan.nodes = nodes;
             plan.workers = workers;
-            plan.served = serve;
+            plan.way = match (serve, api) {
+                (true, _) => Way::Daemon,
+                (_, true) => Way::Api,
+                _ => Way::Files,
+            };
             let program = match std::env::current_exe() {
                 Ok(program) => program,
                 Err(error) => return failed(&error),

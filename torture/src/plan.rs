@@ -26,6 +26,18 @@ pub enum Mode {
     Processes,
 }
 
+/// How processes reach an embedded store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Way {
+    /// They open its files.
+    #[default]
+    Files,
+    /// `margay serve` has the store. They connect to it, and open the files if it does not answer.
+    Daemon,
+    /// `margay serve` has the store, and they reach it by etcd's API alone.
+    Api,
+}
+
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -42,8 +54,8 @@ pub struct Plan {
     pub nodes: usize,
     /// How many workers on each.
     pub workers: usize,
-    /// Whether `margay serve` has the store, an embedded one, and processes ask it.
-    pub served: bool,
+    /// How processes reach an embedded store.
+    pub way: Way,
     /// What is broken on purpose; in one process only.
     pub sabotage: Sabotage,
 }
@@ -51,7 +63,7 @@ pub struct Plan {
 impl Plan {
     /// So many operations on a store, by three workers on each of four nodes.
     pub fn new(engine: Engine, mode: Mode, ops: u64, seed: u64) -> Self {
-        Self { engine, mode, ops, seed, nodes: 4, workers: 3, served: false, sabotage: Sabotage::None }
+        Self { engine, mode, ops, seed, nodes: 4, workers: 3, way: Way::Files, sabotage: Sabotage::None }
     }
 
     /// The name of a node.

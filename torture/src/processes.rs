@@ -16,17 +16,18 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use cni_plugin::FileIntents;
 use fastrand::Rng;
-use kv::{Range, Store, StoreExt};
+use kv::{Range, RangeRequest, Store, StoreExt};
+use kv_mvcc::FORMAT_WITH_LEASES;
 use kv_mvcc::local::Create;
 use tokio::sync::watch;
 
-use crate::access::{Access, location, open_etcd, open_folder};
-use crate::chaos::Chaos;
+use crate::access::{Access, location, open_etcd, open_folder, open_folder_with, open_options};
+use crate::chaos::{Chaos, Victim};
 use crate::checker::Checker;
 use crate::daemon::Daemon;
 use crate::faults::{Newest, Observed};
 use crate::ledger::Ledger;
-use crate::plan::{Engine, Plan};
+use crate::plan::{Engine, Plan, Way};
 use crate::report::Report;
 use crate::witness::Witness;
 use crate::worker::{Deaths, Worker, attachment};
@@ -239,7 +240,18 @@ pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> 
         rng: Rng::with_seed(plan.seed),
         rounds: 0,
     };
-    let revisions = if plan.engine == Engine::Etcd { run.on_a_server().await? } else { run.in_a_folder().await? };
+    let revisions = match (plan.engine, plan.way) {
+        (Engine::Etcd, _) => {
+            let server = etcd::start()?;
+            let url = server.url();
+            run.on_a_server(server, url).await?
+        }
+        (_, Way::Api) => {
+            let (daemon, url) = run.daemon().await?;
+            run.on_a_server(daemon, url).await?
+        }
+        _ => run.in_a_folder().await?,
+    };
     Ok(Report { plan: *plan, counts: ledger.counts(), revisions, duration: begun.elapsed() })
 }
 
@@ -253,13 +265,12 @@ impl Run<'_> {
         scene::prepare(&store, self.plan).await?;
         let checker = Checker::begin(&store, Arc::clone(&self.ledger)).await?;
         opened.close().await?;
-        let chaos = match self.plan.served {
-            true => {
-                let daemon =
-                    Daemon::start(&self.program.with_file_name("margay"), &location(self.plan.engine, &folder))?;
+        let chaos = match self.plan.way {
+            Way::Files => None,
+            Way::Daemon | Way::Api => {
+                let daemon = Daemon::start(&self.margay(), &location(self.plan.engine, &folder), None)?;
                 Some(Chaos::begin(daemon, self.plan.seed, Arc::clone(&self.ledger)))
             }
-            false => None,
         };
         let worked = self.rounds_in(&folder, checker).await;
         let daemon = chaos.map(Chaos::end).transpose();
@@ -288,10 +299,30 @@ impl Run<'_> {
         }
     }
 
-    /// On an etcd, which is followed all the time and has troubles of its own.
-    async fn on_a_server(&mut self) -> Result<i64, Failure> {
-        let server = etcd::start()?;
-        let url = server.url();
+    /// The program `margay`.
+    fn margay(&self) -> PathBuf {
+        self.program.with_file_name("margay")
+    }
+
+    /// A daemon of an embedded store that can have leases, with etcd's API.
+    async fn daemon(&self) -> Result<(Daemon, String), Failure> {
+        let Place::Folder(folder) = &self.place else { return Err(Failure("a daemon has a folder".into())) };
+        let options = open_options(Create::IfMissing).with_format(FORMAT_WITH_LEASES);
+        open_folder_with(self.plan.engine, folder, &options).await?.close().await?;
+        let url = format!("http://{}", etcd::free_address()?);
+        let daemon = Daemon::start(&self.margay(), &location(self.plan.engine, folder), Some(&url))?;
+        let begun = Instant::now();
+        while let Err(error) = open_etcd(&url)?.range(RangeRequest::new(Range::key("k"))).await {
+            if begun.elapsed() > PATIENCE {
+                return Err(error.into());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok((daemon, url))
+    }
+
+    /// On an etcd, or a daemon that looks like one, which is followed all the time and has troubles of its own.
+    async fn on_a_server<V: Victim>(&mut self, server: V, url: String) -> Result<i64, Failure> {
         let store = open_etcd(&url)?;
         self.place = Place::Server(url);
         scene::prepare(&store, self.plan).await?;
@@ -327,13 +358,14 @@ impl Run<'_> {
                 Place::Server(url) => url.clone(),
             };
             let plan = ChildPlan {
-                engine: self.plan.engine,
+                // By etcd's API every store is an etcd.
+                engine: if self.plan.way == Way::Api { Engine::Etcd } else { self.plan.engine },
                 at,
                 intents: self.intents.clone(),
                 node: Plan::node(number),
                 name: format!("r{}p{number}y", self.rounds),
                 seed: self.rng.u64(..),
-                served: self.plan.served,
+                served: self.plan.way == Way::Daemon,
             };
             let process = Process::start(self.program, &plan, &self.ledger)?;
             let life = Duration::from_micros(self.rng.u64(1_000..400_000));

@@ -18,17 +18,22 @@ use datastore::{Create, Location};
 use futures::StreamExt;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
-use kv::{ErrorKind, Range, Revision, Store, StoreExt, WatchRequest};
+use kv::{ErrorKind, Range, Store, StoreExt, WatchRequest};
 use tokio::task::JoinSet;
 use wire::{Connection, Kind};
 
+use crate::access::open_etcd;
 use crate::daemon::Daemon;
+use crate::etcd;
+use crate::soak_clients::{compact, hold_leases};
 
 /// How many callers there are, and how many containers each has at the most.
 const CALLERS: usize = 8;
 const CONTAINERS: usize = 100;
-/// How many watches there are.
-const WATCHES: usize = 8;
+/// How many watches there are at the daemon's own socket, and how many by etcd's API.
+const WATCHES: usize = 4;
+/// How many clients hold leases, by etcd's API.
+const LEASES: usize = 8;
 /// How often memory and files are measured and printed, and the history is compacted.
 const MEASURE: Duration = Duration::from_secs(60);
 /// How many revisions a compaction leaves.
@@ -66,6 +71,7 @@ struct Sample {
 #[derive(Debug)]
 pub struct SoakReport {
     events: u64,
+    leases: u64,
     held: usize,
 }
 
@@ -78,7 +84,8 @@ impl fmt::Display for Sample {
 
 impl fmt::Display for SoakReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "soak: {} revisions seen by watches, {} addresses held in the end", self.events, self.held)
+        let Self { events, leases, held } = self;
+        write!(f, "soak: {events} revisions seen by watches, {leases} leases ended, {held} addresses held in the end")
     }
 }
 
@@ -92,6 +99,8 @@ struct Shared {
     over: AtomicBool,
     calls: AtomicU64,
     events: AtomicU64,
+    /// How many leases have ended in their time.
+    leases: AtomicU64,
     /// The addresses that are in use, and by which container.
     held: Mutex<BTreeMap<IpAddr, String>>,
 }
@@ -104,14 +113,17 @@ pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakRepo
     let folder = tempfile::Builder::new().prefix("margay-soak").tempdir().map_err(text)?;
     let path = folder.path().join("store");
     let location: Location = format!("{}://{}", plan.engine, path.display()).parse().map_err(text)?;
+    margay(plan, &location, &["store", "create", "--format", "2"])?;
     margay(plan, &location, &["pool", "create", "soak", "10.96.0.0/16"])?;
-    let daemon = Daemon::start(&plan.margay, &location).map_err(text)?;
+    let api = format!("http://{}", etcd::free_address().map_err(text)?);
+    let daemon = Daemon::start(&plan.margay, &location, Some(&api)).map_err(text)?;
     let store = reach(&location).await?;
     let shared = Arc::new(Shared {
         location: location.clone(),
         over: AtomicBool::new(false),
         calls: AtomicU64::new(0),
         events: AtomicU64::new(0),
+        leases: AtomicU64::new(0),
         held: Mutex::default(),
     });
     let callers: Vec<_> = (0..CALLERS)
@@ -122,9 +134,14 @@ pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakRepo
         .collect();
     let mut watches = JoinSet::new();
     for _ in 0..WATCHES {
-        watches.spawn(watch(store.clone(), Arc::clone(&shared)));
+        watches.spawn(watch(Arc::new(store.clone()), Arc::clone(&shared)));
+        watches.spawn(watch(open_etcd(&api).map_err(text)?, Arc::clone(&shared)));
     }
-    let measured = measure(plan, &shared, &store, &daemon, &path, progress).await;
+    for number in 0..LEASES {
+        let (shared, api) = (Arc::clone(&shared), api.clone());
+        watches.spawn(async move { hold_leases(&api, number, &shared.over, &shared.leases).await });
+    }
+    let measured = measure(plan, &shared, &store, &Server { daemon: &daemon, api: &api }, &path, progress).await;
     shared.over.store(true, Ordering::SeqCst);
     for caller in callers {
         caller.join().map_err(|_| "a caller panicked".to_owned())??;
@@ -139,7 +156,12 @@ pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakRepo
     let held = shared.held.lock().unwrap_or_else(PoisonError::into_inner).len();
     conclude(plan, &shared, held).await?;
     files_bounded(&samples)?;
-    Ok(SoakReport { events: shared.events.load(Ordering::SeqCst), held })
+    let count = |number: &AtomicU64| number.load(Ordering::SeqCst);
+    let (events, leases) = (count(&shared.events), count(&shared.leases));
+    if leases == 0 && plan.time > MEASURE {
+        return Err("no lease has ended".to_owned());
+    }
+    Ok(SoakReport { events, leases, held })
 }
 
 fn margay(plan: &SoakPlan, location: &Location, arguments: &[&str]) -> Result<String, String> {
@@ -209,7 +231,7 @@ fn ask(shared: &Shared, call: Call) -> Result<Answer, String> {
 }
 
 /// Sees every revision, in order.
-async fn watch(store: ServedStore, shared: Arc<Shared>) -> Result<(), String> {
+async fn watch(store: Arc<dyn Store>, shared: Arc<Shared>) -> Result<(), String> {
     let mut next = store.range(kv::RangeRequest::new(Range::key("/soak"))).await.map_err(text)?.revision.next();
     loop {
         let request = WatchRequest::new(Range::All, next);
@@ -237,12 +259,18 @@ async fn watch(store: ServedStore, shared: Arc<Shared>) -> Result<(), String> {
     }
 }
 
+/// The daemon, and where it offers etcd's API.
+struct Server<'a> {
+    daemon: &'a Daemon,
+    api: &'a str,
+}
+
 /// Measures, compacts, and has another program open the store, until the time is over.
 async fn measure(
     plan: &SoakPlan,
     shared: &Shared,
     store: &ServedStore,
-    daemon: &Daemon,
+    server: &Server<'_>,
     path: &Path,
     progress: impl Fn(String),
 ) -> Result<Vec<Sample>, String> {
@@ -255,7 +283,7 @@ async fn measure(
         let sample = Sample {
             at: begun.elapsed(),
             calls: shared.calls.load(Ordering::Relaxed),
-            memory: daemon.mib().map_err(text)?,
+            memory: server.daemon.mib().map_err(text)?,
             files: bytes(path) as f64 / f64::from(1 << 20),
             revision: answer.revision.get(),
         };
@@ -268,11 +296,7 @@ async fn measure(
         }
         samples.push(sample);
         if answer.revision.get() > KEEP {
-            match store.compact(Revision::new(answer.revision.get() - KEEP)).await {
-                // The store's own retention was first.
-                Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
-                compacted => compacted.map_err(text)?,
-            }
+            compact(server.api, answer.revision.get() - KEEP).await?;
         }
         let open = datastore::open(&shared.location, Create::Never, PATIENCE).await.map_err(text)?;
         open.close().await.map_err(text)?;

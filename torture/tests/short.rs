@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use torture::{Engine, Mode, Plan, Report};
+use torture::{Engine, Mode, Plan, Report, Way};
 
 async fn torture(engine: Engine, mode: Mode, ops: u64) -> Report {
     carry_out(Plan::new(engine, mode, ops, fastrand::u64(..))).await
@@ -12,10 +12,17 @@ async fn torture(engine: Engine, mode: Mode, ops: u64) -> Report {
 /// With a daemon beside the processes.
 async fn served(engine: Engine, ops: u64) -> Report {
     let mut plan = Plan::new(engine, Mode::Processes, ops, fastrand::u64(..));
-    plan.served = true;
+    plan.way = Way::Daemon;
     let report = carry_out(plan).await;
     assert!(report.count("operation through the daemon") > ops / 2, "{report}");
     report
+}
+
+/// By etcd's API of a daemon.
+async fn over_the_api(engine: Engine, ops: u64) -> Report {
+    let mut plan = Plan::new(engine, Mode::Processes, ops, fastrand::u64(..));
+    plan.way = Way::Api;
+    carry_out(plan).await
 }
 
 async fn carry_out(plan: Plan) -> Report {
@@ -103,4 +110,14 @@ async fn on_sled_with_killed_processes_and_a_daemon() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_redb_with_killed_processes_and_a_daemon() {
     expect_trouble(&served(Engine::Redb, 600).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_sled_with_killed_processes_over_the_api() {
+    expect_trouble(&over_the_api(Engine::Sled, 600).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_redb_with_killed_processes_over_the_api() {
+    expect_trouble(&over_the_api(Engine::Redb, 600).await);
 }

@@ -1,8 +1,11 @@
 //! `margay serve`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, value_parser};
+
+use crate::times::duration;
 
 pub(crate) const HELP: &str = "\
 Plugins and commands find the daemon by the store, and go on without it when it is
@@ -54,6 +57,23 @@ pub(crate) struct Serve {
     /// Let every program of this machine use etcd's API at an http:// URL on loopback
     #[arg(long, requires = "listen")]
     pub(crate) insecure_loopback: bool,
+
+    /// Keep this many revisions for `ipam history` and for clients that read the past, in a store of format 2
+    /// [default with --listen: 10000]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    pub(crate) history_revisions: Option<u64>,
+
+    /// Keep no older revisions than this [default with --listen: 7d]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) history_age: Option<Duration>,
+
+    /// Keep this much history, in MiB [default with --listen: 64]
+    #[arg(long, value_name = "MIB", value_parser = value_parser!(u64).range(1..=1_048_576))]
+    pub(crate) history_mib: Option<u64>,
+
+    /// Keep revisions for this long, even if there are more than --history-revisions [default with --listen: 5m]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) history_min_age: Option<Duration>,
 
     /// Print the name of the store's daemon, which is the instance of its systemd units, and end
     #[arg(long)]

@@ -2,6 +2,8 @@
 
 mod bad_input;
 mod etcdctl;
+mod full;
+mod history;
 mod leases;
 mod mutual_tls;
 mod together;

@@ -11,7 +11,7 @@ use crate::lab::{ENGINES, Lab, tmpfs, with_own_mounts};
 use crate::programs::{Call, margay, run};
 
 /// Fills what is left of a file system, to the last byte.
-fn fill(folder: &Path) {
+pub(crate) fn fill(folder: &Path) {
     let mut file = File::options().create(true).append(true).open(folder.join("filler")).unwrap();
     for size in [1 << 16, 1 << 12, 1] {
         while file.write_all(&vec![b'x'; size]).is_ok() {}

@@ -14,6 +14,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
 
+mod api;
 #[path = "../system/books.rs"]
 #[allow(dead_code, reason = "shared with the tests on a disk that has power")]
 mod books;
@@ -59,8 +60,9 @@ fn count(tally: &mut Tally, what: impl Into<String>) {
 /// A test: its name and what it does on a store of this engine.
 type Test = (&'static str, fn(Engine));
 
-const TESTS: [Test; 5] = [
+const TESTS: [Test; 6] = [
     ("power_cuts_lose_nothing", rounds),
+    ("power_cuts_lose_nothing_by_the_api", api::rounds),
     ("a_kill_while_the_store_is_made_and_then_a_power_cut", sweep::while_it_is_made),
     ("a_kill_in_a_commit_and_then_a_power_cut", sweep::in_a_commit),
     ("a_disk_that_lies_is_found_out", lies),

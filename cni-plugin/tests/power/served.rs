@@ -24,8 +24,13 @@ pub(crate) struct Daemon(Child);
 impl Daemon {
     /// The daemon of a store, once it listens or the power is cut.
     pub(crate) fn start(store: &Location, disk: &Disk) -> Self {
+        Self::start_with(store, disk, &[])
+    }
+
+    /// The same with these options.
+    pub(crate) fn start_with(store: &Location, disk: &Disk, options: &[&str]) -> Self {
         let mut serve = Command::new(command());
-        serve.args(["--store", &store.to_string(), "serve"]).env_clear();
+        serve.args(["--store", &store.to_string(), "serve"]).args(options).env_clear();
         serve.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let daemon = Self(serve.spawn().unwrap());
         let (socket, begun) = (socket(store).unwrap(), Instant::now());

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use kv::{ErrorKind, Range, RangeRequest, Revision, Store, StoreExt};
-use kv_mvcc::{Clock, MAX_ROW_BYTES, MemoryTable, MvccStore, Options, Retention, Table};
+use kv_mvcc::{Clock, FORMAT, FORMAT_WITH_LEASES, MAX_ROW_BYTES, MemoryTable, MvccStore, Options, Retention, Table};
 
 use crate::wrapped::count;
 
@@ -52,6 +52,81 @@ async fn by_revisions() {
     // Three chunks for each of three live values, and for each superseded value that five log rows keep.
     assert_eq!(count(&table, b'v'), 3 * (3 + 5));
     assert_eq!(store.verify().await.unwrap().log_rows, 5);
+}
+
+#[tokio::test]
+async fn by_revisions_once_they_have_some_age() {
+    let (seconds, clock) = clock();
+    let retention = Retention {
+        revisions: Some(5),
+        min_age: Some(Duration::from_secs(300)),
+        bytes: Some(20_000),
+        ..Retention::UNBOUNDED
+    };
+    let store =
+        MvccStore::open(Box::new(MemoryTable::new()), Options { retention, clock, ..Options::default() }).unwrap();
+    for second in 0..100 {
+        seconds.store(second, Ordering::SeqCst);
+        store.put("k", "v").await.unwrap();
+    }
+    assert_eq!(oldest(&store).await, 1, "a burst ends no history");
+    seconds.store(320, Ordering::SeqCst);
+    for _ in 0..2 {
+        store.put("k", "v").await.unwrap();
+    }
+    // Second 20 is revision 22; the revisions before it are more than 300 s old.
+    assert_eq!(oldest(&store).await, 22);
+    // Revision 22 is 300 s old exactly. All but five revisions go once the last of them is older.
+    seconds.store(700, Ordering::SeqCst);
+    for _ in 0..10 {
+        store.put("k", "v").await.unwrap();
+    }
+    assert_eq!(oldest(&store).await, store.status().revision.get() - 9, "the ten that are younger stay");
+    // Bytes are a bound all the same.
+    for _ in 0..50 {
+        store.put("k", vec![b'x'; 900]).await.unwrap();
+    }
+    assert!(store.status().log_bytes <= 20_000);
+    store.verify().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_store_has_bounds_of_its_own() {
+    let table = MemoryTable::new();
+    let options = |format| Options { format, retention: Retention::UNBOUNDED, ..Options::default() };
+    let store = MvccStore::open(Box::new(table.clone()), options(FORMAT_WITH_LEASES)).unwrap();
+    assert_eq!(store.retention(), Retention::UNBOUNDED);
+    let own = Retention { revisions: Some(7), min_age: None, ..Retention::WITH_CLIENTS };
+    store.set_retention(own).await.unwrap();
+    assert_eq!((store.retention(), store.status().revision), (own, Revision::new(1)), "it takes no revision");
+    store.close().await.unwrap();
+
+    let store = MvccStore::open(Box::new(table), options(FORMAT_WITH_LEASES)).unwrap();
+    assert_eq!(store.retention(), own, "also for a program that would keep more");
+    for _ in 0..20 {
+        store.put("k", "v").await.unwrap();
+    }
+    assert_eq!(store.status().compacted, Revision::new(21 - 7 + 1));
+    store.verify().await.unwrap();
+
+    let older = MvccStore::open(Box::new(MemoryTable::new()), options(FORMAT)).unwrap();
+    assert_eq!(*older.set_retention(own).await.unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(older.retention(), Retention::UNBOUNDED);
+}
+
+#[tokio::test]
+async fn the_history_is_shared_among_groups_of_keys() {
+    let store = open(&MemoryTable::new(), Retention::UNBOUNDED);
+    for number in 0..10 {
+        store.put(format!("a/{number}"), "v").await.unwrap();
+        store.put(format!("b/{}", number % 2), vec![b'x'; 100]).await.unwrap();
+    }
+    let shares = store.history_shares(|key| key[..1].to_vec()).await.unwrap();
+    let [(a, few), (b, many)] = shares.iter().collect::<Vec<_>>()[..] else { panic!("{shares:?}") };
+    assert_eq!((&a[..], &b[..]), (&b"a"[..], &b"b"[..]));
+    assert_eq!((few.changes, many.changes), (10, 10));
+    assert!(many.bytes >= few.bytes + 8 * 100, "eight values were superseded: {shares:?}");
+    assert_eq!(few.bytes + many.bytes, store.status().log_bytes);
 }
 
 #[tokio::test]

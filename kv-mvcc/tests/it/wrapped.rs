@@ -20,7 +20,8 @@ pub(crate) enum Fault {
 
 #[derive(Debug, Default)]
 struct Shared {
-    fault: Mutex<Option<Fault>>,
+    /// How many commits go well before the fault, and the fault.
+    fault: Mutex<Option<(usize, Fault)>>,
     /// As long as this is set, the table cannot be recovered.
     broken: AtomicBool,
     failed: AtomicBool,
@@ -43,7 +44,17 @@ impl Wrapped {
     }
 
     pub(crate) fn fail_next(&self, fault: Fault) {
-        *self.shared.fault.lock().unwrap() = Some(fault);
+        self.fail_after(0, fault);
+    }
+
+    /// Has a commit fail after so many that go well.
+    pub(crate) fn fail_after(&self, commits: usize, fault: Fault) {
+        *self.shared.fault.lock().unwrap() = Some((commits, fault));
+    }
+
+    /// True while the fault has not been met.
+    pub(crate) fn has_fault(&self) -> bool {
+        self.shared.fault.lock().unwrap().is_some()
     }
 
     pub(crate) fn set_broken(&self, broken: bool) {
@@ -78,7 +89,16 @@ impl Table for Wrapped {
         if self.shared.failed.load(Ordering::SeqCst) {
             return Err(Self::error(ErrorKind::Poisoned));
         }
-        let Some(fault) = self.shared.fault.lock().unwrap().take() else { return self.inner.commit(writes) };
+        let due = {
+            let mut fault = self.shared.fault.lock().unwrap();
+            if let Some((wait @ 1.., _)) = &mut *fault {
+                *wait -= 1;
+                None
+            } else {
+                fault.take()
+            }
+        };
+        let Some((_, fault)) = due else { return self.inner.commit(writes) };
         self.shared.failed.store(true, Ordering::SeqCst);
         match fault {
             Fault::Refused(kind) => Err(Self::error(kind.clone())),

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use etcd_api::Client;
 use futures::Stream;
 use futures::stream::unfold;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -79,6 +80,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 /// The connection of a client.
 pub(super) struct Connection {
     io: Box<dyn Io>,
+    client: Client,
     _place: OwnedSemaphorePermit,
 }
 
@@ -150,14 +152,16 @@ fn hand_on(io: Box<dyn Io>, place: OwnedSemaphorePermit, connected: &mpsc::Sende
     let connected = connected.clone();
     tokio::spawn(async move {
         // An error means that the daemon ends.
-        let _ = connected.send(Connection { io, _place: place }).await;
+        let _ = connected.send(Connection { io, client: Client::default(), _place: place }).await;
     });
 }
 
 impl Connected for Connection {
-    type ConnectInfo = ();
+    type ConnectInfo = Client;
 
-    fn connect_info(&self) {}
+    fn connect_info(&self) -> Client {
+        self.client.clone()
+    }
 }
 
 impl AsyncRead for Connection {

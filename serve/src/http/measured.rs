@@ -50,5 +50,11 @@ async fn samples(shown: &Shown) -> Result<Samples, Failure> {
         }
     };
     samples.of_store(revision, oldest_revision(&*shown.store, revision).await?);
+    if let Some(held) = &shown.history
+        && let Ok(embedded) = held.embedded().await
+    {
+        let (oldest, status) = (embedded.store.oldest().await?, embedded.store.status());
+        samples.of_history(oldest.time, status.log_bytes, embedded.store.retention().bytes);
+    }
     Ok(samples)
 }

@@ -23,6 +23,7 @@ use ipam_core::gc::Reach;
 use kv::Store;
 use tokio::net::{TcpListener, UnixListener};
 
+use crate::held::Held;
 use crate::metrics::Metrics;
 use asked::Asked;
 
@@ -87,6 +88,8 @@ pub struct Shown {
     pub hosts: Vec<String>,
     /// The share of a client.
     pub limits: Limits,
+    /// The store for the numbers of its history. `None` leaves them out.
+    history: Option<Held>,
     /// The reach of `/metrics`. `None` counts all of the store, as is right on a store of one machine.
     pub reach: Option<NodeReach>,
     asked: Asked,
@@ -101,6 +104,7 @@ impl Shown {
             about,
             metrics,
             hosts: Vec::new(),
+            history: None,
             limits: Limits::default(),
             reach: None,
             asked: Asked::default(),
@@ -111,6 +115,13 @@ impl Shown {
     #[must_use]
     pub fn with_hosts(mut self, hosts: Vec<String>) -> Self {
         self.hosts = hosts;
+        self
+    }
+
+    /// With the numbers of the history of this store, if it is an embedded one.
+    #[must_use]
+    pub fn with_history(mut self, held: Held) -> Self {
+        self.history = Some(held);
         self
     }
 

@@ -12,6 +12,8 @@ use tokio::sync::Notify;
 pub(crate) struct Fate {
     /// It stopped for a while, or for ever: whoever waits for it should not.
     pub(crate) stopped: Notify,
+    /// It stopped for ever.
+    pub(crate) gone: Notify,
 }
 
 /// One caller's view of a store.
@@ -38,6 +40,7 @@ impl Halting {
         match what {
             0..=2 => {
                 self.fate.stopped.notify_one();
+                self.fate.gone.notify_one();
                 std::future::pending::<()>().await;
             }
             3..=5 => {

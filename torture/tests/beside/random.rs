@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use backend_etcd::{EtcdStore, Options};
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::model::Owner;
 use kv::Store;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 use crate::calico::{Calico, JUST_NOW, LONG_AGO, Pool};
 use crate::etcd::Etcd;
-use crate::halting::Halting;
+use crate::halting::{Fate, Halting};
 use crate::judge::Stored;
 use crate::scene::{HOSTS, add, allocator, blocks_of, calico, clean_up, del, everything, judge, prepare, soon};
 use crate::turns::{Authors, Commits, Side, noting};
@@ -45,6 +46,9 @@ impl Told {
     }
 }
 
+/// Calico's writers that stopped, for a while or for ever.
+type Left = Arc<Mutex<Vec<(JoinHandle<()>, Arc<Fate>)>>>;
+
 /// One who works in the pool, in one of the two ways.
 struct Worker {
     name: String,
@@ -52,6 +56,7 @@ struct Worker {
     store: Arc<dyn Store>,
     authors: Authors,
     told: Told,
+    left: Left,
     random: fastrand::Rng,
     pool: Pool,
 }
@@ -72,11 +77,16 @@ impl Worker {
         let (store, fate) = Halting::around(noted, self.random.u64(..));
         let mut writer = calico(store, self.host, &self.pool);
         writer.claimed = if self.random.bool() { LONG_AGO } else { JUST_NOW };
-        let task = tokio::spawn(work(writer));
+        let (answer, mut answered) = oneshot::channel();
+        let working = work(writer);
+        let task = tokio::spawn(async move { drop(answer.send(working.await)) });
         tokio::select! {
-            done = task => Some(done.unwrap()),
-            // It may go on later; nobody waits for it.
-            () = fate.stopped.notified() => None,
+            done = &mut answered => Some(done.unwrap()),
+            // It may go on later; the runtime does not wait for it.
+            () = fate.stopped.notified() => {
+                self.left.lock().unwrap().push((task, fate));
+                None
+            }
         }
     }
 
@@ -142,6 +152,7 @@ async fn at_random_on_etcd() {
     let store: Arc<dyn Store> = Arc::new(EtcdStore::open(&Options::new([server.url()])).unwrap());
     prepare(&store, POOL, 30).await;
     let (begin, authors, told) = (everything(&store).await, Authors::default(), Told::default());
+    let left = Left::default();
 
     let mut tasks = Vec::new();
     for host in HOSTS {
@@ -152,6 +163,7 @@ async fn at_random_on_etcd() {
                 store: Arc::clone(&store),
                 authors: Arc::clone(&authors),
                 told: told.clone(),
+                left: Arc::clone(&left),
                 random: random.fork(),
                 pool: blocks_of(POOL, 30),
             };
@@ -168,8 +180,14 @@ async fn at_random_on_etcd() {
     for task in tasks {
         task.await.unwrap();
     }
-    // Those that were stopped for a while get done, or find out that they are too late.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    // Writers that stopped for a while get done, or find out that they are too late.
+    let left = std::mem::take(&mut *left.lock().unwrap());
+    for (task, fate) in left {
+        tokio::select! {
+            done = task => done.unwrap(),
+            () = fate.gone.notified() => {}
+        }
+    }
 
     let judge = judge(&store, &begin, &authors).await.unwrap_or_else(|what| panic!("{what}"));
     println!("revisions: {:?}", judge.seen);

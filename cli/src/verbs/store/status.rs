@@ -1,9 +1,10 @@
 //! `margay store status`.
 
+use std::cmp::Reverse;
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
-use datastore::care::{self, Glance, Holder, MvccStore};
+use datastore::care::{self, Glance, Holder, MvccStore, Share};
 use datastore::{About, Create, Location, OpenStore};
 use indicatif::{HumanBytes, HumanCount, HumanDuration};
 use ipam_core::timestamps::parse_rfc3339;
@@ -70,6 +71,28 @@ struct History {
     max_bytes: Option<u64>,
     age_seconds: u64,
     max_age_seconds: Option<u64>,
+    min_age_seconds: Option<u64>,
+    /// The groups of keys that take up most of it, the largest first.
+    largest: Vec<Group>,
+}
+
+/// The keys that begin with a prefix.
+#[derive(Serialize)]
+struct Group {
+    prefix: String,
+    changes: u64,
+    bytes: u64,
+}
+
+/// How many groups are shown.
+const GROUPS: usize = 3;
+
+/// The prefix of a key that names its group: the two outermost folders of a path, such as `/calico/ipam/`, or fewer if it has
+/// fewer.
+fn prefix(key: &[u8]) -> Vec<u8> {
+    let slashes = key.iter().enumerate().skip(1).filter(|(_, byte)| **byte == b'/');
+    let end = slashes.take(2).last().map_or(0, |(at, _)| at + 1);
+    key.get(..end).unwrap_or_default().to_vec()
 }
 
 impl Report {
@@ -127,6 +150,14 @@ impl Inside {
         let (status, oldest, bounds) = (store.status(), store.oldest().await?, store.retention());
         let age = oldest.time.and_then(|time| SystemTime::now().duration_since(time).ok()).unwrap_or_default();
         let revisions = status.revision.get() - oldest.revision.get() + 1;
+        let mut largest: Vec<_> = store.history_shares(prefix).await?.into_iter().collect();
+        largest.sort_by_key(|(_, share)| Reverse(share.bytes));
+        largest.truncate(GROUPS);
+        let group = |(prefix, Share { changes, bytes }): (Vec<u8>, _)| Group {
+            prefix: String::from_utf8_lossy(&prefix).into_owned(),
+            changes,
+            bytes,
+        };
         Ok(Self {
             keys: status.live,
             revision: status.revision.get(),
@@ -140,6 +171,8 @@ impl Inside {
                 max_bytes: bounds.bytes,
                 age_seconds: age.as_secs(),
                 max_age_seconds: bounds.age.map(|age| age.as_secs()),
+                min_age_seconds: bounds.min_age.map(|age| age.as_secs()),
+                largest: largest.into_iter().map(group).collect(),
             },
         })
     }
@@ -159,12 +192,24 @@ impl Inside {
             Some(most) => format!("{used} of {most}"),
             None => used,
         };
-        let History { revisions, max_revisions, bytes, max_bytes, age_seconds, max_age_seconds } = self.history;
+        let &History { revisions, max_revisions, bytes, max_bytes, age_seconds, max_age_seconds, .. } = &self.history;
         let revisions = of(HumanCount(revisions).to_string(), max_revisions.map(|most| HumanCount(most).to_string()));
         let bytes = of(HumanBytes(bytes).to_string(), max_bytes.map(|most| HumanBytes(most).to_string()));
         let span = |seconds| HumanDuration(Duration::from_secs(seconds)).to_string();
         let age = of(span(age_seconds), max_age_seconds.map(span));
-        line("History", format!("{revisions} revisions; {bytes}; {age}"));
+        let kept = self
+            .history
+            .min_age_seconds
+            .map_or_else(String::new, |kept| format!("; nothing younger than {} goes for its number", span(kept)));
+        line("History", format!("{revisions} revisions; {bytes}; {age}{kept}"));
+        let groups = self.history.largest.iter().map(|group| {
+            let keys = if group.prefix.is_empty() { "other keys" } else { &group.prefix };
+            format!("{keys} {} in {} changes", HumanBytes(group.bytes), HumanCount(group.changes))
+        });
+        let groups: Vec<_> = groups.collect();
+        if !groups.is_empty() {
+            line("Largest", groups.join("; "));
+        }
     }
 }
 
@@ -225,4 +270,22 @@ async fn of_cluster(location: &Location) -> Result<Answer> {
         line("Problem", problem.clone());
     }
     Answer::new(text, &cluster)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_grouped_by_their_outer_folders() {
+        for (key, group) in [
+            ("/calico/ipam/v2/assignment/ipv4/block/10.65.0.0-28", "/calico/ipam/"),
+            ("/bench/00000001", "/bench/"),
+            ("locks/a/b/c", "locks/a/"),
+            ("/", ""),
+            ("key", ""),
+        ] {
+            assert_eq!(String::from_utf8(prefix(key.as_bytes())).unwrap(), group, "{key}");
+        }
+    }
 }

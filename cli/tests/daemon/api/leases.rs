@@ -10,7 +10,7 @@ use super::{Api, Watching};
 use crate::lab::{ENGINES, Lab};
 use crate::programs::{Running, wait_until};
 
-fn lab_with_leases(engine: &'static str) -> Lab {
+pub(super) fn lab_with_leases(engine: &'static str) -> Lab {
     let lab = Lab::with_pool(engine, "10.77.0.0/24");
     lab.margay("store upgrade").ok();
     lab

@@ -1,0 +1,370 @@
+//! What requests may take of the server's memory before they are answered: how many are open, their bytes, and the time in
+//! which a message must be complete. A client beyond its share is refused with etcd's text for too many requests, and others
+//! do not notice it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use http::{Request, Response};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Sleep, sleep};
+use tonic::Status;
+use tonic::body::Body;
+use tower_service::Service;
+
+use crate::refusals::Refusal;
+
+/// All clients together may have so many requests open. A stream of watches is one.
+const MOST_OPEN: usize = 20_000;
+/// The messages of a client that are not answered may have so many bytes: some twenty of the longest.
+const CLIENT_BYTES: usize = 32 * 1024 * 1024;
+/// Those of all clients.
+const ALL_BYTES: usize = 256 * 1024 * 1024;
+/// The longest time from one part of a message to the next, and from a request that has one message to that message.
+const HALF_SENT: Duration = Duration::from_secs(30);
+/// A message of gRPC begins with a flag and its length.
+const PREFIX: usize = 5;
+
+/// The share of a connection, which its requests find in their extensions.
+#[derive(Clone, Debug)]
+pub struct Client {
+    bytes: Arc<Semaphore>,
+}
+
+impl Default for Client {
+    fn default() -> Self {
+        Self { bytes: Arc::new(Semaphore::new(CLIENT_BYTES)) }
+    }
+}
+
+/// What all requests share.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    open: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { open: Arc::new(Semaphore::new(MOST_OPEN)), bytes: Arc::new(Semaphore::new(ALL_BYTES)) }
+    }
+}
+
+/// A service whose requests are limited in number, size and time.
+#[derive(Clone, Debug)]
+pub struct Limited<S> {
+    inner: S,
+    limits: Limits,
+}
+
+impl<S> Limited<S> {
+    pub(crate) fn new(inner: S, limits: Limits) -> Self {
+        Self { inner, limits }
+    }
+}
+
+impl<S> Service<Request<Body>> for Limited<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let Ok(open) = Arc::clone(&self.limits.open).try_acquire_owned() else {
+            return Box::pin(async { Ok(Refusal::TooManyRequests.status().into_http()) });
+        };
+        let client = request.extensions().get::<Client>().cloned().unwrap_or_default();
+        let messages = Messages::of_path(request.uri().path());
+        let held = Arc::new(Mutex::new(Vec::new()));
+        let answered = Arc::clone(&held);
+        let request = request.map(|inner| {
+            let header = Vec::with_capacity(PREFIX);
+            let all = Arc::clone(&self.limits.bytes);
+            Body::new(Arriving {
+                inner,
+                messages,
+                client,
+                all,
+                held,
+                header,
+                rest: 0,
+                begun: false,
+                end: None,
+                _open: open,
+            })
+        });
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let answer = answer.await;
+            // The message of the request is worked off.
+            drop(answered);
+            answer
+        })
+    }
+}
+
+/// How many messages a request has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Messages {
+    One,
+    /// They come while the request is answered.
+    Many,
+}
+
+impl Messages {
+    fn of_path(path: &str) -> Self {
+        if path.ends_with("/Watch") || path.ends_with("/LeaseKeepAlive") { Self::Many } else { Self::One }
+    }
+}
+
+/// The permits for the bytes of messages, at the client's share and at that of all.
+type Held = Arc<Mutex<Vec<[OwnedSemaphorePermit; 2]>>>;
+
+/// The body of a request that is on its way.
+struct Arriving {
+    inner: Body,
+    messages: Messages,
+    client: Client,
+    all: Arc<Semaphore>,
+    held: Held,
+    /// What has come of the prefix of the next message.
+    header: Vec<u8>,
+    /// How many bytes of the current message are missing.
+    rest: usize,
+    /// A message has begun, at some time.
+    begun: bool,
+    /// The end of the wait for the next part.
+    end: Option<Pin<Box<Sleep>>>,
+    _open: OwnedSemaphorePermit,
+}
+
+impl Arriving {
+    /// True while the client owes the server a part of a message.
+    fn is_owed(&self) -> bool {
+        self.rest > 0 || !self.header.is_empty() || (self.messages == Messages::One && !self.begun)
+    }
+
+    fn held(&self) -> MutexGuard<'_, Vec<[OwnedSemaphorePermit; 2]>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes note of a part of the body.
+    ///
+    /// # Errors
+    /// The refusal of a message that is beyond the client's share.
+    fn take_note(&mut self, part: &Bytes) -> Result<(), Status> {
+        let mut part = &part[..];
+        while part.has_remaining() {
+            if self.rest > 0 {
+                let taken = self.rest.min(part.len());
+                part.advance(taken);
+                self.rest -= taken;
+                if self.rest == 0 && self.messages == Messages::Many {
+                    // It is worked off, or waits in its place.
+                    self.held().clear();
+                }
+                continue;
+            }
+            let taken = part.len().min(PREFIX - self.header.len());
+            self.header.extend(part.iter().take(taken));
+            part.advance(taken);
+            if let [_, length @ ..] = &self.header[..]
+                && let Ok(length) = <[u8; 4]>::try_from(length)
+            {
+                self.header.clear();
+                self.begin(u32::from_be_bytes(length))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, length: u32) -> Result<(), Status> {
+        self.begun = true;
+        self.rest = length as usize;
+        // The decoder refuses a longer one, with a text that says so.
+        if self.rest > crate::MAX_REQUEST {
+            return Ok(());
+        }
+        let refused = |_| Refusal::TooManyRequests.status();
+        let its = Arc::clone(&self.client.bytes).try_acquire_many_owned(length).map_err(refused)?;
+        let of_all = Arc::clone(&self.all).try_acquire_many_owned(length).map_err(refused)?;
+        self.held().push([its, of_all]);
+        Ok(())
+    }
+}
+
+impl HttpBody for Arriving {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let Poll::Ready(frame) = Pin::new(&mut self.inner).poll_frame(cx) else {
+            if self.is_owed() {
+                ready!(self.end.get_or_insert_with(|| Box::pin(sleep(HALF_SENT))).as_mut().poll(cx));
+                return Poll::Ready(Some(Err(Refusal::Timeout.status())));
+            }
+            return Poll::Pending;
+        };
+        self.end = None;
+        if let Some(Ok(frame)) = &frame
+            && let Some(part) = frame.data_ref()
+        {
+            self.take_note(part)?;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use futures::StreamExt;
+    use futures::channel::mpsc::{UnboundedSender, unbounded};
+    use http_body_util::{BodyExt, StreamBody};
+    use tokio::task::{JoinHandle, yield_now};
+    use tokio::time::Instant;
+    use tonic::Code;
+
+    use super::*;
+
+    const PUT: &str = "/etcdserverpb.KV/Put";
+    const WATCH: &str = "/etcdserverpb.Watch/Watch";
+
+    /// A request that is being sent.
+    struct Sending {
+        parts: UnboundedSender<Bytes>,
+        answer: JoinHandle<Code>,
+    }
+
+    impl Sending {
+        /// Begins a request to a service that reads it to its end and then takes so long.
+        fn begin(limits: &Limits, client: &Client, path: &str, takes: Duration) -> Self {
+            let (parts, sent) = unbounded();
+            let body = Body::new(StreamBody::new(sent.map(|part| Ok::<_, Infallible>(Frame::data(part)))));
+            let mut request = Request::new(body);
+            *request.uri_mut() = path.parse().unwrap();
+            request.extensions_mut().insert(client.clone());
+            let read = tower::service_fn(move |request: Request<Body>| async move {
+                if let Err(status) = request.into_body().collect().await {
+                    return Ok::<_, Infallible>(status.into_http());
+                }
+                sleep(takes).await;
+                Ok(Response::new(Body::empty()))
+            });
+            let answer = Limited::new(read, limits.clone()).call(request);
+            let answer = tokio::spawn(async {
+                let answer = answer.await.unwrap();
+                Status::from_header_map(answer.headers()).map_or(Code::Ok, |status| status.code())
+            });
+            Self { parts, answer }
+        }
+
+        /// Sends a message of this length up to here.
+        fn send(&self, length: usize, up_to: usize) {
+            let prefix = u32::try_from(length).unwrap().to_be_bytes();
+            for part in [&[0][..], &prefix, &vec![7; up_to]] {
+                self.parts.unbounded_send(Bytes::copy_from_slice(part)).unwrap();
+            }
+        }
+
+        async fn answer(self) -> Code {
+            drop(self.parts);
+            self.answer.await.unwrap()
+        }
+    }
+
+    fn free(limits: &Limits, client: &Client) -> [usize; 3] {
+        [&limits.open, &limits.bytes, &client.bytes].map(|room| room.available_permits())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_that_does_not_come_ends_its_request() {
+        let (limits, client) = (Limits::default(), Client::default());
+        for up_to in [None, Some(0), Some(99)] {
+            let sending = Sending::begin(&limits, &client, PUT, Duration::ZERO);
+            if let Some(up_to) = up_to {
+                sending.send(100, up_to);
+            }
+            let begun = Instant::now();
+            assert_eq!(sending.answer.await.unwrap(), Code::Unavailable, "{up_to:?}");
+            assert!(begun.elapsed() >= HALF_SENT);
+        }
+        assert_eq!(free(&limits, &client), [MOST_OPEN, ALL_BYTES, CLIENT_BYTES]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_may_be_silent_between_its_messages() {
+        let (limits, client) = (Limits::default(), Client::default());
+        let sending = Sending::begin(&limits, &client, WATCH, Duration::ZERO);
+        for _ in 0..3 {
+            sleep(10 * HALF_SENT).await;
+            sending.send(1000, 1000);
+        }
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(free(&limits, &client), [MOST_OPEN - 1, ALL_BYTES, CLIENT_BYTES], "its messages are worked off");
+        sending.send(1000, 999);
+        assert_eq!(sending.answer.await.unwrap(), Code::Unavailable, "but not in the middle of one");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_has_a_share_and_others_do_not_notice_it() {
+        let (limits, client) = (Limits::default(), Client::default());
+        let large = crate::MAX_REQUEST;
+        let takes = Duration::from_secs(3600);
+        let within: Vec<_> = (0..CLIENT_BYTES / large)
+            .map(|_| {
+                let sending = Sending::begin(&limits, &client, PUT, takes);
+                sending.send(large, large);
+                sending
+            })
+            .collect();
+        let beyond = Sending::begin(&limits, &client, PUT, Duration::ZERO);
+        beyond.send(large, large);
+        assert_eq!(beyond.answer().await, Code::ResourceExhausted);
+        let other = Sending::begin(&limits, &Client::default(), PUT, Duration::ZERO);
+        other.send(large, large);
+        assert_eq!(other.answer().await, Code::Ok);
+        for sending in within {
+            assert_eq!(sending.answer().await, Code::Ok);
+        }
+        let again = Sending::begin(&limits, &client, PUT, Duration::ZERO);
+        again.send(large, large);
+        assert_eq!(again.answer().await, Code::Ok, "what is answered counts no more");
+        assert_eq!(free(&limits, &client), [MOST_OPEN, ALL_BYTES, CLIENT_BYTES]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_so_many_requests_are_open() {
+        let (limits, client) = (Limits::default(), Client::default());
+        let open: Vec<_> = (0..MOST_OPEN).map(|_| Sending::begin(&limits, &client, WATCH, Duration::ZERO)).collect();
+        let beyond = Sending::begin(&limits, &client, WATCH, Duration::ZERO);
+        assert_eq!(beyond.answer().await, Code::ResourceExhausted);
+        for sending in open {
+            sending.answer.abort();
+        }
+        yield_now().await;
+        let again = Sending::begin(&limits, &client, WATCH, Duration::ZERO);
+        assert_eq!(again.answer().await, Code::Ok);
+    }
+}

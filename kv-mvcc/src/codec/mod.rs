@@ -1,0 +1,253 @@
+//! How rows are spelled: their keys, and the bytes of what they hold.
+//!
+//! One keyspace, told apart by the first byte of a key:
+//!
+//! | Key | Row |
+//! |---|---|
+//! | `m` name | metadata: `format`, `id`, `state`, and in format 2 `retention` |
+//! | `c` key | the [`Pointer`] to the live value of a key |
+//! | `l` revision, sub | a [`LogRow`]: one change, without values |
+//! | `v` revision, sub, chunk | a piece of the value that was written there |
+//! | `e` lease | a [`Lease`] that is granted |
+//! | `k` lease, key | nothing: a live key that is attached to a lease |
+//!
+//! Numbers in keys are big endian (8, 4 and 4 bytes), so that they sort. Each row begins with the version of its
+//! encoding and a CRC-32 over its key and the rest, so that a flipped bit, or a row in the wrong place, is found.
+//!
+//! Leases and the clients' mark came with format 2. A row that says something of them has version 2: what version 1 has, and
+//! then the row's [`Extra`](Row::Extra). All other rows are spelled as before, so an upgrade writes none of them anew.
+
+mod row;
+#[cfg(test)]
+mod tests;
+
+use bincode::config::{Configuration, Limit, LittleEndian, Varint};
+use kv::LeaseId;
+use uuid::Uuid;
+
+use crate::table::MAX_ROW_BYTES;
+
+pub(crate) use row::{Change, Kept, Lease, LogRow, Place, Pointer, Row, State, fingerprint};
+
+/// The format that new stores get unless another one is asked for, and the oldest that is read.
+pub const FORMAT: u32 = 1;
+/// The format with leases and the clients' mark, and the newest that is read.
+pub const FORMAT_WITH_LEASES: u32 = 2;
+
+/// The version of the encoding of rows.
+const ROW_VERSION: u8 = 1;
+/// The version of rows with an [`Extra`](Row::Extra).
+const ROW_VERSION_WITH_EXTRA: u8 = 2;
+/// The version and the checksum in front of each row.
+const SEAL_BYTES: usize = 5;
+/// The most bytes of a value that one row holds. Part of the format: the length of a value says how many rows it has.
+const CHUNK_BYTES: usize = MAX_ROW_BYTES - SEAL_BYTES;
+
+/// Twice the longest key, and so more than any encoded row needs.
+const DECODE_LIMIT: usize = 2 * kv::MAX_KEY_BYTES;
+const BINCODE: Configuration<LittleEndian, Varint, Limit<DECODE_LIMIT>> =
+    bincode::config::standard().with_limit::<DECODE_LIMIT>();
+
+/// What is wrong with a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Damage(pub(crate) String);
+
+impl Damage {
+    fn row(key: &[u8], what: impl std::fmt::Display) -> Self {
+        Self(format!("row {} {what}", key.escape_ascii()))
+    }
+}
+
+// Keys of rows.
+
+pub(crate) const CURRENT: u8 = b'c';
+pub(crate) const LOG: u8 = b'l';
+pub(crate) const VALUE: u8 = b'v';
+pub(crate) const LEASE: u8 = b'e';
+pub(crate) const LEASED: u8 = b'k';
+
+pub(crate) const FORMAT_KEY: &[u8] = b"mformat";
+pub(crate) const ID_KEY: &[u8] = b"mid";
+pub(crate) const STATE_KEY: &[u8] = b"mstate";
+pub(crate) const RETENTION_KEY: &[u8] = b"mretention";
+
+/// The row of a live key.
+pub(crate) fn current_key(key: &[u8]) -> Vec<u8> {
+    let mut row = Vec::with_capacity(1 + key.len());
+    row.push(CURRENT);
+    row.extend_from_slice(key);
+    row
+}
+
+/// The row of a change.
+pub(crate) fn log_key(place: Place) -> Vec<u8> {
+    let mut row = Vec::with_capacity(LOG_KEY_BYTES);
+    row.push(LOG);
+    row.extend_from_slice(&place.revision.to_be_bytes());
+    row.extend_from_slice(&place.sub.to_be_bytes());
+    row
+}
+
+const LOG_KEY_BYTES: usize = 13;
+
+/// The place that the key of a log row names.
+pub(crate) fn log_place(row: &[u8]) -> Result<Place, Damage> {
+    let parse = || {
+        let rest = row.strip_prefix(&[LOG])?;
+        let (revision, sub) = rest.split_first_chunk::<8>()?;
+        Some(Place { revision: u64::from_be_bytes(*revision), sub: u32::from_be_bytes(sub.try_into().ok()?) })
+    };
+    parse().ok_or_else(|| Damage::row(row, "has a key of the wrong length"))
+}
+
+/// A row of the value that was written at a place.
+pub(crate) fn value_key(place: Place, chunk: u32) -> Vec<u8> {
+    let mut row = Vec::with_capacity(17);
+    row.push(VALUE);
+    row.extend_from_slice(&place.revision.to_be_bytes());
+    row.extend_from_slice(&place.sub.to_be_bytes());
+    row.extend_from_slice(&chunk.to_be_bytes());
+    row
+}
+
+/// The row of a lease.
+pub(crate) fn lease_key(lease: LeaseId) -> Vec<u8> {
+    numbered(LEASE, lease)
+}
+
+/// The row of a key that is attached to a lease. Without a key, where those of the lease begin.
+pub(crate) fn leased_key(lease: LeaseId, key: &[u8]) -> Vec<u8> {
+    let mut row = numbered(LEASED, lease);
+    row.extend_from_slice(key);
+    row
+}
+
+fn numbered(tag: u8, lease: LeaseId) -> Vec<u8> {
+    [&[tag][..], &lease.get().to_be_bytes()].concat()
+}
+
+/// The lease, and for a [`leased_key`] the key, that the key of a row names.
+pub(crate) fn lease_and_key(row: &[u8]) -> Result<(LeaseId, &[u8]), Damage> {
+    let parse = || {
+        let (number, key) = row.get(1..)?.split_first_chunk::<8>()?;
+        Some((LeaseId::new(i64::from_be_bytes(*number))?, key))
+    };
+    parse().ok_or_else(|| Damage::row(row, "names no lease"))
+}
+
+/// Where all rows with this first byte end.
+pub(crate) fn end_of(tag: u8) -> [u8; 1] {
+    [tag + 1]
+}
+
+// What rows hold.
+
+/// The rows of a value: keys and contents.
+pub(crate) fn value_rows(place: Place, value: &[u8]) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
+    value.chunks(CHUNK_BYTES).zip(0..).map(move |(piece, chunk)| {
+        let key = value_key(place, chunk);
+        let row = seal(&key, piece);
+        (key, row)
+    })
+}
+
+/// Encodes what the row `key` holds.
+pub(crate) fn encode<T: Row>(key: &[u8], what: &T) -> Result<Vec<u8>, Damage> {
+    let odd = |error| Damage::row(key, format_args!("is odd: {error}"));
+    let mut payload = bincode::encode_to_vec(what, BINCODE).map_err(odd)?;
+    let extra = what.extra();
+    if extra == T::Extra::default() {
+        return Ok(sealed(ROW_VERSION, key, &payload));
+    }
+    payload.extend(bincode::encode_to_vec(extra, BINCODE).map_err(odd)?);
+    Ok(sealed(ROW_VERSION_WITH_EXTRA, key, &payload))
+}
+
+/// Decodes what was found in the row `key`.
+pub(crate) fn decode<T: Row>(key: &[u8], row: &[u8]) -> Result<T, Damage> {
+    let (version, payload) = unsealed(key, row)?;
+    let cut_short = |error| Damage::row(key, format_args!("cannot be decoded: {error}"));
+    let (mut what, mut used) = bincode::decode_from_slice::<T, _>(payload, BINCODE).map_err(cut_short)?;
+    if version == ROW_VERSION_WITH_EXTRA {
+        let rest = payload.get(used..).unwrap_or_default();
+        let (extra, more) = bincode::decode_from_slice::<T::Extra, _>(rest, BINCODE).map_err(cut_short)?;
+        what.set_extra(extra);
+        used += more;
+    }
+    match used == payload.len() {
+        true if what.is_possible() => Ok(what),
+        true => Err(Damage::row(key, "has numbers that cannot be")),
+        false => Err(Damage::row(key, "is too long")),
+    }
+}
+
+/// Puts version and checksum in front.
+pub(crate) fn seal(key: &[u8], payload: &[u8]) -> Vec<u8> {
+    sealed(ROW_VERSION, key, payload)
+}
+
+fn sealed(version: u8, key: &[u8], payload: &[u8]) -> Vec<u8> {
+    let mut row = Vec::with_capacity(SEAL_BYTES + payload.len());
+    row.push(version);
+    row.extend_from_slice(&checksum(key, payload).to_be_bytes());
+    row.extend_from_slice(payload);
+    row
+}
+
+/// Checks version and checksum of a row without an extra, and takes them off.
+pub(crate) fn unseal<'r>(key: &[u8], row: &'r [u8]) -> Result<&'r [u8], Damage> {
+    match unsealed(key, row)? {
+        (ROW_VERSION, payload) => Ok(payload),
+        (version, _) => Err(Damage::row(key, format_args!("has the unknown version {version}"))),
+    }
+}
+
+/// Checks version and checksum; returns the version and the rest.
+fn unsealed<'r>(key: &[u8], row: &'r [u8]) -> Result<(u8, &'r [u8]), Damage> {
+    match row.split_first_chunk::<SEAL_BYTES>() {
+        Some(([version @ (ROW_VERSION | ROW_VERSION_WITH_EXTRA), sum @ ..], payload)) => {
+            let is_whole = u32::from_be_bytes(*sum) == checksum(key, payload);
+            if is_whole { Ok((*version, payload)) } else { Err(Damage::row(key, "fails its checksum")) }
+        }
+        Some(([version, ..], _)) => Err(Damage::row(key, format_args!("has the unknown version {version}"))),
+        None => Err(Damage::row(key, "is cut off")),
+    }
+}
+
+fn checksum(key: &[u8], payload: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(key);
+    hasher.update(payload);
+    hasher.finalize()
+}
+
+/// The format row: 4 bytes big endian and their checksum. It stays like that in every format there will be.
+pub(crate) fn encode_format(format: u32) -> Vec<u8> {
+    let number = format.to_be_bytes();
+    [number, checksum(FORMAT_KEY, &number).to_be_bytes()].concat()
+}
+
+/// Reads the format row.
+pub(crate) fn decode_format(row: &[u8]) -> Result<u32, Damage> {
+    let parse = || {
+        let (number, rest) = row.split_first_chunk::<4>()?;
+        let sum = u32::from_be_bytes(*rest.first_chunk::<4>()?);
+        (sum == checksum(FORMAT_KEY, number)).then(|| u32::from_be_bytes(*number))
+    };
+    parse().ok_or_else(|| Damage::row(FORMAT_KEY, "fails its checksum"))
+}
+
+/// The row with the id of the store.
+pub(crate) fn encode_id(id: Uuid) -> Vec<u8> {
+    seal(ID_KEY, id.as_bytes())
+}
+
+/// Reads the row with the id of the store.
+pub(crate) fn decode_id(row: &[u8]) -> Result<Uuid, Damage> {
+    Uuid::from_slice(unseal(ID_KEY, row)?).map_err(|_| Damage::row(ID_KEY, "has the wrong length"))
+}
+
+/// What a log row counts for: its own bytes, and those of the superseded value that it keeps.
+pub(crate) fn log_cost(row_bytes: usize, prev: Option<&Pointer>) -> u64 {
+    (LOG_KEY_BYTES + row_bytes) as u64 + prev.map_or(0, |prev| u64::from(prev.len))
+}
