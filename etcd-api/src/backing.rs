@@ -6,27 +6,23 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use kv::{Granted, Key, Lease, LeaseId, Revision};
 
-/// Under which names a store answers.
+/// The names of the only member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The id of the cluster: another one after a restore, so that clients see that the store is another one.
-    pub cluster: u64,
-    /// The id of the only member.
-    pub member: u64,
     /// The member's name.
     pub name: String,
     /// The URLs by which clients reach it.
     pub urls: Vec<String>,
-    /// Which store it is, of those that were there.
-    pub place: Place,
 }
 
-/// A store, of those that have followed one another behind the API. Two that were made from the same files have the same id, and are
+/// A store, of those that have followed one another behind the API. Two that were made from the same files have the same ids, and are
 /// two all the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// The id of the cluster.
+    /// The id of the cluster: another one after a restore, so that clients see that the store is another one.
     pub cluster: u64,
+    /// The id of the only member.
+    pub member: u64,
     /// It grows when another store takes the place.
     pub generation: u64,
 }
@@ -51,6 +47,9 @@ pub trait Backing: Debug + Send + Sync + 'static {
 
     /// The names.
     fn identity(&self) -> Identity;
+
+    /// Which store it is. Every answer needs it, so it must cost nothing.
+    fn place(&self) -> Place;
 
     /// The room that the store takes.
     ///

@@ -17,8 +17,8 @@ const ONE: &str = "the store has one member";
 impl PbClusterService for Api {
     async fn member_list(&self, _: Request<PbMemberListRequest>) -> Result<Response<PbMemberListResponse>, Status> {
         let now = self.recent_revision().await?;
-        let Identity { member, name, urls, .. } = self.backing.identity();
-        let only = PbMember { id: member, name, client_ur_ls: urls, ..PbMember::default() };
+        let Identity { name, urls } = self.backing.identity();
+        let only = PbMember { id: self.backing.place().member, name, client_ur_ls: urls, ..PbMember::default() };
         Ok(Response::new(PbMemberListResponse { header: self.header(now), members: vec![only] }))
     }
 

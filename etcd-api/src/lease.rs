@@ -150,7 +150,7 @@ impl Api {
 
     /// Revokes a lease. One that may be gone is not renewed any more.
     async fn revoke(&self, id: LeaseId) -> Result<Revision, Status> {
-        let revoked = self.backing.revoke(id, self.backing.identity().place).await;
+        let revoked = self.backing.revoke(id, self.backing.place()).await;
         match &revoked {
             Err(error) if error.outcome() == Outcome::Unknown => self.clock.end(id),
             Err(error) if *error.kind() != ErrorKind::LeaseNotFound => {}

@@ -175,7 +175,7 @@ impl LeaseClock {
 
     /// Waits until the leases of the store that is there were read. False if that takes too long.
     pub(crate) async fn is_loaded(&self, backing: &dyn Backing) -> bool {
-        let is_there = |loaded: &Option<Place>| *loaded == Some(backing.identity().place);
+        let is_there = |loaded: &Option<Place>| *loaded == Some(backing.place());
         if !is_there(&self.loaded.borrow()) {
             self.sooner.notify_one();
         }
@@ -186,7 +186,7 @@ impl LeaseClock {
     /// Has every lease end in its time, for ever.
     pub(crate) async fn run(&self, backing: &dyn Backing) {
         loop {
-            let place = backing.identity().place;
+            let place = backing.place();
             if *self.loaded.borrow() != Some(place)
                 && let Err(error) = self.load(backing, place).await
             {
@@ -200,7 +200,7 @@ impl LeaseClock {
                 let _ = timeout(self.next(), self.sooner.notified()).await;
             }
             for id in ended {
-                if backing.identity().place != place {
+                if backing.place() != place {
                     // Another store is there now.
                     break;
                 }
@@ -220,7 +220,7 @@ impl LeaseClock {
                 self.forget(id);
             }
             Err(error) if *error.kind() == ErrorKind::LeaseNotFound => self.forget(id),
-            Err(_) if backing.identity().place != place => {}
+            Err(_) if backing.place() != place => {}
             Err(error) => {
                 tracing::warn!(%id, %error, "a lease has ended and its keys are still there; trying again");
                 if let Some(time) = self.times().get_mut(&id) {

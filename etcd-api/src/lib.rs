@@ -16,13 +16,12 @@ mod refusals;
 mod sorting;
 mod watch;
 mod watch_cursor;
+mod watch_service;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use etcd_client::proto::{
-    PbClusterServer, PbKvServer, PbLeaseServer, PbMaintenanceServer, PbResponseHeader, PbWatchServer,
-};
+use etcd_client::proto::{PbClusterServer, PbKvServer, PbLeaseServer, PbMaintenanceServer, PbResponseHeader};
 use kv::Revision;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -39,6 +38,7 @@ pub use limits::{Client, Limited};
 
 use lease_clock::LeaseClock;
 use limits::Limits;
+use watch_service::WatchService;
 
 /// The version that `Maintenance.Status` reports: the oldest whose reports of progress clients believe. They
 /// are never ahead of an event here.
@@ -92,11 +92,7 @@ impl Api {
         Routes::new(
             PbKvServer::new(self.clone()).max_decoding_message_size(MAX_REQUEST).max_encoding_message_size(usize::MAX),
         )
-        .add_service(
-            PbWatchServer::new(self.clone())
-                .max_decoding_message_size(MAX_REQUEST)
-                .max_encoding_message_size(usize::MAX),
-        )
+        .add_service(WatchService(self.clone()))
         .add_service(PbLeaseServer::new(self.clone()).max_decoding_message_size(MAX_REQUEST))
         .add_service(PbClusterServer::new(self.clone()))
         .add_service(PbMaintenanceServer::new(self.clone()))
@@ -117,7 +113,7 @@ impl Api {
 
     /// The header of an answer at this revision.
     fn header(&self, revision: Revision) -> Option<PbResponseHeader> {
-        let Identity { cluster, member, .. } = self.backing.identity();
+        let Place { cluster, member, .. } = self.backing.place();
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         if newest.is_none_or(|(of, newest)| of != cluster || newest < revision) {
             *newest = Some((cluster, revision));
@@ -139,7 +135,7 @@ impl Api {
         if let Ok(Ok(revision)) = read {
             return Ok(revision);
         }
-        let cluster = self.backing.identity().cluster;
+        let cluster = self.backing.place().cluster;
         let newest = *self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         let known = newest.and_then(|(of, revision)| (of == cluster).then_some(revision));
         known.ok_or_else(|| match read {

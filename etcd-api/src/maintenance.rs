@@ -31,7 +31,7 @@ impl PbMaintenanceService for Api {
             version: VERSION.to_owned(),
             db_size: bytes(sizes.total),
             db_size_in_use: bytes(sizes.used),
-            leader: self.backing.identity().member,
+            leader: self.backing.place().member,
             raft_index: index,
             raft_applied_index: index,
             raft_term: 1,
@@ -53,7 +53,7 @@ impl PbMaintenanceService for Api {
             Ok(Err(error)) => return Err(status(&error)),
             Ok(Ok(())) | Err(_) => false,
         };
-        let alarm = PbAlarmMember { member_id: self.backing.identity().member, alarm: NOSPACE };
+        let alarm = PbAlarmMember { member_id: self.backing.place().member, alarm: NOSPACE };
         Ok(Response::new(PbAlarmResponse {
             header: self.header(now),
             alarms: is_full.then_some(alarm).into_iter().collect(),

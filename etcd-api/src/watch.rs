@@ -8,19 +8,21 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use etcd_client::proto::{PbWatchRequest, PbWatchRequestUnion, PbWatchResponse, PbWatchService};
+use etcd_client::proto::{PbWatchRequest, PbWatchRequestUnion, PbWatchResponse};
 use futures::stream::{AbortHandle, Abortable, BoxStream, SelectAll, unfold};
 use futures::{Stream, StreamExt};
 use kv::{Batch, ErrorKind, InvalidArgument, Prev, Progress, Range, Revision, WatchRequest};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval_at};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Status, Streaming};
 
 use crate::Api;
 use crate::convert;
 use crate::refusals::{Refusal, status};
 use crate::watch_cursor::Cursor;
+
+/// The answers of a stream of watches.
+pub(crate) type Answers = Pin<Box<dyn Stream<Item = Result<PbWatchResponse, Status>> + Send>>;
 
 /// So many messages wait for a client that does not read; then its watches wait, too, and lose nothing.
 const ROOM: usize = 16;
@@ -29,11 +31,9 @@ const REPORT: Duration = Duration::from_secs(10 * 60);
 /// The id of messages that are about a whole stream.
 const NO_WATCH: i64 = -1;
 
-#[async_trait]
-impl PbWatchService for Api {
-    type WatchStream = Pin<Box<dyn Stream<Item = Result<PbWatchResponse, Status>> + Send>>;
-
-    async fn watch(&self, request: Request<Streaming<PbWatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
+impl Api {
+    /// Begins to serve a stream of watches.
+    pub(crate) fn watches(&self, requests: Streaming<PbWatchRequest>) -> Answers {
         let (answers, sent) = mpsc::channel(ROOM);
         let session = Session {
             api: self.clone(),
@@ -43,8 +43,8 @@ impl PbWatchService for Api {
             next_id: 0,
             requested: None,
         };
-        tokio::spawn(session.run(request.into_inner()));
-        Ok(Response::new(Box::pin(unfold(sent, |mut sent| async { sent.recv().await.map(|item| (item, sent)) }))))
+        tokio::spawn(session.run(requests));
+        Box::pin(unfold(sent, |mut sent| async { sent.recv().await.map(|item| (item, sent)) }))
     }
 }
 
@@ -178,6 +178,10 @@ impl Session {
         // An item may come just before the end of a watch that its client has canceled.
         let Some(cursor) = self.cursors.get_mut(&id) else { return Ok(()) };
         match item {
+            Ok(batch) if batch.is_progress() => {
+                cursor.reached = batch.revision;
+                self.report_requested().await
+            }
             Ok(batch) => {
                 let header = self.api.header(batch.revision);
                 for message in cursor.messages(id, batch, header) {

@@ -39,9 +39,11 @@ impl Backing for Spoiled {
     }
 
     fn identity(&self) -> Identity {
-        let identity = self.inner.identity();
-        let place = Place { generation: self.generation.load(Ordering::SeqCst), ..identity.place };
-        Identity { place, ..identity }
+        self.inner.identity()
+    }
+
+    fn place(&self) -> Place {
+        Place { generation: self.generation.load(Ordering::SeqCst), ..self.inner.place() }
     }
 
     async fn sizes(&self) -> kv::Result<Sizes> {

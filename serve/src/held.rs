@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use datastore::care::{self, Queued};
-use datastore::{Create, Location, OpenStore, served};
+use datastore::{Location, OpenStore, served};
 use futures::StreamExt;
 use futures::stream::unfold;
 use kv::{
@@ -66,6 +66,8 @@ struct State {
 #[derive(Clone)]
 struct Seen {
     identity: Identity,
+    /// The two halves of an embedded store's id.
+    halves: (u64, u64),
     /// It grows when another store takes its place.
     generation: u64,
 }
@@ -129,7 +131,7 @@ impl Held {
     /// these bounds on its history, if there are any.
     pub fn new(location: Location, history: Option<Retention>, metrics: Arc<Metrics>) -> Self {
         let name = location.to_string();
-        let seen = Mutex::new(Seen { identity: Identity::Nothing, generation: 0 });
+        let seen = Mutex::new(Seen { identity: Identity::Nothing, halves: (0, 0), generation: 0 });
         Self {
             shared: Arc::new(Shared {
                 location,
@@ -167,7 +169,7 @@ impl Held {
                 Err(error) => tracing::warn!(%error, "the store is not open; the next call looks again"),
             }
         }
-        let Seen { identity, generation } = self.seen();
+        let Seen { identity, generation, .. } = self.seen();
         (identity, generation)
     }
 
@@ -178,15 +180,13 @@ impl Held {
 
     /// Which store it is now, of those that were at this place.
     pub fn generation(&self) -> u64 {
-        self.seen().generation
+        self.place().1
     }
 
-    /// The id of the embedded store that was there last.
-    pub(crate) fn store_id(&self) -> Option<String> {
-        match self.seen().identity {
-            Identity::Embedded { id, .. } => Some(id),
-            _ => None,
-        }
+    /// The two halves of the id of the embedded store that was there last, and its generation.
+    pub(crate) fn place(&self) -> ((u64, u64), u64) {
+        let seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        (seen.halves, seen.generation)
     }
 
     fn seen(&self) -> Seen {
@@ -210,7 +210,8 @@ impl Held {
             drop(state);
             let mut state = Arc::clone(&self.shared.state).write_owned().await;
             if state.open.is_none() {
-                self.reopen(&mut state, until.saturating_duration_since(Instant::now())).await?;
+                // Opening is rare, and its future is large: every call and every watch would have the room for it.
+                Box::pin(self.reopen(&mut state, until.saturating_duration_since(Instant::now()))).await?;
             }
             Ok(state.downgrade())
         };
@@ -223,7 +224,7 @@ impl Held {
     /// Opens the store and looks which one it is.
     async fn reopen(&self, state: &mut OwnedRwLockWriteGuard<State>, wait: Duration) -> Result<()> {
         let location = &self.shared.location;
-        let open = match datastore::open(location, Create::Never, wait).await {
+        let open = match datastore::open_to_serve(location, wait).await {
             // There may be room for releases. Other writes are refused until what was kept for these is there again.
             Err(error) if *error.kind() == ErrorKind::NoSpace => datastore::open_to_release(location, wait).await?,
             opened => opened?,
@@ -248,7 +249,8 @@ impl Held {
             if seen.identity != Identity::Nothing {
                 tracing::warn!(store = self.shared.name, "another store is at this place now");
             }
-            *seen = Seen { identity, generation: seen.generation + 1 };
+            let halves = open.embedded().map(|store| store.id().as_u64_pair()).unwrap_or_default();
+            *seen = Seen { identity, halves, generation: seen.generation + 1 };
         }
         if let Some(store) = open.embedded() {
             let metrics = Arc::clone(&self.shared.metrics);
@@ -473,7 +475,8 @@ impl Cursor {
                     }
                 }
                 Some(Err(error)) if *error.kind() == ErrorKind::Closed => {
-                    if let Err(error) = self.resume().await {
+                    // A hand-over is rare, and the future large: thousands of watches would have the room for it.
+                    if let Err(error) = Box::pin(self.resume()).await {
                         self.stream = None;
                         return Some(Err(error));
                     }

@@ -25,9 +25,12 @@ impl Backing for Memory {
     }
 
     fn identity(&self) -> Identity {
-        let id = self.store.id().as_u64_pair();
-        let place = Place { cluster: id.0, generation: 0 };
-        Identity { cluster: id.0, member: id.1, name: "memory".to_owned(), urls: vec![self.url.clone()], place }
+        Identity { name: "memory".to_owned(), urls: vec![self.url.clone()] }
+    }
+
+    fn place(&self) -> Place {
+        let (cluster, member) = self.store.id().as_u64_pair();
+        Place { cluster, member, generation: 0 }
     }
 
     async fn sizes(&self) -> kv::Result<Sizes> {

@@ -34,19 +34,14 @@ impl Backing for Served {
         Arc::new(self.held.to_release())
     }
 
-    /// The numbers are the two halves of the store's id, which a restored store does not share with the one before.
     fn identity(&self) -> Identity {
-        let digits: String = self.held.store_id().unwrap_or_default().split('-').collect();
-        let (cluster, member) = digits.split_at(digits.len() / 2);
-        let number = |digits| u64::from_str_radix(digits, 16).unwrap_or(0);
-        let place = Place { cluster: number(cluster), generation: self.held.generation() };
-        Identity {
-            cluster: number(cluster),
-            member: number(member),
-            name: "margay".to_owned(),
-            urls: self.urls.clone(),
-            place,
-        }
+        Identity { name: "margay".to_owned(), urls: self.urls.clone() }
+    }
+
+    /// A restored store does not share its id with the one before.
+    fn place(&self) -> Place {
+        let ((cluster, member), generation) = self.held.place();
+        Place { cluster, member, generation }
     }
 
     async fn sizes(&self) -> kv::Result<Sizes> {
