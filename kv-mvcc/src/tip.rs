@@ -1,7 +1,6 @@
 //! The watches that have read all there is. A commit wakes those alone whose range it changes, so that thousands of quiet
 //! watches cost it some microseconds.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kv::Range;
@@ -20,11 +19,19 @@ pub(crate) struct Tip {
 struct Watches {
     /// All commits up to this revision were compared with the ranges.
     passed: u64,
-    next: u64,
-    all: HashMap<u64, Watch>,
+    slots: Vec<Slot>,
+    /// The slots without a watch.
+    free: Vec<usize>,
     ranges: Ranges,
-    /// The watches that want to know of the next commit, whatever that changes.
-    curious: HashSet<u64>,
+    /// The slots whose watch wants to know of the next commit, whatever that changes.
+    curious: Vec<usize>,
+}
+
+/// The place of a watch. Its number is the next one's once the watch is gone.
+#[derive(Default)]
+struct Slot {
+    watch: Option<Watch>,
+    is_curious: bool,
 }
 
 struct Watch {
@@ -32,6 +39,12 @@ struct Watch {
     /// The range may have changed from this revision on.
     changed: Option<u64>,
     wake: Arc<Notify>,
+}
+
+impl Watches {
+    fn watch(&mut self, slot: usize) -> Option<&mut Watch> {
+        self.slots.get_mut(slot)?.watch.as_mut()
+    }
 }
 
 /// The range of a watch, as the index has it.
@@ -54,66 +67,81 @@ impl Kind {
     }
 }
 
-/// Which watches have a key in their range. Watches of a key or of a prefix, as most are, are found without a look at the others.
+/// Which slots have a key in their range. Watches of a key or of a prefix, as most are, are found without a look at the others.
 #[derive(Default)]
 struct Ranges {
-    keys: HashMap<Vec<u8>, HashSet<u64>>,
-    prefixes: HashMap<Vec<u8>, HashSet<u64>>,
+    keys: Sorted,
+    prefixes: Sorted,
     /// How many prefixes there are of each length.
-    lengths: BTreeMap<usize, usize>,
-    others: Vec<(u64, Range)>,
+    lengths: Vec<usize>,
+    others: Vec<(Range, usize)>,
 }
 
 impl Ranges {
-    fn insert(&mut self, number: u64, kind: &Kind) {
+    fn insert(&mut self, kind: &Kind, slot: usize) {
         match kind {
-            Kind::Key(key) => _ = self.keys.entry(key.clone()).or_default().insert(number),
+            Kind::Key(key) => self.keys.insert(key, slot),
             Kind::Prefix(prefix) => {
-                let watches = self.prefixes.entry(prefix.clone()).or_default();
-                if watches.is_empty() {
-                    *self.lengths.entry(prefix.len()).or_default() += 1;
+                if self.lengths.len() <= prefix.len() {
+                    self.lengths.resize(prefix.len() + 1, 0);
                 }
-                watches.insert(number);
+                self.count(prefix).into_iter().for_each(|count| *count += 1);
+                self.prefixes.insert(prefix, slot);
             }
-            Kind::Other(range) => self.others.push((number, range.clone())),
+            Kind::Other(range) => self.others.push((range.clone(), slot)),
         }
     }
 
-    fn remove(&mut self, number: u64, kind: &Kind) {
+    fn remove(&mut self, kind: &Kind, slot: usize) {
         match kind {
-            Kind::Key(key) => _ = drop_from(&mut self.keys, key, number),
+            Kind::Key(key) => self.keys.remove(key, slot),
             Kind::Prefix(prefix) => {
-                if drop_from(&mut self.prefixes, prefix, number)
-                    && let Some(count) = self.lengths.get_mut(&prefix.len())
-                {
-                    *count -= 1;
-                    if *count == 0 {
-                        self.lengths.remove(&prefix.len());
-                    }
-                }
+                self.count(prefix).into_iter().for_each(|count| *count -= 1);
+                self.prefixes.remove(prefix, slot);
             }
-            Kind::Other(_) => self.others.retain(|(other, _)| *other != number),
+            Kind::Other(_) => self.others.retain(|(_, other)| *other != slot),
         }
     }
 
-    /// Calls `found` with each watch that has the key in its range.
-    fn of(&self, key: &[u8], mut found: impl FnMut(u64)) {
-        self.keys.get(key).into_iter().flatten().copied().for_each(&mut found);
-        let lengths = self.lengths.range(..=key.len()).filter_map(|(length, _)| key.get(..*length));
-        lengths.filter_map(|prefix| self.prefixes.get(prefix)).flatten().copied().for_each(&mut found);
-        self.others.iter().filter(|(_, range)| range.contains(key)).for_each(|(number, _)| found(*number));
+    fn count(&mut self, prefix: &[u8]) -> Option<&mut usize> {
+        self.lengths.get_mut(prefix.len())
+    }
+
+    /// Adds the slots that have the key in their range.
+    fn find(&self, key: &[u8], found: &mut Vec<usize>) {
+        self.keys.find(key, found);
+        let lengths = self.lengths.iter().enumerate().filter(|(_, count)| **count > 0);
+        for prefix in lengths.filter_map(|(length, _)| key.get(..length)) {
+            self.prefixes.find(prefix, found);
+        }
+        found.extend(self.others.iter().filter(|(range, _)| range.contains(key)).map(|(_, slot)| *slot));
     }
 }
 
-/// Removes a watch of a range. True if it was the last one.
-fn drop_from(map: &mut HashMap<Vec<u8>, HashSet<u64>>, range: &[u8], number: u64) -> bool {
-    let Some(watches) = map.get_mut(range) else { return false };
-    watches.remove(&number);
-    let is_last = watches.is_empty();
-    if is_last {
-        map.remove(range);
+/// Slots by texts. A sorted list is smaller than a map, as a program, too: the plugin has all of this.
+#[derive(Default)]
+struct Sorted(Vec<(Vec<u8>, usize)>);
+
+impl Sorted {
+    fn place(&self, text: &[u8], slot: usize) -> usize {
+        self.0.partition_point(|(other, at)| (&other[..], *at) < (text, slot))
     }
-    is_last
+
+    fn insert(&mut self, text: &[u8], slot: usize) {
+        self.0.insert(self.place(text, slot), (text.to_vec(), slot));
+    }
+
+    fn remove(&mut self, text: &[u8], slot: usize) {
+        let place = self.place(text, slot);
+        if self.0.get(place).is_some_and(|(other, at)| other == text && *at == slot) {
+            self.0.remove(place);
+        }
+    }
+
+    fn find(&self, text: &[u8], found: &mut Vec<usize>) {
+        let from = self.0.get(self.place(text, 0)..).unwrap_or_default();
+        found.extend(from.iter().take_while(|(other, _)| other == text).map(|(_, slot)| *slot));
+    }
 }
 
 /// The news of a watch.
@@ -128,7 +156,7 @@ pub(crate) enum News {
 /// The place of a watch among the others, until it is dropped.
 pub(crate) struct Seat {
     tip: Arc<Tip>,
-    number: u64,
+    slot: usize,
     wake: Arc<Notify>,
 }
 
@@ -146,52 +174,58 @@ impl Tip {
     pub(crate) fn seat(self: &Arc<Self>, range: &Range) -> Seat {
         let (kind, wake) = (Kind::of(range), Arc::new(Notify::new()));
         let mut watches = self.watches();
-        watches.next += 1;
-        let number = watches.next;
-        watches.ranges.insert(number, &kind);
-        watches.all.insert(number, Watch { kind, changed: None, wake: Arc::clone(&wake) });
-        Seat { tip: Arc::clone(self), number, wake }
+        let slot = watches.free.pop().unwrap_or_else(|| {
+            watches.slots.push(Slot::default());
+            watches.slots.len() - 1
+        });
+        watches.ranges.insert(&kind, slot);
+        if let Some(slot) = watches.slots.get_mut(slot) {
+            slot.watch = Some(Watch { kind, changed: None, wake: Arc::clone(&wake) });
+        }
+        Seat { tip: Arc::clone(self), slot, wake }
     }
 
     /// Tells of a commit that is published: it led from revision `old` to revision `new` by these writes.
     pub(crate) fn committed(&self, old: u64, new: u64, writes: &[Write]) {
         let mut watches = self.watches();
-        let Watches { passed, all, ranges, curious, .. } = &mut *watches;
-        let changed = writes.iter().filter_map(|write| match write {
-            Write::Put(row, _) | Write::Delete(row) => row.strip_prefix(&[codec::CURRENT]),
-        });
-        for key in changed {
-            ranges.of(key, |number| {
-                if let Some(watch) = all.get_mut(&number)
-                    && watch.changed.is_none()
-                {
-                    watch.changed = Some(old + 1);
-                    watch.wake.notify_one();
-                }
-            });
+        watches.passed = new;
+        if watches.slots.len() == watches.free.len() {
+            return;
         }
-        for number in curious.drain() {
-            if let Some(watch) = all.get(&number) {
+        let mut found = Vec::new();
+        for write in writes {
+            if let Some(key) = write.key().strip_prefix(&[codec::CURRENT]) {
+                watches.ranges.find(key, &mut found);
+            }
+        }
+        for slot in found {
+            if let Some(watch) = watches.watch(slot).filter(|watch| watch.changed.is_none()) {
+                watch.changed = Some(old + 1);
                 watch.wake.notify_one();
             }
         }
-        *passed = new;
+        while let Some(slot) = watches.curious.pop() {
+            if let Some(slot) = watches.slots.get_mut(slot) {
+                slot.is_curious = false;
+                slot.watch.iter().for_each(|watch| watch.wake.notify_one());
+            }
+        }
     }
 
     /// Tells of a state that is published and was reached by unknown writes.
     pub(crate) fn found(&self, new: u64) {
         let mut watches = self.watches();
         let from = watches.passed + 1;
-        for watch in watches.all.values_mut() {
+        watches.passed = new;
+        for watch in watches.slots.iter_mut().filter_map(|slot| slot.watch.as_mut()) {
             watch.changed.get_or_insert(from);
             watch.wake.notify_one();
         }
-        watches.passed = new;
     }
 
     /// Wakes all watches: the store was closed.
     pub(crate) fn close(&self) {
-        self.watches().all.values().for_each(|watch| watch.wake.notify_one());
+        self.watches().slots.iter().filter_map(|slot| slot.watch.as_ref()).for_each(|watch| watch.wake.notify_one());
     }
 }
 
@@ -199,19 +233,22 @@ impl Seat {
     /// The news since it was called last.
     pub(crate) fn news(&self) -> News {
         let mut watches = self.tip.watches();
-        let passed = watches.passed;
-        let changed = watches.all.get_mut(&self.number).and_then(|watch| watch.changed.take());
-        changed.map_or(News::Passed(passed), News::Changed)
+        let changed = watches.watch(self.slot).and_then(|watch| watch.changed.take());
+        changed.map_or(News::Passed(watches.passed), News::Changed)
     }
 
     /// True if the next news is a change.
     pub(crate) fn has_changed(&self) -> bool {
-        self.tip.watches().all.get(&self.number).is_some_and(|watch| watch.changed.is_some())
+        self.tip.watches().watch(self.slot).is_some_and(|watch| watch.changed.is_some())
     }
 
-    /// Has the next commit wake this watch, whatever that changes. Once for each time that it is woken.
+    /// Has the next commit wake this watch, whatever that changes.
     pub(crate) fn wants_any(&self) {
-        self.tip.watches().curious.insert(self.number);
+        let mut watches = self.tip.watches();
+        let slot = watches.slots.get_mut(self.slot);
+        if slot.is_some_and(|slot| !std::mem::replace(&mut slot.is_curious, true)) {
+            watches.curious.push(self.slot);
+        }
     }
 
     /// Waits until there may be news.
@@ -223,9 +260,10 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         let mut watches = self.tip.watches();
-        watches.curious.remove(&self.number);
-        if let Some(watch) = watches.all.remove(&self.number) {
-            watches.ranges.remove(self.number, &watch.kind);
+        let watch = watches.slots.get_mut(self.slot).and_then(|slot| slot.watch.take());
+        if let Some(watch) = watch {
+            watches.ranges.remove(&watch.kind, self.slot);
+            watches.free.push(self.slot);
         }
     }
 }
@@ -257,8 +295,9 @@ mod tests {
         assert_eq!(news(), [changed(8); 4]);
         drop(seats);
         let watches = tip.watches();
-        assert!(watches.all.is_empty() && watches.ranges.keys.is_empty() && watches.ranges.prefixes.is_empty());
-        assert!(watches.ranges.lengths.is_empty() && watches.ranges.others.is_empty());
+        assert!(watches.ranges.keys.0.is_empty() && watches.ranges.prefixes.0.is_empty());
+        assert!(watches.ranges.lengths.iter().all(|count| *count == 0) && watches.ranges.others.is_empty());
+        assert_eq!(watches.slots.len(), watches.free.len());
     }
 
     /// The index finds what a look at each range finds.
