@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use crate::served::Daemon;
 use crate::world::command;
 use crate::{SEED, Tally, count};
 
-const ROUNDS: u64 = 25;
+const ROUNDS: u64 = 60;
 const CLIENTS: usize = 3;
 /// The most requests of a client in a round.
 const REQUESTS: u64 = 12;
@@ -30,6 +30,9 @@ const REQUESTS: u64 = 12;
 const KEYS: u64 = 4;
 /// No lease ends by itself.
 const TTL: i64 = 3600;
+/// About how many operations of the disk it takes to open the store, and how many the requests of a round take.
+const OPENING: u64 = 120;
+const WORKING: u64 = 80;
 /// How long a request may take while there is power.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -157,16 +160,19 @@ async fn send(client: &mut Client, request: Request) -> Result<(), Error> {
 }
 
 /// Makes requests until there were enough, or the power is cut.
-async fn work(url: &str, disk: &Disk, ledger: &Mutex<Ledger>, random: &mut Random) {
+async fn work(url: &str, disk: &Disk, ledger: &Mutex<Ledger>, random: &mut Random, connected: impl Fn()) {
     let begun = Instant::now();
-    let mut client = loop {
-        match Client::connect([url], None).await {
-            Ok(client) => break client,
+    let mut client = Client::connect([url], None).await.unwrap();
+    // The daemon has its private socket a little before it offers the API.
+    loop {
+        match client.status().await {
+            Ok(_) => break,
             Err(_) if disk.is_cut() => return,
             Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
         }
         sleep(Duration::from_millis(2)).await;
-    };
+    }
+    connected();
     let locked = || ledger.lock().unwrap_or_else(PoisonError::into_inner);
     for _ in 0..random.below(REQUESTS) {
         let request = locked().begin(random);
@@ -231,14 +237,23 @@ pub(crate) fn rounds(engine: Engine) {
     assert!(create.status().unwrap().success());
     let mut image = Image::of_folder(lab.root.path()).unwrap();
     let mut ledgers: Vec<_> = (0..CLIENTS).map(Ledger::new).collect();
-    let (mut tally, mut operations) = (Tally::new(), 200);
+    let mut tally = Tally::new();
     for round in 0..rounds {
         let mut random = Random::new(seed, round);
         let folder = tempfile::tempdir().unwrap();
         let disk = Disk::new(image, Syncs::Kept);
         let mounted = disk.mount(folder.path()).unwrap();
         let location = format!("{}://{}", engine.name(), folder.path().join("store").display()).parse().unwrap();
-        disk.cut_after(random.below(operations * 9 / 8));
+        // The cut comes while the store is opened, or while there are requests.
+        let later = match random.below(5) {
+            0 => {
+                disk.cut_after(random.below(OPENING));
+                None
+            }
+            _ => Some(random.below(WORKING)),
+        };
+        let armed = Once::new();
+        let arm = || armed.call_once(|| later.into_iter().for_each(|operations| disk.cut_after(operations)));
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let url = format!("http://{port}");
         let daemon = Daemon::start_with(&location, &disk, &["--listen", &url, "--insecure-loopback"]);
@@ -246,17 +261,16 @@ pub(crate) fn rounds(engine: Engine) {
         thread::scope(|scope| {
             for (number, ledger) in shared.iter().enumerate() {
                 let mut random = Random::new(random.next(), number as u64);
-                let (url, disk) = (&url, &disk);
+                let (url, disk, arm) = (&url, &disk, &arm);
                 scope.spawn(move || {
                     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-                    runtime.block_on(work(url, disk, ledger, &mut random));
+                    runtime.block_on(work(url, disk, ledger, &mut random, arm));
                 });
             }
         });
         count(&mut tally, if disk.is_cut() { "cut while there was work" } else { "cut after all work" });
         disk.cut();
         drop((daemon, mounted));
-        operations = (3 * operations + disk.operations()).div_ceil(4).max(20);
         let folders = if random.once_in(2) { Folders::Strict } else { Folders::Prefix };
         image = disk.after_cut(Cut { seed: random.next(), folders });
         ledgers = shared.into_iter().map(|ledger| ledger.into_inner().unwrap()).collect();
