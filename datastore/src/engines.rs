@@ -130,11 +130,10 @@ fn options(opening: Opening) -> kv_mvcc::local::OpenOptions {
 
     use crate::open::Create;
 
-    let Opening { create, purpose, wait, blocking, stay } = opening;
+    let Opening { create, purpose, wait, blocking } = opening;
     let create = match create {
         Create::Never => local::Create::Never,
         Create::IfMissing => local::Create::IfMissing,
     };
-    let options = local::OpenOptions::default().with_create(create).with_purpose(purpose).with_wait(wait);
-    options.with_blocking(blocking).with_stay(stay)
+    local::OpenOptions::default().with_create(create).with_purpose(purpose).with_wait(wait).with_blocking(blocking)
 }

@@ -32,8 +32,8 @@ pub use error::{Candidate, ConfigError, Result};
 pub use location::{DEFAULT_REDB_PATH, DEFAULT_SLED_PATH, Etcd, Location};
 pub use netconf::{NetConfStore, for_netconf};
 pub use open::{
-    Create, OpenStore, open, open_in_place, open_in_place_to_release, open_to_release, open_to_serve, reach,
-    reach_in_place, reach_in_place_to_release, reach_to_release,
+    Create, OpenStore, open, open_in_place, open_in_place_to_release, open_to_release, reach, reach_in_place,
+    reach_in_place_to_release, reach_to_release,
 };
 pub use operator::{Chosen, Source, all_for_operator, for_operator};
 pub use turns::{TURN, Turns};

@@ -6,7 +6,6 @@ use std::time::Duration;
 #[cfg(feature = "etcd")]
 use backend_etcd::EtcdStore;
 use kv::{Result, Store};
-use kv_mvcc::local::Stay;
 use kv_mvcc::{Blocking, MvccStore, Purpose};
 
 use crate::engines::{self, Opened};
@@ -30,7 +29,6 @@ pub(crate) struct Opening {
     /// How long to wait for the turn.
     pub(crate) wait: Duration,
     pub(crate) blocking: Blocking,
-    pub(crate) stay: Stay,
 }
 
 /// An open store. An embedded one keeps every other process out until it is closed, so close it as soon as possible.
@@ -98,8 +96,7 @@ impl OpenStore {
 /// `Missing` if there is nothing and `create` says never; `Locked` if the turn did not come in time; `Unsupported` for
 /// an engine that this build was made without, and for etcd settings that are none; else the engine's.
 pub async fn open(location: &Location, create: Create, wait: Duration) -> Result<OpenStore> {
-    open_as(location, Opening { create, purpose: Purpose::Any, wait, blocking: Blocking::OnThreads, stay: Stay::Short })
-        .await
+    open_as(location, Opening { create, purpose: Purpose::Any, wait, blocking: Blocking::OnThreads }).await
 }
 
 /// Reaches a store: if a daemon has it, through the daemon, which keeps it; otherwise as [`open`] does. Only an embedded store
@@ -137,16 +134,7 @@ async fn through_daemon(location: &Location, wait: Duration) -> Option<ServedSto
 /// Those of [`open`].
 pub async fn open_to_release(location: &Location, wait: Duration) -> Result<OpenStore> {
     let (create, purpose) = (Create::Never, Purpose::Release);
-    open_as(location, Opening { create, purpose, wait, blocking: Blocking::OnThreads, stay: Stay::Short }).await
-}
-
-/// Opens a store that is there as [`open`] does, to keep it open for many writers.
-///
-/// # Errors
-/// Those of [`open`].
-pub async fn open_to_serve(location: &Location, wait: Duration) -> Result<OpenStore> {
-    let (create, purpose) = (Create::Never, Purpose::Any);
-    open_as(location, Opening { create, purpose, wait, blocking: Blocking::OnThreads, stay: Stay::Long }).await
+    open_as(location, Opening { create, purpose, wait, blocking: Blocking::OnThreads }).await
 }
 
 /// Opens a store as [`open`] does, for a process that does one thing at a time and ends: an embedded store then works
@@ -156,8 +144,7 @@ pub async fn open_to_serve(location: &Location, wait: Duration) -> Result<OpenSt
 /// # Errors
 /// Those of [`open`].
 pub async fn open_in_place(location: &Location, create: Create, wait: Duration) -> Result<OpenStore> {
-    open_as(location, Opening { create, purpose: Purpose::Any, wait, blocking: Blocking::InPlace, stay: Stay::Short })
-        .await
+    open_as(location, Opening { create, purpose: Purpose::Any, wait, blocking: Blocking::InPlace }).await
 }
 
 /// Opens a store to give back what is recorded in it, as [`open_to_release`] does, in the way of [`open_in_place`].
@@ -166,7 +153,7 @@ pub async fn open_in_place(location: &Location, create: Create, wait: Duration) 
 /// Those of [`open`].
 pub async fn open_in_place_to_release(location: &Location, wait: Duration) -> Result<OpenStore> {
     let (create, purpose) = (Create::Never, Purpose::Release);
-    open_as(location, Opening { create, purpose, wait, blocking: Blocking::InPlace, stay: Stay::Short }).await
+    open_as(location, Opening { create, purpose, wait, blocking: Blocking::InPlace }).await
 }
 
 /// Reaches a store as [`reach`] does, and opens it as [`open_in_place`] does if no daemon has it.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use datastore::care::{self, Queued};
-use datastore::{Location, OpenStore, served};
+use datastore::{Create, Location, OpenStore, served};
 use futures::StreamExt;
 use futures::stream::unfold;
 use kv::{
@@ -224,7 +224,7 @@ impl Held {
     /// Opens the store and looks which one it is.
     async fn reopen(&self, state: &mut OwnedRwLockWriteGuard<State>, wait: Duration) -> Result<()> {
         let location = &self.shared.location;
-        let open = match datastore::open_to_serve(location, wait).await {
+        let open = match datastore::open(location, Create::Never, wait).await {
             // There may be room for releases. Other writes are refused until what was kept for these is there again.
             Err(error) if *error.kind() == ErrorKind::NoSpace => datastore::open_to_release(location, wait).await?,
             opened => opened?,

@@ -8,8 +8,8 @@ use clap::{Args, value_parser};
 use crate::times::duration;
 
 pub(crate) const HELP: &str = "\
-Plugins and commands find the daemon by the store, and go on without it when it is
-not there. Other processes that want the store's files get them at once.
+Plugins and commands find the daemon by the store, and go on without it. Other
+processes that want the store's files get them at once.
 
 Examples:
   margay serve
@@ -22,7 +22,7 @@ Examples:
 /// The arguments of `margay serve`.
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
-    /// The store in this folder, whichever engine it has, in place of the one that the configuration names
+    /// The store in this folder, in place of the configured one
     #[arg(long, value_name = "FOLDER")]
     pub(crate) folder: Option<PathBuf>,
 
@@ -30,7 +30,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) http: Vec<String>,
 
-    /// A host name by which the page may be reached, besides localhost
+    /// A host name of the page, besides localhost
     #[arg(long, value_name = "NAME", requires = "http")]
     pub(crate) host: Vec<String>,
 
@@ -42,7 +42,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "URL", requires = "listen")]
     pub(crate) advertise: Vec<String>,
 
-    /// The certificate for https://, in PEM form; it is read again when it changes
+    /// The certificate for https://, in PEM form
     #[arg(long, value_name = "FILE", requires = "listen")]
     pub(crate) cert_file: Option<PathBuf>,
 
@@ -58,21 +58,20 @@ pub(crate) struct Serve {
     #[arg(long, requires = "listen")]
     pub(crate) insecure_loopback: bool,
 
-    /// Keep this many revisions for `ipam history` and for clients that read the past, in a store of format 2
-    /// [default with --listen: 10000]
+    /// Revisions to keep [with --listen: 10000]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     pub(crate) history_revisions: Option<u64>,
 
-    /// Keep no older revisions than this [default with --listen: 7d]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    /// Their greatest age [with --listen: 7d]
+    #[arg(long, value_name = "AGE", value_parser = duration)]
     pub(crate) history_age: Option<Duration>,
 
-    /// Keep this much history, in MiB [default with --listen: 64]
-    #[arg(long, value_name = "MIB", value_parser = value_parser!(u64).range(1..=1_048_576))]
+    /// Their greatest size, in MiB [with --listen: 64]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1_048_576))]
     pub(crate) history_mib: Option<u64>,
 
-    /// Keep revisions for this long, even if there are more than --history-revisions [default with --listen: 5m]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    /// Their least age [with --listen: 5m]
+    #[arg(long, value_name = "AGE", value_parser = duration)]
     pub(crate) history_min_age: Option<Duration>,
 
     /// Print the name of the store's daemon, which is the instance of its systemd units, and end

@@ -31,12 +31,8 @@ use self::overlay::{Over, Overlay};
 use crate::local::io_kind;
 use crate::table::{Table, View, Write};
 
-/// How many bytes a journal has at least, and how many a process uses that opens the store for a call.
+/// How many bytes a journal has.
 pub const JOURNAL_BYTES: u64 = 256 * 1024;
-/// How many bytes a journal has at most, and how many a process may use that keeps the store open for many writers. 256 clients of
-/// etcd's API then put 1.25 times as much, and the slowest percent of 16 clients waits 3 ms in place of 15. When such a process
-/// closes the store it leaves a journal of which at most [`JOURNAL_BYTES`] have to be read.
-pub const LARGE_JOURNAL_BYTES: u64 = 4 * 1024 * 1024;
 
 /// The engine's row that says how far it has got. No other row sorts behind it.
 const ROW: &[u8] = b"\xffjournal";
@@ -49,7 +45,7 @@ pub trait Medium: fmt::Debug + Send + Sync + 'static {
     /// The system's.
     fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes at `offset`, within the bytes that the journal has. It is durable after [`Medium::sync`].
+    /// Writes at `offset`, within [`JOURNAL_BYTES`]. It is durable after [`Medium::sync`].
     ///
     /// # Errors
     /// The system's.
@@ -81,7 +77,6 @@ pub struct Noted {
 pub struct Journaled {
     table: Box<dyn Table>,
     medium: Box<dyn Medium>,
-    /// How many bytes records may take.
     bytes: u64,
     store: String,
     overlay: RwLock<Arc<Overlay>>,
@@ -106,11 +101,7 @@ impl Journaled {
         Self::with_bytes(table, medium, store, JOURNAL_BYTES)
     }
 
-    /// The same with records of up to so many bytes altogether. The medium has room for them.
-    ///
-    /// # Errors
-    /// Those of [`open`](Self::open).
-    pub fn with_bytes(table: Box<dyn Table>, medium: Box<dyn Medium>, store: &str, bytes: u64) -> Result<Self> {
+    fn with_bytes(table: Box<dyn Table>, medium: Box<dyn Medium>, store: &str, bytes: u64) -> Result<Self> {
         let store = store.to_owned();
         let journaled = Self { table, medium, bytes, store, overlay: RwLock::default(), end: Mutex::new(None) };
         let (overlay, end) = journaled.load()?;
@@ -161,8 +152,7 @@ impl Journaled {
             None => Noted::default(),
         };
         let failed = self.failed(Operation::Open);
-        // Another process may have used more than this one does.
-        let records = record::read_all(&*self.medium, LARGE_JOURNAL_BYTES).map_err(&failed)?;
+        let records = record::read_all(&*self.medium, self.bytes).map_err(&failed)?;
         // The first commit of all is a checkpoint, so with records there is one.
         if records.first > has.record + 1 || (records.first > 0 && has.checkpoint == 0) {
             return Err(self.odd("its journal and the engine's files do not belong together"));
@@ -233,17 +223,6 @@ impl Journaled {
         self.table.commit(&writes)?;
         end.durable = now;
         Ok(())
-    }
-}
-
-impl Drop for Journaled {
-    /// A process that opens the store for one call need not read megabytes.
-    fn drop(&mut self) {
-        if self.end().is_some_and(|end| end.tail > JOURNAL_BYTES)
-            && let Err(error) = self.checkpoint()
-        {
-            tracing::debug!(%error, "the journal stays long; nothing of it is lost");
-        }
     }
 }
 

@@ -29,8 +29,6 @@ struct State {
     left: Option<u32>,
     /// The next sync fails, and the system takes what was written for clean.
     lies: bool,
-    /// How many bytes the process at hand uses.
-    room: u64,
     syncs: u32,
     commits: u32,
 }
@@ -53,13 +51,7 @@ impl Disk {
     }
 
     fn open(&self) -> Result<Journaled> {
-        self.open_with(BYTES)
-    }
-
-    /// As a process that uses so many bytes.
-    fn open_with(&self, bytes: u64) -> Result<Journaled> {
-        self.state().room = bytes;
-        Journaled::with_bytes(Box::new(Engine(self.clone())), Box::new(self.clone()), "test", bytes)
+        Journaled::with_bytes(Box::new(Engine(self.clone())), Box::new(self.clone()), "test", BYTES)
     }
 
     /// What is left of it, without any of the notes.
@@ -94,8 +86,8 @@ impl Medium for Disk {
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let start = usize::try_from(offset).unwrap();
+        assert!(start + bytes.len() <= usize::try_from(BYTES).unwrap(), "a write behind the end");
         let mut state = self.operation()?;
-        assert!((start + bytes.len()) as u64 <= state.room.max(state.content.len() as u64), "a write behind the end");
         let end = state.content.len().max(start + bytes.len());
         state.content.resize(end, 0);
         state.content[start..start + bytes.len()].copy_from_slice(bytes);
@@ -381,45 +373,4 @@ fn a_journal_that_is_not_the_tables_is_refused() {
     drop(table);
     disk.state().table = good;
     refused("records between the table and the journal are missing");
-}
-
-/// A process that keeps the store open uses more of the journal than one that opens it for a call. Killed, it leaves what the other
-/// one reads, and moves to the engine with its next commit.
-#[test]
-fn a_process_that_uses_less_of_the_journal_reads_all_of_it() {
-    for killed_after in [3, 20, 60] {
-        let disk = Disk::default();
-        let large = disk.open_with(16 * BYTES).unwrap();
-        for n in 1..=killed_after {
-            large.commit(&writes(n)).unwrap();
-        }
-        let commits = disk.state().commits;
-        assert!(commits < 4, "{commits} checkpoints");
-        std::mem::forget(large);
-        let small = disk.open().unwrap();
-        assert_eq!(rows(&small), expected(killed_after), "{killed_after}");
-        for n in killed_after + 1..=killed_after + 40 {
-            small.commit(&writes(n)).unwrap();
-            assert_eq!(rows(&small), expected(n));
-        }
-        drop(small);
-        // What the first one left behind the small part is not read again.
-        assert_eq!(rows(&disk.open_with(16 * BYTES).unwrap()), expected(killed_after + 40));
-    }
-}
-
-#[test]
-fn a_long_journal_is_moved_to_the_engine_when_the_store_is_closed() {
-    let put = |n: u64| [Write::Put(n.to_be_bytes().to_vec(), vec![7; 10_000])];
-    for (commits, moved) in [(20, 0), (30, 1)] {
-        let disk = Disk::default();
-        let table = disk.open_with(LARGE_JOURNAL_BYTES).unwrap();
-        (0..=commits).for_each(|n| table.commit(&put(n)).unwrap());
-        // The first commit of all goes to the engine.
-        assert_eq!(disk.state().commits, 1);
-        drop(table);
-        assert_eq!(disk.state().commits, 1 + moved, "{commits} records of 10 KB");
-        let table = disk.open_with(JOURNAL_BYTES).unwrap();
-        assert_eq!(rows(&table).len() as u64, commits + 1);
-    }
 }

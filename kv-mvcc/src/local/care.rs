@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kv::{Operation, Result};
 
 use super::guarded::caught;
-use super::open::{Create, Engine, Log, OpenOptions, Room, Stay, journaled, open_blocking};
+use super::open::{Create, Engine, Log, OpenOptions, Room, journaled, open_blocking};
 use super::store_folder::{Found, StoreFolder};
 use crate::codec::FORMAT_WITH_LEASES;
 
@@ -26,7 +26,7 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
         // What only the journal has takes rows away from the engine, too.
         let head = Arc::new(folder.open_head()?);
         let table = caught(&folder.place, Operation::Open, || engine.open(&entry, &folder.place.store))?;
-        let table = journaled(&folder, head, table, Stay::Short)?;
+        let table = journaled(&folder, head, table)?;
         caught(&folder.place, Operation::Compact, || table.checkpoint())?;
     }
     caught(&folder.place, Operation::Compact, || engine.shrink(&entry, &folder.place.store))

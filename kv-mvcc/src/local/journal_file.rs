@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::folder;
 use super::head::Head;
-use crate::journal::{Medium, Noted};
+use crate::journal::{JOURNAL_BYTES, Medium, Noted};
 
 /// The open file, and the one beside it in which is noted what is durable.
 #[derive(Debug)]
@@ -18,13 +18,13 @@ pub(super) struct JournalFile {
 }
 
 impl JournalFile {
-    /// Opens the file, or makes it, and sees to it that it has so many bytes.
-    pub(super) fn open(path: &Path, head: Arc<Head>, bytes: u64) -> io::Result<Self> {
+    /// Opens the file, or makes it.
+    pub(super) fn open(path: &Path, head: Arc<Head>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
         let length = file.metadata()?.len();
-        if length < bytes {
+        if length < JOURNAL_BYTES {
             // Written, not just allocated: a sync of blocks that were never written has to sync the file system's own, too.
-            let missing = usize::try_from(bytes - length).unwrap_or(usize::MAX);
+            let missing = usize::try_from(JOURNAL_BYTES - length).unwrap_or(usize::MAX);
             let filled = file.write_all_at(&vec![0; missing], length).and_then(|()| file.sync_all());
             if let Err(error) = filled {
                 // What is short is filled the next time.

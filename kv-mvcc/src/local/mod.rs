@@ -33,5 +33,5 @@ mod store_folder;
 pub use care::{Upgraded, could_be_made, create_blocking, shrink_blocking, upgrade_blocking, would_upgrade_blocking};
 pub use glance::{Glance, Holder, Queued, glance, newest, waiting};
 pub use io_error::{io_kind, unknown_io};
-pub use open::{Create, Engine, Log, OpenOptions, Room, Stay, open, open_blocking};
+pub use open::{Create, Engine, Log, OpenOptions, Room, open, open_blocking};
 pub use replace::{Replacement, Staging};

@@ -13,8 +13,8 @@ use super::folder;
 use super::guarded::{Guarded, caught};
 use super::head::Head;
 use super::store_folder::{Found, StoreFolder};
-use crate::codec::{self, FORMAT, FORMAT_WITH_LEASES};
-use crate::journal::{JOURNAL_BYTES, Journaled, LARGE_JOURNAL_BYTES};
+use crate::codec::FORMAT;
+use crate::journal::Journaled;
 use crate::options::{Blocking, Clock, Inspection, Options, Retention};
 use crate::reserve::{Purpose, Reserve};
 use crate::store::MvccStore;
@@ -100,18 +100,6 @@ pub struct OpenOptions {
     pub purpose: Purpose,
     /// The format that a store gets that is made.
     pub format: u32,
-    /// How long the store is kept open.
-    pub stay: Stay,
-}
-
-/// How long a store is kept open.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stay {
-    /// For a call or a few.
-    #[default]
-    Short,
-    /// For as long as the process lives, for many writers: an engine with a journal may use a [large one](LARGE_JOURNAL_BYTES).
-    Long,
 }
 
 impl Default for OpenOptions {
@@ -124,19 +112,11 @@ impl Default for OpenOptions {
             blocking: Blocking::default(),
             purpose: Purpose::default(),
             format: FORMAT,
-            stay: Stay::default(),
         }
     }
 }
 
 impl OpenOptions {
-    /// For this long.
-    #[must_use]
-    pub fn with_stay(mut self, stay: Stay) -> Self {
-        self.stay = stay;
-        self
-    }
-
     /// With this answer to whether a missing store is made.
     #[must_use]
     pub fn with_create(mut self, create: Create) -> Self {
@@ -257,7 +237,7 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
     let ballast = Arc::clone(&folder.ballast);
     let reserve: Arc<dyn Reserve> = Arc::clone(&folder.ballast) as _;
     let table = match engine.log() {
-        Log::Journal => Box::new(journaled(folder, Arc::clone(&head), table, options.stay)?),
+        Log::Journal => Box::new(journaled(folder, Arc::clone(&head), table)?),
         Log::Own => table,
     };
     let table = Guarded::new(table, folder.place.clone(), Arc::clone(&head), ballast, turn);
@@ -301,27 +281,12 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
 }
 
 /// The table behind its journal.
-pub(super) fn journaled(folder: &StoreFolder, head: Arc<Head>, table: Box<dyn Table>, stay: Stay) -> Result<Journaled> {
+pub(super) fn journaled(folder: &StoreFolder, head: Arc<Head>, table: Box<dyn Table>) -> Result<Journaled> {
     if caught(&folder.place, Operation::Open, || Journaled::has_begun(&*table))? {
         folder.check_journal()?;
     }
-    // Versions that know no larger journal do not open a store of format 2.
-    let is_large = stay == Stay::Long && caught(&folder.place, Operation::Open, || has_leases(&*table))?;
-    let (journal, bytes) = match is_large.then(|| folder.open_journal(Arc::clone(&head), LARGE_JOURNAL_BYTES)) {
-        Some(Ok(journal)) => (journal, LARGE_JOURNAL_BYTES),
-        // A disk may have no room for it.
-        Some(Err(error)) if *error.kind() != ErrorKind::NoSpace => return Err(error),
-        _ => (folder.open_journal(head, JOURNAL_BYTES)?, JOURNAL_BYTES),
-    };
-    caught(&folder.place, Operation::Open, || {
-        Journaled::with_bytes(table, Box::new(journal), &folder.place.store, bytes)
-    })
-}
-
-/// True if the engine itself knows that the store has format 2.
-fn has_leases(table: &dyn Table) -> Result<bool> {
-    let format = table.view()?.get(codec::FORMAT_KEY)?;
-    Ok(format.and_then(|row| codec::decode_format(&row).ok()).is_some_and(|format| format >= FORMAT_WITH_LEASES))
+    let journal = Box::new(folder.open_journal(head)?);
+    caught(&folder.place, Operation::Open, || Journaled::open(table, journal, &folder.place.store))
 }
 
 /// Opens the engine, of which we have the turn. If it is locked all the same, whoever had the turn before is being ended by

@@ -222,13 +222,12 @@ impl StoreFolder {
         }
     }
 
-    /// Opens the journal with so many bytes, or makes it: for a new store, or one of an earlier version. `head` tells of it if
-    /// there was one.
-    pub(super) fn open_journal(&self, head: Arc<Head>, bytes: u64) -> Result<JournalFile> {
+    /// Opens the journal, or makes it: for a new store, or one of an earlier version. `head` tells of it if there was one.
+    pub(super) fn open_journal(&self, head: Arc<Head>) -> Result<JournalFile> {
         if !self.exists(JOURNAL)? && head.noted() != Noted::default() {
             return Err(self.place.damaged("its file journal is missing"));
         }
-        self.io(JOURNAL, JournalFile::open(&self.path(JOURNAL), head, bytes))
+        self.io(JOURNAL, JournalFile::open(&self.path(JOURNAL), head))
     }
 
     /// Writes the identity, the last step of a creation.

@@ -204,7 +204,8 @@ impl Inside {
         line("History", format!("{revisions} revisions; {bytes}; {age}{kept}"));
         let groups = self.history.largest.iter().map(|group| {
             let keys = if group.prefix.is_empty() { "other keys" } else { &group.prefix };
-            format!("{keys} {} in {} changes", HumanBytes(group.bytes), HumanCount(group.changes))
+            let changes = if group.changes == 1 { "change" } else { "changes" };
+            format!("{keys} {} in {} {changes}", HumanBytes(group.bytes), HumanCount(group.changes))
         });
         let groups: Vec<_> = groups.collect();
         if !groups.is_empty() {

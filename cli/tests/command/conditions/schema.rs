@@ -75,6 +75,8 @@ const SOMETIMES: &[&str] = &[
     "alternate_attributes",
     "revisions",
     "age_seconds",
+    "largest",
+    "min_age_seconds",
     "max_",
     "dry_run",
     "addresses",
