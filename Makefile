@@ -7,7 +7,7 @@ help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: lab
-lab: ## Give two network namespaces addresses and ping between them (STORE=sled|redb|etcd, NETWORK=bridge|calico, SERVE=1 with a daemon, API=1 by its etcd API)
+lab: ## Give two network namespaces addresses and ping between them (STORE=sled|redb|etcd, NETWORK=bridge|calico, SERVE=1 with a daemon)
 	@scripts/setup lab $(STORE)
 	@cargo build --quiet --profile ci -p cni-plugin -p cli
 	@NETWORK=$(NETWORK) SERVE=$(SERVE) scripts/lab $(STORE)
@@ -55,7 +55,7 @@ MODE ?= in-process
 OPS ?= $(or $(ROUNDS),$(if $(filter kill late,$(MODE)),1000,$(if $(filter power,$(MODE)),2000,1000000)))
 .PHONY: torture
 torture: STORE = memory
-torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|processes, OPS=, SEED=, SERVE=1 with a daemon), kill the plugin (MODE=kill, STORE=sled|redb; MODE=late on etcd; ROUNDS=), or cut its power (MODE=power, STORE=sled|redb)
+torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|processes, OPS=, SEED=, SERVE=1 with a daemon, API=1 by its etcd API), kill the plugin (MODE=kill, STORE=sled|redb; MODE=late on etcd; ROUNDS=), or cut its power (MODE=power, STORE=sled|redb)
 	@scripts/setup test
 ifeq ($(MODE),kill)
 	@$(if $(filter sled redb,$(STORE)),,echo "make: MODE=kill takes STORE=sled or STORE=redb" >&2; exit 2)
