@@ -20,8 +20,6 @@ use crate::refusals::{Refusal, status};
 
 /// The shortest time to live, in seconds: as with an etcd of the usual settings, a shorter one is raised to it.
 const SHORTEST: i64 = 2;
-/// The longest time to live, in seconds, as with etcd.
-const LONGEST: i64 = 9_000_000_000;
 /// The time to live of a lease that is not there, as etcd says it.
 const GONE: i64 = -1;
 
@@ -34,10 +32,10 @@ impl PbLeaseService for Api {
         request: Request<PbLeaseGrantRequest>,
     ) -> Result<Response<PbLeaseGrantResponse>, Status> {
         let PbLeaseGrantRequest { ttl, id } = request.into_inner();
-        if ttl > LONGEST {
+        let ttl = Duration::from_secs(ttl.max(SHORTEST).unsigned_abs());
+        if ttl > Lease::MAX_TTL {
             return Err(Refusal::LeaseTooLong.into());
         }
-        let ttl = Duration::from_secs(ttl.max(SHORTEST).unsigned_abs());
         // A client that gives up while another process has the store leaves nothing behind.
         self.revision().await?;
         self.leases_are_known().await?;

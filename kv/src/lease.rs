@@ -48,6 +48,11 @@ pub struct Lease {
     pub ttl: Duration,
 }
 
+impl Lease {
+    /// The longest time to live, as with etcd.
+    pub const MAX_TTL: Duration = Duration::from_secs(9_000_000_000);
+}
+
 /// The answer to a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granted {

@@ -18,9 +18,6 @@ pub(super) const VERSION_WITH_LEASES: u32 = 2;
 /// The longest line that there can be: a key and a value of the greatest length, each byte of them escaped.
 pub(super) const MAX_LINE_BYTES: usize = 6 * (kv::MAX_KEY_BYTES + kv::MAX_VALUE_BYTES) + 1024;
 
-/// The longest time to live of a lease, in seconds, as with etcd.
-const MAX_TTL: u64 = 9_000_000_000;
-
 /// How the last line begins, and no other.
 pub(super) const TRAILER: &str = "{\"keys\":";
 
@@ -62,10 +59,8 @@ impl From<kv::Lease> for Lease {
 impl Lease {
     /// As stores have it; `None` if it has no number, or a time that none has.
     pub(crate) fn read(self) -> Option<kv::Lease> {
-        if self.ttl > MAX_TTL {
-            return None;
-        }
-        Some(kv::Lease { id: LeaseId::new(self.id)?, ttl: Duration::from_secs(self.ttl) })
+        let ttl = Some(Duration::from_secs(self.ttl)).filter(|ttl| *ttl <= kv::Lease::MAX_TTL)?;
+        Some(kv::Lease { id: LeaseId::new(self.id)?, ttl })
     }
 }
 
