@@ -265,12 +265,11 @@ impl Run<'_> {
         scene::prepare(&store, self.plan).await?;
         let checker = Checker::begin(&store, Arc::clone(&self.ledger)).await?;
         opened.close().await?;
-        let chaos = match self.plan.way {
-            Way::Files => None,
-            Way::Daemon | Way::Api => {
-                let daemon = Daemon::start(&self.margay(), &location(self.plan.engine, &folder), None)?;
-                Some(Chaos::begin(daemon, self.plan.seed, Arc::clone(&self.ledger)))
-            }
+        let chaos = if self.plan.way == Way::Daemon {
+            let daemon = Daemon::start(&self.margay(), &location(self.plan.engine, &folder), None)?;
+            Some(Chaos::begin(daemon, self.plan.seed, Arc::clone(&self.ledger)))
+        } else {
+            None
         };
         let worked = self.rounds_in(&folder, checker).await;
         let daemon = chaos.map(Chaos::end).transpose();

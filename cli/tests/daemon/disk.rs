@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::daemon::Daemon;
-use crate::lab::{ENGINES, Lab, tmpfs, with_own_mounts};
+use crate::lab::{ENGINES, Lab, with_own_mounts};
 use crate::programs::{Call, margay, run};
 
 /// Fills what is left of a file system, to the last byte.
@@ -29,11 +29,7 @@ fn conf_at(lab: &Lab, store: &Path) -> Value {
 fn dels_go_on_although_the_disk_is_full() {
     with_own_mounts();
     for engine in ENGINES {
-        let mut lab = Lab::new(engine);
-        let disk = lab.root().join("disk");
-        fs::create_dir(&disk).unwrap();
-        tmpfs(&disk, "size=24m,mode=700");
-        lab.store = disk.join("store");
+        let (lab, disk) = Lab::on_small_disk(engine);
         lab.margay("pool create lab 10.79.0.0/24").ok();
         let mut daemon = Daemon::start(&lab);
         for number in 0..20 {
@@ -77,11 +73,7 @@ fn dels_go_on_beside_a_program_that_takes_all_room() {
     with_own_mounts();
     for engine in ENGINES {
         let released = [Beside::Nothing, Beside::Daemon].map(|beside| {
-            let mut lab = Lab::new(engine);
-            let disk = lab.root().join("disk");
-            fs::create_dir(&disk).unwrap();
-            tmpfs(&disk, "size=24m,mode=700");
-            lab.store = disk.join("store");
+            let (lab, disk) = Lab::on_small_disk(engine);
             lab.margay("pool create lab 10.79.0.0/24").ok();
             for number in 0..CONTAINERS {
                 lab.add(&format!("c{number}")).ok();

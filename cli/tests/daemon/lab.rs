@@ -35,6 +35,16 @@ impl Lab {
         Self { engine, store, root }
     }
 
+    /// Without a store, on a disk of 24 MiB, whose folder is returned, too; only after [`with_own_mounts`].
+    pub(crate) fn on_small_disk(engine: &'static str) -> (Self, PathBuf) {
+        let mut lab = Self::new(engine);
+        let disk = lab.root().join("disk");
+        fs::create_dir(&disk).unwrap();
+        tmpfs(&disk, "size=24m,mode=700");
+        lab.store = disk.join("store");
+        (lab, disk)
+    }
+
     /// With a store that has one pool, `lab`.
     pub(crate) fn with_pool(engine: &'static str, cidr: &str) -> Self {
         let lab = Self::new(engine);

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
 
 /// What happened to a caller.
 #[derive(Debug, Default)]
@@ -49,6 +50,43 @@ impl Halting {
             }
             6..=40 => tokio::time::sleep(Duration::from_micros(pause)).await,
             _ => {}
+        }
+    }
+}
+
+/// Callers that stopped, for a while or for ever, with the tasks that they left. Clones share them.
+#[derive(Clone, Default)]
+pub(crate) struct Left(Arc<Mutex<Vec<Stopped>>>);
+
+/// A task that was left, and its fate.
+type Stopped = (JoinHandle<()>, Arc<Fate>);
+
+impl Left {
+    /// Lets a caller work in a task of its own. `None` once it has stopped: it may go on later.
+    pub(crate) async fn behind<T: Send + 'static>(
+        &self,
+        fate: Arc<Fate>,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        let (answer, mut answered) = oneshot::channel();
+        let task = tokio::spawn(async move { drop(answer.send(work.await)) });
+        tokio::select! {
+            done = &mut answered => Some(done.unwrap()),
+            () = fate.stopped.notified() => {
+                self.0.lock().unwrap().push((task, fate));
+                None
+            }
+        }
+    }
+
+    /// Waits for the callers that stopped for a while: they get done, or find out that they are too late.
+    pub(crate) async fn settle(&self) {
+        let left = std::mem::take(&mut *self.0.lock().unwrap());
+        for (task, fate) in left {
+            tokio::select! {
+                done = task => done.unwrap(),
+                () = fate.gone.notified() => {}
+            }
         }
     }
 }

@@ -18,7 +18,7 @@ use kv::{Store, StoreExt};
 
 use crate::calico::{Calico, JUST_NOW, LONG_AGO, Pool};
 use crate::etcd::Etcd;
-use crate::halting::Halting;
+use crate::halting::{Halting, Left};
 use crate::judge::Stored;
 use crate::kube_controllers::{KubeControllers, Pods};
 use crate::random::seed;
@@ -76,6 +76,7 @@ struct Field {
     names: Names,
     done: Arc<AtomicUsize>,
     released: Arc<AtomicUsize>,
+    left: Left,
 }
 
 impl Field {
@@ -125,11 +126,7 @@ impl Worker {
         let mut writer = calico(store, self.host, &pool);
         writer.claimed = if self.random.bool() { LONG_AGO } else { JUST_NOW };
         writer.pod = Some(pod.to_owned());
-        let task = tokio::spawn(work(writer));
-        tokio::select! {
-            done = task => Some(done.unwrap()),
-            () = fate.stopped.notified() => None,
-        }
+        self.field.left.behind(fate, work(writer)).await
     }
 
     async fn assign(&self, request: &AssignRequest) -> Option<IpAddr> {
@@ -281,6 +278,7 @@ async fn field(server: &Etcd, names: Names) -> Field {
         names,
         done: Arc::default(),
         released: Arc::default(),
+        left: Left::default(),
     }
 }
 
@@ -296,7 +294,7 @@ async fn pods_with_two_networks_beside_kube_controllers() {
     println!("{done} operations in {:?}; kube-controllers released {released}", begun.elapsed());
     assert_eq!(*field.told.wrong.lock().unwrap(), Vec::<String>::new());
     assert!(released > 0, "kube-controllers found nothing");
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    field.left.settle().await;
     let stored = Stored::read(&everything(&field.store).await.1);
     println!("left: {} handles", stored.handles.len());
     clean_up(&field.store).await.unwrap_or_else(|what| panic!("{what}"));

@@ -8,12 +8,10 @@ use backend_etcd::{EtcdStore, Options};
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::model::Owner;
 use kv::Store;
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
 
 use crate::calico::{Calico, JUST_NOW, LONG_AGO, Pool};
 use crate::etcd::Etcd;
-use crate::halting::{Fate, Halting};
+use crate::halting::{Halting, Left};
 use crate::judge::Stored;
 use crate::scene::{HOSTS, add, allocator, blocks_of, calico, clean_up, del, everything, judge, prepare, soon};
 use crate::turns::{Authors, Commits, Side, noting};
@@ -46,9 +44,6 @@ impl Told {
     }
 }
 
-/// Calico's writers that stopped, for a while or for ever.
-type Left = Arc<Mutex<Vec<(JoinHandle<()>, Arc<Fate>)>>>;
-
 /// One who works in the pool, in one of the two ways.
 struct Worker {
     name: String,
@@ -77,17 +72,7 @@ impl Worker {
         let (store, fate) = Halting::around(noted, self.random.u64(..));
         let mut writer = calico(store, self.host, &self.pool);
         writer.claimed = if self.random.bool() { LONG_AGO } else { JUST_NOW };
-        let (answer, mut answered) = oneshot::channel();
-        let working = work(writer);
-        let task = tokio::spawn(async move { drop(answer.send(working.await)) });
-        tokio::select! {
-            done = &mut answered => Some(done.unwrap()),
-            // It may go on later; the runtime does not wait for it.
-            () = fate.stopped.notified() => {
-                self.left.lock().unwrap().push((task, fate));
-                None
-            }
-        }
+        self.left.behind(fate, work(writer)).await
     }
 
     /// Calico's client starts and ends containers; what became of none of them is ours to end.
@@ -163,7 +148,7 @@ async fn at_random_on_etcd() {
                 store: Arc::clone(&store),
                 authors: Arc::clone(&authors),
                 told: told.clone(),
-                left: Arc::clone(&left),
+                left: left.clone(),
                 random: random.fork(),
                 pool: blocks_of(POOL, 30),
             };
@@ -180,14 +165,7 @@ async fn at_random_on_etcd() {
     for task in tasks {
         task.await.unwrap();
     }
-    // Writers that stopped for a while get done, or find out that they are too late.
-    let left = std::mem::take(&mut *left.lock().unwrap());
-    for (task, fate) in left {
-        tokio::select! {
-            done = task => done.unwrap(),
-            () = fate.gone.notified() => {}
-        }
-    }
+    left.settle().await;
 
     let judge = judge(&store, &begin, &authors).await.unwrap_or_else(|what| panic!("{what}"));
     println!("revisions: {:?}", judge.seen);

@@ -4,18 +4,14 @@ use std::fs;
 
 use super::Api;
 use crate::disk::fill;
-use crate::lab::{ENGINES, Lab, tmpfs, with_own_mounts};
+use crate::lab::{ENGINES, Lab, with_own_mounts};
 use crate::programs::wait_until;
 
 #[test]
 fn a_full_disk_raises_the_alarm_and_deletes_go_on() {
     with_own_mounts();
     for engine in ENGINES {
-        let mut lab = Lab::new(engine);
-        let disk = lab.root().join("disk");
-        fs::create_dir(&disk).unwrap();
-        tmpfs(&disk, "size=24m,mode=700");
-        lab.store = disk.join("store");
+        let (lab, disk) = Lab::on_small_disk(engine);
         lab.margay("store create --format 2").ok();
         let api = Api::start(&lab);
         for number in 0..20 {
