@@ -12,11 +12,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use datastore::care::{self, Queued};
 use datastore::{Create, Location, OpenStore, served};
-use futures::StreamExt;
-use futures::stream::unfold;
 use kv::{
-    Batch, Error, ErrorKind, Operation, Progress, RangeRequest, RangeResponse, Result, Revision, Store, Txn,
-    TxnResponse, WatchRequest, WatchStream,
+    Error, ErrorKind, Operation, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest,
+    WatchStream,
 };
 use kv_mvcc::{MvccStore, Purpose, Retention};
 use tokio::sync::{Notify, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
@@ -24,13 +22,14 @@ use tokio::time::{sleep, timeout_at};
 use wire::{FileId, Identity};
 
 use crate::metrics::Metrics;
+use crate::watch_on::watch_on;
 
 /// How long a process that has announced itself may take until it waits for the lock.
 const ANNOUNCED: Duration = Duration::from_millis(20);
 /// How often it is looked for.
 const LOOK: Duration = Duration::from_millis(1);
 /// How long the lock is waited for at once.
-const WAIT: Duration = Duration::from_secs(60);
+pub(crate) const WAIT: Duration = Duration::from_secs(60);
 
 /// A store that is held. Clones are handles to the same one.
 #[derive(Clone)]
@@ -382,17 +381,6 @@ impl Held {
         shrunk.map(drop)
     }
 
-    /// Watches the store of a turn.
-    async fn watch_in(&self, turn: Turn, request: WatchRequest) -> Result<WatchStream> {
-        let wants_progress = request.progress == Progress::Report;
-        // It says where a quiet watch goes on after a hand-over, when the history from its start may be gone.
-        let request = request.with_progress(Progress::Report);
-        let stream = turn.store(Purpose::Any)?.watch(request.clone()).await?;
-        let cursor =
-            Cursor { held: self.clone(), generation: turn.generation, request, wants_progress, stream: Some(stream) };
-        Ok(unfold(cursor, |mut cursor| async move { cursor.next().await.map(|item| (item, cursor)) }).boxed())
-    }
-
     /// Watches the store of a generation.
     ///
     /// # Errors
@@ -402,7 +390,7 @@ impl Held {
         if turn.generation != generation {
             return Err(self.replaced(Operation::Watch));
         }
-        self.watch_in(turn, request).await
+        watch_on(self.clone(), turn, request).await
     }
 
     /// The error for a client that means a store whose place another one has taken.
@@ -444,64 +432,10 @@ impl Store for Held {
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
         let turn = self.turn(Instant::now() + WAIT).await?;
-        self.watch_in(turn, request).await
+        watch_on(self.clone(), turn, request).await
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
         self.turn(Instant::now() + WAIT).await?.store(Purpose::Any)?.compact(revision).await
-    }
-}
-
-/// A watch that goes on after a hand-over.
-struct Cursor {
-    held: Held,
-    generation: u64,
-    /// The rest of the watch.
-    request: WatchRequest,
-    /// Whether the client gets reports of progress.
-    wants_progress: bool,
-    /// The watch on the open store; `None` once it has ended.
-    stream: Option<WatchStream>,
-}
-
-impl Cursor {
-    async fn next(&mut self) -> Option<Result<Batch>> {
-        loop {
-            match self.stream.as_mut()?.next().await {
-                Some(Ok(batch)) => {
-                    self.request.start = batch.revision.next();
-                    if self.wants_progress || !batch.is_progress() {
-                        return Some(Ok(batch));
-                    }
-                }
-                Some(Err(error)) if *error.kind() == ErrorKind::Closed => {
-                    // A hand-over is rare, and the future large: thousands of watches would have the room for it.
-                    if let Err(error) = Box::pin(self.resume()).await {
-                        self.stream = None;
-                        return Some(Err(error));
-                    }
-                }
-                Some(Err(error)) => {
-                    self.stream = None;
-                    return Some(Err(error));
-                }
-                None => self.stream = None,
-            }
-        }
-    }
-
-    /// Waits for the end of the hand-over, and watches on.
-    async fn resume(&mut self) -> Result<()> {
-        let turn = loop {
-            match self.held.turn(Instant::now() + WAIT).await {
-                Err(error) if *error.kind() == ErrorKind::Locked => {}
-                turn => break turn?,
-            }
-        };
-        if turn.generation != self.generation {
-            return Err(self.held.replaced(Operation::Watch));
-        }
-        self.stream = Some(turn.store(Purpose::Any)?.watch(self.request.clone()).await?);
-        Ok(())
     }
 }

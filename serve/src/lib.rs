@@ -1,6 +1,7 @@
 //! The daemon `margay serve`: one process that keeps a store open for plugins, commands and people.
 //!
-//! - [`held`]: the store. Other processes that wait for its lock get it, and the daemon takes it back.
+//! - [`held`]: the store. Other processes that wait for its lock get it, and the daemon takes it back; `watch_on` has the watches
+//!   that go on after that.
 //! - [`lane`]: the verbs that write, one commit at a time; on an embedded store one commit for all ADDs that wait.
 //! - [`daemon`] and `connection`: the private socket of plugins and commands; `keys` is the store behind it.
 //! - [`socket`]: the right to serve a store, and the socket's place.
@@ -21,3 +22,4 @@ pub mod life;
 pub mod metrics;
 mod pages;
 pub mod socket;
+mod watch_on;
