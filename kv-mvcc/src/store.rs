@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -10,7 +10,7 @@ use kv::{
     ErrorKind, Op, OpResult, Operation, Range, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnRange,
     TxnResponse, WatchRequest, WatchStream,
 };
-use tokio::sync::{RwLock, watch};
+use tokio::sync::RwLock;
 use uuid::Uuid;
 
 use crate::codec::State;
@@ -53,7 +53,7 @@ pub(crate) struct Inner {
     pub(crate) blocking: Blocking,
     /// Whoever works on the table holds this for reading; closing takes the table out.
     pub(crate) table: Arc<RwLock<Option<Box<dyn Table>>>>,
-    pub(crate) published: watch::Sender<Published>,
+    published: Mutex<Published>,
     pub(crate) tip: Arc<Tip>,
     pub(crate) queue: Mutex<Queue>,
     /// True while it is not known what became of a commit. Only the writer looks at it.
@@ -103,7 +103,6 @@ impl MvccStore {
         let Options { name, retention, clock, blocking, expected_id, inspection, purpose, reserve, format } = options;
         let opened = guarded(name, Operation::Open, || open_table(&*table, name, expected_id, inspection, format));
         let Opened { id, format, state, retention: own } = opened?;
-        let (published, _) = watch::channel(Published { state, closed: false });
         let table = Arc::new(RwLock::new(Some(table)));
         let is_spent = |reserve: &Arc<dyn Reserve>| purpose == Purpose::Release || reserve.restore().is_err();
         let spent = reserve.as_ref().is_some_and(is_spent);
@@ -115,7 +114,7 @@ impl MvccStore {
             clock,
             blocking,
             table,
-            published,
+            published: Mutex::new(Published { state, closed: false }),
             tip: Tip::at(state.revision),
             queue: Mutex::default(),
             poisoned: AtomicBool::new(false),
@@ -150,7 +149,7 @@ impl MvccStore {
 
     /// Where the store stands.
     pub fn status(&self) -> Status {
-        let state = self.inner.published.borrow().state;
+        let state = self.inner.published().state;
         Status {
             revision: revision(state.revision),
             compacted: revision(state.compacted),
@@ -187,7 +186,7 @@ impl MvccStore {
     /// `Corrupt` if the engine panicked over it.
     pub async fn close(&self) -> Result<()> {
         let name = self.inner.name;
-        self.inner.published.send_modify(|published| published.closed = true);
+        self.inner.published().closed = true;
         self.inner.tip.close();
         let table = Arc::clone(&self.inner.table).write_owned().await.take();
         let closing = self.inner.blocking.run(move || {
@@ -208,6 +207,11 @@ impl fmt::Debug for MvccStore {
 }
 
 impl Inner {
+    /// The part that is known to be durable.
+    pub(crate) fn published(&self) -> MutexGuard<'_, Published> {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The bounds on history.
     pub(crate) fn retention(&self) -> Retention {
         *self.retention.lock().unwrap_or_else(PoisonError::into_inner)
@@ -220,7 +224,7 @@ impl Inner {
 
     /// An error if somebody closed the store.
     pub(crate) fn check_open(&self, operation: Operation) -> Result<()> {
-        if self.published.borrow().closed { Err(closed(self.name, operation)) } else { Ok(()) }
+        if self.published().closed { Err(closed(self.name, operation)) } else { Ok(()) }
     }
 
     /// Works on the table, on a thread that may block.
@@ -255,7 +259,7 @@ impl Inner {
         mut work: impl FnMut(&mut Pinned<'_>) -> Result<T>,
     ) -> Result<T> {
         let open = |hold| {
-            let floor = self.published.borrow().state.revision;
+            let floor = self.published().state.revision;
             Pinned::open(table, self.name, at, about.clone(), floor, hold)
         };
         for _ in 1..READ_ATTEMPTS {

@@ -108,7 +108,7 @@ impl Watcher {
     async fn advance(&mut self) -> Result<()> {
         self.inner.check_open(Operation::Watch)?;
         let next = self.cursor.next.revision;
-        if self.is_behind && self.inner.published.borrow().state.revision >= next {
+        if self.is_behind && self.inner.published().state.revision >= next {
             return self.read().await;
         }
         match self.seat.news() {
@@ -142,7 +142,7 @@ impl Watcher {
             return self.seat.woken().await;
         }
         self.seat.wants_any();
-        if self.inner.published.borrow().state.revision < self.cursor.next.revision {
+        if self.inner.published().state.revision < self.cursor.next.revision {
             self.seat.woken().await;
         }
         // A change in the range comes at once.

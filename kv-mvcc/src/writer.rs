@@ -366,7 +366,7 @@ impl Inner {
                 state => break state?,
             }
         };
-        if state.revision < self.published.borrow().state.revision {
+        if state.revision < self.published().state.revision {
             return Err(Error::new(ErrorKind::RevisionRegressed, Operation::Open, self.name));
         }
         self.publish(state);
@@ -391,7 +391,7 @@ impl Inner {
 
     /// Shows readers what is durable.
     fn publish(&self, state: State) {
-        self.published.send_modify(|published| published.state = state);
+        self.published().state = state;
     }
 }
 
