@@ -93,7 +93,7 @@ impl Findings {
             return;
         }
         let rows = goals.iter().map(Goal::row).collect();
-        self.table(name, "What is to be reached".into(), &["", "measured", "bound", "reached"], rows);
+        self.table(name, "Bounds".into(), &["", "measured", "bound", "reached"], rows);
     }
 
     pub(crate) fn read(path: &Path) -> Outcome<Self> {

@@ -1,6 +1,6 @@
-//! What requests may take of the server's memory before they are answered: how many are open, their bytes, and the time in
-//! which a message must be complete. A client beyond its share is refused with etcd's text for too many requests, and others
-//! do not notice it.
+//! The limits of requests that are not answered yet: their number, their bytes in the server's memory, and the time in which a
+//! message must be complete. The server refuses a client beyond its share with etcd's text for too many requests, and other
+//! clients do not notice it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -42,7 +42,7 @@ impl Default for Client {
     }
 }
 
-/// What all requests share.
+/// The shares of all requests together.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     open: Arc<Semaphore>,
@@ -139,7 +139,7 @@ struct Arriving {
     client: Client,
     all: Arc<Semaphore>,
     held: Held,
-    /// What has come of the prefix of the next message.
+    /// The part of the next message's prefix that is there already.
     header: Vec<u8>,
     /// How many bytes of the current message are missing.
     rest: usize,

@@ -1,7 +1,7 @@
 //! Power cuts under clients of etcd's API: keys, transactions and leases.
 //!
 //! Each client has keys and leases of its own, and makes one request after the other, so that at most its last one has no answer
-//! at the cut. What is left must be the client's last acknowledged state, or the one after that request.
+//! at the cut. The copy must show the client's last acknowledged state, or the one after that request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;

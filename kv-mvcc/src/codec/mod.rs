@@ -48,7 +48,7 @@ const DECODE_LIMIT: usize = 2 * kv::MAX_KEY_BYTES;
 const BINCODE: Configuration<LittleEndian, Varint, Limit<DECODE_LIMIT>> =
     bincode::config::standard().with_limit::<DECODE_LIMIT>();
 
-/// What is wrong with a row.
+/// A fault of a row, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Damage(pub(crate) String);
 
@@ -140,7 +140,7 @@ pub(crate) fn end_of(tag: u8) -> [u8; 1] {
     [tag + 1]
 }
 
-// What rows hold.
+// The contents of rows.
 
 /// The rows of a value: keys and contents.
 pub(crate) fn value_rows(place: Place, value: &[u8]) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
@@ -247,7 +247,7 @@ pub(crate) fn decode_id(row: &[u8]) -> Result<Uuid, Damage> {
     Uuid::from_slice(unseal(ID_KEY, row)?).map_err(|_| Damage::row(ID_KEY, "has the wrong length"))
 }
 
-/// What a log row counts for: its own bytes, and those of the superseded value that it keeps.
+/// The bytes that a log row counts for: its own, and those of the superseded value that it keeps.
 pub(crate) fn log_cost(row_bytes: usize, prev: Option<&Pointer>) -> u64 {
     (LOG_KEY_BYTES + row_bytes) as u64 + prev.map_or(0, |prev| u64::from(prev.len))
 }

@@ -1,4 +1,4 @@
-//! What rows hold.
+//! The contents of rows.
 
 use bincode::de::Decoder;
 use bincode::enc::Encoder;
@@ -69,11 +69,11 @@ pub(crate) struct LogRow {
     /// When it was committed, in microseconds since 1970.
     pub(crate) time: u64,
     pub(crate) change: Change,
-    /// What was there before. Its value is kept as long as this row is.
+    /// The entry before the change. Its value is kept as long as this row is.
     pub(crate) prev: Option<Pointer>,
 }
 
-/// What a change made of a key.
+/// The effect of a change on its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) enum Change {
     Put(Pointer),
@@ -103,7 +103,7 @@ pub(crate) struct State {
     pub(crate) revision: u64,
     /// The mark: the oldest revision that can be read; 0 if all can.
     pub(crate) compacted: u64,
-    /// The first place of which a log row may still be there. What lies between it and the mark is on its way out.
+    /// The first place that may still have a log row. The rows between it and the mark are on their way out.
     pub(crate) swept: Place,
     /// The bytes of all log rows, and of the superseded values that they keep.
     pub(crate) log_bytes: u64,
@@ -133,7 +133,7 @@ impl<Context> Decode<Context> for State {
     }
 }
 
-/// What a row can hold.
+/// The content of a row.
 pub(crate) trait Row: Encode + Decode<()> {
     /// The part that rows of version 1 do not have. The default says nothing.
     type Extra: Default + PartialEq + Encode + Decode<()>;

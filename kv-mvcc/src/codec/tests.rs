@@ -9,7 +9,7 @@ fn hex(bytes: &[u8]) -> String {
 const PLACE: Place = Place { revision: 0x1234_5678, sub: 300 };
 const POINTER: Pointer = Pointer { create_revision: 2, version: 251, place: PLACE, len: 65_536, lease: None };
 
-/// What is on people's disks: none of these may ever change without a new format.
+/// These bytes are on people's disks: none of them may ever change without a new format.
 #[test]
 fn rows_are_spelled_as_ever() {
     assert_eq!(hex(&current_key(b"k\0")), "636b00");
