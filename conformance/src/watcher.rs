@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use futures::StreamExt;
-use kv::{Batch, ErrorKind, Event, EventKind, Prev, Progress, Revision, WatchRequest, WatchStream};
+use kv::{Batch, ErrorKind, Event, EventKind, Prev, Progress, Range, Revision, WatchRequest, WatchStream};
 
 use crate::expect::{Checked, Failure, OfRule, holds, same};
 use crate::subject::{RECOVERY, within};
@@ -32,6 +32,11 @@ impl Watcher {
         self.patience = RECOVERY;
         self.silence = "W17";
         self
+    }
+
+    /// The keys that it watches.
+    pub(crate) fn range(&self) -> Range {
+        self.request.range.clone()
     }
 
     /// The revision from which on a new watch would go on.

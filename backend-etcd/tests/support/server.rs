@@ -78,19 +78,14 @@ impl Etcd {
 
     /// A new, empty one with these arguments besides.
     pub(crate) fn start_with(scheme: &'static str, arguments: &[String]) -> std::io::Result<Self> {
-        let mut last = std::io::Error::other("etcd was not started");
-        // Somebody else may take a free port before etcd does.
-        for _ in 0..5 {
+        retried(|| {
             let addresses = free_addresses()?;
             let mut etcd = Self::prepare("one", addresses, &format!("one=http://{}", addresses[1]))?;
             etcd.scheme = scheme;
             etcd.arguments = arguments.to_vec();
-            match etcd.run() {
-                Ok(()) => return Ok(etcd),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
+            etcd.run()?;
+            Ok(etcd)
+        })
     }
 
     /// A cluster of three members.
@@ -100,23 +95,23 @@ impl Etcd {
 
     /// A cluster of three members with these arguments besides.
     pub(crate) fn start_three_with(arguments: &[&str]) -> std::io::Result<[Self; 3]> {
-        let addresses = [free_addresses()?, free_addresses()?, free_addresses()?];
-        let names = ["one", "two", "three"];
-        let member = |(name, [_, peer, _]): (&str, Addresses)| format!("{name}=http://{peer}");
-        let members = names.into_iter().zip(addresses).map(member).collect::<Vec<_>>().join(",");
-        let mut etcds = [
-            Self::prepare(names[0], addresses[0], &members)?,
-            Self::prepare(names[1], addresses[1], &members)?,
-            Self::prepare(names[2], addresses[2], &members)?,
-        ];
-        for etcd in &mut etcds {
-            etcd.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
-            etcd.spawn()?;
-        }
-        for etcd in &mut etcds {
-            etcd.wait()?;
-        }
-        Ok(etcds)
+        retried(|| {
+            let addresses = [free_addresses()?, free_addresses()?, free_addresses()?];
+            let names = ["one", "two", "three"];
+            let member = |(name, [_, peer, _]): (&str, Addresses)| format!("{name}=http://{peer}");
+            let members = names.into_iter().zip(addresses).map(member).collect::<Vec<_>>().join(",");
+            let mut etcds = [
+                Self::prepare(names[0], addresses[0], &members)?,
+                Self::prepare(names[1], addresses[1], &members)?,
+                Self::prepare(names[2], addresses[2], &members)?,
+            ];
+            for etcd in &mut etcds {
+                etcd.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
+                etcd.spawn()?;
+            }
+            wait_for(&mut etcds)?;
+            Ok(etcds)
+        })
     }
 
     fn prepare(name: &str, addresses: Addresses, members: &str) -> std::io::Result<Self> {
@@ -181,19 +176,9 @@ impl Etcd {
         Ok(())
     }
 
-    /// Until it says that it is well, which takes a leader.
+    /// Waits until the member is well, which takes a leader.
     fn wait(&mut self) -> std::io::Result<()> {
-        let until = Instant::now() + START;
-        while !self.is_well() {
-            let ended = self.child.as_mut().and_then(|child| child.try_wait().transpose()).transpose()?;
-            if ended.is_some() || Instant::now() > until {
-                let log = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
-                self.stop();
-                return Err(std::io::Error::other(format!("etcd does not start: {log}")));
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Ok(())
+        wait_for(std::slice::from_mut(self))
     }
 
     /// Starts the process again, without waiting until it is well: that may take other members.
@@ -242,6 +227,35 @@ impl Etcd {
             None => Ok(()),
         }
     }
+}
+
+/// Starts servers, at other ports if another process took one of theirs before etcd did.
+fn retried<T>(start: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
+    let mut last = std::io::Error::other("etcd was not started");
+    for _ in 0..5 {
+        match start() {
+            Ok(started) => return Ok(started),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Waits until all these members are well. A member that has ended is an error at once: the others may wait for it.
+fn wait_for(etcds: &mut [Etcd]) -> std::io::Result<()> {
+    let until = Instant::now() + START;
+    while !etcds.iter().all(Etcd::is_well) {
+        for etcd in &mut *etcds {
+            let ended = etcd.child.as_mut().and_then(|child| child.try_wait().transpose()).transpose()?;
+            if ended.is_some() || Instant::now() > until {
+                let log = std::fs::read_to_string(etcd.folder.path().join("log")).unwrap_or_default();
+                etcds.iter_mut().for_each(Etcd::stop);
+                return Err(std::io::Error::other(format!("etcd does not start: {log}")));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
 }
 
 /// Whether every thread of a process has stopped: they learn of the signal one after the other, and until then may serve.

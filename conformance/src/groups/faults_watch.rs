@@ -26,9 +26,9 @@ async fn watch_from(handle: &Handle, start: Revision) -> Checked<Watcher> {
 }
 
 /// Watches again from where a watch ended, as soon as the store can be reached.
-async fn watch_again(handle: &Handle, resume_from: Revision) -> Checked<Watcher> {
+async fn watch_again(handle: &Handle, range: Range, resume_from: Revision) -> Checked<Watcher> {
     handle.heals().await?;
-    watch_from(handle, resume_from).await
+    Ok(handle.watcher(range, resume_from).await?.through_faults())
 }
 
 /// Reads a watch up to `last`: every revision once, in order. A watch may end with `Disconnected` where it stands; then
@@ -40,7 +40,7 @@ pub(crate) async fn all_of(handle: &Handle, watcher: &mut Watcher, last: Revisio
             Ok(batch) => same("the next revision, without a gap", batch.revision, next).of("W17")?,
             Err(ErrorKind::Disconnected { resume_from }) => {
                 same("where to go on", resume_from, next).of("W17")?;
-                *watcher = watch_again(handle, next).await?;
+                *watcher = watch_again(handle, watcher.range(), next).await?;
             }
             Err(kind) => {
                 return Err(Failure::new(
@@ -87,10 +87,14 @@ pub(crate) async fn compacted_while_cut_off(t: Subject) -> Checked {
     t.compact(mark).await?;
     proxy.set(Link::Up);
     let kind = match watcher.step().await? {
-        Err(ErrorKind::Disconnected { .. }) => match watch_again(&cut_off, last.next()).await?.step().await? {
-            Err(kind) => kind,
-            Ok(batch) => return Err(Failure::new("a watch from below the mark", "Compacted", format!("{batch:?}"))),
-        },
+        Err(ErrorKind::Disconnected { .. }) => {
+            match watch_again(&cut_off, watcher.range(), last.next()).await?.step().await? {
+                Err(kind) => kind,
+                Ok(batch) => {
+                    return Err(Failure::new("a watch from below the mark", "Compacted", format!("{batch:?}")));
+                }
+            }
+        }
         Err(kind) => kind,
         Ok(batch) => return Err(Failure::new("a watch that the mark overtook", "Compacted", format!("{batch:?}"))),
     };
@@ -116,7 +120,7 @@ pub(crate) async fn frozen_server(t: Subject) -> Checked {
     let mut watcher = watch_from(&watching, last).await?;
     all_of(&watching, &mut watcher, last).await?;
     t.while_frozen(0, falls_silent(&mut watcher)).await?;
-    let mut again = watch_again(&watching, last.next()).await?;
+    let mut again = watch_again(&watching, watcher.range(), last.next()).await?;
     t.heals().await?;
     let last = writes(&t, 3).await?;
     all_of(&watching, &mut again, last).await
@@ -131,7 +135,7 @@ pub(crate) async fn silent_network(t: Subject) -> Checked {
     let last = writes(&t, 3).await?;
     falls_silent(&mut watcher).await?;
     proxy.heal();
-    let mut again = watch_again(&watching, watcher.resume_from()).await?;
+    let mut again = watch_again(&watching, watcher.range(), watcher.resume_from()).await?;
     all_of(&watching, &mut again, last).await
 }
 
