@@ -38,12 +38,11 @@ exit code is then 1.";
 
 const PODMAN: &str = "\
 Examples:
-  margay import podman /run/containers/networks/ipam.db --network lab
   podman inspect $(podman ps -q) | margay import podman - --network lab
 
-For podman with netavark, which keeps no files for host-local. ipam.db is only
-read. A container in several networks is left out: its interfaces' names are not
-told. With CNI podman uses host-local: margay import host-local.";
+For podman with netavark, which keeps no files for host-local. A container in
+several networks is left out: podman does not say which interface is in which.
+With CNI podman uses host-local: margay import host-local.";
 
 const MIGRATE: &str = "\
 Examples:
@@ -146,7 +145,7 @@ pub(crate) enum TakeOver {
     /// Take over the addresses that podman's containers have in one network
     #[command(after_help = PODMAN)]
     Podman {
-        /// podman's file ipam.db, or what `podman inspect` has printed; - for stdin
+        /// What `podman inspect` has printed; - for stdin
         file: PathBuf,
         #[command(flatten)]
         terms: Terms,

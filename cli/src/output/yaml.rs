@@ -1,4 +1,5 @@
-//! YAML as calicoctl prints it: fields in alphabetical order, items of a list not indented.
+//! YAML as calicoctl prints it: fields in alphabetical order, items of a list not indented, quotes as Go chooses them. The library
+//! that reads YAML here writes other quotes.
 
 use serde_json::Value;
 

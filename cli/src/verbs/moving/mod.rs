@@ -1,10 +1,8 @@
 //! The verbs that move what is in a store to another one.
 
-mod bolt;
 mod export;
 mod host_local;
 mod import;
-mod ipam_db;
 mod migrate;
 mod podman;
 mod take_over;

@@ -1,7 +1,6 @@
 //! Stores with something in them.
 
 use std::path::Path;
-use std::process::Command;
 
 use datastore::{Create, Location};
 use ipam_core::assign::{AssignRequest, Wanted};
@@ -56,14 +55,6 @@ pub(crate) fn calicos(location: &Location) {
     let documents: Vec<serde_json::Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let text = |document: &serde_json::Value, name: &str| document[name].as_str().unwrap().to_owned();
     write(location, documents.iter().map(|one| (text(one, "key"), text(one, "value").into_bytes())));
-}
-
-/// The file in which podman notes what it has given.
-pub(crate) fn podmans_file() -> Vec<u8> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/podman/ipam.db.gz");
-    let unpacked = Command::new("gzip").arg("-dc").arg(path).output().unwrap();
-    assert!(unpacked.status.success(), "{unpacked:?}");
-    unpacked.stdout
 }
 
 /// A pool and so many containers' addresses, given by the allocator.
