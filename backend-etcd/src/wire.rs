@@ -83,8 +83,6 @@ pub(crate) fn compare(compare: &Compare) -> etcd_client::Compare {
         Target::ModRevision(revision) => etcd_client::Compare::mod_revision(key, op, revision.get()),
         Target::Value(value) => etcd_client::Compare::value(key, op, value.as_bytes()),
         Target::Lease(lease) => etcd_client::Compare::lease(key, op, *lease),
-        // A target that this version does not know could only be sent wrongly; one that never holds is safe.
-        _ => etcd_client::Compare::version(key, WireOp::Less, 0),
     };
     if end.is_empty() { made } else { made.with_range(end) }
 }
@@ -112,8 +110,6 @@ pub(crate) fn op(op: &Op) -> TxnOp {
             let (key, options) = txn_get_options(read);
             TxnOp::get(key, Some(options))
         }
-        // As with compares: an operation that this version does not know does nothing.
-        _ => TxnOp::txn(etcd_client::Txn::new()),
     }
 }
 

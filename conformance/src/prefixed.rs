@@ -64,8 +64,6 @@ impl Prefixed {
             Op::Range(TxnRange { range, limit, content, .. }) => {
                 Op::Range(TxnRange::new(self.confined(&range, Operation::Txn)?).with_limit(limit).with_content(content))
             }
-            // An operation that this cannot confine must not get through.
-            _ => return Err(Error::new(ErrorKind::Unsupported, Operation::Txn, NAME)),
         })
     }
 

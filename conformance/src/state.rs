@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use kv::{
-    Compare, CompareOp, Content, Event, EventKind, Key, Kv, Op, OpResult, Prev, Range, RangeResponse, Revision, Target,
-    Txn, TxnRange, Value,
+    Content, Event, EventKind, Key, Kv, Op, OpResult, Prev, Range, RangeResponse, Revision, Txn, TxnRange, Value,
 };
 
 /// What is stored.
@@ -52,7 +51,7 @@ impl State {
 
     /// Runs a transaction that passes its check; what it writes gets the revision `next`.
     pub(crate) fn run(&mut self, txn: &Txn, next: Revision) -> Applied {
-        let succeeded = txn.compares.iter().all(|compare| self.holds(compare));
+        let succeeded = txn.compares.iter().all(|compare| compare.holds_for(self.within(&compare.range)));
         let branch = if succeeded { &txn.success } else { &txn.failure };
         let mut events = Vec::new();
         let results = branch.iter().map(|op| self.apply(op, next, &mut events)).collect();
@@ -97,7 +96,6 @@ impl State {
                 OpResult::Delete { count, prevs: if *prev == Prev::Return { gone } else { Vec::new() } }
             }
             Op::Range(TxnRange { range, limit, content, .. }) => OpResult::Range(self.read(range, *limit, *content)),
-            other => unreachable!("an operation that this model does not know: {other:?}"),
         }
     }
 
@@ -113,14 +111,6 @@ impl State {
             lease: None,
         };
         Event { kind: EventKind::Put, kv, prev: old }
-    }
-
-    fn holds(&self, compare: &Compare) -> bool {
-        let mut kvs = self.within(&compare.range).peekable();
-        if kvs.peek().is_none() {
-            return holds_for(compare, None);
-        }
-        kvs.all(|kv| holds_for(compare, Some(kv)))
     }
 }
 
@@ -152,21 +142,4 @@ pub(crate) fn cut(mut kvs: Vec<Kv>, limit: i64, content: Content) -> RangeRespon
         }
     }
     RangeResponse { revision: Revision::UNSET, kvs, count, more }
-}
-
-fn holds_for(compare: &Compare, kv: Option<&Kv>) -> bool {
-    let number = |stored: fn(&Kv) -> i64, given: i64| compare_numbers(compare.op, kv.map_or(0, stored), given);
-    match &compare.target {
-        Target::Version(given) => number(|kv| kv.version, *given),
-        Target::CreateRevision(given) => number(|kv| kv.create_revision.get(), given.get()),
-        Target::ModRevision(given) => number(|kv| kv.mod_revision.get(), given.get()),
-        Target::Value(given) => kv.is_some_and(|kv| compare.op.holds(kv.value.as_bytes(), given.as_bytes())),
-        // No case has a lease granted.
-        Target::Lease(given) => number(|_| 0, *given),
-        other => unreachable!("a target that this model does not know: {other:?}"),
-    }
-}
-
-fn compare_numbers(op: CompareOp, stored: i64, given: i64) -> bool {
-    op.holds(&stored, &given)
 }

@@ -2,6 +2,7 @@
 
 use crate::key::{Key, Range, Revision, Value};
 use crate::lease::LeaseId;
+use crate::response::Kv;
 
 /// How much of what was found comes back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -110,7 +111,6 @@ impl CompareOp {
 /// The property that a compare looks at. An absent key has version, create and mod revision and lease 0, and fails every value compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
 pub enum Target {
     /// How often the key was written since it was created.
     Version(i64),
@@ -141,6 +141,24 @@ impl Compare {
     /// `target` of every key in `range` against the given value.
     pub fn new(range: Range, op: CompareOp, target: Target) -> Self {
         Self { range, op, target }
+    }
+
+    /// True if the condition holds for one key of the range; `None` is a key that is absent.
+    pub fn holds(&self, kv: Option<&Kv>) -> bool {
+        let number = |stored: fn(&Kv) -> i64, given: i64| self.op.holds(&kv.map_or(0, stored), &given);
+        match &self.target {
+            Target::Version(given) => number(|kv| kv.version, *given),
+            Target::CreateRevision(given) => number(|kv| kv.create_revision.get(), given.get()),
+            Target::ModRevision(given) => number(|kv| kv.mod_revision.get(), given.get()),
+            Target::Value(given) => kv.is_some_and(|kv| self.op.holds(&kv.value, given)),
+            Target::Lease(given) => number(|kv| LeaseId::number(kv.lease), *given),
+        }
+    }
+
+    /// True if the condition holds for these keys, which are all that the range has.
+    pub fn holds_for<'k>(&self, found: impl IntoIterator<Item = &'k Kv>) -> bool {
+        let mut found = found.into_iter().peekable();
+        if found.peek().is_none() { self.holds(None) } else { found.all(|kv| self.holds(Some(kv))) }
     }
 
     /// The key was last written at exactly this revision; [`Revision::UNSET`] means that it is absent.
@@ -201,7 +219,6 @@ impl TxnRange {
 /// One operation of a [`Txn`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
 pub enum Op {
     /// Write a key.
     Put {

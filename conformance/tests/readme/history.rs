@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use kv::{
-    Batch, Compare, Content, ErrorKind, Event, EventKind, Key, Kv, Op, OpResult, Prev, Range, RangeRequest,
-    RangeResponse, Revision, Target, Txn, TxnRange, TxnResponse, Value, WatchRequest,
+    Batch, Content, ErrorKind, Event, EventKind, Key, Kv, Op, OpResult, Prev, Range, RangeRequest, RangeResponse,
+    Revision, Txn, TxnRange, TxnResponse, Value, WatchRequest,
 };
 
 type Refused<T> = Result<T, ErrorKind>;
@@ -64,7 +64,8 @@ impl History {
     }
 
     pub(crate) fn txn(&mut self, txn: &Txn) -> TxnResponse {
-        let succeeded = txn.compares.iter().all(|compare| self.holds(compare));
+        let succeeded =
+            txn.compares.iter().all(|compare| compare.holds_for(&self.state(&compare.range, self.revision)));
         let branch = if succeeded { &txn.success } else { &txn.failure };
         let (next, mut events) = (self.revision.next(), Vec::new());
         let mut results: Vec<OpResult> = branch.iter().map(|op| self.apply(op, next, &mut events)).collect();
@@ -111,14 +112,6 @@ impl History {
                 OpResult::Delete { count, prevs: if *prev == Prev::Return { gone } else { Vec::new() } }
             }
             Op::Range(read) => OpResult::Range(self.read(read, next)),
-            other => unreachable!("an operation that is not known: {other:?}"),
-        }
-    }
-
-    fn holds(&self, compare: &Compare) -> bool {
-        match self.state(&compare.range, self.revision).as_slice() {
-            [] => holds_for(compare, None), // an empty range counts as one absent key
-            found => found.iter().all(|kv| holds_for(compare, Some(kv))),
         }
     }
 
@@ -143,17 +136,5 @@ impl History {
         }
         self.mark = to;
         Ok(())
-    }
-}
-
-fn holds_for(compare: &Compare, kv: Option<&Kv>) -> bool {
-    let number = |stored: fn(&Kv) -> i64, given: i64| compare.op.holds(&kv.map_or(0, stored), &given);
-    match &compare.target {
-        Target::Version(given) => number(|kv| kv.version, *given),
-        Target::CreateRevision(given) => number(|kv| kv.create_revision.get(), given.get()),
-        Target::ModRevision(given) => number(|kv| kv.mod_revision.get(), given.get()),
-        Target::Value(given) => kv.is_some_and(|kv| compare.op.holds(&kv.value, given)),
-        Target::Lease(given) => number(|_| 0, *given), // no key has one
-        other => unreachable!("a target that is not known: {other:?}"),
     }
 }

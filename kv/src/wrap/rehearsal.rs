@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::ext::StoreExt;
 use crate::key::{Key, Range, Revision, Value};
 use crate::lease::LeaseId;
-use crate::request::{Compare, Content, Op, Prev, RangeRequest, Target, Txn, TxnRange, WatchRequest};
+use crate::request::{Compare, Content, Op, Prev, RangeRequest, Txn, TxnRange, WatchRequest};
 use crate::response::{Kv, OpResult, RangeResponse, TxnResponse};
 use crate::store::{Store, WatchStream};
 
@@ -94,7 +94,7 @@ impl<S: Store> Rehearsal<S> {
 
     async fn all_hold(&self, state: &State, compares: &[Compare]) -> Result<bool> {
         for compare in compares {
-            if !holds(compare, &self.kvs(state, &compare.range, state.newest).await?) {
+            if !compare.holds_for(&self.kvs(state, &compare.range, state.newest).await?) {
                 return Ok(false);
             }
         }
@@ -156,25 +156,6 @@ impl State {
         });
         self.last = Revision::UNSET;
     }
-}
-
-/// Whether a compare holds for all that its range has.
-fn holds(compare: &Compare, found: &[Kv]) -> bool {
-    let op = compare.op;
-    if found.is_empty() {
-        return match &compare.target {
-            Target::Version(given) | Target::Lease(given) => op.holds(&0, given),
-            Target::CreateRevision(given) | Target::ModRevision(given) => op.holds(&Revision::UNSET, given),
-            Target::Value(_) => false,
-        };
-    }
-    found.iter().all(|kv| match &compare.target {
-        Target::Version(given) => op.holds(&kv.version, given),
-        Target::CreateRevision(given) => op.holds(&kv.create_revision, given),
-        Target::ModRevision(given) => op.holds(&kv.mod_revision, given),
-        Target::Value(given) => op.holds(&kv.value, given),
-        Target::Lease(given) => op.holds(&LeaseId::number(kv.lease), given),
-    })
 }
 
 #[async_trait]

@@ -48,8 +48,6 @@ impl Call {
                 Op::Put { key, .. } => call.writes.push(Range::Key(key.clone())),
                 Op::Delete { range, .. } => call.writes.push(range.clone()),
                 Op::Range(read) => call.reads.push(read.range.clone()),
-                // Whatever it is, nothing may be said to commute with it.
-                _ => call.writes.push(Range::All),
             }
         }
         // The first read of a transaction says as of when all its later ones are.
