@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
 
-use kv::{
-    Compare, Content, Key, Kv, LeaseId, OpResult, Range, RangeResponse, Result, Revision, Target, TxnRange, Value,
-};
+use kv::{Compare, Content, Key, Kv, OpResult, Range, RangeResponse, Result, Revision, Target, TxnRange, Value};
 
 use crate::codec::Pointer;
 use crate::error::revision;
+use crate::merge::Merge;
 use crate::rows::VisitEntry;
 
 /// Where some keys differ from the table: what is there instead, if anything.
@@ -31,58 +30,19 @@ pub(crate) trait Entries {
     }
 }
 
-/// The part of an overlay from `from` to `to`.
+/// The part of an overlay from `from` to `to`, to be merged into a scan of the table.
 pub(crate) fn overlaid<'o>(
     overlay: &'o Overlay,
     from: &[u8],
     to: Option<&[u8]>,
-) -> impl Iterator<Item = (&'o Key, &'o Option<Pointer>)> + use<'o> {
+) -> Merge<impl Iterator<Item = (&'o [u8], Option<Pointer>)> + use<'o>> {
     let to = match to {
         // A map panics over a range that ends before it starts.
         Some(to) => Bound::Excluded(to.max(from)),
         None => Bound::Unbounded,
     };
-    overlay.range::<[u8], _>((Bound::Included(from), to))
-}
-
-/// Calls `visit` with the entries of the table and of the overlay as one; fed by a scan of the table.
-pub(crate) struct Merge<'o, I: Iterator<Item = (&'o Key, &'o Option<Pointer>)>> {
-    overlay: std::iter::Peekable<I>,
-}
-
-impl<'o, I: Iterator<Item = (&'o Key, &'o Option<Pointer>)>> Merge<'o, I> {
-    pub(crate) fn new(overlay: I) -> Self {
-        Self { overlay: overlay.peekable() }
-    }
-
-    /// What the overlay has before `key`.
-    pub(crate) fn before(&mut self, key: &[u8], visit: VisitEntry<'_>) -> ControlFlow<()> {
-        while let Some((key, instead)) = self.overlay.next_if(|(other, _)| other.as_bytes() < key) {
-            if let Some(pointer) = instead {
-                visit(key.as_bytes(), *pointer)?;
-            }
-        }
-        ControlFlow::Continue(())
-    }
-
-    /// An entry of the table, or what the overlay has instead.
-    pub(crate) fn entry(&mut self, key: &[u8], pointer: Pointer, visit: VisitEntry<'_>) -> ControlFlow<()> {
-        match self.overlay.next_if(|(other, _)| other.as_bytes() == key) {
-            Some((_, None)) => ControlFlow::Continue(()),
-            Some((_, Some(instead))) => visit(key, *instead),
-            None => visit(key, pointer),
-        }
-    }
-
-    /// What the overlay has after the last entry of the table.
-    pub(crate) fn rest(&mut self, visit: VisitEntry<'_>) -> ControlFlow<()> {
-        for (key, instead) in self.overlay.by_ref() {
-            if let Some(pointer) = instead {
-                visit(key.as_bytes(), *pointer)?;
-            }
-        }
-        ControlFlow::Continue(())
-    }
+    let range = overlay.range::<[u8], _>((Bound::Included(from), to));
+    Merge::new(range.map(|(key, pointer)| (key.as_bytes(), *pointer)))
 }
 
 /// Visits the entries of any range; a single key is not scanned for.
@@ -158,32 +118,20 @@ pub(crate) fn all_hold(entries: &mut dyn Entries, compares: &[Compare]) -> Resul
 fn holds(entries: &mut dyn Entries, compare: &Compare) -> Result<bool> {
     let found = found_in(entries, &compare.range)?;
     if found.is_empty() {
-        return Ok(absent_holds(compare));
+        return Ok(compare.holds(None));
     }
-    for (_, pointer) in &found {
-        let holds = match &compare.target {
-            Target::Version(given) => compare.op.holds(&pointer.version.cast_signed(), given),
-            Target::CreateRevision(given) => compare.op.holds(&revision(pointer.create_revision), given),
-            Target::ModRevision(given) => compare.op.holds(&revision(pointer.place.revision), given),
-            Target::Value(given) => compare.op.holds(&entries.value(pointer)?, given),
-            Target::Lease(given) => compare.op.holds(&LeaseId::number(pointer.lease), given),
-            // A target that this crate does not know holds for nothing, which is the safe side.
-            _ => false,
+    for (key, pointer) in found {
+        let value = match compare.target {
+            Target::Value(_) => entries.value(&pointer)?,
+            Target::Version(_) | Target::CreateRevision(_) | Target::ModRevision(_) | Target::Lease(_) => {
+                Value::default()
+            }
         };
-        if !holds {
+        if !compare.holds(Some(&kv_of(key, &pointer, value))) {
             return Ok(false);
         }
     }
     Ok(true)
-}
-
-/// A compare on a key that is not there: its numbers are 0, and it has no value that could compare.
-fn absent_holds(compare: &Compare) -> bool {
-    match &compare.target {
-        Target::Version(given) | Target::Lease(given) => compare.op.holds(&0, given),
-        Target::CreateRevision(given) | Target::ModRevision(given) => compare.op.holds(&Revision::UNSET, given),
-        _ => false,
-    }
 }
 
 /// An entry as callers know it.

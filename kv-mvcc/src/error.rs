@@ -34,19 +34,16 @@ pub(crate) fn revision(number: u64) -> Revision {
 /// # Errors
 /// Those of `call`; `Corrupt` if it panicked.
 pub(crate) fn guarded<T>(store: &'static str, operation: Operation, call: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
-        log_panic(&*panic);
-        Err(corrupt(store, operation, ENGINE_GAVE_UP))
-    })
+    caught(call).unwrap_or_else(|| Err(corrupt(store, operation, ENGINE_GAVE_UP)))
 }
 
-/// What is said of an engine's panic.
+/// What an error says of an engine's panic.
 pub(crate) const ENGINE_GAVE_UP: &str = "the engine gave up over what it found in its files";
 
-/// Keeps the words of an engine's panic for who looks for a fault in the engine. A user is not told: they say nothing
-/// that helps.
-pub(crate) fn log_panic(panic: &(dyn Any + Send)) {
-    tracing::debug!(text = panic_text(panic), "the engine panicked");
+/// The answer of a call; `None` if it panicked. The log has the words of the panic, which tell a user nothing that helps.
+pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
+    let panicked = |panic: Box<dyn Any + Send>| tracing::debug!(text = panic_text(&*panic), "the engine panicked");
+    catch_unwind(AssertUnwindSafe(call)).map_err(panicked).ok()
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {

@@ -26,6 +26,7 @@ pub mod journal;
 mod leases;
 pub mod local;
 mod memory;
+mod merge;
 mod open;
 mod options;
 mod page;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kv::{Error, ErrorKind, Key, Operation, Range, Result, Revision, Value};
 
 use crate::codec::{Place, Pointer, State};
-use crate::entries::{Entries, Merge, Overlay, overlaid};
+use crate::entries::{Entries, Overlay, overlaid};
 use crate::error::compacted;
 use crate::rows::{ROWS_PER_LOOK, Rows, VisitEntry};
 use crate::table::Table;
@@ -176,16 +176,16 @@ impl Entries for Pinned<'_> {
         let mut from = from.to_vec();
         loop {
             let (rows, then, slice) = self.ready()?;
-            let mut merge = Merge::new(overlaid(then, &from, to));
+            let mut merge = overlaid(then, &from, to);
             let (mut looked, mut stopped, mut resume) = (0, false, None);
             rows.pointers(&from, to, &mut |key, pointer| {
                 looked += 1;
-                if merge.before(key, visit).is_break() {
+                if merge.before(Some(key), visit).is_break() {
                     stopped = true;
                 } else if looked % ROWS_PER_LOOK == 0 && slice.is_over() {
                     resume = Some(key.to_vec());
-                } else {
-                    stopped = merge.entry(key, pointer, visit).is_break();
+                } else if let Some(pointer) = merge.instead_of(key).unwrap_or(Some(pointer)) {
+                    stopped = visit(key, pointer).is_break();
                 }
                 if stopped || resume.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })?;
@@ -194,7 +194,7 @@ impl Entries for Pinned<'_> {
                 None if stopped => return Ok(()),
                 None => {
                     // Stopped or not, this is the end.
-                    let _ = merge.rest(visit);
+                    let _ = merge.before(None, visit);
                     return Ok(());
                 }
             }

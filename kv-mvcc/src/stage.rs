@@ -1,13 +1,14 @@
 //! What a group of transactions does to the store, worked out in memory before any of it is written.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
 
 use kv::{
     Error, ErrorKind, Key, LeaseId, Op, OpResult, Operation, Outcome, Prev, Range, Result, Txn, TxnResponse, Value,
 };
 
 use crate::codec::{self, Change, LogRow, Place, Pointer, State, fingerprint};
-use crate::entries::{Entries, Merge, Overlay, all_hold, found_in, kv_of, overlaid, read, stamp};
+use crate::entries::{Entries, Overlay, all_hold, found_in, kv_of, overlaid, read, stamp};
 use crate::error::{corrupt, revision};
 use crate::rows::{Rows, VisitEntry};
 use crate::table::Write;
@@ -152,8 +153,6 @@ impl<'r, 't> Stage<'r, 't> {
             }
             Op::Delete { range, prev } => self.delete(range, *prev, place, time),
             Op::Range(request) => Ok(OpResult::Range(read(self, request)?)),
-            // A validated request has no operation that this crate does not know.
-            _ => Err(Error::new(ErrorKind::Unsupported, Operation::Txn, self.store)),
         }
     }
 
@@ -258,19 +257,20 @@ impl Entries for Stage<'_, '_> {
     }
 
     fn each(&mut self, from: &[u8], to: Option<&[u8]>, visit: VisitEntry<'_>) -> Result<()> {
-        let mut merge = Merge::new(overlaid(&self.staged, from, to));
-        let mut stopped = false;
+        let mut merge = overlaid(&self.staged, from, to);
+        let mut flow = ControlFlow::Continue(());
         self.rows.pointers(from, to, &mut |key, pointer| {
-            let mut flow = merge.before(key, visit);
-            if flow.is_continue() {
-                flow = merge.entry(key, pointer, visit);
+            flow = merge.before(Some(key), visit);
+            if flow.is_continue()
+                && let Some(pointer) = merge.instead_of(key).unwrap_or(Some(pointer))
+            {
+                flow = visit(key, pointer);
             }
-            stopped = flow.is_break();
             flow
         })?;
-        if !stopped {
+        if flow.is_continue() {
             // Stopped or not, this is the end.
-            let _ = merge.rest(visit);
+            let _ = merge.before(None, visit);
         }
         Ok(())
     }

@@ -48,7 +48,9 @@ pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 /// 2. a view is a consistent snapshot: it shows all of a commit or nothing, and no later one;
 /// 3. no view shows a commit that is not durable yet;
 /// 4. rows are ordered by unsigned byte comparison of their keys;
-/// 5. after a commit that failed, later commits fail with `Poisoned` until [`Table::recover`] has succeeded.
+/// 5. after a commit that failed, a view shows none of it until [`Table::recover`] has succeeded.
+///
+/// The caller's duty in return: after a commit that failed it makes no other one before [`Table::recover`] has succeeded.
 pub trait Table: Debug + Send + Sync + 'static {
     /// A snapshot of the table. It is short-lived: a view may hold up commits, and other views, as long as it exists. No
     /// thread holds two at once.
@@ -60,14 +62,14 @@ pub trait Table: Debug + Send + Sync + 'static {
     /// Applies all writes or none; no row is named twice. Only one commit runs at a time: callers see to that.
     ///
     /// # Errors
-    /// `NoSpace` or `CommitIo` if the engine failed and what it did is not known; `Poisoned` after such a failure.
+    /// `NoSpace` or `CommitIo` if the engine failed and what it did is not known.
     fn commit(&self, writes: &[Write]) -> Result<()>;
 
     /// Makes the table usable again after a failed commit, by reopening the engine: afterwards views show what is
     /// really there, all of that commit or nothing of it.
     ///
     /// # Errors
-    /// `Io`, `Corrupt`; the table stays poisoned.
+    /// `Io`, `Corrupt`; then it can be tried again.
     fn recover(&self) -> Result<()>;
 }
 

@@ -5,7 +5,6 @@
 //! away changes nothing: its job is done or, if nobody has begun it, dropped.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -15,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 use crate::codec::{self, State};
-use crate::error::{Shared, closed, compacted, corrupt, guarded};
+use crate::error::{Shared, caught, closed, compacted, corrupt, guarded};
 use crate::options::Blocking;
 use crate::reserve::Purpose;
 use crate::rows::Rows;
@@ -129,7 +128,7 @@ impl Drainer {
             };
             // What engines do is caught where they are called. This keeps a fault of our own from stopping all writing:
             // the job's answer is dropped, which says that its outcome is unknown.
-            let _ = catch_unwind(AssertUnwindSafe(|| inner.work(table, job)));
+            let _ = caught(|| inner.work(table, job));
         }
     }
 

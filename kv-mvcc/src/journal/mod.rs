@@ -80,12 +80,11 @@ pub struct Journaled {
     bytes: u64,
     store: String,
     overlay: RwLock<Arc<Overlay>>,
-    /// `None` after a commit that failed.
-    end: Mutex<Option<End>>,
+    end: Mutex<End>,
 }
 
 /// Where the journal stands.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct End {
     durable: Noted,
     /// Where the next record goes.
@@ -103,11 +102,9 @@ impl Journaled {
 
     fn with_bytes(table: Box<dyn Table>, medium: Box<dyn Medium>, store: &str, bytes: u64) -> Result<Self> {
         let store = store.to_owned();
-        let journaled = Self { table, medium, bytes, store, overlay: RwLock::default(), end: Mutex::new(None) };
-        let (overlay, end) = journaled.load()?;
-        *journaled.overlay.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(overlay);
-        *journaled.end() = Some(end);
-        Ok(journaled)
+        let new = Self { table, medium, bytes, store, overlay: RwLock::default(), end: Mutex::default() };
+        let (overlay, end) = new.load()?;
+        Ok(Self { overlay: RwLock::new(Arc::new(overlay)), end: Mutex::new(end), ..new })
     }
 
     /// True if a table has been behind a journal. The journal had its whole length by then, since it is made durable first.
@@ -123,22 +120,12 @@ impl Journaled {
     /// # Errors
     /// As [`Table::commit`].
     pub fn checkpoint(&self) -> Result<()> {
-        self.change(|end| self.move_to_table(end, &[]))
+        self.move_to_table(&mut self.end(), &[])
     }
 
-    fn end(&self) -> MutexGuard<'_, Option<End>> {
-        // What a panic leaves there is what it has taken out: nothing.
+    fn end(&self) -> MutexGuard<'_, End> {
+        // After a panic the table recovers, which replaces what is there.
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Does what may fail halfway: if it does, commits are refused until the table has recovered.
-    fn change(&self, work: impl FnOnce(&mut End) -> Result<()>) -> Result<()> {
-        let mut guard = self.end();
-        let poisoned = || Error::new(ErrorKind::Poisoned, Operation::Txn, self.store.clone());
-        let mut end = guard.take().ok_or_else(poisoned)?;
-        work(&mut end)?;
-        *guard = Some(end);
-        Ok(())
     }
 
     fn failed(&self, operation: Operation) -> impl Fn(io::Error) -> Error {
@@ -242,17 +229,16 @@ impl Table for Journaled {
     }
 
     fn commit(&self, writes: &[Write]) -> Result<()> {
-        self.change(|end| self.append(end, writes))
+        self.append(&mut self.end(), writes)
     }
 
     fn recover(&self) -> Result<()> {
-        let mut guard = self.end();
-        *guard = None;
+        let mut end = self.end();
+        // No view may show the rows of one beside older ones of the other.
         let mut overlay = self.overlay.write().unwrap_or_else(PoisonError::into_inner);
         self.table.recover()?;
-        let (found, end) = self.load()?;
-        *overlay = Arc::new(found);
-        *guard = Some(end);
+        let (found, stands) = self.load()?;
+        (*overlay, *end) = (Arc::new(found), stands);
         Ok(())
     }
 }

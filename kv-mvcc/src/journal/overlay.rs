@@ -1,13 +1,13 @@
 //! Rows over those of a table.
 
 use std::collections::BTreeMap;
-use std::iter::Peekable;
 use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
 
 use kv::Result;
 
 use super::ROW;
+use crate::merge::Merge;
 use crate::table::{View, Visit, Write};
 
 /// What has become of rows since the table was written: their value, or `None` if they were removed.
@@ -49,10 +49,14 @@ impl Overlay {
         self.0.into_iter().map(write).collect()
     }
 
-    /// Where one of the rows stands between `from` and `to`; `from` must not be behind `to`.
-    fn between<'a>(&'a self, from: &'a [u8], to: &'a [u8]) -> impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)> {
+    /// The rows between `from` and `to`, to be merged into a scan of the table; `from` must not be behind `to`.
+    fn between<'a>(
+        &'a self,
+        from: &[u8],
+        to: &[u8],
+    ) -> Merge<impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)> + use<'a>> {
         let range = self.0.range::<[u8], _>((Bound::Included(from), Bound::Excluded(to)));
-        range.map(|(key, value)| (key.as_slice(), value.as_deref()))
+        Merge::new(range.map(|(key, value)| (key.as_slice(), value.as_deref())))
     }
 }
 
@@ -74,38 +78,22 @@ impl View for Over<'_> {
         if from >= to {
             return Ok(());
         }
-        let mut over = self.overlay.between(from, to).peekable();
-        let mut stopped = false;
+        let mut over = self.overlay.between(from, to);
+        let mut flow = ControlFlow::Continue(());
         self.table.scan(from, to, &mut |key, value| {
-            let mut next = show_before(&mut over, Some(key), visit);
-            if next.is_continue() {
-                next = match over.next_if(|(overlaid, _)| *overlaid == key) {
-                    Some((_, Some(value))) => visit(key, value),
-                    Some((_, None)) => ControlFlow::Continue(()),
-                    None if key == ROW => ControlFlow::Continue(()),
-                    None => visit(key, value),
+            flow = over.before(Some(key), visit);
+            if flow.is_continue() {
+                flow = match over.instead_of(key) {
+                    Some(Some(value)) => visit(key, value),
+                    None if key != ROW => visit(key, value),
+                    Some(None) | None => ControlFlow::Continue(()),
                 };
             }
-            stopped = next.is_break();
-            next
+            flow
         })?;
-        if !stopped {
-            let _ = show_before(&mut over, None, visit);
+        if flow.is_continue() {
+            let _ = over.before(None, visit);
         }
         Ok(())
     }
-}
-
-/// Shows the overlay's rows before `key`, or all that are left.
-fn show_before<'a>(
-    over: &mut Peekable<impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)>>,
-    key: Option<&[u8]>,
-    visit: Visit<'_>,
-) -> ControlFlow<()> {
-    while let Some((overlaid, value)) = over.next_if(|(overlaid, _)| key.is_none_or(|key| *overlaid < key)) {
-        if let Some(value) = value {
-            visit(overlaid, value)?;
-        }
-    }
-    ControlFlow::Continue(())
 }

@@ -1,8 +1,6 @@
-//! A table that holds the turn at its store, whose engine may panic, and that refuses writes after a failed one.
+//! A table that holds the turn at its store, and whose engine may panic.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use kv::{Error, ErrorKind, Operation, Result};
 
@@ -10,17 +8,16 @@ use super::ballast::Ballast;
 use super::errors::Place;
 use super::head::Head;
 use super::queue::Turn;
-use crate::error::{ENGINE_GAVE_UP, log_panic};
+use crate::error::{self, ENGINE_GAVE_UP};
 use crate::table::{Table, View, Visit, Write};
 
 /// A table of an engine on disk.
 ///
-/// Engines panic on some damaged files; here that becomes `Corrupt`. After a commit that failed, whatever the reason,
-/// commits are refused until [`Table::recover`] has succeeded. Each commit leaves its revision in `head`. On drop the engine closes first, then the turn ends.
+/// Engines panic on some damaged files; here that becomes `Corrupt`. Each commit leaves its revision in `head`. On drop the engine
+/// closes first, then the turn ends.
 #[derive(Debug)]
 pub(super) struct Guarded {
     table: Option<Box<dyn Table>>,
-    poisoned: AtomicBool,
     place: Place,
     head: Arc<Head>,
     ballast: Arc<Ballast>,
@@ -30,7 +27,7 @@ pub(super) struct Guarded {
 
 impl Guarded {
     pub(super) fn new(table: Box<dyn Table>, place: Place, head: Arc<Head>, ballast: Arc<Ballast>, turn: Turn) -> Self {
-        Self { table: Some(table), poisoned: AtomicBool::new(false), place, head, ballast, _turn: turn }
+        Self { table: Some(table), place, head, ballast, _turn: turn }
     }
 
     fn table(&self, operation: Operation) -> Result<&dyn Table> {
@@ -47,14 +44,11 @@ impl Table for Guarded {
     }
 
     fn commit(&self, writes: &[Write]) -> Result<()> {
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Poisoned, Operation::Txn, self.place.store.clone()));
-        }
         let table = self.table(Operation::Txn)?;
         let result = caught(&self.place, Operation::Txn, || table.commit(writes));
         match result {
             Ok(()) => self.head.note(writes),
-            Err(_) => self.poisoned.store(true, Ordering::Release),
+            Err(_) => self.head.set_in_doubt(),
         }
         result
     }
@@ -62,7 +56,7 @@ impl Table for Guarded {
     fn recover(&self) -> Result<()> {
         let table = self.table(Operation::Open)?;
         caught(&self.place, Operation::Open, || table.recover())?;
-        self.poisoned.store(false, Ordering::Release);
+        self.head.set_in_order();
         Ok(())
     }
 }
@@ -71,8 +65,7 @@ impl Drop for Guarded {
     fn drop(&mut self) {
         let table = self.table.take();
         // There is nobody to tell, and nothing is lost: what was committed is durable.
-        let closed = catch_unwind(AssertUnwindSafe(|| drop(table)));
-        if closed.is_ok() && !self.poisoned.load(Ordering::Acquire) {
+        if error::caught(|| drop(table)).is_some() {
             self.head.leave();
         }
         self.ballast.take_back();
@@ -105,16 +98,12 @@ impl View for GuardedView<'_> {
 impl Drop for GuardedView<'_> {
     fn drop(&mut self) {
         let view = self.view.take();
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(view)));
+        let _ = error::caught(|| drop(view));
     }
 }
 
 /// Runs `f`; its panic is the engine's word for damage. Damage comes with advice.
 pub(super) fn caught<T>(place: &Place, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(f))
-        .unwrap_or_else(|panic| {
-            log_panic(&*panic);
-            Err(Error::new(ErrorKind::Corrupt, operation, place.store.clone()).with_source(ENGINE_GAVE_UP))
-        })
-        .map_err(|error| place.advise(error))
+    let gave_up = || Error::new(ErrorKind::Corrupt, operation, place.store.clone()).with_source(ENGINE_GAVE_UP);
+    error::caught(f).unwrap_or_else(|| Err(gave_up())).map_err(|error| place.advise(error))
 }

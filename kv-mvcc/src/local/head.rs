@@ -60,6 +60,11 @@ impl Head {
         self.in_order.store(true, Ordering::Release);
     }
 
+    /// Says that a commit has failed and what became of it is not known.
+    pub(super) fn set_in_doubt(&self) {
+        self.in_order.store(false, Ordering::Release);
+    }
+
     /// Notes how the store's files look. To be called when the engine has closed them.
     pub(super) fn leave(&self) {
         if !self.in_order.load(Ordering::Acquire) {
