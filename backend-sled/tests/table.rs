@@ -1,47 +1,8 @@
-//! The table on sled, as every engine's is tested.
-
-#[path = "../../kv-mvcc/tests/local/mod.rs"]
-mod local;
+//! How rows lie in sled's files.
 
 use backend_sled::Sled;
 use kv_mvcc::local::Engine;
 use kv_mvcc::{MAX_ROW_BYTES, Write};
-use local::contract;
-
-#[test]
-fn a_new_table_is_empty() {
-    contract::a_new_table_is_empty(&Sled);
-}
-
-#[test]
-fn rows_are_ordered_by_unsigned_bytes() {
-    contract::rows_are_ordered_by_unsigned_bytes(&Sled);
-}
-
-#[test]
-fn a_scan_stops_when_it_is_told_to() {
-    contract::a_scan_stops_when_it_is_told_to(&Sled);
-}
-
-#[test]
-fn a_commit_puts_replaces_and_deletes() {
-    contract::a_commit_puts_replaces_and_deletes(&Sled);
-}
-
-#[test]
-fn large_rows_and_large_commits_come_back() {
-    contract::large_rows_and_large_commits_come_back(&Sled);
-}
-
-#[test]
-fn a_view_is_a_snapshot() {
-    contract::a_view_is_a_snapshot(&Sled);
-}
-
-#[test]
-fn recovering_reopens_the_table() {
-    contract::recovering_reopens_the_table(&Sled);
-}
 
 /// sled never syncs the files that it makes for large pages; syncing them is slow. Rows are cut so that there are none.
 #[test]

@@ -37,6 +37,8 @@ mod stage;
 mod store;
 mod sweep;
 mod table;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod tip;
 mod values;
 mod verify;

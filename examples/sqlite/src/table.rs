@@ -1,6 +1,8 @@
 //! Ordered rows in one table of SQLite.
 
+use std::fs::OpenOptions;
 use std::ops::ControlFlow;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -52,6 +54,9 @@ impl SqliteTable {
 }
 
 fn connect(path: &Path, store: &str) -> Result<Connection> {
+    // SQLite gives its log the mode that the file has when it is opened.
+    let made = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
+    made.map_err(|error| Error::new(ErrorKind::Io, Operation::Open, store.to_owned()).with_source(error))?;
     let connect = || {
         let connection = Connection::open(path)?;
         connection.execute_batch(SETUP)?;

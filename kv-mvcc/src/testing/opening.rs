@@ -6,9 +6,31 @@ use std::path::Path;
 use std::time::Duration;
 
 use kv::{Error, ErrorKind};
-use kv_mvcc::local::{Create, Engine, OpenOptions, open_blocking};
 
-use super::{check, create, open, run, step};
+use super::Duty;
+use super::steps::{check, create, open, run, step};
+use crate::local::{Create, Engine, OpenOptions, open_blocking};
+
+/// All duties, by name.
+pub(super) const DUTIES: &[(&str, Duty)] = &[
+    ("a_missing_store_is_named_and_not_made", a_missing_store_is_named_and_not_made),
+    ("a_store_stays_the_same_one", a_store_stays_the_same_one),
+    ("only_one_has_the_store_at_a_time", only_one_has_the_store_at_a_time),
+    ("the_store_of_another_engine_is_named", the_store_of_another_engine_is_named),
+    ("somebodys_folder_is_left_alone", somebodys_folder_is_left_alone),
+    ("an_empty_folder_becomes_a_store", an_empty_folder_becomes_a_store),
+    ("a_file_in_the_way_is_named", a_file_in_the_way_is_named),
+    ("a_damaged_store_is_never_made_anew", a_damaged_store_is_never_made_anew),
+    ("a_strange_identity_is_refused", a_strange_identity_is_refused),
+    ("a_lost_identity_is_made_good", a_lost_identity_is_made_good),
+    ("an_unfinished_creation_starts_again", an_unfinished_creation_starts_again),
+    ("a_mark_on_a_complete_store_is_taken_away", a_mark_on_a_complete_store_is_taken_away),
+    ("everything_is_private", everything_is_private),
+];
+
+/// The one of an engine behind a journal.
+pub(super) const OF_A_JOURNAL: (&str, Duty) =
+    ("a_store_without_its_journal_is_refused", a_store_without_its_journal_is_refused);
 
 fn refusal(engine: &dyn Engine, path: &Path) -> Error {
     for create in [Create::Never, Create::IfMissing] {
@@ -39,7 +61,7 @@ fn assert_whole(engine: &dyn Engine, path: &Path) {
     run(async { check(&store, 1).await.unwrap().unwrap() });
 }
 
-pub fn a_missing_store_is_named_and_not_made(engine: &dyn Engine) {
+fn a_missing_store_is_named_and_not_made(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     for path in [folder.path().join("a/b/store"), folder.path().to_owned()] {
         let error = open(engine, &path).unwrap_err();
@@ -50,7 +72,7 @@ pub fn a_missing_store_is_named_and_not_made(engine: &dyn Engine) {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "looking leaves nothing behind");
 }
 
-pub fn a_store_stays_the_same_one(engine: &dyn Engine) {
+fn a_store_stays_the_same_one(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a/b/store");
     let store = create(engine, &path).unwrap();
@@ -69,7 +91,7 @@ pub fn a_store_stays_the_same_one(engine: &dyn Engine) {
     assert_whole(engine, &path);
 }
 
-pub fn only_one_has_the_store_at_a_time(engine: &dyn Engine) {
+fn only_one_has_the_store_at_a_time(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let store = create(engine, &path).unwrap();
@@ -87,8 +109,8 @@ pub fn only_one_has_the_store_at_a_time(engine: &dyn Engine) {
     create(engine, &path).unwrap();
 }
 
-/// `other` is the other engine's name and the file that it has in the folder.
-pub fn the_other_engines_store_is_named(engine: &dyn Engine, (other, file): (&str, &str)) {
+fn the_store_of_another_engine_is_named(engine: &dyn Engine) {
+    let (other, file) = if engine.name() == "sled" { ("redb", "db.redb") } else { ("sled", "sled/db") };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let file = path.join(file);
@@ -110,7 +132,7 @@ fn uuid() -> &'static str {
     "67e55044-10b1-426f-9247-bb680e5fe0c8"
 }
 
-pub fn somebodys_folder_is_left_alone(engine: &dyn Engine) {
+fn somebodys_folder_is_left_alone(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("letter.txt"), "x").unwrap();
     fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
@@ -121,7 +143,7 @@ pub fn somebodys_folder_is_left_alone(engine: &dyn Engine) {
     assert_eq!(fs::metadata(folder.path()).unwrap().permissions().mode() & 0o777, 0o755);
 }
 
-pub fn an_empty_folder_becomes_a_store(engine: &dyn Engine) {
+fn an_empty_folder_becomes_a_store(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
     fs::create_dir(folder.path().join("lost+found")).unwrap();
@@ -130,7 +152,7 @@ pub fn an_empty_folder_becomes_a_store(engine: &dyn Engine) {
     assert_whole(engine, folder.path());
 }
 
-pub fn a_file_in_the_way_is_named(engine: &dyn Engine) {
+fn a_file_in_the_way_is_named(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "precious").unwrap();
@@ -156,7 +178,7 @@ pub fn a_file_in_the_way_is_named(engine: &dyn Engine) {
 }
 
 /// A store that has lost a part is never taken for a new one, and once the part is back all is well.
-pub fn a_damaged_store_is_never_made_anew(engine: &dyn Engine) {
+fn a_damaged_store_is_never_made_anew(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     small_store(engine, &path);
@@ -181,7 +203,7 @@ pub fn a_damaged_store_is_never_made_anew(engine: &dyn Engine) {
 }
 
 /// An engine with a journal: its newest commits are there and nowhere else, and `head`, which tells of them, may be gone too.
-pub fn a_store_without_its_journal_is_refused(engine: &dyn Engine) {
+fn a_store_without_its_journal_is_refused(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     small_store(engine, &path);
@@ -214,7 +236,7 @@ pub fn a_store_without_its_journal_is_refused(engine: &dyn Engine) {
     assert_whole(engine, &path);
 }
 
-pub fn a_strange_identity_is_refused(engine: &dyn Engine) {
+fn a_strange_identity_is_refused(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     small_store(engine, &path);
@@ -241,7 +263,7 @@ pub fn a_strange_identity_is_refused(engine: &dyn Engine) {
 }
 
 /// `store.id` can be written again from the rows, and only from them.
-pub fn a_lost_identity_is_made_good(engine: &dyn Engine) {
+fn a_lost_identity_is_made_good(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     small_store(engine, &path);
@@ -258,7 +280,7 @@ pub fn a_lost_identity_is_made_good(engine: &dyn Engine) {
 }
 
 /// What a creation that was cut off can leave: its mark, and anything of the engine's.
-pub fn an_unfinished_creation_starts_again(engine: &dyn Engine) {
+fn an_unfinished_creation_starts_again(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     for leftover in
         ["nothing", "an empty file", "garbage", "a whole table", "a table alone", "a journal cut off", "an old draft"]
@@ -296,7 +318,7 @@ pub fn an_unfinished_creation_starts_again(engine: &dyn Engine) {
 }
 
 /// The last step of a creation is to take away its mark; a store that still has it is complete.
-pub fn a_mark_on_a_complete_store_is_taken_away(engine: &dyn Engine) {
+fn a_mark_on_a_complete_store_is_taken_away(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     small_store(engine, &path);
@@ -306,7 +328,7 @@ pub fn a_mark_on_a_complete_store_is_taken_away(engine: &dyn Engine) {
 }
 
 /// The store's files and folders are its owner's alone, also those that came later.
-pub fn everything_is_private(engine: &dyn Engine) {
+fn everything_is_private(engine: &dyn Engine) {
     fn look(path: &Path, found: &mut u32) {
         let metadata = fs::metadata(path).unwrap();
         let mode = metadata.permissions().mode() & 0o7777;

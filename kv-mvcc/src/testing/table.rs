@@ -1,14 +1,27 @@
-//! The duties of a `Table`, case by case.
+//! The duties of a [`Table`], one function for each.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use kv_mvcc::local::Engine;
-use kv_mvcc::{MAX_ROW_BYTES, Table, View, Write};
 use tempfile::TempDir;
 
+use super::Duty;
+use crate::local::Engine;
+use crate::table::{MAX_ROW_BYTES, Table, View, Write};
+
 type Row = (Vec<u8>, Vec<u8>);
+
+/// All of them, by name.
+pub(super) const DUTIES: &[(&str, Duty)] = &[
+    ("a_new_table_is_empty", a_new_table_is_empty),
+    ("rows_are_ordered_by_unsigned_bytes", rows_are_ordered_by_unsigned_bytes),
+    ("a_scan_stops_when_it_is_told_to", a_scan_stops_when_it_is_told_to),
+    ("a_commit_puts_replaces_and_deletes", a_commit_puts_replaces_and_deletes),
+    ("large_rows_and_large_commits_come_back", large_rows_and_large_commits_come_back),
+    ("a_view_is_a_snapshot", a_view_is_a_snapshot),
+    ("recovering_reopens_the_table", recovering_reopens_the_table),
+];
 
 /// An engine's table in a folder of its own.
 struct Fixture<'a> {
@@ -48,7 +61,7 @@ fn keys(table: &dyn Table, from: &[u8], to: &[u8]) -> Vec<Vec<u8>> {
     scan(&*table.view().unwrap(), from, to).into_iter().map(|(key, _)| key).collect()
 }
 
-pub fn a_new_table_is_empty(engine: &dyn Engine) {
+fn a_new_table_is_empty(engine: &dyn Engine) {
     let fixture = Fixture::new(engine);
     let table = fixture.open();
     let view = table.view().unwrap();
@@ -60,7 +73,7 @@ pub fn a_new_table_is_empty(engine: &dyn Engine) {
     assert_eq!(table.view().unwrap().get(b"a").unwrap(), None);
 }
 
-pub fn rows_are_ordered_by_unsigned_bytes(engine: &dyn Engine) {
+fn rows_are_ordered_by_unsigned_bytes(engine: &dyn Engine) {
     let fixture = Fixture::new(engine);
     let table = fixture.open();
     let ordered: [&[u8]; 8] = [b"\0", b"\0\0", b"a", b"a\0", b"aa", b"b", b"\x7f", b"\x80\xff"];
@@ -73,7 +86,7 @@ pub fn rows_are_ordered_by_unsigned_bytes(engine: &dyn Engine) {
     assert_eq!(keys(&*table, b"a", b"a"), [b""; 0]);
 }
 
-pub fn a_scan_stops_when_it_is_told_to(engine: &dyn Engine) {
+fn a_scan_stops_when_it_is_told_to(engine: &dyn Engine) {
     let fixture = Fixture::new(engine);
     let table = fixture.open();
     table.commit(&[put("a", "1"), put("b", "2"), put("c", "3")]).unwrap();
@@ -87,7 +100,7 @@ pub fn a_scan_stops_when_it_is_told_to(engine: &dyn Engine) {
     assert_eq!(seen, 2);
 }
 
-pub fn a_commit_puts_replaces_and_deletes(engine: &dyn Engine) {
+fn a_commit_puts_replaces_and_deletes(engine: &dyn Engine) {
     let fixture = Fixture::new(engine);
     let table = fixture.open();
     table.commit(&[put("a", "1"), put("b", "2"), put("empty", "")]).unwrap();
@@ -98,7 +111,7 @@ pub fn a_commit_puts_replaces_and_deletes(engine: &dyn Engine) {
     assert_eq!(scan(&*fixture.open().view().unwrap(), b"", b"\xff"), expected, "after opening it again");
 }
 
-pub fn large_rows_and_large_commits_come_back(engine: &dyn Engine) {
+fn large_rows_and_large_commits_come_back(engine: &dyn Engine) {
     let fixture = Fixture::new(engine);
     let table = fixture.open();
     let value = |n: u32| vec![n.to_le_bytes()[0]; MAX_ROW_BYTES];
@@ -115,7 +128,7 @@ pub fn large_rows_and_large_commits_come_back(engine: &dyn Engine) {
 }
 
 /// Readers beside a writer see all of a commit or nothing of it, within one view.
-pub fn a_view_is_a_snapshot(engine: &dyn Engine) {
+fn a_view_is_a_snapshot(engine: &dyn Engine) {
     let fixture = Fixture::new(engine);
     let table = fixture.open();
     let many: Vec<String> = (0..40).map(|n| format!("row{n:02}")).collect();
@@ -151,7 +164,7 @@ pub fn a_view_is_a_snapshot(engine: &dyn Engine) {
     });
 }
 
-pub fn recovering_reopens_the_table(engine: &dyn Engine) {
+fn recovering_reopens_the_table(engine: &dyn Engine) {
     let fixture = Fixture::new(engine);
     let table = fixture.open();
     for n in 0..20_u32 {

@@ -1,0 +1,9 @@
+//! The duties of an engine, on sled.
+
+use std::process::ExitCode;
+
+use backend_sled::Sled;
+
+fn main() -> ExitCode {
+    kv_mvcc::testing::main(Sled)
+}

@@ -1,0 +1,9 @@
+//! The duties of an engine, on SQLite.
+
+use std::process::ExitCode;
+
+use sqlite_store::Sqlite;
+
+fn main() -> ExitCode {
+    kv_mvcc::testing::main(Sqlite)
+}
