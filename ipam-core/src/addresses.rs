@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use kv::{Deadline, Range, Transaction};
 
 use crate::covering::blocks_of;
-use crate::error::{Error, Result};
+use crate::error::{Error, Resource, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Attribute, Document, Handle, Pool, ReleaseRequest};
@@ -24,7 +24,7 @@ impl Ipam {
         transact!(looking self, deadline, |tx| {
             let key = keys::handle(handle);
             tx.prefetch(vec![key.clone(), keys::config()], Vec::new()).await?;
-            let stored = tx.snapshot_get(&key).await?.ok_or_else(|| Error::NotFound(format!("handle {handle}")))?;
+            let stored = tx.snapshot_get(&key).await?.ok_or_else(|| Resource::Handle.not_found(handle))?;
             let blocks: Vec<IpNet> = Handle::decode(&key, stored.as_bytes())?.blocks().map(|(cidr, _)| cidr).collect();
             let rest = read_config(tx).await?.cooldown_seconds();
             let mut work = Workset::new(tx, self.now(), rest);

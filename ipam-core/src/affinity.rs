@@ -170,7 +170,7 @@ impl Ipam {
         match work.block(cidr).await?.map(|block| (block.owner(), block.is_empty())) {
             None => {
                 let block = Block::new(cidr, Some(&owner), now, None);
-                work.create(block.map_err(|error| Error::Invalid(error.to_string()))?).await?;
+                work.create(block?).await?;
             }
             Some((Some(former), _)) if former == owner => {
                 if work.has_confirmed(&owner, cidr).await? {

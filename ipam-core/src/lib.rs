@@ -99,7 +99,7 @@ mod workset;
 
 pub use borrowed::{Borrowed, BorrowedAddress};
 pub use check::{Comparison, Standing};
-pub use error::{BridgeError, Error, Result};
+pub use error::{BridgeError, Error, Resource, Result};
 pub use ipam::{Clock, Ipam, Nodes, Uids};
 pub use pool_deletion::{InUse, PlaceInUse};
 pub use release::ReleasedAddresses;

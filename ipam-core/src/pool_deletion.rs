@@ -12,7 +12,7 @@ use kv::{Deadline, Range, StoreExt};
 use crate::affinity::ReleaseIf;
 use crate::assign::{bridge, define};
 use crate::documents::{DocumentError, DocumentKind};
-use crate::error::{Error, Result};
+use crate::error::{Error, Resource, Result};
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Block, Document, IpReservation, Pool};
@@ -93,7 +93,7 @@ impl Ipam {
     async fn deletable(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<(Pool, InUse)> {
         let inventory = self.inventory(deadline).await?;
         let pool = inventory.pools.into_iter().find(|pool| pool.name() == name);
-        let pool = pool.ok_or_else(|| Error::NotFound(format!("pool {name}")))?;
+        let pool = pool.ok_or_else(|| Resource::Pool.not_found(name))?;
         let gateway = gateway_of(&pool, &inventory.reservations);
         let in_use = if gateway.is_some() { in_use } else { InUse::Refuse };
         self.require_unused(&pool, gateway, in_use).await?;
@@ -103,7 +103,7 @@ impl Ipam {
     pub(crate) async fn edit_pool(&self, name: &str, edit: impl Fn(&mut Pool), deadline: Deadline) -> Result<()> {
         let key = keys::resource(ResourceKind::IpPool, name);
         transact!(self, deadline, |tx| {
-            let stored = tx.get(&key).await?.ok_or_else(|| Error::NotFound(format!("pool {name}")))?;
+            let stored = tx.get(&key).await?.ok_or_else(|| Resource::Pool.not_found(name))?;
             let mut pool = Pool::decode(&key, stored.as_bytes())?;
             edit(&mut pool);
             Ok(tx.put(&key, pool.encode()?)?)

@@ -1,6 +1,5 @@
 //! Which pools an address may come from, and in which order their blocks are tried.
 
-use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -11,26 +10,38 @@ use crate::reservations::Reservations;
 use crate::selector::SelectorError;
 
 /// Why no pool can be used. The texts are Calico's.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
     /// A requested pool is neither a network nor the name of a pool.
+    #[error("error parsing pool {0:?}: invalid CIDR address: {0}")]
     UnknownName(String),
     /// A requested pool is of the other family.
+    #[error("\"{0}\" isn't a {1} address")]
     WrongFamily(IpAddr, Family),
     /// No enabled pool has exactly this network.
+    #[error("the given pool ({0}) does not exist, or is not enabled")]
     NotGiven(IpNet),
     /// No pool of the family is enabled, or none has large enough blocks.
+    #[error("cannot find a qualified ippool")]
     NoneQualified,
     /// No pool is for this node and namespace.
+    #[error("no configured Calico pools for node {0}")]
     NoneForNode(String),
     /// None of the pools may be used for this.
+    #[error("cannot find a qualified ippool, no pools match the required use ({0})")]
     NoneForUse(PoolUse),
     /// A selector of this pool cannot be read.
-    BadSelector(String, SelectorError),
+    #[error("pool {0}: {1}")]
+    BadSelector(String, #[source] SelectorError),
     /// The wanted address is in no enabled pool.
+    #[error("The provided IP address is not in a configured pool\n")]
     AddressOutside,
     /// The wanted address is in a pool that may not be used for this.
+    #[error(
+        "IP address {ip} is in IP pool {pool:?}, which is not allowed for use \"{wanted}\" (allowedUses: [{}])",
+        .allowed.join(" ")
+    )]
     AddressNotForUse {
         /// The address.
         ip: IpAddr,
@@ -41,38 +52,6 @@ pub enum PoolError {
         /// What the pool may be used for.
         allowed: Vec<String>,
     },
-}
-
-impl fmt::Display for PoolError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::UnknownName(text) => write!(f, "error parsing pool {text:?}: invalid CIDR address: {text}"),
-            Self::WrongFamily(ip, family) => write!(f, "\"{ip}\" isn't a {family} address"),
-            Self::NotGiven(net) => write!(f, "the given pool ({net}) does not exist, or is not enabled"),
-            Self::NoneQualified => f.write_str("cannot find a qualified ippool"),
-            Self::NoneForNode(node) => write!(f, "no configured Calico pools for node {node}"),
-            Self::NoneForUse(wanted) => {
-                write!(f, "cannot find a qualified ippool, no pools match the required use ({wanted})")
-            }
-            Self::BadSelector(pool, error) => write!(f, "pool {pool}: {error}"),
-            // The line feed is part of Calico's text.
-            Self::AddressOutside => f.write_str("The provided IP address is not in a configured pool\n"),
-            Self::AddressNotForUse { ip, pool, wanted, allowed } => write!(
-                f,
-                "IP address {ip} is in IP pool {pool:?}, which is not allowed for use \"{wanted}\" (allowedUses: [{}])",
-                allowed.join(" ")
-            ),
-        }
-    }
-}
-
-impl std::error::Error for PoolError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::BadSelector(_, error) => Some(error),
-            _ => None,
-        }
-    }
 }
 
 /// The network of a pool that a request names, by its network or by its name. Whether there is such a pool, and whether

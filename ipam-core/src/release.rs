@@ -17,7 +17,7 @@ use kv::{Deadline, Key, Range, Transaction};
 use crate::attachment::{Attachment, Claim, NETWORK};
 use crate::covering::blocks_of;
 use crate::endpoints::EndpointOf;
-use crate::error::{Error, Result};
+use crate::error::{Resource, Result};
 use crate::hints;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
@@ -120,7 +120,7 @@ impl Ipam {
             let (some, left) = transact!(self, deadline, |tx| {
                 prefetch(self, tx, "", &handles, []).await?;
                 if tx.get(&keys::handle(handle)).await?.is_none() && !again {
-                    return Err(Error::NotFound(format!("handle {handle}")));
+                    return Err(Resource::Handle.not_found(handle));
                 }
                 self.release_handles(tx, &handles, MOST_BLOCKS_AT_ONCE, |_| true).await
             })?;
@@ -151,7 +151,7 @@ impl Ipam {
             }
         }
         if handles.is_empty() {
-            return Err(Error::NotFound(format!("an address of container {container}")));
+            return Err(Resource::AddressOfContainer.not_found(container));
         }
         let mut released = Vec::new();
         for handle in handles {

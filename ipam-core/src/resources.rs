@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use kv::{Deadline, Range};
 
 use crate::assign::{Gateway, bridge};
-use crate::error::{Error, Result};
+use crate::error::{Error, Resource, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, IpReservation, NewPool, Pool, check_name};
@@ -25,7 +25,7 @@ impl Ipam {
         transact!(self, deadline, |tx| {
             tx.prefetch(vec![key.clone()], vec![pools.clone()]).await?;
             if tx.get(&key).await?.is_some() {
-                return Err(Error::Exists(format!("pool {}", new.name)));
+                return Err(Error::Exists { kind: Resource::Pool, name: new.name.clone() });
             }
             self.check_beside_others(tx, new).await?;
             let pool = Pool::new(new, &self.uid(), self.now())?;
@@ -48,7 +48,7 @@ impl Ipam {
         let key = keys::resource(ResourceKind::IpReservation, name);
         transact!(self, deadline, |tx| {
             if tx.get(&key).await?.is_some() {
-                return Err(Error::Exists(format!("reservation {name}")));
+                return Err(Error::Exists { kind: Resource::Reservation, name: name.to_owned() });
             }
             Ok(tx.put(&key, IpReservation::new(name, networks, &self.uid(), self.now()).encode()?)?)
         })?;
@@ -63,7 +63,7 @@ impl Ipam {
         let key = keys::resource(ResourceKind::IpReservation, name);
         transact!(self, deadline, |tx| {
             if tx.get(&key).await?.is_none() {
-                return Err(Error::NotFound(format!("reservation {name}")));
+                return Err(Resource::Reservation.not_found(name));
             }
             Ok(tx.delete(&key)?)
         })?;

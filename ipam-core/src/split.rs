@@ -11,7 +11,7 @@ use kv::{Deadline, Key, Transaction};
 
 use crate::assign::{bridge, define};
 use crate::documents::{DocumentError, DocumentKind};
-use crate::error::{Error, Result};
+use crate::error::{Error, Resource, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, Pool};
@@ -188,10 +188,10 @@ fn refuse_other(is_there: bool, name: &str) -> Result<(), DocumentError> {
 }
 
 fn not_there(which: Which<'_>) -> Error {
-    Error::NotFound(match which {
-        Which::Name(name) => format!("pool {name}"),
-        Which::Cidr(cidr) => format!("a pool of exactly {cidr}"),
-    })
+    match which {
+        Which::Name(name) => Resource::Pool.not_found(name),
+        Which::Cidr(cidr) => Resource::PoolOfCidr.not_found(cidr),
+    }
 }
 
 /// The names and networks of the parts.

@@ -5,7 +5,6 @@
 //! addresses have no owner at all. So owners come and go, and handle and addresses go only with the machine.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -70,32 +69,18 @@ pub enum VmAnswer {
 }
 
 /// Why a virtual machine's pod gets no address. The texts are Calico's.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {
     /// It is the target of a migration, and addresses of virtual machines are not kept.
+    #[error("live migration target pod is not allowed when KubeVirtVMAddressPersistence is disabled")]
     TargetWhileOff,
     /// It is the target of a migration, and the virtual machine with this handle has no address.
+    #[error("migration target pod but no IP allocated to VM handle {0}")]
     NothingToTake(String),
     /// The virtual machine's address is in no pool any more.
+    #[error("failed to set owner attributes for IP {0}: the provided IP address {0} is not in a configured pool")]
     OutsidePools(IpAddr),
-}
-
-impl fmt::Display for VmError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TargetWhileOff => {
-                f.write_str("live migration target pod is not allowed when KubeVirtVMAddressPersistence is disabled")
-            }
-            Self::NothingToTake(handle) => {
-                write!(f, "migration target pod but no IP allocated to VM handle {handle}")
-            }
-            Self::OutsidePools(ip) => write!(
-                f,
-                "failed to set owner attributes for IP {ip}: the provided IP address {ip} is not in a configured pool"
-            ),
-        }
-    }
 }
 
 impl VmPod {

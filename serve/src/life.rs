@@ -1,6 +1,5 @@
 //! The life of the daemon: what it starts with, how it says that it is ready and alive, and how it ends.
 
-use std::fmt;
 use std::io;
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::sync::Arc;
@@ -25,46 +24,30 @@ use crate::socket::Place;
 const END: Duration = Duration::from_secs(5);
 
 /// Why there is no daemon.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// No daemon can serve such a store.
+    #[error("{0} is gone with its process, so it cannot be served")]
     Unservable(Location),
     /// Another process serves the store.
+    #[error("another margay serve has {0}: see it with: pgrep -a margay; end that one first")]
     Served(Location),
     /// The private socket cannot be had.
-    Socket(io::Error),
+    #[error("cannot listen in {folder}: {0}", folder = wire::name::FOLDER)]
+    Socket(#[source] io::Error),
     /// The page cannot be offered at this address.
-    Http(String, io::Error),
+    #[error("cannot listen at {0} for --http: {1}; give another 127.0.0.1:PORT or unix:PATH")]
+    Http(String, #[source] io::Error),
     /// etcd's API cannot be offered.
+    #[error("{0}")]
     Api(api::Refused),
     /// The store cannot have bounds on its history.
+    #[error("the options --history-... take a store of format 2: upgrade it with: margay --store {0} store upgrade")]
     History(Location),
     /// The system refuses something else.
-    System(io::Error),
+    #[error("cannot start: {0}")]
+    System(#[source] io::Error),
 }
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unservable(location) => write!(f, "{location} is gone with its process, so it cannot be served"),
-            Self::Served(location) => {
-                write!(f, "another margay serve has {location}: see it with: pgrep -a margay; end that one first")
-            }
-            Self::Socket(error) => write!(f, "cannot listen in {}: {error}", wire::name::FOLDER),
-            Self::Http(address, error) => {
-                write!(f, "cannot listen at {address} for --http: {error}; give another 127.0.0.1:PORT or unix:PATH")
-            }
-            Self::Api(refused) => write!(f, "{refused}"),
-            Self::History(location) => write!(
-                f,
-                "the options --history-... take a store of format 2: upgrade it with: margay --store {location} store upgrade"
-            ),
-            Self::System(error) => write!(f, "cannot start: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for Refusal {}
 
 /// The options of a daemon.
 #[derive(Clone, Debug)]

@@ -48,7 +48,7 @@ pub(super) async fn list(ipam: &Ipam, deadline: Deadline) -> Result<Answer> {
 pub(super) async fn delete(ipam: &Ipam, args: &PoolDelete, deadline: Deadline) -> Result<Answer> {
     let (name, in_use) = (&args.name, in_use(&args.bridged, &args.name));
     ipam.delete_pool_if(name, in_use, deadline).await.map_err(|error| match &error {
-        Error::NotFound(_) => Failure::from(error).hint("see which there are with: margay pool list"),
+        Error::NotFound { .. } => Failure::from(error).hint("see which there are with: margay pool list"),
         Error::PoolInUse { gateway, .. } => {
             let advice = advice_in_use(name, gateway.is_some());
             Failure::from(error).hint(advice)

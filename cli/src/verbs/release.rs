@@ -49,7 +49,7 @@ fn answer(released: &[IpAddr], whose: &str) -> Result<Answer> {
 
 fn unknown(error: Error, kind: &str, name: &str) -> Failure {
     match error {
-        Error::NotFound(_) => Failure::new(format!("no IP address is assigned to {kind} {name}")),
+        Error::NotFound { .. } => Failure::new(format!("no IP address is assigned to {kind} {name}")),
         other => other.into(),
     }
 }

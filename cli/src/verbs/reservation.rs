@@ -19,7 +19,7 @@ pub(super) fn check(name: &str) -> Result<()> {
 /// Makes a reservation.
 pub(super) async fn create(ipam: &Ipam, name: &str, cidrs: &[IpNet], deadline: Deadline) -> Result<Answer> {
     ipam.create_reservation(name, cidrs, deadline).await.map_err(|error| match error {
-        Error::Exists(_) => Failure::from(error)
+        Error::Exists { .. } => Failure::from(error)
             .hint(format!("to change what it reserves, delete it first: margay reservation delete {name}")),
         _ => error.into(),
     })?;
@@ -40,7 +40,7 @@ pub(super) async fn list(ipam: &Ipam, deadline: Deadline) -> Result<Answer> {
 /// Deletes a reservation.
 pub(super) async fn delete(ipam: &Ipam, name: &str, run: Run, deadline: Deadline) -> Result<Answer> {
     ipam.delete_reservation(name, deadline).await.map_err(|error| match error {
-        Error::NotFound(_) => Failure::from(error).hint("see which there are with: margay reservation list"),
+        Error::NotFound { .. } => Failure::from(error).hint("see which there are with: margay reservation list"),
         _ => error.into(),
     })?;
     if run == Run::Dry {

@@ -17,7 +17,7 @@ pub(super) async fn run(ipam: &Ipam, args: &Split, deadline: Deadline) -> Result
         (None, None) => return Err(Failure::new("no name or CIDR provided")),
     };
     let split = ipam.split_pool(which, args.number, deadline).await.map_err(|error| match error {
-        Error::NotFound(_) => Failure::from(error).hint("see which there are with: margay get ippool"),
+        Error::NotFound { .. } => Failure::from(error).hint("see which there are with: margay get ippool"),
         _ => error.into(),
     })?;
     let (first, made) = if args.dry_run {

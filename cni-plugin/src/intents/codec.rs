@@ -7,8 +7,6 @@
 //! checksum stands how long the rest is, which ends with the other attachments, and behind the rest come its
 //! [steps](super::several).
 
-use std::fmt;
-
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
 use bincode::{Decode, Encode};
 use ipam_core::attachment::Attachment;
@@ -38,30 +36,21 @@ pub(super) struct Note {
 type Form4 = (String, String, String, String);
 
 /// Why bytes are no note, or a transaction cannot be noted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoNote {
     /// It is something else, or was cut off.
+    #[error("it is no note, or is cut off")]
     Foreign,
     /// It is in a form that this version does not know.
+    #[error("it has form {0}, which this version does not know")]
     OtherVersion(u8),
     /// Its checksum is wrong, or what it encodes is nothing.
+    #[error("it is damaged")]
     Damaged,
     /// The transaction has something that this form has no place for.
+    #[error("the transaction cannot be noted")]
     Inexpressible,
 }
-
-impl fmt::Display for NoNote {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Foreign => f.write_str("it is no note, or is cut off"),
-            Self::OtherVersion(version) => write!(f, "it has form {version}, which this version does not know"),
-            Self::Damaged => f.write_str("it is damaged"),
-            Self::Inexpressible => f.write_str("the transaction cannot be noted"),
-        }
-    }
-}
-
-impl std::error::Error for NoNote {}
 
 impl Note {
     pub(super) fn new(store: &str, attachment: &Attachment, txn: &Txn) -> Self {

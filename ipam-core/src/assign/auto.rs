@@ -239,7 +239,7 @@ impl Pass<'_> {
     /// Makes a new block of the host's.
     async fn create(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<()> {
         let block = Block::new(cidr, Some(&self.owner), self.now, self.request.host_reserved.as_ref());
-        work.create(block.map_err(|error| Error::Invalid(error.to_string()))?).await
+        work.create(block?).await
     }
 
     /// Claims a block that is not there yet; else one that is the host's without an affinity, or that is empty and has

@@ -36,7 +36,7 @@ impl Specific<'_> {
         let cidr = pools::block_of(pool, ip).ok_or(PoolError::AddressOutside)?;
         if work.block(cidr).await?.is_none() {
             let block = Block::new(cidr, Some(&self.owner), self.now, self.request.host_reserved.as_ref());
-            work.create(block.map_err(|error| Error::Invalid(error.to_string()))?).await?;
+            work.create(block?).await?;
             work.confirm_affinity(&self.owner, cidr).await?;
         }
         if self.is_secondary {

@@ -137,7 +137,7 @@ impl Manifest {
         if self.kind == DocumentKind::Pool {
             let new = read_pool_spec(&self.name, &self.spec(), None).map(|(new, _)| new);
             let checked = new.and_then(|new| check_new_pool(&new, &[], &[]));
-            return checked.map_err(|error| Error::Invalid(error.to_string()));
+            return Ok(checked?);
         }
         Ok(())
     }

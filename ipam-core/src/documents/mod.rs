@@ -141,18 +141,23 @@ impl fmt::Display for DocumentKind {
 
 /// Why a document was not written, deleted or shown. The texts are Calico's where it has the error. Names are full ones,
 /// see [`DocumentKind::full_name`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DocumentError {
     /// It is there already.
+    #[error("resource already exists: {0}({1})")]
     Exists(DocumentKind, String),
     /// It is not there.
+    #[error("resource does not exist: {0}({1}) with error: <nil>")]
     NotFound(DocumentKind, String),
     /// It is not the version any more that somebody has read.
+    #[error("update conflict: {0}({1})")]
     Conflict(DocumentKind, String),
     /// It cannot be like this.
+    #[error("{0}")]
     Invalid(String),
     /// The verb, such as `apply`, is not for documents of this kind.
+    #[error("operation {0} is not supported on {1}({2}): the CNI plugin keeps it")]
     NotSupported(&'static str, DocumentKind, String),
 }
 
@@ -161,19 +166,3 @@ impl DocumentError {
         Self::Invalid(format!("error with field {name} = '{value}' ({reason})"))
     }
 }
-
-impl fmt::Display for DocumentError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exists(kind, name) => write!(f, "resource already exists: {kind}({name})"),
-            Self::NotFound(kind, name) => write!(f, "resource does not exist: {kind}({name}) with error: <nil>"),
-            Self::Conflict(kind, name) => write!(f, "update conflict: {kind}({name})"),
-            Self::Invalid(reason) => f.write_str(reason),
-            Self::NotSupported(verb, kind, name) => {
-                write!(f, "operation {verb} is not supported on {kind}({name}): the CNI plugin keeps it")
-            }
-        }
-    }
-}
-
-impl std::error::Error for DocumentError {}

@@ -6,7 +6,7 @@ use kv::{Deadline, ErrorKind, Key, Range, Revision, Transaction};
 use super::build::{Birth, NODE_FIELDS, RESERVATION_FIELDS, assemble, reservation_spec};
 use super::{DocumentError, DocumentKind, Manifest, Object, settings};
 use crate::affinity::ReleaseIf;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{
@@ -112,12 +112,11 @@ impl Ipam {
         manifest: &Manifest,
         stored: Option<&[u8]>,
     ) -> Result<kv::Value> {
-        let invalid = |error: crate::model::InvalidPool| Error::Invalid(error.to_string());
         let old = stored.map(|value| Pool::decode(key, value)).transpose()?;
         let size = old.as_ref().map(Pool::block_size);
-        let (new, spec) = read_pool_spec(manifest.name(), &manifest.spec(), size).map_err(invalid)?;
+        let (new, spec) = read_pool_spec(manifest.name(), &manifest.spec(), size)?;
         match &old {
-            Some(old) => check_changed_pool(&new, old).map_err(invalid)?,
+            Some(old) => check_changed_pool(&new, old)?,
             None => self.check_beside_others(tx, &new).await?,
         }
         let value = self.value(key, manifest, stored, (spec, &POOL_FIELDS))?;
@@ -130,7 +129,7 @@ impl Ipam {
         let others = self.pools_beside(tx).await?;
         let blocks = tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(None))).await?;
         let blocks: Vec<IpNet> = blocks.iter().filter_map(keys::parse_block).collect();
-        check_new_pool(new, &others, &blocks).map_err(|error| Error::Invalid(error.to_string()))
+        Ok(check_new_pool(new, &others, &blocks)?)
     }
 
     /// All pools, for who is to make another one: the commit fails if one has come or changed by then. Of more than can be

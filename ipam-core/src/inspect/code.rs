@@ -173,16 +173,9 @@ impl Serialize for Code {
 }
 
 /// A text that is no code.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no code of a finding; they look like BLK-03")]
 pub struct UnknownCode(String);
-
-impl fmt::Display for UnknownCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is no code of a finding; they look like BLK-03", self.0)
-    }
-}
-
-impl std::error::Error for UnknownCode {}
 
 impl FromStr for Code {
     type Err = UnknownCode;

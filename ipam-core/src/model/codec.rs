@@ -22,7 +22,8 @@ pub trait Document: Sized {
 }
 
 /// A stored value that is not what its key promises.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("malformed document{}: {reason}", if .key.is_empty() { String::new() } else { format!(" at {key}") })]
 pub struct Malformed {
     key: String,
     reason: String,
@@ -44,17 +45,6 @@ impl Malformed {
         &self.reason
     }
 }
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.key.is_empty() {
-            return write!(f, "malformed document: {}", self.reason);
-        }
-        write!(f, "malformed document at {}: {}", self.key, self.reason)
-    }
-}
-
-impl std::error::Error for Malformed {}
 
 /// Reads JSON; the error names the key.
 pub(super) fn from_json<T: DeserializeOwned>(key: &Key, value: &[u8]) -> Result<T, Malformed> {

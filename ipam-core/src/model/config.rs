@@ -1,7 +1,5 @@
 //! The settings of the allocator that all nodes share.
 
-use std::fmt;
-
 use kv::{Key, Value};
 use serde::Serialize;
 
@@ -21,25 +19,16 @@ pub enum AddressPersistence {
 }
 
 /// Settings that must not be. The texts are Calico's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContradictorySettings {
     /// Neither strict affinity nor new blocks: nobody could tell where an address may come from.
+    #[error("Cannot disable 'StrictAffinity' and 'AutoAllocateBlocks' at the same time")]
     NeitherStrictNorAuto,
     /// A limit of blocks without strict affinity: a host at its limit would go on by borrowing.
+    #[error("MaxBlocksPerHost requires StrictAffinity to be enabled")]
     LimitWithoutStrict,
 }
-
-impl fmt::Display for ContradictorySettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NeitherStrictNorAuto => "Cannot disable 'StrictAffinity' and 'AutoAllocateBlocks' at the same time",
-            Self::LimitWithoutStrict => "MaxBlocksPerHost requires StrictAffinity to be enabled",
-        })
-    }
-}
-
-impl std::error::Error for ContradictorySettings {}
 
 /// What is stored under the configuration's key.
 ///

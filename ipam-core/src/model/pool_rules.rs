@@ -23,7 +23,8 @@ pub fn fitting_block_size(cidr: IpNet, wanted: Option<u8>) -> u8 {
 }
 
 /// A pool that must not be made.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("error with field {field} = '{value}' ({reason})")]
 pub struct InvalidPool {
     field: &'static str,
     value: String,
@@ -45,14 +46,6 @@ impl InvalidPool {
         &self.reason
     }
 }
-
-impl fmt::Display for InvalidPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "error with field {} = '{}' ({})", self.field, self.value, self.reason)
-    }
-}
-
-impl std::error::Error for InvalidPool {}
 
 /// Checks a new pool against the rules, the pools that exist, and the blocks that exist.
 ///

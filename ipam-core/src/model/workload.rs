@@ -1,7 +1,5 @@
 //! How the name of a container becomes the names in the store.
 
-use std::fmt;
-
 /// The handle of a container on a network: `<network>.<container id>`. It can not be taken apart again, since both
 /// halves may hold dots.
 pub fn handle_id(network: &str, container: &str) -> String {
@@ -15,21 +13,13 @@ pub fn same_handle(stored: &str, handle: &str) -> bool {
 }
 
 /// A container whose name cannot be part of a workload endpoint's name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("error constructing WorkloadEndpoint name: error with field {field} = '{value}' ({reason})")]
 pub struct InvalidWorkload {
     field: &'static str,
     value: String,
     reason: &'static str,
 }
-
-impl fmt::Display for InvalidWorkload {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { field, value, reason } = self;
-        write!(f, "error constructing WorkloadEndpoint name: error with field {field} = '{value}' ({reason})")
-    }
-}
-
-impl std::error::Error for InvalidWorkload {}
 
 /// The name that Calico gives to a workload's endpoint: the parts joined by `-`, each `-` inside a part doubled.
 ///

@@ -1,7 +1,5 @@
 //! From text to tokens.
 
-use std::fmt;
-
 use super::Comparison;
 
 /// How long a label's name may be, in bytes.
@@ -30,37 +28,49 @@ pub(super) enum Token<'a> {
 }
 
 /// A selector that cannot be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid selector: {kind} at position {position}")]
 pub struct SelectorError {
     position: usize,
     kind: SelectorErrorKind,
 }
 
 /// Why a selector cannot be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum SelectorErrorKind {
     /// A character, or something after a whole selector, that cannot stand there.
+    #[error("unexpected characters")]
     Unexpected,
     /// A quoted string without its second quote.
+    #[error("unterminated string")]
     UnterminatedString,
     /// Something must follow, and the selector ends.
+    #[error("unexpected end")]
     UnexpectedEnd,
     /// A comparison needs a quoted string.
+    #[error("expected a string in quotes")]
     ExpectedString,
     /// `in` needs a set in braces.
+    #[error("expected a set in braces")]
     ExpectedSet,
     /// A set, or a call, or a group, without its end.
+    #[error("expected {0}")]
     ExpectedClosing(char),
     /// A label without a comparison after it.
+    #[error("expected a comparison after the label")]
     ExpectedOperator,
     /// `has()` without the name of a label.
+    #[error("expected the name of a label")]
     ExpectedLabel,
     /// The name of a label has more than 512 characters.
+    #[error("a label has at most {MAX_LABEL} characters")]
     LabelTooLong,
     /// The whole is longer than [`super::MAX_LENGTH`].
+    #[error("longer than {} bytes", super::MAX_LENGTH)]
     TooLong,
     /// Parentheses in parentheses, more than [`super::MAX_DEPTH`] of them.
+    #[error("more than {} parentheses in each other", super::MAX_DEPTH)]
     TooDeep,
 }
 
@@ -79,28 +89,6 @@ impl SelectorError {
         self.kind
     }
 }
-
-impl fmt::Display for SelectorError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("invalid selector: ")?;
-        match self.kind {
-            SelectorErrorKind::Unexpected => f.write_str("unexpected characters")?,
-            SelectorErrorKind::UnterminatedString => f.write_str("unterminated string")?,
-            SelectorErrorKind::UnexpectedEnd => f.write_str("unexpected end")?,
-            SelectorErrorKind::ExpectedString => f.write_str("expected a string in quotes")?,
-            SelectorErrorKind::ExpectedSet => f.write_str("expected a set in braces")?,
-            SelectorErrorKind::ExpectedClosing(closing) => write!(f, "expected {closing}")?,
-            SelectorErrorKind::ExpectedOperator => f.write_str("expected a comparison after the label")?,
-            SelectorErrorKind::ExpectedLabel => f.write_str("expected the name of a label")?,
-            SelectorErrorKind::LabelTooLong => write!(f, "a label has at most {MAX_LABEL} characters")?,
-            SelectorErrorKind::TooLong => write!(f, "longer than {} bytes", super::MAX_LENGTH)?,
-            SelectorErrorKind::TooDeep => write!(f, "more than {} parentheses in each other", super::MAX_DEPTH)?,
-        }
-        write!(f, " at position {}", self.position)
-    }
-}
-
-impl std::error::Error for SelectorError {}
 
 /// Cuts a text into tokens, one at a time.
 pub(super) struct Tokens<'a> {

@@ -192,7 +192,7 @@ async fn who_has_an_address_is_told_and_nobody_is_calicos_error() {
         let error = world.ipam.attributes_of(ip, soon()).await.unwrap_err().to_string();
         assert_eq!(error, format!("resource does not exist: {ip} with error: IP is unassigned"));
     }
-    assert!(matches!(world.ipam.addresses_of_handle("net.c1", soon()).await, Err(Error::NotFound(_))));
+    assert!(matches!(world.ipam.addresses_of_handle("net.c1", soon()).await, Err(Error::NotFound { .. })));
 }
 
 #[tokio::test]

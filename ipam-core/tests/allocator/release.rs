@@ -205,7 +205,7 @@ async fn by_handle_on_any_node() {
     world.one("a", "c1").await.unwrap();
     world.one("b", "c1").await.unwrap();
     assert_eq!(world.ipam.release_by_handle("net.c1", soon()).await.unwrap().len(), 2);
-    assert!(matches!(world.ipam.release_by_handle("net.c1", soon()).await, Err(Error::NotFound(_))));
+    assert!(matches!(world.ipam.release_by_handle("net.c1", soon()).await, Err(Error::NotFound { .. })));
     world.check().await;
 }
 
@@ -256,7 +256,7 @@ async fn a_pool_in_use_stays_and_an_unused_one_goes_with_all_that_is_its() {
     world.release("a", "c2").await;
     world.ipam.delete_pool("v4", soon()).await.unwrap();
     assert!(world.dump().await.iter().all(|kv| keys::parse_resource(keys::ResourceKind::Node, &kv.key).is_some()));
-    assert!(matches!(world.ipam.delete_pool("v4", soon()).await, Err(Error::NotFound(_))));
+    assert!(matches!(world.ipam.delete_pool("v4", soon()).await, Err(Error::NotFound { .. })));
 }
 
 #[tokio::test]
@@ -300,7 +300,7 @@ async fn a_handle_in_many_blocks_is_released_in_several_commits_and_whole() {
     assert_eq!(released.len(), 64);
     assert!(released.is_sorted());
     assert_eq!(world.store.list(kv::Range::All).await.unwrap().revision.get(), before + 4, "four blocks each");
-    assert!(matches!(world.ipam.release_by_handle("net.c1", soon()).await, Err(Error::NotFound(_))));
+    assert!(matches!(world.ipam.release_by_handle("net.c1", soon()).await, Err(Error::NotFound { .. })));
     assert_eq!(held(&world.ipam, &attachment("a", "c2")).await.len(), 1);
     world.check().await;
 }

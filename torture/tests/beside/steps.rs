@@ -111,7 +111,7 @@ fn ours(what: Own) -> Actor {
             Own::DelC0 => del(&ipam, "a", "c0").await.map(|ips| format!("{ips:?}")),
             Own::DelC1 => del(&ipam, "a", "c1").await.map(|ips| format!("{ips:?}")),
             Own::DelC1ByHandle => match ipam.release_by_handle("net.c1", soon()).await {
-                Err(ipam_core::Error::NotFound(_)) => Ok(String::new()),
+                Err(ipam_core::Error::NotFound { .. }) => Ok(String::new()),
                 done => done.map(|ips| format!("{ips:?}")),
             },
             Own::ReleaseIp => {

@@ -7,7 +7,6 @@ mod secondary;
 mod stored;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -114,61 +113,31 @@ pub struct Cooldown {
 }
 
 /// A network that cannot be a block.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableBlock {
     /// It has more than [`MAX_BLOCK_ADDRESSES`].
+    #[error("block {0} has more than {MAX_BLOCK_ADDRESSES} addresses: give its pool a longer block size")]
     TooLarge(IpNet),
     /// It has no address beside those that the host keeps for itself.
+    #[error("block {0} is too small for what its host keeps for itself")]
     NothingLeft(IpNet),
 }
 
-impl fmt::Display for UnusableBlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TooLarge(cidr) => {
-                write!(
-                    f,
-                    "block {cidr} has more than {MAX_BLOCK_ADDRESSES} addresses: give its pool a longer block size"
-                )
-            }
-            Self::NothingLeft(cidr) => write!(f, "block {cidr} is too small for what its host keeps for itself"),
-        }
-    }
-}
-
-impl std::error::Error for UnusableBlock {}
-
 /// The address is held already, or rests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("resource already exists: {0} with error: Address already assigned in block")]
 pub struct AlreadyAssigned(pub IpAddr);
 
-impl fmt::Display for AlreadyAssigned {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "resource already exists: {} with error: Address already assigned in block", self.0)
-    }
-}
-
-impl std::error::Error for AlreadyAssigned {}
-
 /// With strict affinity, the block is not the asker's.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOwner {
     /// Somebody else owns it.
+    #[error("Block host affinity does not match")]
     Other,
     /// Nobody owns it.
+    #[error("Attempt to assign from block {0} with no affinity")]
     Nobody(IpNet),
 }
-
-impl fmt::Display for NotOwner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Other => f.write_str("Block host affinity does not match"),
-            Self::Nobody(cidr) => write!(f, "Attempt to assign from block {cidr} with no affinity"),
-        }
-    }
-}
-
-impl std::error::Error for NotOwner {}
 
 /// The number of addresses of a block, where a block can have so many.
 fn capacity_of(cidr: IpNet) -> Option<usize> {

@@ -1,7 +1,6 @@
 //! Whose an address is while it moves between two holders: the pods of a virtual machine that migrates.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::IpAddr;
 
 use super::Block;
@@ -29,6 +28,14 @@ pub enum ExpectedOwner {
 }
 
 impl ExpectedOwner {
+    /// The namespace and the name of the pod, as Calico writes them; empty unless it is a pod's.
+    fn pod(&self) -> (&str, &str) {
+        match self {
+            Self::Pod { namespace, name } => (namespace, name),
+            Self::Anyone | Self::Nobody => ("", ""),
+        }
+    }
+
     fn is_met(&self, attributes: &BTreeMap<String, String>) -> bool {
         match self {
             Self::Anyone => true,
@@ -79,10 +86,11 @@ pub struct OwnerUpdate {
 }
 
 /// Why the owners of an address do not change. The texts are Calico's.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OwnerRefusal {
     /// The address is not held under the handle.
+    #[error("IP {address} is not assigned to handle {handle}")]
     OtherHandle {
         /// The address.
         address: IpAddr,
@@ -90,11 +98,16 @@ pub enum OwnerRefusal {
         handle: String,
     },
     /// The address is somebody else's than expected.
+    #[error(transparent)]
     OtherOwner(Box<OtherOwner>),
 }
 
 /// An address that is somebody else's than expected.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "update conflict: {address}: cannot set {part}: expected pod={} namespace={} but found pod={pod} namespace={namespace}",
+    .expected.pod().1, .expected.pod().0
+)]
 #[non_exhaustive]
 pub struct OtherOwner {
     /// The address.
@@ -108,28 +121,6 @@ pub struct OtherOwner {
     /// The pod's namespace; empty for none.
     pub namespace: String,
 }
-
-impl fmt::Display for OwnerRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OtherHandle { address, handle } => write!(f, "IP {address} is not assigned to handle {handle}"),
-            Self::OtherOwner(other) => {
-                let OtherOwner { address, part, expected, pod, namespace } = &**other;
-                let (name, space) = match expected {
-                    ExpectedOwner::Pod { namespace, name } => (name.as_str(), namespace.as_str()),
-                    ExpectedOwner::Anyone | ExpectedOwner::Nobody => ("", ""),
-                };
-                write!(
-                    f,
-                    "update conflict: {address}: cannot set {part}: expected pod={name} namespace={space} but found \
-                     pod={pod} namespace={namespace}"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for OwnerRefusal {}
 
 impl Block {
     /// Changes the owners of an address that is held under a handle; false if they are as wanted already. All

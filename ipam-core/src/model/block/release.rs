@@ -1,7 +1,6 @@
 //! Giving addresses of a block back.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::net::IpAddr;
 
 use time::OffsetDateTime;
@@ -61,16 +60,18 @@ impl Released {
 }
 
 /// An address that is not what the request says. Nothing of the block was released.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("update conflict: {address}: {kind}")]
 pub struct ReleaseConflict {
     address: IpAddr,
     kind: ReleaseConflictKind,
 }
 
 /// In what the address differs from the request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseConflictKind {
     /// It has been given out or released again since.
+    #[error("bad sequence number: requested {requested}, expected {stored}")]
     SequenceNumber {
         /// What the request says.
         requested: u64,
@@ -78,6 +79,7 @@ pub enum ReleaseConflictKind {
         stored: u64,
     },
     /// It is held under another handle, or none.
+    #[error("bad handle: requested {requested}, expected {stored}")]
     Handle {
         /// What the request says.
         requested: String,
@@ -97,22 +99,6 @@ impl ReleaseConflict {
         &self.kind
     }
 }
-
-impl fmt::Display for ReleaseConflict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "update conflict: {}: ", self.address)?;
-        match &self.kind {
-            ReleaseConflictKind::SequenceNumber { requested, stored } => {
-                write!(f, "bad sequence number: requested {requested}, expected {stored}")
-            }
-            ReleaseConflictKind::Handle { requested, stored } => {
-                write!(f, "bad handle: requested {requested}, expected {stored}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for ReleaseConflict {}
 
 impl Block {
     /// Releases the held addresses of the block that pass the test.
