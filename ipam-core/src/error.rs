@@ -11,9 +11,7 @@ use crate::model::{
 };
 use crate::moving::Filling;
 use crate::net::Family;
-use crate::pool_deletion::PlaceInUse;
 use crate::pools::PoolError;
-use crate::vm::VmError;
 
 /// A result of the allocator.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -290,6 +288,39 @@ impl Error {
     /// True if an assignment failed for want of room: nothing is free where the node may take addresses.
     pub fn is_exhaustion(&self) -> bool {
         matches!(self, Self::Exhausted { .. } | Self::BlockLimit | Self::NoNewBlocks)
+    }
+}
+
+/// Why a virtual machine's pod gets no address. The texts are Calico's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum VmError {
+    /// It is the target of a migration, and addresses of virtual machines are not kept.
+    #[error("live migration target pod is not allowed when KubeVirtVMAddressPersistence is disabled")]
+    TargetWhileOff,
+    /// It is the target of a migration, and the virtual machine with this handle has no address.
+    #[error("migration target pod but no IP allocated to VM handle {0}")]
+    NothingToTake(String),
+    /// The virtual machine's address is in no pool any more.
+    #[error("failed to set owner attributes for IP {0}: the provided IP address {0} is not in a configured pool")]
+    OutsidePools(IpAddr),
+}
+
+/// Where addresses of a pool are in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlaceInUse {
+    /// The block.
+    pub block: IpNet,
+    /// How many of its addresses.
+    pub addresses: usize,
+    /// The nodes that have them, by name.
+    pub nodes: Vec<String>,
+}
+
+impl fmt::Display for PlaceInUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in {}", self.addresses, self.block)?;
+        if self.nodes.is_empty() { Ok(()) } else { write!(f, " ({})", self.nodes.join(", ")) }
     }
 }
 

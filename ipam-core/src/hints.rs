@@ -16,7 +16,6 @@ use ipnet::IpNet;
 use kv::Revision;
 
 use crate::attachment::Attachment;
-use crate::gc::Reach;
 use crate::ipam::Ipam;
 use crate::net::Family;
 
@@ -71,9 +70,7 @@ impl Ipam {
             hints.remember(attachment, blocks);
         }
     }
-}
 
-impl Ipam {
     /// The full blocks that are remembered for an attachment's node and network.
     pub(crate) fn recall_full(&self, attachment: &Attachment) -> FullBlocks {
         self.hints().map(|hints| hints.recall_full(attachment)).unwrap_or_default()
@@ -85,19 +82,12 @@ impl Ipam {
             hints.remember_full(attachment, blocks);
         }
     }
-}
 
-impl Ipam {
     /// Notes that a node is about to hold addresses of blocks that are not its own.
     pub(crate) fn note_held(&self, node: &str, blocks: &[IpNet]) {
         if let Some(hints) = self.hints().filter(|_| !blocks.is_empty()) {
             hints.about_to_hold(node, blocks);
         }
-    }
-
-    /// The blocks that are read to find the addresses of a node: its own, and those that are remembered.
-    pub fn reach_of(&self, node: &str) -> Reach {
-        Reach::near(self.hints().map(|hints| hints.held(node)).unwrap_or_default())
     }
 }
 

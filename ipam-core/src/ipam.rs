@@ -43,9 +43,6 @@ pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 /// Where the unique ids of new resources come from: random UUIDs, as text.
 pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Where an embedded store keeps the name of its one node.
-pub(crate) const PINNED_NODE: &str = "/margay/v1/node";
-
 /// Which nodes may have addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nodes {
@@ -170,7 +167,7 @@ impl Ipam {
         if self.nodes == Nodes::Registered || !tx.snapshot_is_empty(&registered).await? {
             return Err(Error::UnknownNode(name.to_owned()));
         }
-        let pinned = tx.get(&PINNED_NODE.into()).await?;
+        let pinned = tx.get(&keys::PINNED_NODE.into()).await?;
         let pinned = pinned.and_then(|value| String::from_utf8(value.as_bytes().to_vec()).ok());
         let pin = if pinned.is_some() { Pin::None } else { Pin::Write };
         let name = pinned.unwrap_or_else(|| name.to_owned());
@@ -211,7 +208,7 @@ impl Ipam {
         let node = keys::resource(ResourceKind::Node, name);
         match self.nodes {
             Nodes::Registered => vec![node],
-            Nodes::FirstSeen => vec![node, PINNED_NODE.into()],
+            Nodes::FirstSeen => vec![node, keys::PINNED_NODE.into()],
         }
     }
 
@@ -263,7 +260,7 @@ impl Host {
     /// Pins the name, if that is due.
     pub(crate) fn pin(&self, tx: &mut Transaction) -> Result<()> {
         if self.pin == Pin::Write {
-            tx.put(&PINNED_NODE.into(), self.name.clone())?;
+            tx.put(&keys::PINNED_NODE.into(), self.name.clone())?;
         }
         Ok(())
     }

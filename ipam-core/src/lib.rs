@@ -99,9 +99,9 @@ mod workset;
 
 pub use borrowed::{Borrowed, BorrowedAddress};
 pub use check::{Comparison, Standing};
-pub use error::{BridgeError, Error, Resource, Result};
+pub use error::{BridgeError, Error, PlaceInUse, Resource, Result, VmError};
 pub use ipam::{Clock, Ipam, Nodes, Uids};
-pub use pool_deletion::{InUse, PlaceInUse};
+pub use pool_deletion::InUse;
 pub use release::ReleasedAddresses;
 pub use split::{Split, Which};
 pub use usage::{Holding, Inventory};

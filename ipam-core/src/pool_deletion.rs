@@ -3,7 +3,6 @@
 //! Each step is a commit of its own, so that one that was broken off can be begun anew and comes to its end.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -12,7 +11,7 @@ use kv::{Deadline, Range, StoreExt};
 use crate::affinity::ReleaseIf;
 use crate::assign::{bridge, define};
 use crate::documents::{DocumentError, DocumentKind};
-use crate::error::{Error, Resource, Result};
+use crate::error::{Error, PlaceInUse, Resource, Result};
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Block, Document, IpReservation, Pool};
@@ -34,24 +33,6 @@ pub enum InUse {
     /// It refuses, but for the pool of a bridged network. Who has an address of that keeps it, and can give it back; its
     /// block is in no pool until then.
     DeleteBridged,
-}
-
-/// Where addresses of a pool are in use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlaceInUse {
-    /// The block.
-    pub block: IpNet,
-    /// How many of its addresses.
-    pub addresses: usize,
-    /// The nodes that have them, by name.
-    pub nodes: Vec<String>,
-}
-
-impl fmt::Display for PlaceInUse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} in {}", self.addresses, self.block)?;
-        if self.nodes.is_empty() { Ok(()) } else { write!(f, " ({})", self.nodes.join(", ")) }
-    }
 }
 
 impl Ipam {

@@ -68,21 +68,6 @@ pub enum VmAnswer {
     Off,
 }
 
-/// Why a virtual machine's pod gets no address. The texts are Calico's.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum VmError {
-    /// It is the target of a migration, and addresses of virtual machines are not kept.
-    #[error("live migration target pod is not allowed when KubeVirtVMAddressPersistence is disabled")]
-    TargetWhileOff,
-    /// It is the target of a migration, and the virtual machine with this handle has no address.
-    #[error("migration target pod but no IP allocated to VM handle {0}")]
-    NothingToTake(String),
-    /// The virtual machine's address is in no pool any more.
-    #[error("failed to set owner attributes for IP {0}: the provided IP address {0} is not in a configured pool")]
-    OutsidePools(IpAddr),
-}
-
 impl VmPod {
     /// True if these are the attributes of this pod.
     pub(crate) fn is_named_by(&self, attributes: &BTreeMap<String, String>) -> bool {

@@ -8,13 +8,13 @@ use kv::{Deadline, Key, Transaction};
 
 use super::{AssignRequest, Assigned, Assignment, Wanted};
 use crate::attachment::{NODE, TIMESTAMP};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, VmError};
 use crate::hints;
 use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Block, Owner, OwnerChange, OwnerUpdate, keys};
 use crate::net::Family;
 use crate::surroundings::Surroundings;
-use crate::vm::{Role, VmAnswer, VmError, VmHolds, VmPod, is_off, switch_key};
+use crate::vm::{Role, VmAnswer, VmHolds, VmPod, is_off, switch_key};
 use crate::workset::Workset;
 
 impl Ipam {

@@ -11,7 +11,7 @@ use super::hand_over::tunnels_in;
 use super::hold::Hold;
 use super::in_time;
 use crate::error::{Error, Result};
-use crate::ipam::{Ipam, Nodes, PINNED_NODE};
+use crate::ipam::{Ipam, Nodes};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Block, Document, WINDOWS_RESERVED_HANDLE};
 use crate::usage::Readings;
@@ -204,7 +204,7 @@ impl Ipam {
         })
         .await?;
         if self.nodes() == Nodes::FirstSeen && found.known.registered.is_empty() {
-            self.pages(Range::Key(PINNED_NODE.into()), Content::Full, &mut at, deadline, |kv| {
+            self.pages(Range::Key(keys::PINNED_NODE.into()), Content::Full, &mut at, deadline, |kv| {
                 found.known.pinned = String::from_utf8(kv.value.as_bytes().to_vec()).ok();
             })
             .await?;

@@ -14,7 +14,7 @@ use kv::{Deadline, Key, Range, Transaction};
 use super::estate::Estate;
 use crate::affinity::drop_legacy_in;
 use crate::error::{Error, Result};
-use crate::ipam::{Ipam, Nodes, PINNED_NODE, transact};
+use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Block, Owner};
 use crate::surroundings::read_config;
@@ -95,7 +95,7 @@ impl Ipam {
                 let owners = [from, to].into_iter().flat_map(Owner::all_of);
                 owners.filter_map(|owner| keys::affinity(&owner, *cidr)).chain([keys::block(*cidr)])
             })
-            .chain([keys::config(), PINNED_NODE.into(), keys::legacy_host(from)])
+            .chain([keys::config(), keys::PINNED_NODE.into(), keys::legacy_host(from)])
             .chain([from, to].map(|node| keys::resource(ResourceKind::Node, node)))
             .collect();
         transact!(self, deadline, |tx| {
@@ -126,7 +126,7 @@ impl Ipam {
 
     /// Gives the store's one node its new name, and drops what old versions kept under the old one.
     async fn pin_instead(&self, tx: &mut Transaction, from: &str, to: &str) -> Result<()> {
-        let pin = Key::from(PINNED_NODE);
+        let pin = Key::from(keys::PINNED_NODE);
         if self.nodes() == Nodes::FirstSeen
             && tx.get(&pin).await?.is_some_and(|name| name.as_bytes() == from.as_bytes())
         {

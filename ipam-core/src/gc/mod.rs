@@ -19,17 +19,15 @@
 mod decide;
 mod endpoints;
 mod estate;
+mod evidence;
 mod hand_over;
 mod hold;
 mod listed;
 mod reach;
 mod reclaim;
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::time::Duration;
 
-use async_trait::async_trait;
 use ipnet::IpNet;
 use kv::{Deadline, ErrorKind, Pages, Range, Revision};
 use time::OffsetDateTime;
@@ -45,6 +43,7 @@ use crate::vm::is_vms;
 pub use decide::{Judged, Stale, YOUNG, judge, stale};
 pub use endpoints::{MOST_ENDPOINTS, MOST_ENDPOINTS_MOVED, NodeEndpoint, with_endpoints};
 pub use estate::{Estate, Estates, Known, Part};
+pub use evidence::{Evidence, Live};
 pub use hand_over::HandedOver;
 pub use hold::{Freed, Hold, batches};
 pub use listed::{Listed, RuntimeList, Unlisted, unlisted};
@@ -169,30 +168,6 @@ impl Holdings {
             }
         }
     }
-}
-
-/// What is known about the machine, gathered after [`Holdings`] were read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Evidence {
-    /// The first 8 characters of the boot id.
-    pub boot: String,
-    /// How long ago the boot began.
-    pub up: Duration,
-    /// Every address that an interface holds in any network namespace that was seen.
-    pub live: BTreeSet<IpAddr>,
-    /// The names of all network namespaces that were seen, without what may follow a slash; see
-    /// [`NETNS`]. `None` if one of them has no name that can be told.
-    pub namespaces: Option<BTreeSet<String>>,
-    /// The process id namespace in which the look was made, unless that is the machine's first: nothing outside of it was
-    /// seen.
-    pub within: Option<String>,
-}
-
-/// Who can tell what is in use on the machine, if it comes to that.
-#[async_trait]
-pub trait Live: Send + Sync {
-    /// What is known now; `None` if not everything can be looked at, whereupon nothing is freed.
-    async fn evidence(&self) -> Option<Evidence>;
 }
 
 /// An error once the time for reading is over.

@@ -46,6 +46,11 @@ impl Reach {
 }
 
 impl Ipam {
+    /// The blocks that are read to find the addresses of a node: its own, and those that are remembered.
+    pub fn reach_of(&self, node: &str) -> Reach {
+        Reach::near(self.hints().map(|hints| hints.held(node)).unwrap_or_default())
+    }
+
     /// The addresses that a node holds as far as they are in reach, and for a pass the revision up to which all blocks were gone through.
     /// Blocks are read as they are now, a few dozen in a request; nothing that is freed because of it depends on that they
     /// are of one revision.

@@ -8,8 +8,7 @@ use kv::{Key, Kv};
 use time::Duration;
 
 use super::code::Code;
-use super::finding::{AllocatedAddress, Finding, Inspection, Subject};
-use super::handles::addresses;
+use super::finding::{AllocatedAddress, Finding, Inspection, Subject, addresses};
 use super::{Inspector, Keep};
 use crate::model::{Affinity, AffinityState, Attribute, Block, Document, Flaws, Owner, StoredBlock};
 use crate::net::{bounds, nth};

@@ -208,3 +208,8 @@ impl Inspection {
         self.findings.iter().filter(|finding| finding.is_problem()).count()
     }
 }
+
+/// A number of addresses, with its verb.
+pub(super) fn addresses(count: u64) -> String {
+    if count == 1 { "1 address is".to_owned() } else { format!("{count} addresses are") }
+}

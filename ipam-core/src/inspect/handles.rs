@@ -7,7 +7,7 @@ use kv::Kv;
 
 use super::blocks::{Blocks, Known};
 use super::code::Code;
-use super::finding::{Finding, Inspection, LeakedHandle, Subject};
+use super::finding::{Finding, Inspection, LeakedHandle, Subject, addresses};
 use crate::model::{Document, Handle, WINDOWS_RESERVED_HANDLE};
 
 /// What the blocks hold under each handle that was not met yet. There can be half a million of them, nearly all with
@@ -164,9 +164,4 @@ pub(super) fn join(nets: &[IpNet]) -> String {
         text.push_str(&format!(" and {} more", nets.len() - SHOWN));
     }
     text
-}
-
-/// A number of addresses, with its verb.
-pub(super) fn addresses(count: u64) -> String {
-    if count == 1 { "1 address is".to_owned() } else { format!("{count} addresses are") }
 }

@@ -9,8 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::IpNet;
 
 use super::code::Code;
-use super::finding::{Finding, Subject};
-use super::handles::addresses;
+use super::finding::{Finding, Subject, addresses};
 use crate::attachment::{NAMESPACE, NETWORK, NODE, OWN_NODE, POD};
 use crate::model::{Block, Owner};
 

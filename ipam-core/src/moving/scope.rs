@@ -2,7 +2,6 @@
 
 use kv::{Key, Range};
 
-use crate::ipam::PINNED_NODE;
 use crate::model::keys::{self, ResourceKind};
 
 /// All keys of ours begin so.
@@ -26,7 +25,7 @@ pub fn mark_key() -> Key {
 
 /// The key of the name of an embedded store's one node.
 pub(super) fn pinned_node_key() -> Key {
-    PINNED_NODE.into()
+    keys::PINNED_NODE.into()
 }
 
 /// Where the keys are that are moved, ascending. The mark's is in there, too, and is not moved.

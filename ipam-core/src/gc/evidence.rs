@@ -1,0 +1,31 @@
+//! What is known about the machine.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+/// What is known about the machine, gathered after [`Holdings`](super::Holdings) were read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evidence {
+    /// The first 8 characters of the boot id.
+    pub boot: String,
+    /// How long ago the boot began.
+    pub up: Duration,
+    /// Every address that an interface holds in any network namespace that was seen.
+    pub live: BTreeSet<IpAddr>,
+    /// The names of all network namespaces that were seen, without what may follow a slash; see
+    /// [`NETNS`](crate::attachment::NETNS). `None` if one of them has no name that can be told.
+    pub namespaces: Option<BTreeSet<String>>,
+    /// The process id namespace in which the look was made, unless that is the machine's first: nothing outside of it was
+    /// seen.
+    pub within: Option<String>,
+}
+
+/// A source of evidence, asked only if an assignment finds no room.
+#[async_trait]
+pub trait Live: Send + Sync {
+    /// What is known now; `None` if not everything can be looked at, whereupon nothing is freed.
+    async fn evidence(&self) -> Option<Evidence>;
+}
