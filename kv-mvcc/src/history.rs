@@ -9,7 +9,7 @@ use kv::{Operation, Outcome, Result, Revision};
 use crate::codec::{self, Kept, Place, State};
 use crate::error::{corrupt, guarded, revision};
 use crate::options::{Retention, micros, time};
-use crate::reserve::Purpose;
+use crate::purpose::Purpose;
 use crate::rows::Rows;
 use crate::store::{Inner, MvccStore};
 use crate::table::{Table, Write};

@@ -12,7 +12,7 @@ use kv::{Error, ErrorKind, Granted, Key, Lease, LeaseId, Operation, Outcome, Res
 
 use crate::codec::{self, FORMAT_WITH_LEASES, State};
 use crate::error::{closed, compacted, corrupt, guarded, revision};
-use crate::reserve::Purpose;
+use crate::purpose::Purpose;
 use crate::rows::Rows;
 use crate::stage::Stage;
 use crate::store::{Inner, MvccStore};

@@ -8,7 +8,7 @@ use tokio::task::{JoinError, spawn_blocking};
 use uuid::Uuid;
 
 use crate::codec::FORMAT;
-use crate::reserve::{Purpose, Reserve};
+use crate::purpose::{Purpose, Reserve};
 
 /// How a store behaves, and what it must be. `Default` suits every caller but for the name.
 #[derive(Clone, Debug)]

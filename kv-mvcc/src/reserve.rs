@@ -5,43 +5,15 @@
 //! engine's files; and it gives up some of the store's [`Reserve`], again and again until the write goes through or nothing
 //! is left. Every other handle leaves the reserve alone, and writes nothing while a part of it is gone.
 
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kv::{Error, ErrorKind, Operation, Outcome, Result, Txn, TxnResponse};
 
+use crate::purpose::{Purpose, Reserve};
 use crate::store::Inner;
 use crate::table::Table;
 use crate::writer::Job;
-
-/// The purpose of the writes through a store or a handle to it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Purpose {
-    /// Any write.
-    #[default]
-    Any,
-    /// A release. On a full disk the store drops history and the reserve to make room for it.
-    Release,
-}
-
-/// Room that a store keeps on its disk for releases.
-pub trait Reserve: Debug + Send + Sync {
-    /// Puts back what was given up.
-    ///
-    /// # Errors
-    /// What is missing, and what to do about it, if there is no room for that.
-    fn restore(&self) -> Result<(), String>;
-
-    /// Looks whether there is room on the disk for a usual commit besides.
-    ///
-    /// # Errors
-    /// What is missing, and what to do about it.
-    fn check_room(&self) -> Result<(), String>;
-
-    /// Gives up a part. False if there was nothing left.
-    fn give_up(&self) -> bool;
-}
 
 impl Inner {
     /// Has a transaction carried out.

@@ -19,7 +19,7 @@ use crate::error::{closed, guarded, revision};
 use crate::open::{Opened, open_table};
 use crate::options::{Blocking, Clock, Options, Retention, time};
 use crate::pinned::{Hold, Pinned};
-use crate::reserve::{Purpose, Reserve};
+use crate::purpose::{Purpose, Reserve};
 use crate::table::Table;
 use crate::tip::Tip;
 use crate::verify::{Verified, verify};

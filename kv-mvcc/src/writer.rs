@@ -16,7 +16,7 @@ use tokio::task::spawn_blocking;
 use crate::codec::{self, State};
 use crate::error::{Shared, caught, closed, compacted, corrupt, guarded};
 use crate::options::Blocking;
-use crate::reserve::Purpose;
+use crate::purpose::Purpose;
 use crate::rows::Rows;
 use crate::stage::Stage;
 use crate::store::Inner;

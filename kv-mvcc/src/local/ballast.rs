@@ -17,7 +17,7 @@ use nix::sys::statvfs::statvfs;
 use nix::unistd::geteuid;
 
 use super::folder;
-use crate::reserve::Reserve;
+use crate::purpose::Reserve;
 
 /// How much is kept.
 const BYTES: u64 = 1 << 20;

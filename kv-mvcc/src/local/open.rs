@@ -16,7 +16,7 @@ use super::store_folder::{Found, StoreFolder};
 use crate::codec::FORMAT;
 use crate::journal::Journaled;
 use crate::options::{Blocking, Clock, Inspection, Options, Retention};
-use crate::reserve::{Purpose, Reserve};
+use crate::purpose::{Purpose, Reserve};
 use crate::store::MvccStore;
 use crate::table::Table;
 
