@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use async_trait::async_trait;
 use kv::{Store, StoreExt};
 
-use crate::case::Tenancy;
+use crate::harness::Tenancy;
 use crate::harness::{Ability, BoxError, Fixture, Harness};
 use crate::prefixed::Prefixed;
 

@@ -5,7 +5,7 @@ use std::fmt;
 use futures::future::BoxFuture;
 
 use crate::expect::Checked;
-use crate::harness::{Ability, Scene};
+use crate::harness::{Ability, Scene, Tenancy};
 use crate::subject::Subject;
 
 /// A topic of cases; each is a file of its own.
@@ -43,16 +43,6 @@ pub(crate) enum Weight {
     Light,
     /// It takes much of the machine, or looks at the whole process, and runs alone.
     Heavy,
-}
-
-/// Whether a store is there for one user at a time, or others write to it meanwhile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Tenancy {
-    /// Others may write as well: a case keeps inside a prefix, does not compact, and does not count on revisions that
-    /// follow each other.
-    Shared,
-    /// Nobody else uses the store: a case may look at every key, count revisions, compact, close and kill.
-    Exclusive,
 }
 
 /// One case: what it is called, which rules it judges, and how to run it.

@@ -2,8 +2,12 @@
 
 use std::fmt::{self, Debug};
 use std::panic::Location;
+use std::time::Duration;
 
 use kv::ErrorKind;
+
+/// How long a store may take until it serves again after the faults are over, or to notice that nothing comes any more.
+pub(crate) const RECOVERY: Duration = Duration::from_secs(60);
 
 /// How much of an expected or seen thing is shown.
 const SHOWN_CHARS: usize = 700;
@@ -171,4 +175,11 @@ pub(crate) fn too_large<T: Debug>(checked: &str, got: kv::Result<T>) -> Checked 
         Err(error) => Err(Failure::new(checked, "the error TooLarge", format!("the error {error:?}"))),
         Ok(answer) => Err(Failure::new(checked, "the error TooLarge", shown(&answer))),
     }
+}
+
+/// Waits for something, but not for ever.
+pub(crate) async fn within<T>(patience: Duration, checked: &str, work: impl Future<Output = T>) -> Checked<T> {
+    tokio::time::timeout(patience, work)
+        .await
+        .map_err(|_| Failure::new(checked, "an end", format!("nothing within {patience:?}")))
 }

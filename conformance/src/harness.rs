@@ -10,10 +10,18 @@ use std::time::Duration;
 use async_trait::async_trait;
 use kv::{ErrorKind, Operation, Store};
 
-use crate::case::Tenancy;
-
 /// Whatever went wrong in an environment.
 pub type BoxError = Box<dyn Error + Send + Sync>;
+
+/// Whether a store is there for one user at a time, or others write to it meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Tenancy {
+    /// Others may write as well: a case keeps inside a prefix, does not compact, and does not count on revisions that
+    /// follow each other.
+    Shared,
+    /// Nobody else uses the store: a case may look at every key, count revisions, compact, close and kill.
+    Exclusive,
+}
 
 /// Something that a case may need and that not every environment can do.
 ///

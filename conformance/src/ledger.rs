@@ -9,8 +9,8 @@ use kv::{ErrorKind, Kv, Op, Outcome, Range, Revision, Txn};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::expect::{Checked, Failure, OfRule, holds, same};
-use crate::subject::{Handle, RECOVERY, in_time, within};
+use crate::expect::{Checked, Failure, OfRule, RECOVERY, holds, same, within};
+use crate::subject::{Handle, in_time};
 
 /// Below it everything is written.
 const PREFIX: &str = "ledger/";

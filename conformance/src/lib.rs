@@ -28,6 +28,7 @@ mod proxy;
 mod reference;
 #[cfg(test)]
 mod remote;
+mod roles;
 mod rules;
 mod runner;
 mod seed;
@@ -39,14 +40,14 @@ mod table;
 mod watcher;
 
 pub use beside::Beside;
-pub use case::{Case, Group, Tenancy};
+pub use case::{Case, Group};
 pub use expect::Failure;
-pub use harness::{Ability, BoxError, Fixture, Harness, Scene, Server, Stranger};
+pub use harness::{Ability, BoxError, Fixture, Harness, Scene, Server, Stranger, Tenancy};
 pub use ignored::{WITHOUT_FILES, WITHOUT_SERVERS};
 pub use in_place::{Found, InPlace};
 pub use mimic::{Happens, KnownFailure, main, main_knowing};
 pub use prefixed::Prefixed;
-pub use process::play_role;
+pub use roles::play_role;
 pub use rules::{Rule, rules};
 pub use runner::{Options, Report, Run, Verdict, run};
 pub use seed::seed;

@@ -12,7 +12,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use crate::case::Case;
 use crate::expect::Checked;
 use crate::harness::{Ability, Harness};
-use crate::process::play_role;
+use crate::roles::play_role;
 use crate::runner::Options;
 use crate::seed::{SEED, given, seed};
 use crate::stage::Stage;

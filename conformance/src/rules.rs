@@ -21,6 +21,12 @@ pub(crate) fn text_of(id: &str) -> String {
     rules().into_iter().find(|rule| rule.id == id).map(|rule| rule.text).unwrap_or_default()
 }
 
+/// The number of a rule as the page has it, for text that came from elsewhere.
+pub(crate) fn number_of(id: &str) -> Option<&'static str> {
+    let items = PAGE.lines().filter_map(|line| line.strip_prefix("- **")?.split_once("**"));
+    items.map(|(known, _)| known).find(|known| *known == id && is_id(known))
+}
+
 /// A rule is a list item that begins with its number in bold; indented lines after it belong to it.
 fn parse(page: &str) -> Vec<Rule> {
     let mut rules: Vec<Rule> = Vec::new();

@@ -14,9 +14,9 @@ use futures::FutureExt;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinHandle;
 
-use crate::case::{Case, Tenancy, Weight};
+use crate::case::{Case, Weight};
 use crate::expect::{Checked, Failure};
-use crate::harness::{BoxError, Fixture, Harness, Scene};
+use crate::harness::{BoxError, Fixture, Harness, Scene, Tenancy};
 use crate::runner::{Options, Report, Verdict};
 use crate::subject::Subject;
 

@@ -16,16 +16,13 @@ use kv::{
     Revision, Store, StoreExt, Txn, TxnResponse, Value, WatchRequest, WatchStream,
 };
 
-use crate::case::Tenancy;
-use crate::expect::{Checked, Failure, OfRule, holds, same};
-use crate::harness::{Ability, BoxError, Fixture, Harness};
+use crate::expect::{Checked, Failure, OfRule, RECOVERY, holds, same, within};
+use crate::harness::{Ability, BoxError, Fixture, Harness, Tenancy};
 use crate::process::{self, Process};
 use crate::watcher::Watcher;
 
 pub(crate) use servers::Nobody;
 
-/// How long a store may take until it serves again after the faults are over, or to notice that nothing comes any more.
-pub(crate) const RECOVERY: Duration = Duration::from_secs(60);
 /// Between two questions whether it does.
 const RETRY: Duration = Duration::from_millis(50);
 /// What the suite's own errors call the store.
@@ -150,13 +147,6 @@ impl Handle {
     pub(crate) async fn within<T>(&self, checked: &str, work: impl Future<Output = T>) -> Checked<T> {
         within(self.patience, checked, work).await
     }
-}
-
-/// Waits for something, but not for ever.
-pub(crate) async fn within<T>(patience: Duration, checked: &str, work: impl Future<Output = T>) -> Checked<T> {
-    tokio::time::timeout(patience, work)
-        .await
-        .map_err(|_| Failure::new(checked, "an end", format!("nothing within {patience:?}")))
 }
 
 /// What a case gets: a handle on a fresh store, and what the environment can do with it.

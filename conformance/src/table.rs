@@ -1,6 +1,5 @@
 //! The one table of cases. What is not here does not run.
 
-use crate::case::Tenancy::{Exclusive, Shared};
 use crate::case::Weight::{Heavy, Light};
 use crate::case::{Case, Group};
 use crate::groups::{
@@ -8,6 +7,7 @@ use crate::groups::{
     faults_watch, history, limits, power, processes, random, random_clients, range, recorded, revisions, txn,
     txn_compare, watch, watch_load, watch_past, watch_progress,
 };
+use crate::harness::Tenancy::{Exclusive, Shared};
 use crate::harness::{Ability, Scene};
 
 macro_rules! table {

@@ -5,8 +5,7 @@ use std::time::{Duration, SystemTime};
 use futures::StreamExt;
 use kv::{Batch, ErrorKind, Event, EventKind, Prev, Progress, Range, Revision, WatchRequest, WatchStream};
 
-use crate::expect::{Checked, Failure, OfRule, holds, same};
-use crate::subject::{RECOVERY, within};
+use crate::expect::{Checked, Failure, OfRule, RECOVERY, holds, same, within};
 
 /// A watch of which every step is bounded in time and every batch is checked.
 pub(crate) struct Watcher {

@@ -18,7 +18,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 
-use crate::case::Tenancy;
+use crate::harness::Tenancy;
 use crate::harness::{Ability, BoxError, Fixture, Harness, Scene, Server, Stranger};
 
 /// A way to break a store.

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use kv::{Auth, Error, ErrorKind, Op, Range, RangeRequest, Revision, StoreExt, WatchRequest};
 
-use crate::expect::{Checked, Failure, holds, refused, same};
+use crate::expect::{Checked, Failure, RECOVERY, holds, refused, same};
 use crate::harness::Stranger;
 use crate::ledger::{Ledger, Said};
-use crate::subject::{Handle, RECOVERY, Subject, in_time};
+use crate::subject::{Handle, Subject, in_time};
 
 /// An error in one line and without a secret.
 fn kept_out(name: &str, secrets: &[String], error: &Error) -> Checked {

@@ -5,8 +5,8 @@ use kv::{
     Revision, StoreExt, Txn, WatchRequest,
 };
 
-use crate::expect::{Checked, OfRule, holds, refused, same, too_large};
-use crate::subject::{Handle, Subject, after, delete_result, within};
+use crate::expect::{Checked, OfRule, holds, refused, same, too_large, within};
+use crate::subject::{Handle, Subject, after, delete_result};
 
 pub(crate) async fn empty_keys(t: Subject) -> Checked {
     let before = t.revision().await?;

@@ -5,9 +5,9 @@ use std::time::Duration;
 use kv::{Op, Range, StoreExt, WatchRequest};
 use tokio::runtime::Handle as Runtime;
 
-use crate::expect::{Checked, OfRule, holds, same};
+use crate::expect::{Checked, OfRule, holds, same, within};
 use crate::groups::watch_past::all_or_compacted;
-use crate::subject::{Subject, after, within};
+use crate::subject::{Subject, after};
 
 pub(crate) async fn long_backlog(t: Subject) -> Checked {
     const WRITES: usize = 3000;

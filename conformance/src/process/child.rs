@@ -1,43 +1,17 @@
-//! The other side: a process that plays a role.
+//! The other side: what a process that plays a role knows and says.
 
 use std::env;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
-use futures::future::BoxFuture;
-
-use super::{ADDRESS, BREAKS, FAILED, FOLDER, ROLE};
-use crate::case::Tenancy;
-use crate::expect::Failure;
-use crate::groups::{crash, damage, disk, processes};
-use crate::harness::{BoxError, Fixture, Harness};
+use super::{ADDRESS, FOLDER};
+use crate::harness::{BoxError, Fixture, Harness, Tenancy};
 use crate::subject::Handle;
 
 /// How long a process waits for its turn at a store, unless the role says otherwise.
 const WAIT: Duration = Duration::from_secs(60);
-
-/// What a process plays.
-type Play = for<'a> fn(Job<'a>) -> BoxFuture<'a, Result<(), BoxError>>;
-
-/// All roles, by name.
-const ROLES: &[(&str, Play)] = &[
-    ("write", |job| Box::pin(crash::write(job))),
-    ("write_many", |job| Box::pin(crash::write_many(job))),
-    ("observe", |job| Box::pin(crash::observe(job))),
-    ("open", |job| Box::pin(crash::open(job))),
-    ("compact", |job| Box::pin(crash::compact(job))),
-    ("compact_deletions", |job| Box::pin(crash::compact_deletions(job))),
-    ("fill", |job| Box::pin(disk::fill(job))),
-    ("examine", |job| Box::pin(damage::examine(job))),
-    ("try", |job| Box::pin(processes::try_to_join(job))),
-    ("count", |job| Box::pin(processes::count(job))),
-    ("turns", |job| Box::pin(processes::take_turns(job))),
-    ("beget", |job| Box::pin(processes::beget(job))),
-    ("linger", |job| Box::pin(processes::linger(job))),
-];
 
 /// What a process has to do, and where.
 pub(crate) struct Job<'a> {
@@ -46,7 +20,15 @@ pub(crate) struct Job<'a> {
     arguments: Vec<u64>,
 }
 
-impl Job<'_> {
+impl<'a> Job<'a> {
+    /// The job of this process, as its environment has it.
+    ///
+    /// # Errors
+    /// The environment has no address of a store.
+    pub(crate) fn of_this_process(harness: &'a dyn Harness, arguments: Vec<u64>) -> Result<Self, BoxError> {
+        Ok(Self { harness, address: env::var(ADDRESS)?, arguments })
+    }
+
     /// An argument of the role.
     pub(crate) fn argument(&self, place: usize) -> Result<u64, BoxError> {
         self.arguments.get(place).copied().ok_or_else(|| format!("argument {place} of the role is missing").into())
@@ -83,36 +65,4 @@ pub(crate) fn say(line: impl Display) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}")?;
     stdout.flush()
-}
-
-/// If this process was started by a case, does what the case wants and says how to exit.
-///
-/// Cases about several processes run the program that they are in once more. [`main`](crate::main()) takes care of that;
-/// a program that calls [`run`](crate::run()) with a harness that lists [`Processes`](crate::Ability::Processes) calls this
-/// before it does anything else, and exits with the code, if there is one.
-pub fn play_role(harness: &impl Harness) -> Option<ExitCode> {
-    let words = env::var(ROLE).ok()?;
-    let done = play(harness, &words);
-    if let Err(error) = &done {
-        // Whoever started it sees the exit code too.
-        let _ = say(match error.downcast_ref::<Failure>() {
-            Some(failure) => format!("{BREAKS}{} {}", failure.rule(), one_line(&failure.to_string())),
-            None => format!("{FAILED}{}", one_line(&error.to_string())),
-        });
-    }
-    Some(if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-fn play(harness: &dyn Harness, words: &str) -> Result<(), BoxError> {
-    let (name, arguments) = words.split_once(' ').unwrap_or((words, ""));
-    let play = ROLES.iter().find(|(role, _)| *role == name).ok_or_else(|| format!("there is no role {name}"))?.1;
-    let arguments = arguments.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let result = runtime.block_on(play(Job { harness, address: env::var(ADDRESS)?, arguments }));
-    runtime.shutdown_background();
-    result
-}
-
-fn one_line(text: &str) -> String {
-    text.replace('\n', " ")
 }

@@ -15,21 +15,19 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::block_in_place;
 
-use crate::expect::{Checked, Failure};
-use crate::subject::within;
-use crate::table::cases;
+use crate::expect::{Checked, Failure, within};
+use crate::rules;
 
-pub use child::play_role;
 pub(crate) use child::{Job, say};
 
 /// Names the role, then its arguments, parted by spaces.
-const ROLE: &str = "CONFORMANCE_ROLE";
+pub(crate) const ROLE: &str = "CONFORMANCE_ROLE";
 /// Names the store.
 const ADDRESS: &str = "CONFORMANCE_ADDRESS";
 /// What a process says when it cannot go on.
-const FAILED: &str = "failed ";
+pub(crate) const FAILED: &str = "failed ";
 /// What a process says when the store breaks a rule: which one, and how.
-const BREAKS: &str = "breaks ";
+pub(crate) const BREAKS: &str = "breaks ";
 /// Names a folder that the role needs.
 const FOLDER: &str = "CONFORMANCE_FOLDER";
 
@@ -109,8 +107,7 @@ impl Process {
             return Err(Failure::new("another process", "no error", why));
         }
         if let Some((rule, how)) = said.strip_prefix(BREAKS).and_then(|said| said.split_once(' ')) {
-            let rule = cases().iter().flat_map(|case| case.rules()).find(|known| **known == rule).copied();
-            return Err(Failure::new("another process", "what the rules say", how).or_rule(rule));
+            return Err(Failure::new("another process", "what the rules say", how).or_rule(rules::number_of(rule)));
         }
         Ok(line)
     }

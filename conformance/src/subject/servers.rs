@@ -11,8 +11,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::net::TcpSocket;
 
-use super::{Handle, RECOVERY, Subject, environment, within};
-use crate::expect::{Checked, Failure, OfRule, some};
+use super::{Handle, Subject, environment};
+use crate::expect::{Checked, Failure, OfRule, RECOVERY, some, within};
 use crate::harness::{Server, Stranger};
 use crate::proxy::Proxy;
 
