@@ -12,8 +12,8 @@ use kv::{Auth, Error, ErrorKind, Operation, Outcome, Result, Revision};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use crate::NAME;
 use crate::endpoint::{Connection, Endpoint};
+use crate::error::NAME;
 use crate::error::{advice, map, speaks_otherwise};
 use crate::members::{Known, Members};
 use crate::options::Options;

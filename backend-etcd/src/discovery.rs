@@ -9,8 +9,8 @@ use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::RData;
 use kv::{Error, ErrorKind, Operation, Result};
 
-use crate::NAME;
 use crate::address::{Address, TlsUse, Transport};
+use crate::error::NAME;
 use crate::options::Discovery;
 
 /// The members that the SRV records of a domain name: those with TLS if there are any, else, unless TLS is configured,

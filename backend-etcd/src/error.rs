@@ -7,6 +7,9 @@ use std::io;
 use kv::{Auth, Error, ErrorKind, InvalidArgument, Key, Operation, Outcome, Revision};
 use tonic::{Code, ConnectError, Status};
 
+/// What errors call the store.
+pub(crate) const NAME: &str = "etcd";
+
 /// The error of `operation`, which the endpoint called `store` answered with `error`.
 pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) -> Error {
     let (kind, outcome) = classify(&error);

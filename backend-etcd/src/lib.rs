@@ -35,14 +35,12 @@ use tokio::time::Instant;
 
 use crate::cluster::{Cluster, Resend};
 use crate::endpoint::Connection;
+use crate::error::NAME;
 use crate::txn::{Outcome as Read, Plan};
 
 pub use about::About;
 pub use options::{Credentials, Discovery, Options};
 pub use tls::{Pem, Tls};
-
-/// What errors call the store.
-const NAME: &str = "etcd";
 
 /// A store on an etcd cluster. Cheap to clone; clones share connections and are closed together.
 #[derive(Clone, Debug)]

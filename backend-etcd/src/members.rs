@@ -7,10 +7,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 use kv::{Error, ErrorKind, Operation, Result};
 use tokio::time::{Instant, timeout_at};
 
-use crate::NAME;
 use crate::address::{Address, TlsUse};
 use crate::discovery::look_up;
 use crate::endpoint::{Endpoint, Manner};
+use crate::error::NAME;
 use crate::options::{Discovery, Options};
 use crate::tls::Tls;
 

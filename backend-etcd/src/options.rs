@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use kv::{Error, ErrorKind, Operation, Result};
 
-use crate::NAME;
 use crate::address::{Address, TlsUse};
+use crate::error::NAME;
 use crate::tls::Tls;
 
 /// How to reach an etcd cluster.

@@ -8,7 +8,7 @@ use etcd_client::{Certificate, Identity, TlsOptions};
 use kv::{Error, ErrorKind, Operation, Result};
 use tonic::transport::Endpoint;
 
-use crate::NAME;
+use crate::error::NAME;
 use crate::options::refused;
 
 /// Certificates, and what is expected of the server's.

@@ -27,9 +27,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, interval};
 
-use crate::NAME;
 use crate::cluster::{Answer, Cluster, Resend};
 use crate::endpoint::Connection;
+use crate::error::NAME;
 use crate::error::watch_ended;
 use crate::seen::Freshness;
 use crate::version::reports_progress;

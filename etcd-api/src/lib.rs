@@ -37,15 +37,12 @@ pub use backing::{Backing, Identity, Place, Sizes};
 pub use limits::{Client, Limited};
 
 use lease_clock::LeaseClock;
-use limits::Limits;
+use limits::{Limits, MAX_REQUEST};
 use watch_service::WatchService;
 
 /// The version that `Maintenance.Status` reports: the oldest whose reports of progress clients believe. They
 /// are never ahead of an event here.
 pub const VERSION: &str = "3.5.13";
-
-/// A request may have so many bytes, as with etcd: 1.5 MiB and some room for what surrounds keys and values.
-const MAX_REQUEST: usize = 1_572_864 + 512 * 1024;
 
 /// A connection may have so many streams that its client has given up and the server has not seen yet: a program that drops calls
 /// is no attack.

@@ -19,6 +19,9 @@ use tower_service::Service;
 
 use crate::refusals::Refusal;
 
+/// A request may have so many bytes, as with etcd: 1.5 MiB and some room for what surrounds keys and values.
+pub(crate) const MAX_REQUEST: usize = 1_572_864 + 512 * 1024;
+
 /// All clients together may have so many requests open. A stream of watches is one.
 const MOST_OPEN: usize = 20_000;
 /// The messages of a client that are not answered may have so many bytes: some twenty of the longest.
@@ -194,7 +197,7 @@ impl Arriving {
         self.begun = true;
         self.rest = length as usize;
         // The decoder refuses a longer one, with a text that says so.
-        if self.rest > crate::MAX_REQUEST {
+        if self.rest > MAX_REQUEST {
             return Ok(());
         }
         let refused = |_| Refusal::TooManyRequests.status();
@@ -330,7 +333,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_has_a_share_and_others_do_not_notice_it() {
         let (limits, client) = (Limits::default(), Client::default());
-        let large = crate::MAX_REQUEST;
+        let large = MAX_REQUEST;
         let takes = Duration::from_secs(3600);
         let within: Vec<_> = (0..CLIENT_BYTES / large)
             .map(|_| {

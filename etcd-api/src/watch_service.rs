@@ -15,8 +15,9 @@ use tonic::{Code, Status, Streaming};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
 
+use crate::Api;
+use crate::limits::MAX_REQUEST;
 use crate::watch::Answers;
-use crate::{Api, MAX_REQUEST};
 
 /// How many bytes a buffer has at first.
 const BUFFER: usize = 256;

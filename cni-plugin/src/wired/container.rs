@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use ipam_core::model::{EndpointFacts, Labels, Orchestrator, WorkloadEndpoint, check_endpoint};
 use kv::Revision;
 
-use super::add::Add;
 use super::interfaces;
 use super::ipam_result::IpamResult;
+use super::ongoing::Add;
 use crate::error::{CniError, Result};
 
 /// ADD of a plain container.

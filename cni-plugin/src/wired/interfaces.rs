@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use ipam_core::model::EndpointFacts;
 use wiring::Plan;
 
-use super::add::Add;
 use super::ipam_result::IpamResult;
+use super::ongoing::Add;
 use crate::dataplane_grpc::Dataplane;
 use crate::dataplane_grpc::message::{AddRequest, ContainerSettings, IpConfig, Port, WorkloadIds};
 use crate::error::Result;

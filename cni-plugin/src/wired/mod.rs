@@ -16,6 +16,7 @@ mod ipam;
 mod ipam_result;
 mod mesos;
 mod names;
+mod ongoing;
 mod outgoing;
 mod pod;
 pub mod remover;

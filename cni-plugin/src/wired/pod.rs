@@ -7,11 +7,11 @@ use ipam_core::model::{EndpointFacts, EndpointPort, Labels, Orchestrator, Releas
 use ipnet::IpNet;
 use kv::Deadline;
 
-use super::add::Add;
 use super::interfaces;
 use super::ipam::IpamPlugin;
 use super::ipam_result::IpamResult;
 use super::names::Workload;
+use super::ongoing::Add;
 use super::setup::Setup;
 use crate::dataplane_grpc::Dataplane;
 use crate::error::{CniError, Result};

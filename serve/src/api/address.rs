@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
-use super::Options;
+use super::options::Options;
 
 /// The advice about TLS.
 pub(super) const TLS: &str =

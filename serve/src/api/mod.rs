@@ -3,10 +3,10 @@
 mod address;
 mod backing;
 mod connections;
+mod options;
 mod tls;
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use datastore::Location;
@@ -18,24 +18,8 @@ use crate::daemon::Daemon;
 use address::Address;
 use backing::Served;
 use connections::Listener;
+pub use options::Options;
 use tls::{Files, Tls};
-
-/// The options of the API.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// The URLs to listen at: `https://HOST:PORT`, `http://HOST:PORT`, `unix:PATH`. None: the API is not offered.
-    pub listen: Vec<String>,
-    /// The URLs by which clients reach it, where they are others.
-    pub advertise: Vec<String>,
-    /// The server's certificate, in PEM form.
-    pub cert: Option<PathBuf>,
-    /// The key of the certificate.
-    pub key: Option<PathBuf>,
-    /// The authorities whose clients may connect.
-    pub client_ca: Option<PathBuf>,
-    /// True if programs of this machine may connect without a certificate, over `http://` and loopback.
-    pub insecure_loopback: bool,
-}
 
 /// Why the API is not offered.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
-use super::Options;
+use super::options::Options;
 
 /// The files that TLS takes, all in PEM form.
 #[derive(Clone, Debug)]
