@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use futures::future::BoxFuture;
 
 use crate::expect::Failure;
-use crate::groups::{crash, damage, disk, processes};
+use crate::groups::{crash, crash_compacting, damage, disk, processes};
 use crate::harness::{BoxError, Harness};
 use crate::process::{BREAKS, FAILED, Job, ROLE, say};
 
@@ -19,8 +19,8 @@ const ROLES: &[(&str, Play)] = &[
     ("write_many", |job| Box::pin(crash::write_many(job))),
     ("observe", |job| Box::pin(crash::observe(job))),
     ("open", |job| Box::pin(crash::open(job))),
-    ("compact", |job| Box::pin(crash::compact(job))),
-    ("compact_deletions", |job| Box::pin(crash::compact_deletions(job))),
+    ("compact", |job| Box::pin(crash_compacting::compact(job))),
+    ("compact_deletions", |job| Box::pin(crash_compacting::compact_deletions(job))),
     ("fill", |job| Box::pin(disk::fill(job))),
     ("examine", |job| Box::pin(damage::examine(job))),
     ("try", |job| Box::pin(processes::try_to_join(job))),

@@ -1,5 +1,6 @@
 //! The store that a case is given, with shorthands that let a case read like a story.
 
+mod answers;
 mod servers;
 
 use std::future::Future;
@@ -12,8 +13,8 @@ use async_trait::async_trait;
 use futures::StreamExt;
 use futures::channel::oneshot;
 use kv::{
-    Compare, Content, Error, ErrorKind, Key, Kv, Op, OpResult, Operation, Range, RangeRequest, RangeResponse, Result,
-    Revision, Store, StoreExt, Txn, TxnResponse, Value, WatchRequest, WatchStream,
+    Compare, Content, Error, ErrorKind, Op, Operation, Range, RangeRequest, RangeResponse, Result, Revision, Store,
+    StoreExt, Txn, TxnResponse, WatchRequest, WatchStream,
 };
 
 use crate::expect::{Checked, Failure, OfRule, RECOVERY, holds, same, within};
@@ -21,6 +22,7 @@ use crate::harness::{Ability, BoxError, Fixture, Harness, Tenancy};
 use crate::process::{self, Process};
 use crate::watcher::Watcher;
 
+pub(crate) use answers::{Branch, after, delete_result, entry, put_result, read_result, span, text, took};
 pub(crate) use servers::Nobody;
 
 /// Between two questions whether it does.
@@ -411,76 +413,4 @@ impl Store for Gone {
     async fn compact(&self, _: Revision) -> Result<()> {
         gone(Operation::Compact)
     }
-}
-
-/// A value as text; bytes that are not printable ASCII are escaped.
-pub(crate) fn text(value: &Value) -> String {
-    value.as_bytes().escape_ascii().to_string()
-}
-
-/// From one key to before another.
-pub(crate) fn span(from: &str, to: &str) -> Range {
-    Range::FromTo(from.into(), to.into())
-}
-
-/// The revision that is `steps` after this one.
-pub(crate) fn after(revision: Revision, steps: i64) -> Revision {
-    Revision::new(revision.get() + steps)
-}
-
-/// An entry as it has to be.
-pub(crate) fn entry(key: &str, value: &str, create: Revision, modified: Revision, version: i64) -> Kv {
-    Kv {
-        key: Key::from(key),
-        value: value.into(),
-        create_revision: create,
-        mod_revision: modified,
-        version,
-        lease: None,
-    }
-}
-
-/// The entries that the read at this place of a transaction found.
-#[track_caller]
-pub(crate) fn read_result(answer: &TxnResponse, place: usize) -> Checked<&RangeResponse> {
-    match answer.results.get(place) {
-        Some(OpResult::Range(found)) => Ok(found),
-        other => Err(Failure::new(format!("result {place} of a transaction"), "that of a read", format!("{other:?}"))),
-    }
-}
-
-/// The count and the entries that the delete at this place of a transaction reports.
-#[track_caller]
-pub(crate) fn delete_result(answer: &TxnResponse, place: usize) -> Checked<(u64, &[Kv])> {
-    match answer.results.get(place) {
-        Some(OpResult::Delete { count, prevs }) => Ok((*count, prevs)),
-        other => {
-            Err(Failure::new(format!("result {place} of a transaction"), "that of a delete", format!("{other:?}")))
-        }
-    }
-}
-
-/// The entry that the put at this place of a transaction reports.
-#[track_caller]
-pub(crate) fn put_result(answer: &TxnResponse, place: usize) -> Checked<Option<&Kv>> {
-    match answer.results.get(place) {
-        Some(OpResult::Put { prev }) => Ok(prev.as_ref()),
-        other => Err(Failure::new(format!("result {place} of a transaction"), "that of a put", format!("{other:?}"))),
-    }
-}
-
-/// The transaction took the branch that it had to take.
-#[track_caller]
-pub(crate) fn took(checked: &str, answer: &TxnResponse, succeeded: Branch) -> Checked {
-    let branch = if answer.succeeded { Branch::Success } else { Branch::Failure };
-    same(checked, branch, succeeded)
-}
-
-/// A branch of a transaction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Branch {
-    /// What runs if the compares hold.
-    Success,
-    /// What runs otherwise.
-    Failure,
 }

@@ -3,9 +3,9 @@
 use crate::case::Weight::{Heavy, Light};
 use crate::case::{Case, Group};
 use crate::groups::{
-    basic, concurrency, crash, damage, disk, faults_access, faults_cluster, faults_network, faults_server,
-    faults_watch, history, limits, power, processes, random, random_clients, range, recorded, revisions, txn,
-    txn_compare, watch, watch_load, watch_past, watch_progress,
+    basic, concurrency, crash, crash_compacting, damage, disk, faults_access, faults_cluster, faults_network,
+    faults_server, faults_watch, history, limits, power, processes, random, random_clients, range, recorded, revisions,
+    txn, txn_compare, watch, watch_load, watch_past, watch_progress,
 };
 use crate::harness::Tenancy::{Exclusive, Shared};
 use crate::harness::{Ability, Scene};
@@ -70,7 +70,7 @@ pub fn cases() -> Vec<Case> {
             R08 revisions::header_covers_answer: R6, beside others;
             R09 revisions::header_of_past_read: R6 G7, beside others;
             R10 revisions::revision_after_reopen: R7 S2, needs Reopen;
-            R11 crash::deletion_compacted_and_killed: R8 R2, needs Processes Embedded;
+            R11 crash_compacting::deletion_compacted_and_killed: R8 R2, needs Processes Embedded;
         }
         Txn {
             T01 txn_compare::create_by_version: T4 T2, beside others;
@@ -129,7 +129,7 @@ pub fn cases() -> Vec<Case> {
             H14 history::mark_after_reopen: C5 C1, needs Reopen;
             H15 random::against_the_model: G7 T1 W2 W8;
             H16 history::bounded_room: C7, needs Measure, runs alone;
-            H17 crash::killed_while_compacting: C6 C3 S3 S5, needs Processes Embedded;
+            H17 crash_compacting::killed_while_compacting: C6 C3 S3 S5, needs Processes Embedded;
             H18 random::against_the_model_reopened: G7 T1 W2 W8 R7 C5, needs Reopen;
         }
         Watch {

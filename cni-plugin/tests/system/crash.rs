@@ -18,6 +18,7 @@ use kv::{ErrorKind, Range, RangeRequest, Revision, StoreExt};
 use serde_json::{Value, json};
 
 use crate::lab::{Engine, Lab};
+use crate::life::{Life, measured};
 use crate::process::{Call, Outcome};
 use crate::random::{Random, setting};
 use crate::victim::{Phase, Victim, head};
@@ -45,30 +46,6 @@ type Tally = BTreeMap<String, u64>;
 
 fn count(tally: &mut Tally, what: impl Into<String>) {
     *tally.entry(what.into()).or_default() += 1;
-}
-
-/// How long calls of one kind take, shortest first.
-struct Life(Vec<Duration>);
-
-impl Life {
-    fn of(mut calls: Vec<Duration>) -> Self {
-        calls.sort_unstable();
-        Self(calls)
-    }
-
-    /// A moment in the life of such a call: half of them anywhere up to the longest, the others up to the median, since a
-    /// few calls take very long on a busy machine.
-    fn moment(&self, random: &mut Random) -> Duration {
-        let most = if random.once_in(2) { self.0.last() } else { self.0.get(self.0.len() / 2) };
-        let micros = u64::try_from(most.unwrap().as_micros()).unwrap();
-        Duration::from_micros(random.below(micros + 1))
-    }
-}
-
-/// Runs a call to its end and says how long that took.
-fn measured(call: &Call) -> (Outcome, Duration) {
-    let begun = Instant::now();
-    (call.ok(), begun.elapsed())
 }
 
 /// A store, and who was told which addresses.

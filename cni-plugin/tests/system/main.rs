@@ -18,6 +18,7 @@ mod filling;
 mod gc;
 mod hostlocal;
 mod lab;
+mod life;
 mod process;
 mod random;
 mod refusals;

@@ -3,6 +3,7 @@
 pub(crate) mod basic;
 pub(crate) mod concurrency;
 pub(crate) mod crash;
+pub(crate) mod crash_compacting;
 pub(crate) mod damage;
 pub(crate) mod disk;
 pub(crate) mod faults_access;

@@ -1,5 +1,6 @@
 //! Giving addresses to an attachment.
 
+mod assignment;
 mod auto;
 pub mod bridge;
 pub mod define;
@@ -15,30 +16,27 @@ mod together;
 mod vm;
 mod would;
 
-use std::net::IpAddr;
 use std::slice;
 
 use ipnet::IpNet;
 use kv::{Deadline, Key, Range, Transaction};
 
-use auto::Pass;
+use assignment::Assignment;
 pub use ensure::BlockRequest;
 pub use explain::{Explanation, Outcome, PoolState, Source, Stock};
 pub use handle::HandleRequest;
 pub(crate) use held::held_by;
-use held::{Held, renew};
+use held::renew;
 pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, PoolDefinition, Repeated, Wanted};
-use specific::Specific;
 
 use crate::attachment::{Attachment, Claim, NODE, TIMESTAMP};
-use crate::error::{BridgeError, Error, Result};
+use crate::error::{Error, Result};
 use crate::gc::{self, Leftover, Leftovers, is_short};
 use crate::hints;
 use crate::ipam::{Ipam, transact};
-use crate::model::{AssignmentMode, Attribute, Block, Owner, Pool, keys};
+use crate::model::{Attribute, Block, Owner, keys};
 use crate::net::Family;
-use crate::pools::{self, PoolError, PoolQuery};
-use crate::surroundings::{Surroundings, pool_holding, read_config};
+use crate::surroundings::{Surroundings, read_config};
 use crate::timestamps::parse_go_string;
 use crate::workset::Workset;
 
@@ -256,206 +254,5 @@ impl Done {
     /// The answer to a single request.
     fn only_answer(self) -> Vec<Assigned> {
         self.answers.into_iter().flatten().collect()
-    }
-}
-
-/// An assignment on its way.
-struct Assignment<'a> {
-    ipam: &'a Ipam,
-    request: &'a AssignRequest,
-    around: &'a mut Surroundings,
-    holder: Attribute,
-    handle: String,
-    held: Vec<Held>,
-    answer: Vec<Assigned>,
-}
-
-impl Assignment<'_> {
-    /// All that is wanted.
-    async fn all(&mut self, work: &mut Workset<'_>) -> Result<()> {
-        self.these(work, &self.request.wanted.these).await?;
-        for family in [Family::V4, Family::V6] {
-            self.any(work, family, self.request.wanted.any_of(family)).await?;
-        }
-        Ok(())
-    }
-
-    /// Any addresses of one family.
-    async fn any(&mut self, work: &mut Workset<'_>, family: Family, wanted: usize) -> Result<()> {
-        if wanted == 0 {
-            return Ok(());
-        }
-        let requested = self.requested_pools(work, family).await?;
-        let pools = self.select(family, &requested)?;
-        let mut gateway = None;
-        pools.iter().try_for_each(|pool| self.require_manual(pool))?;
-        if let Some(bridge) = self.request.bridge {
-            if pools.len() > 1 {
-                let candidates = pools.iter().map(|pool| pool.name().to_owned()).collect();
-                return Err(BridgeError::SeveralPools { family, candidates }.into());
-            }
-            for pool in &pools {
-                gateway = self.prepare_bridge(work, pool, bridge.gateway(family)).await?;
-            }
-        }
-        let of_pools = |held: &&Held| {
-            pool_holding(&pools, held.block).is_some() && !self.answer.iter().any(|assigned| assigned.ip == held.ip)
-        };
-        let mut addresses: Vec<(IpAddr, IpNet)> =
-            self.held.iter().filter(of_pools).take(wanted).map(|held| (held.ip, held.block)).collect();
-        if addresses.len() < wanted {
-            let pools: Vec<&Pool> = pools.iter().collect();
-            addresses.extend(self.pass(family, wanted - addresses.len(), &pools).run(work).await?);
-        }
-        for (ip, block) in addresses {
-            let pool = pool_holding(&pools, block).map_or(block, Pool::cidr);
-            self.guard_pool(work, pool).await?;
-            self.answer.push(Assigned { ip, block, pool, gateway });
-        }
-        Ok(())
-    }
-
-    /// Given addresses.
-    async fn these(&mut self, work: &mut Workset<'_>, addresses: &[IpAddr]) -> Result<()> {
-        for ip in addresses {
-            let requested = self.requested_pools(work, Family::of(*ip)).await?;
-            let assigned = self.this(work, *ip, &requested).await?;
-            self.guard_pool(work, assigned.pool).await?;
-            self.answer.push(assigned);
-        }
-        Ok(())
-    }
-
-    /// One given address.
-    async fn this(&mut self, work: &mut Workset<'_>, ip: IpAddr, requested: &[IpNet]) -> Result<Assigned> {
-        let pool = pools::pool_of(&self.around.pools, ip, self.request.usage)?.clone();
-        self.require_manual(&pool)?;
-        let mut gateway = None;
-        if let Some(bridge) = self.request.bridge {
-            // A network that names its pools has no other addresses.
-            if !requested.is_empty() && !requested.contains(&pool.cidr()) {
-                return Err(PoolError::AddressOutside.into());
-            }
-            gateway = self.prepare_bridge(work, &pool, bridge.gateway(pool.family())).await?;
-        }
-        let held = self.held.iter().find(|held| held.ip == ip);
-        if let Some(held) = held
-            && self.request.repeated == Repeated::SameAnswer
-        {
-            return Ok(Assigned { ip, block: held.block, pool: pool.cidr(), gateway });
-        }
-        if self.request.bridge.is_some() && self.around.reservations.contains(ip) {
-            return Err(Error::Reserved(ip));
-        }
-        let block = self.specific().assign(work, ip, &pool).await?;
-        Ok(Assigned { ip, block, pool: pool.cidr(), gateway })
-    }
-
-    /// Makes a pool ready for a bridged network, and returns its gateway.
-    async fn prepare_bridge(&mut self, work: &mut Workset<'_>, pool: &Pool, wish: Gateway) -> Result<Option<IpAddr>> {
-        let prepared = bridge::prepare(self.ipam, work, pool, wish).await?;
-        if let Some(written) = prepared.written {
-            self.around.set_reservation(written);
-        }
-        Ok(prepared.gateway)
-    }
-
-    fn pass<'p>(&'p self, family: Family, wanted: usize, pools: &'p [&'p Pool]) -> Pass<'p> {
-        Pass {
-            ipam: self.ipam,
-            request: self.request,
-            around: self.around,
-            family,
-            wanted,
-            holder: &self.holder,
-            handle: &self.handle,
-            pools,
-            owner: self.owner(),
-            other: self.other_owner(),
-            now: self.ipam.now(),
-        }
-    }
-
-    /// True for a network that is not Calico's, in a store that Calico reads.
-    fn is_secondary(&self) -> bool {
-        self.request.bridge.is_some() && self.around.beside_calico
-    }
-
-    /// The owner from whose blocks addresses come: the node, or the virtual owner of its secondary networks.
-    fn owner(&self) -> Owner {
-        if self.is_secondary() { Owner::secondary(&self.around.host.name) } else { self.around.host.owner() }
-    }
-
-    /// The other one of the node's two owners.
-    fn other_owner(&self) -> Option<Owner> {
-        match self.around.host.owner() {
-            Owner::Host(name) if self.is_secondary() => Some(Owner::host(name)),
-            Owner::Host(name) => Some(Owner::secondary(&name)),
-            Owner::Virtual(_) | Owner::Other(_) => None,
-        }
-    }
-
-    /// Refuses a pool from which Calico takes addresses, too, for a network that is not Calico's.
-    fn require_manual(&self, pool: &Pool) -> Result<()> {
-        if self.is_secondary() && pool.assignment_mode() != AssignmentMode::Manual {
-            return Err(BridgeError::CalicosPool { pool: pool.name().to_owned() }.into());
-        }
-        Ok(())
-    }
-
-    fn specific(&self) -> Specific<'_> {
-        Specific {
-            request: self.request,
-            around: self.around,
-            holder: &self.holder,
-            handle: &self.handle,
-            owner: self.owner(),
-            is_secondary: self.is_secondary(),
-            now: self.ipam.now(),
-        }
-    }
-
-    /// The networks of the pools that the request names for a family; those that it defines are made first.
-    async fn requested_pools(&mut self, work: &mut Workset<'_>, family: Family) -> Result<Vec<IpNet>> {
-        let mut names = Vec::new();
-        for definition in self.request.define.iter().filter(|one| Family::of_net(one.cidr) == family) {
-            names.push(
-                define::prepare(self.ipam, work, self.around, definition, &self.request.attachment.network).await?,
-            );
-        }
-        if names.is_empty() {
-            names = self.request.pools(family).to_vec();
-        }
-        Ok(names
-            .iter()
-            .map(|text| pools::parse_requested(text, &self.around.pools, family))
-            .collect::<Result<_, PoolError>>()?)
-    }
-
-    /// The pools to take any address of a family from, in order.
-    fn select(&self, family: Family, requested: &[IpNet]) -> Result<Vec<Pool>> {
-        let query = PoolQuery {
-            family,
-            requested,
-            node: &self.around.host.name,
-            node_labels: &self.around.host.labels,
-            namespace_labels: &self.request.namespace_labels,
-            wanted: self.request.usage,
-            host_reserved: self.request.host_reserved.as_ref(),
-        };
-        if self.request.namespace == NamespaceLabels::NotYetRead
-            && pools::asks_for_namespace(&self.around.pools, &query)
-        {
-            return Err(Error::NamespaceWanted);
-        }
-        Ok(pools::select_pools(&self.around.pools, &query)?.into_iter().cloned().collect())
-    }
-
-    /// Makes the commit fail if the pool is deleted or changed meanwhile.
-    async fn guard_pool(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<()> {
-        if let Some(pool) = self.around.pools.iter().find(|pool| pool.cidr() == cidr) {
-            work.tx.get(&keys::resource(keys::ResourceKind::IpPool, pool.name())).await?;
-        }
-        Ok(())
     }
 }

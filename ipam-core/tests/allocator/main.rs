@@ -16,6 +16,7 @@ mod every_verb;
 mod explain;
 mod filling;
 mod gc;
+mod given;
 mod handle;
 mod hints;
 mod intents;

@@ -12,7 +12,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::documents::{
-    Affinity, Attribute, BLOCKS, Block, HOSTS, Handle, affinity_key, affinity_of, block_key, cidr_of, handle_key,
+    Affinity, Attribute, BLOCKS, Block, HOSTS, Handle, Refusal, affinity_key, affinity_of, block_key, cidr_of,
+    handle_key,
 };
 
 const RETRIES: usize = 100;
@@ -20,21 +21,6 @@ const RETRIES: usize = 100;
 pub(crate) const LONG_AGO: &str = "2020-01-01T00:00:00Z";
 /// A block that was claimed at this time may not.
 pub(crate) const JUST_NOW: &str = "2027-01-15T08:00:00Z";
-
-/// Why a step did not do what it was for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// The key is there, or not the one that was read.
-    Conflict,
-    Missing,
-    /// The block is somebody else's.
-    Claimed,
-    NotEmpty,
-    /// Nothing is free anywhere.
-    Full,
-    /// The store did not answer.
-    Store(String),
-}
 
 type Done<T = ()> = Result<T, Refusal>;
 

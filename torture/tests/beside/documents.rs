@@ -5,6 +5,21 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
+/// Why a step did not do what it was for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The key is there, or not the one that was read.
+    Conflict,
+    Missing,
+    /// The block is somebody else's.
+    Claimed,
+    NotEmpty,
+    /// Nothing is free anywhere.
+    Full,
+    /// The store did not answer.
+    Store(String),
+}
+
 pub(crate) const BLOCKS: &str = "/calico/ipam/v2/assignment/";
 pub(crate) const HANDLES: &str = "/calico/ipam/v2/handle/";
 pub(crate) const HOSTS: &str = "/calico/ipam/v2/host/";

@@ -2,6 +2,7 @@
 
 mod owners;
 mod parts;
+mod refusals;
 mod release;
 mod secondary;
 mod stored;
@@ -23,6 +24,7 @@ use crate::reservations::Reservations;
 use crate::timestamps::{Stamp, age, unix_nanos};
 
 pub use owners::{ExpectedOwner, OtherOwner, OwnerChange, OwnerRefusal, OwnerUpdate};
+pub use refusals::{AlreadyAssigned, NotOwner, UnusableBlock};
 pub use release::{ReleaseConflict, ReleaseConflictKind, ReleaseRequest, Released};
 pub(crate) use stored::{Flaws, StoredBlock};
 
@@ -110,33 +112,6 @@ pub struct Cooldown {
     /// How many releases were dated so far ahead that they were moved to now. Write the block even if nothing else
     /// changed, or they are moved again and again and the addresses rest for ever.
     pub moved: usize,
-}
-
-/// A network that cannot be a block.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UnusableBlock {
-    /// It has more than [`MAX_BLOCK_ADDRESSES`].
-    #[error("block {0} has more than {MAX_BLOCK_ADDRESSES} addresses: give its pool a longer block size")]
-    TooLarge(IpNet),
-    /// It has no address beside those that the host keeps for itself.
-    #[error("block {0} is too small for what its host keeps for itself")]
-    NothingLeft(IpNet),
-}
-
-/// The address is held already, or rests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("resource already exists: {0} with error: Address already assigned in block")]
-pub struct AlreadyAssigned(pub IpAddr);
-
-/// With strict affinity, the block is not the asker's.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotOwner {
-    /// Somebody else owns it.
-    #[error("Block host affinity does not match")]
-    Other,
-    /// Nobody owns it.
-    #[error("Attempt to assign from block {0} with no affinity")]
-    Nobody(IpNet),
 }
 
 /// The number of addresses of a block, where a block can have so many.

@@ -1,0 +1,152 @@
+//! The verbs of pools and reservations.
+
+use std::net::IpAddr;
+
+use clap::{Args, Subcommand};
+use ipnet::IpNet;
+
+use super::Bridged;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Pool {
+    /// Make a pool, and the store if there is none yet
+    #[command(after_help = "\
+Examples:
+  margay pool create main 10.65.0.0/16
+  margay pool create main6 fd00:10:65::/48 --block-size 122
+  margay pool create lab 10.70.0.0/24 --gateway 10.70.0.1
+  margay pool create racks-b 10.80.0.0/16 --node-selector \"rack == 'b'\"")]
+    Create(PoolCreate),
+    /// List the pools
+    #[command(visible_alias = "ls", after_help = "Examples:\n  margay pool list\n  margay pool list -o json")]
+    List,
+    /// Delete a pool from which no address is in use
+    #[command(
+        visible_alias = "rm",
+        after_help = "\
+A pool from which addresses are in use is left alone, and it is said where they are.
+
+Examples:
+  margay pool delete lab
+  margay pool delete lab --dry-run"
+    )]
+    Delete(PoolDelete),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolDelete {
+    /// The pool's name
+    pub(crate) name: String,
+
+    /// Check everything and delete nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    #[command(flatten)]
+    pub(crate) bridged: Bridged,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolCreate {
+    /// The pool's name: lower-case letters, digits, '-' and '.'
+    pub(crate) name: String,
+
+    /// The range, such as 10.65.0.0/16 or fd00:10:65::/48
+    #[arg(value_parser = cidr)]
+    pub(crate) cidr: IpNet,
+
+    /// The prefix length of the blocks that nodes take from the pool: 20 to 32, for IPv6 116 to 128 [default: 26, for
+    /// IPv6 122, or the whole pool if it is smaller]
+    #[arg(long, value_name = "BITS")]
+    pub(crate) block_size: Option<u8>,
+
+    /// For a bridged network: reserve this address as its gateway, and the network and broadcast addresses
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) gateway: Option<IpAddr>,
+
+    /// Which nodes may use the pool, in Calico's selector language [default: all()]
+    #[arg(long, value_name = "SELECTOR")]
+    pub(crate) node_selector: Option<String>,
+
+    /// Which namespaces may use the pool, in Calico's selector language [default: all of them]
+    #[arg(long, value_name = "SELECTOR")]
+    pub(crate) namespace_selector: Option<String>,
+
+    /// Use the pool only where a network asks for it by name
+    #[arg(long)]
+    pub(crate) manual: bool,
+
+    /// Check everything and make nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Reservation {
+    /// Reserve addresses, so that they are never handed out
+    #[command(after_help = "\
+Examples:
+  margay reservation create routers 10.65.0.1 10.65.0.2
+  margay reservation create dhcp 10.70.0.128/25 --dry-run
+
+An address that is in use stays in use; it is only not handed out again.")]
+    Create {
+        /// The reservation's name: lower-case letters, digits, '-' and '.'
+        name: String,
+        /// Addresses and ranges
+        #[arg(required = true, value_name = "CIDR", value_parser = cidr_or_address)]
+        cidrs: Vec<IpNet>,
+        /// Check everything and make nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// List the reservations
+    #[command(
+        visible_alias = "ls",
+        after_help = "Examples:\n  margay reservation list\n  margay reservation list -o json"
+    )]
+    List,
+    /// Delete a reservation: its addresses can be handed out again
+    #[command(visible_alias = "rm", after_help = "Examples:\n  margay reservation delete routers --dry-run")]
+    Delete {
+        /// The reservation's name
+        name: String,
+        /// Check everything and delete nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// A range without host bits; a bare address is refused, since a pool of one address is rarely what is meant.
+fn cidr(text: &str) -> Result<IpNet, String> {
+    let net: IpNet = text.parse().map_err(|_| "not a range such as 10.65.0.0/16 or fd00:10:65::/48".to_owned())?;
+    masked(net)
+}
+
+/// A range without host bits, or an address.
+fn cidr_or_address(text: &str) -> Result<IpNet, String> {
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok(address.into());
+    }
+    let net: IpNet = text.parse().map_err(|_| "not an address or a range such as 10.65.0.0/28".to_owned())?;
+    masked(net)
+}
+
+fn masked(net: IpNet) -> Result<IpNet, String> {
+    let trunc = net.trunc();
+    if trunc == net { Ok(net) } else { Err(format!("it has host bits set; did you mean {trunc}?")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_have_no_host_bits() {
+        assert_eq!(cidr("10.65.0.0/16").unwrap().to_string(), "10.65.0.0/16");
+        assert!(cidr("10.65.0.1/16").unwrap_err().contains("10.65.0.0/16"));
+        assert!(cidr("10.65.0.1").is_err());
+        assert_eq!(cidr_or_address("fd00::1").unwrap().to_string(), "fd00::1/128");
+        assert!(cidr_or_address("10.0.0.0/33").is_err());
+    }
+}

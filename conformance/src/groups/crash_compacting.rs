@@ -1,0 +1,150 @@
+//! Processes that are killed while they compact.
+
+use std::time::Duration;
+
+use kv::{Op, Range, RangeRequest, StoreExt, Txn};
+
+use super::crash::in_round;
+use crate::expect::{Checked, Failure, OfRule, compacted, holds, same};
+use crate::harness::BoxError;
+use crate::process::{Job, moment, number, say};
+use crate::steps::Steps;
+use crate::subject::{Handle, Subject, after};
+
+/// How many steps lie between two compactions.
+const COMPACT_EVERY: u64 = 10;
+const WIDE: u64 = 60;
+
+/// Role: writes wide steps, and now and then compacts at the one before the last.
+pub(crate) async fn compact(job: Job<'_>) -> Result<(), BoxError> {
+    let (base, first) = (job.argument(0)?, job.argument(1)?);
+    let fixture = job.join().await?;
+    let store = fixture.store();
+    for n in first.. {
+        let revision = store.txn(Steps::txn(WIDE, n)).await?.revision;
+        say(format_args!("done {n}"))?;
+        if n % COMPACT_EVERY == COMPACT_EVERY - 1 {
+            let mark = after(revision, -1);
+            let marked = mark.get().unsigned_abs() - base;
+            say(format_args!("try {marked}"))?;
+            store.compact(mark).await?;
+            say(format_args!("mark {marked}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// What a compacting process has said.
+#[derive(Clone, Copy, Debug, Default)]
+struct Compacting {
+    /// Steps that are done.
+    done: u64,
+    /// After how many steps the mark is.
+    mark: u64,
+    /// Where it may be instead.
+    tried: u64,
+}
+
+impl Compacting {
+    fn hear(&mut self, line: &str) -> Checked {
+        match line.split_once(' ') {
+            Some(("done", n)) => self.done = number(n)? + 1,
+            Some(("try", n)) => self.tried = number(n)?,
+            Some(("mark", n)) => self.mark = number(n)?,
+            _ => return Err(Failure::new("what another process says", "done, try or mark", line)),
+        }
+        Ok(())
+    }
+}
+
+/// A process killed in a compaction leaves the old mark or the new one, and every state from it on.
+pub(crate) async fn killed_while_compacting(mut t: Subject) -> Checked {
+    let rounds = 100;
+    let steps = Steps { width: WIDE, base: t.revision().await? };
+    let base = steps.base.get().unsigned_abs();
+    let mut known = Compacting::default();
+    let mut taken = Duration::from_millis(1);
+    t.let_go().await?;
+    for round in 0..rounds {
+        let mut process = t.process("compact", &[base, known.done])?;
+        let mut compactions = 0;
+        while compactions <= round % 2 {
+            let line = process.line().await?.unwrap_or_default();
+            known.hear(&line)?;
+            compactions += u64::from(line.starts_with("try"));
+        }
+        if round == 0 {
+            let started = process.age();
+            known.hear(&process.line().await?.unwrap_or_default())?;
+            taken = process.age() - started;
+        } else {
+            moment(taken * u32::try_from(round * 7 % 24).unwrap_or_default() / 20).await;
+        }
+        for line in process.kill().await? {
+            known.hear(&line)?;
+        }
+        t.take_back().await?;
+        known = check_compacted(&t, &steps, known).await.map_err(|failure| in_round(failure, round))?;
+        t.let_go().await?;
+    }
+    Ok(())
+}
+
+async fn check_compacted(t: &Handle, steps: &Steps, mut known: Compacting) -> Checked<Compacting> {
+    known.done = steps.check_crashed(t, known.done).await?;
+    if known.tried == 0 {
+        return Ok(known);
+    }
+    let below = |mark| RangeRequest::new(Range::key("?")).with_at(after(steps.revision(mark), -1));
+    // The new mark, if the state right below it is gone.
+    if known.mark < known.tried && t.range(below(known.tried)).await.is_err() {
+        known.mark = known.tried;
+    }
+    if known.mark > 0 {
+        compacted("a read below the mark", t.range(below(known.mark)).await, steps.revision(known.mark))?;
+    }
+    for at in [known.mark, known.mark + 1, known.done] {
+        steps.check_past(t, at.min(known.done)).await?;
+    }
+    let first = steps.revision(known.mark.max(1));
+    let events = t.watcher(Range::prefix("step/"), first).await?.until(steps.revision(known.done)).await.of("C6")?;
+    same("how many revisions a watch from the mark has", events.len() as u64, known.done + 1 - known.mark.max(1))
+        .of("C6")?;
+    Ok(known)
+}
+
+/// Role: creates a key, deletes it and compacts right there, for ever.
+pub(crate) async fn compact_deletions(job: Job<'_>) -> Result<(), BoxError> {
+    let fixture = job.join().await?;
+    let store = fixture.store();
+    loop {
+        store.put("gone", "v").await?;
+        let revision = store.txn(Txn::new().with_success([Op::delete("gone")])).await?.revision;
+        say(format_args!("at {revision}"))?;
+        store.compact(revision).await?;
+        say(format_args!("at {revision}"))?;
+    }
+}
+
+/// Killed when the newest revision is a deletion at which the store is compacted, it does not go back.
+pub(crate) async fn deletion_compacted_and_killed(mut t: Subject) -> Checked {
+    let rounds = 50;
+    t.let_go().await?;
+    for round in 0..rounds {
+        let mut process = t.process("compact_deletions", &[])?;
+        let mut last = 0;
+        for _ in 0..1 + round % 5 {
+            last = number(&process.say("at").await?)?;
+        }
+        moment(Duration::from_micros(round * 37 % 700)).await;
+        for line in process.kill().await? {
+            last = number(line.trim_start_matches("at"))?;
+        }
+        t.take_back().await?;
+        let now = t.revision().await?;
+        holds(&format!("revision {last} or later, after kill {round}"), now.get().unsigned_abs() >= last, &now)?;
+        same("the revision of the next write", t.put("next", "v").await?, now.next())?;
+        t.let_go().await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,224 @@
+//! An assignment: from which pools and blocks each address that a request wants comes.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::auto::Pass;
+use super::held::Held;
+use super::request::{AssignRequest, Assigned, Gateway, NamespaceLabels, Repeated};
+use super::specific::Specific;
+use super::{bridge, define};
+use crate::error::{BridgeError, Error, Result};
+use crate::ipam::Ipam;
+use crate::model::{AssignmentMode, Attribute, Owner, Pool, keys};
+use crate::net::Family;
+use crate::pools::{self, PoolError, PoolQuery};
+use crate::surroundings::{Surroundings, pool_holding};
+use crate::workset::Workset;
+
+/// An assignment on its way.
+pub(super) struct Assignment<'a> {
+    pub(super) ipam: &'a Ipam,
+    pub(super) request: &'a AssignRequest,
+    pub(super) around: &'a mut Surroundings,
+    pub(super) holder: Attribute,
+    pub(super) handle: String,
+    pub(super) held: Vec<Held>,
+    pub(super) answer: Vec<Assigned>,
+}
+
+impl Assignment<'_> {
+    /// All that is wanted.
+    pub(super) async fn all(&mut self, work: &mut Workset<'_>) -> Result<()> {
+        self.these(work, &self.request.wanted.these).await?;
+        for family in [Family::V4, Family::V6] {
+            self.any(work, family, self.request.wanted.any_of(family)).await?;
+        }
+        Ok(())
+    }
+
+    /// Any addresses of one family.
+    pub(super) async fn any(&mut self, work: &mut Workset<'_>, family: Family, wanted: usize) -> Result<()> {
+        if wanted == 0 {
+            return Ok(());
+        }
+        let requested = self.requested_pools(work, family).await?;
+        let pools = self.select(family, &requested)?;
+        let mut gateway = None;
+        pools.iter().try_for_each(|pool| self.require_manual(pool))?;
+        if let Some(bridge) = self.request.bridge {
+            if pools.len() > 1 {
+                let candidates = pools.iter().map(|pool| pool.name().to_owned()).collect();
+                return Err(BridgeError::SeveralPools { family, candidates }.into());
+            }
+            for pool in &pools {
+                gateway = self.prepare_bridge(work, pool, bridge.gateway(family)).await?;
+            }
+        }
+        let of_pools = |held: &&Held| {
+            pool_holding(&pools, held.block).is_some() && !self.answer.iter().any(|assigned| assigned.ip == held.ip)
+        };
+        let mut addresses: Vec<(IpAddr, IpNet)> =
+            self.held.iter().filter(of_pools).take(wanted).map(|held| (held.ip, held.block)).collect();
+        if addresses.len() < wanted {
+            let pools: Vec<&Pool> = pools.iter().collect();
+            addresses.extend(self.pass(family, wanted - addresses.len(), &pools).run(work).await?);
+        }
+        for (ip, block) in addresses {
+            let pool = pool_holding(&pools, block).map_or(block, Pool::cidr);
+            self.guard_pool(work, pool).await?;
+            self.answer.push(Assigned { ip, block, pool, gateway });
+        }
+        Ok(())
+    }
+
+    /// Given addresses.
+    pub(super) async fn these(&mut self, work: &mut Workset<'_>, addresses: &[IpAddr]) -> Result<()> {
+        for ip in addresses {
+            let requested = self.requested_pools(work, Family::of(*ip)).await?;
+            let assigned = self.this(work, *ip, &requested).await?;
+            self.guard_pool(work, assigned.pool).await?;
+            self.answer.push(assigned);
+        }
+        Ok(())
+    }
+
+    /// One given address.
+    pub(super) async fn this(&mut self, work: &mut Workset<'_>, ip: IpAddr, requested: &[IpNet]) -> Result<Assigned> {
+        let pool = pools::pool_of(&self.around.pools, ip, self.request.usage)?.clone();
+        self.require_manual(&pool)?;
+        let mut gateway = None;
+        if let Some(bridge) = self.request.bridge {
+            // A network that names its pools has no other addresses.
+            if !requested.is_empty() && !requested.contains(&pool.cidr()) {
+                return Err(PoolError::AddressOutside.into());
+            }
+            gateway = self.prepare_bridge(work, &pool, bridge.gateway(pool.family())).await?;
+        }
+        let held = self.held.iter().find(|held| held.ip == ip);
+        if let Some(held) = held
+            && self.request.repeated == Repeated::SameAnswer
+        {
+            return Ok(Assigned { ip, block: held.block, pool: pool.cidr(), gateway });
+        }
+        if self.request.bridge.is_some() && self.around.reservations.contains(ip) {
+            return Err(Error::Reserved(ip));
+        }
+        let block = self.specific().assign(work, ip, &pool).await?;
+        Ok(Assigned { ip, block, pool: pool.cidr(), gateway })
+    }
+
+    /// Makes a pool ready for a bridged network, and returns its gateway.
+    pub(super) async fn prepare_bridge(
+        &mut self,
+        work: &mut Workset<'_>,
+        pool: &Pool,
+        wish: Gateway,
+    ) -> Result<Option<IpAddr>> {
+        let prepared = bridge::prepare(self.ipam, work, pool, wish).await?;
+        if let Some(written) = prepared.written {
+            self.around.set_reservation(written);
+        }
+        Ok(prepared.gateway)
+    }
+
+    pub(super) fn pass<'p>(&'p self, family: Family, wanted: usize, pools: &'p [&'p Pool]) -> Pass<'p> {
+        Pass {
+            ipam: self.ipam,
+            request: self.request,
+            around: self.around,
+            family,
+            wanted,
+            holder: &self.holder,
+            handle: &self.handle,
+            pools,
+            owner: self.owner(),
+            other: self.other_owner(),
+            now: self.ipam.now(),
+        }
+    }
+
+    /// True for a network that is not Calico's, in a store that Calico reads.
+    pub(super) fn is_secondary(&self) -> bool {
+        self.request.bridge.is_some() && self.around.beside_calico
+    }
+
+    /// The owner from whose blocks addresses come: the node, or the virtual owner of its secondary networks.
+    pub(super) fn owner(&self) -> Owner {
+        if self.is_secondary() { Owner::secondary(&self.around.host.name) } else { self.around.host.owner() }
+    }
+
+    /// The other one of the node's two owners.
+    pub(super) fn other_owner(&self) -> Option<Owner> {
+        match self.around.host.owner() {
+            Owner::Host(name) if self.is_secondary() => Some(Owner::host(name)),
+            Owner::Host(name) => Some(Owner::secondary(&name)),
+            Owner::Virtual(_) | Owner::Other(_) => None,
+        }
+    }
+
+    /// Refuses a pool from which Calico takes addresses, too, for a network that is not Calico's.
+    pub(super) fn require_manual(&self, pool: &Pool) -> Result<()> {
+        if self.is_secondary() && pool.assignment_mode() != AssignmentMode::Manual {
+            return Err(BridgeError::CalicosPool { pool: pool.name().to_owned() }.into());
+        }
+        Ok(())
+    }
+
+    pub(super) fn specific(&self) -> Specific<'_> {
+        Specific {
+            request: self.request,
+            around: self.around,
+            holder: &self.holder,
+            handle: &self.handle,
+            owner: self.owner(),
+            is_secondary: self.is_secondary(),
+            now: self.ipam.now(),
+        }
+    }
+
+    /// The networks of the pools that the request names for a family; those that it defines are made first.
+    pub(super) async fn requested_pools(&mut self, work: &mut Workset<'_>, family: Family) -> Result<Vec<IpNet>> {
+        let mut names = Vec::new();
+        for definition in self.request.define.iter().filter(|one| Family::of_net(one.cidr) == family) {
+            names.push(
+                define::prepare(self.ipam, work, self.around, definition, &self.request.attachment.network).await?,
+            );
+        }
+        if names.is_empty() {
+            names = self.request.pools(family).to_vec();
+        }
+        Ok(names
+            .iter()
+            .map(|text| pools::parse_requested(text, &self.around.pools, family))
+            .collect::<Result<_, PoolError>>()?)
+    }
+
+    /// The pools to take any address of a family from, in order.
+    pub(super) fn select(&self, family: Family, requested: &[IpNet]) -> Result<Vec<Pool>> {
+        let query = PoolQuery {
+            family,
+            requested,
+            node: &self.around.host.name,
+            node_labels: &self.around.host.labels,
+            namespace_labels: &self.request.namespace_labels,
+            wanted: self.request.usage,
+            host_reserved: self.request.host_reserved.as_ref(),
+        };
+        if self.request.namespace == NamespaceLabels::NotYetRead
+            && pools::asks_for_namespace(&self.around.pools, &query)
+        {
+            return Err(Error::NamespaceWanted);
+        }
+        Ok(pools::select_pools(&self.around.pools, &query)?.into_iter().cloned().collect())
+    }
+
+    /// Makes the commit fail if the pool is deleted or changed meanwhile.
+    pub(super) async fn guard_pool(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<()> {
+        if let Some(pool) = self.around.pools.iter().find(|pool| pool.cidr() == cidr) {
+            work.tx.get(&keys::resource(keys::ResourceKind::IpPool, pool.name())).await?;
+        }
+        Ok(())
+    }
+}
