@@ -12,6 +12,10 @@ use crate::Failure;
 use crate::etcd::Etcd;
 use crate::ledger::Ledger;
 
+/// The two troubles that every run has, as the ledger counts them.
+pub(crate) const FROZEN: &str = "frozen (SIGSTOP, SIGCONT)";
+pub(crate) const KILLED: &str = "killed (SIGKILL) and started";
+
 /// A process that others depend on.
 pub(crate) trait Victim: Send + 'static {
     /// The program's name.
@@ -67,21 +71,26 @@ impl<V: Victim> Chaos<V> {
     }
 }
 
+/// A freeze and a kill come first and early, so that a short run has both; then troubles come at random.
 fn trouble<V: Victim>(victim: &Mutex<V>, stop: &AtomicBool, rng: &mut Rng, ledger: &Ledger) -> std::io::Result<()> {
+    let mut first = [1, 3].into_iter();
     while !stop.load(SeqCst) {
-        std::thread::sleep(Duration::from_millis(rng.u64(300..1500)));
+        let (trouble, calm) = match first.next() {
+            Some(trouble) => (trouble, rng.u64(100..400)),
+            None => (rng.u32(..4), rng.u64(300..1500)),
+        };
+        std::thread::sleep(Duration::from_millis(calm));
         let mut victim = victim.lock().unwrap_or_else(PoisonError::into_inner);
-        let trouble = rng.u32(..4);
         if trouble == 0 && victim.hand_over()? {
             ledger.count(&format!("fault: {} handed the store over", V::NAME), 1);
         } else if trouble < 3 {
             victim.signal(Signal::SIGSTOP)?;
             std::thread::sleep(Duration::from_millis(rng.u64(20..600)));
             victim.signal(Signal::SIGCONT)?;
-            ledger.count(&format!("fault: {} frozen (SIGSTOP, SIGCONT)", V::NAME), 1);
+            ledger.count(&format!("fault: {} {FROZEN}", V::NAME), 1);
         } else {
             victim.restart()?;
-            ledger.count(&format!("fault: {} killed (SIGKILL) and started", V::NAME), 1);
+            ledger.count(&format!("fault: {} {KILLED}", V::NAME), 1);
         }
     }
     Ok(())

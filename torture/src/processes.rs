@@ -22,7 +22,7 @@ use kv_mvcc::local::Create;
 use tokio::sync::watch;
 
 use crate::access::{Access, location, open_etcd, open_folder, open_folder_with, open_options};
-use crate::chaos::{Chaos, Victim};
+use crate::chaos::{Chaos, FROZEN, KILLED, Victim};
 use crate::checker::Checker;
 use crate::daemon::Daemon;
 use crate::faults::{Newest, Observed};
@@ -276,10 +276,20 @@ impl Run<'_> {
         worked.and_then(|revisions| daemon.map(|_| revisions))
     }
 
+    /// True after all operations, once the process that has the store has met both troubles. A run in which they do not come
+    /// ends after ten times as many.
+    fn is_done(&self) -> bool {
+        let (operations, counts) = (self.ledger.operations(), self.ledger.counts());
+        let met = |trouble: &str| counts.keys().any(|what| what.starts_with("fault: ") && what.ends_with(trouble));
+        let has_troubles = self.plan.way == Way::Daemon || matches!(self.place, Place::Server(_));
+        let is_over = !has_troubles || (met(FROZEN) && met(KILLED)) || operations >= 10 * self.plan.ops;
+        operations >= self.plan.ops && is_over
+    }
+
     async fn rounds_in(&mut self, folder: &Path, mut checker: Checker) -> Result<i64, Failure> {
         let first = checker.replay.revision;
         loop {
-            let is_last = self.ledger.operations() >= self.plan.ops;
+            let is_last = self.is_done();
             let left = if is_last { Vec::new() } else { self.round().await? };
             let opened = open_folder(self.plan.engine, folder, Create::Never).await?;
             let store: Arc<dyn Store> = Arc::new(Observed::new(Arc::new(opened.clone()), self.newest.clone()));
@@ -340,7 +350,7 @@ impl Run<'_> {
     async fn rounds_on(&mut self, store: &Arc<dyn Store>) -> Result<(), Failure> {
         let observed: Arc<dyn Store> = Arc::new(Observed::new(Arc::clone(store), self.newest.clone()));
         let ipam = scene::allocator(observed).with_intents(Arc::new(FileIntents::new(&self.intents, STORE)));
-        while self.ledger.operations() < self.plan.ops && self.ledger.violation().is_none() {
+        while !self.is_done() && self.ledger.violation().is_none() {
             let left = self.round().await?;
             self.clean(&ipam, &left).await?;
         }
