@@ -51,6 +51,11 @@ fuzz: ## Feed every parser and damaged stores with invented input, 60 s each (FU
 	@scripts/setup fuzz
 	@scripts/fuzz $(FUZZ_TARGETS)
 
+.PHONY: mutants
+mutants: ## Change the code of the store and the allocator in one place at a time, and list the changes that no test notices (PARTS="kv kv-mvcc allocator", SHARE=1/8)
+	@scripts/setup mutants
+	@SHARE=$(SHARE) scripts/mutants $(PARTS)
+
 MODE ?= in-process
 OPS ?= $(or $(ROUNDS),$(if $(filter kill late,$(MODE)),1000,$(if $(filter power,$(MODE)),2000,1000000)))
 .PHONY: torture

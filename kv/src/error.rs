@@ -408,4 +408,11 @@ mod tests {
         assert_eq!(error.to_string(), "redb: open: input or output failed: check the folder's permissions: boom");
         assert!(error.source().is_some());
     }
+
+    #[test]
+    fn a_compaction_names_its_revision_where_that_is_known() {
+        let text = |compact_revision| ErrorKind::Compacted { compact_revision }.to_string();
+        assert!(text(Revision::new(7)).ends_with("the oldest readable one is 7"));
+        assert_eq!(text(Revision::UNSET), "the revision asked for has been compacted");
+    }
 }

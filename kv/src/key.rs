@@ -312,4 +312,23 @@ mod tests {
     fn keys_print_escaped() {
         assert_eq!(Key::new(vec![b'k', 0, 0xff]).to_string(), "k\\x00\\xff");
     }
+
+    #[test]
+    fn ranges_print_as_intervals() {
+        let printed = |range: Range| range.to_string();
+        assert_eq!(printed(Range::key("k")), "k");
+        assert_eq!(printed(Range::prefix("k/")), "k/*");
+        assert_eq!(printed(Range::FromTo("a".into(), "b".into())), "[a, b)");
+        assert_eq!(printed(Range::From("a".into())), "[a, )");
+        assert_eq!(printed(Range::All), "*");
+    }
+
+    #[test]
+    fn of_a_long_value_the_first_bytes_are_shown() {
+        let shown = |bytes: usize| format!("{:?}", Value::new(vec![b'v'; bytes]));
+        assert_eq!(shown(2), "\"vv\" (2 bytes)");
+        assert_eq!(shown(40), format!("\"{}\" (40 bytes)", "v".repeat(40)));
+        assert_eq!(shown(41), format!("\"{}...\" (41 bytes)", "v".repeat(40)));
+        assert!(Value::default().is_empty() && !Value::from("v").is_empty());
+    }
 }

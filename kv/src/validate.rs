@@ -242,6 +242,27 @@ mod tests {
         let quarter = || vec![0; 400_000];
         let four = ["a", "b", "c", "d"].map(|key| Op::put(key, quarter()));
         assert!(matches!(kind(&Txn::new().with_success(four)), Some(ErrorKind::TooLarge { .. })));
+        // Exactly as much as there may be, and one byte more.
+        let of = |bytes: usize| {
+            let two = ["a", "b"].map(|key| Op::put(key, vec![0; (bytes - 2 * OP_OVERHEAD_BYTES - 2) / 2]));
+            Txn::new().with_success(two)
+        };
+        assert_eq!((of(MAX_REQUEST_BYTES).size(), kind(&of(MAX_REQUEST_BYTES))), (MAX_REQUEST_BYTES, None));
+        let bytes = MAX_REQUEST_BYTES + 2;
+        assert_eq!(kind(&of(bytes)), Some(ErrorKind::TooLarge { bytes }));
+    }
+
+    #[test]
+    fn each_part_counts_with_its_bytes() {
+        let size = |range: Range| Txn::new().with_success([Op::range(range)]).size() - OP_OVERHEAD_BYTES;
+        assert_eq!(size(Range::key("key")), 3);
+        assert_eq!((size(Range::prefix("key")), size(Range::From("key".into()))), (6, 6));
+        assert_eq!((size(Range::FromTo("key".into(), "last".into())), size(Range::All)), (7, 2));
+        let compare = |target| {
+            Txn::new().with_compares([Compare::new(Range::key("key"), CompareOp::Equal, target)]).size()
+                - OP_OVERHEAD_BYTES
+        };
+        assert_eq!((compare(Target::Version(1)), compare(Target::Value("value".into()))), (3, 8));
     }
 
     #[test]

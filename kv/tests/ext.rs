@@ -35,6 +35,7 @@ async fn pages_are_of_one_revision_and_not_larger_than_need_be() {
     }
     store.put("q", "outside").await.unwrap();
     let mut pages = Pages::new(Range::prefix("p/"), Revision::UNSET);
+    assert!(!pages.is_over());
     let (mut keys, mut largest) = (Vec::new(), 0);
     while let Some(page) = pages.next(&store).await.unwrap() {
         // What comes meanwhile is not seen.
@@ -47,6 +48,7 @@ async fn pages_are_of_one_revision_and_not_larger_than_need_be() {
     let expected: Vec<Key> = (0..300).map(|number| Key::from(format!("p/{number:03}"))).collect();
     assert_eq!(keys, expected);
     assert!(largest <= 16 * 200_000, "{largest}");
+    assert!(pages.is_over());
     assert!(pages.next(&store).await.unwrap().is_none());
     let mut nothing = Pages::new(Range::prefix("none/"), Revision::UNSET);
     assert_eq!(nothing.next(&store).await.unwrap(), Some(Vec::new()));
@@ -155,6 +157,7 @@ async fn counting_counts_calls_and_bytes() {
     store.compact(Revision::new(2)).await.unwrap();
     let sent = Txn::new().with_success([kv::Op::put("key", "value")]).size() as u64;
     let expected = Counts { ranges: 1, txns: 1, watches: 1, compactions: 1, bytes_sent: sent, bytes_received: 8 };
+    assert_eq!(expected.round_trips(), 2);
     assert_eq!(store.take(), expected);
     assert_eq!(store.take(), Counts::default());
 }

@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
+
 use fastrand::Rng;
-use kv::wrap::Rehearsal;
+use kv::wrap::{Fault, Faulty, Rehearsal};
 use kv::{
-    Compare, CompareOp, Content, ErrorKind, Key, Op, Range, RangeRequest, Revision, Store, StoreExt, Target, Txn,
-    TxnRange, WatchRequest,
+    Compare, CompareOp, Content, ErrorKind, Key, Op, Operation, Range, RangeRequest, Revision, Store, StoreExt, Target,
+    Txn, TxnRange, WatchRequest,
 };
 
 const KEYS: [&str; 6] = ["a", "b", "b/1", "b/2", "c", "d"];
@@ -78,6 +81,29 @@ async fn it_answers_as_the_store_would() {
         }
         assert_eq!(store.list(Range::All).await.unwrap(), before, "nothing is written");
     }
+}
+
+#[tokio::test]
+async fn a_transaction_that_fails_halfway_leaves_what_was_before() {
+    let mut failed = 0;
+    for reads in 0..6 {
+        let left = Arc::new(AtomicI32::new(i32::MAX));
+        let counter = Arc::clone(&left);
+        let store = Faulty::new(kv_mvcc::memory(), move |operation| {
+            (operation == Operation::Range && counter.fetch_sub(1, SeqCst) == 0).then_some(Fault::NotSent)
+        });
+        let rehearsal = Rehearsal::new(store);
+        rehearsal.put("a", "1").await.unwrap();
+        left.store(reads, SeqCst);
+        let both = Txn::new().with_success([Op::put("a", "2"), Op::put("c", "2")]);
+        let answer = rehearsal.txn(both).await;
+        left.store(i32::MAX, SeqCst);
+        let value = async |key: &str| rehearsal.get(key).await.unwrap().map(|kv| kv.value);
+        let (expected, other) = if answer.is_ok() { ("2", Some("2".into())) } else { ("1", None) };
+        assert_eq!((value("a").await, value("c").await), (Some(expected.into()), other), "after {reads} reads");
+        failed += u32::from(answer.is_err());
+    }
+    assert!(failed > 1, "{failed}: one of the faults came between the two writes");
 }
 
 #[tokio::test]

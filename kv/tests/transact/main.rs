@@ -160,15 +160,35 @@ async fn too_much_to_guard_is_an_error() {
     }
     let result = transact!(shared(&store), options(), |tx| tx.list(&Range::prefix("p/")).await);
     assert_eq!(*result.unwrap_err().kind(), ErrorKind::ReadSetTooLarge { guards: 65 });
-    let result = transact!(shared(&store), options(), |tx| {
-        for i in 0..121 {
-            let key = Key::from(format!("q/{i}"));
-            tx.get(&key).await?;
-            tx.put(&key, "x")?;
-        }
+    let guarding = async |count: usize| {
+        transact!(shared(&store), options(), |tx| {
+            for i in 0..count {
+                let key = Key::from(format!("q/{i}"));
+                tx.get(&key).await?;
+                tx.put(&key, "x")?;
+            }
+            Ok::<_, Error>(())
+        })
+    };
+    assert_eq!(*guarding(121).await.unwrap_err().kind(), ErrorKind::ReadSetTooLarge { guards: 121 });
+    guarding(120).await.unwrap();
+}
+
+#[tokio::test]
+async fn keys_and_emptiness_are_as_of_the_revision_of_the_attempt() {
+    let store = kv_mvcc::memory();
+    store.put("p/1", "x").await.unwrap();
+    transact!(shared(&store), options(), |tx| {
+        let (some, none) = (Range::prefix("p/"), Range::prefix("q/"));
+        assert_eq!(tx.snapshot_keys(&some).await?, [Key::from("p/1")]);
+        store.delete(Range::key("p/1")).await?;
+        store.put("q/1", "x").await?;
+        assert!(!tx.snapshot_is_empty(&some).await?);
+        assert!(tx.snapshot_is_empty(&none).await?);
+        assert_eq!(tx.snapshot_keys(&none).await?, []);
         Ok::<_, Error>(())
-    });
-    assert_eq!(*result.unwrap_err().kind(), ErrorKind::ReadSetTooLarge { guards: 121 });
+    })
+    .unwrap();
 }
 
 #[tokio::test]

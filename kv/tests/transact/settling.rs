@@ -163,6 +163,86 @@ async fn another_creator_is_told_from_a_lost_request() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_equal_creation_before_the_attempt_is_not_taken_for_its_own() {
+    let inner = kv_mvcc::memory();
+    let earlier = Txn::new().with_success([Op::put("k", "ours"), Op::put("l", "ours")]);
+    inner.txn(earlier).await.unwrap();
+    inner.txn(Txn::new().with_success([Op::delete("k"), Op::delete("l")])).await.unwrap();
+    let store = Contended::new(&inner, Fault::RequestLost, Vec::new(), Vec::new());
+    let committed = create(&store, &["k", "l"]).await.unwrap();
+    assert_eq!((committed.revision, committed.attempts), (Revision::new(4), 1));
+    assert_eq!(inner.get("k").await.unwrap().unwrap().create_revision, Revision::new(4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_request_whose_guard_broke_is_overtaken_at_once() {
+    let inner = kv_mvcc::memory();
+    inner.put("k", "old").await.unwrap();
+    let store = Contended::new(&inner, Fault::RequestLost, Vec::new(), vec![put("config", "new")]);
+    let begun = tokio::time::Instant::now();
+    let committed = transact!(shared(&store), options(), |tx| {
+        tx.get(&"config".into()).await?;
+        tx.get(&"k".into()).await?;
+        tx.put(&"k".into(), "new")
+    })
+    .unwrap();
+    // It does not wait for a change of k, which nobody makes.
+    assert_eq!(committed.attempts, 2);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_was_never_sent_is_no_riddle() {
+    let inner = kv_mvcc::memory();
+    let store = Contended::new(&inner, Fault::NotSent, Vec::new(), Vec::new());
+    let committed = create(&store, &["k"]).await.unwrap();
+    assert_eq!((committed.revision, committed.attempts), (Revision::new(2), 2));
+}
+
+/// A store that loses the commit of the first attempt and refuses every transaction after it.
+#[derive(Clone, Debug)]
+struct Refusing {
+    inner: MvccStore,
+    calls: Arc<AtomicU32>,
+}
+
+#[async_trait::async_trait]
+impl Store for Refusing {
+    async fn range(&self, request: kv::RangeRequest) -> kv::Result<kv::RangeResponse> {
+        self.inner.range(request).await
+    }
+
+    async fn txn(&self, txn: Txn) -> kv::Result<kv::TxnResponse> {
+        let refused = |kind| Err(Error::new(kind, kv::Operation::Txn, "refusing"));
+        match self.calls.fetch_add(1, SeqCst) {
+            0 => self.inner.txn(txn).await,
+            1 => refused(kv::ErrorKind::Timeout),
+            _ => refused(kv::ErrorKind::Auth(kv::Auth::Denied)),
+        }
+    }
+
+    async fn watch(&self, request: kv::WatchRequest) -> kv::Result<kv::WatchStream> {
+        self.inner.watch(request).await
+    }
+
+    async fn compact(&self, revision: Revision) -> kv::Result<()> {
+        self.inner.compact(revision).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_refuses_for_good_is_asked_three_times() {
+    let store = Refusing { inner: kv_mvcc::memory(), calls: Arc::default() };
+    let error = transact!(shared(&store), options(), |tx| {
+        tx.get(&"k".into()).await?;
+        tx.put(&"k".into(), "ours")
+    })
+    .unwrap_err();
+    assert_eq!((error.kind(), error.outcome()), (&kv::ErrorKind::Timeout, Outcome::Unknown));
+    assert_eq!(store.calls.load(SeqCst), 1 + 1 + 3, "the read, the commit, and three times the commit again");
+}
+
+#[tokio::test(start_paused = true)]
 async fn without_its_history_a_creation_stays_unknown() {
     let inner = kv_mvcc::memory();
     let after = vec![delete("k"), Deed::Compact];
