@@ -98,6 +98,8 @@ async fn a_transaction_that_fails_halfway_leaves_what_was_before() {
         let both = Txn::new().with_success([Op::put("a", "2"), Op::put("c", "2")]);
         let answer = rehearsal.txn(both).await;
         left.store(i32::MAX, SeqCst);
+        // The next transaction has the revision that the failed one would have had.
+        rehearsal.put("d", "3").await.unwrap();
         let value = async |key: &str| rehearsal.get(key).await.unwrap().map(|kv| kv.value);
         let (expected, other) = if answer.is_ok() { ("2", Some("2".into())) } else { ("1", None) };
         assert_eq!((value("a").await, value("c").await), (Some(expected.into()), other), "after {reads} reads");
