@@ -16,6 +16,9 @@ impl Transaction {
             // A probe is newer than the attempt's revision: only a commit proves what it found.
             return Ok(if self.relied_on_probe { Commit::Overtaken } else { Commit::Done(self.at) });
         }
+        if self.is_older_than_a_look() {
+            return Ok(Commit::Overtaken);
+        }
         let guards = self.guards.len() + self.guarded_ranges.len();
         if guards > MAX_GUARDS {
             return Err(self.error(ErrorKind::ReadSetTooLarge { guards }));

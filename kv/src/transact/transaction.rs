@@ -36,6 +36,8 @@ pub struct Transaction {
     pub(super) keys: BTreeMap<Range, Vec<Key>>,
     /// Keys that a probe found absent, with the revision at which they were.
     probed: BTreeMap<Key, Revision>,
+    /// Keys that a look found written after `at`, with their mod revisions.
+    looked: BTreeMap<Key, Revision>,
     /// Keys that the commit relies on and that a probe found absent, with the revision of the probe.
     pub(super) presumed: BTreeMap<Key, Revision>,
     /// Keys that the commit relies on, with their mod revisions; unset for absent ones.
@@ -63,6 +65,7 @@ impl Transaction {
             listed: Vec::new(),
             keys: BTreeMap::new(),
             probed: BTreeMap::new(),
+            looked: BTreeMap::new(),
             presumed: BTreeMap::new(),
             guards: BTreeMap::new(),
             guarded_ranges: Vec::new(),
@@ -208,14 +211,22 @@ impl Transaction {
 
     /// Many keys in one request, as they are now, without a guard, and without keeping what was read: for who looks through
     /// more than it can hold. In the order of `keys`; what this transaction writes is not seen. Like
-    /// [`probe`](Self::probe) a hint: [`get`](Self::get) the one that matters, and if it has changed since the revision of
-    /// the attempt, the commit will fail.
+    /// [`probe`](Self::probe) a hint: [`get`](Self::get) the one that matters, and the attempt starts anew if the look found a
+    /// write that is newer than the revision of the attempt.
     ///
     /// # Errors
     /// Those of the store.
     pub async fn look(&mut self, keys: &[Key]) -> Result<Vec<Option<Kv>>> {
-        let found = self.ask_now(keys, Content::Full).await?;
-        Ok(found.into_iter().map(|(kv, _)| kv).collect())
+        let found: Vec<_> = self.ask_now(keys, Content::Full).await?.into_iter().map(|(kv, _)| kv).collect();
+        let newer = found.iter().flatten().filter(|kv| kv.mod_revision > self.at);
+        self.looked.extend(newer.map(|kv| (kv.key.clone(), kv.mod_revision)));
+        Ok(found)
+    }
+
+    /// True if the commit relies on a key as it was before a look found it. The guards need not notice: a key that is absent
+    /// at `at` and at the commit may have been there for the look.
+    pub(super) fn is_older_than_a_look(&self) -> bool {
+        self.looked.iter().any(|(key, seen)| self.guards.get(key).is_some_and(|guard| guard != seen))
     }
 
     /// When a key that was read was last written; `None` if it is absent, or was not read.

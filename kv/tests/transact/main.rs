@@ -371,6 +371,37 @@ async fn what_only_a_probe_has_seen_is_no_answer_without_a_commit() {
     }
 }
 
+#[tokio::test]
+async fn a_key_that_only_a_look_has_seen_is_not_made_again() {
+    let (other, key) = (Key::from("other"), Key::from("k"));
+    for probes in [false, true] {
+        let store = kv_mvcc::memory();
+        let mut attempts = 0;
+        let committed = transact!(shared(&store), options(), |tx| {
+            attempts += 1;
+            tx.snapshot_get(&other).await?;
+            if probes {
+                tx.probe(std::slice::from_ref(&key)).await?;
+            }
+            if attempts == 1 {
+                store.put("k", "another's").await?;
+            }
+            let looked = tx.look(std::slice::from_ref(&key)).await?;
+            let was_there = looked[0].is_some();
+            if attempts == 1 {
+                // The key is absent at the revision of the attempt and at the commit, and was there between the two.
+                store.delete(Range::key("k")).await?;
+            }
+            tx.get(&key).await?;
+            tx.put(&key, if was_there { "another's and ours" } else { "ours" })?;
+            Ok::<_, Error>(())
+        })
+        .unwrap();
+        assert_eq!(committed.attempts, 2, "probes: {probes}");
+        assert_eq!(store.get("k").await.unwrap().unwrap().value, "ours".into(), "probes: {probes}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lost_reply_is_settled_also_for_what_was_there_before_the_probe() {
     let inner = kv_mvcc::memory();
