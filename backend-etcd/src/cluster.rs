@@ -13,8 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::endpoint::{Connection, Endpoint};
-use crate::error::NAME;
-use crate::error::{advice, map, speaks_otherwise};
+use crate::error::{NAME, advice, map, speaks_otherwise};
 use crate::members::{Known, Members};
 use crate::options::Options;
 use crate::seen::{Freshness, Seen};

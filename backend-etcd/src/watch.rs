@@ -29,8 +29,7 @@ use tokio::time::{Instant, interval};
 
 use crate::cluster::{Answer, Cluster, Resend};
 use crate::endpoint::Connection;
-use crate::error::NAME;
-use crate::error::watch_ended;
+use crate::error::{NAME, watch_ended};
 use crate::seen::Freshness;
 use crate::version::reports_progress;
 use crate::wire::{self, Span};

@@ -23,8 +23,7 @@ pub(crate) fn text_of(id: &str) -> String {
 
 /// The number of a rule as the page has it, for text that came from elsewhere.
 pub(crate) fn number_of(id: &str) -> Option<&'static str> {
-    let items = PAGE.lines().filter_map(|line| line.strip_prefix("- **")?.split_once("**"));
-    items.map(|(known, _)| known).find(|known| *known == id && is_id(known))
+    PAGE.lines().filter_map(item).map(|(known, _)| known).find(|known| *known == id)
 }
 
 /// A rule is a list item that begins with its number in bold; indented lines after it belong to it.
@@ -32,11 +31,9 @@ fn parse(page: &str) -> Vec<Rule> {
     let mut rules: Vec<Rule> = Vec::new();
     let mut open = false;
     for line in page.lines() {
-        if let Some((id, text)) = line.strip_prefix("- **").and_then(|rest| rest.split_once("**")) {
-            open = is_id(id);
-            if open {
-                rules.push(Rule { id: id.to_owned(), text: text.trim().to_owned() });
-            }
+        if let Some((id, text)) = item(line) {
+            open = true;
+            rules.push(Rule { id: id.to_owned(), text: text.trim().to_owned() });
         } else if line.starts_with("  ") && open {
             if let Some(rule) = rules.last_mut() {
                 rule.text.push(' ');
@@ -47,6 +44,11 @@ fn parse(page: &str) -> Vec<Rule> {
         }
     }
     rules
+}
+
+/// The number and the first words of the rule that begins on this line, if one does.
+fn item(line: &str) -> Option<(&str, &str)> {
+    line.strip_prefix("- **")?.split_once("**").filter(|(id, _)| is_id(id))
 }
 
 /// A capital letter and a number without leading zeros.

@@ -1,4 +1,4 @@
-//! The source files of a crate, and what each names of the others.
+//! The source files of a crate, and the names of other files in each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -23,9 +23,9 @@ pub(crate) struct Crate {
 struct File {
     module: Names,
     name: String,
-    /// What it names, from the crate's root on.
+    /// The names in it, from the crate's root on.
     uses: Vec<Names>,
-    /// What it re-exports, by name.
+    /// Its re-exports, by name.
     exports: BTreeMap<String, Names>,
 }
 
@@ -105,27 +105,25 @@ struct Reader {
 }
 
 impl Reader {
-    /// Names as the file spells them, from the crate's root on; `None` for those of another crate.
-    fn absolute(&self, names: &[String]) -> Option<Names> {
+    /// Names as the file spells them, from the crate's root on. Those of another crate seem to be of this module, which needs
+    /// nothing of itself.
+    fn absolute(&self, names: &[String]) -> Names {
         let (mut place, mut rest) = (self.place.clone(), names);
-        match names.first()?.as_str() {
-            "crate" => (place, rest) = (Vec::new(), &names[1..]),
-            "self" => rest = &names[1..],
-            "super" => {
-                while let Some(("super", after)) = rest.split_first().map(|(first, after)| (first.as_str(), after)) {
-                    place.pop();
-                    rest = after;
-                }
+        while let Some((first, after)) = rest.split_first() {
+            match first.as_str() {
+                "crate" => place.clear(),
+                "self" => {}
+                "super" => drop(place.pop()),
+                _ => break,
             }
-            _ => {}
+            rest = after;
         }
-        Some(place.into_iter().chain(rest.iter().cloned()).collect())
+        place.into_iter().chain(rest.iter().cloned()).collect()
     }
 
     fn names(&mut self, names: &[String]) {
         if names.first().is_some_and(|first| ["crate", "self", "super"].contains(&first.as_str())) && names.len() > 1 {
-            let absolute = self.absolute(names);
-            self.file.uses.extend(absolute);
+            self.file.uses.push(self.absolute(names));
         }
     }
 
@@ -141,10 +139,8 @@ impl Reader {
             UseTree::Rename(rename) => {
                 self.leaf(&rename.ident.to_string(), Some(rename.rename.to_string()), before, exports);
             }
-            UseTree::Glob(_) => {
-                let absolute = self.absolute(before);
-                self.file.uses.extend(absolute.filter(|_| !exports));
-            }
+            UseTree::Glob(_) if exports => {}
+            UseTree::Glob(_) => self.file.uses.push(self.absolute(before)),
         }
     }
 
@@ -153,7 +149,7 @@ impl Reader {
         if name != "self" {
             names.push(name.to_owned());
         }
-        let Some(absolute) = self.absolute(&names) else { return };
+        let absolute = self.absolute(&names);
         if exports {
             let exported = renamed.or_else(|| names.last().cloned()).unwrap_or_default();
             self.file.exports.insert(exported, absolute);

@@ -47,8 +47,7 @@ pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 /// 1. a commit is atomic, and durable (against power loss too) when it returns `Ok`;
 /// 2. a view is a consistent snapshot: it shows all of a commit or nothing, and no later one;
 /// 3. no view shows a commit that is not durable yet;
-/// 4. rows are ordered by unsigned byte comparison of their keys;
-/// 5. after a commit that failed, a view shows none of it until [`Table::recover`] has succeeded.
+/// 4. rows are ordered by unsigned byte comparison of their keys.
 ///
 /// The caller's duty in return: after a commit that failed it makes no other one before [`Table::recover`] has succeeded.
 pub trait Table: Debug + Send + Sync + 'static {

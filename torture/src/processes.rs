@@ -279,11 +279,14 @@ impl Run<'_> {
     /// True after all operations, once the process that has the store has met both troubles. A run in which they do not come
     /// ends after ten times as many.
     fn is_done(&self) -> bool {
-        let (operations, counts) = (self.ledger.operations(), self.ledger.counts());
-        let met = |trouble: &str| counts.keys().any(|what| what.starts_with("fault: ") && what.ends_with(trouble));
+        let operations = self.ledger.operations();
+        if operations < self.plan.ops {
+            return false;
+        }
         let has_troubles = self.plan.way == Way::Daemon || matches!(self.place, Place::Server(_));
-        let is_over = !has_troubles || (met(FROZEN) && met(KILLED)) || operations >= 10 * self.plan.ops;
-        operations >= self.plan.ops && is_over
+        let counts = self.ledger.counts();
+        let met = |trouble: &str| counts.keys().any(|what| what.starts_with("fault: ") && what.ends_with(trouble));
+        !has_troubles || (met(FROZEN) && met(KILLED)) || operations >= 10 * self.plan.ops
     }
 
     async fn rounds_in(&mut self, folder: &Path, mut checker: Checker) -> Result<i64, Failure> {

@@ -82,12 +82,11 @@ impl View for Over<'_> {
         let mut flow = ControlFlow::Continue(());
         self.table.scan(from, to, &mut |key, value| {
             flow = over.before(Some(key), visit);
-            if flow.is_continue() {
-                flow = match over.instead_of(key) {
-                    Some(Some(value)) => visit(key, value),
-                    None if key != ROW => visit(key, value),
-                    Some(None) | None => ControlFlow::Continue(()),
-                };
+            let below = (key != ROW).then_some(value);
+            if flow.is_continue()
+                && let Some(value) = over.instead_of(key).unwrap_or(below)
+            {
+                flow = visit(key, value);
             }
             flow
         })?;

@@ -2,10 +2,11 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kv::{Error, ErrorKind};
+use tempfile::TempDir;
 
 use super::Duty;
 use super::steps::{check, create, open, run, step};
@@ -43,7 +44,7 @@ fn refusal(engine: &dyn Engine, path: &Path) -> Error {
     unreachable!()
 }
 
-fn engine_file(engine: &dyn Engine, path: &Path) -> std::path::PathBuf {
+fn engine_file(engine: &dyn Engine, path: &Path) -> PathBuf {
     path.join(engine.files()[0])
 }
 
@@ -54,6 +55,14 @@ fn small_store(engine: &dyn Engine, path: &Path) {
         step(&store, 0).await.unwrap();
         store.close().await.unwrap();
     });
+}
+
+/// A folder with a [`small_store`] in it, and the path of that.
+fn folder_with_store(engine: &dyn Engine) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    small_store(engine, &path);
+    (folder, path)
 }
 
 fn assert_whole(engine: &dyn Engine, path: &Path) {
@@ -179,9 +188,7 @@ fn a_file_in_the_way_is_named(engine: &dyn Engine) {
 
 /// A store that has lost a part is never taken for a new one, and once the part is back all is well.
 fn a_damaged_store_is_never_made_anew(engine: &dyn Engine) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("store");
-    small_store(engine, &path);
+    let (folder, path) = folder_with_store(engine);
     for name in engine.files() {
         let (file, kept) = (path.join(name), folder.path().join("kept"));
         fs::rename(&file, &kept).unwrap();
@@ -204,9 +211,7 @@ fn a_damaged_store_is_never_made_anew(engine: &dyn Engine) {
 
 /// An engine with a journal: its newest commits are there and nowhere else, and `head`, which tells of them, may be gone too.
 fn a_store_without_its_journal_is_refused(engine: &dyn Engine) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("store");
-    small_store(engine, &path);
+    let (_folder, path) = folder_with_store(engine);
     let (journal, head) = (path.join("journal"), path.join("head"));
     let (commits, newest) = (fs::read(&journal).unwrap(), fs::read(&head).unwrap());
     for gone in ["missing", "empty", "cut off"] {
@@ -237,9 +242,7 @@ fn a_store_without_its_journal_is_refused(engine: &dyn Engine) {
 }
 
 fn a_strange_identity_is_refused(engine: &dyn Engine) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("store");
-    small_store(engine, &path);
+    let (_folder, path) = folder_with_store(engine);
     let identity = path.join("store.id");
     let good = fs::read_to_string(&identity).unwrap();
     let strange = format!("engine {}\nformat 1\nid {}\n", engine.name(), uuid());
@@ -264,9 +267,7 @@ fn a_strange_identity_is_refused(engine: &dyn Engine) {
 
 /// `store.id` can be written again from the rows, and only from them.
 fn a_lost_identity_is_made_good(engine: &dyn Engine) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("store");
-    small_store(engine, &path);
+    let (_folder, path) = folder_with_store(engine);
     let identity = path.join("store.id");
     let good = fs::read_to_string(&identity).unwrap();
     fs::remove_file(&identity).unwrap();
@@ -319,9 +320,7 @@ fn an_unfinished_creation_starts_again(engine: &dyn Engine) {
 
 /// The last step of a creation is to take away its mark; a store that still has it is complete.
 fn a_mark_on_a_complete_store_is_taken_away(engine: &dyn Engine) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("store");
-    small_store(engine, &path);
+    let (_folder, path) = folder_with_store(engine);
     fs::write(path.join("creating"), "").unwrap();
     assert_whole(engine, &path);
     assert!(!path.join("creating").exists());

@@ -89,12 +89,14 @@ async fn what_cannot_be_found_out_is_unknown_and_stops_writing() {
         table.fail_next(fault);
         let error = store.txn(put("b")).await.unwrap_err();
         assert_eq!((error.kind(), error.outcome()), (&ErrorKind::CommitIo, Outcome::Unknown));
+        let commits = table.commits();
         for _ in 0..2 {
             let error = store.txn(put("c")).await.unwrap_err();
             assert_eq!((error.kind(), error.outcome()), (&ErrorKind::Poisoned, Outcome::NotApplied));
         }
         let error = store.compact(before).await.unwrap_err();
         assert_eq!((error.kind(), error.outcome()), (&ErrorKind::Poisoned, Outcome::NotApplied));
+        assert_eq!(table.commits(), commits, "no commit comes before the table has recovered");
         assert!(store.get("a").await.unwrap().is_some(), "reads go on");
         table.set_broken(false);
         let found = if there { before.next() } else { before };
