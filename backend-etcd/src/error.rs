@@ -7,7 +7,7 @@ use std::io;
 use kv::{Auth, Error, ErrorKind, InvalidArgument, Key, Operation, Outcome, Revision};
 use tonic::{Code, ConnectError, Status};
 
-/// What errors call the store.
+/// The name of the store in errors.
 pub(crate) const NAME: &str = "etcd";
 
 /// The error of `operation`, which the endpoint called `store` answered with `error`.

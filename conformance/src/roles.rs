@@ -10,7 +10,7 @@ use crate::groups::{crash, crash_compacting, damage, disk, processes};
 use crate::harness::{BoxError, Harness};
 use crate::process::{BREAKS, FAILED, Job, ROLE, say};
 
-/// What a process plays.
+/// The function of a role.
 type Play = for<'a> fn(Job<'a>) -> BoxFuture<'a, Result<(), BoxError>>;
 
 /// All roles, by name.
@@ -39,7 +39,7 @@ pub fn play_role(harness: &impl Harness) -> Option<ExitCode> {
     let words = env::var(ROLE).ok()?;
     let done = play(harness, &words);
     if let Err(error) = &done {
-        // Whoever started it sees the exit code too.
+        // The case that started this process sees the exit code, too.
         let _ = say(match error.downcast_ref::<Failure>() {
             Some(failure) => format!("{BREAKS}{} {}", failure.rule(), one_line(&failure.to_string())),
             None => format!("{FAILED}{}", one_line(&error.to_string())),

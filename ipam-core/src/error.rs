@@ -1,4 +1,4 @@
-//! Why the allocator did not do what it was asked to.
+//! The errors of the allocator.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -165,7 +165,7 @@ pub enum Error {
     Document(#[from] DocumentError),
 }
 
-/// What an error is about.
+/// A kind of thing that is missing, or there already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Resource {
@@ -306,12 +306,12 @@ pub enum VmError {
     OutsidePools(IpAddr),
 }
 
-/// Where addresses of a pool are in use.
+/// A block in which addresses of a pool are in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaceInUse {
     /// The block.
     pub block: IpNet,
-    /// How many of its addresses.
+    /// The number of its addresses in use.
     pub addresses: usize,
     /// The nodes that have them, by name.
     pub nodes: Vec<String>,

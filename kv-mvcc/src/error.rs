@@ -37,7 +37,7 @@ pub(crate) fn guarded<T>(store: &'static str, operation: Operation, call: impl F
     caught(call).unwrap_or_else(|| Err(corrupt(store, operation, ENGINE_GAVE_UP)))
 }
 
-/// What an error says of an engine's panic.
+/// The text of an error after an engine's panic.
 pub(crate) const ENGINE_GAVE_UP: &str = "the engine gave up over what it found in its files";
 
 /// The answer of a call; `None` if it panicked. The log has the words of the panic, which tell a user nothing that helps.

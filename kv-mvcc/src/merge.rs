@@ -25,7 +25,7 @@ impl<'o, V, I: Iterator<Item = (&'o [u8], Option<V>)>> Merge<I> {
         ControlFlow::Continue(())
     }
 
-    /// What the overlay has instead of the row that the scan has reached: `None` if it has nothing there.
+    /// The overlay's version of the row that the scan has reached: `None` if it has none.
     pub(crate) fn instead_of(&mut self, key: &[u8]) -> Option<Option<V>> {
         self.0.next_if(|(row, _)| *row == key).map(|(_, value)| value)
     }

@@ -1,4 +1,4 @@
-//! Why a store is written to, and the room that it keeps for one of the reasons.
+//! The purposes of writes, and the room that a store keeps for one of them.
 
 use std::fmt::Debug;
 
@@ -17,13 +17,13 @@ pub trait Reserve: Debug + Send + Sync {
     /// Puts back what was given up.
     ///
     /// # Errors
-    /// What is missing, and what to do about it, if there is no room for that.
+    /// The advice for a user, if there is no room for that.
     fn restore(&self) -> Result<(), String>;
 
     /// Looks whether there is room on the disk for a usual commit besides.
     ///
     /// # Errors
-    /// What is missing, and what to do about it.
+    /// The advice for a user, if there is none.
     fn check_room(&self) -> Result<(), String>;
 
     /// Gives up a part. False if there was nothing left.

@@ -145,7 +145,7 @@ pub(crate) enum TakeOver {
     /// Take over the addresses that podman's containers have in one network
     #[command(after_help = PODMAN)]
     Podman {
-        /// What `podman inspect` has printed; - for stdin
+        /// The output of `podman inspect`; - for stdin
         file: PathBuf,
         #[command(flatten)]
         terms: Terms,

@@ -34,14 +34,14 @@ pub(crate) async fn compact(job: Job<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// What a compacting process has said.
+/// The progress of a compacting process, by its own words.
 #[derive(Clone, Copy, Debug, Default)]
 struct Compacting {
     /// Steps that are done.
     done: u64,
     /// After how many steps the mark is.
     mark: u64,
-    /// Where it may be instead.
+    /// The mark that it was about to set.
     tried: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The other side: what a process that plays a role knows and says.
+//! The other side: the job of a process that plays a role, and its words.
 
 use std::env;
 use std::fmt::Display;

@@ -70,8 +70,8 @@ pub(crate) fn took(checked: &str, answer: &TxnResponse, succeeded: Branch) -> Ch
 /// A branch of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Branch {
-    /// What runs if the compares hold.
+    /// The operations that run if the compares hold.
     Success,
-    /// What runs otherwise.
+    /// The operations that run otherwise.
     Failure,
 }

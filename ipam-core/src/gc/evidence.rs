@@ -1,4 +1,4 @@
-//! What is known about the machine.
+//! Evidence of what lives on the machine.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-/// What is known about the machine, gathered after [`Holdings`](super::Holdings) were read.
+/// The state of the machine, gathered after [`Holdings`](super::Holdings) were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evidence {
     /// The first 8 characters of the boot id.
@@ -26,6 +26,6 @@ pub struct Evidence {
 /// A source of evidence, asked only if an assignment finds no room.
 #[async_trait]
 pub trait Live: Send + Sync {
-    /// What is known now; `None` if not everything can be looked at, whereupon nothing is freed.
+    /// The state now; `None` if a part of the machine cannot be seen. Nothing is freed then.
     async fn evidence(&self) -> Option<Evidence>;
 }

@@ -14,7 +14,7 @@ const RESOURCES: &str = "/calico/resources/v3/projectcalico.org/";
 const WORKLOAD_ENDPOINTS: &str = "workloadendpoints";
 const PROFILES: &str = "profiles";
 
-/// Where an embedded store keeps the name of its one node.
+/// The key under which an embedded store keeps the name of its one node.
 pub(crate) const PINNED_NODE: &str = "/margay/v1/node";
 
 /// The kinds of resource that have a key of their own here: the plural in the key, and the kind in the document.

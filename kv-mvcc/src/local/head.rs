@@ -60,7 +60,7 @@ impl Head {
         self.in_order.store(true, Ordering::Release);
     }
 
-    /// Says that a commit has failed and what became of it is not known.
+    /// Says that a commit has failed, and may have happened all the same.
     pub(super) fn set_in_doubt(&self) {
         self.in_order.store(false, Ordering::Release);
     }

@@ -17,7 +17,7 @@ const INTERFACE: &str = "eth0";
 /// Longer than what podman says of all the containers that a machine can have.
 const LONGEST: u64 = 256 << 20;
 const HINT: &str = "give what `podman inspect` prints about containers";
-/// Where bbolt's files have its number, and which; podman's own file, `ipam.db`, is one.
+/// The place and the value of the number by which bbolt knows its files. Podman's own file, `ipam.db`, is one.
 const BOLT: (usize, [u8; 4]) = (16, 0xED0C_DAED_u32.to_le_bytes());
 
 #[derive(Deserialize)]

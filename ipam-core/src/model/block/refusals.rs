@@ -1,4 +1,4 @@
-//! Why a block refuses a request.
+//! The reasons for which a block refuses a request.
 
 use std::net::IpAddr;
 
