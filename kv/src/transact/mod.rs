@@ -1,6 +1,7 @@
 //! Optimistic, serialisable transactions: read at one revision, decide, commit if nothing that was read has changed.
 
 mod commit;
+mod hints;
 mod settle;
 mod transaction;
 
