@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Inside
+//!
 //! A store on etcd v3: requests go to etcd as they are, and its answers come back as they are.
 //!
 //! What etcd's client library does not do is done here: each member has a connection of its own, and a call goes on to

@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Inside
+//!
 //! A store on redb: one file, crash safe, and a journal in front of it.
 //!
 //! The store is a folder; see [`kv_mvcc::local`] for what is in it and who may use it when. The private module `file`

@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Inside
+//!
 //! A store on sled: a folder of log segments.
 //!
 //! The store is a folder; see [`kv_mvcc::local`] for what is in it and who may use it when.

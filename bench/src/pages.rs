@@ -14,7 +14,7 @@ const BEGIN: &str = "<!-- measured: ";
 const BEGIN_END: &str = " -->\n";
 const END: &str = "<!-- end -->";
 /// The pages that have such sections, and where plots are, from the top of the repository.
-const PAGES: [&str; 2] = ["docs/performance.md", "README.md"];
+const PAGES: [&str; 1] = ["docs/performance.md"];
 const PLOTS: &str = "docs/performance";
 
 /// Rewrites the pages of the repository at `root`.

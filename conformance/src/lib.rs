@@ -3,6 +3,11 @@
 //! Who writes a store implements [`Harness`] and [`Fixture`] for it and calls [`main`](crate::main()) from a test with
 //! `harness = false`; `README.md` beside this crate shows the whole of it. [`run()`] runs the same cases from a program.
 //!
+//! ```
+//! let rules = conformance::rules();
+//! assert!(rules.iter().any(|rule| rule.id == "T12"));
+//! ```
+//!
 //! - [`rules()`] are the rules, [`cases()`] the one table of cases; each case names the rules that it judges, and each rule
 //!   has a case.
 //! - A case gets a fresh store and returns a [`Failure`] that says what was expected, what came and which rule that

@@ -9,11 +9,9 @@ pub struct Rule {
     pub text: String,
 }
 
-const PAGE: &str = include_str!("../../kv/SEMANTICS.md");
-
 /// All rules, in the order of the page.
 pub fn rules() -> Vec<Rule> {
-    parse(PAGE)
+    parse(kv::SEMANTICS)
 }
 
 /// The words of a rule; empty if there is no such rule.
@@ -23,7 +21,7 @@ pub(crate) fn text_of(id: &str) -> String {
 
 /// The number of a rule as the page has it, for text that came from elsewhere.
 pub(crate) fn number_of(id: &str) -> Option<&'static str> {
-    PAGE.lines().filter_map(item).map(|(known, _)| known).find(|known| *known == id)
+    kv::SEMANTICS.lines().filter_map(item).map(|(known, _)| known).find(|known| *known == id)
 }
 
 /// A rule is a list item that begins with its number in bold; indented lines after it belong to it.

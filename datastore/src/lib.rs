@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Inside
+//!
 //! Which store: from NetConf, environment or URL to an open store.
 //!
 //! Two halves. The first only decides and is pure: [`for_netconf`] (the plugin) and [`for_operator`] (the command

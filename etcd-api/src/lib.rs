@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Inside
+//!
 //! etcd's v3 API in front of a store: translation alone. What the store does is the store's, and what etcd's clients see of it,
 //! to the texts of errors, is decided here.
 //!

@@ -1,35 +1,13 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Inside
+//!
 //! The IPAM data model and the allocator; speaks kv and nothing else.
 //!
 //! [`model`] holds the documents exactly as Calico stores them. [`pools`], [`reservations`], [`selector`] and
 //! [`utilization`] decide on those documents without any I/O: time, host names and random numbers come in as arguments,
 //! so that every decision can be repeated. [`Ipam`] is the allocator: each of its verbs is one transaction on a store,
 //! told as a story that reads documents, decides, and writes; [`assign`] is the largest of them.
-//!
-//! ```
-//! use std::sync::Arc;
-//! use std::time::Duration;
-//!
-//! use ipam_core::assign::{HandleRequest, Wanted};
-//! use ipam_core::model::{NewPool, Owner};
-//! use ipam_core::{Ipam, Nodes, Result};
-//! use kv::{Deadline, Store};
-//!
-//! /// Gives an address to a service, and takes it back.
-//! async fn assign_list_release(store: Arc<dyn Store>) -> Result<()> {
-//!     let ipam = Ipam::new(store, Nodes::FirstSeen);
-//!     let soon = || Deadline::after(Duration::from_secs(10));
-//!     let network = "10.65.0.0/16".parse().map_err(|_| ipam_core::Error::Invalid("no network".into()))?;
-//!     ipam.create_pool(&NewPool::new("main", network), None, soon()).await?;
-//!
-//!     let request = HandleRequest::new("my-service", Owner::host("node1"), Wanted::any(1, 0));
-//!     let assigned = ipam.assign_to_handle(&request, soon()).await?;
-//!     assert_eq!(ipam.addresses_of_handle("my-service", soon()).await?, [assigned[0].ip]);
-//!     assert_eq!(ipam.release_by_handle("my-service", soon()).await?, [assigned[0].ip]);
-//!     Ok(())
-//! }
-//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
-//! #     .block_on(assign_list_release(Arc::new(kv_mvcc::memory()))).unwrap();
-//! ```
 //!
 //! # Calico's names
 //!

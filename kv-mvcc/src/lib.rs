@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Inside
+//!
 //! Revisions, history and watches on top of any ordered table.
 //!
 //! An engine offers a [`Table`]: rows in order, views, and commits that are durable. [`MvccStore`] makes a

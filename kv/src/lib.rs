@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Inside
+//!
 //! What a store is: an ordered map of keys to values in which every write has a revision.
 //!
 //! The semantics are etcd v3's; the numbered rules are in `SEMANTICS.md` beside this crate, and the crate
@@ -29,3 +33,6 @@ pub use response::{Batch, Event, EventKind, Kv, OpResult, RangeResponse, TxnResp
 pub use store::{Store, WatchStream};
 pub use transact::{Attempts, Committed, Deadline, TransactOptions, Transaction};
 pub use validate::{MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_TXN_OPS, MAX_VALUE_BYTES};
+
+/// The numbered rules of a store, as a page of Markdown.
+pub const SEMANTICS: &str = include_str!("../SEMANTICS.md");

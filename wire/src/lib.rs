@@ -1,3 +1,7 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Inside
+//!
 //! The private socket of `margay serve`: its name, its frames, and what both ends do with a connection.
 //!
 //! A connection carries [frames](Frame). The daemon sends the first one, a [`Hello`]. The client compares it with the store
