@@ -1,7 +1,7 @@
 //! What redb's errors mean. The only place that looks at them.
 
 use kv::{Error, ErrorKind, Operation};
-use kv_mvcc::local::{io_kind, unknown_io};
+use kv_mvcc::{io_kind, unknown_io};
 
 /// Turns redb's error in `operation` on `store` into ours.
 pub(crate) fn from_redb(store: &str, operation: Operation, error: impl Into<redb::Error>) -> Error {

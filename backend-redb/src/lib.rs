@@ -4,7 +4,7 @@
 //!
 //! A store on redb: one file, crash safe, and a journal in front of it.
 //!
-//! The store is a folder; see [`kv_mvcc::local`] for what is in it and who may use it when. The private module `file`
+//! The store is a folder; see [`kv_local`] for what is in it and who may use it when. The private module `file`
 //! says where redb's other syncs went. A store on a full disk can be read; a commit there fails
 //! unless the pages that it needs are free within the file.
 
@@ -16,11 +16,11 @@ use std::io;
 use std::path::Path;
 
 use kv::Result;
-use kv_mvcc::local::{self, Engine, Log, OpenOptions, Room};
+use kv_local::{Engine, Log, OpenOptions, Room};
 use kv_mvcc::{MvccStore, Table};
 use redb::StorageBackend;
 
-/// redb, as an engine of [`kv_mvcc::local`].
+/// redb, as an engine of [`kv_local`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Redb;
 
@@ -35,6 +35,10 @@ impl Engine for Redb {
 
     fn files(&self) -> &'static [&'static str] {
         &["db.redb"]
+    }
+
+    fn others(&self) -> &'static [(&'static str, &'static str)] {
+        &[("sled", "sled")]
     }
 
     fn log(&self) -> Log {
@@ -66,18 +70,18 @@ pub fn table_on<B: StorageBackend>(
     Ok(Box::new(table::RedbTable::open(Box::new(move || storage().map_err(redb::Error::Io)), store)?))
 }
 
-/// Opens the store in the folder `path`; see [`local::open_blocking`] for what that means and for its errors.
+/// Opens the store in the folder `path`; see [`kv_local::open_blocking`] for what that means and for its errors.
 ///
 /// # Errors
-/// Those of [`local::open_blocking`].
+/// Those of [`kv_local::open_blocking`].
 pub async fn open(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
-    local::open(Redb, path, options).await
+    kv_local::open(Redb, path, options).await
 }
 
 /// As [`open`], on the calling thread.
 ///
 /// # Errors
-/// Those of [`local::open_blocking`].
+/// Those of [`kv_local::open_blocking`].
 pub fn open_blocking(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
-    local::open_blocking(&Redb, path, options)
+    kv_local::open_blocking(&Redb, path, options)
 }

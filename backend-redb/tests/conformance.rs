@@ -1,6 +1,6 @@
 //! The store on redb, judged by all cases.
 
-#[path = "../../kv-mvcc/tests/local/judged.rs"]
+#[path = "../../kv-local/tests/support/judged.rs"]
 mod judged;
 
 use std::process::ExitCode;

@@ -5,5 +5,5 @@ use std::process::ExitCode;
 use backend_redb::Redb;
 
 fn main() -> ExitCode {
-    kv_mvcc::testing::main(Redb)
+    kv_local::testing::main(Redb)
 }

@@ -3,7 +3,7 @@
 use std::io;
 
 use kv::{Error, ErrorKind, Operation};
-use kv_mvcc::local::io_kind;
+use kv_mvcc::io_kind;
 
 /// Turns sled's error in `operation` on `store` into ours.
 pub(crate) fn from_sled(store: &str, operation: Operation, error: sled::Error) -> Error {

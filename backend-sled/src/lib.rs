@@ -4,7 +4,7 @@
 //!
 //! A store on sled: a folder of log segments.
 //!
-//! The store is a folder; see [`kv_mvcc::local`] for what is in it and who may use it when.
+//! The store is a folder; see [`kv_local`] for what is in it and who may use it when.
 //!
 //! sled 0.34 leaves more to its user than redb does; the private module `table` says what is done about it. What
 //! remains: opening writes (a snapshot, three syncs, some milliseconds), so a store on a full disk cannot even be read
@@ -17,10 +17,10 @@ mod table;
 use std::path::Path;
 
 use kv::Result;
-use kv_mvcc::local::{self, Engine, Log, OpenOptions};
+use kv_local::{Engine, Log, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
 
-/// sled, as an engine of [`kv_mvcc::local`].
+/// sled, as an engine of [`kv_local`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sled;
 
@@ -37,6 +37,10 @@ impl Engine for Sled {
         &["sled/db", "sled/conf"]
     }
 
+    fn others(&self) -> &'static [(&'static str, &'static str)] {
+        &[("redb", "db.redb")]
+    }
+
     fn log(&self) -> Log {
         Log::Own
     }
@@ -46,18 +50,18 @@ impl Engine for Sled {
     }
 }
 
-/// Opens the store in the folder `path`; see [`local::open_blocking`] for what that means and for its errors.
+/// Opens the store in the folder `path`; see [`kv_local::open_blocking`] for what that means and for its errors.
 ///
 /// # Errors
-/// Those of [`local::open_blocking`].
+/// Those of [`kv_local::open_blocking`].
 pub async fn open(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
-    local::open(Sled, path, options).await
+    kv_local::open(Sled, path, options).await
 }
 
 /// As [`open`], on the calling thread.
 ///
 /// # Errors
-/// Those of [`local::open_blocking`].
+/// Those of [`kv_local::open_blocking`].
 pub fn open_blocking(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
-    local::open_blocking(&Sled, path, options)
+    kv_local::open_blocking(&Sled, path, options)
 }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "../../kv-mvcc/tests/local/cuts.rs"]
+#[path = "../../kv-local/tests/support/cuts.rs"]
 mod cuts;
 
 use std::process::ExitCode;

@@ -5,5 +5,5 @@ use std::process::ExitCode;
 use backend_sled::Sled;
 
 fn main() -> ExitCode {
-    kv_mvcc::testing::main(Sled)
+    kv_local::testing::main(Sled)
 }

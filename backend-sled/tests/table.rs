@@ -1,7 +1,7 @@
 //! How rows lie in sled's files.
 
 use backend_sled::Sled;
-use kv_mvcc::local::Engine;
+use kv_local::Engine;
 use kv_mvcc::{MAX_ROW_BYTES, Write};
 
 /// sled never syncs the files that it makes for large pages; syncing them is slow. Rows are cut so that there are none.

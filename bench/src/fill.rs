@@ -13,7 +13,7 @@ use ipam_core::reservations::Reservations;
 use ipam_core::{Ipam, Nodes};
 use ipnet::IpNet;
 use kv::{Deadline, Key, Op, Store, StoreExt, Txn, Value};
-use kv_mvcc::local::{Create, OpenOptions};
+use kv_local::{Create, OpenOptions};
 use kv_mvcc::{Blocking, MvccStore, Retention};
 use time::OffsetDateTime;
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use ipam_core::model::keys;
 use kv::{Compare, Op, Store, Txn};
+use kv_local::OpenOptions;
 use kv_mvcc::MvccStore;
-use kv_mvcc::local::OpenOptions;
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 

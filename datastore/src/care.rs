@@ -4,81 +4,81 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kv::{Error, ErrorKind, Operation, Result, Revision};
-use kv_mvcc::local::{self, Engine};
+use kv_local::Engine;
 use tokio::task::spawn_blocking;
 
-pub use kv_mvcc::local::{Glance, Holder, Queued, Room, Upgraded};
+pub use kv_local::{Glance, Holder, Queued, Room, Upgraded};
 pub use kv_mvcc::{Changes, FORMAT_WITH_LEASES, MvccStore, Oldest, Retention, Share, Status, Verified};
 
 use crate::engines;
 use crate::location::Location;
 
-/// Looks at an embedded store without waiting for its turn; see [`local::glance`].
+/// Looks at an embedded store without waiting for its turn; see [`kv_local::glance`].
 ///
 /// # Errors
-/// Those of [`local::glance`]; `Unsupported` for any other store.
+/// Those of [`kv_local::glance`]; `Unsupported` for any other store.
 pub async fn glance(location: &Location) -> Result<Glance> {
     let (engine, path) = embedded(location)?;
-    blocking(move || local::glance(&*engine, &path)).await
+    blocking(move || kv_local::glance(&*engine, &path)).await
 }
 
 /// How many processes wait for the turn at an embedded store; 0 for any other.
 ///
 /// # Errors
-/// Those of [`local::waiting`].
+/// Those of [`kv_local::waiting`].
 pub async fn waiting(location: &Location) -> Result<usize> {
     if location.path().is_none() {
         return Ok(0);
     }
     let (engine, path) = embedded(location)?;
-    blocking(move || local::waiting(&*engine, &path)).await
+    blocking(move || kv_local::waiting(&*engine, &path)).await
 }
 
 /// The queue of an embedded store, for a process that looks at it again and again.
 ///
 /// # Errors
-/// Those of [`local::Queued::open`]; `Unsupported` for any other store. This blocks for as long as it takes to open a file.
+/// Those of [`kv_local::Queued::open`]; `Unsupported` for any other store. This blocks for as long as it takes to open a file.
 pub fn queued(location: &Location) -> Result<Queued> {
     let (engine, path) = embedded(location)?;
-    Queued::open(&*engine, &path)
+    Queued::open(&*engine, &path).map_err(engines::with_command)
 }
 
-/// Fails where an embedded store that is not there could not be made; see [`local::could_be_made`]. Others are not made.
+/// Fails where an embedded store that is not there could not be made; see [`kv_local::could_be_made`]. Others are not made.
 ///
 /// # Errors
-/// Those of [`local::could_be_made`].
+/// Those of [`kv_local::could_be_made`].
 pub async fn could_be_made(location: &Location) -> Result<()> {
     if location.path().is_none() {
         return Ok(());
     }
     let (engine, path) = embedded(location)?;
-    blocking(move || local::could_be_made(&*engine, &path)).await
+    blocking(move || kv_local::could_be_made(&*engine, &path)).await
 }
 
-/// The newest revision of an embedded store, without its turn; see [`local::newest`].
+/// The newest revision of an embedded store, without its turn; see [`kv_local::newest`].
 ///
 /// # Errors
-/// Those of [`local::newest`]; `Unsupported` for any other store.
+/// Those of [`kv_local::newest`]; `Unsupported` for any other store.
 pub async fn newest(location: &Location) -> Result<Option<Revision>> {
     let (engine, path) = embedded(location)?;
-    blocking(move || local::newest(&*engine, &path)).await
+    blocking(move || kv_local::newest(&*engine, &path)).await
 }
 
 /// Makes the files of an embedded store as small as its engine can.
 ///
 /// # Errors
-/// Those of [`local::shrink_blocking`]; `Unsupported` for any other store.
+/// Those of [`kv_local::shrink_blocking`]; `Unsupported` for any other store.
 pub async fn shrink(location: &Location, wait: Duration) -> Result<Room> {
-    on_files(location, wait, |engine, path, options| local::shrink_blocking(engine, path, &options)).await
+    on_files(location, wait, |engine, path, options| kv_local::shrink_blocking(engine, path, &options)).await
 }
 
 /// Makes an empty embedded store in a format of rows. False if there is a store already.
 ///
 /// # Errors
-/// Those of [`local::create_blocking`]; `Unsupported` for any other store.
+/// Those of [`kv_local::create_blocking`]; `Unsupported` for any other store.
 pub async fn create(location: &Location, format: u32, wait: Duration) -> Result<bool> {
     on_files(location, wait, move |engine, path, options| {
-        local::create_blocking(engine, path, &options.with_format(format))
+        kv_local::create_blocking(engine, path, &options.with_format(format))
     })
     .await
 }
@@ -86,39 +86,39 @@ pub async fn create(location: &Location, format: u32, wait: Duration) -> Result<
 /// Raises an embedded store to the newest format.
 ///
 /// # Errors
-/// Those of [`local::upgrade_blocking`]; `Unsupported` for any other store.
+/// Those of [`kv_local::upgrade_blocking`]; `Unsupported` for any other store.
 pub async fn upgrade(location: &Location, wait: Duration) -> Result<Upgraded> {
-    on_files(location, wait, |engine, path, options| local::upgrade_blocking(engine, path, &options)).await
+    on_files(location, wait, |engine, path, options| kv_local::upgrade_blocking(engine, path, &options)).await
 }
 
 /// Says what [`upgrade`] would do, and writes nothing.
 ///
 /// # Errors
-/// Those of [`local::would_upgrade_blocking`]; `Unsupported` for any other store.
+/// Those of [`kv_local::would_upgrade_blocking`]; `Unsupported` for any other store.
 pub async fn would_upgrade(location: &Location, wait: Duration) -> Result<Upgraded> {
-    on_files(location, wait, |engine, path, options| local::would_upgrade_blocking(engine, path, &options)).await
+    on_files(location, wait, |engine, path, options| kv_local::would_upgrade_blocking(engine, path, &options)).await
 }
 
-/// A place beside an embedded store in which its replacement is built; see [`local::Staging`].
+/// A place beside an embedded store in which its replacement is built; see [`kv_local::Staging`].
 #[derive(Debug)]
 pub struct Staging {
-    staging: local::Staging,
+    staging: kv_local::Staging,
     engine: &'static str,
 }
 
 /// The turn at a store that is about to be replaced.
 #[derive(Debug)]
-pub struct Replacement(local::Replacement);
+pub struct Replacement(kv_local::Replacement);
 
 impl Staging {
     /// A place to build what shall be at `location`.
     ///
     /// # Errors
-    /// Those of [`local::Staging::begin`]; `Unsupported` for a store that is not embedded.
+    /// Those of [`kv_local::Staging::begin`]; `Unsupported` for a store that is not embedded.
     pub async fn begin(location: &Location) -> Result<Self> {
         let (engine, path) = embedded(location)?;
         let name = engine.name();
-        let staging = blocking(move || local::Staging::begin(&*engine, &path)).await?;
+        let staging = blocking(move || kv_local::Staging::begin(&*engine, &path)).await?;
         Ok(Self { staging, engine: name })
     }
 
@@ -131,7 +131,7 @@ impl Staging {
     /// Waits for the turn at what is to be replaced; `None` if there is nothing.
     ///
     /// # Errors
-    /// Those of [`local::Staging::hold`].
+    /// Those of [`kv_local::Staging::hold`].
     pub async fn hold(self, location: &Location, wait: Duration) -> Result<(Self, Option<Replacement>)> {
         let (engine, _) = embedded(location)?;
         blocking(move || {
@@ -144,7 +144,7 @@ impl Staging {
     /// Puts what was built in its place; returns where what was there is now.
     ///
     /// # Errors
-    /// Those of [`local::Staging::finish`].
+    /// Those of [`kv_local::Staging::finish`].
     pub async fn finish(self, old: Option<Replacement>) -> Result<Option<PathBuf>> {
         blocking(move || self.staging.finish(old.map(|old| old.0))).await
     }
@@ -154,7 +154,7 @@ impl Replacement {
     /// The newest revision of what is to be replaced, as far as it is known; 0 if it is not.
     ///
     /// # Errors
-    /// Those of [`local::Replacement::newest_revision`].
+    /// Those of [`kv_local::Replacement::newest_revision`].
     pub fn newest_revision(&self) -> Result<u64> {
         self.0.newest_revision()
     }
@@ -163,16 +163,17 @@ impl Replacement {
 async fn on_files<T: Send + 'static>(
     location: &Location,
     wait: Duration,
-    work: impl FnOnce(&dyn Engine, &Path, local::OpenOptions) -> Result<T> + Send + 'static,
+    work: impl FnOnce(&dyn Engine, &Path, kv_local::OpenOptions) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let (engine, path) = embedded(location)?;
-    blocking(move || work(&*engine, &path, local::OpenOptions::default().with_wait(wait))).await
+    blocking(move || work(&*engine, &path, kv_local::OpenOptions::default().with_wait(wait))).await
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     spawn_blocking(work)
         .await
         .unwrap_or_else(|error| Err(Error::new(ErrorKind::Io, Operation::Open, "store").with_source(error)))
+        .map_err(engines::with_command)
 }
 
 fn embedded(location: &Location) -> Result<(Box<dyn Engine>, PathBuf)> {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kv::{Error, ErrorKind, Operation, Result, Store};
-use kv_mvcc::local::Engine;
+use kv_local::Engine;
 use kv_mvcc::{Blocking, MvccStore};
 
 use crate::location::{Etcd, Location};
@@ -71,6 +71,17 @@ pub(crate) fn engine(location: &Location) -> Result<Box<dyn Engine>> {
     }
 }
 
+/// Adds the command that makes a store to the error of an embedded store that is not there.
+pub(crate) fn with_command(error: Error) -> Error {
+    match (error.kind(), error.detail()) {
+        (ErrorKind::Missing, Some(detail)) => {
+            let detail = format!("{detail}; `margay --store {} pool create NAME CIDR` makes it", error.store());
+            error.with_detail(detail)
+        }
+        _ => error,
+    }
+}
+
 /// A new, empty store in memory.
 pub(crate) fn memory() -> Opened {
     Opened::Mvcc(kv_mvcc::memory())
@@ -78,12 +89,12 @@ pub(crate) fn memory() -> Opened {
 
 #[cfg(feature = "sled")]
 pub(crate) async fn sled(path: &Path, opening: Opening) -> Result<Opened> {
-    Ok(Opened::Mvcc(backend_sled::open(path, &options(opening)).await?))
+    backend_sled::open(path, &options(opening)).await.map(Opened::Mvcc).map_err(with_command)
 }
 
 #[cfg(feature = "redb")]
 pub(crate) async fn redb(path: &Path, opening: Opening) -> Result<Opened> {
-    Ok(Opened::Mvcc(backend_redb::open(path, &options(opening)).await?))
+    backend_redb::open(path, &options(opening)).await.map(Opened::Mvcc).map_err(with_command)
 }
 
 #[cfg(not(feature = "sled"))]
@@ -125,15 +136,13 @@ fn left_out(store: &'static str) -> Error {
 }
 
 #[cfg(any(feature = "sled", feature = "redb"))]
-fn options(opening: Opening) -> kv_mvcc::local::OpenOptions {
-    use kv_mvcc::local;
-
+fn options(opening: Opening) -> kv_local::OpenOptions {
     use crate::open::Create;
 
     let Opening { create, purpose, wait, blocking } = opening;
     let create = match create {
-        Create::Never => local::Create::Never,
-        Create::IfMissing => local::Create::IfMissing,
+        Create::Never => kv_local::Create::Never,
+        Create::IfMissing => kv_local::Create::IfMissing,
     };
-    local::OpenOptions::default().with_create(create).with_purpose(purpose).with_wait(wait).with_blocking(blocking)
+    kv_local::OpenOptions::default().with_create(create).with_purpose(purpose).with_wait(wait).with_blocking(blocking)
 }

@@ -20,6 +20,8 @@ async fn a_missing_store_is_made_only_when_asked_for() {
     for location in embedded(dir.path()) {
         let error = open(&location, Create::Never, WAIT).await.unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::Missing, "{error}");
+        let command = format!("; `margay --store {location} pool create NAME CIDR` makes it");
+        assert!(error.to_string().ends_with(&command), "{error}");
         assert!(!dir.path().join("deep").exists() || !location.path().unwrap().exists(), "reading made {location}");
 
         let made = open(&location, Create::IfMissing, WAIT).await.unwrap();

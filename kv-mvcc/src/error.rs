@@ -38,10 +38,10 @@ pub(crate) fn guarded<T>(store: &'static str, operation: Operation, call: impl F
 }
 
 /// The text of an error after an engine's panic.
-pub(crate) const ENGINE_GAVE_UP: &str = "the engine gave up over what it found in its files";
+pub const ENGINE_GAVE_UP: &str = "the engine gave up over what it found in its files";
 
 /// The answer of a call; `None` if it panicked. The log has the words of the panic, which tell a user nothing that helps.
-pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
+pub fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
     let panicked = |panic: Box<dyn Any + Send>| tracing::debug!(text = panic_text(&*panic), "the engine panicked");
     catch_unwind(AssertUnwindSafe(call)).map_err(panicked).ok()
 }

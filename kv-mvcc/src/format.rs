@@ -11,7 +11,7 @@ impl MvccStore {
     ///
     /// # Errors
     /// `Closed`; those of the table.
-    pub(crate) fn raise_format(&self, format: u32) -> Result<()> {
+    pub fn raise_format(&self, format: u32) -> Result<()> {
         let inner = self.inner();
         let table = inner.table.blocking_read();
         match table.as_deref() {

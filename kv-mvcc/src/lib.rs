@@ -15,7 +15,7 @@
 //! - **History** goes a few rows with each commit (`sweep.rs`), since nothing runs in the background.
 //! - **Leases** (`leases.rs`) are rows as well, in stores of format 2.
 //!
-//! Stores on disk also share [`local`]: the folder, and the queue of the processes that want it. Between them and the
+//! Stores on disk share the crate `kv-local`: the folder, and the queue of the processes that want it. Between them and the
 //! engine is a [`journal`], so that a commit is one sync. [`memory`] is a store
 //! for tests.
 
@@ -26,9 +26,9 @@ mod format;
 #[doc(hidden)]
 pub mod fuzzing;
 mod history;
+mod io_error;
 pub mod journal;
 mod leases;
-pub mod local;
 mod memory;
 mod merge;
 mod open;
@@ -42,8 +42,6 @@ mod stage;
 mod store;
 mod sweep;
 mod table;
-#[cfg(feature = "testing")]
-pub mod testing;
 mod tip;
 mod values;
 mod verify;
@@ -51,12 +49,14 @@ mod watch;
 mod writer;
 
 pub use codec::{FORMAT, FORMAT_WITH_LEASES};
+pub use error::{ENGINE_GAVE_UP, caught};
 pub use history::{Oldest, Share};
+pub use io_error::{io_kind, unknown_io};
 pub use memory::{MemoryTable, memory};
 pub use options::{Blocking, Clock, Inspection, Options, Retention};
 pub use page::Page;
 pub use purpose::{Purpose, Reserve};
 pub use store::{MvccStore, Status};
-pub use table::{MAX_ROW_BYTES, Table, View, Visit, Write};
+pub use table::{MAX_ROW_BYTES, Table, View, Visit, Write, revision_of};
 pub use verify::Verified;
 pub use watch::Changes;

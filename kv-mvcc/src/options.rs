@@ -65,10 +65,7 @@ impl Blocking {
     ///
     /// # Errors
     /// If the runtime shuts down before it is done.
-    pub(crate) async fn run<T: Send + 'static>(
-        self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, JoinError> {
+    pub async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
         match self {
             Self::OnThreads => spawn_blocking(work).await,
             Self::InPlace => Ok(work()),

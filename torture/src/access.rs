@@ -11,8 +11,8 @@ use datastore::served::connect;
 use ipam_core::Ipam;
 use ipam_core::intents::Intents;
 use kv::{Result, Store};
+use kv_local::{Create, OpenOptions};
 use kv_mvcc::MvccStore;
-use kv_mvcc::local::{Create, OpenOptions};
 
 use crate::faults::{Newest, Observed};
 use crate::plan::Engine;

@@ -8,7 +8,7 @@ use cni_plugin::FileIntents;
 use ipam_core::intents::Intents;
 use kv::Store;
 use kv::wrap::Faulty;
-use kv_mvcc::local::Create;
+use kv_local::Create;
 use tokio::sync::watch;
 
 use crate::access::{Access, open_etcd, open_folder};

@@ -17,8 +17,8 @@ use clap::Args;
 use cni_plugin::FileIntents;
 use fastrand::Rng;
 use kv::{Range, RangeRequest, Store, StoreExt};
+use kv_local::Create;
 use kv_mvcc::FORMAT_WITH_LEASES;
-use kv_mvcc::local::Create;
 use tokio::sync::watch;
 
 use crate::access::{Access, location, open_etcd, open_folder, open_folder_with, open_options};

@@ -24,7 +24,7 @@ use ipam_core::net::Family;
 use ipam_core::{Ipam, Nodes};
 use ipnet::IpNet;
 use kv::{Deadline, Range, Store, StoreExt};
-use kv_mvcc::local::{Create, OpenOptions};
+use kv_local::{Create, OpenOptions};
 use time::OffsetDateTime;
 
 fn soon() -> Deadline {

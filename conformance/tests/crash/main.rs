@@ -14,7 +14,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness, Options, Report, Verdict, play_role, run};
 use kv::{ErrorKind, Result, Store};
-use kv_mvcc::local::{self, Create, Engine, Log, OpenOptions};
+use kv_local::{Create, Engine, Log, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
 use libtest_mimic::{Arguments, Failed, Trial};
 use odd::Odd;
@@ -65,10 +65,10 @@ async fn open(way: Way, path: &Path, wait: Duration) -> Result<Arc<MvccStore>> {
         return Ok(Arc::new(MvccStore::open(table, kv_mvcc::Options { name: "file", ..Default::default() })?));
     }
     let options = OpenOptions::default().with_create(Create::IfMissing).with_wait(wait);
-    let opened = local::open(InFile(way), path, &options).await;
+    let opened = kv_local::open(InFile(way), path, &options).await;
     if way == Way::MakesItAnew && opened.as_ref().is_err_and(|error| *error.kind() == ErrorKind::Corrupt) {
         fs::remove_dir_all(path).unwrap();
-        return Ok(Arc::new(local::open(InFile(way), path, &options).await?));
+        return Ok(Arc::new(kv_local::open(InFile(way), path, &options).await?));
     }
     Ok(Arc::new(opened?))
 }

@@ -2,7 +2,7 @@
 //! [`kv_mvcc::Table`], judged by the crate `conformance` in `tests/conformance.rs`.
 //!
 //! `table.rs` keeps rows in one SQLite table, which is all that an engine has to do; [`kv_mvcc::MvccStore`] makes
-//! revisions, history and watches of them. [`Sqlite`] says where the file lies, so that [`kv_mvcc::local`] can do for it
+//! revisions, history and watches of them. [`Sqlite`] says where the file lies, so that [`kv_local`] can do for it
 //! what it does for every store on disk: the folder, the queue of processes, and telling damage from a new store.
 
 mod error;
@@ -11,12 +11,12 @@ mod table;
 use std::path::Path;
 
 use kv::Result;
-use kv_mvcc::local::{self, Engine, Log, OpenOptions};
+use kv_local::{Engine, Log, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
 
 pub use table::SqliteTable;
 
-/// SQLite, as an engine of [`kv_mvcc::local`].
+/// SQLite, as an engine of [`kv_local`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sqlite;
 
@@ -45,7 +45,7 @@ impl Engine for Sqlite {
 /// Opens the store in the folder `path`.
 ///
 /// # Errors
-/// Those of [`local::open_blocking`].
+/// Those of [`kv_local::open_blocking`].
 pub async fn open(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
-    local::open(Sqlite, path, options).await
+    kv_local::open(Sqlite, path, options).await
 }

@@ -13,7 +13,7 @@ use rusqlite::{Connection, OptionalExtension};
 use crate::error::from_sqlite;
 
 /// `FULL` syncs SQLite's log in each commit, before anything of it can be read. The exclusive lock keeps other programs
-/// out at once; among processes of this store the queue of [`kv_mvcc::local`] decides. Blobs are ordered by unsigned
+/// out at once; among processes of this store the queue of [`kv_local`] decides. Blobs are ordered by unsigned
 /// bytes.
 const SETUP: &str = "
     PRAGMA busy_timeout = 0;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness};
 use kv::Store;
+use kv_local::{Create, OpenOptions};
 use kv_mvcc::MvccStore;
-use kv_mvcc::local::{Create, OpenOptions};
 use tempfile::TempDir;
 
 struct Sqlite;

@@ -5,5 +5,5 @@ use std::process::ExitCode;
 use sqlite_store::Sqlite;
 
 fn main() -> ExitCode {
-    kv_mvcc::testing::main(Sqlite)
+    kv_local::testing::main(Sqlite)
 }

@@ -7,7 +7,7 @@ use arbitrary::{Result, Unstructured};
 use backend_redb::Redb;
 use backend_sled::Sled;
 use kv::{ErrorKind, Op, Outcome, Range, Store, StoreExt, Txn};
-use kv_mvcc::local::{Create, Engine, OpenOptions, open_blocking};
+use kv_local::{Create, Engine, OpenOptions, open_blocking};
 use kv_mvcc::{Blocking, MvccStore};
 
 use crate::store::block_on;

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use kv::{Error, ErrorKind, Operation, Result};
 
 use self::overlay::{Over, Overlay};
-use crate::local::io_kind;
+use crate::io_error::io_kind;
 use crate::table::{Table, View, Write};
 
 /// How many bytes a journal has.
@@ -111,7 +111,7 @@ impl Journaled {
     ///
     /// # Errors
     /// Those of the table.
-    pub(crate) fn has_begun(table: &dyn Table) -> Result<bool> {
+    pub fn has_begun(table: &dyn Table) -> Result<bool> {
         Ok(table.view()?.get(ROW)?.is_some())
     }
 

@@ -7,13 +7,13 @@ use std::thread;
 use tempfile::TempDir;
 
 use super::Duty;
-use crate::local::Engine;
-use crate::table::{MAX_ROW_BYTES, Table, View, Write};
+use crate::Engine;
+use kv_mvcc::{MAX_ROW_BYTES, Table, View, Write};
 
 type Row = (Vec<u8>, Vec<u8>);
 
 /// All of them, by name.
-pub(super) const DUTIES: &[(&str, Duty)] = &[
+pub(crate) const DUTIES: &[(&str, Duty)] = &[
     ("a_new_table_is_empty", a_new_table_is_empty),
     ("rows_are_ordered_by_unsigned_bytes", rows_are_ordered_by_unsigned_bytes),
     ("a_scan_stops_when_it_is_told_to", a_scan_stops_when_it_is_told_to),

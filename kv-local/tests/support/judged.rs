@@ -9,8 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness};
 use kv::Store;
+use kv_local::{Create, Engine, OpenOptions};
 use kv_mvcc::MvccStore;
-use kv_mvcc::local::{self, Create, Engine, OpenOptions};
 use tempfile::TempDir;
 
 /// Runs all cases.
@@ -51,7 +51,7 @@ struct Held<E> {
 
 async fn open(engine: impl Engine + 'static, path: &Path, wait: Duration) -> kv::Result<Arc<MvccStore>> {
     let options = OpenOptions::default().with_create(Create::IfMissing).with_wait(wait);
-    Ok(Arc::new(local::open(engine, path, &options).await?))
+    Ok(Arc::new(kv_local::open(engine, path, &options).await?))
 }
 
 /// How long a store that is opened again may be in use.

@@ -5,21 +5,21 @@ use std::path::Path;
 
 use kv::{Op, Range, Result, Store, StoreExt, Txn};
 
-use crate::local::{Create, Engine, OpenOptions, open_blocking};
-use crate::store::MvccStore;
+use crate::{Create, Engine, OpenOptions, open_blocking};
+use kv_mvcc::MvccStore;
 
 /// Runs a future to its end.
-pub(super) fn run<T>(future: impl Future<Output = T>) -> T {
+pub(crate) fn run<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
 /// Opens the store, or makes it.
-pub(super) fn create(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
+pub(crate) fn create(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
     open_blocking(engine, path, &OpenOptions::default().with_create(Create::IfMissing))
 }
 
 /// Opens the store if it is there.
-pub(super) fn open(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
+pub(crate) fn open(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
     open_blocking(engine, path, &OpenOptions::default())
 }
 
@@ -33,13 +33,13 @@ fn value(n: u64) -> Vec<u8> {
 }
 
 /// One transaction that writes `WIDTH` keys.
-pub(super) async fn step(store: &MvccStore, n: u64) -> Result<()> {
+pub(crate) async fn step(store: &MvccStore, n: u64) -> Result<()> {
     let ops: Vec<Op> = (0..WIDTH).map(|i| Op::put(format!("k/{i}/{}", n % 20), value(n))).collect();
     store.txn(Txn::new().with_success(ops)).await.map(drop)
 }
 
 /// What the store holds after the steps before `n`, or what is wrong with what it holds.
-pub(super) async fn check(store: &MvccStore, n: u64) -> Result<Result<(), String>> {
+pub(crate) async fn check(store: &MvccStore, n: u64) -> Result<Result<(), String>> {
     let response = store.list(Range::All).await?;
     let mut expected: Vec<(Vec<u8>, Vec<u8>)> = (n.saturating_sub(20)..n)
         .flat_map(|n| (0..WIDTH).map(move |i| (format!("k/{i}/{}", n % 20).into_bytes(), value(n))))

@@ -30,13 +30,13 @@ use nix::libc;
 /// A child that was forked without exec shares the open file; it does not keep the turn when this is dropped, but it
 /// does if the parent is killed.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(crate) struct Turn {
     file: File,
 }
 
 /// Why there is no turn.
 #[derive(Debug)]
-pub(super) enum TurnError {
+pub(crate) enum TurnError {
     /// The turn did not come in time.
     Late,
     /// The operating system's error.
@@ -51,7 +51,7 @@ impl From<io::Error> for TurnError {
 
 impl Turn {
     /// Waits for the turn in the queue `path`, at most `wait`; `open` opens that file for reading and writing.
-    pub(super) fn take(
+    pub(crate) fn take(
         path: &Path,
         wait: Duration,
         open: impl Fn(&Path) -> io::Result<File>,
@@ -228,7 +228,7 @@ fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
 
 /// The tickets that are drawn, ascending, `file`'s own left out. The first has the turn, the others wait. Whoever is
 /// just drawing may be seen too, or not.
-pub(super) fn tickets(file: &File) -> io::Result<Vec<i64>> {
+pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
     let mut tickets = Vec::new();
     let mut spans = vec![(0, i64::MAX)];
     while let Some((from, to)) = spans.pop() {

@@ -10,7 +10,7 @@
 //! anybody has touched them since: a copy, a repair, a process that was killed. Only then are all keys looked at again.
 //!
 //! What is noted of the journal says which of its records, and of the engine's checkpoints, somebody has seen through to
-//! the disk; see [`crate::journal`].
+//! the disk; see [`kv_mvcc::journal`].
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,9 +20,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::folder;
-use crate::codec::{self, State};
-use crate::journal::Noted;
-use crate::table::Write;
+use kv_mvcc::Write;
+use kv_mvcc::journal::Noted;
 
 /// A number and its CRC-32, both big endian. The file has four: the revision, what [`look`] gave when it was left, and
 /// the numbers of a record and a checkpoint.
@@ -33,7 +32,7 @@ const CHECKPOINT_AT: u64 = 36;
 
 /// The open file.
 #[derive(Debug)]
-pub(super) struct Head {
+pub(crate) struct Head {
     file: File,
     seen: u64,
     files: Vec<PathBuf>,
@@ -43,30 +42,30 @@ pub(super) struct Head {
 
 impl Head {
     /// Opens the file, or makes it. `files` are the engine's and the journal.
-    pub(super) fn open(path: &Path, files: Vec<PathBuf>) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path, files: Vec<PathBuf>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
         let seen = read(&file, 0)?;
         Ok(Self { file, seen, files, in_order: AtomicBool::new(false) })
     }
 
     /// True if nobody has touched the store's files since it was closed last. Ask before the engine opens them.
-    pub(super) fn is_as_left(&self) -> bool {
+    pub(crate) fn is_as_left(&self) -> bool {
         let left = read(&self.file, LEFT_AT).unwrap_or_default();
         left != 0 && look(&self.files).is_ok_and(|now| now == left)
     }
 
     /// Says that the store was opened and found in order. Until then nothing is noted when it is left.
-    pub(super) fn set_in_order(&self) {
+    pub(crate) fn set_in_order(&self) {
         self.in_order.store(true, Ordering::Release);
     }
 
     /// Says that a commit has failed, and may have happened all the same.
-    pub(super) fn set_in_doubt(&self) {
+    pub(crate) fn set_in_doubt(&self) {
         self.in_order.store(false, Ordering::Release);
     }
 
     /// Notes how the store's files look. To be called when the engine has closed them.
-    pub(super) fn leave(&self) {
+    pub(crate) fn leave(&self) {
         if !self.in_order.load(Ordering::Acquire) {
             return;
         }
@@ -77,32 +76,28 @@ impl Head {
     }
 
     /// The newest revision known when the file was opened; 0 if none was.
-    pub(super) fn seen(&self) -> u64 {
+    pub(crate) fn seen(&self) -> u64 {
         self.seen
     }
 
     /// What is known of the journal.
-    pub(super) fn noted(&self) -> Noted {
+    pub(crate) fn noted(&self) -> Noted {
         let number = |at| read(&self.file, at).unwrap_or_default();
         Noted { record: number(RECORD_AT), checkpoint: number(CHECKPOINT_AT) }
     }
 
     /// Notes what is durable of the journal.
-    pub(super) fn note_journal(&self, noted: Noted) {
+    pub(crate) fn note_journal(&self, noted: Noted) {
         let bytes = [encode(noted.record), encode(noted.checkpoint)].concat();
         // Without it the next opening takes longer.
         let _ = self.file.write_all_at(&bytes, RECORD_AT);
     }
 
     /// Notes the revision of a commit that is durable.
-    pub(super) fn note(&self, writes: &[Write]) {
-        let state = writes.iter().rev().find_map(|write| match write {
-            Write::Put(key, row) if key == codec::STATE_KEY => codec::decode::<State>(key, row).ok(),
-            _ => None,
-        });
-        if let Some(state) = state {
+    pub(crate) fn note(&self, writes: &[Write]) {
+        if let Some(revision) = kv_mvcc::revision_of(writes) {
             // Without it damage may go unseen; the commit stands.
-            let _ = self.file.write_all_at(&encode(state.revision), 0);
+            let _ = self.file.write_all_at(&encode(revision), 0);
         }
     }
 }
@@ -122,7 +117,7 @@ fn look(files: &[PathBuf]) -> io::Result<u64> {
 }
 
 /// The newest revision that a file tells of; 0 if it tells of none.
-pub(super) fn newest(path: &Path) -> io::Result<u64> {
+pub(crate) fn newest(path: &Path) -> io::Result<u64> {
     read(&File::open(path)?, 0)
 }
 
@@ -189,17 +184,38 @@ mod tests {
         assert!(!open(&path).is_as_left(), "another file");
     }
 
+    /// The rows of a store after six puts.
+    fn rows_at_revision_7() -> Vec<Write> {
+        let table = kv_mvcc::MemoryTable::new();
+        let store = kv_mvcc::MvccStore::open(Box::new(table.clone()), kv_mvcc::Options::default()).unwrap();
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+            for _ in 0..6 {
+                kv::StoreExt::put(&store, "k", "v").await.unwrap();
+            }
+        });
+        let mut rows = Vec::new();
+        let table: &dyn kv_mvcc::Table = &table;
+        let view = table.view().unwrap();
+        view.scan(&[], &[u8::MAX], &mut |key, value| {
+            rows.push(Write::Put(key.to_vec(), value.to_vec()));
+            std::ops::ControlFlow::Continue(())
+        })
+        .unwrap();
+        rows
+    }
+
     #[test]
     fn it_keeps_the_newest_revision() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("head");
         assert_eq!(open(&path).seen(), 0);
-        let state = State { revision: 7, ..State::NEW };
-        let row = codec::encode(codec::STATE_KEY, &state).unwrap();
-        let writes = [Write::Put(b"c".to_vec(), Vec::new()), Write::Put(codec::STATE_KEY.to_vec(), row)];
+        let rows = rows_at_revision_7();
+        let (stateless, writes): (Vec<_>, Vec<_>) =
+            rows.into_iter().partition(|row| kv_mvcc::revision_of(std::slice::from_ref(row)).is_none());
         open(&path).note(&writes);
         assert_eq!((open(&path).seen(), newest(&path).unwrap()), (7, 7));
-        open(&path).note(&writes[..1]);
+        assert!(!stateless.is_empty());
+        open(&path).note(&stateless);
         assert_eq!(open(&path).seen(), 7, "a commit without a state says nothing");
     }
 

@@ -8,15 +8,14 @@ use super::ballast::Ballast;
 use super::errors::Place;
 use super::head::Head;
 use super::queue::Turn;
-use crate::error::{self, ENGINE_GAVE_UP};
-use crate::table::{Table, View, Visit, Write};
+use kv_mvcc::{ENGINE_GAVE_UP, Table, View, Visit, Write};
 
 /// A table of an engine on disk.
 ///
 /// Engines panic on some damaged files; here that becomes `Corrupt`. Each commit leaves its revision in `head`. On drop the engine
 /// closes first, then the turn ends.
 #[derive(Debug)]
-pub(super) struct Guarded {
+pub(crate) struct Guarded {
     table: Option<Box<dyn Table>>,
     place: Place,
     head: Arc<Head>,
@@ -26,7 +25,7 @@ pub(super) struct Guarded {
 }
 
 impl Guarded {
-    pub(super) fn new(table: Box<dyn Table>, place: Place, head: Arc<Head>, ballast: Arc<Ballast>, turn: Turn) -> Self {
+    pub(crate) fn new(table: Box<dyn Table>, place: Place, head: Arc<Head>, ballast: Arc<Ballast>, turn: Turn) -> Self {
         Self { table: Some(table), place, head, ballast, _turn: turn }
     }
 
@@ -65,7 +64,7 @@ impl Drop for Guarded {
     fn drop(&mut self) {
         let table = self.table.take();
         // There is nobody to tell, and nothing is lost: what was committed is durable.
-        if error::caught(|| drop(table)).is_some() {
+        if kv_mvcc::caught(|| drop(table)).is_some() {
             self.head.leave();
         }
         self.ballast.take_back();
@@ -98,12 +97,12 @@ impl View for GuardedView<'_> {
 impl Drop for GuardedView<'_> {
     fn drop(&mut self) {
         let view = self.view.take();
-        let _ = error::caught(|| drop(view));
+        let _ = kv_mvcc::caught(|| drop(view));
     }
 }
 
 /// Runs `f`; its panic is the engine's word for damage. Damage comes with advice.
-pub(super) fn caught<T>(place: &Place, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn caught<T>(place: &Place, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let gave_up = || Error::new(ErrorKind::Corrupt, operation, place.store.clone()).with_source(ENGINE_GAVE_UP);
-    error::caught(f).unwrap_or_else(|| Err(gave_up())).map_err(|error| place.advise(error))
+    kv_mvcc::caught(f).unwrap_or_else(|| Err(gave_up())).map_err(|error| place.advise(error))
 }

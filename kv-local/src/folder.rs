@@ -8,14 +8,14 @@ use std::path::Path;
 use rustix::fs::{Access, access};
 
 /// Of a store's files.
-pub(super) const FILE_MODE: u32 = 0o600;
+pub(crate) const FILE_MODE: u32 = 0o600;
 /// Of a store's folders.
-pub(super) const FOLDER_MODE: u32 = 0o700;
+pub(crate) const FOLDER_MODE: u32 = 0o700;
 /// Of the folders above it that had to be made.
 const PARENT_MODE: u32 = 0o755;
 
 /// Makes a store's folder and what is missing above it. A folder that is there stays as it is.
-pub(super) fn create(path: &Path) -> io::Result<()> {
+pub(crate) fn create(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
     }
@@ -26,7 +26,7 @@ pub(super) fn create(path: &Path) -> io::Result<()> {
 }
 
 /// Fails where [`create`] would, as far as that can be told without making anything; with the path that keeps it from it.
-pub(super) fn could_create(path: &Path) -> Result<(), (&Path, io::Error)> {
+pub(crate) fn could_create(path: &Path) -> Result<(), (&Path, io::Error)> {
     let there = path.ancestors().find(|above| above.symlink_metadata().is_ok()).unwrap_or(path);
     if !there.is_dir() {
         return Err((there, io::ErrorKind::NotADirectory.into()));
@@ -68,12 +68,12 @@ fn parent(path: &Path) -> Option<&Path> {
 }
 
 /// Makes a folder's list of names durable.
-pub(super) fn sync(path: &Path) -> io::Result<()> {
+pub(crate) fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
 /// Makes the names of a folder, and of those above it on its file system, durable, as far as one may.
-pub(super) fn sync_above(path: &Path) -> io::Result<()> {
+pub(crate) fn sync_above(path: &Path) -> io::Result<()> {
     let device = fs::metadata(path)?.dev();
     for above in path.ancestors().skip(1) {
         if fs::metadata(above)?.dev() != device {
@@ -89,14 +89,14 @@ pub(super) fn sync_above(path: &Path) -> io::Result<()> {
 }
 
 /// Opens a file for reading and writing, and makes it if it is not there.
-pub(super) fn open_or_create(path: &Path) -> io::Result<File> {
+pub(crate) fn open_or_create(path: &Path) -> io::Result<File> {
     let file = options().create(true).truncate(false).open(path)?;
     restrict(path, FILE_MODE)?;
     Ok(file)
 }
 
 /// Opens a file that is there for reading and writing.
-pub(super) fn open(path: &Path) -> io::Result<File> {
+pub(crate) fn open(path: &Path) -> io::Result<File> {
     options().open(path)
 }
 
@@ -107,7 +107,7 @@ fn options() -> OpenOptions {
 }
 
 /// Writes a small file so that after a crash it is there in full or not at all.
-pub(super) fn write(path: &Path, content: &str) -> io::Result<()> {
+pub(crate) fn write(path: &Path, content: &str) -> io::Result<()> {
     let draft = path.with_extension("new");
     let mut file = options().create(true).truncate(true).open(&draft)?;
     file.write_all(content.as_bytes())?;
@@ -121,7 +121,7 @@ pub(super) fn write(path: &Path, content: &str) -> io::Result<()> {
 }
 
 /// Gives everything in and below `path` the mode of a store's files and folders.
-pub(super) fn restrict_all(path: &Path) -> io::Result<()> {
+pub(crate) fn restrict_all(path: &Path) -> io::Result<()> {
     if !fs::symlink_metadata(path)?.is_dir() {
         return restrict(path, FILE_MODE);
     }
@@ -137,7 +137,7 @@ pub(super) fn restrict_all(path: &Path) -> io::Result<()> {
 }
 
 /// Makes the names and contents of everything in and below `path` durable.
-pub(super) fn sync_all(path: &Path) -> io::Result<()> {
+pub(crate) fn sync_all(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path)?.is_dir() {
         for entry in fs::read_dir(path)? {
             sync_all(&entry?.path())?;
@@ -147,7 +147,7 @@ pub(super) fn sync_all(path: &Path) -> io::Result<()> {
 }
 
 /// Sets a mode if it is another one. Only its owner and root can.
-pub(super) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
+pub(crate) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
     if fs::metadata(path)?.permissions().mode() & 0o7777 == mode {
         return Ok(());
     }
@@ -155,7 +155,7 @@ pub(super) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
 }
 
 /// Removes a file or a folder with all that is in it, if it is there.
-pub(super) fn remove(path: &Path) -> io::Result<()> {
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
     let result = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
         Ok(_) => fs::remove_file(path),

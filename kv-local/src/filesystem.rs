@@ -61,7 +61,7 @@ const SHARED_FUSE: [&str; 16] = [
 ///
 /// # Errors
 /// `NotFound` if there is nothing at `path`.
-pub(super) fn shared(path: &Path) -> io::Result<Option<String>> {
+pub(crate) fn shared(path: &Path) -> io::Result<Option<String>> {
     let kind = match statfs(path) {
         Ok(status) => status.filesystem_type().0,
         Err(nix::errno::Errno::ENOENT) => return Err(io::ErrorKind::NotFound.into()),

@@ -8,18 +8,18 @@ use std::sync::Arc;
 
 use super::folder;
 use super::head::Head;
-use crate::journal::{JOURNAL_BYTES, Medium, Noted};
+use kv_mvcc::journal::{JOURNAL_BYTES, Medium, Noted};
 
 /// The open file, and the one beside it in which is noted what is durable.
 #[derive(Debug)]
-pub(super) struct JournalFile {
+pub(crate) struct JournalFile {
     file: File,
     head: Arc<Head>,
 }
 
 impl JournalFile {
     /// Opens the file, or makes it.
-    pub(super) fn open(path: &Path, head: Arc<Head>) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path, head: Arc<Head>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
         let length = file.metadata()?.len();
         if length < JOURNAL_BYTES {

@@ -8,30 +8,30 @@ use std::fmt;
 use uuid::Uuid;
 
 /// The layout that a new folder gets, and the newest that is read.
-pub(super) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 1;
 /// The oldest layout that is read.
-pub(super) const OLDEST_FORMAT: u32 = 1;
+pub(crate) const OLDEST_FORMAT: u32 = 1;
 
 /// The content of `store.id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(crate) struct Identity {
     /// The engine's name.
-    pub(super) engine: String,
+    pub(crate) engine: String,
     /// The layout of the folder.
-    pub(super) format: u32,
+    pub(crate) format: u32,
     /// The store's own id, which a row of its table repeats. Nil in a layout that is not ours.
-    pub(super) id: Uuid,
+    pub(crate) id: Uuid,
 }
 
 impl Identity {
     /// Of a store of `engine` in the layout that this program writes.
-    pub(super) fn new(engine: &str, id: Uuid) -> Self {
+    pub(crate) fn new(engine: &str, id: Uuid) -> Self {
         Self { engine: engine.to_owned(), format: FORMAT, id }
     }
 
     /// Reads the file's text; `None` if it is damaged. A format that is not ours ends the reading: its lines may
     /// mean something else.
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut engine = None;
         let mut format = None;
         let mut id = None;

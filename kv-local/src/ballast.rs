@@ -17,7 +17,7 @@ use nix::sys::statvfs::statvfs;
 use nix::unistd::geteuid;
 
 use super::folder;
-use crate::purpose::Reserve;
+use kv_mvcc::Reserve;
 
 /// How much is kept.
 const BYTES: u64 = 1 << 20;
@@ -35,19 +35,19 @@ const BLOCK: u64 = 512;
 
 /// The ballast of a store.
 #[derive(Debug)]
-pub(super) struct Ballast {
+pub(crate) struct Ballast {
     path: PathBuf,
     /// True once a piece was given up.
     is_cut: AtomicBool,
 }
 
 impl Ballast {
-    pub(super) fn new(path: PathBuf) -> Self {
+    pub(crate) fn new(path: PathBuf) -> Self {
         Self { path, is_cut: AtomicBool::new(false) }
     }
 
     /// Takes back what is left of the pieces that were given up, as far as there is room now.
-    pub(super) fn take_back(&self) {
+    pub(crate) fn take_back(&self) {
         if self.is_cut.swap(false, Ordering::Relaxed) {
             // What cannot be taken back now is put back when there is room.
             let _ = self.grow();

@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_millis(300);
 ///
 /// The kernel's lock list does not name the owner of such a lock, but each open file's page under /proc shows the
 /// locks that it holds. The holder is the one with the lowest write lock. Other users' processes are only seen by root.
-pub(super) fn find(path: &Path) -> Option<String> {
+pub(crate) fn find(path: &Path) -> Option<String> {
     find_among(Path::new("/proc"), path)
 }
 

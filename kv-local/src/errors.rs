@@ -10,16 +10,16 @@ use super::holder;
 
 /// Which store it is, in errors.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// Its URL, such as `redb:///var/lib/margay/ipam.redb`.
-    pub(super) store: String,
+    pub(crate) store: String,
     /// Its folder, absolute.
-    pub(super) folder: PathBuf,
+    pub(crate) folder: PathBuf,
 }
 
 impl Place {
     /// An error of the operating system at `path`.
-    pub(super) fn io(&self, path: &Path, error: io::Error) -> Error {
+    pub(crate) fn io(&self, path: &Path, error: io::Error) -> Error {
         use io::ErrorKind as Io;
         let name = path.display();
         let (kind, detail) = match error.kind() {
@@ -45,22 +45,17 @@ impl Place {
     }
 
     /// There is no store, and nobody asked to make one.
-    pub(super) fn missing(&self) -> Error {
-        let detail = format!(
-            "nothing in {}; `margay --store {} pool create NAME CIDR` makes it",
-            self.folder.display(),
-            self.store
-        );
-        self.error(ErrorKind::Missing, detail)
+    pub(crate) fn missing(&self) -> Error {
+        self.error(ErrorKind::Missing, format!("nothing in {}", self.folder.display()))
     }
 
     /// The store is damaged.
-    pub(super) fn damaged(&self, what: &str) -> Error {
+    pub(crate) fn damaged(&self, what: &str) -> Error {
         self.error(ErrorKind::Corrupt, self.advice(what))
     }
 
     /// The store has lost its newest revisions.
-    pub(super) fn regressed(&self, newest: Revision, seen: u64) -> Error {
+    pub(crate) fn regressed(&self, newest: Revision, seen: u64) -> Error {
         let folder = self.folder.display();
         let detail = format!(
             "it is at revision {newest} and was at {seen}, so its newest changes are gone; restore {folder} from a \
@@ -70,7 +65,7 @@ impl Place {
     }
 
     /// The same error, with advice if it tells of damage or a full disk and has none yet.
-    pub(super) fn advise(&self, error: Error) -> Error {
+    pub(crate) fn advise(&self, error: Error) -> Error {
         match error.kind() {
             _ if error.detail().is_some() => error,
             ErrorKind::Corrupt => error.with_detail(self.advice("its content cannot be read")),
@@ -85,13 +80,13 @@ impl Place {
     }
 
     /// The folder holds the store of another engine.
-    pub(super) fn other_engine(&self, engine: &str) -> Error {
+    pub(crate) fn other_engine(&self, engine: &str) -> Error {
         let detail = format!("{} holds a {engine} store: set datastore_type to {engine}", self.folder.display());
         self.error(ErrorKind::Unsupported, detail)
     }
 
     /// The folder is on a file system that other machines may have mounted, too.
-    pub(super) fn shared_file_system(&self, name: &str) -> Error {
+    pub(crate) fn shared_file_system(&self, name: &str) -> Error {
         let detail = format!(
             "{} is on {name}, where the locks that keep processes apart cannot be trusted: give a path on a disk of this \
              machine",
@@ -101,7 +96,7 @@ impl Place {
     }
 
     /// The folder holds something else.
-    pub(super) fn foreign_folder(&self, found: &str) -> Error {
+    pub(crate) fn foreign_folder(&self, found: &str) -> Error {
         let detail = format!(
             "{} holds {found} and no store: give a folder that does not exist yet, or an empty one",
             self.folder.display()
@@ -110,7 +105,7 @@ impl Place {
     }
 
     /// The turn did not come in time.
-    pub(super) fn late(&self, queue: &Path, wait: Duration) -> Error {
+    pub(crate) fn late(&self, queue: &Path, wait: Duration) -> Error {
         let who = match holder::find(queue) {
             Some(process) => format!("process {process} has it"),
             None => format!("`fuser -v {}` as root shows who has it", queue.display()),
@@ -120,7 +115,7 @@ impl Place {
     }
 
     /// An error on opening.
-    pub(super) fn error(&self, kind: ErrorKind, detail: impl Into<String>) -> Error {
+    pub(crate) fn error(&self, kind: ErrorKind, detail: impl Into<String>) -> Error {
         Error::new(kind, Operation::Open, self.store.clone()).with_detail(detail)
     }
 }

@@ -13,12 +13,12 @@ use super::folder;
 use super::guarded::{Guarded, caught};
 use super::head::Head;
 use super::store_folder::{Found, StoreFolder};
-use crate::codec::FORMAT;
-use crate::journal::Journaled;
-use crate::options::{Blocking, Clock, Inspection, Options, Retention};
-use crate::purpose::{Purpose, Reserve};
-use crate::store::MvccStore;
-use crate::table::Table;
+use kv_mvcc::FORMAT;
+use kv_mvcc::MvccStore;
+use kv_mvcc::Table;
+use kv_mvcc::journal::Journaled;
+use kv_mvcc::{Blocking, Clock, Inspection, Options, Retention};
+use kv_mvcc::{Purpose, Reserve};
 
 /// An engine that keeps a table in a store's folder.
 pub trait Engine: Send + Sync {
@@ -30,6 +30,12 @@ pub trait Engine: Send + Sync {
 
     /// The files that hold its data and are never empty, relative to the store's folder.
     fn files(&self) -> &'static [&'static str];
+
+    /// The names and entries of other engines. A folder with such an entry and without `store.id` is a store of theirs, and the
+    /// error says so.
+    fn others(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
 
     /// What makes its commits durable.
     fn log(&self) -> Log;
@@ -58,7 +64,7 @@ pub trait Engine: Send + Sync {
 /// What makes the commits of an engine durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Log {
-    /// A [journal](crate::journal) in front of it.
+    /// A [journal](kv_mvcc::journal) in front of it.
     Journal,
     /// A log of its own.
     Own,
@@ -281,7 +287,7 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
 }
 
 /// The table behind its journal.
-pub(super) fn journaled(folder: &StoreFolder, head: Arc<Head>, table: Box<dyn Table>) -> Result<Journaled> {
+pub(crate) fn journaled(folder: &StoreFolder, head: Arc<Head>, table: Box<dyn Table>) -> Result<Journaled> {
     if caught(&folder.place, Operation::Open, || Journaled::has_begun(&*table))? {
         folder.check_journal()?;
     }

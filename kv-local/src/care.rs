@@ -8,7 +8,7 @@ use kv::{Operation, Result};
 use super::guarded::caught;
 use super::open::{Create, Engine, Log, OpenOptions, Room, journaled, open_blocking};
 use super::store_folder::{Found, StoreFolder};
-use crate::codec::FORMAT_WITH_LEASES;
+use kv_mvcc::FORMAT_WITH_LEASES;
 
 /// Waits for the turn and makes the files of the store of `engine` in the folder `path` as small as the engine can.
 ///

@@ -1,16 +1,19 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Inside
+//!
 //! What all engines that keep a store on disk share: the folder, the queue in front of it, and its identity.
 //!
 //! A store is a folder, private to its owner:
 //!
 //! ```text
 //! queue      the lock file: one process at a time, first come first served (never unlinked)
-//! head       the newest revision, to tell when an engine comes back with less
-//! journal    the newest commits, which the engine does not have yet (not with sled, which is a log itself)
+//! head       the newest revision, to notice an engine that comes back with less
+//! journal    the newest commits, which the engine does not have yet (only in front of some engines)
 //! store.id   engine, layout and id; written last, so it tells a damaged store from a new one
 //! creating   there only while the store is being made
 //! ballast    room on the disk that only a release may use
-//! db.redb    the engine's own: a file of redb, or
-//! sled/      a folder of sled
+//! ...        the engine's own file or folder
 //! ```
 
 mod ballast;
@@ -23,15 +26,15 @@ mod guarded;
 mod head;
 mod holder;
 mod identity;
-mod io_error;
 mod journal_file;
 mod open;
 mod queue;
 mod replace;
 mod store_folder;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use care::{Upgraded, could_be_made, create_blocking, shrink_blocking, upgrade_blocking, would_upgrade_blocking};
 pub use glance::{Glance, Holder, Queued, glance, newest, waiting};
-pub use io_error::{io_kind, unknown_io};
 pub use open::{Create, Engine, Log, OpenOptions, Room, open, open_blocking};
 pub use replace::{Replacement, Staging};

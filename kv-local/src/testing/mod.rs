@@ -3,7 +3,7 @@
 //!
 //! ```no_run
 //! # use std::path::Path;
-//! # use kv_mvcc::local::{Engine, Log};
+//! # use kv_local::{Engine, Log};
 //! # #[derive(Clone, Copy)] struct MyEngine;
 //! # impl Engine for MyEngine {
 //! #     fn name(&self) -> &'static str { "mine" }
@@ -14,7 +14,7 @@
 //! # }
 //! // tests/engine.rs, with `harness = false` in Cargo.toml.
 //! fn main() -> std::process::ExitCode {
-//!     kv_mvcc::testing::main(MyEngine)
+//!     kv_local::testing::main(MyEngine)
 //! }
 //! ```
 //!
@@ -30,7 +30,7 @@ use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Trial};
 
-use crate::local::{Engine, Log};
+use crate::{Engine, Log};
 
 /// A duty: it panics if the engine breaks it.
 type Duty = fn(&dyn Engine);

@@ -17,56 +17,57 @@ use super::identity::{FORMAT, Identity, OLDEST_FORMAT};
 use super::journal_file::JournalFile;
 use super::open::{Create, Engine, OpenOptions};
 use super::queue::{Turn, TurnError};
-use crate::journal::{JOURNAL_BYTES, Noted};
+use kv_mvcc::journal::{JOURNAL_BYTES, Noted};
 
-pub(super) const QUEUE: &str = "queue";
-pub(super) const IDENTITY: &str = "store.id";
+pub(crate) const QUEUE: &str = "queue";
+pub(crate) const IDENTITY: &str = "store.id";
 const IDENTITY_DRAFT: &str = "store.new";
 const MARKER: &str = "creating";
-pub(super) const HEAD: &str = "head";
+pub(crate) const HEAD: &str = "head";
 const BALLAST: &str = "ballast";
 const JOURNAL: &str = "journal";
 
-/// The engines there are, by name and by what they keep in the folder.
-const ENGINES: [(&str, &str); 2] = [("redb", "db.redb"), ("sled", "sled")];
-
 /// A store's folder, for one engine.
 #[derive(Debug)]
-pub(super) struct StoreFolder {
+pub(crate) struct StoreFolder {
     /// Which store it is.
-    pub(super) place: Place,
+    pub(crate) place: Place,
     /// The room that is kept for releases.
-    pub(super) ballast: Arc<Ballast>,
+    pub(crate) ballast: Arc<Ballast>,
     engine: &'static str,
-    pub(super) entry: &'static str,
+    pub(crate) entry: &'static str,
     files: &'static [&'static str],
+    /// The names and entries of other engines.
+    others: &'static [(&'static str, &'static str)],
 }
 
 impl StoreFolder {
-    pub(super) fn new(engine: &dyn Engine, path: &Path) -> Self {
+    pub(crate) fn new(engine: &dyn Engine, path: &Path) -> Self {
         // A later change of the working folder must not lead a reopened engine astray.
         let folder = std::path::absolute(path);
         let folder = folder.as_deref().unwrap_or(path).to_owned();
         let store = format!("{}://{}", engine.name(), folder.display());
         let ballast = Arc::new(Ballast::new(folder.join(BALLAST)));
-        let (name, entry, files) = (engine.name(), engine.entry(), engine.files());
-        Self { place: Place { store, folder }, ballast, engine: name, entry, files }
+        let place = Place { store, folder };
+        let (engine, others) = ((engine.name(), engine.entry(), engine.files()), engine.others());
+        let (engine, entry, files) = engine;
+        Self { place, ballast, engine, entry, files, others }
     }
 
-    pub(super) fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.place.folder.join(name)
     }
 
-    pub(super) fn io<T>(&self, name: &str, result: io::Result<T>) -> Result<T> {
+    pub(crate) fn io<T>(&self, name: &str, result: io::Result<T>) -> Result<T> {
         result.map_err(|error| self.place.io(&self.path(name), error))
     }
 
-    pub(super) fn exists(&self, name: &str) -> Result<bool> {
+    pub(crate) fn exists(&self, name: &str) -> Result<bool> {
         self.io(name, fs::exists(self.path(name)))
     }
 
     /// Waits for the turn; the folder and the queue are made first if they may be.
-    pub(super) fn take_turn(&self, options: &OpenOptions) -> Result<Turn> {
+    pub(crate) fn take_turn(&self, options: &OpenOptions) -> Result<Turn> {
         self.check_file_system(options.create)?;
         let queue = self.path(QUEUE);
         let opener = match options.create {
@@ -115,7 +116,7 @@ impl StoreFolder {
     }
 
     /// Fails where a store that is not there could not be made, as far as that can be told without making anything.
-    pub(super) fn could_be_made(&self) -> Result<()> {
+    pub(crate) fn could_be_made(&self) -> Result<()> {
         self.check_file_system(Create::IfMissing)?;
         let path = &self.place.folder;
         if path.is_dir() && !self.exists(QUEUE)? {
@@ -130,7 +131,8 @@ impl StoreFolder {
             let name = self.io("", entry)?.file_name();
             let known = [QUEUE, IDENTITY, IDENTITY_DRAFT, MARKER, HEAD, BALLAST, JOURNAL, "lost+found"]
                 .into_iter()
-                .chain(ENGINES.map(|(_, entry)| entry))
+                .chain([self.entry])
+                .chain(self.others.iter().map(|(_, entry)| *entry))
                 .any(|known| name == known);
             if !known {
                 return Err(self.place.foreign_folder(&name.to_string_lossy()));
@@ -140,7 +142,7 @@ impl StoreFolder {
     }
 
     /// What is in the folder, once we have the turn.
-    pub(super) fn look(&self) -> Result<Found> {
+    pub(crate) fn look(&self) -> Result<Found> {
         let text = match fs::read(self.path(IDENTITY)) {
             Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -177,8 +179,8 @@ impl StoreFolder {
     }
 
     fn look_at_incomplete(&self) -> Result<Found> {
-        for (engine, entry) in ENGINES {
-            if engine != self.engine && self.exists(entry)? {
+        for (engine, entry) in self.others {
+            if self.exists(entry)? {
                 return Err(self.place.other_engine(engine));
             }
         }
@@ -189,7 +191,7 @@ impl StoreFolder {
     }
 
     /// Leaves the folder as if nothing had been there, but for a mark that says so.
-    pub(super) fn begin_creation(&self) -> Result<()> {
+    pub(crate) fn begin_creation(&self) -> Result<()> {
         // A process that was killed may have made the folder and not synced the ones above it.
         self.io("", folder::sync_above(&self.place.folder))?;
         let marker = self.path(MARKER);
@@ -202,14 +204,14 @@ impl StoreFolder {
     }
 
     /// Opens the note of the newest revision.
-    pub(super) fn open_head(&self) -> Result<Head> {
+    pub(crate) fn open_head(&self) -> Result<Head> {
         let files = self.files.iter().chain(&[JOURNAL]).map(|name| self.path(name)).collect();
         self.io(HEAD, Head::open(&self.path(HEAD), files))
     }
 
     /// Fails unless the journal of a store that has begun with one is there in its whole length. A new one in its place would
     /// hide that the newest commits are gone: `head`, which tells of them as well, may be gone with it.
-    pub(super) fn check_journal(&self) -> Result<()> {
+    pub(crate) fn check_journal(&self) -> Result<()> {
         match fs::metadata(self.path(JOURNAL)) {
             Ok(found) if found.is_file() && found.len() < JOURNAL_BYTES => {
                 Err(self.place.damaged("its file journal is cut off, and with it its newest changes"))
@@ -223,7 +225,7 @@ impl StoreFolder {
     }
 
     /// Opens the journal, or makes it: for a new store, or one of an earlier version. `head` tells of it if there was one.
-    pub(super) fn open_journal(&self, head: Arc<Head>) -> Result<JournalFile> {
+    pub(crate) fn open_journal(&self, head: Arc<Head>) -> Result<JournalFile> {
         if !self.exists(JOURNAL)? && head.noted() != Noted::default() {
             return Err(self.place.damaged("its file journal is missing"));
         }
@@ -231,7 +233,7 @@ impl StoreFolder {
     }
 
     /// Writes the identity, the last step of a creation.
-    pub(super) fn name(&self, id: Uuid) -> Result<()> {
+    pub(crate) fn name(&self, id: Uuid) -> Result<()> {
         self.io(self.entry, folder::sync_all(&self.path(self.entry)))?;
         let identity = Identity::new(self.engine, id);
         self.io(IDENTITY, folder::write(&self.path(IDENTITY), &identity.to_string()))
@@ -239,7 +241,7 @@ impl StoreFolder {
 
     /// Removes the mark of a creation. While it is there, the name of `store.id` may not be durable: the process that gave it
     /// may have been killed before it synced the folder.
-    pub(super) fn remove_marker(&self) -> Result<()> {
+    pub(crate) fn remove_marker(&self) -> Result<()> {
         if !self.exists(MARKER)? {
             return Ok(());
         }
@@ -249,7 +251,7 @@ impl StoreFolder {
 }
 
 /// What is in a store's folder.
-pub(super) enum Found {
+pub(crate) enum Found {
     /// Nothing.
     Nothing,
     /// A creation that did not come to its end. Nobody has used that store yet.

@@ -10,8 +10,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness, Options, Verdict};
 use kv::Store;
+use kv_local::{Create, Engine, OpenOptions};
 use kv_mvcc::MvccStore;
-use kv_mvcc::local::{self, Create, Engine, OpenOptions};
 use power::{Cut, Disk, Folders, Image, Mounted, Syncs};
 use tempfile::TempDir;
 
@@ -65,7 +65,7 @@ impl<E: Engine + Copy + 'static> Held<E> {
 
 async fn open(engine: impl Engine + 'static, disk: &Path, create: Create) -> kv::Result<Arc<MvccStore>> {
     let options = OpenOptions::default().with_create(create);
-    Ok(Arc::new(local::open(engine, &disk.join("store"), &options).await?))
+    Ok(Arc::new(kv_local::open(engine, &disk.join("store"), &options).await?))
 }
 
 #[async_trait]

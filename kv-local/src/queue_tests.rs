@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use super::*;
-use crate::local::{folder, holder};
+use crate::{folder, holder};
 
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(100);
@@ -70,7 +70,7 @@ struct Process(Child, BufReader<ChildStdout>);
 impl Process {
     fn start(role: &str, path: &Path) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "local::queue::tests::one_caller_alone_has_the_turn_at_once", "--nocapture"])
+            .args(["--exact", "queue::tests::one_caller_alone_has_the_turn_at_once", "--nocapture"])
             .env("QUEUE_ROLE", role)
             .env("QUEUE_PATH", path)
             .stdout(Stdio::piped())
