@@ -58,7 +58,7 @@ impl Ipam {
 /// read without a guard: a pool that comes or goes does not move an address to another block.
 pub(crate) async fn block_around(tx: &mut Transaction, ip: IpAddr) -> Result<IpNet> {
     let range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
-    tx.prefetch(vec![keys::config()], vec![range.clone()]).await?;
+    tx.prefetch(vec![keys::config()], vec![range.clone().into()]).await?;
     let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&range).await?);
     let blocks = blocks_of(tx, &pools, &[ReleaseRequest::new(ip)]).await?;
     Ok(blocks.into_keys().next().unwrap_or_else(|| ip.into()))

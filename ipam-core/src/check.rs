@@ -58,7 +58,7 @@ impl Ipam {
             let range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
             let mut first = self.host_keys(&attachment.node);
             first.extend([keys::handle(&attachment.handle()), keys::config()]);
-            tx.prefetch(first, vec![range.clone()]).await?;
+            tx.prefetch(first, vec![range.clone().into()]).await?;
             let own = Attachment { node: self.known_name(tx, &attachment.node).await?, ..attachment.clone() };
             let rest = read_config(tx).await?.cooldown_seconds();
             let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&range).await?);

@@ -96,7 +96,7 @@ impl Ipam {
         let names: Vec<Key> = listed.kvs.into_iter().map(|kv| kv.key).filter(is_nodes).collect();
         let mut endpoints = Vec::new();
         for some in names.chunks(AT_ONCE) {
-            let found = transact!(self, deadline, |tx| Ok(tx.look(some).await?))?;
+            let found = transact!(self, deadline, |tx| Ok(tx.peek(some, Content::Full).await?))?;
             let decoded = found.iter().flatten().map(|kv| WorkloadEndpoint::decode(&kv.key, kv.value.as_bytes()));
             endpoints.extend(decoded.filter_map(std::result::Result::ok));
         }
@@ -206,7 +206,8 @@ impl PendingEndpoint {
         let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         let keys = [Some(cluster.clone()), profile.as_deref().map(keys::profile)];
         let ranges = [prefix.clone(), (*pools == Pools::Read).then(|| pools_range.clone())];
-        tx.prefetch(keys.into_iter().flatten().collect(), ranges.into_iter().flatten().collect()).await?;
+        tx.prefetch(keys.into_iter().flatten().collect(), ranges.into_iter().flatten().map(Into::into).collect())
+            .await?;
         let ready = tx.snapshot_get(&cluster).await?.map(|value| ready(value.as_bytes()));
         let mut endpoints = Vec::new();
         if let Some(prefix) = &prefix {

@@ -188,7 +188,7 @@ impl Ipam {
         let first = batch(requests, MOST_ADDRESSES_AT_ONCE);
         transact!(self, deadline, |tx| {
             let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
-            tx.prefetch(vec![keys::config()], vec![pools_range.clone()]).await?;
+            tx.prefetch(vec![keys::config()], vec![pools_range.clone().into()]).await?;
             let config = read_config(tx).await?;
             let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range).await?);
             let mut blocks = blocks_of(tx, &pools, first).await?;
@@ -346,7 +346,7 @@ async fn prefetch(
     if !node.is_empty() {
         keys.extend(ipam.host_keys(node));
     }
-    tx.prefetch(keys, vec![Range::Prefix(keys::resources_prefix(ResourceKind::IpPool))]).await?;
+    tx.prefetch(keys, vec![Range::Prefix(keys::resources_prefix(ResourceKind::IpPool)).into()]).await?;
     Ok(())
 }
 

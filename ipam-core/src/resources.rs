@@ -23,7 +23,7 @@ impl Ipam {
         let key = keys::resource(ResourceKind::IpPool, &new.name);
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         transact!(self, deadline, |tx| {
-            tx.prefetch(vec![key.clone()], vec![pools.clone()]).await?;
+            tx.prefetch(vec![key.clone()], vec![pools.clone().into()]).await?;
             if tx.get(&key).await?.is_some() {
                 return Err(Error::Exists { kind: Resource::Pool, name: new.name.clone() });
             }

@@ -1,7 +1,7 @@
 //! What an assignment has to know besides blocks: settings, reservations, pools and the node.
 
 use ipnet::IpNet;
-use kv::{ErrorKind, Key, Range, Transaction, Value};
+use kv::{ErrorKind, Key, Range, Transaction, TxnRange, Value};
 use time::OffsetDateTime;
 
 use crate::error::Result;
@@ -51,7 +51,8 @@ impl Surroundings {
         let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
         keys.extend(ipam.claimant_keys(owner));
         keys.push(keys::config());
-        tx.prefetch_with_keys_of(keys, vec![pools.clone(), reservations.clone()], named).await?;
+        let full = [pools.clone(), reservations.clone()].map(TxnRange::new);
+        tx.prefetch(keys, full.into_iter().chain(named.into_iter().map(TxnRange::keys_of)).collect()).await?;
 
         let host = ipam.claimant(tx, owner).await?;
         let beside_calico = !tx.snapshot_keys(&cluster).await?.is_empty();
@@ -124,7 +125,7 @@ pub(crate) async fn read_config(tx: &mut Transaction) -> Result<IpamConfig> {
 }
 
 async fn list_guarded_if_short(tx: &mut Transaction, range: &Range) -> Result<Vec<(Key, Value)>> {
-    match tx.list_none_newer(range).await {
+    match tx.list(range).await {
         Err(error) if matches!(error.kind(), ErrorKind::ReadSetTooLarge { .. }) => Ok(tx.snapshot_list(range).await?),
         listed => Ok(listed?),
     }

@@ -123,7 +123,7 @@ impl Ipam {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
         transact!(looking self, deadline, |tx| {
-            tx.prefetch(Vec::new(), vec![pools.clone(), reservations.clone()]).await?;
+            tx.prefetch(Vec::new(), vec![pools.clone().into(), reservations.clone().into()]).await?;
             Ok(Inventory {
                 pools: decode_all(&tx.snapshot_list(&pools).await?),
                 reservations: decode_all(&tx.snapshot_list(&reservations).await?),

@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
-use kv::{Key, Range, Revision, Transaction};
+use kv::{Content, Key, Range, Revision, Transaction};
 use smol_str::SmolStr;
 use time::OffsetDateTime;
 
@@ -128,7 +128,7 @@ impl<'t> Workset<'t> {
     pub(crate) async fn look_through(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
         let unread: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.blocks.contains_key(cidr)).collect();
         let names: Vec<Key> = unread.iter().map(|cidr| keys::block(*cidr)).collect();
-        let found = self.tx.look(&names).await?;
+        let found = self.tx.peek(&names, Content::Full).await?;
         for ((cidr, key), kv) in unread.into_iter().zip(&names).zip(found) {
             let Some(kv) = kv else { continue };
             match Block::decode(key, kv.value.as_bytes()) {
@@ -151,11 +151,12 @@ impl<'t> Workset<'t> {
         &self.full
     }
 
-    /// When blocks were last written, `None` for those that are not there, without reading them; see [`Transaction::probe`].
+    /// When blocks were last written, `None` for those that are not there, without reading them; see [`Transaction::peek`].
     pub(crate) async fn probe(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
         let unknown: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.probed.contains_key(cidr)).collect();
         let names: Vec<Key> = unknown.iter().map(|cidr| keys::block(*cidr)).collect();
-        let written = self.tx.probe(&names).await?;
+        let found = self.tx.peek(&names, Content::KeysOnly).await?;
+        let written = found.into_iter().map(|kv| kv.map(|kv| kv.mod_revision));
         self.probed.extend(unknown.into_iter().zip(written));
         Ok(blocks.iter().map(|cidr| self.probed.get(cidr).copied().flatten()).collect())
     }

@@ -5,7 +5,7 @@ use crate::lease::LeaseId;
 use crate::response::Kv;
 
 /// How much of what was found comes back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Content {
     /// Keys, values and metadata.
@@ -201,6 +201,11 @@ impl TxnRange {
         Self { range, limit: 0, content: Content::Full }
     }
 
+    /// All of the range, without values.
+    pub fn keys_of(range: Range) -> Self {
+        Self::new(range).with_content(Content::KeysOnly)
+    }
+
     /// No more than this many keys; 0 or less means all.
     #[must_use]
     pub fn with_limit(mut self, limit: i64) -> Self {
@@ -213,6 +218,12 @@ impl TxnRange {
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
         self
+    }
+}
+
+impl From<Range> for TxnRange {
+    fn from(range: Range) -> Self {
+        Self::new(range)
     }
 }
 

@@ -136,7 +136,7 @@ impl Ipam {
     /// guarded one by one, those that are made come one after the other.
     async fn pools_beside(&self, tx: &mut Transaction) -> Result<Vec<Pool>> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
-        match tx.list_none_newer(&pools).await {
+        match tx.list(&pools).await {
             Ok(listed) => Ok(decode_all(&listed)),
             Err(error) if matches!(error.kind(), ErrorKind::ReadSetTooLarge { .. }) => {
                 let turn = POOLS_TURN.into();

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
-use kv::{Content, Deadline, Key, Kv, Pages, Range, Revision};
+use kv::{Content, Deadline, Key, Kv, Pages, Range, Revision, TxnRange};
 
 use super::{Holdings, in_time};
 use crate::error::Result;
@@ -83,7 +83,7 @@ impl Ipam {
         let prefixes = Owner::all_of(node).into_iter().filter_map(|owner| keys::affinities_prefix(&owner, None));
         let affinities: Vec<Range> = prefixes.map(Range::Prefix).collect();
         let (own, mut revision) = transact!(self, deadline, |tx| {
-            tx.prefetch_with_keys_of(Vec::new(), Vec::new(), affinities.clone()).await?;
+            tx.prefetch(Vec::new(), affinities.iter().cloned().map(TxnRange::keys_of).collect()).await?;
             let mut own = BTreeSet::new();
             for range in &affinities {
                 let affine = tx.snapshot_keys(range).await?;
@@ -108,7 +108,7 @@ impl Ipam {
     ) -> Result<()> {
         for some in blocks.chunks(AT_ONCE) {
             let names: Vec<Key> = some.iter().map(|cidr| keys::block(*cidr)).collect();
-            let found = transact!(self, deadline, |tx| Ok(tx.look(&names).await?))?;
+            let found = transact!(self, deadline, |tx| Ok(tx.peek(&names, Content::Full).await?))?;
             found.iter().flatten().filter_map(decode).for_each(&mut *see);
             in_time(deadline)?;
         }

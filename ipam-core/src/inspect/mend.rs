@@ -61,7 +61,7 @@ impl Ipam {
         let code = finding.code;
         let known = |network: &str| finding.networks.iter().any(|name| name == network);
         let key = keys::block(cidr);
-        tx.prefetch(vec![key.clone(), keys::config()], vec![pools_range()]).await?;
+        tx.prefetch(vec![key.clone(), keys::config()], vec![pools_range().into()]).await?;
         let Some(value) = tx.get(&key).await? else { return Ok(Mended::Changed) };
         let stored = StoredBlock::read(&key, value.as_bytes())?;
         let rest = read_config(tx).await?.cooldown_seconds();
@@ -163,7 +163,7 @@ pub(super) fn is_newer(tx: &Transaction, key: &Key, at: Revision) -> bool {
 /// Adds what a bridged network's reservation lacks.
 async fn mend_bridge(tx: &mut Transaction, name: &str) -> Result<Mended> {
     let key = keys::resource(ResourceKind::IpReservation, name);
-    tx.prefetch(vec![key.clone()], vec![pools_range()]).await?;
+    tx.prefetch(vec![key.clone()], vec![pools_range().into()]).await?;
     let Some(value) = tx.get(&key).await? else { return Ok(Mended::Changed) };
     let mut document = IpReservation::decode(&key, value.as_bytes())?;
     let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range()).await?);

@@ -47,7 +47,7 @@ impl Ipam {
     pub async fn reclaim(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<Reclaimed> {
         let grouped = transact!(self, deadline, |tx| {
             let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
-            tx.prefetch(Vec::new(), vec![pools_range.clone()]).await?;
+            tx.prefetch(Vec::new(), vec![pools_range.clone().into()]).await?;
             let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range).await?);
             blocks_of(tx, &pools, requests).await
         })?;

@@ -13,10 +13,10 @@ impl Transaction {
         // Deleting what is not there is nothing to do.
         self.writes.retain(|key, value| value.is_some() || self.guards.get(key).is_some_and(|guard| guard.is_set()));
         if self.writes.is_empty() {
-            // A probe is newer than the attempt's revision: only a commit proves what it found.
-            return Ok(if self.relied_on_probe { Commit::Overtaken } else { Commit::Done(self.at) });
+            // A peek is newer than the attempt's revision: only a commit proves what it found.
+            return Ok(if self.relied_on_peek { Commit::Overtaken } else { Commit::Done(self.at) });
         }
-        if self.is_older_than_a_look() {
+        if self.is_older_than_a_peek() {
             return Ok(Commit::Overtaken);
         }
         let guards = self.guards.len() + self.guarded_ranges.len();

@@ -8,40 +8,34 @@ use crate::response::{Kv, OpResult};
 use crate::validate::MAX_TXN_OPS;
 
 impl Transaction {
-    /// When each of these keys was last written, `None` for those that are absent: in one round trip that moves no values.
-    /// A hint, newer than the attempt's revision: [`get`](Self::get) the one that matters before relying on it. That usually
-    /// reads nothing if it was found absent here.
+    /// Many keys in one request, as they are now, in the order of `keys`; `None` for those that are absent. A hint: it is
+    /// newer than the attempt's revision, guards nothing, is not kept and does not see what this transaction writes.
+    ///
+    /// [`get`](Self::get) the key that matters. It usually reads nothing if the key was found absent here, and the attempt
+    /// starts anew if the key was found here as written after the attempt's revision.
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn probe(&mut self, keys: &[Key]) -> Result<Vec<Option<Revision>>> {
-        let found = self.ask_now(keys, Content::KeysOnly).await?;
+    pub async fn peek(&mut self, keys: &[Key], content: Content) -> Result<Vec<Option<Kv>>> {
+        let found = self.ask_now(keys, content).await?;
         for (key, (kv, at)) in keys.iter().zip(&found) {
-            if kv.is_none() {
-                self.probed.insert(key.clone(), *at);
+            match kv {
+                None => drop(self.absent.insert(key.clone(), *at)),
+                Some(kv) => {
+                    self.absent.remove(key);
+                    if kv.mod_revision > self.at {
+                        self.newer.insert(key.clone(), kv.mod_revision);
+                    }
+                }
             }
         }
-        Ok(found.into_iter().map(|(kv, _)| kv.map(|kv| kv.mod_revision)).collect())
+        Ok(found.into_iter().map(|(kv, _)| kv).collect())
     }
 
-    /// Many keys in one request, as they are now, without a guard, and without keeping what was read: for who looks through
-    /// more than it can hold. In the order of `keys`; what this transaction writes is not seen. Like
-    /// [`probe`](Self::probe) a hint: [`get`](Self::get) the one that matters, and the attempt starts anew if the look found a
-    /// write that is newer than the revision of the attempt.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub async fn look(&mut self, keys: &[Key]) -> Result<Vec<Option<Kv>>> {
-        let found: Vec<_> = self.ask_now(keys, Content::Full).await?.into_iter().map(|(kv, _)| kv).collect();
-        let newer = found.iter().flatten().filter(|kv| kv.mod_revision > self.at);
-        self.looked.extend(newer.map(|kv| (kv.key.clone(), kv.mod_revision)));
-        Ok(found)
-    }
-
-    /// True if the commit relies on a key as it was before a look found it. The guards need not notice: a key that is absent
-    /// at `at` and at the commit may have been there for the look.
-    pub(super) fn is_older_than_a_look(&self) -> bool {
-        self.looked.iter().any(|(key, seen)| self.guards.get(key).is_some_and(|guard| guard != seen))
+    /// True if the commit relies on a key as it was before a peek found it. The guards need not notice: a key that is absent
+    /// at `at` and at the commit may have been there for the peek.
+    pub(super) fn is_older_than_a_peek(&self) -> bool {
+        self.newer.iter().any(|(key, seen)| self.guards.get(key).is_some_and(|guard| guard != seen))
     }
 
     /// Keys as they are now, each with the revision of the answer: as many in one request as one can ask for.

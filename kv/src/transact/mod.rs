@@ -124,7 +124,7 @@ pub struct Committed<T> {
 ///   never again. So it happens once at most, and the same transaction can be sent again. If that fails, the first change
 ///   of the key is looked at: it was our own, or we were overtaken.
 /// - If every key that it writes was absent, its guards hold again once others have removed what it created. So the same
-///   transaction is sent again only after a look at each state of one of these keys since the attempt: if the key was
+///   transaction is sent again only after a check of each state of one of these keys since the attempt: if the key was
 ///   created by us in one of them, the transaction has happened, whatever became of the key since. If the history was
 ///   compacted, or there is too much of it, the outcome stays unknown.
 ///
@@ -166,14 +166,14 @@ pub struct Attempts {
     options: TransactOptions,
     made: u32,
     refusal: Option<Error>,
-    /// True until an attempt that relied on a probe ended without the commit that proves it.
-    may_rely_on_probe: bool,
+    /// True until an attempt that relied on a peek ended without the commit that proves it.
+    may_rely_on_peek: bool,
 }
 
 impl Attempts {
     /// No attempt made yet.
     pub fn new(store: Arc<dyn Store>, options: TransactOptions) -> Self {
-        Self { store, options, made: 0, refusal: None, may_rely_on_probe: true }
+        Self { store, options, made: 0, refusal: None, may_rely_on_peek: true }
     }
 
     /// The next attempt; after the first, a pause comes before it.
@@ -194,7 +194,7 @@ impl Attempts {
         }
         self.made += 1;
         let mut new = Transaction::new(Arc::clone(&self.store), deadline);
-        new.may_rely_on_probe = self.may_rely_on_probe;
+        new.may_rely_on_peek = self.may_rely_on_peek;
         Ok(new.reading_beside(self.options.beside.clone()))
     }
 
@@ -210,16 +210,16 @@ impl Attempts {
         if attempt.is_stale() {
             return Ok(None);
         }
-        // A probe proves nothing unless the attempt is committed.
-        if attempt.relied_on_probe && (outcome.is_err() || !attempt.has_writes()) {
-            self.may_rely_on_probe = false;
+        // A peek proves nothing unless the attempt is committed.
+        if attempt.relied_on_peek && (outcome.is_err() || !attempt.has_writes()) {
+            self.may_rely_on_peek = false;
             return Ok(None);
         }
         let value = outcome?;
         match attempt.commit().await? {
             Commit::Done(revision) => return Ok(Some(Committed { value, revision, attempts: self.made })),
             // Without writes it was no commit: all that it was to delete was absent.
-            Commit::Overtaken => self.may_rely_on_probe &= attempt.has_writes() || !attempt.relied_on_probe,
+            Commit::Overtaken => self.may_rely_on_peek &= attempt.has_writes() || !attempt.relied_on_peek,
             Commit::Refused(error) => self.refusal = Some(error),
         }
         Ok(None)

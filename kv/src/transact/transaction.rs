@@ -19,9 +19,22 @@ pub(crate) const MAX_GUARDED_LIST: usize = 64;
 
 /// One attempt of [`transact!`](crate::transact!).
 ///
-/// The first reply fixes the revision of the attempt; everything that is read later is read as of that revision. What
-/// is read with [`get`](Self::get) and [`list`](Self::list) guards the commit. What is read with a `snapshot_*` method
-/// does not: who uses one must know why a change of it does no harm. Reads see the writes made before them.
+/// The first reply fixes the revision of the attempt; all later reads, except peeks, are of that revision.
+///
+/// | Method | The commit fails if | Round trips | Sees own writes |
+/// |---|---|---|---|
+/// | [`get`](Self::get) | the key has changed | 1, none if the key was read or prefetched | yes |
+/// | [`list`](Self::list) | a key of the range came or changed | 1, none if the range was | yes |
+/// | [`snapshot_get`](Self::snapshot_get) | never | as `get` | yes |
+/// | [`snapshot_list`](Self::snapshot_list) | never | as `list` | yes |
+/// | [`snapshot_keys`](Self::snapshot_keys) | never | as `list`; no values | no |
+/// | [`snapshot_is_empty`](Self::snapshot_is_empty) | never | 1 | no |
+/// | [`peek`](Self::peek) | a key that is then read with `get` is not as it was seen | 1; reads the latest revision | no |
+/// | [`prefetch`](Self::prefetch) | never | 1 for everything | no |
+/// | [`put`](Self::put), [`delete`](Self::delete) | the key, which must be guarded, has changed | none before the commit | |
+/// | [`revision`](Self::revision), [`written_at`](Self::written_at), [`forget_writes`](Self::forget_writes) | | none | |
+///
+/// A caller of an unguarded read must know why a change of what it read does no harm.
 #[derive(Debug)]
 pub struct Transaction {
     pub(super) store: Arc<dyn Store>,
@@ -34,11 +47,11 @@ pub struct Transaction {
     pub(super) listed: Vec<Range>,
     /// The keys of ranges of which no values were read.
     pub(super) keys: BTreeMap<Range, Vec<Key>>,
-    /// Keys that a probe found absent, with the revision at which they were.
-    pub(super) probed: BTreeMap<Key, Revision>,
-    /// Keys that a look found written after `at`, with their mod revisions.
-    pub(super) looked: BTreeMap<Key, Revision>,
-    /// Keys that the commit relies on and that a probe found absent, with the revision of the probe.
+    /// Keys that a peek found absent, with the revision of the peek.
+    pub(super) absent: BTreeMap<Key, Revision>,
+    /// Keys that a peek found written after `at`, with their mod revisions.
+    pub(super) newer: BTreeMap<Key, Revision>,
+    /// Keys that the commit relies on and that a peek found absent, with the revision of the peek.
     pub(super) presumed: BTreeMap<Key, Revision>,
     /// Keys that the commit relies on, with their mod revisions; unset for absent ones.
     pub(super) guards: BTreeMap<Key, Revision>,
@@ -49,10 +62,10 @@ pub struct Transaction {
     /// Keys that the first request reads along.
     beside: Vec<Key>,
     stale: bool,
-    /// False for an attempt after one that relied on a probe and could not prove it.
-    pub(super) may_rely_on_probe: bool,
-    /// True once something is taken to be absent because a probe said so, which is newer than the attempt's revision.
-    pub(super) relied_on_probe: bool,
+    /// False for an attempt after one that relied on a peek and could not prove it.
+    pub(super) may_rely_on_peek: bool,
+    /// True once something is taken to be absent because a peek said so, which is newer than the attempt's revision.
+    pub(super) relied_on_peek: bool,
 }
 
 impl Transaction {
@@ -64,16 +77,16 @@ impl Transaction {
             seen: BTreeMap::new(),
             listed: Vec::new(),
             keys: BTreeMap::new(),
-            probed: BTreeMap::new(),
-            looked: BTreeMap::new(),
+            absent: BTreeMap::new(),
+            newer: BTreeMap::new(),
             presumed: BTreeMap::new(),
             guards: BTreeMap::new(),
             guarded_ranges: Vec::new(),
             writes: BTreeMap::new(),
             beside: Vec::new(),
             stale: false,
-            may_rely_on_probe: true,
-            relied_on_probe: false,
+            may_rely_on_peek: true,
+            relied_on_peek: false,
         }
     }
 
@@ -93,46 +106,39 @@ impl Transaction {
         self.stale
     }
 
-    /// Reads many keys and ranges in one round trip, so that reading them later costs none. It guards nothing.
+    /// Reads many keys and ranges in one round trip, so that reading them later costs none. It guards nothing. A range with
+    /// [`Content::KeysOnly`] is for [`snapshot_keys`](Self::snapshot_keys); limits are not for here.
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn prefetch(&mut self, keys: Vec<Key>, ranges: Vec<Range>) -> Result<()> {
-        self.prefetch_with_keys_of(keys, ranges, Vec::new()).await
-    }
-
-    /// Like [`prefetch`](Self::prefetch), and for [`snapshot_keys`](Self::snapshot_keys) the keys of `named` without their
-    /// values.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub async fn prefetch_with_keys_of(&mut self, keys: Vec<Key>, ranges: Vec<Range>, named: Vec<Range>) -> Result<()> {
-        let keys = keys.into_iter().filter(|key| !self.knows(key)).map(Range::Key);
-        let mut wanted: Vec<Range> = keys.collect();
-        wanted.extend(ranges.into_iter().filter(|range| !self.listed.contains(range)));
+    pub async fn prefetch(&mut self, keys: Vec<Key>, ranges: Vec<TxnRange>) -> Result<()> {
+        let keys = keys.into_iter().filter(|key| !self.knows(key)).map(|key| (Range::Key(key), Content::Full));
+        let mut wanted: Vec<_> = keys.collect();
+        let unread = ranges.into_iter().filter(|read| match read.content {
+            Content::Full => !self.listed.contains(&read.range),
+            Content::KeysOnly | Content::CountOnly => !self.keys.contains_key(&read.range),
+        });
+        wanted.extend(unread.map(|read| (read.range, read.content)));
         wanted.sort();
         wanted.dedup();
-        let mut wanted: Vec<_> = wanted.into_iter().map(|range| (range, Content::Full)).collect();
-        let named = named.into_iter().filter(|range| !self.keys.contains_key(range));
-        wanted.extend(named.map(|range| (range, Content::KeysOnly)));
         self.fetch(wanted).await
     }
 
-    /// One key. The commit will fail if it has changed by then. One that a [`probe`](Self::probe) found absent is not read:
-    /// the commit will fail unless it is absent. The probe is newer than the attempt's revision, so an attempt that relies on
+    /// One key. The commit will fail if it has changed by then. One that a [`peek`](Self::peek) found absent is not read:
+    /// the commit will fail unless it is absent. The peek is newer than the attempt's revision, so an attempt that relies on
     /// it and ends without a commit counts for nothing; the next attempt reads the key.
     ///
     /// # Errors
     /// Those of the store.
     pub async fn get(&mut self, key: &Key) -> Result<Option<Value>> {
-        if let Some(probed) = self.probed.get(key)
-            && self.may_rely_on_probe
+        if let Some(peeked_at) = self.absent.get(key)
+            && self.may_rely_on_peek
             && !self.knows(key)
             && !self.writes.contains_key(key)
         {
-            self.presumed.insert(key.clone(), *probed);
+            self.presumed.insert(key.clone(), *peeked_at);
             self.guards.insert(key.clone(), Revision::UNSET);
-            self.relied_on_probe = true;
+            self.relied_on_peek = true;
             return Ok(None);
         }
         let value = self.snapshot_get(key).await?;
@@ -140,30 +146,12 @@ impl Transaction {
         Ok(value)
     }
 
-    /// Every key of a range, ascending. The commit will fail if any has changed, come or gone by then.
-    ///
-    /// # Errors
-    /// Those of the store; `ReadSetTooLarge` if there are more than 64.
-    pub async fn list(&mut self, range: &Range) -> Result<Vec<(Key, Value)>> {
-        self.load(range).await?;
-        let (from, to) = range.bounds();
-        let present: Vec<(Key, Revision)> = span(&self.seen, &from, to.as_ref())
-            .filter_map(|(key, kv)| kv.as_ref().map(|kv| (key.clone(), kv.mod_revision)))
-            .collect();
-        if present.len() > MAX_GUARDED_LIST {
-            return Err(self.error(ErrorKind::ReadSetTooLarge { guards: present.len() }));
-        }
-        self.guard_range(range);
-        self.guards.extend(present);
-        Ok(self.known(range))
-    }
-
     /// Every key of a range, ascending. The commit will fail if any has come or changed by then, but not if one has
     /// gone: for lists of which an entry less does no harm. Costs one guard, however many keys there are.
     ///
     /// # Errors
     /// Those of the store; `ReadSetTooLarge` if there are more than 64.
-    pub async fn list_none_newer(&mut self, range: &Range) -> Result<Vec<(Key, Value)>> {
+    pub async fn list(&mut self, range: &Range) -> Result<Vec<(Key, Value)>> {
         self.load(range).await?;
         let known = self.known(range);
         if known.len() > MAX_GUARDED_LIST {
@@ -254,7 +242,7 @@ impl Transaction {
     }
 
     /// True if something will be written.
-    pub fn has_writes(&self) -> bool {
+    pub(super) fn has_writes(&self) -> bool {
         !self.writes.is_empty()
     }
 

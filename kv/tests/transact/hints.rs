@@ -1,12 +1,12 @@
 //! Keys as they are now, beside an attempt that reads an older revision.
 
 use kv::wrap::{Counting, Fault, Faulty};
-use kv::{Committed, Error, Key, Range, Revision, Store, StoreExt, Value, transact};
+use kv::{Committed, Content, Error, Key, Range, Revision, Store, StoreExt, Value, transact};
 
 use super::{options, shared};
 
 #[tokio::test]
-async fn what_a_probe_found_absent_is_guarded_without_being_read() {
+async fn what_a_peek_found_absent_is_guarded_without_being_read() {
     let store = Counting::new(kv_mvcc::memory());
     let (there, new) = (Key::from("there"), Key::from("new"));
     store.put("there", "1").await.unwrap();
@@ -15,7 +15,7 @@ async fn what_a_probe_found_absent_is_guarded_without_being_read() {
     let committed = transact!(shared(&store), options(), |tx| {
         attempts += 1;
         tx.snapshot_get(&there).await?;
-        let found = tx.probe(std::slice::from_ref(&new)).await?;
+        let found = tx.peek(std::slice::from_ref(&new), Content::KeysOnly).await?;
         if attempts == 1 {
             assert_eq!(found, [None]);
             store.put("new", "another's").await?;
@@ -27,12 +27,12 @@ async fn what_a_probe_found_absent_is_guarded_without_being_read() {
     .unwrap();
     assert_eq!((committed.value, committed.attempts), (Some("another's".into()), 2));
     let counts = store.take();
-    // Twice the first read and the probe, a commit that fails, the write in between; then one read of what is there.
+    // Twice the first read and the peek, a commit that fails, the write in between; then one read of what is there.
     assert_eq!((counts.txns, counts.ranges), (7, 1));
 }
 
 #[tokio::test]
-async fn what_only_a_probe_has_seen_is_no_answer_without_a_commit() {
+async fn what_only_a_peek_has_seen_is_no_answer_without_a_commit() {
     /// The value that a body without writes saw, and its revision.
     type Answer = (Option<Value>, Revision);
     let (other, key) = (Key::from("other"), Key::from("k"));
@@ -41,9 +41,9 @@ async fn what_only_a_probe_has_seen_is_no_answer_without_a_commit() {
         store.put("k", "old").await.unwrap();
         let saw: Result<Committed<Answer>, Box<dyn std::error::Error>> = transact!(shared(&store), options(), |tx| {
             tx.snapshot_get(&other).await?;
-            // Once: it is there at the revision of the first attempt, and gone when the probe looks.
+            // Once: it is there at the revision of the first attempt, and gone at the peek.
             store.delete(Range::key("k")).await?;
-            tx.probe(std::slice::from_ref(&key)).await?;
+            tx.peek(std::slice::from_ref(&key), Content::KeysOnly).await?;
             let seen = (tx.get(&key).await?, tx.revision());
             match ending {
                 "an error" => return Err(format!("{:?} at {}", seen.0.map(|value| value.len()), seen.1).into()),
@@ -64,22 +64,22 @@ async fn what_only_a_probe_has_seen_is_no_answer_without_a_commit() {
 }
 
 #[tokio::test]
-async fn a_key_that_only_a_look_has_seen_is_not_made_again() {
+async fn a_key_that_only_a_peek_has_seen_is_not_made_again() {
     let (other, key) = (Key::from("other"), Key::from("k"));
-    for probes in [false, true] {
+    for peeks_first in [false, true] {
         let store = kv_mvcc::memory();
         let mut attempts = 0;
         let committed = transact!(shared(&store), options(), |tx| {
             attempts += 1;
             tx.snapshot_get(&other).await?;
-            if probes {
-                tx.probe(std::slice::from_ref(&key)).await?;
+            if peeks_first {
+                tx.peek(std::slice::from_ref(&key), Content::KeysOnly).await?;
             }
             if attempts == 1 {
                 store.put("k", "another's").await?;
             }
-            let looked = tx.look(std::slice::from_ref(&key)).await?;
-            let was_there = looked[0].is_some();
+            let peeked = tx.peek(std::slice::from_ref(&key), Content::Full).await?;
+            let was_there = peeked[0].is_some();
             if attempts == 1 {
                 // The key is absent at the revision of the attempt and at the commit, and was there between the two.
                 store.delete(Range::key("k")).await?;
@@ -89,22 +89,22 @@ async fn a_key_that_only_a_look_has_seen_is_not_made_again() {
             Ok::<_, Error>(())
         })
         .unwrap();
-        assert_eq!(committed.attempts, 2, "probes: {probes}");
-        assert_eq!(store.get("k").await.unwrap().unwrap().value, "ours".into(), "probes: {probes}");
+        assert_eq!(committed.attempts, 2, "peeks first: {peeks_first}");
+        assert_eq!(store.get("k").await.unwrap().unwrap().value, "ours".into(), "peeks first: {peeks_first}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_reply_is_settled_also_for_what_was_there_before_the_probe() {
+async fn a_lost_reply_is_settled_also_for_what_was_there_before_the_peek() {
     let inner = kv_mvcc::memory();
     inner.put("k", "old").await.unwrap();
-    // The first read, the probe, the commit.
+    // The first read, the peek, the commit.
     let store = Faulty::script(inner.clone(), [None, None, Some(Fault::ReplyLost)]);
     let key = Key::from("k");
     let committed = transact!(shared(&store), options(), |tx| {
         tx.snapshot_get(&"other".into()).await?;
         inner.delete(Range::key("k")).await?;
-        assert_eq!(tx.probe(std::slice::from_ref(&key)).await?, [None]);
+        assert_eq!(tx.peek(std::slice::from_ref(&key), Content::KeysOnly).await?, [None]);
         assert_eq!(tx.get(&key).await?, None);
         tx.put(&key, "ours")
     })
