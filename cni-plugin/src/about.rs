@@ -1,4 +1,4 @@
-//! What the plugin says of itself to a person who calls it by hand.
+//! The plugin's texts about itself, for a person who calls it by hand.
 
 use std::ffi::OsStr;
 
@@ -22,10 +22,11 @@ Options, with which nothing is read or changed:
 Pools and addresses are managed with the command margay: margay --help
 ";
 
-/// The answer to an option on the command line; `None` if there is none that we know. Runtimes give no arguments at all.
+/// The answer to an option on the command line; `None` without an option that the plugin knows. Runtimes pass no
+/// arguments at all.
 pub fn answer_option(option: Option<&OsStr>) -> Option<Outcome> {
     let stdout = match option?.to_str()? {
-        // `-v` is what Calico's plugins have.
+        // `-v` is the option of Calico's plugins.
         "-V" | "-v" | "--version" => {
             let (version, cni) = (env!("CARGO_PKG_VERSION"), versions::SUPPORTED.join(", "));
             // `margay store upgrade` reads the last line.

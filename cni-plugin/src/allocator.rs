@@ -32,7 +32,8 @@ use crate::verbs::{self, Check, Del, Gc};
 const BUDGET: Duration = Duration::from_secs(90);
 /// How long a STATUS may take.
 pub(crate) const STATUS_BUDGET: Duration = Duration::from_millis(900);
-/// How much of that it waits for the store. Who waited in vain looks for the holder for another 300 ms.
+/// The part of that for which it waits for the store lock. A caller that waited in vain searches for the lock holder
+/// for another 300 ms.
 const STATUS_WAIT: Duration = Duration::from_millis(500);
 
 /// Keeps the books in the store that a request names.
@@ -43,7 +44,8 @@ pub struct StoreAllocator {
 }
 
 impl StoreAllocator {
-    /// An allocator that works on this store whatever a request names, and leaves it open: for who has one open already.
+    /// An allocator on a store that the caller has open. It works on this store, whatever a request names, and does not
+    /// close it.
     pub fn on(store: Arc<dyn Store>) -> Self {
         Self { given: Some(store), session: None }
     }
@@ -114,20 +116,20 @@ impl StoreAllocator {
     }
 }
 
-/// What a verb does with the store.
+/// The use that a verb makes of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    /// It works on what is there.
+    /// It works on the store that is there.
     Existing,
-    /// It gives something of what is there.
+    /// It assigns from the store that is there.
     Assign,
-    /// It looks whether it could work on what is there, without waiting for long.
+    /// It checks whether it could work on the store that is there, with a short wait.
     Status,
     /// It makes the store if there is none.
     Make,
-    /// It gives back, and may use for that what a full disk has left for it.
+    /// It releases, and may use the ballast for that on a full disk.
     Release,
-    /// The same for many attachments, a commit for each block.
+    /// The same for many attachments, with a commit for each block.
     Collect,
 }
 
@@ -171,20 +173,20 @@ fn is_cluster(location: &Location) -> bool {
     matches!(location, Location::Etcd(_))
 }
 
-/// True if an error says that there is no store yet. In a cluster there always is one: what is missing there is a file that
-/// it takes to be let in.
+/// True if an error says that there is no store yet. A cluster always has one: there the missing thing is a credential
+/// file.
 pub(crate) fn is_no_store(error: &kv::Error, location: &Location) -> bool {
     *error.kind() == ErrorKind::Missing && !is_cluster(location)
 }
 
-/// The allocator on a store. On etcd, where what a killed process has sent may still be carried out, it notes what it is
-/// about to do; on a store that a process has to itself nothing is carried out after its death. On etcd it also remembers
-/// where it found room, which saves a round trip.
+/// The allocator on a store. On etcd a commit of a killed process may still be carried out, so the allocator records
+/// each one as a pending commit before it sends it. On a store that a process has to itself nothing is carried out
+/// after its death. On etcd it also remembers where it found room, which saves a round trip.
 pub(crate) fn ipam_on(store: Arc<dyn Store>, location: &Location, etcd: Option<&EtcdStore>) -> Ipam {
     match location {
         Location::Etcd(_) => {
             let intents = FileIntents::new(INTENTS_FOLDER, location.to_string()).on(etcd.cloned());
-            // A hint is read before the cluster has told its id.
+            // Hints are read before the cluster has reported its id.
             let hints = FileHints::new(HINTS_FOLDER, location.in_order());
             Ipam::new(store, Nodes::Registered).with_intents(Arc::new(intents)).with_hints(Arc::new(hints))
         }
@@ -192,13 +194,13 @@ pub(crate) fn ipam_on(store: Arc<dyn Store>, location: &Location, etcd: Option<&
     }
 }
 
-/// The same for a process that looks at the machine when it finds no room.
+/// The same for a process that scans the machine when it finds no room.
 fn on_machine(store: Arc<dyn Store>, location: &Location, etcd: Option<&EtcdStore>) -> Ipam {
     ipam_on(store, location, etcd).with_live(Arc::new(Sight))
 }
 
 impl StoreAllocator {
-    /// ADD, with this answer to an attachment that asks again for what it has.
+    /// ADD, with this answer to an attachment that requests again the addresses that it has.
     pub(crate) fn add_repeated(&self, request: &AddRequest, repeated: Repeated) -> Result<Vec<Assigned>> {
         let mut assign = assign_request(request);
         assign.repeated = repeated;
@@ -299,17 +301,17 @@ impl Allocator for StoreAllocator {
     }
 }
 
-/// Logs that a STATUS cannot tell which pools there are.
+/// Logs that a STATUS cannot know which pools there are.
 pub(crate) fn pools_depend_on_namespace() {
     tracing::info!("which pools there are depends on the namespace of the pod");
 }
 
-/// The answer of a network to an attachment that asks again for an address that it has.
+/// The answer of a network to an attachment that requests again an address that it has.
 fn repeated(network: &Network) -> Repeated {
     if *network == Network::Calico { Repeated::Refused } else { Repeated::SameAnswer }
 }
 
-/// True if an error says that the store may be whole and cannot be asked now.
+/// True if an error says that the store may be whole and cannot be queried now.
 fn is_out_of_reach(kind: &ErrorKind) -> bool {
     kind.is_transient() || matches!(kind, ErrorKind::Io | ErrorKind::CommitIo | ErrorKind::NoSpace)
 }

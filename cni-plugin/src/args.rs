@@ -17,11 +17,11 @@ const ADDRESS_KEYS: [&str; 2] = ["IgnoreUnknown", "IP"];
 pub(crate) enum AddressForm {
     /// An address alone.
     Bare,
-    /// An address, or one with a prefix length, which is left aside.
+    /// An address, or one with a prefix length, which is ignored.
     BareOrCidr,
 }
 
-/// What `CNI_ARGS` says; what is absent is empty.
+/// The values in `CNI_ARGS`; an absent one is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Args {
     pub(crate) ip: Option<IpAddr>,

@@ -1,4 +1,4 @@
-//! The settings of bridged networks: mask, gateway and routes, and the pools in host-local's words.
+//! The settings of secondary networks: mask, gateway and routes, and the pools in host-local's words.
 
 use std::net::IpAddr;
 
@@ -11,17 +11,17 @@ use crate::netconf::NetConf;
 use crate::request::{Bridged, Gateway, OwnPool};
 use crate::result::{Route, RouteOptions};
 
-/// Which mask the addresses of a result have.
+/// The mask that the addresses of a result have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mask {
-    /// That of the whole pool, as on one wire.
+    /// The mask of the whole pool, as on one wire.
     #[default]
     Pool,
-    /// That of the block.
+    /// The mask of the block.
     Block,
 }
 
-/// Everything that a bridged network's configuration says of ADD.
+/// All settings of a secondary network's configuration for ADD.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BridgedSettings {
     pub(crate) mask: Mask,
@@ -46,7 +46,7 @@ impl BridgedSettings {
     /// Reads the settings.
     ///
     /// # Errors
-    /// Code 7 for what cannot be carried out.
+    /// Code 7 for a setting that cannot be carried out.
     pub(crate) fn from_conf(conf: &NetConf) -> Result<Self> {
         let (own_pools, gateways) = own_pools(conf)?;
         let has_gateway = conf.plugin == "ptp"
@@ -75,7 +75,7 @@ fn read_mask(value: Option<&Json>) -> Result<Mask> {
     }
 }
 
-/// `"first"`, an address, or a list of at most one address per family. The empty text is as good as absent, as it is for
+/// `"first"`, an address, or a list of at most one address per family. The empty text counts as absent, as for
 /// host-local.
 fn read_gateway(value: Option<&Json>, network: &mut Bridged) -> Result<()> {
     let Some(value) = value else { return Ok(()) };
@@ -149,8 +149,8 @@ struct Range {
     gateway: Option<IpAddr>,
 }
 
-/// The pools that the configuration defines itself, and the gateways that it names for them. As for host-local, the ranges of the runtime come first, then
-/// `subnet` with what belongs to it, then `ranges`.
+/// The pools that the configuration defines itself, and the gateways that it names for them. As for host-local, the
+/// ranges of the runtime come first, then `subnet` with its keys, then `ranges`.
 fn own_pools(conf: &NetConf) -> Result<(Vec<OwnPool>, Vec<IpAddr>)> {
     let mut sets: Vec<Vec<Range>> = Vec::new();
     read_sets(conf.runtime_ranges.as_ref(), "runtimeConfig.ipRanges", &mut sets)?;
@@ -232,7 +232,8 @@ fn read_range(subnet: &Json, first: Option<&Json>, last: Option<&Json>, gateway:
     Ok(Range { subnet, first, last, gateway })
 }
 
-/// What host-local gives out of a subnet that says no more: all but the first address, and for IPv4 the last.
+/// The range in which host-local assigns from a subnet without further keys: all addresses but the first and, for IPv4,
+/// the last.
 fn usable(subnet: IpNet) -> (IpAddr, IpAddr) {
     match subnet {
         IpNet::V4(net) => {

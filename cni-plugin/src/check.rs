@@ -1,5 +1,5 @@
-//! CHECK: it fails where the store says that an address of the container is free or another's, and nowhere else. A runtime
-//! ends a container whose CHECK fails, so what cannot be known is success and a line in the log.
+//! CHECK: it fails if the store has an address of the container as free or as another's, or has none of it. A runtime
+//! ends a container whose CHECK fails, so a state that cannot be known is success and a line in the log.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use crate::run::Context;
 impl Context<'_> {
     pub(crate) fn check(&self, allocator: &dyn Allocator) -> Result<String> {
         let (_, identity) = self.identify()?;
-        // An address of a virtual machine's is held by the machine, and which one it is would have to be asked.
+        // A virtual machine holds its address itself; which machine it is, only the Kubernetes API could say.
         let is_vms = self.may_be_vms(&identity);
         let request = CheckRequest {
             store: self.store.clone(),
@@ -57,7 +57,7 @@ impl Context<'_> {
                 }
             }
         }
-        // Without an earlier result, that nothing is held is all that can be told.
+        // Without an earlier result, CHECK can find only that no address is held.
         let nothing = found.standings.is_empty() && found.held.is_empty() && !self.asks_for_nothing();
         let what = match wrong.as_slice() {
             [] if nothing => "no address is recorded".to_owned(),

@@ -1,4 +1,4 @@
-//! A data plane that is another program: it makes the interfaces of containers, and is asked by gRPC.
+//! A data plane that is another program: it makes the interfaces of containers, and is called by gRPC.
 
 use std::collections::BTreeMap;
 use std::future::{Ready, ready};
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const ADVICE: &str =
     "dataplane_options.socket is the address of the program that makes this network's interfaces; check that it runs";
 
-/// Which data plane a network has.
+/// The data plane of a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Dataplane {
     /// The kernel's.
@@ -41,7 +41,7 @@ pub(crate) enum Dataplane {
     Grpc(GrpcDataplane),
 }
 
-/// Where that program is, and what the configuration has for it.
+/// The address of that program, and the options that the configuration has for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GrpcDataplane {
     target: String,
@@ -86,7 +86,7 @@ impl GrpcDataplane {
     /// the most, or the time that is left.
     ///
     /// # Errors
-    /// Those of Calico's plugin, code 999: the program cannot be asked, or refused.
+    /// Those of Calico's plugin, code 999: the program cannot be reached, or refused.
     pub(crate) async fn add(&self, mut request: AddRequest, left: Duration) -> Result<Made> {
         request.dataplane_options.clone_from(&self.options);
         let reply: AddReply = self.call("/cni.CniDataplane/Add", request, left).await?;
@@ -121,7 +121,7 @@ impl GrpcDataplane {
         let mut request = Request::new(request);
         request.set_timeout(patience);
         let answer = timeout_at(deadline, self.ask(path, request)).await;
-        // The library watches the time, too, and says it otherwise.
+        // The library watches the time, too, and words the error otherwise.
         let late = || Status::deadline_exceeded("context deadline exceeded");
         let answer = answer.unwrap_or_else(|_| Err(late()));
         answer.map_err(|status| told(&if Instant::now() < deadline { status } else { late() }))
@@ -134,7 +134,7 @@ impl GrpcDataplane {
     {
         let (authority, stream) = connect(&self.target).await?;
         let broken = |error: tonic::transport::Error| {
-            // What is behind it says what happened.
+            // The source of the error says what happened.
             unavailable(&std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string))
         };
         let endpoint = Endpoint::from_shared(format!("http://{authority}")).map_err(broken)?;
@@ -185,7 +185,7 @@ fn refusal(message: &str) -> CniError {
     CniError::internal(format!("grpc dataplane error: {message}"))
 }
 
-/// Gives a connection that there is already.
+/// Hands out a connection that exists already.
 struct Once(Option<Box<dyn Connection>>);
 
 impl Service<Uri> for Once {

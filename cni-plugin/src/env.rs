@@ -51,7 +51,7 @@ impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment 
     }
 }
 
-/// What a plugin can be asked to do.
+/// An operation of CNI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Add,
@@ -60,7 +60,7 @@ pub(crate) enum Verb {
     Gc,
     Status,
     Version,
-    /// A word that is none of them. It is refused only after the configuration was looked at.
+    /// A word that is none of them. It is refused only after the configuration was read.
     Unknown,
 }
 
@@ -90,11 +90,11 @@ pub(crate) enum OwnNetns {
     Accepted,
 }
 
-/// What the `CNI_*` variables say. What the verb does not need may be empty.
+/// The values of the `CNI_*` variables. A value that the verb does not need may be empty.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) verb: Verb,
-    /// The verb as it was given.
+    /// The verb as `CNI_COMMAND` has it.
     pub(crate) command: String,
     pub(crate) container: String,
     pub(crate) netns: Option<PathBuf>,
@@ -104,8 +104,8 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Reads and checks the variables in the order of Go's CNI library: first the form of each that the verb needs, then what
-    /// is missing, all at once. `CNI_PATH` is demanded as there, although the specification does not ask for it.
+    /// Reads and checks the variables in the order of Go's CNI library: first the form of each that the verb needs,
+    /// then all missing ones at once. `CNI_PATH` is required as there, although the specification does not ask for it.
     ///
     /// # Errors
     /// Code 4.
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(error(&bad), (4, "invalid characters in containerID".into(), "a b".into()));
         assert_eq!(error(&bad[1..]).1, "interface name contains / or : or whitespace characters");
         assert_eq!(error(&bad[2..]).1, "required env variables [CNI_PATH] missing");
-        // A verb that does not need them does not look at them.
+        // A verb that does not need them does not check them.
         assert!(call(&[bad[0], bad[1], ("CNI_COMMAND", "GC")]).is_ok());
     }
 

@@ -1,4 +1,4 @@
-//! The error that a runtime is given: what it holds, and the JSON that is printed.
+//! The error that a runtime gets: its parts, and the JSON that is printed.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -22,7 +22,7 @@ pub enum Code {
     Io,
     /// 6: the configuration cannot be decoded.
     Decode,
-    /// 7: the configuration says something that cannot be carried out.
+    /// 7: the configuration has a setting that cannot be carried out.
     InvalidConfig,
     /// 8: the network namespace is not one that a container can have.
     InvalidNetns,
@@ -34,7 +34,7 @@ pub enum Code {
     Unreachable,
     /// 999: everything else.
     Internal,
-    /// Another number: what an IPAM plugin has answered.
+    /// Another number: the answer of an IPAM plugin.
     Other(u32),
 }
 
@@ -86,8 +86,8 @@ impl CniError {
         Self::new(Code::InvalidConfig, message)
     }
 
-    /// An error of code 999 that says what `error` and each of its sources say, joined with `: `. A source whose text
-    /// the message has already is not said twice.
+    /// An error of code 999 with the texts of `error` and of each of its sources, joined with `: `. A source whose text
+    /// the message has already is left out.
     pub fn from_error(error: &(dyn StdError + 'static)) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();
@@ -115,17 +115,17 @@ impl CniError {
         self
     }
 
-    /// What kind of error it is.
+    /// The kind of error.
     pub fn code(&self) -> Code {
         self.code
     }
 
-    /// What is wrong.
+    /// The text that says what is wrong.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// What to do about it, or the value that is wrong; may be empty.
+    /// The remedy, or the value that is wrong; may be empty.
     pub fn details(&self) -> &str {
         &self.details
     }
@@ -154,7 +154,7 @@ impl fmt::Display for CniError {
 impl StdError for CniError {}
 
 impl From<kv::Error> for CniError {
-    /// A store's error. What did not happen and may succeed a little later gets code 11.
+    /// A store's error. It has code 11 if nothing happened and the same call may succeed a little later.
     fn from(error: kv::Error) -> Self {
         let transient = error.kind().is_transient() || matches!(error.kind(), kv::ErrorKind::Conflict { .. });
         let again = transient && error.outcome() == kv::Outcome::NotApplied;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::args::{AddressForm, Args};
 use crate::{kubernetes, wired};
 
-/// What the text says; what is absent is empty.
+/// The values in the text; an absent one is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ArgsSaid {
     /// `IP`.
@@ -33,7 +33,7 @@ pub fn parse_main_conf(text: &[u8]) -> Result<(), String> {
     wired::check_conf(text).map_err(|error| error.message().to_owned())
 }
 
-/// The addresses of what an IPAM plugin printed.
+/// The addresses in the output of an IPAM plugin.
 ///
 /// # Errors
 /// The message for the runtime.

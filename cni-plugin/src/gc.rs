@@ -1,8 +1,8 @@
-//! GC: which attachments a runtime says there are, and what was released because of that.
+//! GC: the attachments that a runtime reports, and the release of all others.
 //!
-//! The specification makes the runtime's list the authority: what is not in it is gone. So an address is released here even if
-//! an interface somewhere still holds it, as the leftovers of a container that could not be taken apart do. The operator's
-//! `margay gc` is the one that goes by what is live.
+//! The specification makes the runtime's list the authority: an attachment that is not in it is gone. So an address is
+//! released here even if an interface somewhere still has it, such as that of a container that could not be taken
+//! apart. The operator's `margay gc` goes by the evidence of the machine instead.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,7 @@ pub(crate) fn valid_attachments(json: &Json) -> Result<BTreeSet<(String, String)
 }
 
 impl Context<'_> {
-    /// What the runtime does not know any more is released.
+    /// Releases the addresses of attachments that the runtime does not know any more.
     pub(crate) fn gc(&self, valid: BTreeSet<(String, String)>, allocator: &dyn Allocator) -> Result<String> {
         let node = self.host.node(&self.conf);
         if node.is_empty() {
@@ -48,7 +48,7 @@ impl Context<'_> {
     }
 }
 
-/// Tells the log what was released and what was not.
+/// Logs what was released and what was not.
 fn log(collected: &Collected, network: &str) {
     let Collected { released, changed, young, undated, unmarked } = collected;
     tracing::info!(network, ?released, changed, young, unmarked, "nothing is held any more by what is gone");

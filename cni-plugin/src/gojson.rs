@@ -1,4 +1,4 @@
-//! JSON in the way of Go's `encoding/json`, which the texts that runtimes see come from.
+//! JSON in the way of Go's `encoding/json`, from which the texts come that runtimes see.
 
 use std::fmt::{self, Write as _};
 
@@ -22,7 +22,7 @@ impl Json {
     /// Reads a whole text. Objects and arrays may be nested 127 deep.
     ///
     /// # Errors
-    /// What is wrong with the syntax and where; never a part of the text, which may have secrets in it.
+    /// The fault in the syntax and its place; never a part of the text, which may have secrets in it.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         serde_json::from_slice(text).map_err(|error: serde_json::Error| match error.classify() {
             Category::Eof => "unexpected end of JSON input".to_owned(),
@@ -30,7 +30,7 @@ impl Json {
         })
     }
 
-    /// How Go's errors call this kind of value.
+    /// The name of this kind of value in Go's errors.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -131,7 +131,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 }
 
-/// What Go's `json.MarshalIndent` with four blanks prints: no newline at the end; `<`, `>`, `&` and the two line
+/// The output of Go's `json.MarshalIndent` with four blanks: no newline at the end; `<`, `>`, `&` and the two line
 /// separators escaped.
 pub(crate) fn indented<T: Serialize>(value: &T) -> String {
     let mut bytes = Vec::new();

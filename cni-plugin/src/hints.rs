@@ -1,8 +1,9 @@
-//! Hints as files: which blocks this node used last in a network; see [`ipam_core::hints`] for what they are for.
+//! Hints as files: the blocks that this node used last in a network; see [`ipam_core::hints`] for their purpose.
 //!
-//! A folder in memory (`/run`), readable by its owner alone, with one small file for each store, network and node. What
-//! cannot be read, is damaged, or is about something else is as good as nothing: it costs a round trip, and the next ADD
-//! writes it anew. Where an ADD found a whole pool claimed, a second file has the blocks that were full, for a minute.
+//! A folder in memory (`/run`), readable by its owner alone, with one small file for each store, network and node. A
+//! file that cannot be read, is damaged, or is about something else counts as absent: it costs a round trip, and the
+//! next ADD writes it anew. Where an ADD found a whole pool claimed, a second file has the blocks that were full, for a
+//! minute.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,10 +19,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::whole_file;
 
-/// Where the plugin keeps its hints.
+/// The folder of the plugin's hints.
 pub(crate) const HINTS_FOLDER: &str = "/run/margay/hints";
 
-/// Where the plugin and `margay gc` keep in which blocks a node holds something.
+/// The folder in which the plugin and `margay gc` list the blocks in which a node holds addresses.
 const HELD_FOLDER: &str = "/run/margay";
 
 /// A hint has some names and a few dozen networks.
@@ -34,7 +35,7 @@ pub(crate) struct FileHints {
     store: String,
 }
 
-/// What is in a file.
+/// The content of a file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Hint<T> {
     store: String,
@@ -43,16 +44,16 @@ struct Hint<T> {
     blocks: T,
 }
 
-/// Which blocks were full.
+/// The blocks that were full.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Full {
-    /// Unix seconds when the first of them was looked at.
+    /// Unix seconds when the first of them was read.
     since: u64,
     /// Each with the revision of its last write.
     written: BTreeMap<IpNet, i64>,
 }
 
-/// How long blocks are believed to be full that were not written again, in seconds.
+/// How long a block counts as full if it was not written again, in seconds.
 const FULL_FOR: u64 = 60;
 /// A file of full blocks has tens of thousands of networks at most.
 const MAX_FULL_BYTES: u64 = 4 * 1024 * 1024;
@@ -75,7 +76,7 @@ impl FileHints {
         format!("full-{}", self.name(attachment))
     }
 
-    /// What a file says, if it says something about the attachment's network and node.
+    /// The blocks in a file, if it is about this store and the attachment's network and node.
     fn read<T: DeserializeOwned>(&self, name: &str, attachment: &Attachment, most: u64) -> Option<T> {
         let bytes = whole_file::read(&self.folder.join(name), most).ok()?;
         let hint: Hint<T> = serde_json::from_slice(&bytes).ok()?;
@@ -209,7 +210,7 @@ mod tests {
         }
         hints.remember(&one, &blocks(&["10.0.0.0/26"]));
         assert_eq!(fs::read(&path).unwrap(), whole);
-        // A folder that cannot be: nothing is remembered, and nobody minds.
+        // A folder that cannot be made: nothing is remembered, and nothing fails.
         let nowhere = FileHints::new(path.join("hints"), "etcd://h:1");
         nowhere.remember(&one, &blocks(&["10.0.0.0/26"]));
         assert_eq!(nowhere.recall(&one), []);

@@ -1,4 +1,4 @@
-//! Who asks: the node, the container, the pod, and what is recorded of them with each address.
+//! The identity of a caller: the node, the container, the pod, and the attributes recorded with each address.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use crate::error::{CniError, Result};
 use crate::netconf::NetConf;
 use crate::request::Attachment;
 
-/// What the machine says of itself.
+/// The facts of the machine.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// The host name as the kernel has it.
     pub hostname: String,
-    /// The kernel's boot id, if it tells.
+    /// The kernel's boot id, if it reports one.
     pub boot_id: Option<String>,
     /// The time.
     pub now: OffsetDateTime,
@@ -46,7 +46,7 @@ impl Host {
         host::short_boot(self.boot_id.as_deref()?)
     }
 
-    /// The node's name: the configuration's, else what stands in the node name file, else the configuration's old
+    /// The node's name: the configuration's, else the text of the node name file, else the configuration's old
     /// `hostname`, else the host name in lower case.
     pub(crate) fn node(&self, conf: &NetConf) -> String {
         let file = if conf.nodename_file.is_empty() { &self.nodename_file } else { Path::new(&conf.nodename_file) };
@@ -86,7 +86,7 @@ impl Identity {
         Self { attachment, pod, namespace, netns: call.netns.as_deref().and_then(host::network_namespace) }
     }
 
-    /// Refuses what Calico cannot make the name of a workload endpoint of.
+    /// Refuses an identity from which Calico cannot make the name of a WorkloadEndpoint.
     ///
     /// # Errors
     /// Code 999 with Calico's text.
@@ -116,7 +116,7 @@ impl Identity {
         Ok(())
     }
 
-    /// What to record with an address.
+    /// The attributes to record with an address.
     pub(crate) fn attributes(&self, now: OffsetDateTime) -> BTreeMap<String, String> {
         let Attachment { network, interface, node, boot, .. } = &self.attachment;
         let mut attributes = BTreeMap::from([

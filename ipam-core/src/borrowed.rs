@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use kv::Deadline;
 use serde::Serialize;
 
 use crate::error::Result;
@@ -40,9 +41,9 @@ impl Ipam {
     /// The addresses that are borrowed, as of one revision. Those that rest are nobody's.
     ///
     /// # Errors
-    /// Those of the store.
-    pub async fn borrowed(&self) -> Result<Borrowed> {
-        Ok(borrowed(&self.all_blocks().await?))
+    /// Those of the store; `Timeout` after the deadline.
+    pub async fn borrowed(&self, deadline: Deadline) -> Result<Borrowed> {
+        Ok(borrowed(&self.all_blocks(deadline).await?))
     }
 }
 

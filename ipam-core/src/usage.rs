@@ -27,6 +27,32 @@ impl Readings {
     }
 }
 
+/// A reading in several requests: all at one revision, which the first request sets, and within a deadline.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    /// The revision; unset before the first answer.
+    pub(crate) at: Revision,
+    deadline: Deadline,
+}
+
+impl Reading {
+    pub(crate) fn new(deadline: Deadline) -> Self {
+        Self { at: Revision::UNSET, deadline }
+    }
+
+    pub(crate) fn in_time(&self) -> kv::Result<()> {
+        in_time(self.deadline)
+    }
+}
+
+/// An error once the time for reading is over.
+pub(crate) fn in_time(deadline: Deadline) -> kv::Result<()> {
+    match deadline.work_is_over() {
+        true => Err(kv::Error::new(ErrorKind::Timeout, kv::Operation::Range, "store")),
+        false => Ok(()),
+    }
+}
+
 /// What is stored about an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holding {
@@ -51,11 +77,11 @@ impl Ipam {
     /// How full the pools are, exact for any size, as of one revision.
     ///
     /// # Errors
-    /// Those of the store.
-    pub async fn utilization(&self) -> Result<Utilization> {
+    /// Those of the store; `Timeout` after the deadline.
+    pub async fn utilization(&self, deadline: Deadline) -> Result<Utilization> {
         let mut readings = Readings::default();
         loop {
-            match self.read_utilization().await {
+            match self.read_utilization(deadline).await {
                 Err(error) if readings.once_more(&error) => {}
                 read => return Ok(read?),
             }
@@ -63,46 +89,45 @@ impl Ipam {
     }
 
     /// All well-formed blocks, as of one revision.
-    pub(crate) async fn all_blocks(&self) -> Result<Vec<Block>> {
+    pub(crate) async fn all_blocks(&self, deadline: Deadline) -> Result<Vec<Block>> {
         let mut readings = Readings::default();
         loop {
-            let mut at = Revision::UNSET;
-            match self.read_all(Range::Prefix(keys::blocks_prefix(None)), &mut at).await {
+            let mut reading = Reading::new(deadline);
+            match self.read_all(Range::Prefix(keys::blocks_prefix(None)), &mut reading).await {
                 Err(error) if readings.once_more(&error) => {}
                 read => return Ok(read?),
             }
         }
     }
 
-    async fn read_utilization(&self) -> kv::Result<Utilization> {
-        let mut at = Revision::UNSET;
+    async fn read_utilization(&self, deadline: Deadline) -> kv::Result<Utilization> {
+        let mut reading = Reading::new(deadline);
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
-        let pools: Vec<Pool> = self.read_all(pools, &mut at).await?;
+        let pools: Vec<Pool> = self.read_all(pools, &mut reading).await?;
         let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
-        let reservations: Vec<IpReservation> = self.read_all(reservations, &mut at).await?;
+        let reservations: Vec<IpReservation> = self.read_all(reservations, &mut reading).await?;
         let (reservations, _) = Reservations::from_documents(&reservations);
         let mut tally = Tally::new(&pools, &reservations);
         let blocks = Range::Prefix(keys::blocks_prefix(None));
-        self.for_each(blocks, &mut at, |block: Block| _ = tally.add(&block)).await?;
+        self.for_each(blocks, &mut reading, |block: Block| _ = tally.add(&block)).await?;
         Ok(tally.finish())
     }
 
-    /// All well-formed documents of a range, at a revision that is set by the first reading.
-    pub(crate) async fn read_all<D: Document + Send>(&self, range: Range, at: &mut Revision) -> kv::Result<Vec<D>> {
+    /// All well-formed documents of a range.
+    pub(crate) async fn read_all<D: Document + Send>(&self, range: Range, reading: &mut Reading) -> kv::Result<Vec<D>> {
         let mut all = Vec::new();
-        self.for_each(range, at, |document| all.push(document)).await?;
+        self.for_each(range, reading, |document| all.push(document)).await?;
         Ok(all)
     }
 
-    /// Shows each well-formed document of a range, at a revision that is set by the first reading. One page at a time is
-    /// in memory.
+    /// Shows each well-formed document of a range. One page at a time is in memory.
     pub(crate) async fn for_each<D: Document>(
         &self,
         range: Range,
-        at: &mut Revision,
+        reading: &mut Reading,
         mut see: impl FnMut(D) + Send,
     ) -> kv::Result<()> {
-        let mut pages = Pages::new(range, *at);
+        let mut pages = Pages::new(range, reading.at);
         while let Some(page) = pages.next(&**self.store()).await? {
             for kv in page {
                 match D::decode(&kv.key, kv.value.as_bytes()) {
@@ -110,8 +135,9 @@ impl Ipam {
                     Err(error) => tracing::warn!(%error, "passing over a damaged document"),
                 }
             }
+            reading.in_time()?;
         }
-        *at = pages.revision();
+        reading.at = pages.revision();
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::key::{Key, Range, Revision, Value};
 use crate::pages::Pages;
 use crate::request::{Compare, Content, Op, RangeRequest, Txn, WatchRequest};
-use crate::response::{Kv, OpResult, RangeResponse, TxnResponse};
+use crate::response::{Kv, OpResult, RangeResponse};
 use crate::store::{Store, WatchStream};
 
 /// How many keys a page of a listing holds at the most.
@@ -26,6 +26,25 @@ pub struct Snapshot {
 impl std::fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Snapshot").field("revision", &self.revision).field("kvs", &self.kvs).finish_non_exhaustive()
+    }
+}
+
+/// The outcome of a write that depends on the state of its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Conditional {
+    /// The write happened, at this revision.
+    Done(Revision),
+    /// Nothing was written. The key is as here; `None` if it is absent.
+    Found(Option<Kv>),
+}
+
+impl Conditional {
+    /// The revision of the write, if it happened.
+    pub fn done(&self) -> Option<Revision> {
+        match self {
+            Self::Done(revision) => Some(*revision),
+            Self::Found(_) => None,
+        }
     }
 }
 
@@ -79,20 +98,15 @@ pub trait StoreExt: Store {
         Ok(self.txn(Txn::new().with_success([Op::put(key, value)])).await?.revision)
     }
 
-    /// Writes a key if it is absent: the revision of the write, or else what is there.
+    /// Writes a key if it is absent.
     ///
     /// # Errors
     /// Those of [`Store::txn`].
-    async fn create(
-        &self,
-        key: impl Into<Key> + Send,
-        value: impl Into<Value> + Send,
-    ) -> Result<Result<Revision, Option<Kv>>> {
+    async fn create(&self, key: impl Into<Key> + Send, value: impl Into<Value> + Send) -> Result<Conditional> {
         self.update_if(key, value, Revision::UNSET).await
     }
 
-    /// Writes a key if it was last written at `mod_revision` (unset: if it is absent): the revision of the write, or
-    /// else what is there.
+    /// Writes a key if it was last written at `mod_revision` (unset: if it is absent).
     ///
     /// # Errors
     /// Those of [`Store::txn`].
@@ -101,10 +115,10 @@ pub trait StoreExt: Store {
         key: impl Into<Key> + Send,
         value: impl Into<Value> + Send,
         mod_revision: Revision,
-    ) -> Result<Result<Revision, Option<Kv>>> {
+    ) -> Result<Conditional> {
         let key = key.into();
         let value = value.into();
-        Ok(conditional(self, key.clone(), mod_revision, Op::put(key, value)).await?.map(|answer| answer.revision))
+        conditional(self, key.clone(), mod_revision, Op::put(key, value)).await
     }
 
     /// Deletes a range, and returns how many keys that were.
@@ -120,17 +134,13 @@ pub trait StoreExt: Store {
             .sum())
     }
 
-    /// Deletes a key if it was last written at `mod_revision`: the revision of the deletion, or else what is there.
+    /// Deletes a key if it was last written at `mod_revision`.
     ///
     /// # Errors
     /// Those of [`Store::txn`].
-    async fn delete_if(
-        &self,
-        key: impl Into<Key> + Send,
-        mod_revision: Revision,
-    ) -> Result<Result<Revision, Option<Kv>>> {
+    async fn delete_if(&self, key: impl Into<Key> + Send, mod_revision: Revision) -> Result<Conditional> {
         let key = key.into();
-        Ok(conditional(self, key.clone(), mod_revision, Op::delete(key)).await?.map(|answer| answer.revision))
+        conditional(self, key.clone(), mod_revision, Op::delete(key)).await
     }
 
     /// The state of a range, and a watch from the revision after it: the way to follow a range without gap or repeat.
@@ -147,23 +157,18 @@ pub trait StoreExt: Store {
 impl<S: Store + ?Sized> StoreExt for S {}
 
 /// Runs `op` if `key` was last written at `mod_revision`; otherwise says what is there.
-async fn conditional<S: Store + ?Sized>(
-    store: &S,
-    key: Key,
-    mod_revision: Revision,
-    op: Op,
-) -> Result<Result<TxnResponse, Option<Kv>>> {
+async fn conditional<S: Store + ?Sized>(store: &S, key: Key, mod_revision: Revision, op: Op) -> Result<Conditional> {
     let txn = Txn::new()
         .with_compares([Compare::unchanged(key.clone(), mod_revision)])
         .with_success([op])
         .with_failure([Op::range(Range::Key(key))]);
     let answer = store.txn(txn).await?;
     if answer.succeeded {
-        return Ok(Ok(answer));
+        return Ok(Conditional::Done(answer.revision));
     }
     let found = answer.results.into_iter().find_map(|result| match result {
         OpResult::Range(mut found) => found.kvs.pop(),
         _ => None,
     });
-    Ok(Err(found))
+    Ok(Conditional::Found(found))
 }

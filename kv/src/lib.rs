@@ -24,7 +24,7 @@ mod validate;
 pub mod wrap;
 
 pub use error::{Auth, Error, ErrorKind, InvalidArgument, Operation, Outcome, Result};
-pub use ext::{Snapshot, StoreExt};
+pub use ext::{Conditional, Snapshot, StoreExt};
 pub use key::{Key, Range, Revision, Value};
 pub use lease::{Granted, Lease, LeaseId};
 pub use pages::Pages;

@@ -8,21 +8,29 @@ use std::time::Duration;
 use futures::StreamExt;
 use kv::wrap::{Counting, Counts, Fault, Faulty, Traced};
 use kv::{
-    Content, ErrorKind, Event, EventKind, Key, Operation, Outcome, Pages, Range, RangeRequest, Revision, Store,
-    StoreExt, Txn, Value, WatchRequest,
+    Conditional, Content, ErrorKind, Event, EventKind, Key, Operation, Outcome, Pages, Range, RangeRequest, Revision,
+    Store, StoreExt, Txn, Value, WatchRequest,
 };
 
 #[tokio::test]
 async fn create_update_and_delete_are_conditional() {
     let store = kv_mvcc::memory();
-    let created = store.create("k", "1").await.unwrap().unwrap();
-    let there = store.create("k", "2").await.unwrap().unwrap_err().unwrap();
+    let done = |outcome| match outcome {
+        Conditional::Done(revision) => revision,
+        Conditional::Found(found) => panic!("{found:?}"),
+    };
+    let found = |outcome| match outcome {
+        Conditional::Found(found) => found,
+        Conditional::Done(revision) => panic!("written at {revision}"),
+    };
+    let created = done(store.create("k", "1").await.unwrap());
+    let there = found(store.create("k", "2").await.unwrap()).unwrap();
     assert_eq!((there.value, there.mod_revision), (Value::from("1"), created));
-    let updated = store.update_if("k", "2", created).await.unwrap().unwrap();
-    assert_eq!(store.update_if("k", "3", created).await.unwrap().unwrap_err().unwrap().value, "2".into());
-    assert!(store.delete_if("k", created).await.unwrap().is_err());
-    assert_eq!(store.delete_if("k", updated).await.unwrap(), Ok(updated.next()));
-    assert_eq!(store.update_if("k", "4", updated).await.unwrap(), Err(None));
+    let updated = done(store.update_if("k", "2", created).await.unwrap());
+    assert_eq!(found(store.update_if("k", "3", created).await.unwrap()).unwrap().value, "2".into());
+    assert!(found(store.delete_if("k", created).await.unwrap()).is_some());
+    assert_eq!(done(store.delete_if("k", updated).await.unwrap()), updated.next());
+    assert_eq!(found(store.update_if("k", "4", updated).await.unwrap()), None);
     assert!(store.get("k").await.unwrap().is_none());
 }
 

@@ -318,7 +318,10 @@ async fn conclude(plan: &SoakPlan, shared: &Shared, held: usize) -> Result<(), S
     margay(plan, &shared.location, &["store", "verify"])?;
     margay(plan, &shared.location, &["ipam", "check"])?;
     let open = datastore::open(&shared.location, Create::Never, PATIENCE).await.map_err(text)?;
-    let census = ipam_core::Ipam::new(open.store(), ipam_core::Nodes::FirstSeen).census().await.map_err(text);
+    let census = ipam_core::Ipam::new(open.store(), ipam_core::Nodes::FirstSeen)
+        .census(kv::Deadline::after(Duration::from_secs(60)))
+        .await
+        .map_err(text);
     open.close().await.map_err(text)?;
     let used: usize = census?.nodes.values().map(|node| node.used).sum();
     if used == held { Ok(()) } else { Err(format!("{held} addresses were acknowledged, and the store has {used}")) }

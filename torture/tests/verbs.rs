@@ -153,7 +153,12 @@ impl Teller {
         self.note(answer).await;
         let answer = self.ipam.addresses_of_handle("nosuch", soon()).await;
         self.note(answer).await;
-        let answer = self.ipam.utilization().await.unwrap().of_pools(&["v4", "10.1.0.0/24"]);
+        let answer = self
+            .ipam
+            .utilization(Deadline::after(Duration::from_secs(60)))
+            .await
+            .unwrap()
+            .of_pools(&["v4", "10.1.0.0/24"]);
         self.note(answer).await;
     }
 

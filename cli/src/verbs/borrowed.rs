@@ -1,14 +1,16 @@
 //! Which addresses are borrowed.
 
 use ipam_core::{Borrowed, BorrowedAddress, Ipam};
+use kv::Deadline;
 
+use super::READING;
 use crate::answer::Answer;
 use crate::error::Result;
 use crate::output::{Column, printable, render};
 
 /// Shows the addresses that nodes have of blocks that are not theirs.
 pub(super) async fn show(ipam: &Ipam) -> Result<Answer> {
-    answer(&ipam.borrowed().await?)
+    answer(&ipam.borrowed(Deadline::after(READING)).await?)
 }
 
 fn answer(borrowed: &Borrowed) -> Result<Answer> {

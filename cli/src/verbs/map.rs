@@ -4,8 +4,10 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use ipam_core::Ipam;
+use kv::Deadline;
 use serde::Serialize;
 
+use super::READING;
 use crate::answer::Answer;
 use crate::args;
 use crate::error::{Failure, Result};
@@ -20,7 +22,7 @@ struct Json<'a> {
 
 /// Draws the blocks.
 pub(super) async fn run(ipam: &Ipam, args: &args::Map) -> Result<Answer> {
-    let census = ipam.census().await?;
+    let census = ipam.census(Deadline::after(READING)).await?;
     let revision = census.revision;
     let sections = sections(census, &args.pool);
     for wanted in &args.pool {

@@ -4,7 +4,7 @@ use datastore::Location;
 use ipam_core::samples::{Samples, oldest_revision};
 use kv::Deadline;
 
-use super::{PATIENCE, in_turns};
+use super::{PATIENCE, READING, in_turns};
 use crate::answer::Answer;
 use crate::args;
 use crate::error::Result;
@@ -29,7 +29,7 @@ pub(super) async fn run(args: &args::Metrics, location: &Location) -> Result<Ans
                 share.revision
             }
             None => {
-                let census = ipam.census().await?;
+                let census = ipam.census(Deadline::after(READING)).await?;
                 samples.of_all(&census, &node, boot.as_deref());
                 census.revision
             }

@@ -36,6 +36,8 @@ use rehearsal::Run;
 
 /// How long a verb may take once the store is open.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a verb may read all blocks: millions of addresses on a slow etcd take minutes.
+const READING: Duration = Duration::from_secs(600);
 
 /// Checks the request, opens the store, runs the verb and closes the store. Only `pool create` makes a store that is not
 /// there, and only for a pool that can be made.
@@ -174,7 +176,7 @@ async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {
         OnStore::Ipam(args::Ipam::Show(Show { show_configuration: true, .. })) => settings::show(ipam, deadline).await,
         OnStore::Ipam(args::Ipam::Show(Show { show_blocks, .. })) => {
             let detail = if *show_blocks { Detail::Blocks } else { Detail::Pools };
-            usage::answer(&ipam.utilization().await?, detail)
+            usage::answer(&ipam.utilization(Deadline::after(READING)).await?, detail)
         }
         OnStore::Ipam(args::Ipam::Map(what)) => map::run(ipam, what).await,
         OnStore::Ipam(args::Ipam::Explain(args)) => explain::run(ipam, args, deadline).await,

@@ -8,7 +8,7 @@ use kv::Deadline;
 use super::{Failure, explain};
 use crate::run::Rules;
 
-/// Carries it out; `None` if the pod is to be served like any other.
+/// Carries it out; `None` for a pod that is served like any other.
 pub(super) async fn assign(
     ipam: &Ipam,
     request: &AssignRequest,

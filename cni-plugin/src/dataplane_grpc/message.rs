@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// A container that is to get an interface.
+/// The request to make the interface of a container.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct AddRequest {
     #[prost(string, tag = "1")]
@@ -45,9 +45,9 @@ pub(crate) struct IpConfig {
 }
 
 impl IpConfig {
-    /// As the IPAM plugin has it: with its prefix length.
+    /// The address as the IPAM plugin has it: with its prefix length.
     pub(crate) fn new(address: IpNet, gateway: Option<IpAddr>) -> Self {
-        // What Go prints for no address.
+        // Go's text for no address.
         let gateway = gateway.map_or_else(|| "<nil>".to_owned(), |gateway| gateway.to_string());
         Self { address: address.to_string(), gateway }
     }
@@ -102,7 +102,7 @@ pub(crate) struct AddReply {
     pub(crate) container_mac: String,
 }
 
-/// A container whose interface is to go.
+/// The request to remove the interface of a container.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct DelRequest {
     #[prost(string, tag = "1")]

@@ -1,11 +1,12 @@
-//! The bytes of a note: what it is, the version of its form, a CRC-32 over the rest, and the rest.
+//! The bytes of a pending commit: a fixed beginning, the version of its form, a CRC-32 over its content, and the
+//! content.
 //!
-//! The rest is an encoding by bincode of the types below: the order of fields and variants is part of the form. They repeat
-//! the request types of `kv`, which may grow; what they grow has to be added here under a new version.
+//! The content is an encoding by bincode of the types below: the order of fields and variants is part of the form. They
+//! repeat the request types of `kv`, which may grow; each addition there must be added here under a new version.
 //!
-//! A note has version 1. Version 2 is only read: a note for several attachments, which earlier versions wrote. Before its
-//! checksum stands how long the rest is, which ends with the other attachments, and behind the rest come its
-//! [steps](super::several).
+//! A pending commit has version 1. Version 2 is only read: it is for several attachments, and earlier versions wrote
+//! it. Before its checksum stands the length of the content, which ends with the other attachments, and behind the
+//! content come its [steps](super::several).
 
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
 use bincode::{Decode, Encode};
@@ -14,17 +15,17 @@ use kv::{Compare, CompareOp, Content, Key, Op, Prev, Range, Revision, Target, Tx
 
 use crate::whole_file::CRC_32;
 
-/// What every note begins with.
+/// The bytes at the beginning of every pending commit.
 const MAGIC: &[u8] = b"margay-intent";
-/// The form of a note for one attachment, and that of a note for several, which is only read.
+/// The form of a pending commit for one attachment, and the form for several, which is only read.
 const FOR_ONE: u8 = 1;
 const FOR_SEVERAL: u8 = 2;
-/// More than any note has.
+/// More bytes than any pending commit has.
 const DECODE_LIMIT: usize = 4 * 1024 * 1024;
 const BINCODE: Configuration<LittleEndian, Varint, Limit<DECODE_LIMIT>> =
     bincode::config::standard().with_limit::<DECODE_LIMIT>();
 
-/// A transaction on its way, for whom, and to where. Those of earlier versions may be for several.
+/// A transaction on its way, with its store and its attachments. Earlier versions wrote some for several.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Note {
     pub(super) store: String,
@@ -35,7 +36,7 @@ pub(super) struct Note {
 /// Network, container, interface and node of an attachment.
 type Form4 = (String, String, String, String);
 
-/// Why bytes are no note, or a transaction cannot be noted.
+/// The reason why bytes are no pending commit, or why a transaction cannot be recorded as one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoNote {
     /// It is something else, or was cut off.
@@ -44,7 +45,7 @@ pub(super) enum NoNote {
     /// It is in a form that this version does not know.
     #[error("it has form {0}, which this version does not know")]
     OtherVersion(u8),
-    /// Its checksum is wrong, or what it encodes is nothing.
+    /// Its checksum is wrong, or its content cannot be decoded.
     #[error("it is damaged")]
     Damaged,
     /// The transaction has something that this form has no place for.
@@ -85,7 +86,7 @@ impl Note {
         Ok(bytes)
     }
 
-    /// The note, and where in these bytes its steps begin if it is one for several.
+    /// The pending commit, and where in these bytes its steps begin if it is for several attachments.
     pub(super) fn decode(bytes: &[u8]) -> Result<(Self, Option<usize>), NoNote> {
         let (version, mut rest) = bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first).ok_or(NoNote::Foreign)?;
         let mut steps = None;

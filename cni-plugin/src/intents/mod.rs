@@ -1,18 +1,18 @@
-//! Notes of assignments on their way, as files: see [`ipam_core::intents`] for what they are for.
+//! Pending commits of assignments, as files: see [`ipam_core::intents`] for their purpose.
 //!
-//! A folder in memory (`/run`), readable by its owner alone, with one file for each transaction whose outcome is not known.
-//! A file's name begins with a checksum of its attachment, so that those of one are found without opening the others. It is
-//! whole before the transaction is sent, and its checksum tells that it is whole. Nothing is synced: the note has to outlive the
-//! process, and after a crash of the machine its containers are gone too.
+//! A folder in memory (`/run`), readable by its owner alone, with one file for each transaction whose outcome is not
+//! known. A file's name begins with a checksum of its attachment, so that those of one are found without opening the
+//! others. It is whole before the transaction is sent, and its checksum tells that it is whole. Nothing is synced: a
+//! pending commit must outlive the process, and after a crash of the machine its containers are gone too.
 //!
 //! | What is found | What is done |
 //! |---|---|
-//! | a note of another attachment, or on another store | it stays, unread where the name tells, for whom it concerns |
-//! | a note on this cluster, of a call with other endpoints | it is found: a note has the cluster's id |
-//! | a note that was not finished | it stays, and the log says so: what it was to note was never sent |
-//! | a note of an earlier version, for several attachments | it is settled for the one that asks, if it was sent |
-//! | a note that is damaged or in another version's form | it stays, and the log says so |
-//! | no folder | there are no notes |
+//! | a pending commit of another attachment, or on another store | it stays, unread if its name shows that |
+//! | a pending commit on this cluster, of a call with other endpoints | it is found: it has the cluster's id |
+//! | a file that was not finished | it stays, and the log says so: its transaction was never sent |
+//! | a pending commit of an earlier version, for several attachments | it is settled for the caller's, if it was sent |
+//! | a file that is damaged or in another version's form | it stays, and the log says so |
+//! | no folder | there are no pending commits |
 
 mod codec;
 mod several;
@@ -33,16 +33,16 @@ use uuid::Uuid;
 use crate::whole_file;
 use codec::Note;
 
-/// Where the plugin notes its intents.
+/// The folder of the plugin's pending commits.
 pub const INTENTS_FOLDER: &str = "/run/margay/intents";
 
-/// How the names of finished notes end.
+/// The end of the names of finished files.
 const SUFFIX: &str = ".intent";
-/// A note has a transaction, of which the size is limited, and some names.
+/// A pending commit has a transaction, of which the size is limited, and some names.
 const MAX_BYTES: u64 = 2 * 1024 * 1024;
 
-/// The text between a store's address and the id of its cluster, in hexadecimal digits, in the name of a store. A note has
-/// no id if the cluster had not answered its writer, or if an earlier version wrote the note.
+/// The text between a store's address and the id of its cluster, in hexadecimal digits, in the name of a store. A
+/// pending commit has no id if the cluster had not answered its writer, or if an earlier version wrote it.
 const CLUSTER: &str = " cluster ";
 
 /// The address and the cluster's id in the name of a store.
@@ -53,7 +53,7 @@ fn address_and_cluster(store: &str) -> (&str, Option<u64>) {
     }
 }
 
-/// Intents in the files of a folder.
+/// Pending commits in the files of a folder.
 #[derive(Clone, Debug)]
 pub struct FileIntents {
     folder: PathBuf,
@@ -61,17 +61,17 @@ pub struct FileIntents {
     etcd: Option<EtcdStore>,
 }
 
-/// A note that was found.
+/// A pending commit that was found.
 struct Found {
     id: IntentId,
     note: Note,
-    /// Where the [steps](several) of a note for several begin.
+    /// Where the [steps](several) of one for several attachments begin.
     steps: Option<usize>,
 }
 
 impl FileIntents {
-    /// Notes in this folder, about the store at this address. Notes of one store are never sent to another. The folder is made
-    /// when something is noted.
+    /// Pending commits in this folder, on the store at this address. They are never sent to another store. The folder
+    /// is made when the first one is recorded.
     pub fn new(folder: impl Into<PathBuf>, store: impl Into<String>) -> Self {
         Self { folder: folder.into(), store: store.into(), etcd: None }
     }
@@ -82,7 +82,7 @@ impl FileIntents {
         self
     }
 
-    /// The name of the store in a note: its address, and the id of the cluster if it has answered.
+    /// The name of the store in a pending commit: its address, and the id of the cluster if it has answered.
     fn name_of_store(&self) -> String {
         match self.etcd.as_ref().and_then(EtcdStore::cluster_id) {
             Some(id) => format!("{}{CLUSTER}{id:x}", self.store),
@@ -90,8 +90,8 @@ impl FileIntents {
         }
     }
 
-    /// True if a note is about this store. A cluster that has not answered yet is asked for its id if the note has another
-    /// address.
+    /// True if a pending commit is on this store. A cluster that has not answered yet is queried for its id if the
+    /// pending commit has another address.
     async fn is_here(&self, id: &IntentId, store: &str) -> io::Result<bool> {
         let (address, cluster) = address_and_cluster(store);
         let is_here = match (cluster, &self.etcd) {
@@ -108,7 +108,7 @@ impl FileIntents {
         Ok(is_here)
     }
 
-    /// The notes for an attachment at this very address. Reading them changes nothing.
+    /// The pending commits for an attachment at this very address. Reading them changes nothing.
     ///
     /// # Errors
     /// Those of [`Intents::pending`].
@@ -118,7 +118,7 @@ impl FileIntents {
         Ok(here.map(|Found { id, note, .. }| Pending { id, txn: note.txn }).collect())
     }
 
-    /// The notes for an attachment, on whatever store.
+    /// The pending commits for an attachment, on any store.
     fn search(&self, attachment: &Attachment) -> io::Result<Vec<Found>> {
         let entries = match self.folder.read_dir() {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -139,7 +139,7 @@ impl FileIntents {
     }
 }
 
-/// The note in a file, if it is whole and about this attachment, and where its steps begin.
+/// The pending commit in a file, if it is whole and for this attachment, and where its steps begin.
 fn read(path: &Path, attachment: &Attachment) -> Option<(Note, Option<usize>)> {
     match whole_file::read(path, MAX_BYTES).and_then(|bytes| Note::decode(&bytes).map_err(io::Error::other)) {
         Ok((note, steps)) => note.is_of(attachment).then_some((note, steps)),
@@ -188,7 +188,8 @@ impl Intents for FileIntents {
     }
 }
 
-/// How the names of an attachment's notes begin. That of another one may begin alike: the note itself says whose it is.
+/// The beginning of the names of an attachment's files. Another attachment's may begin alike: the content says whose it
+/// is.
 fn prefix(attachment: &Attachment) -> String {
     let Attachment { network, container, interface, node, .. } = attachment;
     whole_file::name_of(&[network, container, interface, node]) + "-"

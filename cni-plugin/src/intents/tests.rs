@@ -1,4 +1,4 @@
-//! Notes as files: golden bytes, what is found, and what becomes of what is no note.
+//! Pending commits as files: golden bytes, the files that are found, and the fate of files that are no pending commit.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -44,7 +44,8 @@ fn note() -> Note {
     Note::new("etcd://h:1", &attachment("c"), &txn())
 }
 
-/// A note for one as an earlier version wrote it for that one and the container `d`, with these steps.
+/// A pending commit for one attachment, in the form in which an earlier version wrote it for that one and the container
+/// `d`, with these steps.
 fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
     const BEFORE_THE_REST: usize = 13 + 1 + 4;
     let mut rest = note[BEFORE_THE_REST..].to_vec();
@@ -59,7 +60,7 @@ fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
     bytes
 }
 
-/// Leaves such a note where both find it, and says where.
+/// Writes such a pending commit where both find it, and returns the paths.
 fn leave_for_two(folder: &Path, note: &[u8], steps: &str) -> [PathBuf; 2] {
     let paths = ["c", "d"].map(|container| folder.join(format!("{}old{SUFFIX}", prefix(&attachment(container)))));
     fs::write(&paths[0], for_two(note, steps)).unwrap();
@@ -67,13 +68,13 @@ fn leave_for_two(folder: &Path, note: &[u8], steps: &str) -> [PathBuf; 2] {
     paths
 }
 
-/// The pending notes, for an attachment on a store that need not be asked anything.
+/// The pending commits for an attachment, on a store that need not be queried.
 fn pending(intents: &FileIntents, attachment: &Attachment) -> io::Result<Vec<Pending>> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(intents.pending(attachment))
 }
 
-/// Notes it for this container.
+/// Records it for this container.
 fn record(intents: &FileIntents, container: &str, txn: &Txn) -> IntentId {
     intents.record(&attachment(container), txn).unwrap()
 }
@@ -82,7 +83,7 @@ fn ids(pending: io::Result<Vec<Pending>>) -> Vec<IntentId> {
     pending.unwrap().into_iter().map(|pending| pending.id).collect()
 }
 
-/// What is on disk on other people's machines: if this fails, the form has changed and needs another version.
+/// These bytes are on other people's disks: if this test fails, the form has changed and needs another version.
 #[test]
 fn the_bytes_are_these() {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -164,7 +165,7 @@ fn the_cluster_counts_and_not_the_address() {
     assert_eq!(intents.name_of_store(), "etcd://h:1");
     let named = Note::new("etcd://h:1 cluster 1f", &attachment("c"), &txn()).encode().unwrap();
     whole_file::create(folder.path(), &format!("{}1{SUFFIX}", prefix(&attachment("c"))), &named).unwrap();
-    // Where the store is no etcd that could be asked, the address is all there is.
+    // Where the store is no etcd that could be queried, only the address counts.
     assert_eq!(ids(pending(&intents, &attachment("c"))).len(), 1);
     assert_eq!(intents.noted(&attachment("c")).unwrap().len(), 1);
     let elsewhere = FileIntents::new(folder.path(), "etcd://h:2");
@@ -190,7 +191,7 @@ fn what_cannot_be_read_is_nobodys_and_stays() {
     let path = folder.path().join(&id.0);
     let whole = fs::read(&path).unwrap();
     let prefix = prefix(&attachment("c"));
-    // One that only looks like this attachment's, and what nobody should have put there.
+    // A file that only looks like this attachment's, and files that do not belong there.
     let foreign = Note::new("etcd://h:1", &attachment("d"), &Txn::new()).encode().unwrap();
     fs::write(folder.path().join(format!("{prefix}1{SUFFIX}")), foreign).unwrap();
     fs::write(folder.path().join(format!("{prefix}2{SUFFIX}")), &whole[..whole.len() / 2]).unwrap();
@@ -226,7 +227,8 @@ fn a_note_for_several_of_an_earlier_version_counts_from_its_closing_until_it_is_
     }
 }
 
-/// A writer that lives on does not send what a finder took for void, and leaves what a finder settles.
+/// A writer that lives on does not send a transaction that a finder has made void, and does not remove one that a
+/// finder settles.
 #[test]
 fn a_finder_of_an_earlier_versions_note_takes_the_steps_that_its_writer_looks_at() {
     let folder = tempfile::tempdir().unwrap();
@@ -263,7 +265,7 @@ async fn what_an_earlier_version_sent_for_several_is_settled_by_each() {
     leave_for_two(folder.path(), &fs::read(&note).unwrap(), "c");
     fs::remove_file(note).unwrap();
 
-    // The release of `d` sends it again. By that `c` has an address, until its own release.
+    // The release of `d` sends it again. So `c` has an address, until its own release.
     assert_eq!(sound.release_attachment(&attachment("d"), &[], soon()).await.unwrap(), Vec::<std::net::IpAddr>::new());
     assert_eq!(folder.path().read_dir().unwrap().count(), 1);
     assert_eq!(sound.release_attachment(&attachment("c"), &[], soon()).await.unwrap().len(), 1);

@@ -41,7 +41,7 @@ fn a_cluster_of_calicos_is_counted_as_calico_counts_it_and_can_be_given_back_who
             ipam.store().put(row.key, row.value).await.unwrap();
         }
         let theirs: Value = fixture("utilization.json");
-        let ours = ipam.utilization().await.unwrap();
+        let ours = ipam.utilization(kv::Deadline::after(std::time::Duration::from_secs(60))).await.unwrap();
         assert!(ours.orphaned.is_empty());
         let ours: Vec<Value> = ours.pools.iter().map(|pool| serde_json::to_value(pool).unwrap()).collect();
         let theirs: Vec<Value> = theirs["pools"].as_array().unwrap().iter().map(with_texts).collect();

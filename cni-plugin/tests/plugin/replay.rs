@@ -119,7 +119,10 @@ fn on_engine(engine: &str) {
     // Nobody has an address twice, and what the record gave out is there.
     let held = runtime().block_on(async {
         let open = datastore::open(&location, Create::Never, Duration::from_secs(10)).await.unwrap();
-        let used = ipam_core::Ipam::new(open.store(), ipam_core::Nodes::Registered).utilization().await.unwrap();
+        let used = ipam_core::Ipam::new(open.store(), ipam_core::Nodes::Registered)
+            .utilization(kv::Deadline::after(Duration::from_secs(60)))
+            .await
+            .unwrap();
         open.close().await.unwrap();
         used.pools.iter().find(|pool| pool.name == "main").map(|pool| pool.usage.in_use.to_string())
     });
@@ -161,7 +164,10 @@ fn on_etcd() {
     assert!(folder.path().join("run/ipam.lock").is_file(), "the lock of the configuration is taken");
     let used = runtime.block_on(async {
         let open = datastore::open(&location, Create::Never, Duration::from_secs(10)).await.unwrap();
-        ipam_core::Ipam::new(open.store(), ipam_core::Nodes::Registered).utilization().await.unwrap()
+        ipam_core::Ipam::new(open.store(), ipam_core::Nodes::Registered)
+            .utilization(kv::Deadline::after(Duration::from_secs(60)))
+            .await
+            .unwrap()
     });
     let held = used.pools.iter().find(|pool| pool.name == "main").map(|pool| pool.usage.in_use.to_string());
     assert_eq!(held.as_deref(), Some("253"));

@@ -71,7 +71,7 @@ impl Lab {
     pub(crate) fn books(&self) -> Books {
         self.with_ipam(Create::Never, async |ipam, deadline| {
             let held = consistent(ipam).await;
-            let utilization = ipam.utilization().await.unwrap();
+            let utilization = ipam.utilization(Deadline::after(Duration::from_secs(60))).await.unwrap();
             assert!(utilization.orphaned.is_empty(), "{utilization:?}");
             let in_use = utilization.pools.iter().map(|pool| (pool.name.clone(), pool.usage.in_use.to_string()));
             let inventory = ipam.inventory(deadline).await.unwrap();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fastrand::Rng;
-use kv::{Compare, CompareOp, Key, Kv, Op, Range, Revision, StoreExt, Target, Txn, Value};
+use kv::{Compare, CompareOp, Conditional, Key, Kv, Op, Range, Revision, StoreExt, Target, Txn, Value};
 use tokio::task::{JoinHandle, yield_now};
 
 use crate::expect::{Checked, Failure, OfRule, holds, same, some};
@@ -43,7 +43,7 @@ async fn increment(t: &Handle, key: &str) -> Checked<Revision> {
     for _ in 0..ATTEMPTS {
         let now = some("the counter", t.get(key).await?)?;
         let next = number(&now)? + 1;
-        if let Ok(at) = t.update_if(key, next.to_string(), now.mod_revision).await? {
+        if let Some(at) = t.update_if(key, next.to_string(), now.mod_revision).await?.done() {
             return Ok(at);
         }
         yield_now().await;
@@ -78,10 +78,11 @@ pub(crate) async fn one_creator(t: Subject) -> Checked {
         let key = format!("k/{round}");
         let made = clients(&t, CLIENTS, |t, i| {
             let key = key.clone();
-            async move { Ok(t.create(key, format!("{i}")).await?.map(|at| (i, at))) }
+            async move { Ok((i, t.create(key, format!("{i}")).await?)) }
         })
         .await?;
-        let winners: Vec<(usize, Revision)> = made.iter().filter_map(|result| result.as_ref().ok()).copied().collect();
+        let winners: Vec<(usize, Revision)> =
+            made.iter().filter_map(|(i, outcome)| Some((*i, outcome.done()?))).collect();
         same("how many clients created the key", winners.len(), 1)?;
         let now = some("the key", t.get(key).await?)?;
         same(
@@ -89,7 +90,10 @@ pub(crate) async fn one_creator(t: Subject) -> Checked {
             (text(&now.value), now.mod_revision),
             (winners[0].0.to_string(), winners[0].1),
         )?;
-        let told = made.into_iter().filter_map(Result::err).all(|found| found.as_ref() == Some(&now));
+        let told = made.iter().all(|(_, outcome)| match outcome {
+            Conditional::Done(_) => true,
+            Conditional::Found(found) => found.as_ref() == Some(&now),
+        });
         holds("what the others were told is there", told, &now)?;
     }
     Ok(())
@@ -249,7 +253,7 @@ async fn take_address(t: &Handle, owner: u8) -> Checked<usize> {
         let mut bytes = block.value.as_bytes().to_vec();
         let free = some("a free address", bytes.iter().position(|byte| *byte == b'.'))?;
         bytes[free] = owner;
-        if t.update_if("block", bytes, block.mod_revision).await?.is_ok() {
+        if t.update_if("block", bytes, block.mod_revision).await?.done().is_some() {
             return Ok(free);
         }
         yield_now().await;

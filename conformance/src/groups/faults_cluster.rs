@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use kv::{Compare, ErrorKind, Outcome, Range, Revision, StoreExt, Txn};
+use kv::{Compare, Conditional, ErrorKind, Outcome, Range, Revision, StoreExt, Txn};
 use nix::sys::signal::Signal;
 use tokio::task::JoinSet;
 
@@ -81,12 +81,12 @@ async fn count_up(handle: Handle, counted: Arc<Counted>, times: usize) -> Checke
         holds(&format!("at least {least}, which was seen before"), now >= least, &now).of("S1")?;
         let guard = before.map_or(Revision::UNSET, |kv| kv.mod_revision);
         match handle.update_if("count", (now + 1).to_string(), guard).await {
-            Ok(Ok(_)) => {
+            Ok(Conditional::Done(_)) => {
                 counted.acknowledged.fetch_add(1, Ordering::SeqCst);
                 counted.seen.fetch_max(now + 1, Ordering::SeqCst);
                 done += 1;
             }
-            Ok(Err(_)) => {}
+            Ok(Conditional::Found(_)) => {}
             Err(error) => {
                 in_time(&error)?;
                 if error.outcome() == Outcome::Unknown {

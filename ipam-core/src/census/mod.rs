@@ -5,7 +5,7 @@ mod share;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
-use kv::{Range, Revision};
+use kv::{Deadline, Range, Revision};
 
 use crate::attachment::BOOT;
 use crate::error::Result;
@@ -13,7 +13,7 @@ use crate::ipam::Ipam;
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{AddressState, Attribute, Block, IpReservation, IpamConfig, Node, Owner, Pool};
 use crate::reservations::Reservations;
-use crate::usage::Readings;
+use crate::usage::{Reading, Readings};
 use crate::utilization::{Tally, Usage};
 
 pub use share::{NodeShare, PoolShare};
@@ -102,24 +102,25 @@ impl Ipam {
     /// What is with every address of every block. Read in pages; what is kept is a byte for each address.
     ///
     /// # Errors
-    /// Those of the store. Damaged documents are passed over, and the log says so.
-    pub async fn census(&self) -> Result<Census> {
+    /// Those of the store; `Timeout` after the deadline. Damaged documents are passed over, and the log says so.
+    pub async fn census(&self, deadline: Deadline) -> Result<Census> {
         let mut readings = Readings::default();
         loop {
-            match self.read_census().await {
+            match self.read_census(deadline).await {
                 Err(error) if readings.once_more(&error) => {}
                 read => return Ok(read?),
             }
         }
     }
 
-    async fn read_census(&self) -> kv::Result<Census> {
-        let mut at = Revision::UNSET;
+    async fn read_census(&self, deadline: Deadline) -> kv::Result<Census> {
+        let mut reading = Reading::new(deadline);
         let resources = |kind| Range::Prefix(keys::resources_prefix(kind));
-        let pools: Vec<Pool> = self.read_all(resources(ResourceKind::IpPool), &mut at).await?;
-        let reservations: Vec<IpReservation> = self.read_all(resources(ResourceKind::IpReservation), &mut at).await?;
-        let nodes: Vec<Node> = self.read_all(resources(ResourceKind::Node), &mut at).await?;
-        let config: Vec<IpamConfig> = self.read_all(Range::Key(keys::config()), &mut at).await?;
+        let pools: Vec<Pool> = self.read_all(resources(ResourceKind::IpPool), &mut reading).await?;
+        let reservations: Vec<IpReservation> =
+            self.read_all(resources(ResourceKind::IpReservation), &mut reading).await?;
+        let nodes: Vec<Node> = self.read_all(resources(ResourceKind::Node), &mut reading).await?;
+        let config: Vec<IpamConfig> = self.read_all(Range::Key(keys::config()), &mut reading).await?;
         let (reservations, _) = Reservations::from_documents(&reservations);
         let cooldown = config.first().map_or(0, IpamConfig::cooldown_seconds);
         let now = self.now();
@@ -128,14 +129,14 @@ impl Ipam {
         let mut census =
             Census { registered: nodes.iter().map(|node| node.name().to_owned()).collect(), ..Census::default() };
         let mut blocks = Vec::new();
-        self.for_each(Range::Prefix(keys::blocks_prefix(None)), &mut at, |mut block: Block| {
+        self.for_each(Range::Prefix(keys::blocks_prefix(None)), &mut reading, |mut block: Block| {
             let place = tally.add(&block);
             _ = block.apply_cooldown(now, cooldown);
             blocks.push((place, census.count(&block, &reservations)));
         })
         .await?;
         blocks.sort_by_key(|(_, block)| block.cidr);
-        census.revision = at;
+        census.revision = reading.at;
         let numbers = tally.finish().pools;
         census.pools =
             pools.into_iter().zip(numbers).map(|(pool, counted)| PoolCensus::new(pool, counted.usage)).collect();

@@ -13,6 +13,7 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Block, IpReservation, IpamConfig, Owner, Pool};
 use crate::reservations::Reservations;
 use crate::surroundings::pool_holding;
+use crate::usage::Reading;
 
 /// A node's share of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,16 +51,17 @@ impl Ipam {
     /// # Errors
     /// Those of the store. Damaged documents are passed over, and the log says so.
     pub async fn share_of(&self, node: &str, reach: &Reach, deadline: Deadline) -> Result<NodeShare> {
-        let mut at = Revision::UNSET;
+        let mut reading = Reading::new(deadline);
         let resources = |kind| Range::Prefix(keys::resources_prefix(kind));
-        let pools: Vec<Pool> = self.read_all(resources(ResourceKind::IpPool), &mut at).await?;
-        let reservations: Vec<IpReservation> = self.read_all(resources(ResourceKind::IpReservation), &mut at).await?;
-        let config: Vec<IpamConfig> = self.read_all(Range::Key(keys::config()), &mut at).await?;
+        let pools: Vec<Pool> = self.read_all(resources(ResourceKind::IpPool), &mut reading).await?;
+        let reservations: Vec<IpReservation> =
+            self.read_all(resources(ResourceKind::IpReservation), &mut reading).await?;
+        let config: Vec<IpamConfig> = self.read_all(Range::Key(keys::config()), &mut reading).await?;
         let (reservations, _) = Reservations::from_documents(&reservations);
         let cooldown = config.first().map_or(0, IpamConfig::cooldown_seconds);
         let now = self.now();
 
-        let mut share = NodeShare { revision: at, ..NodeShare::default() };
+        let mut share = NodeShare { revision: reading.at, ..NodeShare::default() };
         share.pools = pools.iter().map(|pool| (pool.name().to_owned(), (pool.cidr(), PoolShare::default()))).collect();
         self.read_near(node, reach, deadline, |mut block: Block| {
             _ = block.apply_cooldown(now, cooldown);

@@ -9,12 +9,11 @@ use kv::{Content, Deadline, Key, Kv, Pages, Range, Revision, Transaction};
 use super::endpoints::NodeEndpoint;
 use super::hand_over::tunnels_in;
 use super::hold::Hold;
-use super::in_time;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Block, Document, WINDOWS_RESERVED_HANDLE};
-use crate::usage::Readings;
+use crate::usage::{Readings, in_time};
 use crate::vm::is_vms;
 
 /// Which nodes a store knows.

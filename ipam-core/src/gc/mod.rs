@@ -29,7 +29,7 @@ mod reclaim;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use kv::{Deadline, ErrorKind, Pages, Range, Revision};
+use kv::{Deadline, Pages, Range, Revision};
 use time::OffsetDateTime;
 
 use crate::attachment::{BOOT, INTERFACE, NETNS, NETWORK, TIMESTAMP};
@@ -37,7 +37,7 @@ use crate::error::Result;
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::{Attribute, Block, Document, Owner, WINDOWS_RESERVED_HANDLE, handle_id, keys};
 use crate::timestamps::parse_go_string;
-use crate::usage::Readings;
+use crate::usage::{Readings, in_time};
 use crate::vm::is_vms;
 
 pub use decide::{Judged, Stale, YOUNG, judge, stale};
@@ -167,14 +167,6 @@ impl Holdings {
                 Kind::Other => {}
             }
         }
-    }
-}
-
-/// An error once the time for reading is over.
-fn in_time(deadline: Deadline) -> kv::Result<()> {
-    match deadline.work_is_over() {
-        true => Err(kv::Error::new(ErrorKind::Timeout, kv::Operation::Range, "store")),
-        false => Ok(()),
     }
 }
 

@@ -10,11 +10,11 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Kv, Pages, Range, Revision, TxnRange};
 
-use super::{Holdings, in_time};
+use super::Holdings;
 use crate::error::Result;
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::{Block, Document, Owner, keys};
-use crate::usage::Readings;
+use crate::usage::{Readings, in_time};
 
 /// How many blocks are read in one request.
 const AT_ONCE: usize = 32;

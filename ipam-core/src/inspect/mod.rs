@@ -19,7 +19,7 @@ mod reclaim;
 mod secondary;
 mod surroundings;
 
-use kv::{Key, Kv, Pages, Range, Revision};
+use kv::{Deadline, Key, Kv, Pages, Range, Revision};
 use time::OffsetDateTime;
 
 pub use code::{Code, Severity, UnknownCode};
@@ -30,7 +30,7 @@ pub use reclaim::{HandleRevision, Reclaimed};
 use crate::error::Result;
 use crate::ipam::Ipam;
 use crate::model::keys::{self, ResourceKind};
-use crate::usage::Readings;
+use crate::usage::{Reading, Readings};
 use blocks::Blocks;
 use endpoints::Endpoints;
 use handles::Handles;
@@ -126,11 +126,11 @@ impl Ipam {
     /// Looks through everything, at one revision and in pages.
     ///
     /// # Errors
-    /// Those of the store.
-    pub async fn inspect(&self, keep: Keep) -> Result<Inspection> {
+    /// Those of the store; `Timeout` after the deadline.
+    pub async fn inspect(&self, keep: Keep, deadline: Deadline) -> Result<Inspection> {
         let mut readings = Readings::default();
         loop {
-            match self.read_for_inspection(keep).await {
+            match self.read_for_inspection(keep, deadline).await {
                 Err(error) if readings.once_more(&error) => {}
                 read => return Ok(read?),
             }
@@ -142,16 +142,17 @@ impl Ipam {
         Inspector::new(self.now(), keep)
     }
 
-    async fn read_for_inspection(&self, keep: Keep) -> kv::Result<Inspection> {
+    async fn read_for_inspection(&self, keep: Keep, deadline: Deadline) -> kv::Result<Inspection> {
         let mut inspector = self.inspector(keep);
-        let mut at = Revision::UNSET;
+        let mut reading = Reading::new(deadline);
         for range in Inspector::ranges() {
-            let mut pages = Pages::new(range, at);
+            let mut pages = Pages::new(range, reading.at);
             while let Some(page) = pages.next(&**self.store()).await? {
                 page.iter().for_each(|kv| inspector.add(kv));
+                reading.in_time()?;
             }
-            at = pages.revision();
+            reading.at = pages.revision();
         }
-        Ok(inspector.finish(at))
+        Ok(inspector.finish(reading.at))
     }
 }

@@ -5,7 +5,7 @@ use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{IpamConfig, NewPool, Owner};
 use kv::{Range, StoreExt};
 
-use crate::world::World;
+use crate::world::{World, soon};
 
 fn signs(block: &BlockCensus) -> String {
     let sign = |found: &AddressUse| match found {
@@ -31,7 +31,7 @@ async fn every_address_is_told_once_and_as_it_is() {
     world.one("c", "c1").await.unwrap();
     world.release("a", "a1").await;
 
-    let census = world.ipam.census().await.unwrap();
+    let census = world.ipam.census(soon()).await.unwrap();
     let [pool] = census.pools.as_slice() else { panic!("{census:?}") };
     assert_eq!((pool.blocks.len(), census.orphaned.len()), (2, 0));
     let drawn: Vec<(Option<Owner>, String)> =
@@ -43,7 +43,7 @@ async fn every_address_is_told_once_and_as_it_is() {
     let resting = pool.blocks.iter().find(|block| block.cidr.contains(&first)).unwrap();
     assert!(signs(resting).contains('~'));
     // As `utilization` counts: what rests is in use.
-    assert_eq!(pool.usage, world.ipam.utilization().await.unwrap().pools[0].usage);
+    assert_eq!(pool.usage, world.ipam.utilization(soon()).await.unwrap().pools[0].usage);
     assert_eq!((census.nodes["a"].used, census.nodes["c"].used, census.nodes["c"].blocks), (1, 1, 0));
     assert_eq!(census.nodes["b"].boots["boot0001"], 1);
     assert_eq!((census.registered.len(), census.of_gone_nodes()), (3, 0));
@@ -51,11 +51,29 @@ async fn every_address_is_told_once_and_as_it_is() {
     // The rest is over, a node is gone, and so is the pool.
     world.pass(61);
     world.store.delete(Range::key(keys::resource(ResourceKind::Node, "c"))).await.unwrap();
-    let census = world.ipam.census().await.unwrap();
+    let census = world.ipam.census(soon()).await.unwrap();
     assert_eq!(census.of_gone_nodes(), 1);
     assert!(!census.pools[0].blocks.iter().any(|block| signs(block).contains('~')));
     world.store.delete(Range::key(keys::resource(ResourceKind::IpPool, "p"))).await.unwrap();
-    let census = world.ipam.census().await.unwrap();
+    let census = world.ipam.census(soon()).await.unwrap();
     assert_eq!((census.pools.len(), census.orphaned.len()), (0, 2));
     assert!(census.orphaned[0].cidr < census.orphaned[1].cidr);
+}
+
+#[tokio::test]
+async fn readings_end_at_their_deadline() {
+    let world = World::new().await;
+    world.add_pool("p", "10.0.0.0/26").await;
+    let over = || kv::Deadline::after(std::time::Duration::ZERO);
+    let ended = [
+        world.ipam.utilization(over()).await.err(),
+        world.ipam.census(over()).await.err(),
+        world.ipam.inspect(ipam_core::inspect::Keep::Findings, over()).await.err(),
+    ];
+    for error in ended {
+        assert!(
+            matches!(&error, Some(ipam_core::Error::Store(error)) if *error.kind() == kv::ErrorKind::Timeout),
+            "{error:?}"
+        );
+    }
 }

@@ -83,7 +83,8 @@ async fn an_address_whose_pool_is_gone_is_still_its_owners() {
     let own = world.one("a", "c1").await.unwrap();
     let pool = keys::resource(keys::ResourceKind::IpPool, "v4");
     let stored = world.store.get(pool.clone()).await.unwrap().unwrap();
-    world.store.delete_if(pool, stored.mod_revision).await.unwrap().unwrap();
+    let deleted = world.store.delete_if(pool, stored.mod_revision).await.unwrap();
+    assert!(deleted.done().is_some(), "{deleted:?}");
     assert_eq!(standing(&world, &attachment("a", "c1"), &[], own).await, Standing::Own);
     assert_eq!(standing(&world, &attachment("a", "c2"), &[], own).await, Standing::Unknown);
 }

@@ -53,7 +53,7 @@ async fn meddle(world: &World, owner: &Owner, turn: usize) -> Result<&'static st
             "all"
         }
         _ => {
-            world.ipam.utilization().await?;
+            world.ipam.utilization(soon()).await?;
             "utilization"
         }
     })

@@ -97,8 +97,8 @@ async fn calicos_routing_sees_no_block_of_a_secondary_network() {
     let around = blocks.filter(|cidr| cidr.contains(&pod)).collect::<Vec<_>>();
     assert!(world.block(&around[0].to_string()).await.unwrap().is_owned_by(&Owner::host("a")));
     world.check().await;
-    assert_eq!(world.ipam.inspect(Keep::Findings).await.unwrap().findings, []);
-    assert_eq!(world.ipam.borrowed().await.unwrap().addresses, [], "a node's blocks have two owners");
+    assert_eq!(world.ipam.inspect(Keep::Findings, soon()).await.unwrap().findings, []);
+    assert_eq!(world.ipam.borrowed(soon()).await.unwrap().addresses, [], "a node's blocks have two owners");
     // The same from the node's other side: DEL, and a node that goes.
     let released = world.ipam.release_attachment(&secondary("a", "c1").attachment, &[], soon()).await.unwrap();
     assert_eq!(released, [given[0].ip]);
@@ -177,7 +177,7 @@ async fn a_block_with_pods_of_calicos_stays_and_another_one_is_claimed() {
     let refused = world.assign(&specific).await.unwrap_err();
     assert!(matches!(refused, Error::Bridge(BridgeError::CalicosBlock { .. })), "{refused}");
 
-    let found = world.ipam.inspect(Keep::Findings).await.unwrap();
+    let found = world.ipam.inspect(Keep::Findings, soon()).await.unwrap();
     let told: Vec<_> = found.findings.iter().map(|one| (one.code, one.mendable)).collect();
     assert_eq!(told, [(Code::CalicosNames, true), (Code::MixedBlock, false)], "{:#?}", found.findings);
     assert_eq!(world.ipam.mend(&found.findings[0], found.revision, soon()).await.unwrap(), Mended::Done);
@@ -249,7 +249,7 @@ async fn nodes_borrow_from_each_others_secondary_blocks_and_calicos_pods_do_not(
     assert!(matches!(refused, Err(Error::Exhausted { .. })), "{refused:?}");
     let borrowed = world.assign(&secondary("c", "e1")).await.unwrap();
     assert_eq!(owner_of(&world, borrowed[0].ip).await, "virtual:secondary@a");
-    let told = world.ipam.borrowed().await.unwrap().addresses;
+    let told = world.ipam.borrowed(soon()).await.unwrap().addresses;
     assert!(told.iter().any(|one| one.ip == borrowed[0].ip && one.block_owner == "a" && one.kind == "pod"), "{told:?}");
     world.check().await;
 }
@@ -260,16 +260,16 @@ async fn check_finds_what_calico_acts_on_and_repair_moves_it() {
     let old = world.assign(&secondary("b", "c1")).await.unwrap();
     age(&world).await;
     enter_calico(&world).await;
-    let unknown = world.ipam.inspect(Keep::Findings).await.unwrap();
+    let unknown = world.ipam.inspect(Keep::Findings, soon()).await.unwrap();
     let told: Vec<_> = unknown.findings.iter().map(|one| (one.code, one.mendable)).collect();
     assert_eq!(told, [(Code::SecondaryOfNode, false)], "nobody knows yet that macvlan is not Calico's");
     world.assign(&secondary("a", "c2")).await.unwrap();
-    let found = world.ipam.inspect(Keep::Findings).await.unwrap();
+    let found = world.ipam.inspect(Keep::Findings, soon()).await.unwrap();
     let told: Vec<_> = found.findings.iter().map(|one| (one.code, one.mendable)).collect();
     assert_eq!(told, [(Code::CalicosNames, true), (Code::SecondaryOfNode, true)], "{:#?}", found.findings);
     assert_eq!(world.ipam.mend(&found.findings[1], found.revision, soon()).await.unwrap(), Mended::Done);
     assert_eq!(world.ipam.mend(&found.findings[0], found.revision, soon()).await.unwrap(), Mended::Changed);
-    assert_eq!(world.ipam.inspect(Keep::Findings).await.unwrap().findings, []);
+    assert_eq!(world.ipam.inspect(Keep::Findings, soon()).await.unwrap().findings, []);
     assert_eq!(owner_of(&world, old[0].ip).await, "virtual:secondary@b");
     assert_eq!(names_of(&world, &old[0]).await, ["", "", "", "b", "web", "shop"]);
     assert!(routed(&world).await.is_empty());
@@ -284,7 +284,16 @@ async fn what_is_done_for_a_node_is_done_for_its_secondary_networks() {
     let done = world.ipam.release_node_affinities("a", ReleaseIf::Empty, soon()).await.unwrap();
     assert_eq!((done.released, done.in_use), (vec![], vec![block]));
     world.store.delete(kv::Range::Key(node)).await.unwrap();
-    assert!(world.ipam.inspect(Keep::Findings).await.unwrap().findings.iter().any(|one| one.code == Code::OwnerGone));
+    assert!(
+        world
+            .ipam
+            .inspect(Keep::Findings, soon())
+            .await
+            .unwrap()
+            .findings
+            .iter()
+            .any(|one| one.code == Code::OwnerGone)
+    );
     let estates = world.ipam.estates(|known, name| !known.registered.contains(name), soon()).await.unwrap();
     let estate = &estates.estates["a"];
     assert_eq!(estate.blocks().collect::<Vec<_>>(), [block]);

@@ -30,7 +30,7 @@ pub(crate) async fn world_of(content: &Content) -> World {
 }
 
 pub(crate) async fn inspect(world: &World) -> Inspection {
-    world.ipam.inspect(Keep::Findings).await.unwrap()
+    world.ipam.inspect(Keep::Findings, soon()).await.unwrap()
 }
 
 fn codes(inspection: &Inspection) -> Vec<&str> {

@@ -98,7 +98,7 @@ async fn only_what_is_as_the_report_says_is_taken_back() {
     for number in 0..70 {
         world.one("a", &format!("c{number}")).await.unwrap();
     }
-    for one in world.ipam.inspect(Keep::Addresses).await.unwrap().allocations {
+    for one in world.ipam.inspect(Keep::Addresses, soon()).await.unwrap().allocations {
         let request = ReleaseRequest::new(one.ip).with_handle(one.handle.unwrap());
         requests.push(request.with_sequence_number(one.sequence_number));
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ipam_core::Ipam;
 use ipam_core::census::Census;
+use kv::Deadline;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{Instant, sleep};
 
@@ -13,6 +14,8 @@ use super::answer::Failure;
 
 /// The time for which an answer is used again.
 pub(super) const MOMENT: Duration = Duration::from_secs(2);
+/// How long an answer may read all blocks.
+pub(super) const READING: Duration = Duration::from_secs(60);
 
 /// The last answer to a kind of question.
 #[derive(Debug)]
@@ -91,7 +94,7 @@ impl Default for Asked {
 impl Asked {
     /// The census of the store, at most a moment old.
     pub(super) async fn census(&self, ipam: &Ipam) -> Result<Arc<Census>, Failure> {
-        self.census.get("", MOMENT, self.alone(async { Ok(ipam.census().await?) })).await
+        self.census.get("", MOMENT, self.alone(async { Ok(ipam.census(Deadline::after(READING)).await?) })).await
     }
 
     /// Reads much, while nobody else here does. The reading must not ask for a turn itself.

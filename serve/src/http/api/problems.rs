@@ -1,11 +1,12 @@
 //! The findings of a check.
 
 use ipam_core::inspect::{Code, Counts, Finding, Keep, Severity, Subject};
+use kv::Deadline;
 use serde::Serialize;
 
 use super::super::Shown;
 use super::super::answer::{Answer, Failure};
-use super::super::asked::MOMENT;
+use super::super::asked::{MOMENT, READING};
 use super::made;
 
 /// The most findings that are told.
@@ -60,7 +61,7 @@ pub(super) async fn answer(shown: &Shown) -> Result<Answer, Failure> {
 }
 
 async fn problems(shown: &Shown) -> Result<String, Failure> {
-    let mut inspection = shown.ipam.inspect(Keep::Findings).await?;
+    let mut inspection = shown.ipam.inspect(Keep::Findings, Deadline::after(READING)).await?;
     let (problems, total) = (inspection.problems(), inspection.findings.len());
     // Problems come before information.
     inspection.findings.sort_by_key(|finding| !finding.is_problem());
