@@ -13,6 +13,19 @@ fn help_and_version_are_answers() {
 }
 
 #[test]
+fn help_and_pages_name_the_same_engine_for_the_same_reasons() {
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let help = margay(["--help"]).out;
+    let (_, advice) = help.split_once("Which engine: ").unwrap();
+    let advice = words(advice.split("\n\n").next().unwrap());
+    assert!(advice.starts_with("sled is the default; take redb where ") && advice.ends_with('.'), "{advice}");
+    for page in ["README.md", "docs/choose-a-store.md"] {
+        let text = std::fs::read_to_string(format!("{}/../{page}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        assert!(words(&text).contains(&advice), "{page} says something else than: {advice}");
+    }
+}
+
+#[test]
 fn every_verb_has_help_with_examples() {
     for verb in ["pool create", "reservation create", "ipam show", "ipam check", "ipam release", "install"] {
         let help = margay(verb.split(' ').chain(["--help"]));
