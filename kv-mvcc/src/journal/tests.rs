@@ -302,6 +302,20 @@ fn a_usual_commit_is_one_sync_and_the_engine_is_left_alone() {
 }
 
 #[test]
+fn an_opening_notes_what_it_found_durable() {
+    let disk = Disk::default();
+    let table = disk.open().unwrap();
+    (1..=3).for_each(|n| table.commit(&writes(n)).unwrap());
+    drop(table);
+    let noted = disk.state().noted;
+    assert_ne!(noted, Noted::default());
+    disk.state().noted = Noted::default();
+    disk.open().unwrap();
+    // The engine may have lost what it shows, so it gets one more checkpoint.
+    assert_eq!(disk.state().noted, Noted { checkpoint: noted.checkpoint + 1, ..noted });
+}
+
+#[test]
 fn a_sync_that_fails_is_made_up_for() {
     let disk = Disk::default();
     let table = disk.open().unwrap();

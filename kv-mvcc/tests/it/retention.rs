@@ -130,6 +130,18 @@ async fn the_history_is_shared_among_groups_of_keys() {
 }
 
 #[tokio::test]
+async fn groups_beyond_the_first_thousand_share_one_without_a_name() {
+    let store = open(&MemoryTable::new(), Retention::UNBOUNDED);
+    for number in 0..1026 {
+        store.put(format!("{number:04}"), "v").await.unwrap();
+    }
+    store.put("0000", "w").await.unwrap();
+    let shares = store.history_shares(<[u8]>::to_vec).await.unwrap();
+    assert_eq!((shares.len(), shares[b"".as_slice()].changes), (1025, 2));
+    assert_eq!(shares[b"0000".as_slice()].changes, 2, "a group that has its name keeps it");
+}
+
+#[tokio::test]
 async fn nothing_but_the_newest() {
     let table = MemoryTable::new();
     for revisions in [0, 1] {
