@@ -180,8 +180,8 @@ pub(crate) fn is_no_store(error: &kv::Error, location: &Location) -> bool {
 }
 
 /// The allocator on a store. On etcd a commit of a killed process may still be carried out, so the allocator records
-/// each one as a pending commit before it sends it. On a store that a process has to itself nothing is carried out
-/// after its death. On etcd it also remembers where it found room, which saves a round trip.
+/// each commit as pending before it sends it. On a store that a process has to itself nothing is carried out after its
+/// death. On etcd it also remembers where it found room, which saves a round trip.
 pub(crate) fn ipam_on(store: Arc<dyn Store>, location: &Location, etcd: Option<&EtcdStore>) -> Ipam {
     match location {
         Location::Etcd(_) => {

@@ -232,7 +232,7 @@ fn read_range(subnet: &Json, first: Option<&Json>, last: Option<&Json>, gateway:
     Ok(Range { subnet, first, last, gateway })
 }
 
-/// The range in which host-local assigns from a subnet without further keys: all addresses but the first and, for IPv4,
+/// The range from which host-local assigns in a subnet without further keys: all addresses but the first and, for IPv4,
 /// the last.
 fn usable(subnet: IpNet) -> (IpAddr, IpAddr) {
     match subnet {

@@ -17,10 +17,10 @@ use crate::run::{Context, Rules};
 const LONGEST_HANDLE: usize = 128;
 
 impl Context<'_> {
-    /// The virtual machine that a pod is to have the address of; `None` for a pod like any other.
+    /// The virtual machine whose address a pod gets; `None` for a pod like any other.
     ///
     /// # Errors
-    /// Calico's, with code 999: the Kubernetes API did not say it.
+    /// Calico's, with code 999: the Kubernetes API did not report it.
     pub(crate) fn vm_of_add(&self, identity: &Identity) -> Result<Option<VmPod>> {
         match self.launcher(identity)? {
             Launcher::Ordinary => Ok(None),
@@ -48,14 +48,14 @@ impl Context<'_> {
     fn launcher(&self, identity: &Identity) -> Result<Launcher> {
         match &identity.pod {
             Some((namespace, pod)) if self.may_be_vms(identity) => {
-                // The store is to have as much time.
+                // The store gets the other half of the time.
                 self.kubernetes.launcher(namespace, pod, self.store.patience / 2)
             }
             _ => Ok(Launcher::Ordinary),
         }
     }
 
-    /// How long the store may be asked after something that took so long.
+    /// Shortens the time for the store by the time that was spent.
     pub(crate) fn hurry(&mut self, spent: Duration) {
         self.store.patience = self.store.patience.saturating_sub(spent);
     }

@@ -1,8 +1,8 @@
 //! The CNI protocol and the plugin margay-ipam.
 //!
-//! [`run`] is the whole program minus process input and output: it reads the environment and the configuration that it is
-//! given, checks them as Go's CNI library and Calico's `calico-ipam` do, asks an [`Allocator`] for what is to be done in the
-//! store, and prints the result in the configuration's version of CNI.
+//! [`run`] is the whole program minus process input and output: it reads the environment and the configuration that it
+//! gets, checks them as Go's CNI library and Calico's `calico-ipam` do, has an [`Allocator`] do the work in the store,
+//! and prints the result in the configuration's version of CNI.
 
 mod about;
 mod allocator;

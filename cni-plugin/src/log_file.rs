@@ -1,14 +1,14 @@
 //! The log file, which many processes write at once, each for a few milliseconds; and its rotation.
 //!
-//! Name, limits and rotated names (`cni-2026-11-21T02-41-03.956.log`) are those of Calico's plugins, which may have the same file.
-//! Go's library lumberjack does it there. It is made for one process, and so are the Rust libraries: each keeps the size of
-//! the file that it has open, and renames without a lock. So the rotation here is our own.
+//! Name, limits and rotated names (`cni-2026-11-21T02-41-03.956.log`) are those of Calico's plugins, which may have the
+//! same file. Go's library lumberjack does it there. It is made for one process, and so are the Rust libraries: each
+//! keeps the size of the file that it has open, and renames without a lock. So the rotation here is our own.
 //!
-//! A line is one write at the end of the file, under a lock (`flock`) on that very file. A process that got the lock looks
-//! whether the file still has its name. If not, another process has rotated it meanwhile, and the process opens the new
-//! file. So only the holder of the lock on the named file renames it: no file is renamed twice, and no line goes into a file
-//! that was rotated. The lock ends with its process. A lock that somebody holds for longer than a second costs the rotation,
-//! not the line.
+//! A line is one write at the end of the file, under a lock (`flock`) on that very file. A process that got the lock
+//! checks whether the file still has its name. If not, another process has rotated it meanwhile, and the process opens
+//! the new file. So only the holder of the lock on the named file renames it: no file is renamed twice, and no line
+//! goes into a file that was rotated. The lock ends with its process. A lock that somebody holds for longer than a
+//! second costs the rotation, not the line.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -134,7 +134,7 @@ impl LogFile {
         length > 0 && self.limits.bytes.is_some_and(|most| with_line > most)
     }
 
-    /// Gives the file, of which the lock is ours, the name of a rotated one.
+    /// Renames the file, of which the lock is ours, to a rotated one.
     fn rotate(&self, now: OffsetDateTime) -> io::Result<()> {
         let rotated = self.rotated();
         let times = (0..MOST_AT_ONCE).map(|later| stamp(now + Duration::from_millis(later)));

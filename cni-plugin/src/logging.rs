@@ -26,7 +26,7 @@ pub(crate) fn install(conf: &NetConf) {
     };
     let lines = fmt::layer().with_ansi(false).with_target(false).with_writer(Places { file });
     let subscriber = NoSpans.with(lines).with(told(filter(level)));
-    // An error means that somebody was first, and then the log is theirs.
+    // An error means that the process has a log already, which stays.
     if tracing::subscriber::set_global_default(subscriber).is_ok()
         && let Some(error) = problem
     {
@@ -91,7 +91,7 @@ impl SpanData<'_> for NoSpan {
     }
 }
 
-/// Where lines go: standard error, and the file if there is one.
+/// The places for lines: standard error, and the file if there is one.
 struct Places {
     file: Option<LogFile>,
 }
@@ -134,11 +134,11 @@ fn filter(level: &str) -> LevelFilter {
     }
 }
 
-/// How the names of our own crates begin.
+/// The beginnings of the names of our own crates.
 const OURS: [&str; 8] = ["backend_", "cni_plugin", "datastore", "host", "ipam_core", "kv", "margay", "wiring"];
 
-/// What is told at this level. Of the libraries that a cluster is reached with only what may need somebody: at `debug` they
-/// tell every frame that goes over the wire.
+/// The events that are logged at this level. Of the libraries only warnings and errors are logged: at `debug` those for
+/// clusters report every frame that goes over the wire.
 fn told(level: LevelFilter) -> Targets {
     Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(OURS.map(|target| (target, level)))
 }

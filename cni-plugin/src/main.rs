@@ -1,5 +1,5 @@
-//! Both plugins: `margay-cni`, the main one, which also runs under the name `calico`; and `margay-ipam`, also `calico-ipam`.
-//! The program is the one that it is called by.
+//! Both plugins: `margay-cni`, the main one, which also runs under the name `calico`; and `margay-ipam`, also
+//! `calico-ipam`. The name by which the program is called decides.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -8,8 +8,8 @@ use cni_plugin::served::Served;
 use cni_plugin::wired::remover;
 use cni_plugin::{Invocation, Kind, Outcome, answer_option, install_hook, run, wired};
 
-/// musl's own allocator asks the kernel again and again. Those made for servers prepare for more than a call of a few
-/// milliseconds ever asks for, which takes a tenth of its time.
+/// musl's own allocator asks the kernel again and again. Allocators for servers prepare for more than a call of a few
+/// milliseconds ever needs, which takes a tenth of its time.
 #[cfg(target_env = "musl")]
 #[global_allocator]
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     };
     match print(&outcome) {
         Ok(()) => ExitCode::from(outcome.exit),
-        // Nobody can be told more than the exit status says. What ADD assigned stays assigned until the runtime's DEL.
+        // Only the exit status can report this. The addresses that ADD assigned stay assigned until the runtime's DEL.
         Err(_) => ExitCode::FAILURE,
     }
 }

@@ -15,11 +15,11 @@ pub(crate) use decoder::Decoder;
 /// How long a call on a cluster's store may take if the configuration does not say.
 const DEFAULT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a configuration says of its own that concerns address management. What is absent is empty.
+/// The members of a configuration that concern address management. An absent one is empty.
 ///
-/// It is read as Go reads it into Calico's structure: upper and lower case are the same in names, members that nobody
-/// knows are left aside, null is as good as absent, the last of several wins, and the first value of a wrong type is
-/// the error. The settings of bridged networks stay as they are until ADD needs them, so that a DEL never fails on them.
+/// It is read as Go reads it into Calico's structure: upper and lower case are the same in names, unknown members are
+/// ignored, null counts as absent, the last of several wins, and the first value of a wrong type is the error. The
+/// settings of secondary networks stay as they are until ADD needs them, so that a DEL never fails on them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NetConf {
     pub(crate) name: String,
@@ -95,7 +95,7 @@ pub(crate) fn check_name(text: &[u8]) -> Result<Json> {
 }
 
 impl NetConf {
-    /// Reads what concerns us.
+    /// Reads the members that concern the plugin.
     ///
     /// # Errors
     /// Code 999 with Go's text for the first value of a wrong type.
@@ -187,7 +187,7 @@ impl NetConf {
     }
 }
 
-/// The object `policy`: only what is about the Kubernetes API.
+/// The object `policy`: only the members about the Kubernetes API.
 #[derive(Clone, Default)]
 pub(crate) struct Policy {
     pub(crate) kind: String,

@@ -11,12 +11,12 @@ thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Makes panics silent in the whole process. What catches one says what it was: [`run`](crate::run) in its error, a store's
-/// adapter in its own.
+/// Makes panics silent in the whole process. The code that catches one reports it: [`run`](crate::run) in its error, a
+/// store's adapter in its own.
 pub fn install_hook() {
     panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string);
-        // A thread that is being torn down has no such variable any more; then the place is not told.
+        // A thread that is being torn down has no such variable any more; then the place is not reported.
         let _ = PLACE.try_with(|last| last.replace(place));
     }));
 }

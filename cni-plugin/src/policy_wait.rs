@@ -10,7 +10,7 @@ use crate::error::{CniError, Result};
 
 /// Where Felix makes the files if the configuration does not say.
 const FOLDER: &str = "/var/run/calico/endpoint-status";
-/// How often the file is looked for. A look costs a few microseconds, and Felix takes longer.
+/// The pause between two checks for the file. A check costs a few microseconds, and Felix takes longer.
 const INTERVAL: Duration = Duration::from_millis(20);
 /// The characters that Go escapes in a part of a URL's path: all but letters, digits and these.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC

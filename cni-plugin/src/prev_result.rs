@@ -1,4 +1,4 @@
-//! The result of an earlier ADD, as CHECK and DEL are given it.
+//! The result of an earlier ADD, as CHECK and DEL get it.
 
 use std::net::IpAddr;
 

@@ -1,7 +1,7 @@
-//! What the verbs ask of an allocator, and what it answers.
+//! The requests of the verbs to an allocator, and its answers.
 //!
 //! Everything here was checked by the protocol layer as far as that goes without a store. No setting of the
-//! configuration has to be looked up elsewhere.
+//! configuration must be read elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,51 +21,52 @@ use time::OffsetDateTime;
 use crate::error::Result;
 use crate::kubernetes::Kubernetes;
 
-/// Keeps the books of addresses: what the verbs do once the protocol is settled.
+/// Keeps the books of addresses: the work of the verbs once the protocol is settled.
 ///
 /// Calls are synchronous and come one per process. An implementation opens the store at the request's location and closes
 /// it before it returns: the process may end right after.
 pub trait Allocator {
-    /// Assigns all that is asked for, or nothing: the wanted addresses, and as many others of each family as are asked
-    /// for.
+    /// Assigns all that is requested, or nothing: the wanted addresses, and as many others of each family as are
+    /// requested.
     ///
-    /// The same attachment that asks the same again gets the same answer; only on a Calico network a repeated wanted
-    /// address is an error, as it is for Calico. What is returned is committed: it stays assigned even if the result never
-    /// reaches the runtime, until a DEL.
+    /// An attachment that repeats its request gets the same answer; only on a Calico network a repeated wanted address
+    /// is an error, as it is for Calico. The returned addresses are committed: they stay assigned until a DEL, even if
+    /// the result never reaches the runtime.
     ///
     /// # Errors
     /// The error is printed as it is. On a Calico network its texts are Calico's, with code 999.
     fn add(&self, request: &AddRequest) -> Result<Vec<Assigned>>;
 
-    /// Releases what the attachment holds; that nothing is there, not even a store, is success.
+    /// Releases the addresses that the attachment holds. If there are none, or not even a store, that is success.
     ///
     /// # Errors
     /// The error is printed as it is; the runtime will call again.
     fn del(&self, request: &DelRequest) -> Result<()>;
 
-    /// Compares what the attachment believes to have with what is recorded; changes nothing. That it has something else,
-    /// or nothing at all, is not an error here, and neither is a store that others have all the time.
+    /// Compares the addresses that the attachment expects to have with the recorded ones; changes nothing. Other
+    /// addresses, or none at all, are not an error here, and neither is a store that other processes keep locked.
     ///
     /// # Errors
     /// The error is printed as it is; code 11 if the store could not be reached.
     fn check(&self, request: &CheckRequest) -> Result<Checked>;
 
-    /// Looks whether such an ADD can be served; changes nothing. Neither a store that others have all the time nor the lack
-    /// of a free address is an error.
+    /// Checks whether such an ADD can be served; changes nothing. Neither a store that other processes keep locked nor
+    /// the lack of a free address is an error.
     ///
     /// # Errors
-    /// Why no ADD can be served: the store, or the configuration. It is printed with code 50.
+    /// The reason why no ADD can be served: the store, or the configuration. It is printed with code 50.
     fn status(&self, request: &AddRequest) -> Result<()>;
 
-    /// Releases what the node holds in the network and the list does not have; that nothing is there, not even a store, is
-    /// success. What is too young or of no age, and what is not ours, stays and is counted.
+    /// Releases the addresses that the node holds in the network for attachments that are not in the list. If there are
+    /// none, or not even a store, that is success. An address that is too young, of unknown age or not ours stays, and
+    /// is counted.
     ///
     /// # Errors
     /// The error is printed as it is; the runtime will call again.
     fn gc(&self, request: &GcRequest) -> Result<Collected>;
 }
 
-/// Where the store is, and the lock that goes with it.
+/// The location of the store, and the lock that goes with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreAt {
     /// The store.
@@ -77,22 +78,22 @@ pub struct StoreAt {
     pub patience: Duration,
 }
 
-/// What ADD asks for.
+/// The request of an ADD.
 #[derive(Clone, Debug)]
 pub struct AddRequest {
     /// The store.
     pub store: StoreAt,
-    /// Who asks.
+    /// The attachment that gets the addresses.
     pub attachment: Attachment,
-    /// What to record with each address: Calico's `node`, `timestamp`, for a pod `pod` and `namespace`, and our own
-    /// `margay.io/net`, `margay.io/ifname` and, if known, `margay.io/boot`. The timestamp is that of this call, so an equal request
-    /// made later differs in it.
+    /// The attributes to record with each address: Calico's `node`, `timestamp`, for a pod `pod` and `namespace`, and
+    /// our own `margay.io/net`, `margay.io/ifname` and, if known, `margay.io/boot`. The timestamp is that of this call,
+    /// so an equal request made later differs in it.
     pub attributes: BTreeMap<String, String>,
     /// The namespace for selectors: the pod's, else `default`.
     pub namespace: String,
-    /// Where the labels of that namespace are looked up if a pool is chosen by them; `None` if it has none.
+    /// The API in which the labels of that namespace are looked up if a pool is chosen by them; `None` if it has none.
     pub namespaces: Option<Kubernetes>,
-    /// Addresses that must be assigned, each once. On a Calico network, if there are any, nothing else is asked for.
+    /// Addresses that must be assigned, each once. On a Calico network, if there are any, nothing else is requested.
     pub wanted: Vec<IpAddr>,
     /// How many IPv4 addresses to choose beside the wanted ones: 0 or 1.
     pub count_v4: u32,
@@ -104,23 +105,23 @@ pub struct AddRequest {
     pub pools_v6: Vec<String>,
     /// The most blocks of a family that this host may have for this request; `None` leaves it to the store's settings.
     pub max_blocks: Option<u32>,
-    /// What kind of network it is.
+    /// The kind of network.
     pub network: Network,
-    /// The virtual machine whose address the pod is to have, on a Calico network.
+    /// The virtual machine whose address the pod gets, on a Calico network.
     pub vm: Option<VmPod>,
 }
 
-/// What kind of network the addresses are for.
+/// The kind of network that the addresses are for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Network {
     /// Routed, with Calico's rules and errors.
     Calico,
     /// One IP subnet on a wire: exactly one pool per family, in which network, broadcast and gateway address are never
-    /// given to a container.
+    /// assigned to a container.
     Bridged(Bridged),
 }
 
-/// What a bridged network says of its pools.
+/// The settings of a secondary network for its pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bridged {
     /// The gateway of the IPv4 pool.
@@ -137,22 +138,23 @@ pub struct Bridged {
 pub struct OwnPool {
     /// The subnet, without host bits; at most /30 or /126.
     pub subnet: IpNet,
-    /// What may be given out: first and last address of each range, in ascending order, apart from each other, inside
-    /// of the subnet. Never empty.
+    /// The assignable addresses: first and last address of each range, in ascending order, apart from each other,
+    /// inside the subnet. Never empty.
     pub ranges: Vec<(IpAddr, IpAddr)>,
 }
 
-/// What DEL asks for.
+/// The request of a DEL.
 #[derive(Clone, Debug)]
 pub struct DelRequest {
     /// The store.
     pub store: StoreAt,
-    /// Whose addresses to release.
+    /// The attachment whose addresses are released.
     pub attachment: Attachment,
     /// The handle under which old versions of Calico recorded the same container: `<namespace>.<pod>`, or the bare
     /// container id.
     pub old_handle: String,
-    /// The addresses that the runtime says it has, if it says so: where to look first. All that it has is released.
+    /// The addresses that the runtime reports for it, if it does: their blocks are read first. All that it has is
+    /// released.
     pub addresses: Vec<IpAddr>,
     /// The virtual machine whose address the pod had, on a Calico network.
     pub vm: Option<VmPod>,
@@ -160,29 +162,29 @@ pub struct DelRequest {
     pub endpoint: Option<EndpointOf>,
 }
 
-/// What CHECK asks for.
+/// The request of a CHECK.
 #[derive(Clone, Debug)]
 pub struct CheckRequest {
     /// The store.
     pub store: StoreAt,
-    /// Whose addresses to look for.
+    /// The attachment whose addresses are compared.
     pub attachment: Attachment,
     /// The handle under which old versions of Calico recorded the same container.
     pub old_handle: String,
-    /// The addresses that it believes to have.
+    /// The addresses that it expects to have.
     pub addresses: Vec<IpAddr>,
 }
 
-/// What came of a comparison.
+/// The outcome of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Checked {
-    /// What is recorded.
+    /// The comparison with the recorded addresses.
     Compared(Comparison),
-    /// The store was not asked, or could not tell; this is why.
+    /// The store was not queried, or could not answer, for this reason.
     Unknown(String),
 }
 
-/// What GC asks for.
+/// The request of a GC.
 #[derive(Clone, Debug)]
 pub struct GcRequest {
     /// The store.
@@ -191,22 +193,22 @@ pub struct GcRequest {
     pub network: String,
     /// The node's name.
     pub node: String,
-    /// The attachments that there are, as container ids and interfaces; none is a list, too.
+    /// The attachments that there are, as container ids and interfaces; an empty list counts, too.
     pub valid: BTreeSet<(String, String)>,
     /// The time of the call.
     pub now: OffsetDateTime,
 }
 
-/// What GC did.
+/// The outcome of a GC.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Collected {
     /// The addresses that were released.
     pub released: Vec<IpAddr>,
-    /// How many were given anew or given back meanwhile.
+    /// How many were assigned anew or released meanwhile.
     pub changed: usize,
     /// How many are younger than a minute: the list may be older.
     pub young: usize,
-    /// How many say nothing of their age, or are dated ahead.
+    /// How many have no readable age, or are dated ahead.
     pub undated: usize,
     /// How many of the node's addresses carry no attributes of ours.
     pub unmarked: usize,
@@ -221,6 +223,6 @@ pub struct Assigned {
     pub block_prefix: u8,
     /// The prefix length of the pool that it is in.
     pub pool_prefix: u8,
-    /// The pool's gateway, on a bridged network that has one.
+    /// The pool's gateway, on a secondary network that has one.
     pub gateway: Option<IpAddr>,
 }

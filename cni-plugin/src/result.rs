@@ -1,4 +1,4 @@
-//! What ADD prints, in each version of CNI.
+//! The output of ADD, in each version of CNI.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ pub(crate) struct Route {
     pub(crate) options: RouteOptions,
 }
 
-/// What a route may say beside its way; printed from CNI 0.3.0 on.
+/// The members of a route beside its destination and gateway; printed from CNI 0.3.0 on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct RouteOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,14 +69,15 @@ impl AddResult {
         Ok(Self { ips, routes })
     }
 
-    /// The same without routes: what Calico answers to the target of a migration, whose traffic is to go on to the source.
+    /// The same without routes: Calico's answer to the target of a migration, whose traffic must still go to the
+    /// source.
     pub(crate) fn without_routes(mut self) -> Self {
         self.routes.clear();
         self
     }
 
-    /// What host-local would answer: the mask of the pool if not the block's is asked for, the gateway, the configured
-    /// routes.
+    /// The result as host-local would have it: the mask of the pool unless the block's is configured, the gateway, the
+    /// configured routes.
     ///
     /// # Errors
     /// A prefix length that the allocator cannot mean.
@@ -172,7 +173,7 @@ impl AddResult {
     }
 }
 
-/// Which of the two forms a result of CNI 0.3.0 and later has.
+/// The form of a result of CNI 0.3.0 and later.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     /// Before 1.0.0.
@@ -181,7 +182,7 @@ enum Form {
     Since100,
 }
 
-/// The object `dns`, of which we never say anything.
+/// The object `dns`, which is always empty.
 #[derive(Serialize)]
 struct Dns {}
 

@@ -36,12 +36,12 @@ const MAX_STDIN: u64 = 4 << 20;
 /// The lock file of Calico's plugins.
 const DEFAULT_LOCK_FILE: &str = "/var/run/calico/ipam.lock";
 
-/// Where the log goes.
+/// The destination of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logging {
     /// To standard error and, if configured, to a file, for the rest of the process.
     Process,
-    /// Nowhere, or wherever the caller has arranged for.
+    /// Nowhere, or to a place that the caller has arranged.
     Untouched,
 }
 
@@ -54,7 +54,7 @@ pub struct Invocation {
     pub environment: Environment,
     /// The machine.
     pub host: Host,
-    /// Where the log goes.
+    /// The destination of the log.
     pub logging: Logging,
 }
 
@@ -99,7 +99,7 @@ impl Name {
 }
 
 impl Invocation {
-    /// That of this process.
+    /// The invocation of this process.
     pub fn of_this_process() -> Self {
         Self {
             name: Name::from_argument(std::env::args_os().next().as_deref()),
@@ -110,7 +110,7 @@ impl Invocation {
     }
 }
 
-/// What the process has to print and to return.
+/// The output of the process, and its exit status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// The exit status: 0 or 1.
@@ -121,7 +121,7 @@ pub struct Outcome {
     pub stderr: String,
 }
 
-/// Does what the environment asks for. Every error, a panic included, becomes CNI's error JSON.
+/// Carries out the verb that the environment names. Every error, a panic included, becomes CNI's error JSON.
 pub fn run(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allocator) -> Outcome {
     if invocation.environment.get("CNI_COMMAND").is_none() {
         return Outcome { exit: 0, stdout: String::new(), stderr: about() };
@@ -196,7 +196,7 @@ pub(crate) fn read(stdin: &mut dyn Read) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Whose rules a network follows.
+/// The rules that a network follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rules {
     Calico,
@@ -256,7 +256,7 @@ impl<'a> Context<'a> {
         let request = AddRequest { vm, ..self.add_request(identity, network, wanted) };
         let chosen = request.count_v4 + request.count_v6;
         check_counts(version, &request.wanted, chosen)?;
-        // Nothing asked for needs no store, as for Calico; a virtual machine may have something.
+        // An ADD without addresses needs no store, as for Calico; a virtual machine may have some.
         let nothing = request.wanted.is_empty() && chosen == 0 && request.vm.is_none();
         let assigned = if nothing { Vec::new() } else { allocator.add(&request)? };
         let result = match &settings {
@@ -269,7 +269,7 @@ impl<'a> Context<'a> {
         result.to_json(version)
     }
 
-    /// What an ADD asks for.
+    /// The request of an ADD.
     pub(crate) fn add_request(&self, identity: Identity, network: Network, wanted: Vec<IpAddr>) -> AddRequest {
         let (count_v4, count_v6) = self.counts(&network, &wanted);
         AddRequest {
@@ -289,10 +289,10 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// DEL. What is held is released also if the container's namespace is said to be our own, and the error comes after: a
-    /// process id in such a path may belong to a process of the host by now, and without the release the address would never
-    /// come back, however often the runtime calls. So is what the container itself holds if it cannot be known whether the
-    /// address is a virtual machine's.
+    /// DEL. The container's addresses are released also if its namespace is said to be our own, and the error comes
+    /// after: a process id in such a path may belong to a process of the host by now, and without the release the
+    /// address would never come back, however often the runtime calls. The container's own addresses are also released
+    /// if it cannot be known whether the address is a virtual machine's.
     fn del(&mut self, allocator: &dyn Allocator) -> Result<String> {
         let own_netns = self.is_own_netns();
         let (_, identity) = self.identify()?;
@@ -335,7 +335,7 @@ impl<'a> Context<'a> {
         Ok((args, identity))
     }
 
-    /// The settings of a bridged network; `None` on one of Calico's.
+    /// The settings of a secondary network; `None` on one of Calico's.
     pub(crate) fn bridged_settings(&self) -> Result<Option<BridgedSettings>> {
         if self.rules == Rules::Calico {
             if is_routed(&self.conf) {
@@ -351,8 +351,8 @@ impl<'a> Context<'a> {
         Ok(Some(settings))
     }
 
-    /// How many addresses of each family to choose. Where the configuration defines pools, their families are meant. On a
-    /// bridged network a wanted address takes the place of a chosen one; on Calico's they take the place of all.
+    /// How many addresses of each family to choose. Where the configuration defines pools, their families are meant. On
+    /// a secondary network a wanted address takes the place of a chosen one; on Calico's they take the place of all.
     pub(crate) fn counts(&self, network: &Network, wanted: &[IpAddr]) -> (u32, u32) {
         let ipam = &self.conf.ipam;
         let own_pools = match network {
@@ -378,7 +378,7 @@ fn is_routed(conf: &NetConf) -> bool {
     matches!(conf.plugin.as_str(), "calico" | "margay-cni")
 }
 
-/// Where a configuration has its store, and what goes with it.
+/// The store of a configuration, with its lock file and its time.
 ///
 /// # Errors
 /// Code 7 for a deadline that is none.
@@ -387,7 +387,7 @@ pub(crate) fn store_at(conf: &NetConf, location: Location) -> Result<StoreAt> {
     Ok(StoreAt { location, lock_file: lock_file.into(), patience: conf.patience()? })
 }
 
-/// Refuses what a result before 0.3.0 cannot tell, before anything is assigned.
+/// Refuses addresses that a result before 0.3.0 cannot express, before anything is assigned.
 fn check_counts(version: &str, wanted: &[IpAddr], chosen: u32) -> Result<()> {
     if !versions::is_before(version, "0.3.0") {
         return Ok(());

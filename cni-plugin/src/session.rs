@@ -32,7 +32,7 @@ pub(crate) struct Session {
     runtime: Runtime,
 }
 
-/// A session that gave the store to other processes for a while.
+/// A session that has closed the store for other processes for a while.
 #[derive(Debug)]
 pub(crate) struct Paused {
     location: Location,
@@ -63,7 +63,7 @@ impl Session {
         (self.location == *location && self.open.served().is_none()).then_some(&self.open)
     }
 
-    /// True if other processes have to wait for the store.
+    /// True if other processes must wait for the store.
     pub(crate) fn is_exclusive(&self) -> bool {
         self.open.embedded().is_some()
     }
@@ -73,7 +73,7 @@ impl Session {
         ipam_on(self.store(), &self.location, self.open.etcd())
     }
 
-    /// When the call has to be over.
+    /// The moment at which the call must be over.
     pub(crate) fn deadline(&self) -> Deadline {
         self.deadline
     }
@@ -104,7 +104,7 @@ impl Paused {
         self.runtime.block_on(future)
     }
 
-    /// When the call has to be over.
+    /// The moment at which the call must be over.
     pub(crate) fn deadline(&self) -> Deadline {
         self.deadline
     }

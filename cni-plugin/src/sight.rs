@@ -1,10 +1,10 @@
-//! What is in use on this machine, for an ADD that finds no room.
+//! The evidence of this machine, for an ADD that finds no room.
 
 use async_trait::async_trait;
 use ipam_core::gc::{Evidence, Live};
 use tokio::sync::oneshot;
 
-/// This machine, looked at when it is asked.
+/// This machine, scanned when its evidence is requested.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sight;
 

@@ -9,7 +9,7 @@ use crate::run::Context;
 /// No container has this id, since ids begin with a letter or a digit.
 const NOBODY: &str = "-status";
 
-/// Whatever is wrong, it is told with the one code that says so.
+/// Sets the one code that STATUS has for every error.
 pub(crate) fn unavailable(error: CniError) -> CniError {
     error.with_code(Code::Unavailable)
 }

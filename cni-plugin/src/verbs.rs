@@ -1,4 +1,4 @@
-//! The verbs on an open store: what a plugin by itself and the daemon do alike.
+//! The verbs on an open store: the work that a plugin by itself and the daemon do alike.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,11 +18,11 @@ use crate::run::Rules;
 /// The request of a DEL.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Del {
-    /// Whose addresses to release.
+    /// The attachment whose addresses are released.
     pub attachment: Attachment,
     /// The handle under which old versions of Calico recorded the same container.
     pub old_handle: String,
-    /// The addresses that the runtime says it has.
+    /// The addresses that the runtime reports for it.
     pub addresses: Vec<IpAddr>,
     /// The stored endpoint to delete in the same commit.
     pub endpoint: Option<EndpointOf>,
@@ -38,11 +38,11 @@ impl Del {
 /// The request of a CHECK.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
-    /// Whose addresses to look for.
+    /// The attachment whose addresses are compared.
     pub attachment: Attachment,
     /// The handle under which old versions of Calico recorded the same container.
     pub old_handle: String,
-    /// The addresses that it believes to have.
+    /// The addresses that it expects to have.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -73,7 +73,7 @@ impl Gc {
     }
 }
 
-/// The rules of the network that asks.
+/// The rules of the request's network.
 pub(crate) fn rules(request: &AssignRequest) -> Rules {
     if request.bridge.is_some() { Rules::Bridged } else { Rules::Calico }
 }
@@ -97,7 +97,7 @@ pub(crate) async fn compare(ipam: &Ipam, check: &Check, deadline: Deadline) -> R
     let compared: ipam_core::Result<Comparison> =
         ipam.compare(attachment, std::slice::from_ref(old_handle), addresses, deadline).await;
     match compared {
-        // A foreign writer's document, which says nothing.
+        // A foreign writer's document, which proves nothing.
         Err(ipam_core::Error::Malformed(error)) => Ok(Checked::Unknown(error.to_string())),
         Err(error) => Err(explain(error, Rules::Calico)),
         Ok(comparison) => Ok(Checked::Compared(comparison)),
@@ -118,7 +118,7 @@ pub(crate) async fn would_assign(ipam: &Ipam, request: &AssignRequest, deadline:
     }
 }
 
-/// GC. Releases what the list does not have, a commit for each block.
+/// GC. Releases the addresses of attachments that the list does not have, with a commit for each block.
 pub(crate) async fn collect(ipam: &Ipam, request: &Gc, deadline: Deadline) -> Result<Collected, Failure> {
     let failed = |error| explain(error, Rules::Calico);
     let Ok(now) = OffsetDateTime::from_unix_timestamp_nanos(request.now) else { return Ok(Collected::default()) };

@@ -1,4 +1,4 @@
-//! CNI versions: which the plugin speaks, and which verbs a configuration's version allows.
+//! The CNI versions that the plugin speaks, and the verbs that a configuration's version allows.
 
 use crate::error::{CniError, Code, Result};
 use crate::gojson::{Json, quoted, quoted_list};
@@ -9,7 +9,7 @@ pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "
 /// The newest version that the plugin knows.
 const NEWEST: &str = "1.1.0";
 
-/// What VERSION prints, newline included. It does not depend on the configuration.
+/// The output of VERSION, newline included. It does not depend on the configuration.
 pub(crate) fn version_reply() -> String {
     let supported: Vec<_> = SUPPORTED.iter().map(|version| quoted(version)).collect();
     format!("{{\"cniVersion\":{},\"supportedVersions\":[{}]}}\n", quoted(NEWEST), supported.join(","))

@@ -8,15 +8,15 @@ use std::path::Path;
 use crc::{CRC_32_ISO_HDLC, Crc, Table};
 use uuid::Uuid;
 
-/// The checksum of what is in such files, and of their names. It asks nothing of the processor, as faster ones do in each process
-/// anew, which takes longer in a virtual machine than the few kilobytes here.
+/// The checksum of the content of such files, and of their names. Faster ones query the processor in each process anew,
+/// which takes longer in a virtual machine than the few kilobytes here.
 pub(crate) static CRC_32: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
 
-/// Writes a file (mode 0600) that is not there yet, in a folder that is made if it is missing (mode 0700). Who reads it
+/// Writes a file (mode 0600) that is not there yet, in a folder that is made if it is missing (mode 0700). A reader
 /// meanwhile finds a part of it.
 ///
 /// # Errors
-/// What keeps it from being written; nothing is left of it then.
+/// The error that stops the write; nothing is left of the file then.
 pub(crate) fn create(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let path = folder.join(name);
     let open = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
@@ -33,16 +33,16 @@ pub(crate) fn create(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> 
     };
     let written = opened.and_then(|mut file| file.write_all(bytes));
     if written.as_ref().is_err_and(|error| error.kind() != ErrorKind::AlreadyExists) {
-        // What went wrong is told; that something is left of it does no harm.
+        // The caller gets the error of the write. A remainder of the file does no harm.
         let _ = fs::remove_file(&path);
     }
     written
 }
 
-/// Writes or replaces a file, otherwise as [`create`]. Who reads it finds it whole, as it is or as it was.
+/// Writes or replaces a file, otherwise as [`create`]. A reader finds it whole, as it is or as it was.
 ///
 /// # Errors
-/// What keeps it from being written; nothing has changed then.
+/// The error that stops the write; nothing has changed then.
 pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let unfinished = format!("{name}.{}.tmp", Uuid::new_v4().simple());
     create(folder, &unfinished, bytes)?;
@@ -56,14 +56,14 @@ pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()>
 /// Reads a file of at most so many bytes.
 ///
 /// # Errors
-/// What keeps it from being read; that it is larger.
+/// The file cannot be read, or is larger.
 pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let read = File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
     if read as u64 > most { Err(io::Error::other("the file is too large")) } else { Ok(bytes) }
 }
 
-/// A checksum of texts, for the name of a file: equal ones have the same, and few others.
+/// A checksum of texts, for the name of a file: equal texts have the same checksum, and few others.
 pub(crate) fn name_of(parts: &[&str]) -> String {
     let mut sum = CRC_32.digest();
     for part in parts {

@@ -38,8 +38,8 @@ impl From<Failure> for CniError {
     }
 }
 
-/// The error as the runtime gets it. An error that the configuration of a bridged network can mend has code 7; on a network
-/// of Calico's the allocator's errors are plain ones, as Calico's are.
+/// The error as the runtime gets it. An error that the configuration of a secondary network can mend has code 7; on a
+/// network of Calico's the allocator's errors are plain ones, as Calico's are.
 pub(crate) fn explain(error: ipam_core::Error, rules: Rules) -> Failure {
     match error {
         ipam_core::Error::Store(error) => error.into(),
@@ -47,7 +47,7 @@ pub(crate) fn explain(error: ipam_core::Error, rules: Rules) -> Failure {
         ipam_core::Error::Bridge(error @ BridgeError::GatewayInUse { .. }) => {
             CniError::internal(error.to_string()).into()
         }
-        // Nothing was done, and the runtime asks again.
+        // Nothing was done, and the runtime calls again.
         ipam_core::Error::Filling(filling) => CniError::new(Code::TryAgain, filling.to_string()).into(),
         ipam_core::Error::Bridge(error) => CniError::config(error.to_string()).into(),
         error => {

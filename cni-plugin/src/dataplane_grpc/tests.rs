@@ -62,7 +62,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, reply: Reply, calls:
     }
 }
 
-/// A server on a socket of the file system, and what it was asked.
+/// A server on a socket of the file system, and its requests.
 struct Server {
     folder: tempfile::TempDir,
     calls: Calls,

@@ -10,7 +10,7 @@
 //! | a pending commit of another attachment, or on another store | it stays, unread if its name shows that |
 //! | a pending commit on this cluster, of a call with other endpoints | it is found: it has the cluster's id |
 //! | a file that was not finished | it stays, and the log says so: its transaction was never sent |
-//! | a pending commit of an earlier version, for several attachments | it is settled for the caller's, if it was sent |
+//! | an earlier version's, for several attachments | it is settled for the caller's attachment, if it was sent |
 //! | a file that is damaged or in another version's form | it stays, and the log says so |
 //! | no folder | there are no pending commits |
 

@@ -59,7 +59,7 @@ pub(crate) struct PodFacts {
     /// Names or CIDRs of pools, not checked; an empty list is no choice.
     pub(crate) pools_v4: Option<Vec<String>>,
     pub(crate) pools_v6: Option<Vec<String>>,
-    /// If there is to be an IPv4 address, and an IPv6 address.
+    /// Whether the pod gets an IPv4 address, and an IPv6 address.
     pub(crate) families: Option<(bool, bool)>,
     /// Addresses to be had from the IPAM plugin, one of a family.
     pub(crate) ip_addrs: Option<Vec<IpAddr>>,
@@ -120,7 +120,7 @@ impl PodFacts {
         Ok(facts)
     }
 
-    /// Those of a pod that is not read: its profile is the network's.
+    /// The facts of a pod that is not read: its profile is the network's.
     pub(crate) fn of_network(network: &str) -> Self {
         Self { profiles: vec![network.to_owned()], ..Self::default() }
     }

@@ -28,7 +28,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) const CHECK_ADDRESS: &str = "check that the Kubernetes API runs, and that this host can reach it";
 
-/// Where the API is, and how it lets us in.
+/// The way to the API, and the login for it.
 pub(super) struct Api {
     pub(super) way: Way,
     /// The text before the path of a request.
@@ -47,7 +47,7 @@ pub(super) struct Api {
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) body: Bytes,
-    /// When to ask again, if the API could not take the request.
+    /// The pause before the next try, if the API could not take the request.
     pause: Option<Duration>,
 }
 
@@ -74,7 +74,7 @@ impl Api {
         }
     }
 
-    /// Asks again as often as the API wants to be asked again, as Kubernetes's own client does.
+    /// Repeats a request as often as the API wants it repeated, as Kubernetes's own client does.
     async fn insist(&mut self, path: &str, deadline: Instant) -> Result<Answer, Failure> {
         for _ in 0..RETRIES {
             let answer = self.once(path).await?;
@@ -88,7 +88,7 @@ impl Api {
 
     async fn once(&mut self, path: &str) -> Result<Answer, Failure> {
         if let Some(kept) = self.kept.take().filter(|kept| !kept.is_closed()) {
-            // The other side may close an idle connection at any time; a question may be asked twice.
+            // The other side may close an idle connection at any time; a request may be sent twice.
             if let Ok(answer) = self.exchange(kept, path).await {
                 return Ok(answer);
             }
@@ -135,7 +135,7 @@ impl Api {
         Problem::passing(format!("the connection to {} broke: {error}", self.url()), CHECK_ADDRESS)
     }
 
-    /// The refusal in an answer; what it says has no secret of ours in it, and is not long.
+    /// The refusal in an answer; its text has no secret of ours in it, and is not long.
     pub(super) fn status(&self, answer: &Answer) -> Status {
         let mut status: Status = serde_json::from_slice(&answer.body).unwrap_or_default();
         if !self.secret.is_empty() {
@@ -158,14 +158,14 @@ impl Api {
         }
     }
 
-    /// Go's text for a path that cannot be asked for because there is no connection.
+    /// Go's text for a path that cannot be requested because there is no connection.
     pub(super) fn no_connection(&self, path: &str, error: &std::io::Error) -> String {
         // As Go says it: without the number.
         let reason = error.to_string().to_lowercase();
         let reason = reason.split(" (os error").next().unwrap_or_default();
         let first = self.way.first();
         let by = if self.way.proxy.is_some() { "proxyconnect tcp: " } else { "" };
-        // What has no number comes from looking up the name.
+        // An error without a number comes from the lookup of the name.
         let what = match error.raw_os_error() {
             Some(_) => format!("dial tcp {}: connect: {reason}", first.with_port()),
             None => format!("dial tcp: lookup {}: {reason}", first.host),
@@ -174,7 +174,7 @@ impl Api {
     }
 }
 
-/// When the time that is left is over.
+/// The moment when the time that is left is over.
 pub(super) fn deadline(left: Duration) -> Instant {
     Instant::now() + left.min(LONGEST)
 }

@@ -21,7 +21,7 @@ pub(crate) struct Client {
 }
 
 impl Kubernetes {
-    /// A client for the API, for any number of questions. Files are read, and nothing is asked yet.
+    /// A client for the API, for any number of requests. Files are read, and nothing is sent yet.
     ///
     /// # Errors
     /// Code 999. Calico's texts where the configuration says nothing, or names a kubeconfig that is not there.
@@ -67,7 +67,7 @@ impl Client {
         self.object("nodes", &[name], &format!("/api/v1/nodes/{name}"), left, pod_cidrs).await
     }
 
-    /// Asks for the version, to see if the API answers. It is told to take no longer than two seconds.
+    /// Requests the version, to see if the API answers. The request limits the API to two seconds.
     ///
     /// # Errors
     /// As [`namespace`](Self::namespace).

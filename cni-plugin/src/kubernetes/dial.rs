@@ -100,7 +100,7 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// `tls` is asked for with an address of https alone. `server_name` is the name in the server's certificate, if not its
+    /// `tls` is called for an address of https alone. `server_name` is the name in the server's certificate, if not its
     /// host's. `None` if that is no name.
     pub(super) fn new(
         address: Address,

@@ -15,7 +15,7 @@ use super::tls::{self, Trust};
 use crate::error::{CniError, Code, Result};
 use crate::gojson::quoted;
 
-/// How often a gate is asked, and for how long, as in Calico's plugin. That one asks for the first time after a pause.
+/// How often a gate is queried, and for how long, as in Calico's plugin. That one begins with a pause.
 const PACE: Pace = Pace { interval: Duration::from_secs(5), longest: Duration::from_secs(30) };
 
 #[derive(Clone, Copy)]
@@ -73,7 +73,7 @@ impl Gate {
         Ok(Self { way: way.ok_or_else(no_uri)?, uri })
     }
 
-    /// Asks until the gate is open; `last` is why it was not.
+    /// Queries the gate until it is open; `last` is the reason why it was not.
     async fn opens(&self, pause: Duration, last: &mut String) {
         let mut tries = interval(pause);
         // A try that took longer is not made up for.

@@ -38,7 +38,7 @@ impl HostLocal {
         Ok(Self { conf })
     }
 
-    /// True if a subnet is to be a range of the node's: ADD for a pod needs those.
+    /// True if a subnet stands for a range of the node: ADD for a pod needs those ranges.
     pub(crate) fn wants_pod_cidrs(&self) -> bool {
         subnets(&self.conf["ipam"]).any(|subnet| placeholder(subnet).is_some())
     }
@@ -70,9 +70,9 @@ impl HostLocal {
         Ok(self)
     }
 
-    /// For DEL, which host-local does by the container's id alone: a network that holds every address stands for the node's
-    /// range, without a question to the API. It is left out beside another range of its family, because newer versions of
-    /// host-local refuse ranges that overlap, and so would never release an address.
+    /// For DEL, which host-local does by the container's id alone: a network that holds every address stands for the
+    /// node's range, without a request to the API. It is left out beside another range of its family, because newer
+    /// versions of host-local refuse ranges that overlap, and so would never release an address.
     pub(crate) fn for_del(mut self) -> Self {
         let mut taken = [false, false];
         for subnet in subnets(&self.conf["ipam"]).chain(ranges_of_runtime(&self.conf)) {
@@ -105,8 +105,8 @@ impl HostLocal {
         self
     }
 
-    /// The routes of a pod's container: the destinations in `ipam.routes`, in order, or the default routes. Gateways are left
-    /// aside: everything goes through the host.
+    /// The routes of a pod's container: the destinations in `ipam.routes`, in order, or the default routes. Gateways
+    /// are ignored: everything goes through the host.
     ///
     /// # Errors
     /// Calico's, code 999, for what is no list of destinations. Calico panics for an element that is no object.
@@ -142,7 +142,7 @@ impl HostLocal {
     }
 }
 
-/// The default routes of both families. A container has that of a family in which it has an address.
+/// The default routes of both families. A container has the one of each family in which it has an address.
 pub(crate) fn default_routes() -> Vec<IpNet> {
     PLACEHOLDERS.iter().filter_map(|(_, net)| net.parse().ok()).collect()
 }
@@ -190,7 +190,7 @@ fn destination(route: &Value) -> Result<Option<IpNet>, String> {
     }
 }
 
-/// The family of the node's range that a subnet is to be.
+/// The family of the node's range for which a subnet stands.
 fn placeholder(subnet: &Value) -> Option<usize> {
     let text = subnet.as_str()?;
     PLACEHOLDERS.iter().position(|(name, _)| text.eq_ignore_ascii_case(name))
@@ -200,7 +200,7 @@ fn family(net: &IpNet) -> usize {
     if matches!(net, IpNet::V4(_)) { V4 } else { V6 }
 }
 
-/// The subnet of an `ipam` and those of its ranges.
+/// The subnet of an `ipam`, and the subnets of its ranges.
 fn subnets(ipam: &Value) -> impl Iterator<Item = &Value> {
     let ranges = ipam["ranges"].as_array().into_iter().flatten().filter_map(Value::as_array).flatten();
     [ipam].into_iter().chain(ranges).filter_map(|range| range.get("subnet"))
@@ -236,7 +236,7 @@ mod tests {
         HostLocal::new(&Json::parse(format!(r#"{{"name":"k8s-net","ipam":{ipam}}}"#).as_bytes()).unwrap())
     }
 
-    /// The configuration that host-local is given on ADD, and on DEL.
+    /// The configuration that host-local gets on ADD, and on DEL.
     fn given(ipam: &str, cidrs: &[&str]) -> (Result<String>, String) {
         let conf = host_local(ipam).unwrap();
         assert!(conf.wants_pod_cidrs(), "{ipam}");

@@ -1,4 +1,4 @@
-//! How to get into the Kubernetes API: by a kubeconfig, by what the configuration itself says, or from within the cluster.
+//! The ways into the Kubernetes API: by a kubeconfig, by the configuration itself, or from within the cluster.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use super::problem::Problem;
 use super::tls::{self, Identity, Trust};
 use super::{Kubernetes, files};
 
-/// Where a process in the cluster finds what it is given.
+/// The folder with the credentials of a process in the cluster.
 const IN_CLUSTER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 #[derive(Default, Deserialize)]
@@ -82,10 +82,10 @@ struct User {
 }
 
 impl Kubernetes {
-    /// Where to ask, with everything read that stands in files. Requests are sent under the name `agent`.
+    /// The way to the API, with all its files read. Requests are sent under the name `agent`.
     ///
     /// The configuration beats the kubeconfig in all that it sets, as for Kubernetes's own client: another server has
-    /// its own name in its certificate, and another authority is there to be asked.
+    /// its own name in its certificate, and with another authority the check of the certificate cannot be skipped.
     pub(super) fn access(&self, agent: &'static str) -> Result<Api, Problem> {
         let (mut cluster, mut user) = match (self.kubeconfig.as_os_str().is_empty(), self.api_root.is_empty()) {
             (false, _) => read_kubeconfig(&self.kubeconfig)?,
@@ -135,7 +135,7 @@ fn parse_kubeconfig(text: &[u8], path: &Path) -> Result<(Cluster, User), Problem
     let shown = path.display();
     let wrong = |what: String| Problem::new(what, "compare it with: kubectl config view");
     let config: Kubeconfig = serde_saphyr::from_slice(text).map_err(|error| {
-        // What the parser says repeats a part of the file.
+        // The text of the parser repeats a part of the file.
         let line = error.location().map(|at| format!(" in line {}", at.line())).unwrap_or_default();
         wrong(format!("the kubeconfig {shown} cannot be read: something is wrong{line}"))
     })?;
@@ -179,7 +179,7 @@ fn connect(cluster: Cluster, user: User, agent: &'static str) -> Result<Api, Pro
         }
     };
     let login = login(user)?;
-    // What cannot be read is told before anything is asked.
+    // A credential that cannot be read is reported before any request.
     login.credential()?;
     let server_name = cluster.tls_server_name.filter(|name| !name.is_empty());
     let way = Way::new(address, proxy, server_name, || tls::config(&trust, identity.as_ref()))?;
@@ -222,7 +222,7 @@ pub(crate) fn check_kubeconfig(text: &[u8]) -> Result<(), String> {
     parse_kubeconfig(text, Path::new("/etc/kubeconfig")).map(drop).map_err(|problem| format!("{problem:?}"))
 }
 
-/// What stands in the configuration itself, or else in a file.
+/// The content in the setting itself, or else in a file.
 fn content(data: Option<&str>, file: Option<&Path>) -> Result<Option<Vec<u8>>, Problem> {
     if let Some(data) = data.filter(|data| !data.is_empty()) {
         let decoded = STANDARD.decode(data.trim());

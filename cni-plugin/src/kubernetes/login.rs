@@ -1,4 +1,4 @@
-//! How a request says who asks.
+//! The login of a request.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub(super) enum Login {
     Password(String, String),
 }
 
-/// The value of a header, and what of it is a secret.
+/// The value of a header, and the secret in it.
 pub(super) struct Credential {
     pub(super) header: HeaderValue,
     pub(super) secret: String,

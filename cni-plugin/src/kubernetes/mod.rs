@@ -1,5 +1,5 @@
-//! Questions to the Kubernetes API: the labels of a container's namespace, by which pools may be chosen, the virtual machine
-//! that a pod runs, and what a pod's endpoint is made of.
+//! Requests to the Kubernetes API: the labels of a container's namespace, by which pools may be chosen, the virtual
+//! machine that a pod runs, and the parts of a pod's endpoint.
 
 mod annotations;
 mod api;
@@ -38,7 +38,7 @@ pub(crate) use kubeconfig::check_kubeconfig;
 pub(crate) use launcher::{Instance, Launcher};
 pub(crate) use pod::Port;
 
-/// How the names of pods begin that may run a virtual machine of KubeVirt's.
+/// The beginning of the names of pods that may run a virtual machine of KubeVirt's.
 pub(crate) const LAUNCHER: &str = "virt-launcher-";
 /// The longest that the API is waited for.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
@@ -48,10 +48,11 @@ const AGENT: &str = concat!("margay-ipam/", env!("CARGO_PKG_VERSION"));
 const NO_CONFIGURATION: &str =
     "invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable";
 
-/// Where the Kubernetes API is, and how it lets us in: as far as the configuration says, the rest is in files.
+/// The way to the Kubernetes API, and the login for it, as far as the configuration has them. The content of files
+/// comes later.
 ///
-/// What is set here beats what stands in the kubeconfig, as in Calico's plugin. Without a kubeconfig and an API root it is
-/// the API of the cluster that this process runs in. `Debug` shows no secret.
+/// A value that is set here beats the kubeconfig's, as in Calico's plugin. Without a kubeconfig and an API root the API
+/// is that of the cluster in which this process runs. `Debug` shows no secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Kubernetes {
     /// `kubernetes.kubeconfig`.
@@ -71,7 +72,7 @@ pub struct Kubernetes {
 }
 
 impl fmt::Debug for Kubernetes {
-    /// Where it is, not how to get in.
+    /// The way to the API, without the login.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Kubernetes")
             .field("kubeconfig", &self.kubeconfig)
@@ -81,13 +82,13 @@ impl fmt::Debug for Kubernetes {
 }
 
 impl Kubernetes {
-    /// True if namespaces are looked up; as for Calico's plugin they are not, unless there is a kubeconfig or the policy is
-    /// Kubernetes's, and then no namespace has labels.
+    /// True if namespaces are looked up. As for Calico's plugin, that needs a kubeconfig or Kubernetes's policy;
+    /// otherwise no namespace has labels.
     pub(crate) fn are_looked_up(conf: &NetConf) -> bool {
         !conf.store.kubeconfig.is_empty() || conf.policy.kind == "k8s"
     }
 
-    /// Where the API is, as far as it is said.
+    /// The way to the API, as far as the configuration and the environment have it.
     pub(crate) fn from_conf(conf: &NetConf, environment: &Environment) -> Self {
         let policy = &conf.policy;
         let api_root = match conf.store.k8s_api_root.as_str() {
@@ -112,7 +113,8 @@ impl Kubernetes {
         self.kubeconfig.as_os_str().is_empty() && self.api_root.is_empty() && self.service.is_none()
     }
 
-    /// The virtual machine that a pod runs, by up to three requests that together take no longer than `patience`, or five seconds.
+    /// The virtual machine that a pod runs, by up to three requests that together take no longer than `patience`, or
+    /// five seconds.
     ///
     /// # Errors
     /// Code 999, with Calico's text; `details` says what to do.
@@ -177,7 +179,7 @@ fn late(api: &Api, patience: Duration) -> Problem {
     Problem::passing(what, CHECK_ADDRESS)
 }
 
-/// Why there are no labels.
+/// The reason why there are no labels.
 fn refused(api: &Api, status: StatusCode) -> Problem {
     let url = api.url();
     match status {
@@ -199,7 +201,7 @@ fn refused(api: &Api, status: StatusCode) -> Problem {
     }
 }
 
-/// True for what can be the name of an object, and so a part of a path.
+/// True for a text that can be the name of an object, and so a part of a path.
 fn is_dns_name(name: &str) -> bool {
     let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     name.chars().all(is_letter) && name.starts_with(|c: char| c.is_ascii_alphanumeric())

@@ -1,4 +1,4 @@
-//! Why the Kubernetes API did not say what was asked.
+//! The reasons why a request to the Kubernetes API has no usable answer.
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,7 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    /// A problem that somebody has to mend.
+    /// A problem that somebody must mend.
     pub(super) fn new(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { code: Code::Internal, what: what.into(), advice: advice.into() }
     }
@@ -26,7 +26,7 @@ impl Problem {
     }
 }
 
-/// Why a request has no answer. The plugins tell the first two in different words.
+/// The reason why a request has no answer. The plugins report the first two in different words.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// There is no connection.

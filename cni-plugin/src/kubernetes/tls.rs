@@ -1,4 +1,4 @@
-//! Whom to trust, and how to prove who we are.
+//! The authorities to trust, and the proof of our own identity.
 
 use std::sync::Arc;
 

@@ -14,10 +14,10 @@ use crate::error::CniError;
 use crate::request::{Checked, Collected};
 use crate::verbs::{self, Check, Del, Gc};
 
-/// A request, and for how long it is of use.
+/// A request, and the time for which it is of use.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Asked {
-    /// After that nothing is begun for it.
+    /// After that time no work is begun for it.
     pub within: Duration,
     /// The file that Calico's plugins on this host lock while they work on a cluster.
     pub lock_file: PathBuf,
@@ -34,7 +34,7 @@ pub enum Call {
     Del(Del),
     /// CHECK.
     Check(Check),
-    /// STATUS, with the ADD that is asked about.
+    /// STATUS, with the ADD that it checks.
     Status(Box<AssignRequest>),
     /// GC.
     Gc(Gc),
@@ -49,13 +49,13 @@ pub enum Answer {
     Released(Vec<IpAddr>),
     /// CHECK is done.
     Compared(Comparison),
-    /// CHECK could not tell, for this reason.
+    /// CHECK could not compare, for this reason.
     Unknown(String),
     /// An ADD can be served.
     Ready,
     /// GC is done.
     Collected(Collected),
-    /// A pool is to be chosen by the labels of the namespace. The plugin looks them up and asks again.
+    /// A pool is chosen by the labels of the namespace. The plugin looks them up and sends the request again.
     NamespaceWanted,
     /// The daemon cannot do it, for this reason. The plugin does it by itself.
     ByYourself(String),
@@ -64,7 +64,7 @@ pub enum Answer {
 }
 
 impl From<Failure> for Answer {
-    /// After an error of the store the plugin tries by itself: it knows which errors are none, and on an
+    /// After an error of the store the plugin tries by itself: it knows which errors count as success, and on an
     /// embedded store a DEL has room on a full disk.
     fn from(failure: Failure) -> Self {
         match failure {
@@ -76,8 +76,8 @@ impl From<Failure> for Answer {
 }
 
 impl Answer {
-    /// The outcome of an ADD. The daemon does not look at the machine: an ADD that finds no room is the plugin's, which may
-    /// free what earlier boots have left.
+    /// The outcome of an ADD. The daemon does not scan the machine: an ADD that finds no room is the plugin's, which
+    /// may release the leftovers of earlier boots.
     pub fn of_assignment(request: &AssignRequest, assigned: ipam_core::Result<Vec<Assigned>>) -> Self {
         match assigned {
             Ok(assigned) => Self::Assigned(assigned),

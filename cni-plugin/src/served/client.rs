@@ -21,8 +21,8 @@ use crate::verbs::{Check, Del, Gc};
 /// The least time for a call by the plugin itself after the daemon had it.
 const LEAST: Duration = Duration::from_secs(1);
 
-/// Asks the daemon of a store, if there is one. Otherwise, and whenever the daemon does not do it, the plugin does it by
-/// itself.
+/// Sends requests to the daemon of a store, if there is one. Otherwise, and whenever the daemon does not do it, the
+/// plugin does it by itself.
 #[derive(Clone, Debug, Default)]
 pub struct Served {
     alone: StoreAllocator,
@@ -39,7 +39,7 @@ enum Came {
     Lost,
 }
 
-/// Asks the daemon.
+/// Sends a request to the daemon.
 fn ask(at: &StoreAt, call: Call, within: Duration) -> Came {
     let location = &at.location;
     let Some(socket) = socket(location) else { return Came::Nowhere };
@@ -67,7 +67,7 @@ fn ask(at: &StoreAt, call: Call, within: Duration) -> Came {
     }
 }
 
-/// Asks the daemon to make way, where it has the store. The connection has to stay until the store is open.
+/// Asks the daemon to make way, where it has the store. The connection must stay until the store is open.
 fn announce(location: &Location) -> Option<Connection> {
     let socket = socket(location).filter(|_| location.path().is_some())?;
     let mut connection = Connection::open(&socket, |uid| is_trusted(location, uid)).ok()?;

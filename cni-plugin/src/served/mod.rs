@@ -15,7 +15,7 @@ pub use client::Served;
 
 pub use crate::host_lock::HostLock;
 
-/// The allocator as the daemon has it: like the plugin's, but it does not look at the machine.
+/// The allocator as the daemon has it: like the plugin's, but it does not scan the machine.
 pub fn ipam_on(store: Arc<dyn Store>, location: &Location, etcd: Option<&EtcdStore>) -> Ipam {
     crate::allocator::ipam_on(store, location, etcd)
 }

@@ -12,7 +12,7 @@ use crate::netconf::{Decoder, NetConf};
 /// Where Calico's node agent writes the MTU of the network.
 const MTU_FILE: &str = "/var/lib/calico/mtu";
 
-/// A configuration, read as Go reads it into Calico's structure; see [`NetConf`]. What is absent is empty.
+/// A configuration, read as Go reads it into Calico's structure; see [`NetConf`]. An absent value is empty.
 #[derive(Debug, Default)]
 pub(crate) struct Conf {
     /// The part that both plugins read.
@@ -42,7 +42,7 @@ pub(crate) struct Conf {
 }
 
 impl Conf {
-    /// Reads what concerns the main plugin.
+    /// Reads the members that concern the main plugin.
     ///
     /// # Errors
     /// Code 999 with Go's text for the first value of a wrong type.
@@ -119,7 +119,7 @@ impl Conf {
         });
     }
 
-    /// Notes a setting that the IPAM plugin must have in its environment.
+    /// Keeps a setting that the IPAM plugin must have in its environment.
     fn variable(&mut self, name: &str, value: &Json) {
         let variable = match name {
             "datastore_type" => "DATASTORE_TYPE",

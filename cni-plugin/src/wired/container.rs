@@ -56,8 +56,8 @@ fn facts(add: &Add<'_, '_>, interface: String, profiles: Vec<String>) -> Endpoin
     }
 }
 
-/// Wires the container, whose endpoint gets these profiles. If it has an endpoint, it lost its interface together with its network
-/// namespace. IPAM then decides anew which addresses it has, since somebody may have released the old ones.
+/// Wires the container, whose endpoint gets these profiles. If it has an endpoint, it lost its interface together with
+/// its network namespace. IPAM then decides anew which addresses it has, since somebody may have released the old ones.
 fn wire(add: &mut Add<'_, '_>, profiles: Vec<String>) -> Result<String> {
     let setup = add.setup;
     let name = setup.workload.endpoint(&setup.call.interface)?;

@@ -1,8 +1,8 @@
 //! GC removes endpoint, interface and address of every attachment that the runtime does not list.
 //!
-//! An endpoint does not name its network. It is a network's if the network's name is its first profile, or if its container holds
-//! one of its addresses in this network: the networks that a container joined later leave it alone. An endpoint stays if it, or one
-//! of its addresses, is younger than a minute: the runtime's list may be older.
+//! An endpoint does not name its network. It is a network's if the network's name is its first profile, or if its
+//! container holds one of its addresses in this network: the networks that a container joined later leave it alone. An
+//! endpoint stays if it, or one of its addresses, is younger than a minute: the runtime's list may be older.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

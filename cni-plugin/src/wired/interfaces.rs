@@ -11,7 +11,7 @@ use crate::dataplane_grpc::Dataplane;
 use crate::dataplane_grpc::message::{AddRequest, ContainerSettings, IpConfig, Port, WorkloadIds};
 use crate::error::Result;
 
-/// Makes the interfaces, and notes in the facts the name on the host and the MAC address in the container.
+/// Makes the interfaces, and records in the facts the name on the host and the MAC address in the container.
 ///
 /// # Errors
 /// The texts of [`wiring::Error`]; those of the other program. The container has no interface then.

@@ -83,7 +83,7 @@ impl IpamPlugin {
         IpamResult::parse(&self.call(call, allocator)?)
     }
 
-    /// Any verb; what the plugin printed.
+    /// Any verb; the output of the plugin.
     ///
     /// # Errors
     /// The plugin's own error.
@@ -159,7 +159,7 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // What was read before an error is all that there is.
+            // The bytes that were read before an error are all that there is.
             let _ = pipe.read_to_end(&mut bytes);
         }
         let _ = sender.send(bytes);

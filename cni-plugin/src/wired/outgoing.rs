@@ -1,5 +1,5 @@
-//! On a store of one machine the plugin enables forwarding on the host, and masquerades the pools with `natOutgoing`. On etcd, and
-//! on a machine where calico-node runs, Felix does both, and the plugin does nothing.
+//! On a store of one machine the plugin enables forwarding on the host, and masquerades the pools with `natOutgoing`.
+//! On etcd, and on a machine where calico-node runs, Felix does both, and the plugin does nothing.
 
 use std::net::IpAddr;
 

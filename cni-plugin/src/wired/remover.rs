@@ -1,4 +1,5 @@
-//! A second process of this program, which removes a container's interface and may end after the plugin: see [`wiring::disconnect`].
+//! A second process of this program, which removes a container's interface and may end after the plugin: see
+//! [`wiring::disconnect`].
 
 use std::ffi::OsString;
 use std::io;

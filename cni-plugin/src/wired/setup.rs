@@ -220,7 +220,7 @@ impl<'a> Setup<'a> {
         !matches!(self.store.location, Location::Etcd(_))
     }
 
-    /// Checks that plugins may work, without a look at any endpoint.
+    /// Checks that plugins may work, without a read of any endpoint.
     ///
     /// # Errors
     /// Those of [`begin`](Self::begin).

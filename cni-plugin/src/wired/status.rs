@@ -15,10 +15,10 @@ const PATIENCE: Duration = Duration::from_millis(900);
 /// The codes with which another plugin says that it does not know the verb, or not in this version.
 pub(super) const UNKNOWN_VERB: [u32; 2] = [1, 4];
 
-/// STATUS. An embedded store is looked at by the IPAM plugin alone, which does not mind if others have it.
+/// STATUS. Only the IPAM plugin checks an embedded store; it does not fail if other processes have it open.
 ///
 /// # Errors
-/// Why no ADD can be served, with code 50.
+/// The reason why no ADD can be served, with code 50.
 pub(super) fn status(setup: &Setup<'_>) -> Result<String> {
     ready(setup).map_err(|error| error.with_code(Code::Unavailable))
 }

@@ -1,4 +1,4 @@
-//! An address from a block of another node is noted for those who look at what this node holds.
+//! An address from a block of another node is recorded for later scans of the addresses that this node holds.
 
 use std::path::Path;
 

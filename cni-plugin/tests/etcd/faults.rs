@@ -1,4 +1,5 @@
-//! An etcd that is dead, frozen, full or without a leader: an answer in time that says what is known, and nothing leaked.
+//! An etcd that is dead, frozen, full or without a leader: each call answers in time with what is known, and no address
+//! leaks.
 
 use std::time::{Duration, Instant};
 
@@ -10,11 +11,11 @@ use crate::process::{Call, Outcome};
 use crate::room::make_room;
 use crate::server::Etcd;
 
-/// What a call has unless the configuration says otherwise, and a second for a machine that has other things to do.
+/// The time for a call unless the configuration says otherwise, and a second for a machine that has other things to do.
 const IN_TIME: Duration = Duration::from_secs(11);
 const MAY_HAVE_HAPPENED: &str = "(it may have been carried out all the same)";
 
-/// Runs a call, which has to be over in time.
+/// Runs a call, which must be over in time.
 #[track_caller]
 fn in_time(call: &Call) -> Outcome {
     let begun = Instant::now();

@@ -30,7 +30,7 @@ impl Lab {
         Self::on(vec![Etcd::start().unwrap()])
     }
 
-    /// These, with a registered node and a pool.
+    /// A lab on these, with a registered node and a pool.
     pub(crate) fn on(etcds: Vec<Etcd>) -> Self {
         let lab = Self { etcds, folder: tempfile::tempdir().unwrap() };
         lab.put(NODE.0, NODE.1);
@@ -50,7 +50,7 @@ impl Lab {
         });
     }
 
-    /// Deletes all keys that begin so.
+    /// Deletes all keys with this prefix.
     pub(crate) fn erase(&self, prefix: &str) {
         let url = self.etcds[0].url();
         runtime().block_on(async {
@@ -59,7 +59,7 @@ impl Lab {
         });
     }
 
-    /// Where the store is.
+    /// The location of the store.
     pub(crate) fn location(&self) -> Location {
         let hosts: Vec<_> = self.etcds.iter().map(|etcd| etcd.address().to_string()).collect();
         format!("etcd://{}", hosts.join(",")).parse().unwrap()
@@ -111,22 +111,22 @@ impl Lab {
         self.no_notes_are_left();
     }
 
-    /// No note about an assignment on this store is left on this machine.
+    /// Checks that no pending commit on this store is left on this machine.
     pub(crate) fn no_notes_are_left(&self) {
         let left = notes_about(&self.location().to_string());
         assert!(left.is_empty(), "{left:?} are left");
     }
 }
 
-/// The notes on this machine about assignments on a store.
+/// The files of pending commits on a store, on this machine.
 pub(crate) fn notes_about(store: &str) -> Vec<PathBuf> {
     let Ok(folder) = std::fs::read_dir(cni_plugin::INTENTS_FOLDER) else { return Vec::new() };
     let is_about = |note: Vec<u8>| note.windows(store.len()).any(|part| part == store.as_bytes());
-    // Other tests' notes come and go.
+    // The files of other tests come and go.
     folder.map(|note| note.unwrap().path()).filter(|path| std::fs::read(path).is_ok_and(is_about)).collect()
 }
 
-/// What a refused call said, and that it said what it has to: each endpoint.
+/// The code and the text of a refused call. Checks that the text names each endpoint.
 #[track_caller]
 pub(crate) fn refused(outcome: &Outcome, lab: &Lab) -> (u64, String) {
     let refusal = outcome.refusal();

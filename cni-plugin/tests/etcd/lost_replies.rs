@@ -8,7 +8,7 @@ use crate::lab::{Lab, runtime};
 use crate::process::Call;
 use crate::proxy::{Link, Proxy};
 
-/// What the log says when a commit was not answered.
+/// The text in the log when a commit was not answered.
 const SETTLING: &str = "settling a write of unknown outcome";
 
 /// A runtime for the proxy, which runs beside the calls.
@@ -31,7 +31,7 @@ fn a_connection_that_breaks_at_any_byte_costs_nothing() {
             proxy.cut_after(bytes);
             let outcome = Call::new(verb, &container, &conf).run();
             settled += usize::from(outcome.stderr.contains(SETTLING));
-            // Who gives up on a read says so, and nothing has happened.
+            // A call that gives up on a read says so, and nothing has happened.
             if outcome.exit != 0 {
                 assert!(outcome.refusal().text.contains("the connection broke"), "{bytes}: {outcome:?}");
             }
@@ -53,10 +53,10 @@ fn a_commit_that_is_never_answered_is_told_and_found_again() {
     let _in = runtime.enter();
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let conf = lab.conf_at(&[format!("http://{}", proxy.address())]);
-    // The same attachment has a block already: what is watched for below is the address.
+    // The node gets its block here: the next new revision is that of an address.
     Call::new("ADD", "c0", &conf).ok();
     let before = revision(&lab);
-    // Long enough for a look between the commit and its answer.
+    // Long enough for a read between the commit and its answer.
     proxy.set(Link::Slow(Duration::from_millis(400)));
     let add = Call::new("ADD", "c1", &conf);
     let child = add.start(add.command());
@@ -77,7 +77,7 @@ fn a_commit_that_is_never_answered_is_told_and_found_again() {
         lab.del(container).ok();
     }
     lab.nothing_is_left();
-    // The note was about the store behind the proxy.
+    // The pending commit was on the store behind the proxy.
     Call::new("DEL", "c1", &conf).ok();
 }
 

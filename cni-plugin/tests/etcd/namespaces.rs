@@ -60,7 +60,7 @@ impl Api {
             while let Ok((socket, _)) = listener.accept().await {
                 let (acceptor, heads) = (acceptor.clone(), Arc::clone(&heads));
                 tokio::spawn(async move {
-                    // Who does not trust this server hangs up.
+                    // A client that does not trust this server hangs up.
                     let Ok(mut stream) = acceptor.accept(socket).await else { return };
                     let mut head = Vec::new();
                     while !head.ends_with(b"\r\n\r\n") {
@@ -277,7 +277,7 @@ fn from_within_the_cluster_the_service_account_is_used() {
     std::fs::create_dir(&account).unwrap();
     write(&account.join("token"), &format!("{TOKEN}\n"));
     write(&account.join("ca.crt"), &api.authority);
-    // A place of its own for what a container is given. /run stays what it is for everybody else.
+    // A mount of its own for the files that a container gets. /run stays as it is for all other processes.
     let script = format!(
         "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io && ln -s {} /run/secrets/kubernetes.io/serviceaccount \
          && exec \"$0\"",

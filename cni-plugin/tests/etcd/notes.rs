@@ -1,4 +1,5 @@
-//! Notes of assignments that broke off, found by a DEL whose configuration names other endpoints than the ADD's.
+//! Pending commits of assignments that broke off, found by a DEL whose configuration names other endpoints than the
+//! ADD's.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use crate::process::{Call, Outcome};
 use crate::proxy::{Link, Proxy};
 use crate::victim::Victim;
 
-// Other tests have the same network and node, and notes in the same folder.
+// Other tests have the same network and node, and pending commits in the same folder.
 const BEFORE: &str = "notes-before";
 const AGAIN: &str = "an earlier assignment broke off; sending it again";
 const SOON: Duration = Duration::from_secs(20);
@@ -45,7 +46,7 @@ fn a_del_with_other_endpoints_settles_what_an_add_has_begun() {
     // Nobody listens at the first address.
     let endpoints = ["http://127.0.0.1:1".to_owned(), lab.etcds[0].url()];
     let store = broken_off(&lab, "notes-1");
-    // Another cluster is not sent what is noted, whoever is asked in which order.
+    // A pending commit is not sent to another cluster, also if that cluster is queried first.
     let other = Lab::start();
     let outcome = Call::new("DEL", "notes-1", &other.conf()).ok();
     assert!(passes_over(&outcome) && !outcome.stderr.contains(AGAIN), "{outcome:?}");

@@ -1,4 +1,4 @@
-//! How often the plugin asks etcd, as etcd itself has counted it; and the hints that spare a question.
+//! How often the plugin queries etcd, as etcd itself has counted it; and the hints that save a query.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -31,7 +31,7 @@ fn asked(lab: &Lab) -> Asked {
     Asked { txns: count("Txn"), ranges: count("Range") }
 }
 
-/// What a call asks, which has to succeed.
+/// Runs a call, which must succeed. Returns how many transactions and ranges it requested.
 #[track_caller]
 pub(crate) fn asks(lab: &Lab, call: &Call) -> (u64, u64) {
     let before = asked(lab);
@@ -54,7 +54,7 @@ fn dual(conf: &Value) -> Value {
     conf
 }
 
-/// What was remembered last of this store. Another lab may have had the same port before, and other nodes.
+/// The hint that was written last about this store. Another lab may have had the same port before, and other nodes.
 fn hint_of(lab: &Lab) -> PathBuf {
     let store = lab.location().to_string();
     let files = fs::read_dir("/run/margay/hints").unwrap().map(|entry| entry.unwrap().path());
@@ -111,14 +111,14 @@ fn a_hint_that_is_no_good_costs_one_question() {
     lab.nothing_is_left();
 }
 
-/// What was remembered is from before somebody put the cluster back to an older state.
+/// The hint is from before somebody put the cluster back to an older state.
 #[test]
 fn a_hint_from_before_a_restore_costs_one_question() {
     let (lab, conf) = lab();
     Call::new("ADD", "c1", &conf).ok();
     let hint = hint_of(&lab);
     lab.erase("/calico/ipam/v2/");
-    // All is as before the first ADD; nothing of what is remembered is there.
+    // All is as before the first ADD; nothing that the hint names is there.
     assert_eq!(asks(&lab, &Call::new("DEL", "c1", &conf)), (1, 0));
     assert_eq!(asks(&lab, &Call::new("ADD", "c2", &conf)), (3, 0));
     assert!(hint.exists());

@@ -1,4 +1,5 @@
-//! A network that is not Calico's, in an etcd that Calico reads: what etcd holds of it, and how often it is asked.
+//! A network that is not Calico's, in an etcd that Calico reads: the keys that etcd holds of it, and how often etcd is
+//! queried.
 
 use etcd_client::{Client, GetOptions};
 use serde_json::{Value, json};

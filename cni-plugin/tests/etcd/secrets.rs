@@ -9,7 +9,7 @@ use crate::ways_in::{PASSWORD, guard};
 
 const VERBS: [&str; 5] = ["ADD", "DEL", "CHECK", "GC", "STATUS"];
 
-/// What must not be said by anybody.
+/// The texts that must not be printed anywhere.
 const SECRETS: [&str; 3] = ["hidden", "PRIVATE KEY", "BEGIN CERTIFICATE"];
 
 #[track_caller]
@@ -68,7 +68,7 @@ fn certificates_that_have_run_out_are_told_without_them() {
         let lab = Lab { etcds: vec![certificates.etcd_for_known().unwrap()], folder: tempfile::tempdir().unwrap() };
         let mut conf = with_secrets(&lab, lab.conf());
         certificates.add_to(&mut conf);
-        // It may be that the server is just starting: who is not let in tries again until time is up.
+        // The server may just be starting: a client that is not let in tries again until time is up.
         conf["datastore_timeout"] = 2.into();
         for verb in VERBS {
             let call = Call::new(verb, "c1", &conf);
@@ -109,7 +109,7 @@ fn a_configuration_with_secrets_that_works_shows_none() {
     for verb in ["ADD", "CHECK", "GC", "STATUS", "DEL"] {
         let call = Call::new(verb, "c1", &conf).with("ETCD_USERNAME", "root").with("ETCD_PASSWORD", PASSWORD);
         let outcome = call.run();
-        // CHECK asks for an address that this container has not got.
+        // CHECK expects an address that this container does not have.
         assert_eq!(outcome.exit, i32::from(verb == "CHECK"), "{verb}: {outcome:?}");
         says_no_secret(&outcome, &lab.folder.path().join("log"));
     }

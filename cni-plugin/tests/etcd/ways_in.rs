@@ -1,4 +1,4 @@
-//! Where the cluster is said to be, and what it takes to be let in: NetConf, environment, TLS, discovery, a login.
+//! The settings that lead to the cluster and let a client in: NetConf, environment, TLS, discovery, a login.
 
 use etcd_client::Client;
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ impl Certificates {
     }
 }
 
-/// A call without addresses to give: it is let in if it gets as far as to miss the node.
+/// Checks that a call is let in: it gets as far as to miss the node.
 #[track_caller]
 pub(crate) fn is_let_in(call: &Call) {
     call.run().refusal().says(&["resource does not exist: Node(node-1)"]);
@@ -66,12 +66,12 @@ fn certificates_come_from_files_that_netconf_or_environment_name() {
             .fold(call, |call, (name, file)| call.with(&format!("{prefix}{name}"), &certificates.text(file)))
     };
     is_let_in(&with(lab.add("c1"), ""));
-    // What NetConf says beats a variable, and what has the prefix beats both.
+    // NetConf beats a variable, and a variable with the prefix beats both.
     conf["etcd_key_file"] = "/nowhere/key.pem".into();
     let refusal = with(Call::new("ADD", "c1", &conf), "").run().refusal();
     refusal.says(&["cannot read /nowhere/key.pem"]);
     is_let_in(&with(Call::new("ADD", "c1", &conf), "CALICO_"));
-    // A file that is not there is no store that is not there: nothing was released, and DEL says so.
+    // A missing file does not mean a missing store: nothing was released, and DEL says so.
     Call::new("DEL", "c1", &conf).run().refusal().says(&["cannot read /nowhere/key.pem"]);
 }
 
@@ -115,7 +115,7 @@ fn members_are_found_through_srv_records() {
     dns.set("_etcd-client._tcp.margay.example", &[(1, 1, lab.etcd().address().port())]);
     let resolver = lab.folder.path().join("resolv.conf");
     std::fs::write(&resolver, "nameserver 127.0.0.77\n").unwrap();
-    // A mount of its own, so that nobody else asks this server.
+    // A mount of its own, so that no other process queries this server.
     let script = format!("mount --bind {} /etc/resolv.conf && exec \"$0\"", resolver.display());
     let through = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", &script];
     let mut conf = lab.conf();

@@ -1,4 +1,4 @@
-//! What the tests of the whole plugin share: an allocator that answers what it is told, and ways to call the plugin.
+//! The shared parts of the tests of the whole plugin: an allocator with prepared answers, and ways to call the plugin.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use cni_plugin::{
 };
 use serde_json::Value;
 
-/// Answers what it is told and remembers what it was asked.
+/// An allocator with prepared answers, which keeps the requests that it gets.
 #[derive(Default)]
 pub(crate) struct Scripted {
     pub(crate) add: Option<Result<Vec<Assigned>>>,

@@ -1,4 +1,4 @@
-//! Whatever comes in, what goes out is a result or an error as CNI has them.
+//! For any input, the output is a result or an error as CNI has them.
 
 use std::collections::BTreeMap;
 

@@ -156,7 +156,7 @@ fn the_log_goes_to_standard_error_and_to_the_file() {
     // The next one adds to it; at level error there is one line less.
     call_binary(&environment("ADD"), conf("error", &path).as_bytes());
     assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), log.lines().count() * 2 - 1);
-    // A place where no file can be is told, and that is all.
+    // A place where no file can be made is reported, and that is all.
     let outcome = call_binary(&environment("ADD"), conf("info", "/proc/no/such/folder/log").as_bytes());
     assert_eq!(error_of(&outcome).1, "unknown datastore type: foo");
     assert!(outcome.stderr.contains("cannot log to log_file_path"), "{}", outcome.stderr);

@@ -24,7 +24,7 @@ use crate::transcript::{Case, DIFFERENT_ON_PURPOSE, OTHER_WORDS, record};
 const POOLS: [&str; 6] =
     ["10.65.0.0/24", "10.66.0.0/22", "10.67.0.0/24", "10.68.0.0/26", "10.69.0.0/26", "fd80:24e2:f998:72d6::/112"];
 
-/// Replaces each chosen address by its pool. Given ones, which are told as single addresses, stay.
+/// Replaces each chosen address by its pool. Requested addresses, which are printed as single ones, stay.
 fn without_choice(value: &mut Value) {
     match value {
         Value::String(text) => {
@@ -116,7 +116,7 @@ fn on_engine(engine: &str) {
     });
     replay(|case| call_binary(&case.env, on_store(&case.stdin, engine, &path).as_bytes()));
 
-    // Nobody has an address twice, and what the record gave out is there.
+    // No address is assigned twice, and the addresses that the record assigned are there.
     let held = runtime().block_on(async {
         let open = datastore::open(&location, Create::Never, Duration::from_secs(10)).await.unwrap();
         let used = ipam_core::Ipam::new(open.store(), ipam_core::Nodes::Registered)
@@ -126,7 +126,7 @@ fn on_engine(engine: &str) {
         open.close().await.unwrap();
         used.pools.iter().find(|pool| pool.name == "main").map(|pool| pool.usage.in_use.to_string())
     });
-    // 256 less the reserved ones, one of which was asked for by name.
+    // 256 less the reserved ones, one of which was requested by name.
     assert_eq!(held.as_deref(), Some("253"));
 }
 

@@ -1,7 +1,7 @@
 //! Calico's own answers, call by call.
 //!
-//! [`replay`] runs the recorded calls on anything that runs the program; which of them need an allocator is told by what Calico
-//! answered.
+//! [`replay`] runs the recorded calls on anything that runs the program; `WITHOUT_A_STORE` names those that need no
+//! allocator.
 
 use std::collections::BTreeMap;
 
@@ -52,7 +52,7 @@ fn transcript() -> Vec<Case> {
     record().cases
 }
 
-/// Calls that fail or end before any store is looked at.
+/// Calls that fail or end before any store is read.
 const WITHOUT_A_STORE: [&str; 14] = [
     "ADD, both families off",
     "CNI_ARGS pair without =",
@@ -134,7 +134,7 @@ fn answering(case: &Case) -> Scripted {
 
 fn assigned(address: &str) -> cni_plugin::Assigned {
     let net: ipnet::IpNet = address.parse().unwrap();
-    // A wanted address is told as a host's; what its block has does not show.
+    // A wanted address is printed as a host's; the prefix of its block does not show.
     let block_prefix = if net.prefix_len() == net.max_prefix_len() { 26 } else { net.prefix_len() };
     cni_plugin::Assigned { address: net.addr(), block_prefix, pool_prefix: 24, gateway: Some(net.addr()) }
 }

@@ -1,4 +1,4 @@
-//! What each verb asks the allocator for, and what it makes of the answer.
+//! The request of each verb to the allocator, and its use of the answer.
 
 use std::net::IpAddr;
 
@@ -197,7 +197,7 @@ fn del() {
     assert_eq!(error_of(&call(Name::Margay, &env, conf.as_bytes(), &failing)).0, 11);
 }
 
-/// What a CHECK comes to when the store says this.
+/// The outcome of a CHECK if the store answers this.
 fn check(more: &str, held: &[&str], standings: &[(&str, Standing)]) -> cni_plugin::Outcome {
     let held = held.iter().map(|address| ip(address)).collect();
     let standings = standings.iter().map(|(address, standing)| (ip(address), standing.clone())).collect();
@@ -301,7 +301,7 @@ fn status_asks_for_what_an_add_would() {
     assert_eq!((asked[0].count_v4, asked[0].count_v6, asked[0].wanted.len()), (1, 1, 0));
     assert_eq!(asked[0].pools_v4, ["lab"]);
     assert_eq!((asked[0].attachment.network.as_str(), asked[0].attachment.node.as_str()), ("net1", "host-1"));
-    // Whatever is wrong has the one code.
+    // Every error has the one code.
     let refused = CniError::internal("no room").with_details("make some");
     assert_eq!(error_of(&with("", Err(refused)).0), (50, "no room".into(), "make some".into()));
     for wrong in [r#","ipam":{"mask":1}"#, r#","ipam":{"mask":"x"}"#, r#","datastore_type":"foo""#] {

@@ -16,7 +16,7 @@ use crate::served::Daemon;
 
 /// How long a call may take.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often a caller looks whether its process has ended.
+/// The pause between two checks of a caller whether its process has ended.
 const PAUSE: Duration = Duration::from_micros(500);
 /// One of so many calls is killed while the disk has power: what it has left need not be durable.
 const KILLS: u64 = 8;

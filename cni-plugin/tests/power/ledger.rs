@@ -45,7 +45,7 @@ impl Ledger {
         container
     }
 
-    /// Takes note of an answer, and returns how many there were in this round. `told` is empty for a DEL.
+    /// Records an answer, and returns how many there were in this round. `told` is empty for a DEL.
     pub(crate) fn end(&mut self, container: &str, told: Addresses) -> Result<u64, String> {
         let before = self.pending.remove(container).ok_or_else(|| format!("{container} has not called"))?;
         if before.is_none() {
@@ -66,7 +66,7 @@ impl Ledger {
         self.acknowledged
     }
 
-    /// True if one of these addresses was acknowledged and not given back.
+    /// True if one of these addresses was acknowledged and not released.
     pub(crate) fn has_any(&self, addresses: &[IpAddr]) -> bool {
         self.held.values().any(|held| addresses.iter().any(|ip| held.contains(ip)))
     }

@@ -14,7 +14,7 @@ use crate::world::command;
 /// How long the daemon may take to come up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What the plugin logs when a call is not the daemon's.
+/// The plugin's texts in the log when the daemon does not serve a call.
 const WITHOUT: [&str; 3] = ["going on without it", "has another store", "leaves it to the plugin"];
 
 /// A daemon. It is killed when this is dropped, as a power cut would.

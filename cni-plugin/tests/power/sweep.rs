@@ -14,7 +14,7 @@ use crate::lab::{Engine, conf_at};
 use crate::process::Call;
 use crate::world::{World, network};
 
-/// How often it is looked whether a call has come to its operation.
+/// The pause between two checks whether a call has come to its operation.
 const PAUSE: Duration = Duration::from_micros(500);
 /// More operations than any call takes.
 const MOST: u64 = 2_000;
@@ -24,7 +24,7 @@ const COMMITS: u64 = 40;
 /// At how many of the operations of a commit it is killed; sled's longest have many.
 const KILLS: u64 = 60;
 
-/// The image that is looked at after this many operations: nearly nothing of what was not synced, or some of it.
+/// The image that is checked after this many operations: nearly nothing of what was not synced, or some of it.
 fn cut(operation: u64) -> Cut {
     let folders = if operation % 4 == 3 { Folders::Prefix } else { Folders::Strict };
     Cut { seed: operation, folders }
@@ -68,8 +68,8 @@ fn add(world: &mut World) -> u64 {
     disk.operations()
 }
 
-/// Kills an ADD after so many operations, runs another one to its end, cuts the power and looks. False if the first one was
-/// over before.
+/// Kills an ADD after so many operations, runs another one to its end, cuts the power and checks the store. False if
+/// the first one was over before.
 fn is_killed_at(world: &World, operation: u64) -> bool {
     let (mut world, disk) = (world.clone(), Disk::new(world.image.clone(), Syncs::Kept));
     let killed = on(&disk, world.engine, |conf| {
@@ -96,7 +96,7 @@ fn is_killed_at(world: &World, operation: u64) -> bool {
     killed
 }
 
-/// Mounts the disk for this work, which is given the configuration of a network there.
+/// Mounts the disk for this work, which gets the configuration of a network there.
 fn on<T>(disk: &Disk, engine: Engine, work: impl FnOnce(&Value) -> T) -> T {
     let folder = tempfile::tempdir().unwrap();
     let _mounted = disk.mount(folder.path()).unwrap();

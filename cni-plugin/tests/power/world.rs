@@ -97,7 +97,7 @@ impl World {
         Self { image: Image::of_folder(lab.root.path()).unwrap(), ..Self::empty(engine, syncs) }
     }
 
-    /// Lets the callers work, cuts the power, and looks at what is left; the error says what is wrong with it.
+    /// Lets the callers work, cuts the power, and checks the image that is left; the error says what is wrong with it.
     pub(crate) fn round(&mut self, plan: &Plan, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let folder = tempfile::tempdir().unwrap();
         let disk = Disk::new(self.image.clone(), self.syncs);
@@ -145,7 +145,7 @@ impl World {
         self.look(tally)
     }
 
-    /// Looks at a copy of what is left.
+    /// Checks a copy of the image that is left.
     pub(crate) fn look(&mut self, tally: &mut Tally) -> Result<(), String> {
         let left = Lab::new(self.engine);
         let disk = left.root.path().join("disk");

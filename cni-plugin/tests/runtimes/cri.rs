@@ -16,8 +16,8 @@ use tonic_prost::ProstCodec;
 use crate::lab::Engine;
 use crate::machine::{Boot, Machine, Masquerade, PAGE};
 
-/// The socket is on the disk, where this process reaches it, too. A machine of the tests has no AppArmor and no file system that can
-/// be stacked on its disk.
+/// The socket is on the disk, where this process reaches it, too. A machine of the tests has no AppArmor and no file
+/// system that can be stacked on its disk.
 const CONFIG: &str = r#"
 version = 2
 [grpc]

@@ -18,12 +18,12 @@ use crate::copy::copy_program;
 use crate::lab::{Engine, Lab};
 use crate::process::program;
 
-/// How often something is looked for that takes a moment, with [`PAUSE`] in between.
+/// The number of tries for something that takes a moment, with [`PAUSE`] in between.
 const TRIES: u32 = 600;
 const PAUSE: Duration = Duration::from_millis(50);
 /// After how many seconds a command on the machine is killed. None needs more than a small part of it.
 const PATIENCE: &str = "60";
-/// What a page on the web server of a container says.
+/// The text of a page on the web server of a container.
 pub(crate) const PAGE: &str = "a page of the container\n";
 
 /// The words for a container that serves [`PAGE`] on port 80.
@@ -40,10 +40,10 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// With Margay and the standard plugins installed, a store of this engine, and three networks: `lab` is IPv4 from the
-    /// pool `lab` (10.88.0.0/24), `dual` is IPv4 and IPv6 from the pools `dual-v4` (10.89.0.0/24) and `dual-v6`
-    /// (fd00:89::/64). What leaves their bridges is masqueraded, or not. `routed` has no bridge: the main plugin `calico` gives
-    /// its containers addresses of the pool `routed` (10.90.0.0/24).
+    /// With Margay and the standard plugins installed, a store of this engine, and three networks: `lab` is IPv4 from
+    /// the pool `lab` (10.88.0.0/24), `dual` is IPv4 and IPv6 from the pools `dual-v4` (10.89.0.0/24) and `dual-v6`
+    /// (fd00:89::/64). Packets that leave their bridges are masqueraded, or not. `routed` has no bridge: the main
+    /// plugin `calico` assigns its containers addresses of the pool `routed` (10.90.0.0/24).
     pub(crate) fn new(engine: Engine, masquerade: Masquerade) -> Self {
         let mut lab = Lab::new(engine);
         let disk = lab.root.path().to_owned();
@@ -92,7 +92,7 @@ impl Machine {
         fs::write(&id_file, format!("{id}\n")).unwrap();
         let script = disk.join("boot.sh");
         fs::write(&script, include_str!("boot.sh")).unwrap();
-        // It ends with whoever started it, also when that one is killed.
+        // It ends with the process that started it, also when that process is killed.
         let mut first = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "sh"])
             .args([&script, disk, &id_file])
@@ -123,7 +123,7 @@ impl Drop for Machine {
     }
 }
 
-/// Whether what leaves a bridge gets the host's address.
+/// Whether packets that leave a bridge get the host's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Masquerade {
     Yes,
@@ -167,7 +167,7 @@ fn routed(engine: Engine) -> Value {
     })
 }
 
-/// Copies the plugins and the command to where ctr looks for plugins.
+/// Copies the plugins and the command to the folder in which ctr searches for plugins.
 fn install(to: &Path) {
     let folders = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
     let standard = folders.iter().map(Path::new).find(|folder| folder.join("bridge").exists());
@@ -216,7 +216,7 @@ fn cgroups() -> Vec<PathBuf> {
 #[derive(Debug)]
 pub(crate) struct Boot<'a> {
     pub(crate) machine: &'a Machine,
-    /// What the kernel says on it as the id of this boot.
+    /// The id of this boot as its kernel reports it.
     pub(crate) id: String,
     first: Child,
     number: Pid,
@@ -232,8 +232,7 @@ impl Boot<'_> {
         command
     }
 
-    /// Runs a command to its end. What it says on standard output, and whether it succeeded; what it says on standard
-    /// error if it did not.
+    /// Runs a command to its end. Returns its standard output, or its standard error if it did not succeed.
     pub(crate) fn attempt(&self, words: &[&str]) -> Result<String, String> {
         let output = self.command(&[&["timeout", "-s", "KILL", PATIENCE], words].concat()).output().unwrap();
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
@@ -243,7 +242,7 @@ impl Boot<'_> {
         }
     }
 
-    /// Runs a command that has to succeed, and says what it said.
+    /// Runs a command that must succeed, and returns its output.
     #[track_caller]
     pub(crate) fn run(&self, words: &[&str]) -> String {
         self.attempt(words).unwrap_or_else(|failure| panic!("{failure}"))
@@ -255,7 +254,7 @@ impl Boot<'_> {
         serde_json::from_str(&self.run(&[&["margay"], words, &["-o", "json"]].concat())).unwrap()
     }
 
-    /// What a web server says that is reached from the machine itself.
+    /// The page of a web server, fetched from the machine itself.
     #[track_caller]
     pub(crate) fn fetch(&self, from: &str) -> String {
         let address: SocketAddr = from.parse().unwrap();
@@ -289,20 +288,21 @@ impl Boot<'_> {
 
 impl Drop for Boot<'_> {
     fn drop(&mut self) {
-        // Whoever started it waits for it, so the number is still its own, and all others end with it.
+        // The process that started it waits for it, so the number is still its own, and all other processes end with
+        // it.
         let _ = kill(self.number, Signal::SIGKILL);
         let _ = self.first.wait();
     }
 }
 
-/// The addresses in what `ip -o addr show` says, without their prefix lengths.
+/// The addresses in the output of `ip -o addr show`, without their prefix lengths.
 pub(crate) fn addresses(shown: &str) -> Vec<String> {
     let words: Vec<&str> = shown.split_whitespace().collect();
     let after_inet = words.windows(2).filter(|pair| ["inet", "inet6"].contains(&pair[0])).map(|pair| pair[1]);
     after_inet.map(|cidr| cidr.split('/').next().unwrap().to_owned()).collect()
 }
 
-/// Asks a web server for its page.
+/// Requests the page of a web server.
 fn ask(address: SocketAddr) -> std::io::Result<String> {
     let patience = Duration::from_secs(10);
     let mut stream = TcpStream::connect_timeout(&address, patience)?;

@@ -67,7 +67,7 @@ fn trials<'a>(tests: &'a [Test], ignored: Option<&'a str>) -> impl Iterator<Item
     )
 }
 
-/// Why this host cannot run containers at all. What could be installed is no reason: without it, the tests fail.
+/// Why this host cannot run containers at all. A missing package is no reason: without it, the tests fail.
 fn cannot_here() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("containers with networks need root".to_owned());

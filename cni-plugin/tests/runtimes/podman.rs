@@ -89,7 +89,7 @@ pub(crate) fn containers_reach_each_other_and_leave_nothing(engine: Engine) {
 pub(crate) fn routed_containers_reach_each_other_and_leave_nothing(engine: Engine) {
     let machine = machine(engine);
     let boot = machine.boot();
-    // The host needs an address to be reached, and to ask from.
+    // The host needs an address to be reached, and to send requests from.
     boot.run(&["ip", "addr", "add", "192.0.2.1/32", "dev", "lo"]);
     boot.podman_run("web", "routed", &["-p", "8080:80"], &SERVER).unwrap();
     boot.podman_run("idle", "routed", &[], &IDLE).unwrap();
@@ -122,14 +122,14 @@ pub(crate) fn containers_keep_their_addresses_over_a_reboot(engine: Engine) {
     drop(before);
 
     let after = machine.boot();
-    // Nobody has told Margay that the containers are gone.
+    // Nobody has informed Margay that the containers are gone.
     assert_eq!(after.in_use("lab"), 3);
     after.run(&["podman", "start", "fixed", "free"]);
     assert_eq!(after.podman_addresses("fixed"), ["10.88.0.77"]);
     assert_eq!(after.podman_addresses("free"), free);
     after.podman_pings("free", "10.88.0.77");
     assert_eq!(after.fetch("127.0.0.1:8080"), PAGE);
-    // What runs again belongs to this boot, so that what is left of an earlier one can be told from it.
+    // The restarted containers belong to this boot, so that the leftovers of an earlier one are known from them.
     assert_eq!(after.boot_of("10.88.0.77"), after.recorded_id());
     assert_eq!(after.boot_of(&free[0]), after.recorded_id());
     what_an_earlier_boot_left(&after, &lost[0], &first);
@@ -138,7 +138,8 @@ pub(crate) fn containers_keep_their_addresses_over_a_reboot(engine: Engine) {
     after.nothing_is_left();
 }
 
-/// An address that was given in an earlier boot, to a container that is not started again: no runtime sends DEL for it.
+/// An address that was assigned in an earlier boot, to a container that is not started again: no runtime sends DEL for
+/// it.
 fn what_an_earlier_boot_left(boot: &Boot<'_>, address: &str, earlier: &str) {
     assert_eq!(boot.boot_of(address), earlier);
     boot.run(&["margay", "ipam", "release", "--ip", address]);
@@ -158,7 +159,7 @@ pub(crate) fn both_wanted_addresses_or_none(engine: Engine) {
     }
     assert_eq!(boot.fetch("[fd00:89::9]:80"), PAGE);
 
-    // One of the two is taken: the other is not given either, and the error says who to ask.
+    // One of the two is taken: the other is not assigned either, and the error says how to find the holder.
     let half = ["--ip", "10.89.0.10", "--ip6", "fd00:89::9"];
     let refused = boot.podman_run("late", "dual", &half, &IDLE).unwrap_err();
     assert!(refused.contains("margay ipam show --ip fd00:89::9"), "{refused}");

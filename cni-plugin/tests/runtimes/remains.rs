@@ -1,11 +1,11 @@
-//! What is left on a machine when its containers are gone.
+//! The remains on a machine when its containers are gone.
 
 use serde_json::Value;
 
 use crate::machine::Boot;
 
 impl Boot<'_> {
-    /// How many addresses of a pool are in use, as `margay` says it.
+    /// How many addresses of a pool are in use, as `margay` reports it.
     #[track_caller]
     pub(crate) fn in_use(&self, pool: &str) -> usize {
         let shown = self.margay_json(&["ipam", "show"]);
@@ -15,7 +15,7 @@ impl Boot<'_> {
         count.unwrap_or_else(|| panic!("no pool {pool} in {shown}")).unwrap()
     }
 
-    /// What `margay` says of whoever has an address: the boot in which it was given, as it was recorded.
+    /// The boot in which an address was assigned, as recorded with it and shown by `margay`.
     #[track_caller]
     pub(crate) fn boot_of(&self, address: &str) -> String {
         let shown = self.run(&["margay", "ipam", "show", "--ip", address]);

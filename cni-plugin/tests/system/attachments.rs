@@ -1,4 +1,4 @@
-//! Who has which address: repeated calls, several interfaces and networks, wanted addresses, and pools.
+//! The addresses of each attachment: repeated calls, several interfaces and networks, wanted addresses, and pools.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -74,7 +74,7 @@ fn the_environment_chooses_no_store() {
     }
 }
 
-/// A host gets another name; what its containers have stays theirs.
+/// A host gets another name; the addresses of its containers stay theirs.
 #[test]
 fn a_host_with_another_name_is_the_same() {
     for engine in ENGINES {
@@ -139,7 +139,7 @@ fn wanted_addresses_on_a_network_of_calicos() {
             assert_eq!(refusal.code, 999);
             refusal.says(&["resource already exists: 10.2.0.77 with error: Address already assigned in block"]);
         }
-        // Any address means the one that it has, although it has got that by name.
+        // A request for any address gets the one that it has, although that was requested by name.
         Call::new("DEL", "c1", &conf).ok();
         lab.nothing_is_left();
     }
@@ -158,12 +158,12 @@ fn a_bridged_network_has_one_pool_of_a_family() {
             let address = Call::new("ADD", pool.split('/').next().unwrap(), &conf).ok().address();
             assert!(address.to_string().starts_with("10.3.0."), "{address}");
         }
-        // Calico's networks take from any.
+        // Calico's networks take from any pool.
         Call::new("ADD", "c2", &lab.conf("calico")).ok();
     }
 }
 
-/// Who shares a pool with a bridge never gets what the bridge needs.
+/// A network that shares a pool with a bridge never gets the addresses that the bridge needs.
 #[test]
 fn nobody_gets_network_broadcast_or_gateway() {
     for engine in ENGINES {
@@ -181,7 +181,7 @@ fn nobody_gets_network_broadcast_or_gateway() {
         assert_eq!(held, (2..=14).map(|n| IpAddr::from([10, 2, 0, n])).collect());
         Call::new("ADD", "one-too-many", &conf).run().refusal().says(&["10.2.0.0/28"]);
         lab.add("one-too-many").run().refusal().says(&["margay ipam show"]);
-        // Room for one again, whoever comes.
+        // There is room for one again, for any caller.
         Call::new("DEL", "routed-5", &conf).ok();
         let address = lab.add("one-too-many").ok().address();
         assert!(held.contains(&address) && address != first.address());
@@ -264,7 +264,7 @@ fn host_locals_words_in_short() {
         assert_eq!(addresses, [ip("10.7.0.4"), ip("10.7.0.5")].into());
         let full = Call::new("ADD", "c", &conf).run();
         full.refusal().says(&["margay ipam show"]);
-        // Another subnet under the same name is not what the containers are on.
+        // Another subnet under the same name is not the one that the containers are on.
         let other = lab.conf_with("macvlan", json!({"subnet": "10.8.0.0/24"}));
         Call::new("ADD", "d", &other).run().refusal().says(&["10.8.0.0/24", "10.7.0.0/29"]);
         for subnet in ["10.7.0.0/31", "10.7.0.0/32", "10.7.0.1/24", "nonsense"] {

@@ -1,4 +1,4 @@
-//! What a store says, read without the plugin.
+//! The contents of a store, read without the plugin.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ const WAIT: Duration = Duration::from_secs(60);
 /// All that is recorded.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Books {
-    /// Who has which address, by handle.
+    /// The handle that holds each address.
     pub(crate) held: BTreeMap<IpAddr, String>,
     /// The reservations: their addresses by their names.
     pub(crate) reservations: BTreeMap<String, Vec<String>>,
@@ -49,12 +49,12 @@ impl Lab {
         });
     }
 
-    /// Gives one address behind the plugin's back.
+    /// Assigns one address behind the plugin's back.
     pub(crate) fn assign(&self, request: &AssignRequest) -> IpAddr {
         self.with_ipam(Create::Never, async |ipam, deadline| ipam.assign(request, deadline).await.unwrap()[0].ip)
     }
 
-    /// What is recorded with an address that is held.
+    /// The value of an attribute that is recorded with a held address.
     pub(crate) fn attribute(&self, ip: IpAddr, name: &str) -> String {
         self.with_ipam(Create::Never, async |ipam, deadline| match ipam.holding(ip, deadline).await.unwrap() {
             Holding::Held(entry) => entry.get(name).unwrap().to_owned(),
@@ -67,7 +67,7 @@ impl Lab {
         self.with_ipam(Create::Never, async |_, _| work());
     }
 
-    /// Reads everything. Blocks, handles and affinities must say the same.
+    /// Reads everything. Blocks, handles and affinities must agree.
     pub(crate) fn books(&self) -> Books {
         self.with_ipam(Create::Never, async |ipam, deadline| {
             let held = consistent(ipam).await;
@@ -80,7 +80,7 @@ impl Lab {
         })
     }
 
-    /// Checks that nobody has anything.
+    /// Checks that no address is held.
     #[track_caller]
     pub(crate) fn nothing_is_left(&self) {
         let books = self.books();
@@ -96,8 +96,8 @@ impl Books {
     }
 }
 
-/// Who has which address. Each handle names exactly the blocks that it has addresses in, with how many; there is no
-/// other handle; each block that has an owner has its affinity, and there is no other affinity.
+/// The handle that holds each address. Each handle names exactly the blocks that it has addresses in, with how many;
+/// there is no other handle; each block that has an owner has its affinity, and there is no other affinity.
 async fn consistent(ipam: &Ipam) -> BTreeMap<IpAddr, String> {
     let all = ipam.store().list(Range::All).await.unwrap();
     let mut held = BTreeMap::new();

@@ -21,7 +21,7 @@ fn only_what_is_free_or_anothers_fails() {
         let refusal = check(&format!("{others}/24")).run().refusal();
         assert_eq!(refusal.says(&["is not recorded for container c1", "is held by net1.c2"]).code, 999);
         check("10.4.0.77/24").run().refusal().says(&["10.4.0.77 is not recorded", "10.4.0.77 is free", "made anew"]);
-        // In no pool: somebody else gave it.
+        // In no pool: another plugin assigned it.
         let elsewhere = check("192.0.2.7/24").ok();
         assert!(elsewhere.stderr.contains("192.0.2.7"), "{elsewhere:?}");
         assert_eq!(lab.books().held, before, "nothing is changed");

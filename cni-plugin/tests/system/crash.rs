@@ -1,10 +1,10 @@
 //! SIGKILL at random moments, round by round.
 //!
-//! A round kills one call or several: an ADD or a DEL on a store whose log is full, so that each commit trims it too; the
-//! ADD that makes the store; or callers that wait in the queue behind a holder that stands still. After each round the
-//! store must open, everything that was acknowledged must be there, nothing twice, and what was killed whole or not at
-//! all; blocks, handles and affinities must say the same. Then the runtime settles what was killed, as runtimes do: with
-//! a DEL, or with the same ADD once more.
+//! A round kills one call or several: an ADD or a DEL on a store whose log is full, so that each commit trims it too;
+//! the ADD that makes the store; or callers that wait in the queue behind a holder that stands still. After each round
+//! the store must open, every acknowledged address must be there, none of them twice, and a killed call whole or not at
+//! all; blocks, handles and affinities must agree. Then the runtime settles the killed calls, as runtimes do: with a
+//! DEL, or with the same ADD once more.
 //!
 //! `MARGAY_CRASH_SEED` and `MARGAY_CRASH_ROUNDS` choose other kills and more of them; `make torture MODE=kill` sets them.
 
@@ -33,7 +33,7 @@ const FULL_LOG: usize = 10_000;
 const MOST_HELD: usize = 100;
 /// How many calls are measured to find out how long one takes.
 const MEASURED: usize = 24;
-/// How often it is tried to stop a call while it has the store.
+/// How often a test tries to stop a call while it has the store.
 const ATTEMPTS: usize = 200;
 
 /// Each container has an address of each family.
@@ -48,7 +48,7 @@ fn count(tally: &mut Tally, what: impl Into<String>) {
     *tally.entry(what.into()).or_default() += 1;
 }
 
-/// A store, and who was told which addresses.
+/// A store, and the addresses that each container was answered with.
 struct World {
     lab: Lab,
     conf: Value,
@@ -121,7 +121,7 @@ impl World {
         self.told(container, &outcome).unwrap();
     }
 
-    /// Takes note of an answer to ADD. Nobody else may have been told these addresses.
+    /// Records an answer to ADD. No other container may have got these addresses.
     fn told(&mut self, container: String, outcome: &Outcome) -> Result<(), String> {
         let addresses: BTreeSet<IpAddr> = outcome.addresses().into_iter().collect();
         if addresses.len() != 2 {
@@ -136,8 +136,8 @@ impl World {
         }
     }
 
-    /// Opens the store and compares. Containers in `unsure` may have what is said there (`None`: any two addresses), or
-    /// nothing. Returns what they have.
+    /// Opens the store and compares. Containers in `unsure` may have the addresses there (`None`: any two), or none.
+    /// Returns the addresses that they have.
     fn check(
         &self,
         unsure: &BTreeMap<String, Option<BTreeSet<IpAddr>>>,
@@ -166,7 +166,7 @@ impl World {
         self.check(&BTreeMap::new()).map(drop)
     }
 
-    /// What a runtime does about an ADD of which it has no answer: DEL, or the same again.
+    /// Does as a runtime does about an ADD that has no answer: DEL, or the same ADD again.
     fn settle(&mut self, container: String, has: &BTreeSet<IpAddr>, random: &mut Random) -> Result<(), String> {
         if random.once_in(2) {
             self.call("DEL", &container).ok();
@@ -232,7 +232,7 @@ impl World {
         Err(format!("in {ATTEMPTS} attempts no call was stopped while it had the store"))
     }
 
-    /// That none of those who wait has come to the store, nor ended, nor changed anything.
+    /// Checks that no waiting call has come to the store, ended, or changed anything.
     fn nobody_is_in(&self, waiters: &mut [(String, Victim)], before: &[u8]) -> Result<(), String> {
         for (container, waiter) in waiters {
             if waiter.is_over() || waiter.look().is_inside() {
@@ -242,8 +242,8 @@ impl World {
         if head(&self.lab.store) == before { Ok(()) } else { Err("somebody has committed".into()) }
     }
 
-    /// A round with a queue: the holder stands still, some of those who wait are killed, and then the holder goes on or is
-    /// killed, too, in every second such round.
+    /// A round with a queue: the holder stands still, some of the waiting calls are killed, and then the holder goes on
+    /// or is killed, too, in every second such round.
     fn queue(&mut self, round: u64, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let (first, mut holder, phase) = self.holder(life, random)?;
         count(tally, format!("holder stands still: {}", phase.name()));
@@ -283,7 +283,7 @@ impl World {
             let outcome = waiter.end();
             self.told(container, &outcome)?;
         }
-        // Those who never came to the store have left nothing there.
+        // Calls that never came to the store have left nothing there.
         let found = self.check(&unsure)?;
         if let Some(has) = found.get(&first) {
             self.settle(first, has, random)?;
@@ -410,7 +410,7 @@ fn what_is_lost_is_found_out() {
     assert!(world.check_all().unwrap_err().contains("acknowledged is"), "told, and not recorded");
 }
 
-/// The rounds can fail: somebody passes a holder who stands still, since the queue was taken away.
+/// The rounds can fail: a call passes a lock holder that stands still, since the queue was taken away.
 #[test]
 fn who_passes_the_holder_is_found_out() {
     let (mut world, life) = World::with_full_log(Engine::Redb);

@@ -1,8 +1,8 @@
 //! Damaged files, by the hundred.
 //!
-//! A store with containers in it is copied, one of its files is damaged, and the plugin is called. Each call may do
-//! what it would do on a sound store, or fail and say so. What it must not do is hand out an address that somebody has,
-//! take the store for a new one, or show a panic.
+//! A store with containers in it is copied, one of its files is damaged, and the plugin is called. Each call may act as
+//! on a sound store, or fail and say so. It must not assign an address that is held, take the store for a new one, or
+//! show a panic.
 //!
 //! `MARGAY_DAMAGE_SEED` and `MARGAY_DAMAGE_ROUNDS` choose other damage and more of it.
 
@@ -23,15 +23,15 @@ const CONTAINERS: usize = 40;
 const ROUNDS: u64 = 200;
 const SEED: u64 = 20_261_121;
 const PAGE: u64 = 4096;
-/// How many damaged copies that something was wrong with are left for a look.
+/// How many damaged copies on which a round failed are kept.
 const MOST_KEPT: usize = 5;
 const SUBNET: &str = "10.88.0.0/24";
 
-/// What an error on a damaged store says: that it is damaged and what to do about it; or, where the damage made
-/// another sensible store of it, what that one needs.
+/// The texts of an error on a damaged store. They name the remedy or, where the damage made another sensible store of
+/// it, what that one needs.
 const TELLING: [&str; 3] = ["restore", "a newer margay made it", "set datastore_type to"];
 
-/// The sound store, and who has what in it.
+/// The sound store, and the address that each container has in it.
 struct Base {
     lab: Lab,
     held: BTreeMap<String, IpAddr>,
@@ -121,7 +121,7 @@ fn damage(path: &Path, random: &mut Random) -> String {
     }
 }
 
-/// What each of the files has, as far as that tells whether it is still there: nothing, or something.
+/// Whether each of the files is there and not empty.
 fn presence(store: &Path) -> BTreeMap<&'static str, bool> {
     let names = ["store.id", "db.redb", "sled/db", "sled/conf"];
     names.map(|name| (name, fs::metadata(store.join(name)).is_ok_and(|file| file.len() > 0))).into()
@@ -154,7 +154,7 @@ fn round(base: &Base, copy: &Path, random: &mut Random) {
     assert_eq!(lost, None, "a file is gone");
 }
 
-/// A call that succeeds, or fails and says what there is to say.
+/// A call that must succeed, or fail with one of the texts in `TELLING`.
 fn run(verb: &str, container: &str, conf: &Value) -> Outcome {
     let outcome = Call::new(verb, container, conf).run();
     if outcome.exit == 1 {
@@ -173,7 +173,7 @@ fn is_free_or_fails(base: &Base, add: &Outcome, freed: Option<IpAddr>) {
     }
 }
 
-/// Damages a copy in the same way again and leaves it there for whoever looks for the cause.
+/// Damages a copy in the same way again, and keeps it for a search for the cause.
 fn keep(base: &Base, seed: u64, number: u64, failures: usize) -> String {
     if failures >= MOST_KEPT {
         return "not kept".into();
@@ -210,8 +210,8 @@ fn by_the_hundred_on_redb() {
     by_the_hundred(Engine::Redb);
 }
 
-/// sled writes a snapshot beside the old one each time it opens. Who is killed then, or finds the disk full, leaves part
-/// of it behind, which is no damage.
+/// sled writes a snapshot beside the old one each time it opens. A process that is killed then, or finds the disk full,
+/// leaves part of it behind, which is no damage.
 #[test]
 fn an_unfinished_snapshot_of_sleds_is_no_damage() {
     let base = Base::new(Engine::Sled);

@@ -11,10 +11,10 @@ use crate::lab::{ENGINES, Engine, Lab, Mount, after};
 use crate::process::{Call, Outcome};
 
 const SIZE: &str = "8m";
-/// How much is left to go on with: nothing, less than a commit needs, and some commits.
+/// How many bytes stay free: none, less than a commit needs, and enough for some commits.
 const SPARE: [u64; 3] = [0, 16 << 10, 400 << 10];
 
-/// Fills a disk until nothing more goes in, and then gives back so many bytes.
+/// Fills a disk until nothing more goes in, and then frees so many bytes.
 fn fill(path: &Path, spare: u64) {
     let mut file = File::create(path).unwrap();
     for length in [1 << 16, 1 << 12, 1] {
@@ -39,7 +39,7 @@ fn ballast(lab: &Lab) -> u64 {
     fs::metadata(lab.store.join("ballast")).unwrap().blocks() * 512
 }
 
-/// A failure has to say that there is no room and what to do.
+/// A failure must say that there is no room, and what to do.
 fn is_done(outcome: &Outcome) -> bool {
     if outcome.exit == 1 {
         outcome.refusal().says(&["space"]);
@@ -100,7 +100,7 @@ fn full(engine: Engine, spare: u64) {
 
     fs::remove_file(disk.join("filler")).unwrap();
     for container in &refused {
-        // What a runtime does after a call that failed: it may have been carried out or not.
+        // A runtime sends DEL after a call that failed, which may have been carried out or not.
         lab.del(container).ok();
     }
     for (container, ip) in &held {

@@ -26,7 +26,7 @@ impl Lab {
         lab
     }
 
-    /// Gives an address to a container of the network that the plugin's calls are for, so long ago.
+    /// Assigns an address, so long ago, to a container of the network that the plugin's calls are for.
     fn plant(&self, container: &str, boot: &str, ago: Duration) -> IpAddr {
         let attachment = Attachment {
             network: "net1".into(),
@@ -60,7 +60,7 @@ fn an_add_without_room_takes_what_an_earlier_boot_has_left() {
         let old: Vec<IpAddr> =
             (0..4).map(|number| lab.plant(&format!("old{number}"), EARLIER, Duration::hours(1))).collect();
         let mut given = BTreeSet::new();
-        // Of eight addresses the bridge takes three, and one of the rest is free.
+        // Of eight addresses the bridge takes three, and one of the others is free.
         for number in 0..3 {
             let outcome = lab.add(&format!("new{number}")).ok();
             assert!(given.insert(outcome.address()));

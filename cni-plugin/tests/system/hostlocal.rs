@@ -1,4 +1,4 @@
-//! Side by side with host-local: who changes nothing but the type in a working configuration gets the same results.
+//! Side by side with host-local: a working configuration in which nothing but the type changes has the same results.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::lab::{ENGINES, Lab};
 use crate::process::Call;
 
-/// What Debian's host-local speaks.
+/// The CNI versions that Debian's host-local speaks.
 const VERSIONS: [&str; 4] = ["0.2.0", "0.3.1", "0.4.0", "1.0.0"];
 
 fn host_local() -> PathBuf {
@@ -83,7 +83,7 @@ fn the_same_results() {
     }
 }
 
-/// Neither gives out the subnet's own address, the broadcast address or the gateway, and both stay in the range.
+/// Neither assigns the subnet's own address, the broadcast address or the gateway, and both stay in the range.
 #[test]
 fn the_same_addresses() {
     let host_local = host_local();

@@ -2,7 +2,7 @@
 //! and everything that it has to refuse.
 //!
 //! The program is the one that cargo built for the tests; `MARGAY_RELEASE_PLUGIN` names another one, such as the one
-//! that is installed. What a test needs and does not find (root, a mount, host-local) makes it fail and say so.
+//! that is installed. A test that lacks something that it needs (root, a mount, host-local) fails and says so.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
 

@@ -17,7 +17,7 @@ use serde_json::Value;
 /// How long a call may take, also in a crowd. Nothing here needs more than a small part of it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a panic leaves behind, and what no user should ever be shown.
+/// The texts that a panic leaves behind, which no user should ever see.
 const PANIC_TEXTS: [&str; 4] = ["panicked", "unwrap", "src/", "RUST_BACKTRACE"];
 
 /// The program under test.
@@ -37,7 +37,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// A call for the interface `eth0`, in the environment that a runtime gives and no other.
+    /// A call for the interface `eth0`, in the environment that a runtime sets and no other.
     pub(crate) fn new(verb: &str, container: &str, conf: &Value) -> Self {
         let variables = [
             ("CNI_COMMAND", verb),
@@ -129,7 +129,7 @@ impl Call {
         Outcome::new(output.unwrap(), self)
     }
 
-    /// Runs to the end, which has to be success.
+    /// Runs to the end, which must be success.
     pub(crate) fn ok(&self) -> Outcome {
         let outcome = self.run();
         assert_eq!(outcome.exit, 0, "{self:?}: {outcome:?}");
@@ -149,12 +149,12 @@ pub(crate) struct Outcome {
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
     pub(crate) code: u64,
-    /// What is wrong, and after it what to do.
+    /// The problem, and after it the remedy.
     pub(crate) text: String,
 }
 
 impl Outcome {
-    /// What a call has left. Whatever it was, it must not show a panic.
+    /// The outcome of a call that has ended. It must not show a panic.
     pub(crate) fn new(output: Output, call: &Call) -> Self {
         let signal = output.status.signal();
         let outcome = Self {

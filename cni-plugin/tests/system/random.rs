@@ -5,7 +5,7 @@
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// The stream of a seed and a number below it, so that each round of a test can be had alone.
+    /// The stream of a seed and a number below it, so that each round of a test can be run alone.
     pub(crate) fn new(seed: u64, round: u64) -> Self {
         let mut random = Self(seed);
         let start = random.next().wrapping_add(round);
@@ -37,7 +37,7 @@ impl Random {
     }
 }
 
-/// A number from the environment: a seed, or how much of something is to be done.
+/// A number from the environment: a seed, or an amount of work.
 pub(crate) fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{name}: {error}")))
 }

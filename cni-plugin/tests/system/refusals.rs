@@ -1,4 +1,4 @@
-//! What the plugin refuses, and what it leaves alone when it does.
+//! The calls that the plugin refuses, and the files that it does not touch when it does.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -60,7 +60,7 @@ fn a_store_without_a_pool() {
         let lab = Lab::new(engine);
         let own = Call::new("ADD", "c1", &lab.conf_with("bridge", json!({ "subnet": SUBNET })));
         own.ok();
-        // Of a family that has none.
+        // A family that has no pool.
         let conf = lab.conf_with("bridge", json!({"assign_ipv4": "false", "assign_ipv6": "true"}));
         Call::new("ADD", "c2", &conf).run().refusal().says(&["pool"]);
         assert_eq!(lab.books().held.len(), 1);
@@ -235,7 +235,7 @@ fn a_store_is_private_whatever_the_umask() {
     }
 }
 
-/// A lost lock file: nothing of the store is gone, so nobody may be told that there is none.
+/// A lost lock file: nothing of the store is gone, so no call may report that there is none.
 #[test]
 fn a_store_without_its_queue() {
     for engine in ENGINES {
@@ -247,7 +247,7 @@ fn a_store_without_its_queue() {
             del.refusal().says(&["queue"]);
             continue;
         }
-        // Whoever writes may put the file back; then everything is as it was.
+        // A writer may put the file back; then everything is as it was.
         let conf = lab.conf_with("bridge", json!({ "subnet": SUBNET }));
         Call::new("ADD", "c2", &conf).ok();
         assert!(!lab.books().held.contains_key(&held), "{engine:?}: DEL said success and freed nothing");

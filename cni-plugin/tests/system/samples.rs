@@ -1,5 +1,5 @@
-//! The networks of `packaging/conflists`, which users copy: each has to work as it is. Of a cluster's network
-//! `tests/etcd/samples.rs` sees to that.
+//! The networks of `packaging/conflists`, which users copy: each must work as it is. For a cluster's network
+//! `tests/etcd/samples.rs` checks that.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,7 +10,8 @@ use serde_json::Value;
 use crate::lab::{Engine, Lab};
 use crate::process::{Call, program};
 
-/// Runs the rest on a machine of its own with the network namespace of a container, `c1`; both are gone with it.
+/// Runs the words that follow on a machine of its own with the network namespace of a container, `c1`; both are gone
+/// with it.
 const ELSEWHERE: [&str; 6] = [
     "/usr/bin/unshare",
     "--net",
@@ -20,7 +21,8 @@ const ELSEWHERE: [&str; 6] = [
     "mount -t tmpfs none /run && ip netns add c1 && exec \"$0\"",
 ];
 
-/// Each list with the plugin that has the addresses, what a container gets as its first ones, and what it may want.
+/// Each list, with the type of its plugin that has addresses, the networks of a container's addresses, and an address
+/// that a container may want.
 const SAMPLES: [(&str, &str, &[&str], &str); 5] = [
     ("bridge", "bridge", &["10.41.0.0/24"], "10.41.0.77"),
     ("dual-stack", "bridge", &["10.42.0.0/24", "fd00:42::/64"], "fd00:42::77"),
@@ -29,7 +31,8 @@ const SAMPLES: [(&str, &str, &[&str], &str); 5] = [
     ("ptp", "ptp", &["10.43.0.0/24"], "10.43.0.77"),
 ];
 
-/// What a runtime gives the main plugin of a list: its object, with the name and the version of the list.
+/// The configuration that a runtime passes to the main plugin of a list: its object, with the name and the version of
+/// the list.
 fn main_plugin(name: &str) -> Value {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/conflists");
     let list = fs::read_to_string(folder.join(format!("{name}.conflist"))).unwrap();
@@ -69,7 +72,7 @@ fn every_sample_network_gives_addresses_on_a_machine_that_has_no_store_yet() {
         for container in ["c1", "c2"] {
             Call::new("DEL", container, &conf).ok();
         }
-        // Given back: it can be had again.
+        // It was released, so it can be assigned again.
         Call::new("ADD", "c3", &conf).with("CNI_ARGS", &format!("IgnoreUnknown=1;IP={wanted}")).ok();
     }
 }

@@ -51,7 +51,7 @@ fn it_says_whether_there_is_an_address_to_give() {
         // Network, broadcast and gateway are nobody's.
         let lab = Lab::with_pool(engine, "10.5.0.0/29");
         let conf = lab.conf("bridge");
-        // The first number is the newest revision; the second one tells how the files were left.
+        // The first number is the newest revision; the second one shows how the files were left.
         let newest = || fs::read(lab.store.join("head")).unwrap()[..8].to_vec();
         for number in 0..5 {
             let before = newest();
@@ -63,7 +63,7 @@ fn it_says_whether_there_is_an_address_to_give() {
         lab.del("c3").ok();
         ready(&conf);
         assert_eq!(lab.books().held.len(), 4);
-        // As ADD, without a family there is nothing to ask.
+        // As ADD, STATUS without a family has nothing to check.
         ready(&lab.conf_with("bridge", json!({"assign_ipv4": "false"})));
         unavailable(&lab.conf_with("bridge", json!({"ipv4_pools": ["none"]})), &["none"]);
     }

@@ -24,7 +24,7 @@ const KILLED_SPAN: Duration = Duration::from_secs(8);
 /// A call takes a few milliseconds alone and tens of them in this crowd; kills are spread over that.
 const KILL_WITHIN: Duration = Duration::from_millis(40);
 
-/// The address of who has none yet.
+/// The address of an attachment that has none yet.
 const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// These tests are each as much as a machine can bear.
@@ -34,7 +34,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Who has which address, by what the plugin has answered.
+/// The holder of each address, by the plugin's answers.
 #[derive(Debug, Default)]
 struct Shared {
     held: Mutex<BTreeMap<IpAddr, String>>,
@@ -49,7 +49,7 @@ impl Shared {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a new address. Nobody may have it.
+    /// Records a new address, which nobody may have.
     fn take(&self, ip: IpAddr, who: &str) {
         let before = self.held().insert(ip, who.to_owned());
         assert_eq!(before, None, "{ip} was given to {who} too");
@@ -60,7 +60,7 @@ impl Shared {
     }
 }
 
-/// Tells the others when a caller fails, so that nobody goes on for half a minute.
+/// Informs the others when a caller fails, so that nobody goes on for half a minute.
 struct Alarm<'a>(&'a Shared);
 
 impl Drop for Alarm<'_> {
@@ -160,8 +160,8 @@ impl<'a> Caller<'a> {
         self.held
     }
 
-    /// As [`run`](Self::run), but the calls may be killed. What a killed ADD has done nobody knows, and what a killed
-    /// DEL has left neither, so a DEL follows that is left in peace, as a runtime does it.
+    /// As [`run`](Self::run), but the calls may be killed. Nobody knows the effect of a killed ADD or DEL, so a DEL
+    /// follows that is not killed, as from a runtime.
     fn run_with_kills(mut self, until: Instant) -> Vec<Held> {
         let _alarm = Alarm(self.shared);
         while Instant::now() < until && !self.shared.failed.load(Ordering::Relaxed) {
@@ -268,7 +268,7 @@ fn first_adds(engine: Engine, round: u64) {
     assert_eq!(books.held.len(), 16);
 }
 
-/// A runtime that loses patience asks again while the first call is still on its way.
+/// A runtime that loses patience calls again while the first call is still on its way.
 #[test]
 fn the_same_attachment_many_times_at_once() {
     for engine in ENGINES {

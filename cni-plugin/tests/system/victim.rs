@@ -1,4 +1,4 @@
-//! A call of the plugin that is stopped, looked at and killed.
+//! A call of the plugin that is stopped, inspected and killed.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -11,12 +11,12 @@ use nix::unistd::Pid;
 
 use crate::process::{Call, Outcome};
 
-/// How far a process had come when it was stopped, by what it had open and what it had left on disk.
+/// How far a process had come when it was stopped, by its open files and its traces on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     /// It had not come to the store yet.
     Starting,
-    /// It was in the queue, or had the turn and had not opened the engine.
+    /// It was in the queue, or held the lock and had not opened the engine.
     AtTheQueue,
     /// It was making the store.
     Making,
@@ -43,7 +43,7 @@ impl Phase {
         }
     }
 
-    /// True if it had the store then.
+    /// True if it had the store open then.
     pub(crate) fn is_inside(self) -> bool {
         matches!(self, Self::Open | Self::Committed)
     }
@@ -54,12 +54,12 @@ impl Phase {
 pub(crate) struct Victim {
     pub(crate) call: Call,
     store: PathBuf,
-    /// What the file `head` said when it started: the newest revision.
+    /// The content of the file `head` when it started: the newest revision.
     head: Vec<u8>,
     child: Option<Child>,
 }
 
-/// The newest revision as the store notes it beside its engine; nothing if there is no store.
+/// The newest revision as the store records it beside its engine; nothing if there is no store.
 pub(crate) fn head(store: &Path) -> Vec<u8> {
     fs::read(store.join("head")).unwrap_or_default()
 }
@@ -131,7 +131,7 @@ impl Victim {
         }
     }
 
-    /// Waits for its answer, which has to be success.
+    /// Waits for its answer, which must be success.
     pub(crate) fn end(mut self) -> Outcome {
         let outcome = self.call.wait(self.child.take().unwrap());
         assert_eq!(outcome.exit, 0, "{:?}: {outcome:?}", self.call);

@@ -28,10 +28,10 @@ static IDLE: Mutex<Vec<Etcd>> = Mutex::new(Vec::new());
 pub(crate) struct Lent(Option<Etcd>);
 
 impl Lent {
-    /// An etcd with nothing in it. The calling thread has to be in the machine's own network.
+    /// An etcd with nothing in it. The calling thread must be in the machine's own network.
     pub(crate) fn take() -> Self {
         let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        // What is in it is worth nothing.
+        // Its data is worth nothing, so it need not be durable.
         let new = || Etcd::start_with("http", &["--unsafe-no-fsync".to_owned()]);
         let etcd = idle.unwrap_or_else(|| new().expect("etcd does not start: scripts/setup test installs it"));
         let lent = Self(Some(etcd));
@@ -74,7 +74,7 @@ impl Books {
         Self { location, runtime, open: None }
     }
 
-    /// Those of a case: in the etcd that its network leads to, or in a new store in its folder.
+    /// The documents of a case: in the etcd that its network leads to, or in a new store in its folder.
     pub(crate) fn new(kind: Kind, folder: &Path) -> Self {
         let location = match kind {
             Kind::Etcd => format!("etcd://{ETCD}"),
@@ -114,7 +114,7 @@ impl Books {
         });
     }
 
-    /// Releases an address, whoever holds it.
+    /// Releases an address, whatever handle holds it.
     pub(crate) fn release(&self, address: std::net::IpAddr) {
         let requests = [ReleaseRequest::new(address)];
         self.change(async |store| {
@@ -133,7 +133,7 @@ impl Books {
     }
 }
 
-/// The store's part of a look: what differs from the start of the case, and the allocator's state in brief.
+/// The store's part of a state: the differences from the start of the case, and the allocator's state in brief.
 pub(crate) fn look(kind: Kind, start: &Documents, now: &Documents) -> Value {
     let outside = |key: &str| match kind {
         Kind::Etcd => !key.starts_with("/calico/ipam/"),

@@ -1,4 +1,4 @@
-//! The tests of the tests: that they find what was recorded to be so, and tell what is not.
+//! The tests of the tests: they must accept the recorded outcome, and report any other.
 
 use std::fs;
 use std::panic::AssertUnwindSafe;
@@ -125,7 +125,7 @@ fn exceptions_are_of_the_recording() {
     }
 }
 
-/// The text that tells of a lie in one place of the stand-in's work.
+/// The report of a lie in one place of the stand-in's work.
 fn told(lie: impl Fn(&mut Stage, &mut Came, &Value) + Sync + 'static) -> String {
     let plugin = move |stage: &mut Stage, call: &Call, step: &Value| {
         let mut came = as_recorded(stage, call, step);

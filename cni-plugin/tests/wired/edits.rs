@@ -25,13 +25,13 @@ pub(crate) enum Edit {
     Like(&'static str, usize, &'static [(&'static str, &'static str)]),
     /// The state is that after another recorded step, with other texts.
     StateLike(&'static str, usize, &'static [(&'static str, &'static str)]),
-    /// After all calls of IPAM it was called once more, to take back what it gave.
+    /// After all its calls IPAM was called once more, to release the addresses that it assigned.
     TakenBack,
-    /// A program tells another name to the Kubernetes API.
+    /// A program sends another name to the Kubernetes API.
     CallsItself(&'static str, &'static str),
     /// The programs' requests to the API have another header `Accept`.
     Accepts(&'static str, &'static str),
-    /// A program asks the API nothing.
+    /// A program sends no request to the API.
     AsksNothing(&'static str),
 }
 

@@ -10,7 +10,7 @@ use crate::edits::Edit::{
     Text,
 };
 
-/// A place in the recording where it does not tell what is expected.
+/// A place in the recording that differs from the expected outcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exception {
     /// The name of a case, or [`EACH`].

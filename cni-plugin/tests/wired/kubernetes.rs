@@ -1,4 +1,4 @@
-//! As much of a Kubernetes API as the recording needs, over plain HTTP. It notes what it is asked.
+//! As much of a Kubernetes API as the recording needs, over plain HTTP. It records its requests.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ struct Content {
     objects: Map<String, Value>,
     /// `forbidden`, `unauthorized`, or empty if it answers.
     mode: String,
-    /// The requests since the last look, as the recording has them.
+    /// The requests since they were last read, as the recording has them.
     requests: Vec<Value>,
 }
 

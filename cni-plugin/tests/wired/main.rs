@@ -1,6 +1,6 @@
-//! Calico's main plugin, recorded, and ours: each case of the recording is played again on a machine of its own, and every
-//! call has to come to what was recorded: exit status, output, what IPAM and the Kubernetes API are asked, and the state of
-//! store, host and container afterwards.
+//! Calico's main plugin, recorded, and ours: each case of the recording is played again on a machine of its own, and
+//! every call must come to what was recorded: exit status, output, the requests to IPAM and the Kubernetes API, and the
+//! state of store, host and container afterwards.
 //!
 //! A test is named `store/mode/case`, e.g. `etcd/child/plain`:
 //! `cargo test --profile ci -p cni-plugin --test wired -- etcd/child/plain`. `harness/` has the tests of the tests.
@@ -128,7 +128,7 @@ pub(crate) fn said(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// Why this host cannot run the tests at all. What could be installed is no reason: without it, they fail.
+/// Why this host cannot run the tests at all. A missing package is no reason: without it, they fail.
 fn cannot_here() -> Option<String> {
     if !geteuid().is_root() {
         return Some("networks of their own need root".to_owned());

@@ -195,7 +195,8 @@ fn failed(came: &Came) -> String {
     came.outcome["stdout"]["details"].as_str().unwrap().to_owned()
 }
 
-/// GC removes endpoint, interface and address of what the runtime does not know any more, and leaves what is young.
+/// GC removes endpoint, interface and address of attachments that the runtime does not know any more, and keeps young
+/// ones.
 fn gc_removes_what_is_not_listed(stage: &mut Stage) {
     Place::add_netns("b");
     succeed(&run(stage, "ADD", "c1", "a"));

@@ -30,7 +30,7 @@ pub(crate) enum Forwarding {
 }
 
 impl Forwarding {
-    /// That of the host in a case.
+    /// The forwarding of the host in a case.
     pub(crate) fn of(case: &str) -> Self {
         let place = |name: &str| record().cases.iter().position(|case| case.name == name);
         if place(case) > place("netns-of-the-host") { Self::Off } else { Self::On }
@@ -79,10 +79,10 @@ impl Place {
         place
     }
 
-    /// Puts the plugins where the calls look for them, each IPAM plugin behind a spy.
+    /// Puts the plugins where the calls search for them, each IPAM plugin behind a spy.
     fn install(&self, mode: Mode) {
         let (bin, plugins) = (self.root.join("bin"), self.root.join(PLUGINS));
-        // One program, which is the plugin that it is called by.
+        // One program: its name decides which plugin it is.
         let main = env!("CARGO_BIN_EXE_margay-ipam");
         symlink(main, bin.join("calico")).unwrap();
         symlink(main, plugins.join("calico-ipam")).unwrap();
@@ -107,7 +107,7 @@ impl Place {
             "users": [{"name": "u", "user": {"token": "secret-token"}}]}))
     }
 
-    /// Puts what they stand for in the place of placeholders.
+    /// Replaces placeholders by the texts that they stand for.
     pub(crate) fn concrete(&self, value: &Value) -> Value {
         let texts: Vec<(&str, &str)> = self.texts.iter().map(|(from, to)| (from.as_str(), to.as_str())).collect();
         replaced(value, &texts)
@@ -128,7 +128,7 @@ impl Place {
 
     /// Runs a shell line of the recording on this machine.
     pub(crate) fn run(&self, line: &str) {
-        // How many queues a pair has unless told is a matter of the machine's processors; the recorder had two.
+        // The default number of a pair's queues depends on the machine's processors; the recorder had two.
         let two = "numtxqueues 2 numrxqueues 2";
         let pair = format!("{two} type veth peer {two} name ");
         shell(&self.text(line).replace("type veth peer name ", &pair));
@@ -155,7 +155,7 @@ pub(crate) fn within<T: Send>(name: &str, run: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(inside).join().unwrap())
 }
 
-/// Gives a new network namespace the settings that it had on the recorder's machine. It begins with the IPv4 settings of this one.
+/// Sets up a new network namespace as it was on the recorder's machine. It begins with the IPv4 settings of this one.
 fn set_as_recorded(forwarding: Forwarding) {
     for name in ["proxy_arp", "route_localnet", "rp_filter"] {
         for interface in ["all", "default", "lo"] {

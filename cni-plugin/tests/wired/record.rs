@@ -88,7 +88,7 @@ pub(crate) fn is_call(step: &Value) -> bool {
     step.get("exit").is_some()
 }
 
-/// The parts of a step that tell what a call has left.
+/// The parts of a step with the state that a call has left.
 pub(crate) const STATE: [&str; 4] = ["etcd", "host", "host_local_files", "netns"];
 
 /// The compared parts of a recorded call, with nothing left to be understood by its absence. `before` is the state

@@ -21,14 +21,14 @@ use crate::record::{Case, Documents, is_call};
 use crate::renamed::Renamed;
 use crate::{Kind, Mode, spy};
 
-/// How long the kernel may take until all that a call has done is to be seen.
+/// How long the kernel may take until all effects of a call can be seen.
 const SETTLES: Duration = Duration::from_millis(1500);
 /// The most that a call may take, unless it took longer in the recording.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How many differences of a step are told.
+/// How many differences of a step are reported.
 const TOLD: usize = 15;
 
-/// Something that does what the plugin is asked for.
+/// Something that does the work of the plugin.
 pub(crate) type Plugin = dyn Fn(&mut Stage, &Call, &Value) -> Came + Sync;
 
 /// The stage that a case is played on.
@@ -113,7 +113,7 @@ impl Stage {
         Call::of(&self.place.concrete(&call), &self.place.root)
     }
 
-    /// A change from outside. Says how it differs from what was recorded, if it is only a look.
+    /// A change from outside. If it only reads a file, returns the differences from the recorded one.
     fn change(&self, case: &str, number: usize, step: &Value) -> Vec<Difference> {
         let text = |name: &str| step[name].as_str().unwrap();
         match text("do") {
@@ -227,7 +227,7 @@ fn play_on(stage: &mut Stage, case: &Case, plugin: &Plugin) -> Result<(), String
     if report.is_empty() { Ok(()) } else { Err(report) }
 }
 
-/// The look of a host and containers where nothing was done yet.
+/// The state of a host and containers where nothing was done yet.
 fn fresh(netns: &[String]) -> Value {
     let settings = json!({
         "ipv4/ip_forward": "1",
@@ -247,7 +247,7 @@ fn fresh(netns: &[String]) -> Value {
     })
 }
 
-/// Looks until it is what is expected, or until the kernel has done what follows from a change.
+/// Reads the state until it is as expected, or until the kernel has done what follows from a change.
 fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
     let until = Instant::now() + SETTLES;
     let mut last = stage.look();
@@ -262,8 +262,8 @@ fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
     last
 }
 
-/// Compares what a call came to with what is expected of it. The state is looked at until it is what is expected, or for as
-/// long as the kernel may take.
+/// Compares what a call came to with what is expected of it. The state is read until it is as expected, or for as long
+/// as the kernel may take.
 fn judge(
     stage: &mut Stage,
     case: &Case,
@@ -374,7 +374,7 @@ pub(crate) fn real(stage: &mut Stage, call: &Call, step: &Value) -> Came {
     // A call that was killed had no more than the others.
     let patience = if step["exit"].is_number() { recorded.unwrap_or(PATIENCE).max(PATIENCE) } else { PATIENCE };
     let mut came = call.run(patience);
-    // STATUS gives a store less than a second, which may be too little on a busy machine. A runtime asks again, too.
+    // STATUS gives a store less than a second, which may be too little on a busy machine. A runtime calls again, too.
     for _ in 0..5 {
         if step["do"] != "STATUS" || came.outcome["stdout"]["code"] != 50 {
             break;

@@ -1,6 +1,7 @@
-//! The spy in `CNI_PATH` under an IPAM plugin's name: it notes its environment and standard input, and runs the plugin.
+//! The spy in `CNI_PATH` under an IPAM plugin's name: it records its environment and standard input, and runs the
+//! plugin.
 //!
-//! It is this very program, which knows by the name that it is called by what it is to be.
+//! It is this very program: the name by which it is called makes it a spy.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -20,7 +21,7 @@ pub(crate) fn is_spy(name: &str) -> bool {
     name == "calico-ipam" || name == "host-local" || name.starts_with("ipam-")
 }
 
-/// Runs the plugin of this name. What it says and its exit status are the plugin's.
+/// Runs the plugin of this name. The output and the exit status are the plugin's.
 pub(crate) fn run(name: &str) -> ExitCode {
     let path = PathBuf::from(std::env::var_os("CNI_PATH").expect("CNI_PATH leads to what is noted"));
     let root = path.parent().unwrap();
@@ -46,7 +47,7 @@ pub(crate) fn run(name: &str) -> ExitCode {
     ExitCode::from(output.status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))
 }
 
-/// The calls that were noted since the last time. `given` is the plugin's standard input.
+/// The calls that were recorded since the last time. `given` is the plugin's standard input.
 pub(crate) fn calls(root: &Path, given: &str) -> Value {
     let path = root.join(CALLS);
     let noted = fs::read_to_string(&path).unwrap_or_default();

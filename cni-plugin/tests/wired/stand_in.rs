@@ -48,7 +48,7 @@ pub(crate) fn as_recorded(stage: &mut Stage, call: &Call, step: &Value) -> Came 
     Came { outcome, stdin: call.stdin.clone(), stderr: String::new() }
 }
 
-/// Asks the API what Margay asks it.
+/// Sends Margay's requests to the API.
 fn ask_api(step: &Value) {
     let requests = step["api_requests"].as_array().into_iter().flatten();
     for request in requests.filter(|request| request["by"] != "calico-ipam") {

@@ -43,7 +43,7 @@ async fn one_connection_serves_all_questions() {
 #[tokio::test]
 async fn a_connection_that_was_closed_meanwhile_is_made_anew() {
     let closing = Server::saying(Reply::Say("200 OK".into(), "connection: close\r\n".into(), NAMESPACE.into()));
-    // This one hangs up without a word when it is asked again.
+    // This one hangs up without a word at the second request.
     let rude = Server::start(|number, _| if number == 1 { Reply::Bytes(Vec::new()) } else { Reply::ok(NAMESPACE) });
     for server in [&closing, &rude] {
         let mut client = client(server);
@@ -52,7 +52,7 @@ async fn a_connection_that_was_closed_meanwhile_is_made_anew() {
         }
     }
     assert_eq!((closing.connections(), rude.connections()), (3, 2));
-    // The first question is not asked twice.
+    // The first request on a connection is not sent twice.
     let server = Server::saying(Reply::Bytes(Vec::new()));
     let (code, text) = told(client(&server).namespace("shop", LONG).await.unwrap_err());
     assert!(code == 11 && text.starts_with(&format!("the connection to {} broke: ", server.url())), "{code} {text}");
@@ -166,7 +166,7 @@ async fn an_api_that_wants_to_be_asked_again_is() {
     let often = Server::start(move |number, _| if number < 3 { busy("0") } else { Reply::ok(NAMESPACE) });
     client(&often).namespace("shop", LONG).await.unwrap();
     assert_eq!((often.heads().len(), often.connections()), (4, 1));
-    // It is not asked for ever, and not if there is no time for it.
+    // The request is not repeated for ever, and not if there is no time for it.
     let always = Server::saying(busy("0"));
     assert_eq!(told(client(&always).namespace("shop", LONG).await.unwrap_err()), (11, "busy".to_owned()));
     assert_eq!(always.heads().len(), 11);

@@ -1,4 +1,4 @@
-//! Whom the client trusts, and how it proves who it is.
+//! The authorities that the client trusts, and the proof of its own identity.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -105,7 +105,7 @@ async fn an_authority_comes_from_a_file_or_stands_there() {
     ] {
         ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap();
     }
-    // The configuration's authority is the only one then, and is asked also where nobody was to be.
+    // The configuration's authority is the only one then. It counts also where the kubeconfig skips the check.
     let overruled = |cluster: &Value| {
         kubeconfig(&folder, cluster, &json!({}));
         let policy = json!({"k8s_certificate_authority": folder.path().join("ca.pem")});
@@ -136,7 +136,7 @@ async fn a_server_may_have_another_name_in_its_certificate() {
     assert_eq!(told(ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap_err()).0, 999);
     cluster["tls-server-name"] = "api.example".into();
     ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap();
-    // That name is the kubeconfig's server's. Another server has another one.
+    // That name belongs to the kubeconfig's server. Another server has another one.
     let root = json!({"kubeconfig": folder.path().join("kubeconfig"), "k8s_api_root": server.url()});
     assert_eq!(told(ask(&kubernetes(&json!({"kubernetes": root}))).await.unwrap_err()).0, 999);
     cluster["tls-server-name"] = "no name".into();
@@ -168,7 +168,7 @@ async fn a_client_certificate_comes_from_files_or_stands_there() {
     let user =
         json!({"client-certificate-data": STANDARD.encode(certificate), "client-key-data": STANDARD.encode(key)});
     ask(&kubeconfig(&folder, &cluster, &user)).await.unwrap();
-    // Those of the configuration beat others.
+    // The certificate and the key of the configuration beat the kubeconfig's.
     let stranger = Certificates::make().client;
     let user =
         json!({"client-certificate-data": STANDARD.encode(stranger.0), "client-key-data": STANDARD.encode(stranger.1)});
@@ -192,7 +192,7 @@ async fn a_server_without_tls_is_told() {
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"HTTP/1.1 400 hidden\r\n\r\n").unwrap();
-        // What the client sends is read, so that the connection does not break.
+        // The request of the client is read, so that the connection does not break.
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     });
     let (folder, cluster) = (TempDir::new().unwrap(), json!({"server": format!("https://{address}")}));

@@ -1,4 +1,4 @@
-//! How the configuration and the kubeconfig say where the API is, and who asks.
+//! The way to the API, and the login for it, in the configuration and in the kubeconfig.
 
 use std::os::unix::fs::{chown, symlink};
 use std::path::PathBuf;
@@ -84,12 +84,12 @@ async fn the_configuration_beats_the_kubeconfig() {
     let token = json!({"type": "k8s", "k8s_auth_token": "mine"});
     ask(&kubernetes(&json!({"kubernetes": {"kubeconfig": path}, "policy": token}))).await;
     assert_eq!(header(&server.only_head(), "authorization"), Some("Bearer mine"));
-    // As in the recording: what follows `/api/` is not the API's own.
+    // As in the recording: the path from `/api/` on is not a part of the API's root.
     let root = format!("{}/api/v1/", other.url());
     let policy = json!({"type": "k8s", "k8s_auth_token": "mine", "k8s_api_root": root});
     ask(&kubernetes(&json!({"kubernetes": {"kubeconfig": path}, "policy": policy}))).await;
     assert!(other.only_head().starts_with("GET /api/v1/namespaces/shop HTTP/1.1\r\n"));
-    // Of the two places the second one counts, with whatever path it has.
+    // The second of the two roots counts, with its whole path.
     let root = format!("{}/proxy/", server.url());
     ask(&kubernetes(&json!({"kubernetes": {"k8s_api_root": root}, "policy": policy}))).await;
     assert!(server.heads()[1].starts_with("GET /proxy/api/v1/namespaces/shop HTTP/1.1\r\n"));
@@ -216,7 +216,7 @@ fn files_that_others_may_write_to_are_refused() {
         let expected = format!("{shown} belongs to the user 1234; run: chown root {shown} && chmod go-w {shown}");
         assert_eq!(refused(&kubernetes), expected);
         chown(&file, Some(0), None).unwrap();
-        // It is the file that counts, not what leads to it.
+        // The file counts, not the link to it.
         let aside = folder.path().join("aside");
         std::fs::rename(&file, &aside).unwrap();
         symlink(&aside, &file).unwrap();

@@ -1,5 +1,5 @@
-//! One late ADD, whose commit is held on its way until the DEL is over: with its note nothing is left of it, and without the
-//! note an address is lost, so that looking for what is lost finds it.
+//! One late ADD, whose commit is held on its way until the DEL is over: with its pending commit on record no address is
+//! lost, and without the record one is lost, which the check finds.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::lost_replies::beside;
 use crate::process::Call;
 use crate::proxy::{Link, Proxy};
 
-/// How long everything is on its way until the commit has been sent: longer than a DEL takes.
+/// The delay of all messages until the commit has been sent: longer than a DEL takes.
 const ON_ITS_WAY: Duration = Duration::from_millis(1_500);
 
 /// How many addresses are left when a commit has landed after the DEL.
@@ -27,7 +27,7 @@ fn left_of_a_late_add(before_del: impl Fn(&[PathBuf])) -> usize {
     let conf = lab.conf_at(&[format!("http://{address}")]);
     Call::new("ADD", "c0", &conf).ok();
     proxy.set(Link::Slow(ON_ITS_WAY));
-    // Who stands still keeps the lock of its host; a process that is dead does not.
+    // A process that stands still keeps the lock of its host; a dead one does not.
     let mut apart = conf.clone();
     apart["ipam_lock_file"] = lab.folder.path().join("other.lock").display().to_string().into();
     let add = Call::new("ADD", "c1", &apart);
@@ -41,7 +41,7 @@ fn left_of_a_late_add(before_del: impl Fn(&[PathBuf])) -> usize {
         }
     };
     let sent = Instant::now();
-    // It is sent right after it was noted. From then on the process does nothing any more, as one that is dead.
+    // The commit is sent right after it was recorded. From then on the process does nothing any more, like a dead one.
     sleep(Duration::from_millis(100));
     kill(Pid::from_raw(late.id().try_into().unwrap()), Signal::SIGSTOP).unwrap();
     proxy.set(Link::Up);

@@ -1,4 +1,4 @@
-//! One node with its servers: what the plugin is called with, what it has noted, and what came of it.
+//! One node with its servers: the calls of the plugin, its pending commits, and their outcome.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -28,11 +28,11 @@ const WAIT: Duration = Duration::from_secs(60);
 /// How often a runtime repeats a call in the time of a round.
 const ATTEMPTS: usize = 100;
 
-/// A node of which the plugins ask one member first.
+/// A node whose plugins query one member first.
 #[derive(Debug)]
 pub(super) struct Host<'a> {
     lab: &'a Lab,
-    /// The places of the members in the order in which they are asked.
+    /// The places of the members in the order in which they are queried.
     order: Vec<usize>,
     notes: FileIntents,
     locks: HostLocks,
@@ -41,9 +41,9 @@ pub(super) struct Host<'a> {
 /// A call that was repeated until it succeeded.
 #[derive(Debug, Default)]
 pub(super) struct Settled {
-    /// What an ADD was told.
+    /// The addresses that an ADD answered; none for a DEL.
     pub(super) addresses: Vec<IpAddr>,
-    /// How often it said that it sends a noted commit again.
+    /// How often it reported that it sends a pending commit again.
     pub(super) sent_again: usize,
     /// How often it failed before.
     pub(super) failed: usize,
@@ -58,7 +58,7 @@ impl<'a> Host<'a> {
         Self { lab, order, notes: FileIntents::new(INTENTS_FOLDER, store.to_string()), locks }
     }
 
-    /// The member that is asked first, and stopped.
+    /// The member that is queried first, and stopped.
     pub(super) fn stopped(&self) -> &Etcd {
         &self.lab.etcds[self.order[0]]
     }
@@ -104,7 +104,7 @@ impl<'a> Host<'a> {
         Err(format!("{verb} of {container} has failed {ATTEMPTS} times: {last:?}"))
     }
 
-    /// What is noted about a container.
+    /// The pending commits of a container.
     pub(super) fn noted(&self, container: &str) -> Vec<Pending> {
         let text = str::to_owned;
         let (network, container) = (text("net1"), text(container));
@@ -123,7 +123,7 @@ impl<'a> Host<'a> {
         })
     }
 
-    /// Gives back the blocks of the node that are empty, through a member that goes on.
+    /// Releases the empty blocks of the node, through a member that goes on.
     pub(super) fn give_back(&self) {
         let owner = Owner::host(NODE);
         let given = self.through(&self.lab.etcds[self.other_place()], async |ipam| {
@@ -132,8 +132,8 @@ impl<'a> Host<'a> {
         assert!(given.is_some(), "the blocks of the node could not be given back");
     }
 
-    /// Waits until the member that was stopped has handed on all that it was given, and knows all that was done: what it
-    /// writes now comes after that.
+    /// Waits until the member that was stopped has passed on all that it received, and knows all that was done: its
+    /// next write comes after that.
     pub(super) fn until_all_has_landed(&self) {
         until_nobody_is_connected(self.stopped());
         let until = Instant::now() + WAIT;
@@ -144,9 +144,9 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// That these containers have what is said here, and nothing else is there.
+    /// Checks that these containers have these addresses, and that no other address is held.
     pub(super) fn check(&self, expected: &BTreeMap<&str, Vec<IpAddr>>) -> Result<(), String> {
-        // Blocks, handles and affinities say the same, or this fails.
+        // This fails unless blocks, handles and affinities agree.
         let held = self.lab.books().held;
         for (container, addresses) in expected {
             let handle = format!("net1.{container}");
@@ -163,7 +163,7 @@ impl<'a> Host<'a> {
     }
 }
 
-/// What a noted commit writes that nothing else writes: the block with the new address in it.
+/// The bytes that only this pending commit writes: the block with the new address in it.
 pub(super) fn mark_of(note: &Pending) -> Vec<u8> {
     let block = note.txn.success.iter().find_map(|op| match op {
         Op::Put { key, value, .. } => keys::parse_block(key).map(|_| value.as_bytes().to_vec()),

@@ -1,5 +1,5 @@
-//! What can be seen of an etcd from outside, also while it stands still: what it has not read yet, what it has written to
-//! its log, and whether it is at work on anything.
+//! The state of an etcd as seen from outside, also while it stands still: the bytes that it has not read yet, the bytes
+//! that it has written to its log, and whether it is at work on anything.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::server::Etcd;
 
-/// How long an etcd may take for what it was sent.
+/// How long an etcd may take for the requests that it was sent.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How much of a log is read at once.
 const PIECE: usize = 256 * 1024;
@@ -84,7 +84,7 @@ pub(super) fn until_nobody_is_connected(etcd: &Etcd) {
     until(etcd, "ended all connections", |now| now == Connections::default());
 }
 
-/// An etcd's log on disk, from a mark on. What is proposed stands there before it is carried out, and also if its guards do
+/// An etcd's log on disk, from a mark on. A proposal stands there before it is carried out, and also if its guards do
 /// not hold.
 #[derive(Debug)]
 pub(super) struct Log {
@@ -123,7 +123,7 @@ impl Log {
     }
 }
 
-/// What is written in a file from a place on. It was filled with zeros before.
+/// The bytes that are written in a file from a place on. The file was filled with zeros before.
 fn written(file: &Path, from: u64) -> Vec<u8> {
     let mut file = File::open(file).unwrap();
     file.seek(SeekFrom::Start(from)).unwrap();

@@ -1,11 +1,12 @@
 //! The late ADD, round by round: an etcd stands still (SIGSTOP) while ADDs of the real plugin are on their way, the ADDs are
 //! killed, the runtime's DEL comes, and etcd goes on.
 //!
-//! Three rounds of four are on one etcd, one is on a cluster of three, of which the member that the ADDs have asked stands
-//! still: there the DEL ends with success before that member reads what it was sent. A round has one ADD or several at
-//! once, on a node that has a block or none; they are killed, stand still until the end (as if nobody was told of their
-//! death), or run into their time limit. Then come a DEL, two DELs at once, or the same ADD again, each repeated until it
-//! succeeds. When all that was on its way has landed, nothing of the containers may be there, nor a note about them.
+//! Three rounds of four are on one etcd, one is on a cluster of three, of which the member that the ADDs have queried
+//! stands still: there the DEL ends with success before that member reads their requests. A round has one ADD or
+//! several at once, on a node that has a block or none; they are killed, stand still until the end (as if their death
+//! went unnoticed), or run into their time limit. Then come a DEL, two DELs at once, or the same ADD again, each
+//! repeated until it succeeds. When all that was on its way has landed, nothing of the containers may be there, nor a
+//! pending commit of theirs.
 //!
 //! `MARGAY_LATE_SEED` and `MARGAY_LATE_ROUNDS` choose other rounds and more of them; `make torture MODE=late` sets them.
 
@@ -33,7 +34,7 @@ use tally::{Commit, Tally};
 
 const ROUNDS: u64 = 40;
 const SEED: u64 = 20_261_122;
-/// An etcd that is no client of itself: whoever is connected is a plugin.
+/// An etcd that is no client of itself: every connection is a plugin's.
 const ALONE: &str = "--enable-grpc-gateway=false";
 /// A cluster that notices soon that its leader is gone.
 const QUICK: [&str; 3] = [ALONE, "--heartbeat-interval=30", "--election-timeout=300"];
@@ -151,7 +152,7 @@ fn next_calls(
     Ok(done)
 }
 
-/// That the containers have what the next calls were told and nothing else, and nothing after their DEL.
+/// Checks that the containers have the addresses that the next calls answered and no others, and none after their DEL.
 fn check(host: &Host<'_>, plan: &Plan, next: &[Settled]) -> Result<(), String> {
     let about = |what: String| format!("{what}\n{plan:?}");
     let nothing: BTreeMap<_, _> = plan.containers.iter().map(|container| (container.as_str(), Vec::new())).collect();

@@ -1,11 +1,11 @@
-//! What happens in a round, as its random numbers say.
+//! The events of a round, drawn from its random numbers.
 
 use crate::random::Random;
 
 /// One round of so many is on the cluster.
 const CLUSTER: u64 = 4;
 
-/// Which servers.
+/// The servers of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     One,
@@ -35,14 +35,14 @@ pub(super) enum HostLocks {
 pub(super) enum Pace {
     /// That is any moment in its life.
     Any,
-    /// It is the moment at which its note is seen.
+    /// It is the moment at which its pending commit is seen.
     Watched,
     /// It is stopped itself, when it has had the processor about as long as it takes to the answer before its commit: so it
     /// often sends its commit to an etcd that stands still.
     Stopped,
 }
 
-/// What becomes of the ADDs.
+/// The fate of the ADDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// They are killed while etcd stands still.
@@ -53,7 +53,7 @@ pub(super) enum Fate {
     TimedOut,
 }
 
-/// What the runtime does about them.
+/// The next calls of the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Del,
@@ -61,10 +61,10 @@ pub(super) enum Next {
     AddAgain,
 }
 
-/// When it does.
+/// The time of these calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
-    /// While etcd stands still; on a cluster it ends then, too.
+    /// While etcd stands still; on a cluster they end then, too.
     Before,
     /// When etcd goes on.
     With,
@@ -76,9 +76,9 @@ pub(super) enum When {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) place: Place,
-    /// The member that is asked first, of three.
+    /// The member that is queried first, of three.
     pub(super) first: usize,
-    /// Whether the node has given back its blocks before.
+    /// True if the node has released its blocks before.
     pub(super) new_block: bool,
     pub(super) containers: Vec<String>,
     pub(super) locks: HostLocks,
@@ -86,7 +86,8 @@ pub(super) struct Plan {
     pub(super) fate: Fate,
     pub(super) next: Next,
     pub(super) when: When,
-    /// Whether the node gives back its blocks while etcd still stands still. Only others of a cluster can serve that.
+    /// True if the node releases its blocks while etcd still stands still. Only other members of a cluster can serve
+    /// that.
     pub(super) gives_back: bool,
 }
 
@@ -94,7 +95,7 @@ impl Plan {
     pub(super) fn draw(round: u64, random: &mut Random) -> Self {
         let place = if round % CLUSTER == CLUSTER - 1 { Place::Cluster } else { Place::One };
         let fate = *random.pick(&[Fate::Killed, Fate::Killed, Fate::Frozen, Fate::Frozen, Fate::TimedOut]);
-        // Who stands still would keep the lock.
+        // An ADD that stands still would keep the lock.
         let shared = random.once_in(4) && fate != Fate::Frozen;
         let containers = if random.once_in(3) { 2 + random.below(3) } else { 1 };
         Self {

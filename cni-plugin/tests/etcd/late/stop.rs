@@ -1,4 +1,4 @@
-//! Stopping an etcd at some moment of the ADDs that have asked it.
+//! Stopping an etcd at some moment of the ADDs that query it.
 
 use std::cell::Cell;
 use std::thread;
@@ -22,8 +22,9 @@ const LONGEST_STEP: Duration = Duration::from_millis(10);
 pub(super) struct Timing {
     /// The whole of an ADD, and a little more.
     pub(super) life: Duration,
-    /// For how long an ADD has had the processor when it has the answer before its commit and has not noted that, about. It
-    /// is learned: less if the commit was noted before etcd was stopped, more if it was not noted afterwards either.
+    /// About how long an ADD has had the processor when it has the answer before its commit and has not recorded the
+    /// commit as pending. It is learned: less if the commit was pending before etcd was stopped, more if it was not
+    /// pending afterwards either.
     until_answered: Cell<Duration>,
 }
 

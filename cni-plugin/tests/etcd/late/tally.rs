@@ -1,4 +1,4 @@
-//! What the rounds have met.
+//! The counts of the situations that the rounds have met.
 
 use std::collections::BTreeMap;
 
@@ -6,13 +6,13 @@ use super::host::Settled;
 use super::inside::Log;
 use super::plan::{Place, Plan, When};
 
-/// From so many rounds on, every fifth has to have had a commit in flight.
+/// From so many rounds on, every fifth must have had a commit in flight.
 const MANY: u64 = 100;
 
 /// A commit whose ADD is dead, stands still or has given up.
 #[derive(Debug)]
 pub(super) struct Commit {
-    /// What it is known by in etcd's log.
+    /// The bytes by which it is known in etcd's log.
     pub(super) mark: Vec<u8>,
     /// How often it was there when etcd stood still.
     pub(super) before: usize,
@@ -24,9 +24,9 @@ pub(super) struct Commit {
 /// How often each thing happened.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// Rounds with a commit in flight: its note was there when the ADD was dead, stood still or had given up.
+    /// Rounds with a commit in flight: it was still pending when the ADD was dead, stood still or had given up.
     in_flight: u64,
-    /// Those of them with one that was not in etcd's log then.
+    /// The rounds of them with a commit that was not in etcd's log then.
     to_come: u64,
     counts: BTreeMap<String, u64>,
 }
@@ -40,7 +40,7 @@ impl Tally {
         *self.counts.entry(what.into()).or_default() += count as u64;
     }
 
-    /// What there was when etcd stood still.
+    /// Counts the situation when etcd stood still.
     pub(super) fn stopped(&mut self, plan: &Plan, commits: &[Commit], ended_well: usize, unread: u64) {
         let place = plan.place.name();
         self.count(format!("{place}: rounds"));
@@ -62,7 +62,7 @@ impl Tally {
         }
     }
 
-    /// What had come of it when all had landed.
+    /// Counts the outcome when all had landed.
     pub(super) fn landed(&mut self, plan: &Plan, commits: &[Commit], next: &[Settled], log: &Log) {
         let sent_again: usize = next.iter().map(|settled| settled.sent_again).sum();
         for commit in commits {
@@ -89,7 +89,7 @@ impl Tally {
         }
     }
 
-    /// That so many rounds have met enough to prove something.
+    /// Checks that so many rounds have met enough to prove something.
     pub(super) fn proves_something(&self, rounds: u64) {
         let Self { in_flight, to_come, .. } = *self;
         let [least, least_to_come] = if rounds < MANY { [1, 0] } else { [rounds / 5, rounds / 10] };

@@ -1,17 +1,17 @@
-//! Where more is done than Calico does, and what exactly.
+//! The calls for which Margay does more than Calico, and the differences.
 
 use serde_json::{Value, json};
 
 use super::Expected;
 
-/// A recorded call that is to come to something better.
+/// A recorded call for which a better outcome is expected.
 pub(crate) struct Deviation {
     pub(crate) case: &'static str,
     /// Its place among the steps of the case.
     pub(crate) step: usize,
     /// Why it is better.
     _why: &'static str,
-    /// Changes what was recorded to what is to come; it is also given the state before the call.
+    /// Changes the recorded outcome to the better one; it also gets the state before the call.
     pub(crate) better: fn(&mut Expected, &Value),
 }
 

@@ -53,7 +53,7 @@ fn write_kubeconfig(folder: &Path, url: &str) -> PathBuf {
             "users": [{"name": "u", "user": {"token": "secret-token"}}]});
     let path = folder.join("kubeconfig");
     std::fs::write(&path, text.to_string()).unwrap();
-    // Whatever this process's mask is.
+    // The mode must not depend on this process's mask.
     std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
     path
 }
@@ -92,7 +92,7 @@ impl Stage {
         kvs.iter().map(|kv| (text(kv.key.as_bytes()), serde_json::from_slice(kv.value.as_bytes()).unwrap())).collect()
     }
 
-    /// Runs a call; says its exit status and what it said, without what we say besides.
+    /// Runs a call. Returns its exit status and its output, without our details of an error.
     fn call(&self, env: &Value, stdin: &Value) -> (u8, Value) {
         let files = self.folder.path().to_str().unwrap();
         let places = [
@@ -124,7 +124,7 @@ fn expected(case: &str, at: usize, call: &Value, before: &Value, after: &Value) 
         Some(1) => json!({"code": stdout["code"], "msg": stdout["msg"]}),
         _ => stdout.clone(),
     };
-    // A call that was killed, or has panicked, has to be among the deviations.
+    // A call that was killed, or has panicked, must be among the deviations.
     let exit = call["exit"].as_u64().and_then(|exit| u8::try_from(exit).ok()).unwrap_or(u8::MAX);
     let mut expected = Expected { exit, said, state: after.clone() };
     if let Some(Deviation { better, .. }) = DEVIATIONS.iter().find(|one| one.case == case && one.step == at) {
@@ -142,7 +142,7 @@ fn play(stage: &Stage, name: &str, at: usize, step: &Value, before: &State, afte
     let begun = Instant::now();
     let (exit, said) = match step["plugin"].as_str() {
         Some("calico-ipam") => stage.call(&step["env"], &step["stdin"]),
-        // Of the main plugin we have no part; what it asks of its IPAM is what counts.
+        // The main plugin itself is not tested here; only its calls of the IPAM plugin count.
         _ => {
             let calls = step["ipam_calls"].as_array().unwrap();
             let mut said = Vec::new();

@@ -92,7 +92,7 @@ fn holder(entry: &Value) -> Value {
     holder
 }
 
-/// The addresses that a block has given out, with their entries and ordinals.
+/// The assigned addresses of a block, with their entries and ordinals.
 fn allocations(block: &Value) -> Vec<(IpAddr, &Value, usize)> {
     let cidr: IpNet = block["cidr"].as_str().unwrap().parse().unwrap();
     let first = u128_of(cidr.network());
@@ -117,7 +117,7 @@ fn address_of(number: u128, is_v4: bool) -> IpAddr {
     if is_v4 { IpAddr::V4(u32::try_from(number).unwrap().into()) } else { IpAddr::V6(number.into()) }
 }
 
-/// The sequence number that each held address was given with.
+/// The sequence number with which each held address was assigned.
 pub(crate) fn numbers(state: &State) -> BTreeMap<(IpAddr, String), Value> {
     let blocks = state.iter().filter(|(key, _)| key.starts_with(BLOCKS));
     let numbers = blocks.flat_map(|(_, block)| {

@@ -34,7 +34,7 @@ fn on_other_networks_a_launcher_is_a_pod_like_any_other() {
     assert_eq!((allocator.deleted.borrow().len(), &allocator.deleted.borrow()[0].vm), (1, &None));
 }
 
-/// An address of the container's own is never left behind because the API cannot be asked.
+/// An address of the container's own is never left behind because the API cannot be reached.
 #[test]
 fn without_an_api_a_launcher_is_refused_and_its_container_released() {
     let allocator = willing();
