@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use datastore::{Environment, Location};
 use ipam_core::Ipam;
 use ipam_core::events::{Happening, of_batch, of_listed};
-use ipam_core::history::{Subject, time_of};
+use ipam_core::history::{HistoryOf, time_of};
 use ipam_core::model::keys;
 use ipnet::IpNet;
 use kv::{Deadline, Range, Revision};
@@ -46,7 +46,7 @@ pub(crate) fn run(
         };
         let left = args.count.map_or(u64::MAX, std::num::NonZeroU64::get);
         let mut teller =
-            Teller { node: args.node.clone().map(Subject::Node), pool, format: cli.output, left, out, err };
+            Teller { node: args.node.clone().map(HistoryOf::Node), pool, format: cli.output, left, out, err };
         let start = if args.list { Start::Newest } else { Start::Next };
         let mut follower = Follower::new(&location, Range::Prefix(keys::ipam_prefix()), start).await;
         let until = args.time.map(|time| Instant::now() + time);
@@ -109,7 +109,7 @@ async fn network(location: &Location, name: &str) -> Result<IpNet> {
 
 /// Says what happened.
 struct Teller<'a> {
-    node: Option<Subject>,
+    node: Option<HistoryOf>,
     pool: Option<IpNet>,
     format: Format,
     /// How many lines are still to come.

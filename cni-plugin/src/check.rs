@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use ipam_core::vm::VM_INFIX;
-use ipam_core::{Comparison, Standing};
+use ipam_core::{CheckResult, Standing};
 
 use crate::error::{CniError, Result};
 use crate::prev_result;
@@ -40,7 +40,7 @@ impl Context<'_> {
         Ok(String::new())
     }
 
-    fn judge(&self, who: &Attachment, found: &Comparison) -> Result<()> {
+    fn judge(&self, who: &Attachment, found: &CheckResult) -> Result<()> {
         let (mut wrong, mut why) = (Vec::new(), Vec::new());
         for (ip, standing) in &found.standings {
             match standing {

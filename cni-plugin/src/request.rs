@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use datastore::Location;
-use ipam_core::Comparison;
+use ipam_core::CheckResult;
 pub use ipam_core::assign::Gateway;
 pub use ipam_core::attachment::Attachment;
 use ipam_core::endpoints::EndpointOf;
@@ -179,7 +179,7 @@ pub struct CheckRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Checked {
     /// The comparison with the recorded addresses.
-    Compared(Comparison),
+    Compared(CheckResult),
     /// The store was not queried, or could not answer, for this reason.
     Unknown(String),
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipam_core::assign::{AssignRequest, Assigned};
 use ipam_core::attachment::Attachment;
 use ipam_core::endpoints::EndpointOf;
-use ipam_core::{Comparison, Ipam, gc};
+use ipam_core::{CheckResult, Ipam, gc};
 use kv::Deadline;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
@@ -94,7 +94,7 @@ pub(crate) async fn release(ipam: &Ipam, del: &Del, deadline: Deadline) -> Resul
 /// CHECK.
 pub(crate) async fn compare(ipam: &Ipam, check: &Check, deadline: Deadline) -> Result<Checked, Failure> {
     let Check { attachment, old_handle, addresses } = check;
-    let compared: ipam_core::Result<Comparison> =
+    let compared: ipam_core::Result<CheckResult> =
         ipam.compare(attachment, std::slice::from_ref(old_handle), addresses, deadline).await;
     match compared {
         // A foreign writer's document, which proves nothing.

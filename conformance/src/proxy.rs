@@ -152,8 +152,8 @@ async fn carry(mut client: TcpStream, control: Arc<Control>, mut cuts: watch::Re
         server.set_nodelay(true)?;
         let ((from_client, to_client), (from_server, to_server)) = (client.split(), server.split());
         tokio::select! {
-            end = pump(from_client, to_server, Way::Request, &control) => end,
-            end = pump(from_server, to_client, Way::Reply, &control) => end,
+            end = pump(from_client, to_server, Direction::Request, &control) => end,
+            end = pump(from_server, to_client, Direction::Reply, &control) => end,
         }
     };
     // However it ends, both connections are gone now, which is all that a client or server gets to know.
@@ -165,7 +165,7 @@ async fn carry(mut client: TcpStream, control: Arc<Control>, mut cuts: watch::Re
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Request,
     Reply,
 }
@@ -173,7 +173,7 @@ enum Way {
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
-    way: Way,
+    way: Direction,
     control: &Control,
 ) -> io::Result<()> {
     let mut buffer = vec![0; CHUNK_BYTES];
@@ -186,7 +186,7 @@ async fn pump(
         let link =
             *links.wait_for(|link| !matches!(link, Link::Silent | Link::Refusing)).await.map_err(io::Error::other)?;
         match (link, way) {
-            (Link::LosesRequests, Way::Request) | (Link::LosesReplies, Way::Reply) => {
+            (Link::LosesRequests, Direction::Request) | (Link::LosesReplies, Direction::Reply) => {
                 control.lost.send_modify(|lost| *lost += count);
                 continue;
             }
@@ -194,8 +194,8 @@ async fn pump(
             _ => {}
         }
         let (count, cut) = match way {
-            Way::Request => (count, false),
-            Way::Reply => control.passing(count),
+            Direction::Request => (count, false),
+            Direction::Reply => control.passing(count),
         };
         to.write_all(buffer.get(..count).unwrap_or_default()).await?;
         if cut {

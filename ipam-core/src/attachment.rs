@@ -109,7 +109,7 @@ pub struct Attachment {
 
 /// What the attributes of an allocation under a handle say about an attachment with that handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
+pub(crate) enum Ownership {
     /// It is the attachment's.
     Own,
     /// It carries no attributes of ours, and is not recorded as another node's: the handle is all there is to go by.
@@ -158,14 +158,14 @@ impl Attachment {
     }
 
     /// Whose an allocation under the attachment's handle is.
-    pub(crate) fn claim(&self, allocation: &Attribute) -> Claim {
+    pub(crate) fn claim(&self, allocation: &Attribute) -> Ownership {
         let same_node = allocation.node().is_none_or(|node| node == self.node);
         match (allocation.get(NETWORK), allocation.get(INTERFACE)) {
-            (None, None) if same_node => Claim::Unmarked,
+            (None, None) if same_node => Ownership::Unmarked,
             (Some(network), Some(interface)) if same_node && network == self.network && interface == self.interface => {
-                Claim::Own
+                Ownership::Own
             }
-            _ => Claim::Foreign,
+            _ => Ownership::Foreign,
         }
     }
 }
@@ -199,7 +199,7 @@ mod tests {
         };
         for name in [NODE, OWN_NODE] {
             let of = |node: &str| own.claim(&entry(&[(NETWORK, "net"), (INTERFACE, "eth0"), (name, node)]));
-            assert_eq!((of("a"), of("b")), (Claim::Own, Claim::Foreign), "{name}");
+            assert_eq!((of("a"), of("b")), (Ownership::Own, Ownership::Foreign), "{name}");
         }
     }
 

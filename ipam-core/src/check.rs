@@ -7,7 +7,7 @@ use kv::{Deadline, Range};
 use serde::{Deserialize, Serialize};
 
 use crate::assign::held_by;
-use crate::attachment::{Attachment, Claim, NETWORK};
+use crate::attachment::{Attachment, NETWORK, Ownership};
 use crate::covering::blocks_of;
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
@@ -34,7 +34,7 @@ pub enum Standing {
 
 /// What the store says about the addresses of an attachment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Comparison {
+pub struct CheckResult {
     /// All that the attachment has, and what its handle has on its node without saying for which interface.
     pub held: Vec<IpAddr>,
     /// The addresses that were asked about, each with its standing.
@@ -53,7 +53,7 @@ impl Ipam {
         old_handles: &[String],
         addresses: &[IpAddr],
         deadline: Deadline,
-    ) -> Result<Comparison> {
+    ) -> Result<CheckResult> {
         transact!(self, deadline, |tx| {
             let range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
             let mut first = self.host_keys(&attachment.node);
@@ -64,7 +64,7 @@ impl Ipam {
             let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&range).await?);
 
             let mut work = Workset::new(tx, self.now(), rest);
-            let held = held_by(&mut work, &own, None, |claim| claim != Claim::Foreign).await?;
+            let held = held_by(&mut work, &own, None, |claim| claim != Ownership::Foreign).await?;
             // Its own blocks count also where their pool is gone.
             let own_blocks = held.iter().map(|held| held.block);
             let in_pools = addresses.iter().flat_map(|ip| pools.iter().filter_map(|pool| pools::block_of(pool, *ip)));
@@ -88,7 +88,7 @@ impl Ipam {
                 }
                 standings.push((*ip, standing.unwrap_or(Standing::Unknown)));
             }
-            Ok(Comparison { held: held.iter().map(|held| held.ip).collect(), standings })
+            Ok(CheckResult { held: held.iter().map(|held| held.ip).collect(), standings })
         })
     }
 }
@@ -116,9 +116,9 @@ fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standin
     let Some(handle) = entry.handle() else { return Standing::Unmarked };
     if entry.has_handle(&own.handle()) {
         return match own.claim(entry) {
-            Claim::Own => Standing::Own,
-            Claim::Unmarked => Standing::Unmarked,
-            Claim::Foreign => Standing::Another(handle.to_owned()),
+            Ownership::Own => Standing::Own,
+            Ownership::Unmarked => Standing::Unmarked,
+            Ownership::Foreign => Standing::Another(handle.to_owned()),
         };
     }
     let is_old = entry.get(NETWORK).is_none() && old_handles.iter().any(|old| entry.has_handle(old));

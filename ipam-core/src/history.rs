@@ -12,7 +12,7 @@ use crate::model::{Attribute, Owner, keys, same_handle};
 
 /// What somebody wants to know the history of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Subject {
+pub enum HistoryOf {
     /// An address.
     Address(IpAddr),
     /// A handle, a container or a node: whichever has this name.
@@ -21,13 +21,13 @@ pub enum Subject {
     Node(String),
 }
 
-impl From<&str> for Subject {
+impl From<&str> for HistoryOf {
     fn from(text: &str) -> Self {
         text.parse().map_or_else(|_| Self::Name(text.to_owned()), Self::Address)
     }
 }
 
-impl Subject {
+impl HistoryOf {
     /// Where the documents are that can tell of it, and some others.
     pub fn range(&self) -> Range {
         let Self::Address(ip) = self else { return Range::Prefix(keys::ipam_prefix()) };
@@ -54,7 +54,7 @@ impl Subject {
     }
 }
 
-impl Subject {
+impl HistoryOf {
     /// True if an address with this entry is its.
     fn has(&self, entry: &Attribute) -> bool {
         let holder = Holder::of(entry);
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn the_range_of_an_address_has_its_block_of_any_size() {
         for (ip, sizes) in [("10.65.7.9", 20..=32), ("fd80:24e2::7:9", 116..=128)] {
-            let range = Subject::from(ip).range();
+            let range = HistoryOf::from(ip).range();
             for bits in sizes {
                 let block = ipnet::IpNet::new(ip.parse().unwrap(), bits).unwrap().trunc();
                 assert!(range.contains(keys::block(block).as_bytes()), "{block} in {range}");
@@ -121,12 +121,16 @@ mod tests {
             ("10.0.0.1", None, true),
             ("10.0.0.2", None, false),
         ] {
-            assert_eq!(Subject::from(name).concerns(&assigned(network)), expected, "{name}");
+            assert_eq!(HistoryOf::from(name).concerns(&assigned(network)), expected, "{name}");
         }
         let claimed = What::Claimed { owner: Owner::host("node1"), former: Some(Owner::load_balancer()), at: None };
         let claimed = Happening { block, what: claimed };
-        assert!(Subject::Node("node1".into()).concerns(&claimed) && !Subject::Node("c1".into()).concerns(&claimed));
-        assert!(Subject::from("node1").concerns(&claimed) && Subject::from("virtual:load-balancer").concerns(&claimed));
-        assert!(!Subject::from("load-balancer").concerns(&claimed) && !Subject::from("10.0.0.1").concerns(&claimed));
+        assert!(HistoryOf::Node("node1".into()).concerns(&claimed) && !HistoryOf::Node("c1".into()).concerns(&claimed));
+        assert!(
+            HistoryOf::from("node1").concerns(&claimed) && HistoryOf::from("virtual:load-balancer").concerns(&claimed)
+        );
+        assert!(
+            !HistoryOf::from("load-balancer").concerns(&claimed) && !HistoryOf::from("10.0.0.1").concerns(&claimed)
+        );
     }
 }

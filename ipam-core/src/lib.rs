@@ -76,7 +76,7 @@ pub mod vm;
 mod workset;
 
 pub use borrowed::{Borrowed, BorrowedAddress};
-pub use check::{Comparison, Standing};
+pub use check::{CheckResult, Standing};
 pub use error::{BridgeError, Error, PlaceInUse, Resource, Result, VmError};
 pub use ipam::{Clock, Ipam, Nodes, Uids};
 pub use pool_deletion::InUse;

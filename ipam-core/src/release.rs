@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use kv::{Deadline, Key, Range, Transaction};
 
-use crate::attachment::{Attachment, Claim, NETWORK};
+use crate::attachment::{Attachment, NETWORK, Ownership};
 use crate::covering::blocks_of;
 use crate::endpoints::EndpointOf;
 use crate::error::{Resource, Result};
@@ -102,7 +102,7 @@ impl Ipam {
         rest: i64,
     ) -> Result<(Gone, Renamed)> {
         let renamed = Renamed::find(work, own, handles).await?;
-        let mine = |entry: &Attribute| own.claim(entry) != Claim::Foreign || renamed.has(own, entry);
+        let mine = |entry: &Attribute| own.claim(entry) != Ownership::Foreign || renamed.has(own, entry);
         let gone = self.release_from_handles(work, handles, usize::MAX, rest, mine).await?;
         Ok((gone, renamed))
     }

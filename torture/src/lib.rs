@@ -37,7 +37,7 @@ mod soak_clients;
 mod witness;
 mod worker;
 
-pub use plan::{Engine, Mode, Plan, Way};
+pub use plan::{Engine, Mode, Plan, Reach};
 pub use processes::{ChildPlan, be_a_worker};
 pub use report::Report;
 pub use sabotage::Sabotage;
@@ -78,7 +78,8 @@ impl From<ipam_core::Error> for Failure {
 /// # Errors
 /// What was found to be wrong, with the revision, the keys and the history of the addresses.
 pub async fn run(plan: &Plan, program: &std::path::Path) -> Result<Report, Failure> {
-    if plan.way != Way::Files && (plan.mode == Mode::InProcess || !matches!(plan.engine, Engine::Sled | Engine::Redb)) {
+    if plan.way != Reach::Files && (plan.mode == Mode::InProcess || !matches!(plan.engine, Engine::Sled | Engine::Redb))
+    {
         return Err(Failure("a daemon runs beside processes on sled or redb".into()));
     }
     match plan.mode {

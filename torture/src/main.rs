@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use torture::{ChildPlan, Engine, Mode, Plan, SoakPlan, Way};
+use torture::{ChildPlan, Engine, Mode, Plan, Reach, SoakPlan};
 
 #[derive(Debug, Parser)]
 #[command(about = "Tortures the allocator on a store: many nodes at once, faults and kills, every revision checked")]
@@ -77,9 +77,9 @@ fn main() -> ExitCode {
             plan.nodes = nodes;
             plan.workers = workers;
             plan.way = match (serve, api) {
-                (true, _) => Way::Daemon,
-                (_, true) => Way::Api,
-                _ => Way::Files,
+                (true, _) => Reach::Daemon,
+                (_, true) => Reach::Api,
+                _ => Reach::Files,
             };
             let program = match std::env::current_exe() {
                 Ok(program) => program,

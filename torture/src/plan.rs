@@ -28,7 +28,7 @@ pub enum Mode {
 
 /// How processes reach an embedded store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Way {
+pub enum Reach {
     /// They open its files.
     #[default]
     Files,
@@ -55,7 +55,7 @@ pub struct Plan {
     /// How many workers on each.
     pub workers: usize,
     /// How processes reach an embedded store.
-    pub way: Way,
+    pub way: Reach,
     /// What is broken on purpose; in one process only.
     pub sabotage: Sabotage,
 }
@@ -63,7 +63,7 @@ pub struct Plan {
 impl Plan {
     /// So many operations on a store, by three workers on each of four nodes.
     pub fn new(engine: Engine, mode: Mode, ops: u64, seed: u64) -> Self {
-        Self { engine, mode, ops, seed, nodes: 4, workers: 3, way: Way::Files, sabotage: Sabotage::None }
+        Self { engine, mode, ops, seed, nodes: 4, workers: 3, way: Reach::Files, sabotage: Sabotage::None }
     }
 
     /// The name of a node.

@@ -27,7 +27,7 @@ use crate::checker::Checker;
 use crate::daemon::Daemon;
 use crate::faults::{Newest, Observed};
 use crate::ledger::Ledger;
-use crate::plan::{Engine, Plan, Way};
+use crate::plan::{Engine, Plan, Reach};
 use crate::report::Report;
 use crate::witness::Witness;
 use crate::worker::{Deaths, Worker, attachment};
@@ -246,7 +246,7 @@ pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> 
             let url = server.url();
             run.on_a_server(server, url).await?
         }
-        (_, Way::Api) => {
+        (_, Reach::Api) => {
             let (daemon, url) = run.daemon().await?;
             run.on_a_server(daemon, url).await?
         }
@@ -265,7 +265,7 @@ impl Run<'_> {
         scene::prepare(&store, self.plan).await?;
         let checker = Checker::begin(&store, Arc::clone(&self.ledger)).await?;
         opened.close().await?;
-        let chaos = if self.plan.way == Way::Daemon {
+        let chaos = if self.plan.way == Reach::Daemon {
             let daemon = Daemon::start(&self.margay(), &location(self.plan.engine, &folder), None)?;
             Some(Chaos::begin(daemon, self.plan.seed, Arc::clone(&self.ledger)))
         } else {
@@ -283,7 +283,7 @@ impl Run<'_> {
         if operations < self.plan.ops {
             return false;
         }
-        let has_troubles = self.plan.way == Way::Daemon || matches!(self.place, Place::Server(_));
+        let has_troubles = self.plan.way == Reach::Daemon || matches!(self.place, Place::Server(_));
         let counts = self.ledger.counts();
         let met = |trouble: &str| counts.keys().any(|what| what.starts_with("fault: ") && what.ends_with(trouble));
         !has_troubles || (met(FROZEN) && met(KILLED)) || operations >= 10 * self.plan.ops
@@ -371,13 +371,13 @@ impl Run<'_> {
             };
             let plan = ChildPlan {
                 // By etcd's API every store is an etcd.
-                engine: if self.plan.way == Way::Api { Engine::Etcd } else { self.plan.engine },
+                engine: if self.plan.way == Reach::Api { Engine::Etcd } else { self.plan.engine },
                 at,
                 intents: self.intents.clone(),
                 node: Plan::node(number),
                 name: format!("r{}p{number}y", self.rounds),
                 seed: self.rng.u64(..),
-                served: self.plan.way == Way::Daemon,
+                served: self.plan.way == Reach::Daemon,
             };
             let process = Process::start(self.program, &plan, &self.ledger)?;
             let life = Duration::from_micros(self.rng.u64(1_000..400_000));

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use torture::{Engine, Mode, Plan, Report, Way};
+use torture::{Engine, Mode, Plan, Reach, Report};
 
 async fn torture(engine: Engine, mode: Mode, ops: u64) -> Report {
     carry_out(Plan::new(engine, mode, ops, fastrand::u64(..))).await
@@ -12,7 +12,7 @@ async fn torture(engine: Engine, mode: Mode, ops: u64) -> Report {
 /// With a daemon beside the processes.
 async fn served(engine: Engine, ops: u64) -> Report {
     let mut plan = Plan::new(engine, Mode::Processes, ops, fastrand::u64(..));
-    plan.way = Way::Daemon;
+    plan.way = Reach::Daemon;
     let report = carry_out(plan).await;
     assert!(report.count("operation through the daemon") > ops / 2, "{report}");
     report
@@ -21,7 +21,7 @@ async fn served(engine: Engine, ops: u64) -> Report {
 /// By etcd's API of a daemon.
 async fn over_the_api(engine: Engine, ops: u64) -> Report {
     let mut plan = Plan::new(engine, Mode::Processes, ops, fastrand::u64(..));
-    plan.way = Way::Api;
+    plan.way = Reach::Api;
     carry_out(plan).await
 }
 

@@ -365,7 +365,7 @@ mod tests {
             let location = format!("{engine}://{}", folder.path().join(engine).display()).parse().unwrap();
             let mut target = Target::make(&location).await.unwrap();
             let mark = Mark {
-                way: ipam_core::moving::Way::Migrate,
+                way: ipam_core::moving::MoveKind::Migrate,
                 from: "a".to_owned(),
                 to: "b".to_owned(),
                 source: "id".to_owned(),

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use datastore::Location;
 use ipam_core::events::{of_batch, of_listed};
-use ipam_core::history::{Subject, time_of};
+use ipam_core::history::{HistoryOf, time_of};
 use ipam_core::timestamps::rfc3339;
 use kv::{Batch, Kv, Revision};
 use serde::Serialize;
@@ -44,7 +44,7 @@ struct Gap {
 
 /// Tells the history of a subject.
 pub(crate) async fn run(location: &Location, args: &History) -> Result<Answer> {
-    let subject = Subject::from(args.subject.as_str());
+    let subject = HistoryOf::from(args.subject.as_str());
     let mut report = Report {
         subject: args.subject.clone(),
         store: location.to_string(),
@@ -76,7 +76,7 @@ pub(crate) async fn run(location: &Location, args: &History) -> Result<Answer> {
 
 impl Report {
     /// Takes in a part; true if it was the last one.
-    fn take(&mut self, subject: &Subject, part: Part) -> bool {
+    fn take(&mut self, subject: &HistoryOf, part: Part) -> bool {
         match part {
             Part::Begins(oldest, time) => {
                 self.oldest_revision = oldest.get();
@@ -96,7 +96,7 @@ impl Report {
         false
     }
 
-    fn listed(&mut self, subject: &Subject, at: Revision, kvs: &[Kv]) {
+    fn listed(&mut self, subject: &HistoryOf, at: Revision, kvs: &[Kv]) {
         for kv in kvs {
             let told = of_listed(&kv.key, kv.value.as_bytes()).unwrap_or_default();
             let concerned = told.iter().filter(|happening| subject.concerns(happening));
@@ -104,7 +104,7 @@ impl Report {
         }
     }
 
-    fn happened(&mut self, subject: &Subject, batch: &Batch) {
+    fn happened(&mut self, subject: &HistoryOf, batch: &Batch) {
         let told = of_batch(batch);
         let concerned = told.happenings.iter().filter(|happening| subject.concerns(happening));
         let time = |time: Option<SystemTime>, happening: &ipam_core::events::Happening| time_of(time, &happening.what);

@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::dial::Way;
+use super::dial::Route;
 use super::login::Login;
 use super::problem::{Failure, Problem};
 
@@ -30,7 +30,7 @@ pub(super) const CHECK_ADDRESS: &str = "check that the Kubernetes API runs, and 
 
 /// The way to the API, and the login for it.
 pub(super) struct Api {
-    pub(super) way: Way,
+    pub(super) way: Route,
     /// The text before the path of a request.
     pub(super) prefix: String,
     pub(super) login: Login,

@@ -93,13 +93,13 @@ impl Proxy {
 }
 
 /// How to get a connection to a server.
-pub(super) struct Way {
+pub(super) struct Route {
     pub(super) address: Address,
     pub(super) proxy: Option<Proxy>,
     tls: Option<(TlsConnector, ServerName<'static>)>,
 }
 
-impl Way {
+impl Route {
     /// `tls` is called for an address of https alone. `server_name` is the name in the server's certificate, if not its
     /// host's. `None` if that is no name.
     pub(super) fn new(

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 
 use super::api::deadline;
-use super::dial::{Address, Way, password};
+use super::dial::{Address, Route, password};
 use super::tls::{self, Trust};
 use crate::error::{CniError, Code, Result};
 use crate::gojson::quoted;
@@ -50,7 +50,7 @@ async fn wait_at(urls: &[String], left: Duration, pace: Pace) -> Result<()> {
 }
 
 struct Gate {
-    way: Way,
+    way: Route,
     uri: Uri,
 }
 
@@ -68,7 +68,7 @@ impl Gate {
             return Err(if has_scheme { invalid(format!("unsupported protocol scheme {scheme}")) } else { no_uri() });
         }
         let address = Address::of(&uri).ok_or_else(no_uri)?;
-        let way = Way::new(address, None, None, || tls::config(&Trust::System, None));
+        let way = Route::new(address, None, None, || tls::config(&Trust::System, None));
         let way = way.map_err(|problem| CniError::internal(problem.what))?;
         Ok(Self { way: way.ok_or_else(no_uri)?, uri })
     }

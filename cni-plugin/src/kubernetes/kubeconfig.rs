@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::api::Api;
-use super::dial::{Address, Proxy, Way};
+use super::dial::{Address, Proxy, Route};
 use super::login::Login;
 use super::problem::Problem;
 use super::tls::{self, Identity, Trust};
@@ -182,7 +182,7 @@ fn connect(cluster: Cluster, user: User, agent: &'static str) -> Result<Api, Pro
     // A credential that cannot be read is reported before any request.
     login.credential()?;
     let server_name = cluster.tls_server_name.filter(|name| !name.is_empty());
-    let way = Way::new(address, proxy, server_name, || tls::config(&trust, identity.as_ref()))?;
+    let way = Route::new(address, proxy, server_name, || tls::config(&trust, identity.as_ref()))?;
     Ok(Api {
         way: way.ok_or_else(unusable)?,
         prefix: uri.path().trim_end_matches('/').to_owned(),

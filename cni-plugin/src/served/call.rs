@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ipam_core::assign::{AssignRequest, Assigned};
-use ipam_core::{Comparison, Ipam};
+use ipam_core::{CheckResult, Ipam};
 use kv::Deadline;
 use serde::{Deserialize, Serialize};
 
@@ -48,7 +48,7 @@ pub enum Answer {
     /// DEL is done.
     Released(Vec<IpAddr>),
     /// CHECK is done.
-    Compared(Comparison),
+    Compared(CheckResult),
     /// CHECK could not compare, for this reason.
     Unknown(String),
     /// An ADD can be served.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::common::{Scripted, call, environment, error_of};
 use cni_plugin::{Assigned, Checked, CniError, Code, Gateway, Name, Network};
 use datastore::Location;
-use ipam_core::{Comparison, Standing};
+use ipam_core::{CheckResult, Standing};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -201,7 +201,7 @@ fn del() {
 fn check(more: &str, held: &[&str], standings: &[(&str, Standing)]) -> cni_plugin::Outcome {
     let held = held.iter().map(|address| ip(address)).collect();
     let standings = standings.iter().map(|(address, standing)| (ip(address), standing.clone())).collect();
-    answered(more, Ok(Checked::Compared(Comparison { held, standings })))
+    answered(more, Ok(Checked::Compared(CheckResult { held, standings })))
 }
 
 fn answered(more: &str, answer: cni_plugin::Result<Checked>) -> cni_plugin::Outcome {

@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(240);
 
 /// The calls that block.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum Place {
     /// Every call, on the thread that polls it.
     Calls,
     /// A task beside every call, and the call has no answer.
@@ -29,8 +29,8 @@ enum Way {
     ClearingUp,
 }
 
-const WAYS: [(&str, Way); 4] =
-    [("calls", Way::Calls), ("tasks", Way::Tasks), ("making", Way::Making), ("clearing_up", Way::ClearingUp)];
+const WAYS: [(&str, Place); 4] =
+    [("calls", Place::Calls), ("tasks", Place::Tasks), ("making", Place::Making), ("clearing_up", Place::ClearingUp)];
 
 fn block() -> ! {
     loop {
@@ -39,16 +39,16 @@ fn block() -> ! {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Blocking(Way);
+struct Blocking(Place);
 
 impl Blocking {
     async fn call<T>(self) -> T {
         match self.0 {
-            Way::Tasks => {
+            Place::Tasks => {
                 tokio::spawn(async { block() });
             }
-            Way::ClearingUp => {}
-            Way::Calls | Way::Making => block(),
+            Place::ClearingUp => {}
+            Place::Calls | Place::Making => block(),
         }
         std::future::pending().await
     }
@@ -80,7 +80,7 @@ impl Fixture for Blocking {
     }
 
     async fn finish(&mut self) -> std::result::Result<(), BoxError> {
-        if matches!(self.0, Way::ClearingUp) {
+        if matches!(self.0, Place::ClearingUp) {
             block();
         }
         Ok(())
@@ -94,7 +94,7 @@ impl Harness for Blocking {
     }
 
     async fn fresh(&self) -> std::result::Result<Box<dyn Fixture>, BoxError> {
-        if matches!(self.0, Way::Making) {
+        if matches!(self.0, Place::Making) {
             block();
         }
         Ok(Box::new(*self))
@@ -102,7 +102,7 @@ impl Harness for Blocking {
 }
 
 /// Judges the store and prints the name of each case that failed.
-fn child(way: Way) -> std::result::Result<(), BoxError> {
+fn child(way: Place) -> std::result::Result<(), BoxError> {
     let limits = (Duration::from_millis(10), Duration::from_millis(30));
     let options = Options::new().with_patience(limits.0).with_case_limit(limits.1);
     for report in run(Blocking(way), &options)? {
@@ -136,7 +136,7 @@ fn ends(name: &str) -> std::result::Result<(), Failed> {
     };
     let mut listed = String::new();
     process.stdout.take().ok_or("no output")?.read_to_string(&mut listed)?;
-    let abilities = Blocking(Way::Calls).abilities().to_vec();
+    let abilities = Blocking(Place::Calls).abilities().to_vec();
     let expected: Vec<&str> =
         cases().iter().filter(|case| case.ignored_because(&abilities).is_none()).map(|case| case.name()).collect();
     if !status.success() || listed.lines().ne(expected.iter().copied()) {

@@ -1,9 +1,9 @@
 //! The cases that kill processes and damage files, on a store that is healthy and on some that are not: they notice.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
+mod breakage;
 mod odd;
 mod table;
-mod way;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use breakage::{BROKEN, Breakage};
 use conformance::{Ability, BoxError, Fixture, Harness, Options, Report, Verdict, play_role, run};
 use kv::{ErrorKind, Result, Store};
 use kv_local::{Create, Engine, Log, OpenOptions};
@@ -20,10 +21,9 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use odd::Odd;
 use table::FileTable;
 use tempfile::TempDir;
-use way::{BROKEN, Way};
 
 #[derive(Clone, Copy, Debug)]
-struct InFile(Way);
+struct InFile(Breakage);
 
 impl Engine for InFile {
     fn name(&self) -> &'static str {
@@ -49,7 +49,7 @@ impl Engine for InFile {
 
 #[derive(Debug)]
 struct Held {
-    way: Way,
+    way: Breakage,
     path: PathBuf,
     store: Arc<MvccStore>,
     // What this process made, it clears away.
@@ -58,15 +58,15 @@ struct Held {
 
 const WAIT: Duration = Duration::from_secs(10);
 
-async fn open(way: Way, path: &Path, wait: Duration) -> Result<Arc<MvccStore>> {
-    if way == Way::LetsEverybodyIn {
+async fn open(way: Breakage, path: &Path, wait: Duration) -> Result<Arc<MvccStore>> {
+    if way == Breakage::LetsEverybodyIn {
         fs::create_dir_all(path).unwrap();
         let table = Box::new(FileTable::open(&path.join("log"), way)?);
         return Ok(Arc::new(MvccStore::open(table, kv_mvcc::Options { name: "file", ..Default::default() })?));
     }
     let options = OpenOptions::default().with_create(Create::IfMissing).with_wait(wait);
     let opened = kv_local::open(InFile(way), path, &options).await;
-    if way == Way::MakesItAnew && opened.as_ref().is_err_and(|error| *error.kind() == ErrorKind::Corrupt) {
+    if way == Breakage::MakesItAnew && opened.as_ref().is_err_and(|error| *error.kind() == ErrorKind::Corrupt) {
         fs::remove_dir_all(path).unwrap();
         return Ok(Arc::new(kv_local::open(InFile(way), path, &options).await?));
     }
@@ -89,7 +89,7 @@ impl Harness for InFile {
     /// An address says which way the store is broken, too.
     async fn join(&self, address: &str, wait: Duration) -> Result<Box<dyn Fixture>> {
         let (way, path) = address.split_once(':').unwrap();
-        let (way, path) = (Way::named(way).unwrap(), PathBuf::from(path));
+        let (way, path) = (Breakage::named(way).unwrap(), PathBuf::from(path));
         Ok(Box::new(Held { way, store: open(way, &path, wait).await?, path, _folder: None }))
     }
 
@@ -102,7 +102,9 @@ impl Harness for InFile {
 impl Fixture for Held {
     fn store(&self) -> Arc<dyn Store> {
         match self.way {
-            Way::CallsItNotApplied | Way::OpByOp | Way::ForgetsMark => Odd::around(self.store.clone(), self.way),
+            Breakage::CallsItNotApplied | Breakage::OpByOp | Breakage::ForgetsMark => {
+                Odd::around(self.store.clone(), self.way)
+            }
             _ => self.store.clone(),
         }
     }
@@ -126,18 +128,18 @@ impl Fixture for Held {
     }
 }
 
-fn reports(way: Way, case: &str) -> Vec<Report> {
+fn reports(way: Breakage, case: &str) -> Vec<Report> {
     run(InFile(way), &Options::new().with_filter(case)).unwrap()
 }
 
 fn passes(case: &str) -> std::result::Result<(), Failed> {
-    match reports(Way::Healthy, case).iter().find(|report| !matches!(report.verdict, Verdict::Passed)) {
+    match reports(Breakage::Healthy, case).iter().find(|report| !matches!(report.verdict, Verdict::Passed)) {
         Some(report) => Err(format!("{report:#?}").into()),
         None => Ok(()),
     }
 }
 
-fn notices((way, rule, case): (Way, &'static str, &'static str)) -> std::result::Result<(), Failed> {
+fn notices((way, rule, case): (Breakage, &'static str, &'static str)) -> std::result::Result<(), Failed> {
     let reports = reports(way, case);
     match &reports[..] {
         [report] if report.rule_broken() == Some(rule) => Ok(()),
@@ -152,7 +154,7 @@ const CASES: [&str; 24] = [
 ];
 
 fn main() -> ExitCode {
-    if let Some(code) = play_role(&InFile(Way::Healthy)) {
+    if let Some(code) = play_role(&InFile(Breakage::Healthy)) {
         return code;
     }
     let healthy = CASES.into_iter().map(|case| Trial::test(format!("healthy_passes_{case}"), move || passes(case)));

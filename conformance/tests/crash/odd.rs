@@ -9,20 +9,20 @@ use kv::{
     WatchRequest, WatchStream,
 };
 
-use crate::way::Way;
+use crate::breakage::Breakage;
 
 /// A store with something wrong around a healthy one.
 #[derive(Debug)]
 pub(crate) struct Odd {
     inner: Arc<dyn Store>,
-    way: Way,
+    way: Breakage,
     txns: AtomicU64,
     /// The mark, as far as this handle remembers.
     mark: AtomicI64,
 }
 
 impl Odd {
-    pub(crate) fn around(inner: Arc<dyn Store>, way: Way) -> Arc<dyn Store> {
+    pub(crate) fn around(inner: Arc<dyn Store>, way: Breakage) -> Arc<dyn Store> {
         Arc::new(Self { inner, way, txns: AtomicU64::new(0), mark: AtomicI64::new(0) })
     }
 
@@ -44,7 +44,7 @@ impl Store for Odd {
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
-        if self.way == Way::OpByOp && txn.compares.is_empty() {
+        if self.way == Breakage::OpByOp && txn.compares.is_empty() {
             let mut last = None;
             for op in txn.success {
                 last = Some(self.inner.txn(Txn::new().with_success([op])).await?);
@@ -52,7 +52,7 @@ impl Store for Odd {
             return last.ok_or_else(|| Error::new(ErrorKind::Unsupported, Operation::Txn, "odd"));
         }
         let answer = self.inner.txn(txn).await;
-        if self.way == Way::CallsItNotApplied && self.txns.fetch_add(1, Ordering::Relaxed) % 50 == 49 {
+        if self.way == Breakage::CallsItNotApplied && self.txns.fetch_add(1, Ordering::Relaxed) % 50 == 49 {
             return Err(Error::new(ErrorKind::CommitIo, Operation::Txn, "odd").with_outcome(Outcome::NotApplied));
         }
         answer
@@ -64,7 +64,7 @@ impl Store for Odd {
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
-        if self.way != Way::ForgetsMark {
+        if self.way != Breakage::ForgetsMark {
             return self.inner.compact(revision).await;
         }
         self.check(revision.next(), Operation::Compact)?;

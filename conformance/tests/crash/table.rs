@@ -12,7 +12,7 @@ use std::time::Duration;
 use kv::{Error, ErrorKind, Operation, Result};
 use kv_mvcc::{Table, View, Visit, Write};
 
-use crate::way::Way;
+use crate::breakage::Breakage;
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -21,7 +21,7 @@ const HEAD: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct FileTable {
-    way: Way,
+    way: Breakage,
     log: Arc<Mutex<File>>,
     /// Shared with the views that there are.
     rows: Mutex<Arc<Rows>>,
@@ -40,7 +40,7 @@ fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl FileTable {
-    pub(crate) fn open(path: &Path, way: Way) -> Result<Self> {
+    pub(crate) fn open(path: &Path, way: Breakage) -> Result<Self> {
         let mut log = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(io)?;
         let mut bytes = Vec::new();
         log.read_to_end(&mut bytes).map_err(io)?;
@@ -53,7 +53,7 @@ impl FileTable {
         log.sync_data().map_err(io)?;
         let mut rows = Rows::new();
         let kept = match commits.last() {
-            Some(last) if way == Way::GoesBack && last.len() == 1 => commits.len().saturating_sub(2),
+            Some(last) if way == Breakage::GoesBack && last.len() == 1 => commits.len().saturating_sub(2),
             _ => commits.len(),
         };
         for commit in commits.into_iter().take(kept) {
@@ -71,7 +71,7 @@ impl FileTable {
             let _ = log.set_len(before);
         }
         written.map_err(io)?;
-        if self.way == Way::SyncsNothing { Ok(()) } else { log.sync_data().map_err(io) }
+        if self.way == Breakage::SyncsNothing { Ok(()) } else { log.sync_data().map_err(io) }
     }
 
     fn append_later(&self, writes: &[Write]) {
@@ -90,15 +90,15 @@ impl Table for FileTable {
 
     fn commit(&self, writes: &[Write]) -> Result<()> {
         match self.way {
-            Way::AcknowledgesEarly => self.append_later(writes),
-            Way::RowByRow => {
+            Breakage::AcknowledgesEarly => self.append_later(writes),
+            Breakage::RowByRow => {
                 for write in writes {
                     self.append(std::slice::from_ref(write))?;
                     // Most of the time of a commit, so that most kills come in between.
                     thread::sleep(Duration::from_micros(500));
                 }
             }
-            Way::ShowsEarly => {
+            Breakage::ShowsEarly => {
                 apply(Arc::make_mut(&mut held(&self.rows)), writes);
                 thread::sleep(Duration::from_millis(1));
                 self.append(writes)?;

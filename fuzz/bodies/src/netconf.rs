@@ -6,7 +6,7 @@ use cni_plugin::{
     AddRequest, Allocator, Assigned, CheckRequest, Checked, Collected, DelRequest, Environment, GcRequest, Host,
     Invocation, Logging, Name, run,
 };
-use ipam_core::{Comparison, Standing};
+use ipam_core::{CheckResult, Standing};
 use serde_json::Value;
 use time::OffsetDateTime;
 
@@ -80,7 +80,7 @@ impl Allocator for Pretend {
 
     fn check(&self, request: &CheckRequest) -> cni_plugin::Result<Checked> {
         let standings = request.addresses.iter().map(|ip| (*ip, Standing::Own)).collect();
-        Ok(Checked::Compared(Comparison { held: request.addresses.clone(), standings }))
+        Ok(Checked::Compared(CheckResult { held: request.addresses.clone(), standings }))
     }
 
     fn status(&self, _: &AddRequest) -> cni_plugin::Result<()> {

@@ -53,7 +53,7 @@ pub(super) struct Pass<'a> {
 }
 
 /// Where to go on when the host's own blocks are used up.
-enum Claim {
+enum NextBlock {
     /// It has one more block now.
     Block(IpNet),
     /// No block can be claimed, but this one has room to borrow from.
@@ -76,15 +76,15 @@ impl Pass<'_> {
         while taken.len() < self.wanted {
             let may_claim = self.around.config.auto_allocate_blocks() && own < self.limit();
             match self.claim(work, may_claim).await? {
-                Claim::Block(cidr) => {
+                NextBlock::Block(cidr) => {
                     own += 1;
                     self.take(work, cidr, &mut taken).await?;
                 }
-                Claim::Borrow(cidr) => {
+                NextBlock::Borrow(cidr) => {
                     self.move_for(work, cidr).await?;
                     self.take(work, cidr, &mut taken).await?;
                 }
-                Claim::Nothing => return Err(self.short(taken.len(), own)),
+                NextBlock::Nothing => return Err(self.short(taken.len(), own)),
             }
         }
         Ok(taken)
@@ -244,13 +244,13 @@ impl Pass<'_> {
 
     /// Claims a block that is not there yet; else one that is the host's without an affinity, or that is empty and has
     /// been for a while; else names one to borrow from.
-    async fn claim(&self, work: &mut Workset<'_>, may_claim: bool) -> Result<Claim> {
+    async fn claim(&self, work: &mut Workset<'_>, may_claim: bool) -> Result<NextBlock> {
         if may_claim {
             for pool in self.pools {
                 if let Some(cidr) = self.find_new(work, pool).await? {
                     self.create(work, cidr).await?;
                     work.confirm_affinity(&self.owner, cidr).await?;
-                    return Ok(Claim::Block(cidr));
+                    return Ok(NextBlock::Block(cidr));
                 }
             }
         }
@@ -259,7 +259,7 @@ impl Pass<'_> {
 
     /// Among the blocks that are there: one to take over, else one to borrow from. Calico reads all blocks of all pools here;
     /// once there is one to borrow from, we look for an empty one only so far.
-    async fn find_used(&self, work: &mut Workset<'_>, may_claim: bool) -> Result<Claim> {
+    async fn find_used(&self, work: &mut Workset<'_>, may_claim: bool) -> Result<NextBlock> {
         let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
             let blocks = self.worth_a_look(work, pool).await?;
@@ -267,14 +267,14 @@ impl Pass<'_> {
             let (first, rest) = blocks.split_at(blocks.len().min(BLOCKS_AT_ONCE));
             for chunk in std::iter::once(first).chain(rest.chunks(BLOCKS_LOOKED_AT_ONCE)) {
                 if let Some(cidr) = borrow.filter(|_| !may_claim || looked_at >= MOST_LOOKED_AT_FOR_EMPTY) {
-                    return Ok(Claim::Borrow(cidr));
+                    return Ok(NextBlock::Borrow(cidr));
                 }
                 looked_at += chunk.len();
                 for cidr in work.look_through(chunk, |block| self.is_of_use(block)).await? {
                     match self.judge(work, cidr).await? {
                         Verdict::Reclaim(former) if may_claim => {
                             self.take_over(work, cidr, former).await?;
-                            return Ok(Claim::Block(cidr));
+                            return Ok(NextBlock::Block(cidr));
                         }
                         Verdict::Reclaim(_) | Verdict::Borrow if !self.around.config.strict_affinity() => {
                             borrow = borrow.or(Some(cidr));
@@ -285,7 +285,7 @@ impl Pass<'_> {
             }
         }
         self.ipam.remember_full(&self.request.attachment, work.full());
-        Ok(borrow.map_or(Claim::Nothing, Claim::Borrow))
+        Ok(borrow.map_or(NextBlock::Nothing, NextBlock::Borrow))
     }
 
     /// The blocks of a pool that may be there, but for those that were full and have not been written since.

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use time::{Duration, OffsetDateTime};
 
 use super::Assigned;
-use crate::attachment::{Attachment, BOOT, Claim, NETNS, Names, TIMESTAMP};
+use crate::attachment::{Attachment, BOOT, NETNS, Names, Ownership, TIMESTAMP};
 use crate::error::Result;
 use crate::model::{Attribute, Document, Handle, keys};
 use crate::timestamps::parse_go_string;
@@ -32,7 +32,7 @@ pub(crate) async fn held_by(
     work: &mut Workset<'_>,
     attachment: &Attachment,
     asked_at: Option<OffsetDateTime>,
-    counts: impl Fn(Claim) -> bool,
+    counts: impl Fn(Ownership) -> bool,
 ) -> Result<Vec<Held>> {
     let handle = &attachment.handle();
     let key = keys::handle(handle);

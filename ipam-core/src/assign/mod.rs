@@ -29,7 +29,7 @@ pub(crate) use held::held_by;
 use held::renew;
 pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 
-use crate::attachment::{Attachment, Claim, NODE, TIMESTAMP};
+use crate::attachment::{Attachment, NODE, Ownership, TIMESTAMP};
 use crate::error::{Error, Result};
 use crate::gc::{self, Leftover, Leftovers, is_short};
 use crate::hints;
@@ -199,7 +199,7 @@ impl Ipam {
             let holder = Attribute::new(Some(&handle), attachment.mark(&attributes, request.names()));
             let asked_at = attributes.get(TIMESTAMP).and_then(|text| parse_go_string(text));
 
-            let held = held_by(&mut work, &attachment, asked_at, |claim| claim == Claim::Own).await?;
+            let held = held_by(&mut work, &attachment, asked_at, |claim| claim == Ownership::Own).await?;
             if let Some(leftovers) = leftovers {
                 all.freed.extend(self.free_leftovers(&mut work, &attachment.node, leftovers).await?);
             }

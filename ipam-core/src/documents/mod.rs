@@ -22,7 +22,7 @@ use crate::model::keys::{self, ResourceKind};
 
 pub use manifest::Manifest;
 pub use show::{Documents, Namespaces, Shown};
-pub use write::{Way, Written};
+pub use write::{WriteMode, Written};
 
 /// The version of the API that all documents have.
 const API_VERSION: &str = "projectcalico.org/v3";

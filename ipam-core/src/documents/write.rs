@@ -20,7 +20,7 @@ const POOLS_TURN: &str = "/margay/v1/pools";
 
 /// What a document is to find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum WriteMode {
     /// Nothing of its name.
     Create,
     /// Something of its name or nothing.
@@ -29,7 +29,7 @@ pub enum Way {
     Replace,
 }
 
-impl Way {
+impl WriteMode {
     /// The verb, as messages have it.
     fn verb(self) -> &'static str {
         match self {
@@ -60,7 +60,7 @@ impl Ipam {
     /// # Errors
     /// `Document`, also for a kind that only the CNI plugin writes; `Invalid` with Calico's text for a pool that must not be;
     /// those of the store; a damaged document in its place.
-    pub async fn write_document(&self, manifest: &Manifest, way: Way, deadline: Deadline) -> Result<Written> {
+    pub async fn write_document(&self, manifest: &Manifest, way: WriteMode, deadline: Deadline) -> Result<Written> {
         let (kind, name) = (manifest.kind(), manifest.name());
         let key = kind.key(name);
         let not_supported = || DocumentError::NotSupported(way.verb(), kind, name.to_owned());
@@ -72,14 +72,14 @@ impl Ipam {
             let stored = tx.get(&key).await?;
             let version = tx.written_at(&key);
             match way {
-                Way::Create if stored.is_some() => {
+                WriteMode::Create if stored.is_some() => {
                     return Err(DocumentError::Exists(kind, name.to_owned()).into());
                 }
-                Way::Create => refuse_version(manifest)?,
-                Way::Replace if stored.is_none() => {
+                WriteMode::Create => refuse_version(manifest)?,
+                WriteMode::Replace if stored.is_none() => {
                     return Err(DocumentError::NotFound(kind, name.to_owned()).into());
                 }
-                Way::Apply | Way::Replace => require_version(manifest, version)?,
+                WriteMode::Apply | WriteMode::Replace => require_version(manifest, version)?,
             }
             let stored = stored.as_ref().map(kv::Value::as_bytes);
             let wanted = match kind {

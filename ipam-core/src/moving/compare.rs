@@ -19,7 +19,7 @@ pub struct Change {
 
 /// A part of a source beside the same part of its target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Comparison {
+pub struct Difference {
     /// What is to be done, ascending.
     pub changes: Vec<Change>,
     /// How many keys are equal already.
@@ -30,8 +30,8 @@ pub struct Comparison {
 
 /// Compares a part of a source with the same part of its target; both ascend, and so does what `then` is called with: all
 /// that the target has once the changes are made.
-pub fn compare(source: Vec<(Key, Value)>, target: Vec<Kv>, mut then: impl FnMut(&Key, &Value)) -> Comparison {
-    let mut found = Comparison::default();
+pub fn compare(source: Vec<(Key, Value)>, target: Vec<Kv>, mut then: impl FnMut(&Key, &Value)) -> Difference {
+    let mut found = Difference::default();
     let (mut source, mut target) = (source.into_iter().peekable(), target.into_iter().peekable());
     loop {
         let order = match (source.peek(), target.peek()) {
@@ -46,7 +46,7 @@ pub fn compare(source: Vec<(Key, Value)>, target: Vec<Kv>, mut then: impl FnMut(
     }
 }
 
-impl Comparison {
+impl Difference {
     fn add(&mut self, wanted: Option<(Key, Value)>, there: Option<Kv>, then: &mut impl FnMut(&Key, &Value)) {
         match (wanted, there) {
             (Some((key, value)), None) => {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// What fills the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Way {
+pub enum MoveKind {
     /// A file.
     Import,
     /// Another store, which may change meanwhile.
@@ -31,7 +31,7 @@ pub enum State {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
     /// What fills it.
-    pub way: Way,
+    pub way: MoveKind,
     /// The source, as one writes it on a command line: a URL or a file.
     pub from: String,
     /// The store itself, as one writes it on a command line.
@@ -59,11 +59,11 @@ impl Mark {
     pub fn command(&self) -> String {
         let Self { from, to, .. } = self;
         match (self.way, self.state) {
-            (Way::Import, State::Removing) => format!("margay import {from} --abort --store {to}"),
-            (Way::Import, _) => format!("margay import {from} --store {to}"),
-            (Way::Migrate, State::Copying) => format!("margay migrate {from} {to}"),
-            (Way::Migrate, State::Copied) => format!("margay migrate {from} {to} --finish"),
-            (Way::Migrate, State::Removing) => format!("margay migrate {from} {to} --abort"),
+            (MoveKind::Import, State::Removing) => format!("margay import {from} --abort --store {to}"),
+            (MoveKind::Import, _) => format!("margay import {from} --store {to}"),
+            (MoveKind::Migrate, State::Copying) => format!("margay migrate {from} {to}"),
+            (MoveKind::Migrate, State::Copied) => format!("margay migrate {from} {to} --finish"),
+            (MoveKind::Migrate, State::Removing) => format!("margay migrate {from} {to} --abort"),
         }
     }
 }
@@ -84,7 +84,7 @@ impl Filling {
 impl fmt::Display for Filling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match &self.mark {
-            Some(Mark { way: Way::Import, .. }) => "an import",
+            Some(Mark { way: MoveKind::Import, .. }) => "an import",
             _ => "a migration",
         };
         write!(f, "this store is the target of {what} that is not finished; ")?;
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn it_says_how_to_go_on() {
         let mut mark = Mark {
-            way: Way::Migrate,
+            way: MoveKind::Migrate,
             from: "sled:///a".into(),
             to: "redb:///b".into(),
             source: "id".into(),
@@ -113,7 +113,7 @@ mod tests {
         let said = Filling::new(mark.encode().as_bytes()).to_string();
         assert!(said.contains("a migration that is not finished"), "{said}");
         assert!(said.ends_with("margay migrate sled:///a redb:///b --finish"), "{said}");
-        mark.way = Way::Import;
+        mark.way = MoveKind::Import;
         assert!(Filling::new(mark.encode().as_bytes()).to_string().contains("margay import sled:///a"));
         assert!(Filling::new(b"?").to_string().contains("with the version of margay that began it"));
     }

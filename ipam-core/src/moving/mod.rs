@@ -14,8 +14,8 @@ mod rename;
 mod scope;
 mod tally;
 
-pub use compare::{Change, Comparison, compare};
-pub use mark::{Filling, Mark, State, Way};
+pub use compare::{Change, Difference, compare};
+pub use mark::{Filling, Mark, MoveKind, State};
 pub use rename::{Renaming, nodes_of};
 pub use scope::{Part, mark_key, must_be_empty, part_of, ranges, ranges_between};
 pub use tally::Tally;

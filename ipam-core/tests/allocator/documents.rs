@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use ipam_core::documents::{DocumentKind, Manifest, Namespaces, Way, Written};
+use ipam_core::documents::{DocumentKind, Manifest, Namespaces, WriteMode, Written};
 use ipam_core::model::{NewPool, Owner};
 use ipam_core::{Error, InUse, Result, Which};
 use serde_json::json;
@@ -29,7 +29,7 @@ async fn of_pools_that_overlap_one_is_made() {
         let tasks: Vec<_> = (0..4)
             .map(|task| {
                 let (world, manifest) = (world.clone(), pool(&format!("{name}-{task}"), &cidr));
-                tokio::spawn(async move { world.ipam.write_document(&manifest, Way::Create, soon()).await })
+                tokio::spawn(async move { world.ipam.write_document(&manifest, WriteMode::Create, soon()).await })
             })
             .collect();
         let mut made = 0;
@@ -50,7 +50,7 @@ async fn applied_by_several_at_once_all_come_through() {
         .map(|task| {
             let (world, manifest) = (world.clone(), pool("one", "10.0.0.0/16"));
             tokio::spawn(async move {
-                let way = if task % 2 == 0 { Way::Apply } else { Way::Create };
+                let way = if task % 2 == 0 { WriteMode::Apply } else { WriteMode::Create };
                 (way, world.ipam.write_document(&manifest, way, soon()).await)
             })
         })
@@ -59,9 +59,12 @@ async fn applied_by_several_at_once_all_come_through() {
     for task in tasks {
         match task.await.unwrap() {
             (_, Ok(Written::Created)) => created += 1,
-            (Way::Apply, Ok(written)) => assert_eq!(written, Written::Unchanged),
+            (WriteMode::Apply, Ok(written)) => assert_eq!(written, Written::Unchanged),
             (way, Err(Error::Document(error))) => {
-                assert_eq!((way, error.to_string()), (Way::Create, "resource already exists: IPPool(one)".to_owned()));
+                assert_eq!(
+                    (way, error.to_string()),
+                    (WriteMode::Create, "resource already exists: IPPool(one)".to_owned())
+                );
             }
             other => panic!("{other:?}"),
         }

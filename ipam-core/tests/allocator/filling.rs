@@ -3,14 +3,14 @@
 use ipam_core::Error;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::model::{ReleaseRequest, keys};
-use ipam_core::moving::{Mark, State, Way, mark_key};
+use ipam_core::moving::{Mark, MoveKind, State, mark_key};
 use kv::{Range, StoreExt, TransactOptions};
 
 use crate::world::{World, attachment, ip, soon};
 
 fn mark() -> Mark {
     Mark {
-        way: Way::Migrate,
+        way: MoveKind::Migrate,
         from: "sled:///a".into(),
         to: "redb:///b".into(),
         source: "id".into(),

@@ -1,7 +1,7 @@
 //! `create`, `apply`, `replace` and `delete`.
 
 use datastore::Location;
-use ipam_core::documents::{DocumentError, DocumentKind, Manifest, Way, Written};
+use ipam_core::documents::{DocumentError, DocumentKind, Manifest, WriteMode, Written};
 use ipam_core::{Error, Ipam};
 use kv::Deadline;
 
@@ -15,13 +15,13 @@ use crate::verbs::rehearsal::Run;
 /// How documents are written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
-    way: Way,
+    way: WriteMode,
     skips_existing: bool,
     dry_run: bool,
 }
 
 impl Change {
-    pub(super) fn new(way: Way, dry_run: bool) -> Self {
+    pub(super) fn new(way: WriteMode, dry_run: bool) -> Self {
         Self { way, skips_existing: false, dry_run }
     }
 
@@ -32,7 +32,7 @@ impl Change {
 
     /// Whether it may make a store for what it writes.
     pub(super) fn makes(self) -> bool {
-        self.way != Way::Replace
+        self.way != WriteMode::Replace
     }
 
     /// Whether what it writes is meant.
@@ -42,9 +42,9 @@ impl Change {
 
     fn verb(self) -> Verb {
         match self.way {
-            Way::Create => Verb { base: "create", past: "created" },
-            Way::Apply => Verb { base: "apply", past: "applied" },
-            Way::Replace => Verb { base: "replace", past: "replaced" },
+            WriteMode::Create => Verb { base: "create", past: "created" },
+            WriteMode::Apply => Verb { base: "apply", past: "applied" },
+            WriteMode::Replace => Verb { base: "replace", past: "replaced" },
         }
     }
 

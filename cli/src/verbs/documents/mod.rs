@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use datastore::Location;
 use ipam_core::Ipam;
-use ipam_core::documents::{DocumentKind, Manifest, Way};
+use ipam_core::documents::{DocumentKind, Manifest, WriteMode};
 use kv::Deadline;
 
 use self::change::Change;
@@ -62,14 +62,14 @@ pub(crate) async fn run(command: &Documents, location: &Location) -> Result<Answ
             }
         }
         Documents::Create(create) => {
-            let change = Change::new(Way::Create, create.change.dry_run).skipping(create.skip_exists);
+            let change = Change::new(WriteMode::Create, create.change.dry_run).skipping(create.skip_exists);
             write(&create.change.source, change, location, deadline()).await
         }
         Documents::Apply(apply) => {
-            write(&apply.source, Change::new(Way::Apply, apply.dry_run), location, deadline()).await
+            write(&apply.source, Change::new(WriteMode::Apply, apply.dry_run), location, deadline()).await
         }
         Documents::Replace(replace) => {
-            write(&replace.source, Change::new(Way::Replace, replace.dry_run), location, deadline()).await
+            write(&replace.source, Change::new(WriteMode::Replace, replace.dry_run), location, deadline()).await
         }
         Documents::Delete(delete) => {
             if delete.which.kind.is_some() && delete.which.name.is_empty() {

@@ -1,7 +1,7 @@
 //! `margay import`.
 
 use datastore::Location;
-use ipam_core::moving::{Mark, State, Tally, Way};
+use ipam_core::moving::{Mark, MoveKind, State, Tally};
 use serde::Serialize;
 
 use super::migrate::remove;
@@ -66,7 +66,7 @@ async fn fill(location: &Location, plan: &Plan, target: &mut Target<'_>) -> Resu
                 return Ok(found);
             }
             let mark = Mark {
-                way: Way::Import,
+                way: MoveKind::Import,
                 from: plan.path(),
                 to: location.to_string(),
                 source: plan.source(),
@@ -109,7 +109,7 @@ async fn through(plan: &Plan, target: &mut Target<'_>, work: Work, what: &'stati
 
 /// Refuses to go on with what was begun with something else.
 fn require_same(location: &Location, mark: &Mark, plan: &Plan) -> Result<()> {
-    if mark.way == Way::Import && mark.source == plan.source() && mark.state == State::Copying {
+    if mark.way == MoveKind::Import && mark.source == plan.source() && mark.state == State::Copying {
         return Ok(());
     }
     Err(Failure::new(format!("{location} is being filled from {} already", mark.from))
@@ -119,7 +119,7 @@ fn require_same(location: &Location, mark: &Mark, plan: &Plan) -> Result<()> {
 /// Removes what an import has written.
 async fn abort(location: &Location, dry_run: bool) -> Result<Answer> {
     let mut target = Target::look_at(location).await?;
-    let removed = remove(&mut target, Way::Import, location, dry_run).await;
+    let removed = remove(&mut target, MoveKind::Import, location, dry_run).await;
     let closed = target.close().await;
     let answer = removed?;
     closed?;

@@ -1,7 +1,7 @@
 //! `margay migrate`.
 
 use datastore::{Location, OpenStore};
-use ipam_core::moving::{Mark, State, Tally, Way};
+use ipam_core::moving::{Mark, MoveKind, State, Tally};
 use kv::Revision;
 use serde::Serialize;
 
@@ -48,7 +48,7 @@ struct Stores<'l> {
 pub(super) async fn run(from: &Location, to: &Location, args: &Migrate) -> Result<Answer> {
     if args.abort {
         let mut target = Target::look_at(to).await?;
-        let removed = remove(&mut target, Way::Migrate, to, args.dry_run).await;
+        let removed = remove(&mut target, MoveKind::Migrate, to, args.dry_run).await;
         let closed = target.close().await;
         let answer = removed?;
         closed?;
@@ -215,7 +215,7 @@ impl Stores<'_> {
 
     /// Refuses to go on with what was begun with something else.
     fn require_same(&self, mark: &Mark) -> Result<()> {
-        let same = mark.way == Way::Migrate && mark.source == self.source.id && mark.state != State::Removing;
+        let same = mark.way == MoveKind::Migrate && mark.source == self.source.id && mark.state != State::Removing;
         if same {
             return Ok(());
         }
@@ -246,7 +246,7 @@ impl Stores<'_> {
 
     fn mark(&self, state: State, revision: i64) -> Mark {
         let (from, to) = (self.from.to_string(), self.to.to_string());
-        Mark { way: Way::Migrate, from, to, source: self.source.id.clone(), state, revision }
+        Mark { way: MoveKind::Migrate, from, to, source: self.source.id.clone(), state, revision }
     }
 
     fn json(&self, revision: Revision, walked: &Walked, dry_run: bool, finished: bool) -> Json {
@@ -283,9 +283,9 @@ fn changes(walked: &Walked) -> String {
 }
 
 /// Removes what was written to a store that is being filled, and its mark.
-pub(super) async fn remove(target: &mut Target<'_>, way: Way, at: &Location, dry_run: bool) -> Result<Answer> {
+pub(super) async fn remove(target: &mut Target<'_>, way: MoveKind, at: &Location, dry_run: bool) -> Result<Answer> {
     let Some(mark) = target.mark().filter(|mark| mark.way == way).cloned() else {
-        let what = if way == Way::Import { "an import" } else { "a migration" };
+        let what = if way == MoveKind::Import { "an import" } else { "a migration" };
         return Err(Failure::new(format!("{at} is not the target of {what}")).hint("nothing was changed"));
     };
     let store = at.to_string();

@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use kv::Range;
 
-use super::{Claim, Pass};
+use super::{NextBlock, Pass};
 use crate::error::{Error, Result};
 use crate::model::keys;
 use crate::surroundings::pool_holding;
@@ -36,8 +36,8 @@ impl Pass<'_> {
             return Err(Error::BlockLimit);
         }
         match self.claim(work, true).await? {
-            Claim::Block(cidr) => Ok(cidr),
-            Claim::Borrow(_) | Claim::Nothing => Err(Error::NoNewBlocks),
+            NextBlock::Block(cidr) => Ok(cidr),
+            NextBlock::Borrow(_) | NextBlock::Nothing => Err(Error::NoNewBlocks),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use ipam_core::events::{Happening, What, of_batch, of_listed};
-use ipam_core::history::{Subject, time_of};
+use ipam_core::history::{HistoryOf, time_of};
 use ipam_core::model::keys;
 use ipam_core::samples::oldest_revision;
 use ipam_core::timestamps::rfc3339;
@@ -35,18 +35,18 @@ struct Told {
 
 /// The subject of a history.
 enum Whose {
-    Known(Subject),
+    Known(HistoryOf),
     Pod(Party),
 }
 
 impl Whose {
     fn of(query: &Query) -> Result<Self, Failure> {
         if query.need("kind")? == "address" {
-            return Ok(Self::Known(Subject::Address(query.parsed("of")?)));
+            return Ok(Self::Known(HistoryOf::Address(query.parsed("of")?)));
         }
         Ok(match Party::of(query)? {
-            Party::Container(name) => Self::Known(Subject::Name(name)),
-            Party::Node(name) => Self::Known(Subject::Node(name)),
+            Party::Container(name) => Self::Known(HistoryOf::Name(name)),
+            Party::Node(name) => Self::Known(HistoryOf::Node(name)),
             pod @ Party::Pod(_) => Self::Pod(pod),
         })
     }

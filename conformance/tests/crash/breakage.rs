@@ -1,0 +1,39 @@
+//! What is wrong with a store.
+
+/// A way to break a store in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Breakage {
+    Healthy,
+    AcknowledgesEarly,
+    ShowsEarly,
+    RowByRow,
+    OpByOp,
+    SyncsNothing,
+    ForgetsMark,
+    GoesBack,
+    LetsEverybodyIn,
+    MakesItAnew,
+    CallsItNotApplied,
+}
+
+/// Each broken way, the rule that it breaks and a case that has to notice.
+pub(crate) const BROKEN: [(Breakage, &str, &str); 10] = [
+    (Breakage::AcknowledgesEarly, "S3", "D01_acknowledged_writes"),
+    (Breakage::ShowsEarly, "S4", "D04_nothing_seen_is_lost"),
+    // Half of what it wrote does not open any more.
+    (Breakage::RowByRow, "S3", "D02_acknowledged_txns"),
+    (Breakage::OpByOp, "S5", "D03_prefix_of_many_writers"),
+    (Breakage::SyncsNothing, "S3", "D09_synced_before_acknowledged"),
+    (Breakage::ForgetsMark, "C5", "H14_mark_after_reopen"),
+    (Breakage::GoesBack, "R8", "R11_deletion_compacted_and_killed"),
+    (Breakage::LetsEverybodyIn, "E7", "M01_second_one_waits"),
+    (Breakage::MakesItAnew, "E6", "D08_data_gone"),
+    (Breakage::CallsItNotApplied, "E2", "D14_closed_under_writers"),
+];
+
+impl Breakage {
+    /// The way of this name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        BROKEN.iter().map(|(way, ..)| *way).chain([Self::Healthy]).find(|way| format!("{way:?}") == name)
+    }
+}
