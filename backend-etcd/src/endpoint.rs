@@ -15,7 +15,6 @@ use tokio::time::Instant;
 
 use crate::address::{Address, Transport};
 use crate::error::says_no_login_needed;
-use crate::gather::Gathering;
 use crate::options::{Credentials, Options};
 use crate::tls::{Loaded, Stamp, Tls};
 
@@ -90,7 +89,7 @@ impl Manner {
         connector.enforce_http(false);
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(self.connect_timeout));
-        Ok(Channel::Tonic(endpoint.connect_with_connector_lazy(Gathering(connector))))
+        Ok(Channel::Tonic(endpoint.connect_with_connector_lazy(connector)))
     }
 }
 

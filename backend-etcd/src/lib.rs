@@ -18,7 +18,6 @@ mod cluster;
 mod discovery;
 mod endpoint;
 mod error;
-mod gather;
 mod members;
 mod options;
 mod seen;
