@@ -1,4 +1,4 @@
-//! What can go wrong, and whether a write that went wrong may have happened all the same.
+//! The errors of stores, and the outcome of a write that failed: it may have happened all the same.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -9,7 +9,7 @@ use crate::key::{Key, Revision};
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What was being done when it failed.
+/// The operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Operation {
@@ -53,7 +53,7 @@ pub enum Outcome {
     Unknown,
 }
 
-/// What is wrong with a request.
+/// The fault of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -113,7 +113,7 @@ pub enum Auth {
     OldRevision,
 }
 
-/// What kind of error it is: match on this, never on text.
+/// The kind of an error: match on this, never on text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -161,7 +161,7 @@ pub enum ErrorKind {
     CommitIo,
     /// The operating system reported an error while reading or opening.
     Io,
-    /// There is no store at this place, and it was not to be created.
+    /// There is no store at this place, and the caller did not want one to be created.
     Missing,
     /// The store is damaged.
     Corrupt,
@@ -184,12 +184,12 @@ pub enum ErrorKind {
     },
     /// A put names a lease that does not exist.
     LeaseNotFound,
-    /// What is asked for is not supported here.
+    /// The request is not supported here.
     Unsupported,
 }
 
 impl ErrorKind {
-    /// What this kind of failure says of a write; everything that is not known to be definite is unknown.
+    /// The outcome of a write that failed in this way; unknown unless the kind proves another one.
     pub fn outcome(&self) -> Outcome {
         match self {
             Self::InvalidArgument(_)
@@ -324,12 +324,12 @@ impl Error {
         self
     }
 
-    /// What kind of error it is.
+    /// The kind of the error.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
     }
 
-    /// What was being done.
+    /// The operation that failed.
     pub fn operation(&self) -> Operation {
         self.0.operation
     }
@@ -344,7 +344,7 @@ impl Error {
         self.0.outcome
     }
 
-    /// What a person should know or do, if there is something to say.
+    /// The advice for a person, if there is any.
     pub fn detail(&self) -> Option<&str> {
         self.0.detail.as_deref()
     }

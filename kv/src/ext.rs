@@ -1,4 +1,4 @@
-//! What can be written on the four methods of a store.
+//! Shorthands on the four methods of a store.
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -19,7 +19,7 @@ pub struct Snapshot {
     pub revision: Revision,
     /// The keys at that revision, ascending.
     pub kvs: Vec<Kv>,
-    /// What comes after it, without gap or repeat.
+    /// The changes after that revision, without gap or repeat.
     pub changes: WatchStream,
 }
 

@@ -227,7 +227,7 @@ impl Range {
         }
     }
 
-    /// What is left of the range from a key on, which is one of its own or comes after one of them.
+    /// The rest of the range from a key on, which is a key of the range or comes after one.
     #[must_use]
     pub fn rest(&self, from: Key) -> Self {
         match self.bounds().1 {

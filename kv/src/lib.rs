@@ -2,14 +2,14 @@
 //!
 //! # Inside
 //!
-//! What a store is: an ordered map of keys to values in which every write has a revision.
+//! A store is an ordered map of keys to values in which every write has a revision.
 //!
 //! The semantics are etcd v3's; the numbered rules are in `SEMANTICS.md` beside this crate, and the crate
 //! `conformance` turns each of them into a case. Three groups of people meet here:
 //!
-//! - **Who writes a store** implements the four methods of [`Store`].
-//! - **Who uses a store** holds an `Arc<dyn Store>`, calls [`StoreExt`], and changes things through [`transact!`].
-//! - **Who tests or measures** puts a wrapper of [`wrap`] around a store.
+//! - **An author of a store** implements the four methods of [`Store`].
+//! - **A user of a store** holds an `Arc<dyn Store>`, calls [`StoreExt`], and changes things through [`transact!`].
+//! - **A test or a measurement** puts a wrapper of [`wrap`] around a store.
 
 mod error;
 mod ext;

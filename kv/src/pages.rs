@@ -17,7 +17,7 @@ const GROWTH: usize = 8;
 /// How many bytes a key and its value count at least, so that a page of small ones is no listing of everything.
 const SMALLEST: usize = 64;
 
-/// All of a range at one revision, about a megabyte at a time: for who looks through more than it can hold. The store may
+/// All of a range at one revision, about a megabyte at a time, for a caller that reads more than it can hold. The store may
 /// be another one for each page, as long as it is the same data.
 #[derive(Debug)]
 pub struct Pages {

@@ -1,4 +1,4 @@
-//! What is asked of a store. Built with `new` and `with_*`; fields are public to read, and more may come.
+//! The requests to a store. Built with `new` and `with_*`; fields are public to read, and more may come.
 
 use crate::key::{Key, Range, Revision, Value};
 use crate::lease::LeaseId;
@@ -50,7 +50,7 @@ pub struct RangeRequest {
     pub at: Revision,
     /// How many keys come back at the most; 0 or less means all.
     pub limit: i64,
-    /// What comes back of each.
+    /// How much of each key comes back.
     pub content: Content,
 }
 
@@ -74,7 +74,7 @@ impl RangeRequest {
         self
     }
 
-    /// What comes back of each key.
+    /// How much of each key comes back.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
@@ -133,7 +133,7 @@ pub struct Compare {
     pub range: Range,
     /// The operator.
     pub op: CompareOp,
-    /// What is compared.
+    /// The compared property, with the given value.
     pub target: Target,
 }
 
@@ -191,7 +191,7 @@ pub struct TxnRange {
     pub range: Range,
     /// How many keys come back at the most; 0 or less means all.
     pub limit: i64,
-    /// What comes back of each.
+    /// How much of each key comes back.
     pub content: Content,
 }
 
@@ -213,7 +213,7 @@ impl TxnRange {
         self
     }
 
-    /// What comes back of each key.
+    /// How much of each key comes back.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;

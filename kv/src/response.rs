@@ -1,4 +1,4 @@
-//! What a store answers.
+//! The answers of a store.
 
 use std::time::SystemTime;
 
@@ -51,14 +51,14 @@ pub struct RangeResponse {
 pub enum OpResult {
     /// Of a put.
     Put {
-        /// What was there before, if it was asked for and there was something.
+        /// The old value, if it was requested and there was one.
         prev: Option<Kv>,
     },
     /// Of a delete.
     Delete {
         /// How many keys were deleted.
         count: u64,
-        /// What was there before, ascending, if it was asked for.
+        /// The deleted keys, ascending, if they were requested.
         prevs: Vec<Kv>,
     },
     /// Of a read.
@@ -77,7 +77,7 @@ pub struct TxnResponse {
     pub results: Vec<OpResult>,
 }
 
-/// What happened to a key.
+/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum EventKind {
@@ -91,7 +91,7 @@ pub enum EventKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Event {
-    /// What happened.
+    /// The kind of the change.
     pub kind: EventKind,
     /// The key after it; for a deletion only the key and, as `mod_revision`, the revision of the deletion.
     pub kv: Kv,

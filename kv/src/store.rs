@@ -18,7 +18,7 @@ pub type WatchStream = BoxStream<'static, Result<Batch>>;
 
 /// A store: an ordered map of keys to values with one counter of revisions.
 ///
-/// `SEMANTICS.md` in this crate has the numbered rules; in short, whoever implements this must see to it that
+/// `SEMANTICS.md` in this crate has the numbered rules; in short, an implementation must ensure that
 ///
 /// 1. every method begins with the request's own `check`, so that all stores refuse the same things;
 /// 2. calls are strictly serialisable, in the total order that revisions give;

@@ -15,7 +15,7 @@ pub const MAX_VALUE_BYTES: usize = 1_500_000;
 pub const MAX_REQUEST_BYTES: usize = 1_550_000;
 /// The most compares, and the most operations in each branch, of one transaction.
 pub const MAX_TXN_OPS: usize = 128;
-/// What a compare or an operation costs on the wire besides its bytes, rounded up.
+/// The cost of a compare or an operation on the wire besides its bytes, rounded up.
 const OP_OVERHEAD_BYTES: usize = 32;
 
 /// Spells a refusal out as an error of the store that was asked.

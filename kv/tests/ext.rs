@@ -46,7 +46,7 @@ async fn pages_are_of_one_revision_and_not_larger_than_need_be() {
     assert!(!pages.is_over());
     let (mut keys, mut largest) = (Vec::new(), 0);
     while let Some(page) = pages.next(&store).await.unwrap() {
-        // What comes meanwhile is not seen.
+        // The pages do not show later writes.
         store.put("p/299", "changed").await.unwrap();
         store.delete(Range::key("p/150")).await.unwrap();
         largest = largest.max(page.iter().map(|kv| kv.value.len()).sum());

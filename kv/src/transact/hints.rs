@@ -1,4 +1,4 @@
-//! What an attempt learns of keys as they are now, which is newer than its revision: hints for a search.
+//! Reads of keys as they are now, newer than the attempt's revision: hints for a search.
 
 use super::Transaction;
 use crate::error::Result;

@@ -32,12 +32,12 @@ impl Deadline {
         Self { start: Instant::now(), budget }
     }
 
-    /// What is left of the whole.
+    /// The remaining time.
     pub fn remaining(&self) -> Duration {
         self.budget.saturating_sub(self.start.elapsed())
     }
 
-    /// What is left of the part in which work may start.
+    /// The remaining time in which work may start.
     pub fn remaining_for_work(&self) -> Duration {
         (self.budget / 5 * 4).saturating_sub(self.start.elapsed())
     }
@@ -86,10 +86,10 @@ impl TransactOptions {
     }
 }
 
-/// What [`transact!`](crate::transact!) returns: what its body was, and the revision at which that is true.
+/// The result of [`transact!`](crate::transact!): the value of its body, and the revision at which it is true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Committed<T> {
-    /// What the body was.
+    /// The value of the body.
     pub value: T,
     /// The revision of the commit; for a body that wrote nothing the revision that it read.
     pub revision: Revision,
@@ -128,14 +128,14 @@ pub struct Committed<T> {
 ///   created by us in one of them, the transaction has happened, whatever became of the key since. If the history was
 ///   compacted, or there is too much of it, the outcome stays unknown.
 ///
-/// A change is our own if all keys that we write have our values at its revision. Two things cannot be told. A transaction
+/// A change is our own if all keys that we write have our values at its revision. Two cases cannot be recognised. A transaction
 /// whose request is still on its way, and that guards only absences, may land after its guards failed and hold again.
 /// Another writer's transaction that wrote the very same keys and values is taken for our own.
 ///
 /// It is a macro because an async closure that is given a reference makes a future that is not `Send`.
 ///
 /// # Errors
-/// What the body is, and errors of the store. `Conflict` when the attempts are used up, `Timeout` when the deadline is. An
+/// The error of the body, and errors of the store. `Conflict` when the attempts are used up, `Timeout` when the deadline is. An
 /// error with [`Outcome::Unknown`](crate::Outcome::Unknown) means that even settling failed.
 #[macro_export]
 macro_rules! transact {
@@ -179,7 +179,7 @@ impl Attempts {
     /// The next attempt; after the first, a pause comes before it.
     ///
     /// # Errors
-    /// `Conflict` and `Timeout`, when there is to be no other attempt.
+    /// `Conflict` and `Timeout`, when no other attempt may start.
     pub async fn begin(&mut self) -> Result<Transaction> {
         let deadline = self.options.deadline;
         if self.made > 0 {
@@ -234,7 +234,7 @@ impl Attempts {
     }
 }
 
-/// What came of an attempt to commit.
+/// The outcome of an attempt to commit.
 enum Commit {
     /// It happened at this revision; for a body that wrote nothing it is the one that was read.
     Done(Revision),

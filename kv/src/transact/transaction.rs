@@ -1,4 +1,4 @@
-//! What the body of a transaction reads and writes through.
+//! The reads and writes of a transaction's body.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub struct Transaction {
     pub(super) guards: BTreeMap<Key, Revision>,
     /// Ranges that the commit relies on.
     pub(super) guarded_ranges: Vec<Range>,
-    /// What will be written; `None` deletes.
+    /// The values that the commit writes; `None` deletes.
     pub(super) writes: BTreeMap<Key, Option<Value>>,
     /// Keys that the first request reads along.
     beside: Vec<Key>,
@@ -161,8 +161,8 @@ impl Transaction {
         Ok(known)
     }
 
-    /// The keys of a range, ascending, without a guard and without reading values. What this transaction writes is not
-    /// among them.
+    /// The keys of a range, ascending, without a guard and without reading values. The transaction's own writes are
+    /// not among them.
     ///
     /// # Errors
     /// Those of the store.
@@ -246,7 +246,7 @@ impl Transaction {
         !self.writes.is_empty()
     }
 
-    /// Forgets everything that was to be written: for who wants to know how a body would end, and not to do it.
+    /// Forgets all writes, for a caller that wants to know only how a body would end.
     pub fn forget_writes(&mut self) {
         self.writes.clear();
     }

@@ -11,7 +11,7 @@ use crate::request::{RangeRequest, Txn, WatchRequest};
 use crate::response::{Kv, OpResult, RangeResponse, TxnResponse};
 use crate::store::{Store, WatchStream};
 
-/// What went through a [`Counting`] store so far. A call is a round trip.
+/// The calls that went through a [`Counting`] store so far. A call is a round trip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Calls of [`Store::range`].
@@ -58,7 +58,7 @@ impl<S: Store> Counting<S> {
         Self { inner, counters: Arc::default() }
     }
 
-    /// What was counted since the last call, which starts again from zero.
+    /// The counts since the last call; they start again from zero.
     pub fn take(&self) -> Counts {
         let take = |counter: &AtomicU64| counter.swap(0, Relaxed);
         Counts {

@@ -33,7 +33,7 @@ pub enum Fault {
 
 /// Decides which calls go wrong. Called once for each call, in the order in which they begin.
 pub trait Faults: Send + Sync + 'static {
-    /// What goes wrong with this call, if anything.
+    /// The fault of this call, if it has one.
     fn next(&self, operation: Operation) -> Option<Fault>;
 }
 
@@ -82,7 +82,7 @@ impl<S: Store> Faulty<S> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Lets the call go wrong on the way there: `Ok` with what is to happen on the way back.
+    /// Applies the faults that come before the call: `Ok` with the fault that follows it.
     async fn request(&self, operation: Operation) -> Result<Option<Fault>> {
         let fault = self.faults.next(operation);
         match fault {

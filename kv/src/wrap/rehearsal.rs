@@ -34,7 +34,7 @@ struct State {
     newest: Revision,
     /// The revision of the last write.
     last: Revision,
-    /// What was written, oldest first; `None` is a deletion.
+    /// The writes, oldest first; `None` is a deletion.
     written: BTreeMap<Key, Vec<(Revision, Option<Kv>)>>,
 }
 
@@ -125,7 +125,7 @@ impl<S: Store> Rehearsal<S> {
 }
 
 impl State {
-    /// What was written in a range.
+    /// The writes in a range.
     fn within<'s>(&'s self, range: &Range) -> impl Iterator<Item = (&'s Key, &'s Vec<(Revision, Option<Kv>)>)> {
         let (from, to) = range.bounds();
         self.written.range(from..).take_while(move |(key, _)| to.as_ref().is_none_or(|to| *key < to))
