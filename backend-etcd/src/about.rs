@@ -1,4 +1,4 @@
-//! What a cluster says of itself, for operators.
+//! A cluster's report about itself, for operators.
 
 use kv::{Operation, Result, Revision};
 
@@ -24,7 +24,7 @@ pub struct About {
     pub db_bytes_in_use: u64,
     /// The bytes at which the member refuses writes; `None` from an etcd before 3.6, which does not say.
     pub db_quota_bytes: Option<u64>,
-    /// What the member complains about, such as an alarm that is raised.
+    /// The member's complaints, such as an alarm that is raised.
     pub problems: Vec<String>,
 }
 
@@ -34,10 +34,10 @@ impl EtcdStore {
         self.cluster.seen.cluster()
     }
 
-    /// What the member that is asked first says of itself and of its cluster; one small request.
+    /// The report of the member that is queried first, about itself and its cluster; one small request.
     ///
     /// # Errors
-    /// What any call gives.
+    /// Those of any call.
     pub async fn about(&self) -> Result<About> {
         let deadline = self.cluster.deadline();
         let work = |connection: Connection| async move { connection.client().status().await };

@@ -84,7 +84,7 @@ impl Address {
         let url = format!("{scheme}://{authority}");
         let endpoint = tonic::transport::Endpoint::from_shared(url.clone())
             .map_err(|error| refused(format!("endpoint {url} is no address")).with_source(error))?;
-        // What follows the host, which may be an IPv6 address in brackets.
+        // The text after the host, which may be an IPv6 address in brackets.
         let after_host = authority.rsplit(']').next();
         if after_host.is_some_and(|rest| rest.contains(':')) && endpoint.uri().port_u16().is_none() {
             return Err(refused(format!("endpoint {url} has no port number after the colon")));

@@ -1,4 +1,4 @@
-//! Calls to a cluster: which member is asked, how long, and who is asked next.
+//! Calls to a cluster: the choice of the member, the time limit, and the next member after a failure.
 //!
 //! All calls go to one member until it fails them; then the next one is it. No member is ever given up: the round goes
 //! on to it again, so its health comes back by itself.
@@ -47,7 +47,7 @@ pub(crate) enum Resend {
 
 /// An answer of etcd.
 pub(crate) trait Answer {
-    /// What every answer begins with.
+    /// The beginning of every answer.
     fn header(&self) -> Option<&ResponseHeader>;
 
     /// How fresh it has to be.
@@ -84,7 +84,7 @@ impl Answer for CompactionResponse {
     }
 }
 
-/// What a failure was the last one of.
+/// The attempts that ended with a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Last {
     OfRound,
@@ -98,7 +98,7 @@ struct Failure {
     never_sent: bool,
 }
 
-/// What is asked of the members, and until when.
+/// A call to the members, and its time limit.
 #[derive(Clone, Copy)]
 struct Asked {
     operation: Operation,
@@ -137,7 +137,7 @@ struct Limits {
 
 impl Cluster {
     /// # Errors
-    /// What is wrong with the options.
+    /// The fault of the options.
     pub(crate) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             members: Members::new(options)?,
@@ -247,7 +247,7 @@ impl Cluster {
 
     fn judge<T: Answer>(&self, answer: T, before: Revision, operation: Operation, url: &str) -> Result<T> {
         let store = format!("{NAME} {url}");
-        // Whatever is wrong with the answer, the request was carried out.
+        // The request was carried out, whatever the fault of the answer.
         let fail = |kind: ErrorKind, detail: String| {
             let error = Error::new(kind, operation, store).with_detail(detail);
             match operation {

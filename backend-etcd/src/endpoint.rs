@@ -1,7 +1,7 @@
 //! One member: a connection of its own, made when it is first needed, and the token that it gave us.
 //!
-//! When the files of certificates and keys have changed, a new connection is made with what is in them now; whoever
-//! still uses the old one may go on with it.
+//! When the files of certificates and keys have changed, a new connection is made with their new contents; calls on the
+//! old one may go on with it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ const MAX_ANSWER_BYTES: usize = usize::MAX;
 /// How often the files of certificates and keys are looked at; after a failure they are at once.
 const RECHECK: Duration = Duration::from_secs(10);
 
-/// What talks to one member. Cheap to clone.
+/// The clients of one member. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Connection(Arc<Clients>);
 
@@ -47,20 +47,20 @@ impl Connection {
     }
 }
 
-/// What all members of a cluster have in common.
+/// The settings that all members of a cluster share.
 pub(crate) struct Manner {
     credentials: Option<Credentials>,
     connect_timeout: Duration,
     keepalive_interval: Duration,
     keepalive_timeout: Duration,
     tls: Option<Tls>,
-    /// What was in the files of `tls` at first.
+    /// The first contents of the files of `tls` at first.
     loaded: Option<Loaded>,
 }
 
 impl Manner {
     /// # Errors
-    /// What is wrong with certificates and keys.
+    /// The fault of certificates and keys.
     pub(crate) fn new(options: &Options, tls: Option<Tls>) -> kv::Result<Self> {
         Ok(Self {
             credentials: options.credentials.clone(),
@@ -102,7 +102,7 @@ pub(crate) struct Endpoint {
     making: Mutex<()>,
     /// True once it has answered anything.
     answered: AtomicBool,
-    /// True if the files of certificates and keys are to be looked at before the next call.
+    /// True if the files of certificates and keys must be checked before the next call.
     suspicious: AtomicBool,
     /// How often the token was renewed; also keeps two calls from renewing it at once.
     renewals: Mutex<u64>,
@@ -146,7 +146,7 @@ impl Endpoint {
         self.suspicious.store(true, Ordering::Relaxed);
     }
 
-    /// What may be wrong, if a connection to it breaks.
+    /// The likely fault if a connection to it breaks.
     pub(crate) fn hint(&self) -> Option<&'static str> {
         if self.answered.load(Ordering::Relaxed) {
             return None;
@@ -160,7 +160,7 @@ impl Endpoint {
         })
     }
 
-    /// What talks to it, and how often its token was renewed so far.
+    /// The clients of the member, and how often its token was renewed.
     ///
     /// Nothing that was asked of the store has been sent yet when this fails: it only logs in.
     pub(crate) async fn connection(&self) -> Result<(Connection, u64), etcd_client::Error> {
@@ -216,7 +216,7 @@ impl Endpoint {
         Ok(connection)
     }
 
-    /// What is in the files of certificates and keys, if they are not as they were. Files that cannot be used, perhaps
+    /// The contents of the files of certificates and keys, if they have changed. Files that cannot be used, perhaps
     /// because somebody is writing them, are as good as unchanged.
     async fn changed_since(&self, before: Stamp) -> Option<Loaded> {
         if before.is_empty() {

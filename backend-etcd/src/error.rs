@@ -1,4 +1,4 @@
-//! What etcd and the connection to it say, as errors of a store: the one place that reads foreign error text.
+//! Messages of etcd and of the connection to it, as errors of a store: the one place that reads foreign error text.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -24,10 +24,10 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
     }
 }
 
-/// The kind, and what it says of a write. Whatever is not known to be definite is unknown.
+/// The kind, and what it says of a write. An outcome that is not known to be definite is unknown.
 ///
-/// What is read is the code together with etcd's text: codes alone prove nothing, since the library and proxies use the
-/// same ones. That a request was never sent is proved by the type of the cause, which no server can put there.
+/// The code counts together with etcd's text: codes alone prove nothing, since the library and proxies use the same
+/// ones. That a request was never sent is proved by the type of the cause, which no server can put there.
 fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
     let etcd_client::Error::GRpcStatus(status) = error else {
         // The library's own: arguments, addresses, and connections that could not even be prepared.
@@ -146,7 +146,7 @@ pub(crate) fn says_no_login_needed(error: &etcd_client::Error) -> bool {
 /// True if a connection ended as it does when the other side speaks another protocol, or misses a certificate.
 pub(crate) fn speaks_otherwise(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
-    // Who does not understand a TLS hello hangs up, or resets the connection if more of it was on the way.
+    // A server that does not understand a TLS hello hangs up, or resets the connection if more of it was on the way.
     let hung_up = |cause: &(dyn StdError + 'static)| {
         matches!(
             cause.downcast_ref::<io::Error>().map(io::Error::kind),
@@ -162,7 +162,7 @@ pub(crate) fn speaks_otherwise(error: &etcd_client::Error) -> bool {
     }
 }
 
-/// What to do about a member that cannot be reached, does not let us in, or is no etcd.
+/// The advice for a member that cannot be reached, refuses the login, or is no etcd.
 pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
     let etcd_client::Error::GRpcStatus(status) = error else { return None };
     let says =
@@ -204,8 +204,8 @@ fn chain(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
     })
 }
 
-/// A status, told in short. What a server says of a transaction that it does not know has that transaction in it, and with
-/// it somebody's documents: that is left out.
+/// A status in short. A server's message about a transaction that it does not know contains the transaction, and with
+/// it documents: it is left out.
 #[derive(Debug)]
 struct Cause(Status);
 

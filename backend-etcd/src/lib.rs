@@ -4,11 +4,11 @@
 //!
 //! A store on etcd v3: requests go to etcd as they are, and its answers come back as they are.
 //!
-//! What etcd's client library does not do is done here: each member has a connection of its own, and a call goes on to
-//! the next member when one fails it; every call has one deadline; a write is sent again only if it was certainly never
-//! sent; an answer from the cluster's past, or from another cluster, is an error; watches that are cut off go on without
-//! gap or repeat; a transaction that only compares is as fresh as a read. The private module `error` says which failure
-//! means what.
+//! This crate adds to etcd's client library: each member has a connection of its own, and a call goes on to the next
+//! member when one fails it; every call has one deadline; a write is sent again only if it was certainly never sent; an
+//! answer from the cluster's past, or from another cluster, is an error; watches that are cut off go on without gap or
+//! repeat; a transaction that only compares is as fresh as a read. The private module `error` says which failure means
+//! what.
 //!
 //! A key that has a lease is not written: see the private module `txn`.
 
@@ -153,7 +153,7 @@ fn revision_of(header: Option<&etcd_client::ResponseHeader>) -> Revision {
     header.map_or(Revision::UNSET, |header| Revision::new(header.revision()))
 }
 
-/// What only reads is never applied.
+/// A read is never applied.
 fn not_applied(error: Error) -> Error {
     error.with_outcome(Outcome::NotApplied)
 }

@@ -38,7 +38,7 @@ impl fmt::Debug for Members {
 
 impl Members {
     /// # Errors
-    /// What is wrong with the options.
+    /// The fault of the options.
     pub(crate) fn new(options: &Options) -> Result<Self> {
         let addresses = options.addresses()?;
         let needs_tls = options.discovery.is_some() || addresses.iter().any(Address::needs_tls);

@@ -23,20 +23,20 @@ pub struct Options {
     pub discovery: Option<Discovery>,
     /// Used with `https` endpoints; with none of it set, the system's certificate authorities are trusted.
     pub tls: Option<Tls>,
-    /// Who logs in; nobody if unset.
+    /// The login; none if unset.
     pub credentials: Option<Credentials>,
-    /// How long one call may take in all, with every retry. 10 s unless told.
+    /// How long one call may take in all, with every retry. 10 s by default.
     pub call_timeout: Duration,
     /// When all calls together have to be over, if ever. No call then takes more than two thirds of the time that is
     /// left: the rest is for finding out what became of a write that was not answered.
     pub end: Option<Instant>,
-    /// How long making one connection may take. 2 s unless told.
+    /// How long making one connection may take. 2 s by default.
     pub connect_timeout: Duration,
-    /// How long a watch that was cut off tries to go on before it ends with `Disconnected`. 30 s unless told.
+    /// How long a watch that was cut off tries to go on before it ends with `Disconnected`. 30 s by default.
     pub watch_patience: Duration,
-    /// How often a connection is checked for life (not below etcd's minimum of 5 s). 10 s unless told.
+    /// How often a connection is checked for life (not below etcd's minimum of 5 s). 10 s by default.
     pub keepalive_interval: Duration,
-    /// How long the answer to such a check may take. 5 s unless told.
+    /// How long the answer to such a check may take. 5 s by default.
     pub keepalive_timeout: Duration,
 }
 
@@ -117,7 +117,7 @@ impl Options {
     /// Where the members listen.
     ///
     /// # Errors
-    /// What is wrong with an endpoint; that there is none, and no domain; that there are both.
+    /// The fault of an endpoint; neither an endpoint nor a domain; both.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>> {
         match (self.endpoints.is_empty(), &self.discovery) {
             (true, None) => Err(refused("no endpoint is given")),
@@ -140,7 +140,7 @@ impl Options {
 pub struct Discovery {
     /// The domain that has the SRV records.
     pub domain: String,
-    /// Who is asked instead of the name servers of the system.
+    /// The name server that is queried instead of the system's.
     pub name_server: Option<SocketAddr>,
 }
 
@@ -158,7 +158,7 @@ impl Discovery {
     }
 }
 
-/// Who logs in.
+/// The user who logs in.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Credentials {

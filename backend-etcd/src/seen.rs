@@ -1,4 +1,4 @@
-//! What was seen of a cluster, so that an answer from its past, or from another cluster, is noticed.
+//! The newest state seen of a cluster, so that an answer from its past, or from another cluster, is noticed.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -40,7 +40,7 @@ impl Seen {
     /// Judges an answer to a call that began when `before` was the newest revision, and takes note of it.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// The fault of the answer, in words.
     pub(crate) fn judge(&self, header: &ResponseHeader, before: Revision, freshness: Freshness) -> Result<(), String> {
         self.judge_numbers(header.cluster_id(), Revision::new(header.revision()), before, freshness)
     }

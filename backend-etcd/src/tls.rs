@@ -68,7 +68,7 @@ impl Tls {
         if let Some(name) = &self.server_name {
             options = options.domain_name(name.clone());
         }
-        // What the client library would say of this only in the first call.
+        // The fault that the client library would report only in the first call.
         match Endpoint::from_static("https://localhost").tls_config(options.clone()) {
             Ok(_) => Ok(Loaded { options, stamp }),
             Err(error) => {
@@ -85,7 +85,7 @@ impl Tls {
     }
 }
 
-/// What was read, and from which files.
+/// The contents, and the files from which they were read.
 #[derive(Clone, Debug)]
 pub(crate) struct Loaded {
     pub(crate) options: TlsOptions,

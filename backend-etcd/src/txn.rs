@@ -5,11 +5,11 @@
 //! - **A read in a branch that is empty**, if neither branch writes. etcd answers a transaction without operations from
 //!   the member that was asked, however far that is behind; a linearizable read in it makes it as fresh as other reads.
 //! - **A guard against leases.** A put without a lease would silently take a key out of the lease that another program
-//!   attached it to. So each key that is put without a lease must have none. That is a compare, and if a compare fails, reads in the
-//!   else-branch tell whether it was that one. Where there is no room for it (the limits on compares, operations and
-//!   bytes), or the else-branch writes as well, the keys are looked at just before the transaction instead, which
-//!   leaves a small gap. What is in a range whose absence is compared has no lease.
-//!   The refusal comes first, also when another compare fails as well.
+//!   attached it to. So each key that is put without a lease must have none. That is a compare, and if a compare fails,
+//!   reads in the else-branch tell whether it was that one. Where there is no room for it (the limits on compares,
+//!   operations and bytes), or the else-branch writes as well, the keys are looked at just before the transaction
+//!   instead, which leaves a small gap. Keys in a range whose absence is compared have no lease. The refusal comes
+//!   first, also when another compare fails as well.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +33,7 @@ pub(crate) struct Plan {
     asked: [usize; 2],
 }
 
-/// What an answer says.
+/// The contents of an answer.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Answer(TxnResponse),
@@ -137,10 +137,10 @@ fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
         && txn.failure.len() + keys.len() <= MAX_TXN_OPS
 }
 
-/// What etcd takes beyond a store's limit on requests (1.5 MiB there), with room for the rest of a request.
+/// The bytes that etcd accepts beyond a store's limit on requests (1.5 MiB there), with room for the rest of a request.
 const GUARD_BYTES_FREE: usize = (1 << 20) * 3 / 2 - MAX_REQUEST_BYTES - 4096;
 
-/// A key that whoever sends this may read, as far as that can be told: permissions are given for keys.
+/// A key that the sender of this may read, as far as is known: permissions are granted by key.
 fn key_to_read(txn: &Txn) -> Vec<u8> {
     let of_branches = txn.success.iter().chain(&txn.failure).find_map(|op| match op {
         Op::Range(read) => Some(&read.range),

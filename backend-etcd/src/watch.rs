@@ -36,7 +36,7 @@ use crate::wire::{self, Span};
 
 /// How many bytes of events wait for a watcher that does not read.
 const WAITING_BYTES: u32 = 8 << 20;
-/// What an event takes besides its bytes, about.
+/// The room that an event takes besides its bytes, about.
 const EVENT_BYTES: usize = 128;
 /// How often etcd is asked for its progress.
 const REPORT: Duration = Duration::from_millis(500);
@@ -44,7 +44,7 @@ const REPORT: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What is on its way to the watcher, and the room that it takes until then.
+/// A batch on its way to the watcher, and the room that it takes until then.
 type Waiting = (Result<Batch>, Option<OwnedSemaphorePermit>);
 
 /// Opens a watch and sees to it from then on.
@@ -316,8 +316,8 @@ fn undecodable() -> Error {
     Error::new(ErrorKind::Undecodable, Operation::Watch, NAME).with_detail("an event without a key")
 }
 
-/// What a message holds from `next` on, one batch for each revision. etcd never cuts a revision in two, since it was not
-/// asked to.
+/// The events of a message from `next` on, one batch for each revision. etcd never cuts a revision in two, since the
+/// request does not allow it.
 fn batches(response: &WatchResponse, next: Revision) -> Result<Vec<Batch>, ()> {
     let mut batches: Vec<Batch> = Vec::new();
     for event in response.events() {

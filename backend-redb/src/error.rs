@@ -1,4 +1,4 @@
-//! What redb's errors mean. The only place that looks at them.
+//! The meaning of redb's errors. The only place that looks at them.
 
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::{io_kind, unknown_io};

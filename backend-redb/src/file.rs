@@ -6,10 +6,10 @@
 //!
 //! - **Closing writes nothing.** Commits record the allocator's state themselves (redb's quick repair, two syncs), so
 //!   a file that was not closed is opened as fast as one that was. Being killed is what every close looks like.
-//! - **Opening syncs nothing.** After such an end redb writes the header twice, unmarked and marked, and syncs each time.
-//!   What counts is only the last state, which is what was there before: it is written if it differs.
-//! - **The first write syncs before.** A process that was killed between writing a commit and syncing it leaves a commit
-//!   that can be read but is not durable yet. What it has freed must not be written over before it is.
+//! - **Opening syncs nothing.** After such an end redb writes the header twice, unmarked and marked, and syncs each
+//!   time. Only the last state counts, which is the state from before: it is written if it differs.
+//! - **The first write syncs before.** A process that was killed between writing a commit and syncing it leaves a
+//!   commit that can be read but is not durable yet. Pages that it has freed must not be overwritten before it is.
 
 use std::io;
 use std::ops::Bound;

@@ -4,9 +4,9 @@
 //!
 //! A store on redb: one file, crash safe, and a journal in front of it.
 //!
-//! The store is a folder; see [`kv_local`] for what is in it and who may use it when. The private module `file`
-//! says where redb's other syncs went. A store on a full disk can be read; a commit there fails
-//! unless the pages that it needs are free within the file.
+//! The store is a folder; see [`kv_local`] for its contents and its lock. The private module `file` says where redb's
+//! other syncs went. A store on a full disk can be read; a commit there fails unless the pages that it needs are free
+//! within the file.
 
 mod error;
 mod file;

@@ -1,5 +1,5 @@
-//! What reaches the disk, and when. That the store as a whole survives power cuts is a case of the conformance suite, on
-//! the same disk (`tests/power.rs`).
+//! The writes that reach the disk, and their order. That the store as a whole survives power cuts is a case of the
+//! conformance suite, on the same disk (`tests/power.rs`).
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ fn content(opened: &Opened<Disk>) -> BTreeMap<Vec<u8>, Vec<u8>> {
         .collect()
 }
 
-/// What is there after commits 1 to `n`.
+/// The rows after commits 1 to `n`.
 fn expected(n: u32) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut rows = BTreeMap::new();
     for write in (1..=n).flat_map(writes) {
@@ -59,7 +59,7 @@ fn work(disk: &Disk, mut done: u32, random: &mut fastrand::Rng) -> u32 {
     }
 }
 
-/// What a killed process left behind must not be written over before it is durable.
+/// The rows of a killed process must not be overwritten before they are durable.
 #[test]
 fn a_power_cut_leaves_what_was_seen_or_what_was_committed_next() {
     for seed in 0..300 {

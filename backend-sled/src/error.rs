@@ -1,4 +1,4 @@
-//! What sled's errors mean. The only place that looks at them.
+//! The meaning of sled's errors. The only place that looks at them.
 
 use std::io;
 

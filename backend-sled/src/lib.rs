@@ -4,12 +4,12 @@
 //!
 //! A store on sled: a folder of log segments.
 //!
-//! The store is a folder; see [`kv_local`] for what is in it and who may use it when.
+//! The store is a folder; see [`kv_local`] for its contents and its lock.
 //!
-//! sled 0.34 leaves more to its user than redb does; the private module `table` says what is done about it. What
+//! sled 0.34 leaves more to its user than redb does; the private module `table` says what is done about it. One cost
 //! remains: opening writes (a snapshot, three syncs, some milliseconds), so a store on a full disk cannot even be read
-//! until there is room. sled's own housekeeping reuses parts of its log without syncing in between; `tests/cuts.rs` cuts
-//! the power meanwhile.
+//! until there is room. sled's own housekeeping reuses parts of its log without syncing in between; `tests/cuts.rs`
+//! cuts the power meanwhile.
 
 mod error;
 mod table;

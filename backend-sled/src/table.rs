@@ -50,7 +50,7 @@ struct Opened {
     config: Config,
     /// `None` only while it is being dropped.
     database: Option<Db>,
-    /// Our own handle on sled's log, opened before the first write: an error in writing back is told to it.
+    /// Our own handle on sled's log, opened before the first write: it gets the errors of writing back.
     log: File,
     blobs: PathBuf,
     /// Commits. A thread for each commit made an ADD through the daemon 0.4 ms longer.

@@ -87,7 +87,7 @@ impl Time {
         self.is_there() && self.due() <= now
     }
 
-    /// When the lease is to be revoked.
+    /// The time at which the lease must be revoked.
     fn due(&self) -> Instant {
         self.end.max(self.revoke_from)
     }

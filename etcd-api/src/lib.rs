@@ -2,8 +2,8 @@
 //!
 //! # Inside
 //!
-//! etcd's v3 API in front of a store: translation alone. What the store does is the store's, and what etcd's clients see of it,
-//! to the texts of errors, is decided here.
+//! etcd's v3 API in front of a store: translation alone. The store decides what happens; this crate decides how etcd's
+//! clients see it, to the texts of errors.
 //!
 //! [`Api`] has the services; [`Backing`] is what they need besides [`kv::Store`]. No engine and no IPAM is known here.
 //!

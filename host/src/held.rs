@@ -47,7 +47,7 @@ pub struct Held {
     pub blocks: BTreeSet<String>,
     /// The revision up to which all blocks of the store were gone through, once they were.
     pub passed: Option<i64>,
-    /// When they are to be gone through again, in seconds since the boot began.
+    /// The time of the next scan, in seconds since the boot began.
     pub due: u64,
 }
 

@@ -1,7 +1,7 @@
-//! What this machine is: its boot, its name, and which addresses the interfaces in its network namespaces hold.
+//! This machine: its boot, its name, and the addresses of the interfaces in its network namespaces.
 //!
-//! Nothing here knows a store or CNI. [`look`] is evidence for whoever takes addresses back: it either saw everything, or it
-//! says that it did not.
+//! Nothing here knows a store or CNI. [`look`] is evidence for a caller that releases addresses: it either saw
+//! everything, or it says that it did not.
 
 mod held;
 mod listed;

@@ -27,7 +27,7 @@ pub(crate) fn listing(thread: &Path) -> io::Result<u64> {
     fs::metadata(thread.join("net/dev")).map(|about| about.ino())
 }
 
-/// What `fib_trie` has as local: a line that ends with the address, and after it one with `/32 host LOCAL`.
+/// The local addresses in `fib_trie`: a line that ends with the address, and after it one with `/32 host LOCAL`.
 fn v4(text: &str) -> impl Iterator<Item = IpAddr> {
     let mut last = None;
     text.lines().filter_map(move |line| {

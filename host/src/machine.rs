@@ -42,7 +42,7 @@ pub fn running() -> Option<Duration> {
     clock_gettime(ClockId::CLOCK_MONOTONIC).ok().map(Duration::from)
 }
 
-/// Where a node's name may stand, as Calico has it. What is empty says nothing.
+/// Where a node's name may stand, as Calico has it. An empty value says nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeNames<'a> {
     /// A name that was given.
@@ -78,8 +78,8 @@ pub fn node_name(given: &str) -> String {
     NodeNames { given, file: Path::new(NODENAME_FILE), former: "", hostname: &hostname() }.choose()
 }
 
-/// What stands in a file that may have a node's name. A longer one has none, and is not read to its end, which may never
-/// come: the configuration names it.
+/// The contents of a file that may have a node's name. A longer one has none, and is not read to its end, which may
+/// never come: the configuration names it.
 fn read_name(file: &Path) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     let read = File::open(file)?.take(MAX_NAME_FILE + 1).read_to_end(&mut bytes)?;

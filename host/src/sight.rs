@@ -5,7 +5,7 @@
 //! thread that ends afterwards, and the kernel is asked for its addresses. Where a process is shielded from everybody, the
 //! lists that the kernel shows to everybody take the place of that.
 //!
-//! What comes out is evidence against whoever holds an address in a store, so it must be whole. A namespace that goes
+//! The result is evidence against the holder of an address in a store, so it must be complete. A namespace that goes
 //! while it is looked for is fine: what was in it is gone too. One that is there and may not be entered makes the whole
 //! look worthless, and that is what is said.
 //!
@@ -39,7 +39,7 @@ const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_
 /// numbers begin anew can a namespace pass from hand to hand unseen. So a second round is made, and more while new ones turn up.
 const FEWEST_ROUNDS: usize = 2;
 const MOST_ROUNDS: usize = 6;
-/// How many reasons are told.
+/// The number of reasons in a report.
 const MOST_REASONS: usize = 3;
 
 /// Not everything could be looked at, so nothing can be said of any address.
@@ -135,7 +135,7 @@ fn can_see() -> Result<Option<String>, Blind> {
     Err(Blind::new(format!("{} missing; run it as root", missing.join(" and "))))
 }
 
-/// What has been found so far.
+/// The addresses found so far.
 #[derive(Debug, Default)]
 struct Search {
     /// Namespaces that were looked at, by inode: all of them are on one file system of the kernel's.
@@ -146,7 +146,7 @@ struct Search {
     /// namespace has a list of its own, so these tell whether a thread's namespace is one that was entered.
     entered: BTreeSet<u64>,
     shielded: BTreeSet<u64>,
-    /// What stood in the way, with the namespace where it is known: another way may lead there.
+    /// The obstacle, with the namespace where it is known: another way may lead there.
     obstacles: Vec<(Option<u64>, String)>,
 }
 
@@ -261,7 +261,7 @@ impl Search {
         }
     }
 
-    /// Notes what stood in the way. What has gone meanwhile does not.
+    /// Notes what stood in the way. A process that has gone meanwhile does not.
     fn obstacle(&mut self, inode: Option<u64>, path: &Path, error: &io::Error) {
         let gone = error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH);
         if !gone {

@@ -27,8 +27,8 @@ const PIECE: u64 = 128 << 10;
 const CRUMB: u64 = 8 << 10;
 /// With less than this a disk is full: a usual commit may have no room.
 const USUAL: u64 = 64 << 10;
-/// The length of a ballast that had to be written, since the file system could not just allocate it. What it says of its
-/// blocks may be late or nothing there.
+/// The length of a ballast that had to be written, since the file system could not just allocate it. That file system
+/// may report its blocks late, or not at all.
 const WRITTEN: u64 = BYTES + 1;
 /// In which unit files tell how many blocks they have, whatever the file system's own is.
 const BLOCK: u64 = 512;
@@ -49,7 +49,7 @@ impl Ballast {
     /// Takes back what is left of the pieces that were given up, as far as there is room now.
     pub(crate) fn take_back(&self) {
         if self.is_cut.swap(false, Ordering::Relaxed) {
-            // What cannot be taken back now is put back when there is room.
+            // A part that cannot be restored now is restored when there is room.
             let _ = self.grow();
         }
     }
@@ -74,7 +74,7 @@ impl Ballast {
             _ => write(&mut file),
         });
         if filled.is_err() {
-            // What was allocated so far is missing elsewhere.
+            // The room allocated so far is missing elsewhere.
             let _ = file.set_len(before);
         }
         filled
@@ -114,7 +114,7 @@ impl Reserve for Ballast {
                 }
                 Ok(())
             }
-            // Whoever may use the store but not this file finds out by writing what there is room for.
+            // A process that may use the store but not this file learns from its writes how much room there is.
             Err(_) => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! What is done to a store's files as a whole: making them smaller, raising their format.
+//! Work on a store's files as a whole: shrinking them, raising their format.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     }
     let entry = folder.path(engine.entry());
     if engine.log() == Log::Journal {
-        // What only the journal has takes rows away from the engine, too.
+        // Records that only the journal has remove rows from the engine, too.
         let head = Arc::new(folder.open_head()?);
         let table = caught(&folder.place, Operation::Open, || engine.open(&entry, &folder.place.store))?;
         let table = journaled(&folder, head, table)?;
@@ -32,8 +32,8 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     caught(&folder.place, Operation::Compact, || engine.shrink(&entry, &folder.place.store))
 }
 
-/// Fails where a store of `engine` could not be made in the folder `path`, as far as that can be told without making
-/// anything: there is no permission, a file is in the way, or what is in the folder is somebody else's.
+/// Fails where a store of `engine` could not be made in the folder `path`, as far as is known without making anything:
+/// there is no permission, a file is in the way, or what is in the folder is somebody else's.
 ///
 /// # Errors
 /// Those with which making it would fail.

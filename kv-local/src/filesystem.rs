@@ -57,7 +57,7 @@ const SHARED_FUSE: [&str; 16] = [
     "smbnetfs",
 ];
 
-/// The name of the file system that `path` is on, if machines share it; `None` also if that cannot be told.
+/// The name of the file system that `path` is on, if machines share it; `None` also if the kind is unknown.
 ///
 /// # Errors
 /// `NotFound` if there is nothing at `path`.

@@ -25,7 +25,7 @@ pub(crate) fn create(path: &Path) -> io::Result<()> {
     create_one(path, FOLDER_MODE)
 }
 
-/// Fails where [`create`] would, as far as that can be told without making anything; with the path that keeps it from it.
+/// Fails where [`create`] would, as far as is known without making anything; with the path that is in the way.
 pub(crate) fn could_create(path: &Path) -> Result<(), (&Path, io::Error)> {
     let there = path.ancestors().find(|above| above.symlink_metadata().is_ok()).unwrap_or(path);
     if !there.is_dir() {
@@ -46,7 +46,7 @@ fn create_parents(path: &Path) -> io::Result<()> {
 
 fn create_one(path: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
-        // Whatever the umask took away.
+        // Also if the umask removed rights.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode))?,
         // Somebody else was quicker; but a file is no folder.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}

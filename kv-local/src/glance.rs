@@ -1,4 +1,4 @@
-//! What can be told of a store without its turn: also while another process has it, or hangs with it.
+//! The facts about a store that need no lock: also while another process has the lock, or hangs with it.
 
 use std::fs::{self, File};
 use std::io;
@@ -26,13 +26,13 @@ pub struct Glance {
     pub id: Option<Uuid>,
     /// The bytes of all files in the folder.
     pub bytes: u64,
-    /// Who has the turn.
+    /// The lock holder.
     pub holder: Holder,
     /// How many wait for it.
     pub waiting: usize,
 }
 
-/// Who has the turn at a store.
+/// The lock holder of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holder {
     /// Nobody.
@@ -73,8 +73,8 @@ pub fn glance(engine: &dyn Engine, path: &Path) -> Result<Glance> {
     })
 }
 
-/// How many processes wait for the turn at the store of `engine` in the folder `path`. For a process that has the turn
-/// and has long to do: it gives the turn back while somebody waits. Costs some microseconds.
+/// How many processes wait for the turn at the store of `engine` in the folder `path`. For a lock holder with long
+/// work: it releases the lock while another process waits. Costs some microseconds.
 ///
 /// # Errors
 /// `Io`.
@@ -128,7 +128,7 @@ fn tickets(queue: &Path) -> io::Result<usize> {
     }
 }
 
-/// The bytes of all files in and below a folder. What goes away meanwhile counts for nothing.
+/// The bytes of all files in and below a folder. A file that goes away meanwhile does not count.
 fn size(path: &Path) -> io::Result<u64> {
     let gone = |error: io::Error| if error.kind() == io::ErrorKind::NotFound { Ok(0) } else { Err(error) };
     match fs::symlink_metadata(path) {

@@ -2,15 +2,16 @@
 //! much of them is known to be durable.
 //!
 //! An engine that finds the end of its log or its newest header damaged takes that for a write that was cut off, goes
-//! back to what was there before, and says nothing. For it this cannot be told from a crash; but what was acknowledged
-//! is gone, and addresses in use would be handed out again. So each commit, once it is durable, leaves its revision
-//! here. Nothing waits for this file to be durable: after a power loss it may lag behind the store, never the reverse.
+//! back to what was there before, and says nothing. The engine cannot distinguish this from a crash; but what was
+//! acknowledged is gone, and addresses in use would be handed out again. So each commit, once it is durable, leaves its
+//! revision here. Nothing waits for this file to be durable: after a power loss it may lag behind the store, never the
+//! reverse.
 //!
-//! Whoever closes the store also leaves the sizes and times of its files here, so that the next one can tell whether
-//! anybody has touched them since: a copy, a repair, a process that was killed. Only then are all keys looked at again.
+//! A process that closes the store also notes the sizes and times of its files here. So the next one knows whether they were
+//! touched since: a copy, a repair, a process that was killed. Only then it checks all keys again.
 //!
-//! What is noted of the journal says which of its records, and of the engine's checkpoints, somebody has seen through to
-//! the disk; see [`kv_mvcc::journal`].
+//! The note about the journal says which of its records, and of the engine's checkpoints, are known to be on the disk;
+//! see [`kv_mvcc::journal`].
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -80,7 +81,7 @@ impl Head {
         self.seen
     }
 
-    /// What is known of the journal.
+    /// The durable parts of the journal, as noted here.
     pub(crate) fn noted(&self) -> Noted {
         let number = |at| read(&self.file, at).unwrap_or_default();
         Noted { record: number(RECORD_AT), checkpoint: number(CHECKPOINT_AT) }

@@ -1,14 +1,14 @@
-//! Who holds a store: for the message of somebody who waited in vain.
+//! The lock holder of a store, for the error of a process that waited in vain.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long to look: a host may run thousands of processes, and whoever asks has waited enough.
+/// How long to look: a host may run thousands of processes, and the caller has waited enough.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// The process that has the turn in the queue `path`, as `12345 (margay-ipam)`, if it can be told.
+/// The process that has the turn in the queue `path`, as `12345 (margay-ipam)`, if it can be found.
 ///
 /// The kernel's lock list does not name the owner of such a lock, but each open file's page under /proc shows the
 /// locks that it holds. The holder is the one with the lowest write lock. Other users' processes are only seen by root.
@@ -22,7 +22,7 @@ fn find_among(processes: &Path, path: &Path) -> Option<String> {
     let (mut lowest, mut first) = (u64::MAX, Vec::new());
     for process in fs::read_dir(processes).ok()?.flatten() {
         if started.elapsed() > PATIENCE {
-            // Who was found so far may only be waiting, and nobody is to end the wrong process.
+            // The process found so far may only be waiting, and nobody must end the wrong process.
             return None;
         }
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
@@ -94,7 +94,7 @@ mod tests {
         };
         let child = process("7", 0);
         fs::write(process("8", 1).join("comm"), "waiting\n").unwrap();
-        // Whoever asks for its name waits until it is a program of its own.
+        // The test waits until it is a program of its own.
         let name = child.join("comm");
         nix::unistd::mkfifo(&name, nix::sys::stat::Mode::S_IRWXU).unwrap();
         std::thread::scope(|scope| {

@@ -27,7 +27,7 @@ impl JournalFile {
             let missing = usize::try_from(JOURNAL_BYTES - length).unwrap_or(usize::MAX);
             let filled = file.write_all_at(&vec![0; missing], length).and_then(|()| file.sync_all());
             if let Err(error) = filled {
-                // What is short is filled the next time.
+                // A short file is filled the next time.
                 let _ = file.set_len(length);
                 return Err(error);
             }

@@ -2,7 +2,7 @@
 //!
 //! # Inside
 //!
-//! What all engines that keep a store on disk share: the folder, the queue in front of it, and its identity.
+//! All engines that keep a store on disk share the folder, the queue in front of it, and its identity.
 //!
 //! A store is a folder, private to its owner:
 //!

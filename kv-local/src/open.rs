@@ -37,7 +37,7 @@ pub trait Engine: Send + Sync {
         &[]
     }
 
-    /// What makes its commits durable.
+    /// The mechanism that makes its commits durable.
     fn log(&self) -> Log;
 
     /// Opens the table at `entry`, an absolute path, and makes it if it is not there; `store` names it in errors.
@@ -61,7 +61,7 @@ pub trait Engine: Send + Sync {
     }
 }
 
-/// What makes the commits of an engine durable.
+/// The mechanism that makes the commits of an engine durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Log {
     /// A [journal](kv_mvcc::journal) in front of it.
@@ -70,10 +70,10 @@ pub enum Log {
     Own,
 }
 
-/// What became of the room that an engine's files do not need.
+/// The fate of the room that an engine's files do not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// It was given back to the file system.
+    /// It was returned to the file system.
     GivenBack,
     /// The engine keeps it, to use it again itself.
     Kept,
@@ -102,7 +102,7 @@ pub struct OpenOptions {
     pub clock: Clock,
     /// Where work that blocks is done.
     pub blocking: Blocking,
-    /// What the store is opened for.
+    /// The purpose for which the store is opened.
     pub purpose: Purpose,
     /// The format that a store gets that is made.
     pub format: u32,
@@ -175,10 +175,10 @@ impl OpenOptions {
 
 /// How soon an engine is tried again whose files are about to be given up.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-/// How long that may take. Whoever has them longer has not had the turn.
+/// How long that may take. A process that has them longer did not hold the lock.
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(1);
 
-/// What `store.id` says, or what is to be written there.
+/// The id that `store.id` must have, or will get.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Expects {
     /// This store and no other.
@@ -206,7 +206,7 @@ pub async fn open(engine: impl Engine + 'static, path: &Path, options: &OpenOpti
 /// is closed or its last handle dropped.
 ///
 /// # Errors
-/// `Missing` if there is none and none is to be made; `Locked` if the turn did not come in time; `Corrupt` if the store
+/// `Missing` if there is none and the options do not make one; `Locked` if the turn did not come in time; `Corrupt` if the store
 /// is damaged, which is left as it is; `RevisionRegressed` if its newest revisions are gone; `Unsupported` if the folder holds something else; `UnknownFormat` for a later
 /// version's store; `Io` and `NoSpace`. Each says what to do.
 pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<MvccStore> {
@@ -295,8 +295,8 @@ pub(crate) fn journaled(folder: &StoreFolder, head: Arc<Head>, table: Box<dyn Ta
     caught(&folder.place, Operation::Open, || Journaled::open(table, journal, &folder.place.store))
 }
 
-/// Opens the engine, of which we have the turn. If it is locked all the same, whoever had the turn before is being ended by
-/// the kernel, which gives up the files of a process one after the other: it will not take long.
+/// Opens the engine, of which we have the turn. If it is locked all the same, the kernel is still ending the
+/// former lock holder, and closes the files of a process one after the other: it will not take long.
 fn open_engine(engine: &dyn Engine, entry: &Path, folder: &StoreFolder, wait: Duration) -> Result<Box<dyn Table>> {
     let (begun, patience) = (Instant::now(), wait.min(GIVEN_UP_WITHIN));
     loop {

@@ -1,9 +1,10 @@
 //! The queue in front of a store: one process at a time, first come first served.
 //!
 //! The queue is made of nothing but byte locks (open file description locks) on one file that is never unlinked; the
-//! file stays empty. Ticket `n` is a write lock on byte `n`. Whoever comes takes the first byte above all bytes that
-//! are locked, and has the turn once a read lock on all bytes before it is granted. The kernel frees a dead process's
-//! byte, so neither a dead holder nor a dead waiter stops the others, and a dead waiter lets nobody pass the holder.
+//! file stays empty. Ticket `n` is a write lock on byte `n`. A process that comes takes the first byte above all locked
+//! bytes, and holds the store lock once a read lock on all bytes before it is granted. The kernel frees a dead
+//! process's byte, so neither a dead holder nor a dead waiter stops the others, and a dead waiter lets nobody pass the
+//! holder.
 //!
 //! Why two callers never have the turn at once, although drawing a ticket is not one step: suppose tickets `a < b` both
 //! have it. `b` found all bytes before it free, so `a` was locked only after that, when `b` was locked already. But
@@ -226,8 +227,8 @@ fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
     }
 }
 
-/// The tickets that are drawn, ascending, `file`'s own left out. The first has the turn, the others wait. Whoever is
-/// just drawing may be seen too, or not.
+/// The tickets that are drawn, ascending, `file`'s own left out. The first has the turn, the others wait. A process
+/// that is just drawing its ticket may be counted, or not.
 pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
     let mut tickets = Vec::new();
     let mut spans = vec![(0, i64::MAX)];

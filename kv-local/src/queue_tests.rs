@@ -1,5 +1,5 @@
-//! Tests of the queue, with threads and with processes. The processes are this test binary again, told by
-//! environment variables what to do.
+//! Tests of the queue, with threads and with processes. The processes are this test binary again, with
+//! their roles in environment variables.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -52,7 +52,7 @@ fn who_looks_sees_all_tickets_and_is_in_nobodys_way() {
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..5).map(|_| scope.spawn(|| take(&path, LONG).map(drop))).collect();
         wait_for_tickets(&path, 6);
-        // Who has drawn a ticket too late gives it back and draws again.
+        // A process that has drawn a ticket too late returns it and draws again.
         while look().len() != 6 {}
         assert_eq!(look()[0], 0, "the first one has the turn");
         drop(turn);
@@ -80,7 +80,7 @@ impl Process {
         Self(child, output)
     }
 
-    /// What it says next that is meant for us.
+    /// Its next message to this test.
     fn said(&mut self) -> String {
         loop {
             let mut line = String::new();

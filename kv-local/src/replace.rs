@@ -1,7 +1,7 @@
 //! Putting a store in the place of another, or where none is, in one step.
 //!
 //! The new store is built in a folder beside, `PATH.restoring`, that no program takes for a store, and gets its name
-//! when it is complete. Whoever is killed before leaves that folder, which the next one clears away.
+//! when it is complete. A process that is killed before leaves that folder, and the next one clears it away.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -30,8 +30,8 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// A place to build the store of `engine` in that shall be in the folder `path`. What somebody has left there who
-    /// was killed is removed.
+    /// A place to build the store of `engine` in that shall be in the folder `path`. The remains of a killed process
+    /// are removed.
     ///
     /// # Errors
     /// `Locked` if somebody is at it; `Io`, `NoSpace`.
@@ -60,7 +60,7 @@ impl Staging {
         Ok(Self { place, store, folder, _lock: lock })
     }
 
-    /// The folder in which the store is to be built, which is not there yet.
+    /// The folder in which the caller builds the store; it is not there yet.
     pub fn store(&self) -> &Path {
         &self.store
     }
@@ -120,7 +120,7 @@ impl Staging {
             });
         }
         self.sync_parent().map_err(io)?;
-        // Whoever waits in the old queue sees that the folder is another one now, and goes on there.
+        // A process that waits in the old queue sees that the folder is another one now, and goes on there.
         drop(old);
         Ok(Some(aside))
     }

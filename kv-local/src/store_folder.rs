@@ -88,7 +88,7 @@ impl StoreFolder {
         })
     }
 
-    /// Refuses a folder that other machines have, too. One that is to be made will be where the one above it is.
+    /// Refuses a folder that other machines have, too. A folder that will be made lies where the one above it does.
     fn check_file_system(&self, create: Create) -> Result<()> {
         let above = match create {
             Create::Never => 1,
@@ -115,7 +115,7 @@ impl StoreFolder {
         self.io("", folder::restrict(path, folder::FOLDER_MODE))
     }
 
-    /// Fails where a store that is not there could not be made, as far as that can be told without making anything.
+    /// Fails where a store that is not there could not be made, as far as is known without making anything.
     pub(crate) fn could_be_made(&self) -> Result<()> {
         self.check_file_system(Create::IfMissing)?;
         let path = &self.place.folder;
@@ -141,7 +141,7 @@ impl StoreFolder {
         Ok(())
     }
 
-    /// What is in the folder, once we have the turn.
+    /// The contents of the folder; the caller holds the lock.
     pub(crate) fn look(&self) -> Result<Found> {
         let text = match fs::read(self.path(IDENTITY)) {
             Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
@@ -250,7 +250,7 @@ impl StoreFolder {
     }
 }
 
-/// What is in a store's folder.
+/// The contents of a store's folder.
 pub(crate) enum Found {
     /// Nothing.
     Nothing,

@@ -264,7 +264,7 @@ impl Held {
 
     /// Waits until the store is open. For one task alone.
     pub async fn until_open(&self) {
-        // The lock of the state is waited for: the store is being opened when this is told.
+        // The lock of the state is waited for: the store is being opened at this call.
         while self.shared.state.read().await.open.is_none() {
             self.shared.opened.notified().await;
         }

@@ -70,7 +70,7 @@ pub struct Options {
     pub boot: Option<String>,
 }
 
-/// Serves a store until the process is asked to end. `started` is told once callers are served.
+/// Serves a store until the process is asked to end. `started` is informed once callers are served.
 ///
 /// # Errors
 /// The reason why the daemon does not start.

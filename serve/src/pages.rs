@@ -20,7 +20,7 @@ use crate::life::{Options, Refusal};
 /// The prefix of an address that is the path of a unix socket.
 const UNIX: &str = "unix:";
 
-/// Listens at all addresses. Returns what there is to say about it.
+/// Listens at all addresses. Returns the message about it, if any.
 ///
 /// # Errors
 /// The address that cannot be had.

@@ -45,7 +45,7 @@ fn escaped(path: &Path) -> String {
     if name.is_empty() { "-".to_owned() } else { name }
 }
 
-/// A name of a kind and 16 digits: FNV-1a with 64 bits. Two stores with one name are told apart by the daemon's greeting.
+/// A name of a kind and 16 digits: FNV-1a with 64 bits. The daemon's greeting distinguishes two stores with one name.
 fn hashed(kind: &str, text: &OsStr) -> String {
     let hash = text
         .as_bytes()

@@ -64,7 +64,7 @@ fn late(interface: &str) -> Error {
     Error::TimedOut(format!("timed out setting up device {interface:?} in netns"))
 }
 
-/// A pair that is removed when this goes, unless it is to be kept.
+/// A pair that is removed when this is dropped, unless the caller keeps it.
 struct Pair {
     container: Socket,
     end: Link,

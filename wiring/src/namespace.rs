@@ -75,7 +75,7 @@ impl Namespace {
         })
     }
 
-    /// The open file, by which the kernel is told where an interface is to be.
+    /// The open file, by which the kernel knows the place of an interface.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }

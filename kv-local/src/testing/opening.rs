@@ -282,7 +282,7 @@ fn a_lost_identity_is_made_good(engine: &dyn Engine) {
     assert!(!identity.exists());
 }
 
-/// What a creation that was cut off can leave: its mark, and anything of the engine's.
+/// The remains of a creation that was cut off: its mark, and anything of the engine's.
 fn an_unfinished_creation_starts_again(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     for leftover in
@@ -320,7 +320,7 @@ fn an_unfinished_creation_starts_again(engine: &dyn Engine) {
     }
 }
 
-/// The last step of a creation is to take away its mark; a store that still has it is complete.
+/// A creation ends with the removal of its mark; a store that still has it is complete.
 fn a_mark_on_a_complete_store_is_taken_away(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     fs::write(path.join("creating"), "").unwrap();

@@ -38,7 +38,7 @@ pub(crate) async fn step(store: &MvccStore, n: u64) -> Result<()> {
     store.txn(Txn::new().with_success(ops)).await.map(drop)
 }
 
-/// What the store holds after the steps before `n`, or what is wrong with what it holds.
+/// The contents of the store after the steps before `n`, or their fault.
 pub(crate) async fn check(store: &MvccStore, n: u64) -> Result<Result<(), String>> {
     let response = store.list(Range::All).await?;
     let mut expected: Vec<(Vec<u8>, Vec<u8>)> = (n.saturating_sub(20)..n)

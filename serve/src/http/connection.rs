@@ -30,7 +30,7 @@ const HEADERS: usize = 64;
 const PAUSE: Duration = Duration::from_millis(100);
 /// The time that requests have to end when the daemon does.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// The most clients that are told at a time that there are too many.
+/// The most clients that are refused at a time because there are too many.
 const TURNED_AWAY: usize = 64;
 /// The longest time to tell one.
 const TELLING: Duration = Duration::from_millis(500);

@@ -31,7 +31,7 @@ const FILES: &[File] = &[
     ("/problems.js", SCRIPT, include_str!("page/problems.js")),
 ];
 
-/// The file at a path. A browser that has it already, as its tag says, is told so.
+/// The file at a path. A browser that has it already, as its tag says, gets an answer without it.
 pub(super) fn file(path: &str, headers: &HeaderMap) -> Option<Answer> {
     let (_, kind, text) = FILES.iter().find(|(at, ..)| *at == path)?;
     let tag = tag(text);

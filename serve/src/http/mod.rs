@@ -47,7 +47,7 @@ pub struct About {
 /// The share of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The most connections at a time; the next one is told that the daemon is busy.
+    /// The most connections at a time; the next one gets the answer that the daemon is busy.
     pub connections: usize,
     /// The longest time for the headers of a request. A connection that is kept open without a request ends after this, too.
     pub headers: Duration,

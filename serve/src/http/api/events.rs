@@ -27,7 +27,7 @@ use super::super::answer::{Answer, Failure};
 use super::Query;
 use super::row::Row;
 
-/// The most events of one revision that are told.
+/// The most events of one revision in an answer.
 const MOST: usize = 200;
 /// The most revisions that a client may go back.
 const MOST_RECENT: i64 = 1000;

@@ -17,7 +17,7 @@ use super::row::Row;
 use super::search::Party;
 use super::{Query, made, past};
 
-/// The most events that are told: the newest.
+/// The most events in an answer: the newest.
 const MOST: usize = 500;
 /// The most attempts, as the store may give up history while it is read.
 const ATTEMPTS: usize = 3;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::super::Shown;
 use super::super::answer::{Answer, Failure, json};
 
-/// The most nodes that are told.
+/// The most nodes in an answer.
 const NODES: usize = 100;
 
 #[derive(Serialize)]

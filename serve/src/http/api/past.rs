@@ -1,7 +1,8 @@
 //! The past, as far as a store still knows it.
 //!
-//! A watch tells every change, but not that it has told all of them. So its revisions are compared with those at which the
-//! keys were last written. Once the watch has come to the newest of these, and is silent for a while, that was all.
+//! A watch reports every change, but not that it has reported all of them. So its revisions are compared with those at
+//! which the keys were last written. Once the watch has come to the newest of these, and is silent for a while, that
+//! was all.
 
 use std::time::{Duration, SystemTime};
 

@@ -9,7 +9,7 @@ use super::super::answer::{Answer, Failure};
 use super::super::asked::{MOMENT, READING};
 use super::made;
 
-/// The most findings that are told.
+/// The most findings in an answer.
 const MOST: usize = 300;
 
 #[derive(Serialize)]

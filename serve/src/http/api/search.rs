@@ -17,7 +17,7 @@ use super::row::Address;
 use super::scan::{Rules, each_block};
 use super::{Query, made};
 
-/// The most of each kind that are told.
+/// The most results of each kind in an answer.
 const MOST: usize = 200;
 /// The longest text that is looked for.
 const LONGEST: usize = 200;
