@@ -1,9 +1,9 @@
-//! What it takes to be let in by an etcd: certificates, and a login.
+//! The credentials for an etcd: certificates, and a login.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// What it takes to be let in by an etcd. `Debug` shows no secret.
+/// The credentials for an etcd. `Debug` shows no secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     /// The authority that signed the servers' certificates; those that the system trusts if unset.
@@ -59,7 +59,7 @@ impl fmt::Debug for Pem {
     }
 }
 
-/// Who logs in.
+/// The user who logs in.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
     /// The user's name.

@@ -122,13 +122,13 @@ impl Staging {
         Ok(Self { staging, engine: name })
     }
 
-    /// Where the store is to be built: there is none yet.
+    /// The path at which the caller builds the store: there is none yet.
     pub fn location(&self) -> Location {
         let path = self.staging.store().to_owned();
         if self.engine == "redb" { Location::Redb(path) } else { Location::Sled(path) }
     }
 
-    /// Waits for the turn at what is to be replaced; `None` if there is nothing.
+    /// Waits for the lock of the replaced store; `None` if there is nothing.
     ///
     /// # Errors
     /// Those of [`kv_local::Staging::hold`].
@@ -151,7 +151,7 @@ impl Staging {
 }
 
 impl Replacement {
-    /// The newest revision of what is to be replaced, as far as it is known; 0 if it is not.
+    /// The newest revision of the replaced store; 0 if it is not known.
     ///
     /// # Errors
     /// Those of [`kv_local::Replacement::newest_revision`].

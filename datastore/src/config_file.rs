@@ -61,7 +61,7 @@ struct Spec {
     etcd_cert: String,
     #[serde(rename = "etcdCACert", deserialize_with = "text")]
     etcd_ca_cert: String,
-    // What is about the Kubernetes API as a datastore.
+    // The settings about the Kubernetes API as a datastore.
     #[serde(rename = "kubeconfig")]
     _kubeconfig: Option<IgnoredAny>,
     #[serde(rename = "k8sAPIEndpoint")]
@@ -97,8 +97,8 @@ fn text<'de, D: Deserializer<'de>>(value: D) -> std::result::Result<String, D::E
     Option::deserialize(value).map(Option::unwrap_or_default)
 }
 
-/// What a file says; nothing if it need not be there and is not. Without a type it is the Kubernetes API that is meant, as
-/// for Calico, unless there are etcd settings.
+/// The contents of a file; nothing if it need not be there and is not. Without a type it is the Kubernetes API that is
+/// meant, as for Calico, unless there are etcd settings.
 ///
 /// # Errors
 /// `UnreadableConfigFile`, `ConfigFileSyntax`, `ConfigFileVersion`, `ConfigFileKind`. No error repeats a value.
@@ -146,7 +146,7 @@ fn settings(spec: Spec) -> Settings {
     settings
 }
 
-/// What is wrong, without a value: it may be a key or a password.
+/// The fault, without a value: that may be a key or a password.
 fn reason(error: &serde_saphyr::Error) -> String {
     let line = error.location().map(|at| format!(" in line {}", at.line())).unwrap_or_default();
     match error.without_snippet() {

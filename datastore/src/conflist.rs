@@ -14,14 +14,14 @@ use crate::netconf::{NetConfStore, for_netconf};
 /// Where container runtimes keep their CNI configuration.
 pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
 
-/// What a folder of CNI configuration says about stores.
+/// The stores that a folder of CNI configuration names.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     /// Each store once, in the order of the files' names.
     pub(crate) candidates: Vec<Candidate>,
     /// The first plugin that is for us, but leads to no store.
     pub(crate) broken: Option<(PathBuf, ConfigError)>,
-    /// What could not be read, a sentence each.
+    /// The unreadable files, a sentence each.
     pub(crate) unreadable: Vec<String>,
 }
 
@@ -29,7 +29,8 @@ pub(crate) struct Found {
 pub struct CalicoNetwork {
     /// Where it is configured.
     pub file: PathBuf,
-    /// What a runtime hands the plugin: its own section, with the name and the version of its list. It may hold secrets.
+    /// The netconf that a runtime hands the plugin: its own section, with the name and the version of its list. It may
+    /// hold secrets.
     pub conf: Map<String, Value>,
     /// The store that it names by itself, without what the runtime's environment may add.
     pub store: Result<Location, ConfigError>,
@@ -79,7 +80,7 @@ pub fn networks(dir: &Path) -> (Vec<Network>, Vec<String>) {
     (networks, unreadable)
 }
 
-/// What a plugin's section says of its addresses: `subnet` and `ranges` as for host-local, and pools.
+/// The addresses in a plugin's section: `subnet` and `ranges` as for host-local, and pools.
 fn subnets(conf: &Map<String, Value>) -> Vec<String> {
     let Some(ipam) = field(conf, "ipam").and_then(Value::as_object) else { return Vec::new() };
     let list = |name| field(ipam, name).and_then(Value::as_array).into_iter().flatten();

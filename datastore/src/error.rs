@@ -49,7 +49,7 @@ pub enum ConfigError {
     UnreadableConfigFile {
         /// The file.
         file: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         reason: String,
     },
     /// The configuration file is no YAML or JSON, or has something in it that does not belong there.
@@ -57,7 +57,7 @@ pub enum ConfigError {
     ConfigFileSyntax {
         /// The file.
         file: PathBuf,
-        /// What is wrong, and where.
+        /// The fault, and its place.
         reason: String,
     },
     /// The configuration file is of another version.
@@ -90,7 +90,7 @@ pub enum ConfigError {
     /// Not a URL.
     #[error("{}", .path.as_ref().map_or("this is not a store URL".into(), |path| format!("{path} is a path, not a store URL")))]
     NotAUrl {
-        /// What was given, if it is an absolute path.
+        /// The given value, if it is an absolute path.
         path: Option<String>,
     },
     /// A URL of a scheme that nobody knows.
@@ -129,7 +129,7 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// What to do about it: one or two sentences.
+    /// The advice: one or two sentences.
     pub fn advice(&self) -> String {
         match self {
             Self::UnknownType(_) => "set datastore_type to sled, redb or etcdv3".into(),

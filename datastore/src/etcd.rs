@@ -12,7 +12,7 @@ use crate::location::Etcd;
 /// if it is given.
 ///
 /// # Errors
-/// What is wrong with the endpoints, or with certificates and keys.
+/// The fault of the endpoints, or of certificates and keys.
 pub(crate) fn open(etcd: &Etcd, end: Option<Instant>) -> Result<EtcdStore> {
     let options = options(etcd);
     EtcdStore::open(&match end {

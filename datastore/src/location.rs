@@ -23,7 +23,7 @@ pub struct Etcd {
     pub endpoints: Vec<String>,
     /// The domain whose SRV records name the members.
     pub discovery_srv: String,
-    /// What it takes to be let in.
+    /// The credentials.
     pub access: Access,
 }
 

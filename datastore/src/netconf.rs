@@ -5,7 +5,7 @@ use crate::error::{ConfigError, Result};
 use crate::location::Location;
 use crate::settings::{Cluster, EtcdFiles, Settings};
 
-/// What a NetConf says about the store; absent and empty are the same.
+/// The store in a NetConf; absent and empty are the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetConfStore {
     /// `datastore_type`: `sled`, `redb`, `local`, `etcdv3` or `kubernetes`.

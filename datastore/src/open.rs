@@ -78,10 +78,11 @@ impl OpenStore {
         }
     }
 
-    /// Waits for what is in flight and closes the store, whoever else still holds it; their calls fail with `Closed`.
+    /// Waits for calls in flight and closes the store, also for other holders of a handle; their calls fail with
+    /// `Closed`.
     ///
     /// # Errors
-    /// What the engine reports. Everything that was acknowledged is durable all the same.
+    /// The error of the engine. Everything that was acknowledged is durable all the same.
     pub async fn close(self) -> Result<()> {
         self.opened.close().await
     }
@@ -127,8 +128,8 @@ async fn through_daemon(location: &Location, wait: Duration) -> Option<ServedSto
     served::connect(location, wait).await
 }
 
-/// Opens a store that is there as [`open`] does, to give back what is recorded in it. If its disk is full, it may use for
-/// that what is kept on the disk for it.
+/// Opens a store that is there as [`open`] does, to release addresses that are recorded in it. If its disk is full, it
+/// may use for that what is kept on the disk for it.
 ///
 /// # Errors
 /// Those of [`open`].
@@ -147,7 +148,8 @@ pub async fn open_in_place(location: &Location, create: Create, wait: Duration) 
     open_as(location, Opening { create, purpose: Purpose::Any, wait, blocking: Blocking::InPlace }).await
 }
 
-/// Opens a store to give back what is recorded in it, as [`open_to_release`] does, in the way of [`open_in_place`].
+/// Opens a store to release addresses that are recorded in it, as [`open_to_release`] does, in the way of
+/// [`open_in_place`].
 ///
 /// # Errors
 /// Those of [`open`].

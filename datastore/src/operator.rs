@@ -10,7 +10,7 @@ use crate::error::{ConfigError, Result};
 use crate::location::{Etcd, Location};
 use crate::settings::Settings;
 
-/// What the choice of a store rests on.
+/// The source of the choice of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Source {
@@ -40,7 +40,7 @@ impl fmt::Display for Source {
 pub struct Chosen {
     /// The store.
     pub location: Location,
-    /// What the choice rests on; worth telling unless it is [`Source::Url`].
+    /// The source of the choice; worth a line unless it is [`Source::Url`].
     pub source: Source,
     /// Configuration that could not be read and might have named another store, a sentence each.
     pub unreadable: Vec<String>,
@@ -52,12 +52,12 @@ impl Default for Chosen {
     }
 }
 
-/// The store that the operator's command works on: the URL if there is one, else what the file says (all of it: then the
-/// environment is not looked at), else what the environment names
-/// (`DATASTORE_TYPE`, `DATASTORE_PATH`, `ETCD_ENDPOINTS`, ..., with or without `CALICO_`), else the one store that the
-/// CNI configuration in `conf_dir` names, else the default. What it takes to be let in by an etcd that a URL names is
-/// taken from the environment (`ETCD_KEY_FILE`, `ETCD_CERT_FILE`, `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`,
-/// `ETCD_PASSWORD`), and so is what a file of the CNI configuration leaves out.
+/// The store that the operator's command works on: the URL if there is one, else what the file says (all of it: then
+/// the environment is not looked at), else what the environment names (`DATASTORE_TYPE`, `DATASTORE_PATH`,
+/// `ETCD_ENDPOINTS`, ..., with or without `CALICO_`), else the one store that the CNI configuration in `conf_dir`
+/// names, else the default. The credentials for an etcd that a URL names come from the environment (`ETCD_KEY_FILE`,
+/// `ETCD_CERT_FILE`, `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`, `ETCD_PASSWORD`), and so is what a file of the CNI
+/// configuration leaves out.
 ///
 /// A `KUBECONFIG` in the environment means nothing here: operators have one for other purposes. And a file that need not be
 /// there is passed over if it is about the Kubernetes API, as long as something else names a store: a host that Calico
@@ -111,7 +111,7 @@ pub fn for_operator(url: Option<&str>, file: ConfigFile<'_>, env: &Environment<'
 /// first.
 ///
 /// # Errors
-/// What is wrong with the only file, or with what an etcd needs from the environment.
+/// The fault of the only file, or of an etcd's settings in the environment.
 pub fn all_for_operator(env: &Environment<'_>, conf_dir: &Path) -> Result<Vec<Chosen>> {
     let found = scan(conf_dir);
     if found.candidates.is_empty() {

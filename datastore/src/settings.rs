@@ -7,7 +7,7 @@ use crate::environment::{Environment, variable};
 use crate::error::{ConfigError, Result};
 use crate::location::{DEFAULT_REDB_PATH, DEFAULT_SLED_PATH, Etcd, Location, endpoints};
 
-/// What is configured; empty means not set.
+/// The settings; empty means not set.
 #[derive(Clone, Default)]
 pub(crate) struct Settings {
     pub(crate) datastore_type: String,
@@ -48,8 +48,8 @@ impl EtcdFiles {
 }
 
 impl Settings {
-    /// What the environment says. Only signs that are about the datastore count: everybody who works with Kubernetes
-    /// has a `KUBECONFIG`, so the caller adds that one where it matters.
+    /// The settings in the environment. Only signs that are about the datastore count: everybody who works with
+    /// Kubernetes has a `KUBECONFIG`, so the caller adds that one where it matters.
     pub(crate) fn from_environment(env: &Environment<'_>) -> Self {
         let get = |name| variable(env, name);
         Self {
@@ -123,7 +123,7 @@ impl Settings {
         Ok(Location::Etcd(Etcd { endpoints, discovery_srv, access: self.access()? }))
     }
 
-    /// What it takes to be let in by an etcd. As with Calico, a user without a password, or the other way, is nobody.
+    /// The credentials for an etcd. As with Calico, a user without a password, or the other way, is nobody.
     pub(crate) fn access(&self) -> Result<Access> {
         let inline = !self.etcd_inline.is_empty();
         let (given, pem): (_, fn(&String) -> Pem) = if inline {

@@ -14,11 +14,11 @@ use crate::care;
 use crate::location::Location;
 use crate::open::{Create, OpenStore, open};
 
-/// How long who reads much has an embedded store at least; then he gives it back when somebody waits.
+/// How long a reader of much has an embedded store at least; then it releases the store when another process waits.
 pub const TURN: Duration = Duration::from_millis(10);
 
-/// A store that is there, for who reads much of it: an embedded one is closed between two calls when others wait for it,
-/// and opened again for the next call. What is read at one revision stays what it was. A cluster stays open.
+/// A store that is there, for a caller that reads much of it: an embedded one is closed between two calls when others
+/// wait for it, and opened again for the next call. A read at one revision stays the same. A cluster stays open.
 ///
 /// A watch is only good within a turn; so [`watch`](Store::watch) of an embedded store is `Unsupported`.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl Store for Turns {
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         let (turn, store) = self.store().await?;
         let answer = store.txn(txn).await;
-        // What a transaction has done counts for more than how the turn ended; the next call tells that.
+        // The outcome of a transaction counts for more than the end of the lock; the next call reports that.
         _ = self.end(turn).await;
         answer
     }

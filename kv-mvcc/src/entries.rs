@@ -1,4 +1,4 @@
-//! What transactions and reads need of a state of the store, and how they are evaluated on it.
+//! The trait by which transactions and reads see a state of the store, and their evaluation on it.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};

@@ -75,7 +75,7 @@ impl Shared {
         error
     }
 
-    /// What the error itself says of the outcome.
+    /// The outcome in the error itself.
     pub(crate) fn outcome(&self) -> Outcome {
         self.0.outcome()
     }

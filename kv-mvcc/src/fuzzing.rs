@@ -9,7 +9,7 @@ pub fn seal(key: &[u8], payload: &[u8]) -> Vec<u8> {
     codec::seal(key, payload)
 }
 
-/// What a row holds, if it is whole.
+/// The contents of a row, if it is whole.
 pub fn unseal<'r>(key: &[u8], row: &'r [u8]) -> Option<&'r [u8]> {
     codec::unseal(key, row).ok()
 }

@@ -14,7 +14,7 @@ use crate::rows::Rows;
 use crate::store::{Inner, MvccStore};
 use crate::table::{Table, Write};
 
-/// How many groups of keys are told apart at most.
+/// The most groups of keys with a name.
 const GROUPS: usize = 1024;
 
 /// The oldest revision that can be read.
@@ -26,7 +26,7 @@ pub struct Oldest {
     pub time: Option<SystemTime>,
 }
 
-/// What a group of keys takes up of the history.
+/// The share of a group of keys in the history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Share {
     /// How often its keys were changed.
@@ -56,8 +56,8 @@ impl MvccStore {
             .await
     }
 
-    /// What each group of keys takes up of the history. `group` is the group of a key; once there are 1,024 groups, keys of
-    /// further ones count for the group without a name.
+    /// The share of each group of keys in the history. `group` is the group of a key; once there are 1,024 groups, keys
+    /// of further ones count for the group without a name.
     ///
     /// # Errors
     /// `Corrupt`; those of the table.

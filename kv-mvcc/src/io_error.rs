@@ -1,4 +1,4 @@
-//! What an error of the operating system means when an engine meets it in its files.
+//! The meaning of an error of the operating system that an engine meets in its files.
 
 use std::io;
 

@@ -5,7 +5,7 @@
 //! Revisions, history and watches on top of any ordered table.
 //!
 //! An engine offers a [`Table`]: rows in order, views, and commits that are durable. [`MvccStore`] makes a
-//! [`kv::Store`] of it. What lies where in a table is in `codec.rs`; in short, there is a row for each live key, a log of
+//! [`kv::Store`] of it. The layout of a table is in `codec.rs`; in short, there is a row for each live key, a log of
 //! all changes that are still history, each value once, and one row that says where the store stands.
 //!
 //! - **Reading** (`pinned.rs`) looks at one revision through short views, and undoes for itself what the log says has

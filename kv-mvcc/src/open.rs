@@ -16,7 +16,7 @@ use crate::verify::check_entries;
 /// damage, and this costs a few milliseconds at the most.
 const LIVE_CHECKED_AT_OPEN: u64 = 4096;
 
-/// What is known of a store once it is open.
+/// The facts about a store once it is open.
 pub(crate) struct Opened {
     pub(crate) id: Uuid,
     pub(crate) format: u32,

@@ -1,4 +1,4 @@
-//! What can be set when a store is opened.
+//! The options of an open store.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::purpose::{Purpose, Reserve};
 /// How a store behaves, and what it must be. `Default` suits every caller but for the name.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What errors call the store: the engine's name.
+    /// The name of the store in errors: the engine's.
     pub name: &'static str,
     /// How much history is kept.
     pub retention: Retention,
@@ -25,7 +25,7 @@ pub struct Options {
     pub expected_id: Option<Uuid>,
     /// How closely it is looked at.
     pub inspection: Inspection,
-    /// What the store is opened for.
+    /// The purpose for which the store is opened.
     pub purpose: Purpose,
     /// Room on the disk that is kept for releases, if there is any.
     pub reserve: Option<Arc<dyn Reserve>>,

@@ -1,7 +1,7 @@
 //! Reading all of one revision, a part at a time.
 //!
-//! A range says how many keys there are beyond its limit, and so looks at all of them each time. Whoever reads a whole
-//! store in parts wants the parts only, and not larger than he has memory for.
+//! A range says how many keys there are beyond its limit, and so looks at all of them each time. A caller that reads a
+//! whole store in parts wants the parts only, and none larger than its memory.
 
 use std::ops::ControlFlow;
 
@@ -82,7 +82,7 @@ mod tests {
         let then = store.list_at(Range::All, at, kv::Content::Full).await.unwrap().kvs;
         for (bytes, pages) in [(1, 100), (1000, 6), (usize::MAX, 1)] {
             assert_eq!(all(&store, at, bytes).await.unwrap(), (then.clone(), pages));
-            // What changes later is not seen.
+            // Later changes are not seen.
             store.put("k050", "other").await.unwrap();
             store.delete(Range::key("k099")).await.unwrap();
             store.put(format!("k0{bytes}x"), "new").await.unwrap();

@@ -12,7 +12,7 @@ use crate::rows::{ROWS_PER_LOOK, Rows, VisitEntry};
 use crate::table::Table;
 use crate::values::next_values;
 
-/// How long one view may live while more is to be read.
+/// How long one view may live while more rows remain to read.
 const SLICE: Duration = Duration::from_millis(5);
 
 /// How many views in a row may end before the end of the log is seen. Writers that are faster than the reader let none of
@@ -47,7 +47,7 @@ impl Slice {
 
 /// The store as it was at one revision.
 ///
-/// What the table has now is what was there then, but for the keys that were changed since. Of those the first log row
+/// The table still has the rows of that revision, except for keys that were changed since. Of those the first log row
 /// after the revision says what there was before; they are collected, view by view, as the log grows.
 pub(crate) struct Pinned<'t> {
     table: &'t dyn Table,

@@ -1,4 +1,4 @@
-//! A full disk: what a store that only gives back may use up, and what then waits until there is room again.
+//! A full disk: the room that a release may use up, and the writes that then wait until there is room again.
 //!
 //! An address that comes back is a write, too, and a full disk would refuse it; but it is what a host needs most then.
 //! So a handle for [`Purpose::Release`] makes room for itself, in this order: it gives up history, which frees room within the

@@ -12,9 +12,9 @@ use crate::table::{Table, View};
 /// How many rows are read between two looks at the time, and at least each time.
 pub(crate) const ROWS_PER_LOOK: u32 = 64;
 
-/// What a scan of entries calls with each key and its pointer.
+/// The callback of a scan of entries, with each key and its pointer.
 pub(crate) type VisitEntry<'a> = &'a mut dyn FnMut(&[u8], Pointer) -> ControlFlow<()>;
-/// What a scan of the log calls with each row: where it stands, what it says and what it counts for.
+/// The callback of a scan of the log, with each row's place, contents and cost.
 pub(crate) type VisitLog<'a> = &'a mut dyn FnMut(Place, LogRow, u64) -> ControlFlow<()>;
 
 /// Some keys that are attached to leases.

@@ -1,4 +1,4 @@
-//! What a group of transactions does to the store, worked out in memory before any of it is written.
+//! The effect of a group of transactions, computed in memory before any of it is written.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -16,7 +16,7 @@ use crate::table::Write;
 /// The most that one transaction may touch, in bytes of rows. With what else its commit may hold (the rest of its
 /// group and expired history) that keeps a commit below 64 MiB.
 pub(crate) const MAX_TXN_TOUCHED_BYTES: usize = 48 * 1024 * 1024;
-/// What a change costs in rows besides its key (three times) and its value, rounded up.
+/// The cost of a change in rows besides its key (three times) and its value, rounded up.
 const CHANGE_OVERHEAD_BYTES: usize = 160;
 
 /// A state on top of the table's, and the changes that lead there.

@@ -39,10 +39,10 @@ pub struct MvccStore {
     purpose: Purpose,
 }
 
-/// Is told a duration.
+/// Gets a duration.
 type Observer = Box<dyn Fn(Duration) + Send + Sync>;
 
-/// What all handles of a store, its watches and its writer share.
+/// The state that all handles of a store, its watches and its writer share.
 pub(crate) struct Inner {
     pub(crate) name: &'static str,
     pub(crate) id: Uuid,
@@ -51,7 +51,7 @@ pub(crate) struct Inner {
     retention: Mutex<Retention>,
     pub(crate) clock: Clock,
     pub(crate) blocking: Blocking,
-    /// Whoever works on the table holds this for reading; closing takes the table out.
+    /// A call that works on the table holds this for reading; closing takes the table out.
     pub(crate) table: Arc<RwLock<Option<Box<dyn Table>>>>,
     published: Mutex<Published>,
     pub(crate) tip: Arc<Tip>,
@@ -59,13 +59,13 @@ pub(crate) struct Inner {
     /// True while it is not known what became of a commit. Only the writer looks at it.
     pub(crate) poisoned: AtomicBool,
     pub(crate) reserve: Option<Arc<dyn Reserve>>,
-    /// Is told how long the table took for each commit.
+    /// Gets the time that the table took for each commit.
     pub(crate) observer: OnceLock<Observer>,
     /// True while a part of the reserve may be gone. Only a release writes then.
     pub(crate) spent: AtomicBool,
 }
 
-/// What is known to be durable.
+/// The state that is known to be durable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Published {
     pub(crate) state: State,
@@ -131,13 +131,13 @@ impl MvccStore {
         Self { inner: Arc::clone(&self.inner), purpose }
     }
 
-    /// Tells `observer` from now on how long the table took for each commit, from its first byte until it was durable. A
-    /// second observer of the same store is not told.
+    /// Tells `observer` from now on how long the table took for each commit, from its first byte until it was durable.
+    /// A second observer of the same store gets nothing.
     pub fn observe_commits(&self, observer: impl Fn(Duration) + Send + Sync + 'static) {
         let _ = self.inner.observer.set(Box::new(observer));
     }
 
-    /// What all handles share.
+    /// The state that all handles share.
     pub(crate) fn inner(&self) -> &Arc<Inner> {
         &self.inner
     }

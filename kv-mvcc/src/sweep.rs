@@ -24,7 +24,7 @@ pub(crate) fn budget(writes: usize) -> usize {
     writes.saturating_mul(ROWS_PER_WRITE).clamp(MIN_ROWS, MAX_ROWS)
 }
 
-/// What has expired. Only the mark and the rows decide what can be read; the bounds only move the mark.
+/// The history that has expired. Only the mark and the rows decide what can be read; the bounds only move the mark.
 #[derive(Clone, Copy)]
 pub(crate) struct Bounds {
     revisions: Option<u64>,

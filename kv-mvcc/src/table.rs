@@ -30,7 +30,7 @@ impl Write {
         }
     }
 
-    /// What the row is set to; `None` if it is removed.
+    /// The new value of the row; `None` if it is removed.
     pub fn value(&self) -> Option<&[u8]> {
         match self {
             Self::Put(_, value) => Some(value),
@@ -51,7 +51,7 @@ pub fn revision_of(writes: &[Write]) -> Option<u64> {
         .map(|state| state.revision)
 }
 
-/// What a scan calls with each row's key and value; it stops on `Break`.
+/// The callback of a scan, with each row's key and value; the scan stops on `Break`.
 pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 
 /// An ordered table of rows on some engine. Calls block; they are made on threads that may.

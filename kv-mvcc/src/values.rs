@@ -55,7 +55,7 @@ pub(crate) fn next_values(
     }
 }
 
-/// True if a scan that is at one value comes by the other soon, as far as that can be told.
+/// True if a scan at one value probably reaches the other soon.
 fn is_near(one: Place, other: Place) -> bool {
     let from = if one.revision == other.revision { one.sub } else { 0 };
     one < other && other.revision - one.revision <= 1 && other.sub - from <= MOST_BETWEEN
@@ -63,10 +63,10 @@ fn is_near(one: Place, other: Place) -> bool {
 
 /// A scan for values.
 struct Scan<'v> {
-    /// Whose values are still to be found.
+    /// The pointers whose values are not found yet.
     pointers: &'v [Pointer],
     found: &'v mut Vec<Value>,
-    /// What there is of the first of them, and in how many rows that was.
+    /// The part of the first value so far, and its number of rows.
     value: Vec<u8>,
     chunks: u32,
     /// How many rows were passed over since the last one that was wanted.

@@ -9,7 +9,7 @@ use crate::error::corrupt;
 use crate::rows::{Attached, Rows};
 use crate::table::Table;
 
-/// What a complete check has seen.
+/// The result of a complete check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verified {
@@ -221,7 +221,7 @@ impl Pass<'_> {
         Ok(log_rows)
     }
 
-    /// How many rows of values there are, whoever they belong to.
+    /// The number of rows of values, of all keys.
     fn value_rows(&self) -> Result<u64, Stop> {
         let (mut count, mut from) = (0, Some(vec![codec::VALUE]));
         while let Some(start) = from.take() {

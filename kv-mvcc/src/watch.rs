@@ -76,11 +76,11 @@ enum End {
 struct Cursor {
     /// The next place of the log to read.
     next: Place,
-    /// What was found of a revision that is not read to its end.
+    /// The events so far of a revision that is not read to its end.
     partial: Option<Batch>,
 }
 
-/// What one look at the log has found.
+/// The result of one scan of the log.
 struct Found {
     ready: VecDeque<Batch>,
     cursor: Cursor,
@@ -182,8 +182,8 @@ pub struct Changes {
 }
 
 impl MvccStore {
-    /// What a watch would deliver by now, a part at a time: for who gives the store back in between, and for who reads the
-    /// past only. Takes about 5 ms, and more where a single revision does.
+    /// The events that a watch would deliver by now, a part at a time: for a caller that releases the store in between,
+    /// or reads the past only. Takes about 5 ms, and more where a single revision does.
     ///
     /// # Errors
     /// Those of a watch: `Compacted` if its start is below the mark; those of the table.
@@ -249,7 +249,7 @@ fn look(table: &dyn Table, store: &'static str, range: &Range, prev: Prev, curso
     Ok(Found { ready, cursor: Cursor { next, partial }, newest: state.revision })
 }
 
-/// What a row counts for.
+/// The size that a row counts for.
 fn event_bytes(row: &LogRow, prev: Prev) -> usize {
     let new = match &row.change {
         Change::Put(pointer) => pointer.len as usize,

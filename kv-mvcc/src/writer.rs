@@ -1,4 +1,4 @@
-//! The one place that writes: a queue of jobs, and whoever drains it.
+//! The one place that writes: a queue of jobs, and the call that drains it.
 //!
 //! Callers put a job into the queue and wait for its answer. The first one starts a task that drains the queue and ends
 //! when it is empty. Transactions that wait together are committed together, each at its own revision. A caller that goes
@@ -126,8 +126,8 @@ impl Drainer {
                 refuse(job, &inner);
                 continue;
             };
-            // What engines do is caught where they are called. This keeps a fault of our own from stopping all writing:
-            // the job's answer is dropped, which says that its outcome is unknown.
+            // Panics of engines are caught where they are called. This keeps a fault of our own from stopping all
+            // writing: the job's answer is dropped, which says that its outcome is unknown.
             let _ = caught(|| inner.work(table, job));
         }
     }
@@ -148,7 +148,7 @@ impl Drainer {
 /// Answers a job that came after the store was closed.
 fn refuse(job: Job, inner: &Inner) {
     let store = inner.name;
-    // Whoever is no longer there does not want to know.
+    // A caller that has gone needs no answer.
     match job {
         Job::Txn { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         Job::Compact { reply, .. } => drop(reply.send(Err(closed(store, Operation::Compact)))),
@@ -171,7 +171,7 @@ struct Group {
 impl Inner {
     fn work(self: &Arc<Self>, table: &dyn Table, job: Job) {
         match job {
-            // Whoever waited for it has gone; nobody can tell this from having come too late.
+            // The caller that waited for it has gone, and cannot distinguish this from a call that came too late.
             Job::Txn { reply, .. } if reply.is_closed() => {}
             Job::Txn { txn, purpose, reply } => self.work_group(table, purpose, txn, reply),
             Job::Compact { revision, reply } => match self.compact(table, revision) {
@@ -209,7 +209,7 @@ impl Inner {
             Some(failure) => Err(failure.error(self.name, Operation::Txn, failure.outcome())),
             None => found,
         };
-        // Whoever is no longer there does not want to know.
+        // A caller that has gone needs no answer.
         for (reply, found) in group.replies {
             let _ = reply.send(answer(found));
         }

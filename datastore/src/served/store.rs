@@ -167,7 +167,7 @@ impl ServedStore {
 
     async fn attempt(&self, stream: &mut UnixStream, frame: &Frame) -> Result<Answer, Lost> {
         self.begin(stream, frame).await.map_err(Lost::Before)?;
-        // The daemon answers in time: it has been told how long there is.
+        // The daemon answers in time: the request says how long there is.
         match timeout(self.shared.within + PATIENCE, next(stream)).await {
             Ok(answer) => answer.and_then(|frame| frame.expect(Kind::Answer)?.decode()).map_err(Lost::After),
             Err(_) => Err(Lost::After(io::ErrorKind::TimedOut.into())),

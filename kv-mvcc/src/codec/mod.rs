@@ -1,6 +1,6 @@
 //! How rows are spelled: their keys, and the bytes of what they hold.
 //!
-//! One keyspace, told apart by the first byte of a key:
+//! One keyspace; the first byte of a key says what the row is:
 //!
 //! | Key | Row |
 //! |---|---|

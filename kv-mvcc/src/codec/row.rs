@@ -80,7 +80,7 @@ pub(crate) enum Change {
     Delete,
 }
 
-/// A lease that is granted. Its time is not in the store: whoever keeps it begins anew after a start, as etcd does.
+/// A lease that is granted. Its time is not in the store: the clock of leases begins again after a start, as in etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct Lease {
     /// The time to live that was granted, in seconds.

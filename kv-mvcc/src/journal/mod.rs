@@ -2,18 +2,18 @@
 //!
 //! A commit is one record, appended to a file of fixed size and synced once. Its rows stay in memory, over those of the
 //! engine. When the file is full, all of them go to the engine in one commit, a checkpoint, and the next
-//! record begins at the front again. Whoever opens the table reads the records that the engine does not have yet, a few
+//! record begins at the front again. An opening of the table reads the records that the engine does not have yet, a few
 //! hundred KiB at the most. So most processes that open, commit once and end never write to the engine at all.
 //!
-//! What keeps this safe:
+//! The rules that keep this safe:
 //!
 //! - Records are numbered without a gap. The engine has a row that each checkpoint writes with its rows: the number
 //!   of the last record in it, and the number of the checkpoint. So engine and journal always fit together.
 //! - The front is written again only after a checkpoint that is durable. A record that was cut off does not have its
 //!   checksum, and one that is left from before does not have the next number: both end what is read.
-//! - Whoever is killed may leave a record, or a checkpoint, that can be read and is not durable. Both are noted when they
-//!   are durable, in a place that need not be durable itself ([`Medium::note`]); what is there and not noted is made durable
-//!   before anybody sees it.
+//! - A killed process may leave a record, or a checkpoint, that can be read and is not durable. Both are noted when
+//!   they are durable, in a place that need not be durable itself ([`Medium::note`]); what is there and not noted is
+//!   made durable before anybody sees it.
 
 mod overlay;
 mod record;
@@ -57,14 +57,14 @@ pub trait Medium: fmt::Debug + Send + Sync + 'static {
     /// The system's.
     fn sync(&self) -> io::Result<()>;
 
-    /// What was noted last, or anything older: all zeros if that is not known.
+    /// The newest note, or an older one: all zeros if that is not known.
     fn noted(&self) -> Noted;
 
     /// Notes what is durable. It outlives the process, and need not outlive a power loss.
     fn note(&self, noted: Noted);
 }
 
-/// What is known to be durable.
+/// The parts that are known to be durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Noted {
     /// The number of the last record.
@@ -147,7 +147,7 @@ impl Journaled {
         let noted = self.medium.noted();
         let last = records.last();
         if last > noted.record {
-            // What a failed sync has left clean in the system's memory has to be written once more.
+            // Pages that a failed sync has left clean in the system's memory must be written once more.
             self.medium.write(0, &records.bytes).map_err(&failed)?;
             self.medium.sync().map_err(&failed)?;
         }
@@ -174,7 +174,7 @@ impl Journaled {
 
     fn append(&self, end: &mut End, writes: &[Write]) -> Result<()> {
         let length = record::encoded_bytes(writes);
-        // What the engine has never been given cannot be told from what it has lost.
+        // Rows that the engine never got look like rows that it has lost.
         if length > self.bytes || end.durable.checkpoint == 0 {
             return self.move_to_table(end, writes);
         }

@@ -10,7 +10,7 @@ use super::ROW;
 use crate::merge::Merge;
 use crate::table::{View, Visit, Write};
 
-/// What has become of rows since the table was written: their value, or `None` if they were removed.
+/// The changes of rows since the table was written: their value, or `None` if they were removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Overlay(BTreeMap<Vec<u8>, Option<Vec<u8>>>);
 
@@ -27,7 +27,7 @@ impl Overlay {
         }
     }
 
-    /// What brings the table up to date, and these writes with it, ascending.
+    /// The writes that bring the table up to date, and these writes with them, ascending.
     pub(super) fn with(&self, writes: &[Write]) -> Vec<Write> {
         if self.0.is_empty() {
             // A large commit passes the journal by, and a list is sorted in a fraction of the time that filling a map takes.
@@ -40,7 +40,7 @@ impl Overlay {
         all.into_writes()
     }
 
-    /// What brings the table up to date.
+    /// The writes that bring the table up to date.
     pub(super) fn into_writes(self) -> Vec<Write> {
         let write = |(key, value)| match value {
             Some(value) => Write::Put(key, value),

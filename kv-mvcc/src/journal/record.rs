@@ -129,7 +129,7 @@ pub(super) fn read_all(medium: &dyn Medium, capacity: u64) -> io::Result<Records
     Ok(records)
 }
 
-/// What the bytes behind a record are.
+/// The kind of the bytes behind a record.
 enum Look {
     /// The next record.
     Record { number: u64, length: usize },
@@ -161,7 +161,7 @@ pub(super) fn encode_noted(noted: Noted) -> Vec<u8> {
     row
 }
 
-/// What the engine's row says; nothing if it is damaged.
+/// The contents of the engine's row; nothing if it is damaged.
 pub(super) fn decode_noted(row: &[u8]) -> Option<Noted> {
     let (record, rest) = row.split_first_chunk()?;
     let (checkpoint, _) = rest.split_first_chunk()?;

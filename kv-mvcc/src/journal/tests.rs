@@ -12,7 +12,7 @@ type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 /// Small, so that a few commits fill it.
 const BYTES: u64 = 4096;
 
-/// What power cuts and kills happen to: a journal, and a table that may lose its last commit.
+/// The disk of the tests: a journal, and a table that may lose its last commit.
 #[derive(Clone, Debug, Default)]
 struct Disk(Arc<Mutex<State>>);
 
@@ -54,7 +54,7 @@ impl Disk {
         Journaled::with_bytes(Box::new(Engine(self.clone())), Box::new(self.clone()), "test", BYTES)
     }
 
-    /// What is left of it, without any of the notes.
+    /// The remains after a power cut, without any of the notes.
     fn cut_power(&self, random: &mut fastrand::Rng) -> Self {
         let state = self.state();
         let mut content = state.durable.clone();
@@ -261,7 +261,7 @@ fn how_long_a_record_is_is_known_before() {
     }
 }
 
-/// What is too long for the journal goes to the engine at once, in order, whatever the journal has.
+/// A commit that is too long for the journal goes to the engine at once, in order, whatever the journal has.
 #[test]
 fn a_large_commit_passes_the_journal_by() {
     let disk = Disk::default();
