@@ -38,13 +38,13 @@ impl Ipam {
         })
     }
 
-    /// Who has an address: handle, attributes of the active and of the alternate owner. As [`holding`](Self::holding), but
-    /// an address that nobody has is an error, as in Calico. Also addresses of disabled pools and of blocks that have
-    /// outlived their pool are looked at.
+    /// The holder of an address: handle, attributes of the active and of the alternate owner. As
+    /// [`holding`](Self::holding), but an address that nobody has is an error, as in Calico. Also addresses of disabled
+    /// pools and of blocks that have outlived their pool are looked at.
     ///
     /// # Errors
-    /// With Calico's texts: `Unassigned` if nobody has it, `CoolingDown` if it was given back and rests. Those of the
-    /// store; a damaged block.
+    /// With Calico's texts: `Unassigned` if nobody has it, `CoolingDown` if it was released and is in cooldown. Those
+    /// of the store; a damaged block.
     pub async fn attributes_of(&self, ip: IpAddr, deadline: Deadline) -> Result<Attribute> {
         match self.holding(ip, deadline).await? {
             Holding::Held(attribute) => Ok(attribute),

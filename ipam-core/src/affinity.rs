@@ -1,5 +1,5 @@
-//! Affinities: making blocks an owner's, and giving them back. An owner is a node, or a virtual one such as Calico's load
-//! balancer.
+//! Affinities: claiming blocks for an owner, and releasing them. An owner is a node, or a virtual one such as Calico's
+//! load balancer.
 //!
 //! Each block is one commit that leaves block, handle and affinity in agreement, so a call that breaks off has done some
 //! blocks wholly and the others not at all. Guards: the block and the owner's affinity to it; for a claim the pool and the
@@ -25,16 +25,17 @@ pub(crate) use remove::drop_legacy_in;
 /// The most blocks that one call claims: an IPv6 pool has more than anybody can walk through.
 pub const MOST_BLOCKS_CLAIMED: u128 = 4096;
 
-/// Which affinities are given back.
+/// The affinities that a release ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseIf {
     /// Those of blocks in which no address is held or rests.
     Empty,
-    /// All. Who holds an address of such a block keeps it; the block is nobody's from then on, and goes when it is empty.
+    /// All. The holder of an address of such a block keeps it; the block is nobody's from then on, and goes when it is
+    /// empty.
     Any,
 }
 
-/// What a claim did.
+/// The outcome of a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimedBlocks {
     /// The blocks that are the owner's now, also those that were before.
@@ -43,16 +44,16 @@ pub struct ClaimedBlocks {
     pub failed: Vec<IpNet>,
 }
 
-/// What giving affinities back did. Blocks that are not the owner's are in neither list.
+/// The outcome of a release of affinities. Blocks that are not the owner's are in neither list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedBlocks {
     /// The blocks that were the owner's and are not any more.
     pub released: Vec<IpNet>,
-    /// The blocks that were to be given back only if empty, and are not.
+    /// The blocks that a release of empty ones left, since they are not empty.
     pub in_use: Vec<IpNet>,
 }
 
-/// What became of one block.
+/// The outcome for one block.
 enum Release {
     Done,
     InUse,
@@ -152,7 +153,7 @@ impl Ipam {
         Ok(pool)
     }
 
-    /// Claims a block; false if it is not to be had.
+    /// Claims a block; false if it is not available.
     async fn claim_block(&self, tx: &mut Transaction, owner: &Owner, pool: &Pool, cidr: IpNet) -> Result<bool> {
         let pool_key = keys::resource(ResourceKind::IpPool, pool.name());
         let mut needed = self.claimant_keys(owner);
@@ -176,7 +177,7 @@ impl Ipam {
                 if work.has_confirmed(&owner, cidr).await? {
                     return Ok(true);
                 }
-                // Rewriting the block makes whoever is about to take it away start anew.
+                // Rewriting the block makes another writer that is about to take it start again.
                 work.change(cidr, |_| ()).await?;
             }
             Some((None, true)) => drop(work.change(cidr, |block| block.set_owner(&owner, now)).await?),

@@ -1,4 +1,4 @@
-//! Who an address belongs to.
+//! The owner of an address.
 //!
 //! Calico's handle names a network and a container. An attachment is more than that: a container can have several
 //! interfaces in one network, and in a cluster the same container id can turn up on two nodes. So allocations also carry
@@ -107,12 +107,12 @@ pub struct Attachment {
     pub boot: Option<String>,
 }
 
-/// What the attributes of an allocation under a handle say about an attachment with that handle.
+/// The relation of an allocation under a handle to an attachment with that handle, by the attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
     /// It is the attachment's.
     Own,
-    /// It carries no attributes of ours, and is not recorded as another node's: the handle is all there is to go by.
+    /// It carries no attributes of ours, and is not recorded as another node's: only the handle counts.
     Unmarked,
     /// It is another attachment's.
     Foreign,
@@ -157,7 +157,7 @@ impl Attachment {
         is_alike.then_some(node)
     }
 
-    /// Whose an allocation under the attachment's handle is.
+    /// The owner of an allocation under the attachment's handle.
     pub(crate) fn claim(&self, allocation: &Attribute) -> Ownership {
         let same_node = allocation.node().is_none_or(|node| node == self.node);
         match (allocation.get(NETWORK), allocation.get(INTERFACE)) {

@@ -10,12 +10,12 @@ use crate::error::Result;
 use crate::ipam::Ipam;
 use crate::model::{Attribute, Block, Owner};
 
-/// Who has borrowed what.
+/// The borrowed addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Borrowed {
     /// The addresses, block by block.
     pub addresses: Vec<BorrowedAddress>,
-    /// How many addresses do not say which node has them, so that it cannot be told whether they are borrowed.
+    /// The number of addresses that do not name their node, so that nobody knows whether they are borrowed.
     pub without_node: usize,
 }
 
@@ -29,11 +29,11 @@ pub struct BorrowedAddress {
     /// The block that it is of.
     #[serde(serialize_with = "as_text")]
     pub block: IpNet,
-    /// Whose block that is; empty if it is nobody's.
+    /// The owner of that block; empty if it has none.
     pub block_owner: String,
-    /// What has it: `pod`, a kind of tunnel, or empty where that is not recorded.
+    /// The kind of its holder: `pod`, a kind of tunnel, or empty where that is not recorded.
     pub kind: String,
-    /// Who that is: namespace and name, or the handle.
+    /// The holder: namespace and name, or the handle.
     pub allocated_to: String,
 }
 

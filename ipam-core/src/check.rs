@@ -17,7 +17,7 @@ use crate::pools;
 use crate::surroundings::{decode_all, read_config};
 use crate::workset::Workset;
 
-/// What the store says about an address and an attachment that believes to have it.
+/// The standing of an address for an attachment that believes to have it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Standing {
     /// It is the attachment's.
@@ -32,7 +32,7 @@ pub enum Standing {
     Unknown,
 }
 
-/// What the store says about the addresses of an attachment.
+/// The standings of an attachment's addresses, by the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckResult {
     /// All that the attachment has, and what its handle has on its node without saying for which interface.
@@ -93,7 +93,7 @@ impl Ipam {
     }
 }
 
-/// Whose an address of a pool is that the block of the pool does not have: a block of another size may have it.
+/// The holder of an address of a pool that the block of the pool does not have: a block of another size may have it.
 async fn elsewhere(
     work: &mut Workset<'_>,
     pools: &[Pool],
@@ -111,7 +111,7 @@ async fn elsewhere(
     Ok(None)
 }
 
-/// Whose an entry is, as the attachment sees it.
+/// The owner of an entry, as the attachment sees it.
 fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standing {
     let Some(handle) = entry.handle() else { return Standing::Unmarked };
     if entry.has_handle(&own.handle()) {

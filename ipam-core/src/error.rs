@@ -29,7 +29,7 @@ pub enum Error {
     /// No pool can serve the request.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// A pool is to be chosen by the labels of the namespace, which nobody has looked up.
+    /// A pool selects by the labels of the namespace, which the caller has not looked up.
     #[error("a pool is chosen by the labels of the namespace, and they are not known")]
     NamespaceWanted,
     /// The node is not registered, and others are.
@@ -47,7 +47,7 @@ pub enum Error {
     /// The host has as many blocks as it may have, and nothing is free in them or elsewhere.
     #[error("cannot allocate new block due to per host block limit")]
     BlockLimit,
-    /// New blocks must not be claimed, or none is to be had, and nothing is free.
+    /// New blocks must not be claimed, or none is available, and nothing is free.
     #[error("failed to find or claim a block")]
     NoNewBlocks,
     /// Fewer addresses are free than were asked for.
@@ -62,16 +62,16 @@ pub enum Error {
         assigned: usize,
         /// How many were asked for.
         requested: usize,
-        /// What stood in the way, pool by pool.
+        /// The obstacle, pool by pool.
         messages: Vec<String>,
     },
     /// A bridged network needs exactly one pool of each family.
     #[error(transparent)]
     Bridge(#[from] BridgeError),
-    /// A network whose blocks are to be claimed or given back is not in a pool.
+    /// A network whose blocks a caller claims or releases is not in a pool.
     #[error("The requested CIDR ({0}) is not within any configured pools.")]
     OutsidePools(IpNet),
-    /// A network whose blocks are to be claimed or given back is smaller than a block.
+    /// A network whose blocks a caller claims or releases is smaller than a block.
     #[error("The requested CIDR ({0}) is smaller than the minimum.")]
     SmallerThanBlock(IpNet),
     /// An address is not held by the handle, or not with the sequence number, that a release names.
@@ -80,7 +80,7 @@ pub enum Error {
     /// Nobody has an address that somebody should have.
     #[error("resource does not exist: {0} with error: IP is unassigned")]
     Unassigned(IpAddr),
-    /// An address was given back, and rests.
+    /// An address was released, and is in cooldown.
     #[error("address {0} is in cooldown")]
     CoolingDown(IpAddr),
     /// An address is not held under the handle, or not whose it should be, for its owner to change.
@@ -140,7 +140,7 @@ pub enum Error {
     /// The request itself cannot be carried out, whatever is stored.
     #[error("{0}")]
     Invalid(String),
-    /// The store is being filled from another one, and nothing may be given or taken back meanwhile.
+    /// The store is being filled from another one, and nothing may be assigned or released meanwhile.
     #[error("{0}")]
     Filling(Filling),
     /// A pool still has addresses in use.
@@ -276,10 +276,10 @@ pub enum BridgeError {
     GatewayInUse {
         /// The address.
         gateway: IpAddr,
-        /// Who holds it.
+        /// Its holder.
         handle: String,
     },
-    /// What host-local's keys describe does not fit the pools that are there.
+    /// The range of host-local's keys does not fit the pools that are there.
     #[error("{0}")]
     BadRanges(String),
 }

@@ -1,7 +1,7 @@
-//! What happened between two versions of a document: who got an address, who gave one back, whose a block became.
+//! The changes between two versions of a document: addresses assigned and released, and blocks that changed owners.
 //!
-//! A store remembers versions of blocks, not what was done. What was done follows from two versions that are next to each
-//! other, and these are compared here, without any I/O: for what has happened ([`crate::history`]) as for what happens.
+//! A store remembers versions of blocks, not what was done. A change follows from two versions that are next to each
+//! other. They are compared here, without any I/O: for the past ([`crate::history`]) as for what happens.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,11 +21,11 @@ use crate::timestamps::parse_go_string;
 pub struct Happening {
     /// The block.
     pub block: IpNet,
-    /// What happened.
+    /// The happening.
     pub what: What,
 }
 
-/// What happened.
+/// The happening.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum What {
@@ -33,37 +33,37 @@ pub enum What {
     Assigned {
         /// The address.
         address: IpAddr,
-        /// Who has it.
+        /// The holder.
         holder: Attribute,
     },
-    /// Who has the address asked for it again.
+    /// The holder of the address asked for it again.
     Renewed {
         /// The address.
         address: IpAddr,
-        /// Who has it.
+        /// The holder.
         holder: Attribute,
     },
     /// The address went from one owner to another one under the same handle: a virtual machine that moved.
     Moved {
         /// The address.
         address: IpAddr,
-        /// Whose it was.
+        /// The former owner.
         from: Attribute,
-        /// Whose it is.
+        /// The owner.
         to: Attribute,
     },
     /// Nobody has the address any more, and anybody can get it.
     Released {
         /// The address.
         address: IpAddr,
-        /// Who had it.
+        /// The former holder.
         holder: Attribute,
     },
     /// Nobody has the address any more, and nobody gets it for a while.
     Resting {
         /// The address.
         address: IpAddr,
-        /// Who had it, where that is known.
+        /// The former holder, where known.
         holder: Option<Attribute>,
         /// When it was released.
         since: OffsetDateTime,
@@ -75,26 +75,26 @@ pub enum What {
     },
     /// The block became an owner's.
     Claimed {
-        /// Whose it is.
+        /// The owner.
         owner: Owner,
-        /// Whose it was.
+        /// The former owner.
         former: Option<Owner>,
         /// When, as the block records it.
         at: Option<OffsetDateTime>,
     },
     /// The block is nobody's any more.
     GivenUp {
-        /// Whose it was.
+        /// The former owner.
         owner: Owner,
     },
     /// An owner's affinity to the block changed alone, as when Calico claims a block in steps.
     Affinity {
-        /// Whose affinity it is.
+        /// The owner of the affinity.
         owner: Owner,
-        /// What it is now; `None` if it is gone.
+        /// Its state now; `None` if it is gone.
         state: Option<AffinityState>,
     },
-    /// What is stored in the block's place cannot be read: nothing is known of its addresses.
+    /// The value in the block's place cannot be read: nothing is known of its addresses.
     Damaged,
 }
 
@@ -149,7 +149,7 @@ impl What {
         }
     }
 
-    /// Who has the address now or, if nobody has, who had it.
+    /// The holder of the address now or, if there is none, the former holder.
     pub fn holder(&self) -> Option<&Attribute> {
         match self {
             Self::Assigned { holder, .. } | Self::Renewed { holder, .. } | Self::Released { holder, .. } => {
@@ -180,16 +180,16 @@ impl What {
     }
 }
 
-/// What happened in a revision, as far as it can be told.
+/// The happenings of a revision, as far as they are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Told {
-    /// What happened, releases before assignments.
+    /// The happenings, releases before assignments.
     pub happenings: Vec<Happening>,
     /// Blocks of which the version before is not known, so that nobody can tell what happened to them.
     pub untold: Vec<IpNet>,
 }
 
-/// What happened in a revision. `batch` must come from a watch that brings along what was there before; keys that are
+/// The happenings of a revision. `batch` must come from a watch that brings along what was there before; keys that are
 /// neither of blocks nor of affinities are passed over.
 pub fn of_batch(batch: &Batch) -> Told {
     let mut told = Told::default();
@@ -221,7 +221,7 @@ fn decode<D: Document>(kv: &Kv) -> Option<D> {
     D::decode(&kv.key, kv.value.as_bytes()).inspect_err(|error| tracing::warn!(%error, "a damaged document")).ok()
 }
 
-/// What an affinity's change tells beyond what its block's tells.
+/// The happenings of an affinity beyond those of its block.
 fn affinity_alone(told: &Told) -> impl Fn(&Event) -> Option<Happening> + '_ {
     |event| {
         let (owner, block) = keys::parse_affinity(&event.kv.key)?;
@@ -244,7 +244,7 @@ fn affinity_alone(told: &Told) -> impl Fn(&Event) -> Option<Happening> + '_ {
     }
 }
 
-/// What happened to a block between two versions; `None` where there is no block.
+/// The happenings of a block between two versions; `None` where there is no block.
 pub fn of_block(cidr: IpNet, before: Option<&Block>, after: Option<&Block>) -> Vec<Happening> {
     let (mut gone, mut come) = (Vec::new(), Vec::new());
     let places = before.into_iter().chain(after).map(Block::capacity).max().unwrap_or(0);
@@ -256,7 +256,7 @@ pub fn of_block(cidr: IpNet, before: Option<&Block>, after: Option<&Block>) -> V
     happenings.map(|what| Happening { block: cidr, what }).collect()
 }
 
-/// What is with an address.
+/// The state of an address.
 enum State {
     Free,
     Resting(OffsetDateTime),
@@ -273,7 +273,7 @@ impl State {
     }
 }
 
-/// What happened to an address: what it lost, and what it got.
+/// The happenings of an address: the holder that it lost, and the one that it got.
 fn of_address(address: IpAddr, before: State, after: State, gone: &mut Vec<What>, come: &mut Vec<What>) {
     match (before, after) {
         (State::Held(from), State::Held(to)) if from == to => {}
@@ -300,7 +300,7 @@ fn of_address(address: IpAddr, before: State, after: State, gone: &mut Vec<What>
     }
 }
 
-/// True if both are the same attachment's; what carries no marks of ours is told by its handle alone.
+/// True if both are the same attachment's; an entry without marks of ours counts by its handle alone.
 fn is_same_attachment(one: &Attribute, other: &Attribute) -> bool {
     let same = |name| one.get(name).zip(other.get(name)).is_none_or(|(one, other)| one == other);
     one.handle() == other.handle() && same(NETWORK) && same(INTERFACE)
@@ -315,7 +315,7 @@ fn is_same(one: &Attribute, other: &Attribute) -> bool {
     lasting(one) == lasting(other) && one.alternate_attributes() == other.alternate_attributes()
 }
 
-/// What happened to the ownership of a block.
+/// The happenings of a block's ownership.
 fn of_owner(before: Option<&Block>, after: Option<&Block>) -> Option<What> {
     let (former, owner) = (before.and_then(Block::owner), after.and_then(Block::owner));
     match (former, owner) {
@@ -326,8 +326,8 @@ fn of_owner(before: Option<&Block>, after: Option<&Block>) -> Option<What> {
     }
 }
 
-/// What a stored block says of its addresses, as if all of it had just happened: those that are held and those that
-/// rest. `None` for what is no block.
+/// The addresses of a stored block as happenings: those that are held and those in cooldown. `None` for what is no
+/// block.
 pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<Happening>> {
     let cidr = keys::parse_block(key)?;
     match Block::decode(key, value) {
@@ -339,7 +339,7 @@ pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<Happening>> {
     }
 }
 
-/// What an entry says about its holder.
+/// The holder that an entry names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holder<'a> {
     /// The handle.
@@ -359,7 +359,7 @@ pub struct Holder<'a> {
 }
 
 impl<'a> Holder<'a> {
-    /// What an entry says.
+    /// The contents of an entry.
     pub fn of(entry: &'a Attribute) -> Self {
         let (handle, network) = (entry.handle(), entry.get(NETWORK));
         let container = handle.zip(network).and_then(|(id, network)| id.strip_prefix(network)?.strip_prefix('.'));

@@ -1,8 +1,8 @@
 //! Hints: where a host found room last, so that the next call reads that along with everything else.
 //!
-//! On a store that is a network away, a steady assignment is one read and one commit only if the block it will take from
-//! is known before anything was read. So whoever runs the allocator may remember the blocks that were used. What is
-//! remembered is read first and believed never: a hint that is wrong, stale or missing costs a round trip, and that is all.
+//! On a store that is a network away, a steady assignment is one read and one commit only if the block it will take
+//! from is known before anything was read. So the program around the allocator may remember the blocks that were used.
+//! Hints are read first and never believed: a hint that is wrong, stale or missing costs a round trip, and that is all.
 //!
 //! Where all blocks of a pool are claimed, an assignment may have to look through thousands of them, and is asked for again
 //! every few seconds. So those that were full are remembered too, each with the revision of its last write: while keys
@@ -19,7 +19,7 @@ use crate::attachment::Attachment;
 use crate::ipam::Ipam;
 use crate::net::Family;
 
-/// How many blocks are remembered: more than Calico lets a host have, unless it is told otherwise.
+/// The number of remembered blocks: more than Calico lets a host have by default.
 const MOST_REMEMBERED: usize = 32;
 /// Of how many addresses that an attachment is said to have the blocks are read at once.
 const MOST_BELIEVED: usize = 4;
@@ -59,7 +59,7 @@ pub type FullBlocks = BTreeMap<IpNet, Revision>;
 const FEWEST_FULL: usize = 64;
 
 impl Ipam {
-    /// What is remembered for an attachment's node and network, if anything is.
+    /// The hints for an attachment's node and network, if there are any.
     pub(crate) fn recall(&self, attachment: &Attachment) -> Vec<IpNet> {
         self.hints().map(|hints| hints.recall(attachment)).unwrap_or_default()
     }
@@ -108,8 +108,8 @@ pub(crate) fn latest_of(recalled: &[IpNet], family: Family) -> Option<IpNet> {
     recalled.iter().copied().find(|cidr| Family::of_net(*cidr) == family)
 }
 
-/// The blocks that are likely to have what an attachment is to give back, which are more than there can be where it is not
-/// known how large they are.
+/// The blocks that probably have the addresses of an attachment that ends, which are more than there can be where it is
+/// not known how large they are.
 pub(crate) fn blocks_to_release(recalled: &[IpNet], addresses: &[IpAddr]) -> Vec<IpNet> {
     if addresses.is_empty() {
         return [Family::V4, Family::V6].into_iter().filter_map(|family| latest_of(recalled, family)).collect();

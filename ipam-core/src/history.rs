@@ -10,7 +10,7 @@ use crate::events::{Happening, Holder, What};
 use crate::hints::possible_blocks;
 use crate::model::{Attribute, Owner, keys, same_handle};
 
-/// What somebody wants to know the history of.
+/// The subject of a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HistoryOf {
     /// An address.

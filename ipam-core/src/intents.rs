@@ -1,10 +1,10 @@
 //! Intents: what an assignment is about to commit, noted for the case that its process dies before it knows the outcome.
 //!
-//! On a store of other processes a commit may land after its sender has died, and even after somebody has looked and seen
-//! nothing. So the transaction is noted before it is sent and the note is removed when it cannot land any more. Whoever next
-//! assigns to the attachment or releases it, and finds a note, sends that very transaction again. Either it goes through
-//! now, and its addresses are there to be found; or its guards do not hold: it has happened, or something that it relied on
-//! has changed.
+//! On a store of other processes a commit may land after its sender has died, and even after somebody has looked and
+//! seen nothing. So the transaction is noted before it is sent and the note is removed when it cannot land any more.
+//! The next call that assigns to the attachment or releases it, and finds a note, sends that very transaction again.
+//! Either it goes through now, and its addresses are there to be found; or its guards do not hold: it has happened, or
+//! something that it relied on has changed.
 //!
 //! A key that has changed never has its old revision again. But a transaction that makes a block guards that block, the
 //! affinity and the handle as absent, and what was absent may be absent again when it lands. So if nothing that it guards
@@ -13,8 +13,9 @@
 //!
 //! A note is for one attachment: several are assigned to in one commit only where nothing is noted.
 //!
-//! An embedded store needs no notes: its commits are made by the process that asks for them, under a lock on the store that
-//! ends with the process. Whoever opens the store next finds a dead process's commit there or not, and it cannot come later.
+//! An embedded store needs no notes: its commits are made by the process that asks for them, under a lock on the store
+//! that ends with the process. The next process that opens the store finds a dead process's commit there or not, and it
+//! cannot come later.
 
 use std::fmt;
 use std::io;
@@ -54,7 +55,7 @@ pub trait Intents: Send + Sync + fmt::Debug {
     /// Notes what is about to be sent for an attachment, which finds the note from then on. Nothing is sent if this fails.
     ///
     /// # Errors
-    /// What keeps it from being noted.
+    /// The obstacle to noting it.
     fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId>;
 
     /// Removes a note: its outcome is known. One that stays by mistake costs its finder a round trip.
@@ -186,7 +187,7 @@ struct Noting {
     inner: Arc<dyn Store>,
     intents: Arc<dyn Intents>,
     attachment: Attachment,
-    /// What is noted now.
+    /// The notes now.
     noted: Mutex<Option<Noted>>,
 }
 
@@ -205,8 +206,8 @@ struct Noted {
 }
 
 impl Noting {
-    /// Notes a transaction, unless it is the noted one that is sent again. What it reads where its guards fail is no part of
-    /// it: that is asked only when it is sent again.
+    /// Notes a transaction, unless it is the noted one that is sent again. The reads of its failure branch are no part
+    /// of it: they are added only when it is sent again.
     fn note(&self, txn: &Txn) -> kv::Result<()> {
         let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
         if noted.as_ref().is_some_and(|noted| noted.txn.compares == txn.compares && noted.txn.success == txn.success) {
@@ -230,7 +231,7 @@ impl Noting {
         match answer {
             Err(error) if error.outcome() == Outcome::Unknown => current.in_doubt = true,
             Err(_) if current.in_doubt => {}
-            // What was sent first may still be on its way: whoever comes next sees to it.
+            // The first transaction may still be on its way: the next call settles it.
             Ok(answer) if current.in_doubt && !cannot_come_again(&current.txn, answer) => *noted = None,
             Ok(_) | Err(_) => {
                 self.intents.forget(&current.id);

@@ -114,7 +114,7 @@ impl Ipam {
         self
     }
 
-    /// Who can tell what is in use on the machine, if anybody can.
+    /// The source of evidence about the machine, if there is one.
     pub(crate) fn live(&self) -> Option<&Arc<dyn Live>> {
         self.live.as_ref()
     }
@@ -149,7 +149,7 @@ impl Ipam {
         (self.uids)()
     }
 
-    /// What is known about the node of a request. [`Self::host_keys`] are to be read before.
+    /// The facts about the node of a request. [`Self::host_keys`] must be read before.
     pub(crate) async fn host(&self, tx: &mut Transaction, name: &str) -> Result<Host> {
         let key = keys::resource(ResourceKind::Node, name);
         if let Some(value) = tx.snapshot_get(&key).await? {
@@ -217,7 +217,7 @@ impl Ipam {
     pub(crate) async fn known_name(&self, tx: &mut Transaction, name: &str) -> Result<String> {
         match self.host(tx, name).await {
             Ok(host) => Ok(host.name),
-            // A node that was removed from the cluster still has addresses to give back.
+            // A node that was removed from the cluster still has addresses to release.
             Err(Error::UnknownNode(_)) => Ok(name.to_owned()),
             Err(error) => Err(error),
         }
@@ -231,7 +231,7 @@ fn nobody(owner: &Owner) -> Error {
     ))
 }
 
-/// Whether the node's name is to be pinned with the commit.
+/// Whether the commit pins the node's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pin {
     None,

@@ -7,12 +7,12 @@
 //! [`model`] holds the documents exactly as Calico stores them. [`pools`], [`reservations`], [`selector`] and
 //! [`utilization`] decide on those documents without any I/O: time, host names and random numbers come in as arguments,
 //! so that every decision can be repeated. [`Ipam`] is the allocator: each of its verbs is one transaction on a store,
-//! told as a story that reads documents, decides, and writes; [`assign`] is the largest of them.
+//! a story that reads documents, decides, and writes; [`assign`] is the largest of them.
 //!
 //! # Calico's names
 //!
-//! Every method of Calico's IPAM library is here. What each guards, and which errors it gives, its own page says. All
-//! of them settle a commit whose answer was lost before they return.
+//! Every method of Calico's IPAM library is here. The page of each method says what it guards, and its errors. All of
+//! them settle a commit whose answer was lost before they return.
 //!
 //! | Calico | Here | Differs in |
 //! |---|---|---|

@@ -12,13 +12,13 @@ use crate::surroundings::read_config;
 use crate::workset::Workset;
 
 impl Ipam {
-    /// Changes the attributes of the owners of an address that is held under a handle: the active one, the alternate one
-    /// or both, each only if it is who the update expects. All of it is one commit or none. What is so already costs no
-    /// write, so it can be repeated.
+    /// Changes the attributes of the owners of an address that is held under a handle: the active one, the alternate
+    /// one or both, each only if it is who the update expects. All of it is one commit or none. A state that is reached
+    /// already costs no write, so it can be repeated.
     ///
-    /// New attributes replace all that there are, also those of Margay (`margay.io/...`) and `node`: hand on what is to
-    /// stay. Handle, sequence number and everything about other addresses stay as they are; Calico changes the owners
-    /// of all addresses that were given in the same call.
+    /// New attributes replace all that there are, also those of Margay (`margay.io/...`) and `node`: pass on those that
+    /// must stay. Handle, sequence number and everything about other addresses stay as they are; Calico changes the
+    /// owners of all addresses that were given in the same call.
     ///
     /// Guards: the block.
     ///

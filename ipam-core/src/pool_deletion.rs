@@ -24,14 +24,14 @@ const LOOKS: usize = 3;
 /// How long assignments of others may be under way that do not look at the pool again before they write: as in Calico.
 const UNDER_WAY: Duration = Duration::from_millis(500);
 
-/// What a deletion does where addresses of the pool are in use.
+/// The effect of a deletion where addresses of the pool are in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InUse {
     /// It refuses.
     #[default]
     Refuse,
-    /// It refuses, but for the pool of a bridged network. Who has an address of that keeps it, and can give it back; its
-    /// block is in no pool until then.
+    /// It refuses, but for the pool of a bridged network. The holder of such an address keeps it, and can release it;
+    /// its block is in no pool until then.
     DeleteBridged,
 }
 

@@ -49,7 +49,7 @@ pub enum PoolError {
         pool: String,
         /// For what it is wanted.
         wanted: PoolUse,
-        /// What the pool may be used for.
+        /// The required use of the pool.
         allowed: Vec<String>,
     },
 }
@@ -80,7 +80,7 @@ pub struct PoolQuery<'a> {
     pub namespace_labels: &'a Labels,
     /// For what the addresses are wanted.
     pub wanted: PoolUse,
-    /// What the node keeps for itself in each block.
+    /// The addresses that the node keeps for itself in each block.
     pub host_reserved: Option<&'a HostReserved>,
 }
 
@@ -127,7 +127,7 @@ pub enum Obstacle {
     BlocksTooSmall,
     /// Others are asked for by name.
     NotRequested,
-    /// It is only for who asks for it by name.
+    /// It is only for requests that name it.
     Manual,
     /// It is not for this node.
     Node,

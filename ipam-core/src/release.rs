@@ -31,7 +31,7 @@ const MOST_BLOCKS_AT_ONCE: usize = 4;
 /// How many single addresses are released in one commit: each can have a handle of its own, which is a guard.
 const MOST_ADDRESSES_AT_ONCE: usize = 60;
 
-/// What a release of single addresses did.
+/// The outcome of a release of single addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedAddresses {
     /// Addresses that were held and are not any more.
@@ -237,8 +237,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Releases what the handles hold and `mine` says is to go, in the first `most` blocks that they name; and says how many
-    /// blocks are left.
+    /// Releases the addresses of the handles that `mine` selects, in the first `most` blocks that they name; and says
+    /// how many blocks are left.
     async fn release_handles(
         &self,
         tx: &mut Transaction,
@@ -325,7 +325,7 @@ fn batch(requests: &[ReleaseRequest], most: usize) -> &[ReleaseRequest] {
     requests.get(..most + more).unwrap_or(requests)
 }
 
-/// What a block that a handle names has for a release.
+/// The addresses for a release in a block that a handle names.
 enum Found {
     Addresses,
     Others,

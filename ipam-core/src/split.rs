@@ -25,7 +25,7 @@ const MOST_PARTS: u32 = 1024;
 /// The longest name of a resource.
 const LONGEST_NAME: usize = 253;
 
-/// How many parts a pool is being divided into, and whether they are to be disabled.
+/// The number of parts of a pool, and whether they will be disabled.
 const DIVIDED: &str = "margay.io/split";
 
 /// Which pool is meant.
@@ -37,7 +37,7 @@ pub enum Which<'a> {
     Cidr(IpNet),
 }
 
-/// What a division did.
+/// The outcome of a division.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
     /// The pool that was.

@@ -1,4 +1,4 @@
-//! What an assignment has to know besides blocks: settings, reservations, pools and the node.
+//! The facts that an assignment needs besides blocks: settings, reservations, pools and the node.
 
 use ipnet::IpNet;
 use kv::{ErrorKind, Key, Range, Transaction, TxnRange, Value};

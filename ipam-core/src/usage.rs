@@ -1,4 +1,4 @@
-//! Reading for people: how full everything is, and who has an address. Nothing is changed, nothing is locked: all of an
+//! Reading for people: the use of pools, and the holder of an address. Nothing is changed, nothing is locked: all of an
 //! answer is from one revision.
 
 use std::net::IpAddr;
@@ -53,12 +53,12 @@ pub(crate) fn in_time(deadline: Deadline) -> kv::Result<()> {
     }
 }
 
-/// What is stored about an address.
+/// The state of an address in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holding {
     /// Nobody has it.
     Free,
-    /// It was given back, and rests.
+    /// It was released, and is in cooldown.
     Resting(Attribute),
     /// Somebody has it.
     Held(Attribute),
@@ -157,7 +157,7 @@ impl Ipam {
         })
     }
 
-    /// Who has an address, in a pool or, where a block has outlived its pool, outside of all pools.
+    /// The holder of an address, in a pool or, where a block has outlived its pool, outside of all pools.
     ///
     /// # Errors
     /// Those of the store; a damaged block.

@@ -1,4 +1,4 @@
-//! What one transaction changes: blocks, and the handles and affinities that go with them.
+//! The changes of one transaction: blocks, and the handles and affinities that go with them.
 //!
 //! Blocks are looked at without a guard; one that is changed is guarded from then on. When the changes are written, each
 //! changed block counts one write, handles count what came and went, and a block that is empty and nobody's is deleted. So
@@ -47,7 +47,7 @@ pub(crate) struct Workset<'t> {
     handles: BTreeMap<String, BTreeSet<IpNet>>,
 }
 
-/// What a search finds where a block can be.
+/// The result of a search at the place of a block.
 #[derive(Debug)]
 pub(crate) enum Found<'w> {
     /// Nothing is stored.
@@ -318,7 +318,7 @@ impl<'t> Workset<'t> {
         Ok(())
     }
 
-    /// What a handle is to count for a block, where it has counted `counted`.
+    /// The count of a handle for a block, where it has counted `counted`.
     async fn count(&mut self, id: &str, cidr: IpNet, counted: i64) -> Result<i64> {
         let of = |block: &Block| count_of(block.ips_by_handle(id).iter());
         let held = self.block(cidr).await?.map_or(0, of);

@@ -1,4 +1,4 @@
-//! Giving back the blocks of a pool, whoever has them.
+//! Releasing the blocks of a pool, of all owners.
 
 use ipnet::IpNet;
 use kv::{Content, Deadline, Range, Revision, StoreExt};
@@ -17,10 +17,10 @@ impl Ipam {
     /// network need not be a pool's. Disable the pool first: a block that is claimed meanwhile is missed. No address is
     /// released.
     ///
-    /// Calico passes over virtual owners, and gives back blocks in use, too: [`ReleaseIf::Any`].
+    /// Calico passes over virtual owners, and releases blocks in use, too: [`ReleaseIf::Any`].
     ///
     /// # Errors
-    /// Damaged blocks, after all others were done; those of the store, when some blocks may have been given back already.
+    /// Damaged blocks, after all others were done; those of the store, when some blocks may have been released already.
     pub async fn release_pool_affinities(
         &self,
         cidr: IpNet,
@@ -49,7 +49,7 @@ impl Ipam {
         failure.map_or(Ok(done), Err)
     }
 
-    /// Who has affinities to which blocks of a network.
+    /// The owners of affinities to the blocks of a network.
     async fn affinities_inside(&self, cidr: IpNet) -> Result<Vec<(Owner, IpNet)>> {
         let mut inside = Vec::new();
         for prefix in [keys::host_affinities_prefix(), keys::virtual_affinities_prefix()] {

@@ -31,7 +31,7 @@ const MOST_READ_UNASKED: usize = 4;
 const MOST_LOOKED_AT_FOR_EMPTY: usize = 64;
 /// How many blocks are looked through in one round trip after the first few.
 const BLOCKS_LOOKED_AT_ONCE: usize = 64;
-/// How many blocks that the host should not have are given back in one assignment.
+/// The most blocks that one assignment releases because the host should not have them.
 const MOST_LEFT_AT_ONCE: usize = 4;
 
 /// One family of an assignment.
@@ -173,8 +173,8 @@ impl Pass<'_> {
         Ok(dated.into_iter().map(|(_, block)| block).collect())
     }
 
-    /// True if the block behind an affinity is the host's, as it should be, from which something is to be taken. Affinities
-    /// that are stale are dropped, unfinished ones are finished, and missing blocks are made.
+    /// True if the block behind an affinity is the host's, as it should be, so that addresses may come from it.
+    /// Affinities that are stale are dropped, unfinished ones are finished, and missing blocks are made.
     async fn is_own(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
         let is_confirmed = work.has_confirmed(&self.owner, cidr).await?;
         match work.find(cidr).await? {
@@ -184,7 +184,7 @@ impl Pass<'_> {
                 return Ok(false);
             }
             Found::There(_) if is_confirmed => return Ok(true),
-            // Rewriting the block makes whoever is about to take it away start anew.
+            // Rewriting the block makes another writer that is about to take it start again.
             Found::There(_) => drop(work.change(cidr, |_| ()).await?),
             Found::Absent => self.create(work, cidr).await?,
         }
@@ -325,7 +325,7 @@ impl Pass<'_> {
         block.free_count(&self.around.reservations) > 0 || block.allocated().any(|(_, entry)| is_ours(entry))
     }
 
-    /// What a stored block is good for.
+    /// The use of a stored block.
     async fn judge(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<Verdict> {
         let Found::There(block) = work.find(cidr).await? else { return Ok(Verdict::Nothing) };
         if block.free_count(&self.around.reservations) == 0 {
@@ -352,7 +352,7 @@ impl Pass<'_> {
     }
 }
 
-/// What a stored block is good for.
+/// The use of a stored block.
 enum Verdict {
     /// It can become the host's; its former owner loses the affinity.
     Reclaim(Option<Owner>),

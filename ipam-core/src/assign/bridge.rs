@@ -20,7 +20,7 @@ use crate::workset::Workset;
 /// The annotation of a bridge reservation that names the gateway.
 pub const GATEWAY_ANNOTATION: &str = "margay.io/gateway";
 
-/// What a bridged network has after [`prepare`].
+/// The state of a bridged network after [`prepare`].
 #[derive(Debug)]
 pub(crate) struct Prepared {
     /// Its gateway.
@@ -86,8 +86,8 @@ pub fn first_host(cidr: IpNet) -> Option<IpAddr> {
     nth(cidr, u128::from(!is_point_to_point(cidr)))
 }
 
-/// What nobody may have: network and broadcast address and the gateway. IPv6 has no broadcast address; its first
-/// address is the routers' anycast address. A network of two addresses has neither (RFC 3021, RFC 6164).
+/// The addresses that nobody may have: network and broadcast address and the gateway. IPv6 has no broadcast address;
+/// its first address is the routers' anycast address. A network of two addresses has neither (RFC 3021, RFC 6164).
 pub(crate) fn reserved(cidr: IpNet, gateway: Option<IpAddr>) -> Vec<IpNet> {
     let mut addresses = Vec::new();
     if !is_point_to_point(cidr) {

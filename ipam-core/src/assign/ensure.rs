@@ -11,7 +11,7 @@ use crate::net::Family;
 use crate::surroundings::pool_holding;
 use crate::workset::Workset;
 
-/// Of which families an owner is to have a block, and from where.
+/// The families of which an owner needs a block, and its pools.
 #[derive(Clone, Debug)]
 pub struct BlockRequest {
     owner: Owner,
@@ -40,7 +40,7 @@ impl BlockRequest {
         self
     }
 
-    /// What the owner keeps for itself in a new block; a block that it has stays as it is.
+    /// The addresses that the owner keeps for itself in a new block; a block that it has stays as it is.
     #[must_use]
     pub fn with_host_reserved(mut self, reserved: HostReserved) -> Self {
         self.terms.host_reserved = Some(reserved);

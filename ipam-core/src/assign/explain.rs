@@ -36,7 +36,7 @@ pub struct Explanation {
     pub block_limit: Option<usize>,
     /// All pools, by name.
     pub pools: Vec<PoolState>,
-    /// What would come of it.
+    /// The outcome that it would have.
     pub outcome: Outcome,
 }
 
@@ -68,7 +68,7 @@ pub struct Stock {
     pub own_free: usize,
 }
 
-/// What would come of an assignment.
+/// The outcome that an assignment would have.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -108,7 +108,7 @@ impl Ipam {
     /// else IPv4; without `namespace` the labels of the pod's namespace are not known.
     ///
     /// # Errors
-    /// Those of the store, and damaged settings. What an assignment would be refused for is an [`Outcome`].
+    /// Those of the store, and damaged settings. The reason for which an assignment would be refused is an [`Outcome`].
     pub async fn explain(
         &self,
         node: &str,
@@ -188,7 +188,7 @@ impl Ipam {
         })
     }
 
-    /// What can be said of a node that is not registered: why it gets nothing.
+    /// The explanation for a node that is not registered: it gets nothing.
     async fn explain_unknown(
         &self,
         tx: &mut Transaction,

@@ -15,7 +15,7 @@ use crate::model::{Attribute, Document, Handle, HostReserved, Labels, Owner, Poo
 use crate::net::Family;
 use crate::workset::Workset;
 
-/// What is asked of an assignment to a handle. It is carried out as a whole, in one commit, or not at all.
+/// The request of an assignment to a handle. It is carried out as a whole, in one commit, or not at all.
 #[derive(Clone, Debug)]
 pub struct HandleRequest {
     handle: String,
@@ -76,7 +76,7 @@ impl HandleRequest {
         self
     }
 
-    /// What the owner keeps for itself in each new block.
+    /// The addresses that the owner keeps for itself in each new block.
     #[must_use]
     pub fn with_host_reserved(mut self, reserved: HostReserved) -> Self {
         self.terms.host_reserved = Some(reserved);

@@ -22,8 +22,8 @@ pub(crate) struct Held {
     pub(super) is_current: bool,
 }
 
-/// An attachment that asks again so long after it was given an address is noted anew, so that whoever takes unused
-/// addresses back knows that this one is about to be used. A runtime's second try at the same call comes sooner.
+/// An attachment that asks again so long after it got an address is noted anew, so that a collector of unused addresses
+/// knows that this one is about to be used. A runtime's second try at the same call comes sooner.
 const RENEWED_AFTER: Duration = Duration::seconds(10);
 
 /// The addresses of the attachment's handle that `counts` takes for the attachment's. Not guarded: the answer is true as of the
@@ -59,9 +59,9 @@ fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: 
     same_boot && recent
 }
 
-/// Notes boot, time and network namespace on what was given in an earlier boot, long ago or for another namespace, and is
-/// asked for again: a runtime starts a container again after a reboot, and what is left over from before is told from what is
-/// in use by these.
+/// Notes boot, time and network namespace on an address that was assigned in an earlier boot, long ago or for another
+/// namespace, and is requested again: a runtime starts a container again after a reboot, and these distinguish leftovers
+/// from addresses in use.
 pub(super) async fn renew(
     work: &mut Workset<'_>,
     attachment: &Attachment,

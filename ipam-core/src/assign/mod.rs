@@ -43,14 +43,14 @@ use crate::workset::Workset;
 /// Of how many given addresses the blocks are read along with what surrounds, each in every size that it may have.
 const MOST_GIVEN_AHEAD: usize = 2;
 
-/// What an assignment has found out on its way, for the next attempt.
+/// The findings of an attempt, for the next one.
 #[derive(Debug, Default)]
 struct Findings {
     /// The blocks that were used last, the latest first.
     used: Vec<IpNet>,
     /// Blocks with releases that are dated far ahead.
     misdated: Vec<IpNet>,
-    /// What is left over from earlier boots in the blocks that were read.
+    /// The leftovers of earlier boots in the blocks that were read.
     leftovers: Vec<Leftover>,
     /// For how long released addresses rest, in seconds.
     rest: i64,
@@ -60,8 +60,8 @@ impl Ipam {
     /// Gives addresses to an attachment: any free ones, or given ones. IPv4 and IPv6 together, and everything that has to
     /// be made or mended for them, are one commit; if anything is missing, nothing happens.
     ///
-    /// An attachment that asks again for what it has gets the same answer. What was begun for it and broke off is settled
-    /// first, where [`intents`](crate::intents) are noted.
+    /// An attachment that asks again for what it has gets the same answer. An assignment for it that broke off is
+    /// settled first, where [`intents`](crate::intents) are noted.
     ///
     /// # Errors
     /// Those of [`Error`], with Calico's texts.
@@ -241,12 +241,12 @@ impl Ipam {
     }
 }
 
-/// What assignments did.
+/// The outcome of assignments.
 #[derive(Default)]
 struct Done {
     /// The answer to each request.
     answers: Vec<Vec<Assigned>>,
-    /// What was freed of earlier boots.
+    /// The freed leftovers of earlier boots.
     freed: Vec<gc::Allocation>,
 }
 

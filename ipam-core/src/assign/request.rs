@@ -1,4 +1,4 @@
-//! What is asked of an assignment, and what comes of it.
+//! The request of an assignment, and its answer.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -52,7 +52,7 @@ impl Wanted {
     }
 }
 
-/// What happens when an attachment asks for a given address that it has already.
+/// The answer to an attachment that asks for a given address that it has already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Repeated {
     /// It gets the same answer again.
@@ -68,8 +68,8 @@ pub enum NamespaceLabels {
     /// They are those of the request. A namespace that there is nowhere has none.
     #[default]
     Known,
-    /// Nobody has looked them up yet. Where a pool is to be chosen by them, that is an error,
-    /// [`Error::NamespaceWanted`](crate::Error::NamespaceWanted), and who asks looks them up and asks again.
+    /// Nobody has looked them up yet. Where a pool selects by them, that is an error,
+    /// [`Error::NamespaceWanted`](crate::Error::NamespaceWanted), and the caller looks them up and asks again.
     NotYetRead,
 }
 
@@ -110,11 +110,11 @@ pub struct PoolDefinition {
     pub name: String,
     /// Its network.
     pub cidr: IpNet,
-    /// What may be handed out of it: first and last addresses, both inclusive. None means all of it.
+    /// The addresses that may be assigned: first and last ones, both inclusive. None means all of it.
     pub ranges: Vec<(IpAddr, IpAddr)>,
 }
 
-/// What is asked of an assignment. It is carried out as a whole, in one commit, or not at all.
+/// The request of an assignment. It is carried out as a whole, in one commit, or not at all.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AssignRequest {
@@ -125,13 +125,13 @@ pub struct AssignRequest {
     pub attributes: BTreeMap<String, String>,
     /// Which addresses.
     pub wanted: Wanted,
-    /// What happens when it has them already.
+    /// The answer if it has them already.
     pub repeated: Repeated,
     /// The pools to take IPv4 addresses from, by name or network; none means those that select the node.
     pub v4_pools: Vec<String>,
     /// The same for IPv6.
     pub v6_pools: Vec<String>,
-    /// What the addresses are for.
+    /// The use of the addresses.
     pub usage: PoolUse,
     /// The labels of the namespace, for pools with a namespace selector.
     pub namespace_labels: Labels,
@@ -139,7 +139,7 @@ pub struct AssignRequest {
     pub namespace: NamespaceLabels,
     /// How many blocks the host may have at most, besides what the settings say; 0 for no limit of its own.
     pub max_blocks: u32,
-    /// What the host keeps for itself in each new block.
+    /// The addresses that the host keeps for itself in each new block.
     pub host_reserved: Option<HostReserved>,
     /// For a bridged network the gateways that it wants; `None` for a routed one.
     pub bridge: Option<Bridge>,
@@ -167,8 +167,8 @@ impl AssignRequest {
         }
     }
 
-    /// What an owner of blocks asks for that is no attachment; nobody looks at the attachment then. A virtual owner's
-    /// addresses are for a load balancer unless something else is said.
+    /// The request of an owner of blocks that is no attachment; the field of the attachment is not read then. A virtual
+    /// owner's addresses are for a load balancer unless something else is said.
     pub(super) fn of_owner(owner: &Owner, wanted: Wanted) -> Self {
         let nobody = String::new;
         let (network, container, interface, node) = (nobody(), nobody(), nobody(), nobody());

@@ -1,8 +1,8 @@
 //! Given addresses, all or none.
 //!
-//! Guards: the blocks that change, and the affinity of a block that is new. As in Calico, node selectors and the limit of
-//! blocks are not looked at, and a reserved address is given to who asks for it on a routed network; on a bridged one it
-//! is somebody's gateway or outside the configured range, and is refused.
+//! Guards: the blocks that change, and the affinity of a block that is new. As in Calico, node selectors and the limit
+//! of blocks are not checked, and a reserved address is assigned on a routed network if it is requested; on a bridged
+//! one it is somebody's gateway or outside the configured range, and is refused.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ use crate::pools::{self, PoolError};
 use crate::surroundings::Surroundings;
 use crate::workset::Workset;
 
-/// What the addresses of one request have in common.
+/// The settings that the addresses of one request share.
 #[derive(Debug)]
 pub(super) struct Specific<'a> {
     pub(super) request: &'a AssignRequest,

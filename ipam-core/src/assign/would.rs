@@ -13,9 +13,9 @@ use crate::gc::{Evidence, Leftovers, is_short};
 use crate::ipam::{Ipam, transact};
 
 impl Ipam {
-    /// What [`assign`](Self::assign) would give to this attachment now. Nothing is written, and nothing that broke off is
-    /// settled. What is left over from earlier boots counts as not in use: nobody is asked, which may take longer than who
-    /// wants to know this has.
+    /// The addresses that [`assign`](Self::assign) would assign to this attachment now. Nothing is written, and nothing that broke
+    /// off is settled. Leftovers of earlier boots count as not in use: the machine is not scanned, which may take
+    /// longer than the caller has.
     ///
     /// # Errors
     /// Those of [`assign`](Self::assign).

@@ -1,4 +1,4 @@
-//! What is with every address of every block, as of one revision: for who draws it or counts it.
+//! The use of every address of every block, as of one revision, for a caller that draws or counts it.
 
 mod share;
 
@@ -18,14 +18,14 @@ use crate::utilization::{Tally, Usage};
 
 pub use share::{NodeShare, PoolShare};
 
-/// What is with an address of a block. What is in use and reserved counts as in use.
+/// The use of an address of a block. An address that is in use and reserved counts as in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AddressUse {
     /// It can be given out.
     Free,
     /// It is kept from being given out.
     Reserved,
-    /// It was given back, and rests.
+    /// It was released, and is in cooldown.
     Resting,
     /// The block's owner has it, or it is not known who.
     Used,
@@ -38,9 +38,9 @@ pub enum AddressUse {
 pub struct BlockCensus {
     /// The block.
     pub cidr: IpNet,
-    /// Whose it is.
+    /// The owner.
     pub owner: Option<Owner>,
-    /// What is with its addresses, in their order.
+    /// The uses of its addresses, in their order.
     pub uses: Vec<AddressUse>,
 }
 
@@ -62,7 +62,7 @@ pub struct PoolCensus {
     pub blocks: Vec<BlockCensus>,
 }
 
-/// What a node has.
+/// The blocks and addresses of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeCensus {
     /// How many blocks are its own.
@@ -82,7 +82,7 @@ pub struct Census {
     pub pools: Vec<PoolCensus>,
     /// Blocks that lie in no pool, in the order of their addresses.
     pub orphaned: Vec<BlockCensus>,
-    /// Who has blocks or addresses.
+    /// The nodes that have blocks or addresses.
     pub nodes: BTreeMap<String, NodeCensus>,
     /// The nodes that are registered; empty if none is.
     pub registered: BTreeSet<String>,
@@ -99,7 +99,7 @@ impl Census {
 }
 
 impl Ipam {
-    /// What is with every address of every block. Read in pages; what is kept is a byte for each address.
+    /// The use of every address of every block. Read in pages; what is kept is a byte for each address.
     ///
     /// # Errors
     /// Those of the store; `Timeout` after the deadline. Damaged documents are passed over, and the log says so.

@@ -1,4 +1,4 @@
-//! What is stored of a document that somebody has written, on top of the one that is there.
+//! The stored form of a document that a person has written, on top of the one that is there.
 
 use ipnet::IpNet;
 use serde_json::Value;
@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 use super::{API_VERSION, DocumentError, DocumentKind, Manifest, Object};
 use crate::timestamps::rfc3339;
 
-/// What begins like this in annotations is Margay's own, and stays where a document does not speak of it.
+/// Annotations that begin like this are Margay's own, and stay where a document does not name them.
 const OWN_ANNOTATIONS: &str = "margay.io/";
 
 pub(super) const TOP: [&str; 5] = ["kind", "apiVersion", "metadata", "spec", "status"];
@@ -28,7 +28,7 @@ pub(super) const METADATA: [&str; 13] = [
     "managedFields",
 ];
 
-/// What the spec of a node can have.
+/// The members of a node's spec.
 pub(super) const NODE_FIELDS: [&str; 9] = [
     "bgp",
     "ipv4VXLANTunnelAddr",
@@ -41,7 +41,7 @@ pub(super) const NODE_FIELDS: [&str; 9] = [
     "interfaces",
 ];
 
-/// What the spec of a reservation can have.
+/// The members of a reservation's spec.
 pub(super) const RESERVATION_FIELDS: [&str; 1] = ["reservedCIDRs"];
 
 /// Where the identity of a new document comes from.

@@ -6,7 +6,7 @@ use super::{API_VERSION, DEFAULT_NAMESPACE, DocumentError, DocumentKind, Object,
 use crate::error::Error;
 use crate::model::{check_name, check_new_pool, read_pool_spec};
 
-/// A document that is to be written or deleted, or that names one that is to be shown.
+/// A document to write or delete, or one that names a document to show.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
     kind: DocumentKind,
@@ -128,7 +128,7 @@ impl Manifest {
         }
     }
 
-    /// Checks what can be checked without a store, of a document that is to be new.
+    /// Checks what can be checked without a store, of a new document.
     ///
     /// # Errors
     /// `Document`, and `Invalid` for a pool that must not be.
@@ -152,7 +152,7 @@ impl Manifest {
         self.document.get("metadata").and_then(Value::as_object).cloned().unwrap_or_default()
     }
 
-    /// Checks the name of a document that is to be made.
+    /// Checks the name of a new document.
     pub(super) fn check_name(&self) -> Result<(), DocumentError> {
         if self.kind == DocumentKind::Settings && self.name != SETTINGS_NAME {
             return Err(DocumentError::field("Metadata.Name", &self.name, "the settings are named default"));

@@ -3,8 +3,8 @@
 //!
 //! A document that is written replaces the one of its name: what its spec does not say is as if it had never been said.
 //! Some things stay all the same: the unique id and the time of creation, the status, fields that this version does not
-//! know, and annotations of Margay's own. What a document has that nobody knows is refused, so that a slip of the pen is
-//! not taken for an answer.
+//! know, and annotations of Margay's own. An unknown member of a document is refused, so that a slip of the pen is not
+//! taken for a value.
 
 mod build;
 mod fields;

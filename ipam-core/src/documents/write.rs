@@ -18,7 +18,7 @@ use crate::surroundings::decode_all;
 /// Where those take turns that make a pool beside very many others.
 const POOLS_TURN: &str = "/margay/v1/pools";
 
-/// What a document is to find.
+/// The state that a write expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteMode {
     /// Nothing of its name.
@@ -40,7 +40,7 @@ impl WriteMode {
     }
 }
 
-/// What became of a document.
+/// The outcome for a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
     /// It was not there.
@@ -104,7 +104,7 @@ impl Ipam {
         })
     }
 
-    /// What is stored of a pool, checked by all rules.
+    /// The stored form of a pool, checked by all rules.
     async fn pool_value(
         &self,
         tx: &mut Transaction,
@@ -132,8 +132,8 @@ impl Ipam {
         Ok(check_new_pool(new, &others, &blocks)?)
     }
 
-    /// All pools, for who is to make another one: the commit fails if one has come or changed by then. Of more than can be
-    /// guarded one by one, those that are made come one after the other.
+    /// All pools, for a caller that makes another one: the commit fails if one has come or changed by then. Of more
+    /// than can be guarded one by one, those that are made come one after the other.
     async fn pools_beside(&self, tx: &mut Transaction) -> Result<Vec<Pool>> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         match tx.list(&pools).await {
@@ -163,8 +163,8 @@ impl Ipam {
 
     /// Deletes a document. A version in the manifest has to be the stored one; of a pool it is looked at before its end
     /// begins, since that changes it. A pool goes as [`Self::delete_pool_if`] says;
-    /// a node gives back its empty blocks first, and what it holds of others stays with who has it; without settings the
-    /// defaults hold.
+    /// a node releases its empty blocks first, and addresses of its other blocks stay with their holders; without
+    /// settings the defaults hold.
     ///
     /// # Errors
     /// `Document`, also for a profile, which only the CNI plugin keeps; `PoolInUse`; those of the store.
@@ -193,7 +193,7 @@ fn settings_value(key: &Key, manifest: &Manifest, stored: Option<&[u8]>) -> Resu
     Ok(settings::settings(manifest, stored.unwrap_or_default())?.encode()?)
 }
 
-/// A document that is to be new has no version.
+/// A new document has no version.
 fn refuse_version(manifest: &Manifest) -> Result<(), DocumentError> {
     match &manifest.version {
         None => Ok(()),

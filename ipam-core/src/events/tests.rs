@@ -39,7 +39,7 @@ fn holding(entry: &Attribute) -> Block {
     block
 }
 
-/// What happened between two versions.
+/// The happenings between two versions.
 fn between(before: Option<&Block>, after: Option<&Block>) -> Vec<What> {
     of_block(cidr(), before, after).into_iter().map(|one| one.what).collect()
 }
@@ -67,7 +67,7 @@ fn a_released_address_may_rest_first() {
     assert_eq!(between(Some(&held), Some(&resting)), [rest(Some(entry))]);
     assert_eq!(between(Some(&block(Some("a"))), Some(&resting)), [rest(None)]);
     assert_eq!(between(Some(&resting), Some(&block(Some("a")))), [What::Rested { address }]);
-    // Whoever gets an address whose rest is over writes both at once.
+    // An assignment of an address after its cooldown writes both at once.
     let next = holding(&holder("net.c2", &[]));
     assert_eq!(between(Some(&resting), Some(&next)), [What::Assigned { address, holder: holder("net.c2", &[]) }]);
 }
@@ -120,7 +120,7 @@ fn a_holder_is_read_from_its_entry() {
     assert_eq!(Holder::of(&holder("net.c", &[])).container, None, "nothing splits a handle at a dot");
 }
 
-/// What a watch tells of the revision of a transaction.
+/// The happenings that a watch reports of the revision of a transaction.
 async fn told_of(store: &Arc<dyn Store>, txn: Txn) -> Told {
     let revision = store.txn(txn).await.unwrap().revision;
     let watch = WatchRequest::new(kv::Range::All, revision).with_prev(Prev::Return);
@@ -166,7 +166,7 @@ async fn what_cannot_be_read_or_is_not_known_is_said() {
     assert_eq!(of_listed(&keys::handle("h"), b"{}"), None);
 }
 
-/// Who has which address, and which ones rest, as happenings tell it.
+/// The holders of addresses, and those in cooldown, by the happenings.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Replayed {
     held: BTreeMap<IpAddr, Attribute>,

@@ -7,10 +7,10 @@ use time::{Duration, OffsetDateTime};
 use super::{Allocation, Evidence, Holdings};
 use crate::model::handle_id;
 
-/// What is younger than this is never freed because a runtime's list does not have it: the list may be older.
+/// An allocation younger than this is never freed because a runtime's list does not have it: the list may be older.
 pub const YOUNG: Duration = Duration::seconds(60);
 
-/// What the evidence says of what a node holds. Every allocation is in exactly one list.
+/// The verdict of the evidence on a node's holdings. Every allocation is in exactly one list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Judged {
     /// Given in an earlier boot of this machine, and no interface holds it. Nobody can be using it.
@@ -52,7 +52,7 @@ pub fn judge(holdings: &Holdings, evidence: &Evidence, began: Option<OffsetDateT
     judged
 }
 
-/// What the evidence says of an attachment.
+/// The verdict of the evidence on an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Live,
@@ -109,8 +109,9 @@ impl Evidence {
         }
     }
 
-    /// True if the look was made in a container, and the allocation was not given in one, as far as is recorded. Nothing of
-    /// it is to be seen from there, and even the boot may have another id: some containers have one of their own.
+    /// True if the look was made in a container, and the allocation was not given in one, as far as is recorded.
+    /// Nothing of it can be seen from there, and even the boot may have another id: some containers have one of their
+    /// own.
     fn is_outside(&self, one: &Allocation) -> bool {
         let container = one.netns.as_deref().and_then(parse_netns).and_then(|(_, container)| container);
         self.within.is_some() && container.is_none()
@@ -128,7 +129,7 @@ fn parse_netns(recorded: &str) -> Option<(&str, Option<&str>)> {
     (is_name && container.is_none_or(is_number)).then_some((name, container))
 }
 
-/// What a runtime's list of what there is says of a network's allocations.
+/// The verdict of a runtime's list on a network's allocations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stale {
     /// Not in the list, and old enough.

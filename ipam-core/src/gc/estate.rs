@@ -1,5 +1,5 @@
-//! What nodes have in a store, node by node, as of one revision: for who frees it when a node is gone, or hands it on when a
-//! node got another name.
+//! The estates of nodes in a store, as of one revision, for a caller that frees them when a node is gone, or hands them
+//! on when a node got another name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ pub struct Known {
     pub pinned: Option<String>,
 }
 
-/// What a block has of a node.
+/// A node's addresses in a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Part {
     /// The block is the node's.
@@ -47,7 +47,7 @@ pub struct Estate {
     pub node: String,
     /// The blocks that are its own, that it has an affinity to, or that have addresses of it.
     pub parts: BTreeMap<IpNet, Part>,
-    /// The addresses that are recorded for it, whoever assigned them, tunnels among them; by block.
+    /// The addresses that are recorded for it, by any writer, tunnels among them; by block.
     pub holds: Vec<Hold>,
     /// How many addresses are recorded for it and for a second owner, who may be alive, or are a virtual machine's, which may
     /// run elsewhere next.
@@ -71,7 +71,7 @@ impl Estate {
     }
 }
 
-/// What nodes have in a store.
+/// The estates of nodes in a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Estates {
     /// Which nodes the store knows.
@@ -79,7 +79,7 @@ pub struct Estates {
     /// All nodes that have addresses or blocks, or are registered, whether they were looked at or not; and those that were looked
     /// at and have endpoints.
     pub nodes: BTreeSet<String>,
-    /// What the nodes have that were looked at, by name; those that have nothing are not here.
+    /// The estates of the scanned nodes, by name; nodes that have nothing are not here.
     pub estates: BTreeMap<String, Estate>,
 }
 
@@ -98,7 +98,7 @@ impl Estates {
                 }
                 self.nodes.insert(node);
             }
-            // What old versions kept is no more than the node's name.
+            // Old versions kept no more than the node's name.
             _ => {
                 let Some(node) = keys::parse_legacy_host(key).map(str::to_owned) else { return };
                 if wanted(&self.known, &node) {

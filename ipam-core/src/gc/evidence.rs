@@ -16,7 +16,7 @@ pub struct Evidence {
     /// Every address that an interface holds in any network namespace that was seen.
     pub live: BTreeSet<IpAddr>,
     /// The names of all network namespaces that were seen, without what may follow a slash; see
-    /// [`NETNS`](crate::attachment::NETNS). `None` if one of them has no name that can be told.
+    /// [`NETNS`](crate::attachment::NETNS). `None` if one of them has no known name.
     pub namespaces: Option<BTreeSet<String>>,
     /// The process id namespace in which the look was made, unless that is the machine's first: nothing outside of it was
     /// seen.

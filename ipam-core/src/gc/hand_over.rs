@@ -20,7 +20,8 @@ use crate::model::{Block, Owner};
 use crate::surroundings::read_config;
 use crate::workset::{Found, Workset};
 
-/// What the handles of a node's tunnel addresses begin with in Calico; the node's name follows. It finds them by these.
+/// The beginnings of the handles of a node's tunnel addresses in Calico; the node's name follows. It finds them by
+/// these.
 const TUNNELS: [&str; 5] = [
     "ipip-tunnel-addr-",
     "vxlan-tunnel-addr-",
@@ -33,7 +34,7 @@ const MOST_KEYS: usize = 96;
 /// How many bytes the blocks of a commit have, unless one alone has more.
 const MOST_BYTES: usize = 1_000_000;
 
-/// What a commit has made another node's.
+/// The blocks and addresses that a commit has handed over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HandedOver {
     /// The blocks that are its own now.
@@ -79,8 +80,8 @@ impl Estate {
 }
 
 impl Ipam {
-    /// Makes what the node `from` has in some blocks the node `to`'s, one of [`Estate::shares`], in one commit. What is the
-    /// other node's already is left as it is, so it can be repeated.
+    /// Makes what the node `from` has in some blocks the node `to`'s, one of [`Estate::shares`], in one commit. Blocks
+    /// that are the other node's already stay as they are, so it can be repeated.
     ///
     /// # Errors
     /// `Invalid` if `from` is registered, or `to` cannot be the name of another node; `UnknownNode` if nodes are registered

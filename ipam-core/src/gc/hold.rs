@@ -105,18 +105,18 @@ impl From<&Allocation> for Hold {
     }
 }
 
-/// What became of addresses that were to be freed.
+/// The outcome for addresses that a caller wants freed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Freed {
     /// Those that are free now, or rest.
     pub released: Vec<IpAddr>,
-    /// Those that were given anew or given back since they were read, and were left alone.
+    /// Those that were assigned again or released since they were read, and were left alone.
     pub changed: Vec<IpAddr>,
     /// The workload endpoints that are deleted.
     pub endpoints: Vec<EndpointOf>,
 }
 
-/// Divides what is to be freed into what one commit can free: all of one block, and not too many.
+/// Divides allocations into batches that one commit can free: all of one block, and not too many.
 pub fn batches<'a, A>(held: &'a [A]) -> Vec<Vec<Hold>>
 where
     Hold: From<&'a A>,
@@ -128,7 +128,7 @@ where
     by_block.into_values().flat_map(divided).collect()
 }
 
-/// Divides what is to be freed of a block.
+/// Divides the allocations of a block.
 fn divided(block: Vec<Hold>) -> Vec<Vec<Hold>> {
     let (mut batches, mut batch, mut keys) = (Vec::new(), Vec::new(), 0);
     for hold in block {
@@ -145,7 +145,7 @@ fn divided(block: Vec<Hold>) -> Vec<Vec<Hold>> {
 }
 
 impl Ipam {
-    /// Frees what one commit can, one of [`batches`]. What is not any more as it was read is left.
+    /// Frees what one commit can, one of [`batches`]. An allocation that has changed since it was read stays.
     ///
     /// # Errors
     /// Those of the store; a damaged handle.

@@ -1,4 +1,4 @@
-//! What a runtime's lists of what there is say of what a node holds. No I/O.
+//! The verdict of a runtime's lists on a node's holdings. No I/O.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +68,7 @@ impl RuntimeList {
     }
 }
 
-/// What lists say of allocations.
+/// The verdict of lists on allocations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unlisted {
     /// In none of them, and old enough.

@@ -1,20 +1,20 @@
 //! Taking back what nobody uses any more.
 //!
-//! Runtimes forget to give addresses back: at a reboot they never do, and a crash leaves some behind. Three kinds of evidence
-//! tell that an address is not in use: it was given in an earlier boot; the network namespace that it was given for is gone,
-//! and no interface holds it; the runtime's list of what there is does not have it. That no interface holds an address is no
-//! evidence by itself: virtual machines and programs that have a network card to themselves use addresses without one. Evidence comes from outside, and [`judge`], [`stale`] and [`unlisted`] decide on it
-//! without any I/O.
-//! The order matters: what is held is read first, and evidence is gathered after that, so that an address that is given
-//! meanwhile is no candidate.
+//! Runtimes forget to release addresses: at a reboot they never do, and a crash leaves some behind. Three kinds of
+//! evidence tell that an address is not in use: it was given in an earlier boot; the network namespace that it was
+//! given for is gone, and no interface holds it; the runtime's list of what there is does not have it. That no
+//! interface holds an address is no evidence by itself: virtual machines and programs that have a network card to
+//! themselves use addresses without one. Evidence comes from outside, and [`judge`], [`stale`] and [`unlisted`] decide
+//! on it without any I/O. The order matters: what is held is read first, and evidence is gathered after that, so that
+//! an address that is given meanwhile is no candidate.
 //!
 //! Only allocations that carry attributes of ours are ever candidates, and only those of the node that asks. Tunnel
-//! addresses, those of load balancers and what Windows hosts keep have none; they are counted and left. What a node held
-//! that is gone for good is another matter: that is its [`Estate`], whoever has assigned it.
+//! addresses, those of load balancers and what Windows hosts keep have none; they are counted and left. The holdings of
+//! a node that is gone for good are another matter: they are its [`Estate`], whichever writer has assigned them.
 //!
-//! What is to go is freed block by block, a commit for each, and only where handle, attributes and sequence number are
-//! still what they were: each assignment changes the sequence number, also one that gives the same address once more. The
-//! container's workload endpoint goes in that commit, too, where there is one.
+//! Leftovers are freed block by block, a commit for each, and only where handle, attributes and sequence number are
+//! still what they were: each assignment changes the sequence number, also one that gives the same address once more.
+//! The container's workload endpoint goes in that commit, too, where there is one.
 
 mod decide;
 mod endpoints;
@@ -80,7 +80,7 @@ pub struct Allocation {
     entry: Attribute,
 }
 
-/// What an entry of a block is to a node.
+/// The relation of an entry of a block to a node.
 #[derive(Debug)]
 enum Kind {
     /// It is held by the node, with our attributes.
@@ -94,12 +94,12 @@ enum Kind {
 }
 
 impl Allocation {
-    /// What an address is to a node.
+    /// The relation of an address to a node.
     fn of(block: &Block, address: IpAddr, entry: &Attribute, node: &str) -> Kind {
         if entry.released_at().is_some() {
             return Kind::Other;
         }
-        // What does not name a node is counted where the block is.
+        // An entry that names no node counts for the owner of the block.
         let owner = || block.owner().as_ref().and_then(Owner::node) == Some(node);
         if !entry.node().map_or_else(owner, |named| named == node) {
             return Kind::Other;
@@ -137,18 +137,18 @@ impl Allocation {
         self.timestamp.as_deref().and_then(parse_go_string)
     }
 
-    /// What is freed together or not at all: handle and interface.
+    /// The unit that is freed as a whole: handle and interface.
     pub fn attachment(&self) -> (&str, &str) {
         (&self.handle, &self.interface)
     }
 }
 
-/// What a node holds, as of one revision.
+/// The holdings of a node, as of one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
     /// The name under which the store knows the node.
     pub node: String,
-    /// What carries our attributes, by block and address.
+    /// The allocations with our attributes, by block and address.
     pub allocations: Vec<Allocation>,
     /// How many addresses of the node carry no attributes of ours: what Calico itself assigned.
     pub unmarked: usize,
@@ -201,7 +201,7 @@ impl Ipam {
         Ok(holdings)
     }
 
-    /// What the evidence says of what a node holds; see [`judge`].
+    /// The verdict of the evidence on a node's holdings; see [`judge`].
     pub fn judge(&self, holdings: &Holdings, evidence: &Evidence) -> Judged {
         judge(holdings, evidence, self.began(evidence))
     }

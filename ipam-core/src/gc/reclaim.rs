@@ -29,8 +29,8 @@ pub(crate) struct Leftover {
 }
 
 impl Leftover {
-    /// What the blocks have of the node of an attachment from boots other than its own, oldest first, each attachment once
-    /// and the one that asks not at all.
+    /// The leftovers in the blocks from the node of an attachment and boots other than its own, oldest first, each
+    /// attachment once and the one that asks not at all.
     pub(crate) fn in_blocks<'b>(blocks: impl Iterator<Item = &'b Block>, asks: &Attachment) -> Vec<Self> {
         let Some(boot) = &asks.boot else { return Vec::new() };
         let mut found: Vec<Self> = Vec::new();
@@ -51,18 +51,18 @@ impl Leftover {
     }
 }
 
-/// What an assignment may free, and on what evidence.
+/// The leftovers that an assignment may free, and the evidence.
 #[derive(Debug)]
 pub(crate) struct Leftovers {
     /// Oldest first.
     pub(crate) found: Vec<Leftover>,
-    /// What is known of the machine, gathered after they were found.
+    /// The evidence of the machine, gathered after they were found.
     pub(crate) evidence: Evidence,
 }
 
 impl Ipam {
-    /// Frees leftovers of a node as a part of what the workset will write. Whoever has become live, was renewed, or is
-    /// spread over too many blocks stays.
+    /// Frees leftovers of a node as a part of what the workset will write. An attachment that has become live, was
+    /// renewed, or is spread over too many blocks stays.
     pub(crate) async fn free_leftovers(
         &self,
         work: &mut Workset<'_>,

@@ -16,7 +16,7 @@ use crate::net::{bounds, nth};
 /// How far another machine's clock may be ahead of ours, where released addresses do not rest.
 const AHEAD: Duration = Duration::MINUTE;
 
-/// What is remembered of the blocks, in the order in which they were read.
+/// The facts kept of the blocks, in the order in which they were read.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     notes: Vec<Note>,
@@ -28,7 +28,7 @@ pub(super) struct Blocks {
 #[derive(Debug)]
 struct Note {
     cidr: IpNet,
-    /// What the block says of itself; `None` for one that cannot be read.
+    /// The block's own owner; `None` for one that cannot be read.
     about: Option<About>,
 }
 
@@ -188,7 +188,7 @@ impl Several {
     }
 }
 
-/// What is told of the addresses of a block together.
+/// The findings that concern several addresses of a block.
 #[derive(Default)]
 struct Seen {
     future: Several,

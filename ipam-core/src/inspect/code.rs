@@ -40,17 +40,17 @@ macro_rules! codes {
                 match self { $(Self::$kind => Severity::$severity),+ }
             }
 
-            /// What it means, in a sentence.
+            /// The meaning, in a sentence.
             pub fn meaning(self) -> &'static str {
                 match self { $(Self::$kind => $meaning),+ }
             }
 
-            /// What a person can do about it.
+            /// The advice for a person.
             pub fn advice(self) -> &'static str {
                 match self { $(Self::$kind => $advice),+ }
             }
 
-            /// What [`mend`](crate::Ipam::mend) does about it, if it can do anything.
+            /// The repair of [`mend`](crate::Ipam::mend), if there is one.
             pub fn repair(self) -> Option<&'static str> {
                 let text = match self { $(Self::$kind => $repair),+ };
                 (!text.is_empty()).then_some(text)

@@ -21,7 +21,7 @@ use crate::model::{Attribute, Document, Orchestrator, Owner, WorkloadEndpoint, h
 use crate::timestamps::parse_go_string;
 use crate::vm::is_vms;
 
-/// An address is assigned before its endpoint is stored. What is younger may be about to get one.
+/// An address is assigned before its endpoint is stored. A younger address may be about to get one.
 const YOUNG: Duration = Duration::MINUTE;
 
 /// The notes about the endpoints.
@@ -189,7 +189,7 @@ impl Note {
         if entry.released_at().is_some() {
             return Standing::Resting;
         }
-        // Whose an address without a handle is nobody can tell, and a virtual machine's moves from pod to pod.
+        // The owner of an address without a handle is unknown, and a virtual machine's address moves from pod to pod.
         let Some(handle) = entry.handle().filter(|_| !is_vms(entry)) else { return Standing::Own };
         let network = handle.strip_suffix(&self.container).and_then(|rest| rest.strip_suffix('.'));
         let is_own = network.is_some_and(|network| !network.is_empty()) || handle == self.old_handle();

@@ -1,4 +1,4 @@
-//! What an inspection finds.
+//! The findings of an inspection.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use super::code::{Code, Severity};
 use crate::model::Owner;
 
-/// What a finding is about.
+/// The subject of a finding.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Subject {
@@ -65,9 +65,9 @@ impl Serialize for Subject {
 pub struct Finding {
     /// Its kind.
     pub code: Code,
-    /// What it is about.
+    /// The subject.
     pub subject: Subject,
-    /// What was found, in a sentence. It may hold text from the store.
+    /// The finding, in a sentence. It may hold text from the store.
     pub what: String,
     /// Whether [`mend`](crate::Ipam::mend) can mend it.
     pub mendable: bool,
@@ -98,7 +98,7 @@ impl Finding {
         self
     }
 
-    /// What mends it.
+    /// The repair.
     pub fn mend(&self) -> &'static str {
         match self.code.repair() {
             Some(repair) if self.mendable => repair,
@@ -139,7 +139,7 @@ pub struct Counts {
     pub of_gone_nodes: usize,
 }
 
-/// What Calico knows of the cluster as a whole.
+/// Calico's documents about the cluster as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
     /// Its unique id.
@@ -188,7 +188,7 @@ pub struct LeakedHandle {
 pub struct Inspection {
     /// The revision.
     pub revision: Revision,
-    /// What is wrong or worth knowing, by code and subject.
+    /// The findings, by code and subject.
     pub findings: Vec<Finding>,
     /// How much there is.
     pub counts: Counts,

@@ -10,8 +10,8 @@ use super::code::Code;
 use super::finding::{Finding, Inspection, LeakedHandle, Subject, addresses};
 use crate::model::{Document, Handle, WINDOWS_RESERVED_HANDLE};
 
-/// What the blocks hold under each handle that was not met yet. There can be half a million of them, nearly all with
-/// addresses in one block.
+/// The addresses in the blocks of each handle that was not met yet. There can be half a million of them, nearly all
+/// with addresses in one block.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
     /// The block that was met first, and how many addresses it holds.
@@ -52,7 +52,7 @@ impl Handles {
 
     /// Compares a stored handle; all blocks were read before.
     pub(super) fn compare(&mut self, id: &str, kv: &Kv, blocks: &Blocks, done: &mut Inspection) {
-        // What an old migration left behind the id is no part of it.
+        // The remains of an old migration behind the id are no part of it.
         let plain = id.split('\r').next().unwrap_or(id);
         let held = self.take(plain);
         if held.is_empty() && plain != id {

@@ -18,13 +18,13 @@ use crate::model::{Affinity, AffinityState, Block, Document, IpReservation, Owne
 use crate::surroundings::{decode_all, read_config};
 use crate::workset::Workset;
 
-/// What came of mending.
+/// The outcome of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Mended {
     /// It is mended.
     Done,
-    /// What was found is not there any more, or was written since: look again.
+    /// The finding is not there any more, or its document was written since: inspect again.
     Changed,
 }
 
@@ -145,7 +145,7 @@ impl Ipam {
                 work.drop_affinity(owner, cidr).await?;
             }
             _ => {
-                // Rewriting the block makes whoever is about to take it away start anew.
+                // Rewriting the block makes another writer that is about to take it start again.
                 work.change(cidr, |_| ()).await?;
                 work.confirm_affinity(owner, cidr).await?;
             }

@@ -16,7 +16,7 @@ impl Ipam {
     /// Writes a handle anew from the blocks: those that it names, and those that were found to hold something under it.
     ///
     /// All those blocks are guarded. Where a count is too high, its block is written, too: Calico counts in the handle
-    /// before it writes the block, and whoever is between the two has to start anew, and counts anew.
+    /// before it writes the block, and a writer between the two steps must start again, and counts again.
     pub(super) async fn mend_handle(
         &self,
         tx: &mut Transaction,

@@ -5,8 +5,8 @@
 //! foreign writer that changes one key after the other can be seen half-way. [`Ipam::mend`] is for a finding that is
 //! still there: it reads again, and commits only if nothing of it has changed.
 //!
-//! What is wrong is a [`Finding`] with a [`Code`]. Who uses an address is never guessed: no repair frees one that is
-//! allocated.
+//! A fault is a [`Finding`] with a [`Code`]. An inspection never guesses the user of an address: no repair frees
+//! one that is allocated.
 
 mod blocks;
 mod code;
@@ -75,7 +75,7 @@ impl Inspector {
         }
     }
 
-    /// What has to be read, in this order.
+    /// The ranges to read, in this order.
     pub fn ranges() -> Vec<Range> {
         let resources = [ResourceKind::IpPool, ResourceKind::IpReservation, ResourceKind::Node];
         let mut ranges = vec![Range::Key(keys::config()), Range::Key(keys::cluster_information())];

@@ -19,7 +19,7 @@ use crate::workset::Workset;
 /// How many addresses go in one commit: each can have a handle of its own, which is a guard.
 const MOST_ADDRESSES: usize = 60;
 
-/// What became of addresses that nobody uses.
+/// The outcome for addresses that nobody uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reclaimed {
     /// They are free, or rest.

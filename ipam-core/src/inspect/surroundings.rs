@@ -1,4 +1,4 @@
-//! What surrounds the blocks: settings, pools, reservations, nodes.
+//! The surroundings of blocks: settings, pools, reservations, nodes.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::net::{Family, overlap};
 use crate::reservations::Reservations;
 use crate::selector::Selector;
 
-/// What was read before the blocks.
+/// The documents that were read before the blocks.
 #[derive(Debug, Default)]
 pub(super) struct Surroundings {
     /// The settings, once they were read.
@@ -135,8 +135,8 @@ impl Surroundings {
         }
     }
 
-    /// What is missing of what a bridged network has to keep free. That a pool is one for a bridged network is only
-    /// known where a reservation says so.
+    /// The missing reservations of a bridged network. That a pool is one for a bridged network is only known where a
+    /// reservation says so.
     fn unreserved(&self, pool: &Pool) -> Option<Finding> {
         let named = |name: String| self.reservations.iter().find(|reservation| reservation.name() == name);
         match named(bridge::reservation_name(pool.name())) {
@@ -156,7 +156,7 @@ impl Surroundings {
     }
 }
 
-/// What a bridged network's reservation should have and has not.
+/// The addresses that a bridged network's reservation lacks.
 pub(super) fn lacking(pool: &Pool, reservation: &IpReservation) -> Vec<IpNet> {
     let reserved = Reservations::from_documents([reservation]).0;
     let mut wanted = bridge::reserved(pool.cidr(), bridge::recorded_gateway(reservation));
@@ -168,7 +168,7 @@ fn list(nets: &[IpNet]) -> String {
     nets.iter().map(|net| net.addr().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// What was read, or nothing and a finding.
+/// The document, or nothing and a finding.
 fn or_find<D>(read: Result<D, Malformed>, code: Code, subject: Subject, findings: &mut Vec<Finding>) -> Option<D> {
     read.map_err(|error| findings.push(Finding::new(code, subject, error.reason()))).ok()
 }

@@ -9,17 +9,17 @@ use super::kept::{Kept, read_keeping};
 /// How far a claim has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AffinityState {
-    /// The block is the owner's. What old versions wrote, an empty state or an empty value, counts as this.
+    /// The block is the owner's. The empty state and the empty value of old versions count as this.
     Confirmed,
     /// The owner is about to claim the block; another may be quicker.
     Pending,
-    /// The owner is about to give the block back.
+    /// The owner is about to release the block.
     PendingDeletion,
     /// A state that this version does not know. To be treated as not confirmed.
     Unknown,
 }
 
-/// What is stored under an affinity's key.
+/// The document under an affinity's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Affinity {
     #[serde(default, skip_serializing_if = "Field::is_absent")]

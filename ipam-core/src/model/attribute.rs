@@ -1,4 +1,4 @@
-//! What a block knows about an address that it has given out.
+//! The facts in a block about an assigned address.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ read_keeping!(Attribute {
 });
 
 impl Attribute {
-    /// An entry for a new holder. What is empty is left out, as Calico does.
+    /// An entry for a new holder. Empty members are left out, as in Calico.
     pub fn new(handle: Option<&str>, attributes: BTreeMap<String, String>) -> Self {
         let handle_id = handle.map_or(Field::Absent, |handle| Field::Is(handle.into()));
         let mut new = Self { handle_id, ..Self::default() };
@@ -134,12 +134,12 @@ impl Attribute {
         self.handle_id = Field::Is(handle.into());
     }
 
-    /// Replaces all attributes of the holder. What is empty is left out.
+    /// Replaces all attributes of the holder. Empty members are left out.
     pub(super) fn set_attributes(&mut self, attributes: BTreeMap<String, String>) {
         self.secondary = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes.into()) };
     }
 
-    /// Replaces all attributes of the other holder. What is empty is left out.
+    /// Replaces all attributes of the other holder. Empty members are left out.
     pub(super) fn set_alternate_attributes(&mut self, attributes: BTreeMap<String, String>) {
         self.alternate = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes.into()) };
     }

@@ -30,7 +30,7 @@ pub struct Malformed {
 }
 
 impl Malformed {
-    /// What is wrong with the value of a key. Nothing of the value itself belongs into the reason but names and numbers.
+    /// The fault of the value of a key. Nothing of the value itself belongs into the reason but names and numbers.
     pub fn new(key: &Key, reason: impl fmt::Display) -> Self {
         Self { key: key.to_string(), reason: reason.to_string() }
     }
@@ -40,7 +40,7 @@ impl Malformed {
         &self.key
     }
 
-    /// What is wrong.
+    /// The fault.
     pub fn reason(&self) -> &str {
         &self.reason
     }

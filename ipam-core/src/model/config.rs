@@ -30,7 +30,7 @@ pub enum ContradictorySettings {
     LimitWithoutStrict,
 }
 
-/// What is stored under the configuration's key.
+/// The document under the configuration's key.
 ///
 /// Calico leaves out whatever is zero, so a stored `{}` says that new blocks must not be claimed. That differs from no
 /// configuration at all, which is [`IpamConfig::default`].
@@ -60,7 +60,7 @@ read_keeping!(IpamConfig {
 });
 
 impl Default for IpamConfig {
-    /// What holds where nothing is stored: borrowing and new blocks are allowed, no cooldown.
+    /// The defaults where nothing is stored: borrowing and new blocks are allowed, no cooldown.
     fn default() -> Self {
         Self {
             strict_affinity: Field::Absent,

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::codec::{Document, Field, Malformed, from_json, to_json};
 use super::kept::{Kept, read_keeping};
 
-/// What is stored under a handle's key. The id is in the key alone.
+/// The document under a handle's key. The id is in the key alone.
 ///
 /// The counts are hints: Calico adds what was asked for before it knows what it gets, so a count can be too high. The
 /// blocks say what is really held.
@@ -60,7 +60,7 @@ impl Handle {
     /// Sets the count for a block to what the block itself says; 0 or less removes the entry.
     pub fn set(&mut self, block: IpNet, count: i64) {
         let blocks = self.block.or_default();
-        // Whatever spelling of the network a foreign writer chose gives way to ours.
+        // Our spelling of the network replaces that of a foreign writer.
         blocks.retain(|text, _| text.parse::<IpNet>().map(|net| net.trunc()) != Ok(block));
         if count > 0 {
             blocks.insert(block.to_string(), count);
@@ -81,7 +81,7 @@ impl Handle {
         }
     }
 
-    /// True if no block is left, so that the key is to be deleted. An entry that is no network names nothing.
+    /// True if no block is left, so that the key must be deleted. An entry that is no network names nothing.
     pub fn is_empty(&self) -> bool {
         self.blocks().next().is_none()
     }

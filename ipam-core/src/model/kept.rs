@@ -48,8 +48,8 @@ impl From<Net> for ipnet::IpNet {
     }
 }
 
-/// Reads a document that ends in `extra: Kept`: first the fields that it must have, each with what it is read as, then those
-/// of type `Field`. What serde derives for a flattened map would put all values through types of its own.
+/// Reads a document that ends in `extra: Kept`: first the fields that it must have, each with what it is read as, then
+/// those of type `Field`. serde's derived code for a flattened map would put all values through types of its own.
 macro_rules! read_keeping {
     ($document:ident { $($need:ident: $as:ty = $need_name:literal),*; $($may:ident = $may_name:literal),+ $(,)? }) => {
         impl<'de> serde::Deserialize<'de> for $document {

@@ -69,7 +69,7 @@ fn text(key: &Key) -> Option<&str> {
     std::str::from_utf8(key.as_bytes()).ok()
 }
 
-/// What the keys of all blocks, affinities and handles begin with.
+/// The prefix of the keys of all blocks, affinities and handles.
 pub fn ipam_prefix() -> Key {
     IPAM.into()
 }
@@ -86,7 +86,7 @@ pub fn parse_block(key: &Key) -> Option<IpNet> {
     parse_net(family, segment)
 }
 
-/// What the keys of all blocks begin with, or of those of one family.
+/// The prefix of the keys of all blocks, or of those of one family.
 pub fn blocks_prefix(family: Option<Family>) -> Key {
     match family {
         None => format!("{IPAM}assignment/").into(),
@@ -117,7 +117,7 @@ pub fn parse_affinity(key: &Key) -> Option<(Owner, IpNet)> {
     parts.next().is_none().then_some((owner, cidr))
 }
 
-/// What the keys of one owner's affinities begin with, or of those of one family. `None` as for [`affinity`].
+/// The prefix of the keys of one owner's affinities, or of those of one family. `None` as for [`affinity`].
 pub fn affinities_prefix(owner: &Owner, family: Option<Family>) -> Option<Key> {
     let prefix = owner_segment(owner)?;
     Some(match family {
@@ -126,12 +126,12 @@ pub fn affinities_prefix(owner: &Owner, family: Option<Family>) -> Option<Key> {
     })
 }
 
-/// What the keys of all hosts' affinities begin with.
+/// The prefix of the keys of all hosts' affinities.
 pub fn host_affinities_prefix() -> Key {
     format!("{IPAM}host/").into()
 }
 
-/// What the keys of all virtual owners' affinities begin with.
+/// The prefix of the keys of all virtual owners' affinities.
 pub fn virtual_affinities_prefix() -> Key {
     format!("{IPAM}virtual/").into()
 }
@@ -160,12 +160,12 @@ pub fn parse_handle(key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(IPAM)?.strip_prefix("handle/")?)
 }
 
-/// What the keys of all handles begin with.
+/// The prefix of the keys of all handles.
 pub fn handles_prefix() -> Key {
     format!("{IPAM}handle/").into()
 }
 
-/// What the keys of all resources of a kind begin with that is none of ours, by the plural in the key.
+/// The prefix of the keys of all resources of a foreign kind, by the plural in the key.
 pub(crate) fn other_resources_prefix(plural: &str) -> Key {
     format!("{RESOURCES}{plural}/").into()
 }
@@ -227,7 +227,7 @@ pub fn parse_resource(kind: ResourceKind, key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(RESOURCES)?.strip_prefix(kind.plural())?.strip_prefix('/')?)
 }
 
-/// What the keys of all resources of a kind begin with.
+/// The prefix of the keys of all resources of a kind.
 pub fn resources_prefix(kind: ResourceKind) -> Key {
     format!("{RESOURCES}{}/", kind.plural()).into()
 }

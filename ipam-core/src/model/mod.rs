@@ -1,8 +1,8 @@
 //! The stored documents, exactly as Calico writes them: their keys, their JSON, and what may be done to each.
 //!
 //! A document that was read and not changed is written back equal, down to `null` against absent and to fields that
-//! this version does not know. What Calico wrote in earlier years is read too; a document that is changed is written in
-//! the current form.
+//! this version does not know. Documents of earlier versions of Calico are read, too; a document that is changed is
+//! written in the current form.
 
 mod affinity;
 mod attribute;

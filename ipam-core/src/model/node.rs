@@ -7,7 +7,7 @@ use super::codec::{Document, Malformed};
 use super::keys::ResourceKind;
 use super::resource::{Labels, Resource};
 
-/// What is stored under a node's key.
+/// The document under a node's key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     resource: Resource,

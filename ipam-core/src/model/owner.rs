@@ -1,4 +1,4 @@
-//! Who a block belongs to.
+//! The owner of a block.
 
 use std::convert::Infallible;
 use std::fmt;

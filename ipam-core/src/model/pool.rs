@@ -1,4 +1,4 @@
-//! An address pool: a network that is cut into blocks, and who may use it.
+//! An address pool: a network that is cut into blocks, and its permitted users.
 
 use std::fmt;
 
@@ -43,7 +43,7 @@ impl fmt::Display for PoolUse {
     }
 }
 
-/// Who chooses a pool.
+/// The callers that may choose a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AssignmentMode {
     /// The allocator, where its selectors match.
@@ -76,9 +76,9 @@ pub struct NewPool {
     pub node_selector: String,
     /// Which namespaces it is for; empty for all.
     pub namespace_selector: String,
-    /// What its addresses may be used for.
+    /// The permitted uses of its addresses.
     pub allowed_uses: Vec<PoolUse>,
-    /// Who chooses it.
+    /// The callers that may choose it.
     pub assignment_mode: AssignmentMode,
 }
 
@@ -132,7 +132,7 @@ impl NewPool {
     }
 }
 
-/// What is stored under a pool's key.
+/// The document under a pool's key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pool {
     resource: Resource,
@@ -244,7 +244,7 @@ impl Pool {
             .any(|condition| condition["type"] == "Allocatable" && condition["status"] == "False")
     }
 
-    /// Who chooses it. A mode that this version does not know is not chosen by itself.
+    /// The callers that may choose it. A mode that this version does not know is not chosen by itself.
     pub fn assignment_mode(&self) -> AssignmentMode {
         match self.resource.spec("assignmentMode").and_then(serde_json::Value::as_str) {
             None | Some("" | "Automatic") => AssignmentMode::Automatic,
@@ -252,7 +252,7 @@ impl Pool {
         }
     }
 
-    /// What its addresses may be used for, as stored; containers and tunnels if nothing is said.
+    /// The permitted uses of its addresses, as stored; containers and tunnels by default.
     pub fn allowed_uses(&self) -> Vec<&str> {
         let stored = self.resource.spec("allowedUses").and_then(serde_json::Value::as_array);
         let uses: Vec<&str> = stored.into_iter().flatten().filter_map(serde_json::Value::as_str).collect();

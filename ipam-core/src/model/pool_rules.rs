@@ -1,4 +1,4 @@
-//! What a new pool must be like, as Calico checks it.
+//! The rules for a new pool, as Calico checks them.
 
 use std::fmt;
 
@@ -41,7 +41,7 @@ impl InvalidPool {
         self.field
     }
 
-    /// What is wrong with it.
+    /// Its fault.
     pub fn reason(&self) -> &str {
         &self.reason
     }

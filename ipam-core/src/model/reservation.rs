@@ -10,7 +10,7 @@ use super::resource::Resource;
 
 const CIDRS: &str = "reservedCIDRs";
 
-/// What is stored under a reservation's key.
+/// The document under a reservation's key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IpReservation {
     resource: Resource,
@@ -29,7 +29,7 @@ impl IpReservation {
         self.resource.name()
     }
 
-    /// What is reserved, as text: networks or single addresses. An entry that is not text is shown as its JSON.
+    /// The reserved networks or single addresses, as text. An entry that is not text is shown as its JSON.
     pub fn texts(&self) -> Vec<String> {
         let entries = self.resource.spec(CIDRS).and_then(serde_json::Value::as_array).into_iter().flatten();
         entries.map(|entry| entry.as_str().map_or_else(|| entry.to_string(), str::to_owned)).collect()

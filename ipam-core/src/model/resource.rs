@@ -54,7 +54,8 @@ impl Resource {
         to_json(&self.document)
     }
 
-    /// The same resource as a new one of another name. What only the old one had, such as its status, is left out.
+    /// The same resource as a new one of another name. Members that only the old one had, such as its status, are left
+    /// out.
     pub(super) fn reborn(&self, name: &str, uid: &str, now: OffsetDateTime) -> Self {
         let mut new = Self { name: name.to_owned(), document: self.document.clone() };
         new.document.remove("status");
@@ -169,7 +170,7 @@ fn text_map(value: Option<&serde_json::Value>) -> Labels {
 /// Checks the name of a resource: what can be a DNS subdomain, as Calico asks for.
 ///
 /// # Errors
-/// What is wrong with the name.
+/// The fault of the name.
 pub fn check_name(name: &str) -> Result<(), &'static str> {
     let good_part = |part: &str| {
         part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')

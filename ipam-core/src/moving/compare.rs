@@ -1,4 +1,4 @@
-//! What has to be done to a target so that it has what its source has.
+//! The changes by which a target gets equal to its source.
 
 use std::cmp::Ordering;
 
@@ -11,7 +11,7 @@ use super::scope::{Part, part_of};
 pub struct Change {
     /// Which one.
     pub key: Key,
-    /// What it shall have; `None` if it shall go.
+    /// Its future value; `None` if it shall go.
     pub value: Option<Value>,
     /// When it was last written; unset if it is not there.
     pub was: Revision,
@@ -20,7 +20,7 @@ pub struct Change {
 /// A part of a source beside the same part of its target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// What is to be done, ascending.
+    /// The changes, ascending.
     pub changes: Vec<Change>,
     /// How many keys are equal already.
     pub equal: u64,

@@ -5,7 +5,7 @@ use std::fmt;
 use kv::Value;
 use serde::{Deserialize, Serialize};
 
-/// What fills the store.
+/// The source that fills the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MoveKind {
@@ -23,20 +23,20 @@ pub enum State {
     Copying,
     /// All of one revision is there, and was compared.
     Copied,
-    /// What was written is being taken away again.
+    /// The written keys are being removed again.
     Removing,
 }
 
 /// The mark: that a store is being filled, from where, and how to end it. JSON under [`mark_key`](super::mark_key).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// What fills it.
+    /// The kind of its source.
     pub way: MoveKind,
     /// The source, as one writes it on a command line: a URL or a file.
     pub from: String,
     /// The store itself, as one writes it on a command line.
     pub to: String,
-    /// What tells this source from every other: the id of a store, or the checksum of a file and what is done to it.
+    /// The identity of this source: the id of a store, or the checksum of a file and the changes to it.
     pub source: String,
     /// How far it has come.
     pub state: State,

@@ -1,12 +1,13 @@
 //! Moving what a store holds to another one: what belongs to it, and the mark on a store that is being filled.
 //!
-//! What is moved are documents as they are, byte for byte. [`ranges`] says where they are; [`compare`] says what has to be
-//! written and deleted so that a target has what its source has; [`Renaming`] makes the documents of one node those of
-//! another; [`Tally`] counts what a person wants to know.
+//! Documents move as they are, byte for byte. [`ranges`] says where they are; [`compare`] says what has to be written
+//! and deleted so that a target has what its source has; [`Renaming`] makes the documents of one node those of another;
+//! [`Tally`] counts what a person wants to know.
 //!
-//! **The mark** is a key. While it is there, nothing is given and nothing is taken back: every verb of the allocator reads it
-//! in the same request as everything else, and commits on the condition that it is absent. So who fills a store has it to
-//! himself, whoever is configured to use it already. Calico's own programs know nothing of it.
+//! **The mark** is a key. While it is there, nothing is assigned and nothing is released: every verb of the allocator
+//! reads it in the same request as everything else, and commits on the condition that it is absent. So the program that
+//! fills a store has it to itself, whatever else is configured to use it already. Calico's own programs know nothing of
+//! it.
 
 mod compare;
 mod mark;
@@ -24,7 +25,7 @@ use kv::Transaction;
 
 use crate::error::{Error, Result};
 
-/// What a verb has come to, unless the store is being filled. What the store has refused stays so.
+/// The outcome of a verb, unless the store is being filled. A refusal of the store stays one.
 pub(crate) async fn unless_marked<T>(tx: &mut Transaction, done: Result<T>) -> Result<T> {
     if let Err(Error::Store(_)) = done {
         return done;

@@ -33,7 +33,7 @@ pub struct Renaming {
 }
 
 impl Renaming {
-    /// What was `from`'s is `to`'s.
+    /// The blocks and addresses of `from` become those of `to`.
     pub fn new(from: impl Into<String>, to: impl Into<String>) -> Self {
         Self { from: from.into(), to: to.into() }
     }
@@ -62,7 +62,7 @@ impl Renaming {
     /// A document, by its old key, as it will be.
     ///
     /// # Errors
-    /// [`Malformed`] for a block or a node that cannot be read: whose it is cannot be told.
+    /// [`Malformed`] for a block or a node that cannot be read: its owner is unknown.
     pub fn value(&self, key: &Key, value: Value) -> Result<Value, Malformed> {
         if keys::parse_block(key).is_some() {
             let mut block = Block::decode(key, value.as_bytes())?;

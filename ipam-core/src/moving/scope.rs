@@ -9,12 +9,12 @@ const OURS: &str = "/margay/";
 /// The key of the mark.
 const MARK: &str = "/margay/v1/migration";
 
-/// What a key that is moved is to its store.
+/// The role of a moved key in its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// The books: blocks, handles, affinities, settings, pools, reservations. A target has none of its own.
     Books,
-    /// What describes the cluster around: nodes and the like. A target may have its own, which then stays as it is.
+    /// A description of the cluster around: nodes and the like. A target may have its own, which then stays as it is.
     Around,
 }
 
@@ -38,7 +38,7 @@ pub fn must_be_empty() -> Vec<Range> {
     all().into_iter().filter(|(_, part)| *part == Part::Books).map(|(range, _)| range).collect()
 }
 
-/// What a key is; `None` for one that is not moved.
+/// The role of a key; `None` for one that is not moved.
 pub fn part_of(key: &Key) -> Option<Part> {
     if *key == mark_key() {
         return None;

@@ -61,7 +61,7 @@ impl Tally {
 }
 
 impl fmt::Display for Tally {
-    /// What counts for a person: `12 addresses in 2 blocks, 12 handles, 1 pool; 17 keys in all`.
+    /// The numbers for a person: `12 addresses in 2 blocks, 12 handles, 1 pool; 17 keys in all`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let some = |count: u64, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
         let addresses = some(self.addresses, "address", "addresses");

@@ -181,7 +181,7 @@ fn large_and_odd_pools_do_not_overflow() {
     }
 }
 
-/// What [`Blocks::next_unreserved`] gives, all of it.
+/// All blocks of [`Blocks::next_unreserved`].
 fn unreserved(mut blocks: Blocks, reservations: &Reservations) -> Vec<IpNet> {
     std::iter::from_fn(|| blocks.next_unreserved(reservations)).collect()
 }

@@ -5,7 +5,7 @@ use super::Comparison;
 /// How long a label's name may be, in bytes.
 const MAX_LABEL: usize = 512;
 
-/// What a selector is made of.
+/// The parts of a selector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Token<'a> {
     Label(&'a str),

@@ -10,8 +10,8 @@ use crate::surroundings::pool_holding;
 use crate::workset::Workset;
 
 impl Pass<'_> {
-    /// A block of the owner's in these pools, full or not, in the order of their keys; else one that is claimed. What a
-    /// foreign writer left half done is mended on the way.
+    /// A block of the owner's in these pools, full or not, in the order of their keys; else one that is claimed. It
+    /// also finishes a foreign writer's work that was left half done.
     ///
     /// # Errors
     /// `BlockLimit` or `NoNewBlocks` if it has none and can get none.

@@ -1,4 +1,4 @@
-//! A block: a small network whose addresses are given out one by one, and who holds them.
+//! A block: a small network whose addresses are assigned one by one, and their holders.
 
 mod owners;
 mod parts;
@@ -35,7 +35,7 @@ pub const WINDOWS_RESERVED_HANDLE: &str = "windows-reserved-ipam-handle";
 /// How many addresses a block may have at most: far more than the 4096 that a pool can ask for.
 pub const MAX_BLOCK_ADDRESSES: usize = 1 << 16;
 
-/// What is stored under a block's key.
+/// The document under a block's key.
 ///
 /// Addresses are named by their ordinal: how many places after the first one of the block they are. An ordinal is
 /// either allocated, pointing at its [`Attribute`], or in the list of free ones, which is a queue: the head is given
@@ -90,7 +90,7 @@ pub struct HostReserved {
     pub attributes: BTreeMap<String, String>,
 }
 
-/// What a block says about an address.
+/// The state of an address in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressState<'a> {
     /// It is not of this block.
@@ -103,7 +103,7 @@ pub enum AddressState<'a> {
     Assigned(&'a Attribute),
 }
 
-/// What the cooldown step did to a block in memory.
+/// The outcome of the cooldown step on a block in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Cooldown {
@@ -188,7 +188,7 @@ impl Block {
         self.allocations.len()
     }
 
-    /// Who owns it.
+    /// The owner.
     pub fn owner(&self) -> Option<Owner> {
         self.affinity.get().map(|text| Owner::from(text.as_str()))
     }
@@ -216,7 +216,7 @@ impl Block {
         self.affinity_claim_time = Field::Is(Stamp::new(now));
     }
 
-    /// Takes the block from its owner. Who holds addresses of it keeps them.
+    /// Takes the block from its owner. The holders of its addresses keep them.
     pub fn clear_owner(&mut self) {
         self.affinity = Field::Null;
         self.affinity_claim_time = Field::Absent;
@@ -233,7 +233,7 @@ impl Block {
         entries.fold(owns, |renamed, entry| entry.rename_node(from, to) || renamed)
     }
 
-    /// What is held under a handle is held under another one.
+    /// The addresses of a handle become another handle's.
     pub fn rename_handle(&mut self, from: &str, to: &str) {
         let entries = self.attributes.get_mut().into_iter().flatten();
         entries.filter(|entry| entry.has_handle(from)).for_each(|entry| entry.set_handle(to));
@@ -387,7 +387,7 @@ impl Block {
         self.compact();
     }
 
-    /// What the block says about an address.
+    /// The state of an address in this block.
     pub fn lookup(&self, ip: IpAddr) -> AddressState<'_> {
         let Some(slot) = self.ordinal(ip).and_then(|ordinal| self.allocations.get(ordinal)) else {
             return AddressState::Outside;
@@ -398,7 +398,7 @@ impl Block {
         }
     }
 
-    /// What is known about the holder of an address; `None` if nobody holds it.
+    /// The facts about the holder of an address; `None` if nobody holds it.
     pub fn attributes_of(&self, ip: IpAddr) -> Option<&Attribute> {
         match self.lookup(ip) {
             AddressState::Assigned(attribute) => Some(attribute),

@@ -1,4 +1,4 @@
-//! Whose an address is while it moves between two holders: the pods of a virtual machine that migrates.
+//! The owners of an address that moves between two holders: the pods of a virtual machine that migrates.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ const POD: &str = "pod";
 /// The attribute that names its namespace.
 const NAMESPACE: &str = "namespace";
 
-/// Whose an address must be before its owner changes.
+/// The required owner of an address before its owner changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExpectedOwner {
     /// That does not matter.
@@ -53,7 +53,7 @@ impl ExpectedOwner {
 pub struct OwnerChange {
     /// The new attributes; none for no owner.
     pub attributes: BTreeMap<String, String>,
-    /// Whose the address must be before.
+    /// The required owner before.
     pub expected: ExpectedOwner,
 }
 
@@ -76,7 +76,7 @@ impl OwnerChange {
     }
 }
 
-/// What changes of the owners of an address; `None` leaves one as it is.
+/// The changes of the owners of an address; `None` leaves one as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerUpdate {
     /// The owner: `secondary` in the document.
@@ -114,7 +114,7 @@ pub struct OtherOwner {
     pub address: IpAddr,
     /// Calico's name of the attributes: `ActiveOwnerAttrs` or `AlternateOwnerAttrs`.
     pub part: &'static str,
-    /// Whose it should have been.
+    /// The required owner.
     pub expected: ExpectedOwner,
     /// The pod that it is of; empty for none.
     pub pod: String,

@@ -1,4 +1,4 @@
-//! What the operations on a block are made of: ordinals, entries, sequence numbers, and the check after reading.
+//! The parts of the operations on a block: ordinals, entries, sequence numbers, and the check after reading.
 
 use std::net::IpAddr;
 

@@ -41,19 +41,19 @@ impl ReleaseRequest {
     }
 }
 
-/// What a release did.
+/// The outcome of a release.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Released {
     /// The addresses that were held and are not any more, in ascending order.
     pub released: Vec<IpAddr>,
     /// The addresses that nobody held: free, resting, or not of this block.
     pub unallocated: Vec<IpAddr>,
-    /// How many addresses were released of each handle: what is to be taken from the handles.
+    /// The number of released addresses of each handle, by which the handles' counts shrink.
     pub by_handle: BTreeMap<String, usize>,
 }
 
 impl Released {
-    /// True if the block has changed, so that it is to be written.
+    /// True if the block has changed, so that it must be written.
     pub fn changed(&self) -> bool {
         !self.released.is_empty()
     }
@@ -73,17 +73,17 @@ pub enum ReleaseConflictKind {
     /// It has been given out or released again since.
     #[error("bad sequence number: requested {requested}, expected {stored}")]
     SequenceNumber {
-        /// What the request says.
+        /// The value in the request.
         requested: u64,
-        /// What the block says.
+        /// The value in the block.
         stored: u64,
     },
     /// It is held under another handle, or none.
     #[error("bad handle: requested {requested}, expected {stored}")]
     Handle {
-        /// What the request says.
+        /// The value in the request.
         requested: String,
-        /// What the block says; empty for none.
+        /// The block's value; empty for none.
         stored: String,
     },
 }
@@ -190,7 +190,7 @@ impl Block {
             self.set_sequence(ordinal);
         }
         self.compact();
-        // What else it frees or moves is written with the release.
+        // Its other changes are written with the release.
         let _freed = self.apply_cooldown(now, cooldown_seconds);
         Released { released, unallocated: Vec::new(), by_handle }
     }

@@ -1,4 +1,4 @@
-//! A block as it is stored: what the reader of [`Block`] heals or refuses is told here instead.
+//! A block as it is stored: what the reader of [`Block`] heals or refuses is reported here instead.
 
 use kv::Key;
 use smol_str::SmolStr;
@@ -10,7 +10,7 @@ use crate::model::codec::{Malformed, from_json};
 #[derive(Clone, Debug)]
 pub(crate) struct StoredBlock(Block);
 
-/// What is wrong inside a block. Ordinals are ascending, those of the queue in its order.
+/// The faults inside a block. Ordinals are ascending, those of the queue in its order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Flaws {
     /// Ordinals whose allocation points at an entry that is not there.
@@ -60,7 +60,7 @@ impl StoredBlock {
         &self.0
     }
 
-    /// What is wrong inside.
+    /// The faults inside.
     pub(crate) fn flaws(&self) -> Flaws {
         let mut flaws = Flaws::default();
         self.find_in_allocations(&mut flaws);

@@ -305,7 +305,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Against a plain map of who holds what: nothing is given twice, nothing is lost, and what is written reads back.
+    /// Against a plain map of holders: nothing is assigned twice, nothing is lost, and a written block reads back.
     #[test]
     fn any_history_keeps_the_books(steps in prop::collection::vec(step(), 0..40), cooldown in prop_oneof![Just(0_i64), Just(30)]) {
         let mut block = block(28);
