@@ -22,7 +22,7 @@ pub(crate) enum Contender {
     Plugin { name: &'static str, program: PathBuf, netconf: String },
 }
 
-/// What stands for the container's id in a configuration.
+/// The placeholder of the container's id in a configuration.
 pub(crate) const PER_CONTAINER: &str = "@CONTAINER@";
 
 /// The pool that every plugin allocates from.
@@ -62,7 +62,7 @@ impl Contender {
         self.as_plugin().is_some_and(|(_, netconf)| netconf.contains(PER_CONTAINER))
     }
 
-    /// What it is called in the report.
+    /// Its name in the report.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Empty { .. } => "an empty process",

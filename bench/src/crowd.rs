@@ -14,7 +14,7 @@ const QUEUED_CALLERS: usize = 32;
 const ROUND: Duration = Duration::from_secs(4);
 const ROUNDS: usize = 3;
 
-/// What one contender did in all its rounds.
+/// The results of one contender in all its rounds.
 #[derive(Debug, Default)]
 struct Tally {
     rates: Vec<f64>,

@@ -1,4 +1,4 @@
-//! What a durable commit costs beside the least that durability can cost: appending as many bytes to an open file and
+//! The cost of a durable commit beside the least cost of durability: appending as many bytes to an open file and
 //! syncing it.
 
 use std::fs::File;
@@ -15,7 +15,7 @@ use crate::{Outcome, Programs};
 
 const ROUNDS: usize = 40;
 const COMMITS: usize = 25;
-/// What an ADD beside 40 other containers writes: a block and a handle.
+/// The writes of an ADD beside 40 other containers: a block and a handle.
 const BLOCK_BYTES: usize = 9_000;
 const HANDLE_BYTES: usize = 90;
 

@@ -17,7 +17,7 @@ const ROUNDS: u32 = 3000;
 const WARM_UP: u32 = 200;
 /// How many calls are made with a dead member.
 const CALLS: u32 = 1000;
-/// What is written: about what a block takes.
+/// The value: about as large as a block.
 const VALUE: [u8; 2048] = [b'v'; 2048];
 /// By how much the store may be slower.
 const LIMIT: &str = "1.10";

@@ -27,7 +27,7 @@ pub(crate) const NETWORK: &str = "bench";
 /// The boot in which all addresses were given.
 const BOOT: &str = "0123abcd";
 
-/// What a node is to have.
+/// The blocks and addresses of a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     /// How many blocks.

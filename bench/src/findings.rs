@@ -1,5 +1,5 @@
-//! What was measured: tables, plots, and what had to be reached. Printed when it is there, and kept in a file from which
-//! the pages of the book are brought up to date.
+//! The findings of a run: tables, plots, and bounds. Printed when it is there, and kept in a file from which the pages
+//! of the book are brought up to date.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,7 +28,7 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Vec<String>>,
 }
 
-/// Something that is to be reached.
+/// A bound.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Goal {
     pub(crate) what: String,
@@ -49,7 +49,7 @@ pub(crate) struct Plot {
     pub(crate) title: String,
     pub(crate) x: String,
     pub(crate) y: String,
-    /// What stands at the axis for each point.
+    /// The label of each point at the axis.
     pub(crate) points: Vec<String>,
     pub(crate) lines: Vec<Line>,
 }
@@ -69,7 +69,7 @@ impl Findings {
         self.tables.insert(name.to_owned(), Table { title, header, rows });
     }
 
-    /// Keeps something that is to be reached.
+    /// Keeps a bound.
     pub(crate) fn goal(&mut self, what: &str, measured: f64, bound: Bound) {
         self.goals.push(Goal { what: what.to_owned(), measured, bound });
     }

@@ -1,4 +1,4 @@
-//! What much in the store costs an ADD: whole cold processes on a store with a full log and many addresses, beside the
+//! The cost of a full store for an ADD: whole cold processes on a store with a full log and many addresses, beside the
 //! same on a store that is empty.
 
 use std::path::Path;

@@ -37,7 +37,7 @@ use crate::findings::Findings;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// What everything here returns.
+/// The result of everything here.
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 /// One part of the measurements: prints its table.
@@ -101,7 +101,7 @@ impl Programs {
     }
 }
 
-/// What the user wants.
+/// The user's wishes.
 #[derive(Debug, Default)]
 struct Wish {
     parts: Vec<String>,
@@ -193,7 +193,7 @@ fn main() -> Outcome<()> {
     wish.file.map_or(Ok(()), |file| findings.write(&file))
 }
 
-/// What was written before is none of the next part's: each begins on a disk that is at rest.
+/// Earlier writes must not slow the next part: each begins on an idle disk.
 fn settle() {
     nix::unistd::sync();
     std::thread::sleep(Duration::from_secs(2));

@@ -21,7 +21,7 @@ use crate::report::{Times, median};
 use crate::support::Etcd;
 use crate::{Outcome, Programs};
 
-/// What is in the store: so many nodes, each with so many blocks of 64, each with so many addresses in use.
+/// The contents of the store: so many nodes, each with so many blocks of 64, each with so many addresses in use.
 const NODES: u32 = 100;
 const BLOCKS: u32 = 100;
 const USED: u64 = 50;
@@ -32,11 +32,11 @@ const FILLERS: usize = 64;
 const ROUNDS: usize = 3;
 /// How many ADDs are made beside each command.
 const ADDS: u32 = 200;
-/// What a command may take, in seconds and MiB, and by how many milliseconds an ADD may be held up.
+/// The bounds of a command, in seconds and MiB, and the milliseconds by which it may hold up an ADD.
 const SECONDS: f64 = 5.0;
 const MEMORY: f64 = 300.0;
 const HELD_UP: f64 = 50.0;
-/// How many addresses are to be moved in a second.
+/// The number of addresses that must move in a second.
 const MOVED: f64 = 50_000.0;
 
 /// How long a command took, and how much memory.
@@ -136,7 +136,7 @@ fn moves(programs: &Programs, source: &str, targets: &[(&str, String)], findings
     Ok(())
 }
 
-/// What it costs to look through a store.
+/// The cost of a scan of a store.
 fn looks(programs: &Programs, stores: &[(&str, String)], folder: &Path, findings: &mut Findings) -> Outcome<()> {
     let file = folder.join("export").display().to_string();
     let mut rows = Vec::new();

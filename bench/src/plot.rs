@@ -8,7 +8,7 @@ use crate::Outcome;
 use crate::findings::Plot;
 
 const SIZE: (u32, u32) = (720, 380);
-/// Told apart also by who sees no colours: they differ in brightness.
+/// Readers who see no colours can distinguish them, too: they differ in brightness.
 const COLOURS: [RGBColor; 3] = [RGBColor(0, 90, 181), RGBColor(220, 110, 0), RGBColor(110, 110, 110)];
 const TEXT: RGBColor = RGBColor(40, 40, 40);
 

@@ -30,7 +30,7 @@ impl<H: Harness> Beside<H> {
     /// Deletes what a case that did not come to its end has left. Nothing happens unless a case has begun.
     ///
     /// # Errors
-    /// Whatever kept it from being deleted.
+    /// The obstacle to deleting it.
     pub async fn clear_up(&self) -> Result<(), BoxError> {
         if self.cases.load(Ordering::Relaxed) == 0 {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What a case is.
+//! The parts of a case.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ pub enum Group {
     Concurrency,
     /// Sizes, counts and bad input.
     Limits,
-    /// What is there after a crash, on a full disk, and when files are damaged.
+    /// The state after a crash, on a full disk, and with damaged files.
     Durability,
     /// Several processes with one store.
     Processes,
@@ -74,7 +74,7 @@ impl Case {
         self.rules
     }
 
-    /// What the environment must be able to do.
+    /// The required abilities of the environment.
     pub fn needs(&self) -> &'static [Ability] {
         self.needs
     }

@@ -1,4 +1,4 @@
-//! What a case says of what it saw.
+//! The verdict of a case on what it saw.
 
 use std::fmt::{self, Debug};
 use std::panic::Location;
@@ -12,7 +12,7 @@ pub(crate) const RECOVERY: Duration = Duration::from_secs(60);
 /// How much of an expected or seen thing is shown.
 const SHOWN_CHARS: usize = 700;
 
-/// What a case returns.
+/// The result of a case.
 pub(crate) type Checked<T = ()> = Result<T, Failure>;
 
 /// A store did something else than a rule says.
@@ -36,17 +36,17 @@ impl Failure {
         self.rule.unwrap_or("?")
     }
 
-    /// What was looked at.
+    /// The checked thing.
     pub fn checked(&self) -> &str {
         &self.checked
     }
 
-    /// What the rule asks for.
+    /// The expectation of the rule.
     pub fn expected(&self) -> &str {
         &self.expected
     }
 
-    /// What the store did.
+    /// The behaviour of the store.
     pub fn got(&self) -> &str {
         &self.got
     }

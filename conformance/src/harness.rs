@@ -1,4 +1,4 @@
-//! What the author of a store implements to have it judged.
+//! The traits that the author of a store implements to have it judged.
 
 use std::error::Error;
 use std::fmt::Debug;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use kv::{ErrorKind, Operation, Store};
 
-/// Whatever went wrong in an environment.
+/// A fault of an environment.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Whether a store is there for one user at a time, or others write to it meanwhile.
@@ -132,11 +132,11 @@ pub struct Server {
 /// Somebody whom a store does not let in, or not everywhere.
 #[derive(Debug)]
 pub struct Stranger {
-    /// Who that is, in a few words.
+    /// Its description in a few words.
     pub name: &'static str,
     /// The store, as this one sees it.
     pub store: Arc<dyn Store>,
-    /// What must not be in any text.
+    /// The secrets that must not be in any text.
     pub secrets: Vec<String>,
 }
 
@@ -146,13 +146,13 @@ pub struct Stranger {
 /// its thread.
 #[async_trait]
 pub trait Harness: Send + Sync + 'static {
-    /// What this environment can do. A case that needs anything else is ignored, with the reason shown, and has to stand
-    /// in the list that the caller of [`main`](crate::main) gives.
+    /// The abilities of this environment. A case that needs anything else is ignored, with the reason shown, and has to
+    /// stand in the list that the caller of [`main`](crate::main) gives.
     fn abilities(&self) -> &[Ability];
 
     /// Whether others use the stores as well. Cases that need a store of their own are then ignored.
     ///
-    /// Nobody does unless told; [`Beside`](crate::Beside) makes an environment in which others do.
+    /// The default is nobody; [`Beside`](crate::Beside) makes an environment in which others do.
     fn tenancy(&self) -> Tenancy {
         Tenancy::Exclusive
     }
@@ -160,14 +160,14 @@ pub trait Harness: Send + Sync + 'static {
     /// An empty store that nobody else uses.
     ///
     /// # Errors
-    /// Whatever kept it from being made; the case that asked fails.
+    /// The reason why it could not be made; the case that asked fails.
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError>;
 
     /// An empty store that nobody else uses, in special surroundings. Never called with [`Scene::Plain`], or with a scene
     /// whose [`Ability`] is not listed.
     ///
     /// # Errors
-    /// Whatever kept it from being made.
+    /// The reason why it could not be made.
     async fn fresh_in(&self, scene: Scene) -> Result<Box<dyn Fixture>, BoxError> {
         Err(format!("the harness lists {scene:?} but cannot make it").into())
     }
@@ -176,7 +176,7 @@ pub trait Harness: Send + Sync + 'static {
     /// another one has it, this waits for so long and no longer. [`Ability::Processes`].
     ///
     /// # Errors
-    /// What the store's own way of opening says: `Locked` if it was in use to the end, `Corrupt`, and so on.
+    /// The error of the store's own way of opening: `Locked` if it was in use to the end, `Corrupt`, and so on.
     async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
         let _ = wait;
         Err(kv::Error::new(ErrorKind::Unsupported, Operation::Open, address.to_owned())
@@ -195,7 +195,7 @@ pub trait Harness: Send + Sync + 'static {
     /// one of a later version's. [`Ability::Format`].
     ///
     /// # Errors
-    /// Whatever kept it from being changed.
+    /// The reason why it could not be changed.
     fn make_newer(&self, folder: &Path) -> Result<(), BoxError> {
         Err(format!("the harness lists Format but cannot change {}", folder.display()).into())
     }
@@ -246,7 +246,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// or else a clone.
     ///
     /// # Errors
-    /// Whatever kept it from being made.
+    /// The reason why it could not be made.
     async fn another(&self) -> Result<Arc<dyn Store>, BoxError> {
         Ok(self.store())
     }
@@ -255,7 +255,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// streams that a case had have been dropped before. [`Ability::Reopen`].
     ///
     /// # Errors
-    /// Whatever kept it from closing or opening.
+    /// The obstacle to closing or opening.
     async fn reopen(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Reopen but its fixture cannot do it".into())
     }
@@ -263,7 +263,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// Closes the store while handles are held. [`Ability::Close`].
     ///
     /// # Errors
-    /// Whatever kept it from closing.
+    /// The obstacle to closing.
     async fn close(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Close but its fixture cannot do it".into())
     }
@@ -271,7 +271,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// How many bytes the store takes where it is kept. [`Ability::Measure`].
     ///
     /// # Errors
-    /// Whatever kept it from being measured.
+    /// The reason why it could not be measured.
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         Err("the harness lists Measure but its fixture cannot do it".into())
     }
@@ -286,7 +286,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// cases need not wait for long. [`Ability::Network`].
     ///
     /// # Errors
-    /// Whatever kept it from being made. It must not fail because nobody answers.
+    /// The reason why it could not be made. It must not fail because nobody answers.
     async fn connect(&self, addresses: &[SocketAddr]) -> Result<Arc<dyn Store>, BoxError> {
         Err(format!("the harness lists Network but its fixture cannot connect to {addresses:?}").into())
     }
@@ -295,7 +295,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// [`Ability::Servers`].
     ///
     /// # Errors
-    /// Whatever kept it from being started.
+    /// The reason why it could not be started.
     async fn restart(&mut self, server: usize) -> Result<(), BoxError> {
         Err(format!("the harness lists Servers but its fixture cannot start server {server}").into())
     }
@@ -303,7 +303,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// Which server leads the others. [`Ability::Cluster`].
     ///
     /// # Errors
-    /// Whatever kept it from being found out, such as that nobody does.
+    /// The reason why it could not be found out, such as that nobody does.
     async fn leader(&self) -> Result<usize, BoxError> {
         Err("the harness lists Cluster but its fixture does not know who leads".into())
     }
@@ -311,7 +311,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// Keeps a copy of the store as it is. Handles and watches may be cut off, as by a restart. [`Ability::Copies`].
     ///
     /// # Errors
-    /// Whatever kept it from being made.
+    /// The reason why it could not be made.
     async fn take_copy(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Copies but its fixture cannot take one".into())
     }
@@ -319,7 +319,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// Puts the store back to the copy, under the handles that are held. [`Ability::Copies`].
     ///
     /// # Errors
-    /// Whatever kept it from being put back.
+    /// The reason why it could not be put back.
     async fn put_back(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Copies but its fixture cannot put one back".into())
     }
@@ -327,7 +327,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// Does what an operator does after a store ran full and was emptied and compacted. [`Ability::Quota`].
     ///
     /// # Errors
-    /// Whatever went wrong.
+    /// The fault.
     async fn make_room(&self) -> Result<(), BoxError> {
         Err("the harness lists Quota but its fixture cannot make room".into())
     }
@@ -335,7 +335,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// Those who are kept out, by the server or by their own caution. [`Ability::Logins`], [`Ability::Tls`].
     ///
     /// # Errors
-    /// Whatever kept their handles from being made.
+    /// The reason why the handles could not be made.
     async fn strangers(&self) -> Result<Vec<Stranger>, BoxError> {
         Err("the harness lists Logins or Tls but its fixture knows no strangers".into())
     }
@@ -343,7 +343,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// A guest: see [`Scene::Logins`]. [`Ability::Logins`].
     ///
     /// # Errors
-    /// Whatever kept the handle from being made.
+    /// The reason why the handle could not be made.
     async fn guest(&self) -> Result<Arc<dyn Store>, BoxError> {
         Err("the harness lists Logins but its fixture knows no guest".into())
     }
@@ -352,12 +352,12 @@ pub trait Fixture: Debug + Send + Sync {
     /// calls that it gave up may still be on their way.
     ///
     /// # Errors
-    /// Whatever could not be cleared up; the case fails.
+    /// The parts that could not be cleared up; the case fails.
     async fn finish(&mut self) -> Result<(), BoxError> {
         Ok(())
     }
 
-    /// What another process gives to [`Harness::join`] to open this store. [`Ability::Processes`].
+    /// The address that another process gives to [`Harness::join`] to open this store. [`Ability::Processes`].
     ///
     /// # Errors
     /// If it has none.
@@ -369,7 +369,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// [`Ability::PowerLoss`].
     ///
     /// # Errors
-    /// Whatever kept it from being arranged.
+    /// The reason why it could not be arranged.
     fn cut_power_after(&mut self, operations: u32) -> Result<(), BoxError> {
         Err(format!("the harness lists PowerLoss but its fixture cannot cut it after {operations} operations").into())
     }
@@ -378,7 +378,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// Opens the store again; afterwards [`store`](Self::store) hands out the new one. [`Ability::PowerLoss`].
     ///
     /// # Errors
-    /// Whatever kept the store from being opened.
+    /// The reason why the store could not be opened.
     async fn restore_power(&mut self, seed: u64) -> Result<(), BoxError> {
         Err(format!("the harness lists PowerLoss but its fixture cannot give it back (seed {seed})").into())
     }

@@ -13,14 +13,14 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::harness::{Ability, BoxError, Fixture, Harness};
 
-/// What can be done to the one store while cases take turns at it: nothing that writes to it past the case, and it is
+/// The abilities of the one store while cases take turns at it: nothing that writes to it past the case, and it is
 /// never new.
 const PASSED_ON: [Ability; 4] = [Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress];
 
 /// How many keys of others an error names.
 const NAMED: usize = 3;
 
-/// What to do with keys that no case has written.
+/// The treatment of keys that no case has written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// Leave them, and fail the case that found them: somebody else uses the store.
@@ -60,7 +60,7 @@ impl<H: Harness> InPlace<H> {
     /// Deletes what a case that did not come to its end has left. Nothing happens unless a case has begun.
     ///
     /// # Errors
-    /// Whatever kept the store from being emptied.
+    /// The obstacle to emptying the store.
     pub async fn clear_up(&self) -> Result<(), BoxError> {
         if !self.begun.load(Ordering::SeqCst) {
             return Ok(());
@@ -133,7 +133,7 @@ struct Tenant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Open,
-    /// What the case wrote waits until the store is opened for the next one, or for clearing up.
+    /// The writes of the case wait until the store is opened for the next one, or for clearing up.
     Closed,
 }
 

@@ -1,4 +1,4 @@
-//! What writers were told while things went wrong, to be held against what the store has afterwards.
+//! The answers to writers while things went wrong, for comparison with the store's contents afterwards.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ const PREFIX: &str = "ledger/";
 /// After a write that failed.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What the store said of a write.
+/// The store's answer to a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Said {
     /// It happened at this revision.
@@ -56,7 +56,7 @@ impl Ledger {
         self.write_sized(handle, name, 1).await
     }
 
-    /// Takes in what others were told.
+    /// Takes in the answers to others.
     pub(crate) fn extend(&mut self, other: Self) {
         self.0.extend(other.0);
     }
@@ -132,7 +132,7 @@ impl Writers {
         within(RECOVERY, &format!("{writes} more writes"), wait).await.of("N2")?.map(|_| ()).map_err(gone)
     }
 
-    /// Lets them finish what they are at; what they were told.
+    /// Lets them finish their calls; returns the answers to them.
     pub(crate) async fn stop(mut self) -> Checked<Ledger> {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Ledger::default();

@@ -1,7 +1,8 @@
 //! The rules of `kv/SEMANTICS.md` as cases: judge any KV-with-revisions store.
 //!
-//! Who writes a store implements [`Harness`] and [`Fixture`] for it and calls [`main`](crate::main()) from a test with
-//! `harness = false`; `README.md` beside this crate shows the whole of it. [`run()`] runs the same cases from a program.
+//! The author of a store implements [`Harness`] and [`Fixture`] for it and calls [`main`](crate::main()) from a test
+//! with `harness = false`; `README.md` beside this crate shows the whole of it. [`run()`] runs the same cases from a
+//! program.
 //!
 //! ```
 //! let rules = conformance::rules();

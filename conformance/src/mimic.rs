@@ -36,7 +36,7 @@ pub struct KnownFailure {
     pub case: &'static str,
     /// The rule that is broken.
     pub rule: &'static str,
-    /// What is known of the bug, and which versions have it.
+    /// A description of the bug, and the versions that have it.
     pub reason: &'static str,
     /// Whether it has to fail.
     pub happens: Happens,

@@ -1,4 +1,4 @@
-//! What a store has to answer, worked out in the plainest way: every version of every key is kept for ever.
+//! The required answers of a store, computed in the plainest way: every version of every key is kept for ever.
 
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ impl Model {
             .collect()
     }
 
-    /// What a read has to answer.
+    /// The required answer of a read.
     pub(crate) fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ErrorKind> {
         let at = if request.at.is_set() { request.at } else { self.revision };
         if at > self.revision {
@@ -68,7 +68,7 @@ impl Model {
         Ok(RangeResponse { revision: self.revision, ..answer })
     }
 
-    /// What a compaction has to answer.
+    /// The required answer of a compaction.
     pub(crate) fn compact(&mut self, to: Revision) -> Result<(), ErrorKind> {
         if !to.is_set() {
             return Err(InvalidArgument::RevisionNotSet.into());
@@ -83,7 +83,7 @@ impl Model {
         Ok(())
     }
 
-    /// What a transaction that passes its check has to answer.
+    /// The required answer of a transaction that passes its check.
     pub(crate) fn txn(&mut self, txn: &Txn) -> TxnResponse {
         let next = self.revision.next();
         let mut applied = self.now.run(txn, next);

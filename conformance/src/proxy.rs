@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 /// How much is carried at once.
 const CHUNK_BYTES: usize = 16 << 10;
 
-/// What the way between client and server is like.
+/// The condition of the link between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Link {
     /// Everything comes through.
@@ -24,9 +24,9 @@ pub(crate) enum Link {
     Refusing,
     /// Connections are made, and nothing comes through until the link is another one.
     Silent,
-    /// What the client sends gets lost.
+    /// The client's bytes get lost.
     LosesRequests,
-    /// What the server sends gets lost.
+    /// The server's bytes get lost.
     LosesReplies,
 }
 
@@ -227,7 +227,7 @@ mod tests {
         (proxy, stream)
     }
 
-    /// What comes back of `sent`, up to the end of the connection if that comes first.
+    /// The bytes that come back of `sent`, up to the end of the connection if that comes first.
     async fn sent_back(stream: &mut TcpStream, sent: &[u8]) -> usize {
         stream.write_all(sent).await.unwrap();
         let (mut buffer, mut count) = (vec![0; sent.len()], 0);

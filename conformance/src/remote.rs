@@ -28,10 +28,10 @@ const NAME: &str = "remote";
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How often the server of a watch shows that it is there.
 const BEAT: Duration = Duration::from_millis(50);
-/// What it sends then.
+/// The bytes that it sends then.
 const ALIVE: u64 = 0;
 
-/// What a client does wrong.
+/// The fault of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Manner {
     Healthy,
@@ -203,7 +203,7 @@ impl Remote {
         }
     }
 
-    /// What comes instead of the rest of a watch that lost its connection.
+    /// The end of a watch that lost its connection.
     async fn cut_off(&self, request: &WatchRequest, resume_from: Revision) -> Result<TcpStream> {
         let error = Self::error(ErrorKind::Disconnected { resume_from }, Operation::Watch);
         match self.manner {

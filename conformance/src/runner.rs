@@ -16,10 +16,10 @@ use crate::table::cases;
 pub struct Options {
     /// Only cases whose name contains this.
     pub filter: Option<String>,
-    /// How long one call, or one step of a watch, may take. 10 s unless told.
+    /// How long one call, or one step of a watch, may take. 10 s by default.
     pub patience: Duration,
-    /// How long one case may take. 2 minutes unless told. A case ends then whatever the store does: threads that it blocks
-    /// are left behind.
+    /// How long one case may take. 2 minutes by default. A case ends then whatever the store does: threads that it
+    /// blocks are left behind.
     pub case_limit: Duration,
     /// Stops the run when it becomes true: the case that is running is given up, and the others do not run.
     pub stop: Option<Arc<AtomicBool>>,
@@ -74,7 +74,7 @@ impl Options {
     }
 }
 
-/// What came of a case.
+/// The result of a case.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Verdict {
@@ -96,7 +96,7 @@ pub struct Report {
     pub group: Group,
     /// The rules that it judges.
     pub rules: &'static [&'static str],
-    /// What came of it.
+    /// The result.
     pub verdict: Verdict,
     /// How long it took.
     pub took: Duration,
@@ -115,7 +115,7 @@ impl Report {
 /// Runs the cases one after the other and reports each. It blocks, so it must not be called on an async runtime.
 ///
 /// # Errors
-/// If no runtime could be started. What a store does wrong is a [`Verdict`].
+/// If no runtime could be started. A fault of a store is a [`Verdict`].
 pub fn run(harness: impl Harness, options: &Options) -> Result<Vec<Report>, BoxError> {
     Ok(Run::new(harness, options)?.collect())
 }
@@ -168,7 +168,7 @@ mod tests {
     use crate::harness::{Ability, Fixture};
     use crate::stage::STOPPED;
 
-    /// What a store does instead of answering.
+    /// The behaviour of a store that does not answer.
     #[derive(Clone, Copy, Debug)]
     enum Mishap {
         Panics,
@@ -232,7 +232,7 @@ mod tests {
         }
     }
 
-    /// What the case that reads an absent key says of such a store.
+    /// The verdict on such a store of the case that reads an absent key.
     fn said_of(mishap: Mishap) -> String {
         // Only a store that blocks its thread has to run into the limit; on a busy machine all others may take longer.
         let case_limit = if matches!(mishap, Mishap::BlocksItsThread) { 1 } else { 60 };

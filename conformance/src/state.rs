@@ -7,18 +7,18 @@ use kv::{
     Content, Event, EventKind, Key, Kv, Op, OpResult, Prev, Range, RangeResponse, Revision, Txn, TxnRange, Value,
 };
 
-/// What is stored.
+/// The stored keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State(BTreeMap<Key, Kv>);
 
-/// What a transaction did to a state.
+/// The effect of a transaction on a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Applied {
     /// Whether the compares held.
     pub(crate) succeeded: bool,
     /// One result for each operation that ran; those of reads have no revision yet.
     pub(crate) results: Vec<OpResult>,
-    /// What changed, in order, each with what was there before.
+    /// The changes, in order, each with the old value.
     pub(crate) events: Vec<Event>,
 }
 
@@ -44,7 +44,7 @@ impl State {
         found.into_iter().flatten().map(|(_, kv)| kv)
     }
 
-    /// What a read answers; its revision is not set.
+    /// The answer of a read; its revision is not set.
     pub(crate) fn read(&self, range: &Range, limit: i64, content: Content) -> RangeResponse {
         cut(self.within(range).cloned().collect(), limit, content)
     }

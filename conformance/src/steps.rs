@@ -10,7 +10,7 @@ use crate::subject::{Handle, after};
 /// After so many steps their keys are written again.
 const KEPT: u64 = 20;
 
-/// What each step writes, and the revision at which they began.
+/// The writes of each step, and the revision at which they began.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Steps {
     /// How many keys a step writes.
@@ -38,7 +38,7 @@ impl Steps {
         after(self.base, signed(steps))
     }
 
-    /// What is there after so many steps.
+    /// The state after so many steps.
     pub(crate) fn expected(&self, steps: u64) -> Vec<Kv> {
         let mut entries = BTreeMap::new();
         for n in steps.saturating_sub(KEPT)..steps {

@@ -27,7 +27,7 @@ pub(crate) use servers::Nobody;
 
 /// Between two questions whether it does.
 const RETRY: Duration = Duration::from_millis(50);
-/// What the suite's own errors call the store.
+/// The name of the store in the suite's own errors.
 const OURS: &str = "conformance";
 /// How many writes [`Handle::write_all`] keeps going at once.
 const WRITES_AT_ONCE: usize = 64;
@@ -151,7 +151,7 @@ impl Handle {
     }
 }
 
-/// What a case gets: a handle on a fresh store, and what the environment can do with it.
+/// The subject of a case: a handle on a fresh store, and the environment's abilities.
 pub(crate) struct Subject {
     // Before the fixture, so that handles are gone when it takes the store down.
     handle: Option<Handle>,
@@ -181,7 +181,7 @@ impl Deref for Subject {
 }
 
 impl Subject {
-    /// What a case gets, and where the fixture arrives when the case is over, however it ends.
+    /// The subject of a case, and the place where the fixture arrives when the case is over, however it ends.
     pub(crate) fn new(
         harness: Arc<dyn Harness>,
         fixture: Box<dyn Fixture>,
@@ -306,7 +306,7 @@ impl Subject {
         Process::start(process::command(role, arguments, address)?, self.patience())
     }
 
-    /// Opens the store at an address beside whoever has it.
+    /// Opens the store at an address beside its holder.
     pub(crate) async fn join(&self, address: &str, wait: Duration) -> Result<Joined> {
         let fixture = self.harness.join(address, wait).await?;
         Ok(Joined { handle: self.handle_on(fixture.store()), _fixture: fixture })
@@ -388,7 +388,7 @@ impl Store for Bounded {
     }
 }
 
-/// What a subject holds while its store is closed: every call says so.
+/// The store of a subject while it is closed: every call says so.
 #[derive(Debug)]
 struct Gone;
 

@@ -1,4 +1,4 @@
-//! The one table of cases. What is not here does not run.
+//! The one table of cases. A case that is not here does not run.
 
 use crate::case::Weight::{Heavy, Light};
 use crate::case::{Case, Group};

@@ -1,4 +1,4 @@
-//! What happens to the process that has the store: it is frozen for a while, or killed and started again.
+//! The fate of the process that has the store: it is frozen for a while, or killed and started again.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};

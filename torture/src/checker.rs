@@ -50,7 +50,7 @@ impl Checker {
     /// Follows the store from where it was left until the goal is known and reached.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The fault.
     pub(crate) async fn follow(
         &mut self,
         store: &Arc<dyn Store>,
@@ -73,7 +73,7 @@ impl Checker {
                 }
                 let batch = tokio::select! {
                     batch = changes.next() => batch,
-                    // Whoever sets the goal may be gone; then there is a violation already.
+                    // The caller that sets the goal may be gone; then there is a violation already.
                     changed = goal.changed() => match changed {
                         Ok(()) => continue,
                         Err(_) => return Ok(()),
@@ -137,11 +137,11 @@ impl Following {
     /// `worked` is what came of the work; what it was done with, such as a server, is kept until the end.
     ///
     /// # Errors
-    /// What the checker found, or else why the work failed.
+    /// The finding of the checker, or else the failure of the work.
     pub(crate) async fn end<T>(self, worked: Result<T, Failure>) -> Result<i64, Failure> {
         let goal = match &worked {
             Ok(_) => self.store.list(Range::All).await?.revision.get(),
-            // What went wrong is said; the checker need not wait for more.
+            // The fault is reported; the checker need not wait for more.
             Err(_) => 0,
         };
         self.set_goal.send_replace(Some(goal));

@@ -112,7 +112,7 @@ impl Store for Late {
         let inner = Arc::clone(&self.inner);
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         while late.try_join_next().is_some() {}
-        // Its sender does not hear of it. What comes of it, the checker sees.
+        // Its sender does not hear of it. The checker sees the outcome.
         late.spawn(async move {
             tokio::time::sleep(lateness).await;
             drop(inner.txn(txn).await);

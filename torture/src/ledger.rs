@@ -1,4 +1,4 @@
-//! What workers said, held against what the store's revisions say.
+//! The reports of workers, compared with the store's revisions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use crate::witness::Witness;
 /// How many lines of an address's history are kept.
 const REMEMBERED: usize = 24;
 
-/// What an event of the store did to an address.
+/// The effect of an event of the store on an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// A container holds it from now on.
@@ -42,7 +42,7 @@ struct Books {
     containers: HashMap<String, Container>,
     /// Containers of which a revision has shown the DEL.
     gone: HashSet<String>,
-    /// Who was told that an address is its own.
+    /// The container that was answered that an address is its own.
     holders: HashMap<IpAddr, String>,
     /// Containers of which the DEL was acknowledged, and the revision that shows it.
     leaving: VecDeque<(i64, String)>,
@@ -51,7 +51,7 @@ struct Books {
     violation: Option<String>,
 }
 
-/// What workers said. The first contradiction stays.
+/// The reports of workers. The first contradiction stays.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     books: Mutex<Books>,
@@ -111,7 +111,7 @@ impl Ledger {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is wrong, if something is.
+    /// The fault, if there is one.
     pub(crate) fn violation(&self) -> Option<String> {
         self.books().violation.clone()
     }

@@ -1,7 +1,7 @@
 //! Many nodes at once on a real store, with faults and kills, checked at every revision.
 //!
 //! Workers on several nodes add and delete containers in pools that are too small for all of them, so that they borrow
-//! from each other and take over each other's empty blocks; meanwhile they claim and give back affinities. Calls fail as
+//! from each other and take over each other's empty blocks; meanwhile they claim and release affinities. Calls fail as
 //! networks and servers make them fail, and callers die between sending and knowing. A checker follows the store and looks
 //! at every revision:
 //!
@@ -16,7 +16,7 @@
 //! [in several](Mode::Processes), where workers are processes of this program that SIGKILL ends. On etcd the server is
 //! killed, stopped and started again, too.
 //!
-//! What each worker does follows from the seed. What it meets does not: that depends on who is quicker.
+//! The acts of each worker follow from the seed. Its encounters do not: they depend on the quicker one.
 
 mod access;
 mod chaos;
@@ -43,7 +43,7 @@ pub use report::Report;
 pub use sabotage::Sabotage;
 pub use soak::{SoakPlan, SoakReport, soak};
 
-/// What the torture found to be wrong, or why it could not go on.
+/// A fault that the torture found, or the reason why it could not go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure(pub String);
 
@@ -76,7 +76,7 @@ impl From<ipam_core::Error> for Failure {
 /// Carries out a plan. Must be called on a tokio runtime with several threads. For processes, `program` is this program.
 ///
 /// # Errors
-/// What was found to be wrong, with the revision, the keys and the history of the addresses.
+/// The fault, with the revision, the keys and the history of the addresses.
 pub async fn run(plan: &Plan, program: &std::path::Path) -> Result<Report, Failure> {
     if plan.way != Reach::Files && (plan.mode == Mode::InProcess || !matches!(plan.engine, Engine::Sled | Engine::Redb))
     {

@@ -1,4 +1,4 @@
-//! What is to be done: on which store, how much, from which seed.
+//! The plan of a run: the store, the amount, the seed.
 
 use clap::ValueEnum;
 
@@ -17,7 +17,7 @@ pub enum Engine {
     Etcd,
 }
 
-/// What the workers are, and how they die.
+/// The kind of the workers, and their deaths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// Tasks of this process, on a store that fails; a death is a dropped future.
@@ -38,13 +38,13 @@ pub enum Reach {
     Api,
 }
 
-/// What is to be done.
+/// A plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Plan {
     /// The store.
     pub engine: Engine,
-    /// What the workers are.
+    /// The kind of the workers.
     pub mode: Mode,
     /// How many operations, at least.
     pub ops: u64,
@@ -56,7 +56,7 @@ pub struct Plan {
     pub workers: usize,
     /// How processes reach an embedded store.
     pub way: Reach,
-    /// What is broken on purpose; in one process only.
+    /// The part that is broken on purpose; in one process only.
     pub sabotage: Sabotage,
 }
 

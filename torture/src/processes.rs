@@ -1,9 +1,10 @@
 //! Workers as processes that SIGKILL ends, between sending and knowing among other moments.
 //!
-//! A run goes in rounds: some workers are started, told apart by their names; each is killed a little later; then what they
-//! left is deleted as a runtime would delete it. Workers say on their standard output what they are about to do and what
-//! came of it; what is written to a pipe is there however the writer ends. An embedded store is the workers' alone while
-//! they live, and checked from where it was left after each round; an etcd is followed all the time.
+//! A run goes in rounds: some workers are started, each with a name of its own; each is killed a little later; then
+//! what they left is deleted as a runtime would delete it. Workers say on their standard output what they are about to
+//! do and what came of it; what is written to a pipe is there however the writer ends. An embedded store is the
+//! workers' alone while they live, and checked from where it was left after each round; an etcd is followed all the
+//! time.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -33,12 +34,12 @@ use crate::witness::Witness;
 use crate::worker::{Deaths, Worker, attachment};
 use crate::{Failure, etcd, scene};
 
-/// What intents call the store.
+/// The name of the store in intents.
 const STORE: &str = "torture";
 /// How long a started worker may take until it says something.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a worker process is told.
+/// The job of a worker process.
 #[derive(Clone, Debug, Args)]
 pub struct ChildPlan {
     /// Which store.
@@ -53,7 +54,7 @@ pub struct ChildPlan {
     /// The node.
     #[arg(long)]
     node: String,
-    /// What containers' names begin with.
+    /// The beginning of containers' names.
     #[arg(long)]
     name: String,
     /// Where random decisions come from.
@@ -132,7 +133,7 @@ fn take_down(ledger: &Ledger, line: &str) -> Option<()> {
 /// Is a worker, until it is killed.
 ///
 /// # Errors
-/// What keeps it from going on.
+/// The obstacle to going on.
 pub async fn be_a_worker(plan: &ChildPlan) -> Result<(), Failure> {
     let newest = Newest::default();
     let access = match plan.engine {
@@ -153,7 +154,7 @@ pub async fn be_a_worker(plan: &ChildPlan) -> Result<(), Failure> {
     }
 }
 
-/// A worker process, and who reads what it says.
+/// A worker process, and the reader of its reports.
 struct Process {
     child: Child,
     reader: JoinHandle<()>,
@@ -179,7 +180,7 @@ impl Process {
         let (tell, begun) = std::sync::mpsc::channel();
         let ledger = Arc::clone(ledger);
         let reader = std::thread::spawn(move || {
-            // The last line may be cut off: then what it would have told has not happened yet.
+            // The last line may be cut off: then the event of that line has not happened yet.
             for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line).into_owned();
                 if take_down(&ledger, &line).is_none() {

@@ -49,15 +49,15 @@ pub(crate) struct Replay {
     /// The revision.
     pub(crate) revision: i64,
     blocks: BTreeMap<String, Block>,
-    /// What handles count, by handle and block.
+    /// The counts in handles, by handle and block.
     counted: Counts,
-    /// What blocks hold, by handle and block.
+    /// The addresses in blocks, by handle and block.
     held: Counts,
     /// Owner and block, by what the affinities say.
     affine: BTreeSet<(String, String)>,
 }
 
-/// What one revision touched, to be compared when all of it is known.
+/// The documents that one revision touched, for a comparison when all of it is known.
 #[derive(Default)]
 struct Touched {
     handles: BTreeSet<String>,
@@ -70,7 +70,7 @@ impl Replay {
     /// Begins with what is stored at a revision.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault.
     pub(crate) fn begin(kvs: &[Kv], revision: i64) -> Result<Self, String> {
         let mut replay = Self { revision, ..Self::default() };
         let mut touched = Touched::default();
@@ -84,7 +84,7 @@ impl Replay {
     /// Goes on by one revision, and says who got and lost what.
     ///
     /// # Errors
-    /// What does not agree after it, with the keys that it changed.
+    /// The contradiction after it, with the keys that it changed.
     pub(crate) fn advance(&mut self, revision: i64, events: &[Event]) -> Result<Vec<Change>, String> {
         let mut touched = Touched::default();
         let done = self.advance_all(revision, events, &mut touched);
@@ -104,14 +104,14 @@ impl Replay {
         self.compare(touched)
     }
 
-    /// What a container holds.
+    /// The addresses of a container.
     pub(crate) fn held_by(&self, container: &str) -> Vec<IpAddr> {
         let handle = handle_of(container);
         let Some(blocks) = self.held.get(&handle) else { return Vec::new() };
         blocks.keys().filter_map(|cidr| self.blocks.get(cidr)).flat_map(|block| block.addresses_of(&handle)).collect()
     }
 
-    /// What is left of blocks, handles and affinities.
+    /// The remaining blocks, handles and affinities.
     pub(crate) fn left(&self) -> Vec<String> {
         let blocks = self.blocks.keys().map(|cidr| format!("block {cidr}"));
         let handles = self.counted.keys().map(|id| format!("handle {id}"));
@@ -251,7 +251,7 @@ impl Block {
         }
     }
 
-    /// Who holds which address.
+    /// The holders of addresses.
     fn holders(&self) -> BTreeMap<IpAddr, String> {
         let entry = |index: usize| self.attributes.as_ref().and_then(|all| all.get(index));
         let slots = self.allocations.iter().enumerate();

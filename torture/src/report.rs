@@ -1,4 +1,4 @@
-//! What a run has done.
+//! The report of a run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use crate::plan::Plan;
 
-/// What a run without violations has done.
+/// The report of a run without violations.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// What was asked for.
+    /// The plan.
     pub plan: Plan,
     /// How often each thing happened.
     pub counts: BTreeMap<String, u64>,

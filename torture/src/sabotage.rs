@@ -9,7 +9,7 @@ use ipam_core::attachment::Attachment;
 use ipam_core::intents::{IntentId, Intents, Pending};
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 
-/// What is broken.
+/// The broken part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sabotage {
     /// Nothing.
@@ -37,7 +37,7 @@ pub(crate) struct Broken {
 }
 
 impl Broken {
-    /// The store itself, if nothing of it is to be broken.
+    /// The store itself, if nothing of it must be broken.
     pub(crate) fn around(inner: Arc<dyn Store>, sabotage: Sabotage) -> Arc<dyn Store> {
         match sabotage {
             Sabotage::None | Sabotage::Intents => inner,

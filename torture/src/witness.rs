@@ -1,8 +1,8 @@
-//! Who is told what workers do, before and after they do it.
+//! The witness of the workers' acts, before and after each.
 
 use std::net::IpAddr;
 
-/// Somebody who is told what workers do. Revisions are the newest that the worker knows of.
+/// A witness of the workers' acts. Revisions are the newest that the worker knows of.
 pub(crate) trait Witness: Send + Sync {
     /// An ADD is about to be sent.
     fn adding(&self, container: &str, node: &str);

@@ -25,7 +25,7 @@ const DEL_ATTEMPTS: u32 = 200;
 /// The pause before a DEL is repeated that has failed.
 const DEL_PAUSE: Duration = Duration::from_millis(10);
 
-/// What kills calls before they end.
+/// The killer of calls before they end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Deaths {
     /// Now and then a call's future is dropped.
@@ -39,7 +39,7 @@ pub(crate) struct Worker<W> {
     pub(crate) access: Access,
     pub(crate) witness: Arc<W>,
     pub(crate) node: String,
-    /// What its containers' names begin with.
+    /// The beginning of its containers' names.
     pub(crate) name: String,
     pub(crate) rng: Rng,
     pub(crate) deaths: Deaths,
@@ -151,7 +151,7 @@ impl<W: Witness> Worker<W> {
             Some(Err(error)) => self.judge("ADD", &error)?,
             None => {}
         }
-        // What did not end well is deleted by the runtime.
+        // The runtime deletes a container whose ADD did not end well.
         self.delete(ipam, &container).await
     }
 
@@ -220,7 +220,7 @@ impl<W: Witness> Worker<W> {
     }
 
     fn which(&mut self) -> ReleaseIf {
-        // Blocks in use that are given back stay nobody's until they are empty, which is long where room is short.
+        // Blocks in use that are released stay nobody's until they are empty, which is long where room is short.
         if self.rng.u32(..4) > 0 { ReleaseIf::Empty } else { ReleaseIf::Any }
     }
 
@@ -273,7 +273,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Gives back a part of a pool, whoever has it.
+    /// Releases a part of a pool, of all owners.
     async fn give_pool_back(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (cidr, which) = (self.part()?, self.which());
         match self.or_die(ipam.release_pool_affinities(cidr, which, deadline())).await {

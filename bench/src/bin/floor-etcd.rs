@@ -7,7 +7,7 @@ use std::error::Error;
 
 use etcd_client::{Client, Txn, TxnOp};
 
-/// What an ADD writes beside 40 other containers: a block and a handle.
+/// The writes of an ADD beside 40 other containers: a block and a handle.
 const BLOCK_BYTES: usize = 9_000;
 const HANDLE_BYTES: usize = 90;
 

@@ -7,8 +7,8 @@ use std::error::Error;
 use std::fs::File;
 use std::path::PathBuf;
 
-/// What an ADD writes beside 40 other containers: a block of about 9 KB in two rows, a handle, a log row and a pointer for
-/// each of the two, and the counters.
+/// The writes of an ADD beside 40 other containers: a block of about 9 KB in two rows, a handle, a log row and a
+/// pointer for each of the two, and the counters.
 const ROW_BYTES: [usize; 8] = [6_100, 3_000, 90, 120, 120, 40, 40, 80];
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -1,4 +1,4 @@
-//! What other clients of the same etcd notice: small puts of somebody else, alone and beside our load.
+//! The effect on other clients of the same etcd: their small puts, alone and beside our load.
 
 use std::future::Future;
 use std::path::Path;
@@ -24,7 +24,7 @@ use crate::{Outcome, Programs};
 /// How long one measurement takes, and how often all are made.
 const LOOK: Duration = Duration::from_millis(2500);
 const ROUNDS: usize = 3;
-/// What somebody else writes, and how long it waits in between.
+/// The value that the other client writes, and its pause in between.
 const VALUE: [u8; 256] = [b'v'; 256];
 const PAUSE: Duration = Duration::from_millis(2);
 const CALLERS: usize = 16;
@@ -32,7 +32,7 @@ const CALLERS: usize = 16;
 const CALM: usize = 50;
 const CALM_PAUSE: Duration = Duration::from_millis(250);
 
-/// What is done meanwhile.
+/// The load meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
     None,
@@ -56,7 +56,7 @@ impl Load {
     }
 }
 
-/// What all loads work on.
+/// The ground of all loads.
 struct Stage {
     ground: Ground,
     contender: Contender,
@@ -205,7 +205,7 @@ fn call(contender: &Contender, over: &AtomicBool) -> Result<usize, String> {
     })
 }
 
-/// What the other process measures.
+/// The measurements of the other process.
 fn other_process(url: &str) -> Outcome<[f64; 2]> {
     let output = Command::new(std::env::current_exe()?).args(["puts-of", url]).output()?;
     let text = String::from_utf8(output.stdout)?;

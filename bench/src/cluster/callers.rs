@@ -26,7 +26,7 @@ pub(crate) enum Verb {
     Del,
 }
 
-/// What one contender did in all its rounds.
+/// The results of one contender in all its rounds.
 #[derive(Debug, Default)]
 struct Tally {
     adds: Times,

@@ -1,5 +1,5 @@
-//! What a claim of a new block costs in a pool of which much is claimed, beside one in a pool that is empty; and what a
-//! full pool's answer costs.
+//! The cost of a claim of a new block in a pool of which much is claimed, beside one in a pool that is empty; and the
+//! cost of a full pool's answer.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -73,7 +73,7 @@ impl Stage {
         if released.released.len() == 1 { Ok(()) } else { Err("a claim was not one block".into()) }
     }
 
-    /// A host without blocks is told that there are none.
+    /// A host without blocks gets the error that there are none.
     async fn refuse(&mut self, number: usize) -> Outcome<()> {
         let request = one_address(&format!("claimer-{number}"), 1 << 40 | number as u64);
         self.host.store.take();

@@ -36,7 +36,7 @@ struct Step {
     left: Left,
 }
 
-/// What is left of a node.
+/// The remains of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Left {
     addresses: usize,
@@ -141,7 +141,7 @@ fn expect(left: Left, expected: Left) -> Outcome<()> {
     if left == expected { Ok(()) } else { Err(format!("{left:?} is left instead of {expected:?}").into()) }
 }
 
-/// What a machine knows that has just started again: nothing has an address yet.
+/// The evidence of a machine that has just started again: nothing has an address yet.
 fn rebooted() -> Evidence {
     let (up, live) = (Duration::from_secs(60), BTreeSet::new());
     Evidence { boot: "feedbeef".into(), up, live, namespaces: None, within: None }
@@ -152,7 +152,7 @@ fn blocks_of(number: u32) -> impl Iterator<Item = u32> {
     number * BLOCKS..(number + 1) * BLOCKS
 }
 
-/// What the store has of a node.
+/// The documents of a node in the store.
 async fn left_of(host: &Host, number: u32) -> Outcome<Left> {
     let mut left = Left::default();
     for block in blocks_of(number) {

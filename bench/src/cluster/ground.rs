@@ -28,7 +28,7 @@ use crate::{Outcome, Programs};
 /// The pools: of all IPv4 addresses that are for private use the largest network, and as much IPv6 as one likes.
 const POOL: &str = "10.0.0.0/8";
 const POOL_V6: &str = "fd00:10::/64";
-/// What is written in one transaction: etcd's own bound, and a third of what a request may have.
+/// The puts of one transaction: etcd's own bound, and a third of the size of a request.
 const MOST_WRITES: usize = 128;
 const MOST_BYTES: usize = 500_000;
 /// How many transactions are under way while the store is filled.
@@ -45,7 +45,7 @@ pub(super) struct Host {
     pub(super) store: Counting<EtcdStore>,
 }
 
-/// What the plugin keeps in a file: the blocks that were used last.
+/// The hints that the plugin keeps in a file: the blocks that were used last.
 #[derive(Debug, Default)]
 struct Remembered(Mutex<HashMap<String, Vec<IpNet>>>);
 
@@ -173,7 +173,7 @@ impl Ground {
                 documents.extend(fill::block_of(&name, nth_block(next)?, first..first + used)?);
                 next += 1;
             }
-            // What is not written yet is kept in memory.
+            // Documents that are not written yet stay in memory.
             if documents.len() > 20_000 {
                 self.write(std::mem::take(&mut documents)).await?;
             }

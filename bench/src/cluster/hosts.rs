@@ -25,7 +25,7 @@ const CROWDS: [(usize, usize); 4] = [(1, 16), (10, 10), (50, 10), (200, 10)];
 pub(super) const EACH: usize = 24;
 pub(super) const RESIDENTS: u64 = 40;
 
-/// What was measured with one number of hosts.
+/// The measurements with one number of hosts.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) rates: Vec<f64>,
@@ -65,7 +65,7 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
             release_all(hosts, 0..EACH).await?;
         }
         let (rate, raw) = (median(&ours.rates), median(&floor.rates));
-        // What is measured one after the other is compared, since the store grows and the disk has its moods.
+        // Measurements that follow each other are compared, since the store grows and the disk has its moods.
         let shares: Vec<f64> = ours.rates.iter().zip(&floor.rates).map(|(ours, bare)| ours / bare).collect();
         share = median(&shares);
         rows.push(vec![
@@ -126,7 +126,7 @@ pub(super) async fn crowd(ground: &Ground) -> Outcome<(Vec<Host>, Vec<Bare>)> {
     Ok((hosts, bare))
 }
 
-/// What a host commits when it assigns [`EACH`] addresses one after the other. Its block is the pool's `block`th.
+/// The commits of a host that assigns [`EACH`] addresses one after the other. Its block is the pool's `block`th.
 pub(super) async fn shapes(ground: &Ground, block: u32) -> Outcome<Vec<Shape>> {
     ground.settle(["recorder".to_owned()], block, &[RESIDENTS]).await?;
     let recorder = Recorder::new(EtcdStore::open(&Options::new([ground.etcd.url()]))?);
@@ -159,7 +159,7 @@ pub(super) async fn assign_all(hosts: &[Host], calls: Range<usize>) -> Outcome<(
     at_once(hosts.iter().cloned().enumerate().map(|(number, host)| assign(host, number, calls.clone()))).await
 }
 
-/// All hosts at once give back what these of their containers have.
+/// All hosts at once release the addresses of these containers.
 pub(super) async fn release_all(hosts: &[Host], calls: Range<usize>) -> Outcome<(Duration, Times)> {
     let release = |host: Host, number: usize, calls: Range<usize>| async move {
         let mut times = Times::default();

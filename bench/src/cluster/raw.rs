@@ -10,7 +10,7 @@ use kv::{Op, Range, RangeRequest, RangeResponse, Revision, Store, Target, TxnRes
 
 use crate::Outcome;
 
-/// What guards name that is not written: stands for pools, settings and the like.
+/// The keys that guards name and nobody writes: they stand for pools, settings and the like.
 const SHARED: &str = "raw/shared/document";
 
 /// A store that keeps a copy of what is committed.
@@ -54,7 +54,7 @@ impl Store for Recorder {
     }
 }
 
-/// What is written under one key.
+/// The value of one key.
 #[derive(Clone, Copy, Debug)]
 struct Put {
     bytes: usize,

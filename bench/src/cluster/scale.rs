@@ -1,4 +1,4 @@
-//! What much in the store costs: the same on etcds with few and with many nodes, filled through the model.
+//! The cost of a full store: the same work on etcds with few and with many nodes, filled through the model.
 
 use std::path::Path;
 

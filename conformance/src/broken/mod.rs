@@ -31,7 +31,7 @@ pub struct Broken {
 }
 
 impl Broken {
-    /// What is wrong with the store.
+    /// The fault of the store.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -115,7 +115,7 @@ pub fn broken() -> Vec<Broken> {
     ]
 }
 
-/// What a broken store does instead; what a twist does not mention goes to the real store.
+/// The behaviour of a broken store; calls that a twist does not mention go to the real store.
 #[async_trait]
 trait Twist: Debug + Send + Sync + 'static {
     async fn range(&self, inner: &dyn Store, request: RangeRequest) -> Result<RangeResponse> {

@@ -207,7 +207,7 @@ pub(crate) async fn dropped_calls(t: Subject) -> Checked {
             yield_now().await;
         }
     }
-    // A call that was given up may happen even now. What has happened is looked at, as of one revision.
+    // A call that was given up may happen even now. The outcome is checked, as of one revision.
     t.put("end", "v").await?;
     let kvs = t.list(Range::All).await?.kvs;
     let last = some("a write", kvs.iter().map(|kv| kv.mod_revision).max())?;

@@ -1,4 +1,4 @@
-//! Whoever holds the data is killed, at any moment and by the hundred.
+//! The process that holds the data is killed, at any moment and by the hundred.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -123,7 +123,7 @@ pub(crate) async fn write_many(job: Job<'_>) -> Result<(), BoxError> {
     }
 }
 
-/// What is there after a crash under many writers is a prefix of what they wrote, in the order of the revisions.
+/// The state after a crash under many writers is a prefix of their writes, in the order of the revisions.
 pub(crate) async fn prefix_of_many_writers(mut t: Subject) -> Checked {
     let rounds = 60;
     let mut counts = [0_u64; WRITERS];
@@ -241,7 +241,7 @@ pub(crate) async fn observe(job: Job<'_>) -> Result<(), BoxError> {
     }
 }
 
-/// Whatever a reader or a watch has seen when the holder dies is there afterwards.
+/// A value that a reader or a watch has seen when the holder dies is there afterwards.
 pub(crate) async fn nothing_seen_is_lost(mut t: Subject) -> Checked {
     let rounds = 60;
     let steps = Steps { width: 2, base: t.revision().await? };

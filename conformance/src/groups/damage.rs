@@ -51,7 +51,7 @@ async fn use_twice(job: &Job<'_>) -> kv::Result<Checked> {
     Ok(Ok(()))
 }
 
-/// What came of the examination of a damaged store.
+/// The result of the examination of a damaged store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Found {
     Right,

@@ -14,7 +14,7 @@ use crate::process::{self, Job, Process, broken, command_under, say, temporary_f
 use crate::steps::Steps;
 use crate::subject::{Handle, Subject};
 
-/// What came of the put of one key.
+/// The outcome of the put of one key.
 #[derive(Debug)]
 struct Tried {
     key: String,
@@ -28,7 +28,7 @@ impl Tried {
         Self { key, failed: failed.map(|error| (error.outcome(), error.kind().clone())) }
     }
 
-    /// What the store has agrees with what it said.
+    /// The contents of the store agree with its answers.
     async fn check(&self, store: &Handle) -> Checked {
         let found = store.get(self.key.as_str()).await?;
         let whole = found.as_ref().is_none_or(|kv| kv.value.as_bytes().starts_with(self.key.as_bytes()));
@@ -62,7 +62,7 @@ const ENOUGH: usize = 20_000;
 const BALLAST: &str = "ballast";
 const BALLAST_BYTES: usize = 2 * 1024 * 1024;
 
-/// Role: writes until there is no room, goes on for a while, makes room, and looks whether the store told the truth.
+/// Role: writes until there is no room, goes on for a while, makes room, and checks the store's answers.
 pub(crate) async fn fill(job: Job<'_>) -> Result<(), BoxError> {
     if let Some(folder) = job.folder() {
         fs::write(folder.join(BALLAST), vec![1; BALLAST_BYTES])?;
@@ -101,7 +101,7 @@ fn is_damage(kind: &ErrorKind) -> bool {
     matches!(kind, ErrorKind::Corrupt | ErrorKind::Missing | ErrorKind::RevisionRegressed)
 }
 
-/// What can be read on a full disk is what was acknowledged.
+/// Reads on a full disk return the acknowledged state.
 async fn reads_are_right(store: &Handle, tried: &[Tried]) -> Result<(), BoxError> {
     for one in tried.iter().filter(|one| one.failed.is_none()).take(20) {
         if let Ok(found) = store.get(one.key.as_str()).await {
@@ -218,7 +218,7 @@ pub(crate) async fn synced_before_acknowledged(t: Subject) -> Checked {
     holds("one sync or more before each acknowledgement", bare.is_none(), &syncs.before_each)
 }
 
-/// What a trace says of syncs.
+/// The syncs in a trace.
 #[derive(Debug, Default)]
 struct Syncs {
     /// How many were begun and ended, without an error, between an acknowledgement and the one before it.

@@ -1,4 +1,4 @@
-//! Who is not let in, whose login runs out, and a store without room.
+//! Clients that are not let in, logins that run out, and a store without room.
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ pub(crate) async fn strangers(t: Subject) -> Checked {
     for stranger in strangers {
         is_kept_out(&t, stranger).await?;
     }
-    // Whatever was told: nothing was written.
+    // Nothing was written, whatever the answer.
     same("the revision after all that", t.revision().await?, at)
 }
 

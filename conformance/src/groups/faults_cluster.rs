@@ -52,10 +52,10 @@ fn failures(ledger: &Ledger) -> Vec<&Said> {
     ledger.said().filter(|said| !matches!(said, Said::Applied(_))).collect()
 }
 
-/// What those who count together have seen.
+/// The observations of the clients that count together.
 #[derive(Debug, Default)]
 struct Counted {
-    /// The highest count of which an acknowledged write or a read told.
+    /// The highest count of an acknowledged write or a read.
     seen: AtomicI64,
     acknowledged: AtomicI64,
     unknown: AtomicI64,

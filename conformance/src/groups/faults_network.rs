@@ -34,7 +34,7 @@ pub(crate) async fn lost_reply(t: Subject) -> Checked {
         let txn = Txn::new().with_success([Op::put("k", format!("round {round}"))]);
         let (said, applied) = without_reply(&t, (&proxy, &far), txn).await?;
         match said {
-            // Whoever finds out what became of it may say so.
+            // A store that finds out the outcome may report it.
             Ok(answer) => same("the revision of a write whose reply got lost", answer.revision, applied).of("E3")?,
             Err(error) => {
                 in_time(&error)?;

@@ -217,7 +217,7 @@ pub(crate) async fn bounded_room(t: Subject) -> Checked {
         }
     }
     let late = t.stored_bytes().await?;
-    // A quarter of the writes made the first number; an engine that gives nothing back would take four times as much.
+    // A quarter of the writes made the first number; an engine that frees nothing would take four times as much.
     let bound = 2 * early + (1 << 20);
     holds(&format!("at most {bound} bytes after 4 times as many writes"), late <= bound, &(early, late))
 }

@@ -1,4 +1,4 @@
-//! What lies between the clients and the store.
+//! The network between the clients and the store.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -39,11 +39,11 @@ pub(crate) async fn power_cuts(mut t: Subject) -> Checked {
     holds("some work between the cuts", done > CUTS / 2, &done)
 }
 
-/// What was done before the power failed.
+/// The steps before the power failed.
 struct Work {
     /// Steps that were acknowledged.
     done: u64,
-    /// What the error said of the step after them.
+    /// The outcome, by the error, of the step after them.
     outcome: Outcome,
     /// The newest revision that a reader or a watch saw.
     seen: Revision,

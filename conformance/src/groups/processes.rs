@@ -12,7 +12,7 @@ use crate::process::{self, Job, Process, broken, number, say, temporary_folder};
 use crate::steps::Steps;
 use crate::subject::{Subject, text};
 
-/// How long somebody waits who is to wait in vain.
+/// The wait of a process that must wait in vain.
 const SHORT: Duration = Duration::from_millis(200);
 
 /// Role: joins and says what came of it; the argument is how long to wait, in milliseconds.
@@ -97,7 +97,7 @@ pub(crate) async fn take_turns_and_count(mut t: Subject) -> Checked {
     same("its version", counter.version.unsigned_abs(), PROCESSES * TURNS).of("S1")
 }
 
-/// Whoever waits for a store gets it when the holder is killed, with nothing of a half-done transaction in it.
+/// A process that waits for a store gets it when the holder is killed, with nothing of a half-done transaction in it.
 pub(crate) async fn dead_holder_frees_it(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let address = t.address()?;
@@ -221,7 +221,7 @@ pub(crate) async fn child_does_not_hold_it(mut t: Subject) -> Checked {
     holds("a child that is still there", alive, &child)
 }
 
-/// Whatever path leads to a store, it is one store.
+/// All paths to a store lead to one store.
 pub(crate) async fn two_paths(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let (real, link) = (folder.path().join("real"), folder.path().join("link"));

@@ -103,7 +103,7 @@ async fn judge(t: Subject, effort: Effort, reopening: Reopening) -> Checked {
 struct Run {
     t: Subject,
     model: Model,
-    /// What to add to the revisions of a sequence.
+    /// The offset of the revisions of a sequence.
     shift: i64,
 }
 
@@ -209,7 +209,7 @@ impl Run {
             let mut got = watcher.next().await?;
             got.time = None;
             if got.revision <= self.model.mark() {
-                // What was there before may be missing or given at the mark.
+                // The old value may be missing or present at the mark.
                 got.events.iter_mut().for_each(|event| event.prev = None);
             }
             from = expected.revision.next();

@@ -96,7 +96,7 @@ struct Client {
     handle: Handle,
     random: Rng,
     clock: Arc<AtomicU64>,
-    /// What this client last saw at each key, so that some of its swaps succeed.
+    /// The last value that this client saw at each key, so that some of its swaps succeed.
     known: [u32; KEYS],
     number: usize,
     written: usize,
@@ -110,7 +110,7 @@ impl Client {
             let start = self.clock.fetch_add(1, Ordering::SeqCst);
             let told = self.perform(action).await?;
             let end = self.clock.fetch_add(1, Ordering::SeqCst);
-            // What certainly did not happen explains nothing.
+            // A call that certainly did not happen explains nothing.
             if let Some(seen) = told {
                 self.learn(action, seen);
                 calls.push(Call { client: self.number, start, end, action, seen });
@@ -176,7 +176,7 @@ impl Client {
     }
 }
 
-/// What a client saw of a call that failed because of the network.
+/// The view of a client on a call that failed because of the network.
 fn unseen(error: Error) -> Checked<Option<Seen>> {
     match error.outcome() {
         _ if !is_injected(&error) => Err(error.into()),

@@ -63,7 +63,7 @@ pub(crate) async fn paging(t: Subject) -> Checked {
         if !found.more {
             break;
         }
-        // What others write between two pages must not show, wherever it lies.
+        // Writes of others between two pages must not show, wherever they lie.
         t.run([Op::put(format!("p/{page:02}x"), "new"), Op::put("p/49", "changed"), Op::delete("p/30")]).await?;
         from = last.successor();
     }

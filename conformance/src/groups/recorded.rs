@@ -1,5 +1,5 @@
-//! Random transactions by several clients at once, all recorded, with watches beside them; then the log has to explain what
-//! everybody was told, and what everybody was told has to explain the log.
+//! Random transactions by several clients at once, all recorded, with watches beside them; then the log must explain
+//! all answers, and all answers must explain the log.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ async fn judge(t: &Subject, network: Network, seed: u64) -> Checked<Summary> {
     Ok(summary)
 }
 
-/// What clients did, and what is left of it.
+/// The calls of clients, and the final state.
 pub(crate) struct Run {
     /// The store's revision before.
     pub(crate) base: Revision,
@@ -86,7 +86,7 @@ async fn end(t: &Handle, watches: Vec<JoinHandle<Checked>>) -> Checked<Revision>
     Ok(last)
 }
 
-/// What the last write of a run puts.
+/// The value of the last write of a run.
 const END: &str = "end";
 
 /// Reads a watch until the end of the run, in several pieces.
@@ -114,7 +114,7 @@ async fn watch(t: Handle, mut request: WatchRequest) -> Checked {
     }
 }
 
-/// Makes its calls; what they were told is judged later. Gives the errors that it cannot have got.
+/// Makes its calls; their answers are judged later. Gives the errors that it cannot have got.
 async fn client(t: Handle, mut workload: Workload) -> Checked<Vec<String>> {
     let mut complaints = Vec::new();
     for _ in 0..CALLS {

@@ -1,4 +1,4 @@
-//! What may come next in a random sequence of calls.
+//! The possible next calls in a random sequence.
 
 use kv::{
     Compare, CompareOp, Content, Key, Op, Prev, Range, RangeRequest, Revision, Target, Txn, TxnRange, Value,

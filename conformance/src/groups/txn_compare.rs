@@ -104,7 +104,7 @@ pub(crate) async fn numbers_of_existing_key(t: Subject) -> Checked {
     Ok(())
 }
 
-/// No store is told of the lease that is named here. A store may keep leases all the same.
+/// No store knows the lease that is named here. A store may keep leases all the same.
 pub(crate) async fn unknown_lease(t: Subject) -> Checked {
     let put = t.put("k", "v").await?;
     let Some(lease) = LeaseId::new(0x7061_6e69_6373_0001) else { return Ok(()) };

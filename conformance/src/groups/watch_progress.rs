@@ -15,8 +15,8 @@ async fn reporting(t: &Handle, range: Range, start: Revision) -> Checked<Watcher
     t.watcher_of(WatchRequest::new(range, start).with_progress(Progress::Report)).await
 }
 
-/// Two writers: one in the range, one outside of it. Whatever the watch reports, no event comes after a report at or above its
-/// revision, which the watcher checks; and every event comes.
+/// Two writers: one in the range, one outside of it. No event comes after a report at or above its revision, which the
+/// watcher checks; and every event comes.
 pub(crate) async fn never_ahead(t: Subject) -> Checked {
     const WRITES: usize = 200;
     let base = t.revision().await?;

@@ -1,4 +1,4 @@
-//! What a random client does: reads and transactions of every form on a few keys. No two writes put the same value.
+//! The calls of a random client: reads and transactions of every form on a few keys. No two writes put the same value.
 
 use fastrand::Rng;
 use kv::{Compare, CompareOp, Content, Key, Kv, Op, OpResult, Range, RangeRequest, Revision, Target, Txn, TxnResponse};
@@ -26,7 +26,7 @@ pub(crate) struct Workload {
     client: u64,
     network: Network,
     writes: u32,
-    /// What this client last saw of each key.
+    /// The last state that this client saw of each key.
     known: Vec<Revision>,
     newest: Revision,
 }
@@ -119,7 +119,7 @@ impl Workload {
                 .with_failure([self.put(&one)]),
             7 => Txn::new().with_success([Op::delete_range(self.span()).with_prev()]),
             8 => Txn::new().with_compares([unchanged]).with_success([Op::range(Range::prefix("k/"))]),
-            // What a bad network holds back is delivered as it is, so it has to be valid.
+            // A message that a bad network holds back is delivered as it is, so it must be valid.
             _ if self.network == Network::Bad => Txn::new().with_success([Op::delete(one.as_str())]),
             _ => Txn::new().with_success([self.put(&one), self.put(&one)]),
         }

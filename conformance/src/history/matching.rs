@@ -1,4 +1,4 @@
-//! Who did what, where several could have.
+//! The choice of a call for a change that several calls could have made.
 
 /// Gives as many items as possible one of the candidates that they list, no candidate twice (augmenting paths).
 pub(super) fn assign(candidates_of: &[Vec<usize>], candidates: usize) -> Vec<Option<usize>> {

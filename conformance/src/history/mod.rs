@@ -1,17 +1,18 @@
-//! What several clients of a store asked and were told, and whether the store may have told them that.
+//! The requests of several clients of a store and their answers, and whether the store may have answered so.
 //!
 //! A [`Recorder`] is a store around a store that writes down every call and every event of every watch. A [`Replay`]
 //! takes what was recorded and the store's own log, goes through the log revision by revision, and finds the first thing
 //! that does not fit:
 //!
-//! - every write that was acknowledged is in the log exactly once, at the revision that was told, with its whole effect;
+//! - every write that was acknowledged is in the log exactly once, at the revision of its answer, with its whole
+//!   effect;
 //! - a write that was refused is not there, and one whose outcome is unknown is there once or not at all;
-//! - every read, and every transaction that wrote nothing, was told the state at the revision of its answer;
-//! - what was answered, or seen by a watch, before a call began is not newer than what that call was told;
+//! - every read, and every transaction that wrote nothing, got the state at the revision of its answer;
+//! - what was answered, or seen by a watch, before a call began is not newer than that call's answer;
 //! - every watch got exactly what the log has for it.
 //!
-//! The time that it takes grows with the length of the history and not faster. Calls may fail, time out or be dropped in
-//! any way, and clients may write whatever they like. What it can tell apart is best if no two writes put the same value at
+//! The time that it takes grows with the length of the history and not faster. Calls may fail, time out or be dropped
+//! in any way, and clients may write whatever they like. It distinguishes most if no two writes put the same value at
 //! the same key: then it is certain which one of them an entry of the log is.
 //!
 //! ```

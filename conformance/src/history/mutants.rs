@@ -12,7 +12,7 @@ use crate::harness::Harness;
 use crate::reference::References;
 use crate::subject::Subject;
 
-/// What clients of the reference store recorded.
+/// The recorded calls of clients of the reference store.
 fn record(network: Network, seed: u64) -> Run {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -156,7 +156,7 @@ fn spoiled_logs_are_caught() {
     });
 }
 
-/// The value of an unguarded put of one key that is as wanted; `wanted` is told whether it is in the log.
+/// The value of an unguarded put of one key that is as wanted; `wanted` gets whether it is in the log.
 fn only_value(run: &Run, wanted: impl Fn(&Call, bool) -> bool) -> Option<kv::Value> {
     run.recorded.calls.iter().find_map(|call| {
         let Request::Txn(Txn { compares, success, .. }) = &call.request else { return None };

@@ -1,4 +1,4 @@
-//! What was known to somebody before a call began.
+//! The newest state that some client knew before a call began.
 
 use kv::Revision;
 

@@ -1,4 +1,4 @@
-//! Writes down what clients ask and what they are told.
+//! Records the requests of clients and their answers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use kv::{
     WatchStream,
 };
 
-/// What was asked.
+/// The request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Request {
@@ -22,7 +22,7 @@ pub enum Request {
     Compact(Revision),
 }
 
-/// What the caller was told.
+/// The answer to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Told {
@@ -45,11 +45,11 @@ pub struct Call {
     pub client: u64,
     /// When it began.
     pub start: u64,
-    /// When the caller was told something; `u64::MAX` if it never was.
+    /// The time of the answer; `u64::MAX` if it never was.
     pub end: u64,
-    /// What was asked.
+    /// The request.
     pub request: Request,
-    /// What the caller was told.
+    /// The answer to the caller.
     pub told: Told,
 }
 
@@ -63,20 +63,20 @@ impl Call {
         }
     }
 
-    /// True if it may have happened without the caller being told so.
+    /// True if it may have happened without an answer to the caller.
     pub(super) fn is_unknown(&self) -> bool {
         matches!(self.told, Told::Nothing | Told::Failed(_, Outcome::Unknown))
     }
 }
 
-/// What one watch gave.
+/// The record of one watch.
 #[derive(Clone, Debug)]
 pub struct Stream {
     /// Which recorder it went through.
     pub client: u64,
-    /// What was asked; in a later part of a history it starts after what earlier parts have.
+    /// The request; in a later part of a history it starts after the events of earlier parts.
     pub request: WatchRequest,
-    /// What came, and when.
+    /// The events, and their times.
     pub items: Vec<(u64, Result<Batch, ErrorKind>)>,
 }
 
@@ -100,7 +100,7 @@ pub struct Recorded {
     pub streams: Vec<Stream>,
 }
 
-/// What all clients asked and were told.
+/// The requests of all clients, and their answers.
 #[derive(Debug, Default)]
 pub struct History {
     clock: AtomicU64,

@@ -1,4 +1,4 @@
-//! Goes through a log revision by revision and asks whether it and what clients were told explain each other.
+//! Goes through a log revision by revision, and checks that it and the answers to clients explain each other.
 
 use std::mem;
 
@@ -35,7 +35,7 @@ pub struct Summary {
     pub watches: usize,
 }
 
-/// Who may have written to the store.
+/// The possible writers of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writers {
     Recorded,
@@ -48,7 +48,7 @@ pub struct Replay {
     state: State,
     revision: Revision,
     writers: Writers,
-    /// The newest revision that anybody has been told.
+    /// The newest revision in any answer.
     told: Revision,
     /// Writes of earlier parts that may still happen.
     open: Vec<Pending>,
@@ -124,7 +124,7 @@ impl Replay {
         self.follow(batch)
     }
 
-    /// What an acknowledged write does, which has to be what the log has and what its caller was told.
+    /// The effect of an acknowledged write; it must be in the log and in its answer.
     fn acknowledged(&mut self, batch: &Batch, call: &Call) -> Result<Vec<Event>, Violation> {
         let (Request::Txn(txn), Told::Txn(answer)) = (&call.request, &call.told) else {
             return Err(Violation::new("T9", "an answer of another kind than the call").showing("call", call));

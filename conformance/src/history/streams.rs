@@ -6,7 +6,7 @@ use super::recorder::Stream;
 use super::replay::same_events;
 use super::violation::Violation;
 
-/// What happened after a revision, with what was there before.
+/// The events after a revision, with the old values.
 #[derive(Debug)]
 pub(super) struct Truth {
     base: Revision,

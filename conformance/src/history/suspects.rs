@@ -16,7 +16,7 @@ use crate::state::State;
 pub(super) struct Pending {
     pub(super) call: Call,
     pub(super) floor: Floor,
-    /// Where it was found, if nobody was told.
+    /// The place where it was found, if no caller got an answer.
     pub(super) found_at: Option<Revision>,
 }
 
@@ -34,13 +34,13 @@ pub(super) struct Part {
     calls: Vec<Pending>,
     /// Acknowledged writes that the log has not come to yet.
     acknowledged: BTreeMap<Revision, usize>,
-    /// Calls that were told something and wrote nothing, by the state that they saw; the next one last.
+    /// Answered calls that wrote nothing, by the state that they saw; the next one last.
     observers: Vec<(Revision, usize)>,
     /// Writes of unknown outcome, by what they may put.
     putters: HashMap<(Key, Value), Vec<usize>>,
     /// Writes of unknown outcome that may only delete.
     deleters: Vec<usize>,
-    /// Deletions that somebody of unknown outcome made, and who can have.
+    /// Deletions by a call of unknown outcome, and the calls that can have made them.
     deletions: Vec<(Revision, Vec<usize>)>,
 }
 
@@ -116,7 +116,7 @@ impl Part {
         }
     }
 
-    /// All calls that saw a state before `until`, which is the one given, were told what it has; and all writes that were
+    /// All calls that saw a state before `until`, which is the given state, got its contents; and all writes that were
     /// acknowledged before `until` have been found.
     pub(super) fn observe(&mut self, until: Revision, state: &mut State) -> Result<(), Violation> {
         if let Some((revision, i)) = self.acknowledged.first_key_value().filter(|(revision, _)| **revision < until) {
@@ -129,7 +129,7 @@ impl Part {
         Ok(())
     }
 
-    /// The write that was told that it is this revision.
+    /// The write whose answer names this revision.
     pub(super) fn acknowledged_at(&mut self, revision: Revision) -> Option<&Call> {
         self.acknowledged.remove(&revision).map(|i| &self.calls[i].call)
     }
@@ -181,7 +181,7 @@ impl Part {
     /// Gives each deletion that several calls can have made one of them, so that none made two.
     ///
     /// # Errors
-    /// What `nobody` says of a deletion for which no call is left.
+    /// The reason of `nobody` for a deletion for which no call is left.
     pub(super) fn match_deletions(
         &mut self,
         nobody: impl Fn(Revision, &[&Call]) -> Result<(), Violation>,
@@ -223,7 +223,7 @@ fn wrote(call: &Call) -> Wrote {
     }
 }
 
-/// A call that wrote nothing was told what this state has.
+/// A call that wrote nothing got the contents of this state.
 fn saw(call: &Call, state: &mut State) -> Result<(), Violation> {
     let differs = |expected: String| {
         let what = "a call was told what the state at its revision does not have";

@@ -1,4 +1,4 @@
-//! What is wrong with a history.
+//! The fault of a history.
 
 use std::error::Error;
 use std::fmt::{self, Debug};
@@ -31,7 +31,7 @@ impl Violation {
 }
 
 impl fmt::Display for Violation {
-    /// What is wrong, then the calls and events that show it, a line each.
+    /// The fault, then the calls and events that show it, a line each.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.what)?;
         self.shown.iter().try_for_each(|line| write!(f, "\n    {line}"))

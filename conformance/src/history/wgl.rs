@@ -13,10 +13,10 @@ pub(crate) const MOST_CLIENTS: usize = 16;
 /// How many places the search may look at before it gives up: some seconds and some 100 MiB.
 const MOST_STEPS: usize = 1_000_000;
 
-/// What is stored: a number at some of the keys.
+/// The state: a number at some of the keys.
 pub(crate) type State = [Option<u32>; KEYS];
 
-/// What a call does.
+/// The action of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Reads a key.
@@ -31,10 +31,10 @@ pub(crate) enum Action {
     Move(usize, usize, u32),
 }
 
-/// What the caller was told.
+/// The answer to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// What a key holds.
+    /// The value of a key.
     Value(Option<u32>),
     /// Whether there was an effect.
     Effect(Effect),
@@ -75,7 +75,7 @@ pub(crate) struct Unexplained {
     pub(crate) tried: Tried,
     /// How many calls an order explains at most.
     pub(crate) explained: usize,
-    /// What is stored then.
+    /// The state then.
     pub(crate) state: State,
     /// The calls of which one has to come next, and of which none can.
     pub(crate) stuck: Vec<Call>,
@@ -102,7 +102,7 @@ impl fmt::Display for Unexplained {
     }
 }
 
-/// What the caller of an action has to be told, and what is stored afterwards.
+/// The required answer of an action, and the state afterwards.
 fn apply(mut state: State, action: Action) -> (Seen, State) {
     let effective = match action {
         Action::Get(key) => return (Seen::Value(state[key]), state),
@@ -356,8 +356,8 @@ mod tests {
         assert!(!is_explained(&[put, seen(2), deleted, seen(6)]));
     }
 
-    /// What clients would see of a correct store: each call happens at one moment between its start and its end. One in
-    /// `lost_one_in` is not told what it did, and happens at any time from then on or never.
+    /// The view of clients on a correct store: each call happens at one moment between its start and its end. One in
+    /// `lost_one_in` gets no answer, and happens at any time from then on or never.
     fn simulated(seed: u64, clients: usize, calls: usize, lost_one_in: usize) -> Vec<Call> {
         let mut random = fastrand::Rng::with_seed(seed);
         let (mut state, mut clock) = (State::default(), 0);

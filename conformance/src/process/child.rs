@@ -13,7 +13,7 @@ use crate::subject::Handle;
 /// How long a process waits for its turn at a store, unless the role says otherwise.
 const WAIT: Duration = Duration::from_secs(60);
 
-/// What a process has to do, and where.
+/// The job of a process, and its place.
 pub(crate) struct Job<'a> {
     harness: &'a dyn Harness,
     address: String,
@@ -60,7 +60,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Says a line to whoever started this process.
+/// Says a line to the process that started this one.
 pub(crate) fn say(line: impl Display) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}")?;

@@ -24,9 +24,9 @@ pub(crate) use child::{Job, say};
 pub(crate) const ROLE: &str = "CONFORMANCE_ROLE";
 /// Names the store.
 const ADDRESS: &str = "CONFORMANCE_ADDRESS";
-/// What a process says when it cannot go on.
+/// The message of a process that cannot go on.
 pub(crate) const FAILED: &str = "failed ";
-/// What a process says when the store breaks a rule: which one, and how.
+/// The message of a process whose store breaks a rule: the rule, and the fault.
 pub(crate) const BREAKS: &str = "breaks ";
 /// Names a folder that the role needs.
 const FOLDER: &str = "CONFORMANCE_FOLDER";
@@ -112,7 +112,7 @@ impl Process {
         Ok(line)
     }
 
-    /// What comes after `word` in the next line, which has to begin with it.
+    /// The text after `word` in the next line, which has to begin with it.
     pub(crate) async fn say(&mut self, word: &str) -> Checked<String> {
         let line = self.line().await?;
         let rest = line.as_deref().and_then(|line| line.strip_prefix(word)).map(|rest| rest.trim().to_owned());
@@ -178,7 +178,7 @@ pub(crate) fn temporary_folder() -> Checked<tempfile::TempDir> {
     tempfile::tempdir().map_err(|error| broken("a temporary folder", &error))
 }
 
-/// What the system did not do for the suite.
+/// The failure of the system to serve the suite.
 #[track_caller]
 pub(crate) fn broken(what: &str, error: &dyn std::fmt::Display) -> Failure {
     Failure::new(format!("the environment: {what}"), "success", error.to_string())

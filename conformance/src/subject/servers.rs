@@ -1,4 +1,4 @@
-//! What a case can do with the servers of its store, and with who asks them.
+//! The abilities of a case over the servers of its store, and over their clients.
 
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -60,7 +60,7 @@ impl Subject {
         kill(process, signal).map_err(|error| environment("a signal to a server", &error.into()))
     }
 
-    /// Waits until a server that was told to stop does nothing any more: its threads learn of it one after the other.
+    /// Waits until a server that must stop does nothing any more: its threads learn of it one after the other.
     async fn stopped(&self, server: usize) -> Checked {
         let process = self.process_of(server)?;
         let wait = tokio::task::spawn_blocking(move || {

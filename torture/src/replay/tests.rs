@@ -37,7 +37,7 @@ fn held() -> Replay {
     replay
 }
 
-/// What is said of a further revision.
+/// The verdict on a further revision.
 fn said(events: &[(&str, Option<&str>)]) -> String {
     let mut events: Vec<Event> = events.iter().map(|(key, value)| event(key, *value)).collect();
     // The keys are there already.
