@@ -26,6 +26,7 @@ test-parts:
 	scripts/timed "format" cargo fmt --check
 	scripts/timed "layers" scripts/check-layers
 	scripts/timed "book" scripts/check-book
+	scripts/timed "prose" scripts/check-prose
 	scripts/timed "clippy" cargo clippy --quiet --workspace --all-targets --profile ci -- -D warnings
 	RUSTDOCFLAGS="-D warnings" scripts/timed "documentation" cargo doc --quiet --workspace --no-deps --profile ci
 	scripts/timed "packages of the libraries" scripts/check-packages

@@ -1,4 +1,4 @@
-//! What a command answers: text for people, JSON for programs, and notes beside it.
+//! The answer of a command: text for people, JSON for programs, and notes beside it.
 
 use std::io::{self, Write};
 
@@ -12,7 +12,7 @@ use crate::output::yaml;
 #[derive(Debug)]
 pub(crate) struct Answer {
     text: String,
-    /// The text with more in it, for who asks for that.
+    /// The text with more in it, for a caller that asks for that.
     wide: Option<String>,
     layout: Layout,
     json: String,

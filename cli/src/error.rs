@@ -1,4 +1,4 @@
-//! Why a command failed, told to a person.
+//! The failure of a command, in words for a person.
 
 use std::fmt::Display;
 use std::io;
@@ -29,7 +29,7 @@ impl Failure {
         self
     }
 
-    /// What is wrong, without what to do about it.
+    /// The fault, without the advice.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }

@@ -1,4 +1,4 @@
-//! What happened to an address or a block, as a row of a table, a line, and an object of JSON.
+//! A happening of an address or a block, as a row of a table, a line, and an object of JSON.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ pub(crate) struct Row {
     /// When; absent where nobody knows.
     #[serde(serialize_with = "utc")]
     pub(crate) time: Option<OffsetDateTime>,
-    /// What.
+    /// The kind.
     pub(crate) event: &'static str,
     /// The address; absent where it is about the block.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -28,16 +28,16 @@ pub(crate) struct Row {
     /// The block.
     #[serde(serialize_with = "as_text")]
     pub(crate) block: IpNet,
-    /// Who has the address, or had it.
+    /// The holder of the address, or the former one.
     #[serde(flatten)]
     holder: Option<Whose>,
-    /// Whose it was, of an address that moved.
+    /// The former owner of an address that moved.
     #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<Whose>,
-    /// Whose the block or the affinity is, or was.
+    /// The owner of the block or the affinity, or the former one.
     #[serde(skip_serializing_if = "Option::is_none")]
     owner: Option<String>,
-    /// Whose the block was before.
+    /// The former owner of the block.
     #[serde(skip_serializing_if = "Option::is_none")]
     former_owner: Option<String>,
     /// How far an affinity has come.
@@ -45,7 +45,7 @@ pub(crate) struct Row {
     state: Option<&'static str>,
 }
 
-/// Who has an address.
+/// The holder of an address.
 #[derive(Clone, Debug, Serialize)]
 struct Whose {
     handle: Option<String>,
@@ -120,7 +120,7 @@ impl Row {
         ["assigned", "held", "renewed", "moved", "claimed", "owned"].contains(&self.event)
     }
 
-    /// Who it is about, for people.
+    /// The subject, for people.
     pub(crate) fn who(&self) -> String {
         match (&self.holder, &self.from, &self.owner, &self.former_owner, self.state) {
             (Some(to), Some(from), ..) => format!("{}, before {}", to.text(), from.text()),

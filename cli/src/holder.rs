@@ -1,4 +1,4 @@
-//! Who has an address: the answer of `ipam show --ip`.
+//! The holder of an address: the answer of `ipam show --ip`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use crate::answer::Answer;
 use crate::error::Result;
 use crate::output::printable;
 
-/// What is known about an address.
+/// The facts about an address.
 #[derive(Clone, Debug)]
 pub(crate) struct AddressReport {
     /// The address.
@@ -37,7 +37,7 @@ pub(crate) enum Status {
     Held(Holder),
 }
 
-/// Who has an address.
+/// The holder of an address.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Holder {
     /// The handle.

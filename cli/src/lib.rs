@@ -128,7 +128,7 @@ fn execute(
     answer.print(cli.output, out, err)
 }
 
-/// What a command runs its calls on.
+/// The runtime of a command's calls.
 fn runtime() -> Result<Runtime> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::new(format!("cannot start: {error}")))

@@ -1,4 +1,4 @@
-//! What makes a shell complete the commands, and the man pages. Both come from the definition of the command itself.
+//! The completions for shells, and the man pages. Both come from the definition of the command itself.
 
 use std::fs;
 use std::io::Write;

@@ -7,7 +7,7 @@ use crate::answer::Answer;
 use crate::error::{Failure, Result};
 use crate::output::{Column, as_text, render};
 
-/// A pool, told in a row.
+/// A pool as a row.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct PoolRow {
     /// Its name.

@@ -6,12 +6,12 @@ use crate::answer::Answer;
 use crate::error::Result;
 use crate::output::{Column, render};
 
-/// A reservation, told in a row.
+/// A reservation as a row.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ReservationRow {
     /// Its name.
     pub(crate) name: String,
-    /// What it reserves, as it was written.
+    /// The reserved networks, as they were written.
     pub(crate) cidrs: Vec<String>,
 }
 

@@ -12,7 +12,7 @@ use kv::ErrorKind;
 use crate::args::Cli;
 use crate::error::{Failure, Result};
 
-/// How long a command waits for its turn on an embedded store, unless it was told. Plugins hold it for milliseconds.
+/// How long a command waits for the lock of an embedded store, by default. Plugins hold it for milliseconds.
 const WAIT: Duration = Duration::from_secs(30);
 
 thread_local! {
@@ -47,18 +47,18 @@ pub(crate) fn choose(cli: &Cli, env: &Environment<'_>, err: &mut dyn Write) -> R
     Ok(chosen)
 }
 
-/// What a command does with the store.
+/// The use that a command makes of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     /// It works on what is there.
     Existing,
     /// It makes the store if there is none.
     Make,
-    /// It gives back, and may use for that what a full disk has left for it.
+    /// It releases, and may use the ballast for that on a full disk.
     Release,
 }
 
-/// Reaches the store, through its daemon if there is one. A store that is to be made has none.
+/// Reaches the store, through its daemon if there is one. A store that will be made has none.
 pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore> {
     let opened = match what_for {
         Use::Existing => datastore::reach(location, Create::Never, wait()).await,
@@ -116,7 +116,7 @@ fn other_engine(location: &Location) -> Location {
     }
 }
 
-/// What to do about an error of a store; `is_here` if it is on this machine.
+/// The advice for an error of a store; `is_here` if it is on this machine.
 fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Option<&'static str> {
     Some(match (kind, system) {
         (ErrorKind::Locked, _) => {
@@ -143,7 +143,7 @@ fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Opt
     })
 }
 
-/// What the operating system has said, where it is the cause.
+/// The error of the operating system, where it is the cause.
 fn system_error(error: &kv::Error) -> Option<io::ErrorKind> {
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {

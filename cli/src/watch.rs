@@ -1,6 +1,6 @@
-//! `margay watch`: who gets and who gives back addresses, as it happens.
+//! `margay watch`: assigned and released addresses, as it happens.
 //!
-//! What is told is printed when the store is closed again, so that a slow reader holds up nobody.
+//! Lines are printed when the store is closed again, so that a slow reader holds up nobody.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How long to wait before looking again whether there is anything new.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Watches until it is interrupted or told enough, and returns the exit code.
+/// Watches until it is interrupted or has printed enough, and returns the exit code.
 pub(crate) fn run(
     cli: &Cli,
     args: &Watch,
@@ -65,7 +65,7 @@ async fn follow(
     interrupt: &Interrupt,
     until: Option<Instant>,
 ) -> Result<u8> {
-    // What there is at the beginning is told in any case.
+    // The state at the beginning is printed in any case.
     let (mut is_current, mut may_end) = (false, false);
     loop {
         if interrupt.came() {

@@ -22,7 +22,7 @@ enum Command {
         /// Which store.
         #[arg(long, value_enum, default_value = "memory")]
         store: Engine,
-        /// The kind of the workers
+        /// The kind of the workers.
         #[arg(long, value_enum, default_value = "in-process")]
         mode: Mode,
         /// How many operations.

@@ -4,7 +4,7 @@ use clap::Parser;
 
 use super::Cli;
 
-/// Each command of the book, wherever it is told, is one that can be typed.
+/// Each command of the book, on every page, is one that can be typed.
 #[test]
 fn the_books_commands_can_be_typed() {
     let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
@@ -19,7 +19,7 @@ fn the_books_commands_can_be_typed() {
             let parsed = Cli::try_parse_from(std::iter::once("margay".to_owned()).chain(words));
             let is_right = match &parsed {
                 Ok(_) => true,
-                // What the book shows to be refused is refused for what it says, not for how it is spelled.
+                // A command that the book shows as refused is refused for its meaning, not for its spelling.
                 Err(error) => matches!(
                     error.kind(),
                     clap::error::ErrorKind::DisplayHelp

@@ -1,4 +1,4 @@
-//! What can be typed after `margay ipam check`.
+//! The arguments of `margay ipam check`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

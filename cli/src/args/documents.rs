@@ -1,4 +1,4 @@
-//! What can be typed after `get`, `create`, `apply`, `replace` and `delete`, as after calicoctl.
+//! The arguments of `get`, `create`, `apply`, `replace` and `delete`, as after calicoctl.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What can be typed after `margay ipam explain`.
+//! The arguments of `margay ipam explain`.
 
 use clap::{ArgGroup, Args};
 

@@ -1,4 +1,4 @@
-//! What can be typed after `margay gc`.
+//! The arguments of `margay gc`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What can be typed after `margay ipam history`.
+//! The arguments of `margay ipam history`.
 
 use clap::Args;
 

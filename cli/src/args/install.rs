@@ -1,4 +1,4 @@
-//! What can be typed after `margay install`.
+//! The arguments of `margay install`.
 
 use std::io;
 use std::path::{self, PathBuf};

@@ -1,4 +1,4 @@
-//! What can be typed after `margay ipam map` and `margay metrics`.
+//! The arguments of `margay ipam map` and `margay metrics`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What can be typed after `margay export`, `margay import` and `margay migrate`.
+//! The arguments of `margay export`, `margay import` and `margay migrate`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What can be typed after `ipam configure` and `ipam split`.
+//! The arguments of `ipam configure` and `ipam split`.
 
 use clap::{ArgGroup, Args, ValueEnum};
 use ipnet::IpNet;

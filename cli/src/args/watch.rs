@@ -1,4 +1,4 @@
-//! What can be typed after `margay watch`.
+//! The arguments of `margay watch`.
 
 use std::num::NonZeroU64;
 use std::time::Duration;

@@ -13,7 +13,7 @@ use crate::output::{Progress, rfc3339};
 /// How often to begin anew when the revision is given up before all of it was read.
 const ATTEMPTS: usize = 5;
 
-/// What was copied.
+/// The outcome of a copy.
 pub(crate) struct Copied {
     /// The revision.
     pub(crate) revision: i64,
@@ -71,7 +71,7 @@ async fn attempt(
             .filter(|_| !begun)
             .map(|about| Header::new(about, revision, rfc3339(SystemTime::now())));
         begun = true;
-        // What was read is written while more is read.
+        // A part that was read is written while more is read.
         let write = aside(move || {
             if let Some(header) = header {
                 writer.begin(&header)?;

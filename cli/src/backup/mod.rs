@@ -27,5 +27,5 @@ pub(crate) use reader::Reader;
 pub(crate) use snapshot::{Identity, Pages, Snapshot, Stop, aside, identity};
 pub(crate) use writer::{Overwrite, Writer};
 
-/// What is written of a cluster, which others use too: everything that Calico and Margay keep there. Ascending.
+/// The backup of a cluster, which others use, too: everything that Calico and Margay keep there. Ascending.
 pub(crate) const CLUSTER_PREFIXES: [&str; 2] = ["/calico/", "/margay/"];

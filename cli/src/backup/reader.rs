@@ -9,8 +9,8 @@ use sha2::{Digest, Sha256};
 use super::format::{AnyHeader, Header, MAX_LINE_BYTES, Row, Stored, TRAILER, VERSION_WITH_LEASES, hex, trailer};
 use crate::error::{Failure, Result};
 
-/// A backup file that is being read. What it has given is only worth something when it has given all: the checksum
-/// is at the end.
+/// A backup file that is being read. Its parts are only worth something when it has delivered all: the checksum is at
+/// the end.
 #[derive(Debug)]
 pub(crate) struct Reader {
     input: BufReader<File>,

@@ -1,5 +1,5 @@
-//! Reading a store as it is at one revision, in turns, so that no plugin waits long: whoever has read for 10 ms gives the
-//! store back as soon as somebody waits, and goes on at that revision when it has its turn again.
+//! Reading a store as it is at one revision, in turns, so that no plugin waits long: a reader that has read for 10 ms
+//! releases the store as soon as another process waits, and goes on at that revision when it has its turn again.
 
 use std::time::Instant;
 
@@ -10,10 +10,10 @@ use tokio::task::spawn_blocking;
 use crate::error::{Failure, Result};
 use crate::store::{self, Use, explain, somebody_waits};
 
-/// How many bytes of values a turn reads. What is read is in memory.
+/// How many bytes of values a turn reads. The read keys are in memory.
 const TURN_BYTES: usize = 16 << 20;
-/// How many keys: whoever works on what was read waits for a turn of small documents no longer than for one of large ones.
-/// To open sled takes longer than that.
+/// The most keys of a turn: the work on a turn of small documents takes no longer than on one of large ones. To open
+/// sled takes longer than that.
 const TURN_KEYS: usize = 16_384;
 /// How many bytes of values a page of an embedded store should have, and one of a cluster.
 const PAGE_BYTES: usize = 256 << 10;
@@ -123,7 +123,7 @@ impl<'l> Snapshot<'l> {
 
 /// Ranges that are read page by page.
 pub(crate) struct Pages {
-    /// What is still to be read, the next one last.
+    /// The ranges that remain to be read, the next one last.
     rest: Vec<Range>,
     /// The range of a cluster that was begun.
     begun: Option<kv::Pages>,

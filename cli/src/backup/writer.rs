@@ -47,8 +47,8 @@ enum To {
 
 /// A file that is there when it is complete.
 ///
-/// It has the name `FILE.partial` until then. Whoever is killed leaves that, and the next backup to the same file writes
-/// over it.
+/// It has the name `FILE.partial` until then. A killed process leaves that file, and the next backup to the same file
+/// overwrites it.
 #[derive(Debug)]
 struct NewFile {
     file: File,

@@ -8,7 +8,7 @@ use super::{Part, Place, Start};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use, explain, somebody_waits};
 
-/// How many bytes of keys and values are read in one turn. They are in memory until they are told.
+/// How many bytes of keys and values are read in one turn. They are in memory until they are printed.
 const TURN_BYTES: usize = 16 << 20;
 /// How many bytes a page of a state should have: it takes about a millisecond.
 const PAGE_BYTES: usize = 256 << 10;

@@ -1,7 +1,7 @@
 //! Reading what has happened in a store, and what happens.
 //!
-//! A store tells of it in parts: first a state, then everything that came after it. Where its history was given up before
-//! it was read, that is told, and the state at which it goes on.
+//! A store tells of it in parts: first a state, then everything that came after it. Where its history was given up
+//! before it was read, that is reported, and the state at which it goes on.
 
 mod embedded;
 mod watched;
@@ -33,14 +33,14 @@ pub(crate) enum Part {
     Begins(Revision, Option<SystemTime>),
     /// Keys as they were at this revision.
     Listed(Revision, Vec<Kv>),
-    /// What happened, one revision each. It is known of each key what was there before.
+    /// The happenings, one revision each. It is known of each key what was there before.
     Happened(Vec<Batch>),
-    /// What happened after the first revision, up to the second one, was given up unread. What there was at the second
-    /// one follows.
+    /// The history after the first revision, up to the second one, was removed unread. The state at the second one
+    /// follows.
     GivenUp(Revision, Revision),
     /// The store cannot be reached, because of this. It goes on from here as soon as it can; ask again a little later.
     Interrupted(String),
-    /// All has been told up to this revision.
+    /// All was reported up to this revision.
     Reached(Revision),
 }
 
@@ -66,7 +66,7 @@ impl Follower {
         }
     }
 
-    /// The next parts; possibly none. An embedded store is given back when this returns, and is held no longer than a few
+    /// The next parts; possibly none. An embedded store is released when this returns, and is held no longer than a few
     /// milliseconds if another process waits for it. A watch takes a quarter of a second at most where nothing is new.
     ///
     /// # Errors
@@ -105,7 +105,7 @@ enum Place {
     Before(Start),
     /// The state at this revision, from this key on.
     State(Revision, Key),
-    /// What happens from this revision on.
+    /// The happenings from this revision on.
     Log(Revision),
 }
 

@@ -1,9 +1,9 @@
 //! Reading a store that stays open, etcd or the one of a daemon: a state in pages, then a watch.
 //!
-//! A watch of etcd tells what happened, but not that it has told all of it, and servers before 3.4.25 answer the request for
-//! progress too early. So whoever reads the past compares what he was told with what is there: when the keys and their
-//! revisions are those of the newest state, and nothing more comes for a while, that was all. Something could only be
-//! missing that came and went again after everything that is there now, and that the server was slow to tell.
+//! A watch of etcd reports events, but not that it has reported all of them, and servers before 3.4.25 answer the
+//! request for progress too early. So a reader of the past compares the reported events with the state: when the keys
+//! and their revisions are those of the newest state, and nothing more comes for a while, that was all. Something could
+//! only be missing that came and went again after everything that is there now, and that the server was slow to tell.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,7 +27,7 @@ const PAGE_KEYS: i64 = 64;
 const QUIET: Duration = Duration::from_millis(250);
 /// How long the past may take to come once it was asked for, or to go on.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How many revisions are told at a time.
+/// The most revisions in a report.
 const MOST_BATCHES: usize = 1000;
 
 /// The reader of a store that stays open.
@@ -37,16 +37,16 @@ pub(crate) struct Watched {
     place: Place,
     open: Option<OpenStore>,
     changes: Option<WatchStream>,
-    /// What is to be told, if it is the past alone.
+    /// The events to report, if it is the past alone.
     past: Option<Past>,
 }
 
-/// Up to where the past is told, and how far it has been.
+/// The end of the past to report, and the progress.
 struct Past {
     head: Revision,
     /// The keys of the newest state, and when each was last written.
     goal: BTreeMap<Key, Revision>,
-    /// The same of what was told.
+    /// The same of the reported events.
     told: BTreeMap<Key, Revision>,
     last: Instant,
 }
@@ -132,7 +132,7 @@ impl Watched {
         Ok(Part::Listed(at, page.kvs))
     }
 
-    /// What comes next, if anything does soon.
+    /// The next batch, if one comes soon.
     async fn follow(&mut self, next: Revision) -> Result<Part, Stop> {
         if let Some(past) = self.past.as_ref().filter(|past| next > past.head) {
             return Ok(Part::Reached(past.head));
@@ -164,7 +164,7 @@ impl Watched {
         Ok(self.told(next, batches))
     }
 
-    /// Notes what comes to be told.
+    /// Notes the next events to report.
     fn told(&mut self, next: Revision, mut batches: Vec<Batch>) -> Part {
         // At the mark etcd need not know any more what was there before: then it goes on with what there was at it.
         let is_unknown = |batch: &Batch| batch.events.iter().any(is_before_unknown);
@@ -255,7 +255,7 @@ async fn oldest(store: &dyn kv::Store) -> kv::Result<Revision> {
         Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
         other => return other.map(|_| first),
     }
-    // A watch that begins too early is told where it may begin, at once.
+    // A watch that begins too early gets at once the revision where it may begin.
     let mut refused = store.watch(WatchRequest::new(nothing.range, first)).await?;
     match refused.next().await {
         Some(Err(error)) => match error.kind() {

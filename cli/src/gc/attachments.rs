@@ -12,13 +12,13 @@ use crate::output::printable;
 
 /// The member of a network configuration in which CNI lists attachments.
 const CNI: &str = "cni.dev/valid-attachments";
-/// What libcni calls what it keeps of an attachment.
+/// libcni's name for its record of an attachment.
 const CACHED: &str = "cniCacheV1";
-/// What is understood.
+/// The accepted forms.
 const EXPECTED: &str = "give the array of cni.dev/valid-attachments, what crictl pods -o json or podman ps -a --format json \
                         prints, a container's id in each line, or the folder /var/lib/cni/results";
 
-/// What a list has, and the only network that it is about, if it is about one.
+/// The contents of a list, and the only network that it is about, if it is about one.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Parsed {
     network: Option<String>,
@@ -28,7 +28,7 @@ struct Parsed {
 /// Reads lists. An empty one is refused unless it `may_be_empty`.
 ///
 /// # Errors
-/// What cannot be read, and what is no such list, with where.
+/// A file that cannot be read, or is no such list, with the place.
 pub(super) fn read(paths: &[PathBuf], may_be_empty: bool) -> Result<Vec<RuntimeList>> {
     paths.iter().map(|path| if path.is_dir() { cache(path, may_be_empty) } else { file(path, may_be_empty) }).collect()
 }

@@ -1,8 +1,8 @@
 //! `margay gc --gone` and `--free`: what nodes held that are gone for good.
 //!
-//! The workload endpoints go first, then the addresses, then the blocks: no other container gets an address that an endpoint
-//! still has. What is broken off is carried on by the same command. Each commit is guarded by each address as it was read, and
-//! by the node still not being registered.
+//! The workload endpoints go first, then the addresses, then the blocks: no other container gets an address that an
+//! endpoint still has. The same command carries on a run that was broken off. Each commit is guarded by each address as
+//! it was read, and by the node still not being registered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -66,7 +66,7 @@ pub(super) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Wri
 /// Nodes by name.
 type ByNode = BTreeMap<String, Estate>;
 
-/// What one node has that was named; an error unless it is gone.
+/// The estate of a named node; an error unless it is gone.
 fn one(location: &Location, runtime: &Runtime, node: &str, own: &BTreeSet<String>) -> Result<ByNode> {
     let found = runtime.block_on(survey(location, |_, name| name == node))?;
     if found.known.registered.contains(node) {
@@ -79,7 +79,7 @@ fn one(location: &Location, runtime: &Runtime, node: &str, own: &BTreeSet<String
     Ok(found.estates)
 }
 
-/// What all nodes have that are gone, and which of them are left alone.
+/// The estates of all nodes that are gone, and the nodes that are left alone.
 fn all(
     location: &Location,
     runtime: &Runtime,

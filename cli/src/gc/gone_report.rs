@@ -1,4 +1,4 @@
-//! What nodes held that are gone, and what became of it, for people and for programs.
+//! The estates of nodes that are gone, and their fate, for people and for programs.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -84,7 +84,7 @@ pub(super) struct NodeReport {
     pub(super) failed: bool,
     candidates: Vec<Candidate>,
     pub(super) freed: Vec<IpAddr>,
-    /// Given anew or given back meanwhile.
+    /// Assigned again or released meanwhile.
     pub(super) changed: Vec<IpAddr>,
     /// Its workload endpoints.
     endpoints: Vec<EndpointRow>,

@@ -54,7 +54,7 @@ impl Endpoint {
     }
 }
 
-/// What is moved, or was.
+/// The blocks and addresses that are moved, or were.
 #[derive(Debug, Serialize)]
 struct Report {
     applied: bool,
@@ -69,7 +69,7 @@ struct Report {
     /// The node has something, be it an affinity to a block that is not there.
     #[serde(skip)]
     has_any: bool,
-    /// Who has anything, if the node does not.
+    /// The nodes that have anything, if the named node does not.
     #[serde(skip)]
     others: Vec<String>,
 }

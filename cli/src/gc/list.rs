@@ -13,9 +13,9 @@ const MAX_BYTES: u64 = 64 << 20;
 
 /// A list as it was read.
 pub(super) struct List {
-    /// What it is called in messages.
+    /// Its name in messages.
     pub(super) name: String,
-    /// What is in it.
+    /// Its contents.
     pub(super) text: String,
     /// When it was made, or before that.
     pub(super) made: SystemTime,
@@ -25,7 +25,7 @@ impl List {
     /// Reads a file, or standard input for `-`.
     ///
     /// # Errors
-    /// What cannot be read, is no text, or is too long.
+    /// A file that cannot be read, is no text, or is too long.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let now = SystemTime::now();
         if path.as_os_str() == "-" {
@@ -34,7 +34,7 @@ impl List {
         }
         let read = || {
             let file = File::open(path)?;
-            // A file that is dated ahead tells nothing of what is to come.
+            // A file that is dated ahead says nothing about the future.
             let made = file.metadata()?.modified()?.min(now);
             Ok((text(file)?, made))
         };
@@ -42,7 +42,7 @@ impl List {
         Ok(Self { name: printable(&path.display().to_string()), text, made })
     }
 
-    /// What to say of something wrong in it.
+    /// The error for a fault in it.
     pub(super) fn wrong(&self, what: &str, expected: &str) -> Failure {
         Failure::new(format!("nothing was freed: {}: {what}", self.name)).hint(expected)
     }
@@ -62,7 +62,7 @@ impl List {
 /// All that is in the files of a folder, with what they are called; what goes meanwhile is left out.
 ///
 /// # Errors
-/// What cannot be read, or is no file.
+/// A path that cannot be read, or is no file.
 pub(super) fn folder(path: &Path) -> Result<Vec<List>> {
     let failed = |path: &Path, error: &io::Error| cannot_read(&path.display().to_string(), error);
     let entries = fs::read_dir(path)

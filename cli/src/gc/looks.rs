@@ -25,7 +25,7 @@ const FORMAT: u32 = 1;
 /// More than looks at a whole machine take.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// What is seen is this very assignment of an address, not a later one.
+/// The sight is of this very assignment of an address, not of a later one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Seen {
     address: IpAddr,
@@ -119,7 +119,7 @@ impl Looks {
     }
 }
 
-/// What stands in a file, if it is ours and nobody else can write to it.
+/// The contents of a file, if it is ours and nobody else can write to it.
 fn read(path: &Path) -> Option<Stored> {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;

@@ -6,7 +6,7 @@ use ipam_core::gc::Evidence;
 
 use crate::error::{Failure, Result};
 
-/// What is known of this machine.
+/// The evidence of this machine.
 pub(super) struct Machine {
     /// The boot's whole id.
     pub(super) boot_id: String,
@@ -26,7 +26,7 @@ impl Machine {
         })
     }
 
-    /// What is in use on this machine.
+    /// The addresses in use on this machine.
     ///
     /// # Errors
     /// That not everything can be looked at.

@@ -1,8 +1,8 @@
-//! `margay gc`: taking back what nobody on this machine uses any more. What nodes held that are gone is in [`gone`], what
-//! a renamed node has in [`hand_over`].
+//! `margay gc`: taking back what nobody on this machine uses any more. The estates of nodes that are gone are in
+//! [`gone`], those of a renamed node in [`hand_over`].
 //!
-//! The stores are read and closed, then the network namespaces are looked at, then it is decided, then the stores are opened
-//! again to free what is to go. So no container waits for a look, and what is given meanwhile is no candidate.
+//! The stores are read and closed, then the network namespaces are scanned, then it is decided, then the stores are
+//! opened again to free the leftovers. So no container waits for a look, and what is given meanwhile is no candidate.
 
 mod attachments;
 mod gone;
@@ -42,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How many commits are made before the store is closed for a moment, so that containers get their turn.
 const COMMITS_AT_ONCE: usize = 16;
 
-/// What is asked for, and on what evidence.
+/// The request, and its evidence.
 struct Request<'r> {
     args: &'r Gc,
     machine: &'r Machine,
@@ -55,7 +55,7 @@ struct Found {
     report: StoreReport,
     /// The holdings of the node.
     holdings: Holdings,
-    /// What may be freed.
+    /// The allocations that may be freed.
     ready: Vec<Allocation>,
     /// The same, with the workload endpoints that go with it.
     going: Vec<Hold>,
@@ -149,7 +149,7 @@ impl Found {
     }
 }
 
-/// What the node holds in a store, read in one opening; nothing if there is no store.
+/// The holdings of the node in a store, read in one opening; nothing if there is no store.
 async fn holdings(request: &Request<'_>, location: &Location) -> Result<Option<(Ipam, Holdings)>> {
     let open = match datastore::reach(location, Create::Never, store::wait()).await {
         Err(error) if error.kind() == &ErrorKind::Missing => return Ok(None),
@@ -175,7 +175,7 @@ async fn read(request: &Request<'_>, location: &Location, ipam: &Ipam) -> Result
     Ok(holdings)
 }
 
-/// What is to go, what is to be looked at once more, and what is left.
+/// The allocations that go, those that need another look, and those that stay.
 fn decide(
     request: &Request<'_>,
     location: &Location,
@@ -303,7 +303,7 @@ async fn free(found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// What those nodes have in a store that are `wanted`, read in turns.
+/// The estates in a store of the nodes that are `wanted`, read in turns.
 async fn survey(location: &Location, wanted: impl Fn(&Known, &str) -> bool + Send + Sync) -> Result<Estates> {
     in_turns(location, async |ipam| Ok(ipam.estates(wanted, Deadline::after(PATIENCE)).await?)).await
 }

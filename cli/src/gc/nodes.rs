@@ -9,13 +9,13 @@ use super::list::List;
 use crate::error::Result;
 use crate::output::printable;
 
-/// What is understood.
+/// The accepted forms.
 const EXPECTED: &str = "give what kubectl get nodes -o name or -o json prints, or a node's name in each line";
 
 /// Reads a list. An empty one is refused unless it `may_be_empty`.
 ///
 /// # Errors
-/// What cannot be read, and what is no such list, with where.
+/// A file that cannot be read, or is no such list, with the place.
 pub(super) fn read(path: &Path, may_be_empty: bool) -> Result<BTreeSet<String>> {
     let list = List::read(path)?;
     let nodes = parse(&list.text).map_err(|what| list.wrong(&what, EXPECTED))?;

@@ -36,7 +36,7 @@ pub(crate) struct Memory {
 pub(super) struct Plan {
     pub(super) reach: Reach,
     memory: Memory,
-    /// When all blocks are to be gone through again, in seconds since the boot began.
+    /// The time of the next scan of all blocks, in seconds since the boot began.
     due: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What a collection found and did, for people and for programs.
+//! The findings and the work of a collection, for people and for programs.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -115,7 +115,7 @@ pub(super) struct Left {
     pub(super) outside: usize,
     pub(super) not_margays: usize,
     pub(super) no_workloads: usize,
-    /// These are told only where a list was given.
+    /// These are shown only where a list was given.
     #[serde(flatten)]
     pub(super) by_list: Option<LeftByList>,
 }
@@ -179,7 +179,7 @@ pub(super) struct StoreReport {
     pub(super) endpoints: Vec<EndpointRow>,
     pub(super) freed: Vec<IpAddr>,
     pub(super) deleted_endpoints: Vec<EndpointRow>,
-    /// Given anew or given back meanwhile.
+    /// Assigned again or released meanwhile.
     pub(super) changed: Vec<IpAddr>,
     pub(super) left: Left,
 }

@@ -26,7 +26,7 @@ const PLUGIN: &str = "margay-ipam";
 /// Where plugins are, on one system or the other.
 pub(crate) const PLUGIN_FOLDERS: [&str; 3] = ["/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/cni"];
 
-/// What keeps calico-node from putting its own back.
+/// The obstacle to calico-node putting its own back.
 const KEEP: &str = "kubectl -n kube-system set env daemonset/calico-node -c install-cni UPDATE_CNI_BINARIES=false";
 
 /// Installs, undoes or tells, and prints the answer.
@@ -103,7 +103,7 @@ fn undo(role: Role, args: &Install, path: &PluginPath) -> Result<Answer> {
     let mut changes = Vec::new();
     let mut failure = None;
     for role in roles {
-        // The other one is to go back all the same.
+        // The other one must go back all the same.
         if let Err(error) = undo_one(*role, args, path, &mut changes) {
             failure = failure.or(Some(error));
         }
@@ -146,7 +146,7 @@ fn status(args: &Install, path: &PluginPath) -> Result<Answer> {
     if let Some(note) = report::apart(path) {
         answer = answer.note(note);
     }
-    // What calls run as the main plugin is Calico's unless it was asked for.
+    // The main plugin that calls run is Calico's unless ours was requested.
     let failure = report.failure(path, args).or_else(|| main.is_wanted().then(|| main.failure(path, args)).flatten());
     Ok(match failure {
         Some(failure) => answer.incomplete(failure),
@@ -154,7 +154,7 @@ fn status(args: &Install, path: &PluginPath) -> Result<Answer> {
     })
 }
 
-/// Where the plugin of a role is to be installed.
+/// The place where the plugin of a role is installed.
 fn find_place(role: Role, args: &Install, path: &PluginPath) -> Result<Place> {
     match (&args.own_folder, path.first(role)) {
         (Some(folder), _) => {

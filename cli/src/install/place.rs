@@ -27,7 +27,7 @@ use crate::error::{Failure, Result};
 /// The form of the file with the state.
 const FORMAT: u32 = 1;
 
-/// What was installed in a folder, and what was there before.
+/// The installed program of a folder, and the former one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
     format: u32,
@@ -35,27 +35,27 @@ pub(crate) struct State {
     pub(crate) version: String,
     /// The checksum of Margay's plugin.
     sha256: String,
-    /// What was there before; `None` if nothing was.
+    /// The former program; `None` if nothing was.
     pub(crate) previous: Option<Previous>,
     /// Whether the folder itself was made.
     made_folder: bool,
 }
 
-/// What was there before.
+/// The former program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Previous {
     /// Its version, if it tells.
     pub(crate) version: Option<String>,
 }
 
-/// What became of an installation.
+/// The outcome of an installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Installed {
     Now,
     Already,
 }
 
-/// What was put back.
+/// The program that was put back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Undone {
     /// The file that was there before.
@@ -86,12 +86,12 @@ impl Place {
         self.role
     }
 
-    /// What the runtime runs.
+    /// The program that the runtime runs.
     pub(crate) fn target(&self) -> PathBuf {
         self.folder.join(self.role.program())
     }
 
-    /// What was there before, as long as it is needed.
+    /// The former program, as long as it is needed.
     pub(crate) fn previous(&self) -> PathBuf {
         self.kept().join("previous")
     }
@@ -118,7 +118,7 @@ impl Place {
         self.is_touched() && (!self.state_file().exists() || self.staged().exists())
     }
 
-    /// What was installed here, if anything was.
+    /// The installed program, if there is one.
     pub(crate) fn state(&self) -> Result<Option<State>> {
         let bytes = match fs::read(self.state_file()) {
             Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => return Ok(None),
@@ -228,7 +228,7 @@ impl Place {
     /// Puts back what was there before. `others` says whether a call finds another plugin of that name elsewhere.
     pub(crate) fn undo(&self, others: Others) -> Result<Undone> {
         let _lock = self.lock()?;
-        // What stands in the way of reading it is no reason to keep an operator from going back.
+        // An obstacle to reading it is no reason to keep an operator from going back.
         let made_folder = self.state().ok().flatten().is_some_and(|state| state.made_folder);
         let target = self.target();
         let there = fs::symlink_metadata(&target).is_ok().then(|| Program::ask(&target, self.role));

@@ -1,4 +1,4 @@
-//! What a plugin's file says of itself, and whether it could give addresses.
+//! The self-description of a plugin's file, and whether it could assign addresses.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -25,10 +25,10 @@ const TRIES: u32 = 40;
 const STORE_TRIES: u32 = 3;
 const STORE_PAUSE: Duration = Duration::from_millis(500);
 
-/// What a runtime's environment may say of who logs in: a network's configuration has no place for it.
+/// The login in a runtime's environment: a network's configuration has no place for it.
 const LOGIN: [&str; 4] = ["ETCD_USERNAME", "ETCD_PASSWORD", "CALICO_ETCD_USERNAME", "CALICO_ETCD_PASSWORD"];
 
-/// Whose program a file is.
+/// The maker of a program's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Program {
     /// Margay's plugin, in this version.
@@ -96,7 +96,7 @@ impl Program {
 /// nothing. It takes a second at the most, and is asked again where that was too little: a cluster may just be electing its leader.
 ///
 /// # Errors
-/// What the plugin says is wrong. It names members and paths, and no secret.
+/// The fault that the plugin reports. It names members and paths, and no secret.
 pub(crate) fn check_store(
     plugin: &Path,
     role: Role,
@@ -148,7 +148,7 @@ fn ask_status(
     Err(if why.is_empty() { "it fails without saying why".to_owned() } else { why })
 }
 
-/// What a program answered.
+/// The answer of a program.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) success: bool,

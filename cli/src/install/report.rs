@@ -1,4 +1,4 @@
-//! What is told: which program a call runs now, what was changed, and what to do next.
+//! The report: the program that a call runs now, the changes, and the next step.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -108,7 +108,7 @@ impl Report {
         !seen.unfinished && there.is_some_and(|(_, program)| !program.is_ours())
     }
 
-    /// What is wrong, if a call does not run Margay's.
+    /// The fault, if a call does not run Margay's.
     pub(crate) fn failure(&self, path: &PluginPath, args: &Install) -> Option<Failure> {
         let (again, undo) = (self.role.install(), self.role.undo());
         let Some((file, program)) = &self.runs else { return Some(nothing_to_run(self.role, path)) };
@@ -211,7 +211,7 @@ impl Seen {
     }
 }
 
-/// What is to be done in a folder, or was done.
+/// The work in a folder, planned or done.
 #[derive(Debug, Serialize)]
 pub(crate) struct Change {
     #[serde(skip)]
@@ -224,7 +224,7 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// What an installation will do.
+    /// The plan of an installation.
     pub(crate) fn install(place: &Place, plugin: &Path, version: &str) -> Self {
         let file = place.target();
         let mut text = format!("put {} (Margay {version}) into place as {}", plugin.display(), file.display());
@@ -234,13 +234,13 @@ impl Change {
         Self { role: place.role(), file, action: "install", version: Some(version.to_owned()), text }
     }
 
-    /// What going back will do.
+    /// The plan of going back.
     pub(crate) fn undo(place: &Place) -> Self {
         let text = format!("put back {} as it was before", place.target().display());
         Self { role: place.role(), file: place.target(), action: "undo", version: None, text }
     }
 
-    /// What going back has done.
+    /// The outcome of going back.
     pub(crate) fn done(self, undone: Undone) -> Self {
         let file = self.file.display();
         let (action, text) = match undone {

@@ -15,13 +15,13 @@ use super::role::Role;
 use crate::args::Install;
 use crate::error::{Failure, Result};
 
-/// Where every runtime looks unless it is told otherwise.
+/// The folder where every runtime looks by default.
 const DEFAULT_FOLDER: &str = "/opt/cni/bin";
 
 /// The part of containerd that runs pods, newest name first.
 const CRI_PLUGINS: [&str; 3] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"];
 
-/// Who says where plugins are.
+/// The source that says where plugins are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The command line.
@@ -113,7 +113,7 @@ impl PluginPath {
         }
     }
 
-    /// What makes the runtime look in a folder first.
+    /// The setting that makes the runtime look in a folder first.
     pub(crate) fn how_to_look_first_in(&self, folder: &Path) -> String {
         let mut folders = vec![folder.to_owned()];
         folders.extend(self.folders.iter().filter(|other| *other != folder).cloned());
@@ -142,7 +142,8 @@ impl PluginPath {
     }
 }
 
-/// What containerd itself says, since only it knows what its version makes of imported files; without it what its file says.
+/// containerd's own answer, since only it knows how its version reads imported files; without it the contents of its
+/// file.
 fn of_containerd(config: &Path) -> Result<Option<PluginPath>> {
     if !config.exists() {
         return Ok(None);
@@ -189,7 +190,7 @@ fn on_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
-/// What CRI-O's file says, and those in the folder beside it: later ones win.
+/// The settings of CRI-O's file, and of those in the folder beside it: later ones win.
 fn of_crio(config: &Path) -> Result<Option<PluginPath>> {
     let parts = PathBuf::from(format!("{}.d", config.display()));
     let mut files: Vec<PathBuf> = match parts.read_dir() {

@@ -42,7 +42,7 @@ pub(crate) fn run(
         options = options.with_filter(filter);
     }
     let judged = judge(plan.harness(), &options, args.report_as(cli.output), out, err);
-    // Whatever came of it.
+    // For every outcome.
     let cleared = runtime.block_on(plan.clear_up());
     let code = judged?;
     match cleared {
@@ -111,7 +111,7 @@ mod tests {
     use super::site::NewStores;
     use super::*;
 
-    /// What is said of the stores in memory, broken by ignoring compares, and the exit code.
+    /// The report on the stores in memory, broken by ignoring compares, and the exit code.
     fn of_a_broken_store(format: ReportFormat) -> (u8, String) {
         let broken = broken::broken().into_iter().find(|broken| broken.name() == "ignores compares").unwrap();
         let (mut out, mut err) = (Vec::new(), Vec::new());

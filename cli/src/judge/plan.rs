@@ -1,4 +1,4 @@
-//! What may be done to the store at a URL, and so which cases run.
+//! The permitted work on the store at a URL, and so the cases that run.
 
 use std::fmt;
 use std::fs;
@@ -19,7 +19,7 @@ pub(super) const PREFIX: &str = "/margay-conformance/";
 /// How long the first look at a store may take.
 const FIRST_LOOK: Duration = Duration::from_secs(15);
 
-/// What may be done to a store.
+/// The permitted work on a store.
 #[derive(Debug)]
 pub(super) enum Plan {
     /// Each case gets a new store, and they are removed.
@@ -79,7 +79,7 @@ impl Plan {
 }
 
 impl fmt::Display for Plan {
-    /// What happens to the store, in one sentence.
+    /// The fate of the store, in one sentence.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::New(stores) => match &**stores {
@@ -99,7 +99,7 @@ impl fmt::Display for Plan {
     }
 }
 
-/// What there is at a URL.
+/// The state at a URL.
 enum Contents {
     NoStore,
     Nothing,
@@ -124,7 +124,7 @@ async fn first_look(site: &AtUrl) -> Result<Contents> {
     }
 }
 
-/// What an error of the first look means.
+/// The meaning of an error of the first look.
 fn told(error: kv::Error) -> Result<Contents> {
     let hint = match error.kind() {
         ErrorKind::Missing => return Ok(Contents::NoStore),
@@ -160,7 +160,7 @@ fn make(location: &Location) -> Result<Option<Folder>> {
     })
 }
 
-/// What stands for the store when somebody has to type it: hosts and ports, or the path.
+/// The name of the store that a person has to type: hosts and ports, or the path.
 fn host(location: &Location) -> Option<String> {
     let url = location.to_string();
     match location {

@@ -141,7 +141,7 @@ impl Harness for NewStores {
     }
 }
 
-/// What a process of a case does with the address of a store: it opens the store, and makes it if it is not there.
+/// The opening by which a process of a case uses the address of a store: it makes the store if it is not there.
 #[derive(Debug)]
 pub(crate) struct Joining;
 
@@ -165,7 +165,7 @@ impl Harness for Joining {
     }
 }
 
-/// What [`Joining`] opens: the engine and the path, which unlike that of a URL may be relative.
+/// The argument of [`Joining`] opens: the engine and the path, which unlike that of a URL may be relative.
 fn address(location: &Location) -> Result<String, BoxError> {
     let (engine, path) = match location {
         Location::Sled(path) => ("sled", path),

@@ -2,7 +2,7 @@
 
 use ipam_core::census::AddressUse;
 
-/// What a sign stands for: one address, or several of which it tells the most.
+/// The meaning of a sign: one address, or several, of which it shows the most frequent use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cell {
     /// All of these are so.

@@ -35,7 +35,7 @@ pub(crate) struct Section {
     /// Its network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cidr: Option<String>,
-    /// How many blocks fit in; nothing if that is no number to be told.
+    /// The number of blocks that fit in; nothing if it is too large.
     #[serde(skip)]
     pub(crate) places: Option<u64>,
     /// Its blocks.
@@ -47,13 +47,13 @@ pub(crate) struct Section {
 pub(crate) struct Drawn {
     /// The block.
     pub(crate) cidr: String,
-    /// The node that has it, or whoever else; empty if nobody has.
+    /// The node that has it, or another owner; empty without one.
     pub(crate) owner: String,
     /// Addresses in use, borrowed ones too.
     pub(crate) in_use: usize,
     /// Addresses in use by others than the owner.
     pub(crate) borrowed: usize,
-    /// Addresses that were given back and rest.
+    /// Released addresses in cooldown.
     pub(crate) resting: usize,
     /// Reserved addresses that are not in use.
     pub(crate) reserved: usize,
@@ -67,7 +67,7 @@ pub(crate) struct Drawn {
     net: IpNet,
 }
 
-/// What is to be drawn: these pools, or all and what lies in none.
+/// The pools to draw: these, or all, with blocks that lie in none.
 pub(crate) fn sections(census: Census, pools: &[String]) -> Vec<Section> {
     let wanted = |name: &str, cidr: IpNet| {
         pools.is_empty() || pools.iter().any(|pool| pool == name || *pool == cidr.to_string())
@@ -111,7 +111,7 @@ impl Drawn {
         }
     }
 
-    /// What of the block cannot be given out, of ten; 10 only if it is all of it, and 0 only if it is nothing.
+    /// The part of the block that cannot be assigned, of ten; 10 only if it is all of it, and 0 only if it is nothing.
     fn tenths(&self) -> usize {
         let all = self.uses.len();
         let gone = all - self.free;

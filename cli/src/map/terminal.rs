@@ -11,10 +11,10 @@ const MOST_PLACES: u64 = 4096;
 const MOST_OF_OWNER: usize = 24;
 /// A line has room for so many signs at least, however narrow the terminal.
 const LEAST_CELLS: usize = 8;
-/// What stands for a place that nobody has claimed.
+/// The sign of a place that nobody has claimed.
 const UNCLAIMED: char = '-';
 
-/// How it is to look.
+/// Its appearance.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
     /// How many columns there are.
@@ -92,7 +92,7 @@ fn blocks(section: &Section, look: Look, text: &mut String) {
     let label = |place: &Place<'_>| place.first.to_string();
     let labels = places.iter().map(|place| label(place).len()).max().unwrap_or_default();
     let room = look.width.saturating_sub(labels + 2).max(LEAST_CELLS);
-    // A power of two, so that lines begin at addresses that are easily told.
+    // A power of two, so that lines begin at addresses that are easily read.
     let each = 1 << room.ilog2();
     for line in places.chunks(each) {
         let Some(first) = line.first() else { continue };

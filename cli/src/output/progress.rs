@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How long something may take before a person is told that it goes on.
+/// The time after which a person gets a sign that it goes on.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// A bar on stderr that appears after a second; nothing at all where stderr is not a terminal.

@@ -5,7 +5,7 @@ use std::io::{IsTerminal, stdout};
 /// How wide an answer is that goes to a file.
 const USUAL_WIDTH: usize = 100;
 
-/// What is known of standard output.
+/// The facts about standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Screen {
     /// How many columns it has.

@@ -88,7 +88,7 @@ fn scalar(value: &Value) -> String {
 /// A text, in quotes where it would be taken for something else.
 fn quoted(text: &str) -> String {
     if text.is_empty() || is_something_else(text) || text.chars().any(|c| c.is_control() || c == '\u{feff}') {
-        // What JSON escapes, YAML reads in double quotes just so; it does not escape all that is not to be printed.
+        // YAML in double quotes reads JSON's escapes as they are; JSON does not escape every unprintable character.
         let json = Value::from(text).to_string();
         return json.chars().map(|c| if is_odd(c) { format!("\\u{:04x}", u32::from(c)) } else { c.into() }).collect();
     }
@@ -135,7 +135,7 @@ fn is_sexagesimal(digits: &str) -> bool {
     digits.contains(':') && digits.split(':').all(numbers)
 }
 
-/// What begins like 2026-11-22.
+/// A text that begins like 2026-11-22.
 fn is_date(text: &str) -> bool {
     let mut parts = text.splitn(3, '-');
     let digits = |part: Option<&str>, count: usize| {

@@ -14,13 +14,13 @@ use crate::output::printable;
 /// How many bytes are read at a time.
 const PART_BYTES: usize = 8 << 20;
 
-/// What will be taken from a file that was read to its end and is whole.
+/// The documents of a file that was read to its end and is whole.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     path: PathBuf,
     /// Its first line.
     pub(crate) header: Header,
-    /// What there is to take.
+    /// The documents to take.
     pub(crate) tally: Tally,
     /// How many keys of it are not IPAM's, and stay behind.
     pub(crate) left_out: u64,
@@ -47,7 +47,7 @@ impl Plan {
         .await
     }
 
-    /// What tells this source from every other.
+    /// The identity of this source.
     pub(crate) fn source(&self) -> String {
         match &self.renaming {
             Some(renaming) => format!("{} {renaming:?}", self.sum),
@@ -149,7 +149,7 @@ fn changed(renaming: &Renaming, key: &Key, value: Value) -> Result<Value> {
 pub(crate) struct FileRows {
     reader: Option<Reader>,
     plan: Plan,
-    /// What is still to come of the documents that get another key.
+    /// The rest of the documents that get another key.
     moved: BTreeMap<Key, Value>,
 }
 
@@ -167,7 +167,7 @@ impl FileRows {
 /// Documents, the reader unless the file is at its end, and the moved documents that are still to come.
 type Part = (Vec<(Key, Value)>, Option<Reader>, BTreeMap<Key, Value>);
 
-/// What it takes to read on.
+/// The state for reading on.
 struct Reading {
     renaming: Option<Renaming>,
     sum: String,

@@ -22,10 +22,10 @@ use crate::output::{Progress, printable};
 /// How many of the keys that differ are named.
 const MOST_NAMED: usize = 10;
 
-/// What is done where source and target differ.
+/// The treatment of differences between source and target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// What is missing is written; anything else that differs is an error.
+    /// Missing keys are written; any other difference is an error.
     Fill,
     /// The target gets what the source has.
     Update,
@@ -35,12 +35,12 @@ pub(crate) enum Work {
     Verify,
 }
 
-/// What a walk through source and target has found and done.
+/// The findings and the work of a walk through source and target.
 #[derive(Debug, Default)]
 pub(crate) struct Walked {
-    /// What the source has; only how many keys where that is verified.
+    /// The contents of the source; only the number of keys where that is verified.
     pub(crate) tally: Tally,
-    /// The checksums of all parts of the target as they are now, if the work was to write.
+    /// The checksums of all parts of the target as they are now, if the walk wrote.
     sums: Vec<PartSum>,
     /// Keys that were missing in the target.
     pub(crate) missing: u64,
@@ -75,7 +75,7 @@ impl Walked {
         list
     }
 
-    /// Compares the next part of the source, up to a key, with the target: what is to be written, and what there was before.
+    /// Compares the next part of the source, up to a key, with the target: the writes, and the old values.
     async fn part(
         &mut self,
         target: &Target<'_>,

@@ -46,7 +46,7 @@ impl<'l> Source<'l> {
     }
 }
 
-/// What is itself being filled is no source.
+/// A store that is itself being filled is no source.
 pub(crate) fn marked(what: &str) -> Failure {
     Failure::new(format!("{what} is itself the target of a migration or an import that is not finished"))
         .hint("finish that first, or end it with --abort; nothing was changed")

@@ -27,7 +27,7 @@ const IN_FLIGHT_AT_REDB: usize = 128;
 /// How many parts are read back at once: each is in memory meanwhile.
 const PARTS_AT_ONCE: usize = 4;
 
-/// What there was in a part of the target before it is written to.
+/// The old contents of a part of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Before {
     /// No key.
@@ -139,7 +139,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// What is in these ranges, ascending, the mark left out.
+    /// The contents of these ranges, ascending, without the mark.
     pub(super) async fn read(&self, ranges: Vec<Range>) -> Result<Vec<Kv>> {
         let Some(open) = &self.open else { return Ok(Vec::new()) };
         let (mut pages, mut at, mut found) = (Pages::of(ranges), Revision::UNSET, Vec::new());
@@ -225,7 +225,7 @@ impl<'l> Target<'l> {
         Ok((ours.map(|kv| Change { key: kv.key, value: None, was: kv.mod_revision }).collect(), last))
     }
 
-    /// Lets others have an embedded store for a moment if they wait for it: a plugin is to be refused now, not later.
+    /// Lets others have an embedded store for a moment if they wait for it: a plugin must be refused now, not later.
     pub(super) async fn give_way(&mut self) -> Result<()> {
         if self.open.as_ref().is_some_and(|open| open.embedded().is_some())
             && somebody_waits(self.location).await?

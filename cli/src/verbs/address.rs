@@ -1,4 +1,4 @@
-//! Who has an address.
+//! The holder of an address.
 
 use std::net::IpAddr;
 

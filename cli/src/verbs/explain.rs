@@ -18,7 +18,7 @@ use crate::args::Explain;
 use crate::error::{Failure, Result};
 use crate::output::{Column, as_text, printable, render};
 
-/// What is told.
+/// The explanation.
 #[derive(Debug, Serialize)]
 struct Report {
     node: String,
@@ -53,7 +53,7 @@ struct PoolReport {
     own_free: usize,
 }
 
-/// What would come of it.
+/// The outcome.
 #[derive(Debug, Serialize)]
 struct OutcomeReport {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,12 +69,12 @@ struct OutcomeReport {
     free_in_block: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     block_owner: Option<String>,
-    /// What the plugin would say.
+    /// The error of the plugin.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     /// In words.
     text: String,
-    /// What would help.
+    /// The advice.
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<String>,
 }
@@ -309,7 +309,7 @@ fn source_text(source: &Source, block: IpNet, free: usize) -> (&'static str, Opt
     }
 }
 
-/// What would help.
+/// The advice.
 fn hint(error: &Error, explained: &Explanation) -> Option<String> {
     let own: usize =
         explained.pools.iter().filter(|pool| pool.obstacle == Ok(None)).map(|pool| pool.stock.own_blocks).sum();

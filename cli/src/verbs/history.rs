@@ -20,7 +20,7 @@ use crate::happening::Row;
 use crate::output::{Column, printable, render};
 use crate::times::both;
 
-/// What is told of a subject.
+/// The history of a subject.
 #[derive(Debug, Serialize)]
 struct Report {
     subject: String,
@@ -30,7 +30,7 @@ struct Report {
     oldest_time: Option<String>,
     /// Up to where it was read.
     newest_revision: i64,
-    /// What the store gave up while it was read.
+    /// The history that the store removed while it was read.
     given_up: Vec<Gap>,
     events: Vec<Row>,
 }
@@ -112,8 +112,8 @@ impl Report {
             .extend(concerned.map(|happening| Row::happened(batch.revision, time(batch.time, happening), happening)));
     }
 
-    /// Leaves out what is older, but for what was still so then. What has no time stays, unless something older comes
-    /// after it.
+    /// Leaves out what is older, but for what was still so then. A happening without a time stays, unless an older one
+    /// comes after it.
     fn cut(&mut self, since: OffsetDateTime) {
         let is_older = |row: &Row| row.time.is_some_and(|time| time < since);
         let from = self.events.iter().rposition(is_older).map_or(0, |last| last + 1);

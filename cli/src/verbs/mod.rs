@@ -42,7 +42,8 @@ const READING: Duration = Duration::from_secs(600);
 /// Checks the request, opens the store, runs the verb and closes the store. Only `pool create` makes a store that is not
 /// there, and only for a pool that can be made.
 ///
-/// What reads or changes much opens the store by itself, again and again. `conf_dir` is where the CNI configuration is.
+/// A verb that reads or changes much opens the store by itself, again and again. `conf_dir` is where the CNI
+/// configuration is.
 pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path) -> Result<Answer> {
     match command {
         OnStore::Ipam(args::Ipam::Check(args)) => return check::run(args, conf_dir, location).await,

@@ -15,8 +15,8 @@ use super::rehearsal::Run;
 use crate::answer::Answer;
 use crate::error::Result;
 
-/// Does what may change pools. If it has changed what is to be masqueraded, the rules follow; that they cannot is a note, for
-/// the pools are changed.
+/// Does what may change pools. If it has changed the addresses to masquerade, the rules follow; that they cannot is a
+/// note, for the pools are changed.
 ///
 /// # Errors
 /// Those of the work.

@@ -61,13 +61,13 @@ pub(super) async fn delete(ipam: &Ipam, args: &PoolDelete, deadline: Deadline) -
     Answer::new(format!("Successfully deleted pool {name}"), &json!({ "deleted": name }))
 }
 
-/// What becomes of a pool in use.
+/// The fate of a pool in use.
 pub(super) fn in_use(leave: &Bridged, name: &str) -> InUse {
     let given = leave.yes_delete_bridged_pool.iter().any(|named| named == name);
     if given { InUse::DeleteBridged } else { InUse::Refuse }
 }
 
-/// What to do about a pool in use.
+/// The advice for a pool in use.
 pub(super) fn advice_in_use(name: &str, is_bridged: bool) -> String {
     let advice = "end what uses them, or take them back with: margay ipam release; who has one: margay ipam show --ip";
     if is_bridged {

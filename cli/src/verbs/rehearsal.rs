@@ -1,5 +1,4 @@
-//! Dry runs. A command that is not to write runs as it always does, with all of its checks, on a store that keeps to
-//! itself what is written.
+//! Dry runs. A dry run of a command makes all of its checks, on a store that keeps all writes to itself.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What SQLite's errors mean. The only place that looks at them.
+//! The meaning of SQLite's errors. The only place that looks at them.
 
 use kv::{Error, ErrorKind, Operation};
 use rusqlite::ErrorCode;
@@ -16,7 +16,7 @@ fn kind(operation: Operation, error: &rusqlite::Error) -> ErrorKind {
         // SQL that does not fit the schema, or a value of another type: only this crate makes the schema.
         Some(ErrorCode::Unknown | ErrorCode::SchemaChanged | ErrorCode::ConstraintViolation) => ErrorKind::Corrupt,
         None => ErrorKind::Corrupt,
-        // What else goes wrong while writing leaves open whether the commit happened.
+        // Any other failure of a write leaves open whether the commit happened.
         Some(_) if operation == Operation::Txn => ErrorKind::CommitIo,
         Some(_) => ErrorKind::Io,
     }

@@ -44,7 +44,7 @@ impl SqliteTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Connection>> {
-        // What the lock guards is whole at every moment, also after a panic of who held it.
+        // The guarded connection is whole at every moment, also after a panic of the lock holder.
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -13,7 +13,7 @@ pub fn cni_args(data: &[u8]) {
     }
 }
 
-/// What the text says; `None` if it is to be refused.
+/// The values in the text; `None` if it must be refused.
 fn expected(text: &str) -> Option<ArgsSaid> {
     let mut said = ArgsSaid::default();
     if text.is_empty() {

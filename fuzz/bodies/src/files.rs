@@ -142,7 +142,7 @@ async fn step(store: &MvccStore, n: u64) -> kv::Result<()> {
     store.txn(txn).await.map(drop)
 }
 
-/// What the store holds after the steps before `n`, or what is wrong with what it holds.
+/// The contents of the store after the steps before `n`, or their fault.
 async fn check(store: &MvccStore, n: u64) -> kv::Result<std::result::Result<(), String>> {
     let found: Vec<(String, Vec<u8>)> =
         store.list(Range::All).await?.kvs.iter().map(|kv| (kv.key.to_string(), kv.value.as_bytes().to_vec())).collect();
@@ -217,7 +217,7 @@ fn pack(files: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     packed
 }
 
-/// What is left of packed files.
+/// The rest of packed files.
 struct Packed(&'static [u8]);
 
 impl Packed {

@@ -1,4 +1,4 @@
-//! What the fuzzers do with one input.
+//! The work of the fuzzers on one input.
 //!
 //! Each target takes any bytes and panics if what it looks at does something wrong. The programs of cargo-fuzz one folder
 //! above feed them with invented inputs; `tests/seeds.rs` with those in `fuzz/seeds`, so that no target can rot.
@@ -35,7 +35,7 @@ pub use txns::txn_check;
 pub struct Target {
     /// The name of its program, and of its folder of seeds.
     pub name: &'static str,
-    /// What it does with an input.
+    /// Its work on an input.
     pub run: fn(&[u8]),
 }
 

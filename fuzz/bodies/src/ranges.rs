@@ -43,7 +43,7 @@ pub(crate) fn range(input: &mut Unstructured<'_>) -> Result<Range> {
     })
 }
 
-/// What a range says of a key, byte by byte.
+/// The relation of a range to a key, byte by byte.
 fn says(range: &Range, key: &[u8]) -> bool {
     let not_before = |from: &Key| !precedes(key, from.as_bytes());
     match range {

@@ -41,7 +41,7 @@ pub fn damaged_rows(data: &[u8]) {
     }
     if let Err(error) = block_on(use_all(&table)) {
         let text = error.to_string();
-        // What an engine's panic becomes; this engine has none.
+        // The error of an engine's panic; this engine has none.
         assert!(!text.contains("the engine gave up"), "{text}");
     }
 }
@@ -134,7 +134,7 @@ async fn use_all(table: &MemoryTable) -> kv::Result<()> {
     store.close().await
 }
 
-/// What was answered, if anything; an error that would mean a panic stays one.
+/// The answer, if there is one; an error that would mean a panic stays one.
 fn quiet<T>(answer: kv::Result<T>) -> kv::Result<Option<T>> {
     match answer {
         Err(error) if error.to_string().contains("the engine gave up") => Err(error),

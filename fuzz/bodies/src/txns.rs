@@ -1,4 +1,4 @@
-//! What is refused before anything runs, against the rules X1 to X4 and T8 said once more.
+//! The refusals before anything runs, against a second wording of the rules X1 to X4 and T8.
 
 use arbitrary::{Result, Unstructured};
 use kv::{
@@ -189,7 +189,7 @@ fn range_faults(range: &Range) -> Vec<ErrorKind> {
     faults
 }
 
-/// What a range takes on the wire: its key or its two ends, of which the second of a prefix is about as long.
+/// The bytes of a range on the wire: its key or its two ends, of which the second of a prefix is about as long.
 fn range_size(range: &Range) -> usize {
     match range {
         Range::Key(key) => key.as_bytes().len(),

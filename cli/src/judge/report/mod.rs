@@ -1,4 +1,4 @@
-//! What came of a run, in the form that was asked for.
+//! The results of a run, in the requested form.
 
 mod json;
 mod junit;
@@ -83,7 +83,7 @@ fn rule(report: &Report) -> &'static str {
     report.rule_broken().or(report.rules.first().copied()).unwrap_or("?")
 }
 
-/// What came of a case, in a word.
+/// The result of a case, in a word.
 fn result(verdict: &Verdict) -> &'static str {
     match verdict {
         Verdict::Passed => "passed",
@@ -92,7 +92,7 @@ fn result(verdict: &Verdict) -> &'static str {
     }
 }
 
-/// Why a case failed or did not run. What a store said may hold anything, so control characters are escaped.
+/// Why a case failed or did not run. A store's message may hold anything, so control characters are escaped.
 fn reason(verdict: &Verdict) -> Option<String> {
     match verdict {
         Verdict::Failed(failure) => {

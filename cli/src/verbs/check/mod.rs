@@ -25,7 +25,7 @@ const ATTEMPTS: usize = 5;
 
 /// An inspection, and which store it is of.
 pub(super) struct Inspected {
-    /// What was found.
+    /// The findings.
     pub(super) inspection: Inspection,
     /// The id of the store.
     pub(super) store: String,
@@ -61,7 +61,7 @@ pub(super) async fn run(args: &Check, conf_dir: &Path, location: &Location) -> R
     })
 }
 
-/// What an exit code of 1 means, and what to do.
+/// The meaning of an exit code of 1, and the next step.
 fn found(problems: usize, inspection: &Inspection, args: &Check) -> Failure {
     let failure = Failure::new(match problems {
         1 => "1 problem was found".to_owned(),
@@ -98,7 +98,7 @@ async fn attempt(location: &Location, keep: Keep) -> Result<Inspected, Stop> {
     let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
     let mut read = snapshot.turn().await?;
     while let Some(kvs) = read {
-        // What was read is looked at while more is read.
+        // A part that was read is checked while more is read.
         let look = aside(move || {
             kvs.iter().for_each(|kv| inspector.add(kv));
             Ok(inspector)

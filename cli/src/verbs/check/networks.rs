@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 struct Place {
     store: String,
     net: IpNet,
-    /// Who says so.
+    /// The source.
     by: String,
 }
 
@@ -56,7 +56,7 @@ pub(super) async fn overlapping(
     (compare(&places), notes)
 }
 
-/// What a network's configuration says of its addresses.
+/// The addresses in a network's configuration.
 fn configured<'n>(network: &'n Network, store: &'n str) -> impl Iterator<Item = Place> {
     let nets = network.subnets.iter().filter_map(|text| text.parse::<IpNet>().ok());
     nets.map(move |net| Place { store: store.to_owned(), net: net.trunc(), by: format!("network {}", network.name) })

@@ -1,4 +1,4 @@
-//! How a check is told.
+//! The output of a check.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -56,7 +56,7 @@ impl<'a> JsonFinding<'a> {
     }
 }
 
-/// What is told of a check.
+/// The parts of a check's output.
 pub(super) fn answer(args: &Check, location: &Location, inspection: &Inspection, repairs: &[Repair]) -> Result<Answer> {
     let shown: Option<Vec<&AllocatedAddress>> = match (args.show_all_ips, args.show_problem_ips) {
         (true, _) => Some(inspection.allocations.iter().collect()),

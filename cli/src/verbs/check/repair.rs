@@ -24,25 +24,25 @@ const ROUNDS: usize = 4;
 /// there is done long before; whatever was written meanwhile is left alone.
 const SETTLED: Duration = Duration::from_secs(3);
 
-/// What is to be done about a finding, or was done.
+/// The repair of a finding, planned or done.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Repair {
     /// The finding.
     pub(super) code: Code,
-    /// What it is about.
+    /// The subject.
     pub(super) subject: String,
-    /// What was found.
+    /// The finding.
     pub(super) what: String,
-    /// What mends it.
+    /// The repair.
     pub(super) mend: &'static str,
-    /// What came of it.
+    /// The outcome.
     pub(super) outcome: Outcome,
     /// Why it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
 }
 
-/// What came of a repair.
+/// The outcome of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Outcome {
@@ -81,13 +81,13 @@ impl Repair {
     }
 }
 
-/// What can be mended of what was asked for: all, or these codes.
+/// The requested repairs that are possible: all, or these codes.
 fn chosen<'i>(inspection: &'i Inspection, codes: &[Code]) -> impl Iterator<Item = &'i Finding> {
     let wanted = move |code: Code| codes.is_empty() || codes.contains(&code);
     inspection.findings.iter().filter(|finding| finding.mendable).filter(move |finding| wanted(finding.code))
 }
 
-/// What would be done.
+/// The plan.
 pub(super) fn plan(inspection: &Inspection, codes: &[Code]) -> Vec<Repair> {
     chosen(inspection, codes).map(|finding| Repair::new(finding, Outcome::Planned, None)).collect()
 }
@@ -123,7 +123,7 @@ pub(super) async fn apply(
     Ok((repairs, inspected))
 }
 
-/// What is told of one subject in several findings is often mended together.
+/// Several findings of one subject are often mended together.
 fn settle(repairs: &mut [Repair]) {
     let mended: BTreeSet<String> =
         repairs.iter().filter(|one| one.outcome == Outcome::Mended).map(|one| one.subject.clone()).collect();

@@ -25,7 +25,7 @@ pub(crate) struct Report {
     /// The revision of Calico's ClusterInformation; empty where there is none.
     pub(crate) cluster_information_revision: String,
     cluster_type: String,
-    /// What is given out, by address.
+    /// The assigned addresses.
     #[serde(deserialize_with = "or_nothing")]
     pub(crate) allocations: BTreeMap<IpAddr, Vec<Row>>,
     /// The handles that hold nothing.
@@ -114,7 +114,7 @@ impl Report {
     }
 }
 
-/// What tells the cluster from others: Calico's own id of it, or that of the store.
+/// The identity of the cluster: Calico's own id of it, or that of the store.
 pub(crate) fn guid(inspected: &Inspected) -> &str {
     let known = inspected.inspection.cluster.as_ref().map(|cluster| cluster.guid.as_str());
     known.filter(|guid| !guid.is_empty()).unwrap_or(&inspected.store)

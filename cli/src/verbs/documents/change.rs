@@ -95,7 +95,7 @@ pub(super) async fn delete(ipam: &Ipam, manifests: &[Manifest], args: &Delete, d
     tally.answer()
 }
 
-/// What to do about a document that was refused.
+/// The advice for a document that was refused.
 fn advice(error: &Error) -> Option<String> {
     match error {
         Error::Document(DocumentError::Exists(..)) => Some("to change what is there: margay apply -f FILE".to_owned()),

@@ -113,7 +113,7 @@ async fn followed(
     work.await
 }
 
-/// What is named, by kind and name or in files.
+/// The named documents, by kind and name or in files.
 fn selected(which: &Selection, asked: &Asked<'_>) -> Result<Vec<Manifest>> {
     match which.kind {
         Some(kind) => which.name.iter().map(|name| asked.named(kind, name)).collect(),

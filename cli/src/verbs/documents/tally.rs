@@ -1,4 +1,4 @@
-//! What became of documents, told in calicoctl's words.
+//! The outcome for documents, in calicoctl's words.
 
 use ipam_core::documents::Manifest;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use crate::answer::Answer;
 use crate::error::{Failure, Result};
 use crate::output::printable;
 
-/// What is done to the documents.
+/// The verb on the documents.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Verb {
     /// As in "failed to create".
@@ -26,7 +26,7 @@ struct Entry {
     error: Option<String>,
 }
 
-/// What became of each document.
+/// The outcome for each document.
 #[derive(Debug)]
 pub(super) struct Tally {
     verb: Verb,
@@ -113,7 +113,7 @@ mod tests {
         Manifest::named(DocumentKind::Pool, name)
     }
 
-    /// What is printed on stdout and stderr, of so many that are done and of these that fail.
+    /// The output on stdout and stderr, for so many that are done and for these that fail.
     fn said(manifests: &[Manifest], done: usize, dry_run: bool) -> (String, String) {
         let mut tally = Tally::new(CREATE, manifests, dry_run);
         for (at, manifest) in manifests.iter().enumerate() {

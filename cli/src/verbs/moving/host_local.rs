@@ -53,7 +53,7 @@ pub(super) fn read(folder: &Path) -> Result<Leases> {
     Ok(Leases { leases: containers.into_values().collect(), left_out })
 }
 
-/// What is in a file, and when it was written.
+/// The contents of a file, and the time of its last write.
 fn content(path: &Path) -> io::Result<(String, std::time::SystemTime)> {
     let file = fs::File::open(path)?;
     let given_at = file.metadata()?.modified()?;

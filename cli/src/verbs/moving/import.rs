@@ -78,7 +78,7 @@ async fn fill(location: &Location, plan: &Plan, target: &mut Target<'_>) -> Resu
     }
     let written = through(plan, target, Work::Fill, "writing").await?;
     if !written.is_there(target).await? {
-        // What is not as it was written may be the store's own.
+        // A key that is not as it was written may be the store's own.
         let compared = through(plan, target, Work::Verify, "comparing").await?;
         if compared.differences() > 0 {
             return Err(Failure::new(format!("{location} was changed by somebody else meanwhile:{}", compared.list()))
@@ -89,8 +89,8 @@ async fn fill(location: &Location, plan: &Plan, target: &mut Target<'_>) -> Resu
     Ok(written)
 }
 
-/// What a store without a mark has of the file, if it has all of it: whoever was killed when he had just taken the mark away
-/// finds it so. Nothing if the store is empty; one that has anything else is refused.
+/// The keys of the file in a store without a mark, if it has all of them: a command that was killed just after it
+/// removed the mark finds it so. Nothing if the store is empty; one that has anything else is refused.
 async fn imported_already(plan: &Plan, target: &mut Target<'_>) -> Result<Option<Walked>> {
     let Err(refusal) = target.require_empty().await else { return Ok(None) };
     let found = through(plan, target, Work::Look, "comparing").await?;

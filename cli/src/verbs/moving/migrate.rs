@@ -94,7 +94,7 @@ impl Stores<'_> {
                 continue;
             };
             if !written.is_there(target).await? {
-                // What is not as it was written may be the target's own.
+                // A key that is not as it was written may be the target's own.
                 let Some((_, compared)) = self.through(target, revision, Work::Verify).await? else { continue };
                 if compared.differences() > 0 {
                     return Err(Failure::new(format!(
@@ -175,8 +175,8 @@ impl Stores<'_> {
         )))
     }
 
-    /// Finds a target without a mark equal to its source, as whoever was killed when he had just opened it finds it; every
-    /// other one is refused.
+    /// Finds a target without a mark equal to its source, as a command that was killed just after it opened the target
+    /// finds it; every other one is refused.
     async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> Result<Answer> {
         let Self { from, to, .. } = self;
         let (revision, walked) = self.newest(target).await?;
@@ -273,7 +273,7 @@ impl Stores<'_> {
     }
 }
 
-/// What differed, or still does.
+/// The differences, past or present.
 fn changes(walked: &Walked) -> String {
     let mut text = format!("{} new, {} changed, {} gone", walked.missing, walked.different, walked.extra);
     if walked.kept > 0 {

@@ -24,16 +24,16 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How many containers are taken over before the store is closed for a moment, so that others get their turn.
 const AT_ONCE: usize = 16;
 
-/// What another plugin has given.
+/// The leases of another plugin.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     /// By container and interface.
     pub(super) leases: Vec<Lease>,
-    /// What could not be read.
+    /// The files that could not be read.
     pub(super) left_out: Vec<LeftOut>,
 }
 
-/// What one interface of one container has.
+/// The lease of one interface of one container.
 #[derive(Clone, Debug)]
 pub(super) struct Lease {
     /// The container's id.
@@ -46,7 +46,7 @@ pub(super) struct Lease {
     pub(super) given_at: Option<SystemTime>,
 }
 
-/// What is not taken over.
+/// A lease that is not taken over.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct LeftOut {
     what: String,
@@ -73,7 +73,7 @@ struct Report {
     left_out: Vec<LeftOut>,
 }
 
-/// What came of one lease.
+/// The outcome for one lease.
 enum Outcome {
     TakenOver,
     ThereAlready,

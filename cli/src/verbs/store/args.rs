@@ -1,4 +1,4 @@
-//! What can be typed after `margay store`.
+//! The arguments of `margay store`.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;

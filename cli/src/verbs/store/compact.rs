@@ -89,7 +89,7 @@ fn size(bytes: Option<u64>) -> HumanBytes {
     HumanBytes(bytes.unwrap_or_default())
 }
 
-/// What would be given up; how much room that frees is known only afterwards.
+/// The history that would be removed; the room that it frees is known only afterwards.
 fn would_compact(location: &Location, before: Extent, mark: Revision, newest: Revision) -> Result<Answer> {
     let oldest_revision = before.oldest_revision.max(mark.get());
     let text = format!(

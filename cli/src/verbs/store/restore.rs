@@ -64,7 +64,7 @@ pub(super) async fn run(location: &Location, args: &Restore) -> Result<Answer> {
     answer(location, args, Restored { header, keys, id: Some(id), aside })
 }
 
-/// What came of it.
+/// The outcome.
 struct Restored {
     header: Header,
     keys: u64,

@@ -37,7 +37,7 @@ pub(super) async fn run(location: &Location) -> Result<Answer> {
     })
 }
 
-/// What is told of an embedded store.
+/// The status of an embedded store.
 #[derive(Serialize)]
 struct Report {
     store: String,
@@ -51,7 +51,7 @@ struct Report {
     inside: Option<Inside>,
 }
 
-/// What only the turn at the store lets one see.
+/// The facts that only the lock holder can see.
 #[derive(Serialize)]
 struct Inside {
     keys: u64,
@@ -214,7 +214,7 @@ impl Inside {
     }
 }
 
-/// What is told of a cluster.
+/// The status of a cluster.
 #[derive(Serialize)]
 struct Cluster {
     store: String,
