@@ -24,8 +24,7 @@ const ANYBODY_COMPACTS: KnownFailure = KnownFailure {
     happens: Happens::Always,
 };
 
-/// What is about stores that a process holds by itself; what becomes of a store when its server is killed is in cases of
-/// its own.
+/// The cases about stores that a process holds by itself; cases of their own judge a store whose server is killed.
 // The reports of Debian's etcd, 3.4.23, cannot be believed, so the adapter passes none on.
 const IGNORED: &[&str] = &["D10_power_cuts", "W37_soon"];
 

@@ -1,7 +1,7 @@
-//! What etcd refuses under load, and what is so called certain not to have happened: nothing of it is there afterwards.
+//! Refusals of etcd under load, which count as certainly not applied: nothing of them is there afterwards.
 //!
-//! What was never sent is in the conformance cases that kill servers. "Too many requests" could not be provoked:
-//! 15,000 writes at once behind others that keep the server busy for seconds were carried out, or timed out.
+//! The conformance cases that kill servers judge requests that were never sent. "Too many requests" could not be
+//! provoked: 15,000 writes at once behind others that keep the server busy for seconds were carried out, or timed out.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -21,7 +21,7 @@ use support::users::{PASSWORD, as_user, guarded};
 /// Longer than anything here may take.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What was said of each write, by the key that it puts.
+/// The answer to each write, by the key that it puts.
 type Said = BTreeMap<String, Result<(), (ErrorKind, Outcome)>>;
 
 /// One write that puts `key` among other things.
@@ -30,7 +30,8 @@ async fn write(store: &EtcdStore, key: String, txn: Txn) -> (String, Result<(), 
     (key, said)
 }
 
-/// What was acknowledged is there, and what certainly did not happen is not; how many writes ended as `wanted`.
+/// Acknowledged writes are there, and writes that certainly did not happen are not; returns how many writes ended as
+/// `wanted`.
 async fn true_and_seen(store: &EtcdStore, said: &Said, wanted: impl Fn(&ErrorKind) -> bool) -> usize {
     let mut seen = 0;
     let found = store.list(Range::prefix("open/")).await.unwrap();
@@ -64,7 +65,7 @@ async fn what_is_over_a_servers_own_limits() {
     assert_eq!(store.count(Range::prefix("more/")).await.unwrap(), 0);
 }
 
-/// Takes permission from the guest and gives it back, again and again.
+/// Revokes the guest's permission and grants it, again and again.
 async fn waver(etcd: &Etcd, times: usize) {
     let login = ConnectOptions::new().with_user("root", PASSWORD);
     let mut root = Client::connect([etcd.url()], Some(login)).await.unwrap();

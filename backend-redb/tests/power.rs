@@ -42,7 +42,7 @@ impl Files {
         Ok(Arc::new(MvccStore::open(Box::new(table), Options { name: "redb", ..Options::default() })?))
     }
 
-    /// What is left of them; of the note, it or an older one.
+    /// The rows that remain of them; of the note, it or an older one.
     fn after_power_cut(&self, random: &mut Rng) -> Self {
         let table = self.table.after_power_cut(random);
         let journal = table.beside();

@@ -167,7 +167,7 @@ fn stranger(says: &'static [u8]) -> String {
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for connection in listener.incoming() {
-            // Who asked may be gone.
+            // The client may be gone.
             let _ = connection.unwrap().write_all(says);
         }
     });
@@ -213,7 +213,7 @@ async fn fake(http: u16, message: Option<Vec<u8>>) -> String {
     format!("etcd://{address}")
 }
 
-/// What an etcd of this version says of itself.
+/// The answer of an etcd of this version about itself.
 fn status(version: &str) -> Vec<u8> {
     // Field 1, a header of which cluster and revision are 1; field 2, the version.
     let mut status = vec![0x0a, 4, 0x08, 1, 0x18, 1, 0x12, u8::try_from(version.len()).unwrap()];

@@ -314,7 +314,7 @@ fn compactions(side: &mut Side) -> BoxFuture<'_, Outcome> {
     .boxed()
 }
 
-/// There are no users: clients with a password are told so, and go on without one.
+/// There are no users: clients with a password get that answer, and go on without one.
 fn users(side: &mut Side) -> BoxFuture<'_, Outcome> {
     async move {
         let removed = side.client.user_delete("nobody").await.map(|_| ());

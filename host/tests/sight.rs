@@ -1,4 +1,4 @@
-//! What is seen of real namespaces, however they are kept alive. Needs root on the machine itself, and `ip`.
+//! The sight of real namespaces, however they are kept alive. Needs root on the machine itself, and `ip`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeSet;

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 
 type Map = BTreeMap<Key, Kv>;
 
-/// What a store is, as simply as it can be said.
+/// A store in its simplest form.
 struct Model {
     /// The state at each revision; the first one is revision 1.
     states: Vec<Map>,

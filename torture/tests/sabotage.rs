@@ -6,11 +6,12 @@ use std::path::Path;
 
 use torture::{Engine, Mode, Plan, Sabotage};
 
-/// What commits without their guards lead to: a change of another writer is lost, or two documents contradict each other.
+/// The violations by commits without their guards: a change of another writer is lost, or two documents contradict each
+/// other.
 const FOUND: [&str; 6] =
     ["went from sequence number", "blocks hold", " the block ", "which is gone", "after its DEL", "was told"];
 
-/// What the torture says of something that is broken.
+/// The torture's report on a broken part.
 async fn said(sabotage: Sabotage) -> String {
     let mut plan = Plan::new(Engine::Memory, Mode::InProcess, 300_000, 7);
     plan.sabotage = sabotage;
@@ -26,7 +27,7 @@ async fn said(sabotage: Sabotage) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guards_that_are_not_looked_at() {
     let said = said(Sabotage::Guards).await;
-    // What a commit without its guards does: it assigns an address twice, or writes over another writer's change.
+    // A commit without its guards assigns an address twice, or writes over another writer's change.
     assert!(FOUND.iter().any(|what| said.contains(what)), "{said}");
 }
 

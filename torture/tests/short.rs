@@ -38,7 +38,7 @@ async fn carry_out(plan: Plan) -> Report {
     }
 }
 
-/// That what is to happen has happened.
+/// That the expected troubles have happened.
 fn expect(report: &Report, what: &[impl AsRef<str>]) {
     for what in what.iter().map(AsRef::as_ref) {
         assert!(report.count(what) > 0, "no {what}: {report}");

@@ -1,4 +1,4 @@
-//! One story of all verbs of the allocator, told on each real store: the answers and the documents are the same.
+//! One story of all verbs of the allocator, on each real store: the answers and the documents are the same.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../../backend-etcd/tests/support/server.rs"]
@@ -39,7 +39,7 @@ fn pod(name: &str) -> BTreeMap<String, String> {
     [("namespace", "shop"), ("pod", name)].map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
-/// What was answered, and what was stored after each answer.
+/// The answers, and the documents after each.
 #[derive(Debug, Default, PartialEq)]
 struct Told(Vec<String>);
 

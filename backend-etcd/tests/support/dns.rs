@@ -41,7 +41,7 @@ impl Dns {
         let mut buffer = [0; 512];
         while let Ok((length, asker)) = socket.recv_from(&mut buffer) {
             if let Some(answer) = self.answer(&buffer[..length]) {
-                // Who asked may be gone.
+                // The client may be gone.
                 let _ = socket.send_to(&answer, asker);
             }
         }

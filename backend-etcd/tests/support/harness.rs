@@ -16,7 +16,7 @@ use super::certificates::Certificates;
 use super::users::{PASSWORD, as_user, guarded};
 use super::{Etcd, bytes_of, copy};
 
-/// What a full store has room for.
+/// The room of a full store.
 const QUOTA: &str = "--quota-backend-bytes=8388608";
 /// A database of fewer bytes is far from that.
 const ROOMY: i64 = 4_194_304;

@@ -1,4 +1,5 @@
-//! What the tests of this crate share. What other crates use as well is in files that know nothing of this one.
+//! The parts that the tests of this crate share. Parts that other crates use as well are in files that know nothing of
+//! this one.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 

@@ -6,7 +6,7 @@ use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, Error};
 
 /// Gives back what compacted revisions took, until the database has fewer bytes than `roomy`, and takes the alarm back.
 pub(crate) async fn make_room(client: &mut Client, roomy: i64) -> Result<(), Error> {
-    // A compaction takes the old revisions away some time after it was answered; only then is there room to give back.
+    // A compaction removes the old revisions some time after its answer; only then is there room to free.
     loop {
         client.defragment().await?;
         if client.status().await?.db_size() < roomy {

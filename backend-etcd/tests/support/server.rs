@@ -45,7 +45,7 @@ const FIRST_PORT: u16 = 12_000;
 /// How many there are.
 const PORTS: u16 = 16_000;
 
-/// Where a member listens: for clients, for the other members, and for who asks after its health.
+/// The addresses of a member: for clients, for the other members, and for health checks.
 type Addresses = [SocketAddr; 3];
 
 /// Addresses that nobody listens on. Each is given once in this process, and processes begin at different ones, so
@@ -138,7 +138,7 @@ impl Etcd {
         self.ask("/health").is_ok_and(|answer| answer.contains("\"true\""))
     }
 
-    /// What it tells about itself under `path`: `/health`, or `/metrics`.
+    /// The text about itself under `path`: `/health`, or `/metrics`.
     pub(crate) fn ask(&self, path: &str) -> std::io::Result<String> {
         let mut connection = TcpStream::connect_timeout(&self.addresses[2], Duration::from_secs(1))?;
         connection.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -197,7 +197,7 @@ impl Etcd {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Sends the process a signal. When it was told to stop, it has stopped when this returns.
+    /// Sends the process a signal. A server that must stop has stopped when this returns.
     pub(crate) fn signal(&self, signal: Signal) -> std::io::Result<()> {
         let child = self.child.as_ref().ok_or_else(|| std::io::Error::other("etcd does not run"))?;
         let pid = i32::try_from(child.id()).map_err(std::io::Error::other)?;

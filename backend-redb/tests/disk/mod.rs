@@ -15,14 +15,14 @@ pub(crate) struct Disk {
     power: Arc<Mutex<Option<u32>>>,
 }
 
-/// What is in it.
+/// The contents.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
-    /// What the programs see.
+    /// The state that programs see.
     pub(crate) content: Vec<u8>,
-    /// What would be there after a power cut, if nothing else had got through.
+    /// The state after a power cut, if nothing else had got through.
     durable: Vec<u8>,
-    /// What may or may not have got through.
+    /// The writes that may or may not have got through.
     unsynced: Vec<Change>,
     /// How often it was synced.
     pub(crate) syncs: u32,

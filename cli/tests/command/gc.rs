@@ -298,7 +298,7 @@ fn all_stores_of_the_configuration_are_gone_through() {
         assert_eq!(store["freed"][0], left.as_str());
     }
     assert_eq!((&stores[2]["missing"], none.exists()), (&Value::Bool(true), false));
-    // A damaged one does not keep the others from being gone through, and is told.
+    // A damaged one does not keep the others from being scanned, and is reported.
     labs[1].assign("net", "again");
     let damaged = labs[0].location.path().unwrap().join("store.id");
     std::fs::write(damaged, "damaged").unwrap();
@@ -337,7 +337,7 @@ fn a_machine_without_a_network_of_margays_is_done_with_one_line() {
     }
 }
 
-/// At boot there is no network yet, and nobody is to wait for it.
+/// At boot there is no network yet, and nobody must wait for it.
 #[test]
 fn the_stores_of_clusters_are_left_to_the_timer() {
     let labs = Lab::each();

@@ -1,4 +1,4 @@
-//! Who had an address, and who gets one, on stores on disk.
+//! The history of addresses, and new ones, on stores on disk.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -159,7 +159,7 @@ impl Watching {
         serde_json::from_str(&self.line()).unwrap()
     }
 
-    /// What is left of it when it has ended.
+    /// The rest of its output when it has ended.
     fn end(mut self) -> (Option<i32>, Vec<String>) {
         let rest = self.lines.map(Result::unwrap).collect();
         (self.child.wait().unwrap().code(), rest)
@@ -286,7 +286,7 @@ fn a_watch_holds_nobody_up() {
                 });
             }
         });
-        // Every one of them is told, once and in order.
+        // Every one of them is printed, once and in order.
         let mut holders = std::collections::BTreeMap::new();
         let mut told = 0;
         while told < 4 * ROUNDS * 2 {

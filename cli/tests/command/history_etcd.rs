@@ -1,4 +1,4 @@
-//! Who had an address, and who gets one, on a real etcd.
+//! The history of addresses, and new ones, on a real etcd.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};

@@ -109,7 +109,7 @@ fn a_look_reads_the_nodes_own_blocks_and_those_that_are_known_and_a_pass_finds_t
         cluster.assign(&format!("other{}", number % NODES), &format!("o{number}"), Wanted::any(1, 0));
     }
     let own = cluster.assign("mine", "own", Wanted::any(1, 0));
-    // Borrowed, and nobody has noted it: an address that the other node has given back.
+    // Borrowed, and nobody has noted it: an address that the other node has released.
     cluster.with_ipam(async |ipam| {
         let address = lent.parse().unwrap();
         ipam.release_ips(&[ipam_core::model::ReleaseRequest::new(address)], Deadline::after(PATIENCE)).await.unwrap()

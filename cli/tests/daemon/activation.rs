@@ -21,7 +21,7 @@ fn activate(lab: &Lab, listener: &UnixListener) -> Daemon {
     Daemon::start_as(lab, command)
 }
 
-/// Waits until a state is told.
+/// Waits until a state is reported.
 #[track_caller]
 fn wait_for(told: &UnixDatagram, state: &str) {
     told.set_read_timeout(Some(Duration::from_millis(100))).unwrap();

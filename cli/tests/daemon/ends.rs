@@ -46,7 +46,7 @@ impl Told {
         }
     }
 
-    /// Calls while something is done; afterwards the store has what was told, and nothing else.
+    /// Calls while something is done; afterwards the store has the answered addresses, and no others.
     fn while_calling<T>(lab: &Lab, work: impl FnOnce(&Self) -> T) -> T {
         let (told, over) = (Self::default(), AtomicBool::new(false));
         let done = thread::scope(|scope| {

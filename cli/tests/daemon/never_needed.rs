@@ -1,4 +1,4 @@
-//! Whatever is on the daemon's socket, plugins and commands go on without it.
+//! Plugins and commands go on without the daemon, also with a stranger on its socket.
 
 use std::fs;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! What is wrong with a store.
+//! The fault of a store.
 
 /// A way to break a store in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

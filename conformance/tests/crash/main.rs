@@ -52,7 +52,7 @@ struct Held {
     way: Breakage,
     path: PathBuf,
     store: Arc<MvccStore>,
-    // What this process made, it clears away.
+    // This process clears away its own files.
     _folder: Option<TempDir>,
 }
 
@@ -147,7 +147,7 @@ fn notices((way, rule, case): (Breakage, &'static str, &'static str)) -> std::re
     }
 }
 
-/// What the healthy store is judged by: all that is about processes, crashes and files.
+/// The cases that judge the healthy store: all about processes, crashes and files.
 const CASES: [&str; 24] = [
     "H14", "H17", "R11", "D01", "D02", "D03", "D04", "D05", "D06", "D08", "D09", "D11", "D13", "D14", "D15", "M01",
     "M02", "M03", "M04", "M05", "M06", "M07", "R10", "W26",

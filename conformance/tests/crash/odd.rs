@@ -1,4 +1,4 @@
-//! What is wrong above the table.
+//! Faults above the table.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};

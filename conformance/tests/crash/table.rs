@@ -67,7 +67,7 @@ impl FileTable {
         let before = log.metadata().map_err(io)?.len();
         let written = log.write_all(&encode(writes));
         if written.is_err() {
-            // Whatever got through is taken back; commits that were cut off do not count either.
+            // Writes that got through are undone; commits that were cut off do not count either.
             let _ = log.set_len(before);
         }
         written.map_err(io)?;

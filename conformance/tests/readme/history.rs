@@ -1,4 +1,4 @@
-//! What the store of the page knows: every version of every key, and every event.
+//! The state of the page's store: every version of every key, and every event.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -12,7 +12,7 @@ type Refused<T> = Result<T, ErrorKind>;
 
 #[derive(Debug)]
 pub(crate) struct History {
-    /// What a key was from a revision on; `None` for absent.
+    /// The state of a key from a revision on; `None` for absent.
     versions: BTreeMap<Key, Vec<(Revision, Option<Kv>)>>,
     events: BTreeMap<Revision, Vec<Event>>,
     revision: Revision,

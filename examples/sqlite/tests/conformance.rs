@@ -18,7 +18,7 @@ struct Sqlite;
 struct OneStore {
     path: PathBuf,
     store: Arc<MvccStore>,
-    // What this process made, it clears away.
+    // This process clears away its own files.
     _folder: Option<TempDir>,
 }
 
@@ -82,7 +82,7 @@ impl Fixture for OneStore {
     }
 }
 
-/// What this environment cannot run, beside what takes servers.
+/// The cases that this environment cannot run, beside those that need servers.
 const IGNORED: &[&str] = &[
     "D07_full_disk",
     "D08_data_gone",

@@ -28,7 +28,7 @@ fn every_target_takes_its_seeds() {
             count += 1;
         }
         assert!(count >= 3, "{} has {count} seeds", target.name);
-        // What no fuzzer leaves out.
+        // The inputs that no fuzzer leaves out.
         for input in [&[][..], &[0], &[0xff; 100], &[0; 100]] {
             (target.run)(input);
         }

@@ -1,4 +1,4 @@
-//! Claiming blocks and giving them back: alone, under faults, and against each other.
+//! Claiming and releasing blocks: alone, under faults, and against each other.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -102,7 +102,7 @@ async fn a_block_in_use_is_kept_or_becomes_nobodys() {
     let block = world.block("10.0.0.0/30").await.unwrap();
     assert_eq!((block.owner(), block.ips_by_handle("net.c1")), (None, vec![given]));
     world.check().await;
-    // As in Calico, a block of nobody's that is in use is not to be had.
+    // As in Calico, a block without an owner that is in use cannot be claimed.
     assert_eq!(world.claim("b", "10.0.0.0/30").await, (0, 1));
     assert_eq!(world.release("a", "c1").await, [given]);
     assert_eq!(world.blocks().await, 0);

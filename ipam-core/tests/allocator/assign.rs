@@ -264,7 +264,7 @@ async fn reserved_addresses_are_not_handed_out_by_choice() {
     assert_eq!(given, [ip("10.0.0.4"), ip("10.0.0.6"), ip("10.0.0.7")].into());
     assert!(world.one("a", "c3").await.is_err());
     assert_eq!(world.block("10.0.0.0/30").await, None, "a block that is wholly reserved is never claimed");
-    // Who asks for it by name gets it, as from Calico.
+    // A request that names it gets it, as from Calico.
     world.assign(&these("a", "c4", &["10.0.0.5"])).await.unwrap();
     world.check().await;
 }
@@ -420,7 +420,7 @@ async fn a_steady_assignment_takes_few_round_trips() {
     counting.take();
     counted.assign(&any("a", "c2", 1, 1)).await.unwrap();
     let counts = counting.take();
-    // What surrounds, then for each family a block and its affinity at once and at that revision, the commit.
+    // The surroundings, then for each family a block and its affinity at once and at that revision, the commit.
     assert_eq!((counts.txns, counts.ranges), (2, 4));
     counted.ipam.release_attachment(&attachment("a", "c2"), &["c2".into()], soon()).await.unwrap();
     let counts = counting.take();

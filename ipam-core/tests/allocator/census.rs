@@ -1,4 +1,4 @@
-//! What is with every address.
+//! The use of every address.
 
 use ipam_core::census::{AddressUse, BlockCensus};
 use ipam_core::model::keys::{self, ResourceKind};

@@ -1,4 +1,4 @@
-//! What the store says about addresses that an attachment believes to have.
+//! The standing of addresses that an attachment believes to have.
 
 use std::net::IpAddr;
 

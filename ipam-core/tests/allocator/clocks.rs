@@ -22,7 +22,7 @@ const NODES: [&str; 3] = ["a", "b", "c"];
 enum Step {
     /// A node asks for an address.
     Add(usize),
-    /// One of those who have an address gives it back.
+    /// One of the holders of an address releases it.
     Del(usize),
     /// A node claims the whole pool, as far as it is free.
     Claim(usize),
@@ -42,7 +42,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What goes on, and who has what by the answers.
+/// The acts so far, and the holders of addresses by the answers.
 struct Life {
     world: World,
     held: BTreeMap<String, (&'static str, IpAddr)>,
@@ -133,7 +133,7 @@ proptest! {
             for step in &steps {
                 life.step(step).await;
             }
-            // Wherever the clock is now: all is given back, and after a while one node can have all of it.
+            // Wherever the clock is now: everything is released, and after a while one node can have all of it.
             while !life.held.is_empty() {
                 life.del(0).await;
             }

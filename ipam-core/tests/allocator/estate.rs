@@ -1,4 +1,4 @@
-//! What a node held that is gone, and what one has that got another name.
+//! The estates of a node that is gone, and of one that got another name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

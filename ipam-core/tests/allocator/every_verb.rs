@@ -15,7 +15,7 @@ use kv::{Range, StoreExt};
 use crate::concurrent::{every_revision_is_consistent, faulty};
 use crate::world::{World, soon};
 
-/// What each caller does in turn, besides adding and deleting. The answers are refusals as often as not.
+/// The verbs of each caller in turn, besides adding and deleting. The answers are refusals as often as not.
 async fn meddle(world: &World, owner: &Owner, turn: usize) -> Result<&'static str> {
     let pool: IpNet = "10.0.0.0/27".parse().unwrap();
     let part: IpNet = format!("10.0.0.{}/29", turn * 8 % 32).parse().unwrap();

@@ -104,7 +104,7 @@ async fn each_pool_says_why_it_is_not_chosen() {
     let error = refusal(other);
     assert!(matches!(error, Error::Pool(PoolError::NoneForUse(_))), "{error:?}");
 
-    // What is named is taken whatever its selectors say.
+    // A named pool is taken whatever its selectors say.
     let named = explain(&world, "racked", &["racks-b"]).await;
     assert_eq!(obstacles(&named)[0], because("manual", Obstacle::NotRequested));
     assert_eq!(obstacles(&named)[1], ("racks-b".to_owned(), None));

@@ -39,7 +39,7 @@ async fn nothing_is_given_and_nothing_taken_back() {
     let (one, other) = (attachment("a", "c1"), attachment("a", "c2"));
     let ipam = &world.ipam;
     is_refused(world.one("a", "c2").await);
-    // What is an error otherwise is the mark's, too: the pool may not be there yet.
+    // The other errors become the mark's, too: the pool may not be there yet.
     let outside = AssignRequest::new(other, Wanted::these(vec![ip("192.0.2.1")]));
     is_refused(ipam.assign(&outside, soon()).await);
     is_refused(ipam.would_assign(&outside, soon()).await);

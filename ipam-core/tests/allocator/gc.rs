@@ -155,7 +155,7 @@ async fn an_attachment_lives_as_long_as_its_namespace_and_is_proved_gone_only_by
             ""
         ]
     );
-    // One namespace has no name that can be told: it may be any.
+    // One namespace has no known name: it may be any.
     let shielded = Evidence { namespaces: None, ..on_the_machine.clone() };
     let [live, gone, earlier, ..] = lists(&shielded);
     assert_eq!((&*live, &*gone, &*earlier), ("", "", "earlier-in-container reused-since-earlier"));
@@ -343,7 +343,7 @@ async fn a_runtimes_list_decides_by_network_container_and_interface_and_spares_w
     let mut second = request("in-list", THIS_BOOT, 0);
     second.attachment.interface = "eth1".into();
     let second = world.assign(&second).await.unwrap()[0].ip;
-    // Whoever splits a handle at a dot takes it for the first one's.
+    // A program that splits a handle at a dot takes it for the first one's.
     let mut dotted = request("b.gone", THIS_BOOT, 0);
     dotted.attachment.network = "net.a".into();
     world.assign(&dotted).await.unwrap();

@@ -139,7 +139,7 @@ async fn a_handle_that_counts_too_much_is_no_reason_to_refuse() {
     let number = world.block(&cidr.to_string()).await.unwrap().sequence_number();
     let given = give(&world, &request("h", Owner::host("a"), 1).with_most_per_family(1)).await.unwrap();
     assert_eq!(world.ipam.addresses_of_handle("h", soon()).await.unwrap(), given);
-    // Who is about to write the block that it counted has to begin anew, and takes from the count then.
+    // A writer that is about to write the block that it counted must begin again, and takes from the count then.
     assert!(world.block(&cidr.to_string()).await.unwrap().sequence_number() > number);
     let stored = world.store.get(key.clone()).await.unwrap().unwrap();
     let counted: Vec<_> = Handle::decode(&key, stored.value.as_bytes()).unwrap().blocks().collect();

@@ -16,7 +16,7 @@ use kv::{Operation, StoreExt};
 
 use crate::world::{World, attachment, ip, soon};
 
-/// Remembers what it is told, or always says the same.
+/// Keeps the noted hints, or always returns the same.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     blocks: Mutex<Vec<IpNet>>,
@@ -168,7 +168,7 @@ async fn it_is_remembered_only_when_it_has_changed() {
     assert_eq!(hints.blocks.lock().unwrap().len(), 3);
 }
 
-/// Who wants an address at the same time from the same block costs two more; also when the block is new.
+/// A second request at the same time for the same block costs two more; also when the block is new.
 #[tokio::test(start_paused = true)]
 async fn a_conflict_costs_two_more() {
     for (is_new, expected) in [(false, 4), (true, 5)] {

@@ -71,7 +71,8 @@ async fn world() -> World {
     world
 }
 
-/// A store of which the commit after so many reads happens as `fault` says and every later call hangs; and who is told.
+/// A store of which the commit after so many reads happens as `fault` says and every later call hangs; and the receiver
+/// of its signal.
 pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (Faulty<Arc<dyn Store>>, Arc<Notify>) {
     let commits = AtomicU32::new(0);
     let told = Arc::new(Notify::new());
@@ -143,13 +144,14 @@ async fn what_lands_late_when_anothers_new_block_is_gone_again_leaves_nothing() 
     .await;
 }
 
-/// As before, but the assignment lives and is told that it went through, while its first commit is still on its way.
+/// As before, but the assignment lives and gets the answer that it went through, while its first commit is still on its
+/// way.
 #[tokio::test(start_paused = true)]
 async fn what_was_sent_twice_does_not_land_after_the_release() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
     let notes: Arc<Notes> = Arc::default();
-    // What surrounds, and a probe for a free block, come first.
+    // The surroundings, and a peek for a free block, come first.
     let late = Faulty::script(Arc::clone(&world.store), [None, None, Some(Fault::Held)]);
     let ipam = allocator(&(Arc::new(late.clone()) as Arc<dyn Store>), &notes);
     assert_eq!(ipam.assign(&request(), soon()).await.unwrap().len(), 1);
@@ -180,7 +182,7 @@ async fn what_lands_late_after_a_release_leaves_nothing() {
     }
 }
 
-/// What the notes are for.
+/// The purpose of the notes.
 #[tokio::test(start_paused = true)]
 async fn without_notes_a_late_commit_would_lose_an_address() {
     let world = world().await;
@@ -220,8 +222,8 @@ async fn a_note_whose_guards_no_longer_hold_does_no_harm() {
 
 #[tokio::test(start_paused = true)]
 async fn a_note_stays_as_long_as_its_commit_could_come_again() {
-    // What happens to the commit and to its being sent again, and how many notes stay. Where the second one is told that
-    // the guards do not hold, nobody knows which of them it was.
+    // The fate of the commit and of its repetition, and the number of notes that stay. Where the answer to the second
+    // one is that the guards do not hold, nobody knows which of them it was.
     let stays = [
         ([None, None], 0),
         ([Some(Fault::RequestLost), None], 0),

@@ -215,7 +215,7 @@ async fn by_container_in_every_network() {
     world.one("a", "c1").await.unwrap();
     world.one("a", "c2").await.unwrap();
     let mut other = AssignRequest::new(attachment("a", "c1"), Wanted::any(1, 0));
-    // Whoever splits at a dot takes this network for another one's container.
+    // A program that splits at a dot takes this network for another one's container.
     other.attachment.network = "net.c2".into();
     world.assign(&other).await.unwrap();
     assert_eq!(world.ipam.release_by_container("c1", soon()).await.unwrap().len(), 2);

@@ -1,4 +1,4 @@
-//! Pools and nodes that go: their blocks are given back.
+//! Pools and nodes that go: their blocks are released.
 
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::model::{Affinity, AffinityState, NewPool, Owner, PoolUse, keys};

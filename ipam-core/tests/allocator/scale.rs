@@ -1,4 +1,4 @@
-//! What an assignment asks for where there are many blocks, counted.
+//! The requests of an assignment where there are many blocks, counted.
 
 use std::sync::{Arc, Mutex};
 
@@ -31,7 +31,7 @@ async fn world(claimed: usize, in_use: usize) -> World {
     world
 }
 
-/// What the first ADD of node `a` asks for.
+/// The requests of the first ADD of node `a`.
 async fn first_add(world: &World) -> (ipam_core::Result<IpNet>, Counts) {
     first_add_with(world, None).await
 }
@@ -83,7 +83,7 @@ async fn an_empty_block_is_found_wherever_it_is_if_nothing_can_be_borrowed() {
     }
 }
 
-/// Remembers full blocks, until it is told to forget.
+/// Remembers full blocks, until the test clears it.
 #[derive(Debug, Default)]
 struct Memory(Mutex<FullBlocks>);
 

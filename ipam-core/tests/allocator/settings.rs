@@ -45,7 +45,7 @@ async fn settings_that_contradict_each_other_are_refused_and_stored_ones_are_lef
     assert!(refuse(|config| config.with_auto_allocate_blocks(false)).await.starts_with("Cannot disable"));
     assert!(refuse(|config| config.with_max_blocks_per_host(2)).await.starts_with("MaxBlocksPerHost requires"));
     assert!(world.store.get(keys::config()).await.unwrap().is_none());
-    // What Calico has stored is in force, whatever it is; asking for the same is no change.
+    // Calico's stored settings are in force, whatever they are; asking for the same is no change.
     world.store.put(keys::config(), "{}").await.unwrap();
     assert!(!world.ipam.change_config(|config| config, soon()).await.unwrap().auto_allocate_blocks());
 }

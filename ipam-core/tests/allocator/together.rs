@@ -34,7 +34,7 @@ async fn revision(world: &World) -> i64 {
     world.store.range(RangeRequest::new(kv::Range::All).with_limit(1)).await.unwrap().revision.get()
 }
 
-/// What is stored but for how often a block was written, and by which of the writes an address was given.
+/// The stored documents, without the number of writes of a block and the write that assigned an address.
 fn documents(kvs: &[Kv]) -> Vec<(String, Value)> {
     let document = |kv: &Kv| {
         let text = std::str::from_utf8(kv.value.as_bytes()).unwrap();
@@ -289,7 +289,7 @@ async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec
     (world, answers)
 }
 
-/// Each of them, who asked for one address, holds the one that it was told and no other.
+/// Each of them, who asked for one address, holds the answered one and no other.
 async fn each_has_its_answer(world: &World, containers: &[&str], answers: &[Vec<Assigned>]) {
     assert_eq!(containers.len(), answers.len());
     for (container, answer) in containers.iter().zip(answers) {

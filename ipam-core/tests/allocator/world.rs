@@ -134,7 +134,7 @@ impl World {
     }
 }
 
-/// What an attachment has.
+/// The addresses of an attachment.
 pub(crate) async fn held(ipam: &Ipam, attachment: &Attachment) -> Vec<IpAddr> {
     ipam.compare(attachment, &[], &[], soon()).await.unwrap().held
 }

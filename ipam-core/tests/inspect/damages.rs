@@ -1,4 +1,4 @@
-//! Every kind of damage is found, told as what it is, and mended where that takes no guess.
+//! Every kind of damage is found, reported as what it is, and mended where that takes no guess.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::world::{World, attachment, consistent, soon};
 
-/// What a store holds, by key, as text.
+/// The contents of a store, by key, as text.
 pub(crate) type Content = BTreeMap<String, String>;
 
 pub(crate) async fn content(world: &World) -> Content {
@@ -156,7 +156,7 @@ use After::{Left, Mended as Whole};
 
 type Damage = (&'static [&'static str], After, fn(&mut Content));
 
-/// What is found, whether it can be mended, and how it is done.
+/// The findings, whether each can be mended, and the repair.
 const DAMAGES: &[Damage] = &[
     (&["BLK-01"], Left, |c| {
         let key = block_of(c, "c2");
@@ -413,7 +413,7 @@ async fn every_damage_is_found_and_mended_without_touching_an_address() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // What two stores have in common is none of one store's inspection.
+    // An inspection of one store does not judge what two stores share.
     let missing: Vec<&str> = Code::ALL.iter().map(|code| code.as_str()).filter(|code| !kinds.contains(code)).collect();
     assert_eq!(missing, ["NET-01"]);
 }

@@ -1,4 +1,4 @@
-//! What the allocator writes by itself, and what Calico wrote, is in order.
+//! The allocator's own documents, and Calico's, are in order.
 
 use std::path::Path;
 
@@ -81,7 +81,7 @@ async fn a_repair_leaves_alone_what_has_changed() {
     let mended = world.ipam.mend(&found.findings[0], found.revision, soon()).await.unwrap();
     assert_eq!(mended, ipam_core::inspect::Mended::Changed);
     assert_eq!(world.dump().await, before);
-    // What cannot be mended is not tried.
+    // A finding that cannot be mended is not tried.
     let finding = ipam_core::inspect::Finding::new(
         Code::AddressTwice,
         ipam_core::inspect::Subject::Address(address),

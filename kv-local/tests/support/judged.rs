@@ -32,7 +32,7 @@ fn may_mount() -> bool {
     *MAY
 }
 
-/// What can be done with a store in a folder; the last only where one may.
+/// The abilities over a store in a folder; the last only where it is permitted.
 const ABILITIES: [Ability; 12] = {
     use Ability::{Close, Damage, Embedded, Folder, Format, Measure, Mount, New, Processes, Progress, Reopen, Trace};
     [New, Reopen, Close, Measure, Processes, Embedded, Folder, Damage, Format, Trace, Progress, Mount]
@@ -45,7 +45,7 @@ struct Held<E> {
     engine: E,
     path: PathBuf,
     store: Arc<MvccStore>,
-    // What this process made, it clears away.
+    // This process clears away its own files.
     _folder: Option<TempDir>,
 }
 

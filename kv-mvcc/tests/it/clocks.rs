@@ -20,7 +20,7 @@ const TRUST: i64 = DAY;
 struct Watched {
     store: MvccStore,
     table: MemoryTable,
-    /// What the clock shows, in seconds since 2026.
+    /// The time of the clock, in seconds since 2026.
     clock: Arc<AtomicI64>,
     /// How much time has really passed.
     now: i64,
@@ -104,7 +104,7 @@ async fn a_clock_that_stays_ten_years_ahead_takes_no_history_with_it() {
         watched.commit_after(HOUR).await;
     }
     assert_eq!(watched.age_of_what_is_gone().await, None);
-    // What was made before the jump goes when three days have passed since then.
+    // Revisions from before the jump go when three days have passed since then.
     for _ in 0..50 {
         watched.commit_after(HOUR).await;
     }
@@ -132,7 +132,7 @@ async fn after_a_month_without_a_commit_history_goes_when_its_age_is_certain() {
 proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 2000, ..ProptestConfig::with_cases(64) })]
 
-    /// What is given up is as old as it has to be, by a clock that is right, whatever the store's clock does meanwhile.
+    /// Removed history is as old as it must be, by a clock that is right, whatever the store's clock does meanwhile.
     #[test]
     fn what_is_given_up_by_age_is_old(steps in steps(120)) {
         block_on(async {

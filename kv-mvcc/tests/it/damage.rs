@@ -33,7 +33,7 @@ fn table_of(rows: &[(Vec<u8>, Vec<u8>)]) -> MemoryTable {
     table
 }
 
-/// What is found when a store is opened and then checked.
+/// The finding when a store is opened and then checked.
 async fn found(table: &MemoryTable) -> Option<ErrorKind> {
     match open(table) {
         Ok(store) => store.verify().await.err().map(|error| error.kind().clone()),

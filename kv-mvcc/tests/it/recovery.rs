@@ -1,4 +1,4 @@
-//! Commits that fail: what callers are told is what happened.
+//! Commits that fail: the answers to callers are true.
 
 use std::time::Duration;
 

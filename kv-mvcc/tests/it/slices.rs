@@ -28,7 +28,7 @@ async fn slow() -> (Wrapped, MvccStore) {
     (table, store)
 }
 
-/// Changes keys all over until it is told to stop, and says how often.
+/// Changes keys all over until the test stops it, and says how often.
 fn disturb(store: &MvccStore) -> (tokio::task::JoinHandle<u32>, tokio::sync::oneshot::Sender<()>) {
     let store = store.clone();
     let (stop, mut stopped) = tokio::sync::oneshot::channel();

@@ -1,4 +1,4 @@
-//! What a store does through its four methods, where a case of its own is clearer than the conformance suite.
+//! The four methods of a store, where a case of its own is clearer than the conformance suite.
 
 use std::time::Duration;
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use kv::{Error, ErrorKind, Operation, Result};
 use kv_mvcc::{MemoryTable, MvccStore, Options, Table, View, Visit, Write};
 
-/// What happens to the next commit.
+/// The fate of the next commit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
     /// It is reported as failed, and it is.

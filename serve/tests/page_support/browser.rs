@@ -119,7 +119,7 @@ impl<'d> Window<'d> {
             "--no-sandbox".to_owned(),
             "--disable-gpu".to_owned(),
             "--disable-dev-shm-usage".to_owned(),
-            // Nothing but the page is to be asked for.
+            // Nothing but the page must be requested.
             "--disable-background-networking".to_owned(),
             "--hide-scrollbars".to_owned(),
             format!("--user-data-dir={}", profile.display()),

@@ -37,7 +37,7 @@ pub(crate) struct Calico {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) host: String,
     pub(crate) pool: Pool,
-    /// What new blocks say of when they were claimed.
+    /// The claim time of new blocks.
     pub(crate) claimed: &'static str,
     /// The pod for which addresses are, if that is recorded.
     pub(crate) pod: Option<String>,
@@ -265,7 +265,7 @@ impl Calico {
         Ok(released)
     }
 
-    /// Frees one address, whoever holds it.
+    /// Frees one address, of any holder.
     pub(crate) async fn release_ip(&self, ip: IpAddr, cidr: &str) -> Done<Vec<IpAddr>> {
         let gone = self.release_from(cidr, |held, _| held == ip).await?;
         for (_, handle) in &gone {

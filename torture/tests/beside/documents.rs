@@ -133,7 +133,7 @@ impl Block {
         }
     }
 
-    /// Who holds which address. Part of an old handle's id behind a carriage return does not count.
+    /// The holders of addresses. Part of an old handle's id behind a carriage return does not count.
     pub(crate) fn holders(&self) -> BTreeMap<IpAddr, String> {
         let held = self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {
             let handle = self.entries()[(*slot)?].handle_id.as_ref()?;
@@ -194,7 +194,7 @@ impl Block {
         gone
     }
 
-    /// What `calicoctl ipam check` would say of the block's lists.
+    /// The finding of `calicoctl ipam check` in the block's lists.
     pub(crate) fn flaw(&self, cidr: &str) -> Option<&'static str> {
         let allocated: BTreeSet<usize> =
             (0..self.allocations.len()).filter(|i| self.allocations[*i].is_some()).collect();

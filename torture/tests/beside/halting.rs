@@ -8,10 +8,10 @@ use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
-/// What happened to a caller.
+/// The fate of a caller.
 #[derive(Debug, Default)]
 pub(crate) struct Fate {
-    /// It stopped for a while, or for ever: whoever waits for it should not.
+    /// It stopped for a while, or for ever: no other caller should wait for it.
     pub(crate) stopped: Notify,
     /// It stopped for ever.
     pub(crate) gone: Notify,

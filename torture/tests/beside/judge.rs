@@ -17,7 +17,7 @@ pub(crate) struct Stored {
     pub(crate) affinities: BTreeMap<(String, String), Affinity>,
 }
 
-/// What a revision touched.
+/// The documents that a revision touched.
 #[derive(Debug, Default)]
 struct Touched {
     blocks: BTreeSet<String>,
@@ -103,7 +103,7 @@ impl Judge {
     /// Goes on by one revision.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault.
     pub(crate) fn advance(&mut self, side: Side, events: &[Event]) -> Result<(), String> {
         let before = self.now.clone();
         let mut touched = Touched::default();
@@ -120,7 +120,7 @@ impl Judge {
         })
     }
 
-    /// What holds of each revision that is ours.
+    /// The rules of each revision that is ours.
     fn ours(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
         let now = &self.now;
         let mut pairs = BTreeSet::new();

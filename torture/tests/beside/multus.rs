@@ -192,7 +192,7 @@ impl Worker {
         pods.delete(&pod);
     }
 
-    /// Blocks are claimed and given back meanwhile.
+    /// Blocks are claimed and released meanwhile.
     async fn disturb(&mut self, pod: &str) {
         let pool = POOLS[self.random.usize(..2)];
         let blocks = blocks_of(pool, 30);

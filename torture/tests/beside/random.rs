@@ -29,7 +29,7 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-/// Who was told to have which address, and has not been told to give it back.
+/// The answered holders of addresses, without those that a release was requested for.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<BTreeMap<IpAddr, String>>>);
 

@@ -19,7 +19,7 @@ const PREFIX: &str = "/calico/ipam/v2/";
 
 type State = BTreeMap<String, Vec<u8>>;
 
-/// What a reader does after it was cut off.
+/// The reaction of a reader after it was cut off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
     /// It lists again.
@@ -33,7 +33,7 @@ struct Reader {
     random: fastrand::Rng,
     after: After,
     state: State,
-    /// What each revision has changed, as far as it was watched.
+    /// The changes of each revision, as far as it was watched.
     changes: BTreeMap<i64, BTreeMap<String, Option<Vec<u8>>>>,
     /// How often it was cut off, and how often within a revision.
     cuts: usize,
@@ -107,7 +107,7 @@ impl Reader {
     }
 }
 
-/// What the store has now.
+/// The contents of the store now.
 async fn stored(store: &Arc<dyn Store>) -> (i64, State) {
     let (revision, kvs) = everything(store).await;
     let own = kvs.into_iter().filter(|kv| kv.key.to_string().starts_with(PREFIX));
@@ -149,7 +149,7 @@ async fn readers_that_are_cut_anywhere_rebuild_our_commits() {
     let half = from_list + 60;
     lister.follow(from_list, half).await;
     work.await.unwrap();
-    // What comes last is one key, so that nobody has to ask whether a part of it is missing.
+    // The last change is one key, so that no part of it can be missing.
     plain.put(format!("{PREFIX}last"), "1").await.unwrap();
     let (to, expected) = stored(&plain).await;
     resumer.follow(from, to).await;

@@ -1,4 +1,4 @@
-//! A cluster of two hosts with one small pool, and who works in it.
+//! A cluster of two hosts with one small pool, and its writers.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -64,7 +64,7 @@ pub(crate) fn attachment(host: &str, container: &str) -> Attachment {
     }
 }
 
-/// What our side did: the addresses, or why not.
+/// The outcome of our side: the addresses, or the refusal.
 pub(crate) async fn add(ipam: &Ipam, host: &str, container: &str) -> ipam_core::Result<IpAddr> {
     let request = AssignRequest::new(attachment(host, container), Wanted::any(1, 0));
     Ok(ipam.assign(&request, soon()).await?[0].ip)
@@ -133,7 +133,7 @@ pub(crate) async fn judge(
     }
 }
 
-/// Releases everything by handle, then gives all blocks back: nothing is left then.
+/// Releases everything by handle, then all blocks: nothing is left then.
 pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
     let ipam = allocator(Arc::clone(store));
     let found = Stored::read(&everything(store).await.1);
@@ -147,7 +147,7 @@ pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
         ipam.release_node_affinities(host, ReleaseIf::Any, soon()).await.map_err(|error| error.to_string())?;
     }
     let left = Stored::read(&everything(store).await.1);
-    // A block that has lost its affinity and was not ours to give back is found by the next claim.
+    // A block that has lost its affinity and was not ours to release is found by the next claim.
     let kept: Vec<_> = left.blocks.values().filter(|block| !block.is_empty()).collect();
     if !kept.is_empty() || !left.handles.is_empty() || !left.affinities.is_empty() {
         return Err(format!("left: {left:?}"));

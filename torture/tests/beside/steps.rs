@@ -17,7 +17,7 @@ use crate::turns::{Actor, Authors, Choice, Run, Side, explore, play};
 const POOL: &str = "10.0.0.0/29";
 const FIRST: &str = "10.0.0.0/30";
 
-/// What there is before.
+/// The state before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
     /// Nothing.
@@ -28,7 +28,7 @@ enum Start {
     Old,
 }
 
-/// What Calico's writer does; on host a unless it says otherwise.
+/// The step of Calico's writer; on host a unless it says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Theirs {
     AddC1,
@@ -41,7 +41,7 @@ enum Theirs {
     GiveBackEmpty,
 }
 
-/// What ours does; on host a unless it says otherwise.
+/// Our step; on host a unless it says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Own {
     AddC2,
@@ -134,7 +134,7 @@ fn ours(what: Own) -> Actor {
     })
 }
 
-/// What must be true at the end.
+/// The condition at the end.
 async fn check(store: &Arc<dyn Store>, run: &Run, releases: &[&str]) -> Result<(), String> {
     let stored = Stored::read(&everything(store).await.1);
     for outcome in run.outcomes.iter().flatten() {

@@ -13,7 +13,7 @@ use kv::{
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-/// Who writes.
+/// The writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Side {
     Ours,
@@ -22,7 +22,7 @@ pub(crate) enum Side {
 
 /// Which revision is whose.
 pub(crate) type Authors = Arc<Mutex<BTreeMap<Revision, Side>>>;
-/// What was sent of each revision: values by key, none for those that were deleted.
+/// The changes of each revision: values by key, none for deleted keys.
 pub(crate) type Commits = Arc<Mutex<BTreeMap<Revision, BTreeMap<String, Option<Vec<u8>>>>>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ enum State {
     Done,
 }
 
-/// What a call touches.
+/// The keys that a call touches.
 #[derive(Clone, Debug, Default)]
 struct Call {
     reads: Vec<Range>,
@@ -76,7 +76,7 @@ fn overlap(one: &Range, other: &Range) -> bool {
 #[derive(Debug, Default)]
 struct Table {
     states: Mutex<Vec<State>>,
-    /// What each that waits is about to do.
+    /// The next call of each waiting actor.
     calls: Mutex<Vec<Call>>,
     /// For each actor; the last one is who decides.
     turns: Vec<Notify>,
@@ -114,7 +114,7 @@ impl InTurn {
 #[async_trait]
 impl Store for InTurn {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        // What was at a revision does not change, whenever it is asked for; and several may be asked for at once.
+        // The state at a revision does not change; and several may be read at once.
         if !request.at.is_set() {
             self.turn(|| Call { reads: vec![request.range.clone()], writes: vec![] }).await;
         }
@@ -153,7 +153,7 @@ pub(crate) fn noting(inner: &Arc<dyn Store>, side: Side, authors: &Authors, comm
     Arc::new(InTurn { inner, actor: 0, table: None, side, authors, commits })
 }
 
-/// What an actor does with its store; a text that says what came of it.
+/// The work of an actor with its store; it returns a text about the outcome.
 pub(crate) type Work = Box<dyn FnOnce(Arc<dyn Store>) -> Pin<Box<dyn Future<Output = String> + Send>> + Send>;
 
 /// One who does something.
@@ -171,7 +171,7 @@ impl Actor {
     }
 }
 
-/// What is decided: who makes the next call, or that whoever is not done stops for ever.
+/// A decision: the actor of the next call, or that every actor that is not done stops for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     Next(usize),
@@ -188,7 +188,7 @@ pub(crate) struct Run {
     pub(crate) is_new: bool,
 }
 
-/// Lets actors take turns: as `prefix` says, and then whoever is the first that can.
+/// Lets actors take turns: as `prefix` says, and then the first actor that can.
 pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<Actor>, prefix: &[usize]) -> Run {
     let count = actors.len();
     let sides: Vec<Side> = actors.iter().map(|actor| actor.side).collect();
@@ -241,7 +241,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         run.choices.push((chosen, possible.len()));
         run.order.push(possible[chosen]);
         let Choice::Next(actor) = possible[chosen] else { break };
-        // What was tried before in this place need not be tried after a call that it does not care about.
+        // A choice that was tried before in this place need not be tried after a call that does not concern it.
         let calls = table.calls.lock().unwrap().clone();
         asleep.extend(possible[..chosen].iter().filter_map(|choice| match choice {
             Choice::Next(actor) => Some(*actor),

@@ -13,7 +13,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::sethostname;
 
-/// Where a page works: nothing is there at first. What other programs need of /etc is kept.
+/// Where a page works: nothing is there at first. The files of /etc that other programs need stay.
 const EMPTY: [&str; 5] = ["/etc", "/run", "/var/lib", "/var/backups", "/root"];
 const KEPT: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/hosts"];
 
@@ -21,9 +21,9 @@ const KEPT: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/hosts"];
 pub(crate) struct Machine {
     env: Vec<(String, String)>,
     etcd: Option<Child>,
-    /// What happens as soon as the next command watches.
+    /// The work that begins as soon as the next command watches.
     meanwhile: Option<fn()>,
-    /// Who has a store, and how to end it.
+    /// The process that has a store, and the way to end it.
     holder: Option<(Sender<()>, JoinHandle<()>)>,
 }
 

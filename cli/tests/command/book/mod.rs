@@ -96,7 +96,7 @@ fn play(page: &mut Page) -> (Vec<String>, usize) {
                     };
                     if differs {
                         differences.push(difference(&name, *line, step, &output));
-                        // What a page leaves out is for a person to say.
+                        // A person decides what a page leaves out.
                         if !shows_commands_alone && !step.expected.contains("...\n") {
                             step.expected = output;
                         }

@@ -3,8 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-/// What stands at the beginning of a line with a command, and the programs that there are in sessions. Other lines that
-/// begin so are output.
+/// The beginning of a line with a command, and the programs in sessions. Other lines that begin so are output.
 const PROMPTS: [&str; 2] = ["# ", "$ "];
 const OURS: [&str; 3] = ["margay", "cat", "echo"];
 /// On these pages `ip` looks at the page's own machine, and is run, too.
@@ -25,7 +24,7 @@ pub(crate) struct Page {
 #[derive(Debug)]
 pub(crate) enum Part {
     Heading(String),
-    /// What happens there unseen, as a comment names it.
+    /// The unseen event there, as a comment names it.
     Scene(String),
     /// A file that the text before it says to save.
     File {

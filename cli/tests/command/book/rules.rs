@@ -1,8 +1,8 @@
-//! What may differ between a page and what comes out.
+//! The permitted differences between a page and the output.
 
 use regex::Regex;
 
-/// What is another each time, and what stands for it. Widths of tables follow from what is in them.
+/// The parts that differ each time, and their placeholders. Widths of tables follow from what is in them.
 const RULES: &[(&str, &str)] = &[
     (
         r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8}(\.[0-9]+)?(Z| \+0000 UTC| [A-Z]{3,4}| ?[+-][0-9]{2}(:?[0-9]{2})?)?",

@@ -1,4 +1,4 @@
-//! What there is where a page, or a part of it, begins.
+//! The state in which a page, or a part of it, begins.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ pub(crate) fn set(page: &str, heading: &str, machine: &mut Machine) {
     }
 }
 
-/// What happens in the middle of a page, unseen.
+/// The unseen events in the middle of a page.
 pub(crate) fn happen(scene: &str, machine: &mut Machine) {
     match scene {
         "two containers in lab" => {
@@ -151,7 +151,7 @@ fn on_redb(machine: &mut Machine) {
     machine.set("DATASTORE_PATH", REDB);
 }
 
-/// A container of the network `lab`, which is to get an address.
+/// A container of the network `lab`, which needs an address.
 struct Container {
     request: AssignRequest,
 }
@@ -218,7 +218,7 @@ impl Container {
         on(&store, async |ipam| ipam.assign(&self.request, Deadline::after(PATIENCE)).await.map(drop)).unwrap();
     }
 
-    /// It gives it back, as through the plugin.
+    /// It releases the address, as through the plugin.
     fn gone(self, store: Location) {
         let attachment = &self.request.attachment;
         on(&store, async |ipam| ipam.release_attachment(attachment, &[], Deadline::after(PATIENCE)).await).unwrap();

@@ -17,7 +17,7 @@ use kv::Deadline;
 /// Longer than anything takes, shorter than a test run that hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a command did.
+/// The outcome of a command.
 #[derive(Debug)]
 pub(crate) struct Done {
     /// The exit code.

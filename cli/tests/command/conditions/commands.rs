@@ -6,7 +6,7 @@ use std::fs;
 use crate::common::margay;
 use crate::conditions::ground::{done, process};
 
-/// What a command does with a store.
+/// The use that a command makes of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// It changes nothing.
@@ -110,7 +110,7 @@ fn no_command_is_forgotten() {
     margay(["man-pages".as_ref(), folder.path().as_os_str()]).answer();
     let pages = fs::read_dir(folder.path()).unwrap().map(|page| page.unwrap().file_name().into_string().unwrap());
     let pages: BTreeSet<String> = pages.map(|page| page.trim_end_matches(".1").to_owned()).collect();
-    // What has commands of its own only groups them, but for `import`.
+    // A command with commands of its own only groups them, except for `import`.
     let is_group =
         |page: &String| *page != "margay-import" && pages.iter().any(|other| other.starts_with(&format!("{page}-")));
     let there: BTreeSet<String> = pages.iter().filter(|page| !is_group(page)).cloned().collect();

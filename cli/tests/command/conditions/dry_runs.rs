@@ -6,7 +6,7 @@ use crate::common::Done;
 use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, content, copy, run};
 
-/// Commands that only say what they would do unless they are told to.
+/// Commands that only say what they would do unless an option applies it.
 const DRY_BY_THEMSELVES: [&str; 2] = ["gc", "ipam check"];
 
 fn runs(ground: &Ground, command: &Command, more: &[&str]) -> Done {
@@ -15,7 +15,7 @@ fn runs(ground: &Ground, command: &Command, more: &[&str]) -> Done {
     run(&args)
 }
 
-/// What an error says, where it is the same for both.
+/// The text of an error, where it is the same for both.
 fn complaint(done: &Done) -> (u8, &str) {
     (done.code, done.err.lines().find(|line| line.starts_with("error: ")).unwrap_or_default())
 }

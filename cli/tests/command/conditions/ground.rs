@@ -70,7 +70,7 @@ impl Ground {
         ] {
             ground.lab.margay(&args).answer();
         }
-        // What a report says that nobody uses.
+        // The addresses of a report that nobody uses.
         let report = fs::read_to_string(ground.path("report.json")).unwrap();
         ground.put("report.json", &report.replace("\"inUse\": true", "\"inUse\": false"));
         ground

@@ -12,7 +12,7 @@ use crate::conditions::ground::{Ground, content, copy, process, run};
 /// How often each command is killed on each engine.
 const ROUNDS: u32 = 4;
 
-/// What is killed elsewhere, and where.
+/// The commands that are killed elsewhere, and the place.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("import", "moving/kill.rs, with more in it, and on etcd"),
     ("migrate", "moving/kill.rs"),

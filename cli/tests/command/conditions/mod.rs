@@ -1,5 +1,5 @@
-//! What holds for every command there is: what it says when its store is not as it should be, that it can be killed and
-//! tried, and what its JSON has.
+//! The conditions of every command: its errors when its store is not as it should be, that it can be killed and tried,
+//! and what its JSON has.
 
 mod commands;
 mod dry_runs;

@@ -68,7 +68,7 @@ fn a_store_that_another_process_has() {
             args.extend(["--lock-timeout".to_owned(), "1s".to_owned()]);
             let done = run(&args);
             tells(command, &done, &store.to_string(), "the store is in use by another process: waited 1s for its turn");
-            // Never one that waits, too. Who has it cannot always be seen in time.
+            // Never one that waits, too. The lock holder cannot always be seen in time.
             assert!(!done.err.contains("(margay) has it"), "{}", done.err);
             assert!(done.err.contains("--lock-timeout"), "{}", done.err);
         });

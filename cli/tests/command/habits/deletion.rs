@@ -45,7 +45,7 @@ fn empty_blocks_and_stale_affinities_go_with_the_pool_and_others_stay() {
                 ipam.claim_affinity(&Owner::host(owner), cidr.parse().unwrap(), soon()).await.unwrap();
             }
         });
-        // What somebody has left who died before the block came.
+        // The remains of a writer that died before the block came.
         put(&lab, "/calico/ipam/v2/host/gone/ipv4/block/10.65.0.192-26", r#"{"state":"pending","deleted":false}"#);
         lab.margay("pool delete main").answer();
         let left: Vec<String> = stored(&lab).into_keys().filter(|key| key.contains("/block/")).collect();
@@ -80,7 +80,7 @@ fn a_bridged_pool_in_use_goes_only_if_it_is_named_twice() {
         let done = lab.margay("pool delete lab --yes-delete-bridged-pool lab").answer();
         assert_eq!(done, "Successfully deleted pool lab\n");
         assert_eq!(lab.margay("reservation list -o json").json(), json!({"reservations": []}));
-        // Who has the address keeps it, and gives it back: then the block goes too.
+        // The holder of the address keeps it, and releases it: then the block goes, too.
         assert_eq!(lab.margay(&format!("ipam show --ip {ip} -o json")).json()["in_use"], true);
         assert!(!stored(&lab).keys().any(|key| key.contains("/ipam/v2/host/")));
         lab.margay("ipam release --container c1").answer();

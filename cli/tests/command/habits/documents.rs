@@ -43,7 +43,7 @@ main   10.65.0.0/16   true   Never      Never       false      false            
         let list: Value = serde_json::from_str(&list).unwrap();
         assert_eq!(list["items"][0]["metadata"]["name"], "main");
 
-        // What was read can be written: changed, and then no more, since another version is stored.
+        // A document that was read can be written: changed, and then no more, since another version is stored.
         let changed = shown.replace("natOutgoing: true", "disabled: true");
         assert_eq!(with_file(&lab, "replace", &changed).answer(), "Successfully replaced 1 'IPPool' resource(s)\n");
         let now = resource(&lab, "ippools", "main");
@@ -120,7 +120,7 @@ fn a_change_keeps_what_a_document_cannot_say() {
                     "nodeSelector": "all()", "allowedUses": ["Workload", "Tunnel"], "assignmentMode": "Automatic"},
                 "status": {"conditions": []}})
         );
-        // What was read from here can be written, also fields that nobody knows; a slip is not taken for one.
+        // A document from here can be written, also with fields that nobody knows; a slip is not taken for one.
         let shown = lab.margay("get pool old -o json").answer();
         let revision = |lab: &Lab| lab.margay("get pools -o json").json()["metadata"]["resourceVersion"].clone();
         let before = revision(&lab);

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::common::{Done, Lab};
 
-/// What is stored, as text.
+/// The stored documents, as text.
 pub(crate) fn stored(lab: &Lab) -> BTreeMap<String, String> {
     lab.with_ipam(async |ipam| {
         let all = ipam.store().list(Range::All).await.unwrap();

@@ -1,4 +1,4 @@
-//! What operators know from calicoctl, on real stores.
+//! The habits of calicoctl's users, on real stores.
 
 mod deletion;
 mod documents;

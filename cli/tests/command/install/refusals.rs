@@ -1,4 +1,4 @@
-//! What is refused, and that nothing was changed then.
+//! Refusals, after which nothing has changed.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -23,7 +23,7 @@ fn a_node_without_calico() {
     let tree = Tree::without_store();
     fs::remove_file(tree.networks().join("10-calico.conflist")).unwrap();
     refused(&tree, &[], &["no network in ", "\"ipam\": {\"type\": \"calico-ipam\"}", "--cni-conf-dir"]);
-    // What others have is not taken for Calico's, and what cannot be read is told.
+    // Files of others are not taken for Calico's, and unreadable ones are reported.
     fs::write(tree.networks().join("10-a.conf"), r#"{"name":"a","type":"bridge","ipam":{"type":"host-local"}}"#)
         .unwrap();
     fs::write(tree.networks().join("20-b.conf"), "{").unwrap();

@@ -32,7 +32,7 @@ fn containerd_itself_is_asked() {
     let done = status(&tree, "containerd", &format!("version = 2\n{section}\"{}\"\n", bin.display()));
     assert_eq!(folders(&done), std::slice::from_ref(&bin), "{}", done.err);
     assert!(done.err.contains("which is not Margay's"), "{}", done.err);
-    // What is imported wins.
+    // An imported file wins.
     fs::write(parts.join("a.toml"), format!("version = 2\n{section}\"/elsewhere\"\n")).unwrap();
     let imports = format!("version = 2\nimports = [\"{}/*.toml\"]\n{section}\"{}\"\n", parts.display(), bin.display());
     let done = status(&tree, "containerd", &imports);

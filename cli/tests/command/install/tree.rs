@@ -13,7 +13,7 @@ use crate::support::Etcd;
 
 pub(crate) const NODE: &str = "node-1";
 
-/// What a runtime and Calico have on a node.
+/// The files of a runtime and Calico on a node.
 #[derive(Debug)]
 pub(crate) struct Tree {
     root: TempDir,
@@ -21,7 +21,7 @@ pub(crate) struct Tree {
     etcd: Option<Etcd>,
 }
 
-/// What a command did.
+/// The outcome of a command.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) code: Option<i32>,
@@ -248,7 +248,7 @@ impl Tree {
         self.margay(&args.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// What the program says that a call runs.
+    /// The version text of the program that a call runs.
     pub(crate) fn version(&self) -> String {
         Self::version_of(&self.target())
     }

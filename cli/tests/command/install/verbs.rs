@@ -47,7 +47,7 @@ fn what_calico_node_has_overwritten_is_told_and_mended() {
     assert_eq!((&json["ours"], &json["runs"]["version"]), (&false.into(), &"v3.29.1".into()));
     assert_eq!(json["installed"][0]["overwritten"], true);
 
-    // What is kept now is the newer one: it belongs to the Calico that runs.
+    // The kept file is now the newer one: it belongs to the Calico that runs.
     tree.install(&["--beside-calico"]).ok().says(&["v3.29.1"]);
     let json = tree.install(&["--status", "-o", "json"]).ok().json();
     assert_eq!((&json["ours"], &json["runs"]["program"]), (&true.into(), &"margay".into()));

@@ -66,7 +66,7 @@ fn a_store_with_something_in_it_is_refused() {
     assert_eq!(content(&to), before);
 }
 
-/// Who is killed when all is done, but before he could say so, finds it done.
+/// A command that is killed when all is done, but before it could say so, finds it done.
 #[test]
 fn what_was_imported_is_there() {
     let places = Places::with_etcd();
@@ -134,7 +134,7 @@ fn the_only_node_becomes_another_one() {
     let places = Places::with_etcd();
     let (from, to) = (places.sled("a"), places.etcd());
     ours(&from, 70);
-    // What the target has of its own stays.
+    // The target's own keys stay.
     let node = "/calico/resources/v3/projectcalico.org/nodes/worker-7";
     write(&to, [(node.to_owned(), br#"{"metadata":{"name":"worker-7"}}"#.to_vec())]);
     let file = exported(&places, &from);

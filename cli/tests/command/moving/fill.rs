@@ -49,7 +49,7 @@ impl Places {
     }
 }
 
-/// What the real Calico has left in a cluster: 233 addresses in use, three nodes.
+/// The documents of the real Calico in a cluster: 233 addresses in use, three nodes.
 pub(crate) fn calicos(location: &Location) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/calico/cluster.json");
     let documents: Vec<serde_json::Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -94,7 +94,7 @@ fn on<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     with_store(location, Create::Never, async |open| work(&Ipam::new(open.store(), Nodes::FirstSeen)).await)
 }
 
-/// What of a store is moved.
+/// The keys of a store that move.
 pub(crate) fn moved(location: &Location) -> Content {
     content(location).into_iter().filter(|(key, _)| part_of(&Key::from(key.as_slice())).is_some()).collect()
 }

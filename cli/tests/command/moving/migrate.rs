@@ -26,7 +26,7 @@ fn between_each_two_kinds_of_store() {
         let said = migrate(from, to, &["--finish"]);
         assert!(said.code == 0 && said.out.starts_with("Successfully moved"), "{}", said.err);
         assert_eq!(content(to), expected);
-        // As for who was killed before he was told.
+        // As for a command that was killed before its answer.
         for more in [&["--finish"][..], &["--finish", "--dry-run"]] {
             let said = migrate(from, to, more).answer();
             assert!(said.contains("is open for use already") && said.contains("312 addresses"), "{said}");

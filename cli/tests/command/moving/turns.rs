@@ -18,7 +18,7 @@ fn keys(caller: usize) -> [String; 2] {
     [format!("/calico/ipam/v2/assignment/caller-{caller}"), format!("/margay/v1/test-{caller}")]
 }
 
-/// What a caller does: as a plugin, it opens the store, commits once and closes it.
+/// A caller acts as a plugin: it opens the store, commits once and closes it.
 fn call(location: &Location, caller: usize, round: usize) {
     with_store(location, Create::Never, async |open| {
         let ops = keys(caller).map(|key| Op::put(key, round.to_string()));

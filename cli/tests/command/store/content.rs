@@ -1,4 +1,4 @@
-//! What is in a store, read and written behind the command's back.
+//! The contents of a store, read and written behind the command's back.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -93,7 +93,7 @@ pub(crate) fn folder(location: &Location) -> &Path {
     location.path().unwrap()
 }
 
-/// What is beside a store, but for the store itself.
+/// The files beside a store.
 pub(crate) fn beside(location: &Location) -> Vec<PathBuf> {
     let folder = folder(location);
     let entries = std::fs::read_dir(folder.parent().unwrap()).unwrap();

@@ -14,7 +14,7 @@ const CALLERS: usize = 8;
 /// More than is read in one turn, several times over.
 const BLOCKS: usize = 4000;
 
-/// What a caller does: as a plugin, it opens the store, commits once and closes it.
+/// A caller acts as a plugin: it opens the store, commits once and closes it.
 fn call(lab: &Lab, caller: usize, round: usize) {
     with_store(&lab.location, Create::Never, async |open| {
         let store = open.store();

@@ -169,7 +169,7 @@ async fn several_at_once_on_a_full_pool_get_an_address_each() {
     world.check().await;
 }
 
-/// The address of a leftover is not free for whoever names it while there is room elsewhere.
+/// The address of a leftover is not free for a request that names it while there is room elsewhere.
 #[tokio::test]
 async fn a_leftovers_address_is_not_given_to_another_container_that_wants_it() {
     let world = one_machine().await;
