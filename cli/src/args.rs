@@ -46,12 +46,7 @@ Examples:
 Which store: the first of --store; --config; DATASTORE_TYPE, DATASTORE_PATH and
 ETCD_ENDPOINTS in the environment, with ETCD_CA_CERT_FILE, ETCD_CERT_FILE,
 ETCD_KEY_FILE, ETCD_USERNAME and ETCD_PASSWORD; the one that the networks name;
-sled:///var/lib/margay/ipam.sled. The exit code is 0, or 1.
-
-Which engine: sled is the default; take redb where no daemon runs or the disk
-may fill up: an ADD takes 0.58 of host-local's time on sled and 0.47 on redb
-with the daemon, 5.9 and 0.53 without; on a full disk sled removed 19 of 200
-containers and redb all; power cuts lost nothing on either.";
+sled:///var/lib/margay/ipam.sled (engines: margay store --help). Exits 0 or 1.";
 
 const POOL: &str = "\
 Examples:
@@ -71,7 +66,12 @@ Examples:
 const STORE: &str = "\
 Examples:
   margay store status
-  margay store backup /var/backups/margay.jsonl";
+  margay store backup /var/backups/margay.jsonl
+
+Which engine: sled is the default; take redb where no daemon runs or the disk
+may fill up: an ADD takes 0.58 of host-local's time on sled and 0.47 on redb
+with the daemon, 5.9 and 0.53 without; on a full disk sled removed 19 of 200
+containers and redb all; power cuts lost nothing on either.";
 
 const CONFORMANCE: &str = "\
 What happens to the store:

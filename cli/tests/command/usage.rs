@@ -15,7 +15,7 @@ fn help_and_version_are_answers() {
 #[test]
 fn help_and_pages_name_the_same_engine_for_the_same_reasons() {
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let help = margay(["--help"]).out;
+    let help = margay(["store", "--help"]).out;
     let (_, advice) = help.split_once("Which engine: ").unwrap();
     let advice = words(advice.split("\n\n").next().unwrap());
     assert!(advice.starts_with("sled is the default; take redb where ") && advice.ends_with('.'), "{advice}");
