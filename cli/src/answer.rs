@@ -8,11 +8,11 @@ use crate::args::Format;
 use crate::error::{Failure, Result};
 use crate::output::yaml;
 
-/// The answer of a command. It is printed when the store is closed already, so that a slow reader holds up nobody.
+/// The answer of a command. It is printed after the store is closed, so that a slow reader delays nobody.
 #[derive(Debug)]
 pub(crate) struct Answer {
     text: String,
-    /// The text with more in it, for a caller that asks for that.
+    /// The text for `-o wide`, if it has more than the other one.
     wide: Option<String>,
     layout: Layout,
     json: String,
@@ -21,12 +21,12 @@ pub(crate) struct Answer {
     stdout_is_taken: bool,
 }
 
-/// How a text ends.
+/// The end of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// With one line break, whatever it has.
+    /// One line break, however many the text has.
     Trimmed,
-    /// As it is.
+    /// The end that the text has.
     Exact,
 }
 
@@ -45,31 +45,31 @@ impl Answer {
         })
     }
 
-    /// With texts that are printed to the last line break: a short one that replaces the text, and a wide one.
+    /// Sets a short text, which replaces the other one, and a wide one. Both are printed to the last line break.
     pub(crate) fn laid_out(mut self, text: String, wide: String) -> Self {
         (self.text, self.wide, self.layout) = (text, Some(wide), Layout::Exact);
         self
     }
 
-    /// With something that a person should know beside the answer.
+    /// Adds a note that a person should read beside the answer.
     pub(crate) fn note(mut self, note: impl Into<String>) -> Self {
         self.notes.push(note.into());
         self
     }
 
-    /// An answer that is not whole, because of this: it is printed, and then the command fails.
+    /// Makes the answer incomplete: it is printed, and then the command fails with this failure.
     pub(crate) fn incomplete(mut self, failure: Failure) -> Self {
         self.failure = Some(failure);
         self
     }
 
-    /// Printed on stderr, because stdout is taken by what was asked for.
+    /// Prints the answer on stderr, because the requested data is on stdout.
     pub(crate) fn on_stderr(mut self) -> Self {
         self.stdout_is_taken = true;
         self
     }
 
-    /// The same answer, of a command that has written nothing: it tells what would have been done.
+    /// Makes it the answer of a dry run: "Successfully ..." becomes "Dry run: would have ...".
     pub(crate) fn of_a_dry_run(mut self) -> Self {
         let told = |line: &str| match line.strip_prefix("Successfully ") {
             Some(done) => format!("Dry run: would have {done}"),

@@ -8,22 +8,22 @@ use datastore::ConfigError;
 /// A result of a command.
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
-/// A command that failed: what is wrong, and what to do about it if that can be said.
+/// A command that failed: the fault, and the advice if there is any.
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
     hint: Option<String>,
-    /// The reader of stdout went away: not worth a word.
+    /// True if the reader of stdout went away, which is not reported.
     pub(crate) silent: bool,
 }
 
 impl Failure {
-    /// A failure with nothing to advise.
+    /// A failure without advice.
     pub(crate) fn new(message: impl Display) -> Self {
         Self { message: message.to_string(), hint: None, silent: false }
     }
 
-    /// With what to do.
+    /// Adds advice.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
@@ -34,7 +34,7 @@ impl Failure {
         &self.message
     }
 
-    /// Prints it as everything else on stderr is printed. Where stderr fails there is nobody left to tell.
+    /// Prints the fault and the advice on stderr. An error of stderr is ignored: nobody could read of it.
     pub(crate) fn print(&self, err: &mut dyn io::Write) {
         if self.silent {
             return;
@@ -65,7 +65,7 @@ impl From<ipam_core::Error> for Failure {
 }
 
 impl From<io::Error> for Failure {
-    /// An error of stdout, the only thing that a command writes to by itself.
+    /// An error of stdout; errors of files and stores are converted where they happen.
     fn from(error: io::Error) -> Self {
         let silent = error.kind() == io::ErrorKind::BrokenPipe;
         Self { silent, ..Self::new(format!("cannot write the answer: {error}")) }

@@ -1,4 +1,4 @@
-//! A happening of an address or a block, as a row of a table, a line, and an object of JSON.
+//! An event of an address or a block, as a row of a table, a line, and an object of JSON.
 
 use std::net::IpAddr;
 
@@ -12,17 +12,17 @@ use time::OffsetDateTime;
 
 use crate::output::{as_text, printable};
 
-/// Something that happened, or that was so already where the telling begins.
+/// An event, or a fact of the state at which the report begins.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
-    /// The revision at which it happened or was so.
+    /// The revision of the event or of the state.
     pub(crate) revision: i64,
-    /// When; absent where nobody knows.
+    /// The time; absent if it is unknown.
     #[serde(serialize_with = "utc")]
     pub(crate) time: Option<OffsetDateTime>,
-    /// The kind.
+    /// The kind of event.
     pub(crate) event: &'static str,
-    /// The address; absent where it is about the block.
+    /// The address; absent if the event is about the block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) address: Option<IpAddr>,
     /// The block.
@@ -40,7 +40,7 @@ pub(crate) struct Row {
     /// The former owner of the block.
     #[serde(skip_serializing_if = "Option::is_none")]
     former_owner: Option<String>,
-    /// How far an affinity has come.
+    /// The state of the affinity.
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<&'static str>,
 }
@@ -83,12 +83,12 @@ impl Whose {
 }
 
 impl Row {
-    /// Something that happened.
+    /// The row of an event.
     pub(crate) fn happened(revision: Revision, time: Option<OffsetDateTime>, happening: &Happening) -> Self {
         Self::new(revision, time, happening.what.word(), happening)
     }
 
-    /// Something that was so already at a revision.
+    /// The row of a fact of the state at a revision.
     pub(crate) fn listed(revision: Revision, happening: &Happening) -> Self {
         Self::new(revision, happening.what.recorded_at(), happening.what.standing_word(), happening)
     }
@@ -115,12 +115,12 @@ impl Row {
         }
     }
 
-    /// True if after this somebody has the address or the block.
+    /// True if the address has a holder, or the block an owner, after this event.
     pub(crate) fn is_standing(&self) -> bool {
         ["assigned", "held", "renewed", "moved", "claimed", "owned"].contains(&self.event)
     }
 
-    /// The subject, for people.
+    /// The holder or the owner, with the former one, for people.
     pub(crate) fn who(&self) -> String {
         match (&self.holder, &self.from, &self.owner, &self.former_owner, self.state) {
             (Some(to), Some(from), ..) => format!("{}, before {}", to.text(), from.text()),
@@ -142,7 +142,7 @@ impl Row {
         self.address.map_or_else(|| self.block.to_string(), |address| address.to_string())
     }
 
-    /// All of it in a line.
+    /// The event in one line.
     pub(crate) fn line(&self) -> String {
         let time = self.time.map_or_else(|| format!("revision {}", self.revision), rfc3339);
         let (place, who, node) = (self.place(), self.who(), self.node());

@@ -19,21 +19,21 @@ pub(crate) struct AddressReport {
     pub(crate) pool: Option<String>,
     /// The reservations that cover it.
     pub(crate) reserved_by: Vec<String>,
-    /// Whether somebody has it.
+    /// The status.
     pub(crate) status: Status,
 }
 
-/// Whether somebody has an address.
+/// The status of an address.
 #[derive(Clone, Debug)]
 pub(crate) enum Status {
-    /// Nobody.
+    /// The address is not assigned.
     Free,
-    /// Nobody any more, and it is not handed out again yet.
+    /// The address was released and is in cooldown.
     CoolingDown {
-        /// When it was released.
+        /// The time of the release.
         released_at: Option<String>,
     },
-    /// Somebody.
+    /// The address is assigned.
     Held(Holder),
 }
 
@@ -44,13 +44,13 @@ pub(crate) struct Holder {
     pub(crate) handle: Option<String>,
     /// Its attributes.
     pub(crate) attributes: BTreeMap<String, String>,
-    /// Those of a second owner, which only virtual machines have.
+    /// The attributes of a second owner, which only virtual machines have.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) alternate_attributes: BTreeMap<String, String>,
 }
 
 impl AddressReport {
-    /// The report as an answer, in calicoctl's words; what it does not say stands beside it.
+    /// The report as an answer in calicoctl's words, with notes about facts that calicoctl does not report.
     pub(crate) fn answer(&self) -> Result<Answer> {
         let mut answer = Answer::new(self.text(), &self.json())?;
         if self.pool.is_none() {

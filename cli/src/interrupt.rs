@@ -8,10 +8,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::error::{Failure, Result};
 
-/// The exit code of a run that somebody interrupted.
+/// The exit code of an interrupted run.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// Listens for signals as long as it lives: the first one asks for an orderly end, the next one ends the process.
+/// Catches signals as long as it lives: the first one requests an orderly end, the next one ends the process.
 #[derive(Debug)]
 pub(crate) struct Interrupt {
     flag: Arc<AtomicBool>,
@@ -23,7 +23,7 @@ impl Interrupt {
         let flag = Arc::new(AtomicBool::new(false));
         let mut this = Self { flag: flag.clone(), ids: Vec::new() };
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // In this order: the signal that sets the flag is not the one that ends the process.
+            // In this order: otherwise the signal that sets the flag would also end the process.
             let registered = [
                 signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED.into(), flag.clone()),
                 signal_hook::flag::register(signal, flag.clone()),
@@ -35,12 +35,12 @@ impl Interrupt {
         Ok(this)
     }
 
-    /// Becomes true when a signal comes.
+    /// A flag that becomes true when a signal comes.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         self.flag.clone()
     }
 
-    /// Whether one came.
+    /// True if a signal came.
     pub(crate) fn came(&self) -> bool {
         self.flag.load(Ordering::SeqCst)
     }

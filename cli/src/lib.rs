@@ -1,7 +1,7 @@
 //! The operator command `margay`.
 //!
-//! A command is read, the store is chosen and opened, the verb runs and gives an answer, the store is closed, and only
-//! then something is printed: the answer on stdout, everything else on stderr.
+//! A command is parsed, the store is chosen and opened, the verb runs and makes an answer, and the store is closed.
+//! Only then the answer is printed on stdout; everything else is on stderr.
 
 mod answer;
 mod args;
@@ -27,7 +27,7 @@ mod usage;
 mod verbs;
 mod watch;
 
-/// The examples of the page on the library, which are tests of this crate because it knows all of the others.
+/// The examples of the page on the library. They are tests of this crate, because it depends on all the others.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/library.md")]
 pub struct Library;
@@ -101,12 +101,12 @@ pub fn run(
     }
 }
 
-/// Plays the role that a case of `margay conformance` has started this process for, if any, and says how to exit.
+/// Plays the role for which a case of `margay conformance` has started this process, if any. Returns the exit code.
 pub fn play_role() -> Option<ExitCode> {
     conformance::play_role(&judge::site::Joining)
 }
 
-/// Tells of a bug, and returns the exit code.
+/// Reports a bug, and returns the exit code.
 pub fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
     let failure = Failure::new(format!("internal error: {what}"));
     failure
@@ -128,13 +128,13 @@ fn execute(
     answer.print(cli.output, out, err)
 }
 
-/// The runtime of a command's calls.
+/// The runtime for a command's calls.
 fn runtime() -> Result<Runtime> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::new(format!("cannot start: {error}")))
 }
 
-/// Prints help and version on stdout, and what is wrong with the usage on stderr.
+/// Prints help and version on stdout, and an error of the usage on stderr.
 fn explain(usage: &clap::Error, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let text = usage.render();
     if usage.use_stderr() {
@@ -162,6 +162,6 @@ fn log_to_stderr(level: LogLevel) {
     };
     let subscriber =
         tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false).finish();
-    // A program that runs several commands in one process has a subscriber after the first.
+    // After the first of several commands in one process there is a subscriber already.
     _ = tracing::subscriber::set_global_default(subscriber);
 }

@@ -5,12 +5,12 @@ use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
-/// The last panic and where it was. A panic of an engine on a damaged store is caught where it happens and becomes an
-/// ordinary error; only one that comes through to here is worth telling.
+/// The last panic and its place. A panic of an engine on a damaged store is caught where it happens and becomes an
+/// ordinary error; only a panic that reaches `main` is reported.
 static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 
 fn main() -> ExitCode {
-    // Only a process that a case of `margay conformance` has started is called without any argument and with a role.
+    // Only a case of `margay conformance` starts this program with a role and without any argument.
     if std::env::args_os().len() == 1
         && let Some(code) = cli::play_role()
     {

@@ -11,7 +11,7 @@ use clap_mangen::Man;
 use crate::args::Cli;
 use crate::error::{Failure, Result};
 
-/// The end of every page. The plugin's page is in another section than that of `margay ipam`, so that both can be had.
+/// The end of every page. The plugin's page is in another section than the page of `margay ipam`: the names are equal.
 const SEE_ALSO: &str = "\
 .SH \"SEE ALSO\"
 .BR margay (1),
@@ -19,7 +19,7 @@ const SEE_ALSO: &str = "\
 the plugin
 ";
 
-/// Prints what a shell has to read to complete the commands.
+/// Prints the script by which a shell completes the commands.
 pub(crate) fn completions(shell: Shell, out: &mut dyn Write) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "margay", &mut script);
@@ -27,7 +27,7 @@ pub(crate) fn completions(shell: Shell, out: &mut dyn Write) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Writes a man page for each command into a folder, which is made if it is not there.
+/// Writes a man page for each command into a folder, which is made if it does not exist.
 pub(crate) fn man_pages(folder: &Path) -> Result<()> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();

@@ -1,4 +1,4 @@
-//! Pools as `pool list` and `pool create` show them, and the block size that fits one.
+//! Pools as `pool list` and `pool create` show them, and the block size of a new pool.
 
 use ipnet::IpNet;
 use serde::Serialize;
@@ -17,14 +17,14 @@ pub(crate) struct PoolRow {
     pub(crate) cidr: IpNet,
     /// The prefix length of its blocks.
     pub(crate) block_size: u8,
-    /// Which nodes may use it.
+    /// The selector of the nodes that may use it.
     pub(crate) node_selector: String,
-    /// Which namespaces may use it; empty means all.
+    /// The selector of the namespaces that may use it; empty means all.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) namespace_selector: String,
-    /// Whether networks get addresses from it without naming it: `Automatic` or `Manual`.
+    /// `Automatic`, or `Manual` if only networks that name the pool get addresses from it.
     pub(crate) assignment_mode: String,
-    /// Whether it is disabled.
+    /// True if it is disabled.
     pub(crate) disabled: bool,
     /// The gateway, if it is the pool of a bridged network.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,19 +71,19 @@ fn row(pool: &PoolRow) -> Vec<String> {
     ]
 }
 
-/// The block size of a new pool, and what to tell about it.
+/// The block size of a new pool, with a note.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BlockSize {
     /// The prefix length.
     pub(crate) bits: u8,
-    /// Why it is not the usual one.
+    /// The reason if it is not the usual size.
     pub(crate) note: Option<String>,
 }
 
-/// The block size for a pool: the one that is wanted, else /26 or /122, else the whole of a pool that is smaller.
+/// The block size for a pool: the wanted one, else /26 or /122, or the whole pool if it is smaller than that.
 ///
 /// # Errors
-/// The wanted size is none that a block can have, or larger than the pool.
+/// No block can have the wanted size, or it is larger than the pool.
 pub(crate) fn block_size(cidr: IpNet, wanted: Option<u8>) -> Result<BlockSize> {
     let (smallest, largest, usual) = if cidr.addr().is_ipv4() { (32, 20, 26) } else { (128, 116, 122) };
     let pool = cidr.prefix_len();

@@ -13,7 +13,7 @@ use crate::args::{Cli, Serve};
 use crate::error::{Failure, Result};
 use crate::store;
 
-/// Serves a store until the process is asked to end.
+/// Serves a store until a signal ends the process.
 pub(crate) fn run(
     cli: &Cli,
     args: &Serve,
@@ -32,7 +32,8 @@ pub(crate) fn run(
         return Ok(());
     }
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    // Reads and commits, which are short. More threads would have a heap each: 30 MiB more with eight callers and watches.
+    // The work is reads and commits, which are short. Each further thread would have a heap of its own: with eight
+    // callers and watches that was 30 MiB more.
     let runtime = builder.worker_threads(2).max_blocking_threads(4).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(format!("cannot start: {error}")))?;
     let defaults = Retention::WITH_CLIENTS;
@@ -71,7 +72,7 @@ pub(crate) fn run(
     served.map_err(|refusal| Failure::new(refusal.to_string()))
 }
 
-/// The store in a folder. A folder without a store is taken for one of redb if its name ends so, else for one of sled.
+/// The store in a folder. A folder without a store is for redb if its name ends in `.redb`, otherwise for sled.
 fn in_folder(folder: &Path) -> Result<Location> {
     if !folder.is_absolute() {
         return Err(Failure::new(format!("{} is not an absolute path", folder.display())));

@@ -12,30 +12,30 @@ use kv::ErrorKind;
 use crate::args::Cli;
 use crate::error::{Failure, Result};
 
-/// How long a command waits for the lock of an embedded store, by default. Plugins hold it for milliseconds.
+/// The longest wait for the store lock, by default. Plugins hold it for milliseconds.
 const WAIT: Duration = Duration::from_secs(30);
 
 thread_local! {
-    /// How long the command of this thread waits: a command runs on one thread.
+    /// The longest wait for the store lock in this thread: a command runs on one thread.
     static TOLD: Cell<Option<Duration>> = const { Cell::new(None) };
 }
 
-/// Tells all that this thread does from now on how long to wait for the turn; `None` for as long as is usual.
+/// Sets the longest wait for the store lock in this thread; `None` for the default.
 pub(crate) fn tell_to_wait(told: Option<Duration>) {
     TOLD.set(told);
 }
 
-/// How long to wait for the turn.
+/// The longest wait for the store lock.
 pub(crate) fn wait() -> Duration {
     TOLD.get().unwrap_or(WAIT)
 }
 
-/// The file in which Calico's operators say where the datastore is.
+/// The file in which Calico's operators configure the datastore.
 pub(crate) fn config_file(cli: &Cli) -> ConfigFile<'_> {
     cli.config.as_deref().map_or(ConfigFile::IfThere(DEFAULT_CONFIG_FILE.as_ref()), ConfigFile::Given)
 }
 
-/// Chooses the store, and says which one it is unless it was given.
+/// Chooses the store, and prints it on `err` unless its URL was given.
 pub(crate) fn choose(cli: &Cli, env: &Environment<'_>, err: &mut dyn Write) -> Result<Chosen> {
     let chosen = for_operator(cli.store.as_deref(), config_file(cli), env, &cli.cni_conf_dir)?;
     for problem in &chosen.unreadable {
@@ -50,15 +50,15 @@ pub(crate) fn choose(cli: &Cli, env: &Environment<'_>, err: &mut dyn Write) -> R
 /// The use that a command makes of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// It works on what is there.
+    /// It needs an existing store.
     Existing,
     /// It makes the store if there is none.
     Make,
-    /// It releases, and may use the ballast for that on a full disk.
+    /// It releases addresses or history, and may use the ballast for that on a full disk.
     Release,
 }
 
-/// Reaches the store, through its daemon if there is one. A store that will be made has none.
+/// Reaches the store, through its daemon if there is one. A store that does not exist yet has no daemon.
 pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore> {
     let opened = match what_for {
         Use::Existing => datastore::reach(location, Create::Never, wait()).await,
@@ -68,7 +68,7 @@ pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore
     opened.map_err(|error| explain(location, error))
 }
 
-/// Opens the store's own files. A daemon makes way for that.
+/// Opens the store's own files; its daemon hands the store over for that.
 pub(crate) async fn open_files(location: &Location, what_for: Use) -> Result<OpenStore> {
     let opened = match what_for {
         Use::Existing => datastore::open(location, Create::Never, wait()).await,
@@ -78,12 +78,12 @@ pub(crate) async fn open_files(location: &Location, what_for: Use) -> Result<Ope
     opened.map_err(|error| explain(location, error))
 }
 
-/// True if another process waits for its turn at an embedded store.
+/// True if another process waits for the store lock.
 pub(crate) async fn somebody_waits(location: &Location) -> Result<bool> {
     Ok(care::waiting(location).await.map_err(|error| explain(location, error))? > 0)
 }
 
-/// Why a store could not be used, and what to do.
+/// The failure for an error of a store, with advice.
 pub(crate) fn explain(location: &Location, error: kv::Error) -> Failure {
     let is_here = location.path().is_some();
     let hint = match error.kind() {
@@ -116,7 +116,7 @@ fn other_engine(location: &Location) -> Location {
     }
 }
 
-/// The advice for an error of a store; `is_here` if it is on this machine.
+/// The advice for an error of a store; `is_here` is true for a store on this machine.
 fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Option<&'static str> {
     Some(match (kind, system) {
         (ErrorKind::Locked, _) => {
@@ -143,7 +143,7 @@ fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Opt
     })
 }
 
-/// The error of the operating system, where it is the cause.
+/// The kind of the operating system's error, if that is the cause.
 fn system_error(error: &kv::Error) -> Option<io::ErrorKind> {
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {

@@ -9,17 +9,17 @@ use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 use time::OffsetDateTime;
 
-/// From when on.
+/// The beginning of a span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Since {
     /// This time.
     At(OffsetDateTime),
-    /// So long ago.
+    /// The time that is so long ago.
     Ago(Duration),
 }
 
 impl Since {
-    /// The time that is meant.
+    /// The time, with `now` as the present.
     pub(crate) fn time(self, now: OffsetDateTime) -> OffsetDateTime {
         match self {
             Self::At(at) => at,
@@ -62,7 +62,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     count.checked_mul(unit).map(Duration::from_secs).ok_or_else(wrong)
 }
 
-/// A time in UTC and of this machine: `2026-11-21T10:00:00Z` and `2026-11-21 11:00:00 +01`.
+/// A time in UTC and in this machine's zone: `2026-11-21T10:00:00Z` and `2026-11-21 11:00:00 +01`.
 pub(crate) fn both(at: OffsetDateTime) -> [String; 2] {
     let local = Timestamp::from_second(at.unix_timestamp())
         .map(|at| at.to_zoned(TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S %Z").to_string());

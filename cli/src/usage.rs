@@ -1,4 +1,4 @@
-//! How full pools are: the answer of `ipam show`.
+//! The use of pools: the answer of `ipam show`.
 
 use ipam_core::utilization::{BlockUsage, Usage, Utilization};
 use ipnet::IpNet;
@@ -7,7 +7,7 @@ use crate::answer::Answer;
 use crate::error::Result;
 use crate::output::{Column, five_digits, part, render};
 
-/// Whether blocks are shown.
+/// The detail of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Detail {
     /// Pools only.
@@ -16,7 +16,7 @@ pub(crate) enum Detail {
     Blocks,
 }
 
-/// How full everything is, as an answer. JSON always has the blocks, and counts as strings.
+/// The use of all pools as an answer. JSON always has the blocks, and has numbers as strings.
 pub(crate) fn answer(utilization: &Utilization, detail: Detail) -> Result<Answer> {
     let answer = Answer::new(table(utilization, detail), utilization)?;
     Ok(match (utilization.pools.is_empty(), utilization.orphaned.len(), detail) {

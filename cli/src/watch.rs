@@ -1,6 +1,6 @@
-//! `margay watch`: assigned and released addresses, as it happens.
+//! `margay watch`: prints addresses as they are assigned and released.
 //!
-//! Lines are printed when the store is closed again, so that a slow reader holds up nobody.
+//! Lines are printed after the store is closed, so that a slow reader delays nobody.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -23,9 +23,9 @@ use crate::output::yaml;
 use crate::store::{self, Use};
 use crate::verbs::nodes;
 
-/// How long the answer to which network a pool has may take.
+/// The longest time to read the network of a pool.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long to wait before looking again whether there is anything new.
+/// The pause before the next check for changes.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Watches until it is interrupted or has printed enough, and returns the exit code.
@@ -107,18 +107,18 @@ async fn network(location: &Location, name: &str) -> Result<IpNet> {
     })
 }
 
-/// Says what happened.
+/// The printer of events.
 struct Teller<'a> {
     node: Option<HistoryOf>,
     pool: Option<IpNet>,
     format: Format,
-    /// How many lines are still to come.
+    /// The number of lines that are still to come.
     left: u64,
     out: &'a mut dyn Write,
     err: &'a mut dyn Write,
 }
 
-/// A part of what happened that nobody can tell any more.
+/// A part of the history that was removed before it was read.
 #[derive(Serialize)]
 struct Gap {
     event: &'static str,
@@ -149,7 +149,7 @@ impl Teller<'_> {
         Ok(())
     }
 
-    /// Says that something happened, if it is asked for.
+    /// Prints an event, if the arguments select it.
     fn row(&mut self, happening: &Happening, row: impl FnOnce() -> Row) -> Result<()> {
         let is_wanted = self.node.as_ref().is_none_or(|node| node.concerns(happening))
             && self.pool.is_none_or(|pool| pool.contains(&happening.block.network()));
@@ -164,7 +164,7 @@ impl Teller<'_> {
         }
     }
 
-    /// Says that something is missing; programs learn it from what they read.
+    /// Reports that history is missing: as a note, and for programs also in the output.
     fn gap(&mut self, after: Revision, up_to: Revision) -> Result<()> {
         self.note(&format!(
             "what happened after revision {after}, up to revision {up_to}, was given up by the store before it was \

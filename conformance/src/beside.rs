@@ -27,7 +27,7 @@ impl<H: Harness> Beside<H> {
         Self { store, prefix: prefix.into(), cases: AtomicU64::new(0) }
     }
 
-    /// Deletes what a case that did not come to its end has left. Nothing happens unless a case has begun.
+    /// Deletes the keys of a case that did not come to its end. Nothing happens unless a case has begun.
     ///
     /// # Errors
     /// The obstacle to deleting it.
@@ -42,7 +42,7 @@ impl<H: Harness> Beside<H> {
 
 #[async_trait]
 impl<H: Harness> Harness for Beside<H> {
-    /// None: what can be done to a store that others use, every environment can do.
+    /// None: every environment can do all that a store which others use allows.
     fn abilities(&self) -> &[Ability] {
         &[]
     }

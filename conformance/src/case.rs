@@ -20,7 +20,7 @@ pub enum Group {
     Txn,
     /// Reading ranges.
     Range,
-    /// Reading the past, and giving it up.
+    /// Reading the past, and compaction.
     History,
     /// Watches.
     Watch,
@@ -41,7 +41,7 @@ pub enum Group {
 pub(crate) enum Weight {
     /// It runs beside others.
     Light,
-    /// It takes much of the machine, or looks at the whole process, and runs alone.
+    /// It takes much of the machine, or checks the whole process, and runs alone.
     Heavy,
 }
 
@@ -79,7 +79,7 @@ impl Case {
         self.needs
     }
 
-    /// The least that it asks of its store: a case that can run on a shared store can run on an exclusive one.
+    /// The least that it requires of its store: a case that can run on a shared store can run on an exclusive one.
     pub fn tenancy(&self) -> Tenancy {
         self.tenancy
     }

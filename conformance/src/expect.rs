@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kv::ErrorKind;
 
-/// How long a store may take until it serves again after the faults are over, or to notice that nothing comes any more.
+/// How long a store may take to serve again after the faults are over, or to notice that nothing comes any more.
 pub(crate) const RECOVERY: Duration = Duration::from_secs(60);
 
 /// How much of an expected or seen thing is shown.
@@ -15,7 +15,7 @@ const SHOWN_CHARS: usize = 700;
 /// The result of a case.
 pub(crate) type Checked<T = ()> = Result<T, Failure>;
 
-/// A store did something else than a rule says.
+/// A store did something other than a rule says.
 #[derive(Clone, Debug)]
 pub struct Failure {
     rule: Option<&'static str>,
@@ -51,7 +51,7 @@ impl Failure {
         &self.got
     }
 
-    /// The same failure with something more to know about what was looked at.
+    /// The same failure with a further detail of the checked thing.
     pub(crate) fn with_note(mut self, note: &str) -> Self {
         self.checked = format!("{} ({note})", self.checked);
         self
@@ -65,7 +65,7 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// The rule's number and words, then what was looked at, expected and seen, and where the case says so.
+    /// The rule's number and words, the checked thing, the expected and the seen, and the place in the case.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "breaks rule {}: {}", self.rule(), crate::rules::text_of(self.rule()))?;
         writeln!(f, "  checked:  {}", self.checked)?;
@@ -167,7 +167,7 @@ pub(crate) fn is_compacted(checked: &str, kind: &ErrorKind, mark: kv::Revision) 
     }
 }
 
-/// The call failed with `TooLarge`, whatever number it gives.
+/// The call failed with `TooLarge`, whatever number the error has.
 #[track_caller]
 pub(crate) fn too_large<T: Debug>(checked: &str, got: kv::Result<T>) -> Checked {
     match got {

@@ -13,13 +13,13 @@ use kv::{ErrorKind, Operation, Store};
 /// A fault of an environment.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Whether a store is there for one user at a time, or others write to it meanwhile.
+/// Whether a store has one user at a time, or others write to it meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tenancy {
     /// Others may write as well: a case keeps inside a prefix, does not compact, and does not count on revisions that
     /// follow each other.
     Shared,
-    /// Nobody else uses the store: a case may look at every key, count revisions, compact, close and kill.
+    /// Nobody else uses the store: a case may read every key, count revisions, compact, close and kill.
     Exclusive,
 }
 
@@ -43,7 +43,7 @@ pub enum Ability {
     /// A process that has joined holds the data itself and alone: killing it is a crash of the store. Goes together
     /// with [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and [`Close`](Self::Close).
     Embedded,
-    /// Keep a store's files below a folder that the case gives ([`Harness::address_in`]).
+    /// Keep a store's files below a folder that the case chooses ([`Harness::address_in`]).
     Folder,
     /// Copy and damage the files below such a folder, of a store that tells damage from data. Goes together with
     /// [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
@@ -52,7 +52,7 @@ pub enum Ability {
     Format,
     /// Mount a small file system that no other process sees: `unshare` and `mount` are there and may be used.
     Mount,
-    /// Look at the system calls of a process: `strace` is there and may be used.
+    /// Trace the system calls of a process: `strace` is there and may be used.
     Trace,
     /// Keep the store on a disk that loses power ([`Fixture::cut_power_after`], [`Fixture::restore_power`]).
     PowerLoss,
@@ -107,14 +107,14 @@ impl Ability {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Scene {
-    /// Nothing special: what [`Harness::fresh`] gives.
+    /// Nothing special: a store of [`Harness::fresh`].
     Plain,
     /// Three servers, any two of which are a quorum. Needs [`Ability::Servers`] as well.
     Cluster,
     /// Room for 4 to 64 MiB, and [`Fixture::make_room`].
     Quota,
     /// Logins that run out two seconds after their last use at the latest, and [`Fixture::strangers`]: without a login,
-    /// with a wrong password. A [guest](Fixture::guest) may read and write what begins with `open/`, and read nothing else.
+    /// with a wrong password. A [guest](Fixture::guest) may read and write keys that begin with `open/`, and no others.
     Logins,
     /// Server and clients show certificates; [`Fixture::strangers`] do or expect something else.
     Tls,
@@ -142,12 +142,12 @@ pub struct Stranger {
 
 /// Makes stores for cases.
 ///
-/// Cases run in parallel, so `fresh` is called from several tasks at once. It runs on a tokio runtime and must not block
-/// its thread.
+/// Cases run in parallel, so `fresh` is called from several tasks at once. It runs on a tokio runtime and must not
+/// block its thread.
 #[async_trait]
 pub trait Harness: Send + Sync + 'static {
-    /// The abilities of this environment. A case that needs anything else is ignored, with the reason shown, and has to
-    /// stand in the list that the caller of [`main`](crate::main) gives.
+    /// The abilities of this environment. A case that needs anything else is ignored, with the reason shown, and must
+    /// be in the list that the caller of [`main`](crate::main) passes.
     fn abilities(&self) -> &[Ability];
 
     /// Whether others use the stores as well. Cases that need a store of their own are then ignored.
@@ -160,11 +160,11 @@ pub trait Harness: Send + Sync + 'static {
     /// An empty store that nobody else uses.
     ///
     /// # Errors
-    /// The reason why it could not be made; the case that asked fails.
+    /// The reason why it could not be made; the case that needs it fails.
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError>;
 
-    /// An empty store that nobody else uses, in special surroundings. Never called with [`Scene::Plain`], or with a scene
-    /// whose [`Ability`] is not listed.
+    /// An empty store that nobody else uses, in special surroundings. Never called with [`Scene::Plain`], or with a
+    /// scene whose [`Ability`] is not listed.
     ///
     /// # Errors
     /// The reason why it could not be made.
@@ -173,7 +173,7 @@ pub trait Harness: Send + Sync + 'static {
     }
 
     /// Opens the store that another process, or this one, knows by this address, and makes it if it is not there. While
-    /// another one has it, this waits for so long and no longer. [`Ability::Processes`].
+    /// another process has the store, this waits for at most that time. [`Ability::Processes`].
     ///
     /// # Errors
     /// The error of the store's own way of opening: `Locked` if it was in use to the end, `Corrupt`, and so on.
@@ -235,15 +235,15 @@ impl<H: Harness + ?Sized> Harness for Arc<H> {
 
 /// One store for one case, with all that has to live as long as it does: a temporary folder, a server.
 ///
-/// Dropping it takes the store down; what cannot be done while dropping is for [`finish`](Self::finish). A method whose
+/// Dropping it takes the store down; work that a drop cannot do is for [`finish`](Self::finish). A method whose
 /// [`Ability`] the harness does not list is never called.
 #[async_trait]
 pub trait Fixture: Debug + Send + Sync {
     /// The store.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// Another handle on the same store, as far from the first one as the environment allows: another client of a server,
-    /// or else a clone.
+    /// Another handle on the same store, as far from the first one as the environment allows: another client of a
+    /// server, or else a clone.
     ///
     /// # Errors
     /// The reason why it could not be made.
@@ -281,7 +281,7 @@ pub trait Fixture: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// A handle that reaches the store at these addresses instead of its servers' own: the suite puts itself in between.
+    /// A handle that reaches the store at these addresses instead of its servers' own: the suite stands in between.
     /// It should give up on a call after about 5 seconds and notice within 3 seconds that a connection is dead, so that
     /// cases need not wait for long. [`Ability::Network`].
     ///
@@ -303,7 +303,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// Which server leads the others. [`Ability::Cluster`].
     ///
     /// # Errors
-    /// The reason why it could not be found out, such as that nobody does.
+    /// The reason why the leader could not be found out, such as that there is none.
     async fn leader(&self) -> Result<usize, BoxError> {
         Err("the harness lists Cluster but its fixture does not know who leads".into())
     }
@@ -324,7 +324,7 @@ pub trait Fixture: Debug + Send + Sync {
         Err("the harness lists Copies but its fixture cannot put one back".into())
     }
 
-    /// Does what an operator does after a store ran full and was emptied and compacted. [`Ability::Quota`].
+    /// Does the operator's work after a store ran full and was emptied and compacted. [`Ability::Quota`].
     ///
     /// # Errors
     /// The fault.
@@ -332,7 +332,7 @@ pub trait Fixture: Debug + Send + Sync {
         Err("the harness lists Quota but its fixture cannot make room".into())
     }
 
-    /// Those who are kept out, by the server or by their own caution. [`Ability::Logins`], [`Ability::Tls`].
+    /// The clients that are kept out, by the server or by their own caution. [`Ability::Logins`], [`Ability::Tls`].
     ///
     /// # Errors
     /// The reason why the handles could not be made.
@@ -349,7 +349,7 @@ pub trait Fixture: Debug + Send + Sync {
     }
 
     /// Clears up after the case, whether it passed, failed or panicked. All its handles have been dropped before; only
-    /// calls that it gave up may still be on their way.
+    /// calls that it abandoned may still be on their way.
     ///
     /// # Errors
     /// The parts that could not be cleared up; the case fails.
@@ -357,7 +357,7 @@ pub trait Fixture: Debug + Send + Sync {
         Ok(())
     }
 
-    /// The address that another process gives to [`Harness::join`] to open this store. [`Ability::Processes`].
+    /// The address that another process passes to [`Harness::join`] to open this store. [`Ability::Processes`].
     ///
     /// # Errors
     /// If it has none.
@@ -374,7 +374,7 @@ pub trait Fixture: Debug + Send + Sync {
         Err(format!("the harness lists PowerLoss but its fixture cannot cut it after {operations} operations").into())
     }
 
-    /// Gives the power back: of what was written and not synced some is there, as `seed` wants it, torn at sectors.
+    /// Restores the power: some of the unsynced writes are there, as `seed` decides, torn at sectors.
     /// Opens the store again; afterwards [`store`](Self::store) hands out the new one. [`Ability::PowerLoss`].
     ///
     /// # Errors

@@ -13,8 +13,8 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::harness::{Ability, BoxError, Fixture, Harness};
 
-/// The abilities of the one store while cases take turns at it: nothing that writes to it past the case, and it is
-/// never new.
+/// The abilities of the one store that all cases share, one after the other: nothing writes to it past the case, and
+/// it is never new.
 const PASSED_ON: [Ability; 4] = [Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress];
 
 /// How many keys of others an error names.
@@ -23,7 +23,7 @@ const NAMED: usize = 3;
 /// The treatment of keys that no case has written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Leave them, and fail the case that found them: somebody else uses the store.
+    /// Keep them, and fail the case that found them: somebody else uses the store.
     Leave,
     /// Delete them.
     Erase,
@@ -31,8 +31,8 @@ pub enum Found {
 
 /// An environment in which all cases, one after the other, get the same store, emptied.
 ///
-/// It can reopen, close and measure the store if the environment beneath can, and nothing else. A store that is not empty when a case begins is an error
-/// unless everything found may be erased.
+/// It can reopen, close and measure the store if the environment beneath can, and nothing else. A store that is not
+/// empty when a case begins is an error unless all found keys may be erased.
 #[derive(Debug)]
 pub struct InPlace<H> {
     store: H,
@@ -57,7 +57,7 @@ impl<H: Harness> InPlace<H> {
         }
     }
 
-    /// Deletes what a case that did not come to its end has left. Nothing happens unless a case has begun.
+    /// Deletes the keys of a case that did not come to its end. Nothing happens unless a case has begun.
     ///
     /// # Errors
     /// The obstacle to emptying the store.
@@ -96,7 +96,7 @@ impl<H: Harness> Harness for InPlace<H> {
     }
 }
 
-/// Empties the store of what cases wrote, and of everything else if that may be.
+/// Deletes the keys that cases wrote, and all others if that is allowed.
 async fn empty(store: &Arc<dyn Store>, found: Found, written: &Written) -> Result<(), BoxError> {
     if found == Found::Erase {
         store.delete(Range::All).await?;

@@ -12,9 +12,9 @@ use tokio::task::JoinSet;
 use crate::expect::{Checked, Failure, OfRule, RECOVERY, holds, same, within};
 use crate::subject::{Handle, in_time};
 
-/// Below it everything is written.
+/// The prefix of all written keys.
 const PREFIX: &str = "ledger/";
-/// After a write that failed.
+/// The pause after a write that failed.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The store's answer to a write.
@@ -28,13 +28,13 @@ pub(crate) enum Said {
     Unknown(ErrorKind),
 }
 
-/// Every write, and what was said of it. Each is one transaction that puts two keys of its own, without any compare, so
+/// Every write, and its answer. Each is one transaction that puts two keys of its own, without any compare, so
 /// that a write that is sent twice shows.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger(BTreeMap<String, Said>);
 
 impl Ledger {
-    /// Writes once under this name, with a value of so many bytes, and notes what is said.
+    /// Writes once under this name, with a value of so many bytes, and records the answer.
     pub(crate) async fn write_sized(&mut self, handle: &Handle, name: String, bytes: usize) -> Checked<Said> {
         let put = |half: &str| Op::put(format!("{PREFIX}{name}/{half}"), vec![b'v'; bytes]);
         let said = match handle.txn(Txn::new().with_success([put("a"), put("b")])).await {
@@ -51,7 +51,7 @@ impl Ledger {
         Ok(said)
     }
 
-    /// Writes once under this name, and notes what is said.
+    /// Writes once under this name, and records the answer.
     pub(crate) async fn write(&mut self, handle: &Handle, name: String) -> Checked<Said> {
         self.write_sized(handle, name, 1).await
     }
@@ -61,7 +61,7 @@ impl Ledger {
         self.0.extend(other.0);
     }
 
-    /// All that was said.
+    /// All answers.
     pub(crate) fn said(&self) -> impl Iterator<Item = &Said> {
         self.0.values()
     }
@@ -77,7 +77,7 @@ impl Ledger {
         revisions.max().unwrap_or(Revision::UNSET)
     }
 
-    /// Whether the store has all that it acknowledged, nothing that it said did not happen, and everything whole and once.
+    /// Checks that the store has all acknowledged writes and no refused one, and each write whole and once.
     pub(crate) async fn is_true(&self, handle: &Handle) -> Checked {
         let found = handle.read(Range::prefix(PREFIX)).await?;
         holds("a revision not below any that was acknowledged", found.revision >= self.newest(), &found.revision)

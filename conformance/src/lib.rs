@@ -9,8 +9,8 @@
 //! assert!(rules.iter().any(|rule| rule.id == "T12"));
 //! ```
 //!
-//! - [`rules()`] are the rules, [`cases()`] the one table of cases; each case names the rules that it judges, and each rule
-//!   has a case.
+//! - [`rules()`] are the rules, [`cases()`] the one table of cases; each case names the rules that it judges, and each
+//!   rule has a case.
 //! - A case gets a fresh store and returns a [`Failure`] that says what was expected, what came and which rule that
 //!   breaks. No rule can be opted out of: a harness only says what its environment can do.
 //! - [`broken`] has stores that break one rule each; they prove that the suite fails when it must.

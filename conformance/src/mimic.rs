@@ -18,12 +18,12 @@ use crate::seed::{SEED, given, seed};
 use crate::stage::Stage;
 use crate::table::cases;
 
-/// The environment variable that names a file which is to know how long each case took.
+/// The environment variable that names a file for the time that each case took.
 const TIMES: &str = "CONFORMANCE_TIMES";
 
 /// Judges a store by all cases, as the `main` of a test with `harness = false`.
 ///
-/// `ignored` names the cases that this environment cannot run. If it cannot run others than these, the test fails: a case
+/// `ignored` names the cases that this environment cannot run. If it cannot run some other case, the test fails: a case
 /// that did not run must not go unnoticed. An ignored case is shown as such, with the reason.
 pub fn main(harness: impl Harness, ignored: &[&str]) -> ExitCode {
     main_knowing(harness, ignored, &[])
@@ -38,7 +38,7 @@ pub struct KnownFailure {
     pub rule: &'static str,
     /// A description of the bug, and the versions that have it.
     pub reason: &'static str,
-    /// Whether it has to fail.
+    /// Whether it must fail.
     pub happens: Happens,
 }
 
@@ -53,7 +53,7 @@ pub enum Happens {
 
 /// As [`main`], for a store that is known to fail some cases.
 ///
-/// They run as well, and each must break the rule that is given and no other: the test fails if one fails otherwise, or
+/// They run as well, and each must break the listed rule and no other: the test fails if one fails otherwise, or
 /// passes although it happens always, so that the list stays true.
 pub fn main_knowing(harness: impl Harness, ignored: &[&str], known: &[KnownFailure]) -> ExitCode {
     if let Some(code) = play_role(&harness) {
@@ -97,7 +97,7 @@ fn trial(known: Option<KnownFailure>, case: Case, stage: Arc<Stage>) -> Trial {
     }
 }
 
-/// Adds a line to the file that is to know how long cases take: milliseconds, a tab, the case and the test program.
+/// Adds a line to the file of the times that cases took: milliseconds, a tab, the case and the test program.
 fn note_time(case: &Case, took: Duration) {
     let Some(path) = std::env::var_os(TIMES) else { return };
     let program = std::env::var("CARGO_PKG_NAME").unwrap_or_default();

@@ -13,10 +13,10 @@ const NAME: &str = "prefixed";
 
 /// The keys of a store that begin with a prefix, as a store of their own.
 ///
-/// Requests are confined to the prefix, whatever they ask for, and the prefix does not show in answers, events and errors.
-/// Revisions are those of the store beneath. Compaction would touch other keys and is refused as `Unsupported`; an empty
-/// key, which would be the prefix itself, is refused as everywhere. All other checks are left to the store beneath, with
-/// the prefix counted in.
+/// Requests are confined to the prefix, whatever they name, and the prefix does not show in answers, events and errors.
+/// Revisions are those of the store beneath. Compaction would touch other keys and is refused as `Unsupported`; an
+/// empty key, which would be the prefix itself, is refused as everywhere. The store beneath makes all other checks,
+/// with the prefix counted in.
 #[derive(Clone, Debug)]
 pub struct Prefixed {
     inner: Arc<dyn Store>,
@@ -77,7 +77,7 @@ impl Prefixed {
             .with_failure(ops(txn.failure)?))
     }
 
-    /// The key without the prefix. A key that does not have it was never asked for: the store beneath is broken.
+    /// The key without the prefix. A key that does not have it was never requested: the store beneath is broken.
     fn stripped(&self, key: &Key, operation: Operation) -> Result<Key> {
         match key.as_bytes().strip_prefix(self.prefix.as_bytes()) {
             Some(rest) => Ok(Key::from(rest)),

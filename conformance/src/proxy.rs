@@ -20,7 +20,7 @@ pub(crate) enum Link {
     Up,
     /// Everything comes through, each piece so much later.
     Slow(Duration),
-    /// New connections are closed at once, and nothing comes through those that there are.
+    /// New connections are closed at once, and nothing comes through existing ones.
     Refusing,
     /// Connections are made, and nothing comes through until the link is another one.
     Silent,
@@ -42,7 +42,7 @@ pub(crate) struct Proxy {
 struct Control {
     server: SocketAddr,
     link: watch::Sender<Link>,
-    /// Counts the cuts; each ends the connections that there are.
+    /// Counts the cuts; each ends the existing connections.
     cuts: watch::Sender<u64>,
     /// How many bytes got lost.
     lost: watch::Sender<usize>,
@@ -76,7 +76,7 @@ impl Proxy {
         self.address
     }
 
-    /// The way is like this from now on, also for connections that there are.
+    /// The link is like this from now on, also for existing connections.
     pub(crate) fn set(&self, link: Link) {
         self.control.link.send_replace(link);
     }

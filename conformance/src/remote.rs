@@ -1,5 +1,5 @@
-//! The reference store behind TCP, and clients of it that are wrong in one way each: for the tests of the cases that need a
-//! network.
+//! The reference store behind TCP, and clients of it that are wrong in one way each. They serve the tests of the cases
+//! that need a network.
 //!
 //! Only numbers go over the wire; what they stand for is left at a desk that client and server share.
 
@@ -28,7 +28,7 @@ const NAME: &str = "remote";
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How often the server of a watch shows that it is there.
 const BEAT: Duration = Duration::from_millis(50);
-/// The bytes that it sends then.
+/// The number that the server of a watch sends then.
 const ALIVE: u64 = 0;
 
 /// The fault of a client.
@@ -37,15 +37,15 @@ pub(crate) enum Manner {
     Healthy,
     /// A watch that loses its connection says nothing any more.
     FallsSilent,
-    /// A watch that loses its connection goes on with what comes next.
+    /// A watch that loses its connection goes on with the changes after it has a new one.
     SkipsTheGap,
     /// A write without an answer is sent again.
     SendsAgain,
-    /// A write without an answer is said not to have happened.
+    /// A write without an answer is reported as not applied.
     CallsItCertain,
     /// An answer is waited for without end.
     WaitsForEver,
-    /// A member that did not answer is asked first again.
+    /// A member that did not answer gets the next request first again.
     NeverLearns,
 }
 
@@ -203,7 +203,7 @@ impl Remote {
         }
     }
 
-    /// The end of a watch that lost its connection.
+    /// The outcome of a lost connection of a watch: an error, or for some broken clients a new connection or silence.
     async fn cut_off(&self, request: &WatchRequest, resume_from: Revision) -> Result<TcpStream> {
         let error = Self::error(ErrorKind::Disconnected { resume_from }, Operation::Watch);
         match self.manner {

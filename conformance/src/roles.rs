@@ -32,9 +32,9 @@ const ROLES: &[(&str, Play)] = &[
 
 /// If this process was started by a case, does what the case wants and says how to exit.
 ///
-/// Cases about several processes run the program that they are in once more. [`main`](crate::main()) takes care of that;
-/// a program that calls [`run`](crate::run()) with a harness that lists [`Processes`](crate::Ability::Processes) calls this
-/// before it does anything else, and exits with the code, if there is one.
+/// Cases about several processes run their own program once more. [`main`](crate::main()) takes care of that. A program
+/// that calls [`run`](crate::run()) with a harness that lists [`Processes`](crate::Ability::Processes) must call this
+/// before it does anything else, and exit with the code, if there is one.
 pub fn play_role(harness: &impl Harness) -> Option<ExitCode> {
     let words = env::var(ROLE).ok()?;
     let done = play(harness, &words);

@@ -1,4 +1,4 @@
-//! Runs cases and says what came of each.
+//! Runs cases and reports the result of each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ pub struct Options {
     /// How long one case may take. 2 minutes by default. A case ends then whatever the store does: threads that it
     /// blocks are left behind.
     pub case_limit: Duration,
-    /// Stops the run when it becomes true: the case that is running is given up, and the others do not run.
+    /// Stops the run when it becomes true: the running case is abandoned, and the others do not run.
     pub stop: Option<Arc<AtomicBool>>,
 }
 
@@ -58,7 +58,7 @@ impl Options {
         self
     }
 
-    /// Stops the run when it becomes true: the case that is running is given up, and the others do not run.
+    /// Stops the run when it becomes true: the running case is abandoned, and the others do not run.
     #[must_use]
     pub fn with_stop(mut self, stop: Arc<AtomicBool>) -> Self {
         self.stop = Some(stop);
@@ -86,7 +86,7 @@ pub enum Verdict {
     Ignored(&'static str),
 }
 
-/// A case and what came of it.
+/// A case and its result.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {

@@ -1,4 +1,4 @@
-//! Where random cases get their randomness from.
+//! The seed of the random cases.
 
 use std::sync::LazyLock;
 

@@ -1,8 +1,8 @@
-//! Where cases run: a runtime, a harness, and the turns of heavy cases and others.
+//! The place where cases run: a runtime, a harness, and the lock that lets heavy cases run alone.
 //!
-//! A store may block the thread that polls it, and then neither a timer nor a cancelled task helps. So the thread of the
-//! runner, which is none of the runtime's, watches the time. It leaves a runtime behind as soon as one of its threads is
-//! seen to be blocked, and the next case gets a new one.
+//! A store may block the thread that polls it, and then neither a timer nor a cancelled task helps. So the runner's
+//! own thread, which is none of the runtime's, watches the time. It abandons a runtime as soon as it finds one of the
+//! runtime's threads blocked, and the next case gets a new runtime.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -23,7 +23,7 @@ use crate::subject::Subject;
 /// Threads for the cases and for the stores that they judge.
 const WORKERS: usize = 4;
 
-/// How often a run that can be stopped looks whether it should.
+/// How often a run that can be stopped checks whether it must stop.
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// How long a runtime with a thread to spare takes at most to do next to nothing, also on a busy machine.
@@ -35,7 +35,7 @@ const BLOCKED: &str = "; the store blocks a thread, which was left behind";
 
 /// Where cases run.
 pub(crate) struct Stage {
-    /// The one that is used, after those that were left behind: what the harness has started there may go on.
+    /// The runtime in use, after the abandoned ones: tasks that the harness has started there may go on.
     runtimes: Mutex<Vec<Runtime>>,
     harness: Arc<dyn Harness>,
     options: Options,
@@ -88,7 +88,7 @@ impl Stage {
 
     /// Runs one case; nothing if the run was stopped before the case was over.
     fn attempt(&self, case: &Case) -> Option<Checked> {
-        // This thread has the turn, so that it ends with the case even if the case does not end.
+        // This thread holds the lock, so that the lock is released even if the case does not end.
         let (_shared, _alone) = match case.weight {
             Weight::Light => (Some(self.turns.read().unwrap_or_else(PoisonError::into_inner)), None),
             Weight::Heavy => (None, Some(self.turns.write().unwrap_or_else(PoisonError::into_inner))),
@@ -105,7 +105,7 @@ impl Stage {
         let (harness, story, patience) = (self.harness.clone(), case.clone(), self.options.patience);
         let work = runtime.spawn(async move {
             let outcome = perform(harness, story, patience).await;
-            // Nobody listens any more if the runner has given up; then the result is of no use either.
+            // If the runner has abandoned the case, nobody listens any more and the result is of no use.
             let _ = tell.send(outcome);
         });
         let failure = match self.wait_for(&told) {

@@ -1,4 +1,4 @@
-//! The entries of a store at one moment, and what reads and transactions make of them, in the plainest way.
+//! The entries of a store at one moment, and the effect of reads and transactions on them, in the plainest way.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -49,7 +49,7 @@ impl State {
         cut(self.within(range).cloned().collect(), limit, content)
     }
 
-    /// Runs a transaction that passes its check; what it writes gets the revision `next`.
+    /// Runs a transaction that passes its check; its writes get the revision `next`.
     pub(crate) fn run(&mut self, txn: &Txn, next: Revision) -> Applied {
         let succeeded = txn.compares.iter().all(|compare| compare.holds_for(self.within(&compare.range)));
         let branch = if succeeded { &txn.success } else { &txn.failure };
@@ -66,7 +66,7 @@ impl State {
         };
     }
 
-    /// Takes events back that [`run`](Self::run) gave last.
+    /// Takes events back that [`run`](Self::run) returned last.
     pub(crate) fn undo(&mut self, events: &[Event]) {
         for event in events.iter().rev() {
             match &event.prev {

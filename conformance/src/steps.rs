@@ -1,4 +1,4 @@
-//! Writes of which everybody knows what they leave: step after step, each one transaction.
+//! Writes with a known result: step after step, each one transaction.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The store that a case is given, with shorthands that let a case read like a story.
+//! The store of a case, with shorthands that let a case read like a story.
 
 mod answers;
 mod servers;
@@ -25,7 +25,7 @@ use crate::watcher::Watcher;
 pub(crate) use answers::{Branch, after, delete_result, entry, put_result, read_result, span, text, took};
 pub(crate) use servers::Nobody;
 
-/// Between two questions whether it does.
+/// The pause between two reads that check whether a store answers again.
 const RETRY: Duration = Duration::from_millis(50);
 /// The name of the store in the suite's own errors.
 const OURS: &str = "conformance";
@@ -117,17 +117,17 @@ impl Handle {
         Ok(())
     }
 
-    /// Watches without asking for what was there before.
+    /// Watches without the old values.
     pub(crate) async fn watcher(&self, range: Range, start: Revision) -> Checked<Watcher> {
         self.watcher_of(WatchRequest::new(range, start)).await
     }
 
-    /// Watches as asked.
+    /// Watches as requested.
     pub(crate) async fn watcher_of(&self, request: WatchRequest) -> Checked<Watcher> {
         Ok(Watcher::new(self.watch(request.clone()).await?, request, self.patience))
     }
 
-    /// A watch that was opened as asked.
+    /// A watch that was opened as requested.
     pub(crate) fn watching(&self, stream: WatchStream, request: WatchRequest) -> Watcher {
         Watcher::new(stream, request, self.patience)
     }
@@ -166,7 +166,7 @@ impl Drop for Subject {
     fn drop(&mut self) {
         self.handle = None;
         if let (Some(fixture), Some(home)) = (self.fixture.take(), self.home.take()) {
-            // Nobody waits for it if the case was given up: then it ends here.
+            // If the case was abandoned, nobody waits for the fixture: then it ends here.
             drop(home.send(fixture));
         }
     }
@@ -206,7 +206,7 @@ impl Subject {
         Handle::new(store, self.none.patience, self.none.tenancy)
     }
 
-    /// A handle of one's own, for a task.
+    /// A handle for a task of its own.
     pub(crate) fn handle(&self) -> Handle {
         Handle::clone(self)
     }
@@ -283,7 +283,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Gives the power back and opens the store again.
+    /// Restores the power and opens the store again.
     pub(crate) async fn restore_power(&mut self, seed: u64) -> Checked {
         self.handle = None;
         let fixture = self.surroundings_mut()?;
@@ -339,7 +339,7 @@ impl Deref for Joined {
     }
 }
 
-/// The store gave this error by itself: the suite's own patience had not run out.
+/// The store returned this error by itself: the suite's own patience had not run out.
 #[track_caller]
 pub(crate) fn in_time(error: &Error) -> Checked {
     if error.store() != OURS {

@@ -40,8 +40,7 @@ macro_rules! table {
 
 /// All cases: number and story, then the rules that it judges (the first one is meant unless a failure says otherwise),
 /// what it needs, the scene in which it plays if that is not the plain one (a scene needs the ability of its name),
-/// `runs alone` if no other case should run meanwhile, and `beside others` if its store can be one that others write to as
-/// well.
+/// `runs alone` if no other case should run meanwhile, and `beside others` if others may write to its store as well.
 pub fn cases() -> Vec<Case> {
     table! {
         Basic {

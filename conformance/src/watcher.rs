@@ -1,4 +1,4 @@
-//! A watch that checks on each batch what has to hold for every batch of every watch.
+//! A watch that checks for each batch the conditions that hold for every batch of every watch.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,5 +1,5 @@
-//! The cases that can share a store, on one that others use meanwhile: they pass, they touch nothing of others, and they
-//! leave nothing.
+//! The cases that can share a store, on one that others use meanwhile: they pass, touch no keys of others, and leave no
+//! keys behind.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod one;

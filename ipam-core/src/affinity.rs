@@ -1,9 +1,10 @@
 //! Affinities: claiming blocks for an owner, and releasing them. An owner is a node, or a virtual one such as Calico's
 //! load balancer.
 //!
-//! Each block is one commit that leaves block, handle and affinity in agreement, so a call that breaks off has done some
-//! blocks wholly and the others not at all. Guards: the block and the owner's affinity to it; for a claim the pool and the
-//! settings as well. Which affinities an owner has is read without a guard: one that comes meanwhile was merely missed.
+//! Each block is changed in one commit, after which block, handle and affinity agree. So a call that breaks off has
+//! done some blocks wholly and the others not at all. Guards: the block and the owner's affinity to it; for a claim the
+//! pool and the settings as well. The list of an owner's affinities is read without a guard: an affinity that is made
+//! meanwhile is merely missed.
 
 mod pool;
 mod remove;
@@ -28,10 +29,10 @@ pub const MOST_BLOCKS_CLAIMED: u128 = 4096;
 /// The affinities that a release ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseIf {
-    /// Those of blocks in which no address is held or rests.
+    /// The affinities to blocks in which no address is held or in cooldown.
     Empty,
-    /// All. The holder of an address of such a block keeps it; the block is nobody's from then on, and goes when it is
-    /// empty.
+    /// All affinities. The holder of an address of such a block keeps it; the block then has no owner, and is deleted
+    /// when it is empty.
     Any,
 }
 
@@ -40,7 +41,7 @@ pub enum ReleaseIf {
 pub struct ClaimedBlocks {
     /// The blocks that are the owner's now, also those that were before.
     pub claimed: Vec<IpNet>,
-    /// The blocks that are somebody else's, or nobody's and in use.
+    /// The blocks that another owner has, or that have no owner and are in use.
     pub failed: Vec<IpNet>,
 }
 
@@ -61,8 +62,8 @@ enum Release {
 }
 
 impl Ipam {
-    /// Makes every block of a network the owner's; the network is a block or more of an enabled pool. Neither the limit of
-    /// blocks nor node selectors are looked at, as in Calico. A block that somebody else has is never taken away.
+    /// Makes every block of a network the owner's; the network is a block or more of an enabled pool. Neither the limit
+    /// of blocks nor node selectors are checked, as in Calico. A block of another owner is never taken away.
     ///
     /// # Errors
     /// `OutsidePools`, `SmallerThanBlock`, with Calico's texts; `Invalid` for more than [`MOST_BLOCKS_CLAIMED`] blocks, and
@@ -79,8 +80,8 @@ impl Ipam {
         Ok(done)
     }
 
-    /// Gives back the owner's blocks inside a network, which is a block or more of a pool, also of a disabled one. No
-    /// address is released, and no block of somebody else is touched.
+    /// Releases the owner's blocks inside a network, which is a block or more of a pool, also of a disabled one. No
+    /// address is released, and no block of another owner is changed.
     ///
     /// # Errors
     /// `OutsidePools`, `SmallerThanBlock`; damaged blocks, after all others were done; those of the store.
@@ -96,7 +97,7 @@ impl Ipam {
         self.release_those(owner, Family::of_net(cidr), |block| cidr.contains(block), which, deadline).await
     }
 
-    /// Gives back all blocks of an owner, also of a node that is not registered any more. No address is released.
+    /// Releases all blocks of an owner, also of a node that is not registered any more. No address is released.
     ///
     /// # Errors
     /// `Invalid` for an owner that is neither a node nor virtual; damaged blocks, after all others were done; those of the
@@ -188,7 +189,7 @@ impl Ipam {
         Ok(true)
     }
 
-    /// Gives back the blocks of one family that are `mine`.
+    /// Releases the owner's blocks of one family that `mine` selects.
     async fn release_those(
         &self,
         owner: &Owner,
@@ -222,7 +223,7 @@ impl Ipam {
         Ok(listing.kvs.iter().filter_map(|kv| Some(keys::parse_affinity(&kv.key)?.1)).collect())
     }
 
-    /// Gives one block back. An affinity to a block that is somebody else's or not there is stale, and goes.
+    /// Releases one block. An affinity to a block that is absent or has another owner is stale, and is deleted.
     async fn release_block(
         &self,
         tx: &mut Transaction,

@@ -14,12 +14,12 @@ use crate::model::Attribute;
 pub const NETWORK: &str = "margay.io/net";
 /// The attribute that names the interface in the container.
 pub const INTERFACE: &str = "margay.io/ifname";
-/// The attribute that says in which boot of the host the address was given: the first 8 characters of the boot id.
+/// The attribute that says in which boot of the host the address was assigned: the first 8 characters of the boot id.
 ///
-/// These are 32 random bits, and they are only compared with those of the node's current boot. If an earlier boot has the same
-/// ones (a chance of 1 in 4,294,967,296 at each boot), its addresses count as addresses of the current boot: they stay until
-/// the next boot, or until something else shows that nobody has them. The current boot always has its own, so no address
-/// that a container has counts as one of another boot.
+/// These are 32 random bits, and they are only compared with those of the node's current boot. If an earlier boot has
+/// the same ones (a chance of 1 in 4,294,967,296 at each boot), its addresses count as addresses of the current boot:
+/// they stay until the next boot, or until other evidence shows that they are not in use. The current boot always has
+/// its own bits, so no address that a container has counts as one of another boot.
 pub const BOOT: &str = "margay.io/boot";
 /// The attribute that names the container's network namespace, which is evidence that the attachment lives:
 /// `DEVICE:INODE`, for example `4:4026532201`. Where the plugin runs in a process id namespace of its own, a slash and the
@@ -37,14 +37,14 @@ pub const NODE: &str = "node";
 pub const POD: &str = "pod";
 /// Calico's attribute that names the pod's namespace. Only addresses of Calico's networks carry it, see [`Names`].
 pub const NAMESPACE: &str = "namespace";
-/// Calico's attribute that says when the address was given; for us, when it was last asked for.
+/// Calico's attribute that says when the address was assigned; for us, when it was last requested.
 pub const TIMESTAMP: &str = "timestamp";
 
-/// Under which names an allocation records its node, pod and namespace.
+/// The names under which an allocation records its node, pod and namespace.
 ///
-/// Calico's kube-controllers looks for the address of every allocation with Calico's names in the status of the pod, and
-/// releases the address if it is not there. An address of a secondary network never is. kube-controllers passes over an
-/// allocation without Calico's `node`.
+/// Calico's kube-controllers searches the status of the pod for the address of every allocation with Calico's names,
+/// and releases the address if it is not there. An address of a secondary network never is. kube-controllers passes
+/// over an allocation without Calico's `node`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Names {
     /// Calico's names, for Calico's networks.
@@ -61,7 +61,7 @@ pub(crate) fn common_name(name: &str) -> &str {
     PAIRS.iter().find(|(_, own)| *own == name).map_or(name, |(calicos, _)| calicos)
 }
 
-/// Gives the attributes of an allocation our names in place of Calico's. False if there was nothing to do.
+/// Replaces Calico's names in the attributes of an allocation by ours. False if there was nothing to do.
 pub(crate) fn use_own_names(attributes: &mut BTreeMap<String, String>) -> bool {
     let mut changed = false;
     for (calicos, own) in PAIRS {
@@ -124,7 +124,7 @@ impl Attachment {
         crate::model::handle_id(&self.network, &self.container)
     }
 
-    /// The attributes that an allocation for the attachment carries: those given, and the attachment's, under these names.
+    /// The attributes of an allocation for the attachment: these, and the attachment's own, under these names.
     pub(crate) fn mark(&self, attributes: &BTreeMap<String, String>, names: Names) -> BTreeMap<String, String> {
         let mut marked = attributes.clone();
         let own = [(NODE, Some(&self.node)), (NETWORK, Some(&self.network)), (INTERFACE, Some(&self.interface))];
@@ -145,8 +145,8 @@ impl Attachment {
         self.container.len() == 64 && self.container.bytes().all(|digit| digit.is_ascii_hexdigit())
     }
 
-    /// The node that an allocation under the attachment's handle is recorded for, if it is another one and nothing else says
-    /// that the allocation is another attachment's.
+    /// The node that an allocation under the attachment's handle is recorded for, if it is another one and no attribute
+    /// shows that the allocation is another attachment's.
     pub(crate) fn other_node<'a>(&self, allocation: &'a Attribute) -> Option<&'a str> {
         let node = allocation.node().filter(|node| *node != self.node)?;
         let is_alike = match (allocation.get(NETWORK), allocation.get(INTERFACE)) {

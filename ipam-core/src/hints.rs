@@ -4,9 +4,9 @@
 //! from is known before anything was read. So the program around the allocator may remember the blocks that were used.
 //! Hints are read first and never believed: a hint that is wrong, stale or missing costs a round trip, and that is all.
 //!
-//! Where all blocks of a pool are claimed, an assignment may have to look through thousands of them, and is asked for again
-//! every few seconds. So those that were full are remembered too, each with the revision of its last write: while keys
-//! alone tell that it was not written again, it is full still.
+//! Where all blocks of a pool are claimed, an assignment may have to scan thousands of them, and is repeated every few
+//! seconds. So the full blocks are remembered too, each with the revision of its last write: while the keys alone show
+//! that a block was not written again, it is still full.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,10 +21,10 @@ use crate::net::Family;
 
 /// The number of remembered blocks: more than Calico lets a host have by default.
 const MOST_REMEMBERED: usize = 32;
-/// Of how many addresses that an attachment is said to have the blocks are read at once.
+/// The most addresses of an attachment that ends whose possible blocks are read at once.
 const MOST_BELIEVED: usize = 4;
 
-/// Where the blocks are remembered that a node used in a network. It may forget at any time.
+/// Remembers the blocks that a node used in a network. It may forget at any time.
 pub trait Hints: Send + Sync + fmt::Debug {
     /// The blocks that were used last by attachments of this one's node and network, the latest first.
     fn recall(&self, attachment: &Attachment) -> Vec<IpNet>;
@@ -32,18 +32,18 @@ pub trait Hints: Send + Sync + fmt::Debug {
     /// Remembers them.
     fn remember(&self, attachment: &Attachment, blocks: &[IpNet]);
 
-    /// Blocks that were full, each when it was last written. They are believed as long as they were not written again, so
-    /// this must forget within a minute: a cluster that is put back to an older state counts its revisions anew.
+    /// Blocks that were full, each with the revision of its last write. They are believed as long as they were not
+    /// written again, so this must forget within a minute: a restored cluster counts its revisions anew.
     fn recall_full(&self, _attachment: &Attachment) -> FullBlocks {
         FullBlocks::new()
     }
 
-    /// Remembers them besides those that are remembered.
+    /// Remembers these full blocks besides the remembered ones.
     fn remember_full(&self, _attachment: &Attachment, _blocks: &FullBlocks) {}
 
-    /// Notes that a node is about to hold addresses of blocks that are not its own, before that is committed. A look at
-    /// what the node holds reads those blocks besides its own. A note that is lost costs until the next pass through all
-    /// blocks; one too many costs a reading.
+    /// Records that a node is about to hold addresses of blocks that are not its own, before that is committed. A scan
+    /// of the node's addresses reads those blocks besides its own. If a record is lost, such scans miss addresses until
+    /// the next pass through all blocks; one too many costs a read.
     fn about_to_hold(&self, _node: &str, _blocks: &[IpNet]) {}
 
     /// The blocks in which a node may hold something besides its own, as far as is remembered.
@@ -55,7 +55,7 @@ pub trait Hints: Send + Sync + fmt::Debug {
 /// Full blocks, each with the revision of its last write.
 pub type FullBlocks = BTreeMap<IpNet, Revision>;
 
-/// So few full blocks are looked at again rather than remembered.
+/// Fewer full blocks than this are read again rather than remembered.
 const FEWEST_FULL: usize = 64;
 
 impl Ipam {
@@ -64,7 +64,7 @@ impl Ipam {
         self.hints().map(|hints| hints.recall(attachment)).unwrap_or_default()
     }
 
-    /// Remembers blocks, unless they are what was `recalled`.
+    /// Remembers blocks, unless they are equal to `recalled`.
     pub(crate) fn remember(&self, attachment: &Attachment, recalled: &[IpNet], blocks: &[IpNet]) {
         if let Some(hints) = self.hints().filter(|_| recalled != blocks) {
             hints.remember(attachment, blocks);
@@ -83,7 +83,7 @@ impl Ipam {
         }
     }
 
-    /// Notes that a node is about to hold addresses of blocks that are not its own.
+    /// Records that a node is about to hold addresses of blocks that are not its own.
     pub(crate) fn note_held(&self, node: &str, blocks: &[IpNet]) {
         if let Some(hints) = self.hints().filter(|_| !blocks.is_empty()) {
             hints.about_to_hold(node, blocks);
@@ -91,7 +91,7 @@ impl Ipam {
     }
 }
 
-/// Puts the blocks first that were used now.
+/// Puts the blocks that were used now first.
 pub(crate) fn with_used(recalled: &[IpNet], used: impl Iterator<Item = IpNet>) -> Vec<IpNet> {
     let mut blocks: Vec<IpNet> = Vec::new();
     for cidr in used.chain(recalled.iter().copied()) {
@@ -103,13 +103,13 @@ pub(crate) fn with_used(recalled: &[IpNet], used: impl Iterator<Item = IpNet>) -
     blocks
 }
 
-/// Where a family's next address is likely to come from.
+/// The block from which a family's next address is likely to come.
 pub(crate) fn latest_of(recalled: &[IpNet], family: Family) -> Option<IpNet> {
     recalled.iter().copied().find(|cidr| Family::of_net(*cidr) == family)
 }
 
-/// The blocks that probably have the addresses of an attachment that ends, which are more than there can be where it is
-/// not known how large they are.
+/// The blocks that probably have the addresses of an attachment that ends. Where their size is not known, these are
+/// blocks of every size.
 pub(crate) fn blocks_to_release(recalled: &[IpNet], addresses: &[IpAddr]) -> Vec<IpNet> {
     if addresses.is_empty() {
         return [Family::V4, Family::V6].into_iter().filter_map(|family| latest_of(recalled, family)).collect();
@@ -122,7 +122,7 @@ pub(crate) fn blocks_to_release(recalled: &[IpNet], addresses: &[IpAddr]) -> Vec
     blocks.collect()
 }
 
-/// Every block that an address can be of: its pool says which one it is, and is not known before it was read.
+/// Every block that an address can be of: its pool determines which one it is, and is not known before it was read.
 pub(crate) fn possible_blocks(ip: IpAddr) -> Vec<IpNet> {
     let family = Family::of(ip);
     family.block_sizes().filter_map(|prefix| family.network(ip, prefix)).collect()

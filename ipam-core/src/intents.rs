@@ -1,21 +1,21 @@
-//! Intents: what an assignment is about to commit, noted for the case that its process dies before it knows the outcome.
+//! Pending commits: the record of what an assignment is about to commit, for the case that its process dies before it
+//! knows the outcome.
 //!
-//! On a store of other processes a commit may land after its sender has died, and even after somebody has looked and
-//! seen nothing. So the transaction is noted before it is sent and the note is removed when it cannot land any more.
-//! The next call that assigns to the attachment or releases it, and finds a note, sends that very transaction again.
-//! Either it goes through now, and its addresses are there to be found; or its guards do not hold: it has happened, or
-//! something that it relied on has changed.
+//! On a store of other processes a commit may happen after its sender has died, and even after another process has
+//! searched for it and found nothing. So the transaction is recorded before it is sent, and the record is removed when
+//! it cannot happen any more. The next call that assigns to the attachment or releases it, and finds a pending commit,
+//! sends that very transaction again. Either it goes through now, and its addresses are there to be found; or its
+//! guards do not hold: it has happened, or something that it relied on has changed.
 //!
 //! A key that has changed never has its old revision again. But a transaction that makes a block guards that block, the
-//! affinity and the handle as absent, and what was absent may be absent again when it lands. So if nothing that it guards
-//! as present has changed, one such document (the pool's is always among them) is written again as it is, which leaves
-//! nothing that the late one could be guarded by.
+//! affinity and the handle as absent, and an absent key may be absent again when the transaction arrives. So if no key
+//! that it guards as present has changed, one such document (the pool's is always among them) is written again as it
+//! is: after that, the guards of a late transaction cannot hold.
 //!
-//! A note is for one attachment: several are assigned to in one commit only where nothing is noted.
+//! A pending commit is for one attachment: a commit assigns to several only where none is recorded.
 //!
-//! An embedded store needs no notes: its commits are made by the process that asks for them, under a lock on the store
-//! that ends with the process. The next process that opens the store finds a dead process's commit there or not, and it
-//! cannot come later.
+//! An embedded store needs no record: the process that has the store lock makes all commits, and the lock ends with the
+//! process. The next process that opens the store finds a dead process's commit there or not, and it cannot come later.
 
 use std::fmt;
 use std::io;
@@ -32,45 +32,46 @@ use crate::attachment::Attachment;
 use crate::error::Result;
 use crate::ipam::Ipam;
 
-/// The longest pause before an intent is sent once more.
+/// The longest pause before a pending commit is sent once more.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Names one noted intent.
+/// The id of a recorded pending commit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct IntentId(pub String);
 
-/// An intent of which the outcome is not known.
+/// A pending commit, of which the outcome is not known.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pending {
-    /// Which one.
+    /// Its id.
     pub id: IntentId,
     /// The transaction.
     pub txn: Txn,
 }
 
-/// Where intents are noted. They have to outlive the process, but not the machine, and are needed between two round trips:
-/// calls should take no longer than a few writes to memory, unless there is a note of an earlier process.
+/// Where pending commits are recorded. They must outlive the process, but not the machine, and are needed between two
+/// round trips: calls should take no longer than a few writes to memory, unless an earlier process left one.
 #[async_trait]
 pub trait Intents: Send + Sync + fmt::Debug {
-    /// Notes what is about to be sent for an attachment, which finds the note from then on. Nothing is sent if this fails.
+    /// Records the transaction that is about to be sent for an attachment, which finds it from then on. Nothing is sent
+    /// if this fails.
     ///
     /// # Errors
-    /// The obstacle to noting it.
+    /// The reason for which it cannot be recorded.
     fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId>;
 
-    /// Removes a note: its outcome is known. One that stays by mistake costs its finder a round trip.
+    /// Removes a pending commit: its outcome is known. One that stays by mistake costs its finder a round trip.
     fn forget(&self, id: &IntentId);
 
-    /// The notes for an attachment on this store. Notes of others, and notes that cannot be read, are not an error. If there
-    /// are notes, the store may be asked which one it is.
+    /// The pending commits for an attachment on this store. Those of others, and those that cannot be read, are not an
+    /// error. If there are some, the store may be queried for its identity.
     ///
     /// # Errors
-    /// A failure to learn whether there are notes on this store: an error of the store is passed on as it is.
+    /// A failure to find out whether this store has pending commits: an error of the store is passed on as it is.
     async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>>;
 }
 
 impl Ipam {
-    /// Makes sure that nothing that was noted for this attachment can land from now on.
+    /// Makes sure that no pending commit for this attachment can happen from now on.
     pub(crate) async fn settle_intents(&self, attachment: &Attachment, deadline: Deadline) -> Result<()> {
         let Some(intents) = self.intents() else { return Ok(()) };
         for Pending { id, txn } in intents.pending(attachment).await.map_err(unreadable)? {
@@ -89,7 +90,7 @@ impl Ipam {
         bury(self.store(), txn, deadline).await
     }
 
-    /// The store for assignments to an attachment: one that notes what goes out, where intents are noted at all.
+    /// The store for assignments to an attachment: one that records each commit as pending, if any are recorded.
     pub(crate) fn noting(&self, attachment: &Attachment) -> Arc<dyn Store> {
         let inner = Arc::clone(self.store());
         match self.intents() {
@@ -136,8 +137,8 @@ fn guarded_as_present(txn: &Txn) -> Vec<(Key, Revision)> {
     guards.take(MAX_TXN_OPS).collect()
 }
 
-/// True if it has gone through and changed a key that it guards as present: what is still on its way of it finds another
-/// revision there, for ever.
+/// True if the transaction has gone through and changed a key that it guards as present: another copy of it that is
+/// still on its way finds another revision there, for ever.
 fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
     let guarded = guarded_as_present(txn);
     let writes = |range: Range| guarded.iter().any(|(key, _)| range == Range::Key(key.clone()));
@@ -149,7 +150,7 @@ fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
         })
 }
 
-/// Sees to it that a transaction can never go through, whatever becomes absent again.
+/// Makes sure that a transaction can never go through, whatever becomes absent again.
 async fn bury(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
     let guarded = guarded_as_present(txn);
     let look = Txn::new().with_success(guarded.iter().map(|(key, _)| Op::range(Range::Key(key.clone()))));
@@ -169,7 +170,7 @@ async fn bury(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Resu
     tracing::info!(%key, "writing it again as it is, so that nothing can land that relies on how it was");
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);
-    // If somebody else was first, it has changed as well.
+    // If another process was first, the key has changed as well.
     send_again(store, &again, deadline).await.map(drop)
 }
 
@@ -182,12 +183,12 @@ fn unreadable(error: io::Error) -> kv::Error {
     }
 }
 
-/// A store that notes each transaction that writes, before it is sent, until it is done with.
+/// A store that records each transaction that writes, before it is sent, until it is done with.
 struct Noting {
     inner: Arc<dyn Store>,
     intents: Arc<dyn Intents>,
     attachment: Attachment,
-    /// The notes now.
+    /// The transaction that is recorded now.
     noted: Mutex<Option<Noted>>,
 }
 
@@ -201,13 +202,13 @@ impl fmt::Debug for Noting {
 struct Noted {
     id: IntentId,
     txn: Txn,
-    /// True once a sending of it has failed without telling whether it happened.
+    /// True once a sending of it has failed with an unknown outcome.
     in_doubt: bool,
 }
 
 impl Noting {
-    /// Notes a transaction, unless it is the noted one that is sent again. The reads of its failure branch are no part
-    /// of it: they are added only when it is sent again.
+    /// Records a transaction, unless it is the recorded one that is sent again. The reads of its failure branch are no
+    /// part of it: they are added only when it is sent again.
     fn note(&self, txn: &Txn) -> kv::Result<()> {
         let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
         if noted.as_ref().is_some_and(|noted| noted.txn.compares == txn.compares && noted.txn.success == txn.success) {
@@ -224,7 +225,7 @@ impl Noting {
         Ok(())
     }
 
-    /// Removes the note if its transaction is done with.
+    /// Removes the record if its transaction is done with.
     fn judge(&self, answer: &kv::Result<TxnResponse>) {
         let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(current) = noted.as_mut() else { return };

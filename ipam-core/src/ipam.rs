@@ -13,8 +13,9 @@ use crate::intents::Intents;
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, Labels, Node, Owner};
 
-/// Runs the body of a verb as one transaction on the allocator's store, or on another one, and is what the body is. A store
-/// that is [being filled](crate::moving) refuses all of them, but for those that are only `looking`: what a person asks.
+/// Runs the body of a verb as one transaction on the allocator's store, or on another one, and returns the body's
+/// result. A store that is [being filled](crate::moving) refuses all of them but those that are only `looking`: a
+/// person's queries.
 macro_rules! transact {
     ($ipam:expr, $deadline:expr, |$tx:ident| $body:expr) => {
         crate::ipam::transact!(on std::sync::Arc::clone($ipam.store()), $deadline, |$tx| $body)
@@ -37,20 +38,20 @@ macro_rules! transact {
 }
 pub(crate) use transact;
 
-/// Where the time comes from, so that tests can say what it is.
+/// The source of the time, so that tests can set it.
 pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 
-/// Where the unique ids of new resources come from: random UUIDs, as text.
+/// The source of the unique ids of new resources: random UUIDs, as text.
 pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Which nodes may have addresses.
+/// The nodes that may have addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nodes {
-    /// Those that are registered, as in a cluster.
+    /// The registered ones, as in a cluster.
     Registered,
-    /// While none is registered, the one that asked first, under the name that it then had: on a store of a single
-    /// machine nobody registers it, and a host that is renamed stays the same. It has no labels and no limit of blocks.
-    /// Once a node is registered, as above.
+    /// While none is registered, the node of the first request, under the name that it then had: on a store of a single
+    /// machine no node is registered, and a host that is renamed stays the same. It has no labels and no limit of
+    /// blocks. Once a node is registered, as above.
     FirstSeen,
 }
 
@@ -93,7 +94,7 @@ impl Ipam {
         self
     }
 
-    /// Notes what an assignment is about to commit: for a store of other processes, see [`crate::intents`].
+    /// Records what an assignment is about to commit: for a store of other processes, see [`crate::intents`].
     #[must_use]
     pub fn with_intents(mut self, intents: Arc<dyn Intents>) -> Self {
         self.intents = Some(intents);
@@ -107,7 +108,7 @@ impl Ipam {
         self
     }
 
-    /// Lets an assignment that finds no room free what is left over from earlier boots, on this evidence; see [`crate::gc`].
+    /// Lets an assignment that finds no room free the leftovers of earlier boots, on this evidence; see [`crate::gc`].
     #[must_use]
     pub fn with_live(mut self, live: Arc<dyn Live>) -> Self {
         self.live = Some(live);
@@ -119,12 +120,12 @@ impl Ipam {
         self.live.as_ref()
     }
 
-    /// Which nodes may have addresses.
+    /// The nodes that may have addresses.
     pub(crate) fn nodes(&self) -> Nodes {
         self.nodes
     }
 
-    /// Where intents are noted, if they are.
+    /// Where pending commits are recorded, if they are.
     pub(crate) fn intents(&self) -> Option<&Arc<dyn Intents>> {
         self.intents.as_ref()
     }

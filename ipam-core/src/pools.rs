@@ -47,15 +47,15 @@ pub enum PoolError {
         ip: IpAddr,
         /// The name of its pool.
         pool: String,
-        /// For what it is wanted.
+        /// The wanted use.
         wanted: PoolUse,
-        /// The required use of the pool.
+        /// The permitted uses of the pool.
         allowed: Vec<String>,
     },
 }
 
-/// The network of a pool that a request names, by its network or by its name. Whether there is such a pool, and whether
-/// it is enabled, is for [`select_pools`] to say.
+/// The network of a pool that a request names, by its network or by its name. [`select_pools`] checks whether there is
+/// such a pool, and whether it is enabled.
 ///
 /// # Errors
 /// [`PoolError::UnknownName`] and [`PoolError::WrongFamily`].
@@ -65,20 +65,20 @@ pub fn parse_requested(text: &str, pools: &[Pool], family: Family) -> Result<IpN
     if Family::of_net(net) == family { Ok(net) } else { Err(PoolError::WrongFamily(net.network(), family)) }
 }
 
-/// For whom pools are chosen.
+/// The facts by which pools are chosen.
 #[derive(Clone, Debug)]
 pub struct PoolQuery<'a> {
     /// The family of the wanted addresses.
     pub family: Family,
-    /// The networks of the pools that are asked for, in order; none to choose by selectors.
+    /// The networks of the requested pools, in order; none to choose by selectors.
     pub requested: &'a [IpNet],
-    /// The node that asks.
+    /// The node that requests addresses.
     pub node: &'a str,
     /// Its labels.
     pub node_labels: &'a Labels,
     /// The labels of the container's namespace.
     pub namespace_labels: &'a Labels,
-    /// For what the addresses are wanted.
+    /// The use of the wanted addresses.
     pub wanted: PoolUse,
     /// The addresses that the node keeps for itself in each block.
     pub host_reserved: Option<&'a HostReserved>,
@@ -87,9 +87,9 @@ pub struct PoolQuery<'a> {
 /// The pools to take addresses from, in the order in which to try them.
 ///
 /// `all` are all pools in the order of their names. Requested pools are taken in the order of the request, whatever
-/// their selectors and assignment mode say; else all that are automatic and select both node and namespace. In either
-/// case only enabled pools count, whose blocks hold more than the host keeps for itself, and that may be used for what
-/// is wanted.
+/// their selectors and assignment mode are; else all that are automatic and select both node and namespace. In either
+/// case only enabled pools count, whose blocks hold more than the host keeps for itself, and that permit the wanted
+/// use.
 ///
 /// # Errors
 /// [`PoolError`] if no pool is left, or a requested one is not there.
@@ -125,7 +125,7 @@ pub enum Obstacle {
     NotEnabled,
     /// Its blocks do not fit into it, or hold no more than the host keeps of each for itself.
     BlocksTooSmall,
-    /// Others are asked for by name.
+    /// Other pools are requested by name.
     NotRequested,
     /// It is only for requests that name it.
     Manual,
@@ -133,7 +133,7 @@ pub enum Obstacle {
     Node,
     /// It is not for this namespace.
     Namespace,
-    /// It may not be used for what is wanted.
+    /// It does not permit the wanted use.
     Use,
 }
 
@@ -156,8 +156,8 @@ pub fn obstacle(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, 
     Ok(found.or_else(|| (!pool.allows(query.wanted)).then_some(Obstacle::Use)))
 }
 
-/// True if it takes the labels of the namespace to tell which pools [`select_pools`] chooses. A selector that cannot be read
-/// says nothing here.
+/// True if [`select_pools`] needs the labels of the namespace to choose pools. A pool whose node selector cannot be
+/// read does not count.
 pub fn asks_for_namespace(all: &[Pool], query: &PoolQuery<'_>) -> bool {
     let may_choose = |pool: &Pool| {
         has_room(pool, query)
@@ -169,7 +169,7 @@ pub fn asks_for_namespace(all: &[Pool], query: &PoolQuery<'_>) -> bool {
         && enabled_pools(all, query.family).any(|pool| !pool.namespace_selector().is_empty() && may_choose(pool))
 }
 
-/// The pools of a family that addresses may be given out of at all.
+/// The enabled pools of a family.
 pub fn enabled_pools(all: &[Pool], family: Family) -> impl Iterator<Item = &Pool> {
     all.iter().filter(move |pool| pool.family() == family && pool.is_enabled())
 }
@@ -189,7 +189,7 @@ fn block_addresses(pool: &Pool) -> Option<Count> {
 /// A pool, and what stands in its way.
 type Judged<'a> = (&'a Pool, Option<Obstacle>);
 
-/// The pools that are asked for, in the order of the request; all where none is.
+/// The requested pools, in the order of the request; all where none is requested.
 fn requested<'a>(usable: Vec<Judged<'a>>, query: &PoolQuery<'_>) -> Result<Vec<Judged<'a>>, PoolError> {
     if query.requested.is_empty() {
         return Ok(usable);
@@ -204,7 +204,7 @@ fn requested<'a>(usable: Vec<Judged<'a>>, query: &PoolQuery<'_>) -> Result<Vec<J
     Ok(chosen)
 }
 
-/// Why a pool is not chosen where none is asked for by name.
+/// Why a pool is not chosen where none is requested by name.
 fn selection(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, PoolError> {
     if pool.assignment_mode() != AssignmentMode::Automatic {
         return Ok(Some(Obstacle::Manual));
@@ -251,7 +251,7 @@ pub fn start_of(host: &str) -> u64 {
 pub fn blocks_from(pool: &Pool, start: u64) -> Blocks {
     let count = block_addresses(pool).map_or(0, |_| {
         let bits = u32::from(pool.block_size() - pool.cidr().prefix_len());
-        // Only ::/0 in blocks of one address has more than fits; leaving out its very last block harms nobody.
+        // Only ::/0 in blocks of one address has more than fits; its very last block is left out, which does no harm.
         1_u128.checked_shl(bits).unwrap_or(u128::MAX)
     });
     let index = u128::from(start).checked_rem(count).unwrap_or(0);
@@ -270,7 +270,7 @@ pub struct Blocks {
 
 impl Blocks {
     /// The next block of which at least one address is not reserved. However much is reserved, it is passed over in one
-    /// step: a configured range may be a few addresses of an IPv6 network with more blocks than anybody can walk through.
+    /// step: a configured range may be a few addresses of an IPv6 network with more blocks than can be scanned.
     pub fn next_unreserved(&mut self, reservations: &Reservations) -> Option<IpNet> {
         loop {
             let current = self.index;

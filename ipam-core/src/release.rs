@@ -1,8 +1,8 @@
-//! Giving addresses back: of an attachment, of a handle, or one by one. An attachment's is one commit; the others are as
-//! many as it takes, each of whole addresses with their handles.
+//! Releasing addresses: of an attachment, of a handle, or one by one. Those of an attachment are released in one
+//! commit; the others in as many as it takes, each of whole addresses with their handles.
 //!
 //! Guards: every block that loses an address and the handles of those addresses, so that nothing is released that has
-//! been given to somebody else meanwhile. Which blocks to look at is read from the handle without a guard when nothing
+//! been assigned to another holder meanwhile. The handle, which names the blocks to read, is not guarded when nothing
 //! of it is found: then there is nothing to release, as of the revision that was read.
 
 mod renamed;
@@ -26,9 +26,9 @@ use crate::surroundings::{decode_all, passes_over, pool_holding, read_config};
 use crate::workset::Workset;
 use renamed::Renamed;
 
-/// How many blocks of a handle are changed in one commit: four of the largest usual ones are a megabyte.
+/// The most blocks of a handle that are changed in one commit: four of the largest usual ones are a megabyte.
 const MOST_BLOCKS_AT_ONCE: usize = 4;
-/// How many single addresses are released in one commit: each can have a handle of its own, which is a guard.
+/// The most single addresses that are released in one commit: each can have a handle of its own, which is a guard.
 const MOST_ADDRESSES_AT_ONCE: usize = 60;
 
 /// The outcome of a release of single addresses.
@@ -36,17 +36,17 @@ const MOST_ADDRESSES_AT_ONCE: usize = 60;
 pub struct ReleasedAddresses {
     /// Addresses that were held and are not any more.
     pub released: Vec<IpAddr>,
-    /// Addresses that nobody held.
+    /// Addresses that had no holder.
     pub unallocated: Vec<IpAddr>,
 }
 
 impl Ipam {
-    /// Frees whatever is recorded for an attachment, and what its handle holds on its node without saying for which
-    /// interface. A node that was renamed has a container of the same id under its former name: that goes as well if the id
-    /// is one that runtimes make, or the former name is not registered any more. Nothing there is not an error, so that it can
-    /// be repeated. An assignment that broke off is settled first, so that it cannot land afterwards, where
-    /// [`intents`](crate::intents) are noted. `old_handles` are the handles under which earlier versions of Calico kept a
-    /// workload's addresses.
+    /// Frees all that is recorded for an attachment, and what its handle holds on its node without a recorded
+    /// interface. A node that was renamed has a container of the same id under its former name: its addresses are freed
+    /// as well if the id is one that runtimes make, or the former name is not registered any more. Finding nothing is
+    /// not an error, so that the call can be repeated. An assignment that broke off is settled first, so that it cannot
+    /// happen afterwards, where [pending commits](crate::intents) are recorded. `old_handles` are the handles under
+    /// which earlier versions of Calico kept a workload's addresses.
     ///
     /// # Errors
     /// Those of the store, and damaged documents that stand in the way.
@@ -59,9 +59,9 @@ impl Ipam {
         self.release_attachment_of(attachment, old_handles, &[], None, deadline).await
     }
 
-    /// The same for an attachment that is said to have these addresses. All that it has is freed, and nothing else: the
-    /// addresses only say where to look first, which saves a round trip. The attachment's stored endpoint, if one is named,
-    /// is deleted in the same commit.
+    /// The same for an attachment for which the caller names these addresses. All that it has is freed, and nothing
+    /// else: the addresses only tell where to read first, which saves a round trip. The attachment's stored endpoint,
+    /// if one is named, is deleted in the same commit.
     ///
     /// # Errors
     /// As [`release_attachment`](Self::release_attachment); a damaged endpoint of a pod.
@@ -107,7 +107,7 @@ impl Ipam {
         Ok((gone, renamed))
     }
 
-    /// Frees all that a handle holds, on whatever node: one commit, or one for every four blocks if it has addresses in
+    /// Frees all that a handle holds, on any node: one commit, or one for every four blocks if it has addresses in
     /// more.
     ///
     /// # Errors
@@ -160,8 +160,8 @@ impl Ipam {
         Ok(released)
     }
 
-    /// Frees single addresses. Those that nobody holds, or that rest already, are returned as such. Up to 60 addresses
-    /// in up to 4 blocks go in one commit or not at all; more than that in several, block after block.
+    /// Frees single addresses. Those that have no holder, or are in cooldown already, are returned as such. Up to 60
+    /// addresses in up to 4 blocks go in one commit or not at all; more than that in several, block after block.
     ///
     /// # Errors
     /// `ReleaseConflict` if one is held by another handle, or has another sequence number, than its request says: nothing
@@ -179,7 +179,7 @@ impl Ipam {
         Ok(done)
     }
 
-    /// Releases as many of the first addresses as one commit holds, and says which these were. The requests are sorted.
+    /// Releases as many of the first addresses as one commit holds, and returns these. The requests are sorted.
     async fn release_first(
         &self,
         requests: &[ReleaseRequest],
@@ -237,8 +237,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Releases the addresses of the handles that `mine` selects, in the first `most` blocks that they name; and says
-    /// how many blocks are left.
+    /// Releases the addresses of the handles that `mine` selects, in the first `most` blocks that they name. Returns
+    /// also the number of blocks that are left.
     async fn release_handles(
         &self,
         tx: &mut Transaction,
@@ -302,14 +302,14 @@ impl Ipam {
 #[derive(Default)]
 struct Gone {
     released: Vec<IpAddr>,
-    /// Blocks that have nothing any more.
+    /// Blocks that have become empty.
     emptied: BTreeSet<IpNet>,
-    /// How many blocks of the handles were not looked at.
+    /// The number of blocks of the handles that were not read.
     left: usize,
 }
 
 impl Gone {
-    /// Writes the changes, and hands back blocks that the node should not keep. Returns the released addresses, ascending.
+    /// Writes the changes, and releases blocks that the node should not keep. Returns the addresses, ascending.
     async fn write(mut self, mut work: Workset<'_>, node: &str) -> Result<Vec<IpAddr>> {
         leave_unselected(&mut work, node, &self.emptied).await?;
         work.write().await?;
@@ -332,7 +332,7 @@ enum Found {
     NoBlock,
 }
 
-/// Reads in one round trip what a release by handle needs, and more keys: the blocks that it is likely to be about.
+/// Reads in one round trip what a release by handle needs, and more keys: the blocks that it probably changes.
 async fn prefetch(
     ipam: &Ipam,
     tx: &mut Transaction,
@@ -350,7 +350,7 @@ async fn prefetch(
     Ok(())
 }
 
-/// Which blocks the handles name.
+/// The blocks that the handles name.
 async fn blocks_of_handles(work: &mut Workset<'_>, handles: &[String]) -> Result<Vec<(String, IpNet)>> {
     let mut named = Vec::new();
     for handle in handles {
@@ -362,8 +362,8 @@ async fn blocks_of_handles(work: &mut Workset<'_>, handles: &[String]) -> Result
     Ok(named)
 }
 
-/// Gives back blocks of the node that have become empty and whose pool does not select the node (any more), as Calico
-/// does after a release. Node and pools are read without guards: if they change now, the next ADD sees to it.
+/// Releases blocks of the node that have become empty and whose pool does not select the node (any more), as Calico
+/// does after a release. Node and pools are read without guards: if they change now, the next ADD releases the blocks.
 async fn leave_unselected(work: &mut Workset<'_>, node: &str, emptied: &BTreeSet<IpNet>) -> Result<()> {
     let key = keys::resource(ResourceKind::Node, node);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(()) };

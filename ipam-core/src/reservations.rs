@@ -1,4 +1,4 @@
-//! The addresses that reservations keep from being given out, as one set.
+//! The addresses that reservations keep from being assigned, as one set.
 
 use std::net::IpAddr;
 

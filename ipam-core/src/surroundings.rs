@@ -12,10 +12,10 @@ use crate::reservations::Reservations;
 
 /// The state of the store around an assignment.
 ///
-/// The commit fails if a pool or a reservation has come or changed meanwhile, or the settings have: an address is never
-/// given out against a rule that was there first. A reservation that has gone does no harm, and the pool that is used is
-/// guarded by itself. Where there are more than 64 pools or reservations, which is more than a commit can check, only
-/// the pool that is used is guarded.
+/// The commit fails if a pool or a reservation is made or changed meanwhile, or the settings are: an address is never
+/// assigned against a rule that was there first. A reservation that was deleted does no harm, and the pool that is used
+/// is guarded by itself. Where there are more than 64 pools or reservations, which is more than a commit can check,
+/// only the pool that is used is guarded.
 #[derive(Debug)]
 pub(crate) struct Surroundings {
     /// The settings.
@@ -24,14 +24,14 @@ pub(crate) struct Surroundings {
     pub(crate) reservations: Reservations,
     /// The documents behind them that are well formed.
     pub(crate) reservation_documents: Vec<IpReservation>,
-    /// The addresses that only the present request keeps off.
+    /// The addresses that are reserved for the present request alone.
     kept_off: Vec<IpReservation>,
     /// All pools, by name.
     pub(crate) pools: Vec<Pool>,
     /// The node, or the virtual owner.
     pub(crate) host: Host,
     /// Whether Calico reads this store, too: its ClusterInformation is there. Calico makes the document before anything
-    /// else, and never deletes it. It is not guarded: an assignment that does not see it yet leaves blocks as they were
+    /// else, and never deletes it. It is not guarded: an assignment that does not see it yet keeps blocks as they were
     /// before Calico came, and those move later.
     pub(crate) beside_calico: bool,
 }
@@ -84,7 +84,7 @@ impl Surroundings {
         self.count_reservations();
     }
 
-    /// The request is over.
+    /// Ends the reservations for the present request.
     pub(crate) fn allow_all(&mut self) {
         if !self.kept_off.is_empty() {
             self.kept_off.clear();
@@ -110,7 +110,7 @@ pub(crate) fn pool_holding<'p>(pools: impl IntoIterator<Item = &'p Pool>, block:
     pools.into_iter().find(|pool| pool.cidr().contains(&block.network()))
 }
 
-/// True if the pool is there for nodes with other labels only. A selector that cannot be read says nothing.
+/// True if the pool is enabled for nodes with other labels only. False for a selector that cannot be read.
 pub(crate) fn passes_over(pool: &Pool, node: &Labels) -> bool {
     pool.is_enabled() && pool.selects_node(node) == Ok(false)
 }

@@ -60,7 +60,7 @@ pub enum Fate {
 /// The outcome of an assignment to a virtual machine's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmAnswer {
-    /// The machine had these addresses already, or a further family was asked for.
+    /// The machine had these addresses already, or a further family was requested.
     Kept(Vec<Assigned>),
     /// The machine has these addresses from now on.
     First(Vec<Assigned>),
@@ -75,7 +75,7 @@ impl VmPod {
     }
 }
 
-/// True if an address is a virtual machine's, which may be stopped: nobody can tell from a node that it is not in use.
+/// True if an address is a virtual machine's, which may be stopped: no node can show that it is not in use.
 pub fn is_vms(entry: &Attribute) -> bool {
     let Some(handle) = entry.handle() else { return false };
     match entry.get(NETWORK) {
@@ -91,7 +91,7 @@ pub(crate) fn switch_key() -> Key {
 }
 
 /// True if addresses of virtual machines are not kept. As in Calico, only this very word in a document that can be read
-/// says so.
+/// means that.
 pub(crate) async fn is_off(tx: &mut Transaction) -> Result<bool> {
     let stored = tx.snapshot_get(&switch_key()).await?;
     let document = stored.and_then(|value| serde_json::from_slice::<Value>(value.as_bytes()).ok());
@@ -130,7 +130,7 @@ impl VmHolds {
         Ok(holds)
     }
 
-    /// Puts the handle right. Each block is written, too: a foreign writer that is about to change it has to begin anew.
+    /// Corrects the handle. Each block is written, too: a foreign writer that is about to change it must start again.
     pub(crate) async fn mend(&self, work: &mut Workset<'_>, handle: &str) -> Result<()> {
         for cidr in &self.miscounted {
             work.change(*cidr, |_| ()).await?;

@@ -1,13 +1,13 @@
 //! The changes of one transaction: blocks, and the handles and affinities that go with them.
 //!
-//! Blocks are looked at without a guard; one that is changed is guarded from then on. When the changes are written, each
-//! changed block counts one write, handles count what came and went, and a block that is empty and nobody's is deleted. So
-//! block, handle and affinity agree at every revision that we write.
+//! Blocks are read without a guard; a block that is changed is guarded from then on. When the changes are written, each
+//! changed block counts one write, the handles count the addresses that were assigned and released, and a block that is
+//! empty and has no owner is deleted. So block, handle and affinity agree at every revision that we write.
 //!
-//! Calico counts in a handle before it writes the block, and takes from the count after it. So what a handle counts too
-//! much may be an address that is about to come, or one that has just gone: the count stays ahead by as much, or else
-//! Calico's next step would leave an address that no handle names. Only when nothing is held any more the entry goes, and
-//! the block is written too: who was about to write it has to start anew, and counts anew.
+//! Calico counts an address in a handle before it writes the block, and subtracts one after it. So a surplus of the
+//! count may be an address that is about to be assigned, or one that has just been released. The surplus is kept, or
+//! else Calico's next step would leave an address that no handle names. Only when nothing is held any more the entry is
+//! removed, and the block is written too: a writer that was about to write it must start again, and counts anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,15 +35,15 @@ pub(crate) struct Workset<'t> {
     changed: BTreeSet<IpNet>,
     /// The handle of each address that was held in the changed blocks as they were.
     before: BTreeMap<IpNet, Vec<SmolStr>>,
-    /// Blocks with releases dated so far ahead that they were moved to now. Unless that is written they rest for ever.
+    /// Blocks with releases dated so far ahead that they were moved to now; unless written, their cooldown never ends.
     misdated: Vec<IpNet>,
-    /// When blocks that were asked for by their keys were last written.
+    /// When blocks of which only the keys were queried were last written.
     probed: BTreeMap<IpNet, Option<Revision>>,
-    /// Full blocks that were looked through and not kept.
+    /// Full blocks that were scanned and not kept.
     full: FullBlocks,
-    /// Affinities that come.
+    /// Affinities that will be made.
     claimed: BTreeSet<Key>,
-    /// The handles of which addresses came or went, by id, each with the blocks.
+    /// The handles whose addresses were assigned or released, by id, each with the blocks.
     handles: BTreeMap<String, BTreeSet<IpNet>>,
 }
 
@@ -59,7 +59,7 @@ pub(crate) enum Found<'w> {
 }
 
 impl<'t> Workset<'t> {
-    /// An empty workset at this time; released addresses rest for so many seconds.
+    /// An empty workset at this time; released addresses are in cooldown for so many seconds.
     pub(crate) fn new(tx: &'t mut Transaction, now: OffsetDateTime, cooldown_seconds: i64) -> Self {
         Self {
             tx,
@@ -94,7 +94,7 @@ impl<'t> Workset<'t> {
         Ok(self.tx.prefetch(unread, Vec::new()).await?)
     }
 
-    /// A block as it is now, released addresses freed whose rest is over; `None` if it is not there.
+    /// A block as it is now, with the addresses freed whose cooldown is over; `None` if it is not there.
     ///
     /// # Errors
     /// `Malformed` if what is stored is no block.
@@ -109,7 +109,7 @@ impl<'t> Workset<'t> {
         Ok(self.blocks.get(&cidr).and_then(Option::as_ref))
     }
 
-    /// Like [`Self::block`], for searches: a damaged block is said in the log and passed over.
+    /// Like [`Self::block`], for searches: a damaged block is logged and passed over.
     pub(crate) async fn find(&mut self, cidr: IpNet) -> Result<Found<'_>> {
         match self.block(cidr).await {
             Ok(_) => {}
@@ -122,9 +122,9 @@ impl<'t> Workset<'t> {
         Ok(self.block(cidr).await?.map_or(Found::Absent, Found::There))
     }
 
-    /// Looks through blocks, in one round trip, and says which of them are kept, in their order: those that `keep` wants, and
-    /// those that were read before. Others are forgotten at once, so that a search through a pool of thousands of blocks does
-    /// not hold them all. A damaged block is said in the log and passed over.
+    /// Scans blocks, in one round trip, and returns those that are kept, in their order: those that `keep` wants, those
+    /// with releases dated too far ahead, and those that were read before. Others are forgotten at once, so that a
+    /// search through a pool of thousands of blocks does not hold them all. A damaged block is logged and passed over.
     pub(crate) async fn look_through(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
         let unread: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.blocks.contains_key(cidr)).collect();
         let names: Vec<Key> = unread.iter().map(|cidr| keys::block(*cidr)).collect();
@@ -146,7 +146,7 @@ impl<'t> Workset<'t> {
         Ok(blocks.iter().copied().filter(|cidr| self.blocks.contains_key(cidr)).collect())
     }
 
-    /// The full blocks that were looked through and not kept.
+    /// The full blocks that were scanned and not kept.
     pub(crate) fn full(&self) -> &FullBlocks {
         &self.full
     }
@@ -161,7 +161,7 @@ impl<'t> Workset<'t> {
         Ok(blocks.iter().map(|cidr| self.probed.get(cidr).copied().flatten()).collect())
     }
 
-    /// A block with released addresses freed whose rest is over, and whether some are dated too far ahead.
+    /// A block with the addresses freed whose cooldown is over, and whether some releases are dated too far ahead.
     fn rested(&self, mut block: Block) -> (Block, bool) {
         let is_misdated = block.apply_cooldown(self.now, self.cooldown_seconds).moved > 0;
         (block, is_misdated)
@@ -205,7 +205,7 @@ impl<'t> Workset<'t> {
         self.changed.contains(&cidr)
     }
 
-    /// The blocks read so far with releases that no honest clock has dated.
+    /// The blocks read so far with releases that are dated too far ahead.
     pub(crate) fn misdated(&self) -> &[IpNet] {
         &self.misdated
     }
@@ -215,7 +215,7 @@ impl<'t> Workset<'t> {
         self.blocks.values().flatten()
     }
 
-    /// Notes that a handle's addresses in a block have changed.
+    /// Records that a handle's addresses in a block have changed.
     pub(crate) fn touch_handle(&mut self, id: &str, cidr: IpNet) {
         self.handles.entry(id.to_owned()).or_default().insert(cidr);
     }
@@ -272,8 +272,8 @@ impl<'t> Workset<'t> {
         self.confirm_affinity(to, cidr).await
     }
 
-    /// The blocks of an owner in one family, ascending by key, those among them that it claims here. Not guarded: the block that
-    /// is used says itself whose it is.
+    /// The blocks of an owner in one family, ascending by key, those among them that it claims here. Not guarded: the
+    /// block that is used itself names its owner.
     pub(crate) async fn affine(&mut self, affinities: &Range) -> Result<Vec<IpNet>> {
         let mut listed = self.claimed.clone();
         listed.retain(|key| affinities.contains(key.as_bytes()));

@@ -1,4 +1,4 @@
-//! Copying a part of a store to a file. Nothing is written to the file while the store is held.
+//! Copying a part of a store to a file. Another thread writes the file: the store is open only while it is read.
 
 use std::time::SystemTime;
 
@@ -10,20 +10,20 @@ use super::{Header, Writer};
 use crate::error::{Failure, Result};
 use crate::output::{Progress, rfc3339};
 
-/// How often to begin anew when the revision is given up before all of it was read.
+/// The number of attempts: the history of a revision can be removed before all of it was read.
 const ATTEMPTS: usize = 5;
 
 /// The outcome of a copy.
 pub(crate) struct Copied {
     /// The revision.
     pub(crate) revision: i64,
-    /// How many keys.
+    /// The number of keys.
     pub(crate) keys: u64,
     /// The length of the file in bytes.
     pub(crate) bytes: u64,
 }
 
-/// Copies these ranges, which ascend, at one revision. `look` is shown every key, and may refuse.
+/// Copies these ranges, which ascend, at one revision. `look` gets every key and may refuse it.
 pub(crate) async fn copy(
     location: &Location,
     ranges: Vec<Range>,
@@ -44,7 +44,7 @@ pub(crate) async fn copy(
         .hint("try again when fewer containers are started and stopped; to a file it is read faster than to a pipe"))
 }
 
-/// Copies one revision, and returns which and how many keys; nothing if its history was given up meanwhile.
+/// Copies one revision. Returns its number and its number of keys, or `None` if its history was removed meanwhile.
 async fn attempt(
     location: &Location,
     ranges: Vec<Range>,
@@ -71,7 +71,7 @@ async fn attempt(
             .filter(|_| !begun)
             .map(|about| Header::new(about, revision, rfc3339(SystemTime::now())));
         begun = true;
-        // A part that was read is written while more is read.
+        // One part is written while the next one is read.
         let write = aside(move || {
             if let Some(header) = header {
                 writer.begin(&header)?;

@@ -10,18 +10,18 @@ use sha2::{Digest, Sha256};
 
 use super::snapshot::Identity;
 
-/// The form of files of stores without leases.
+/// The version of the form for stores without leases.
 const VERSION: u32 = 1;
-/// The form of files of stores with leases, and the newest that is read. It adds `leases` to the first line, and `lease` to others.
+/// The version for stores with leases, the newest one. The first line also has `leases`, other lines `lease`.
 pub(super) const VERSION_WITH_LEASES: u32 = 2;
 
-/// The longest line that there can be: a key and a value of the greatest length, each byte of them escaped.
+/// The length of the longest line: a key and a value of the greatest length, with each byte escaped.
 pub(super) const MAX_LINE_BYTES: usize = 6 * (kv::MAX_KEY_BYTES + kv::MAX_VALUE_BYTES) + 1024;
 
-/// How the last line begins, and no other.
+/// The beginning of the last line, and of no other.
 pub(super) const TRAILER: &str = "{\"keys\":";
 
-/// The first line: what was written, and when.
+/// The first line: the store of the backup, and the time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Header {
     /// The version of the form.
@@ -34,7 +34,7 @@ pub(crate) struct Header {
     pub(crate) store: String,
     /// The revision of the store.
     pub(crate) revision: i64,
-    /// When it was read.
+    /// The time at which the store was read.
     pub(crate) time: String,
     /// The leases of a store whose format has them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -57,7 +57,7 @@ impl From<kv::Lease> for Lease {
 }
 
 impl Lease {
-    /// As stores have it; `None` if it has no number, or a time that none has.
+    /// The lease in the form of stores; `None` if its number or its time to live is not allowed.
     pub(crate) fn read(self) -> Option<kv::Lease> {
         let ttl = Some(Duration::from_secs(self.ttl)).filter(|ttl| *ttl <= kv::Lease::MAX_TTL)?;
         Some(kv::Lease { id: LeaseId::new(self.id)?, ttl })
@@ -65,7 +65,7 @@ impl Lease {
 }
 
 impl Header {
-    /// Of a file that is written now.
+    /// The first line of a new file.
     pub(crate) fn new(identity: &Identity, revision: i64, time: String) -> Self {
         let Identity { engine, id, leases } = identity;
         let leases = leases.as_ref().map(|leases| leases.iter().copied().map(Lease::from).collect());
@@ -122,7 +122,7 @@ impl Row {
         Self { key, key64, value, value64, lease: lease.map(LeaseId::get) }
     }
 
-    /// The key, the value and the lease; `None` if one of the first two is there twice, or not at all.
+    /// The key, the value and the lease; `None` if the key or the value is missing, or there twice.
     pub(super) fn read(self) -> Option<Stored> {
         let read = |text: Option<String>, base64: Option<String>| match (text, base64) {
             (Some(text), None) => Some(text.into_bytes()),

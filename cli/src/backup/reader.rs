@@ -9,8 +9,7 @@ use sha2::{Digest, Sha256};
 use super::format::{AnyHeader, Header, MAX_LINE_BYTES, Row, Stored, TRAILER, VERSION_WITH_LEASES, hex, trailer};
 use crate::error::{Failure, Result};
 
-/// A backup file that is being read. Its parts are only worth something when it has delivered all: the checksum is at
-/// the end.
+/// A backup file that is being read. Its parts are valid only after the last one was read: the checksum is at the end.
 #[derive(Debug)]
 pub(crate) struct Reader {
     input: BufReader<File>,
@@ -60,12 +59,12 @@ impl Reader {
         &self.header
     }
 
-    /// The checksum of what was read so far; at the end, that of the file.
+    /// The checksum of the lines read so far; at the end, the checksum of the file.
     pub(crate) fn sum(&self) -> String {
         hex(self.sum.clone())
     }
 
-    /// Reads a file to its end, and returns its header and how many keys it has.
+    /// Reads a file to its end, and returns its header and its number of keys.
     pub(crate) fn check(path: &Path) -> Result<(Header, u64)> {
         let mut reader = Self::open(path)?;
         while reader.next_row()?.is_some() {}
@@ -113,7 +112,7 @@ impl Reader {
     }
 }
 
-/// Reads a line with its end, or as much as the longest line may have.
+/// Reads a line with its line break, up to the length of the longest line.
 fn read_line(input: &mut BufReader<File>, line: &mut Vec<u8>) -> io::Result<()> {
     line.clear();
     input.take(MAX_LINE_BYTES as u64).read_until(b'\n', line)?;

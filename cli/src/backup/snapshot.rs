@@ -1,5 +1,5 @@
-//! Reading a store as it is at one revision, in turns, so that no plugin waits long: a reader that has read for 10 ms
-//! releases the store as soon as another process waits, and goes on at that revision when it has its turn again.
+//! Reading a store at one revision, in several openings, so that no plugin waits long: after 10 ms the reader closes
+//! the store as soon as another process waits, and goes on at that revision when it has the store lock again.
 
 use std::time::Instant;
 
@@ -10,20 +10,20 @@ use tokio::task::spawn_blocking;
 use crate::error::{Failure, Result};
 use crate::store::{self, Use, explain, somebody_waits};
 
-/// How many bytes of values a turn reads. The read keys are in memory.
+/// The number of bytes that one opening reads. They are in memory meanwhile.
 const TURN_BYTES: usize = 16 << 20;
-/// The most keys of a turn: the work on a turn of small documents takes no longer than on one of large ones. To open
-/// sled takes longer than that.
+/// The most keys that one opening reads, so that small documents take no longer than large ones. sled is exempt, since
+/// it takes longer than that to open.
 const TURN_KEYS: usize = 16_384;
-/// How many bytes of values a page of an embedded store should have, and one of a cluster.
+/// The number of bytes that a page should have: of an embedded store, and of a cluster.
 const PAGE_BYTES: usize = 256 << 10;
 const CLUSTER_PAGE_BYTES: usize = 8 << 20;
 
-/// Why a turn ended before its time.
+/// Why the reading ended early.
 pub(crate) enum Stop {
-    /// The revision cannot be read any more.
+    /// The history of the revision was removed.
     Overtaken,
-    /// It failed.
+    /// The store failed.
     Failed(Failure),
 }
 
@@ -33,44 +33,44 @@ impl From<Failure> for Stop {
     }
 }
 
-/// A part of a store at one revision, on the way from its first key to its last.
+/// The reader of a part of a store at one revision, from its first key to its last.
 pub(crate) struct Snapshot<'l> {
     location: &'l Location,
-    /// The revision; unset before the first turn.
+    /// The revision; unset before the first opening.
     at: Revision,
     about: Option<Identity>,
     pages: Pages,
 }
 
-/// Which store that is.
+/// The identity of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// The engine.
     pub(crate) engine: &'static str,
     /// The store's id, or the cluster's.
     pub(crate) id: String,
-    /// The leases of an embedded store whose format has them. Those of a cluster are its clients' and are not read.
+    /// The leases of an embedded store whose format has them. A cluster's leases are its clients' and are not read.
     pub(crate) leases: Option<Vec<Lease>>,
 }
 
 impl<'l> Snapshot<'l> {
-    /// These ranges, which ascend, at the newest revision.
+    /// A reader of these ranges, which ascend, at the newest revision.
     pub(crate) fn of(location: &'l Location, ranges: Vec<Range>) -> Self {
         Self { location, at: Revision::UNSET, about: None, pages: Pages::of(ranges) }
     }
 
-    /// The same at a revision that may not be readable any more.
+    /// Reads at this revision instead, which may not be readable any more.
     pub(crate) fn at(mut self, revision: Revision) -> Self {
         self.at = revision;
         self
     }
 
-    /// The revision; unset before the first turn.
+    /// The revision; unset before the first opening.
     pub(crate) fn revision(&self) -> Revision {
         self.at
     }
 
-    /// Which store it is; known after the first turn.
+    /// The identity of the store; known after the first opening.
     pub(crate) fn identity(&self) -> Option<&Identity> {
         self.about.as_ref()
     }
@@ -80,7 +80,7 @@ impl<'l> Snapshot<'l> {
         self.pages.is_over()
     }
 
-    /// Reads for one turn: the next keys, ascending; nothing after the last. The store is closed when it returns.
+    /// Opens the store, reads the next keys, ascending, and closes it. `None` after the last key.
     pub(crate) async fn turn(&mut self) -> Result<Option<Vec<Kv>>, Stop> {
         if self.is_over() {
             return Ok(None);
@@ -125,20 +125,20 @@ impl<'l> Snapshot<'l> {
 pub(crate) struct Pages {
     /// The ranges that remain to be read, the next one last.
     rest: Vec<Range>,
-    /// The range of a cluster that was begun.
+    /// The current range of a cluster.
     begun: Option<kv::Pages>,
 }
 
 /// Some keys.
 pub(crate) struct Page {
-    /// The revision at which they were so.
+    /// The revision at which they were read.
     pub(crate) at: Revision,
-    /// They themselves, ascending.
+    /// The keys with their values, ascending.
     pub(crate) kvs: Vec<Kv>,
 }
 
 impl Pages {
-    /// These ranges, which ascend.
+    /// The pages of these ranges, which ascend.
     pub(crate) fn of(mut ranges: Vec<Range>) -> Self {
         ranges.reverse();
         Self { rest: ranges, begun: None }
@@ -149,11 +149,11 @@ impl Pages {
         self.rest.is_empty() && self.begun.is_none()
     }
 
-    /// Reads the next page, as it was at a revision, or is now if that is unset.
+    /// Reads the next page at a revision, or at the newest one if that is unset.
     pub(crate) async fn next(&mut self, open: &OpenStore, at: Revision) -> kv::Result<Page> {
         if let Some(store) = open.embedded() {
             let Some(range) = self.rest.pop() else { return Ok(Page { at, kvs: Vec::new() }) };
-            // A page of the engine's own: to count what is left of a range, as the contract has it, takes long.
+            // A page of the engine's own: the contract's `range` also counts the keys that are left, which takes long.
             let (first, end) = range.bounds();
             let page = store.page(first, at, PAGE_BYTES).await?;
             let is_before_end = |key: &Key| end.as_ref().is_none_or(|end| key < end);
@@ -188,7 +188,7 @@ pub(crate) async fn identity(location: &Location, open: &OpenStore) -> Result<Id
     Ok(Identity { engine, id: store.id().to_string(), leases })
 }
 
-/// Does what blocks where that is no harm.
+/// Does blocking work on another thread.
 pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     spawn_blocking(work).await.unwrap_or_else(|error| Err(Failure::new(error)))
 }

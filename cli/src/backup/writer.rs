@@ -1,4 +1,4 @@
-//! Writing a backup file, so that it is there in full or not at all.
+//! Writing a backup file, so that it is there as a whole or not at all.
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Seek, Write};
@@ -12,22 +12,22 @@ use sha2::{Digest, Sha256};
 use super::format::{Header, MAX_LINE_BYTES, Row, trailer};
 use crate::error::{Failure, Result};
 
-/// Only the owner may read what is in a store.
+/// The mode of a backup: only its owner may read it, as with the store.
 const MODE: u32 = 0o600;
-/// How many bytes are written before they are synced: a container that starts meanwhile syncs its own commit, and waits for
-/// what is in front of it.
+/// The number of bytes that are written before a sync. A container that starts meanwhile syncs its own commit, and its
+/// sync waits for these bytes.
 const SYNC_BYTES: usize = 4 << 20;
 
-/// Whether a file that is there may be written over.
+/// Whether an existing file may be replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overwrite {
-    /// It stays as it is, and the backup is refused.
+    /// The file stays as it is, and the backup is refused.
     Never,
-    /// It is replaced, in one step, when the backup is complete.
+    /// The file is replaced, in one step, when the backup is complete.
     Allowed,
 }
 
-/// A backup that is being written. Dropped before its end, it leaves nothing.
+/// A backup that is being written. If it is dropped before its end, no file is left.
 #[derive(Debug)]
 pub(crate) struct Writer {
     to: To,
@@ -38,16 +38,16 @@ pub(crate) struct Writer {
     leases: bool,
 }
 
-/// Where to.
+/// The destination.
 #[derive(Debug)]
 enum To {
     File(NewFile),
     Stdout(File),
 }
 
-/// A file that is there when it is complete.
+/// A file that gets its name when it is complete.
 ///
-/// It has the name `FILE.partial` until then. A killed process leaves that file, and the next backup to the same file
+/// It is called `FILE.partial` until then. A killed process leaves that file, and the next backup to the same file
 /// overwrites it.
 #[derive(Debug)]
 struct NewFile {
@@ -55,19 +55,19 @@ struct NewFile {
     path: PathBuf,
     partial: Option<PathBuf>,
     overwrite: Overwrite,
-    /// How many bytes were written since the last sync.
+    /// The number of bytes that were written since the last sync.
     unsynced: usize,
 }
 
 impl Writer {
-    /// Makes the file.
+    /// Creates the file.
     pub(crate) fn create(path: &Path, overwrite: Overwrite) -> Result<Self> {
         Ok(Self::to(To::File(NewFile::create(path, overwrite)?)))
     }
 
-    /// Writes to stdout: there the last line alone says that it is complete.
+    /// Writes to stdout, where only the last line shows that the backup is complete.
     pub(crate) fn stdout() -> Result<Self> {
-        // Not through the standard library's own, whose lock the program holds until its end.
+        // Not through `io::stdout()`, whose lock the program holds until its end.
         Ok(Self::to(To::Stdout(File::from(io::stdout().as_fd().try_clone_to_owned()?))))
     }
 
@@ -75,12 +75,12 @@ impl Writer {
         Self { to, sum: Sha256::new(), keys: 0, bytes: 0, leases: false }
     }
 
-    /// True if what was written can be taken back.
+    /// True if the written lines can be removed again.
     pub(crate) fn can_begin_anew(&self) -> bool {
         matches!(self.to, To::File(_))
     }
 
-    /// Begins, or begins anew.
+    /// Writes the first line. Lines that were written to a file before are removed.
     pub(crate) fn begin(&mut self, header: &Header) -> Result<()> {
         if let To::File(new) = &mut self.to {
             new.file.set_len(0).and_then(|()| new.file.rewind()).map_err(|error| failed(&new.path, &error))?;
@@ -96,7 +96,7 @@ impl Writer {
         self.put(&line)
     }
 
-    /// Writes keys and values, which follow those before in the order of keys.
+    /// Writes the next keys and values, which must be in the order of keys.
     pub(crate) fn rows(&mut self, rows: &[kv::Kv]) -> Result<()> {
         let mut lines = Vec::new();
         for row in rows {
@@ -112,7 +112,7 @@ impl Writer {
         self.put(&lines)
     }
 
-    /// Writes the end; and of a file sees to it that all is durable, and gives it its name. Returns the length in bytes.
+    /// Writes the last line. A file is then made durable and gets its name. Returns the length in bytes.
     pub(crate) fn finish(mut self) -> Result<u64> {
         let end = trailer(self.keys, self.sum.clone());
         self.put(end.as_bytes())?;
@@ -163,7 +163,7 @@ impl NewFile {
             return Err(busy());
         }
         if file.metadata().map_err(|error| failed(&partial, &error))?.permissions().mode() & 0o777 != MODE {
-            // Some file systems know no modes.
+            // Some file systems have no modes.
             let _ = file.set_permissions(Permissions::from_mode(MODE));
         }
         Ok(Self { file, path: path.to_owned(), partial: Some(partial), overwrite, unsynced: 0 })
@@ -179,7 +179,7 @@ impl NewFile {
         self.file.sync_data()
     }
 
-    /// Makes it durable and gives it its name.
+    /// Makes the file durable and gives it its name.
     fn complete(&mut self) -> Result<()> {
         let failed = |error: io::Error| failed(&self.path, &error);
         self.file.sync_all().map_err(failed)?;
@@ -201,7 +201,7 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some(partial) = &self.partial {
-            // Nobody takes it for a backup if it stays.
+            // It is no harm if it stays: its name says that it is no backup.
             let _ = fs::remove_file(partial);
         }
     }
@@ -214,7 +214,7 @@ fn json(what: &impl serde::Serialize) -> Result<Vec<u8>> {
 /// Renames a file unless the name is taken.
 fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // NFS for one does not know how; but there a link does not take a name either.
+        // NFS, for one, cannot do that; but a hard link does not replace an existing file either.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
             fs::hard_link(from, to)?;
             fs::remove_file(from)

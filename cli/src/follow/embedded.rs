@@ -1,4 +1,4 @@
-//! Reading an embedded store in turns: it is opened, read a little, and closed.
+//! Reading an embedded store in several openings: it is opened, read a little, and closed.
 
 use datastore::care::{self, MvccStore};
 use datastore::{Location, OpenStore};
@@ -8,9 +8,9 @@ use super::{Part, Place, Start};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use, explain, somebody_waits};
 
-/// How many bytes of keys and values are read in one turn. They are in memory until they are printed.
+/// The number of bytes of keys and values that one opening reads. They are in memory until they are printed.
 const TURN_BYTES: usize = 16 << 20;
-/// How many bytes a page of a state should have: it takes about a millisecond.
+/// The number of bytes that a page of a state should have; to read it takes about a millisecond.
 const PAGE_BYTES: usize = 256 << 10;
 
 /// The reader of an embedded store.
@@ -18,7 +18,7 @@ const PAGE_BYTES: usize = 256 << 10;
 pub(crate) struct Embedded {
     location: Location,
     range: Range,
-    /// Which store it is; none before it was opened first.
+    /// The id of the store; `None` before the first opening.
     id: Option<String>,
     place: Place,
 }
@@ -31,11 +31,11 @@ impl Embedded {
     pub(super) async fn is_worth_reading(&self) -> Result<bool> {
         let Place::Log(next) = self.place else { return Ok(true) };
         let newest = care::newest(&self.location).await.map_err(|error| explain(&self.location, error))?;
-        // Another one than what was read last, and not only a higher one: another store may have come in its place.
+        // Not only a higher revision counts: another store, with a lower one, may be in its place.
         Ok(newest.is_none_or(|newest| newest.next() != next))
     }
 
-    /// One turn.
+    /// Opens the store, reads the next parts, and closes it.
     pub(super) async fn read(&mut self) -> Result<Vec<Part>> {
         let open = store::open_files(&self.location, Use::Existing).await?;
         let read = self.turn(&open).await;
@@ -74,7 +74,7 @@ impl Embedded {
             .hint("begin anew to see what is in it"))
     }
 
-    /// The next part.
+    /// Reads the next part.
     async fn part(&mut self, store: &MvccStore) -> kv::Result<Part> {
         match self.place.clone() {
             Place::Before(Start::Oldest) => {
@@ -111,7 +111,7 @@ impl Embedded {
         }
     }
 
-    /// Goes on where the history begins now, if an error says that it was given up.
+    /// Goes on at the oldest revision if an error says that the next one was compacted.
     fn given_up(&mut self, error: &kv::Error) -> Option<Part> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
         let read = self.place.read();
@@ -120,7 +120,7 @@ impl Embedded {
     }
 }
 
-/// How much memory a part takes, about.
+/// The approximate size of a part in memory, in bytes.
 fn size(part: &Part) -> usize {
     let of_batch = |batch: &Batch| -> usize {
         batch.events.iter().map(|event| event.kv.size() + event.prev.as_ref().map_or(0, Kv::size)).sum()

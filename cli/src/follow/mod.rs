@@ -1,7 +1,7 @@
-//! Reading what has happened in a store, and what happens.
+//! Reading the history of a store, and following its changes.
 //!
-//! A store tells of it in parts: first a state, then everything that came after it. Where its history was given up
-//! before it was read, that is reported, and the state at which it goes on.
+//! The reader returns parts: first a state, then every change after it. If the store removed history before it was
+//! read, the reader reports that, and the state from which it goes on.
 
 mod embedded;
 mod watched;
@@ -15,38 +15,38 @@ use crate::error::Result;
 use embedded::Embedded;
 use watched::Watched;
 
-/// Where to begin.
+/// The place at which the reader begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// With the oldest state that there is, up to what is the newest one now.
+    /// The oldest state that the store has; the reader goes up to the revision that is the newest one now.
     Oldest,
-    /// With the newest state.
+    /// The newest state.
     Newest,
-    /// After the newest state.
+    /// The first change after the newest state.
     Next,
 }
 
-/// A part of what a store tells.
+/// A part of the history.
 #[derive(Clone, Debug)]
 pub(crate) enum Part {
-    /// It begins here; what there was at this revision follows, unless only what comes next was asked for.
+    /// The reader begins at this revision. The state of the revision follows, unless it begins at [`Start::Next`].
     Begins(Revision, Option<SystemTime>),
-    /// Keys as they were at this revision.
+    /// Some keys with their values at this revision.
     Listed(Revision, Vec<Kv>),
-    /// The happenings, one revision each. It is known of each key what was there before.
+    /// The changes, one revision each, with the former value of each key.
     Happened(Vec<Batch>),
-    /// The history after the first revision, up to the second one, was removed unread. The state at the second one
+    /// The history after the first revision, up to the second one, was removed unread. The state at the second revision
     /// follows.
     GivenUp(Revision, Revision),
-    /// The store cannot be reached, because of this. It goes on from here as soon as it can; ask again a little later.
+    /// The store cannot be reached, because of this. The caller reads again a little later; the reader goes on here.
     Interrupted(String),
-    /// All was reported up to this revision.
+    /// Everything up to this revision was reported.
     Reached(Revision),
 }
 
 /// The reader.
 pub(crate) enum Follower {
-    /// It opens the files in turns.
+    /// It opens the files again and again.
     Embedded(Box<Embedded>),
     /// It watches a store that others keep open.
     Watched(Box<Watched>),
@@ -66,8 +66,8 @@ impl Follower {
         }
     }
 
-    /// The next parts; possibly none. An embedded store is released when this returns, and is held no longer than a few
-    /// milliseconds if another process waits for it. A watch takes a quarter of a second at most where nothing is new.
+    /// The next parts; possibly none. An embedded store is closed when this returns, and stays open for a few
+    /// milliseconds at most while another process waits for it. A watch waits a quarter of a second for changes.
     ///
     /// # Errors
     /// Those of the store.
@@ -78,7 +78,7 @@ impl Follower {
         }
     }
 
-    /// Whether there is anything new, or nobody knows. To be asked before reading on after [`Part::Reached`].
+    /// False if there is certainly nothing new. The caller checks it before it reads on after [`Part::Reached`].
     ///
     /// # Errors
     /// Those of the store.
@@ -89,7 +89,7 @@ impl Follower {
         }
     }
 
-    /// Ends it.
+    /// Closes the store.
     pub(crate) async fn close(self) -> Result<()> {
         match self {
             Self::Embedded(_) => Ok(()),
@@ -98,19 +98,19 @@ impl Follower {
     }
 }
 
-/// Where a reader has come to.
+/// The place that a reader has reached.
 #[derive(Clone, Debug)]
 enum Place {
-    /// Nothing was read.
+    /// Nothing was read yet.
     Before(Start),
     /// The state at this revision, from this key on.
     State(Revision, Key),
-    /// The happenings from this revision on.
+    /// The changes from this revision on.
     Log(Revision),
 }
 
 impl Place {
-    /// The last revision of which something was read; unset at the beginning.
+    /// The last revision that was read, perhaps in part; unset at the beginning.
     fn read(&self) -> Revision {
         match *self {
             Self::Before(_) => Revision::UNSET,

@@ -1,9 +1,9 @@
-//! Reading a store that stays open, etcd or the one of a daemon: a state in pages, then a watch.
+//! Reading a store that stays open, etcd or the store of a daemon: a state in pages, then a watch.
 //!
 //! A watch of etcd reports events, but not that it has reported all of them, and servers before 3.4.25 answer the
 //! request for progress too early. So a reader of the past compares the reported events with the state: when the keys
-//! and their revisions are those of the newest state, and nothing more comes for a while, that was all. Something could
-//! only be missing that came and went again after everything that is there now, and that the server was slow to tell.
+//! and their revisions equal the newest state, and no event comes for a while, the past is complete. It can only lack
+//! keys that were made and deleted after the last change of every present key, if the server reports them late.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,11 +21,11 @@ use super::{Part, Place, Start};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use, explain};
 
-/// How many keys a page has. A block can have more than a megabyte, but hardly has 50 kilobytes.
+/// The number of keys of a page. A block can be larger than a megabyte, but rarely is larger than 50 kilobytes.
 const PAGE_KEYS: i64 = 64;
-/// How long to wait for what comes next. etcd looks after watches that lag behind every 100 ms.
+/// The time to wait for the next event. etcd serves watches that lag behind every 100 ms.
 const QUIET: Duration = Duration::from_millis(250);
-/// How long the past may take to come once it was asked for, or to go on.
+/// The longest time without an event before the past is complete.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The most revisions in a report.
 const MOST_BATCHES: usize = 1000;
@@ -37,16 +37,16 @@ pub(crate) struct Watched {
     place: Place,
     open: Option<OpenStore>,
     changes: Option<WatchStream>,
-    /// The events to report, if it is the past alone.
+    /// The progress, if only the past is read.
     past: Option<Past>,
 }
 
-/// The end of the past to report, and the progress.
+/// The end of the past, and the events that were reported of it.
 struct Past {
     head: Revision,
-    /// The keys of the newest state, and when each was last written.
+    /// The keys of the newest state, with their mod revisions.
     goal: BTreeMap<Key, Revision>,
-    /// The same of the reported events.
+    /// The same, as the reported events have it.
     told: BTreeMap<Key, Revision>,
     last: Instant,
 }
@@ -85,7 +85,7 @@ impl Watched {
         }
     }
 
-    /// The store, opened when it is needed first.
+    /// The store, which is opened when it is needed first.
     async fn store(&mut self) -> Result<std::sync::Arc<dyn kv::Store>> {
         let open = match self.open.take() {
             Some(open) => open,
@@ -132,7 +132,7 @@ impl Watched {
         Ok(Part::Listed(at, page.kvs))
     }
 
-    /// The next batch, if one comes soon.
+    /// The next batches, if one comes soon.
     async fn follow(&mut self, next: Revision) -> Result<Part, Stop> {
         if let Some(past) = self.past.as_ref().filter(|past| next > past.head) {
             return Ok(Part::Reached(past.head));
@@ -149,7 +149,7 @@ impl Watched {
         while let Some(batch) = first.take() {
             match batch {
                 Ok(batch) => batches.push(batch),
-                // It comes again, now at once.
+                // The next read gets the error again, at once.
                 Err(_) if !batches.is_empty() => return Ok(self.told(next, batches)),
                 Err(error) => return Err(error.into()),
             }
@@ -164,9 +164,9 @@ impl Watched {
         Ok(self.told(next, batches))
     }
 
-    /// Notes the next events to report.
+    /// Makes a part of these batches, and records its events.
     fn told(&mut self, next: Revision, mut batches: Vec<Batch>) -> Part {
-        // At the mark etcd need not know any more what was there before: then it goes on with what there was at it.
+        // At the compaction mark etcd may not know the former values any more: then the state at the mark comes next.
         let is_unknown = |batch: &Batch| batch.events.iter().any(is_before_unknown);
         if let Some(known) = batches.iter().position(is_unknown) {
             let mark = batches.get(known).map_or(next, |batch| batch.revision);
@@ -191,7 +191,7 @@ impl Watched {
         Part::Happened(batches)
     }
 
-    /// Whether that was all.
+    /// The part when no event came: whether everything was reported.
     fn quiet(&mut self, next: Revision) -> Result<Part, Stop> {
         let Some(past) = &self.past else { return Ok(Part::Reached(self.place.read())) };
         if past.told == past.goal {
@@ -204,20 +204,20 @@ impl Watched {
         Err(Stop::Failed(failure.hint("see whether its members are well with: etcdctl endpoint status --cluster")))
     }
 
-    /// Begins the watch anew, if an error says that it may: after the store has tried for long to go on by itself.
+    /// Lets the next read begin the watch anew, if the error is transient. The store itself has tried that for long.
     fn interrupted(&mut self, error: &kv::Error) -> Option<Part> {
         let may_go_on = self.past.is_none() && matches!(self.place, Place::Log(_)) && error.kind().is_transient();
         self.changes = None;
         may_go_on.then(|| Part::Interrupted(error.to_string()))
     }
 
-    /// Goes on where the history begins now, if an error says that it was given up.
+    /// Goes on at the oldest revision if an error says that the next one was compacted.
     fn given_up(&mut self, error: &kv::Error) -> Option<Part> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
         let read = self.place.read();
         self.changes = None;
         if !mark.is_set() {
-            // A read does not say where the mark is; a watch does.
+            // A failed read does not report the compaction mark; a watch does.
             self.place = Place::Log(read);
             return Some(Part::Happened(Vec::new()));
         }
@@ -255,7 +255,7 @@ async fn oldest(store: &dyn kv::Store) -> kv::Result<Revision> {
         Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
         other => return other.map(|_| first),
     }
-    // A watch that begins too early gets at once the revision where it may begin.
+    // A watch that begins too early fails at once, with the revision at which it may begin.
     let mut refused = store.watch(WatchRequest::new(nothing.range, first)).await?;
     match refused.next().await {
         Some(Err(error)) => match error.kind() {

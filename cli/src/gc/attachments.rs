@@ -1,4 +1,4 @@
-//! A runtime's list of what there is, in the forms in which runtimes give it; which one it is it tells itself.
+//! A runtime's list of its containers or attachments, in the forms that runtimes print. The content shows the form.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -18,7 +18,7 @@ const CACHED: &str = "cniCacheV1";
 const EXPECTED: &str = "give the array of cni.dev/valid-attachments, what crictl pods -o json or podman ps -a --format json \
                         prints, a container's id in each line, or the folder /var/lib/cni/results";
 
-/// The contents of a list, and the only network that it is about, if it is about one.
+/// The contents of a list, and the network if it is about only one.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Parsed {
     network: Option<String>,
@@ -28,7 +28,7 @@ struct Parsed {
 /// Reads lists. An empty one is refused unless it `may_be_empty`.
 ///
 /// # Errors
-/// A file that cannot be read, or is no such list, with the place.
+/// A file cannot be read, or is no such list; the error names the place.
 pub(super) fn read(paths: &[PathBuf], may_be_empty: bool) -> Result<Vec<RuntimeList>> {
     paths.iter().map(|path| if path.is_dir() { cache(path, may_be_empty) } else { file(path, may_be_empty) }).collect()
 }
@@ -73,7 +73,7 @@ fn lines(text: &str) -> Result<Vec<Listed>, String> {
     lines.map(|(number, line)| container(line).map_err(|what| format!("line {}: {what}", number + 1))).collect()
 }
 
-/// A container of which nothing but the id is said.
+/// A container of which only the id is known.
 fn container(id: &str) -> Result<Listed, String> {
     let is_id = id.starts_with(|first: char| first.is_ascii_alphanumeric())
         && id.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c));
@@ -134,7 +134,7 @@ fn cached(value: &Value) -> Result<Listed, String> {
     Ok(Listed { interface: Some(interface?), network: Some(network?), ..named })
 }
 
-/// A member that has to be a text.
+/// A member that must be a text.
 fn text_of<'v>(value: &'v Value, name: &str) -> Result<&'v str, String> {
     let text = value.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
     text.ok_or_else(|| format!("it has no text {name}"))

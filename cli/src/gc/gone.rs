@@ -1,8 +1,8 @@
-//! `margay gc --gone` and `--free`: what nodes held that are gone for good.
+//! `margay gc --gone` and `--free`: the estates of nodes that are gone for good.
 //!
-//! The workload endpoints go first, then the addresses, then the blocks: no other container gets an address that an
-//! endpoint still has. The same command carries on a run that was broken off. Each commit is guarded by each address as
-//! it was read, and by the node still not being registered.
+//! The workload endpoints are deleted first, then the addresses are released, then the blocks: no other container gets
+//! an address that an endpoint still has. The same command goes on with a run that was broken off. The guards of each
+//! commit are its addresses, as they were read, and that the node is still not registered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -23,7 +23,7 @@ use crate::output::printable;
 use crate::store::{self, Use};
 use crate::verbs::on_ipam;
 
-/// Looks, decides, and with `--apply` frees.
+/// Finds the nodes and their estates, and with `--apply` frees them.
 pub(super) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
     let list = args.nodes.as_deref().map(|path| nodes::read(path, args.empty)).transpose()?;
     let location = store::choose(cli, env, err)?.location;
@@ -34,7 +34,7 @@ pub(super) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Wri
         Some(node) => (one(&location, &runtime, node, &own)?, Vec::new()),
         None => all(&location, &runtime, list.as_ref(), &own)?,
     };
-    // After the stores were read: what is given meanwhile is no candidate.
+    // The stores were read before: an address that is assigned meanwhile is no candidate.
     let evidence = machine.whole_evidence()?;
     let mut reports = Vec::new();
     for estate in estates.values() {
@@ -79,7 +79,7 @@ fn one(location: &Location, runtime: &Runtime, node: &str, own: &BTreeSet<String
     Ok(found.estates)
 }
 
-/// The estates of all nodes that are gone, and the nodes that are left alone.
+/// The estates of all nodes that are gone, and the nodes that are skipped.
 fn all(
     location: &Location,
     runtime: &Runtime,
@@ -114,8 +114,8 @@ fn all(
     Ok((estates, skipped))
 }
 
-/// Refuses a list that cannot be of the nodes of this store. Every node of a cluster is in its list, this very machine too
-/// if it is one of them; and a list in which not one registered node is was made elsewhere.
+/// Refuses a list that cannot be of the nodes of this store: a list without this machine, if the machine is a node of
+/// the store, and a list without any registered node. Such a list was made elsewhere.
 fn check_list(
     list: &BTreeSet<String>,
     known: &Known,
@@ -137,7 +137,7 @@ fn check_list(
     Ok(())
 }
 
-/// Why a node is this very machine under another name, if it is.
+/// Why a node is this very machine under another name; `None` if it is not.
 fn here(estate: &Estate, evidence: &Evidence) -> Option<String> {
     let of_endpoints = estate.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
     let mut addresses = estate.holds.iter().map(|hold| &hold.address).chain(of_endpoints);
@@ -156,8 +156,8 @@ fn is_this_machine(node: &str, why: &str) -> Failure {
     ))
 }
 
-/// Frees what a node had, and gives up its blocks. The store is opened for some commits at a time, so that containers get
-/// their turn.
+/// Frees the addresses of a node, and releases its blocks. The store is opened for some commits at a time, so that
+/// containers can start meanwhile.
 async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> Result<()> {
     let endpoints: Vec<&[NodeEndpoint]> = estate.endpoints.chunks(MOST_ENDPOINTS).collect();
     for some in endpoints.chunks(COMMITS_AT_ONCE) {
@@ -189,7 +189,7 @@ async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> 
                 match ipam.give_up_block(&estate.node, *cidr, Deadline::after(PATIENCE)).await {
                     Ok(true) => report.gave_up.push(*cidr),
                     Ok(false) => {}
-                    // One block that cannot be read must not keep the others.
+                    // One block that cannot be read must not keep the other blocks from their release.
                     Err(error @ ipam_core::Error::Malformed(_)) => damaged = Some(error),
                     Err(error) => return Err(told(error)),
                 }
@@ -205,7 +205,7 @@ async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> 
     damaged.map_or(Ok(()), |error| Err(told(error)))
 }
 
-/// An error, which may have names from the store in it.
+/// A failure with control characters escaped: the error may have names from the store in it.
 fn told(error: ipam_core::Error) -> Failure {
     Failure::new(printable(&error.to_string()))
 }

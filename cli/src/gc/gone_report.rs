@@ -24,7 +24,7 @@ pub(super) struct Candidate {
     network: Option<String>,
     interface: Option<String>,
     reason: &'static str,
-    /// When it was given, as it is recorded.
+    /// The recorded time of its assignment.
     since: Option<String>,
 }
 
@@ -53,7 +53,7 @@ impl Candidate {
     }
 }
 
-/// How many addresses in a node's blocks are left, and why.
+/// The numbers of addresses that stay in a node's blocks, by reason.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct LeftOfGone {
     two_owners: usize,
@@ -62,7 +62,7 @@ pub(super) struct LeftOfGone {
 }
 
 impl LeftOfGone {
-    /// In words; empty if nothing is left.
+    /// The numbers in words; empty if all are 0.
     fn text(&self) -> String {
         let parts = [
             (self.two_owners, "of virtual machines, or on their way to another owner"),
@@ -80,16 +80,16 @@ impl LeftOfGone {
 pub(super) struct NodeReport {
     store: String,
     node: String,
-    /// Not all could be freed.
+    /// True if not everything could be freed.
     pub(super) failed: bool,
     candidates: Vec<Candidate>,
     pub(super) freed: Vec<IpAddr>,
-    /// Assigned again or released meanwhile.
+    /// The addresses that were assigned again or released meanwhile.
     pub(super) changed: Vec<IpAddr>,
     /// Its workload endpoints.
     endpoints: Vec<EndpointRow>,
     pub(super) deleted_endpoints: Vec<EndpointRow>,
-    /// Its own, to be given up.
+    /// The node's own blocks, which are released.
     blocks: Vec<IpNet>,
     pub(super) gave_up: Vec<IpNet>,
     left: LeftOfGone,
@@ -191,7 +191,7 @@ impl GoneReport {
     }
 }
 
-/// Blocks, counted.
+/// A number of blocks in words.
 pub(super) fn blocks(count: usize) -> String {
     if count == 1 { "1 block".to_owned() } else { format!("{count} blocks") }
 }

@@ -1,7 +1,7 @@
-//! `margay gc --move-to`: what a node has becomes another one's, and containers keep their addresses.
+//! `margay gc --move-to`: the estate of a node becomes another node's, and containers keep their addresses.
 //!
-//! An embedded store stays open from the first commit to the last: a DEL in between would look for its address under the one
-//! name while it is recorded under the other. It is a commit for some thirty blocks.
+//! An embedded store stays open from the first commit to the last: a DEL in between would search for its address under
+//! one name while it is recorded under the other one. One commit moves some thirty blocks.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -24,11 +24,11 @@ use crate::output::{Column, printable, render};
 use crate::store::{self, Use};
 use crate::verbs::on_ipam;
 
-/// A block that has something of the node.
+/// A block that is the node's own, or has addresses of the node.
 #[derive(Debug, Serialize)]
 struct Row {
     block: IpNet,
-    /// The block is the node's own.
+    /// True if the block is the node's own.
     own: bool,
     addresses: usize,
 }
@@ -54,7 +54,7 @@ impl Endpoint {
     }
 }
 
-/// The blocks and addresses that are moved, or were.
+/// The blocks and addresses that were moved, or would be.
 #[derive(Debug, Serialize)]
 struct Report {
     applied: bool,
@@ -64,9 +64,9 @@ struct Report {
     blocks: Vec<Row>,
     handles: Vec<Handle>,
     endpoints: Vec<Endpoint>,
-    /// The store has the new name for its one node now, or will have.
+    /// True if the store's record of its one node gets the new name.
     pinned: bool,
-    /// The node has something, be it an affinity to a block that is not there.
+    /// True if the node has anything, even only an affinity to a block that does not exist.
     #[serde(skip)]
     has_any: bool,
     /// The nodes that have anything, if the named node does not.
@@ -74,7 +74,7 @@ struct Report {
     others: Vec<String>,
 }
 
-/// Looks, and with `--apply` moves.
+/// Finds the estate of the node, and with `--apply` moves it.
 pub(super) fn run(
     cli: &Cli,
     args: &Gc,
@@ -100,7 +100,7 @@ pub(super) fn run(
     report.answer()?.print(cli.output, out, err)
 }
 
-/// Moves all that there is.
+/// Moves the whole estate.
 async fn hand_over(location: &Location, ipam: &Ipam, from: &str, to: &str) -> Result<Report> {
     let found = ipam.estates(|_, node| node == from, Deadline::after(PATIENCE)).await?;
     check(location, &found, from, to)?;
@@ -123,14 +123,14 @@ async fn hand_over(location: &Location, ipam: &Ipam, from: &str, to: &str) -> Re
     Ok(report)
 }
 
-/// Refuses a node that is there, and a new one that is not.
+/// Refuses a node that is still registered, and a new node that is not registered.
 fn check(location: &Location, found: &Estates, from: &str, to: &str) -> Result<()> {
     let registered = &found.known.registered;
     if registered.contains(from) {
         return Err(Failure::new(format!("node {} is registered in the store; nothing was moved", printable(from)))
             .hint(format!("if that name is of the past, delete it first: margay delete node {}", printable(from))));
     }
-    // Only an embedded store gives addresses to nodes that are not registered, and only while none is.
+    // Only an embedded store assigns addresses to unregistered nodes, and only while no node is registered.
     let any_will_do = registered.is_empty() && !matches!(location, Location::Etcd(_));
     if !any_will_do && !registered.contains(to) {
         return Err(Failure::new(format!("node {} is not registered in the store; nothing was moved", printable(to)))
@@ -180,7 +180,7 @@ impl Report {
         }
     }
 
-    /// Notes what a commit has done.
+    /// Adds the result of a commit.
     fn add(&mut self, share: &[IpNet], done: HandedOver) {
         for block in share {
             let addresses = done.addresses.iter().filter(|address| block.contains(*address)).count();

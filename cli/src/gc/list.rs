@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use crate::error::{Failure, Result};
 use crate::output::printable;
 
-/// Longer than any list.
+/// A size that no list exceeds.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// A list as it was read.
@@ -17,7 +17,7 @@ pub(super) struct List {
     pub(super) name: String,
     /// Its contents.
     pub(super) text: String,
-    /// When it was made, or before that.
+    /// A time that is not after the making of the list.
     pub(super) made: SystemTime,
 }
 
@@ -25,7 +25,7 @@ impl List {
     /// Reads a file, or standard input for `-`.
     ///
     /// # Errors
-    /// A file that cannot be read, is no text, or is too long.
+    /// A file cannot be read, is no text, or is too long.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let now = SystemTime::now();
         if path.as_os_str() == "-" {
@@ -34,7 +34,7 @@ impl List {
         }
         let read = || {
             let file = File::open(path)?;
-            // A file that is dated ahead says nothing about the future.
+            // A time in the future counts as now.
             let made = file.metadata()?.modified()?.min(now);
             Ok((text(file)?, made))
         };
@@ -42,15 +42,15 @@ impl List {
         Ok(Self { name: printable(&path.display().to_string()), text, made })
     }
 
-    /// The error for a fault in it.
+    /// The error for a fault in the list.
     pub(super) fn wrong(&self, what: &str, expected: &str) -> Failure {
         Failure::new(format!("nothing was freed: {}: {what}", self.name)).hint(expected)
     }
 
-    /// Refuses a list without anything in it, unless that is meant.
+    /// Refuses an empty list, unless `is_meant` says that this is right.
     ///
     /// # Errors
-    /// That it is empty.
+    /// The list is empty.
     pub(super) fn unless_empty(&self, is_empty: bool, is_meant: bool) -> Result<()> {
         match is_empty && !is_meant {
             true => Err(self.wrong("it is empty", "if there really is nothing, say so with --empty")),
@@ -59,10 +59,10 @@ impl List {
     }
 }
 
-/// All that is in the files of a folder, with what they are called; what goes meanwhile is left out.
+/// The contents of the files of a folder, with their names. A file that is deleted meanwhile is left out.
 ///
 /// # Errors
-/// A path that cannot be read, or is no file.
+/// A path cannot be read, or is no file.
 pub(super) fn folder(path: &Path) -> Result<Vec<List>> {
     let failed = |path: &Path, error: &io::Error| cannot_read(&path.display().to_string(), error);
     let entries = fs::read_dir(path)

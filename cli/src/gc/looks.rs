@@ -1,5 +1,5 @@
-//! Which addresses were seen unused, and since when: a file for each store, in memory, so that it ends with the
-//! boot. It only ever makes a collection wait longer if it is lost; what is not surely our own counts as lost.
+//! The unused addresses that scans have found, and since when: a file for each store, in memory, so that it ends with
+//! the boot. If the file is lost, a collection only waits longer; a file that is not surely our own counts as lost.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
@@ -16,16 +16,16 @@ use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
-/// How far apart the two looks are that it takes to free an address: a runtime configures an interface well within this
-/// after it was given an address.
+/// The least time between two scans that find an address unused, before it is freed. A runtime configures an interface
+/// well within this time after the address was assigned.
 pub(super) const APART: Duration = Duration::from_secs(60);
 
 /// The form of the file.
 const FORMAT: u32 = 1;
-/// More than looks at a whole machine take.
+/// A size that the file of a whole machine does not reach.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// The sight is of this very assignment of an address, not of a later one.
+/// One assignment of an address; a later assignment of the same address is another one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Seen {
     address: IpAddr,
@@ -51,11 +51,11 @@ struct Stored {
 struct Look {
     #[serde(flatten)]
     seen: Seen,
-    /// When it was first seen so, in milliseconds of the machine's running time.
+    /// The time of the first scan that found it unused, in milliseconds of the machine's running time.
     since: u64,
 }
 
-/// The looks at a store's addresses.
+/// The assignments of a store that scans have found unused.
 #[derive(Debug)]
 pub(super) struct Looks {
     path: PathBuf,
@@ -65,7 +65,7 @@ pub(super) struct Looks {
 }
 
 impl Looks {
-    /// The looks at a store in this boot so far; none if there is no file, or it is not surely ours.
+    /// Reads the findings of this boot; there are none if there is no file, or it is not surely ours.
     pub(super) fn load(folder: &Path, store: &str, boot_id: &str, now: Duration) -> Self {
         let mut hasher = DefaultHasher::new();
         store.hash(&mut hasher);
@@ -76,7 +76,7 @@ impl Looks {
         Self { path, boot_id: boot_id.to_owned(), store: store.to_owned(), since: since.collect() }
     }
 
-    /// Notes that these and no others are unused now, and says since when each is.
+    /// Records that these assignments and no others are unused now. Returns since when each of them is.
     pub(super) fn note<'a>(&mut self, unused: impl Iterator<Item = &'a Allocation>, now: Duration) -> Vec<Duration> {
         let seen = |one| Seen::of(one);
         let unused: Vec<(Seen, Duration)> = unused
@@ -91,7 +91,7 @@ impl Looks {
         since
     }
 
-    /// Keeps the looks for the next run.
+    /// Writes the findings for the next run.
     ///
     /// # Errors
     /// Those of the file system.
@@ -106,7 +106,7 @@ impl Looks {
         if let Some(folder) = self.path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
-        // Under a name of its own until it is whole: two runs at once must not mix.
+        // The file has a name of its own until it is whole: two runs at once must not mix.
         let unfinished = self.path.with_extension(format!("{}.tmp", std::process::id()));
         let _ = fs::remove_file(&unfinished);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished);
@@ -119,7 +119,7 @@ impl Looks {
     }
 }
 
-/// The contents of a file, if it is ours and nobody else can write to it.
+/// The contents of a file, if it is ours and no other user has access to it.
 fn read(path: &Path) -> Option<Stored> {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;

@@ -15,10 +15,10 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// This machine, under a name that was given, or else its own.
+    /// This machine, under the `given` name or else its own.
     ///
     /// # Errors
-    /// A kernel that does not tell its boot id.
+    /// The kernel does not report its boot id.
     pub(super) fn of(given: Option<&str>) -> Result<Self> {
         Ok(Self {
             boot_id: host::boot_id().ok_or_else(|| Failure::new("the kernel does not tell its boot id"))?,
@@ -29,7 +29,7 @@ impl Machine {
     /// The addresses in use on this machine.
     ///
     /// # Errors
-    /// That not everything can be looked at.
+    /// Not everything can be scanned, or the kernel does not report when it began.
     pub(super) fn evidence(&self) -> Result<Evidence> {
         let host::Sight { addresses: live, namespaces, within } = host::look().map_err(|blind| {
             Failure::new(format!("nothing was freed: {blind}")).hint(
@@ -42,11 +42,11 @@ impl Machine {
         Ok(Evidence { boot, up, live, namespaces, within })
     }
 
-    /// The same, of the whole machine: for what another node holds, of which nothing but its addresses tells whether this
-    /// machine has it.
+    /// The same, but of the whole machine. It serves for addresses of other nodes: only the machine's interfaces show
+    /// whether this machine has them.
     ///
     /// # Errors
-    /// That this process runs in a container.
+    /// Those of `evidence`; this process runs in a container.
     pub(super) fn whole_evidence(&self) -> Result<Evidence> {
         let evidence = self.evidence()?;
         match evidence.within {

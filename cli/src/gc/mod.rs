@@ -1,8 +1,8 @@
-//! `margay gc`: taking back what nobody on this machine uses any more. The estates of nodes that are gone are in
-//! [`gone`], those of a renamed node in [`hand_over`].
+//! `margay gc`: freeing the addresses that nothing on this machine uses any more. The estates of nodes that are gone
+//! are in [`gone`], those of a renamed node in [`hand_over`].
 //!
-//! The stores are read and closed, then the network namespaces are scanned, then it is decided, then the stores are
-//! opened again to free the leftovers. So no container waits for a look, and what is given meanwhile is no candidate.
+//! The stores are read and closed, then the network namespaces are scanned, then the stores are opened again to free
+//! the leftovers. So no container waits for a scan, and an address that is assigned meanwhile is no candidate.
 
 mod attachments;
 mod gone;
@@ -37,9 +37,9 @@ use reach::Memory;
 use report::{EndpointRow, Left, LeftByList, Reason, Report, Row, StoreReport};
 use stores::Stores;
 
-/// How long one opening of a store may take to be read or freed from.
+/// The longest time for one read of a store, or one commit.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How many commits are made before the store is closed for a moment, so that containers get their turn.
+/// The number of commits before the store is closed for a moment, so that containers can start.
 const COMMITS_AT_ONCE: usize = 16;
 
 /// The request, and its evidence.
@@ -49,7 +49,7 @@ struct Request<'r> {
     lists: &'r [RuntimeList],
 }
 
-/// A store, and what was found in it.
+/// A store and the findings in it.
 struct Found {
     location: Location,
     report: StoreReport,
@@ -57,20 +57,20 @@ struct Found {
     holdings: Holdings,
     /// The allocations that may be freed.
     ready: Vec<Allocation>,
-    /// The same, with the workload endpoints that go with it.
+    /// The same, with the workload endpoints that are deleted with them.
     going: Vec<Hold>,
-    /// How long the oldest look that is not old enough has to wait.
+    /// The time until all waiting addresses may be freed.
     missing: Option<Duration>,
 }
 
-/// Looks, decides, and with `--apply` frees.
+/// Finds the leftovers, and with `--apply` frees them.
 pub(crate) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
     match &args.move_to {
         Some(to) => return hand_over::run(cli, args, to, env, out, err),
         None if args.gone || args.free => return gone::run(cli, args, env, out, err),
         None => {}
     }
-    // Before anything else: the older a list counts as, the less is freed because of it.
+    // Lists are read first: the older a list is, the fewer addresses are freed because of it.
     let lists = attachments::read(&args.attachments, args.empty)?;
     let stores = match stores::choose(cli, args, env, err)? {
         Stores::These(stores) => stores,
@@ -106,7 +106,7 @@ pub(crate) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Wri
     if failed { Err(Failure::new("not every store was gone through; see above")) } else { Ok(()) }
 }
 
-/// Reads all stores, looks at the machine, and decides.
+/// Reads all stores, scans the machine, and decides.
 fn once(
     request: &Request<'_>,
     stores: &[Chosen],
@@ -118,7 +118,7 @@ fn once(
     for chosen in stores {
         match runtime.block_on(holdings(request, &chosen.location)) {
             Ok(found) => read.push((&chosen.location, Ok(found))),
-            // With several stores one that cannot be read must not keep the others from being cleaned.
+            // One of several stores that cannot be read must not keep the other stores from being cleaned.
             Err(failure) if args.all_stores || args.local_stores => {
                 failure.print(err);
                 read.push((&chosen.location, Err(())));
@@ -142,14 +142,14 @@ impl Found {
         Self { location: location.clone(), report, holdings, ready, going, missing: None }
     }
 
-    /// These may be freed.
+    /// Adds allocations that may be freed.
     fn take(&mut self, allocations: Vec<Allocation>, reason: Reason) {
         self.report.candidates.extend(allocations.iter().map(|one| Row::new(one, reason)));
         self.ready.extend(allocations);
     }
 }
 
-/// The holdings of the node in a store, read in one opening; nothing if there is no store.
+/// The holdings of the node in a store, read in one opening; `None` if there is no store.
 async fn holdings(request: &Request<'_>, location: &Location) -> Result<Option<(Ipam, Holdings)>> {
     let open = match datastore::reach(location, Create::Never, store::wait()).await {
         Err(error) if error.kind() == &ErrorKind::Missing => return Ok(None),
@@ -163,7 +163,7 @@ async fn holdings(request: &Request<'_>, location: &Location) -> Result<Option<(
     Ok(Some((ipam, holdings)))
 }
 
-/// The addresses that the node holds, as far as the look reaches.
+/// The addresses that the node holds, in the blocks that this scan reads.
 async fn read(request: &Request<'_>, location: &Location, ipam: &Ipam) -> Result<Holdings> {
     let Request { args, machine: Machine { node, boot_id }, .. } = request;
     let Some(memory) = Memory::of(&args.looks, location, node, boot_id) else {
@@ -175,7 +175,7 @@ async fn read(request: &Request<'_>, location: &Location, ipam: &Ipam) -> Result
     Ok(holdings)
 }
 
-/// The allocations that go, those that need another look, and those that stay.
+/// Sorts the allocations: those that may be freed, those that need another scan, and those that stay.
 fn decide(
     request: &Request<'_>,
     location: &Location,
@@ -214,8 +214,8 @@ fn decide(
     Ok(found)
 }
 
-/// The workload endpoints that go with what may be freed. They are read only if something may be, so that a look that finds
-/// nothing costs no more.
+/// Finds the workload endpoints of the allocations that may be freed. They are read only if there are such
+/// allocations, so that a scan without findings costs no more.
 async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut Found) -> Result<()> {
     if found.ready.is_empty() {
         return Ok(());
@@ -235,10 +235,10 @@ async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut Found) -> R
     Ok(())
 }
 
-/// An address that is seen unused and is not in the lists must go. Other unused addresses are counted by what the lists say.
+/// Takes the unused addresses that are not in the lists. The other unused addresses are counted by reason.
 ///
 /// # Errors
-/// Lists that cannot be of this machine.
+/// The lists cannot be of this machine.
 fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found) -> Result<LeftByList> {
     let live = unlisted(judged.live.iter().cloned(), lists);
     if live.listed == 0 && !live.gone.is_empty() && !lists.iter().all(RuntimeList::is_empty) {
@@ -263,7 +263,7 @@ fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found) -> Res
     })
 }
 
-/// An address that was unused at a look that is old enough, and is unused now, must go.
+/// Takes the addresses that are unused now and were unused at a scan at least [`APART`] ago.
 fn by_looks(request: &Request<'_>, unused: Vec<(Allocation, Reason)>, found: &mut Found) -> Result<()> {
     let folder = &request.args.looks;
     let now = host::running().ok_or_else(|| Failure::new("the kernel does not tell its clock"))?;
@@ -285,7 +285,7 @@ fn by_looks(request: &Request<'_>, unused: Vec<(Allocation, Reason)>, found: &mu
     Ok(())
 }
 
-/// Frees what may go.
+/// Frees the allocations that may be freed.
 async fn free(found: &mut Found) -> Result<()> {
     let batches = batches(&found.going);
     for some in batches.chunks(COMMITS_AT_ONCE) {
@@ -303,7 +303,7 @@ async fn free(found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// The estates in a store of the nodes that are `wanted`, read in turns.
+/// The estates of the `wanted` nodes in a store, read in several openings.
 async fn survey(location: &Location, wanted: impl Fn(&Known, &str) -> bool + Send + Sync) -> Result<Estates> {
     in_turns(location, async |ipam| Ok(ipam.estates(wanted, Deadline::after(PATIENCE)).await?)).await
 }

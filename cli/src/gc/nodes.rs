@@ -1,4 +1,4 @@
-//! A list of the nodes that there are, as Kubernetes gives it, or as a person writes it.
+//! A list of the existing nodes, as `kubectl` prints it or as a person writes it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,7 +15,7 @@ const EXPECTED: &str = "give what kubectl get nodes -o name or -o json prints, o
 /// Reads a list. An empty one is refused unless it `may_be_empty`.
 ///
 /// # Errors
-/// A file that cannot be read, or is no such list, with the place.
+/// The file cannot be read, or is no such list; the error names the place.
 pub(super) fn read(path: &Path, may_be_empty: bool) -> Result<BTreeSet<String>> {
     let list = List::read(path)?;
     let nodes = parse(&list.text).map_err(|what| list.wrong(&what, EXPECTED))?;
@@ -43,7 +43,7 @@ fn parse(text: &str) -> Result<BTreeSet<String>, String> {
     lines.map(name).collect()
 }
 
-/// The name of a node, if it is one.
+/// The name of a node, if the value is a node.
 fn named(value: &Value) -> Option<String> {
     let is_node = value.get("kind").is_none_or(|kind| kind == "Node");
     let name = value.pointer("/metadata/name").and_then(Value::as_str).filter(|name| !name.is_empty());

@@ -1,4 +1,4 @@
-//! How far a look at a cluster's store reaches: the node's own blocks, those in which it is known to hold something, and
+//! The blocks of a cluster's store that a scan reads: the node's own, those in which it is known to hold something, and
 //! once a day all others, by their keys.
 
 use std::path::Path;
@@ -14,14 +14,14 @@ use kv::{Content, Range, RangeRequest, Revision};
 
 use crate::error::Result;
 
-/// How long it takes until all blocks are gone through again.
+/// The time after which all blocks are scanned again.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-/// The next time is put off by up to so long, so that the nodes of a cluster do not all come at once.
+/// The next scan of all blocks is later by up to this time, so that the nodes of a cluster do not all scan at once.
 const SPREAD: Duration = Duration::from_secs(60 * 60);
-/// A cluster of so many blocks is gone through at the first look of a boot.
+/// The most blocks of a cluster that are all scanned at the first scan of a boot.
 const FEW: u64 = 64;
-/// In a larger one the first time is put off by up to so long for each block, a day at most. A cluster of which all nodes were
-/// started at once is read at a steady rate by this.
+/// In a larger cluster the first scan of all blocks is later by up to this time for each block, a day at most. So a
+/// cluster is read at a steady rate even if all its nodes were started at once.
 const PER_BLOCK: Duration = Duration::from_secs(17);
 
 /// A node's memory of a cluster's store.
@@ -32,7 +32,7 @@ pub(crate) struct Memory {
     found: Option<Held>,
 }
 
-/// The blocks to read at a look, and the memory to write afterwards.
+/// The blocks that a scan reads, and the memory to write afterwards.
 pub(super) struct Plan {
     pub(super) reach: Reach,
     memory: Memory,
@@ -41,13 +41,13 @@ pub(super) struct Plan {
 }
 
 impl Memory {
-    /// The memory below a folder; none for a store of one machine, which is always read as a whole.
+    /// The memory below a folder; `None` for a store of one machine, which is always read as a whole.
     pub(crate) fn of(folder: &Path, location: &Location, node: &str, boot_id: &str) -> Option<Self> {
         if !matches!(location, Location::Etcd(_)) {
             return None;
         }
         let held = HeldBlocks::new(folder, &location.in_order(), node);
-        // In this order: what is taken from the notes is in what was found.
+        // In this order: a block that moves from the notes to the findings meanwhile is in the findings.
         let notes = held.notes();
         let found = held.load(boot_id);
         Some(Self { held, boot_id: boot_id.to_owned(), notes, found })
@@ -59,12 +59,12 @@ impl Memory {
         Reach::near(self.notes.blocks.iter().chain(found).filter_map(|cidr| cidr.parse::<IpNet>().ok()))
     }
 
-    /// The plan for a look now. `all` goes through all blocks, whether that is due or not.
+    /// The plan for a scan now. `all` scans all blocks, whether that is due or not.
     pub(super) async fn plan(self, ipam: &Ipam, all: bool) -> Result<Plan> {
         let now = host::uptime().unwrap_or_default().as_secs();
         let next = now + DAY.as_secs() + fastrand::u64(..SPREAD.as_secs());
         let (is_due, due) = match &self.found {
-            // A time that is too far ahead is none that was written here.
+            // A time that is too far ahead was not written here.
             Some(found) if (now..=next + SPREAD.as_secs()).contains(&found.due) => (false, found.due),
             Some(_) => (true, next),
             None => first(ipam, now, next).await?,
@@ -78,7 +78,7 @@ impl Memory {
     }
 }
 
-/// Whether the first look of a boot goes through all blocks, and when the next one does.
+/// Whether the first scan of a boot reads all blocks, and the time of the next scan that does.
 async fn first(ipam: &Ipam, now: u64, next: u64) -> Result<(bool, u64)> {
     let all = RangeRequest::new(Range::Prefix(keys::blocks_prefix(None))).with_content(Content::CountOnly);
     let blocks = ipam.store().range(all).await?.count;
@@ -90,7 +90,7 @@ async fn first(ipam: &Ipam, now: u64, next: u64) -> Result<(bool, u64)> {
 }
 
 impl Plan {
-    /// Remembers in which blocks something was found. A memory that cannot be written costs the next look a pass, and is no error.
+    /// Records the blocks in which something was found. If that fails, the next scan reads more; that is no error.
     pub(super) fn keep(self, holdings: &Holdings, passed: Option<Revision>) {
         let before = self.memory.found.and_then(|found| found.passed);
         let held = Held {

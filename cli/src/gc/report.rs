@@ -40,7 +40,7 @@ pub(super) struct Row {
     container: String,
     interface: String,
     reason: Reason,
-    /// When it was given, as it is recorded.
+    /// The recorded time of its assignment.
     since: Option<String>,
 }
 
@@ -94,7 +94,7 @@ impl EndpointRow {
         [&self.namespace, &self.name, &self.container].map(|text| printable(text)).into()
     }
 
-    /// A table of these; nothing if there are none.
+    /// A table of these rows; empty if there are none.
     pub(super) fn table(rows: &[Self]) -> String {
         let titles = ["NAMESPACE", "ENDPOINT", "CONTAINER"];
         let cells: Vec<Vec<String>> = rows.iter().map(Self::cells).collect();
@@ -102,37 +102,37 @@ impl EndpointRow {
     }
 }
 
-/// How many addresses of the node are left, and why.
+/// The numbers of addresses that the node keeps, by reason.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Left {
     pub(super) live: usize,
     pub(super) namespace_gone: usize,
-    /// Of this boot, and nobody knows whether their network namespace is there.
+    /// Addresses of this boot; whether their network namespace exists is unknown.
     pub(super) of_this_boot: usize,
     pub(super) of_earlier_boots: usize,
     pub(super) of_another_machine: usize,
-    /// Given outside of the container that the look was made in.
+    /// Addresses that were assigned outside of the container in which the scan runs.
     pub(super) outside: usize,
     pub(super) not_margays: usize,
     pub(super) no_workloads: usize,
-    /// These are shown only where a list was given.
+    /// Present only if a list was given.
     #[serde(flatten)]
     pub(super) by_list: Option<LeftByList>,
 }
 
-/// How many addresses of the node are left because of a runtime's list.
+/// The numbers of addresses that the node keeps because of a runtime's list.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct LeftByList {
     pub(super) listed: usize,
     pub(super) young: usize,
     pub(super) undated: usize,
     pub(super) of_other_networks: usize,
-    /// Of those that are live.
+    /// Live addresses that are not in the list.
     pub(super) live_unlisted: usize,
 }
 
 impl Left {
-    /// In words; empty if nothing is left.
+    /// The numbers in words; empty if all are 0.
     fn text(&self) -> String {
         let list = self.by_list.unwrap_or_default();
         let parts = [
@@ -168,18 +168,18 @@ impl Left {
 pub(super) struct StoreReport {
     pub(super) store: String,
     pub(super) node: String,
-    /// There is no store.
+    /// True if there is no store.
     pub(super) missing: bool,
-    /// It could not be read, or not all could be freed.
+    /// True if the store could not be read, or not everything could be freed.
     pub(super) failed: bool,
     pub(super) candidates: Vec<Row>,
-    /// Seen unused, but not for long enough.
+    /// The addresses that are unused, but not yet for long enough.
     pub(super) waiting: Vec<Row>,
     /// The workload endpoints that go with the candidates.
     pub(super) endpoints: Vec<EndpointRow>,
     pub(super) freed: Vec<IpAddr>,
     pub(super) deleted_endpoints: Vec<EndpointRow>,
-    /// Assigned again or released meanwhile.
+    /// The addresses that were assigned again or released meanwhile.
     pub(super) changed: Vec<IpAddr>,
     pub(super) left: Left,
 }
@@ -198,7 +198,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// The answer where there is no store to go through, and why that is so.
+    /// The answer if there is no store to scan, with the reason.
     pub(super) fn answer_because(&self, why: String) -> Result<Answer> {
         Answer::new(why, self)
     }
@@ -266,18 +266,18 @@ impl Report {
     }
 }
 
-/// When an address was given, as a table has it.
+/// The time of an assignment, for a table.
 pub(super) fn since(recorded: Option<&str>) -> String {
     let text = recorded.map_or("unknown", |text| text.split('.').next().unwrap_or(text));
     printable(text.trim_end_matches(" +0000 UTC"))
 }
 
-/// Addresses, counted.
+/// A number of addresses in words.
 pub(super) fn addresses(count: usize) -> String {
     if count == 1 { "1 address".to_owned() } else { format!("{count} addresses") }
 }
 
-/// Workload endpoints, counted.
+/// A number of workload endpoints in words.
 pub(super) fn endpoints(count: usize) -> String {
     if count == 1 { "1 workload endpoint".to_owned() } else { format!("{count} workload endpoints") }
 }

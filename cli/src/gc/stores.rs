@@ -1,4 +1,4 @@
-//! The stores that a collection goes through.
+//! The stores of a collection.
 
 use std::io::Write;
 
@@ -8,18 +8,18 @@ use crate::args::{Cli, Gc};
 use crate::error::Result;
 use crate::store;
 
-/// The stores to go through.
+/// The stores of a collection.
 pub(super) enum Stores {
-    /// These, at least one.
+    /// These stores, at least one.
     These(Vec<Chosen>),
-    /// None, and why.
+    /// No store, for this reason.
     None(String),
 }
 
-/// Chooses the stores to go through.
+/// Chooses the stores.
 ///
-/// A machine without a network of ours is no error for the systemd units, nor is one whose only stores are clusters' for
-/// the one that runs before there is a network.
+/// For the systemd units a machine without a network of ours is no error. Nor is a machine that has only stores of
+/// clusters, for the unit that runs before there is a network.
 pub(super) fn choose(cli: &Cli, args: &Gc, env: &Environment<'_>, err: &mut dyn Write) -> Result<Stores> {
     if !args.all_stores && !args.local_stores {
         return Ok(Stores::These(vec![store::choose(cli, env, err)?]));

@@ -1,4 +1,5 @@
-//! `margay install`: Margay's plugins in place of Calico's `calico-ipam` and, as a second step, `calico` on this node, and back.
+//! `margay install`: puts Margay's plugins in the place of Calico's `calico-ipam` and, as a second step, `calico` on
+//! this node, and goes back to Calico's.
 
 mod place;
 mod program;
@@ -20,16 +21,16 @@ use report::{Change, Report};
 use role::Role;
 use runtime::PluginPath;
 
-/// The name that Margay's plugin is installed by.
+/// The file name of Margay's plugin.
 const PLUGIN: &str = "margay-ipam";
 
-/// Where plugins are, on one system or the other.
+/// The folders of plugins on different systems.
 pub(crate) const PLUGIN_FOLDERS: [&str; 3] = ["/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/cni"];
 
-/// The obstacle to calico-node putting its own back.
+/// The command that keeps calico-node from putting its own plugin back.
 const KEEP: &str = "kubectl -n kube-system set env daemonset/calico-node -c install-cni UPDATE_CNI_BINARIES=false";
 
-/// Installs, undoes or tells, and prints the answer.
+/// Installs, goes back or shows the status, and prints the answer.
 pub(crate) fn run(
     cli: &Cli,
     args: &Install,
@@ -97,13 +98,13 @@ fn install(
     })
 }
 
-/// Goes back: of the main plugin alone, or of all that was installed, the main plugin first.
+/// Goes back to Calico's main plugin alone, or to both of its plugins, the main plugin first.
 fn undo(role: Role, args: &Install, path: &PluginPath) -> Result<Answer> {
     let roles: &[Role] = if role == Role::Main { &[Role::Main] } else { &[Role::Main, Role::Ipam] };
     let mut changes = Vec::new();
     let mut failure = None;
     for role in roles {
-        // The other one must go back all the same.
+        // After a failure the other plugin is still put back.
         if let Err(error) = undo_one(*role, args, path, &mut changes) {
             failure = failure.or(Some(error));
         }
@@ -138,7 +139,7 @@ fn status(args: &Install, path: &PluginPath) -> Result<Answer> {
     let report = Report::make(Role::Ipam, path, args)?;
     let main = Report::make(Role::Main, path, args)?;
     let mut answer = report.answer(path, &main)?;
-    // The package may have been upgraded since; what is installed does not follow by itself.
+    // The package may have been upgraded since; the installed plugin does not follow by itself.
     if let Some((file, newer)) = find_plugin(args, path).ok().and_then(|file| report.differs_from(&file)) {
         let again = Role::Ipam.install();
         answer = answer.note(format!("{} is Margay's {newer}: {again} puts it into place", file.display()));
@@ -154,7 +155,7 @@ fn status(args: &Install, path: &PluginPath) -> Result<Answer> {
     })
 }
 
-/// The place where the plugin of a role is installed.
+/// The place in which the plugin of a role will be installed.
 fn find_place(role: Role, args: &Install, path: &PluginPath) -> Result<Place> {
     match (&args.own_folder, path.first(role)) {
         (Some(folder), _) => {
@@ -163,20 +164,20 @@ fn find_place(role: Role, args: &Install, path: &PluginPath) -> Result<Place> {
         }
         (None, Some(file)) => Ok(Place::new(role, file.parent().unwrap_or(Path::new("/")))),
         (None, None) => {
-            // Somebody may have removed it after it was installed.
+            // Somebody may have removed the plugin after it was installed.
             let touched = places(role, args, path).find(|place| place.previous().exists());
             touched.ok_or_else(|| nothing_to_run(role, path))
         }
     }
 }
 
-/// Every folder in which an installation may be.
+/// The places in which an installation may be.
 fn places<'a>(role: Role, args: &'a Install, path: &'a PluginPath) -> impl Iterator<Item = Place> + 'a {
     let own = args.own_folder.iter().filter(|folder| !path.folders.contains(folder));
     own.chain(&path.folders).map(move |folder| Place::new(role, folder))
 }
 
-/// The networks of Calico's in which the plugin of a role works, on stores that Margay's plugin works on.
+/// Calico's networks that use the plugin of a role. A network on the Kubernetes API is refused.
 fn networks(role: Role, folder: &Path, err: &mut dyn Write) -> Result<Vec<CalicoNetwork>> {
     let (mut networks, unreadable) = calico_networks(folder);
     for problem in &unreadable {
@@ -206,7 +207,7 @@ fn networks(role: Role, folder: &Path, err: &mut dyn Write) -> Result<Vec<Calico
     Ok(networks)
 }
 
-/// The plugin for addresses that calls run now. The main plugin becomes a second name of it, so it must be Margay's already.
+/// The plugin for addresses that calls run now. It must be Margay's: the main plugin becomes a second name of it.
 fn installed_ipam(path: &PluginPath) -> Result<PathBuf> {
     let file = path.first(Role::Ipam).ok_or_else(|| nothing_to_run(Role::Ipam, path))?;
     match Program::ask(&file, Role::Ipam) {

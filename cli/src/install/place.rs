@@ -1,7 +1,7 @@
 //! A folder of plugins in which `calico-ipam`, or the main plugin `calico`, is or becomes Margay's.
 //!
-//! The files for the way back are in the folder `.margay` in it, for the main plugin in `.margay-main`, so that they
-//! are on the same file system and go where the plugins go:
+//! The files for going back are in its folder `.margay`, for the main plugin in `.margay-main`. So they are on the same
+//! file system and stay with the plugins:
 //!
 //! | File | Is |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | `new` | Margay's, until it is whole and has been tried |
 //! | `state.json` | what is installed, and what was there before |
 //!
-//! Each step leaves a folder from which both the same command and `--undo` go on, and the plugin itself only ever changes by a
-//! rename, from one whole file to another.
+//! After each step both the same command and `--undo` can go on, and the plugin itself only changes by a rename, from
+//! one whole file to another.
 
 use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Write};
@@ -24,10 +24,10 @@ use super::program::Program;
 use super::role::Role;
 use crate::error::{Failure, Result};
 
-/// The form of the file with the state.
+/// The format version of the state file.
 const FORMAT: u32 = 1;
 
-/// The installed program of a folder, and the former one.
+/// The installed program of a folder, and the former program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
     format: u32,
@@ -35,16 +35,16 @@ pub(crate) struct State {
     pub(crate) version: String,
     /// The checksum of Margay's plugin.
     sha256: String,
-    /// The former program; `None` if nothing was.
+    /// The former program; `None` if there was none.
     pub(crate) previous: Option<Previous>,
-    /// Whether the folder itself was made.
+    /// True if the installation made the folder itself.
     made_folder: bool,
 }
 
 /// The former program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Previous {
-    /// Its version, if it tells.
+    /// Its version, if it reports one.
     pub(crate) version: Option<String>,
 }
 
@@ -55,14 +55,14 @@ pub(crate) enum Installed {
     Already,
 }
 
-/// The program that was put back.
+/// The outcome of going back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Undone {
-    /// The file that was there before.
+    /// The former file is in its place again.
     Restored,
-    /// Nothing was there before.
+    /// Margay's plugin is gone, and no former file was kept.
     Removed,
-    /// Somebody else's file was there already, and stays.
+    /// Another program had replaced Margay's plugin, and stays.
     Left,
 }
 
@@ -91,7 +91,7 @@ impl Place {
         self.folder.join(self.role.program())
     }
 
-    /// The former program, as long as it is needed.
+    /// The former program, which is kept until it is put back.
     pub(crate) fn previous(&self) -> PathBuf {
         self.kept().join("previous")
     }
@@ -108,12 +108,12 @@ impl Place {
         self.kept().join("state.json")
     }
 
-    /// Whether anything of an installation is here.
+    /// True if there are files of an installation.
     pub(crate) fn is_touched(&self) -> bool {
         self.kept().is_dir()
     }
 
-    /// Whether an installation has ended before it was complete.
+    /// True if an installation ended before it was complete.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.is_touched() && (!self.state_file().exists() || self.staged().exists())
     }
@@ -133,14 +133,14 @@ impl Place {
         })
     }
 
-    /// Whether this user may change the folder.
+    /// Refuses a folder that this user may not change.
     pub(crate) fn check_writable(&self) -> Result<()> {
         let existing = self.folder.ancestors().find(|folder| folder.exists()).unwrap_or(&self.folder);
         rustix::fs::access(existing, rustix::fs::Access::WRITE_OK)
             .map_err(|error| self.failed("cannot write into", &error.into()))
     }
 
-    /// Puts Margay's plugin into place, and keeps what is there.
+    /// Puts Margay's plugin into place, and keeps the former program.
     pub(crate) fn install(&self, plugin: &Path) -> Result<Installed> {
         self.install_steps(plugin).map_err(|error| self.failed("cannot install into", &error))?
     }
@@ -194,8 +194,8 @@ impl Place {
         Ok(Ok(Installed::Now))
     }
 
-    /// Puts Margay's plugin beside the place that it is meant for. The main plugin becomes a second name of the plugin for
-    /// addresses, where the file system allows it: so it knows that it is the same program, and calls it without a process.
+    /// Puts Margay's plugin beside its final place. The main plugin becomes a second name of the plugin for addresses
+    /// if the file system allows that: so it knows that they are one program, and calls it without a process.
     fn stage(&self, plugin: &Path, staged: &Path) -> io::Result<()> {
         remove_if_there(staged)?;
         if self.role == Role::Ipam || fs::hard_link(plugin.canonicalize()?, staged).is_err() {
@@ -205,13 +205,13 @@ impl Place {
         File::open(staged)?.sync_all()
     }
 
-    /// Gives what is there a second name: it is the same file when it comes back, with its owner, mode and times.
+    /// Links the former program to a second name, so that the same file comes back, with its owner, mode and times.
     fn keep(&self, target: &Path) -> io::Result<()> {
         let linked = self.kept().join("previous.new");
         remove_if_there(&linked)?;
         fs::hard_link(target, &linked)?;
         fs::rename(&linked, self.previous())?;
-        // A rename between two names of one file leaves both.
+        // A rename between two names of one file does not remove the old name.
         remove_if_there(&linked)?;
         sync(&self.kept())
     }
@@ -225,10 +225,10 @@ impl Place {
         sync(&self.kept())
     }
 
-    /// Puts back what was there before. `others` says whether a call finds another plugin of that name elsewhere.
+    /// Puts the former program back. `others` says whether a call finds another plugin of that name elsewhere.
     pub(crate) fn undo(&self, others: Others) -> Result<Undone> {
         let _lock = self.lock()?;
-        // An obstacle to reading it is no reason to keep an operator from going back.
+        // A state file that cannot be read must not keep an operator from going back.
         let made_folder = self.state().ok().flatten().is_some_and(|state| state.made_folder);
         let target = self.target();
         let there = fs::symlink_metadata(&target).is_ok().then(|| Program::ask(&target, self.role));
@@ -276,7 +276,7 @@ impl Place {
         work().map_err(|error| self.failed("cannot change", &error))
     }
 
-    /// Keeps other commands of this kind out until it is dropped.
+    /// Locks out other commands of this kind until it is dropped.
     fn lock(&self) -> Result<File> {
         let folder = File::open(self.kept()).map_err(|error| self.failed("cannot open", &error))?;
         match folder.try_lock() {
@@ -301,14 +301,14 @@ impl Place {
     }
 }
 
-/// Whether a call would find another plugin of that name.
+/// Whether a call finds another plugin of that name elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Others {
     None,
     Some,
 }
 
-/// Whether two files are two, but could be two names of one.
+/// True if two files are not one, but could be, since they are on one file system.
 fn could_be_one_file(one: &Path, other: &Path) -> io::Result<bool> {
     let (one, other) = (fs::metadata(one)?, fs::metadata(other)?);
     Ok(one.dev() == other.dev() && one.ino() != other.ino())

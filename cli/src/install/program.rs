@@ -1,4 +1,4 @@
-//! The self-description of a plugin's file, and whether it could assign addresses.
+//! Runs a plugin's file: to learn its version, and whether it could assign addresses.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -15,27 +15,27 @@ use super::role::Role;
 use crate::error::{Failure, Result};
 use crate::output::printable;
 
-/// How long a program may take to answer.
+/// The longest time for a program to answer.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// How often a file is tried that somebody is just writing.
+/// The number of attempts to run a file that another process is just writing.
 const TRIES: u32 = 40;
 
-/// How often the store is asked for, and how long it is left alone in between.
+/// The number of times that the store is checked, and the pause in between.
 const STORE_TRIES: u32 = 3;
 const STORE_PAUSE: Duration = Duration::from_millis(500);
 
 /// The login in a runtime's environment: a network's configuration has no place for it.
 const LOGIN: [&str; 4] = ["ETCD_USERNAME", "ETCD_PASSWORD", "CALICO_ETCD_USERNAME", "CALICO_ETCD_PASSWORD"];
 
-/// The maker of a program's file.
+/// The identity of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Program {
     /// Margay's plugin, in this version.
     Margay(String),
-    /// Another, with its version if it tells.
+    /// Another program, with the version if it reports one.
     Other(Option<String>),
-    /// It cannot be run, and why.
+    /// A file that cannot be run, for this reason.
     Broken(String),
 }
 
@@ -51,7 +51,7 @@ impl fmt::Display for Program {
 }
 
 impl Program {
-    /// Asks a file what it is in a role, by the option that Calico's plugins have.
+    /// Runs a file in a role with `-v`, an option that Calico's plugins have too, and reads its version.
     pub(crate) fn ask(file: &Path, role: Role) -> Self {
         let mut command = Command::new(file);
         command.arg0(role.program()).arg("-v").env_clear();
@@ -67,7 +67,7 @@ impl Program {
         }
     }
 
-    /// Whether Margay's plugin reads stores of a format; `None` for a program that is not Margay's.
+    /// True if Margay's plugin reads stores of a format; `None` for a program that is not Margay's.
     pub(crate) fn reads_format(file: &Path, format: u32) -> Option<bool> {
         let mut command = Command::new(file);
         command.arg0(Role::Ipam.program()).arg("-v").env_clear();
@@ -75,7 +75,7 @@ impl Program {
         let mut lines = answer.stdout.lines();
         lines.next().filter(|line| answer.success && line.starts_with(Role::Ipam.own_name()))?;
         let formats = lines.find_map(|line| line.strip_prefix("Formats of stores: "));
-        // Before there was a second format, the plugin said nothing of formats.
+        // A plugin from before the second format lists no formats; it reads only the first one.
         Some(formats.is_some_and(|formats| formats.split(", ").any(|one| one.parse() == Ok(format))))
     }
 
@@ -92,8 +92,8 @@ impl Program {
     }
 }
 
-/// Asks Margay's plugin whether an ADD on this network could be carried out in a role: by the verb STATUS, which changes
-/// nothing. It takes a second at the most, and is asked again where that was too little: a cluster may just be electing its leader.
+/// Checks whether Margay's plugin could carry out an ADD on this network in a role, by the verb STATUS, which changes
+/// nothing. STATUS takes a second at most. It is repeated if it fails: a cluster may just be electing its leader.
 ///
 /// # Errors
 /// The fault that the plugin reports. It names members and paths, and no secret.
@@ -129,7 +129,7 @@ fn ask_status(
     env: &Environment<'_>,
 ) -> std::result::Result<(), String> {
     let mut conf = network.conf.clone();
-    // STATUS came with this version; what the network's own version is makes no difference to the store.
+    // STATUS came with this version; the network's own version makes no difference to the store.
     conf.insert("cniVersion".to_owned(), "1.1.0".into());
     let mut command = Command::new(plugin);
     command.arg0(role.program()).env_clear().env("CNI_COMMAND", "STATUS").env("CNI_PATH", path);
@@ -155,7 +155,7 @@ pub(crate) struct Answer {
     pub(crate) stdout: String,
 }
 
-/// Runs a program with this on its standard input; what it says on standard error is not looked at.
+/// Runs a program with this on its standard input; its standard error is ignored.
 ///
 /// # Errors
 /// If it cannot be started, or does not end in time.
@@ -166,7 +166,7 @@ pub(crate) fn call(mut command: Command, stdin: &[u8]) -> io::Result<Answer> {
         return Err(io::Error::other("no pipes"));
     };
     let stdin = stdin.to_vec();
-    // A program that reads nothing, or says nothing, must not keep us longer than it may take.
+    // Threads read and write: a program that reads or writes nothing must not block longer than `PATIENCE`.
     let writer = thread::spawn(move || input.write_all(&stdin));
     let reader = thread::spawn(move || {
         let mut bytes = Vec::new();

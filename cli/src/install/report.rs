@@ -15,7 +15,7 @@ use crate::answer::Answer;
 use crate::args::Install;
 use crate::error::{Failure, Result};
 
-/// How things are on this node with one of the two plugins.
+/// The status of one of the two plugins on this node.
 #[derive(Debug)]
 pub(crate) struct Report {
     role: Role,
@@ -84,7 +84,7 @@ impl Report {
         Ok(Self { role, runs, places: seen })
     }
 
-    /// Whether it was installed, or begun to be.
+    /// True if an installation was completed or begun.
     pub(crate) fn is_wanted(&self) -> bool {
         !self.places.is_empty()
     }
@@ -93,7 +93,7 @@ impl Report {
         self.runs.as_ref().is_some_and(|(_, program)| program.is_ours())
     }
 
-    /// The version of a plugin, if a call runs Margay's in another one.
+    /// The file and version of a plugin, if a call runs Margay's plugin in another version.
     pub(crate) fn differs_from(&self, plugin: &Path) -> Option<(PathBuf, String)> {
         let (_, Program::Margay(runs)) = self.runs.as_ref()? else { return None };
         match Program::ask(plugin, self.role) {
@@ -102,13 +102,13 @@ impl Report {
         }
     }
 
-    /// Whether somebody has put another program over what was installed in a folder.
+    /// True if somebody has replaced the installed program of a folder by another one.
     fn is_overwritten(&self, seen: &Seen) -> bool {
         let there = self.runs.as_ref().filter(|(file, _)| file.parent() == Some(&seen.folder));
         !seen.unfinished && there.is_some_and(|(_, program)| !program.is_ours())
     }
 
-    /// The fault, if a call does not run Margay's.
+    /// The fault, if a call does not run Margay's plugin.
     pub(crate) fn failure(&self, path: &PluginPath, args: &Install) -> Option<Failure> {
         let (again, undo) = (self.role.install(), self.role.undo());
         let Some((file, program)) = &self.runs else { return Some(nothing_to_run(self.role, path)) };
@@ -126,7 +126,7 @@ impl Report {
             let failure = Failure::new(format!("an installation in {} was interrupted", seen.folder.display()));
             return Some(failure.hint(format!("finish it with {again}, or go back with {undo}")));
         }
-        // Installed, but elsewhere: the runtime does not look there first.
+        // The plugin is installed, but the runtime finds another one first.
         let own = self.places.first().map(|seen| seen.folder.as_path()).or(args.own_folder.as_deref());
         Some(match own {
             Some(folder) => Failure::new(format!("a CNI call runs {file}, and not what is in {}", folder.display()))
@@ -136,7 +136,7 @@ impl Report {
         })
     }
 
-    /// The answer of `--status`, with what is known of the main plugin.
+    /// The answer of `--status`, with the status of the main plugin.
     pub(crate) fn answer(&self, path: &PluginPath, main: &Self) -> Result<Answer> {
         let mut lines = vec![self.runs_line("Runs now:    "), format!("Plugin path: {path}")];
         if self.places.is_empty() {
@@ -310,7 +310,7 @@ pub(crate) fn undone(roles: &[Role], changes: &[Change], path: &PluginPath) -> R
     })
 }
 
-/// A warning if calls run Margay's main plugin and its plugin for addresses, but these are not one file and could be.
+/// A warning if calls run both of Margay's plugins, and these are not one file or one version, but could be.
 pub(crate) fn apart(path: &PluginPath) -> Option<String> {
     let ours = |role| {
         let file = path.first(role)?;

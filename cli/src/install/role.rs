@@ -1,6 +1,6 @@
-//! The plugins of Calico's that Margay's program stands in for.
+//! The plugins of Calico that Margay's program replaces.
 
-/// One of the two plugins of Calico's. Margay's program is either, by the name that it is called by.
+/// One of Calico's two plugins. Margay's program is either of them, by the name under which it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// `calico-ipam`, which the main plugin calls for addresses.
@@ -10,7 +10,7 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// The name that it is called by, and the name of its file.
+    /// The name under which it is called, and the name of its file.
     pub(crate) fn program(self) -> &'static str {
         match self {
             Self::Ipam => "calico-ipam",
@@ -26,7 +26,7 @@ impl Role {
         }
     }
 
-    /// The folder beside the plugins that has what is needed to go back.
+    /// The folder beside the plugins with the files for going back.
     pub(crate) fn kept(self) -> &'static str {
         match self {
             Self::Ipam => ".margay",
@@ -50,7 +50,7 @@ impl Role {
         }
     }
 
-    /// The failure of Margay's plugin on a network that it is of no use with, as it goes on after "could".
+    /// The words after "could" in the failure of Margay's plugin on a network that it cannot serve.
     pub(crate) fn would(self) -> &'static str {
         match self {
             Self::Ipam => "give no address",

@@ -1,8 +1,8 @@
-//! Where the container runtime of this node looks for plugins.
+//! The folders in which the container runtime of this node looks for plugins.
 //!
-//! A runtime finds the main plugin `calico` in a list of folders, and the main plugin finds `calico-ipam` in the same list, which
-//! the runtime hands on as `CNI_PATH`. Either takes the first one that is there. containerd has one folder (`bin_dir`), since 2.1
-//! a list (`bin_dirs`); CRI-O has a list (`plugin_dirs`, and the older `plugin_dir` after it).
+//! A runtime finds the main plugin `calico` in a list of folders, and the main plugin finds `calico-ipam` in the same
+//! list, which the runtime hands on as `CNI_PATH`. Both take the first file of that name. containerd has one folder
+//! (`bin_dir`), since 2.1 a list (`bin_dirs`); CRI-O has a list (`plugin_dirs`, and the older `plugin_dir` after it).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,30 +18,30 @@ use crate::error::{Failure, Result};
 /// The folder where every runtime looks by default.
 const DEFAULT_FOLDER: &str = "/opt/cni/bin";
 
-/// The part of containerd that runs pods, newest name first.
+/// The names of the part of containerd that runs pods, newest first.
 const CRI_PLUGINS: [&str; 3] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"];
 
-/// The source that says where plugins are.
+/// The source of the list of folders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The command line.
     Given,
-    /// containerd, with its configuration, and whether it knows more than one folder.
+    /// containerd, with the file of its configuration, and the number of folders that it can have.
     Containerd { config: PathBuf, folders: Folders },
-    /// CRI-O's configuration.
+    /// CRI-O, with the file of its configuration.
     Crio(PathBuf),
-    /// Nobody.
+    /// No source: the folder is the default one.
     Default,
 }
 
-/// How many folders a runtime can look in.
+/// The number of folders that a runtime can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Folders {
     One,
     Several,
 }
 
-/// The folders in which the runtime looks, first the first.
+/// The folders in which the runtime looks, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PluginPath {
     pub(crate) folders: Vec<PathBuf>,
@@ -66,7 +66,7 @@ impl fmt::Display for PluginPath {
 }
 
 impl PluginPath {
-    /// Finds out where the runtime of this node looks.
+    /// Finds the folders of this node's runtime.
     pub(crate) fn find(args: &Install) -> Result<Self> {
         if !args.cni_bin_dir.is_empty() {
             return Ok(Self { folders: args.cni_bin_dir.clone(), source: Source::Given });
@@ -81,23 +81,23 @@ impl PluginPath {
         }
     }
 
-    /// The file that a call runs in a role: the first of that name. As for CNI's library, what is no file does not count.
+    /// The file that a call runs in a role: the first of that name. Only files count, as for CNI's library.
     pub(crate) fn first(&self, role: Role) -> Option<PathBuf> {
         self.all(role).next()
     }
 
-    /// Every one of that name, in the order in which they are found.
+    /// All files that a call could run in a role, in order.
     pub(crate) fn all(&self, role: Role) -> impl Iterator<Item = PathBuf> + '_ {
         self.folders.iter().map(move |folder| folder.join(role.program())).filter(|file| file.is_file())
     }
 
-    /// The folders as `CNI_PATH` has them.
+    /// The folders in the form of `CNI_PATH`.
     pub(crate) fn listed(&self) -> String {
         let folders: Vec<_> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
         folders.join(":")
     }
 
-    /// Refuses a folder of our own that the runtime can never look in first.
+    /// Refuses a folder of our own if the runtime cannot look in it.
     pub(crate) fn check_own_folder(&self, folder: &Path) -> Result<()> {
         match &self.source {
             Source::Containerd { config, folders: Folders::One }
@@ -142,8 +142,8 @@ impl PluginPath {
     }
 }
 
-/// containerd's own answer, since only it knows how its version reads imported files; without it the contents of its
-/// file.
+/// The folders of containerd, as it reports them, since only it knows how its version reads imported files. Without
+/// the program its file is read.
 fn of_containerd(config: &Path) -> Result<Option<PluginPath>> {
     if !config.exists() {
         return Ok(None);
@@ -169,7 +169,7 @@ fn of_containerd(config: &Path) -> Result<Option<PluginPath>> {
     };
     let disabled = table.get("disabled_plugins").and_then(Value::as_array);
     if disabled.is_some_and(|names| names.iter().filter_map(Value::as_str).any(|name| CRI_PLUGINS.contains(&name))) {
-        // As Docker sets it up: it runs no pods.
+        // Docker sets containerd up like this; it then runs no pods.
         return Ok(None);
     }
     let cni = CRI_PLUGINS.iter().find_map(|name| table.get("plugins")?.get(name)?.get("cni"));
@@ -179,18 +179,18 @@ fn of_containerd(config: &Path) -> Result<Option<PluginPath>> {
         Some(folder) => vec![folder.into()],
         None => list(several).filter(|list| !list.is_empty()).unwrap_or_else(|| vec![DEFAULT_FOLDER.into()]),
     };
-    // A containerd that knows a list says so; where it cannot be asked, the operator knows.
+    // A containerd that can have a list dumps `bin_dirs`. Without the program the operator must know.
     let count = if several.is_some() || program.is_none() { Folders::Several } else { Folders::One };
     Ok(Some(PluginPath { folders, source: Source::Containerd { config: config.to_owned(), folders: count } }))
 }
 
-/// Where a program is.
+/// The file of a program on `PATH`.
 fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
-/// The settings of CRI-O's file, and of those in the folder beside it: later ones win.
+/// The folders of CRI-O, from its file and the files in the folder beside it; later settings win.
 fn of_crio(config: &Path) -> Result<Option<PluginPath>> {
     let parts = PathBuf::from(format!("{}.d", config.display()));
     let mut files: Vec<PathBuf> = match parts.read_dir() {
@@ -226,7 +226,7 @@ fn read(file: &Path) -> Result<String> {
 }
 
 fn parse(file: &Path, text: &str) -> Result<Table> {
-    // The parser's own text would quote the line, which may hold a registry's password.
+    // The parser's own text would quote the line, which may have a registry's password.
     text.parse().map_err(|_| unreadable(file, "it is not valid TOML"))
 }
 

@@ -1,4 +1,4 @@
-//! `margay conformance`: runs the rules of `kv/SEMANTICS.md` on a store and says what came of each.
+//! `margay conformance`: tests the rules of `kv/SEMANTICS.md` on a store and reports the result of each case.
 
 mod plan;
 mod progress;
@@ -42,7 +42,7 @@ pub(crate) fn run(
         options = options.with_filter(filter);
     }
     let judged = judge(plan.harness(), &options, args.report_as(cli.output), out, err);
-    // For every outcome.
+    // The stores are cleared up whatever the outcome.
     let cleared = runtime.block_on(plan.clear_up());
     let code = judged?;
     match cleared {
@@ -63,7 +63,7 @@ fn locate(cli: &Cli, args: &Conformance, env: &Environment<'_>) -> Result<Locati
     }
 }
 
-/// A filter that no case matches is a mistake.
+/// Refuses a filter that no case matches.
 fn check_filter(args: &Conformance) -> Result<()> {
     let Some(filter) = &args.case else { return Ok(()) };
     if conformance::cases().iter().any(|case| case.name().contains(filter.as_str())) {
@@ -73,7 +73,7 @@ fn check_filter(args: &Conformance) -> Result<()> {
         .hint("names are such as B01_get_missing_key; W stands for all about watches; without --case all run"))
 }
 
-/// Runs the cases, tells of them, and returns the exit code.
+/// Runs the cases, reports them, and returns the exit code.
 fn judge(
     harness: impl Harness,
     options: &Options,

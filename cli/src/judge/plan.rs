@@ -1,4 +1,4 @@
-//! The permitted work on the store at a URL, and so the cases that run.
+//! The plan for the store at a URL: how cases may use it, and so which cases run.
 
 use std::fmt;
 use std::fs;
@@ -13,27 +13,27 @@ use super::site::{AtUrl, Folder, NewStores};
 use crate::args::Conformance;
 use crate::error::{Failure, Result};
 
-/// Where cases that share a store write: below this, in a folder of the run's own.
+/// The prefix below which cases write that share a store; each run has its own prefix in it.
 pub(super) const PREFIX: &str = "/margay-conformance/";
 
-/// How long the first look at a store may take.
+/// The longest time for the first read of a store.
 const FIRST_LOOK: Duration = Duration::from_secs(15);
 
 /// The permitted work on a store.
 #[derive(Debug)]
 pub(super) enum Plan {
-    /// Each case gets a new store, and they are removed.
+    /// Each case gets a new store, which is removed afterwards.
     New(Arc<NewStores>),
     /// The store is empty: all cases run in it.
     Empty(Arc<InPlace<AtUrl>>),
     /// Everything in the store is deleted: all cases run in it.
     Erase(Arc<InPlace<AtUrl>>),
-    /// Others have keys in the store: only cases that can share it run, below this prefix.
+    /// The store has keys: only cases that can share it run, below this prefix.
     Beside(Arc<Beside<AtUrl>>, String),
 }
 
 impl Plan {
-    /// Looks at the store and decides. Nothing is deleted yet.
+    /// Reads whether the store has keys, and decides. Nothing is deleted yet.
     pub(super) async fn of(location: &Location, args: &Conformance) -> Result<Self> {
         let erase = args.erase_everything.as_deref();
         let host = host(location);
@@ -68,7 +68,7 @@ impl Plan {
         }
     }
 
-    /// Removes what the cases have left, also those that were given up.
+    /// Removes the leftovers of all cases, also of cases that were given up.
     pub(super) async fn clear_up(&self) -> Result<(), BoxError> {
         match self {
             Self::New(stores) => Ok(stores.clear_up()?),
@@ -124,12 +124,12 @@ async fn first_look(site: &AtUrl) -> Result<Contents> {
     }
 }
 
-/// The meaning of an error of the first look.
+/// The meaning of an error of the first read.
 fn told(error: kv::Error) -> Result<Contents> {
     let hint = match error.kind() {
         ErrorKind::Missing => return Ok(Contents::NoStore),
         ErrorKind::Locked => "some other command or program has the store open; end it, or try again",
-        // It says what to do by itself.
+        // The error has advice of its own.
         _ if error.detail().is_some() => return Err(error.into()),
         ErrorKind::NotSent | ErrorKind::Timeout | ErrorKind::Disconnected { .. } => {
             "see whether it is running, and whether its address and port are right"
@@ -139,7 +139,7 @@ fn told(error: kv::Error) -> Result<Contents> {
     Err(Failure::from(error).hint(hint))
 }
 
-/// The folder for new stores; it must not hold anything.
+/// The folder for new stores, which must be empty.
 fn make(location: &Location) -> Result<Option<Folder>> {
     let Some(path) = location.path() else { return Ok(None) };
     let occupied = match fs::read_dir(path) {
@@ -170,7 +170,7 @@ fn host(location: &Location) -> Option<String> {
     }
 }
 
-/// Nothing is erased unless its place was typed out.
+/// Refuses to erase a store unless its place was typed out.
 fn check_host(typed: &str, host: Option<&str>, location: &Location) -> Result<()> {
     match host {
         Some(host) if host == typed => Ok(()),

@@ -1,4 +1,4 @@
-//! How far a run is, on a terminal.
+//! The progress of a run, on a terminal.
 
 use std::io::{self, IsTerminal};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use conformance::{Report, Verdict};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A bar on stderr; nothing at all where stderr is not a terminal.
+/// A bar on stderr; nothing is shown if stderr is not a terminal.
 #[derive(Debug)]
 pub(super) struct Progress {
     bar: ProgressBar,
@@ -26,12 +26,12 @@ impl Progress {
         Self { bar, failed: std::cell::Cell::new(0) }
     }
 
-    /// This case runs now.
+    /// Shows the name of the case that runs now.
     pub(super) fn working_on(&self, case: &'static str) {
         self.bar.set_message(case);
     }
 
-    /// One more is over.
+    /// Counts a case that has ended.
     pub(super) fn done(&self, report: &Report) {
         if matches!(report.verdict, Verdict::Failed(_)) {
             self.failed.set(self.failed.get() + 1);
@@ -40,12 +40,12 @@ impl Progress {
         self.bar.inc(1);
     }
 
-    /// Does something while the bar is out of the way.
+    /// Does something while the bar is hidden.
     pub(super) fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
         self.bar.suspend(work)
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(super) fn over(&self) {
         self.bar.finish_and_clear();
     }

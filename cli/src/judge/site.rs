@@ -1,4 +1,4 @@
-//! The store at a URL as something that cases can be run on.
+//! The store at a URL, in the form in which cases can run on it.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -14,10 +14,10 @@ use datastore::{Create, Location, OpenStore};
 use kv::{ErrorKind, Operation, Store};
 use tokio::sync::Mutex;
 
-/// How long to wait for the turn at an embedded store. Plugins hold it for milliseconds.
+/// The longest wait for the store lock. Plugins hold it for milliseconds.
 pub(super) const WAIT: Duration = Duration::from_secs(5);
 
-/// The one store at a URL, opened for each case and closed after it, so that others get their turn.
+/// The one store at a URL, opened for each case and closed after it, so that other processes can open it in between.
 #[derive(Clone, Debug)]
 pub(super) struct AtUrl(pub(super) Location);
 
@@ -54,13 +54,13 @@ pub(super) enum NewStores {
 pub(super) struct Folder {
     path: PathBuf,
     store_at: fn(PathBuf) -> Location,
-    /// False if the folder was there, though empty: then it stays.
+    /// True if the run made the folder; an empty folder that was there before stays.
     ours: bool,
     made: AtomicU64,
 }
 
 impl Folder {
-    /// Makes the folder unless it is there.
+    /// Makes the folder unless it exists.
     pub(super) fn make(location: &Location) -> io::Result<Option<Self>> {
         let (path, store_at): (&Path, fn(PathBuf) -> Location) = match location {
             Location::Sled(path) => (path, Location::Sled),
@@ -79,7 +79,7 @@ impl Folder {
         self.path.join(format!("case-{number}"))
     }
 
-    /// Removes what was made, and nothing else.
+    /// Removes the stores of the run, and the folder if the run made it.
     fn remove(&self) -> io::Result<()> {
         for number in 0..self.made.load(Ordering::SeqCst) {
             remove_store(&self.place(number))?;
@@ -89,7 +89,7 @@ impl Folder {
 }
 
 impl NewStores {
-    /// Removes all that was made.
+    /// Removes all stores of the run.
     pub(super) fn clear_up(&self) -> io::Result<()> {
         match self {
             Self::Memory => Ok(()),
@@ -141,7 +141,7 @@ impl Harness for NewStores {
     }
 }
 
-/// The opening by which a process of a case uses the address of a store: it makes the store if it is not there.
+/// Opens the store at an address, for a process of a case; the store is made if it does not exist.
 #[derive(Debug)]
 pub(crate) struct Joining;
 
@@ -165,7 +165,7 @@ impl Harness for Joining {
     }
 }
 
-/// The argument of [`Joining`] opens: the engine and the path, which unlike that of a URL may be relative.
+/// The address that [`Joining`] opens: the engine and the path, which may be relative, unlike the path of a URL.
 fn address(location: &Location) -> Result<String, BoxError> {
     let (engine, path) = match location {
         Location::Sled(path) => ("sled", path),
@@ -180,7 +180,7 @@ fn address(location: &Location) -> Result<String, BoxError> {
 pub(super) struct Opened {
     location: Location,
     store: Arc<dyn Store>,
-    // Nothing while it is closed.
+    // `None` while it is closed.
     open: Option<OpenStore>,
     others: Mutex<Vec<OpenStore>>,
 }
@@ -245,7 +245,7 @@ impl Fixture for Opened {
     }
 }
 
-/// A store that was made for one case, and goes with it.
+/// A store that was made for one case, and is removed with it.
 #[derive(Debug)]
 struct Made(Opened);
 

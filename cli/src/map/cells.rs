@@ -1,17 +1,17 @@
-//! The signs and colours that stand for what is with an address.
+//! The signs and colours that show the use of addresses.
 
 use ipam_core::census::AddressUse;
 
-/// The meaning of a sign: one address, or several, of which it shows the most frequent use.
+/// The meaning of a sign for one address, or for several that share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cell {
-    /// All of these are so.
+    /// The use of all these addresses; if they differ, the one that comes first in [`Cell::of`].
     All(AddressUse),
-    /// Some of these are in use.
+    /// Some of these addresses are in use, and none is borrowed.
     Some,
 }
 
-/// All that an address can be, with its sign, its name and its colour in a picture.
+/// The uses of an address, each with its sign, its name and its colour in a picture.
 pub(super) const USES: [(AddressUse, char, &str, &str); 5] = [
     (AddressUse::Free, '.', "free", "#e8e8e8"),
     (AddressUse::Used, '#', "in use", "#0059b3"),
@@ -34,7 +34,7 @@ pub(super) fn colour(wanted: AddressUse) -> &'static str {
     row(wanted).1
 }
 
-/// The colour of a block of which so many tenths are gone.
+/// The colour of a block of which so many tenths cannot be assigned.
 pub(super) fn colour_of_tenths(tenths: usize) -> &'static str {
     const COLOURS: [&str; 11] = [
         "#e8e8e8", "#cfe0f2", "#b5d2ec", "#9ac3e6", "#7fb3df", "#63a3d8", "#4793d0", "#2c82c7", "#1470bd", "#005eb0",
@@ -44,7 +44,7 @@ pub(super) fn colour_of_tenths(tenths: usize) -> &'static str {
 }
 
 impl Cell {
-    /// Of several addresses.
+    /// The sign of several addresses: if they differ, borrowed ones come first, then used, resting and free ones.
     pub(super) fn of(uses: &[AddressUse]) -> Self {
         let has = |wanted| uses.contains(&wanted);
         match uses {
@@ -56,7 +56,7 @@ impl Cell {
         }
     }
 
-    /// Its sign.
+    /// The sign.
     pub(super) fn sign(self) -> char {
         match self {
             Self::All(found) => sign(found),
@@ -64,7 +64,7 @@ impl Cell {
         }
     }
 
-    /// The number of its colour in a terminal; nothing for the usual one.
+    /// The number of its colour in a terminal; `None` for the usual one.
     pub(super) fn terminal_colour(self) -> Option<u8> {
         match self {
             Self::All(AddressUse::Free) => None,
@@ -76,7 +76,7 @@ impl Cell {
     }
 }
 
-/// The sign of a block of which so many tenths are gone.
+/// The sign of a block of which so many tenths cannot be assigned.
 pub(super) fn sign_of_tenths(tenths: usize) -> char {
     match tenths {
         0 => '.',

@@ -1,4 +1,4 @@
-//! Blocks, drawn: in a terminal, or as a picture.
+//! Drawings of blocks: in a terminal, or as a picture.
 
 mod cells;
 mod picture;
@@ -13,13 +13,13 @@ use crate::output::printable;
 pub(crate) use picture::{html, svg};
 pub(crate) use terminal::{Look, draw};
 
-/// Pools with more blocks than this are drawn with a sign for each block; others with a sign for each address.
+/// The most blocks of a pool that is drawn with a sign for each address; larger pools have a sign for each block.
 const MOST_BLOCKS_IN_DETAIL: usize = 64;
 
-/// How much of a block is drawn.
+/// The detail of a drawing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Detail {
-    /// As much as there is room for.
+    /// Addresses in pools with few blocks, otherwise blocks.
     Auto,
     /// A sign for each address.
     Addresses,
@@ -27,15 +27,15 @@ pub(crate) enum Detail {
     Blocks,
 }
 
-/// A pool, or what lies in no pool.
+/// The blocks of a pool, or all blocks that are in no pool.
 #[derive(Debug, Serialize)]
 pub(crate) struct Section {
-    /// The pool's name; nothing for blocks that lie in none.
+    /// The pool's name; `None` for blocks that are in no pool.
     pub(crate) pool: Option<String>,
     /// Its network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cidr: Option<String>,
-    /// The number of blocks that fit in; nothing if it is too large.
+    /// The number of blocks that fit into the pool; `None` if it is too large.
     #[serde(skip)]
     pub(crate) places: Option<u64>,
     /// Its blocks.
@@ -47,17 +47,17 @@ pub(crate) struct Section {
 pub(crate) struct Drawn {
     /// The block.
     pub(crate) cidr: String,
-    /// The node that has it, or another owner; empty without one.
+    /// The node or other owner of the block; empty if there is none.
     pub(crate) owner: String,
     /// Addresses in use, borrowed ones too.
     pub(crate) in_use: usize,
-    /// Addresses in use by others than the owner.
+    /// Addresses in use by other nodes than the owner.
     pub(crate) borrowed: usize,
     /// Released addresses in cooldown.
     pub(crate) resting: usize,
     /// Reserved addresses that are not in use.
     pub(crate) reserved: usize,
-    /// Addresses that can be given out.
+    /// Addresses that can be assigned.
     pub(crate) free: usize,
     /// A sign for each address.
     pub(crate) addresses: String,
@@ -67,7 +67,7 @@ pub(crate) struct Drawn {
     net: IpNet,
 }
 
-/// The pools to draw: these, or all, with blocks that lie in none.
+/// The sections to draw: these pools, or all pools and the blocks that are in no pool.
 pub(crate) fn sections(census: Census, pools: &[String]) -> Vec<Section> {
     let wanted = |name: &str, cidr: IpNet| {
         pools.is_empty() || pools.iter().any(|pool| pool == name || *pool == cidr.to_string())
@@ -111,7 +111,7 @@ impl Drawn {
         }
     }
 
-    /// The part of the block that cannot be assigned, of ten; 10 only if it is all of it, and 0 only if it is nothing.
+    /// The tenths of the block that cannot be assigned; 10 only if no address can be assigned, and 0 only if all can.
     fn tenths(&self) -> usize {
         let all = self.uses.len();
         let gone = all - self.free;
@@ -122,7 +122,7 @@ impl Drawn {
         }
     }
 
-    /// In words.
+    /// The numbers of the block in words.
     fn told(&self) -> String {
         let owner = if self.owner.is_empty() { "nobody's" } else { &self.owner };
         let mut told = format!("{} ({owner}): {} of {} in use", self.cidr, self.in_use, self.uses.len());
@@ -136,7 +136,7 @@ impl Drawn {
 }
 
 impl Section {
-    /// Whether each address is drawn.
+    /// True if there is a sign for each address.
     fn in_detail(&self, detail: Detail) -> bool {
         match detail {
             Detail::Auto => self.blocks.len() <= MOST_BLOCKS_IN_DETAIL,
@@ -145,7 +145,7 @@ impl Section {
         }
     }
 
-    /// The heading: what it is, and its numbers.
+    /// The heading: the pool and its numbers.
     fn heading(&self) -> String {
         let sum = |of: fn(&Drawn) -> usize| self.blocks.iter().map(of).sum::<usize>();
         let name = match (&self.pool, &self.cidr) {

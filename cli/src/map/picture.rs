@@ -42,7 +42,7 @@ pub(crate) fn svg(sections: &[Section], detail: Detail) -> String {
     )
 }
 
-/// The picture in a page of its own, with the time and the revision at which it is so.
+/// The picture in a page of its own, with a text about it.
 pub(crate) fn html(sections: &[Section], detail: Detail, about: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>Addresses</title>\n\
@@ -53,7 +53,7 @@ pub(crate) fn html(sections: &[Section], detail: Detail, about: &str) -> String 
     )
 }
 
-/// A line for each block; addresses beside each other that are alike share a rectangle.
+/// Draws a line for each block; neighbouring addresses of the same use share a rectangle.
 fn addresses(blocks: &[Drawn], top: usize, body: &mut String) -> usize {
     let mut y = top;
     let room = WIDTH - LABEL - 2 * MARGIN;
@@ -84,7 +84,7 @@ fn addresses(blocks: &[Drawn], top: usize, body: &mut String) -> usize {
     y
 }
 
-/// A square for each block.
+/// Draws a square for each block.
 fn blocks(section: &Section, top: usize, body: &mut String) -> usize {
     let each = 64;
     let mut y = top;
@@ -126,13 +126,13 @@ fn legend(top: usize, body: &mut String) -> usize {
     y
 }
 
-/// As much of a label as there is room for.
+/// A label, cut if there is no room for it.
 fn clipped(label: &str) -> String {
     const MOST: usize = 44;
     if label.chars().count() <= MOST { label.to_owned() } else { label.chars().take(MOST - 1).chain(['~']).collect() }
 }
 
-/// Text as XML has it.
+/// A text, escaped for XML.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -5,27 +5,27 @@ use std::net::IpAddr;
 use super::cells::{Cell, USES, sign_of_tenths, terminal_colour_of_tenths};
 use super::{Detail, Drawn, Section};
 
-/// More places for blocks than this are not drawn if nobody has claimed them.
+/// In pools with more places for blocks than this, only claimed blocks are drawn.
 const MOST_PLACES: u64 = 4096;
-/// The longest name of an owner that is drawn whole.
+/// The length of the longest name of an owner that is drawn whole.
 const MOST_OF_OWNER: usize = 24;
-/// A line has room for so many signs at least, however narrow the terminal.
+/// The least number of signs of a line, however narrow the terminal is.
 const LEAST_CELLS: usize = 8;
-/// The sign of a place that nobody has claimed.
+/// The sign of a place without a claimed block.
 const UNCLAIMED: char = '-';
 
-/// Its appearance.
+/// The look of a drawing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
-    /// How many columns there are.
+    /// The number of columns.
     pub(crate) width: usize,
-    /// Whether there are colours.
+    /// True if there are colours.
     pub(crate) colours: bool,
-    /// How much is drawn.
+    /// The detail.
     pub(crate) detail: Detail,
 }
 
-/// Draws pools one under the other, and says below what the signs mean.
+/// Draws pools one below the other, with the meaning of the signs at the end.
 pub(crate) fn draw(sections: &[Section], look: Look) -> String {
     let mut text = String::new();
     let (mut has_addresses, mut has_blocks) = (false, false);
@@ -57,7 +57,7 @@ pub(crate) fn draw(sections: &[Section], look: Look) -> String {
     text
 }
 
-/// A line for each block, with a sign for each address or for as many as have to share one.
+/// Draws a line for each block, with a sign for each address, or for several if there is not enough room.
 fn addresses(blocks: &[Drawn], look: Look, text: &mut String) {
     let cidrs = blocks.iter().map(|block| block.cidr.len()).max().unwrap_or_default();
     let owners = blocks.iter().map(|block| short(&block.owner).chars().count()).max().unwrap_or_default();
@@ -86,13 +86,13 @@ fn short(owner: &str) -> String {
     format!("{kept}~")
 }
 
-/// A sign for each block, and if there are not too many for each place where there could be one.
+/// Draws a sign for each block, and for each place without a block if there are not too many places.
 fn blocks(section: &Section, look: Look, text: &mut String) {
     let places = places(section);
     let label = |place: &Place<'_>| place.first.to_string();
     let labels = places.iter().map(|place| label(place).len()).max().unwrap_or_default();
     let room = look.width.saturating_sub(labels + 2).max(LEAST_CELLS);
-    // A power of two, so that lines begin at addresses that are easily read.
+    // A power of two, so that lines begin at round addresses.
     let each = 1 << room.ilog2();
     for line in places.chunks(each) {
         let Some(first) = line.first() else { continue };
@@ -132,7 +132,7 @@ impl Drawn {
     }
 }
 
-/// Signs, those of one colour together.
+/// Writes signs; neighbours of one colour share its escape sequence.
 fn paint(cells: impl Iterator<Item = (char, Option<u8>)>, colours: bool, text: &mut String) {
     let mut now = None;
     for (sign, colour) in cells {

@@ -1,10 +1,11 @@
 //! Tables without lines, in the look of `calicoctl get`.
 
-/// The least width of a column, and what stands between a cell and the next.
+/// The least width of a column, and the gap between two cells.
 const LEAST: usize = 5;
 const GAP: usize = 3;
 
-/// Rows with aligned cells, blanks after the last one too, and an empty line at the end. The first row has the headings.
+/// Rows with aligned cells, with blanks after the last cell too, and an empty line at the end. The first row has the
+/// headings.
 pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

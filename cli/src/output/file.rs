@@ -1,4 +1,4 @@
-//! Files that are there as a whole or not at all.
+//! Files that are written as a whole or not at all.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Failure, Result};
 
-/// Writes a file that others may read, in place of the one that is there.
+/// Writes a file that other users may read. An existing file is replaced.
 ///
 /// # Errors
-/// It cannot be written; then what was there is there still.
+/// The file cannot be written; then an existing file stays as it is.
 pub(crate) fn whole_file(path: &Path, text: &str) -> Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".{}.part", std::process::id()));

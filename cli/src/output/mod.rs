@@ -1,4 +1,4 @@
-//! How answers look. Nothing here knows a store.
+//! The form of answers. Nothing here depends on a store.
 
 use std::fmt::Display;
 use std::time::SystemTime;
@@ -25,18 +25,18 @@ pub(crate) use screen::Screen;
 pub(crate) use table::{Column, render};
 pub(crate) use yaml::yaml;
 
-/// Serialises what can be printed as a string.
+/// Serialises a value as the string that it is printed as.
 pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
 
-/// A time as it is shown, in UTC and whole seconds.
+/// A time for people and programs, in UTC and whole seconds.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
     let time = OffsetDateTime::from(time);
     time.replace_nanosecond(0).unwrap_or(time).format(&Rfc3339).unwrap_or_else(|_| "an unknown time".to_owned())
 }
 
-/// Text from the store as it may go to a terminal: control characters are escaped.
+/// A text from the store, made safe for a terminal: control characters are escaped.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut safe, c| {
         if c.is_control() {

@@ -4,7 +4,7 @@ use ipam_core::documents::field_order;
 use serde::ser::{Serialize, Serializer};
 use serde_json::Value;
 
-/// A value whose fields are written in that order, at every depth; those that have no place in it follow in alphabetical
+/// A value whose fields are written in that order, at every depth. Fields without a place in it follow in alphabetical
 /// order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ordered<'a>(pub(crate) &'a Value);

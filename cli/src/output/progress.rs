@@ -1,4 +1,4 @@
-//! How far something is, on a terminal, once it takes longer than a moment.
+//! The progress of a command, on a terminal, if it takes longer than a moment.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// The time after which a person gets a sign that it goes on.
+/// The time after which a person sees that the command goes on.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// A bar on stderr that appears after a second; nothing at all where stderr is not a terminal.
+/// A bar on stderr that appears after a second; nothing is shown if stderr is not a terminal.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
     began: Instant,
-    /// Whether it is still to appear.
+    /// True if it will still appear.
     hidden: Cell<bool>,
 }
 
 impl Progress {
-    /// Of so many keys, where that is known.
+    /// The progress of `what`, with its number of keys if that is known.
     pub(crate) fn new(what: &'static str, keys: Option<u64>) -> Self {
         let bar = ProgressBar::with_draw_target(keys, ProgressDrawTarget::hidden()).with_message(what);
         let template = match keys {
@@ -33,7 +33,7 @@ impl Progress {
         Self { bar, began: Instant::now(), hidden: Cell::new(io::stderr().is_terminal()) }
     }
 
-    /// So many keys are done.
+    /// Shows the number of keys that are done.
     pub(crate) fn at(&self, keys: u64) {
         if self.hidden.get() && self.began.elapsed() >= SILENCE {
             self.hidden.set(false);
@@ -50,7 +50,7 @@ impl Drop for Progress {
     }
 }
 
-/// Waits for something, and shows on a terminal that it goes on if it takes longer than a moment.
+/// Waits for `work`. If it takes longer than a moment, a terminal shows that it goes on.
 pub(crate) async fn patiently<T>(what: &str, work: impl Future<Output = T>) -> T {
     if !io::stderr().is_terminal() {
         return work.await;

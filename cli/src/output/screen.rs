@@ -1,16 +1,16 @@
-//! Where the answer goes to.
+//! The facts about standard output.
 
 use std::io::{IsTerminal, stdout};
 
-/// How wide an answer is that goes to a file.
+/// The width of an answer that goes to a file.
 const USUAL_WIDTH: usize = 100;
 
 /// The facts about standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Screen {
-    /// How many columns it has.
+    /// The number of columns.
     pub(crate) width: usize,
-    /// Whether colours are wanted: on a terminal, unless `NO_COLOR` is set (<https://no-color.org>).
+    /// True if colours are wanted: on a terminal, unless `NO_COLOR` is set (<https://no-color.org>).
     pub(crate) colours: bool,
 }
 

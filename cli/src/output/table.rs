@@ -11,7 +11,7 @@ const STYLE: TableStyle = TableStyle::new()
     .content_lines(CONTENT)
     .bottom_border(LINE);
 
-/// How the cells of a column stand.
+/// The heading of a column and the alignment of its cells.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Column {
     /// Text, on the left.

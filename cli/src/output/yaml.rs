@@ -1,5 +1,5 @@
-//! YAML as calicoctl prints it: fields in alphabetical order, items of a list not indented, quotes as Go chooses them. The library
-//! that reads YAML here writes other quotes.
+//! YAML as calicoctl prints it: fields in alphabetical order, items of a list not indented, quotes as Go chooses them.
+//! The library that reads YAML here writes other quotes.
 
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ pub(crate) fn yaml(value: &Value) -> String {
     text
 }
 
-/// Writes a list or an object; the first line goes on where the text ends.
+/// Writes a list or an object; its first line continues the last line of the text.
 fn block(text: &mut String, value: &Value, indent: usize) {
     match value {
         Value::Array(items) => {
@@ -39,7 +39,7 @@ fn block(text: &mut String, value: &Value, indent: usize) {
                 text.push_str(&quoted(name));
                 text.push(':');
                 if is_block(field) {
-                    // Items stand under the name of their list, fields two further.
+                    // Items are below the name of their list, fields are two columns further.
                     let indent = if field.is_array() { indent } else { indent + 2 };
                     text.push('\n');
                     text.extend(std::iter::repeat_n(' ', indent));
@@ -54,7 +54,7 @@ fn block(text: &mut String, value: &Value, indent: usize) {
     }
 }
 
-/// Indents all but the first line of a block, which stands where it begins.
+/// Indents all lines of a block but the first, which continues a line.
 fn start(text: &mut String, at: usize, indent: usize) {
     if at > 0 {
         text.extend(std::iter::repeat_n(' ', indent));
@@ -85,17 +85,17 @@ fn scalar(value: &Value) -> String {
     }
 }
 
-/// A text, in quotes where it would be taken for something else.
+/// A text, in quotes if it could be read as something else.
 fn quoted(text: &str) -> String {
     if text.is_empty() || is_something_else(text) || text.chars().any(|c| c.is_control() || c == '\u{feff}') {
-        // YAML in double quotes reads JSON's escapes as they are; JSON does not escape every unprintable character.
+        // YAML in double quotes accepts JSON's escapes; JSON does not escape every unprintable character.
         let json = Value::from(text).to_string();
         return json.chars().map(|c| if is_odd(c) { format!("\\u{:04x}", u32::from(c)) } else { c.into() }).collect();
     }
     if is_plain(text) { text.to_owned() } else { format!("'{}'", text.replace('\'', "''")) }
 }
 
-/// Characters above ASCII that are not to reach a terminal.
+/// True for a character that is not printable ASCII and must not reach a terminal.
 fn is_odd(c: char) -> bool {
     ('\u{7f}'..='\u{9f}').contains(&c) || c == '\u{feff}'
 }

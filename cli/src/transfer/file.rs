@@ -11,7 +11,7 @@ use crate::backup::{Header, Reader, Stored, aside};
 use crate::error::{Failure, Result};
 use crate::output::printable;
 
-/// How many bytes are read at a time.
+/// The number of bytes that are read at once.
 const PART_BYTES: usize = 8 << 20;
 
 /// The documents of a file that was read to its end and is whole.
@@ -20,21 +20,21 @@ pub(crate) struct Plan {
     path: PathBuf,
     /// Its first line.
     pub(crate) header: Header,
-    /// The documents to take.
+    /// The numbers of documents to write, by kind.
     pub(crate) tally: Tally,
-    /// How many keys of it are not IPAM's, and stay behind.
+    /// The number of keys in it that are not IPAM's and are left out.
     pub(crate) left_out: u64,
     sum: String,
     renaming: Option<Renaming>,
-    /// Documents that get another key, by that.
+    /// The renamed documents that get another key, by the new key.
     moved: BTreeMap<Key, Value>,
 }
 
 impl Plan {
-    /// Reads a file. With a name for a node, what belongs to `from` in it, or to its only node, will be that node's.
+    /// Reads a file. If `as_node` names a node, the documents of node `from`, or of the only node, become that node's.
     ///
     /// # Errors
-    /// A file that is not whole; nodes that cannot be renamed.
+    /// The file is not whole; the node cannot be renamed.
     pub(crate) async fn of(path: &Path, as_node: Option<String>, from: Option<String>) -> Result<Self> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         aside(move || {
@@ -47,7 +47,7 @@ impl Plan {
         .await
     }
 
-    /// The identity of this source.
+    /// The identity of this source: the file's checksum and the renaming.
     pub(crate) fn source(&self) -> String {
         match &self.renaming {
             Some(renaming) => format!("{} {renaming:?}", self.sum),
@@ -55,7 +55,7 @@ impl Plan {
         }
     }
 
-    /// The file.
+    /// The path of the file, for people.
     pub(crate) fn path(&self) -> String {
         self.path.display().to_string()
     }
@@ -145,11 +145,11 @@ fn changed(renaming: &Renaming, key: &Key, value: Value) -> Result<Value> {
     })
 }
 
-/// The documents of a file, on the way from the first to the last.
+/// The reader of a file's documents, from the first to the last.
 pub(crate) struct FileRows {
     reader: Option<Reader>,
     plan: Plan,
-    /// The rest of the documents that get another key.
+    /// The documents with another key that are still to come.
     moved: BTreeMap<Key, Value>,
 }
 
@@ -164,10 +164,10 @@ impl FileRows {
     }
 }
 
-/// Documents, the reader unless the file is at its end, and the moved documents that are still to come.
+/// Documents, the reader unless the file is at its end, and the documents with another key that are still to come.
 type Part = (Vec<(Key, Value)>, Option<Reader>, BTreeMap<Key, Value>);
 
-/// The state for reading on.
+/// The values that the reading needs, for another thread.
 struct Reading {
     renaming: Option<Renaming>,
     sum: String,

@@ -1,5 +1,5 @@
-//! Filling a store with what another one has, or a file: in parts, each compared with what is there already, so that it can
-//! be broken off at any moment and begun again, and so that the same walk says afterwards whether all is equal.
+//! Filling a store from another store or a file. Each part is compared with the target first. So a walk can be broken
+//! off at any moment and begun again, and another walk shows afterwards whether source and target are equal.
 
 mod file;
 mod source;
@@ -19,7 +19,7 @@ use crate::backup::{Stop, aside};
 use crate::error::{Failure, Result};
 use crate::output::{Progress, printable};
 
-/// How many of the keys that differ are named.
+/// The most keys with differences that are named.
 const MOST_NAMED: usize = 10;
 
 /// The treatment of differences between source and target.
@@ -27,20 +27,20 @@ const MOST_NAMED: usize = 10;
 pub(crate) enum Work {
     /// Missing keys are written; any other difference is an error.
     Fill,
-    /// The target gets what the source has.
+    /// The target becomes equal to the source.
     Update,
-    /// Nothing: it is only counted.
+    /// Nothing is written: documents and differences are counted.
     Look,
-    /// Nothing: it was counted when it was written.
+    /// Nothing is written: only keys and differences are counted. The documents were counted by the walk that wrote.
     Verify,
 }
 
 /// The findings and the work of a walk through source and target.
 #[derive(Debug, Default)]
 pub(crate) struct Walked {
-    /// The contents of the source; only the number of keys where that is verified.
+    /// The contents of the source; with [`Work::Verify`] only the number of keys.
     pub(crate) tally: Tally,
-    /// The checksums of all parts of the target as they are now, if the walk wrote.
+    /// The checksums of all parts of the target after the walk, if it wrote.
     sums: Vec<PartSum>,
     /// Keys that were missing in the target.
     pub(crate) missing: u64,
@@ -48,24 +48,24 @@ pub(crate) struct Walked {
     pub(crate) different: u64,
     /// Keys that the source does not have.
     pub(crate) extra: u64,
-    /// Keys that the target has of its own, which stay.
+    /// Keys of the target's own, which stay.
     pub(crate) kept: u64,
-    /// The first of the keys that differ, each with what is the matter.
+    /// The first keys that differ, each with the kind of difference.
     named: Vec<String>,
 }
 
 impl Walked {
-    /// True if the target, read back, has what it had after the walk that wrote to it.
+    /// Reads the target back. True if it still is as the walk left it.
     pub(crate) async fn is_there(&self, target: &mut Target<'_>) -> Result<bool> {
         target.has(&self.sums, &Progress::new("comparing", Some(self.tally.keys))).await
     }
 
-    /// How many keys differ, or did.
+    /// The number of keys that differ, or differed before the walk.
     pub(crate) fn differences(&self) -> u64 {
         self.missing + self.different + self.extra
     }
 
-    /// The first keys that differ, a line each.
+    /// The first keys that differ, one in each line.
     pub(crate) fn list(&self) -> String {
         let more = self.differences().saturating_sub(self.named.len() as u64);
         let mut list = self.named.iter().map(|line| format!("\n  {line}")).collect::<String>();
@@ -75,7 +75,7 @@ impl Walked {
         list
     }
 
-    /// Compares the next part of the source, up to a key, with the target: the writes, and the old values.
+    /// Compares a part of the source, up to a key, with the target. Returns the writes and the target's former state.
     async fn part(
         &mut self,
         target: &Target<'_>,
@@ -87,7 +87,7 @@ impl Walked {
         let there = target.read(ranges_between(from, to)).await?;
         let before = if there.is_empty() { Before::Nothing } else { Before::Something };
         let (mut tally, mut sum, writes) = (self.tally, Sum::default(), matches!(work, Work::Fill | Work::Update));
-        // Where it does not keep the next part from being read.
+        // Another thread compares, so that the next part is read meanwhile.
         let (tally, sum, found) = aside(move || {
             match work {
                 Work::Verify => tally.keys += rows.len() as u64,
@@ -132,11 +132,11 @@ impl Walked {
     }
 }
 
-/// Walks through source and target from the first key to the last. While one part is written, the next one is compared and the
-/// one after that is read.
+/// Walks through source and target from the first key to the last. While one part is written, the next one is compared
+/// and the one after that is read.
 ///
 /// # Errors
-/// With [`Work::Fill`], what the target has and the source has not, or has otherwise.
+/// With [`Work::Fill`], the target has a key that the source does not have, or has with another value.
 pub(crate) async fn walk(
     source: &mut Source<'_>,
     target: &mut Target<'_>,
@@ -150,7 +150,7 @@ pub(crate) async fn walk(
         let (rows, over) = part;
         let to = rows.last().filter(|_| !over).map(|(key, _)| key.successor());
         let next = async { if over { Ok((Vec::new(), true)) } else { source.next().await } };
-        // A part without documents that is not the last one says nothing about the target.
+        // A part without documents that is not the last one has no end, so there is nothing to compare.
         let compared = async {
             if to.is_none() && !over {
                 return Ok((Vec::new(), Before::Something));

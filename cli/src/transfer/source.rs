@@ -1,4 +1,4 @@
-//! Where the documents come from.
+//! The source of the documents.
 
 use datastore::Location;
 use ipam_core::moving::{mark_key, ranges};
@@ -8,7 +8,7 @@ use super::file::FileRows;
 use crate::backup::{Snapshot, Stop};
 use crate::error::Failure;
 
-/// A store at one revision, or a file, on the way from its first key to its last.
+/// The reader of a store at one revision, or of a file, from its first key to its last.
 pub(crate) enum Source<'l> {
     /// A store.
     Store(Box<Snapshot<'l>>),
@@ -46,7 +46,7 @@ impl<'l> Source<'l> {
     }
 }
 
-/// A store that is itself being filled is no source.
+/// The refusal of a source that is itself being filled.
 pub(crate) fn marked(what: &str) -> Failure {
     Failure::new(format!("{what} is itself the target of a migration or an import that is not finished"))
         .hint("finish that first, or end it with --abort; nothing was changed")

@@ -1,4 +1,4 @@
-//! Checksums of what a store has.
+//! Checksums of the contents of a store.
 
 use kv::{Key, Kv, Value};
 use sha2::{Digest, Sha256};
@@ -8,14 +8,14 @@ use sha2::{Digest, Sha256};
 pub(super) struct Sum(Sha256);
 
 impl Sum {
-    /// That of these documents.
+    /// The checksum of these documents.
     pub(super) fn of(kvs: &[Kv]) -> Self {
         let mut sum = Self::default();
         kvs.iter().for_each(|kv| sum.add(&kv.key, &kv.value));
         sum
     }
 
-    /// One document more.
+    /// Adds a document.
     pub(super) fn add(&mut self, key: &Key, value: &Value) {
         for bytes in [key.as_bytes(), value.as_bytes()] {
             self.0.update((bytes.len() as u64).to_le_bytes());
@@ -35,7 +35,7 @@ impl PartialEq for Sum {
 pub(super) struct PartSum {
     /// Its first key.
     pub(super) from: Key,
-    /// Where it ends; nothing where the store does.
+    /// The key before which it ends; `None` for the last part.
     pub(super) to: Option<Key>,
     pub(super) sum: Sum,
 }

@@ -14,29 +14,29 @@ use crate::error::{Failure, Result};
 use crate::output::Progress;
 use crate::store::{self, Use, explain, somebody_waits, wait};
 
-/// How many bytes one transaction writes, unless one value alone is longer.
+/// The most bytes that one transaction writes, unless one value alone is longer.
 const TXN_BYTES: usize = 1_000_000;
-/// How many keys one transaction writes: each may have a guard, and the mark has one, too.
+/// The most keys that one transaction writes: each may have a guard, and the mark has one, too.
 const TXN_KEYS: usize = MAX_TXN_OPS - 1;
-/// How many transactions are under way at once. An embedded store makes one commit of what waits together; sled takes
-/// gigabytes of memory for large ones.
+/// The number of transactions that are under way at once. An embedded store makes one commit of all that wait; for
+/// large commits sled takes gigabytes of memory.
 const IN_FLIGHT: usize = 32;
 const IN_FLIGHT_AT_SLED: usize = 8;
 const IN_FLIGHT_AT_REDB: usize = 128;
 
-/// How many parts are read back at once: each is in memory meanwhile.
+/// The number of parts that are read back at once; each of them is in memory.
 const PARTS_AT_ONCE: usize = 4;
 
-/// The old contents of a part of the target.
+/// Whether a part of the target had keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Before {
-    /// No key.
+    /// It had no key.
     Nothing,
-    /// Some, or it is not known.
+    /// It had keys, or that is unknown.
     Something,
 }
 
-/// A store that is filled, or looked at beside its source. No store at all counts as an empty one.
+/// A store that is filled, or compared with its source. A store that does not exist counts as empty.
 pub(crate) struct Target<'l> {
     location: &'l Location,
     open: Option<OpenStore>,
@@ -74,12 +74,12 @@ impl<'l> Target<'l> {
         Ok(target)
     }
 
-    /// The mark that is on it.
+    /// The mark on the store.
     pub(crate) fn mark(&self) -> Option<&Mark> {
         self.mark.as_ref().map(|marked| &marked.mark)
     }
 
-    /// Which store it is; nothing if there is none.
+    /// The identity of the store; `None` if there is no store.
     pub(crate) async fn identity(&self) -> Result<Option<Identity>> {
         match &self.open {
             Some(open) => identity(self.location, open).await.map(Some),
@@ -87,7 +87,7 @@ impl<'l> Target<'l> {
         }
     }
 
-    /// Refuses a store that has books already, or that could not be made; returns the revision at which it had none.
+    /// Refuses a store that has IPAM's documents, or that could not be made. Returns the revision at which it had none.
     pub(crate) async fn require_empty(&self) -> Result<Revision> {
         let mut at = Revision::UNSET;
         let Some(open) = &self.open else {
@@ -131,7 +131,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Takes the mark away: from here on the store is used.
+    /// Removes the mark: from now on the store can be used.
     pub(crate) async fn unmark(&mut self) -> Result<()> {
         let txn = self.guarded()?.with_success([Op::delete(mark_key())]);
         self.txn(txn).await?;
@@ -166,14 +166,14 @@ impl<'l> Target<'l> {
         Ok(true)
     }
 
-    /// How many keys a part has; nothing if its checksum is another one.
+    /// The number of keys of a part; `None` if its checksum differs.
     async fn keys_of(&self, part: &PartSum) -> Result<Option<u64>> {
         let kvs = self.read(ranges_between(&part.from, part.to.as_ref())).await?;
         let expected = part.sum.clone();
         aside(move || Ok((Sum::of(&kvs) == expected).then_some(kvs.len() as u64))).await
     }
 
-    /// Makes changes to one part, which ascend. Each transaction is guarded by the mark and by what was there before.
+    /// Writes the changes to one part, which ascend. The guards of each transaction are the mark and the former values.
     pub(super) async fn write(&self, changes: Vec<Change>, before: Before) -> Result<()> {
         let in_flight = match self.location {
             Location::Redb(_) => IN_FLIGHT_AT_REDB,
@@ -190,7 +190,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Removes all that has come since the store was marked, and returns how many keys that were.
+    /// Removes all keys that were written since the store was marked, and returns their number.
     pub(crate) async fn empty(&mut self) -> Result<u64> {
         let made = self.mark.as_ref().map_or(Revision::UNSET, |marked| marked.made);
         let mut removed = 0;
@@ -208,7 +208,7 @@ impl<'l> Target<'l> {
         Ok(removed)
     }
 
-    /// The first keys of a range that have come since a revision, to be deleted, and the last key that was looked at.
+    /// Deletions of the first keys of a range that were written since a revision, and the last key that was checked.
     async fn ours(&self, range: Range, since: Revision) -> Result<(Vec<Change>, Option<Key>)> {
         let Some(open) = &self.open else { return Ok((Vec::new(), None)) };
         let most = i64::try_from(TXN_KEYS * IN_FLIGHT).unwrap_or(i64::MAX);
@@ -217,7 +217,7 @@ impl<'l> Target<'l> {
         let last = found.kvs.last().map(|kv| kv.key.clone());
         let is_ours = |kv: &Kv| match part_of(&kv.key) {
             Some(Part::Books) => true,
-            // A node that somebody else has registered meanwhile was mostly written more than once.
+            // A node that another process has registered meanwhile was usually written more than once.
             Some(Part::Around) => kv.create_revision > since && kv.version == 1,
             None => false,
         };
@@ -225,7 +225,7 @@ impl<'l> Target<'l> {
         Ok((ours.map(|kv| Change { key: kv.key, value: None, was: kv.mod_revision }).collect(), last))
     }
 
-    /// Lets others have an embedded store for a moment if they wait for it: a plugin must be refused now, not later.
+    /// Closes an embedded store for a moment if a process waits for it: the mark refuses plugins, which must not wait.
     pub(super) async fn give_way(&mut self) -> Result<()> {
         if self.open.as_ref().is_some_and(|open| open.embedded().is_some())
             && somebody_waits(self.location).await?
@@ -237,7 +237,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Closes it.
+    /// Closes the store.
     pub(crate) async fn close(self) -> Result<()> {
         match self.open {
             Some(open) => open.close().await.map_err(|error| explain(self.location, error)),
@@ -254,13 +254,13 @@ impl<'l> Target<'l> {
         Ok(self.guarded()?.with_compares(guards).with_success(ops))
     }
 
-    /// A transaction that is carried out only while the mark is what it was.
+    /// A transaction with the guard that the mark has not changed.
     fn guarded(&self) -> Result<Txn> {
         let Some(marked) = &self.mark else { return Err(Failure::new("internal error: the store is not marked")) };
         Ok(Txn::new().with_compares([Compare::unchanged(mark_key(), marked.written)]))
     }
 
-    /// Carries out a transaction; that its guards do not hold is an error.
+    /// Carries out a transaction. A guard that does not hold is an error.
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         let Some(open) = &self.open else {
             return Err(Failure::new(format!("there is no store at {}", self.location)));
@@ -286,13 +286,13 @@ fn marked(location: &Location, kv: &Kv) -> Result<Marked> {
     }
 }
 
-/// Says that nobody has changed what these changes are made to.
+/// The guards by which the changes fail if their keys have changed meanwhile.
 fn guards(batch: &[Change], before: Before) -> Vec<Compare> {
     if before == Before::Nothing
         && let [first, .., last] = batch
     {
-        // Where nobody else may write there is still nothing: that costs a store less than a guard for each key, and etcd
-        // need not be asked for leases. But for the mark.
+        // In a range where nobody else may write, one guard suffices: that there is still no key. It costs a store less
+        // than a guard for each key, and etcd needs no lookup of leases. The mark must not be in the range.
         let span = Range::FromTo(first.key.clone(), last.key.successor());
         let has_both = |range: &Range| [first, last].iter().all(|change| range.contains(change.key.as_bytes()));
         if must_be_empty().iter().any(has_both) && !span.contains(mark_key().as_bytes()) {
@@ -302,7 +302,7 @@ fn guards(batch: &[Change], before: Before) -> Vec<Compare> {
     batch.iter().map(|change| Compare::unchanged(change.key.clone(), change.was)).collect()
 }
 
-/// Changes as transactions hold them.
+/// The changes in batches, one for each transaction.
 fn batches(changes: Vec<Change>) -> Vec<Vec<Change>> {
     let (mut batches, mut batch, mut bytes) = (Vec::new(), Vec::new(), 0);
     for change in changes {

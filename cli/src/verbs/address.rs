@@ -11,7 +11,7 @@ use crate::answer::Answer;
 use crate::error::Result;
 use crate::holder::{AddressReport, Holder, Status};
 
-/// Looks an address up. Unlike Calico's command this finds it in disabled pools and outside all pools too.
+/// Reports the status of an address. Unlike Calico's command this finds it in disabled pools and outside all pools too.
 pub(super) async fn show(ipam: &Ipam, ip: IpAddr, deadline: Deadline) -> Result<Answer> {
     let Inventory { pools, reservations } = ipam.inventory(deadline).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));

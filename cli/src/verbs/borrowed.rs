@@ -1,4 +1,4 @@
-//! Which addresses are borrowed.
+//! The borrowed addresses.
 
 use ipam_core::{Borrowed, BorrowedAddress, Ipam};
 use kv::Deadline;
@@ -8,7 +8,7 @@ use crate::answer::Answer;
 use crate::error::Result;
 use crate::output::{Column, printable, render};
 
-/// Shows the addresses that nodes have of blocks that are not theirs.
+/// Shows the addresses that nodes have from the blocks of other nodes.
 pub(super) async fn show(ipam: &Ipam) -> Result<Answer> {
     answer(&ipam.borrowed(Deadline::after(READING)).await?)
 }

@@ -39,7 +39,7 @@ struct PoolReport {
     #[serde(serialize_with = "as_text")]
     cidr: IpNet,
     chosen: bool,
-    /// A word for programs; absent if it is chosen.
+    /// The reason in a word for programs; absent if the pool is chosen.
     #[serde(skip_serializing_if = "Option::is_none")]
     obstacle: Option<&'static str>,
     reason: String,
@@ -72,14 +72,14 @@ struct OutcomeReport {
     /// The error of the plugin.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-    /// In words.
+    /// The outcome in words.
     text: String,
     /// The advice.
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<String>,
 }
 
-/// Goes through an assignment, and tells it.
+/// Explains an assignment.
 pub(super) async fn run(ipam: &Ipam, args: &Explain, deadline: Deadline) -> Result<Answer> {
     let family = match (args.v4, args.v6) {
         (true, _) => Some(Family::V4),
@@ -92,7 +92,7 @@ pub(super) async fn run(ipam: &Ipam, args: &Explain, deadline: Deadline) -> Resu
     Answer::new(report.text(), &report)
 }
 
-/// The labels of the namespace: those that Kubernetes and Calico give to every namespace, and those that are given.
+/// The labels of the namespace: those that every namespace has from Kubernetes and Calico, and those in the arguments.
 fn namespace_labels(args: &Explain) -> Result<Option<Labels>> {
     let Some(name) = &args.namespace else { return Ok(None) };
     let mut labels = Labels::new();
@@ -182,7 +182,7 @@ impl PoolReport {
     }
 }
 
-/// How full a pool is, for people.
+/// The use of a pool, for people.
 fn stock_text(stock: &Stock) -> String {
     let Stock { usage, resting, own_blocks, own_free, .. } = stock;
     let mut text = format!("{} of {} in use", usage.in_use, usage.capacity);
@@ -210,7 +210,7 @@ fn word(obstacle: Obstacle) -> &'static str {
     }
 }
 
-/// Why a pool is not chosen, and what would help.
+/// Why a pool is not chosen, with advice.
 fn reason(pool: &Pool, obstacle: Obstacle, node: &BTreeMap<String, String>, namespace: Option<&Labels>) -> String {
     let text = match obstacle {
         Obstacle::OtherFamily => "it is of the other family".to_owned(),
@@ -282,7 +282,7 @@ impl OutcomeReport {
         }
     }
 
-    /// Of an outcome that is newer than this.
+    /// The report of an outcome that this code does not know.
     fn of_unknown() -> Self {
         let text = "nothing is known of what would come of it".to_owned();
         let (address, block, pool, source) = (None, None, None, None);
@@ -290,7 +290,7 @@ impl OutcomeReport {
     }
 }
 
-/// Where an address comes from: a word for programs, whose the block is, and a sentence.
+/// The source of an address: a word for programs, the other owner of the block, and a sentence.
 fn source_text(source: &Source, block: IpNet, free: usize) -> (&'static str, Option<String>, String) {
     let free = if free == 1 { "1 address free".to_owned() } else { format!("{free} addresses free") };
     match source {

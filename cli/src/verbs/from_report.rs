@@ -1,7 +1,7 @@
-//! `margay ipam release --from-report`: taking back what every report says that nobody uses.
+//! `margay ipam release --from-report`: releases the addresses and handles that are unused in every report.
 //!
-//! calicoctl wants the datastore to be locked meanwhile. Here each address is released in a commit that fails if it was
-//! given out or released since the reports were made: by its handle and its sequence number.
+//! calicoctl wants the datastore to be locked meanwhile. Here the handle and the sequence number guard each release: it
+//! fails if the address was assigned or released since the reports were made.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -23,9 +23,9 @@ use crate::error::{Failure, Result};
 use crate::output::printable;
 use crate::store::{self, Use};
 
-/// How long one opening of a store may take.
+/// The longest time for the releases of one opening.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How many addresses or handles are taken back before the store is closed for a moment.
+/// The number of addresses or handles that are released before the store is closed for a moment.
 const AT_ONCE: usize = 256;
 
 #[derive(Default, Serialize)]
@@ -37,7 +37,7 @@ struct Done {
     changed_handles: Vec<String>,
 }
 
-/// Releases what all reports agree about.
+/// Releases the addresses and handles on which all reports agree.
 pub(super) async fn run(args: &Release, location: &Location) -> Result<Answer> {
     let reports: Vec<Report> = args.from_report.iter().map(|path| Report::read(path)).collect::<Result<_>>()?;
     let current = inspect(location, Keep::Findings).await?;
@@ -66,7 +66,7 @@ pub(super) async fn run(args: &Release, location: &Location) -> Result<Answer> {
     answer(&done)
 }
 
-/// Does something with the open store, and closes it.
+/// Opens the store, does the work, and closes it.
 async fn on<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> ipam_core::Result<T>) -> Result<T> {
     let open = store::open(location, Use::Release).await?;
     let ipam = Ipam::new(open.store(), nodes(location));
@@ -107,12 +107,12 @@ fn require_current(reports: &[Report], current: &Inspected) -> Result<()> {
     ))
 }
 
-/// The addresses that no report says are in use, each as every report has it.
+/// The unused addresses, with the handle and the number on which all reports agree.
 fn addresses(reports: &[Report]) -> Vec<ReleaseRequest> {
     let leaked = |report: &Report| -> BTreeSet<(IpAddr, String, u64)> {
         let rows = report.allocations.iter().flat_map(|(ip, rows)| rows.iter().map(move |row| (*ip, row)));
         let free = rows.filter(|(_, row): &(IpAddr, &Row)| !row.in_use && !row.cooling_down);
-        // Without a number nobody could tell whether the address was given out anew.
+        // Without a number it would be unknown whether the address was assigned anew.
         free.filter_map(|(ip, row)| Some((ip, row.handle.clone(), row.sequence_number?))).collect()
     };
     let mut sets = reports.iter().map(leaked);

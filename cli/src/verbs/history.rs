@@ -25,10 +25,10 @@ use crate::times::both;
 struct Report {
     subject: String,
     store: String,
-    /// How far back the store can be read.
+    /// The oldest revision that the store still has.
     oldest_revision: i64,
     oldest_time: Option<String>,
-    /// Up to where it was read.
+    /// The last revision that was read.
     newest_revision: i64,
     /// The history that the store removed while it was read.
     given_up: Vec<Gap>,
@@ -42,7 +42,7 @@ struct Gap {
     up_to_revision: i64,
 }
 
-/// Tells the history of a subject.
+/// Reports the history of a subject.
 pub(crate) async fn run(location: &Location, args: &History) -> Result<Answer> {
     let subject = HistoryOf::from(args.subject.as_str());
     let mut report = Report {
@@ -75,7 +75,7 @@ pub(crate) async fn run(location: &Location, args: &History) -> Result<Answer> {
 }
 
 impl Report {
-    /// Takes in a part; true if it was the last one.
+    /// Adds a part; true if it was the last one.
     fn take(&mut self, subject: &HistoryOf, part: Part) -> bool {
         match part {
             Part::Begins(oldest, time) => {
@@ -112,8 +112,8 @@ impl Report {
             .extend(concerned.map(|happening| Row::happened(batch.revision, time(batch.time, happening), happening)));
     }
 
-    /// Leaves out what is older, but for what was still so then. A happening without a time stays, unless an older one
-    /// comes after it.
+    /// Removes older events, except the last ones of addresses and blocks that were still in use then. An event without
+    /// a time stays, unless an older one comes after it.
     fn cut(&mut self, since: OffsetDateTime) {
         let is_older = |row: &Row| row.time.is_some_and(|time| time < since);
         let from = self.events.iter().rposition(is_older).map_or(0, |last| last + 1);

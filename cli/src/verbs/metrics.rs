@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::gc::reach::Memory;
 use crate::output::whole_file;
 
-/// Counts, and prints or writes what was counted.
+/// Counts, and prints the metrics or writes them to a file.
 pub(super) async fn run(args: &args::Metrics, location: &Location) -> Result<Answer> {
     let node = host::node_name(args.node.as_deref().unwrap_or_default());
     let boot_id = host::boot_id();

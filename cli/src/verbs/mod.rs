@@ -1,4 +1,4 @@
-//! The verbs. Each reads and writes through one open store; the store is closed before the answer is printed.
+//! The verbs. Each of them reads and writes an open store, which is closed before the answer is printed.
 
 mod address;
 mod borrowed;
@@ -34,16 +34,16 @@ use crate::store::Use;
 use crate::usage::{self, Detail};
 use rehearsal::Run;
 
-/// How long a verb may take once the store is open.
+/// The longest time for a verb once the store is open.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a verb may read all blocks: millions of addresses on a slow etcd take minutes.
+/// The longest time for a verb that reads all blocks: millions of addresses on a slow etcd take minutes.
 const READING: Duration = Duration::from_secs(600);
 
-/// Checks the request, opens the store, runs the verb and closes the store. Only `pool create` makes a store that is not
-/// there, and only for a pool that can be made.
+/// Checks the request, opens the store, runs the verb and closes the store. Only `pool create` makes a store, and only
+/// for a pool that can be made.
 ///
-/// A verb that reads or changes much opens the store by itself, again and again. `conf_dir` is where the CNI
-/// configuration is.
+/// A verb that reads or changes much opens the store by itself, again and again. `conf_dir` is the folder of the CNI
+/// configuration.
 pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path) -> Result<Answer> {
     match command {
         OnStore::Ipam(args::Ipam::Check(args)) => return check::run(args, conf_dir, location).await,
@@ -79,7 +79,7 @@ pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path)
     with_ipam(location, what_for, run, work).await
 }
 
-/// Whether what a command writes is meant.
+/// Whether a command writes or is a dry run.
 fn run_of(command: &OnStore) -> Run {
     Run::new(match command {
         OnStore::Pool(args::Pool::Create(create)) => create.dry_run,
@@ -94,7 +94,7 @@ fn run_of(command: &OnStore) -> Run {
     })
 }
 
-/// Opens the store, runs a verb on it, and closes it; nothing is written if that is not meant.
+/// Opens the store, runs a verb on it, and closes it. A dry run writes nothing.
 async fn with_ipam(
     location: &Location,
     what_for: Use,
@@ -107,7 +107,7 @@ async fn with_ipam(
     on_ipam(location, what_for, verb).await
 }
 
-/// Opens the store, works on it, and closes it whatever came of that.
+/// Opens the store, works on it, and closes it, also after an error.
 pub(crate) async fn on_ipam<T>(
     location: &Location,
     what_for: Use,
@@ -118,7 +118,7 @@ pub(crate) async fn on_ipam<T>(
     worked_on(open, store, location, work).await
 }
 
-/// Works on a store that is open, or on what stands before it, and closes it whatever came of that.
+/// Works on `store`, which is the open store or a wrapper of it, and closes it, also after an error.
 async fn worked_on<T>(
     open: OpenStore,
     store: Arc<dyn Store>,
@@ -134,7 +134,7 @@ async fn worked_on<T>(
     Ok(done)
 }
 
-/// True for what looks at everything in the store.
+/// True for a command that reads all blocks.
 fn reads_all(command: &OnStore) -> bool {
     match command {
         OnStore::Ipam(args::Ipam::Map(_) | args::Ipam::Explain(_)) => true,
@@ -143,7 +143,8 @@ fn reads_all(command: &OnStore) -> bool {
     }
 }
 
-/// Runs what reads much and changes nothing. Other processes that wait for the store get it in between; a daemon keeps it.
+/// Runs work that reads much and changes nothing. Other processes that wait for the store lock get it in between; a
+/// daemon keeps it.
 pub(crate) async fn in_turns<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> Result<T>) -> Result<T> {
     if let Some(served) =
         datastore::served::connect(location, crate::store::wait()).await.filter(|_| location.path().is_some())
@@ -182,7 +183,7 @@ async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {
         OnStore::Ipam(args::Ipam::Map(what)) => map::run(ipam, what).await,
         OnStore::Ipam(args::Ipam::Explain(args)) => explain::run(ipam, args, deadline).await,
         OnStore::Ipam(args::Ipam::Release(what)) => release::run(ipam, what, deadline).await,
-        // They open the store by themselves, again and again.
+        // These verbs open the store by themselves, again and again.
         OnStore::Metrics(_) | OnStore::Ipam(args::Ipam::Check(_) | args::Ipam::History(_)) => {
             Err(Failure::new("internal error: the store is open already"))
         }
@@ -191,7 +192,7 @@ async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {
     }
 }
 
-/// On a store of a single host the host need not be registered.
+/// The nodes that a store accepts: in the store of a single host, the host need not be registered.
 pub(crate) fn nodes(location: &Location) -> Nodes {
     match location {
         Location::Etcd(_) => Nodes::Registered,

@@ -1,8 +1,8 @@
 //! The rules of this machine for pools with `natOutgoing`, after a change of pools.
 //!
-//! The plugin makes them when a container starts, by the pools of its store. A pool that is deleted or changed here would keep
-//! its rules until the next container starts, so the command refreshes them: on a machine that has such rules, and for a
-//! store of one machine.
+//! The plugin makes them when a container starts, from the pools of its store. A pool that is deleted or changed here
+//! would keep its rules until the next container starts. So the command refreshes them: on a machine that has such
+//! rules, and for a store of one machine.
 
 use datastore::{Location, served};
 use ipam_core::Ipam;
@@ -15,8 +15,8 @@ use super::rehearsal::Run;
 use crate::answer::Answer;
 use crate::error::Result;
 
-/// Does what may change pools. If it has changed the addresses to masquerade, the rules follow; that they cannot is a
-/// note, for the pools are changed.
+/// Does work that may change pools. If the networks of pools have changed, the rules are refreshed. If that fails, the
+/// answer gets a note: the pools are changed all the same.
 ///
 /// # Errors
 /// Those of the work.
@@ -27,7 +27,7 @@ pub(super) async fn follow(
     deadline: Deadline,
     work: impl Future<Output = Result<Answer>>,
 ) -> Result<Answer> {
-    // In a cluster it is Felix's, and a dry run changes nothing.
+    // In a cluster Felix makes the rules, and a dry run changes nothing.
     if run == Run::Dry || matches!(location, Location::Etcd(_)) {
         return work.await;
     }
@@ -55,7 +55,7 @@ struct Networks {
 }
 
 impl Networks {
-    /// `None` if the store cannot be read, which the work tells by itself.
+    /// Reads them; `None` if the store cannot be read, which the work reports by itself.
     async fn read(ipam: &Ipam, deadline: Deadline) -> Option<Self> {
         let pools = ipam.inventory(deadline).await.ok()?.pools;
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();

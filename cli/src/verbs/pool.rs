@@ -11,7 +11,7 @@ use crate::args::{Bridged, PoolCreate, PoolDelete};
 use crate::error::{Failure, Result};
 use crate::pools::{BlockSize, PoolRow, block_size, listing};
 
-/// Checks what can be checked without the store, so that a slip makes no store.
+/// Checks the request without the store, so that a wrong request makes no store.
 pub(super) fn check(request: &PoolCreate) -> Result<()> {
     let (new, _) = new_pool(request)?;
     check_new_pool(&new, &[], &[]).map_err(Failure::new)?;
@@ -44,7 +44,7 @@ pub(super) async fn list(ipam: &Ipam, deadline: Deadline) -> Result<Answer> {
     listing(&rows)
 }
 
-/// Deletes a pool that nobody uses.
+/// Deletes a pool that is not in use, or whose deletion the arguments allow.
 pub(super) async fn delete(ipam: &Ipam, args: &PoolDelete, deadline: Deadline) -> Result<Answer> {
     let (name, in_use) = (&args.name, in_use(&args.bridged, &args.name));
     ipam.delete_pool_if(name, in_use, deadline).await.map_err(|error| match &error {

@@ -1,4 +1,4 @@
-//! Dry runs. A dry run of a command makes all of its checks, on a store that keeps all writes to itself.
+//! Dry runs. A dry run of a command makes all of its checks, on a wrapper of the store that writes only to memory.
 
 use std::sync::Arc;
 
@@ -12,24 +12,24 @@ use crate::answer::Answer;
 use crate::error::Result;
 use crate::store::{Use, explain, wait};
 
-/// Whether what a command writes is meant.
+/// Whether a command writes or is a dry run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Run {
-    /// It is.
+    /// The command writes.
     Real,
-    /// It only says what would come of it.
+    /// The command only reports what it would do.
     Dry,
 }
 
 impl Run {
-    /// As `--dry-run` says.
+    /// The run for the value of `--dry-run`.
     pub(crate) fn new(dry_run: bool) -> Self {
         if dry_run { Self::Dry } else { Self::Real }
     }
 }
 
-/// Runs a verb, forgets what it has written, and says so in its answer. Where the verb would make the store it starts from
-/// an empty one.
+/// Runs a verb, discards its writes, and makes its answer that of a dry run. A verb that would make the store starts
+/// with an empty one.
 pub(super) async fn rehearse(
     location: &Location,
     what_for: Use,

@@ -1,4 +1,4 @@
-//! Taking addresses back.
+//! The release of addresses.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ struct Done<'a> {
     released: &'a [IpAddr],
 }
 
-/// Releases what the arguments name. The parser sees to it that they name exactly one thing.
+/// Releases the addresses that the arguments name. The parser ensures that there is exactly one such argument.
 pub(super) async fn run(ipam: &Ipam, what: &Release, deadline: Deadline) -> Result<Answer> {
     if let Some(ip) = what.ip {
         return by_address(ipam, ip, deadline).await;

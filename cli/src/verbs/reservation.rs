@@ -11,7 +11,7 @@ use crate::answer::Answer;
 use crate::error::{Failure, Result};
 use crate::reservations::{ReservationRow, listing};
 
-/// Checks what can be checked without the store.
+/// Checks the name, for which no store is necessary.
 pub(super) fn check(name: &str) -> Result<()> {
     check_name(name).map_err(|reason| Failure::new(format!("'{name}' cannot be a reservation's name: {reason}")))
 }

@@ -10,7 +10,7 @@ use crate::args::{Configure, Persistence};
 use crate::error::{Failure, Result};
 use crate::output::{Column, render};
 
-/// Changes those that are named.
+/// Changes the settings that the arguments name.
 pub(super) async fn configure(ipam: &Ipam, args: &Configure, deadline: Deadline) -> Result<Answer> {
     ipam.change_config(|config| changed(config, args), deadline).await.map_err(|error| match error {
         ipam_core::Error::Settings(error) => refused(error),
@@ -24,7 +24,7 @@ pub(super) async fn configure(ipam: &Ipam, args: &Configure, deadline: Deadline)
     Answer::new(lines.join("\n"), &json!({ "set": set, "dry_run": args.dry_run }))
 }
 
-/// Shows them all.
+/// Shows all settings.
 pub(super) async fn show(ipam: &Ipam, deadline: Deadline) -> Result<Answer> {
     let config = ipam.config(deadline).await?;
     let persistence = persistence_text(config.address_persistence());
@@ -65,7 +65,7 @@ fn changed(mut config: IpamConfig, args: &Configure) -> IpamConfig {
     config
 }
 
-/// The names and values that are set, in calicoctl's order.
+/// The names and values that were set, in calicoctl's order.
 fn said(args: &Configure) -> Vec<(&'static str, String)> {
     let persistence = args.kubevirt_ip_persistence.map(|persistence| match persistence {
         Persistence::Enabled => "Enabled".to_owned(),

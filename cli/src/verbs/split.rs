@@ -10,7 +10,7 @@ use crate::error::{Failure, Result};
 
 /// Divides a pool into pools of equal size.
 pub(super) async fn run(ipam: &Ipam, args: &Split, deadline: Deadline) -> Result<Answer> {
-    // The parser sees to it that one of the two is given.
+    // The parser ensures that one of the two is given.
     let which = match (&args.name, args.cidr) {
         (Some(name), _) => Which::Name(name),
         (None, Some(cidr)) => Which::Cidr(cidr),

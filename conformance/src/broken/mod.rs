@@ -1,8 +1,8 @@
-//! Stores that break one rule each: what a suite is worth shows in what it catches.
+//! Stores that break one rule each: a suite is worth as much as the faults that it catches.
 //!
-//! Each is a twist of a real store, and names the case that has to catch it. The tests of this crate run that case on each of
-//! them and all cases on the healthy store beneath, and ask that the healthy one passes and that each broken one fails by
-//! the rule that it breaks.
+//! Each is a twist of a real store, and names the case that must catch it. The tests of this crate run that case on
+//! each broken store, and all cases on the healthy store beneath. The healthy store must pass, and each broken one must
+//! fail by the rule that it breaks.
 
 mod reads;
 mod told;
@@ -36,7 +36,7 @@ impl Broken {
         self.name
     }
 
-    /// The case that has to catch it; others may as well.
+    /// The case that must catch it; others may as well.
     pub fn case(&self) -> &'static str {
         self.case
     }

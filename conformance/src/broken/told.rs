@@ -1,4 +1,4 @@
-//! Stores that tell their callers something else than what happened.
+//! Stores whose answers to their callers are not true.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 

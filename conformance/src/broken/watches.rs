@@ -168,7 +168,7 @@ impl Twist for DropsForTheSlow {
     }
 }
 
-/// Gives a report of progress before the events that it is about.
+/// Reports progress before the events that the report covers.
 #[derive(Debug, Default)]
 pub(super) struct RunsAhead;
 

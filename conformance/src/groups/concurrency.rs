@@ -207,7 +207,7 @@ pub(crate) async fn dropped_calls(t: Subject) -> Checked {
             yield_now().await;
         }
     }
-    // A call that was given up may happen even now. The outcome is checked, as of one revision.
+    // An abandoned call may happen even now. The outcome is checked, as of one revision.
     t.put("end", "v").await?;
     let kvs = t.list(Range::All).await?.kvs;
     let last = some("a write", kvs.iter().map(|kv| kv.mod_revision).max())?;
@@ -275,7 +275,7 @@ pub(crate) async fn hand_over(t: Subject) -> Checked {
             || Txn::new().with_compares([holds_value("turn", &mine)]).with_success([Op::put("turn", next.as_str())]);
         let mut turns = 0;
         while turns < ROUNDS {
-            // Bounded by time: how often one can ask until the other one gets to run has no bound.
+            // Bounded by time: the number of attempts until the other client runs has no bound.
             let waiting = async {
                 while !t.txn(turn()).await?.succeeded {
                     yield_now().await;

@@ -145,8 +145,8 @@ pub(crate) async fn prefix_of_many_writers(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// Every revision since `start` is one whole step of one writer; the acknowledged ones are there at their revisions. The
-/// store's revision.
+/// Every revision since `start` is one whole step of one writer; the acknowledged ones are at their revisions.
+/// Returns the store's revision.
 async fn check_writers(t: &Handle, start: Revision, counts: &mut [u64], said: &[String]) -> Checked<Revision> {
     let now = t.revision().await?;
     let before = counts.to_vec();
@@ -316,7 +316,7 @@ pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// However early the making of a store is killed, the next one who opens it finds it new, or makes it.
+/// However early the making of a store is killed, the next process that opens it finds it new, or makes it.
 pub(crate) async fn killed_while_created(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let mut whole = t.process_at(&t.address_in(&folder.path().join("whole"))?, "open", &[])?;

@@ -57,7 +57,7 @@ impl Compacting {
     }
 }
 
-/// A process killed in a compaction leaves the old mark or the new one, and every state from it on.
+/// After a process is killed in a compaction, the old mark or the new one holds, and every state from it on.
 pub(crate) async fn killed_while_compacting(mut t: Subject) -> Checked {
     let rounds = 100;
     let steps = Steps { width: WIDE, base: t.revision().await? };

@@ -58,7 +58,7 @@ enum Found {
     Refused(String),
 }
 
-/// Has a process look at the store, so that a hang, an abort or a broken engine's threads are seen for what they are.
+/// Has a process check the store, so that a hang, an abort or a broken engine's threads are seen for what they are.
 async fn examined(t: &Subject, folder: &Path, what: &str) -> Checked<Found> {
     let mut command = process::command("examine", &[], &t.address_in(folder)?)?;
     // Engines that panic over damage say so there.
@@ -117,7 +117,7 @@ fn renew(good: &Path, bad: &Path) -> Checked {
     renewed.map_err(|error| broken("a copy of a store", &error))
 }
 
-/// All files below a folder that have something in them, with what they have, in a fixed order.
+/// All files below a folder that are not empty, with their contents, in a fixed order.
 fn files(folder: &Path) -> io::Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -137,8 +137,8 @@ fn files_of(folder: &Path) -> Checked<Vec<(PathBuf, Vec<u8>)>> {
     files(folder).map_err(|error| broken("the files of a store", &error))
 }
 
-/// A store whose largest file is gone, empty, a folder or garbage is refused, not made anew, and stays as it is; with the
-/// file back in place it is whole.
+/// A store whose largest file is gone, empty, a folder or garbage is refused, not made anew, and stays as it is. With
+/// the file back in place it is whole.
 pub(crate) async fn data_gone(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let (good, bad) = (folder.path().join("good"), folder.path().join("bad"));
@@ -185,7 +185,7 @@ pub(crate) async fn any_damage(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let (good, bad) = (folder.path().join("good"), folder.path().join("bad"));
     good_store(&t, &good).await?;
-    // Another seed gives other damage.
+    // Another seed makes other damage.
     let seed = if std::env::var_os(SEED).is_some() { seed() } else { 0x5eed };
     let mut random = Rng::with_seed(seed);
     let (mut right, mut refused) = (0, 0);
@@ -216,7 +216,7 @@ fn damage(files: &[(PathBuf, Vec<u8>)], random: &mut Rng) -> io::Result<String> 
             }
             format!("{count} bits flipped")
         }
-        // Where a file begins is where it says what it is.
+        // A file says at its beginning what it is.
         2 => {
             let at = random.usize(..length.min(512));
             bytes[at] ^= 1 << random.u32(..8);
@@ -246,7 +246,7 @@ pub(crate) async fn later_version(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let kept = folder.path().join("kept");
     good_store(&t, &kept).await?;
-    // Another process gets the store when this one has left it for good, and leaves it for good when it ends.
+    // Another process gets the store when this one has closed it cleanly, and closes it cleanly when it ends.
     same("the store", examined(&t, &kept, "nothing is damaged").await?, Found::Right)?;
     t.make_newer(&kept)?;
     let before = files_of(&kept)?;

@@ -128,7 +128,7 @@ async fn filled(process: Process) -> Checked {
     holds("some writes before the disk was full", !said.starts_with("0 "), &said)
 }
 
-/// A full disk loses nothing that was acknowledged, and what was refused as not applied is not there.
+/// A full disk loses no acknowledged write, and a write that was refused as not applied is not there.
 pub(crate) async fn full_disk(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let mut shell = Command::new("unshare");
@@ -139,7 +139,7 @@ pub(crate) async fn full_disk(t: Subject) -> Checked {
     filled(Process::start(with_folder(command_under(shell, &command), folder.path()), t.patience())?).await
 }
 
-/// So does a limit on the size of files.
+/// The same holds for a limit on the size of files.
 pub(crate) async fn file_size_limit(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let mut shell = Command::new("sh");
@@ -196,7 +196,7 @@ pub(crate) async fn many_short_lives(mut t: Subject) -> Checked {
         .of("C7")
 }
 
-/// How many acknowledgements are looked at.
+/// How many acknowledgements are checked.
 const TRACED: u64 = 40;
 
 /// Between any two acknowledgements a file of the store is synced, by the kernel's own account.

@@ -106,7 +106,7 @@ pub(crate) async fn logins_run_out(t: Subject) -> Checked {
     same("the next batch of a watch that is older than any login", early.next().await?.revision, third)
 }
 
-/// Creates keys from several sides until the store has no room; what was said.
+/// Creates keys from several sides until the store has no room. Returns the answers.
 async fn fill(t: &Subject, round: usize) -> Checked<Ledger> {
     const WRITERS: usize = 32;
     const BYTES: usize = 50_000;

@@ -15,7 +15,7 @@ use crate::subject::{Handle, Subject, in_time};
 const WRITERS: usize = 8;
 const MEMBERS: usize = 3;
 
-/// A handle that looks for the store at all servers, at this one first.
+/// A handle that tries all servers, this one first.
 async fn first_at(t: &Subject, server: usize) -> Checked<Handle> {
     let mut addresses = t.addresses()?;
     same("the environment: servers of a cluster", addresses.len(), MEMBERS)?;
@@ -23,7 +23,7 @@ async fn first_at(t: &Subject, server: usize) -> Checked<Handle> {
     t.connect(&addresses).await
 }
 
-/// A handle that asks only this server.
+/// A handle that sends its requests to this server only.
 async fn only(t: &Subject, server: usize) -> Checked<Handle> {
     let addresses = t.addresses()?;
     t.connect(&[*some("the environment: a server", addresses.get(server))?]).await
@@ -128,7 +128,7 @@ pub(crate) async fn leader_dies_under_load(mut t: Subject) -> Checked {
     let (acknowledged, unknown) = (counted.acknowledged.load(Ordering::SeqCst), counted.unknown.load(Ordering::SeqCst));
     let fits = (acknowledged..=acknowledged + unknown).contains(&now);
     holds(&format!("{acknowledged} acknowledged and up to {unknown} unknown additions"), fits, &now).of("S3")?;
-    // Every value in turn: no addition was lost, and none was made twice.
+    // Every value in order: no addition was lost, and none was made twice.
     let mut expected = 1;
     while watcher.resume_from() <= last {
         for event in watcher.next().await?.events {
@@ -139,7 +139,7 @@ pub(crate) async fn leader_dies_under_load(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// Two of three hang, the leader among them. The third is asked something, which must fail by itself.
+/// Two of three hang, the leader among them. The third gets a request, which must fail by itself.
 async fn without_quorum<T: std::fmt::Debug, F: Future<Output = kv::Result<T>>>(
     t: &Subject,
     work: impl FnOnce(Handle) -> F,
@@ -164,7 +164,7 @@ pub(crate) async fn no_quorum_no_answer(t: Subject) -> Checked {
     let base = t.revision().await?;
     without_quorum(&t, |handle| async move { handle.get("k").await }, "S1").await?;
     let (kind, outcome) = without_quorum(&t, |handle| async move { handle.put("k", "meanwhile").await }, "S3").await?;
-    // It may come to pass now; but not if that was ruled out.
+    // The write may happen now, but not if its error ruled that out.
     let times = t.get("k").await?.map_or(0, |kv| kv.version);
     let allowed = if outcome == Outcome::NotApplied { 1..=1 } else { 1..=2 };
     holds(&format!("{allowed:?} writes after {kind:?}"), allowed.contains(&times), &times).of("E2")?;
@@ -206,7 +206,7 @@ pub(crate) async fn writers_without_quorum(t: Subject) -> Checked {
     }
     let writers = Writers::start("lonely", handles);
     writers.progress(100).await?;
-    // Long enough that writes which were under way are given up and new ones find that there is no leader.
+    // Long enough that writes under way are abandoned, and new ones find that there is no leader.
     let refused = async {
         let mut ledger = Ledger::default();
         let handle = only(&t, lonely).await?;

@@ -1,4 +1,4 @@
-//! Calls whose request or reply gets lost, that find nobody, or that take long.
+//! Calls whose request or reply gets lost, that reach no server, or that take long.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::subject::{Handle, Nobody, Subject, in_time};
 
 const ROUNDS: usize = 5;
 
-/// Sends a transaction on which the reply gets lost once it was carried out; what the store says of it, and the revision
-/// at which it was.
+/// Sends a transaction whose reply gets lost after it was carried out. Returns the store's answer, and the revision of
+/// the transaction.
 async fn without_reply(
     t: &Subject,
     (proxy, far): (&Proxy, &Handle),
@@ -66,7 +66,7 @@ pub(crate) async fn lost_reply_of_a_guarded_write(t: Subject) -> Checked {
                 same("what is said of a write that was carried out", error.outcome(), Outcome::Unknown)?;
             }
         }
-        // The same once more settles it: the compare fails, and what is there is ours.
+        // The same once more settles it: the compare fails, and the value is ours.
         far.heals().await?;
         let again = far.txn(txn).await?;
         let found = match again.results.first() {

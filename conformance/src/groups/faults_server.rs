@@ -101,7 +101,7 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     holds("a write to the past fails with RevisionRegressed", noticed, &said)?;
     let end = watcher.step().await?.map(|batch| batch.revision);
     same("the end of a watch of the past", end, Err(ErrorKind::RevisionRegressed))?;
-    // A handle that has seen nothing newer finds nothing wrong, and what the other one said of its write is true.
+    // A handle that has seen nothing newer finds nothing wrong, and the other handle's answer to its write is true.
     let fresh = t.connect(&t.addresses()?).await?;
     holds("the revision of the copy", fresh.heals().await? >= before, &before).of("R6")?;
     ledger.is_true(&fresh).await

@@ -1,4 +1,4 @@
-//! Reading the past, and giving it up.
+//! Reading the past, and compaction.
 
 use kv::{Content, ErrorKind, InvalidArgument, Key, Op, Range, RangeRequest, Revision, StoreExt};
 

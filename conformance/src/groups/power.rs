@@ -13,8 +13,8 @@ const CUTS: u64 = 200;
 /// The most operations of the disk between two cuts.
 const OPERATIONS: u32 = 160;
 
-/// The power fails at any operation of the disk, while the store is used or opened: nothing that was acknowledged or seen
-/// is lost, no step is there by half, and no write is there that was refused as not applied.
+/// The power fails at any operation of the disk, while the store is used or opened. No acknowledged or seen write is
+/// lost, no step is there by half, and no write is there that was refused as not applied.
 pub(crate) async fn power_cuts(mut t: Subject) -> Checked {
     let steps = Steps { width: 3, base: t.revision().await? };
     let seed = seed();

@@ -15,7 +15,7 @@ use crate::subject::{Subject, text};
 /// The wait of a process that must wait in vain.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// Role: joins and says what came of it; the argument is how long to wait, in milliseconds.
+/// Role: joins and reports the result; the argument is how long to wait, in milliseconds.
 pub(crate) async fn try_to_join(job: Job<'_>) -> Result<(), BoxError> {
     let wait = Duration::from_millis(job.argument(0)?);
     let started = Instant::now();
@@ -32,7 +32,7 @@ pub(crate) async fn try_to_join(job: Job<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// A store that is in use is waited for as long as was asked, from this process and from another one.
+/// A store in use is waited for as long as the caller requested, from this process and from another one.
 pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
     t.put("k", "v").await?;
     let address = t.address()?;
@@ -46,7 +46,7 @@ pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
         holds("as long a wait in another process", waited >= wait, &waited)?;
     }
     same("the store after all that", t.value("k").await?.as_deref(), Some("v"))?;
-    // Somebody who waits gets it when it comes free.
+    // A process that waits gets it when it comes free.
     let mut waiting = t.process("try", &[60_000])?;
     t.let_go().await?;
     same("what somebody who waited finds", waiting.say("joined").await?, "v".to_owned())?;
@@ -133,7 +133,7 @@ pub(crate) async fn take_turns(job: Job<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// A reader that takes turns with a writer sees whole transactions only, and all that was done before it came.
+/// A reader that alternates with a writer sees whole transactions only, and all that were committed before it came.
 pub(crate) async fn reader_beside_a_writer(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let address = t.address()?;

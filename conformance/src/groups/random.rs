@@ -1,5 +1,5 @@
-//! A store against the model, one call after the other: random sequences of calls, each judged as it is answered, and at
-//! the end every state that can still be read. A sequence that finds something is made as short and simple as possible.
+//! A store against the model, one call after the other: random sequences of calls, each judged when it is answered, and
+//! at the end every state that can still be read. A sequence that finds a fault is made short and simple.
 
 use std::sync::Mutex;
 
@@ -59,7 +59,7 @@ fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model
     )
 }
 
-/// By how many steps of a sequence were taken, those that nobody came to are left out first.
+/// The number of steps of a sequence that ran; the shrinker drops the steps that never ran first.
 type Seen = Option<std::sync::Arc<std::sync::atomic::AtomicUsize>>;
 
 async fn judge(t: Subject, effort: Effort, reopening: Reopening) -> Checked {
@@ -187,10 +187,10 @@ impl Run {
         agree(&format!("{request:?}"), got, self.model.range(&request))
     }
 
-    /// A watch from somewhere in the past gives what the model gives, to its end.
+    /// A watch from somewhere in the past delivers the same batches as the model, to its end.
     ///
-    /// A deletion at exactly the mark is left to W11: old versions of etcd lose it, and only a case that does nothing else
-    /// can be listed as known to fail without covering up other faults.
+    /// A deletion at exactly the mark is left to W11: old versions of etcd lose it, and only a case that does nothing
+    /// else can be listed as known to fail without covering up other faults.
     async fn watch(&mut self, mut request: WatchRequest) -> Checked {
         let mut from = request.start;
         let first = if from == self.model.mark() { self.model.next_batch(&request, from).ok().flatten() } else { None };

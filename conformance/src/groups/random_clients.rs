@@ -1,6 +1,6 @@
-//! Random calls by several clients at once on a few keys, in rounds with a pause between them. Two judges that know nothing
-//! of each other: one replays everything in the order of revisions, the other looks at the values of each round alone and
-//! searches for any order that explains them.
+//! Random calls by several clients at once on a few keys, in rounds with a pause between them. Two independent judges:
+//! one replays everything in the order of revisions, the other uses only the values of each round and searches for any
+//! order that explains them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,8 +19,8 @@ use crate::subject::{Handle, Subject, read_result};
 
 const CLIENTS: usize = 8;
 
-/// How many rounds there are, and how many calls each client makes in one. Each call of unknown outcome doubles what the
-/// search has to look at, so there must not be many in one round.
+/// How many rounds there are, and how many calls each client makes in one. Each call of unknown outcome doubles the
+/// work of the search, so there must not be many in one round.
 fn rounds(network: Network) -> (usize, usize) {
     match network {
         Network::Good => (12, 30),
@@ -144,7 +144,7 @@ impl Client {
         }
     }
 
-    /// Carries the action out: what was seen, unless it certainly did not happen.
+    /// Carries the action out. Returns the client's view, unless the action certainly did not happen.
     async fn perform(&self, action: Action) -> Checked<Option<Seen>> {
         let text = |number: u32| number.to_string();
         let txn = match action {

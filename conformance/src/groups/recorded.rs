@@ -16,7 +16,7 @@ use crate::subject::{Handle, Subject, after};
 
 const CLIENTS: u64 = 8;
 const CALLS: usize = 60;
-/// A watch is given up after so many batches, and a new one goes on from there.
+/// A watch is dropped after so many batches, and a new one goes on from there.
 const BATCHES: usize = 40;
 
 pub(crate) async fn log_is_what_was_acknowledged(t: Subject) -> Checked {
@@ -114,7 +114,7 @@ async fn watch(t: Handle, mut request: WatchRequest) -> Checked {
     }
 }
 
-/// Makes its calls; their answers are judged later. Gives the errors that it cannot have got.
+/// Makes its calls; their answers are judged later. Returns the errors that the network cannot have made.
 async fn client(t: Handle, mut workload: Workload) -> Checked<Vec<String>> {
     let mut complaints = Vec::new();
     for _ in 0..CALLS {

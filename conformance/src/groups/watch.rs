@@ -1,4 +1,4 @@
-//! Watches: which events come, and what is in them.
+//! Watches: which events come, and their contents.
 
 use kv::{
     Batch, Compare, Event, EventKind, InvalidArgument, Key, Kv, Op, Prev, Range, Revision, StoreExt, Txn, Value,

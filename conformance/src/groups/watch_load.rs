@@ -68,7 +68,7 @@ pub(crate) async fn many_stalled_watchers(t: Subject) -> Checked {
     const WATCHERS: usize = 8;
     const WRITES: usize = 16;
     const BYTES: usize = 1 << 20;
-    /// How long a small call may take beside them. It is far less than the time after which a store gives a call up.
+    /// How long a small call may take beside them. It is far less than the time after which a store abandons a call.
     const PROMPT: Duration = Duration::from_secs(1);
     let base = t.revision().await?;
     let mut stalled = Vec::new();

@@ -15,7 +15,7 @@ async fn puts(t: &Handle, count: usize) -> Checked<Vec<Revision>> {
     Ok(revisions)
 }
 
-/// The revisions that a watch of `p/` gives up to `last` are all those from `start` on, one event each.
+/// A watch of `p/` delivers all revisions from `start` to `last`, with one event each.
 async fn gives_all(watcher: &mut Watcher, start: Revision, last: Revision) -> Checked {
     let batches = watcher.until(last).await?;
     let seen: Vec<i64> = batches.iter().map(|batch| batch.revision.get()).collect();
@@ -64,7 +64,7 @@ pub(crate) async fn future_and_other_keys(t: Subject) -> Checked {
     same("the first batch", watcher.next().await?.revision, first)
 }
 
-/// A watch ends with `Compacted` before it gives anything.
+/// A watch ends with `Compacted` before it delivers anything.
 async fn is_too_late(t: &Handle, range: Range, start: Revision, mark: Revision) -> Checked {
     let mut watcher = t.watcher(range.clone(), start).await?;
     match watcher.step().await? {
@@ -125,7 +125,7 @@ pub(crate) async fn overtaken_by_mark(t: Subject) -> Checked {
     all_or_compacted(&mut watcher, base.next(), last, mark).await
 }
 
-/// From here to the last revision a watch gives everything without a gap, or ends with `Compacted` on the way.
+/// From here to the last revision a watch delivers everything without a gap, or ends with `Compacted` on the way.
 pub(crate) async fn all_or_compacted(
     watcher: &mut Watcher,
     start: Revision,
@@ -157,7 +157,7 @@ pub(crate) async fn goes_on_past_its_mark(t: Subject) -> Checked {
         t.compact(revisions[3]).await?;
         same("the revision", t.revision().await?, after(base, 4 * (round + 1))).of("C2")?;
     }
-    // The quiet one has nothing to read, but is it still where the history is? Both answers are allowed, silence is not.
+    // The quiet watch had no events; the mark may have passed it. Its event or `Compacted` is allowed, silence is not.
     let last = t.put("quiet/k", "v").await?;
     match quiet.step().await? {
         Ok(batch) => same("the first batch of a watch of a quiet range", batch.revision, last)?,

@@ -38,12 +38,12 @@ impl Workload {
         Self { random, client, network, writes: 0, known, newest: Revision::UNSET }
     }
 
-    /// Whether the next call is one whose end nobody waits for.
+    /// True if the caller abandons the next call before its end.
     pub(crate) fn gives_up(&mut self) -> bool {
         self.network == Network::Bad && self.random.u8(..100) < 4
     }
 
-    /// How often to look at a call before giving up on it.
+    /// How often to poll a call before it is abandoned.
     pub(crate) fn patience(&mut self) -> usize {
         self.random.usize(..4)
     }
@@ -58,7 +58,7 @@ impl Workload {
         }
     }
 
-    /// Remembers what was read, so that some guards hold.
+    /// Remembers the read entries, so that some guards hold.
     pub(crate) fn learn(&mut self, kvs: &[Kv]) {
         for kv in kvs {
             self.set(&kv.key, kv.mod_revision);

@@ -1,7 +1,7 @@
 //! The requests of several clients of a store and their answers, and whether the store may have answered so.
 //!
 //! A [`Recorder`] is a store around a store that writes down every call and every event of every watch. A [`Replay`]
-//! takes what was recorded and the store's own log, goes through the log revision by revision, and finds the first thing
+//! takes the record and the store's own log, goes through the log revision by revision, and finds the first thing
 //! that does not fit:
 //!
 //! - every write that was acknowledged is in the log exactly once, at the revision of its answer, with its whole

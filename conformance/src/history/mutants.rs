@@ -1,4 +1,4 @@
-//! The judge is judged: what real clients recorded passes, and each way to spoil it is found out by the rule that it breaks.
+//! The judge is judged: the record of real clients passes, and each way to spoil it is detected by the rule it breaks.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -26,10 +26,10 @@ fn judge(run: Run) -> Result<Summary, Violation> {
     Replay::new(run.base, []).judge(run.recorded, &run.log)
 }
 
-/// Spoils a history, if it has what is needed for that.
+/// Spoils a history, if it has the calls or events that this needs.
 type Mutation = fn(&mut Run) -> Option<()>;
 
-/// Spoils histories until one has what is needed, and asks that it is found out by this rule.
+/// Spoils histories until one has the necessary calls or events; the judge must find it out by this rule.
 fn caught(name: &str, rule: &str, mutation: Mutation) {
     for seed in 0..50 {
         let mut run = record(Network::Bad, seed);

@@ -39,7 +39,7 @@ impl Floor {
     }
 }
 
-/// Whether an answer says that something was written.
+/// True if an answer says that something was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wrote {
     Something,

@@ -32,7 +32,7 @@ pub enum Told {
     Txn(TxnResponse),
     /// That the compaction was made.
     Compacted,
-    /// An error, and whether what was asked for may have happened all the same.
+    /// An error, and whether the request may have happened all the same.
     Failed(ErrorKind, Outcome),
     /// Nothing: the caller did not wait for the end.
     Nothing,

@@ -42,7 +42,7 @@ enum Writers {
     Anybody,
 }
 
-/// A judge of histories: holds the state of the store up to where it was judged.
+/// A judge of histories. It holds the state of the store at the last judged revision.
 #[derive(Clone, Debug)]
 pub struct Replay {
     state: State,
@@ -52,7 +52,7 @@ pub struct Replay {
     told: Revision,
     /// Writes of earlier parts that may still happen.
     open: Vec<Pending>,
-    /// Compactions that were asked for: when, and to which revision.
+    /// The requested compactions: when, and to which revision.
     compactions: Vec<(u64, Revision)>,
 }
 
@@ -69,7 +69,7 @@ impl Replay {
         }
     }
 
-    /// As others write too: what no recorded call explains is theirs, rather than wrong.
+    /// As others write too: a change that no recorded call explains is theirs, rather than wrong.
     #[must_use]
     pub fn among_others(mut self) -> Self {
         self.writers = Writers::Anybody;
@@ -77,7 +77,7 @@ impl Replay {
     }
 
     /// Judges the next part of a history by the log of that part: all revisions after those of the part before, up to a
-    /// moment at which no call was under way. Writes of unknown outcome may turn up in a later part.
+    /// moment at which no call was under way. Writes of unknown outcome may appear in a later part.
     ///
     /// The log must have all events about keys that recorded calls name; [`read_log`] reads it.
     ///
@@ -185,7 +185,7 @@ fn in_order(base: Revision, log: &[Batch]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Nobody who was recorded explains this revision.
+/// No recorded call explains this revision.
 fn nobody(writers: Writers, revision: Revision, suspects: &[&Call]) -> Result<(), Violation> {
     if writers == Writers::Anybody {
         return Ok(());
@@ -201,11 +201,11 @@ fn nobody(writers: Writers, revision: Revision, suspects: &[&Call]) -> Result<()
     Err(call.into_iter().fold(violation, |violation, call| violation.showing("call", call)))
 }
 
-/// The log of a range, from a revision to the one of a write that is known to be there. Give the range that holds all keys
-/// of the clients, and as the last revision that of a write to it which was made after all of them had ended.
+/// The log of a range, from a revision to the one of a write that is known to be there. Pass the range that holds all
+/// keys of the clients. The last revision must be that of a write to the range after all clients had ended.
 ///
 /// # Errors
-/// Those of the watch; waiting for an event that does not come is for the caller to bound.
+/// The errors of the watch; the caller must bound the wait for an event that does not come.
 pub async fn read_log(store: &dyn Store, range: Range, first: Revision, last: Revision) -> Result<Vec<Batch>> {
     let mut stream = store.watch(WatchRequest::new(range, first).with_prev(Prev::Return)).await?;
     let mut log: Vec<Batch> = Vec::new();

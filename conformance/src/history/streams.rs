@@ -1,4 +1,4 @@
-//! Whether each watch gave exactly what the log has for it.
+//! Checks that each watch delivered exactly the events that the log has for it.
 
 use kv::{Batch, ErrorKind, Event, Prev, Revision};
 
@@ -33,8 +33,8 @@ impl Truth {
     }
 }
 
-/// Every watch respects its start and its range, and its batches come in order, once, whole and without a gap, each event
-/// with what was there before if that was asked for; it ends with `Compacted` only if somebody asked for that.
+/// Every watch respects its start and its range, and its batches come in order, once, whole and without a gap. Each
+/// event has the old value if the watch requested it; a watch ends with `Compacted` only after a requested compaction.
 pub(super) fn judge(streams: &[Stream], truth: &Truth, compactions: &[(u64, Revision)]) -> Result<(), Violation> {
     streams.iter().try_for_each(|stream| {
         let compacted = |before: u64| {
@@ -90,7 +90,7 @@ fn check(stream: &Stream, batch: &Batch, next: Revision, truth: &Truth, compacte
     }
 }
 
-/// The batch is the whole of a revision, as the watch asked for it.
+/// The batch is the whole of a revision, as the watch requested it.
 fn same(stream: &Stream, batch: &Batch, events: &[Event], compacted: Revision) -> Result<(), Violation> {
     let bare = |events: &[Event]| events.iter().map(|event| Event { prev: None, ..event.clone() }).collect::<Vec<_>>();
     if bare(&batch.events) != bare(events) {

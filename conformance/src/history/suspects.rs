@@ -134,7 +134,7 @@ impl Part {
         self.acknowledged.remove(&revision).map(|i| &self.calls[i].call)
     }
 
-    /// Runs a write of unknown outcome that explains a revision, if there is one: what it did.
+    /// Runs a write of unknown outcome that explains a revision, if there is one. Returns its events.
     pub(super) fn unknown_of(&mut self, batch: &Batch, state: &mut State) -> Option<Vec<Event>> {
         let candidates = match first_put(batch) {
             Some(put) => self.putters.get(&put),
@@ -166,7 +166,7 @@ impl Part {
         same_events(&batch.events, &applied.events)
     }
 
-    /// Calls that look like what happened at a revision that none of them explains.
+    /// Calls that resemble the change at a revision that none of them explains.
     pub(super) fn suspects(&self, batch: &Batch, state: &mut State) -> Vec<&Call> {
         let put = first_put(batch);
         let suspect = |i: &usize| match &put {
@@ -178,7 +178,7 @@ impl Part {
         (0..self.calls.len()).filter(suspect).map(|i| &self.calls[i].call).collect()
     }
 
-    /// Gives each deletion that several calls can have made one of them, so that none made two.
+    /// Assigns one call to each deletion that several calls can have made, so that no call made two.
     ///
     /// # Errors
     /// The reason of `nobody` for a deletion for which no call is left.
@@ -210,7 +210,7 @@ impl Part {
     }
 }
 
-/// Whether an answer says that something was written.
+/// True if an answer says that something was written.
 fn wrote(call: &Call) -> Wrote {
     let effect = |result: &OpResult| match result {
         OpResult::Put { .. } => true,

@@ -18,7 +18,7 @@ impl Violation {
         Self { rule, what: what.into(), shown: Vec::new() }
     }
 
-    /// With something that a person wants to see, such as a call.
+    /// The same violation with a further thing to show, such as a call.
     pub(crate) fn showing(mut self, name: &str, thing: &impl Debug) -> Self {
         self.shown.push(format!("{name}: {}", shown(thing)));
         self

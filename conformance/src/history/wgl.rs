@@ -1,5 +1,5 @@
-//! Is there an order of these calls that explains all that they saw? A search for any order, which looks at values only and
-//! knows nothing of revisions (Wing and Gong's search with Lowe's memory of what was tried).
+//! Is there an order of these calls that explains all that they saw? The search for any order uses values only and
+//! knows nothing of revisions (Wing and Gong's search with Lowe's memory of tried states).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,10 +7,10 @@ use std::fmt;
 /// How many keys the calls are about.
 pub(crate) const KEYS: usize = 5;
 
-/// How many clients one search can be given; each of them may make 65,535 calls, and all of them 128 of unknown outcome.
+/// How many clients one search can take; each may make 65,535 calls, and all together 128 calls of unknown outcome.
 pub(crate) const MOST_CLIENTS: usize = 16;
 
-/// How many places the search may look at before it gives up: some seconds and some 100 MiB.
+/// How many places the search may visit before it gives up: some seconds and some 100 MiB.
 const MOST_STEPS: usize = 1_000_000;
 
 /// The state: a number at some of the keys.
@@ -81,7 +81,7 @@ pub(crate) struct Unexplained {
     pub(crate) stuck: Vec<Call>,
 }
 
-/// How far a search went.
+/// The extent of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tried {
     /// There is no such order.
@@ -125,7 +125,7 @@ fn apply(mut state: State, action: Action) -> (Seen, State) {
     (Seen::Effect(effective.into()), state)
 }
 
-/// Looks for an order in which every call saw what it had to see and none comes before one that had ended when it began.
+/// Searches for an order that explains every answer; no call may precede one that had ended when it began.
 /// Calls that saw nothing may be left out.
 ///
 /// # Errors
@@ -146,8 +146,8 @@ struct Search {
     placed: Placed,
     /// Which unknown calls are placed, a bit for each.
     used: u128,
-    /// Where the search has been and found no way on: with which unknown calls placed. With more of them placed there is
-    /// no way on either.
+    /// The places where the search found no way on, and the unknown calls placed there. With more of them placed there
+    /// is no way on either.
     tried: HashMap<(Placed, State), Vec<u128>>,
     steps: usize,
     best: Unexplained,
@@ -214,7 +214,7 @@ impl Search {
         self.clients[client].get(usize::from(self.placed[client]))
     }
 
-    /// The calls that can come next: those that had begun when the first one of those that are left ended. Those that end
+    /// The calls that can come next: those that had begun when the first of the remaining calls ended. Calls that end
     /// first come first, which is mostly the order in which they happened, and unknown ones last.
     fn candidates(&self) -> Vec<Next> {
         let mut known: Vec<(u64, u64, usize)> = (0..MOST_CLIENTS)
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     fn call(times: (u64, u64), action: Action, seen: Seen) -> Call {
-        // Each call by a client of its own: only the times tell what came before what.
+        // Each call by a client of its own: only the times show the order.
         let client = usize::try_from(times.0).unwrap();
         Call { client, start: times.0, end: times.1, action, seen }
     }

@@ -10,7 +10,7 @@ use super::{ADDRESS, FOLDER};
 use crate::harness::{BoxError, Fixture, Harness, Tenancy};
 use crate::subject::Handle;
 
-/// How long a process waits for its turn at a store, unless the role says otherwise.
+/// How long a process waits for the store, unless the role says otherwise.
 const WAIT: Duration = Duration::from_secs(60);
 
 /// The job of a process, and its place.

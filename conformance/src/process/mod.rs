@@ -24,9 +24,9 @@ pub(crate) use child::{Job, say};
 pub(crate) const ROLE: &str = "CONFORMANCE_ROLE";
 /// Names the store.
 const ADDRESS: &str = "CONFORMANCE_ADDRESS";
-/// The message of a process that cannot go on.
+/// The first word of a process that cannot go on.
 pub(crate) const FAILED: &str = "failed ";
-/// The message of a process whose store breaks a rule: the rule, and the fault.
+/// The first word of a process whose store breaks a rule; the rule and the fault follow.
 pub(crate) const BREAKS: &str = "breaks ";
 /// Names a folder that the role needs.
 const FOLDER: &str = "CONFORMANCE_FOLDER";
@@ -121,14 +121,14 @@ impl Process {
         })
     }
 
-    /// Kills it without a warning and gives what it has said that nobody has read.
+    /// Kills it without a warning, and returns its lines that nobody has read.
     pub(crate) async fn kill(mut self) -> Checked<Vec<String>> {
         self.child.kill().map_err(|error| broken("killing a process", &error))?;
         block_in_place(|| self.child.wait()).map_err(|error| broken("waiting for a killed process", &error))?;
         self.rest().await
     }
 
-    /// Waits until it has ended by itself, without an error, and gives what it said.
+    /// Waits until it has ended by itself, without an error, and returns its lines.
     pub(crate) async fn end(mut self) -> Checked<Vec<String>> {
         let lines = self.rest().await?;
         let status = block_in_place(|| self.child.wait()).map_err(|error| broken("waiting for a process", &error))?;
@@ -168,7 +168,7 @@ pub(crate) async fn moment(length: Duration) {
     }
 }
 
-/// The number in what a process said.
+/// The number in the words of a process.
 pub(crate) fn number(said: &str) -> Checked<u64> {
     said.trim().parse().map_err(|_| Failure::new("what another process says", "a number", said))
 }
@@ -178,7 +178,7 @@ pub(crate) fn temporary_folder() -> Checked<tempfile::TempDir> {
     tempfile::tempdir().map_err(|error| broken("a temporary folder", &error))
 }
 
-/// The failure of the system to serve the suite.
+/// The failure of a case because the system refused something to the suite.
 #[track_caller]
 pub(crate) fn broken(what: &str, error: &dyn std::fmt::Display) -> Failure {
     Failure::new(format!("the environment: {what}"), "success", error.to_string())

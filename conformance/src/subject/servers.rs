@@ -16,7 +16,7 @@ use crate::expect::{Checked, Failure, OfRule, RECOVERY, some, within};
 use crate::harness::{Server, Stranger};
 use crate::proxy::Proxy;
 
-/// Between two looks at a process.
+/// The pause between two checks of a process.
 const LOOK: Duration = Duration::from_millis(1);
 
 impl Subject {
@@ -33,7 +33,7 @@ impl Subject {
         Ok(self.servers()?.into_iter().map(|server| server.address).collect())
     }
 
-    /// A handle that looks for the store at these addresses.
+    /// A handle that expects the store at these addresses.
     pub(crate) async fn connect(&self, addresses: &[SocketAddr]) -> Checked<Handle> {
         let store = self.surroundings()?.connect(addresses).await.map_err(|error| environment("a handle", &error))?;
         Ok(self.handle_on(store))
@@ -77,7 +77,7 @@ impl Subject {
         }
     }
 
-    /// Waits for something while a server is frozen, and lets it go on then.
+    /// Waits for something while a server is frozen, and then thaws the server.
     pub(crate) async fn while_frozen<T>(&self, server: usize, work: impl Future<Output = Checked<T>>) -> Checked<T> {
         self.signal(server, Signal::SIGSTOP)?;
         self.stopped(server).await?;
@@ -114,18 +114,18 @@ impl Subject {
         self.surroundings()?.make_room().await.map_err(|error| environment("making room", &error))
     }
 
-    /// Those who are not let in.
+    /// The clients that are not let in.
     pub(crate) async fn strangers(&self) -> Checked<Vec<Stranger>> {
         self.surroundings()?.strangers().await.map_err(|error| environment("strangers", &error))
     }
 
-    /// One who may do something.
+    /// A client that may read and write some keys.
     pub(crate) async fn guest(&self) -> Checked<Handle> {
         let store = self.surroundings()?.guest().await.map_err(|error| environment("a guest", &error))?;
         Ok(self.bounded(store))
     }
 
-    /// A handle on a store that the environment gave.
+    /// A handle on a store of the environment.
     pub(crate) fn bounded(&self, store: Arc<dyn Store>) -> Handle {
         self.handle_on(store)
     }

@@ -8,12 +8,12 @@ use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::{Owner, keys};
 
-/// How often the affinities are looked at: a block of which an affinity turned out to be stale is somebody else's, whose
-/// affinity may have come after they were listed.
+/// The most passes over the affinities. If an affinity proves stale, the block may have another owner, whose affinity
+/// was made after the listing.
 const LOOKS: usize = 3;
 
 impl Ipam {
-    /// Gives back all blocks inside a network, of nodes and of virtual owners: before a pool is deleted or divided. The
+    /// Releases all blocks inside a network, of nodes and of virtual owners: before a pool is deleted or divided. The
     /// network need not be a pool's. Disable the pool first: a block that is claimed meanwhile is missed. No address is
     /// released.
     ///

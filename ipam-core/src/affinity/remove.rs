@@ -9,9 +9,10 @@ use crate::ipam::{Ipam, transact};
 use crate::model::{Block, Document, Owner, keys};
 
 impl Ipam {
-    /// Forgets a node that is gone, or a virtual owner: releases all its blocks, also those in use and those of its secondary
-    /// networks, and deletes the keys that old versions kept for a node. A holder of an address of such a block keeps it, also
-    /// the node's own containers: release those by their handles. The node's document is not touched. Can be repeated.
+    /// Forgets a node that is gone, or a virtual owner: releases all its blocks, also those in use and those of its
+    /// secondary networks, and deletes the keys that old versions kept for a node. The holder of an address of such a
+    /// block keeps it, also the node's own containers: release those by their handles. The node's document is not
+    /// changed. Can be repeated.
     ///
     /// # Errors
     /// Those of [`release_all_affinities`](Self::release_all_affinities); what old versions kept is deleted all the same
@@ -31,8 +32,9 @@ impl Ipam {
         released
     }
 
-    /// Gives back one block of a node that is gone, by exactly this name, also if it is in use; true if it was the node's. An
-    /// affinity to a block that is not the node's goes, too. The commit fails if the node has come back.
+    /// Releases one block of a node that is gone, by exactly this name, also if it is in use; true if it was the
+    /// node's. An affinity of the node to a block of another owner is deleted as well. The commit fails if the node has
+    /// come back.
     ///
     /// # Errors
     /// `Invalid` if the node is registered; a damaged block; those of the store.

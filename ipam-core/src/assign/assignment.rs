@@ -1,4 +1,4 @@
-//! An assignment: from which pools and blocks each address that a request wants comes.
+//! An assignment: the pools and blocks from which the addresses of a request come.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ use crate::pools::{self, PoolError, PoolQuery};
 use crate::surroundings::{Surroundings, pool_holding};
 use crate::workset::Workset;
 
-/// An assignment on its way.
+/// An assignment in progress.
 pub(super) struct Assignment<'a> {
     pub(super) ipam: &'a Ipam,
     pub(super) request: &'a AssignRequest,
@@ -29,7 +29,7 @@ pub(super) struct Assignment<'a> {
 }
 
 impl Assignment<'_> {
-    /// All that is wanted.
+    /// Assigns all that is wanted.
     pub(super) async fn all(&mut self, work: &mut Workset<'_>) -> Result<()> {
         self.these(work, &self.request.wanted.these).await?;
         for family in [Family::V4, Family::V6] {
@@ -38,7 +38,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Any addresses of one family.
+    /// Assigns any addresses of one family.
     pub(super) async fn any(&mut self, work: &mut Workset<'_>, family: Family, wanted: usize) -> Result<()> {
         if wanted == 0 {
             return Ok(());
@@ -73,7 +73,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Given addresses.
+    /// Assigns these addresses.
     pub(super) async fn these(&mut self, work: &mut Workset<'_>, addresses: &[IpAddr]) -> Result<()> {
         for ip in addresses {
             let requested = self.requested_pools(work, Family::of(*ip)).await?;
@@ -84,13 +84,13 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// One given address.
+    /// Assigns this address.
     pub(super) async fn this(&mut self, work: &mut Workset<'_>, ip: IpAddr, requested: &[IpNet]) -> Result<Assigned> {
         let pool = pools::pool_of(&self.around.pools, ip, self.request.usage)?.clone();
         self.require_manual(&pool)?;
         let mut gateway = None;
         if let Some(bridge) = self.request.bridge {
-            // A network that names its pools has no other addresses.
+            // A network that names its pools has no addresses of other pools.
             if !requested.is_empty() && !requested.contains(&pool.cidr()) {
                 return Err(PoolError::AddressOutside.into());
             }
@@ -139,7 +139,7 @@ impl Assignment<'_> {
         }
     }
 
-    /// True for a network that is not Calico's, in a store that Calico reads.
+    /// True for a secondary network in a store that Calico reads.
     pub(super) fn is_secondary(&self) -> bool {
         self.request.bridge.is_some() && self.around.beside_calico
     }
@@ -158,7 +158,7 @@ impl Assignment<'_> {
         }
     }
 
-    /// Refuses a pool from which Calico takes addresses, too, for a network that is not Calico's.
+    /// Refuses, for a secondary network, a pool from which Calico assigns addresses, too.
     pub(super) fn require_manual(&self, pool: &Pool) -> Result<()> {
         if self.is_secondary() && pool.assignment_mode() != AssignmentMode::Manual {
             return Err(BridgeError::CalicosPool { pool: pool.name().to_owned() }.into());

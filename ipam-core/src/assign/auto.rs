@@ -25,11 +25,11 @@ use crate::workset::{BLOCKS_AT_ONCE, Found, Workset};
 /// An empty block of another host is taken over only when it was claimed at least so long ago: a host that has just
 /// claimed a block is about to use it.
 const RECLAIM_AGE: Duration = Duration::seconds(60);
-/// So many of a host's blocks are read at once rather than first asked when they were written, which is a round trip more.
+/// So many of a host's blocks are read at once. Of more, the last writes are queried first: one more round trip.
 const MOST_READ_UNASKED: usize = 4;
-/// Among so many blocks an empty one is looked for while there is another one to borrow from.
+/// The blocks among which an empty one is searched for while there is another one to borrow from.
 const MOST_LOOKED_AT_FOR_EMPTY: usize = 64;
-/// How many blocks are looked through in one round trip after the first few.
+/// The number of blocks that are scanned in one round trip after the first few.
 const BLOCKS_LOOKED_AT_ONCE: usize = 64;
 /// The most blocks that one assignment releases because the host should not have them.
 const MOST_LEFT_AT_ONCE: usize = 4;
@@ -115,8 +115,8 @@ impl Pass<'_> {
         Error::Exhausted { family: self.family, assigned, requested: self.wanted, messages: vec![message] }
     }
 
-    /// Takes what there is in the host's own blocks, mending what a foreign writer left half done. If that is not enough,
-    /// it returns how many blocks the host has in these pools.
+    /// Assigns from the host's own blocks, and finishes what a foreign writer left half done. If that is not enough, it
+    /// returns how many blocks the host has in these pools.
     async fn take_from_own(&self, work: &mut Workset<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<usize> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else { return Ok(0) };
         let affine = work.affine(&Range::Prefix(prefix)).await?;
@@ -124,7 +124,7 @@ impl Pass<'_> {
             affine.into_iter().partition(|cidr| pool_holding(self.pools.iter().copied(), *cidr).is_some());
         self.leave(work, &others).await?;
 
-        // To look at what was read already costs nothing.
+        // Blocks that were read already cost nothing.
         let (read, unread): (Vec<_>, Vec<_>) = kept.into_iter().partition(|cidr| work.written_at(*cidr).is_some());
         Ok(self.take_from(work, read, taken).await? + self.take_from(work, unread, taken).await?)
     }
@@ -141,7 +141,7 @@ impl Pass<'_> {
         }
         let mut own = 0;
         let mut rest = self.latest_first(work, blocks).await?.into_iter().peekable();
-        // The first one mostly has room. If not, all the others may have to be looked at.
+        // The first one mostly has room. If not, all the others may have to be scanned.
         let mut at_once = 1;
         while taken.len() < self.wanted && rest.peek().is_some() {
             let chunk: Vec<_> = rest.by_ref().take(at_once).collect();
@@ -157,8 +157,9 @@ impl Pass<'_> {
         Ok(own)
     }
 
-    /// Puts the blocks first that were written last: an address came or went there, so there is room more often than not,
-    /// where blocks that nobody has written for long are full. Calico goes through all of them in the order of their keys.
+    /// Puts the blocks first that were written last: an address was assigned or released there, so there is mostly
+    /// room, while blocks that have not been written for long are full. Calico scans all of them in the order of their
+    /// keys.
     async fn latest_first(&self, work: &mut Workset<'_>, mut blocks: Vec<IpNet>) -> Result<Vec<IpNet>> {
         if blocks.len() <= MOST_READ_UNASKED {
             if blocks.len() > 1 {
@@ -192,7 +193,7 @@ impl Pass<'_> {
         Ok(true)
     }
 
-    /// Gives back empty blocks of pools that are there and do not select the node any more.
+    /// Releases empty blocks of pools that are stored and do not select the node any more.
     async fn leave(&self, work: &mut Workset<'_>, others: &[IpNet]) -> Result<()> {
         let unselected = others.iter().copied().filter(|cidr| {
             pool_holding(&self.around.pools, *cidr).is_some_and(|pool| passes_over(pool, &self.around.host.labels))
@@ -242,8 +243,8 @@ impl Pass<'_> {
         work.create(block?).await
     }
 
-    /// Claims a block that is not there yet; else one that is the host's without an affinity, or that is empty and has
-    /// been for a while; else names one to borrow from.
+    /// Claims a block that is not stored yet; else one that is the host's without an affinity, or that has been empty
+    /// for a while; else names one to borrow from.
     async fn claim(&self, work: &mut Workset<'_>, may_claim: bool) -> Result<NextBlock> {
         if may_claim {
             for pool in self.pools {
@@ -257,13 +258,13 @@ impl Pass<'_> {
         self.find_used(work, may_claim).await
     }
 
-    /// Among the blocks that are there: one to take over, else one to borrow from. Calico reads all blocks of all pools here;
-    /// once there is one to borrow from, we look for an empty one only so far.
+    /// Chooses among the stored blocks: one to take over, else one to borrow from. Calico reads all blocks of all pools
+    /// here; once there is one to borrow from, we scan only so many blocks for an empty one.
     async fn find_used(&self, work: &mut Workset<'_>, may_claim: bool) -> Result<NextBlock> {
         let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
             let blocks = self.worth_a_look(work, pool).await?;
-            // Mostly the first ones have room; if they have not, it may be far to the next.
+            // Mostly the first ones have room; if they have not, the next one with room may be far.
             let (first, rest) = blocks.split_at(blocks.len().min(BLOCKS_AT_ONCE));
             for chunk in std::iter::once(first).chain(rest.chunks(BLOCKS_LOOKED_AT_ONCE)) {
                 if let Some(cidr) = borrow.filter(|_| !may_claim || looked_at >= MOST_LOOKED_AT_FOR_EMPTY) {

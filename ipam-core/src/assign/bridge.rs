@@ -1,8 +1,8 @@
-//! Bridged networks: one pool of each family, a gateway, and the addresses that nobody may have.
+//! Bridged networks: one pool of each family, a gateway, and the addresses that no container may have.
 //!
 //! A bridge, ptp or macvlan network is a subnet with a network address, a broadcast address and a gateway. The first
-//! assignment for such a network writes them down as an IPReservation, `margay-bridge-<pool>`, in its own commit, with the
-//! gateway in an annotation: from then on every path keeps off them, on other nodes and in Calico too.
+//! assignment for such a network writes them down as an IPReservation, `margay-bridge-<pool>`, in its own commit, with
+//! the gateway in an annotation: from then on they are passed over, on other nodes and in Calico too.
 
 use std::net::IpAddr;
 
@@ -34,7 +34,7 @@ pub fn reservation_name(pool: &str) -> String {
     format!("margay-bridge-{pool}")
 }
 
-/// Makes sure that the reservation of a bridged network is there, and says which gateway its containers get.
+/// Makes sure that the reservation of a bridged network is there, and returns the gateway of its containers.
 ///
 /// Guards: the reservation, and the block of a gateway that is new.
 pub(crate) async fn prepare(ipam: &Ipam, work: &mut Workset<'_>, pool: &Pool, wanted: Gateway) -> Result<Prepared> {
@@ -86,8 +86,9 @@ pub fn first_host(cidr: IpNet) -> Option<IpAddr> {
     nth(cidr, u128::from(!is_point_to_point(cidr)))
 }
 
-/// The addresses that nobody may have: network and broadcast address and the gateway. IPv6 has no broadcast address;
-/// its first address is the routers' anycast address. A network of two addresses has neither (RFC 3021, RFC 6164).
+/// The addresses that no container may have: network and broadcast address and the gateway. IPv6 has no broadcast
+/// address; its first address is the routers' anycast address. A network of two addresses has neither (RFC 3021, RFC
+/// 6164).
 pub(crate) fn reserved(cidr: IpNet, gateway: Option<IpAddr>) -> Vec<IpNet> {
     let mut addresses = Vec::new();
     if !is_point_to_point(cidr) {

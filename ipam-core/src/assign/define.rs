@@ -1,8 +1,9 @@
 //! Pools that a network's own configuration defines, as host-local's does.
 //!
 //! The first assignment makes the pool in its own commit, and reserves what lies outside the configured ranges. When
-//! the configuration changes its ranges later, the reservation follows. Networks with the same subnet share the pool: then the
-//! reservation notes the ranges of each, keeps what lies outside all of them, and each network keeps to its own.
+//! the configuration changes its ranges later, the reservation follows. Networks with the same subnet share the pool:
+//! then the reservation records the ranges of each network, keeps what lies outside all of them, and each network stays
+//! in its own.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,8 +21,9 @@ use crate::net::{Family, bounds, number};
 use crate::surroundings::Surroundings;
 use crate::workset::Workset;
 
-/// The annotation of such a reservation that notes the ranges of each network, as JSON: `{"lab":["10.0.0.9-10.0.0.20"]}`. It is
-/// written when a network finds other ranges than its own reserved. No range means all of the subnet.
+/// The annotation of such a reservation that records the ranges of each network, as JSON:
+/// `{"lab":["10.0.0.9-10.0.0.20"]}`. It is written when a network finds other ranges than its own reserved. No range
+/// means all of the subnet.
 pub const RANGES_ANNOTATION: &str = "margay.io/ranges";
 
 /// The name of the reservation that keeps what lies outside a configuration's ranges.
@@ -31,7 +33,7 @@ pub fn reservation_name(pool: &str) -> String {
 
 /// Makes sure that a defined pool and its reservation are there, and returns the pool's name.
 ///
-/// Guards: the pool and the reservation; no pool and no reservation came or changed meanwhile.
+/// Guards: the pool and the reservation; that no pool and no reservation was made or changed meanwhile.
 pub(super) async fn prepare(
     ipam: &Ipam,
     work: &mut Workset<'_>,
@@ -77,7 +79,7 @@ async fn create(
     Ok(name.clone())
 }
 
-/// Writes the reservation of what lies outside the ranges, if that is not what is there.
+/// Writes the reservation of what lies outside the ranges, unless it is stored already.
 async fn reserve_the_rest(
     ipam: &Ipam,
     work: &mut Workset<'_>,
@@ -118,7 +120,7 @@ async fn reserve_the_rest(
     Ok(())
 }
 
-/// The ranges of each network that a reservation notes; none if it notes nothing that can be read.
+/// The ranges of each network that a reservation records; none if it records nothing that can be read.
 fn ranges_of(reservation: &IpReservation) -> BTreeMap<String, Vec<String>> {
     let text = reservation.resource().annotation(RANGES_ANNOTATION).unwrap_or_default();
     serde_json::from_str(text).unwrap_or_default()
@@ -144,8 +146,8 @@ fn outside_but_ends(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     outside
 }
 
-/// The parts of a network outside the given ranges (first and last address, both inclusive), as few networks as can be.
-/// No range at all means that nothing is outside.
+/// The parts of a network outside the ranges (first and last address, both inclusive), as few networks as can be. No
+/// range at all means that nothing is outside.
 pub(super) fn outside(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     if ranges.is_empty() {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Making sure that an owner has a block, without giving an address of it to anybody.
+//! Making sure that an owner has a block, without assigning an address of it.
 
 use ipnet::IpNet;
 use kv::Deadline;
@@ -49,9 +49,9 @@ impl BlockRequest {
 }
 
 impl Ipam {
-    /// Makes sure that an owner has a block of each family, and returns one of each, IPv4 first: one that it has, full or
-    /// not, else one that it claims now. All in one commit or nothing; if it has them all, nothing is written. No address is
-    /// given to anybody.
+    /// Makes sure that an owner has a block of each family, and returns one of each, IPv4 first: one that it has, full
+    /// or not, else one that it claims now. All in one commit or nothing; if it has them all, nothing is written. No
+    /// address is assigned.
     ///
     /// Guards: as [`assign`](Self::assign).
     ///

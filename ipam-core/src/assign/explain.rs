@@ -1,4 +1,4 @@
-//! Why an assignment would get the address that it would get, or none. It runs as one does, up to the commit.
+//! Why an assignment would return a certain address, or none. It runs like an assignment, up to the commit.
 
 use std::net::IpAddr;
 
@@ -52,15 +52,15 @@ pub struct PoolState {
     pub stock: Stock,
 }
 
-/// How full a pool is. An address that has rested for long enough counts as free.
+/// How full a pool is. An address whose cooldown is over counts as free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stock {
-    /// The numbers of the pool; resting addresses are in use.
+    /// The numbers of the pool; addresses in cooldown are in use.
     pub usage: Usage,
-    /// How many of its addresses rest.
+    /// The number of its addresses in cooldown.
     pub resting: usize,
-    /// How many of its blocks are there.
+    /// The number of its blocks that are stored.
     pub blocks: usize,
     /// How many of these are the node's.
     pub own_blocks: usize,
@@ -94,18 +94,18 @@ pub enum Outcome {
 pub enum Source {
     /// From a block of the node's.
     Own,
-    /// From a block that nobody has yet and that the node would claim.
+    /// From a block that is not stored yet and that the node would claim.
     New,
-    /// From an empty block that the node would take over from its owner, or from nobody.
+    /// From an empty block that the node would take over from its owner; `None` if it has none.
     TakenOver(Option<Owner>),
-    /// From a block that stays its owner's, or nobody's.
+    /// From a block that keeps its owner; `None` if it has none.
     Borrowed(Option<Owner>),
 }
 
 impl Ipam {
-    /// How an assignment of one address on a node would go: which pools it may come from and why not from the others, and
-    /// which block it would be. Nothing is written. `family` is that of the pools that are named if it is not given, and
-    /// else IPv4; without `namespace` the labels of the pod's namespace are not known.
+    /// How an assignment of one address on a node would go: the pools that the address may come from, the reasons
+    /// against the others, and the block that it would come from. Nothing is written. Without `family` it is that of
+    /// the pools that are named, else IPv4; without `namespace` the labels of the pod's namespace are not known.
     ///
     /// # Errors
     /// Those of the store, and damaged settings. The reason for which an assignment would be refused is an [`Outcome`].
@@ -188,7 +188,7 @@ impl Ipam {
         })
     }
 
-    /// The explanation for a node that is not registered: it gets nothing.
+    /// The explanation for a node that is not registered: no address is assigned to it.
     async fn explain_unknown(
         &self,
         tx: &mut Transaction,
@@ -243,7 +243,7 @@ fn stocks(around: &Surroundings, blocks: &[Block], host: &Owner) -> Vec<Stock> {
 }
 
 impl Assignment<'_> {
-    /// Assigns one address in memory, and says where it comes from.
+    /// Assigns one address in memory, and returns its source.
     async fn outcome(&mut self, work: &mut Workset<'_>, family: Family, before: &[Block]) -> Result<Outcome> {
         match self.any(work, family, 1).await {
             Ok(()) => {}

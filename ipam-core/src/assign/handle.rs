@@ -1,7 +1,7 @@
-//! Giving addresses to a handle that is no container's: a service of a load balancer, a tunnel, a virtual machine.
+//! Assigning addresses to a handle of no container: a service of a load balancer, a tunnel, a virtual machine.
 //!
-//! Nothing of the attributes of an attachment is recorded, so nothing is known of interfaces and boots: each call gives
-//! further addresses, and they go when they are released by handle or one by one.
+//! The attributes of an attachment are not recorded, so interfaces and boots are not known: each call assigns further
+//! addresses, and they stay until they are released by handle or one by one.
 
 use std::collections::BTreeMap;
 
@@ -40,8 +40,8 @@ impl HandleRequest {
         self
     }
 
-    /// Only if the handle then holds at most so many addresses of each family that is asked for, those among them that it
-    /// holds already.
+    /// Only if the handle then holds at most so many addresses of each requested family, those among them that it holds
+    /// already.
     #[must_use]
     pub fn with_most_per_family(mut self, most: usize) -> Self {
         self.most = Some(most);
@@ -69,7 +69,7 @@ impl HandleRequest {
         self
     }
 
-    /// The owner may have so many blocks, besides what the settings say; 0 for no limit of the request's own.
+    /// The most blocks that the owner may have, besides the limit in the settings; 0 for no limit of the request's own.
     #[must_use]
     pub fn with_max_blocks(mut self, most: u32) -> Self {
         self.terms.max_blocks = most;
@@ -83,7 +83,7 @@ impl HandleRequest {
         self
     }
 
-    /// A handle is the last part of a key, and old migrations have left things behind a carriage return.
+    /// A handle is the last part of a key, and old migrations have left text behind a carriage return.
     fn check(&self) -> Result<()> {
         if self.handle.is_empty() || self.handle.contains(['/', '\r']) {
             let handle = &self.handle;
@@ -96,14 +96,14 @@ impl HandleRequest {
 }
 
 impl Ipam {
-    /// Gives addresses to a handle: any free ones, or given ones, in the blocks of a node or of a virtual owner. Each call
-    /// gives further addresses, also to a handle that has some; [`HandleRequest::with_most_per_family`] says how many it may
-    /// have. Attributes are recorded as they are given.
+    /// Assigns addresses to a handle: any free ones, or requested ones, in the blocks of a node or of a virtual owner.
+    /// Each call assigns further addresses, also to a handle that has some; [`HandleRequest::with_most_per_family`]
+    /// limits how many it may have. The attributes of the request are recorded unchanged.
     ///
-    /// Guards: as [`assign`](Self::assign), and the handle. A process that is killed in here leaves no note: on a store of
-    /// other processes its commit may still happen, so release the handle before you forget it. Two requests at once that are
-    /// equal to the last attribute write the same; if a reply is lost then, both may be answered with the one address that
-    /// was given. An attribute of the caller's own tells them apart.
+    /// Guards: as [`assign`](Self::assign), and the handle. A process that is killed in here leaves no pending commit:
+    /// on a store of other processes its commit may still happen, so release the handle before you forget it. Two
+    /// requests at once that are equal to the last attribute write the same; if a reply is lost then, both may be
+    /// answered with the one address that was assigned. An attribute of the caller's own distinguishes them.
     ///
     /// # Errors
     /// `HandleLimit`; `Invalid` for a handle or an owner that cannot be one; otherwise those of [`assign`](Self::assign).
@@ -135,10 +135,10 @@ impl Ipam {
     }
 }
 
-/// Refuses what would be more than a handle may hold. The blocks say what it holds, and the handle is guarded.
+/// Refuses a request for more than a handle may hold. The blocks say what it holds, and the handle is guarded.
 ///
-/// A handle that counts more than a block holds was left so by a foreign writer that broke off, or one is about to write
-/// the block. Rewriting the block makes that one begin anew, and the handle is right again.
+/// If a handle does not count what a block holds, a foreign writer broke off, or is about to write the block. Rewriting
+/// the block makes that writer start again, and the handle is right again.
 async fn stay_within(work: &mut Workset<'_>, handle: &str, wanted: &Wanted, most: usize) -> Result<()> {
     let key = keys::handle(handle);
     let stored = work.tx.get(&key).await?;

@@ -1,4 +1,4 @@
-//! Addresses that an attachment holds when it asks for some.
+//! Addresses that an attachment holds when it requests some.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,16 +18,16 @@ use crate::workset::Workset;
 pub(crate) struct Held {
     pub(crate) ip: IpAddr,
     pub(crate) block: IpNet,
-    /// Whether it was given in this boot of the host, as far as that is known, and not long ago.
+    /// Whether it was assigned in this boot of the host, as far as that is known, and not long ago.
     pub(super) is_current: bool,
 }
 
-/// An attachment that asks again so long after it got an address is noted anew, so that a collector of unused addresses
-/// knows that this one is about to be used. A runtime's second try at the same call comes sooner.
+/// If an attachment requests its address again so long after it got it, the time is recorded anew, so that a collector
+/// of unused addresses knows that this one is about to be used. A runtime's second try at the same call comes sooner.
 const RENEWED_AFTER: Duration = Duration::seconds(10);
 
-/// The addresses of the attachment's handle that `counts` takes for the attachment's. Not guarded: the answer is true as of the
-/// revision that was read. `asked_at` is the time of the call, where that is known.
+/// The addresses under the attachment's handle that `counts` takes for the attachment's. Not guarded: the answer is
+/// true as of the revision that was read. `asked_at` is the time of the call, where that is known.
 pub(crate) async fn held_by(
     work: &mut Workset<'_>,
     attachment: &Attachment,
@@ -51,7 +51,8 @@ pub(crate) async fn held_by(
     Ok(held)
 }
 
-/// True if an allocation was given in this boot of the host and not long before it is asked for, or nobody can tell.
+/// True if an allocation was made in this boot of the host and not long before the request; an unknown boot of the host
+/// or time of the request does not count against it.
 fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: &Attribute) -> bool {
     let same_boot = attachment.boot.is_none() || entry.get(BOOT) == attachment.boot.as_deref();
     let given_at = || entry.get(TIMESTAMP).and_then(parse_go_string);
@@ -59,9 +60,9 @@ fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: 
     same_boot && recent
 }
 
-/// Notes boot, time and network namespace on an address that was assigned in an earlier boot, long ago or for another
-/// namespace, and is requested again: a runtime starts a container again after a reboot, and these distinguish leftovers
-/// from addresses in use.
+/// Records boot, time and network namespace on an address that was assigned in an earlier boot, long ago or for another
+/// namespace, and is requested again: a runtime starts a container again after a reboot, and these distinguish
+/// leftovers from addresses in use.
 pub(super) async fn renew(
     work: &mut Workset<'_>,
     attachment: &Attachment,

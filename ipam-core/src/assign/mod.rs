@@ -1,4 +1,4 @@
-//! Giving addresses to an attachment.
+//! Assigning addresses to an attachment.
 
 mod assignment;
 mod auto;
@@ -40,7 +40,7 @@ use crate::surroundings::{Surroundings, read_config};
 use crate::timestamps::parse_go_string;
 use crate::workset::Workset;
 
-/// Of how many given addresses the blocks are read along with what surrounds, each in every size that it may have.
+/// The most requested addresses for which blocks of every possible size are read along with the surroundings.
 const MOST_GIVEN_AHEAD: usize = 2;
 
 /// The findings of an attempt, for the next one.
@@ -52,16 +52,16 @@ struct Findings {
     misdated: Vec<IpNet>,
     /// The leftovers of earlier boots in the blocks that were read.
     leftovers: Vec<Leftover>,
-    /// For how long released addresses rest, in seconds.
+    /// The cooldown of released addresses, in seconds.
     rest: i64,
 }
 
 impl Ipam {
-    /// Gives addresses to an attachment: any free ones, or given ones. IPv4 and IPv6 together, and everything that has to
-    /// be made or mended for them, are one commit; if anything is missing, nothing happens.
+    /// Assigns addresses to an attachment: any free ones, or requested ones. IPv4 and IPv6 together, and everything
+    /// that must be made or mended for them, are one commit; if anything is missing, nothing happens.
     ///
-    /// An attachment that asks again for what it has gets the same answer. An assignment for it that broke off is
-    /// settled first, where [`intents`](crate::intents) are noted.
+    /// If an attachment requests again what it has, it gets the same answer. An assignment for it that broke off is
+    /// settled first, where [pending commits](crate::intents) are recorded.
     ///
     /// # Errors
     /// Those of [`Error`], with Calico's texts.
@@ -82,8 +82,8 @@ impl Ipam {
         assigned
     }
 
-    /// Assigns once more after there was no room, and frees in the same commit what is left over from earlier boots. If that
-    /// does not help either, or nothing may be freed, the error stays what it was.
+    /// Assigns once more after there was no room, and frees the leftovers of earlier boots in the same commit. If there
+    /// is still no room, or nothing may be freed, the error stays the same.
     async fn assign_over_leftovers(
         &self,
         request: &AssignRequest,
@@ -92,7 +92,7 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<Assigned>> {
         let Some(live) = self.live().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
-        // Asked now that it is known who is left over: who gets an address from here on is not among them.
+        // Taken after the leftovers are known: an attachment that gets an address from here on is not one of them.
         let Some(evidence) = live.evidence().await else { return Err(error) };
         let leftovers = Leftovers { found: findings.leftovers.clone(), evidence };
         if findings.rest > 0 {
@@ -115,7 +115,7 @@ impl Ipam {
         }
     }
 
-    /// Where released addresses rest, the assignment cannot have them yet, but they begin to rest.
+    /// Where there is a cooldown, the assignment cannot have the leftovers yet, but their cooldown begins.
     async fn let_rest(&self, request: &AssignRequest, leftovers: &Leftovers, deadline: Deadline) -> Result<()> {
         let node = &request.attachment.node;
         let (holdings, _) = self.holdings_within(node, &self.reach_of(node), deadline).await?;
@@ -127,8 +127,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Writes down that releases which are dated far ahead happened now. An assignment that succeeds need not care: it
-    /// found an address. One that fails would find them resting again and again.
+    /// Records releases that are dated far ahead as made now. An assignment that succeeds need not care: it found an
+    /// address. One that fails would find them in cooldown again and again.
     async fn redate(&self, blocks: &[IpNet], deadline: Deadline) -> Result<()> {
         for cidr in blocks {
             transact!(self, deadline, |tx| {
@@ -141,7 +141,7 @@ impl Ipam {
         Ok(())
     }
 
-    /// Reads what surrounds an assignment to an owner, in one round trip, along with other keys that will be needed.
+    /// Reads the surroundings of an assignment to an owner, in one round trip, along with other needed keys.
     async fn read_around(
         &self,
         tx: &mut Transaction,
@@ -165,7 +165,7 @@ impl Ipam {
         Ok(around)
     }
 
-    /// Assigns to all who ask, one after the other, in one transaction. All are attachments of one node.
+    /// Carries out all requests, one after the other, in one transaction. All are for attachments of one node.
     async fn assign_in(
         &self,
         tx: &mut Transaction,
@@ -227,7 +227,7 @@ impl Ipam {
         Ok(all)
     }
 
-    /// Notes from which blocks of others the node is about to have addresses.
+    /// Records as a hint from which blocks of other owners the node is about to have addresses.
     async fn note_borrowed(&self, work: &mut Workset<'_>, node: &str, done: &Done) -> Result<()> {
         let mut borrowed = Vec::new();
         for assigned in done.answers.iter().flatten() {

@@ -10,14 +10,14 @@ use crate::attachment::{Attachment, Names};
 use crate::model::{HostReserved, Labels, Owner, PoolUse};
 use crate::net::Family;
 
-/// Which addresses are wanted: given ones, and any others.
+/// The wanted addresses: certain ones, and any others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wanted {
-    /// These.
+    /// These addresses.
     pub these: Vec<IpAddr>,
-    /// And so many other IPv4 addresses.
+    /// The number of other IPv4 addresses.
     pub any_v4: usize,
-    /// And so many other IPv6 addresses.
+    /// The number of other IPv6 addresses.
     pub any_v6: usize,
 }
 
@@ -39,7 +39,7 @@ impl Wanted {
         self.any_v6 += more.any_v6;
     }
 
-    /// How many addresses of a family, given ones among them.
+    /// The number of addresses of a family, those in `these` among them.
     pub(super) fn all_of(&self, family: Family) -> usize {
         self.any_of(family) + self.these.iter().filter(|ip| Family::of(**ip) == family).count()
     }
@@ -52,7 +52,7 @@ impl Wanted {
     }
 }
 
-/// The answer to an attachment that asks for a given address that it has already.
+/// The answer to an attachment that requests a certain address that it has already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Repeated {
     /// It gets the same answer again.
@@ -68,8 +68,8 @@ pub enum NamespaceLabels {
     /// They are those of the request. A namespace that there is nowhere has none.
     #[default]
     Known,
-    /// Nobody has looked them up yet. Where a pool selects by them, that is an error,
-    /// [`Error::NamespaceWanted`](crate::Error::NamespaceWanted), and the caller looks them up and asks again.
+    /// The labels have not been read yet. Where a pool selects by them, that is an error,
+    /// [`Error::NamespaceWanted`](crate::Error::NamespaceWanted), and the caller reads them and repeats the request.
     NotYetRead,
 }
 
@@ -118,12 +118,12 @@ pub struct PoolDefinition {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AssignRequest {
-    /// For whom. Its handle and attributes are recorded.
+    /// The attachment that gets the addresses. Its handle and attributes are recorded.
     pub attachment: Attachment,
-    /// Further attributes to record: `pod`, `namespace`, `timestamp`. The names are Calico's; on a bridged network ours are
-    /// recorded in their place, see [`Names`].
+    /// Further attributes to record: `pod`, `namespace`, `timestamp`. The names are Calico's; on a secondary network
+    /// ours are recorded in their place, see [`Names`].
     pub attributes: BTreeMap<String, String>,
-    /// Which addresses.
+    /// The wanted addresses.
     pub wanted: Wanted,
     /// The answer if it has them already.
     pub repeated: Repeated,
@@ -137,7 +137,7 @@ pub struct AssignRequest {
     pub namespace_labels: Labels,
     /// Whether these are known.
     pub namespace: NamespaceLabels,
-    /// How many blocks the host may have at most, besides what the settings say; 0 for no limit of its own.
+    /// The most blocks that the host may have, besides the limit in the settings; 0 for no limit of the request's own.
     pub max_blocks: u32,
     /// The addresses that the host keeps for itself in each new block.
     pub host_reserved: Option<HostReserved>,
@@ -167,8 +167,8 @@ impl AssignRequest {
         }
     }
 
-    /// The request of an owner of blocks that is no attachment; the field of the attachment is not read then. A virtual
-    /// owner's addresses are for a load balancer unless something else is said.
+    /// The request of an owner of blocks that is no attachment; the field of the attachment is not read then. The
+    /// addresses of a virtual owner are for a load balancer unless the caller sets another use.
     pub(super) fn of_owner(owner: &Owner, wanted: Wanted) -> Self {
         let nobody = String::new;
         let (network, container, interface, node) = (nobody(), nobody(), nobody(), nobody());
@@ -188,7 +188,7 @@ impl AssignRequest {
         }
     }
 
-    /// Under which names the node, the pod and its namespace are recorded: Calico's names on a routed network only.
+    /// The names under which the node, the pod and its namespace are recorded: Calico's names on a routed network only.
     pub(super) fn names(&self) -> Names {
         if self.bridge.is_some() { Names::Own } else { Names::Calicos }
     }

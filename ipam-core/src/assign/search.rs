@@ -13,14 +13,14 @@ use crate::reservations::Reservations;
 use crate::timestamps::unix_nanos;
 use crate::workset::Workset;
 
-/// How many blocks are asked for in one round trip.
+/// The number of blocks that are queried in one round trip.
 const PROBES: usize = 64;
-/// How many chunks are taken from all over a pool: in one of which 99 % are claimed one of these places is free with a
-/// probability of 92 %.
+/// The number of chunks that are taken from all over a pool: if 99 % of the pool is claimed, one of these places is
+/// free with a probability of 92 %.
 const SCATTERED: u64 = 4;
-/// Smaller pools, of less than 2^9 blocks, are walked through in order.
+/// Smaller pools, of less than 2^9 blocks, are scanned in order.
 const FEWEST_BITS_SCATTERED: u8 = 9;
-/// In a pool with more than 2^12 blocks, stored ones are found by listing their keys rather than by asking for each.
+/// In a pool with more than 2^12 blocks, stored ones are found by listing their keys rather than by querying each.
 const MOST_BITS_ASKED_FOR: u8 = 12;
 
 /// All blocks that a pool can have, in the order in which a host walks through them. Hosts start at different blocks; in
@@ -30,9 +30,9 @@ pub(super) fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> pools::Block
     pools::blocks_from(pool, if shared { pools::start_of(host) } else { unix_nanos(now) })
 }
 
-/// Where a host looks for a block that is not stored yet, as many places at a time as one round trip asks for: first from
-/// its start point on. Where blocks are claimed like that they lie in long stretches, the longer the fuller the pool is; so if
-/// the host has met one, it then looks at places all over the pool. The rest comes in order.
+/// The places where a host searches for a block that is not stored yet, as many at a time as one round trip queries:
+/// first from its start point on. Blocks that were claimed like that form long stretches, the longer the fuller the
+/// pool is; so if the host has met one, it then tries places all over the pool. The others come in order.
 pub(super) struct Places<'a> {
     pool: &'a Pool,
     walk: pools::Blocks,
@@ -45,7 +45,7 @@ impl<'a> Places<'a> {
         Self { pool, walk: walk(pool, host, now), start: pools::start_of(host), chunk: 0 }
     }
 
-    /// The next blocks that have addresses to give; `None` at the end.
+    /// The next blocks that have addresses to assign; `None` at the end.
     pub(super) fn next_chunk(&mut self, reservations: &Reservations) -> Option<Vec<IpNet>> {
         let chunk = self.chunk;
         self.chunk += 1;
@@ -56,7 +56,7 @@ impl<'a> Places<'a> {
         (!found.is_empty()).then_some(found)
     }
 
-    /// True if looking at places all over the pool is no more work than looking at all of it.
+    /// True if trying places all over the pool is no more work than scanning all of it.
     fn is_large(&self) -> bool {
         self.pool.block_size().saturating_sub(self.pool.cidr().prefix_len()) >= FEWEST_BITS_SCATTERED
     }
@@ -70,8 +70,8 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Numbers that are next to each other come far apart: multiplied by 2^64 over the golden ratio, and of that the upper half,
-/// in which all of the number tells.
+/// Spreads numbers that are next to each other: multiplies by 2^64 over the golden ratio, and takes the upper half,
+/// which depends on all bits of the number.
 fn scatter(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
 }

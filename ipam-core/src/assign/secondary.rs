@@ -1,10 +1,11 @@
-//! Blocks of networks that are not Calico's, in a store that Calico reads.
+//! Blocks of secondary networks, in a store that Calico reads.
 //!
-//! Calico's routing acts on the blocks of nodes: each node drops what is sent to an address of its blocks that it does not
-//! know, and announces them to the others. So such a network has blocks of a virtual owner, one for each node, which
-//! Calico's routing passes over. Blocks that are a node's from before move when an assignment looks for room: their owner,
-//! both affinities and the names of what is recorded change in the commit of that assignment. A block that has addresses
-//! of Calico's networks, too, stays as it is, and gives nothing to other networks any more.
+//! Calico's routing acts on the blocks of nodes: each node drops what is sent to an address of its blocks that it does
+//! not know, and announces the blocks to the other nodes. So a secondary network has blocks of a virtual owner, one for
+//! each node, which Calico's routing passes over. Blocks that were a node's own before are moved when an assignment
+//! searches for room: their owner, both affinities and the names of what is recorded change in the commit of that
+//! assignment. A block that has addresses of Calico's networks, too, stays as it is, and no more addresses of it are
+//! assigned to other networks.
 
 use std::net::IpAddr;
 
@@ -18,12 +19,12 @@ use crate::model::{Block, Owner, keys};
 use crate::surroundings::pool_holding;
 use crate::workset::{Found, Workset};
 
-/// How many blocks move in one assignment.
+/// The most blocks that move in one assignment.
 const MOST_MOVED_AT_ONCE: usize = 16;
-/// How many addresses these have: about 600 kilobytes.
+/// The most addresses that these have: about 600 kilobytes.
 const MOST_ADDRESSES_MOVED: usize = 2048;
 
-/// Makes a node's block the one of its secondary networks, with all that is recorded in it; false if that cannot be
+/// Makes a node's block a block of its secondary networks, with all that is recorded in it; false if it cannot be one
 /// because it has addresses that are not known to be of such a network.
 ///
 /// Guards: the block, both affinities.
@@ -48,13 +49,13 @@ pub(super) async fn make_secondary(
 }
 
 impl Pass<'_> {
-    /// True for a network that is not Calico's, in a store that Calico reads.
+    /// True for a secondary network in a store that Calico reads.
     pub(super) fn is_secondary(&self) -> bool {
         self.request.bridge.is_some() && self.around.beside_calico
     }
 
-    /// How many blocks of these pools the node has as its other owner, which count for its limit as well. For a secondary
-    /// network those move that can, and addresses are taken from them.
+    /// The number of blocks of these pools that the node has as its other owner, which count for its limit as well. For
+    /// a secondary network, those that can move do so, and addresses are taken from them.
     pub(super) async fn take_from_other(
         &self,
         work: &mut Workset<'_>,

@@ -1,8 +1,8 @@
-//! Given addresses, all or none.
+//! Requested addresses, all or none.
 //!
 //! Guards: the blocks that change, and the affinity of a block that is new. As in Calico, node selectors and the limit
 //! of blocks are not checked, and a reserved address is assigned on a routed network if it is requested; on a bridged
-//! one it is somebody's gateway or outside the configured range, and is refused.
+//! network it is a gateway or outside the configured range, and is refused.
 
 use std::net::IpAddr;
 

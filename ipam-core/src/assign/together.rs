@@ -14,16 +14,16 @@ fn is_beside(one: &Attachment, other: &Attachment) -> bool {
 }
 
 impl Ipam {
-    /// Gives addresses to several attachments of one node, as [`assign`](Self::assign) does to each of them, one after the other,
-    /// but in one commit, in which a block that several get addresses of is written once. The answers are in the order of
-    /// the requests. A commit has room for about a hundred of them.
+    /// Assigns addresses to several attachments of one node, as [`assign`](Self::assign) does to each of them, one
+    /// after the other, but in one commit, in which a block that several get addresses of is written once. The answers
+    /// are in the order of the requests. A commit has room for about a hundred of them.
     ///
-    /// If one of several cannot be served, nothing happens to any: assign to each alone then, which may also free what is left
-    /// over from earlier boots.
+    /// If one of several cannot be served, nothing happens to any: assign to each alone then, which may also free the
+    /// leftovers of earlier boots.
     ///
     /// # Errors
-    /// Those of [`assign`](Self::assign) for one of them; `Invalid` if they are of several nodes, if two of them are the same,
-    /// or if there are several and [`intents`](crate::intents) are noted.
+    /// Those of [`assign`](Self::assign) for one of them; `Invalid` if they are of several nodes, if two of them are
+    /// the same, or if there are several and [pending commits](crate::intents) are recorded.
     pub async fn assign_together(&self, requests: &[AssignRequest], deadline: Deadline) -> Result<Vec<Vec<Assigned>>> {
         match requests {
             [] => return Ok(Vec::new()),
@@ -43,8 +43,8 @@ impl Ipam {
         Ok(self.assign_all(requests, &mut Findings::default(), deadline).await?.answers)
     }
 
-    /// Assigns to all, with what is remembered of the network and node of the first. A note is for the
-    /// first: where there are notes, it is the only one.
+    /// Assigns to all, with the hints for the network and node of the first. A pending commit is for the first: where
+    /// these are recorded, it is the only one.
     pub(super) async fn assign_all(
         &self,
         requests: &[AssignRequest],

@@ -19,7 +19,7 @@ use crate::workset::Workset;
 
 impl Ipam {
     /// Makes a pod an owner of the addresses that its virtual machine has: the active one, or a migration's target the
-    /// alternate one. A machine that has none gets what the request asks for, at most one address of each family. A wanted
+    /// alternate one. A machine that has none gets the requested ones, at most one address of each family. A requested
     /// address of a family that the machine lacks is assigned besides.
     ///
     /// The attributes are Calico's. Of the request's attributes only the timestamp is recorded: interface and container do not
@@ -139,7 +139,7 @@ impl Ipam {
     }
 }
 
-/// The part of a request that a machine with these addresses still needs: all of it if it has none, else the given
+/// The part of a request that a machine with these addresses still needs: all of it if it has none, else the requested
 /// addresses of a family that it lacks.
 fn still_wanted(wanted: &Wanted, kept: &[Assigned]) -> Wanted {
     if kept.is_empty() {
@@ -149,8 +149,8 @@ fn still_wanted(wanted: &Wanted, kept: &[Assigned]) -> Wanted {
     Wanted::these(wanted.these.iter().copied().filter(|ip| lacks(Family::of(*ip))).collect::<Vec<_>>())
 }
 
-/// Of a machine's addresses those of the families of the given ones; all if none is of them. Calico's main plugin asks once for
-/// each given address, and takes no address twice.
+/// The addresses of a machine that are of the families of the requested ones; all if none is of them. Calico's main
+/// plugin makes one request for each requested address, and takes no address twice.
 fn of_wanted_families(wanted: &Wanted, mut kept: Vec<Assigned>) -> Vec<Assigned> {
     let is_wanted = |one: &Assigned| wanted.these.iter().any(|ip| Family::of(*ip) == Family::of(one.ip));
     if kept.iter().any(is_wanted) {

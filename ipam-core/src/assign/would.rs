@@ -13,9 +13,9 @@ use crate::gc::{Evidence, Leftovers, is_short};
 use crate::ipam::{Ipam, transact};
 
 impl Ipam {
-    /// The addresses that [`assign`](Self::assign) would assign to this attachment now. Nothing is written, and nothing that broke
-    /// off is settled. Leftovers of earlier boots count as not in use: the machine is not scanned, which may take
-    /// longer than the caller has.
+    /// The addresses that [`assign`](Self::assign) would assign to this attachment now. Nothing is written, and no
+    /// assignment that broke off is settled. Leftovers of earlier boots count as not in use: the machine is not
+    /// scanned, which may take longer than the caller has.
     ///
     /// # Errors
     /// Those of [`assign`](Self::assign).

@@ -1,4 +1,4 @@
-//! The affinity of a block: who may claim it, and how far that claim has come.
+//! The affinity of a block: the owner that may claim it, and how far that claim has come.
 
 use kv::{Key, Value};
 use serde::Serialize;
@@ -15,7 +15,7 @@ pub enum AffinityState {
     Pending,
     /// The owner is about to release the block.
     PendingDeletion,
-    /// A state that this version does not know. To be treated as not confirmed.
+    /// A state that this version does not know. Treat it as not confirmed.
     Unknown,
 }
 

@@ -15,7 +15,7 @@ use crate::timestamps::Stamp;
 
 static NO_ATTRIBUTES: BTreeMap<String, String> = BTreeMap::new();
 
-/// The entry that one or more addresses of a block share: who holds them, or since when they rest.
+/// The entry that one or more addresses of a block share: their holder, or the time since which they are in cooldown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Attribute {
     #[serde(default, skip_serializing_if = "Field::is_absent")]
@@ -47,7 +47,7 @@ impl Attribute {
         new
     }
 
-    /// The entry of addresses that were released now and rest until the cooldown is over.
+    /// The entry of addresses that were released now and are in cooldown.
     pub(super) fn released(now: OffsetDateTime) -> Self {
         Self { released_at: Field::Is(Stamp::new(now)), ..Self::default() }
     }
@@ -58,7 +58,7 @@ impl Attribute {
         self.handle_id.get().map(SmolStr::as_str)
     }
 
-    /// The handle of addresses that are held with this entry; `None` for those that rest.
+    /// The handle of addresses that are held with this entry; `None` for those in cooldown.
     pub(super) fn holding_handle(&self) -> Option<&SmolStr> {
         self.handle_id.get().filter(|_| self.released_at().is_none())
     }
@@ -149,7 +149,7 @@ impl Attribute {
         self.alternate.get().map_or(&NO_ATTRIBUTES, LazyMap::get)
     }
 
-    /// When the addresses were released, if they rest.
+    /// When the addresses were released, if they are in cooldown.
     pub fn released_at(&self) -> Option<OffsetDateTime> {
         self.released_at.get().map(Stamp::at)
     }

@@ -17,7 +17,7 @@ pub trait Document: Sized {
     /// Writes the document as compact JSON.
     ///
     /// # Errors
-    /// [`Malformed`] if it cannot be written, which no document that was decoded or made here gives.
+    /// [`Malformed`] if it cannot be written, which does not happen to a document that was decoded or made here.
     fn encode(&self) -> Result<Value, Malformed>;
 }
 

@@ -22,7 +22,7 @@ pub enum AddressPersistence {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContradictorySettings {
-    /// Neither strict affinity nor new blocks: nobody could tell where an address may come from.
+    /// Neither strict affinity nor new blocks: it would be unclear where an address may come from.
     #[error("Cannot disable 'StrictAffinity' and 'AutoAllocateBlocks' at the same time")]
     NeitherStrictNorAuto,
     /// A limit of blocks without strict affinity: a host at its limit would go on by borrowing.
@@ -32,8 +32,8 @@ pub enum ContradictorySettings {
 
 /// The document under the configuration's key.
 ///
-/// Calico leaves out whatever is zero, so a stored `{}` says that new blocks must not be claimed. That differs from no
-/// configuration at all, which is [`IpamConfig::default`].
+/// Calico leaves out a member that is zero, so a stored `{}` says that new blocks must not be claimed. That differs
+/// from no configuration at all, which is [`IpamConfig::default`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct IpamConfig {
     #[serde(default, skip_serializing_if = "Field::is_absent")]
@@ -84,8 +84,8 @@ impl IpamConfig {
         self.auto_allocate_blocks.or_zero()
     }
 
-    /// How many blocks a host may claim: the smaller of what is configured and what is requested, 0 in either meaning
-    /// nothing said; 20 if neither says anything.
+    /// The number of blocks that a host may claim: the smaller of the configured and the requested one, where 0 means
+    /// none is set; 20 if neither is set.
     pub fn block_limit(&self, requested: u32) -> u32 {
         [self.max_blocks_per_host(), requested]
             .into_iter()
@@ -94,12 +94,12 @@ impl IpamConfig {
             .unwrap_or(DEFAULT_MAX_BLOCKS)
     }
 
-    /// How many seconds a released address rests before it can be given out again. 0 or less: not at all.
+    /// The cooldown of a released address in seconds. 0 or less: no cooldown.
     pub fn cooldown_seconds(&self) -> i64 {
         self.cooldown_seconds.or_zero()
     }
 
-    /// Whether a virtual machine keeps its addresses. Margay itself does not look at it.
+    /// Whether a virtual machine keeps its addresses. Margay itself does not use it.
     pub fn address_persistence(&self) -> AddressPersistence {
         match self.kubevirt_persistence.get().map(String::as_str) {
             Some("Disabled") => AddressPersistence::Disabled,
@@ -107,12 +107,12 @@ impl IpamConfig {
         }
     }
 
-    /// How many blocks a host may have; 0 where that is not said, see [`Self::block_limit`].
+    /// The number of blocks that a host may have; 0 where it is not set, see [`Self::block_limit`].
     pub fn max_blocks_per_host(&self) -> u32 {
         u32::try_from(self.max_blocks_per_host.or_zero().max(0)).unwrap_or(u32::MAX)
     }
 
-    /// Looks for settings that contradict each other.
+    /// Searches for settings that contradict each other.
     ///
     /// # Errors
     /// [`ContradictorySettings`], the first that is found.
@@ -147,7 +147,7 @@ impl IpamConfig {
         self
     }
 
-    /// Sets how many seconds a released address rests; 0 for none.
+    /// Sets the cooldown of released addresses in seconds; 0 for none.
     #[must_use]
     pub fn with_cooldown_seconds(mut self, seconds: u32) -> Self {
         self.cooldown_seconds = Field::unless_zero(seconds.into());

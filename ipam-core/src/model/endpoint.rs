@@ -125,7 +125,7 @@ impl WorkloadEndpoint {
         endpoint
     }
 
-    /// Overwrites what the facts say. The identity, the time of creation and unknown fields stay.
+    /// Overwrites the fields of the facts. The identity, the time of creation and unknown fields stay.
     pub fn update(&mut self, facts: &EndpointFacts) {
         self.document.insert("kind".to_owned(), "WorkloadEndpoint".into());
         self.document.insert("apiVersion".to_owned(), "projectcalico.org/v3".into());

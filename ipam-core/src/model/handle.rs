@@ -11,8 +11,8 @@ use super::kept::{Kept, read_keeping};
 
 /// The document under a handle's key. The id is in the key alone.
 ///
-/// The counts are hints: Calico adds what was asked for before it knows what it gets, so a count can be too high. The
-/// blocks say what is really held.
+/// The counts are hints: Calico adds the requested number before it knows how many addresses it gets, so a count can be
+/// too high. The blocks tell what is really held.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Handle {
     // By the text of the network, so that an entry that is none survives.
@@ -50,8 +50,8 @@ impl Handle {
         self.set(block, self.count(block).max(0).saturating_add(by));
     }
 
-    /// Takes addresses of a block away; the entry goes when nothing is left of it. More than is there is not an error,
-    /// since counts are hints.
+    /// Subtracts addresses of a block; the entry is removed when nothing is left of it. Subtracting more than there are
+    /// is not an error, since counts are hints.
     pub fn decrement(&mut self, block: IpNet, by: usize) {
         let by = i64::try_from(by).unwrap_or(i64::MAX);
         self.set(block, self.count(block).saturating_sub(by));

@@ -22,7 +22,7 @@ pub(crate) const PINNED_NODE: &str = "/margay/v1/node";
 pub enum ResourceKind {
     /// An address pool.
     IpPool,
-    /// A set of addresses never to be handed out.
+    /// A set of addresses that are never assigned.
     IpReservation,
     /// A node of the cluster.
     Node,
@@ -136,7 +136,7 @@ pub fn virtual_affinities_prefix() -> Key {
     format!("{IPAM}virtual/").into()
 }
 
-/// The key that old versions kept for a host; only the removal of a host looks at it.
+/// The key that old versions kept for a host; only the removal of a host reads it.
 pub fn legacy_host(name: &str) -> Key {
     format!("{IPAM}host/{name}").into()
 }
@@ -185,7 +185,7 @@ pub fn cluster_information() -> Key {
     format!("{RESOURCES}clusterinformations/default").into()
 }
 
-/// The key of a workload's endpoint. A part of a name gives the start of the keys of all names that begin with it.
+/// The key of a workload's endpoint. From the beginning of a name, the prefix of the keys of all such names.
 pub fn workload_endpoint(namespace: &str, name: &str) -> Key {
     format!("{RESOURCES}{WORKLOAD_ENDPOINTS}/{namespace}/{name}").into()
 }

@@ -1,4 +1,4 @@
-//! A map of texts that stays JSON until it is asked for.
+//! A map of texts that stays JSON until it is used.
 //!
 //! An ADD or DEL is about one entry of a block, and passes on dozens: reading all their attributes and writing them again was
 //! a third of the processor time of an ADD beside 40 others.
@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 /// A map of texts.
 #[derive(Clone)]
 pub(super) enum LazyMap {
-    /// As it was read, which is how it will be written; and as a map, once somebody has asked for it.
+    /// As it was read, which is how it will be written; and as a map, once a caller has used it.
     Json(Box<RawValue>, OnceLock<BTreeMap<String, String>>),
     /// Made or changed here.
     Map(BTreeMap<String, String>),
@@ -86,7 +86,7 @@ impl<'de> Deserialize<'de> for LazyMap {
     }
 }
 
-/// That a value is a map of texts, which are not kept.
+/// Checks that a value is a map of texts, which are not kept.
 struct Texts;
 
 impl<'de> Deserialize<'de> for Texts {

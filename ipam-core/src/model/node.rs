@@ -1,4 +1,4 @@
-//! A node of the cluster. Allocation looks only at its labels.
+//! A node of the cluster. The allocator reads only its labels.
 
 use kv::{Key, Value};
 use time::OffsetDateTime;

@@ -11,11 +11,11 @@ pub enum Owner {
     Host(String),
     /// Not a node: a load balancer, for one.
     Virtual(String),
-    /// A text of neither form. Nobody can be this owner, so such a block is only borrowed from.
+    /// A text of neither form. No owner matches it, so addresses of such a block are only borrowed.
     Other(String),
 }
 
-/// The name of the virtual owner from whose blocks Calico gives addresses to services.
+/// The name of the virtual owner from whose blocks Calico assigns addresses to services.
 const LOAD_BALANCER: &str = "load-balancer";
 
 /// The beginning of the name of the virtual owner of a node's secondary networks; the node's name follows. Calico's node
@@ -29,13 +29,13 @@ impl Owner {
         Self::Host(name.into())
     }
 
-    /// The virtual owner from whose blocks Calico gives addresses to services of the type LoadBalancer.
+    /// The virtual owner from whose blocks Calico assigns addresses to services of the type LoadBalancer.
     pub fn load_balancer() -> Self {
         Self::Virtual(LOAD_BALANCER.to_owned())
     }
 
-    /// The virtual owner of the blocks from which a node gives addresses to networks that are not Calico's, where Calico
-    /// reads the same store: Calico's routing acts on the blocks of nodes, and passes over this one's.
+    /// The virtual owner of the blocks from which a node assigns addresses to secondary networks, where Calico reads
+    /// the same store: Calico's routing acts on the blocks of nodes, and passes over this one's.
     pub fn secondary(node: &str) -> Self {
         Self::Virtual(format!("{SECONDARY}{node}"))
     }

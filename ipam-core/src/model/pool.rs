@@ -15,7 +15,7 @@ use super::resource::{Labels, Resource};
 use crate::net::Family;
 use crate::selector::{Selector, SelectorError};
 
-/// For what an address is wanted.
+/// The use for which an address is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PoolUse {
     /// A container.
@@ -117,14 +117,14 @@ impl NewPool {
         self
     }
 
-    /// Sets what its addresses may be used for.
+    /// Sets the permitted uses of its addresses.
     #[must_use]
     pub fn with_allowed_uses(mut self, uses: impl Into<Vec<PoolUse>>) -> Self {
         self.allowed_uses = uses.into();
         self
     }
 
-    /// Sets who chooses it.
+    /// Sets the callers that may choose it.
     #[must_use]
     pub fn with_assignment_mode(mut self, mode: AssignmentMode) -> Self {
         self.assignment_mode = mode;
@@ -144,7 +144,7 @@ impl Pool {
     /// The document of a new pool. `uid` is a random UUID.
     ///
     /// # Errors
-    /// [`Malformed`] if the network or the block size is impossible, which [`super::check_new_pool`] says better.
+    /// [`Malformed`] if the network or the block size is impossible, which [`super::check_new_pool`] reports better.
     pub fn new(new: &NewPool, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = Resource::new(ResourceKind::IpPool, &new.name, uid, now);
         let mut spec = pool_spec::stored(&NewPool { cidr: new.cidr.trunc(), ..new.clone() });
@@ -214,23 +214,23 @@ impl Pool {
         self.resource.spec("disabled").and_then(serde_json::Value::as_bool).unwrap_or(false)
     }
 
-    /// True if what its containers send to the world leaves under their host's address. That is for a disabled pool, too: what
-    /// has an address goes on.
+    /// True if the traffic of its containers to the outside leaves under their host's address. That holds for a
+    /// disabled pool, too: its addresses stay in use.
     pub fn is_nat_outgoing(&self) -> bool {
         self.resource.spec("natOutgoing").and_then(serde_json::Value::as_bool).unwrap_or(false)
     }
 
-    /// Switches it off: nothing new is given out of it.
+    /// Disables it: no more addresses are assigned from it.
     pub fn disable(&mut self) {
         self.resource.set_spec("disabled", Some(true.into()));
     }
 
-    /// Switches it on again.
+    /// Enables it again.
     pub fn enable(&mut self) {
         self.resource.set_spec("disabled", None);
     }
 
-    /// True if addresses may be given out of it at all: it is neither switched off, nor being deleted, nor marked as not
+    /// True if addresses may be assigned from it at all: it is neither disabled, nor being deleted, nor marked as not
     /// allocatable.
     pub fn is_enabled(&self) -> bool {
         !self.is_disabled() && !self.resource.is_being_deleted() && self.is_allocatable()
@@ -244,7 +244,7 @@ impl Pool {
             .any(|condition| condition["type"] == "Allocatable" && condition["status"] == "False")
     }
 
-    /// The callers that may choose it. A mode that this version does not know is not chosen by itself.
+    /// The callers that may choose it. A mode that this version does not know counts as manual.
     pub fn assignment_mode(&self) -> AssignmentMode {
         match self.resource.spec("assignmentMode").and_then(serde_json::Value::as_str) {
             None | Some("" | "Automatic") => AssignmentMode::Automatic,

@@ -9,7 +9,7 @@ use super::resource::check_name;
 use crate::net::{Family, overlap};
 use crate::selector::Selector;
 
-/// The prefix length of blocks where nothing is said: 64 addresses.
+/// The default prefix length of blocks: 64 addresses.
 pub fn default_block_size(family: Family) -> u8 {
     match family {
         Family::V4 => 26,
@@ -17,7 +17,7 @@ pub fn default_block_size(family: Family) -> u8 {
     }
 }
 
-/// The prefix length of blocks for a pool: what is wanted, or the default, but never blocks larger than the pool.
+/// The prefix length of blocks for a pool: the wanted one, or the default, but never blocks larger than the pool.
 pub fn fitting_block_size(cidr: IpNet, wanted: Option<u8>) -> u8 {
     wanted.unwrap_or_else(|| default_block_size(Family::of_net(cidr))).max(cidr.prefix_len())
 }
@@ -51,9 +51,9 @@ impl InvalidPool {
 ///
 /// # Errors
 /// [`InvalidPool`] for the first rule that is broken: the name; a network that is strictly masked, not link-local and
-/// not IPv4 in disguise; blocks of /20 to /32, or /116 to /128, that fit into the pool; selectors that can be read and
-/// do not say `global()`; a use, with `LoadBalancer` only by itself; no other pool on the same addresses; no block of
-/// another size on them.
+/// not IPv4 mapped into IPv6; blocks of /20 to /32, or /116 to /128, that fit into the pool; selectors that can be read
+/// and do not contain `global()`; a use, with `LoadBalancer` only by itself; no other pool on the same addresses; no
+/// block of another size on them.
 pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result<(), InvalidPool> {
     check_name(&new.name).map_err(|reason| InvalidPool::new("IPPool.Name", &new.name, reason))?;
     check_network(new.cidr)?;
@@ -62,7 +62,7 @@ pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result
     check_neighbours(new, pools, blocks)
 }
 
-/// Checks what a pool is changed to. Its network and its blocks stay what they are, since addresses hang on them.
+/// Checks a changed pool. Its network and its block size must stay the same, since addresses depend on them.
 ///
 /// # Errors
 /// [`InvalidPool`] for another network or block size, a use other than that of a load balancer's pool, and for selectors

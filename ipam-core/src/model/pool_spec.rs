@@ -1,4 +1,4 @@
-//! A pool's spec as somebody wrote it: what it means, and how it is stored.
+//! A pool's spec as a user wrote it: its meaning, and its stored form.
 
 use std::fmt::Display;
 
@@ -24,7 +24,7 @@ pub const POOL_FIELDS: [&str; 11] = [
     "assignmentMode",
 ];
 
-/// Those that are left out where they are false.
+/// The fields that are left out where they are false.
 const SWITCHES: [(&str, &str); 3] = [
     ("natOutgoing", "IPPool.NATOutgoing"),
     ("disabled", "IPPool.Disabled"),
@@ -33,8 +33,8 @@ const SWITCHES: [(&str, &str); 3] = [
 
 type Object = Map<String, Value>;
 
-/// Reads a spec, and returns the pool that it describes and the spec as it is stored: with the defaults, and without what
-/// is off. Where it does not say a block size it has this one, or else the usual one.
+/// Reads a spec, and returns the pool that it describes and the spec as it is stored: with the defaults, and without
+/// fields that are off. A spec without a block size gets this one, or else the default.
 ///
 /// # Errors
 /// [`InvalidPool`] for a field that is of another type or has a value that it cannot have, and for tunnels that do not
@@ -67,7 +67,7 @@ pub fn read_pool_spec(name: &str, written: &Object, block_size: Option<u8>) -> R
     Ok((new, spec))
 }
 
-/// The fields of a spec that a new pool says.
+/// The fields of the spec of a new pool.
 pub(super) fn stored(new: &NewPool) -> Object {
     let uses: Vec<Value> = new.allowed_uses.iter().map(|used| used.as_str().into()).collect();
     let mut spec = Object::new();
@@ -105,7 +105,7 @@ fn check_tunnels(cidr: IpNet, ipip: &str, vxlan: &str) -> Result<(), InvalidPool
     Ok(())
 }
 
-/// A block size that is said; 0 says nothing.
+/// The block size of a spec; 0 counts as none.
 fn size(written: &Object, family: Family) -> Result<Option<u8>, InvalidPool> {
     let Some(value) = field(written, "blockSize") else { return Ok(None) };
     match value.as_u64().map(u8::try_from) {
@@ -133,7 +133,7 @@ fn uses(written: &Object) -> Result<Vec<PoolUse>, InvalidPool> {
     listed.iter().map(known).collect()
 }
 
-/// A text of which there are only some; the first if nothing is said.
+/// A string enum; the first value is the default.
 fn one_of<'a>(written: &'a Object, name: &str, shown: &'static str, known: &[&'a str]) -> Result<&'a str, InvalidPool> {
     match text(written, name, shown)? {
         "" => Ok(known.first().copied().unwrap_or_default()),

@@ -1,4 +1,4 @@
-//! An address reservation: networks whose addresses are never handed out by choice.
+//! An address reservation: networks whose addresses are assigned only if they are requested.
 
 use ipnet::IpNet;
 use kv::{Key, Value};

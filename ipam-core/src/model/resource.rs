@@ -82,7 +82,7 @@ impl Resource {
         self.metadata("creationTimestamp").and_then(serde_json::Value::as_str).unwrap_or("")
     }
 
-    /// True if somebody has asked for its deletion.
+    /// True if its deletion has been requested.
     pub fn is_being_deleted(&self) -> bool {
         self.metadata("deletionTimestamp").is_some_and(|stamp| !stamp.is_null())
     }
@@ -167,7 +167,7 @@ fn text_map(value: Option<&serde_json::Value>) -> Labels {
     entries.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
 }
 
-/// Checks the name of a resource: what can be a DNS subdomain, as Calico asks for.
+/// Checks the name of a resource: it must be a DNS subdomain, as in Calico.
 ///
 /// # Errors
 /// The fault of the name.

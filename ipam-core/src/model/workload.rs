@@ -21,7 +21,7 @@ pub struct InvalidWorkload {
     reason: &'static str,
 }
 
-/// The name that Calico gives to a workload's endpoint: the parts joined by `-`, each `-` inside a part doubled.
+/// Calico's name of a workload's endpoint: the parts joined by `-`, each `-` inside a part doubled.
 ///
 /// `parts` are pairs of the field's name, as an error shows it, and its value: node, `k8s` or `cni`, pod or container
 /// id, interface.

@@ -85,7 +85,7 @@ fn requests_ignore_selectors_and_modes() {
     let error = |requested: &[&str]| names(&pools, requested, &[], |_| ()).unwrap_err();
     assert_eq!(error(&["10.9.0.0/16"]), "the given pool (10.9.0.0/16) does not exist, or is not enabled");
     assert_eq!(error(&["10.3.0.0/24"]), "the given pool (10.3.0.0/24) does not exist, or is not enabled");
-    // As in Calico, that there is none at all comes first.
+    // As in Calico, the error that there is no pool at all comes first.
     let only_off = &pools[3..4];
     assert_eq!(names(only_off, &["10.9.0.0/16"], &[], |_| ()).unwrap_err(), "cannot find a qualified ippool");
     assert_eq!(error(&["10.5.0.0/16"]), "cannot find a qualified ippool, no pools match the required use (Workload)");
@@ -172,7 +172,7 @@ fn large_and_odd_pools_do_not_overflow() {
     assert_eq!(blocks_from(&four, 255).count(), 256);
     let one = make(new("p", "10.0.0.0/26"));
     assert_eq!(blocks_from(&one, u64::MAX).collect::<Vec<_>>(), [net("10.0.0.0/26")]);
-    // Blocks larger than the pool, or longer than an address: what only a foreign hand writes.
+    // Blocks larger than the pool, or longer than an address: only a foreign program writes these.
     for block_size in [20, 33, 255] {
         let odd = make(new("p", "10.0.0.0/26").with_block_size(block_size));
         assert_eq!(blocks_from(&odd, 7).count(), 0);

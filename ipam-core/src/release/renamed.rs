@@ -1,9 +1,9 @@
 //! Addresses that an attachment holds under another name of its node.
 //!
-//! Calico releases by handle, whatever the node is called. Here a handle alone is too little: a container id that a person has
-//! chosen can turn up on two nodes. So an allocation of another node goes with the attachment if handle, network and
-//! interface are the attachment's, and the container id is one that runtimes make, or the other node is not registered any
-//! more.
+//! Calico releases by handle, whatever the name of the node is. Here a handle alone is too little: a container id that
+//! a person has chosen can turn up on two nodes. So an allocation of another node is released with the attachment if
+//! handle, network and interface are the attachment's, and the container id is one that runtimes make, or the other
+//! node is not registered any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -26,8 +26,8 @@ pub(super) struct Renamed {
 }
 
 impl Renamed {
-    /// Looks through the blocks of the handles, of which the attachment's is one. That another node is not registered is
-    /// guarded, and costs a read only where the container id does not tell.
+    /// Scans the blocks of the handles, of which the attachment's is one. That another node is not registered is
+    /// guarded, and costs a read only where the container id does not decide.
     pub(super) async fn find(work: &mut Workset<'_>, own: &Attachment, handles: &[String]) -> Result<Self> {
         let named = blocks_of_handles(work, handles).await?;
         let blocks: Vec<IpNet> = named.iter().map(|(_, cidr)| *cidr).collect();
@@ -51,14 +51,14 @@ impl Renamed {
         Ok(renamed)
     }
 
-    /// True if an allocation goes with the attachment under another name of the node.
+    /// True if an allocation is released with the attachment, under another name of the node.
     pub(super) fn has(&self, own: &Attachment, entry: &Attribute) -> bool {
         !self.goes.is_empty()
             && entry.has_handle(&self.handle)
             && own.other_node(entry).is_some_and(|node| self.goes.contains_key(node))
     }
 
-    /// Says in the log what was done, and passes on which addresses were released.
+    /// Logs what was done, and returns the released addresses.
     pub(super) fn told((released, renamed): (Vec<IpAddr>, Self)) -> Vec<IpAddr> {
         let Self { handle, goes, stays } = &renamed;
         for (node, addresses) in goes {

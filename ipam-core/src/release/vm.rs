@@ -1,7 +1,7 @@
-//! DEL of a virtual machine's pod: it is no owner any more, and the machine's addresses go with the machine.
+//! DEL of a virtual machine's pod: it is no owner any more; the machine's addresses are released with the machine.
 //!
-//! Guards: the blocks that change and the handles of what is released. That nobody else is an owner is true of the blocks
-//! as they were read, and each of them is written.
+//! Guards: the blocks that change and the handles of what is released. That no other pod is an owner is true of the
+//! blocks as they were read, and each of them is written.
 
 use std::net::IpAddr;
 
@@ -20,10 +20,10 @@ use crate::vm::{Fate, VmHolds, VmPod, is_off, switch_key};
 use crate::workset::Workset;
 
 impl Ipam {
-    /// Takes a pod from the owners of its virtual machine's addresses. If no owner is left and the machine is being deleted,
-    /// or addresses of machines are not kept, all that the machine holds is released. The same commit releases the
-    /// container's own addresses, as [`release_attachment_of`](Self::release_attachment_of) finds them. Nothing there is
-    /// not an error, so that it can be repeated.
+    /// Removes a pod from the owners of its virtual machine's addresses. If no owner is left and the machine is being
+    /// deleted, or addresses of machines are not kept, all that the machine holds is released. The same commit releases
+    /// the container's own addresses, as [`release_attachment_of`](Self::release_attachment_of) finds them. Finding
+    /// nothing is not an error, so that the call can be repeated.
     ///
     /// # Errors
     /// Those of the store, and damaged documents that stand in the way.

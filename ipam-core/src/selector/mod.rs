@@ -1,4 +1,4 @@
-//! Calico's selector language: which nodes, or namespaces, a pool is for, said in terms of their labels.
+//! Calico's selector language: it selects nodes, or namespaces, for a pool by their labels.
 //!
 //! ```text
 //! all()   global()   has(k)   !x   x && y   x || y   (x)
@@ -104,8 +104,8 @@ impl Node {
         }
     }
 
-    /// How tightly it binds. A part is shown in parentheses unless it binds tighter than what it is a part of: with more
-    /// of them, what is shown could be nested too deep to be read.
+    /// How tightly it binds. A part is shown in parentheses unless it binds tighter than the selector that it is a part
+    /// of: with more parentheses, the shown text could be nested too deep to be read.
     fn tightness(&self) -> u8 {
         match self {
             Self::Or(_) => 0,

@@ -23,7 +23,7 @@ pub(super) fn parse(text: &str) -> Result<Node, SelectorError> {
     if parser.token == Token::End { Ok(root) } else { parser.error(SelectorErrorKind::Unexpected) }
 }
 
-/// Reads with one token looked at ahead.
+/// Reads with one token ahead.
 struct Parser<'a> {
     tokens: Tokens<'a>,
     position: usize,
@@ -38,14 +38,14 @@ impl<'a> Parser<'a> {
         Ok(Self { tokens, position, token, depth: 0 })
     }
 
-    /// Takes the token and looks at the next one.
+    /// Takes the token and reads the next one.
     fn advance(&mut self) -> Result<Token<'a>, SelectorError> {
         let (position, next) = self.tokens.next()?;
         self.position = position;
         Ok(std::mem::replace(&mut self.token, next))
     }
 
-    /// An error at the token that was not taken; at the end of the text it says so.
+    /// An error at the token that was not taken; at the end of the text, the error is that end.
     fn error<T>(&self, kind: SelectorErrorKind) -> Result<T, SelectorError> {
         Err(SelectorError::new(self.position, kind))
     }

@@ -116,7 +116,7 @@ fn garbage_is_bounded() {
     assert_eq!(kind(format!("{} == 'b'", "a".repeat(513))), Err(LabelTooLong));
 }
 
-/// Precedence says as much as parentheses: those that are shown without need could be too many.
+/// Precedence replaces parentheses: those that are shown without need could be too many.
 #[test]
 fn what_is_shown_is_no_deeper_than_what_was_read() {
     for (left, right) in [("(", " && has(b) || has(c))"), ("(!", " && has(b))"), ("!(has(b) && ", ")"), ("!(!(", "))")]

@@ -24,7 +24,7 @@ struct Case<'a> {
     result: &'a str,
     /// Why it failed or was ignored.
     reason: Option<String>,
-    /// How long it took.
+    /// The duration of the case.
     seconds: f64,
 }
 

@@ -14,7 +14,7 @@ use crate::args::ReportFormat;
 use crate::error::Result;
 use crate::output::printable;
 
-/// Tells of a run: some while it is going on, some at its end.
+/// A writer of a report: some formats are written during the run, others at its end.
 pub(super) trait Reporter {
     /// The run begins.
     fn begin(&mut self, _out: &mut dyn Write) -> Result<()> {
@@ -39,7 +39,7 @@ pub(super) fn reporter(format: ReportFormat, cases: &[Case]) -> Box<dyn Reporter
     }
 }
 
-/// How many cases passed, failed and were ignored, and how long all of it took.
+/// The numbers of cases that passed, failed and were ignored, and the duration of the run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Summary {
     pub(super) passed: usize,
@@ -69,7 +69,7 @@ impl fmt::Display for Summary {
     }
 }
 
-/// A time as people say it: `0.4 s`, `12 s`, `2 min 5 s`.
+/// A duration for people: `0.4 s`, `12 s`, `2 min 5 s`.
 fn spent(took: Duration) -> String {
     match took.as_secs() {
         0..10 => format!("{:.1} s", took.as_secs_f64()),
@@ -78,7 +78,7 @@ fn spent(took: Duration) -> String {
     }
 }
 
-/// The rule that a case is about: the one that was broken, or else the first that it judges.
+/// The rule of a case: the broken rule, or else the first rule that the case judges.
 fn rule(report: &Report) -> &'static str {
     report.rule_broken().or(report.rules.first().copied()).unwrap_or("?")
 }

@@ -1,4 +1,4 @@
-//! The report for people: a line for each case as it comes, then what was ignored and why, and what failed and how.
+//! The report for people: a line for each case as it ends, then the ignored cases by reason, and the failures.
 
 use std::io::Write;
 
@@ -8,11 +8,11 @@ use super::{Reporter, Summary, result, rule};
 use crate::error::Result;
 use crate::output::printable;
 
-/// How wide lists of names are.
+/// The width of lists of names.
 const WIDTH: usize = 80;
 
 pub(super) struct Table {
-    /// How wide the column of names is.
+    /// The width of the column of names.
     names: usize,
 }
 
@@ -53,7 +53,7 @@ impl Reporter for Table {
     }
 }
 
-/// The cases that did not run, under each reason.
+/// Lists the cases that did not run, by reason.
 fn ignored(reports: &[Report], out: &mut dyn Write) -> Result<()> {
     let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
     for report in reports {

@@ -1,6 +1,6 @@
-//! `margay ipam check`: is everything that IPAM keeps in order, and what can be mended.
+//! `margay ipam check`: finds faults in IPAM's documents, and mends them.
 //!
-//! A store is read and inspected in turns, all at one revision, page by page. Each repair is a commit of its own.
+//! A store is read at one revision, in several openings, and inspected part by part. Each repair is one commit.
 
 mod networks;
 mod print;
@@ -20,10 +20,10 @@ use crate::error::{Failure, Result};
 
 pub(super) use report::{LeakedHandle, Report, Row, guid, revision};
 
-/// How often to begin anew when the revision is given up before all of it was read.
+/// The number of attempts: the history of a revision can be removed before all of it was read.
 const ATTEMPTS: usize = 5;
 
-/// An inspection, and which store it is of.
+/// The inspection of a store.
 pub(super) struct Inspected {
     /// The findings.
     pub(super) inspection: Inspection,
@@ -31,7 +31,7 @@ pub(super) struct Inspected {
     pub(super) store: String,
 }
 
-/// Checks, mends if that is asked for, and tells what is left.
+/// Checks, mends if that is requested, and reports the remaining findings.
 pub(super) async fn run(args: &Check, conf_dir: &Path, location: &Location) -> Result<Answer> {
     let wants_addresses = args.show_all_ips || args.show_problem_ips || args.report.is_some();
     let keep = if wants_addresses { Keep::Addresses } else { Keep::Findings };
@@ -98,7 +98,7 @@ async fn attempt(location: &Location, keep: Keep) -> Result<Inspected, Stop> {
     let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
     let mut read = snapshot.turn().await?;
     while let Some(kvs) = read {
-        // A part that was read is checked while more is read.
+        // One part is checked while the next one is read.
         let look = aside(move || {
             kvs.iter().for_each(|kv| inspector.add(kv));
             Ok(inspector)

@@ -1,5 +1,5 @@
-//! Networks of this machine that give out the same addresses from different stores: each store is in order by itself,
-//! and two containers get one address all the same.
+//! Networks of this machine that assign the same addresses from different stores: each store is in order by itself, but
+//! two containers can get one address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,19 +16,19 @@ use crate::error::Result;
 use crate::store;
 use crate::verbs::nodes;
 
-/// How long another store may take to tell its pools.
+/// The longest time to read the pools of another store.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Addresses that are given out from a store.
+/// Addresses that are assigned from a store.
 struct Place {
     store: String,
     net: IpNet,
-    /// The source.
+    /// The pool or the network's configuration that has them.
     by: String,
 }
 
-/// The findings, and notes about stores that could not be looked into. Only stores on this machine are opened; of a
-/// cluster counts what the configuration says, unless it is the one that is checked.
+/// The findings, and notes about stores that could not be read. Only stores on this machine are opened; of a cluster
+/// only the configuration is read, unless it is the checked store.
 pub(super) async fn overlapping(
     location: &Location,
     inspection: &Inspection,
@@ -62,7 +62,7 @@ fn configured<'n>(network: &'n Network, store: &'n str) -> impl Iterator<Item = 
     nets.map(move |net| Place { store: store.to_owned(), net: net.trunc(), by: format!("network {}", network.name) })
 }
 
-/// The pools of a store; none if there is no store.
+/// The pools of a store; empty if there is no store.
 async fn pools(location: &Location) -> Result<Vec<(String, IpNet)>> {
     let open = match datastore::reach(location, Create::Never, PATIENCE).await {
         Err(error) if *error.kind() == ErrorKind::Missing => return Ok(Vec::new()),
@@ -77,7 +77,7 @@ async fn pools(location: &Location) -> Result<Vec<(String, IpNet)>> {
     Ok(pools.iter().map(|pool| (pool.name().to_owned(), pool.cidr())).collect())
 }
 
-/// Finds the networks that overlap, each pair once, however many say so.
+/// Finds the networks that overlap, each pair once, even if several sources have it.
 fn compare(places: &[Place]) -> Vec<Finding> {
     let mut found = BTreeMap::new();
     for (index, one) in places.iter().enumerate() {

@@ -14,7 +14,7 @@ use crate::args::Check;
 use crate::error::Result;
 use crate::output::{Column, printable, render};
 
-/// How many findings of one code are shown in a table; JSON has them all.
+/// The most findings of one code in a table; JSON has them all.
 const SHOWN: usize = 50;
 
 #[derive(Serialize)]
@@ -152,7 +152,7 @@ fn told_repairs(text: &mut String, repairs: &[Repair]) {
     }
 }
 
-/// An address as calicoctl tells it.
+/// An address in calicoctl's words.
 fn line(address: &AllocatedAddress) -> String {
     let extra: Vec<String> = address.attributes.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let handle = address.handle.as_deref().unwrap_or("<none>");

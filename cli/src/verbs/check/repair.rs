@@ -1,4 +1,4 @@
-//! Mending what was found.
+//! The repair of findings.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,30 +14,30 @@ use crate::error::Result;
 use crate::store::{self, Use};
 use crate::verbs::nodes;
 
-/// How long one opening of a store may take.
+/// The longest time for one repair.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How many commits are made before the store is closed for a moment, so that containers get their turn.
+/// The number of commits before the store is closed for a moment, so that containers can start.
 const COMMITS_AT_ONCE: usize = 16;
-/// How often it is looked again: what is mended can uncover something else.
+/// The most rounds of repairs: a repair can uncover another finding.
 const ROUNDS: usize = 4;
-/// How old a finding of a cluster is before it is mended. Calico changes one key after the other, and what is half done
-/// there is done long before; whatever was written meanwhile is left alone.
+/// The age of a finding in a cluster before it is mended. Calico changes one key after the other, and has long finished
+/// such a change by then; keys that were written meanwhile are left alone.
 const SETTLED: Duration = Duration::from_secs(3);
 
 /// The repair of a finding, planned or done.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Repair {
-    /// The finding.
+    /// The code of the finding.
     pub(super) code: Code,
     /// The subject.
     pub(super) subject: String,
-    /// The finding.
+    /// The finding in words.
     pub(super) what: String,
     /// The repair.
     pub(super) mend: &'static str,
     /// The outcome.
     pub(super) outcome: Outcome,
-    /// Why it failed.
+    /// The error if it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
 }
@@ -46,18 +46,18 @@ pub(super) struct Repair {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Outcome {
-    /// Nothing was tried.
+    /// It was not tried.
     Planned,
-    /// It is mended.
+    /// The finding is mended.
     Mended,
-    /// It was gone, often with another repair, or has changed since.
+    /// The finding was gone, often by another repair, or has changed since.
     Changed,
-    /// It could not be mended.
+    /// The repair failed.
     Failed,
 }
 
 impl Outcome {
-    /// As it stands in a table.
+    /// The outcome in a table.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Planned => "would be mended",
@@ -81,7 +81,7 @@ impl Repair {
     }
 }
 
-/// The requested repairs that are possible: all, or these codes.
+/// The findings that can be mended and are requested: those with these codes, or all if there are no codes.
 fn chosen<'i>(inspection: &'i Inspection, codes: &[Code]) -> impl Iterator<Item = &'i Finding> {
     let wanted = move |code: Code| codes.is_empty() || codes.contains(&code);
     inspection.findings.iter().filter(|finding| finding.mendable).filter(move |finding| wanted(finding.code))
@@ -92,7 +92,7 @@ pub(super) fn plan(inspection: &Inspection, codes: &[Code]) -> Vec<Repair> {
     chosen(inspection, codes).map(|finding| Repair::new(finding, Outcome::Planned, None)).collect()
 }
 
-/// Mends, looks again, and goes on as long as that finds something to mend; and says what is left.
+/// Mends and checks again, as long as there is something to mend. Returns the repairs and the last inspection.
 pub(super) async fn apply(
     location: &Location,
     mut inspected: Inspected,
@@ -123,7 +123,7 @@ pub(super) async fn apply(
     Ok((repairs, inspected))
 }
 
-/// Several findings of one subject are often mended together.
+/// Marks gone findings as mended if a repair of the same subject succeeded: one repair often mends several.
 fn settle(repairs: &mut [Repair]) {
     let mended: BTreeSet<String> =
         repairs.iter().filter(|one| one.outcome == Outcome::Mended).map(|one| one.subject.clone()).collect();

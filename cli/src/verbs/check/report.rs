@@ -18,7 +18,7 @@ use crate::output::whole_file;
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Report {
     version: String,
-    /// Of which cluster it is.
+    /// The id of the cluster.
     #[serde(rename = "clusterGUID")]
     pub(crate) cluster_guid: String,
     datastore_locked: bool,
@@ -38,13 +38,13 @@ fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserial
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// An address that is given out.
+/// An assigned address, or one in cooldown.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Row {
     /// The address.
     pub(crate) ip: String,
-    /// The handle that it is held under; empty for none.
+    /// The handle under which it is held; empty if there is none.
     pub(crate) handle: String,
     /// Its sequence number.
     pub(crate) sequence_number: Option<u64>,
@@ -54,10 +54,10 @@ pub(crate) struct Row {
     #[serde(rename = "type")]
     kind: String,
     creation_timestamp: String,
-    /// False if it is certain that nobody uses it.
+    /// False if it is certain that no container uses it.
     pub(crate) in_use: bool,
     borrowed: bool,
-    /// True if it was released already.
+    /// True if it is in cooldown.
     pub(crate) cooling_down: bool,
     #[serde(deserialize_with = "or_nothing")]
     owners: Vec<String>,
@@ -114,7 +114,7 @@ impl Report {
     }
 }
 
-/// The identity of the cluster: Calico's own id of it, or that of the store.
+/// The identity of the cluster: Calico's id of it, or else the id of the store.
 pub(crate) fn guid(inspected: &Inspected) -> &str {
     let known = inspected.inspection.cluster.as_ref().map(|cluster| cluster.guid.as_str());
     known.filter(|guid| !guid.is_empty()).unwrap_or(&inspected.store)
@@ -147,7 +147,7 @@ impl Row {
     }
 }
 
-/// Writes a report in one step: a file that is there is replaced when the new one is whole.
+/// Writes a report in one step: an existing file is replaced when the new one is whole.
 pub(super) fn write(path: &Path, report: &Report) -> Result<()> {
     let text = serde_json::to_string_pretty(report).map_err(|error| Failure::new(format!("JSON: {error}")))?;
     whole_file(path, &text)

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::verbs::pool;
 use crate::verbs::rehearsal::Run;
 
-/// How documents are written.
+/// The way in which documents are written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
     way: WriteMode,
@@ -25,17 +25,17 @@ impl Change {
         Self { way, skips_existing: false, dry_run }
     }
 
-    /// Whether what is there already is passed over.
+    /// Sets whether existing documents are skipped.
     pub(super) fn skipping(self, skips_existing: bool) -> Self {
         Self { skips_existing, ..self }
     }
 
-    /// Whether it may make a store for what it writes.
+    /// True if it may make a store for the documents.
     pub(super) fn makes(self) -> bool {
         self.way != WriteMode::Replace
     }
 
-    /// Whether what it writes is meant.
+    /// Whether it writes or is a dry run.
     pub(super) fn run(self) -> Run {
         Run::new(self.dry_run)
     }
@@ -48,7 +48,7 @@ impl Change {
         }
     }
 
-    /// Writes documents in their order. One that fails does not keep back those after it, as in calicoctl.
+    /// Writes documents in their order. After a document that fails the next ones are still written, as in calicoctl.
     pub(super) async fn write(
         self,
         ipam: &Ipam,

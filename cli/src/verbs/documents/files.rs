@@ -10,10 +10,11 @@ use serde_json::Value;
 use crate::error::{Failure, Result};
 use crate::output::printable;
 
-/// The most that is read of one file.
+/// The size of the largest file.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Reads all documents of these files and folders, in their order; the files of a folder by name. None is an error.
+/// Reads all documents of these files and folders, in their order; the files of a folder by name. It is an error if
+/// there is none.
 pub(super) fn read(paths: &[PathBuf], depth: Depth) -> Result<Vec<Manifest>> {
     let manifests = read_any(paths, depth)?;
     if manifests.is_empty() {
@@ -24,7 +25,7 @@ pub(super) fn read(paths: &[PathBuf], depth: Depth) -> Result<Vec<Manifest>> {
     Ok(manifests)
 }
 
-/// The same, with none at all if there is none.
+/// The same, but it is no error if there is none.
 pub(super) fn read_any(paths: &[PathBuf], depth: Depth) -> Result<Vec<Manifest>> {
     let mut manifests = Vec::new();
     for path in paths {
@@ -42,12 +43,12 @@ pub(super) fn read_any(paths: &[PathBuf], depth: Depth) -> Result<Vec<Manifest>>
     Ok(manifests)
 }
 
-/// How far down a folder is looked through.
+/// The depth to which a folder is searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Depth {
-    /// Its own files.
+    /// The folder's own files.
     Files,
-    /// All that is below it.
+    /// All files below it.
     All,
 }
 
@@ -60,7 +61,7 @@ fn limited(input: impl Read) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The file itself, or those of a folder that can have documents.
+/// The file itself, or the files of a folder that can have documents.
 fn files(path: &Path, depth: Depth) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -81,7 +82,7 @@ fn files(path: &Path, depth: Depth) -> io::Result<Vec<PathBuf>> {
 }
 
 fn documents(name: &str, text: &[u8]) -> Result<Vec<Manifest>> {
-    // A node may be named n, and a label have the value off: only true and false are truths.
+    // A node may be named n, and a label may have the value off: only true and false are booleans.
     let options = serde_saphyr::options! { strict_booleans: true };
     let values = match serde_json::from_slice(text) {
         Ok(value) => vec![value],

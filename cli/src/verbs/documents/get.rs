@@ -11,16 +11,16 @@ use crate::answer::Answer;
 use crate::error::{Failure, Result};
 use crate::output::{Ordered, printable};
 
-/// How much of a document is shown.
+/// The part of a document that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// All that is stored.
+    /// The document as it is stored.
     Stored,
-    /// Without what only this store knows.
+    /// The document without the metadata that only this store has.
     Export,
 }
 
-/// The metadata that only this store knows.
+/// The metadata that only this store has.
 const LOCAL: [&str; 6] =
     ["uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "generation", "namespace"];
 
@@ -48,7 +48,7 @@ pub(super) async fn all(ipam: &Ipam, kind: DocumentKind, asked: &Asked<'_>, dead
     answer(&[Table { kind, rows }], asked, &list)
 }
 
-/// Shows the documents of these full names, each by itself; a name that there is not is an error after the others.
+/// Shows the documents of these full names, each by itself. A name without a document is an error after the others.
 pub(super) async fn named(
     ipam: &Ipam,
     names: &[(DocumentKind, String)],

@@ -1,4 +1,4 @@
-//! Documents, shown, written and deleted as calicoctl does.
+//! Shows, writes and deletes documents as calicoctl does.
 
 mod change;
 mod files;
@@ -26,10 +26,10 @@ use crate::error::{Failure, Result};
 use crate::output::patiently;
 use crate::store::Use;
 
-/// How long all of a command may take once the store is open: a pool's deletion is a commit for each block.
+/// The longest time for a command once the store is open: a pool's deletion is a commit for each block.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Reads the files, opens the store, does what is asked, and closes the store.
+/// Reads the files, opens the store, carries out the command, and closes the store.
 pub(crate) async fn run(command: &Documents, location: &Location) -> Result<Answer> {
     let deadline = || Deadline::after(PATIENCE);
     match command {
@@ -52,7 +52,7 @@ pub(crate) async fn run(command: &Documents, location: &Location) -> Result<Answ
                     };
                     let names: Vec<(DocumentKind, String)> =
                         manifests.iter().map(|one| (one.kind(), one.name().to_owned())).collect();
-                    // As calicoctl does it, for names alone.
+                    // calicoctl exports only documents that are named, not those of a file.
                     let form = if get.export && which.kind.is_some() { Form::Export } else { Form::Stored };
                     on_store(location, Use::Existing, Run::Real, async |ipam| {
                         get::named(ipam, &names, form, &asked, deadline()).await
@@ -89,7 +89,7 @@ pub(crate) async fn run(command: &Documents, location: &Location) -> Result<Answ
 
 async fn write(source: &Source, change: Change, location: &Location, deadline: Deadline) -> Result<Answer> {
     let manifests = files::read(&source.filename, depth(source.recursive))?;
-    // As with `pool create`: a store is made for a pool that can be made, and for nothing else.
+    // As with `pool create`, a store is only made for a pool that can be made.
     let makes = |manifest: &Manifest| manifest.kind() == DocumentKind::Pool && manifest.check().is_ok();
     let what_for = if change.makes() && manifests.iter().any(makes) { Use::Make } else { Use::Existing };
     let verb = async |ipam: &Ipam| {
@@ -99,7 +99,7 @@ async fn write(source: &Source, change: Change, location: &Location, deadline: D
     on_store(location, what_for, change.run(), verb).await
 }
 
-/// Does the work, after which the machine's rules for pools follow, if any pool is named.
+/// Does the work. If any pool is named, the machine's rules for pools are refreshed after it.
 async fn followed(
     ipam: &Ipam,
     location: &Location,
@@ -121,7 +121,7 @@ fn selected(which: &Selection, asked: &Asked<'_>) -> Result<Vec<Manifest>> {
     }
 }
 
-/// The documents that files name, in the namespace that was asked for.
+/// The documents that files name, in the requested namespace.
 fn placed(manifests: Vec<Manifest>, asked: &Asked<'_>) -> Result<Vec<Manifest>> {
     manifests.into_iter().map(|manifest| asked.of_file(manifest)).collect()
 }
@@ -130,7 +130,7 @@ fn depth(recursive: bool) -> Depth {
     if recursive { Depth::All } else { Depth::Files }
 }
 
-/// Runs a verb on the store, and says on a terminal that it goes on. Files are read before: somebody may be typing one.
+/// Runs a verb on the store, with a sign on a terminal that it goes on. Files were read before: a person may type one.
 async fn on_store(
     location: &Location,
     what_for: Use,

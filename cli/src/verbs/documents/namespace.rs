@@ -1,4 +1,4 @@
-//! The namespaces that a command was asked about. Kinds without namespaces pass over that.
+//! The namespaces that a command names. Kinds without namespaces ignore them.
 
 use ipam_core::documents::{DEFAULT_NAMESPACE, DocumentKind, Manifest, Namespaces};
 
@@ -11,9 +11,9 @@ use crate::output::printable;
 pub(super) enum Asked<'a> {
     /// Neither is given.
     Default,
-    /// This namespace.
+    /// One namespace.
     One(&'a str),
-    /// All of them.
+    /// All namespaces.
     All,
 }
 
@@ -21,7 +21,7 @@ impl<'a> Asked<'a> {
     /// The meaning of the options of `get`.
     ///
     /// # Errors
-    /// Both are given, and the kind has namespaces.
+    /// Both options are given, and the kind has namespaces.
     pub(super) fn by_get(get: &'a Get) -> Result<Self> {
         let is_namespaced = get.which.kind.is_some_and(DocumentKind::is_namespaced);
         match &get.namespace {
@@ -60,7 +60,7 @@ impl<'a> Asked<'a> {
     /// The document of this name.
     ///
     /// # Errors
-    /// A name alone does not tell the document where all namespaces are asked for.
+    /// All namespaces are requested, and a name alone does not identify the document.
     pub(super) fn named(&self, kind: DocumentKind, name: &str) -> Result<Manifest> {
         match self {
             Self::All if kind.is_namespaced() => Err(single()),
@@ -72,7 +72,7 @@ impl<'a> Asked<'a> {
     /// The document that a file names.
     ///
     /// # Errors
-    /// That of [`named`](Self::named); the file names another namespace.
+    /// The error of [`named`](Self::named); the file names another namespace.
     pub(super) fn of_file(&self, manifest: Manifest) -> Result<Manifest> {
         match self {
             Self::All if manifest.kind().is_namespaced() => Err(single()),

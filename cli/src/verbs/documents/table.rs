@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::namespace::Asked;
 use crate::output::{aligned, printable};
 
-/// The number of the system of a node that says none.
+/// The AS number that is shown for a node without one.
 const USUAL_AS: &str = "64512";
 
 /// The longest list of networks in a cell.
@@ -18,17 +18,17 @@ pub(super) struct Table {
     pub(super) rows: Vec<Map<String, Value>>,
 }
 
-/// How many columns a table has.
+/// The columns of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Width {
-    /// Those that `-o ps` shows.
+    /// The columns of `-o ps`.
     Usual,
-    /// Those that `-o wide` shows.
+    /// The columns of `-o wide`.
     Wide,
 }
 
 impl Table {
-    /// The table as text. The namespaces have a column if some were asked for.
+    /// The table as text. It has a column for namespaces if the command has an option for them.
     pub(super) fn text(&self, width: Width, asked: &Asked<'_>) -> String {
         let namespace = (self.kind.is_namespaced() && asked.is_explicit()).then_some("NAMESPACE");
         let columns: Vec<&str> = namespace.into_iter().chain(columns(self.kind, width).iter().copied()).collect();
@@ -113,12 +113,12 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// The items with commas between them.
+/// The items, separated by commas.
 fn joined(value: &Value, item: impl Fn(&Value) -> String) -> String {
     value.as_array().into_iter().flatten().map(item).collect::<Vec<_>>().join(",")
 }
 
-/// The fields of an object with their values, with commas between them.
+/// The fields of an object with their values, separated by commas.
 fn pairs(value: &Value) -> String {
     let fields = value.as_object().into_iter().flatten();
     let mut pairs: Vec<String> = fields.map(|(name, value)| format!("{name}={}", text(value))).collect();

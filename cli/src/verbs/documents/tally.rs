@@ -11,13 +11,13 @@ use crate::output::printable;
 /// The verb on the documents.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Verb {
-    /// As in "failed to create".
+    /// The form of the verb in "failed to create".
     pub(super) base: &'static str,
-    /// As in "created".
+    /// The form of the verb in "created".
     pub(super) past: &'static str,
 }
 
-/// A document that was dealt with.
+/// A document that was done or failed.
 #[derive(Debug, Serialize)]
 struct Entry {
     kind: &'static str,
@@ -30,7 +30,7 @@ struct Entry {
 #[derive(Debug)]
 pub(super) struct Tally {
     verb: Verb,
-    /// The one kind of all documents, if there is just one.
+    /// The kind of all documents, if they have the same.
     kind: Option<&'static str>,
     dry_run: bool,
     done: Vec<Entry>,
@@ -51,13 +51,13 @@ impl Tally {
         self.done.push(entry(manifest, None));
     }
 
-    /// Counts a document that failed, and remembers the first advice.
+    /// Counts a document that failed, and keeps the first advice.
     pub(super) fn failed(&mut self, manifest: &Manifest, error: &ipam_core::Error, advice: Option<String>) {
         self.failed.push(entry(manifest, Some(printable(&error.to_string()))));
         self.advice = self.advice.take().or(advice);
     }
 
-    /// The answer: a failure if nothing was done, an incomplete one if something was.
+    /// The answer. Errors make it a failure if no document was done, otherwise an incomplete answer.
     pub(super) fn answer(self) -> Result<Answer> {
         let (done, all) = (self.done.len(), self.done.len() + self.failed.len());
         let of_kind = self.kind.map(|kind| format!("'{kind}' ")).unwrap_or_default();
@@ -113,7 +113,7 @@ mod tests {
         Manifest::named(DocumentKind::Pool, name)
     }
 
-    /// The output on stdout and stderr, for so many that are done and for these that fail.
+    /// The output on stdout and stderr: the first documents, `done` in number, are done, and the others fail.
     fn said(manifests: &[Manifest], done: usize, dry_run: bool) -> (String, String) {
         let mut tally = Tally::new(CREATE, manifests, dry_run);
         for (at, manifest) in manifests.iter().enumerate() {

@@ -32,7 +32,7 @@ pub(super) async fn run(location: &Location, args: &Export) -> Result<Answer> {
         if kv.key == mark_key() {
             return Err(marked(&location.to_string()));
         }
-        // The copy may have begun anew.
+        // A key that is not larger shows that the copy has begun anew.
         if counted_to.as_ref().is_some_and(|last| kv.key <= *last) {
             tally = Tally::default();
         }

@@ -1,4 +1,4 @@
-//! Reading the files of host-local: each is named after an address and has the container's id and the interface's name.
+//! Reading host-local's files. Their names are addresses; a file has the container's id and the interface's name.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,9 +10,9 @@ use super::take_over::{Lease, Leases, LeftOut};
 use crate::error::{Failure, Result};
 use crate::output::printable;
 
-/// Longer than any file of host-local's.
+/// A length that no file of host-local exceeds.
 const LONGEST: u64 = 4096;
-/// The interface in files of versions that did not note it.
+/// The interface for files of versions that did not write it.
 const USUAL_INTERFACE: &str = "eth0";
 
 /// Reads a folder.

@@ -17,7 +17,7 @@ struct Json {
     file: String,
     store: String,
     dry_run: bool,
-    /// Keys that this run has written; fewer than there are if it went on with an earlier one.
+    /// Keys that this run has written. They are not all keys if it went on with an earlier run.
     written: u64,
     /// Nodes and the like that the store had already.
     kept: u64,
@@ -32,7 +32,7 @@ pub(super) async fn run(location: &Location, args: &Import) -> Result<Answer> {
     if args.abort {
         return abort(location, args.dry_run).await;
     }
-    // All of it is looked at before anything is written.
+    // The whole file is checked before anything is written.
     let plan = Plan::of(file, args.as_node.clone(), args.from_node.clone()).await?;
     if args.dry_run {
         return dry_run(location, &plan).await;
@@ -45,7 +45,7 @@ pub(super) async fn run(location: &Location, args: &Import) -> Result<Answer> {
     answer(location, &plan, &walked)
 }
 
-/// Says what there is to import, and whether it can be.
+/// Reports what would be imported; an error if it cannot be.
 async fn dry_run(location: &Location, plan: &Plan) -> Result<Answer> {
     let mut target = Target::look_at(location).await?;
     let possible = match target.mark() {
@@ -78,7 +78,7 @@ async fn fill(location: &Location, plan: &Plan, target: &mut Target<'_>) -> Resu
     }
     let written = through(plan, target, Work::Fill, "writing").await?;
     if !written.is_there(target).await? {
-        // A key that is not as it was written may be the store's own.
+        // A key that differs may be one of the store's own, which stay.
         let compared = through(plan, target, Work::Verify, "comparing").await?;
         if compared.differences() > 0 {
             return Err(Failure::new(format!("{location} was changed by somebody else meanwhile:{}", compared.list()))
@@ -89,8 +89,8 @@ async fn fill(location: &Location, plan: &Plan, target: &mut Target<'_>) -> Resu
     Ok(written)
 }
 
-/// The keys of the file in a store without a mark, if it has all of them: a command that was killed just after it
-/// removed the mark finds it so. Nothing if the store is empty; one that has anything else is refused.
+/// The keys of the file in a store without a mark, if it has all of them: an earlier run was killed just after it
+/// removed the mark. `None` if the store is empty; a store with anything else is refused.
 async fn imported_already(plan: &Plan, target: &mut Target<'_>) -> Result<Option<Walked>> {
     let Err(refusal) = target.require_empty().await else { return Ok(None) };
     let found = through(plan, target, Work::Look, "comparing").await?;
@@ -107,7 +107,7 @@ async fn through(plan: &Plan, target: &mut Target<'_>, work: Work, what: &'stati
     }
 }
 
-/// Refuses to go on with what was begun with something else.
+/// Refuses a store that another import or a migration has begun to fill.
 fn require_same(location: &Location, mark: &Mark, plan: &Plan) -> Result<()> {
     if mark.way == MoveKind::Import && mark.source == plan.source() && mark.state == State::Copying {
         return Ok(());

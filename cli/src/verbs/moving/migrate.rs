@@ -13,7 +13,7 @@ use crate::output::Progress;
 use crate::store::{self, Use};
 use crate::transfer::{Source, Target, Walked, Work, walk};
 
-/// How often to begin anew when the revision is given up before all of it was read.
+/// The number of attempts: the history of a revision can be removed before all of it was read.
 const ATTEMPTS: usize = 5;
 
 #[derive(Serialize)]
@@ -68,7 +68,7 @@ pub(super) async fn run(from: &Location, to: &Location, args: &Migrate) -> Resul
     Ok(answer)
 }
 
-/// Which store the source is.
+/// The identity of the source.
 async fn who(from: &Location) -> Result<Identity> {
     let open = store::open_files(from, Use::Existing).await?;
     let found = identity(from, &open).await;
@@ -79,7 +79,7 @@ async fn who(from: &Location) -> Result<Identity> {
 }
 
 impl Stores<'_> {
-    /// Copies all of one revision, and compares it.
+    /// Copies one revision, and reads it back to compare it.
     async fn copy(&self, target: &mut Target<'_>) -> Result<Answer> {
         self.may_fill(target).await?;
         match target.mark() {
@@ -94,7 +94,7 @@ impl Stores<'_> {
                 continue;
             };
             if !written.is_there(target).await? {
-                // A key that is not as it was written may be the target's own.
+                // A key that differs may be one of the target's own, which stay.
                 let Some((_, compared)) = self.through(target, revision, Work::Verify).await? else { continue };
                 if compared.differences() > 0 {
                     return Err(Failure::new(format!(
@@ -125,7 +125,7 @@ impl Stores<'_> {
         )))
     }
 
-    /// Says what would be copied.
+    /// Reports what would be copied.
     async fn dry_run(&self, target: &mut Target<'_>) -> Result<Answer> {
         self.may_fill(target).await?;
         if target.mark().is_none() {
@@ -175,8 +175,8 @@ impl Stores<'_> {
         )))
     }
 
-    /// Finds a target without a mark equal to its source, as a command that was killed just after it opened the target
-    /// finds it; every other one is refused.
+    /// Accepts a target without a mark if it is equal to its source: an earlier command was killed just after it opened
+    /// the target. Every other target is refused.
     async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> Result<Answer> {
         let Self { from, to, .. } = self;
         let (revision, walked) = self.newest(target).await?;
@@ -188,8 +188,8 @@ impl Stores<'_> {
         Answer::new(text, &self.json(revision, &walked, dry_run, true))
     }
 
-    /// Keeps everybody out of an embedded source while the target is opened, so that nothing is given in between; an error if
-    /// something has been. A cluster cannot be held.
+    /// Holds the lock of an embedded source while the target is opened, so that nothing is assigned meanwhile. Fails if
+    /// the source has changed. A cluster cannot be locked.
     async fn hold(&self, revision: Revision) -> Result<Option<OpenStore>> {
         if self.from.path().is_none() {
             return Ok(None);
@@ -213,7 +213,7 @@ impl Stores<'_> {
         target.mark().map_or(Ok(()), |mark| self.require_same(mark))
     }
 
-    /// Refuses to go on with what was begun with something else.
+    /// Refuses a target that another migration or an import has begun to fill.
     fn require_same(&self, mark: &Mark) -> Result<()> {
         let same = mark.way == MoveKind::Migrate && mark.source == self.source.id && mark.state != State::Removing;
         if same {
@@ -233,7 +233,7 @@ impl Stores<'_> {
         Err(self.too_fast())
     }
 
-    /// Walks through a revision of the source; nothing if it was given up meanwhile.
+    /// Walks through a revision of the source; `None` if its history was removed meanwhile.
     async fn through(&self, target: &mut Target<'_>, at: Revision, work: Work) -> Result<Option<(Revision, Walked)>> {
         let mut source = Source::store(self.from, at);
         let progress = Progress::new(if work == Work::Update { "copying" } else { "comparing" }, None);
@@ -273,7 +273,7 @@ impl Stores<'_> {
     }
 }
 
-/// The differences, past or present.
+/// The numbers of differences in words.
 fn changes(walked: &Walked) -> String {
     let mut text = format!("{} new, {} changed, {} gone", walked.missing, walked.different, walked.extra);
     if walked.kept > 0 {
@@ -282,7 +282,7 @@ fn changes(walked: &Walked) -> String {
     text
 }
 
-/// Removes what was written to a store that is being filled, and its mark.
+/// Removes the documents that were written to a store that is being filled, and the mark.
 pub(super) async fn remove(target: &mut Target<'_>, way: MoveKind, at: &Location, dry_run: bool) -> Result<Answer> {
     let Some(mark) = target.mark().filter(|mark| mark.way == way).cloned() else {
         let what = if way == MoveKind::Import { "an import" } else { "a migration" };

@@ -1,4 +1,4 @@
-//! The verbs that move what is in a store to another one.
+//! The verbs that move the contents of a store to another store.
 
 mod export;
 mod host_local;
@@ -49,7 +49,7 @@ pub(crate) fn run(
     }
 }
 
-/// A store by its URL, with what it takes to be let in.
+/// A store by its URL, with the credentials for it.
 fn location(cli: &Cli, env: &Environment<'_>, url: &str) -> Result<Location> {
     Ok(for_operator(Some(url), store::config_file(cli), env, &cli.cni_conf_dir)?.location)
 }

@@ -1,4 +1,4 @@
-//! Reading the addresses of podman's containers from what `podman inspect` prints.
+//! Reading the addresses of podman's containers from the output of `podman inspect`.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,10 +14,10 @@ use crate::output::printable;
 
 /// The interface of a container that is in one network.
 const INTERFACE: &str = "eth0";
-/// Longer than what podman says of all the containers that a machine can have.
+/// A length that the output about all containers of a machine does not reach.
 const LONGEST: u64 = 256 << 20;
 const HINT: &str = "give what `podman inspect` prints about containers";
-/// The place and the value of the number by which bbolt knows its files. Podman's own file, `ipam.db`, is one.
+/// The offset and the value of the magic number of bbolt's files. Podman's own file, `ipam.db`, is one.
 const BOLT: (usize, [u8; 4]) = (16, 0xED0C_DAED_u32.to_le_bytes());
 
 #[derive(Deserialize)]

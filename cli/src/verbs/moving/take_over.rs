@@ -1,4 +1,5 @@
-//! Taking over addresses that another plugin has given: each becomes its container's, as if Margay's plugin had given it.
+//! Taking over addresses that another plugin has assigned: each is recorded for its container, as if Margay's plugin
+//! had assigned it.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -19,17 +20,17 @@ use crate::output::printable;
 use crate::store::{self, Use};
 use crate::verbs::nodes;
 
-/// How long one opening of the store may take.
+/// The longest time for one operation on the store.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How many containers are taken over before the store is closed for a moment, so that others get their turn.
+/// The number of leases that are taken over before the store is closed for a moment, so that containers can start.
 const AT_ONCE: usize = 16;
 
 /// The leases of another plugin.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
-    /// By container and interface.
+    /// The leases, one for each interface of a container.
     pub(super) leases: Vec<Lease>,
-    /// The files that could not be read.
+    /// The files and containers that cannot be taken over.
     pub(super) left_out: Vec<LeftOut>,
 }
 
@@ -42,11 +43,11 @@ pub(super) struct Lease {
     pub(super) interface: String,
     /// Its addresses.
     pub(super) addresses: Vec<IpAddr>,
-    /// When they were given, if that is known.
+    /// The time of their assignment, if that is known.
     pub(super) given_at: Option<SystemTime>,
 }
 
-/// A lease that is not taken over.
+/// A file or lease that is not taken over.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct LeftOut {
     what: String,
@@ -54,7 +55,7 @@ pub(super) struct LeftOut {
 }
 
 impl LeftOut {
-    /// This, because of that.
+    /// It is left out for the reason `why`.
     pub(super) fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self { what: what.into(), why: why.into() }
     }
@@ -66,9 +67,9 @@ struct Report {
     network: String,
     node: String,
     dry_run: bool,
-    /// How many addresses are taken over now.
+    /// The number of addresses that were taken over now.
     taken_over: usize,
-    /// How many were before.
+    /// The number of addresses that were taken over before.
     there_already: usize,
     left_out: Vec<LeftOut>,
 }
@@ -116,7 +117,7 @@ async fn some(ipam: &Ipam, leases: &[Lease], report: &mut Report) -> Result<()> 
     Ok(())
 }
 
-/// Takes over what one interface has, in one commit.
+/// Takes over the addresses of one interface, in one commit.
 async fn one(ipam: &Ipam, lease: &Lease, report: &Report) -> Result<Outcome> {
     let request = request(lease, report);
     let soon = || Deadline::after(PATIENCE);
@@ -133,7 +134,7 @@ async fn one(ipam: &Ipam, lease: &Lease, report: &Report) -> Result<Outcome> {
         Err(error @ (Error::AlreadyAssigned(_) | Error::Reserved(_) | Error::Bridge(_) | Error::NotOwner(_))) => {
             Ok(Outcome::Conflict(error.to_string()))
         }
-        // The text is Calico's and ends in a newline.
+        // The text is Calico's and ends in a line break.
         Err(Error::Pool(error)) => Ok(Outcome::Conflict(error.to_string().trim_end().to_owned())),
         Err(error) => Err(error.into()),
     }
@@ -154,7 +155,7 @@ fn request(lease: &Lease, report: &Report) -> AssignRequest {
     request
 }
 
-/// True if the addresses were given after the machine was started: then they are not left over from before.
+/// True if the addresses were assigned in this boot, or at an unknown time: then they are not leftovers.
 fn is_of_this_boot(lease: &Lease) -> bool {
     let (Some(given_at), Some(up)) = (lease.given_at, host::uptime()) else { return lease.given_at.is_none() };
     given_at.elapsed().is_ok_and(|age| age < up)

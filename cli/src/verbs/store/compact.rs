@@ -17,11 +17,11 @@ struct Json {
     after: Extent,
 }
 
-/// How much there is.
+/// The extent of a store's history.
 #[derive(Serialize)]
 struct Extent {
     oldest_revision: i64,
-    /// Not known of what a dry run would leave.
+    /// The length of the log in bytes; unknown after a dry run.
     #[serde(skip_serializing_if = "Option::is_none")]
     log_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -55,7 +55,7 @@ pub(super) async fn run(location: &Location, args: &Compact) -> Result<Answer> {
     }
     match embedded.compact(mark).await {
         Ok(()) => {}
-        // So much is gone already.
+        // That history was removed before.
         Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
         Err(error) => return Err(failed(error)),
     }

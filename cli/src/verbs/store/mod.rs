@@ -30,7 +30,7 @@ pub(crate) async fn run(verb: &StoreVerb, location: &Location) -> Result<Answer>
     }
 }
 
-/// Refuses a cluster, which has its own means: `instead` says which.
+/// Refuses a cluster, which has its own tool for that: `instead` names it.
 fn refuse_cluster(location: &Location, what: &str, instead: &str) -> Result<()> {
     match location {
         Location::Etcd(_) => Err(Failure::new(format!("{what} is not for etcd")).hint(instead)),

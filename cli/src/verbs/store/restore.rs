@@ -1,6 +1,6 @@
 //! `margay store restore`.
 //!
-//! The store is built in a folder beside the one where it shall be, and gets that name in one step when it is complete.
+//! The store is built in a folder beside its final one, and gets its name in one step when it is complete.
 
 use std::path::Path;
 
@@ -17,15 +17,15 @@ use crate::backup::{Header, Reader, aside};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use, explain, wait};
 
-/// How many bytes one transaction writes, unless one value alone is longer.
+/// The most bytes that one transaction writes, unless one value alone is longer.
 const TXN_BYTES: usize = 1_000_000;
-/// How many bytes are read at a time.
+/// The number of bytes that are read at once.
 const GROUP_BYTES: usize = 4 << 20;
 
 #[derive(Serialize)]
 struct Json {
     store: String,
-    /// Of the new store; a dry run has none.
+    /// The id of the new store; a dry run has none.
     id: Option<String>,
     keys: u64,
     backup_revision: i64,
@@ -41,7 +41,7 @@ pub(super) async fn run(location: &Location, args: &Restore) -> Result<Answer> {
          redb",
     )?;
     let file = args.file.clone();
-    // All of it is looked at before anything is written.
+    // The whole file is checked before anything is written.
     let (header, keys) = aside(move || Reader::check(&file)).await?;
     let seen = if args.replace { None } else { Some(newest_of_empty(location).await?) };
     let failed = |error| explain(location, error);
@@ -68,9 +68,9 @@ pub(super) async fn run(location: &Location, args: &Restore) -> Result<Answer> {
 struct Restored {
     header: Header,
     keys: u64,
-    /// Of the new store.
+    /// The id of the new store.
     id: Option<String>,
-    /// Where that is now which was there before.
+    /// The folder in which the former store is now.
     aside: Option<String>,
 }
 
@@ -100,11 +100,11 @@ fn answer(location: &Location, args: &Restore, done: Restored) -> Result<Answer>
     )))
 }
 
-/// The newest revision of a store without keys, or of none.
+/// The newest revision of a store without keys; 1 if there is no store. Refuses a store with keys.
 async fn newest_of_empty(location: &Location) -> Result<u64> {
     let open = match datastore::open(location, Create::Never, wait()).await {
         Ok(open) => open,
-        // A creation that did not come to its end may have left the first revision.
+        // A creation that was interrupted may have left the first revision.
         Err(error) if *error.kind() == ErrorKind::Missing => return Ok(1),
         Err(error) => return Err(explain(location, error)),
     };
@@ -149,7 +149,7 @@ async fn fill(location: &Location, file: &Path, header: &Header, keys: u64) -> R
         if txns.is_empty() {
             break;
         }
-        // One after the other: in larger commits sled takes gigabytes of memory.
+        // Transactions run one after the other: for larger commits sled takes gigabytes of memory.
         for txn in txns {
             embedded.txn(txn).await.map_err(failed)?;
         }

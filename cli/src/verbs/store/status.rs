@@ -17,7 +17,7 @@ use crate::output::{printable, rfc3339};
 use crate::store::{explain, wait};
 use crate::times::both;
 
-/// How long to wait for the turn: what can be seen from outside is an answer already.
+/// The longest wait for the store lock: the facts that are visible from outside are an answer already.
 const WAIT: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(location: &Location) -> Result<Answer> {
@@ -62,7 +62,7 @@ struct Inside {
     history: History,
 }
 
-/// How much history there is, and how much there may be.
+/// The extent of the history, and its limits.
 #[derive(Serialize)]
 struct History {
     revisions: u64,
@@ -72,7 +72,7 @@ struct History {
     age_seconds: u64,
     max_age_seconds: Option<u64>,
     min_age_seconds: Option<u64>,
-    /// The groups of keys that take up most of it, the largest first.
+    /// The groups of keys that take up most of the history, the largest first.
     largest: Vec<Group>,
 }
 
@@ -84,11 +84,11 @@ struct Group {
     bytes: u64,
 }
 
-/// How many groups are shown.
+/// The number of groups that are shown.
 const GROUPS: usize = 3;
 
-/// The prefix of a key that names its group: the two outermost folders of a path, such as `/calico/ipam/`, or fewer if it has
-/// fewer.
+/// The prefix of a key that names its group: the two outermost folders of a path, such as `/calico/ipam/`, or as many
+/// as it has.
 fn prefix(key: &[u8]) -> Vec<u8> {
     let slashes = key.iter().enumerate().skip(1).filter(|(_, byte)| **byte == b'/');
     let end = slashes.take(2).last().map_or(0, |(at, _)| at + 1);

@@ -35,7 +35,7 @@ pub(super) async fn run(location: &Location, args: &Upgrade) -> Result<Answer> {
     Ok(if args.dry_run { answer.of_a_dry_run() } else { answer })
 }
 
-/// Fails if a plugin of Margay's that cannot read the newest format is where runtimes look for plugins.
+/// Fails if a folder of plugins has a Margay plugin that cannot read the newest format.
 pub(super) fn refuse_older_plugins() -> Result<()> {
     for folder in PLUGIN_FOLDERS {
         for name in ["margay-ipam", "margay-cni", "calico-ipam", "calico"] {

@@ -38,8 +38,8 @@ pub const MAX_BLOCK_ADDRESSES: usize = 1 << 16;
 /// The document under a block's key.
 ///
 /// Addresses are named by their ordinal: how many places after the first one of the block they are. An ordinal is
-/// either allocated, pointing at its [`Attribute`], or in the list of free ones, which is a queue: the head is given
-/// out, what is released goes to the end.
+/// either allocated, pointing at its [`Attribute`], or in the list of free ones, which is a queue: the head is
+/// assigned, a released ordinal goes to the end.
 ///
 /// **Invariant** of every value of this type: there are as many allocations as addresses, each points at an attribute
 /// that exists, and the list of free ordinals holds each ordinal that is not allocated exactly once.
@@ -80,9 +80,9 @@ read_keeping!(Block {
 /// Addresses at both ends of each new block that a host keeps for itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostReserved {
-    /// How many at the start.
+    /// The number at the start.
     pub start: usize,
-    /// How many at the end.
+    /// The number at the end.
     pub end: usize,
     /// The handle they are held under, usually [`WINDOWS_RESERVED_HANDLE`].
     pub handle: String,
@@ -95,9 +95,9 @@ pub struct HostReserved {
 pub enum AddressState<'a> {
     /// It is not of this block.
     Outside,
-    /// Nobody holds it. (It can still be reserved.)
+    /// It has no holder. (It can still be reserved.)
     Free,
-    /// It was released then, and rests.
+    /// It was released then, and is in cooldown.
     CoolingDown(OffsetDateTime),
     /// It is held.
     Assigned(&'a Attribute),
@@ -107,10 +107,10 @@ pub enum AddressState<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Cooldown {
-    /// The addresses whose rest is over, now free.
+    /// The addresses whose cooldown is over, now free.
     pub freed: Vec<IpAddr>,
-    /// How many releases were dated so far ahead that they were moved to now. Write the block even if nothing else
-    /// changed, or they are moved again and again and the addresses rest for ever.
+    /// The number of releases that were dated so far ahead that they were moved to now. Write the block even if nothing
+    /// else changed, or they are moved again and again and the addresses stay in cooldown for ever.
     pub moved: usize,
 }
 
@@ -201,7 +201,7 @@ impl Block {
     /// With strict affinity: that this owner may take addresses from the block.
     ///
     /// # Errors
-    /// [`NotOwner`] if it is somebody else's or nobody's.
+    /// [`NotOwner`] if it has another owner or none.
     pub fn require_owner(&self, owner: &Owner) -> Result<(), NotOwner> {
         match self.owner() {
             Some(other) if other == *owner => Ok(()),
@@ -210,7 +210,7 @@ impl Block {
         }
     }
 
-    /// Gives the block to an owner, as of now.
+    /// Makes the block an owner's, as of now.
     pub fn set_owner(&mut self, owner: &Owner, now: OffsetDateTime) {
         self.affinity = Field::Is(owner.to_string());
         self.affinity_claim_time = Field::Is(Stamp::new(now));
@@ -222,7 +222,7 @@ impl Block {
         self.affinity_claim_time = Field::Absent;
     }
 
-    /// Makes what is a node's another one's: the block, if it is its owner, and what it holds of it. True if anything was.
+    /// Renames a node, as the owner of the block and as a holder of its addresses. True if it was there.
     pub fn rename_node(&mut self, from: &str, to: &str) -> bool {
         let owner = self.owner().and_then(|owner| owner.renamed(from, to));
         let owns = owner.is_some();
@@ -233,7 +233,7 @@ impl Block {
         entries.fold(owns, |renamed, entry| entry.rename_node(from, to) || renamed)
     }
 
-    /// The addresses of a handle become another handle's.
+    /// Moves the addresses of a handle to another handle.
     pub fn rename_handle(&mut self, from: &str, to: &str) {
         let entries = self.attributes.get_mut().into_iter().flatten();
         entries.filter(|entry| entry.has_handle(from)).for_each(|entry| entry.set_handle(to));
@@ -256,7 +256,7 @@ impl Block {
         self.sequence_number.or_zero()
     }
 
-    /// The block's sequence number when the address was last given out or released. 0 if that is not recorded.
+    /// The block's sequence number when the address was last assigned or released. 0 if that is not recorded.
     pub fn sequence_number_of(&self, ip: IpAddr) -> u64 {
         self.ordinal(ip).map_or(0, |ordinal| self.sequence_of(ordinal))
     }
@@ -275,13 +275,13 @@ impl Block {
         }
     }
 
-    /// Frees the addresses whose rest is over; the first thing to do with a block that was read.
+    /// Frees the addresses whose cooldown is over; the first thing to do with a block that was read.
     ///
-    /// An address rests for more than `cooldown_seconds` after its release, by the clock of `now`. With 0 or less no
-    /// address rests. Clocks differ: a release that is dated ahead counts as just now. Up to one cooldown ahead it is
-    /// left alone, so the address rests for two cooldowns at most. One that is further ahead is moved to now, so that it
-    /// ends too: either its writer's clock is wrong or ours is, and if it is ours, the address rests too short for once,
-    /// which harms less than an address that rests for ever.
+    /// An address is in cooldown for more than `cooldown_seconds` after its release, by the clock of `now`. With 0 or
+    /// less there is no cooldown. Clocks differ: a release that is dated ahead counts as just now. Up to one cooldown
+    /// ahead it is not changed, so the address waits for two cooldowns at most. One that is further ahead is moved to
+    /// now, so that its cooldown ends too: either its writer's clock is wrong or ours is, and if it is ours, the
+    /// cooldown is too short for once, which harms less than a cooldown that never ends.
     pub fn apply_cooldown(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> Cooldown {
         let rest = Duration::seconds(cooldown_seconds.max(0));
         let mut done = Cooldown::default();
@@ -305,25 +305,25 @@ impl Block {
         done
     }
 
-    /// How many addresses could be given out now: free ones that are not reserved.
+    /// The number of addresses that could be assigned now: free ones that are not reserved.
     pub fn free_count(&self, reservations: &Reservations) -> usize {
         self.free_addresses().filter(|ip| !reservations.contains(*ip)).count()
     }
 
-    /// True if somebody holds each address of the block, so that none becomes free unless the block is written.
+    /// True if each address of the block has a holder, so that none becomes free unless the block is written.
     pub fn is_full(&self) -> bool {
         self.unallocated.is_empty() && self.allocated().all(|(_, entry)| entry.released_at().is_none())
     }
 
-    /// True if nobody holds an address of the block, but for those that a Windows host keeps for itself. An address
-    /// that rests makes the block not empty.
+    /// True if no address of the block has a holder, but for those that a Windows host keeps for itself. An address in
+    /// cooldown makes the block not empty.
     pub fn is_empty(&self) -> bool {
         let mut entries = self.allocations.iter().flatten().filter_map(|index| self.attributes().get(*index));
         entries.all(|entry| entry.handle_id().is_some_and(|id| id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE)))
     }
 
-    /// Gives out up to `wanted` addresses, those that have been free for longest first. Reserved ones are passed over
-    /// and keep their place in the queue. Returns what was given out, possibly nothing.
+    /// Assigns up to `wanted` addresses, those that have been free for longest first. Reserved ones are passed over and
+    /// keep their place in the queue. Returns the assigned addresses, possibly none.
     pub fn assign_auto(&mut self, wanted: usize, holder: &Attribute, reservations: &Reservations) -> Vec<IpAddr> {
         let (mut taken, mut addresses) = (Vec::new(), Vec::new());
         for &ordinal in &self.unallocated {
@@ -339,10 +339,10 @@ impl Block {
         addresses
     }
 
-    /// Gives out this address. Reservations are not looked at, as in Calico.
+    /// Assigns this address. Reservations are not checked, as in Calico.
     ///
     /// # Errors
-    /// [`AlreadyAssigned`] if it is held, rests, or is not of this block.
+    /// [`AlreadyAssigned`] if it is held, in cooldown, or not of this block.
     pub fn assign_specific(&mut self, ip: IpAddr, holder: &Attribute) -> Result<(), AlreadyAssigned> {
         match self.ordinal(ip) {
             Some(ordinal) if self.allocations.get(ordinal) == Some(&None) => {
@@ -368,9 +368,9 @@ impl Block {
         self.unallocated.retain(|ordinal| self.allocations.get(*ordinal) == Some(&None));
     }
 
-    /// Gives an address to its holder once more: sets attributes of the holder, removes those that are `None`, and counts
-    /// the address as given out anew. Other addresses keep theirs, also where they shared the entry; an address that nobody
-    /// holds stays as it is.
+    /// Assigns an address to its holder once more: sets attributes of the holder, removes those that are `None`, and
+    /// counts the address as assigned anew. Other addresses keep theirs, also where they shared the entry; an address
+    /// without a holder stays as it is.
     pub fn renew<'a>(&mut self, ip: IpAddr, attributes: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) {
         let (Some(mut entry), Some(ordinal)) = (self.attributes_of(ip).cloned(), self.ordinal(ip)) else { return };
         for (name, value) in attributes {
@@ -398,7 +398,7 @@ impl Block {
         }
     }
 
-    /// The facts about the holder of an address; `None` if nobody holds it.
+    /// The facts about the holder of an address; `None` if it has none.
     pub fn attributes_of(&self, ip: IpAddr) -> Option<&Attribute> {
         match self.lookup(ip) {
             AddressState::Assigned(attribute) => Some(attribute),
@@ -411,7 +411,7 @@ impl Block {
         (0..self.allocations.len()).filter_map(|ordinal| self.address(ordinal))
     }
 
-    /// The addresses that are not free, in ascending order, each with its entry: held ones and those that rest.
+    /// The addresses that are not free, in ascending order, each with its entry: held ones and those in cooldown.
     pub fn allocated(&self) -> impl Iterator<Item = (IpAddr, &Attribute)> {
         self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {
             let attribute = self.attributes().get((*slot)?)?;
@@ -419,7 +419,7 @@ impl Block {
         })
     }
 
-    /// The free addresses in the order in which they will be given out, reserved ones among them.
+    /// The free addresses in the order in which they will be assigned, reserved ones among them.
     pub fn free_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.unallocated.iter().filter_map(|ordinal| self.address(*ordinal))
     }

@@ -13,10 +13,10 @@ const NAMESPACE: &str = "namespace";
 /// The required owner of an address before its owner changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExpectedOwner {
-    /// That does not matter.
+    /// Any owner, or none.
     #[default]
     Anyone,
-    /// Nobody's: it has no attributes of this kind.
+    /// No owner: it has no attributes of this kind.
     Nobody,
     /// This pod's, by the attributes `namespace` and `pod`.
     Pod {
@@ -97,12 +97,12 @@ pub enum OwnerRefusal {
         /// The handle.
         handle: String,
     },
-    /// The address is somebody else's than expected.
+    /// The address has another owner than expected.
     #[error(transparent)]
     OtherOwner(Box<OtherOwner>),
 }
 
-/// An address that is somebody else's than expected.
+/// An address that has another owner than expected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "update conflict: {address}: cannot set {part}: expected pod={} namespace={} but found pod={pod} namespace={namespace}",
@@ -124,8 +124,8 @@ pub struct OtherOwner {
 
 impl Block {
     /// Changes the owners of an address that is held under a handle; false if they are as wanted already. All
-    /// expectations are looked at before anything changes. Other addresses keep their owners, also where they shared the
-    /// entry, and the address keeps its sequence number: it is not given out anew.
+    /// expectations are checked before anything changes. Other addresses keep their owners, also where they shared the
+    /// entry, and the address keeps its sequence number: it is not assigned anew.
     ///
     /// # Errors
     /// [`OwnerRefusal`]; the block is then unchanged.

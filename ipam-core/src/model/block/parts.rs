@@ -10,7 +10,7 @@ use crate::model::codec::{Document, Malformed, from_json, to_json_of};
 use crate::model::keys;
 use crate::net::{nth, number};
 
-/// About how long a block is without its entries, and an entry: so that writing one seldom moves what is written.
+/// The usual lengths of a block without its entries, and of an entry: the buffer of a written block seldom grows.
 const BYTES: usize = 1024;
 const BYTES_OF_ENTRY: usize = 320;
 
@@ -97,11 +97,11 @@ impl Block {
         }
     }
 
-    /// Checks what a block was read as, and heals what can be healed without a guess.
+    /// Checks a block that was read, and heals what can be healed without a guess.
     ///
-    /// The allocations say what is free; the queue only says in which order. So a queue that names an ordinal twice, or
-    /// one that is allocated or outside, loses it, and a free ordinal that it does not name is put at its end: an
-    /// address is then neither given out twice nor lost for ever.
+    /// The allocations determine what is free; the queue only in which order. So the queue loses an ordinal that is
+    /// allocated or outside, and the second mention of one, and a free ordinal that it does not name is put at its end:
+    /// an address is then neither assigned twice nor lost for ever.
     fn check(&mut self, key: &Key) -> Result<(), Malformed> {
         self.cidr = self.cidr.trunc();
         if keys::parse_block(key) != Some(self.cidr) {

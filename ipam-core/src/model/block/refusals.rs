@@ -17,18 +17,18 @@ pub enum UnusableBlock {
     NothingLeft(IpNet),
 }
 
-/// The address is held already, or rests.
+/// The address is held already, or in cooldown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("resource already exists: {0} with error: Address already assigned in block")]
 pub struct AlreadyAssigned(pub IpAddr);
 
-/// With strict affinity, the block is not the asker's.
+/// With strict affinity, the block is not the requesting owner's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOwner {
-    /// Somebody else owns it.
+    /// It has another owner.
     #[error("Block host affinity does not match")]
     Other,
-    /// Nobody owns it.
+    /// It has no owner.
     #[error("Attempt to assign from block {0} with no affinity")]
     Nobody(IpNet),
 }

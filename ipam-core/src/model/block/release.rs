@@ -1,4 +1,4 @@
-//! Giving addresses of a block back.
+//! Releasing addresses of a block.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ pub struct ReleaseRequest {
 }
 
 impl ReleaseRequest {
-    /// A request that asks nothing of the address.
+    /// A request without a condition on the address.
     pub fn new(address: IpAddr) -> Self {
         Self { address, handle: None, sequence_number: None }
     }
@@ -46,7 +46,7 @@ impl ReleaseRequest {
 pub struct Released {
     /// The addresses that were held and are not any more, in ascending order.
     pub released: Vec<IpAddr>,
-    /// The addresses that nobody held: free, resting, or not of this block.
+    /// The addresses that had no holder: free, in cooldown, or not of this block.
     pub unallocated: Vec<IpAddr>,
     /// The number of released addresses of each handle, by which the handles' counts shrink.
     pub by_handle: BTreeMap<String, usize>,
@@ -67,10 +67,10 @@ pub struct ReleaseConflict {
     kind: ReleaseConflictKind,
 }
 
-/// In what the address differs from the request.
+/// The difference between the address and the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseConflictKind {
-    /// It has been given out or released again since.
+    /// It has been assigned or released again since.
     #[error("bad sequence number: requested {requested}, expected {stored}")]
     SequenceNumber {
         /// The value in the request.
@@ -94,7 +94,7 @@ impl ReleaseConflict {
         self.address
     }
 
-    /// In what it differs.
+    /// The difference.
     pub fn kind(&self) -> &ReleaseConflictKind {
         &self.kind
     }
@@ -103,8 +103,8 @@ impl ReleaseConflict {
 impl Block {
     /// Releases the held addresses of the block that pass the test.
     ///
-    /// Released addresses rest for `cooldown_seconds` from now; with 0 or less they are free at once. The cooldown step
-    /// is part of this, so addresses whose rest is over become free too.
+    /// Released addresses are in cooldown for `cooldown_seconds` from now; with 0 or less they are free at once. The
+    /// cooldown step is part of this, so addresses whose cooldown is over become free too.
     pub fn release_where(
         &mut self,
         now: OffsetDateTime,
@@ -121,8 +121,8 @@ impl Block {
         self.release_where(now, cooldown_seconds, |_, entry| entry.has_handle(handle))
     }
 
-    /// Releases addresses, all or nothing. An address that is named twice counts once, and must be what each request
-    /// says. One that nobody holds is returned as such. Otherwise as [`Self::release_where`].
+    /// Releases addresses, all or nothing. An address that is named twice counts once, and must meet the conditions of
+    /// each request. One that has no holder is returned as such. Otherwise as [`Self::release_where`].
     ///
     /// # Errors
     /// [`ReleaseConflict`] if an address has another sequence number, or is held under another handle, than its request
@@ -146,10 +146,10 @@ impl Block {
         Ok(released)
     }
 
-    /// True if the address of a request is held, false if nobody holds it.
+    /// True if the address of a request is held, false if it has no holder.
     fn check_request(&self, request: &ReleaseRequest) -> Result<bool, ReleaseConflict> {
         let address = request.address;
-        // Before anything else, as in Calico: who asks with an old number is mistaken even if the address is free.
+        // Before anything else, as in Calico: a caller with an old number is mistaken even if the address is free.
         if let Some(requested) = request.sequence_number {
             let stored = self.sequence_number_of(address);
             if requested != stored {
@@ -186,7 +186,7 @@ impl Block {
             if let Some(slot) = self.allocations.get_mut(ordinal) {
                 *slot = Some(marker);
             }
-            // While it rests, nobody who remembers the number it was given out with can release it once more.
+            // During the cooldown, no caller that remembers the number of the assignment can release it once more.
             self.set_sequence(ordinal);
         }
         self.compact();

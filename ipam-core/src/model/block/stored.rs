@@ -38,7 +38,7 @@ impl Flaws {
 }
 
 impl StoredBlock {
-    /// Reads a block. Its network may be another one than its key says.
+    /// Reads a block. Its network may be another one than that of its key.
     ///
     /// # Errors
     /// [`Malformed`] if it is no block, or does not have as many allocations as addresses.
@@ -55,7 +55,7 @@ impl StoredBlock {
         }
     }
 
-    /// The block, to be looked at only.
+    /// The block, for reading only.
     pub(crate) fn block(&self) -> &Block {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! Giving out, taking back, resting.
+//! Assigning, releasing, cooldown.
 
 use proptest::prelude::*;
 use time::macros::datetime;
@@ -99,12 +99,12 @@ fn reserved_addresses_keep_their_place() {
     assert_eq!(block.free_count(&reserved), 5);
     assert_eq!(block.assign_auto(2, &holder("a"), &reserved), ips(&[2, 4]));
     assert_eq!(json(&block)["unallocated"], serde_json::json!([0, 1, 3, 5, 6, 7]));
-    // Asked for by name, a reserved address is given.
+    // A reserved address is assigned if it is requested.
     block.assign_specific(ip(1), &holder("b")).unwrap();
     assert_eq!(block.assign_auto(9, &holder("c"), &reserved), ips(&[5, 6, 7]));
     assert_eq!(block.free_count(&reserved), 0);
     assert_eq!(block.assign_auto(1, &holder("d"), &reserved), ips(&[]));
-    // Nothing given, nothing left behind.
+    // Nothing assigned, nothing left behind.
     assert!(!json(&block)["attributes"].to_string().contains("\"d\""));
     assert_eq!(block.free_count(&Reservations::new(["0.0.0.0/0".parse().unwrap()])), 0);
 }
@@ -163,7 +163,7 @@ fn a_release_from_the_future_ends_too() {
     assert_eq!(block.apply_cooldown(NOW + Duration::seconds(30), 60), Cooldown::default());
     assert_eq!(block.apply_cooldown(NOW + Duration::seconds(61), 60).freed, ips(&[0]));
 
-    // A little ahead is waited for.
+    // A release that is dated a little ahead is left alone.
     let _ = block.assign_specific(ip(0), &holder("a"));
     let _ = block.release_by_handle("a", NOW + Duration::seconds(50), 60);
     assert_eq!(block.apply_cooldown(NOW, 60), Cooldown::default());
@@ -181,7 +181,7 @@ fn what_rests_is_nobodys_even_if_a_handle_stands_there() {
     assert_eq!(block.ips_by_handle("h"), ips(&[]));
     assert_eq!(block.attributes_of(ip(0)), None);
     assert!(!block.release_by_handle("h", NOW, 60).changed());
-    // A new holder with the same handle does not share the entry, and so does not rest at once.
+    // A new holder with the same handle does not share the entry, and so is not in cooldown at once.
     assert_eq!(block.assign_auto(1, &Attribute::new(Some("h"), BTreeMap::new()), &none()), ips(&[1]));
     assert_eq!(block.ips_by_handle("h"), ips(&[1]));
 }
