@@ -319,7 +319,7 @@ where
             let never_sent = *error.kind() == ErrorKind::NotSent;
             return Err(Failure { error, never_sent });
         }
-        match timeout_at(limits.answer, endpoint.renew(&connection, renewals)).await {
+        match timeout_at(limits.answer, Box::pin(endpoint.renew(&connection, renewals))).await {
             Ok(Ok(())) => renewed = true,
             Ok(Err(error)) => return Err(never_sent(told(error))),
             Err(_) => return Err(never_sent(timeout())),

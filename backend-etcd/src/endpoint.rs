@@ -210,7 +210,8 @@ impl Endpoint {
             }
             (None, None) => None,
         };
-        let connection = self.connect(tls.as_ref()).await?;
+        // Boxed: each call has room for this future, and moves it, though only the first one connects.
+        let connection = Box::pin(self.connect(tls.as_ref())).await?;
         let stamp = tls.map(|tls| tls.stamp).unwrap_or_default();
         self.keep(Made { connection: connection.clone(), stamp, checked });
         Ok(connection)
@@ -235,19 +236,17 @@ impl Endpoint {
 
     async fn connect(&self, tls: Option<&Loaded>) -> Result<Connection, etcd_client::Error> {
         let options = ConnectOptions::new().with_require_leader(true);
-        let login = self
-            .manner
-            .credentials
-            .as_ref()
-            .map(|known| options.clone().with_user(known.user.clone(), known.password.clone()));
-        let channel = self.manner.channel(&self.address, tls)?;
-        let client = match login {
-            None => Client::from_channel(channel, Some(options)).await?,
-            Some(login) => match Client::from_channel(channel.clone(), Some(login)).await {
-                Err(error) if says_no_login_needed(&error) => Client::from_channel(channel, Some(options)).await?,
-                other => other?,
-            },
+        let login = self.manner.credentials.as_ref();
+        let with_login = match login {
+            Some(known) => options.clone().with_user(known.user.clone(), known.password.clone()),
+            None => options.clone(),
         };
+        let channel = self.manner.channel(&self.address, tls)?;
+        let mut client = Client::from_channel(channel.clone(), Some(with_login)).await;
+        if login.is_some() && client.as_ref().is_err_and(says_no_login_needed) {
+            client = Client::from_channel(channel, Some(options)).await;
+        }
+        let client = client?;
         let kv = client.kv_client().max_decoding_message_size(MAX_ANSWER_BYTES);
         let watch = client.watch_client().max_decoding_message_size(MAX_ANSWER_BYTES);
         Ok(Connection(Arc::new(Clients { client, kv, watch })))

@@ -14,10 +14,8 @@ pub(crate) const OWN: &str = "/proc/thread-self/ns/net";
 ///
 /// The path is not opened, since it may be anything, a pipe for one.
 pub(crate) fn is_own(path: &Path, own: &Path) -> bool {
-    match (fs::metadata(path), fs::metadata(own)) {
-        (Ok(theirs), Ok(ours)) => (theirs.st_dev(), theirs.st_ino()) == (ours.st_dev(), ours.st_ino()),
-        _ => false,
-    }
+    let Ok(theirs) = fs::metadata(path) else { return false };
+    fs::metadata(own).is_ok_and(|ours| (theirs.st_dev(), theirs.st_ino()) == (ours.st_dev(), ours.st_ino()))
 }
 
 /// The error for a container that is to live in the plugin's own namespace.

@@ -118,7 +118,8 @@ pub(crate) async fn etcd(etcd: &Etcd, opening: Opening) -> Result<Opened> {
             let opened =
                 opening.await.map_err(|panic| Error::new(ErrorKind::Io, Operation::Open, "etcd").with_source(panic));
             let store = opened??;
-            store.check().await?;
+            // Boxed: every call that opens a store has room for this future, and a plugin never runs it.
+            Box::pin(store.check()).await?;
             Ok(Opened::Etcd(store))
         }
     }

@@ -98,7 +98,7 @@ impl FileIntents {
             (Some(noted), Some(etcd)) => match etcd.cluster_id() {
                 Some(id) => noted == id,
                 None if address == self.store => true,
-                None => noted == etcd.about().await.map_err(io::Error::other)?.cluster,
+                None => noted == Box::pin(etcd.about()).await.map_err(io::Error::other)?.cluster,
             },
             _ => address == self.store,
         };

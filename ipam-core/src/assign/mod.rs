@@ -72,12 +72,12 @@ impl Ipam {
             Err(error) => error,
         };
         let assigned = if is_short(&error) {
-            self.assign_over_leftovers(request, &findings, error, deadline).await
+            Box::pin(self.assign_over_leftovers(request, &findings, error, deadline)).await
         } else {
             Err(error)
         };
         if assigned.is_err() && !findings.misdated.is_empty() {
-            self.redate(&findings.misdated, deadline).await?;
+            Box::pin(self.redate(&findings.misdated, deadline)).await?;
         }
         assigned
     }
