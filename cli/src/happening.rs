@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use ipam_core::events::{Happening, Holder, What};
 use ipam_core::model::{Attribute, Owner};
 use ipam_core::timestamps::rfc3339;
+use ipam_operator::events::{Happening, Holder, What};
 use ipnet::IpNet;
 use kv::Revision;
 use serde::Serialize;
@@ -178,7 +178,7 @@ mod tests {
         let cidr = "10.0.0.0/30".parse().unwrap();
         let mut block = Block::new(cidr, Some(&Owner::host("node1")), at, None).unwrap();
         block.assign_specific("10.0.0.1".parse().unwrap(), &Attribute::new(Some("net.c1"), attributes)).unwrap();
-        ipam_core::events::of_block(cidr, None, Some(&block))
+        ipam_operator::events::of_block(cidr, None, Some(&block))
     }
 
     #[test]

@@ -6,10 +6,10 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use datastore::{Environment, Location};
-use ipam_core::Ipam;
-use ipam_core::events::{Happening, of_batch, of_listed};
-use ipam_core::history::{HistoryOf, time_of};
 use ipam_core::model::keys;
+use ipam_operator::Operator;
+use ipam_operator::events::{Happening, of_batch, of_listed};
+use ipam_operator::history::{HistoryOf, time_of};
 use ipnet::IpNet;
 use kv::{Deadline, Range, Revision};
 use serde::Serialize;
@@ -95,7 +95,7 @@ async fn follow(
 /// The network of a pool.
 async fn network(location: &Location, name: &str) -> Result<IpNet> {
     let open = store::open(location, Use::Existing).await?;
-    let ipam = Ipam::new(open.store(), nodes(location));
+    let ipam = Operator::new(open.store(), nodes(location));
     let inventory = ipam.inventory(Deadline::after(PATIENCE)).await;
     drop(ipam);
     let closed = open.close().await;

@@ -57,7 +57,7 @@ pub enum Names {
 const PAIRS: [(&str, &str); 3] = [(NODE, OWN_NODE), (POD, OWN_POD), (NAMESPACE, OWN_NAMESPACE)];
 
 /// Calico's name of an attribute that we record under a name of our own; other names as they are.
-pub(crate) fn common_name(name: &str) -> &str {
+pub fn common_name(name: &str) -> &str {
     PAIRS.iter().find(|(_, own)| *own == name).map_or(name, |(calicos, _)| calicos)
 }
 

@@ -16,7 +16,7 @@ const KEYS_AT_ONCE: usize = 64;
 
 /// Groups the requests by block. Addresses that no block has are of the block that their pool says, or of one of their own.
 /// Blocks are read without a guard.
-pub(crate) async fn blocks_of(
+pub async fn blocks_of(
     tx: &mut Transaction,
     pools: &[Pool],
     requests: &[ReleaseRequest],

@@ -7,12 +7,12 @@ use kv::{Attempts, Content, Deadline, Key, Range, Revision, StoreExt, TransactOp
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::filling;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::ResourceKind;
 use crate::model::{
     Document, EndpointFacts, Orchestrator, Pool, WorkloadEndpoint, keys, new_profile, split_endpoint_name,
 };
-use crate::moving;
 use crate::surroundings::decode_all;
 
 /// How many documents one request reads.
@@ -193,7 +193,7 @@ impl Ipam {
 
 impl PendingEndpoint {
     async fn begin(&self) -> Result<(Attempts, Transaction)> {
-        let options = TransactOptions::new(self.deadline).with_beside([moving::mark_key()]);
+        let options = TransactOptions::new(self.deadline).with_beside([filling::mark_key()]);
         let mut attempts = Attempts::new(Arc::clone(self.ipam.store()), options);
         let tx = attempts.begin().await?;
         Ok((attempts, tx))
@@ -246,7 +246,7 @@ impl PendingEndpoint {
         };
         loop {
             let done = self.write(&mut tx, endpoint, replaced, orchestrator).await;
-            let done = moving::unless_marked(&mut tx, done).await;
+            let done = filling::unless_marked(&mut tx, done).await;
             if attempts.end(tx, done).await?.is_some() {
                 return Ok(());
             }

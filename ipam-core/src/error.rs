@@ -5,11 +5,11 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::documents::DocumentError;
+use crate::document::DocumentError;
+use crate::filling::Filling;
 use crate::model::{
     ContradictorySettings, InvalidPool, Malformed, NotOwner, OwnerRefusal, ReleaseConflict, UnusableBlock,
 };
-use crate::moving::Filling;
 use crate::net::Family;
 use crate::pools::PoolError;
 
@@ -183,7 +183,7 @@ pub enum Resource {
 
 impl Resource {
     /// The error of one that is not there.
-    pub(crate) fn not_found(self, name: impl fmt::Display) -> Error {
+    pub fn not_found(self, name: impl fmt::Display) -> Error {
         Error::NotFound { kind: self, name: name.to_string() }
     }
 }

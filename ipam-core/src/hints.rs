@@ -123,7 +123,7 @@ pub(crate) fn blocks_to_release(recalled: &[IpNet], addresses: &[IpAddr]) -> Vec
 }
 
 /// Every block that an address can be of: its pool determines which one it is, and is not known before it was read.
-pub(crate) fn possible_blocks(ip: IpAddr) -> Vec<IpNet> {
+pub fn possible_blocks(ip: IpAddr) -> Vec<IpNet> {
     let family = Family::of(ip);
     family.block_sizes().filter_map(|prefix| family.network(ip, prefix)).collect()
 }

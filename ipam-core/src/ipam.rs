@@ -14,25 +14,26 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, Labels, Node, Owner};
 
 /// Runs the body of a verb as one transaction on the allocator's store, or on another one, and returns the body's
-/// result. A store that is [being filled](crate::moving) refuses all of them but those that are only `looking`: a
+/// result. A store that is [being filled](crate::filling) refuses all of them but those that are only `looking`: a
 /// person's queries.
+#[macro_export]
 macro_rules! transact {
     ($ipam:expr, $deadline:expr, |$tx:ident| $body:expr) => {
-        crate::ipam::transact!(on std::sync::Arc::clone($ipam.store()), $deadline, |$tx| $body)
+        $crate::transact!(on std::sync::Arc::clone($ipam.store()), $deadline, |$tx| $body)
     };
     (on $store:expr, $deadline:expr, |$tx:ident| $body:expr) => {{
         let store = $store;
-        let options = kv::TransactOptions::new($deadline).with_beside([crate::moving::mark_key()]);
-        let done: crate::error::Result<kv::Committed<_>> = kv::transact!(store, options, |$tx| {
-            let done: crate::error::Result<_> = async { $body }.await;
-            crate::moving::unless_marked($tx, done).await
+        let options = kv::TransactOptions::new($deadline).with_beside([$crate::filling::mark_key()]);
+        let done: $crate::Result<kv::Committed<_>> = kv::transact!(store, options, |$tx| {
+            let done: $crate::Result<_> = async { $body }.await;
+            $crate::filling::unless_marked($tx, done).await
         });
         done.map(|committed| committed.value)
     }};
     (looking $ipam:expr, $deadline:expr, |$tx:ident| $body:expr) => {{
         let store = std::sync::Arc::clone($ipam.store());
         let options = kv::TransactOptions::new($deadline);
-        let done: crate::error::Result<kv::Committed<_>> = kv::transact!(store, options, |$tx| $body);
+        let done: $crate::Result<kv::Committed<_>> = kv::transact!(store, options, |$tx| $body);
         done.map(|committed| committed.value)
     }};
 }
@@ -121,7 +122,7 @@ impl Ipam {
     }
 
     /// The nodes that may have addresses.
-    pub(crate) fn nodes(&self) -> Nodes {
+    pub fn nodes(&self) -> Nodes {
         self.nodes
     }
 
@@ -141,12 +142,12 @@ impl Ipam {
     }
 
     /// The time.
-    pub(crate) fn now(&self) -> OffsetDateTime {
+    pub fn now(&self) -> OffsetDateTime {
         (self.clock)()
     }
 
     /// A unique id for a new resource.
-    pub(crate) fn uid(&self) -> String {
+    pub fn uid(&self) -> String {
         (self.uids)()
     }
 

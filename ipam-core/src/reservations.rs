@@ -115,7 +115,7 @@ impl Spans {
 }
 
 /// An entry of a reservation: a network, of which host bits are cut off, or a single address.
-pub(crate) fn parse_entry(entry: &str) -> Option<IpNet> {
+pub fn parse_entry(entry: &str) -> Option<IpNet> {
     match entry.parse::<IpNet>() {
         Ok(net) => Some(net.trunc()),
         Err(_) => entry.parse::<IpAddr>().ok().map(IpNet::from),

@@ -3,14 +3,18 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use kv::{Deadline, Range};
+use kv::{Deadline, ErrorKind, Range, Transaction};
 
 use crate::assign::{Gateway, bridge};
 use crate::error::{Error, Resource, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Document, IpReservation, NewPool, Pool, check_name};
+use crate::model::{Document, IpReservation, NewPool, Pool, check_name, check_new_pool};
+use crate::surroundings::decode_all;
 use crate::workset::Workset;
+
+/// Where those take turns that make a pool beside very many others.
+const POOLS_TURN: &str = "/margay/v1/pools";
 
 impl Ipam {
     /// Makes a pool; with a gateway, one that is ready for a bridged network.
@@ -37,6 +41,33 @@ impl Ipam {
             }
             Ok(pool)
         })
+    }
+
+    /// Checks a new pool, also against the pools and blocks that there are.
+    ///
+    /// # Errors
+    /// `Invalid`, with Calico's text, for a pool that must not be; those of the store.
+    pub async fn check_beside_others(&self, tx: &mut Transaction, new: &NewPool) -> Result<()> {
+        let others = self.pools_beside(tx).await?;
+        let blocks = tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(None))).await?;
+        let blocks: Vec<IpNet> = blocks.iter().filter_map(keys::parse_block).collect();
+        Ok(check_new_pool(new, &others, &blocks)?)
+    }
+
+    /// All pools, for a caller that makes another one: the commit fails if one has come or changed by then. Of more
+    /// than can be guarded one by one, those that are made come one after the other.
+    async fn pools_beside(&self, tx: &mut Transaction) -> Result<Vec<Pool>> {
+        let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
+        match tx.list(&pools).await {
+            Ok(listed) => Ok(decode_all(&listed)),
+            Err(error) if matches!(error.kind(), ErrorKind::ReadSetTooLarge { .. }) => {
+                let turn = POOLS_TURN.into();
+                tx.get(&turn).await?;
+                tx.put(&turn, self.uid())?;
+                Ok(decode_all(&tx.snapshot_list(&pools).await?))
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Makes a reservation.

@@ -116,7 +116,7 @@ pub(crate) fn passes_over(pool: &Pool, node: &Labels) -> bool {
 }
 
 /// The settings, guarded; the defaults if there are none.
-pub(crate) async fn read_config(tx: &mut Transaction) -> Result<IpamConfig> {
+pub async fn read_config(tx: &mut Transaction) -> Result<IpamConfig> {
     let key = keys::config();
     Ok(match tx.get(&key).await? {
         Some(value) => IpamConfig::decode(&key, value.as_bytes())?,
@@ -132,7 +132,7 @@ async fn list_guarded_if_short(tx: &mut Transaction, range: &Range) -> Result<Ve
 }
 
 /// The documents of a listing that are well formed; Calico passes over the others, too.
-pub(crate) fn decode_all<D: Document>(listed: &[(Key, Value)]) -> Vec<D> {
+pub fn decode_all<D: Document>(listed: &[(Key, Value)]) -> Vec<D> {
     let decoded = listed.iter().filter_map(|(key, value)| match D::decode(key, value.as_bytes()) {
         Ok(document) => Some(document),
         Err(error) => {

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use kv::{Deadline, ErrorKind, Pages, Range, Revision};
+use kv::{Content, Deadline, ErrorKind, Kv, Pages, Range, Revision};
 
 use crate::addresses::block_around;
 use crate::error::Result;
@@ -15,38 +15,43 @@ use crate::surroundings::{decode_all, read_config};
 use crate::utilization::{Tally, Utilization};
 use crate::workset::Workset;
 
-/// How often a reading is begun anew because the store gave up the history that it was reading.
-#[derive(Debug, Default)]
-pub(crate) struct Readings(usize);
-
-impl Readings {
-    /// True if that is why it failed, and it is worth another attempt.
-    pub(crate) fn once_more(&mut self, error: &kv::Error) -> bool {
-        self.0 += 1;
-        self.0 < 3 && matches!(error.kind(), ErrorKind::Compacted { .. })
+/// Reads once more if the store gave up the history of the revision that was being read, at most twice.
+///
+/// # Errors
+/// Those of `read`.
+pub async fn reread<T, F: Future<Output = kv::Result<T>>>(mut read: impl FnMut() -> F) -> kv::Result<T> {
+    let mut left = 2;
+    loop {
+        match read().await {
+            Err(error) if left > 0 && matches!(error.kind(), ErrorKind::Compacted { .. }) => left -= 1,
+            done => return done,
+        }
     }
 }
 
 /// A reading in several requests: all at one revision, which the first request sets, and within a deadline.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reading {
+pub struct Reading {
     /// The revision; unset before the first answer.
-    pub(crate) at: Revision,
+    pub at: Revision,
     deadline: Deadline,
 }
 
 impl Reading {
-    pub(crate) fn new(deadline: Deadline) -> Self {
+    /// A reading that must end by this deadline.
+    pub fn new(deadline: Deadline) -> Self {
         Self { at: Revision::UNSET, deadline }
     }
 
-    pub(crate) fn in_time(&self) -> kv::Result<()> {
+    /// # Errors
+    /// `Timeout` once the deadline is over.
+    pub fn in_time(&self) -> kv::Result<()> {
         in_time(self.deadline)
     }
 }
 
 /// An error once the time for reading is over.
-pub(crate) fn in_time(deadline: Deadline) -> kv::Result<()> {
+pub fn in_time(deadline: Deadline) -> kv::Result<()> {
     match deadline.work_is_over() {
         true => Err(kv::Error::new(ErrorKind::Timeout, kv::Operation::Range, "store")),
         false => Ok(()),
@@ -79,25 +84,14 @@ impl Ipam {
     /// # Errors
     /// Those of the store; `Timeout` after the deadline.
     pub async fn utilization(&self, deadline: Deadline) -> Result<Utilization> {
-        let mut readings = Readings::default();
-        loop {
-            match self.read_utilization(deadline).await {
-                Err(error) if readings.once_more(&error) => {}
-                read => return Ok(read?),
-            }
-        }
+        Ok(reread(|| self.read_utilization(deadline)).await?)
     }
 
     /// All well-formed blocks, as of one revision.
-    pub(crate) async fn all_blocks(&self, deadline: Deadline) -> Result<Vec<Block>> {
-        let mut readings = Readings::default();
-        loop {
-            let mut reading = Reading::new(deadline);
-            match self.read_all(Range::Prefix(keys::blocks_prefix(None)), &mut reading).await {
-                Err(error) if readings.once_more(&error) => {}
-                read => return Ok(read?),
-            }
-        }
+    pub async fn all_blocks(&self, deadline: Deadline) -> Result<Vec<Block>> {
+        let read =
+            || async { self.read_all(Range::Prefix(keys::blocks_prefix(None)), &mut Reading::new(deadline)).await };
+        Ok(reread(read).await?)
     }
 
     async fn read_utilization(&self, deadline: Deadline) -> kv::Result<Utilization> {
@@ -114,27 +108,40 @@ impl Ipam {
     }
 
     /// All well-formed documents of a range.
-    pub(crate) async fn read_all<D: Document + Send>(&self, range: Range, reading: &mut Reading) -> kv::Result<Vec<D>> {
+    pub async fn read_all<D: Document + Send>(&self, range: Range, reading: &mut Reading) -> kv::Result<Vec<D>> {
         let mut all = Vec::new();
         self.for_each(range, reading, |document| all.push(document)).await?;
         Ok(all)
     }
 
     /// Shows each well-formed document of a range. One page at a time is in memory.
-    pub(crate) async fn for_each<D: Document>(
+    pub async fn for_each<D: Document>(
         &self,
         range: Range,
         reading: &mut Reading,
         mut see: impl FnMut(D) + Send,
     ) -> kv::Result<()> {
-        let mut pages = Pages::new(range, reading.at);
+        self.each(range, Content::Full, reading, |kv| match D::decode(&kv.key, kv.value.as_bytes()) {
+            Ok(document) => see(document),
+            Err(error) => tracing::warn!(%error, "passing over a damaged document"),
+        })
+        .await
+    }
+
+    /// Shows each key of a range, with its value if `content` is full. One page at a time is in memory.
+    ///
+    /// # Errors
+    /// Those of the store; `Timeout` after the reading's deadline.
+    pub async fn each(
+        &self,
+        range: Range,
+        content: Content,
+        reading: &mut Reading,
+        mut see: impl FnMut(&Kv) + Send,
+    ) -> kv::Result<()> {
+        let mut pages = Pages::new(range, reading.at).with_content(content);
         while let Some(page) = pages.next(&**self.store()).await? {
-            for kv in page {
-                match D::decode(&kv.key, kv.value.as_bytes()) {
-                    Ok(document) => see(document),
-                    Err(error) => tracing::warn!(%error, "passing over a damaged document"),
-                }
-            }
+            page.iter().for_each(&mut see);
             reading.in_time()?;
         }
         reading.at = pages.revision();

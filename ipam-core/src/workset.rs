@@ -21,13 +21,13 @@ use crate::hints::FullBlocks;
 use crate::model::{Affinity, AffinityState, Block, Document, Handle, Owner, keys, same_handle};
 
 /// How many blocks are read in one round trip.
-pub(crate) const BLOCKS_AT_ONCE: usize = 16;
+pub const BLOCKS_AT_ONCE: usize = 16;
 
 /// The blocks, handles and affinities that a transaction works on.
 #[derive(Debug)]
-pub(crate) struct Workset<'t> {
+pub struct Workset<'t> {
     /// The transaction, for everything else.
-    pub(crate) tx: &'t mut Transaction,
+    pub tx: &'t mut Transaction,
     now: OffsetDateTime,
     cooldown_seconds: i64,
     /// Blocks as they are now; `None` for those that are not there.
@@ -49,7 +49,7 @@ pub(crate) struct Workset<'t> {
 
 /// The result of a search at the place of a block.
 #[derive(Debug)]
-pub(crate) enum Found<'w> {
+pub enum Found<'w> {
     /// Nothing is stored.
     Absent,
     /// Something is stored that is no block.
@@ -60,7 +60,7 @@ pub(crate) enum Found<'w> {
 
 impl<'t> Workset<'t> {
     /// An empty workset at this time; released addresses are in cooldown for so many seconds.
-    pub(crate) fn new(tx: &'t mut Transaction, now: OffsetDateTime, cooldown_seconds: i64) -> Self {
+    pub fn new(tx: &'t mut Transaction, now: OffsetDateTime, cooldown_seconds: i64) -> Self {
         Self {
             tx,
             now,
@@ -77,17 +77,17 @@ impl<'t> Workset<'t> {
     }
 
     /// Reads blocks ahead, several in one round trip.
-    pub(crate) async fn read_ahead(&mut self, blocks: &[IpNet]) -> Result<()> {
+    pub async fn read_ahead(&mut self, blocks: &[IpNet]) -> Result<()> {
         self.read_ahead_of(&[], blocks).await
     }
 
     /// The same, with the owner's affinities to them.
-    pub(crate) async fn read_ahead_own(&mut self, owner: &Owner, blocks: &[IpNet]) -> Result<()> {
+    pub async fn read_ahead_own(&mut self, owner: &Owner, blocks: &[IpNet]) -> Result<()> {
         self.read_ahead_of(std::slice::from_ref(owner), blocks).await
     }
 
     /// The same, with the affinities of several owners to them.
-    pub(crate) async fn read_ahead_of(&mut self, owners: &[Owner], blocks: &[IpNet]) -> Result<()> {
+    pub async fn read_ahead_of(&mut self, owners: &[Owner], blocks: &[IpNet]) -> Result<()> {
         let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
         let mut unread: Vec<Key> = unread.map(|cidr| keys::block(*cidr)).collect();
         unread.extend(blocks.iter().flat_map(|cidr| owners.iter().filter_map(|owner| keys::affinity(owner, *cidr))));
@@ -98,7 +98,7 @@ impl<'t> Workset<'t> {
     ///
     /// # Errors
     /// `Malformed` if what is stored is no block.
-    pub(crate) async fn block(&mut self, cidr: IpNet) -> Result<Option<&Block>> {
+    pub async fn block(&mut self, cidr: IpNet) -> Result<Option<&Block>> {
         if !self.blocks.contains_key(&cidr) {
             let key = keys::block(cidr);
             let stored = self.tx.snapshot_get(&key).await?;
@@ -110,7 +110,7 @@ impl<'t> Workset<'t> {
     }
 
     /// Like [`Self::block`], for searches: a damaged block is logged and passed over.
-    pub(crate) async fn find(&mut self, cidr: IpNet) -> Result<Found<'_>> {
+    pub async fn find(&mut self, cidr: IpNet) -> Result<Found<'_>> {
         match self.block(cidr).await {
             Ok(_) => {}
             Err(Error::Malformed(error)) => {
@@ -125,7 +125,7 @@ impl<'t> Workset<'t> {
     /// Scans blocks, in one round trip, and returns those that are kept, in their order: those that `keep` wants, those
     /// with releases dated too far ahead, and those that were read before. Others are forgotten at once, so that a
     /// search through a pool of thousands of blocks does not hold them all. A damaged block is logged and passed over.
-    pub(crate) async fn look_through(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
+    pub async fn look_through(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
         let unread: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.blocks.contains_key(cidr)).collect();
         let names: Vec<Key> = unread.iter().map(|cidr| keys::block(*cidr)).collect();
         let found = self.tx.peek(&names, Content::Full).await?;
@@ -147,12 +147,12 @@ impl<'t> Workset<'t> {
     }
 
     /// The full blocks that were scanned and not kept.
-    pub(crate) fn full(&self) -> &FullBlocks {
+    pub fn full(&self) -> &FullBlocks {
         &self.full
     }
 
     /// When blocks were last written, `None` for those that are not there, without reading them; see [`Transaction::peek`].
-    pub(crate) async fn probe(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
+    pub async fn probe(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
         let unknown: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.probed.contains_key(cidr)).collect();
         let names: Vec<Key> = unknown.iter().map(|cidr| keys::block(*cidr)).collect();
         let found = self.tx.peek(&names, Content::KeysOnly).await?;
@@ -175,7 +175,7 @@ impl<'t> Workset<'t> {
     }
 
     /// Changes a block that is there; the commit will fail if it has changed by then. `None` if it is not there.
-    pub(crate) async fn change<T>(&mut self, cidr: IpNet, change: impl FnOnce(&mut Block) -> T) -> Result<Option<T>> {
+    pub async fn change<T>(&mut self, cidr: IpNet, change: impl FnOnce(&mut Block) -> T) -> Result<Option<T>> {
         self.block(cidr).await?;
         self.tx.get(&keys::block(cidr)).await?;
         Ok(self.blocks.get_mut(&cidr).and_then(Option::as_mut).map(|block| {
@@ -187,7 +187,7 @@ impl<'t> Workset<'t> {
     }
 
     /// Adds a block that is not there.
-    pub(crate) async fn create(&mut self, block: Block) -> Result<()> {
+    pub async fn create(&mut self, block: Block) -> Result<()> {
         let cidr = block.cidr();
         self.tx.get(&keys::block(cidr)).await?;
         self.blocks.insert(cidr, Some(block));
@@ -196,32 +196,32 @@ impl<'t> Workset<'t> {
     }
 
     /// When a block that was read was last written; `None` also if it was not read.
-    pub(crate) fn written_at(&self, cidr: IpNet) -> Option<Revision> {
+    pub fn written_at(&self, cidr: IpNet) -> Option<Revision> {
         self.tx.written_at(&keys::block(cidr))
     }
 
     /// True if the block will be written.
-    pub(crate) fn is_changed(&self, cidr: IpNet) -> bool {
+    pub fn is_changed(&self, cidr: IpNet) -> bool {
         self.changed.contains(&cidr)
     }
 
     /// The blocks read so far with releases that are dated too far ahead.
-    pub(crate) fn misdated(&self) -> &[IpNet] {
+    pub fn misdated(&self) -> &[IpNet] {
         &self.misdated
     }
 
     /// The blocks that were read so far.
-    pub(crate) fn blocks(&self) -> impl Iterator<Item = &Block> {
+    pub fn blocks(&self) -> impl Iterator<Item = &Block> {
         self.blocks.values().flatten()
     }
 
     /// Records that a handle's addresses in a block have changed.
-    pub(crate) fn touch_handle(&mut self, id: &str, cidr: IpNet) {
+    pub fn touch_handle(&mut self, id: &str, cidr: IpNet) {
         self.handles.entry(id.to_owned()).or_default().insert(cidr);
     }
 
     /// Makes the owner's affinity to a block a confirmed one.
-    pub(crate) async fn confirm_affinity(&mut self, owner: &Owner, cidr: IpNet) -> Result<()> {
+    pub async fn confirm_affinity(&mut self, owner: &Owner, cidr: IpNet) -> Result<()> {
         let Some(key) = keys::affinity(owner, cidr) else { return Ok(()) };
         let affinity = match self.tx.get(&key).await? {
             None => {
@@ -241,7 +241,7 @@ impl<'t> Workset<'t> {
     }
 
     /// True if the owner's affinity to a block is a confirmed one.
-    pub(crate) async fn has_confirmed(&mut self, owner: &Owner, cidr: IpNet) -> Result<bool> {
+    pub async fn has_confirmed(&mut self, owner: &Owner, cidr: IpNet) -> Result<bool> {
         let Some(key) = keys::affinity(owner, cidr) else { return Ok(false) };
         let stored = self.tx.snapshot_get(&key).await?;
         let state = stored.and_then(|value| Affinity::decode(&key, value.as_bytes()).ok()).map(|one| one.state());
@@ -250,7 +250,7 @@ impl<'t> Workset<'t> {
 
     /// Deletes the owner's affinity to a block. The commit will fail if the block has changed by then: it may have
     /// become the owner's.
-    pub(crate) async fn drop_affinity(&mut self, owner: &Owner, cidr: IpNet) -> Result<()> {
+    pub async fn drop_affinity(&mut self, owner: &Owner, cidr: IpNet) -> Result<()> {
         if let Some(key) = keys::affinity(owner, cidr) {
             self.tx.get(&keys::block(cidr)).await?;
             self.tx.get(&key).await?;
@@ -260,13 +260,7 @@ impl<'t> Workset<'t> {
     }
 
     /// Makes an owner's block another one's, as of now: the block and both affinities.
-    pub(crate) async fn hand_block(
-        &mut self,
-        cidr: IpNet,
-        from: &Owner,
-        to: &Owner,
-        now: OffsetDateTime,
-    ) -> Result<()> {
+    pub async fn hand_block(&mut self, cidr: IpNet, from: &Owner, to: &Owner, now: OffsetDateTime) -> Result<()> {
         self.drop_affinity(from, cidr).await?;
         self.change(cidr, |block| block.set_owner(to, now)).await?;
         self.confirm_affinity(to, cidr).await
@@ -274,7 +268,7 @@ impl<'t> Workset<'t> {
 
     /// The blocks of an owner in one family, ascending by key, those among them that it claims here. Not guarded: the
     /// block that is used itself names its owner.
-    pub(crate) async fn affine(&mut self, affinities: &Range) -> Result<Vec<IpNet>> {
+    pub async fn affine(&mut self, affinities: &Range) -> Result<Vec<IpNet>> {
         let mut listed = self.claimed.clone();
         listed.retain(|key| affinities.contains(key.as_bytes()));
         listed.extend(self.tx.snapshot_keys(affinities).await?);
@@ -282,7 +276,7 @@ impl<'t> Workset<'t> {
     }
 
     /// Puts all changes into the transaction.
-    pub(crate) async fn write(mut self) -> Result<()> {
+    pub async fn write(mut self) -> Result<()> {
         for (id, blocks) in std::mem::take(&mut self.handles) {
             self.write_handle(&id, &blocks).await?;
         }

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use datastore::Location;
-use ipam_core::{Ipam, Nodes};
+use ipam_core::Nodes;
+use ipam_operator::Operator;
 use kv::Store;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
@@ -61,7 +62,7 @@ fn shown(daemon: &Arc<Daemon>, options: &Options) -> Shown {
         boot: options.boot.clone(),
     };
     let store: Arc<dyn Store> = Arc::new(daemon.held.clone());
-    let shown = Shown::new(Ipam::new(Arc::clone(&store), nodes), about, Arc::clone(&daemon.metrics))
+    let shown = Shown::new(Operator::new(Arc::clone(&store), nodes), about, Arc::clone(&daemon.metrics))
         .with_hosts(options.hosts.clone())
         .with_history(daemon.held.clone());
     if nodes == Nodes::FirstSeen {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, ValueEnum};
-use ipam_core::inspect::Code;
+use ipam_operator::inspect::Code;
 
 use super::Format;
 

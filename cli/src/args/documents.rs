@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use ipam_core::documents::DocumentKind;
+use ipam_operator::documents::DocumentKind;
 
 const GET: &str = "\
 KIND is ippool, ipreservation, node, ipamconfig, workloadendpoint (wep) or

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use datastore::{Location, OpenStore};
 use futures::{FutureExt, StreamExt};
-use ipam_core::events::is_before_unknown;
+use ipam_operator::events::is_before_unknown;
 use kv::{
     Batch, Content, ErrorKind, Event, EventKind, Key, Prev, Range, RangeRequest, Revision, StoreExt, WatchRequest,
     WatchStream,

@@ -7,9 +7,9 @@ use std::fmt::Write as _;
 use std::io::Write;
 
 use datastore::{Environment, Location};
-use ipam_core::Ipam;
 use ipam_core::gc::{Estate, Estates, HandedOver, MOST_ENDPOINTS_MOVED, NodeEndpoint};
 use ipam_core::model::endpoint_name_on;
+use ipam_operator::Operator;
 use ipnet::IpNet;
 use kv::Deadline;
 use serde::Serialize;
@@ -101,7 +101,7 @@ pub(super) fn run(
 }
 
 /// Moves the whole estate.
-async fn hand_over(location: &Location, ipam: &Ipam, from: &str, to: &str) -> Result<Report> {
+async fn hand_over(location: &Location, ipam: &Operator, from: &str, to: &str) -> Result<Report> {
     let found = ipam.estates(|_, node| node == from, Deadline::after(PATIENCE)).await?;
     check(location, &found, from, to)?;
     let planned = Report::planned(location, &found, from, to);

@@ -20,22 +20,22 @@ use std::io::Write;
 use std::time::Duration;
 
 use datastore::{Chosen, Create, Environment, Location};
-use ipam_core::Ipam;
 use ipam_core::gc::{
     Allocation, Estates, Evidence, Hold, Holdings, Judged, Known, RuntimeList, batches, unlisted, with_endpoints,
 };
+use ipam_operator::Operator;
 use kv::{Deadline, ErrorKind};
+use looks::{APART, Looks};
+use machine::Machine;
+use reach::Memory;
+use report::{EndpointRow, Left, LeftByList, Reason, Report, Row, StoreReport};
+use stores::Stores;
 use tokio::runtime::Runtime;
 
 use crate::args::{Cli, Gc};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use};
 use crate::verbs::{in_turns, nodes as nodes_of, on_ipam};
-use looks::{APART, Looks};
-use machine::Machine;
-use reach::Memory;
-use report::{EndpointRow, Left, LeftByList, Reason, Report, Row, StoreReport};
-use stores::Stores;
 
 /// The longest time for one read of a store, or one commit.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -150,12 +150,12 @@ impl Found {
 }
 
 /// The holdings of the node in a store, read in one opening; `None` if there is no store.
-async fn holdings(request: &Request<'_>, location: &Location) -> Result<Option<(Ipam, Holdings)>> {
+async fn holdings(request: &Request<'_>, location: &Location) -> Result<Option<(Operator, Holdings)>> {
     let open = match datastore::reach(location, Create::Never, store::wait()).await {
         Err(error) if error.kind() == &ErrorKind::Missing => return Ok(None),
         opened => opened.map_err(|error| store::explain(location, error))?,
     };
-    let ipam = Ipam::new(open.store(), nodes_of(location));
+    let ipam = Operator::new(open.store(), nodes_of(location));
     let holdings = read(request, location, &ipam).await;
     let closed = open.close().await;
     let holdings = holdings?;
@@ -164,7 +164,7 @@ async fn holdings(request: &Request<'_>, location: &Location) -> Result<Option<(
 }
 
 /// The addresses that the node holds, in the blocks that this scan reads.
-async fn read(request: &Request<'_>, location: &Location, ipam: &Ipam) -> Result<Holdings> {
+async fn read(request: &Request<'_>, location: &Location, ipam: &Operator) -> Result<Holdings> {
     let Request { args, machine: Machine { node, boot_id }, .. } = request;
     let Some(memory) = Memory::of(&args.looks, location, node, boot_id) else {
         return Ok(ipam.holdings(node, Deadline::after(PATIENCE)).await?);
@@ -179,7 +179,7 @@ async fn read(request: &Request<'_>, location: &Location, ipam: &Ipam) -> Result
 fn decide(
     request: &Request<'_>,
     location: &Location,
-    ipam: &Ipam,
+    ipam: &Operator,
     holdings: Holdings,
     evidence: &Evidence,
 ) -> Result<Found> {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use datastore::Location;
 use host::{Held, HeldBlocks, Notes};
-use ipam_core::Ipam;
 use ipam_core::gc::{Holdings, Pass, Reach};
 use ipam_core::model::keys;
+use ipam_operator::Operator;
 use ipnet::IpNet;
 use kv::{Content, Range, RangeRequest, Revision};
 
@@ -60,7 +60,7 @@ impl Memory {
     }
 
     /// The plan for a scan now. `all` scans all blocks, whether that is due or not.
-    pub(super) async fn plan(self, ipam: &Ipam, all: bool) -> Result<Plan> {
+    pub(super) async fn plan(self, ipam: &Operator, all: bool) -> Result<Plan> {
         let now = host::uptime().unwrap_or_default().as_secs();
         let next = now + DAY.as_secs() + fastrand::u64(..SPREAD.as_secs());
         let (is_due, due) = match &self.found {
@@ -79,7 +79,7 @@ impl Memory {
 }
 
 /// Whether the first scan of a boot reads all blocks, and the time of the next scan that does.
-async fn first(ipam: &Ipam, now: u64, next: u64) -> Result<(bool, u64)> {
+async fn first(ipam: &Operator, now: u64, next: u64) -> Result<(bool, u64)> {
     let all = RangeRequest::new(Range::Prefix(keys::blocks_prefix(None))).with_content(Content::CountOnly);
     let blocks = ipam.store().range(all).await?.count;
     if blocks <= FEW {

@@ -1,6 +1,6 @@
 //! JSON with its fields in the order in which calicoctl prints them.
 
-use ipam_core::documents::field_order;
+use ipam_operator::documents::field_order;
 use serde::ser::{Serialize, Serializer};
 use serde_json::Value;
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use ipam_core::moving::{Renaming, Tally, mark_key, nodes_of, part_of};
+use ipam_operator::moving::{Renaming, Tally, mark_key, nodes_of, part_of};
 use kv::{Key, Value};
 
 use super::source::marked;

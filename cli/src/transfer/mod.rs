@@ -12,7 +12,7 @@ use sum::{PartSum, Sum};
 use target::Before;
 pub(crate) use target::Target;
 
-use ipam_core::moving::{Change, Tally, compare, ranges_between};
+use ipam_operator::moving::{Change, Tally, compare, ranges_between};
 use kv::{Key, Value};
 
 use crate::backup::{Stop, aside};

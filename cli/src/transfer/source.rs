@@ -1,7 +1,7 @@
 //! The source of the documents.
 
 use datastore::Location;
-use ipam_core::moving::{mark_key, ranges};
+use ipam_operator::moving::{mark_key, ranges};
 use kv::{Key, Revision, Value};
 
 use super::file::FileRows;

@@ -3,7 +3,7 @@
 use datastore::{Create, Location, OpenStore, care};
 use futures::StreamExt;
 use futures::future::try_join_all;
-use ipam_core::moving::{Change, Mark, Part, mark_key, must_be_empty, part_of, ranges, ranges_between};
+use ipam_operator::moving::{Change, Mark, Part, mark_key, must_be_empty, part_of, ranges, ranges_between};
 use kv::{
     Compare, Content, ErrorKind, Key, Kv, MAX_TXN_OPS, Op, Range, RangeRequest, Revision, StoreExt, Txn, TxnResponse,
 };
@@ -365,11 +365,11 @@ mod tests {
             let location = format!("{engine}://{}", folder.path().join(engine).display()).parse().unwrap();
             let mut target = Target::make(&location).await.unwrap();
             let mark = Mark {
-                way: ipam_core::moving::MoveKind::Migrate,
+                way: ipam_operator::moving::MoveKind::Migrate,
                 from: "a".to_owned(),
                 to: "b".to_owned(),
                 source: "id".to_owned(),
-                state: ipam_core::moving::State::Copying,
+                state: ipam_operator::moving::State::Copying,
                 revision: 0,
             };
             target.begin(mark).await.unwrap();

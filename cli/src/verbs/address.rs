@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use ipam_core::reservations::Reservations;
 use ipam_core::timestamps::rfc3339;
-use ipam_core::{Holding, Inventory, Ipam};
+use ipam_core::{Holding, Inventory};
+use ipam_operator::Operator;
 use kv::Deadline;
 
 use crate::answer::Answer;
@@ -12,7 +13,7 @@ use crate::error::Result;
 use crate::holder::{AddressReport, Holder, Status};
 
 /// Reports the status of an address. Unlike Calico's command this finds it in disabled pools and outside all pools too.
-pub(super) async fn show(ipam: &Ipam, ip: IpAddr, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn show(ipam: &Operator, ip: IpAddr, deadline: Deadline) -> Result<Answer> {
     let Inventory { pools, reservations } = ipam.inventory(deadline).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
     let status = status(ipam.holding(ip, deadline).await?);

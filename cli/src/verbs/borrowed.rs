@@ -1,6 +1,7 @@
 //! The borrowed addresses.
 
-use ipam_core::{Borrowed, BorrowedAddress, Ipam};
+use ipam_core::{Borrowed, BorrowedAddress};
+use ipam_operator::Operator;
 use kv::Deadline;
 
 use super::READING;
@@ -9,7 +10,7 @@ use crate::error::Result;
 use crate::output::{Column, printable, render};
 
 /// Shows the addresses that nodes have from the blocks of other nodes.
-pub(super) async fn show(ipam: &Ipam) -> Result<Answer> {
+pub(super) async fn show(ipam: &Operator) -> Result<Answer> {
     answer(&ipam.borrowed(Deadline::after(READING)).await?)
 }
 

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
 
+use ipam_core::Error;
 use ipam_core::assign::{Explanation, Outcome, PoolState, Source, Stock};
 use ipam_core::model::{Labels, Pool};
 use ipam_core::net::{Count, Family};
 use ipam_core::pools::{Obstacle, PoolError};
-use ipam_core::{Error, Ipam};
+use ipam_operator::Operator;
 use ipnet::IpNet;
 use kv::Deadline;
 use serde::Serialize;
@@ -80,7 +81,7 @@ struct OutcomeReport {
 }
 
 /// Explains an assignment.
-pub(super) async fn run(ipam: &Ipam, args: &Explain, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn run(ipam: &Operator, args: &Explain, deadline: Deadline) -> Result<Answer> {
     let family = match (args.v4, args.v6) {
         (true, _) => Some(Family::V4),
         (_, true) => Some(Family::V6),

@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use datastore::Location;
-use ipam_core::Ipam;
-use ipam_core::inspect::{HandleRevision, Keep};
 use ipam_core::model::ReleaseRequest;
+use ipam_operator::Operator;
+use ipam_operator::inspect::{HandleRevision, Keep};
 use kv::{Deadline, Revision};
 use serde::Serialize;
 
@@ -67,9 +67,9 @@ pub(super) async fn run(args: &Release, location: &Location) -> Result<Answer> {
 }
 
 /// Opens the store, does the work, and closes it.
-async fn on<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> ipam_core::Result<T>) -> Result<T> {
+async fn on<T>(location: &Location, work: impl AsyncFnOnce(&Operator) -> ipam_core::Result<T>) -> Result<T> {
     let open = store::open(location, Use::Release).await?;
-    let ipam = Ipam::new(open.store(), nodes(location));
+    let ipam = Operator::new(open.store(), nodes(location));
     let done = work(&ipam).await;
     drop(ipam);
     let closed = open.close().await.map_err(|error| store::explain(location, error));

@@ -5,9 +5,9 @@ use std::fmt::Write;
 use std::time::SystemTime;
 
 use datastore::Location;
-use ipam_core::events::{of_batch, of_listed};
-use ipam_core::history::{HistoryOf, time_of};
 use ipam_core::timestamps::rfc3339;
+use ipam_operator::events::{of_batch, of_listed};
+use ipam_operator::history::{HistoryOf, time_of};
 use kv::{Batch, Kv, Revision};
 use serde::Serialize;
 use time::OffsetDateTime;
@@ -107,7 +107,8 @@ impl Report {
     fn happened(&mut self, subject: &HistoryOf, batch: &Batch) {
         let told = of_batch(batch);
         let concerned = told.happenings.iter().filter(|happening| subject.concerns(happening));
-        let time = |time: Option<SystemTime>, happening: &ipam_core::events::Happening| time_of(time, &happening.what);
+        let time =
+            |time: Option<SystemTime>, happening: &ipam_operator::events::Happening| time_of(time, &happening.what);
         self.events
             .extend(concerned.map(|happening| Row::happened(batch.revision, time(batch.time, happening), happening)));
     }

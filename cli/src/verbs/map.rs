@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::SystemTime;
 
-use ipam_core::Ipam;
+use ipam_operator::Operator;
 use kv::Deadline;
 use serde::Serialize;
 
@@ -21,7 +21,7 @@ struct Json<'a> {
 }
 
 /// Draws the blocks.
-pub(super) async fn run(ipam: &Ipam, args: &args::Map) -> Result<Answer> {
+pub(super) async fn run(ipam: &Operator, args: &args::Map) -> Result<Answer> {
     let census = ipam.census(Deadline::after(READING)).await?;
     let revision = census.revision;
     let sections = sections(census, &args.pool);

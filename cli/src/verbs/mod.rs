@@ -24,15 +24,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use datastore::{Location, OpenStore, Turns};
-use ipam_core::{Ipam, Nodes};
+use ipam_core::Nodes;
+use ipam_operator::Operator;
 use kv::{Deadline, Store};
+use rehearsal::Run;
 
 use crate::answer::Answer;
 use crate::args::{self, OnStore, Show};
 use crate::error::{Failure, Result};
 use crate::store::Use;
 use crate::usage::{self, Detail};
-use rehearsal::Run;
 
 /// The longest time for a verb once the store is open.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -70,7 +71,7 @@ pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path)
         _ => Use::Existing,
     };
     let run = run_of(command);
-    let work = async |ipam: &Ipam| match command {
+    let work = async |ipam: &Operator| match command {
         OnStore::Pool(args::Pool::Delete(_)) => {
             outgoing::follow(ipam, location, run, Deadline::after(PATIENCE), verb(command, ipam)).await
         }
@@ -99,7 +100,7 @@ async fn with_ipam(
     location: &Location,
     what_for: Use,
     run: Run,
-    verb: impl AsyncFnOnce(&Ipam) -> Result<Answer>,
+    verb: impl AsyncFnOnce(&Operator) -> Result<Answer>,
 ) -> Result<Answer> {
     if run == Run::Dry {
         return rehearsal::rehearse(location, what_for, verb).await;
@@ -111,7 +112,7 @@ async fn with_ipam(
 pub(crate) async fn on_ipam<T>(
     location: &Location,
     what_for: Use,
-    work: impl AsyncFnOnce(&Ipam) -> Result<T>,
+    work: impl AsyncFnOnce(&Operator) -> Result<T>,
 ) -> Result<T> {
     let open = crate::store::open(location, what_for).await?;
     let store = open.store();
@@ -123,9 +124,9 @@ async fn worked_on<T>(
     open: OpenStore,
     store: Arc<dyn Store>,
     location: &Location,
-    work: impl AsyncFnOnce(&Ipam) -> Result<T>,
+    work: impl AsyncFnOnce(&Operator) -> Result<T>,
 ) -> Result<T> {
-    let ipam = Ipam::new(store, nodes(location));
+    let ipam = Operator::new(store, nodes(location));
     let done = work(&ipam).await;
     drop(ipam);
     let closed = open.close().await;
@@ -145,22 +146,22 @@ fn reads_all(command: &OnStore) -> bool {
 
 /// Runs work that reads much and changes nothing. Other processes that wait for the store lock get it in between; a
 /// daemon keeps it.
-pub(crate) async fn in_turns<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> Result<T>) -> Result<T> {
+pub(crate) async fn in_turns<T>(location: &Location, work: impl AsyncFnOnce(&Operator) -> Result<T>) -> Result<T> {
     if let Some(served) =
         datastore::served::connect(location, crate::store::wait()).await.filter(|_| location.path().is_some())
     {
-        return work(&Ipam::new(Arc::new(served), nodes(location))).await;
+        return work(&Operator::new(Arc::new(served), nodes(location))).await;
     }
     let explained = |error| crate::store::explain(location, error);
     let turns = Arc::new(Turns::open(location, crate::store::wait()).await.map_err(explained)?);
-    let done = work(&Ipam::new(Arc::clone(&turns) as Arc<dyn Store>, nodes(location))).await;
+    let done = work(&Operator::new(Arc::clone(&turns) as Arc<dyn Store>, nodes(location))).await;
     let closed = turns.close().await;
     let done = done?;
     closed?;
     Ok(done)
 }
 
-async fn verb(command: &OnStore, ipam: &Ipam) -> Result<Answer> {
+async fn verb(command: &OnStore, ipam: &Operator) -> Result<Answer> {
     let deadline = Deadline::after(PATIENCE);
     match command {
         OnStore::Pool(args::Pool::Create(request)) => pool::create(ipam, request, deadline).await,

@@ -5,8 +5,8 @@
 //! rules, and for a store of one machine.
 
 use datastore::{Location, served};
-use ipam_core::Ipam;
 use ipam_core::model::Pool;
+use ipam_operator::Operator;
 use ipnet::IpNet;
 use kv::Deadline;
 use wiring::masquerade;
@@ -21,7 +21,7 @@ use crate::error::Result;
 /// # Errors
 /// Those of the work.
 pub(super) async fn follow(
-    ipam: &Ipam,
+    ipam: &Operator,
     location: &Location,
     run: Run,
     deadline: Deadline,
@@ -56,7 +56,7 @@ struct Networks {
 
 impl Networks {
     /// Reads them; `None` if the store cannot be read, which the work reports by itself.
-    async fn read(ipam: &Ipam, deadline: Deadline) -> Option<Self> {
+    async fn read(ipam: &Operator, deadline: Deadline) -> Option<Self> {
         let pools = ipam.inventory(deadline).await.ok()?.pools;
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();
         Some(Self { masqueraded, all: pools.iter().map(Pool::cidr).collect() })

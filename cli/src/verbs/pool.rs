@@ -2,7 +2,8 @@
 
 use ipam_core::assign::bridge::{self, GATEWAY_ANNOTATION, reservation_name};
 use ipam_core::model::{AssignmentMode, IpReservation, NewPool, Pool, check_new_pool};
-use ipam_core::{Error, InUse, Inventory, Ipam};
+use ipam_core::{Error, Inventory};
+use ipam_operator::{InUse, Operator};
 use kv::Deadline;
 use serde_json::json;
 
@@ -22,7 +23,7 @@ pub(super) fn check(request: &PoolCreate) -> Result<()> {
 }
 
 /// Makes a pool.
-pub(super) async fn create(ipam: &Ipam, request: &PoolCreate, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn create(ipam: &Operator, request: &PoolCreate, deadline: Deadline) -> Result<Answer> {
     let (new, size) = new_pool(request)?;
     let pool = ipam.create_pool(&new, request.gateway, deadline).await?;
     let row = row(&pool, request.gateway.map(|gateway| gateway.to_string()));
@@ -38,14 +39,14 @@ pub(super) async fn create(ipam: &Ipam, request: &PoolCreate, deadline: Deadline
 }
 
 /// Lists the pools.
-pub(super) async fn list(ipam: &Ipam, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn list(ipam: &Operator, deadline: Deadline) -> Result<Answer> {
     let Inventory { pools, reservations } = ipam.inventory(deadline).await?;
     let rows: Vec<PoolRow> = pools.iter().map(|pool| row(pool, gateway(pool, &reservations))).collect();
     listing(&rows)
 }
 
 /// Deletes a pool that is not in use, or whose deletion the arguments allow.
-pub(super) async fn delete(ipam: &Ipam, args: &PoolDelete, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn delete(ipam: &Operator, args: &PoolDelete, deadline: Deadline) -> Result<Answer> {
     let (name, in_use) = (&args.name, in_use(&args.bridged, &args.name));
     ipam.delete_pool_if(name, in_use, deadline).await.map_err(|error| match &error {
         Error::NotFound { .. } => Failure::from(error).hint("see which there are with: margay pool list"),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use datastore::{Create, Location, care};
-use ipam_core::Ipam;
+use ipam_operator::Operator;
 use kv::ErrorKind;
 use kv::wrap::Rehearsal;
 
@@ -33,7 +33,7 @@ impl Run {
 pub(super) async fn rehearse(
     location: &Location,
     what_for: Use,
-    verb: impl AsyncFnOnce(&Ipam) -> Result<Answer>,
+    verb: impl AsyncFnOnce(&Operator) -> Result<Answer>,
 ) -> Result<Answer> {
     let open = match datastore::reach(location, Create::Never, wait()).await {
         Err(error) if *error.kind() == ErrorKind::Missing && what_for == Use::Make => {

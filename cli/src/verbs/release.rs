@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 
+use ipam_core::Error;
 use ipam_core::model::ReleaseRequest;
-use ipam_core::{Error, Ipam};
+use ipam_operator::Operator;
 use kv::Deadline;
 use serde::Serialize;
 
@@ -17,7 +18,7 @@ struct Done<'a> {
 }
 
 /// Releases the addresses that the arguments name. The parser ensures that there is exactly one such argument.
-pub(super) async fn run(ipam: &Ipam, what: &Release, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn run(ipam: &Operator, what: &Release, deadline: Deadline) -> Result<Answer> {
     if let Some(ip) = what.ip {
         return by_address(ipam, ip, deadline).await;
     }
@@ -33,7 +34,7 @@ pub(super) async fn run(ipam: &Ipam, what: &Release, deadline: Deadline) -> Resu
     answer(&released?, &format!("container {container}"))
 }
 
-async fn by_address(ipam: &Ipam, ip: IpAddr, deadline: Deadline) -> Result<Answer> {
+async fn by_address(ipam: &Operator, ip: IpAddr, deadline: Deadline) -> Result<Answer> {
     let done = ipam.release_ips(&[ReleaseRequest::new(ip)], deadline).await?;
     if done.released.is_empty() {
         return Err(Failure::new(format!("IP address {ip} is not assigned")));

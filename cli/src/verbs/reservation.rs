@@ -1,7 +1,8 @@
 //! Reservations.
 
+use ipam_core::Error;
 use ipam_core::model::check_name;
-use ipam_core::{Error, Ipam};
+use ipam_operator::Operator;
 use ipnet::IpNet;
 use kv::Deadline;
 use serde_json::json;
@@ -17,7 +18,7 @@ pub(super) fn check(name: &str) -> Result<()> {
 }
 
 /// Makes a reservation.
-pub(super) async fn create(ipam: &Ipam, name: &str, cidrs: &[IpNet], deadline: Deadline) -> Result<Answer> {
+pub(super) async fn create(ipam: &Operator, name: &str, cidrs: &[IpNet], deadline: Deadline) -> Result<Answer> {
     ipam.create_reservation(name, cidrs, deadline).await.map_err(|error| match error {
         Error::Exists { .. } => Failure::from(error)
             .hint(format!("to change what it reserves, delete it first: margay reservation delete {name}")),
@@ -28,7 +29,7 @@ pub(super) async fn create(ipam: &Ipam, name: &str, cidrs: &[IpNet], deadline: D
 }
 
 /// Lists the reservations.
-pub(super) async fn list(ipam: &Ipam, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn list(ipam: &Operator, deadline: Deadline) -> Result<Answer> {
     let reservations = ipam.inventory(deadline).await?.reservations;
     let row = |reservation: &ipam_core::model::IpReservation| ReservationRow {
         name: reservation.name().to_owned(),
@@ -38,7 +39,7 @@ pub(super) async fn list(ipam: &Ipam, deadline: Deadline) -> Result<Answer> {
 }
 
 /// Deletes a reservation.
-pub(super) async fn delete(ipam: &Ipam, name: &str, run: Run, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn delete(ipam: &Operator, name: &str, run: Run, deadline: Deadline) -> Result<Answer> {
     ipam.delete_reservation(name, deadline).await.map_err(|error| match error {
         Error::NotFound { .. } => Failure::from(error).hint("see which there are with: margay reservation list"),
         _ => error.into(),

@@ -1,7 +1,7 @@
 //! The settings that all nodes share.
 
-use ipam_core::Ipam;
 use ipam_core::model::{AddressPersistence, IpamConfig};
+use ipam_operator::Operator;
 use kv::Deadline;
 use serde_json::json;
 
@@ -11,7 +11,7 @@ use crate::error::{Failure, Result};
 use crate::output::{Column, render};
 
 /// Changes the settings that the arguments name.
-pub(super) async fn configure(ipam: &Ipam, args: &Configure, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn configure(ipam: &Operator, args: &Configure, deadline: Deadline) -> Result<Answer> {
     ipam.change_config(|config| changed(config, args), deadline).await.map_err(|error| match error {
         ipam_core::Error::Settings(error) => refused(error),
         other => other.into(),
@@ -25,7 +25,7 @@ pub(super) async fn configure(ipam: &Ipam, args: &Configure, deadline: Deadline)
 }
 
 /// Shows all settings.
-pub(super) async fn show(ipam: &Ipam, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn show(ipam: &Operator, deadline: Deadline) -> Result<Answer> {
     let config = ipam.config(deadline).await?;
     let persistence = persistence_text(config.address_persistence());
     let rows = [

@@ -1,6 +1,7 @@
 //! Dividing a pool.
 
-use ipam_core::{Error, Ipam, Which};
+use ipam_core::Error;
+use ipam_operator::{Operator, Which};
 use kv::Deadline;
 use serde_json::json;
 
@@ -9,7 +10,7 @@ use crate::args::Split;
 use crate::error::{Failure, Result};
 
 /// Divides a pool into pools of equal size.
-pub(super) async fn run(ipam: &Ipam, args: &Split, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn run(ipam: &Operator, args: &Split, deadline: Deadline) -> Result<Answer> {
     // The parser ensures that one of the two is given.
     let which = match (&args.name, args.cidr) {
         (Some(name), _) => Which::Name(name),

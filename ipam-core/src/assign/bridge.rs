@@ -77,7 +77,7 @@ pub(crate) async fn prepare(ipam: &Ipam, work: &mut Workset<'_>, pool: &Pool, wa
 }
 
 /// The gateway that a reservation records.
-pub(crate) fn recorded_gateway(reservation: &IpReservation) -> Option<IpAddr> {
+pub fn recorded_gateway(reservation: &IpReservation) -> Option<IpAddr> {
     reservation.resource().annotation(GATEWAY_ANNOTATION)?.parse().ok()
 }
 
@@ -89,7 +89,7 @@ pub fn first_host(cidr: IpNet) -> Option<IpAddr> {
 /// The addresses that no container may have: network and broadcast address and the gateway. IPv6 has no broadcast
 /// address; its first address is the routers' anycast address. A network of two addresses has neither (RFC 3021, RFC
 /// 6164).
-pub(crate) fn reserved(cidr: IpNet, gateway: Option<IpAddr>) -> Vec<IpNet> {
+pub fn reserved(cidr: IpNet, gateway: Option<IpAddr>) -> Vec<IpNet> {
     let mut addresses = Vec::new();
     if !is_point_to_point(cidr) {
         addresses.push(cidr.network());

@@ -13,7 +13,7 @@ use crate::ipam::Ipam;
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{AddressState, Attribute, Block, IpReservation, IpamConfig, Node, Owner, Pool};
 use crate::reservations::Reservations;
-use crate::usage::{Reading, Readings};
+use crate::usage::{Reading, reread};
 use crate::utilization::{Tally, Usage};
 
 pub use share::{NodeShare, PoolShare};
@@ -104,13 +104,7 @@ impl Ipam {
     /// # Errors
     /// Those of the store; `Timeout` after the deadline. Damaged documents are passed over, and the log says so.
     pub async fn census(&self, deadline: Deadline) -> Result<Census> {
-        let mut readings = Readings::default();
-        loop {
-            match self.read_census(deadline).await {
-                Err(error) if readings.once_more(&error) => {}
-                read => return Ok(read?),
-            }
-        }
+        Ok(reread(|| self.read_census(deadline)).await?)
     }
 
     async fn read_census(&self, deadline: Deadline) -> kv::Result<Census> {

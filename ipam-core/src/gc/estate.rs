@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
-use kv::{Content, Deadline, Key, Kv, Pages, Range, Revision, Transaction};
+use kv::{Content, Deadline, Key, Range, Transaction};
 
 use super::endpoints::NodeEndpoint;
 use super::hand_over::tunnels_in;
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Block, Document, WINDOWS_RESERVED_HANDLE};
-use crate::usage::{Readings, in_time};
+use crate::usage::{Reading, reread};
 use crate::vm::is_vms;
 
 /// Which nodes a store knows.
@@ -164,17 +164,9 @@ impl Ipam {
         wanted: impl Fn(&Known, &str) -> bool + Send + Sync,
         deadline: Deadline,
     ) -> Result<Estates> {
-        let mut readings = Readings::default();
-        loop {
-            match self.read_estates(&wanted, deadline).await {
-                Err(error) if readings.once_more(&error) => {}
-                read => {
-                    let mut found = read?;
-                    self.read_endpoints(&mut found, &wanted, deadline).await?;
-                    return Ok(found);
-                }
-            }
-        }
+        let mut found = reread(|| self.read_estates(&wanted, deadline)).await?;
+        self.read_endpoints(&mut found, &wanted, deadline).await?;
+        Ok(found)
     }
 
     async fn read_endpoints(
@@ -196,48 +188,29 @@ impl Ipam {
         wanted: &(impl Fn(&Known, &str) -> bool + Send + Sync),
         deadline: Deadline,
     ) -> kv::Result<Estates> {
-        let (mut found, mut at) = (Estates::default(), Revision::UNSET);
+        let (mut found, mut reading) = (Estates::default(), Reading::new(deadline));
         let nodes = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
-        self.pages(nodes, Content::KeysOnly, &mut at, deadline, |kv| {
+        self.each(nodes, Content::KeysOnly, &mut reading, |kv| {
             found.known.registered.extend(keys::parse_resource(ResourceKind::Node, &kv.key).map(str::to_owned));
         })
         .await?;
         if self.nodes() == Nodes::FirstSeen && found.known.registered.is_empty() {
-            self.pages(Range::Key(keys::PINNED_NODE.into()), Content::Full, &mut at, deadline, |kv| {
+            self.each(Range::Key(keys::PINNED_NODE.into()), Content::Full, &mut reading, |kv| {
                 found.known.pinned = String::from_utf8(kv.value.as_bytes().to_vec()).ok();
             })
             .await?;
         }
         found.nodes.clone_from(&found.known.registered);
         for affinities in [keys::host_affinities_prefix(), keys::virtual_affinities_prefix()].map(Range::Prefix) {
-            self.pages(affinities, Content::KeysOnly, &mut at, deadline, |kv| found.add_affinity(&kv.key, wanted))
-                .await?;
+            self.each(affinities, Content::KeysOnly, &mut reading, |kv| found.add_affinity(&kv.key, wanted)).await?;
         }
         let blocks = Range::Prefix(keys::blocks_prefix(None));
-        self.pages(blocks, Content::Full, &mut at, deadline, |kv| match Block::decode(&kv.key, kv.value.as_bytes()) {
+        self.each(blocks, Content::Full, &mut reading, |kv| match Block::decode(&kv.key, kv.value.as_bytes()) {
             Ok(block) => found.add_block(&block, kv.value.len(), wanted),
             Err(error) => tracing::warn!(%error, "passing over a damaged block"),
         })
         .await?;
         Ok(found)
-    }
-
-    /// Shows all of a range, at a revision that is set by the first reading.
-    async fn pages(
-        &self,
-        range: Range,
-        content: Content,
-        at: &mut Revision,
-        deadline: Deadline,
-        mut see: impl FnMut(&Kv) + Send,
-    ) -> kv::Result<()> {
-        let mut pages = Pages::new(range, *at).with_content(content);
-        while let Some(page) = pages.next(&**self.store()).await? {
-            page.iter().for_each(&mut see);
-            in_time(deadline)?;
-        }
-        *at = pages.revision();
-        Ok(())
     }
 
     /// That a node is not registered; it stays so until the commit.

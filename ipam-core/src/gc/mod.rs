@@ -29,15 +29,15 @@ mod reclaim;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use kv::{Deadline, Pages, Range, Revision};
+use kv::{Deadline, Range};
 use time::OffsetDateTime;
 
 use crate::attachment::{BOOT, INTERFACE, NETNS, NETWORK, TIMESTAMP};
 use crate::error::Result;
 use crate::ipam::{Ipam, Nodes, transact};
-use crate::model::{Attribute, Block, Document, Owner, WINDOWS_RESERVED_HANDLE, handle_id, keys};
+use crate::model::{Attribute, Block, Owner, WINDOWS_RESERVED_HANDLE, handle_id, keys};
 use crate::timestamps::parse_go_string;
-use crate::usage::{Readings, in_time};
+use crate::usage::{Reading, reread};
 use crate::vm::is_vms;
 
 pub use decide::{Judged, Stale, YOUNG, judge, stale};
@@ -51,7 +51,7 @@ pub use reach::{Pass, Reach};
 pub(crate) use reclaim::{Leftover, Leftovers, is_short};
 
 /// Calico's attribute by which it tells addresses that are no workload's: those of tunnels, for one.
-pub(crate) const TYPE: &str = "type";
+pub const TYPE: &str = "type";
 
 /// An address that a node holds for an attachment, with our attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -177,28 +177,13 @@ impl Ipam {
     /// Those of the store. Damaged blocks are passed over, and the log says so.
     pub async fn holdings(&self, node: &str, deadline: Deadline) -> Result<Holdings> {
         let known = transact!(self, deadline, |tx| self.known_name(tx, node).await)?;
-        let mut readings = Readings::default();
-        loop {
-            match self.read_holdings(&known, deadline).await {
-                Err(error) if readings.once_more(&error) => {}
-                read => return Ok(read?),
-            }
-        }
-    }
-
-    async fn read_holdings(&self, node: &str, deadline: Deadline) -> kv::Result<Holdings> {
-        let mut holdings = Holdings { node: node.to_owned(), ..Holdings::default() };
-        let mut pages = Pages::new(Range::Prefix(keys::blocks_prefix(None)), Revision::UNSET);
-        while let Some(page) = pages.next(&**self.store()).await? {
-            for kv in &page {
-                match Block::decode(&kv.key, kv.value.as_bytes()) {
-                    Ok(block) => holdings.add(&block),
-                    Err(error) => tracing::warn!(%error, "passing over a damaged block"),
-                }
-            }
-            in_time(deadline)?;
-        }
-        Ok(holdings)
+        let read = || async {
+            let mut holdings = Holdings { node: known.clone(), ..Holdings::default() };
+            let blocks = Range::Prefix(keys::blocks_prefix(None));
+            self.for_each(blocks, &mut Reading::new(deadline), |block: Block| holdings.add(&block)).await?;
+            Ok(holdings)
+        };
+        Ok(reread(read).await?)
     }
 
     /// The verdict of the evidence on a node's holdings; see [`judge`].

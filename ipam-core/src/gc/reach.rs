@@ -14,7 +14,7 @@ use super::Holdings;
 use crate::error::Result;
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::{Block, Document, Owner, keys};
-use crate::usage::{Readings, in_time};
+use crate::usage::{in_time, reread};
 
 /// How many blocks are read in one request.
 const AT_ONCE: usize = 32;
@@ -123,15 +123,9 @@ impl Ipam {
         deadline: Deadline,
         see: &mut (impl FnMut(Block) + Send),
     ) -> Result<Revision> {
-        let mut readings = Readings::default();
-        loop {
-            let written = match self.written_since(since, seen, deadline).await {
-                Err(error) if readings.once_more(&error) => continue,
-                written => written?,
-            };
-            self.look_at(written.0, deadline, see).await?;
-            return Ok(written.1);
-        }
+        let (written, at) = reread(|| self.written_since(since, seen, deadline)).await?;
+        self.look_at(written, deadline, see).await?;
+        Ok(at)
     }
 
     /// Which blocks were written after a revision, by their keys.

@@ -69,12 +69,12 @@ impl Handle {
     }
 
     /// How many entries it has that are no networks.
-    pub(crate) fn odd_entries(&self) -> usize {
+    pub fn odd_entries(&self) -> usize {
         self.block.get().into_iter().flatten().filter(|(text, _)| text.parse::<IpNet>().is_err()).count()
     }
 
     /// Sets all counts to what the blocks themselves say, and drops every other entry.
-    pub(crate) fn set_all(&mut self, counts: impl IntoIterator<Item = (IpNet, i64)>) {
+    pub fn set_all(&mut self, counts: impl IntoIterator<Item = (IpNet, i64)>) {
         self.block.or_default().clear();
         for (block, count) in counts {
             self.set(block, count);

@@ -15,7 +15,7 @@ const WORKLOAD_ENDPOINTS: &str = "workloadendpoints";
 const PROFILES: &str = "profiles";
 
 /// The key under which an embedded store keeps the name of its one node.
-pub(crate) const PINNED_NODE: &str = "/margay/v1/node";
+pub const PINNED_NODE: &str = "/margay/v1/node";
 
 /// The kinds of resource that have a key of their own here: the plural in the key, and the kind in the document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -166,7 +166,7 @@ pub fn handles_prefix() -> Key {
 }
 
 /// The prefix of the keys of all resources of a foreign kind, by the plural in the key.
-pub(crate) fn other_resources_prefix(plural: &str) -> Key {
+pub fn other_resources_prefix(plural: &str) -> Key {
     format!("{RESOURCES}{plural}/").into()
 }
 

@@ -32,7 +32,7 @@ pub use block::{
     OtherOwner, OwnerChange, OwnerRefusal, OwnerUpdate, ReleaseConflict, ReleaseConflictKind, ReleaseRequest, Released,
     UnusableBlock, WINDOWS_RESERVED_HANDLE,
 };
-pub(crate) use block::{Flaws, StoredBlock};
+pub use block::{Flaws, StoredBlock};
 pub use codec::{Document, Malformed};
 pub use config::{AddressPersistence, ContradictorySettings, IpamConfig};
 pub use endpoint::{EndpointFacts, EndpointPort, Orchestrator, WorkloadEndpoint, host_network};

@@ -158,7 +158,7 @@ impl Pool {
     ///
     /// # Errors
     /// None for a network inside this one.
-    pub(crate) fn part(&self, name: &str, cidr: IpNet, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
+    pub fn part(&self, name: &str, cidr: IpNet, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = self.resource.reborn(name, uid, now);
         resource.set_spec("cidr", Some(cidr.to_string().into()));
         Self::read(&keys::resource(ResourceKind::IpPool, name), resource)

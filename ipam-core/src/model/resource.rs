@@ -104,7 +104,7 @@ impl Resource {
     }
 
     /// Removes one annotation, and the annotations if it was the last.
-    pub(crate) fn remove_annotation(&mut self, name: &str) {
+    pub fn remove_annotation(&mut self, name: &str) {
         let metadata = object(self.document.entry("metadata"));
         if let Some(annotations) = metadata.get_mut("annotations").and_then(serde_json::Value::as_object_mut) {
             annotations.remove(name);

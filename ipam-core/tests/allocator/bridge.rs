@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use ipam_core::assign::{AssignRequest, Bridge, Gateway, PoolDefinition, Wanted};
 use ipam_core::model::NewPool;
 use ipam_core::{BridgeError, Error};
-
 use kv::StoreExt;
 
 use crate::world::{World, attachment, ip, soon};

@@ -245,21 +245,6 @@ async fn single_addresses_are_checked_before_any_is_released() {
 }
 
 #[tokio::test]
-async fn a_pool_in_use_stays_and_an_unused_one_goes_with_all_that_is_its() {
-    let world = World::new().await;
-    world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
-    world.one("a", "c1").await.unwrap();
-    let error = world.ipam.delete_pool("v4", soon()).await.unwrap_err();
-    assert!(matches!(error, Error::PoolInUse { addresses: 1, .. }), "{error}");
-    world.one("a", "c2").await.unwrap();
-    world.release("a", "c1").await;
-    world.release("a", "c2").await;
-    world.ipam.delete_pool("v4", soon()).await.unwrap();
-    assert!(world.dump().await.iter().all(|kv| keys::parse_resource(keys::ResourceKind::Node, &kv.key).is_some()));
-    assert!(matches!(world.ipam.delete_pool("v4", soon()).await, Err(Error::NotFound { .. })));
-}
-
-#[tokio::test]
 async fn the_text_of_a_conflict_is_calicos() {
     let world = world().await;
     let given = world.one("a", "c1").await.unwrap();

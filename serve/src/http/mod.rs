@@ -18,14 +18,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipam_core::Ipam;
+use asked::Asked;
 use ipam_core::gc::Reach;
+use ipam_operator::Operator;
 use kv::Store;
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::held::Held;
 use crate::metrics::Metrics;
-use asked::Asked;
 
 pub use connection::serve;
 
@@ -79,7 +79,7 @@ pub struct Shown {
     /// The store.
     pub store: Arc<dyn Store>,
     /// The allocator on it.
-    pub ipam: Ipam,
+    pub ipam: Operator,
     /// The daemon's words about itself.
     pub about: About,
     /// The daemon's own numbers.
@@ -97,7 +97,7 @@ pub struct Shown {
 
 impl Shown {
     /// The store of an allocator, shown to this machine alone.
-    pub fn new(ipam: Ipam, about: About, metrics: Arc<Metrics>) -> Self {
+    pub fn new(ipam: Operator, about: About, metrics: Arc<Metrics>) -> Self {
         Self {
             store: Arc::clone(ipam.store()),
             ipam,

@@ -183,7 +183,7 @@ pub(crate) fn shown(ipam: &Ipam) -> Shown {
         node: "worker-1".into(),
         boot: None,
     };
-    Shown::new(ipam.clone(), about, Arc::new(Metrics::new()))
+    Shown::new(ipam.clone().into(), about, Arc::new(Metrics::new()))
 }
 
 impl Daemon {

@@ -10,7 +10,7 @@ mod report;
 use std::path::Path;
 
 use datastore::Location;
-use ipam_core::inspect::{Inspection, Inspector, Keep};
+use ipam_operator::inspect::{Inspection, Inspector, Keep};
 use time::OffsetDateTime;
 
 use crate::answer::Answer;

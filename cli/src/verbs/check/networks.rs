@@ -6,9 +6,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use datastore::{Create, Location, Network};
-use ipam_core::Ipam;
-use ipam_core::inspect::{Code, Finding, Inspection, Subject};
 use ipam_core::net::overlap;
+use ipam_operator::Operator;
+use ipam_operator::inspect::{Code, Finding, Inspection, Subject};
 use ipnet::IpNet;
 use kv::{Deadline, ErrorKind};
 
@@ -68,7 +68,7 @@ async fn pools(location: &Location) -> Result<Vec<(String, IpNet)>> {
         Err(error) if *error.kind() == ErrorKind::Missing => return Ok(Vec::new()),
         opened => opened.map_err(|error| store::explain(location, error))?,
     };
-    let ipam = Ipam::new(open.store(), nodes(location));
+    let ipam = Operator::new(open.store(), nodes(location));
     let inventory = ipam.inventory(Deadline::after(PATIENCE)).await;
     drop(ipam);
     let closed = open.close().await.map_err(|error| store::explain(location, error));

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::net::IpAddr;
 
 use datastore::Location;
-use ipam_core::inspect::{AllocatedAddress, Code, Counts, Finding, Inspection, Severity, Subject};
+use ipam_operator::inspect::{AllocatedAddress, Code, Counts, Finding, Inspection, Severity, Subject};
 use serde::Serialize;
 
 use super::repair::Repair;

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use datastore::Location;
-use ipam_core::inspect::{Code, Finding, Inspection, Keep, Mended};
-use ipam_core::{Error, Ipam};
+use ipam_core::Error;
+use ipam_operator::Operator;
+use ipam_operator::inspect::{Code, Finding, Inspection, Keep, Mended};
 use kv::Deadline;
 use serde::Serialize;
 
@@ -137,7 +138,7 @@ fn settle(repairs: &mut [Repair]) {
 /// Mends some findings in one opening of the store.
 async fn mend(location: &Location, inspection: &Inspection, findings: &[Finding]) -> Result<Vec<Repair>> {
     let open = store::open(location, Use::Release).await?;
-    let ipam = Ipam::new(open.store(), nodes(location));
+    let ipam = Operator::new(open.store(), nodes(location));
     let mut done = Ok(Vec::new());
     for finding in findings {
         let mended = ipam.mend(finding, inspection.revision, Deadline::after(PATIENCE)).await;

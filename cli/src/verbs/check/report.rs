@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use ipam_core::attachment::{namespace_of, node_of, pod_of};
-use ipam_core::inspect::{AllocatedAddress, Cluster, Inspection};
+use ipam_operator::inspect::{AllocatedAddress, Cluster, Inspection};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Inspected;

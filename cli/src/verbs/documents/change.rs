@@ -1,8 +1,9 @@
 //! `create`, `apply`, `replace` and `delete`.
 
 use datastore::Location;
-use ipam_core::documents::{DocumentError, DocumentKind, Manifest, WriteMode, Written};
-use ipam_core::{Error, Ipam};
+use ipam_core::Error;
+use ipam_operator::Operator;
+use ipam_operator::documents::{DocumentError, DocumentKind, Manifest, WriteMode, Written};
 use kv::Deadline;
 
 use super::tally::{Tally, Verb};
@@ -51,7 +52,7 @@ impl Change {
     /// Writes documents in their order. After a document that fails the next ones are still written, as in calicoctl.
     pub(super) async fn write(
         self,
-        ipam: &Ipam,
+        ipam: &Operator,
         manifests: &[Manifest],
         location: &Location,
         deadline: Deadline,
@@ -81,7 +82,12 @@ impl Change {
 }
 
 /// Deletes documents in their order.
-pub(super) async fn delete(ipam: &Ipam, manifests: &[Manifest], args: &Delete, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn delete(
+    ipam: &Operator,
+    manifests: &[Manifest],
+    args: &Delete,
+    deadline: Deadline,
+) -> Result<Answer> {
     let verb = Verb { base: "delete", past: "deleted" };
     let mut tally = Tally::new(verb, manifests, args.dry_run);
     for manifest in manifests {

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use ipam_core::documents::Manifest;
+use ipam_operator::documents::Manifest;
 use serde_json::Value;
 
 use crate::error::{Failure, Result};

@@ -1,7 +1,7 @@
 //! `get`: documents as calicoctl shows them.
 
-use ipam_core::Ipam;
-use ipam_core::documents::{DocumentKind, Shown};
+use ipam_operator::Operator;
+use ipam_operator::documents::{DocumentKind, Shown};
 use kv::Deadline;
 use serde_json::{Map, Value, json};
 
@@ -36,7 +36,7 @@ impl Form {
 }
 
 /// Shows all documents of a kind, as one list.
-pub(super) async fn all(ipam: &Ipam, kind: DocumentKind, asked: &Asked<'_>, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn all(ipam: &Operator, kind: DocumentKind, asked: &Asked<'_>, deadline: Deadline) -> Result<Answer> {
     let documents = ipam.documents(kind, &asked.listed(), deadline).await?;
     let rows: Vec<_> = documents.items.into_iter().map(|shown| shown.document).collect();
     let list = json!({
@@ -50,7 +50,7 @@ pub(super) async fn all(ipam: &Ipam, kind: DocumentKind, asked: &Asked<'_>, dead
 
 /// Shows the documents of these full names, each by itself. A name without a document is an error after the others.
 pub(super) async fn named(
-    ipam: &Ipam,
+    ipam: &Operator,
     names: &[(DocumentKind, String)],
     form: Form,
     asked: &Asked<'_>,

@@ -10,8 +10,8 @@ mod tally;
 use std::time::Duration;
 
 use datastore::Location;
-use ipam_core::Ipam;
-use ipam_core::documents::{DocumentKind, Manifest, WriteMode};
+use ipam_operator::Operator;
+use ipam_operator::documents::{DocumentKind, Manifest, WriteMode};
 use kv::Deadline;
 
 use self::change::Change;
@@ -78,7 +78,7 @@ pub(crate) async fn run(command: &Documents, location: &Location) -> Result<Answ
             }
             let manifests = selected(&delete.which, &Asked::by_delete(delete))?;
             let run = Run::new(delete.dry_run);
-            let verb = async |ipam: &Ipam| {
+            let verb = async |ipam: &Operator| {
                 let work = change::delete(ipam, &manifests, delete, deadline());
                 followed(ipam, location, run, &manifests, work).await
             };
@@ -92,7 +92,7 @@ async fn write(source: &Source, change: Change, location: &Location, deadline: D
     // As with `pool create`, a store is only made for a pool that can be made.
     let makes = |manifest: &Manifest| manifest.kind() == DocumentKind::Pool && manifest.check().is_ok();
     let what_for = if change.makes() && manifests.iter().any(makes) { Use::Make } else { Use::Existing };
-    let verb = async |ipam: &Ipam| {
+    let verb = async |ipam: &Operator| {
         let work = change.write(ipam, &manifests, location, deadline);
         followed(ipam, location, change.run(), &manifests, work).await
     };
@@ -101,7 +101,7 @@ async fn write(source: &Source, change: Change, location: &Location, deadline: D
 
 /// Does the work. If any pool is named, the machine's rules for pools are refreshed after it.
 async fn followed(
-    ipam: &Ipam,
+    ipam: &Operator,
     location: &Location,
     run: Run,
     manifests: &[Manifest],
@@ -135,7 +135,7 @@ async fn on_store(
     location: &Location,
     what_for: Use,
     run: Run,
-    verb: impl AsyncFnOnce(&Ipam) -> Result<Answer>,
+    verb: impl AsyncFnOnce(&Operator) -> Result<Answer>,
 ) -> Result<Answer> {
     patiently(&format!("working on {location}"), with_ipam(location, what_for, run, verb)).await
 }

@@ -1,6 +1,6 @@
 //! The namespaces that a command names. Kinds without namespaces ignore them.
 
-use ipam_core::documents::{DEFAULT_NAMESPACE, DocumentKind, Manifest, Namespaces};
+use ipam_operator::documents::{DEFAULT_NAMESPACE, DocumentKind, Manifest, Namespaces};
 
 use crate::args::{Delete, Get};
 use crate::error::{Failure, Result};

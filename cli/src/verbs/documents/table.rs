@@ -1,6 +1,6 @@
 //! The tables of `get`, with calicoctl's columns.
 
-use ipam_core::documents::DocumentKind;
+use ipam_operator::documents::DocumentKind;
 use serde_json::{Map, Value};
 
 use super::namespace::Asked;

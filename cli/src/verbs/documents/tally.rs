@@ -1,6 +1,6 @@
 //! The outcome for documents, in calicoctl's words.
 
-use ipam_core::documents::Manifest;
+use ipam_operator::documents::Manifest;
 use serde::Serialize;
 use serde_json::json;
 
@@ -102,7 +102,7 @@ fn entry(manifest: &Manifest, error: Option<String>) -> Entry {
 
 #[cfg(test)]
 mod tests {
-    use ipam_core::documents::{DocumentError, DocumentKind};
+    use ipam_operator::documents::{DocumentError, DocumentKind};
 
     use super::*;
     use crate::args::Format;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use datastore::Location;
 use indicatif::HumanBytes;
-use ipam_core::moving::{Tally, mark_key, ranges};
+use ipam_operator::moving::{Tally, mark_key, ranges};
 use serde::Serialize;
 
 use crate::answer::Answer;

@@ -1,7 +1,7 @@
 //! `margay import`.
 
 use datastore::Location;
-use ipam_core::moving::{Mark, MoveKind, State, Tally};
+use ipam_operator::moving::{Mark, MoveKind, State, Tally};
 use serde::Serialize;
 
 use super::migrate::remove;

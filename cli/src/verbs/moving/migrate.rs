@@ -1,7 +1,7 @@
 //! `margay migrate`.
 
 use datastore::{Location, OpenStore};
-use ipam_core::moving::{Mark, MoveKind, State, Tally};
+use ipam_operator::moving::{Mark, MoveKind, State, Tally};
 use kv::Revision;
 use serde::Serialize;
 

@@ -9,7 +9,8 @@ use datastore::Location;
 use ipam_core::assign::{AssignRequest, Bridge, Wanted};
 use ipam_core::attachment::{Attachment, TIMESTAMP};
 use ipam_core::timestamps::go_string;
-use ipam_core::{Error, Ipam, Standing};
+use ipam_core::{Error, Standing};
+use ipam_operator::Operator;
 use kv::Deadline;
 use serde::Serialize;
 
@@ -92,7 +93,7 @@ pub(super) async fn run(location: &Location, found: Leases, terms: &Terms) -> Re
     };
     for leases in found.leases.chunks(AT_ONCE) {
         let open = store::open(location, Use::Existing).await?;
-        let ipam = Ipam::new(open.store(), nodes(location));
+        let ipam = Operator::new(open.store(), nodes(location));
         let done = some(&ipam, leases, &mut report).await;
         drop(ipam);
         let closed = open.close().await;
@@ -102,7 +103,7 @@ pub(super) async fn run(location: &Location, found: Leases, terms: &Terms) -> Re
     report.answer()
 }
 
-async fn some(ipam: &Ipam, leases: &[Lease], report: &mut Report) -> Result<()> {
+async fn some(ipam: &Operator, leases: &[Lease], report: &mut Report) -> Result<()> {
     for lease in leases {
         match one(ipam, lease, report).await? {
             Outcome::TakenOver => report.taken_over += lease.addresses.len(),
@@ -118,7 +119,7 @@ async fn some(ipam: &Ipam, leases: &[Lease], report: &mut Report) -> Result<()> 
 }
 
 /// Takes over the addresses of one interface, in one commit.
-async fn one(ipam: &Ipam, lease: &Lease, report: &Report) -> Result<Outcome> {
+async fn one(ipam: &Operator, lease: &Lease, report: &Report) -> Result<Outcome> {
     let request = request(lease, report);
     let soon = || Deadline::after(PATIENCE);
     let compared = ipam.compare(&request.attachment, &[], &lease.addresses, soon()).await?;

@@ -5,8 +5,8 @@ use std::path::Path;
 use datastore::{Create, Location};
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
-use ipam_core::moving::part_of;
 use ipam_core::{Error, Ipam, Nodes};
+use ipam_operator::moving::part_of;
 use kv::{Deadline, Key};
 use tempfile::TempDir;
 

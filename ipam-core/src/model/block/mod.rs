@@ -26,7 +26,7 @@ use crate::timestamps::{Stamp, age, unix_nanos};
 pub use owners::{ExpectedOwner, OtherOwner, OwnerChange, OwnerRefusal, OwnerUpdate};
 pub use refusals::{AlreadyAssigned, NotOwner, UnusableBlock};
 pub use release::{ReleaseConflict, ReleaseConflictKind, ReleaseRequest, Released};
-pub(crate) use stored::{Flaws, StoredBlock};
+pub use stored::{Flaws, StoredBlock};
 
 /// The handle of the addresses that a Windows host keeps for itself in each of its blocks. They do not make a block
 /// used. Compared without regard to case.

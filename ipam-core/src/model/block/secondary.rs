@@ -9,14 +9,14 @@ use crate::model::Attribute;
 impl Attribute {
     /// True if an address of a secondary network is held with this entry. Only such an address carries our name of the
     /// node. `known` tells it by a network's name, for addresses that were assigned before there was such a name.
-    pub(crate) fn is_secondary(&self, known: impl Fn(&str) -> bool) -> bool {
+    pub fn is_secondary(&self, known: impl Fn(&str) -> bool) -> bool {
         self.get(OWN_NODE).is_some() || self.get(NETWORK).is_some_and(known)
     }
 }
 
 impl Block {
     /// True if secondary networks hold every address that is held, also if none is.
-    pub(crate) fn is_secondary(&self, known: impl Fn(&str) -> bool) -> bool {
+    pub fn is_secondary(&self, known: impl Fn(&str) -> bool) -> bool {
         let mut held = self.allocated().filter(|(_, entry)| entry.released_at().is_none());
         held.all(|(_, entry)| entry.is_secondary(&known))
     }
@@ -24,14 +24,14 @@ impl Block {
     /// Replaces Calico's names by ours on the addresses of secondary networks that still carry Calico's. Each of them
     /// counts as assigned anew: Calico's kube-controllers remembers an address as it has first seen it, and names its
     /// sequence number when it releases it.
-    pub(crate) fn use_own_names(&mut self, known: impl Fn(&str) -> bool) -> usize {
+    pub fn use_own_names(&mut self, known: impl Fn(&str) -> bool) -> usize {
         let held = self.allocated().filter(|(_, entry)| entry.released_at().is_none() && entry.is_secondary(&known));
         let addresses: Vec<IpAddr> = held.map(|(address, _)| address).collect();
         addresses.into_iter().filter(|address| self.use_own_names_of(*address)).count()
     }
 
     /// The same for one address; false if it has our names or no holder.
-    pub(crate) fn use_own_names_of(&mut self, address: IpAddr) -> bool {
+    pub fn use_own_names_of(&mut self, address: IpAddr) -> bool {
         let (Some(entry), Some(ordinal)) = (self.attributes_of(address), self.ordinal(address)) else { return false };
         let mut attributes = entry.attributes().clone();
         if !use_own_names(&mut attributes) {

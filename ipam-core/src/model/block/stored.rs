@@ -8,30 +8,30 @@ use crate::model::codec::{Malformed, from_json};
 
 /// A block of which nothing was healed. Of the invariant of [`Block`] only the number of allocations holds.
 #[derive(Clone, Debug)]
-pub(crate) struct StoredBlock(Block);
+pub struct StoredBlock(Block);
 
 /// The faults inside a block. Ordinals are ascending, those of the queue in its order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Flaws {
+pub struct Flaws {
     /// Ordinals whose allocation points at an entry that is not there.
-    pub(crate) dangling: Vec<usize>,
+    pub dangling: Vec<usize>,
     /// How many entries no allocation points at.
-    pub(crate) unused: usize,
+    pub unused: usize,
     /// Free ordinals that are in the queue more than once.
-    pub(crate) twice: Vec<usize>,
+    pub twice: Vec<usize>,
     /// Free ordinals that are not in the queue.
-    pub(crate) lost: Vec<usize>,
+    pub lost: Vec<usize>,
     /// Allocated ordinals in the queue.
-    pub(crate) taken: Vec<usize>,
+    pub taken: Vec<usize>,
     /// Numbers in the queue that are no ordinals of the block.
-    pub(crate) outside: Vec<usize>,
+    pub outside: Vec<usize>,
     /// Names of sequence numbers that are no allocated ordinals.
-    pub(crate) numbers: Vec<String>,
+    pub numbers: Vec<String>,
 }
 
 impl Flaws {
     /// True if [`Block::tidy`] has something to do.
-    pub(crate) fn can_be_tidied(&self) -> bool {
+    pub fn can_be_tidied(&self) -> bool {
         let Self { dangling: _, unused, twice, lost, taken, outside, numbers } = self;
         *unused > 0 || [twice, lost, taken, outside].iter().any(|list| !list.is_empty()) || !numbers.is_empty()
     }
@@ -42,7 +42,7 @@ impl StoredBlock {
     ///
     /// # Errors
     /// [`Malformed`] if it is no block, or does not have as many allocations as addresses.
-    pub(crate) fn read(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
+    pub fn read(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
         let mut block: Block = from_json(key, value)?;
         block.cidr = block.cidr.trunc();
         let (found, cidr) = (block.allocations.len(), block.cidr);
@@ -56,12 +56,12 @@ impl StoredBlock {
     }
 
     /// The block, for reading only.
-    pub(crate) fn block(&self) -> &Block {
+    pub fn block(&self) -> &Block {
         &self.0
     }
 
     /// The faults inside.
-    pub(crate) fn flaws(&self) -> Flaws {
+    pub fn flaws(&self) -> Flaws {
         let mut flaws = Flaws::default();
         self.find_in_allocations(&mut flaws);
         self.find_in_queue(&mut flaws);
@@ -102,7 +102,7 @@ impl StoredBlock {
 impl Block {
     /// Drops what nothing points at: entries, and sequence numbers of addresses that are not allocated. The queue was
     /// healed when the block was read.
-    pub(crate) fn tidy(&mut self) {
+    pub fn tidy(&mut self) {
         self.compact();
         let allocations = &self.allocations;
         if let Some(numbers) = self.sequence_numbers.get_mut() {

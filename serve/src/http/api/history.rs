@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use ipam_core::events::{Happening, What, of_batch, of_listed};
-use ipam_core::history::{HistoryOf, time_of};
 use ipam_core::model::keys;
 use ipam_core::samples::oldest_revision;
 use ipam_core::timestamps::rfc3339;
+use ipam_operator::events::{Happening, What, of_batch, of_listed};
+use ipam_operator::history::{HistoryOf, time_of};
 use kv::{Batch, Content, ErrorKind, Pages, Range, RangeRequest, Revision};
 use serde::Serialize;
 

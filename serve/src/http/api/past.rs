@@ -7,8 +7,8 @@
 use std::time::{Duration, SystemTime};
 
 use futures::StreamExt;
-use ipam_core::events::of_batch;
-use ipam_core::history::time_of;
+use ipam_operator::events::of_batch;
+use ipam_operator::history::time_of;
 use kv::{Batch, Content, ErrorKind, Operation, Prev, Range, Revision, Store, StoreExt, WatchRequest};
 use time::OffsetDateTime;
 use tokio::time::timeout;

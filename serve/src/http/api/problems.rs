@@ -1,6 +1,6 @@
 //! The findings of a check.
 
-use ipam_core::inspect::{Code, Counts, Finding, Keep, Severity, Subject};
+use ipam_operator::inspect::{Code, Counts, Finding, Keep, Severity, Subject};
 use kv::Deadline;
 use serde::Serialize;
 

@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 
 use ipam_core::attachment::TIMESTAMP;
-use ipam_core::events::{Happening, Holder, What};
 use ipam_core::model::{AddressState, Attribute, Block, Owner};
 use ipam_core::reservations::Reservations;
 use ipam_core::timestamps::{parse_go_string, rfc3339};
+use ipam_operator::events::{Happening, Holder, What};
 use kv::Revision;
 use serde::Serialize;
 use time::OffsetDateTime;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::ops::ControlFlow;
 
-use ipam_core::events::Holder;
 use ipam_core::model::{Attribute, Block, Owner, same_handle};
+use ipam_operator::events::Holder;
 use ipnet::IpNet;
 use kv::{Deadline, Revision};
 use serde::Serialize;

@@ -1,0 +1,155 @@
+//! Documents as they are shown.
+
+use ipam_core::model::{Document, IpamConfig, Malformed, Pool};
+use ipam_core::transact;
+use ipam_core::{Error, Result};
+use kv::{Deadline, Key, Range, Revision, Transaction, Value as Stored};
+use serde_json::Value;
+
+use super::{API_VERSION, DocumentError, DocumentKind, Object, SETTINGS_NAME, settings, split};
+use crate::Operator;
+
+/// Which namespaces are listed of a kind that has namespaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Namespaces {
+    /// All of them.
+    All,
+    /// This one.
+    One(String),
+}
+
+/// A document with its version in `metadata.resourceVersion`, and for a pool with the defaults where nothing is stored.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shown {
+    /// The full name.
+    pub name: String,
+    /// The document.
+    pub document: Object,
+}
+
+/// All documents of a kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Documents {
+    /// By name.
+    pub items: Vec<Shown>,
+    /// As of when.
+    pub revision: Revision,
+}
+
+impl Operator {
+    /// All documents of a kind, as of one revision. Damaged ones are said in the log and passed over, as in Calico. The
+    /// settings are there also if none are stored: those that hold then. `within` matters to kinds with namespaces only.
+    ///
+    /// # Errors
+    /// Those of the store; damaged settings.
+    pub async fn documents(&self, kind: DocumentKind, within: &Namespaces, deadline: Deadline) -> Result<Documents> {
+        if kind == DocumentKind::Settings {
+            return transact!(self, deadline, |tx| {
+                let shown = self.shown(tx, kind, SETTINGS_NAME).await?;
+                Ok(Documents { items: shown.into_iter().collect(), revision: tx.revision() })
+            });
+        }
+        let range = Range::Prefix(super::prefix(kind, within));
+        transact!(self, deadline, |tx| {
+            let mut items = Vec::new();
+            for (key, value) in tx.snapshot_list(&range).await? {
+                let Some(name) = super::named_by(kind, &key) else { continue };
+                match shown(kind, &key, &name, &value, tx.written_at(&key)) {
+                    Ok(shown) => items.push(shown),
+                    Err(error) => tracing::warn!(%error, "passing over a damaged document"),
+                }
+            }
+            Ok(Documents { items, revision: tx.revision() })
+        })
+    }
+
+    /// The documents of these full names, as of one revision, in the order of the names.
+    ///
+    /// # Errors
+    /// Those of the store; a damaged document. For each that is not there the error is in its place.
+    pub async fn documents_named(
+        &self,
+        named: &[(DocumentKind, String)],
+        deadline: Deadline,
+    ) -> Result<Vec<Result<Shown, DocumentError>>> {
+        transact!(self, deadline, |tx| {
+            tx.prefetch(named.iter().map(|(kind, name)| super::key(*kind, name)).collect(), Vec::new()).await?;
+            let mut found = Vec::new();
+            for (kind, name) in named {
+                let shown = self.shown(tx, *kind, name).await?;
+                found.push(shown.ok_or_else(|| DocumentError::NotFound(*kind, name.clone())));
+            }
+            Ok(found)
+        })
+    }
+
+    async fn shown(&self, tx: &mut Transaction, kind: DocumentKind, name: &str) -> Result<Option<Shown>> {
+        let key = super::key(kind, name);
+        if kind == DocumentKind::Settings && name != SETTINGS_NAME {
+            return Ok(None);
+        }
+        let stored = tx.snapshot_get(&key).await?;
+        let version = tx.written_at(&key);
+        if kind == DocumentKind::Settings {
+            let stored = stored.map(|value| IpamConfig::decode(&key, value.as_bytes())).transpose()?;
+            let document = settings::document(&stored.unwrap_or_default(), version);
+            return Ok(Some(Shown { name: name.to_owned(), document }));
+        }
+        stored.map(|value| shown(kind, &key, name, &value, version)).transpose().map_err(Error::from)
+    }
+}
+
+fn shown(
+    kind: DocumentKind,
+    key: &Key,
+    full_name: &str,
+    value: &Stored,
+    version: Option<Revision>,
+) -> Result<Shown, Malformed> {
+    let mut document: Object = serde_json::from_slice(value.as_bytes()).map_err(|error| Malformed::new(key, error))?;
+    document.entry("kind").or_insert_with(|| kind.as_str().into());
+    document.entry("apiVersion").or_insert_with(|| API_VERSION.into());
+    let metadata = document.entry("metadata").or_insert_with(|| Value::Object(Object::new()));
+    let (namespace, name) = if kind.is_namespaced() { split(full_name) } else { ("", full_name) };
+    if let Some(metadata) = metadata.as_object_mut() {
+        metadata.entry("name").or_insert_with(|| name.into());
+        if kind.is_namespaced() {
+            metadata.entry("namespace").or_insert_with(|| namespace.into());
+        }
+        if let Some(version) = version {
+            metadata.insert("resourceVersion".to_owned(), version.to_string().into());
+        }
+    }
+    if kind == DocumentKind::Pool {
+        let pool = Pool::decode(key, value.as_bytes())?;
+        if let Some(spec) = document.get_mut("spec").and_then(Value::as_object_mut) {
+            fill(spec, &pool);
+        }
+    }
+    Ok(Shown { name: full_name.to_owned(), document })
+}
+
+/// Puts the defaults where nothing is stored.
+fn fill(spec: &mut Object, pool: &Pool) {
+    let uses = pool.allowed_uses().into_iter().map(Value::from).collect();
+    let defaults = [
+        ("blockSize", Value::from(pool.block_size())),
+        ("allowedUses", Value::Array(uses)),
+        ("nodeSelector", "all()".into()),
+        ("ipipMode", "Never".into()),
+        ("vxlanMode", "Never".into()),
+        ("assignmentMode", pool.assignment_mode().as_str().into()),
+    ];
+    let says_nothing = |value: &Value| match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Number(number) => number.as_u64() == Some(0),
+        _ => false,
+    };
+    for (field, default) in defaults {
+        if spec.get(field).is_none_or(says_nothing) {
+            spec.insert(field.to_owned(), default);
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! The changes between two versions of a document: addresses assigned and released, and blocks that changed owners.
+//!
+//! A store remembers versions of blocks, not what was done. A change follows from two versions that are next to each
+//! other. They are compared here, without any I/O: for the past ([`crate::history`]) as for what happens.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipam_core::attachment::{BOOT, INTERFACE, NETWORK, TIMESTAMP, common_name};
+use ipam_core::model::{AddressState, Affinity, AffinityState, Attribute, Block, Document, Owner, keys};
+use ipam_core::net::nth;
+use ipam_core::timestamps::parse_go_string;
+use ipnet::IpNet;
+use kv::{Batch, Event, EventKind, Key, Kv};
+use time::OffsetDateTime;
+
+/// Something that happened to a block or to one of its addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Happening {
+    /// The block.
+    pub block: IpNet,
+    /// The happening.
+    pub what: What,
+}
+
+/// The happening.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum What {
+    /// Somebody has the address from now on.
+    Assigned {
+        /// The address.
+        address: IpAddr,
+        /// The holder.
+        holder: Attribute,
+    },
+    /// The holder of the address asked for it again.
+    Renewed {
+        /// The address.
+        address: IpAddr,
+        /// The holder.
+        holder: Attribute,
+    },
+    /// The address went from one owner to another one under the same handle: a virtual machine that moved.
+    Moved {
+        /// The address.
+        address: IpAddr,
+        /// The former owner.
+        from: Attribute,
+        /// The owner.
+        to: Attribute,
+    },
+    /// Nobody has the address any more, and anybody can get it.
+    Released {
+        /// The address.
+        address: IpAddr,
+        /// The former holder.
+        holder: Attribute,
+    },
+    /// Nobody has the address any more, and nobody gets it for a while.
+    Resting {
+        /// The address.
+        address: IpAddr,
+        /// The former holder, where known.
+        holder: Option<Attribute>,
+        /// When it was released.
+        since: OffsetDateTime,
+    },
+    /// The address has rested for long enough, and anybody can get it.
+    Rested {
+        /// The address.
+        address: IpAddr,
+    },
+    /// The block became an owner's.
+    Claimed {
+        /// The owner.
+        owner: Owner,
+        /// The former owner.
+        former: Option<Owner>,
+        /// When, as the block records it.
+        at: Option<OffsetDateTime>,
+    },
+    /// The block is nobody's any more.
+    GivenUp {
+        /// The former owner.
+        owner: Owner,
+    },
+    /// An owner's affinity to the block changed alone, as when Calico claims a block in steps.
+    Affinity {
+        /// The owner of the affinity.
+        owner: Owner,
+        /// Its state now; `None` if it is gone.
+        state: Option<AffinityState>,
+    },
+    /// The value in the block's place cannot be read: nothing is known of its addresses.
+    Damaged,
+}
+
+impl What {
+    /// The word for it in JSON, in tables and in lines.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Assigned { .. } => "assigned",
+            Self::Renewed { .. } => "renewed",
+            Self::Moved { .. } => "moved",
+            Self::Released { .. } => "released",
+            Self::Resting { .. } => "resting",
+            Self::Rested { .. } => "rested",
+            Self::Claimed { .. } => "claimed",
+            Self::GivenUp { .. } => "given_up",
+            Self::Affinity { .. } => "affinity",
+            Self::Damaged => "damaged",
+        }
+    }
+
+    /// The word for it where it is a part of the state at the beginning.
+    pub fn standing_word(&self) -> &'static str {
+        match self {
+            Self::Assigned { .. } => "held",
+            Self::Claimed { .. } => "owned",
+            other => other.word(),
+        }
+    }
+
+    /// The word for the state of an affinity that it is about; `gone` for one that was deleted.
+    pub fn state_word(&self) -> Option<&'static str> {
+        let Self::Affinity { state, .. } = self else { return None };
+        Some(match state {
+            Some(AffinityState::Confirmed) => "confirmed",
+            Some(AffinityState::Pending) => "pending",
+            Some(AffinityState::PendingDeletion) => "pending_deletion",
+            Some(AffinityState::Unknown) => "unknown",
+            None => "gone",
+        })
+    }
+
+    /// The address that it is about; `None` if it is about the block.
+    pub fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Assigned { address, .. }
+            | Self::Renewed { address, .. }
+            | Self::Moved { address, .. }
+            | Self::Released { address, .. }
+            | Self::Resting { address, .. }
+            | Self::Rested { address } => Some(*address),
+            Self::Claimed { .. } | Self::GivenUp { .. } | Self::Affinity { .. } | Self::Damaged => None,
+        }
+    }
+
+    /// The holder of the address now or, if there is none, the former holder.
+    pub fn holder(&self) -> Option<&Attribute> {
+        match self {
+            Self::Assigned { holder, .. } | Self::Renewed { holder, .. } | Self::Released { holder, .. } => {
+                Some(holder)
+            }
+            Self::Moved { to, .. } => Some(to),
+            Self::Resting { holder, .. } => holder.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// The owner of the block that it is about.
+    pub fn owner(&self) -> Option<&Owner> {
+        match self {
+            Self::Claimed { owner, .. } | Self::GivenUp { owner } | Self::Affinity { owner, .. } => Some(owner),
+            _ => None,
+        }
+    }
+
+    /// When it happened by the clock of the node, where the document itself says so: on stores that remember no times.
+    pub fn recorded_at(&self) -> Option<OffsetDateTime> {
+        match self {
+            Self::Assigned { holder, .. } | Self::Renewed { holder, .. } => parse_go_string(holder.get(TIMESTAMP)?),
+            Self::Resting { since, .. } => Some(*since),
+            Self::Claimed { at, .. } => *at,
+            _ => None,
+        }
+    }
+}
+
+/// The happenings of a revision, as far as they are known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// The happenings, releases before assignments.
+    pub happenings: Vec<Happening>,
+    /// Blocks of which the version before is not known, so that nobody can tell what happened to them.
+    pub untold: Vec<IpNet>,
+}
+
+/// The happenings of a revision. `batch` must come from a watch that brings along what was there before; keys that are
+/// neither of blocks nor of affinities are passed over.
+pub fn of_batch(batch: &Batch) -> Told {
+    let mut told = Told::default();
+    for event in &batch.events {
+        let Some(cidr) = keys::parse_block(&event.kv.key) else { continue };
+        if is_before_unknown(event) {
+            told.untold.push(cidr);
+            continue;
+        }
+        let before = event.prev.as_ref().map(decode::<Block>);
+        let after = (event.kind == EventKind::Put).then(|| decode::<Block>(&event.kv));
+        if after == Some(None) {
+            told.happenings.push(Happening { block: cidr, what: What::Damaged });
+        } else {
+            told.happenings.extend(of_block(cidr, before.flatten().as_ref(), after.flatten().as_ref()));
+        }
+    }
+    let affinities: Vec<Happening> = batch.events.iter().filter_map(affinity_alone(&told)).collect();
+    told.happenings.extend(affinities);
+    told
+}
+
+/// True if there was a version before, and the store does not have it any more.
+pub fn is_before_unknown(event: &Event) -> bool {
+    event.prev.is_none() && (event.kind == EventKind::Delete || event.kv.version > 1)
+}
+
+fn decode<D: Document>(kv: &Kv) -> Option<D> {
+    D::decode(&kv.key, kv.value.as_bytes()).inspect_err(|error| tracing::warn!(%error, "a damaged document")).ok()
+}
+
+/// The happenings of an affinity beyond those of its block.
+fn affinity_alone(told: &Told) -> impl Fn(&Event) -> Option<Happening> + '_ {
+    |event| {
+        let (owner, block) = keys::parse_affinity(&event.kv.key)?;
+        let state = |kv: &Kv| decode::<Affinity>(kv).map_or(AffinityState::Unknown, |one| one.state());
+        let before = event.prev.as_ref().map(state);
+        let after = (event.kind == EventKind::Put).then(|| state(&event.kv));
+        let goes_with = |one: &Happening| {
+            one.block == block
+                && match &one.what {
+                    What::Claimed { owner: claimer, .. } if *claimer == owner => {
+                        after == Some(AffinityState::Confirmed)
+                    }
+                    What::Claimed { former, .. } => former.as_ref() == Some(&owner) && after.is_none(),
+                    What::GivenUp { owner: former } => *former == owner && after.is_none(),
+                    _ => false,
+                }
+        };
+        let is_alone = before != after && !told.happenings.iter().any(goes_with);
+        is_alone.then_some(Happening { block, what: What::Affinity { owner, state: after } })
+    }
+}
+
+/// The happenings of a block between two versions; `None` where there is no block.
+pub fn of_block(cidr: IpNet, before: Option<&Block>, after: Option<&Block>) -> Vec<Happening> {
+    let (mut gone, mut come) = (Vec::new(), Vec::new());
+    let places = before.into_iter().chain(after).map(Block::capacity).max().unwrap_or(0);
+    for address in (0..places).filter_map(|place| nth(cidr, place as u128)) {
+        let state = |block: Option<&'_ Block>| block.map_or(State::Free, |block| State::of(block, address));
+        of_address(address, state(before), state(after), &mut gone, &mut come);
+    }
+    let happenings = gone.into_iter().chain(of_owner(before, after)).chain(come);
+    happenings.map(|what| Happening { block: cidr, what }).collect()
+}
+
+/// The state of an address.
+enum State {
+    Free,
+    Resting(OffsetDateTime),
+    Held(Attribute),
+}
+
+impl State {
+    fn of(block: &Block, address: IpAddr) -> Self {
+        match block.lookup(address) {
+            AddressState::Assigned(holder) => Self::Held(holder.clone()),
+            AddressState::CoolingDown(since) => Self::Resting(since),
+            AddressState::Free | AddressState::Outside => Self::Free,
+        }
+    }
+}
+
+/// The happenings of an address: the holder that it lost, and the one that it got.
+fn of_address(address: IpAddr, before: State, after: State, gone: &mut Vec<What>, come: &mut Vec<What>) {
+    match (before, after) {
+        (State::Held(from), State::Held(to)) if from == to => {}
+        (State::Held(from), State::Held(to)) if is_same_attachment(&from, &to) => {
+            let what = match is_same(&from, &to) {
+                true => What::Renewed { address, holder: to },
+                false => What::Moved { address, from, to },
+            };
+            come.push(what);
+        }
+        (State::Held(holder), State::Resting(since)) => {
+            gone.push(What::Resting { address, holder: Some(holder), since });
+        }
+        (State::Free, State::Resting(since)) => gone.push(What::Resting { address, holder: None, since }),
+        (State::Resting(_), State::Free) => gone.push(What::Rested { address }),
+        (before, after) => {
+            if let State::Held(holder) = before {
+                gone.push(What::Released { address, holder });
+            }
+            if let State::Held(holder) = after {
+                come.push(What::Assigned { address, holder });
+            }
+        }
+    }
+}
+
+/// True if both are the same attachment's; an entry without marks of ours counts by its handle alone.
+fn is_same_attachment(one: &Attribute, other: &Attribute) -> bool {
+    let same = |name| one.get(name).zip(other.get(name)).is_none_or(|(one, other)| one == other);
+    one.handle() == other.handle() && same(NETWORK) && same(INTERFACE)
+}
+
+/// True if two entries differ at most in when and in which boot the address was asked for, and in whose names they use.
+fn is_same(one: &Attribute, other: &Attribute) -> bool {
+    fn lasting(entry: &Attribute) -> BTreeMap<&str, &str> {
+        let named = entry.attributes().iter().map(|(name, value)| (common_name(name), value.as_str()));
+        named.filter(|(name, _)| ![TIMESTAMP, BOOT].contains(name)).collect()
+    }
+    lasting(one) == lasting(other) && one.alternate_attributes() == other.alternate_attributes()
+}
+
+/// The happenings of a block's ownership.
+fn of_owner(before: Option<&Block>, after: Option<&Block>) -> Option<What> {
+    let (former, owner) = (before.and_then(Block::owner), after.and_then(Block::owner));
+    match (former, owner) {
+        (former, owner) if former == owner => None,
+        (former, Some(owner)) => Some(What::Claimed { owner, former, at: after.and_then(Block::claimed_at) }),
+        (Some(owner), None) => Some(What::GivenUp { owner }),
+        (None, None) => None,
+    }
+}
+
+/// The addresses of a stored block as happenings: those that are held and those in cooldown. `None` for what is no
+/// block.
+pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<Happening>> {
+    let cidr = keys::parse_block(key)?;
+    match Block::decode(key, value) {
+        Ok(block) => Some(of_block(cidr, None, Some(&block))),
+        Err(error) => {
+            tracing::warn!(%error, "a damaged document");
+            Some(vec![Happening { block: cidr, what: What::Damaged }])
+        }
+    }
+}
+
+/// The holder that an entry names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holder<'a> {
+    /// The handle.
+    pub handle: Option<&'a str>,
+    /// The node.
+    pub node: Option<&'a str>,
+    /// The network.
+    pub network: Option<&'a str>,
+    /// The container's id: what the handle has behind the network, where that is recorded.
+    pub container: Option<&'a str>,
+    /// The interface in the container.
+    pub interface: Option<&'a str>,
+    /// The pod.
+    pub pod: Option<&'a str>,
+    /// Its namespace.
+    pub namespace: Option<&'a str>,
+}
+
+impl<'a> Holder<'a> {
+    /// The contents of an entry.
+    pub fn of(entry: &'a Attribute) -> Self {
+        let (handle, network) = (entry.handle(), entry.get(NETWORK));
+        let container = handle.zip(network).and_then(|(id, network)| id.strip_prefix(network)?.strip_prefix('.'));
+        Self {
+            handle,
+            network,
+            container,
+            node: entry.node(),
+            interface: entry.get(INTERFACE),
+            pod: entry.pod(),
+            namespace: entry.namespace(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,275 @@
+//! Pairs of versions, and what they tell.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures::StreamExt;
+use ipam_core::reservations::Reservations;
+use ipam_core::timestamps::go_string;
+use kv::{Prev, Store, StoreExt, Txn, WatchRequest};
+use proptest::prelude::*;
+use time::Duration;
+use time::macros::datetime;
+
+use super::*;
+
+const NOW: OffsetDateTime = datetime!(2026-11-21 02:41:03 UTC);
+
+fn cidr() -> IpNet {
+    "10.0.0.0/29".parse().unwrap()
+}
+
+fn ip(last: u8) -> IpAddr {
+    [10, 0, 0, last].into()
+}
+
+fn holder(handle: &str, attributes: &[(&str, &str)]) -> Attribute {
+    let attributes = attributes.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    Attribute::new(Some(handle), attributes)
+}
+
+fn block(owner: Option<&str>) -> Block {
+    Block::new(cidr(), owner.map(Owner::host).as_ref(), NOW, None).unwrap()
+}
+
+/// A block with one address held.
+fn holding(entry: &Attribute) -> Block {
+    let mut block = block(Some("a"));
+    block.assign_specific(ip(1), entry).unwrap();
+    block
+}
+
+/// The happenings between two versions.
+fn between(before: Option<&Block>, after: Option<&Block>) -> Vec<What> {
+    of_block(cidr(), before, after).into_iter().map(|one| one.what).collect()
+}
+
+#[test]
+fn a_new_block_is_claimed_before_it_gives_and_given_up_after_it_got_back() {
+    let entry = holder("net.c1", &[("node", "a"), ("timestamp", &go_string(NOW))]);
+    let held = holding(&entry);
+    let (owner, address) = (Owner::host("a"), ip(1));
+    let told = between(None, Some(&held));
+    let claimed = What::Claimed { owner: owner.clone(), former: None, at: Some(NOW) };
+    assert_eq!(told, [claimed, What::Assigned { address, holder: entry.clone() }]);
+    assert!(told.iter().all(|what| what.recorded_at() == Some(NOW)));
+    let told = between(Some(&held), None);
+    assert_eq!(told, [What::Released { address, holder: entry }, What::GivenUp { owner }]);
+    assert_eq!(between(Some(&held), Some(&held)), []);
+}
+
+#[test]
+fn a_released_address_may_rest_first() {
+    let entry = holder("net.c1", &[]);
+    let (held, mut resting, address) = (holding(&entry), holding(&entry), ip(1));
+    assert!(resting.release_by_handle("net.c1", NOW, 60).changed());
+    let rest = |holder| What::Resting { address, holder, since: NOW };
+    assert_eq!(between(Some(&held), Some(&resting)), [rest(Some(entry))]);
+    assert_eq!(between(Some(&block(Some("a"))), Some(&resting)), [rest(None)]);
+    assert_eq!(between(Some(&resting), Some(&block(Some("a")))), [What::Rested { address }]);
+    // An assignment of an address after its cooldown writes both at once.
+    let next = holding(&holder("net.c2", &[]));
+    assert_eq!(between(Some(&resting), Some(&next)), [What::Assigned { address, holder: holder("net.c2", &[]) }]);
+}
+
+#[test]
+fn who_asks_again_is_told_from_who_moves_and_from_another() {
+    let before = holder("net.vm", &[("pod", "x"), (NETWORK, "net"), (INTERFACE, "eth0"), (TIMESTAMP, "t1")]);
+    let changed = |name: &str, value: &str| {
+        let mut attributes = before.attributes().clone();
+        attributes.insert(name.to_owned(), value.to_owned());
+        Attribute::new(Some("net.vm"), attributes)
+    };
+    let told = |to: &Attribute| between(Some(&holding(&before)), Some(&holding(to)));
+    let address = ip(1);
+    for name in [TIMESTAMP, BOOT] {
+        let to = changed(name, "later");
+        assert_eq!(told(&to), [What::Renewed { address, holder: to }]);
+    }
+    let moved = changed("pod", "y");
+    assert_eq!(told(&moved), [What::Moved { address, from: before.clone(), to: moved }]);
+    for other in [changed(INTERFACE, "eth1"), holder("net.other", &[])] {
+        let expected =
+            [What::Released { address, holder: before.clone() }, What::Assigned { address, holder: other.clone() }];
+        assert_eq!(told(&other), expected);
+    }
+}
+
+#[test]
+fn a_block_changes_hands() {
+    let (a, b, nobody) = (block(Some("a")), block(Some("b")), block(None));
+    let claimed = What::Claimed { owner: Owner::host("b"), former: Some(Owner::host("a")), at: Some(NOW) };
+    assert_eq!(between(Some(&a), Some(&b)), [claimed]);
+    assert_eq!(between(Some(&a), Some(&nobody)), [What::GivenUp { owner: Owner::host("a") }]);
+    assert_eq!(between(Some(&nobody), None), []);
+}
+
+#[test]
+fn a_holder_is_read_from_its_entry() {
+    let entry = holder("my.net.0a1b", &[(NETWORK, "my.net"), (INTERFACE, "eth0"), ("pod", "web"), ("node", "a")]);
+    let expected = Holder {
+        handle: Some("my.net.0a1b"),
+        network: Some("my.net"),
+        container: Some("0a1b"),
+        interface: Some("eth0"),
+        pod: Some("web"),
+        node: Some("a"),
+        namespace: None,
+    };
+    assert_eq!(Holder::of(&entry), expected);
+    assert_eq!(Holder::of(&holder("net.c", &[])).container, None, "nothing splits a handle at a dot");
+}
+
+/// The happenings that a watch reports of the revision of a transaction.
+async fn told_of(store: &Arc<dyn Store>, txn: Txn) -> Told {
+    let revision = store.txn(txn).await.unwrap().revision;
+    let watch = WatchRequest::new(kv::Range::All, revision).with_prev(Prev::Return);
+    of_batch(&store.watch(watch).await.unwrap().next().await.unwrap().unwrap())
+}
+
+#[tokio::test]
+async fn an_affinity_is_told_only_where_its_block_does_not_tell_it() {
+    let store: Arc<dyn Store> = Arc::new(kv_mvcc::memory());
+    let owner = Owner::host("a");
+    let key = keys::affinity(&owner, cidr()).unwrap();
+    let put = |state| kv::Op::put(key.clone(), Affinity::new(state).encode().unwrap());
+    let put_block = kv::Op::put(keys::block(cidr()), block(Some("a")).encode().unwrap());
+    let affinity = |state| Happening { block: cidr(), what: What::Affinity { owner: owner.clone(), state } };
+    // In steps, as Calico does.
+    let told = told_of(&store, Txn::new().with_success([put(AffinityState::Pending)])).await;
+    assert_eq!(told.happenings, [affinity(Some(AffinityState::Pending))]);
+    let told = told_of(&store, Txn::new().with_success([put_block, put(AffinityState::Confirmed)])).await;
+    assert!(matches!(told.happenings[..], [Happening { what: What::Claimed { .. }, .. }]), "{told:?}");
+    let told = told_of(&store, Txn::new().with_success([put(AffinityState::Confirmed)])).await;
+    assert_eq!(told, Told::default());
+    let gone = [kv::Op::delete(keys::block(cidr())), kv::Op::delete(key.clone())];
+    let told = told_of(&store, Txn::new().with_success(gone)).await;
+    assert_eq!(told.happenings, [Happening { block: cidr(), what: What::GivenUp { owner: owner.clone() } }]);
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_or_is_not_known_is_said() {
+    let store: Arc<dyn Store> = Arc::new(kv_mvcc::memory());
+    let key = keys::block(cidr());
+    let damaged = Happening { block: cidr(), what: What::Damaged };
+    let told = told_of(&store, Txn::new().with_success([kv::Op::put(key.clone(), "{")])).await;
+    assert_eq!(told.happenings, std::slice::from_ref(&damaged));
+    let held = holding(&holder("h", &[]));
+    let told = told_of(&store, Txn::new().with_success([kv::Op::put(key.clone(), held.encode().unwrap())])).await;
+    assert_eq!(told.happenings.len(), 2, "{told:?}");
+    // At the mark a store need not know any more what was there before.
+    let at = store.put(key.clone(), block(None).encode().unwrap()).await.unwrap();
+    let mut changes = store.watch(WatchRequest::new(kv::Range::All, at)).await.unwrap();
+    let told = of_batch(&changes.next().await.unwrap().unwrap());
+    assert_eq!((told.happenings, told.untold), (Vec::new(), vec![cidr()]));
+    assert_eq!(of_listed(&key, b"{"), Some(vec![damaged]));
+    assert_eq!(of_listed(&keys::handle("h"), b"{}"), None);
+}
+
+/// The holders of addresses, and those in cooldown, by the happenings.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Replayed {
+    held: BTreeMap<IpAddr, Attribute>,
+    resting: BTreeSet<IpAddr>,
+    owner: Option<Owner>,
+}
+
+impl Replayed {
+    fn of(block: &Block) -> Self {
+        let mut this = Self { owner: block.owner(), ..Self::default() };
+        for (address, entry) in block.allocated() {
+            match entry.released_at() {
+                None => drop(this.held.insert(address, entry.clone())),
+                Some(_) => drop(this.resting.insert(address)),
+            }
+        }
+        this
+    }
+
+    fn apply(&mut self, what: What) {
+        match what {
+            What::Assigned { address, holder } => {
+                self.resting.remove(&address);
+                assert_eq!(self.held.insert(address, holder), None, "{address} is given to one at a time");
+            }
+            What::Renewed { address, holder: to } | What::Moved { address, to, .. } => {
+                assert!(self.held.insert(address, to).is_some(), "{address} is held");
+            }
+            What::Released { address, holder } => assert_eq!(self.held.remove(&address), Some(holder)),
+            What::Resting { address, holder, .. } => {
+                assert_eq!(self.held.remove(&address), holder);
+                assert!(self.resting.insert(address));
+            }
+            What::Rested { address } => assert!(self.resting.remove(&address)),
+            What::Claimed { owner, former, .. } => assert_eq!(self.owner.replace(owner), former),
+            What::GivenUp { owner } => assert_eq!(self.owner.take(), Some(owner)),
+            What::Affinity { .. } | What::Damaged => panic!("blocks alone tell no such thing"),
+        }
+    }
+}
+
+/// Something that is done to a block.
+#[derive(Clone, Debug)]
+enum Step {
+    Assign(u8, usize),
+    Release(u8),
+    ReleaseOne(u8),
+    Renew(u8, u8),
+    Own(Option<u8>),
+    Delete,
+    Wait(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..4_u8, 1..4_usize).prop_map(|(who, count)| Step::Assign(who, count)),
+        2 => (0..4_u8).prop_map(Step::Release),
+        2 => (0..8_u8).prop_map(Step::ReleaseOne),
+        1 => (0..8_u8, 0..3_u8).prop_map(|(address, at)| Step::Renew(address, at)),
+        1 => proptest::option::of(0..2_u8).prop_map(Step::Own),
+        1 => Just(Step::Delete),
+        1 => (0..100_u8).prop_map(Step::Wait),
+    ]
+}
+
+fn carry_out(step: &Step, stored: &mut Option<Block>, now: OffsetDateTime, rest: i64) {
+    let block = stored.get_or_insert_with(|| block(None));
+    let _ = block.apply_cooldown(now, rest);
+    match step {
+        Step::Assign(who, count) => {
+            let entry = holder(&format!("net.c{who}"), &[("node", "a"), (NETWORK, "net"), (INTERFACE, "eth0")]);
+            let _ = block.assign_auto(*count, &entry, &Reservations::default());
+        }
+        Step::Release(who) => drop(block.release_by_handle(&format!("net.c{who}"), now, rest)),
+        Step::ReleaseOne(last) => drop(block.release_where(now, rest, |address, _| address == ip(*last))),
+        Step::Renew(last, at) => block.renew(ip(*last), [(TIMESTAMP, Some(["x", "y", "z"][usize::from(*at)]))]),
+        Step::Own(Some(who)) => block.set_owner(&Owner::host(["a", "b"][usize::from(*who)]), now),
+        Step::Own(None) => block.clear_owner(),
+        Step::Delete => *stored = None,
+        Step::Wait(_) => {}
+    }
+}
+
+proptest! {
+    #[test]
+    fn replaying_what_happened_gives_what_is(
+        steps in proptest::collection::vec((step(), any::<bool>()), 0..60),
+        rest in prop_oneof![Just(0), Just(60)],
+    ) {
+        let (mut now, mut stored, mut seen, mut replayed) = (NOW, None, None, Replayed::default());
+        for (step, is_written) in &steps {
+            if let Step::Wait(seconds) = step {
+                now += Duration::seconds(i64::from(*seconds));
+            }
+            carry_out(step, &mut stored, now, rest);
+            // Several steps may go into one version.
+            if *is_written {
+                for one in of_block(cidr(), seen.as_ref(), stored.as_ref()) {
+                    replayed.apply(one.what);
+                }
+                seen.clone_from(&stored);
+                prop_assert_eq!(&replayed, &seen.as_ref().map(Replayed::of).unwrap_or_default());
+            }
+        }
+    }
+}

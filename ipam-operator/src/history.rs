@@ -1,0 +1,136 @@
+//! Which of what has happened concerns an address, a container or a node, and when it happened.
+
+use std::net::IpAddr;
+use std::time::SystemTime;
+
+use ipam_core::hints::possible_blocks;
+use ipam_core::model::{Attribute, Owner, keys, same_handle};
+use kv::{Key, Range};
+use time::OffsetDateTime;
+
+use crate::events::{Happening, Holder, What};
+
+/// The subject of a history.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HistoryOf {
+    /// An address.
+    Address(IpAddr),
+    /// A handle, a container or a node: whichever has this name.
+    Name(String),
+    /// A node.
+    Node(String),
+}
+
+impl From<&str> for HistoryOf {
+    fn from(text: &str) -> Self {
+        text.parse().map_or_else(|_| Self::Name(text.to_owned()), Self::Address)
+    }
+}
+
+impl HistoryOf {
+    /// Where the documents are that can tell of it, and some others.
+    pub fn range(&self) -> Range {
+        let Self::Address(ip) = self else { return Range::Prefix(keys::ipam_prefix()) };
+        let blocks: Vec<Key> = possible_blocks(*ip).into_iter().map(keys::block).collect();
+        match (blocks.iter().min(), blocks.iter().max()) {
+            (Some(first), Some(last)) => Range::FromTo(first.clone(), last.successor()),
+            _ => Range::Prefix(keys::blocks_prefix(None)),
+        }
+    }
+
+    /// True if what happened concerns it.
+    pub fn concerns(&self, happening: &Happening) -> bool {
+        if let Self::Address(ip) = self {
+            let of_address = |address: IpAddr| address == *ip;
+            let is_damage = happening.what == What::Damaged && happening.block.contains(ip);
+            return is_damage || happening.what.address().is_some_and(of_address);
+        }
+        let (has_it, owns_it) = (|entry: &Attribute| self.has(entry), |owner: &Owner| self.owns(owner));
+        match &happening.what {
+            What::Moved { from, to, .. } => has_it(from) || has_it(to),
+            What::Claimed { owner, former, .. } => owns_it(owner) || former.as_ref().is_some_and(owns_it),
+            what => what.holder().is_some_and(has_it) || what.owner().is_some_and(owns_it),
+        }
+    }
+}
+
+impl HistoryOf {
+    /// True if an address with this entry is its.
+    fn has(&self, entry: &Attribute) -> bool {
+        let holder = Holder::of(entry);
+        match self {
+            Self::Address(_) => false,
+            Self::Node(name) => holder.node == Some(name),
+            Self::Name(name) => {
+                holder.handle.is_some_and(|handle| same_handle(handle, name))
+                    || [holder.container, holder.node].contains(&Some(name))
+            }
+        }
+    }
+
+    /// True if a block of this owner is its.
+    fn owns(&self, owner: &Owner) -> bool {
+        match self {
+            Self::Address(_) => false,
+            Self::Node(name) => owner.node() == Some(name),
+            Self::Name(name) => owner.node() == Some(name) || owner.to_string() == *name,
+        }
+    }
+}
+
+/// When something happened: by the store, which gives each revision a time, or else by what the document says.
+pub fn time_of(committed: Option<SystemTime>, what: &What) -> Option<OffsetDateTime> {
+    committed.map(OffsetDateTime::from).or_else(|| what.recorded_at())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn the_range_of_an_address_has_its_block_of_any_size() {
+        for (ip, sizes) in [("10.65.7.9", 20..=32), ("fd80:24e2::7:9", 116..=128)] {
+            let range = HistoryOf::from(ip).range();
+            for bits in sizes {
+                let block = ipnet::IpNet::new(ip.parse().unwrap(), bits).unwrap().trunc();
+                assert!(range.contains(keys::block(block).as_bytes()), "{block} in {range}");
+            }
+            assert!(!range.contains(keys::handle("a").as_bytes()));
+        }
+    }
+
+    #[test]
+    fn a_name_is_a_handle_a_container_or_a_node() {
+        let entry = |network: Option<&str>| {
+            let mut attributes = BTreeMap::from([("node".to_owned(), "node1".to_owned())]);
+            attributes.extend(network.map(|network| (ipam_core::attachment::NETWORK.to_owned(), network.to_owned())));
+            Attribute::new(Some("net.a.c1\r\neth0"), attributes)
+        };
+        let address = "10.0.0.1".parse().unwrap();
+        let block = "10.0.0.0/30".parse().unwrap();
+        let assigned = |network| Happening { block, what: What::Assigned { address, holder: entry(network) } };
+        for (name, network, expected) in [
+            ("net.a.c1", None, true),
+            ("node1", None, true),
+            ("c1", Some("net.a"), true),
+            ("c1", None, false),
+            ("a.c1", Some("net.a"), false),
+            ("net", Some("net.a"), false),
+            ("10.0.0.1", None, true),
+            ("10.0.0.2", None, false),
+        ] {
+            assert_eq!(HistoryOf::from(name).concerns(&assigned(network)), expected, "{name}");
+        }
+        let claimed = What::Claimed { owner: Owner::host("node1"), former: Some(Owner::load_balancer()), at: None };
+        let claimed = Happening { block, what: claimed };
+        assert!(HistoryOf::Node("node1".into()).concerns(&claimed) && !HistoryOf::Node("c1".into()).concerns(&claimed));
+        assert!(
+            HistoryOf::from("node1").concerns(&claimed) && HistoryOf::from("virtual:load-balancer").concerns(&claimed)
+        );
+        assert!(
+            !HistoryOf::from("load-balancer").concerns(&claimed) && !HistoryOf::from("10.0.0.1").concerns(&claimed)
+        );
+    }
+}

@@ -1,0 +1,243 @@
+//! Endpoints of workloads, compared with blocks and nodes.
+//!
+//! Only endpoints of the CNI plugin count, those of the orchestrators `cni` and `k8s`: other programs give addresses in ways
+//! of their own. The endpoints are read before the blocks, so that little of a block has to be remembered.
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::IpAddr;
+
+use ipam_core::Result;
+use ipam_core::attachment::{NAMESPACE, NETWORK, NODE, OWN_NODE, POD, TIMESTAMP};
+use ipam_core::gc::TYPE;
+use ipam_core::model::{
+    Attribute, Document, Orchestrator, Owner, WorkloadEndpoint, handle_id, keys, split_endpoint_name,
+};
+use ipam_core::timestamps::parse_go_string;
+use ipam_core::vm::is_vms;
+use kv::{Kv, Transaction};
+use time::{Duration, OffsetDateTime};
+
+use super::code::Code;
+use super::finding::{Finding, Inspection, Subject};
+use super::mend::{Mended, is_newer};
+use super::surroundings::Surroundings;
+use crate::Operator;
+
+/// An address is assigned before its endpoint is stored. A younger address may be about to get one.
+const YOUNG: Duration = Duration::MINUTE;
+
+/// The notes about the endpoints.
+#[derive(Debug, Default)]
+pub(super) struct Endpoints {
+    notes: Vec<Note>,
+    /// Each address of an endpoint in `notes`, and what the blocks say of it.
+    standings: BTreeMap<(IpAddr, usize), Standing>,
+    /// The containers that have an endpoint.
+    containers: HashSet<String>,
+    /// The pods of endpoints that tell no container, as `NAMESPACE/NAME`.
+    pods: HashSet<String>,
+    /// The addresses of containers without an endpoint, with their networks where these are recorded.
+    lacking: Vec<(Finding, Option<String>)>,
+    /// Networks that are known not to be Calico's.
+    bridged: HashSet<String>,
+}
+
+/// An endpoint that names its container.
+#[derive(Debug)]
+struct Note {
+    namespace: String,
+    name: String,
+    container: String,
+    pod: String,
+}
+
+/// The standing of an address that an endpoint lists, by the blocks; a later variant outweighs an earlier one.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Standing {
+    /// No block holds it.
+    Free,
+    /// It was released, and rests.
+    Resting,
+    /// It is held under this handle, which is another container's.
+    Other(String),
+    /// Nothing speaks against the endpoint.
+    Own,
+}
+
+impl Endpoints {
+    /// Takes a key; false if it is no endpoint's. All nodes were read before.
+    pub(super) fn add(&mut self, kv: &Kv, around: &Surroundings, done: &mut Inspection) -> bool {
+        let Some((namespace, name)) = keys::parse_workload_endpoint(&kv.key) else {
+            return kv.key.as_bytes().starts_with(keys::workload_endpoints_prefix().as_bytes());
+        };
+        done.counts.endpoints += 1;
+        match WorkloadEndpoint::decode(&kv.key, kv.value.as_bytes()) {
+            Ok(endpoint) => done.findings.extend(self.look_at(&endpoint, around)),
+            Err(error) => {
+                self.note_name(namespace, name);
+                let subject = Subject::Endpoint(namespace.to_owned(), name.to_owned());
+                done.findings.push(Finding::new(Code::UnreadableEndpoint, subject, error.reason()));
+            }
+        }
+        true
+    }
+
+    /// The container or the pod that the name tells of an endpoint that cannot be read.
+    fn note_name(&mut self, namespace: &str, name: &str) {
+        match split_endpoint_name(name) {
+            Some([_, kind, id, _]) if kind == Orchestrator::Cni.as_str() => drop(self.containers.insert(id)),
+            Some([_, kind, id, _]) if kind == Orchestrator::K8s.as_str() => {
+                self.pods.insert(format!("{namespace}/{id}"));
+            }
+            _ => {}
+        }
+    }
+
+    fn look_at(&mut self, endpoint: &WorkloadEndpoint, around: &Surroundings) -> Option<Finding> {
+        if !is_of_plugin(endpoint) {
+            return None;
+        }
+        let (namespace, name) = (endpoint.namespace(), endpoint.name());
+        let (container, pod) = (endpoint.container(), endpoint.pod());
+        if !container.is_empty() {
+            self.containers.insert(container.to_owned());
+        } else if !pod.is_empty() {
+            self.pods.insert(format!("{namespace}/{pod}"));
+        }
+        let nodes = nodes_of(endpoint);
+        if !nodes.is_empty() && nodes.iter().all(|node| around.is_gone(node)) {
+            let what = format!("node {} is not registered", nodes.join(", "));
+            let subject = Subject::Endpoint(namespace.to_owned(), name.to_owned());
+            return Some(Finding::new(Code::EndpointOfGoneNode, subject, what).mendable(true));
+        }
+        if !container.is_empty() {
+            let note = self.notes.len();
+            self.standings.extend(endpoint.addresses().into_iter().map(|ip| ((ip, note), Standing::Free)));
+            let [namespace, name, container, pod] = [namespace, name, container, pod].map(str::to_owned);
+            self.notes.push(Note { namespace, name, container, pod });
+        }
+        None
+    }
+
+    /// Looks at an address that is not free.
+    pub(super) fn see(&mut self, ip: IpAddr, entry: &Attribute) {
+        for ((_, note), standing) in self.standings.range_mut((ip, 0)..=(ip, usize::MAX)) {
+            if let Some(note) = self.notes.get(*note) {
+                let seen = note.standing(entry);
+                if seen > *standing {
+                    *standing = seen;
+                }
+            }
+        }
+    }
+
+    /// Looks at an address that a registered node holds: the container of a Calico network has an endpoint. Where the plugin
+    /// keeps its endpoints in Kubernetes, there are none in the store, and nothing can be said.
+    pub(super) fn find_lack(&mut self, ip: IpAddr, entry: &Attribute, now: OffsetDateTime) {
+        if self.containers.is_empty() && self.pods.is_empty() {
+            return;
+        }
+        let network = entry.get(NETWORK);
+        if let Some(network) =
+            network.filter(|network| entry.get(OWN_NODE).is_some() && !self.bridged.contains(*network))
+        {
+            self.bridged.insert(network.to_owned());
+        }
+        let (Some(node), Some(handle)) = (entry.get(NODE), entry.handle()) else { return };
+        let pod = entry.get(NAMESPACE).zip(entry.get(POD)).map(|(namespace, pod)| format!("{namespace}/{pod}"));
+        let is_workloads = entry.get(TYPE).is_none() && !is_vms(entry) && (network.is_some() || pod.is_some());
+        let given = entry.get(TIMESTAMP).and_then(parse_go_string);
+        if !is_workloads || given.is_none_or(|given| now - given < YOUNG) {
+            return;
+        }
+        let container = match network {
+            Some(network) => handle.strip_prefix(&handle_id(network, "")),
+            // The id of a container that has an endpoint has no dot.
+            None => handle.rsplit_once('.').map(|(_, container)| container),
+        };
+        let Some(container) = container else { return };
+        if self.containers.contains(container) || pod.as_ref().is_some_and(|pod| self.pods.contains(pod)) {
+            return;
+        }
+        let of_pod = pod.map(|pod| format!(", for pod {pod}")).unwrap_or_default();
+        let what = format!("handle {handle} on node {node}{of_pod}");
+        self.lacking.push((Finding::new(Code::NoEndpoint, Subject::Address(ip), what), network.map(str::to_owned)));
+    }
+
+    /// Says what is wrong, now that all blocks were read.
+    pub(super) fn finish(self, around: &Surroundings, findings: &mut Vec<Finding>) {
+        let Self { notes, standings, lacking, bridged, .. } = self;
+        for ((ip, note), standing) in standings {
+            let is_given_out_here = || around.pools.iter().any(|pool| pool.cidr().contains(&ip));
+            let what = match standing {
+                Standing::Free if is_given_out_here() => format!("{ip} is free"),
+                Standing::Resting if is_given_out_here() => format!("{ip} is free: it rests since it was released"),
+                Standing::Other(handle) => format!("{ip} is held under handle {handle}"),
+                Standing::Free | Standing::Resting | Standing::Own => continue,
+            };
+            if let Some(Note { namespace, name, .. }) = notes.get(note) {
+                let subject = Subject::Endpoint(namespace.clone(), name.clone());
+                findings.push(Finding::new(Code::EndpointAddress, subject, what));
+            }
+        }
+        let is_bridged = |network: &Option<String>| network.as_ref().is_some_and(|network| bridged.contains(network));
+        findings.extend(lacking.into_iter().filter(|(_, network)| !is_bridged(network)).map(|(finding, _)| finding));
+    }
+}
+
+impl Note {
+    /// The standing of an address that the endpoint lists, by an entry of a block.
+    fn standing(&self, entry: &Attribute) -> Standing {
+        if entry.released_at().is_some() {
+            return Standing::Resting;
+        }
+        // The owner of an address without a handle is unknown, and a virtual machine's address moves from pod to pod.
+        let Some(handle) = entry.handle().filter(|_| !is_vms(entry)) else { return Standing::Own };
+        let network = handle.strip_suffix(&self.container).and_then(|rest| rest.strip_suffix('.'));
+        let is_own = network.is_some_and(|network| !network.is_empty()) || handle == self.old_handle();
+        if is_own { Standing::Own } else { Standing::Other(handle.to_owned()) }
+    }
+
+    /// The handle that Calico gave the container in earlier years.
+    fn old_handle(&self) -> String {
+        if self.pod.is_empty() { self.container.clone() } else { format!("{}.{}", self.namespace, self.pod) }
+    }
+}
+
+/// True if the CNI plugin has stored the endpoint.
+fn is_of_plugin(endpoint: &WorkloadEndpoint) -> bool {
+    [Orchestrator::Cni, Orchestrator::K8s].iter().any(|known| known.as_str() == endpoint.orchestrator())
+}
+
+/// The nodes that an endpoint names: one, unless its name and its document do not agree.
+fn nodes_of(endpoint: &WorkloadEndpoint) -> Vec<String> {
+    let mut nodes: Vec<String> = split_endpoint_name(endpoint.name()).into_iter().map(|[node, ..]| node).collect();
+    if !endpoint.node().is_empty() && !nodes.iter().any(|node| node == endpoint.node()) {
+        nodes.push(endpoint.node().to_owned());
+    }
+    nodes
+}
+
+impl Operator {
+    /// Deletes an endpoint of a node that is gone, unless the endpoint was written since. Guards that the node is absent.
+    pub(super) async fn mend_endpoint(
+        &self,
+        tx: &mut Transaction,
+        (namespace, name): (&str, &str),
+        at: kv::Revision,
+    ) -> Result<Mended> {
+        let key = keys::workload_endpoint(namespace, name);
+        let Some(value) = tx.get(&key).await? else { return Ok(Mended::Changed) };
+        if is_newer(tx, &key, at) {
+            return Ok(Mended::Changed);
+        }
+        let endpoint = WorkloadEndpoint::decode(&key, value.as_bytes())?;
+        for node in nodes_of(&endpoint) {
+            if !self.is_gone(tx, Some(Owner::Host(node))).await? {
+                return Ok(Mended::Changed);
+            }
+        }
+        tx.delete(&key)?;
+        Ok(Mended::Done)
+    }
+}

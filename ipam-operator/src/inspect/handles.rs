@@ -1,0 +1,167 @@
+//! Handles, compared with what the blocks hold.
+
+use std::collections::{BTreeMap, HashMap};
+
+use ipam_core::model::{Document, Handle, WINDOWS_RESERVED_HANDLE};
+use ipnet::IpNet;
+use kv::Kv;
+
+use super::blocks::{Blocks, Known};
+use super::code::Code;
+use super::finding::{Finding, Inspection, LeakedHandle, Subject, addresses};
+
+/// The addresses in the blocks of each handle that was not met yet. There can be half a million of them, nearly all
+/// with addresses in one block.
+#[derive(Debug, Default)]
+pub(super) struct Handles {
+    /// The block that was met first, and how many addresses it holds.
+    first: HashMap<Box<str>, Held>,
+    /// The other blocks, of the few that have several.
+    others: HashMap<Box<str>, Vec<Held>>,
+}
+
+/// A block, and how many addresses of a handle it holds.
+type Held = (u32, u32);
+
+impl Handles {
+    /// Notes that a block holds an address under a handle. All of a block come one after the other.
+    pub(super) fn note(&mut self, id: &str, block: u32) {
+        // A Windows host holds these without a handle of their own.
+        if id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE) {
+            return;
+        }
+        match self.first.get_mut(id) {
+            Some((of, count)) if *of == block => *count += 1,
+            Some(_) => {
+                let others = self.others.entry(id.into()).or_default();
+                match others.last_mut() {
+                    Some((of, count)) if *of == block => *count += 1,
+                    _ => others.push((block, 1)),
+                }
+            }
+            None => drop(self.first.insert(id.into(), (block, 1))),
+        }
+    }
+
+    /// Takes out what is held under a handle; nothing if nothing is, or if it was taken out already.
+    fn take(&mut self, id: &str) -> Vec<Held> {
+        let first = self.first.remove(id);
+        let others = if self.others.is_empty() { None } else { self.others.remove(id) };
+        first.into_iter().chain(others.into_iter().flatten()).collect()
+    }
+
+    /// Compares a stored handle; all blocks were read before.
+    pub(super) fn compare(&mut self, id: &str, kv: &Kv, blocks: &Blocks, done: &mut Inspection) {
+        // The remains of an old migration behind the id are no part of it.
+        let plain = id.split('\r').next().unwrap_or(id);
+        let held = self.take(plain);
+        if held.is_empty() && plain != id {
+            // The handle without that has come before it, and is the one that counts.
+            return;
+        }
+        let held: BTreeMap<IpNet, i64> =
+            held.into_iter().map(|(block, count)| (blocks.cidr(block), count.into())).collect();
+        let finding = |code, what| Finding::new(code, Subject::Handle(id.to_owned()), what);
+        let handle = match Handle::decode(&kv.key, kv.value.as_bytes()) {
+            Ok(handle) => handle,
+            Err(error) => {
+                let finding = finding(Code::UnreadableHandle, error.reason().to_owned());
+                done.findings.push(finding.mendable(true).with_blocks(held.into_keys().collect()));
+                return;
+            }
+        };
+        let difference = Difference::between(&handle, &held, blocks);
+        if held.is_empty() && !difference.is_doubtful {
+            done.leaked_handles.push(LeakedHandle { id: id.to_owned(), revision: kv.mod_revision });
+        }
+        let mendable = !difference.is_doubtful;
+        for (code, what) in difference.told() {
+            let finding = finding(code, what).mendable(mendable);
+            done.findings.push(finding.with_blocks(held.keys().copied().collect()));
+        }
+        if held.is_empty() && handle.odd_entries() == 0 && handle.blocks().all(|(_, count)| count <= 0) {
+            done.findings.push(finding(Code::EmptyHandle, "it counts no address".to_owned()).mendable(true));
+        }
+    }
+
+    /// Finds the handles that are not stored.
+    pub(super) fn finish(mut self, blocks: &Blocks, done: &mut Inspection) {
+        for (id, first) in std::mem::take(&mut self.first) {
+            let others = self.others.remove(&id).unwrap_or_default();
+            let held = || std::iter::once(&first).chain(&others);
+            let count: u64 = held().map(|(_, count)| u64::from(*count)).sum();
+            let named: Vec<IpNet> = held().map(|(block, _)| blocks.cidr(*block)).collect();
+            let what = format!("{} held under it, in {}", addresses(count), join(&named));
+            let finding = Finding::new(Code::HandleMissing, Subject::Handle(id.into()), what);
+            done.findings.push(finding.mendable(named.len() <= MOST_BLOCKS).with_blocks(named));
+        }
+    }
+}
+
+/// The most blocks of a handle that one commit can check.
+pub(super) const MOST_BLOCKS: usize = 50;
+
+/// In what a handle differs from the blocks, a text for each block.
+#[derive(Default)]
+struct Difference {
+    more: Vec<String>,
+    less: Vec<String>,
+    no_block: Vec<String>,
+    /// It names blocks that cannot be read, or more than one commit can check.
+    is_doubtful: bool,
+}
+
+impl Difference {
+    fn between(handle: &Handle, held: &BTreeMap<IpNet, i64>, blocks: &Blocks) -> Self {
+        let mut found = Self::default();
+        let mut named = Vec::new();
+        for (cidr, counted) in handle.blocks() {
+            named.push(cidr);
+            let holds = held.get(&cidr).copied().unwrap_or_default();
+            match blocks.find(cidr) {
+                Known::Absent if counted > 0 => found.no_block.push(cidr.to_string()),
+                Known::Absent => {}
+                Known::Unreadable => found.is_doubtful = true,
+                Known::Readable if counted > holds => found.more.push(told(cidr, counted, holds)),
+                Known::Readable if counted < holds => found.less.push(told(cidr, counted, holds)),
+                Known::Readable => {}
+            }
+        }
+        for (cidr, holds) in held.iter().filter(|(cidr, _)| !named.contains(cidr)) {
+            found.less.push(told(*cidr, 0, *holds));
+        }
+        if handle.odd_entries() > 0 {
+            found.no_block.push("what is no network".to_owned());
+        }
+        found.is_doubtful |= named.len() + held.len() > MOST_BLOCKS;
+        found
+    }
+
+    fn told(self) -> impl Iterator<Item = (Code, String)> {
+        let Self { more, less, no_block, .. } = self;
+        let kinds =
+            [(Code::HandleCountsMore, more), (Code::HandleCountsLess, less), (Code::HandleNamesNoBlock, no_block)];
+        let named = |(code, blocks): (Code, Vec<String>)| match (code, blocks.join(", ")) {
+            (_, blocks) if blocks.is_empty() => None,
+            (Code::HandleNamesNoBlock, blocks) => {
+                Some((code, format!("it names {blocks}, and there is no such block")))
+            }
+            told => Some(told),
+        };
+        kinds.into_iter().filter_map(named)
+    }
+}
+
+fn told(cidr: IpNet, counted: i64, holds: i64) -> String {
+    format!("{cidr} holds {holds}, and {counted} are counted")
+}
+
+/// Some networks as text: the first few.
+pub(super) fn join(nets: &[IpNet]) -> String {
+    const SHOWN: usize = 3;
+    let mut text = nets.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    if nets.len() > SHOWN {
+        text.push_str(&format!(" and {} more", nets.len() - SHOWN));
+    }
+    text
+}

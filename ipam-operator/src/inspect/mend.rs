@@ -1,0 +1,186 @@
+//! Mending: one guarded commit for each finding.
+//!
+//! Guards: everything that is changed, and what the finding rests on. A finding that is not there any more is no error:
+//! then nothing is written. Foreign writers change one key after the other, so that a handle or an affinity that was
+//! written after the inspection may be a half-done step of theirs: those are left alone.
+
+use ipam_core::Result;
+use ipam_core::assign::bridge;
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{Affinity, AffinityState, Block, Document, IpReservation, Owner, Pool, StoredBlock};
+use ipam_core::surroundings::{decode_all, read_config};
+use ipam_core::transact;
+use ipam_core::workset::Workset;
+use ipnet::IpNet;
+use kv::{Deadline, Key, Range, Revision, Transaction};
+
+use super::code::Code;
+use super::finding::{Finding, Subject};
+use super::surroundings::lacking;
+use crate::Operator;
+
+/// The outcome of a repair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Mended {
+    /// It is mended.
+    Done,
+    /// The finding is not there any more, or its document was written since: inspect again.
+    Changed,
+}
+
+impl Operator {
+    /// Mends what an inspection at the revision `at` has found. No address is freed that is allocated.
+    ///
+    /// # Errors
+    /// `Invalid` for a finding that cannot be mended; `Malformed` if another document stands in the way; those of the
+    /// store.
+    pub async fn mend(&self, finding: &Finding, at: Revision, deadline: Deadline) -> Result<Mended> {
+        if !finding.mendable {
+            let text = format!("{} {}: it cannot be mended without a person", finding.code, finding.subject);
+            return Err(ipam_core::Error::Invalid(text));
+        }
+        match &finding.subject {
+            Subject::Block(cidr) => {
+                transact!(self, deadline, |tx| self.mend_block(tx, *cidr, finding).await)
+            }
+            Subject::Affinity(owner, cidr) => {
+                transact!(self, deadline, |tx| self.mend_affinity(tx, owner, *cidr, at).await)
+            }
+            Subject::Handle(id) => {
+                transact!(self, deadline, |tx| self.mend_handle(tx, id, &finding.blocks, at).await)
+            }
+            Subject::Reservation(name) => transact!(self, deadline, |tx| mend_bridge(tx, name).await),
+            Subject::Endpoint(namespace, name) => {
+                transact!(self, deadline, |tx| self.mend_endpoint(tx, (namespace, name), at).await)
+            }
+            _ => Ok(Mended::Changed),
+        }
+    }
+
+    async fn mend_block(&self, tx: &mut Transaction, cidr: IpNet, finding: &Finding) -> Result<Mended> {
+        let code = finding.code;
+        let known = |network: &str| finding.networks.iter().any(|name| name == network);
+        let key = keys::block(cidr);
+        tx.prefetch(vec![key.clone(), keys::config()], vec![pools_range().into()]).await?;
+        let Some(value) = tx.get(&key).await? else { return Ok(Mended::Changed) };
+        let stored = StoredBlock::read(&key, value.as_bytes())?;
+        let rest = read_config(tx).await?.cooldown_seconds();
+        let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range()).await?);
+        let is_gone = self.is_gone(tx, stored.block().owner()).await?;
+        let mut work = Workset::new(tx, self.now(), rest);
+        // As it will be written: with addresses freed whose rest is over.
+        let Some(block) = work.block(cidr).await?.cloned() else { return Ok(Mended::Changed) };
+        let pool = pools.iter().find(|pool| pool.cidr().contains(&cidr));
+        let (is_empty, owner) = (block.is_empty(), block.owner());
+        let holds = match code {
+            Code::ReleasedInFuture => *stored.block() != block,
+            Code::BlockOutsidePools => pool.is_none() && is_empty,
+            Code::BlockOfOtherSize => pool.is_some_and(|pool| pool.block_size() != cidr.prefix_len()) && is_empty,
+            Code::OwnerGone => is_gone && is_empty,
+            Code::EmptyBlock => owner.is_none() && is_empty,
+            Code::OddOwner => owner.as_ref().is_some_and(|owner| keys::affinity(owner, cidr).is_none()),
+            Code::OwnerWithoutAffinity => match owner.as_ref().and_then(|owner| keys::affinity(owner, cidr)) {
+                Some(affinity) => work.tx.get(&affinity).await?.is_none(),
+                None => false,
+            },
+            Code::SecondaryOfNode => matches!(owner, Some(Owner::Host(_))) && !is_empty && block.is_secondary(known),
+            Code::CalicosNames => block.clone().use_own_names(known) > 0,
+            _ => stored.flaws().can_be_tidied(),
+        };
+        if !holds {
+            return Ok(Mended::Changed);
+        }
+        match (code, owner) {
+            (Code::OwnerWithoutAffinity, Some(owner)) => {
+                work.change(cidr, |_| ()).await?;
+                work.confirm_affinity(&owner, cidr).await?;
+            }
+            (Code::SecondaryOfNode, Some(Owner::Host(node))) => {
+                let [host, secondary] = Owner::all_of(&node);
+                work.change(cidr, |block| block.use_own_names(known)).await?;
+                work.hand_block(cidr, &host, &secondary, self.now()).await?;
+            }
+            (Code::CalicosNames, _) => drop(work.change(cidr, |block| block.use_own_names(known)).await?),
+            (Code::BlockOutsidePools | Code::BlockOfOtherSize | Code::OwnerGone | Code::OddOwner, owner) => {
+                work.change(cidr, Block::clear_owner).await?;
+                if let Some(owner) = owner {
+                    work.drop_affinity(&owner, cidr).await?;
+                }
+            }
+            _ => drop(work.change(cidr, Block::tidy).await?),
+        }
+        work.write().await?;
+        Ok(Mended::Done)
+    }
+
+    /// True if the owner is a node that is not registered, where others are. Guards the node's absence.
+    pub(super) async fn is_gone(&self, tx: &mut Transaction, owner: Option<Owner>) -> Result<bool> {
+        let Some(name) = owner.as_ref().and_then(Owner::node) else { return Ok(false) };
+        let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
+        let is_registered = tx.get(&keys::resource(ResourceKind::Node, name)).await?.is_some();
+        Ok(!is_registered && !tx.snapshot_is_empty(&registered).await?)
+    }
+
+    /// Brings an affinity and its block together. The block says whose it is.
+    async fn mend_affinity(&self, tx: &mut Transaction, owner: &Owner, cidr: IpNet, at: Revision) -> Result<Mended> {
+        let Some(key) = keys::affinity(owner, cidr) else { return Ok(Mended::Changed) };
+        tx.prefetch(vec![key.clone(), keys::block(cidr), keys::config()], Vec::new()).await?;
+        let Some(value) = tx.get(&key).await? else { return Ok(Mended::Changed) };
+        if is_newer(tx, &key, at) {
+            return Ok(Mended::Changed);
+        }
+        let state = Affinity::decode(&key, value.as_bytes()).map(|affinity| affinity.state());
+        let rest = read_config(tx).await?.cooldown_seconds();
+        let mut work = Workset::new(tx, self.now(), rest);
+        let own = work.block(cidr).await?.filter(|block| block.is_owned_by(owner));
+        let Some(is_empty) = own.map(Block::is_empty) else {
+            work.drop_affinity(owner, cidr).await?;
+            work.write().await?;
+            return Ok(Mended::Done);
+        };
+        match state {
+            Ok(AffinityState::Confirmed) => return Ok(Mended::Changed),
+            Ok(AffinityState::PendingDeletion) if is_empty => {
+                work.change(cidr, Block::clear_owner).await?;
+                work.drop_affinity(owner, cidr).await?;
+            }
+            _ => {
+                // Rewriting the block makes another writer that is about to take it start again.
+                work.change(cidr, |_| ()).await?;
+                work.confirm_affinity(owner, cidr).await?;
+            }
+        }
+        work.write().await?;
+        Ok(Mended::Done)
+    }
+}
+
+/// True if a key that was read has been written after a revision.
+pub(super) fn is_newer(tx: &Transaction, key: &Key, at: Revision) -> bool {
+    tx.written_at(key).is_some_and(|written| written > at)
+}
+
+/// Adds what a bridged network's reservation lacks.
+async fn mend_bridge(tx: &mut Transaction, name: &str) -> Result<Mended> {
+    let key = keys::resource(ResourceKind::IpReservation, name);
+    tx.prefetch(vec![key.clone()], vec![pools_range().into()]).await?;
+    let Some(value) = tx.get(&key).await? else { return Ok(Mended::Changed) };
+    let mut document = IpReservation::decode(&key, value.as_bytes())?;
+    let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range()).await?);
+    let pool = pools.iter().find(|pool| bridge::reservation_name(pool.name()) == name);
+    let missing = pool.map(|pool| lacking(pool, &document)).unwrap_or_default();
+    if missing.is_empty() {
+        return Ok(Mended::Changed);
+    }
+    let stored = document.texts();
+    let entries = stored.iter().filter_map(|text| ipam_core::reservations::parse_entry(text));
+    let networks: Vec<IpNet> = entries.chain(missing).collect();
+    document.set_networks(&networks);
+    tx.put(&key, document.encode()?)?;
+    Ok(Mended::Done)
+}
+
+fn pools_range() -> Range {
+    Range::Prefix(keys::resources_prefix(ResourceKind::IpPool))
+}

@@ -1,0 +1,186 @@
+//! The surroundings of blocks: settings, pools, reservations, nodes.
+
+use std::collections::BTreeSet;
+
+use ipam_core::assign::{bridge, define};
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{AssignmentMode, Document, IpReservation, IpamConfig, Malformed, Node, Pool};
+use ipam_core::net::{Family, overlap};
+use ipam_core::reservations::Reservations;
+use ipam_core::selector::Selector;
+use ipnet::IpNet;
+use kv::Kv;
+
+use super::code::Code;
+use super::finding::{Cluster, Finding, Inspection, Subject};
+
+/// The documents that were read before the blocks.
+#[derive(Debug, Default)]
+pub(super) struct Surroundings {
+    /// The settings, once they were read.
+    config: Option<IpamConfig>,
+    /// The pools that can be read, by name.
+    pub(super) pools: Vec<Pool>,
+    reservations: Vec<IpReservation>,
+    reserved: Option<Reservations>,
+    /// The nodes that are registered.
+    pub(super) nodes: BTreeSet<String>,
+}
+
+impl Surroundings {
+    /// Takes a key; false if it is none of these.
+    pub(super) fn add(&mut self, kv: &Kv, done: &mut Inspection) -> bool {
+        if kv.key == keys::config() {
+            self.add_config(kv, &mut done.findings);
+        } else if kv.key == keys::cluster_information() {
+            done.cluster = Some(cluster(kv));
+        } else if let Some(name) = keys::parse_resource(ResourceKind::IpPool, &kv.key) {
+            self.add_pool(name, kv, &mut done.findings);
+        } else if let Some(name) = keys::parse_resource(ResourceKind::IpReservation, &kv.key) {
+            let read = IpReservation::decode(&kv.key, kv.value.as_bytes());
+            let subject = Subject::Reservation(name.to_owned());
+            self.reservations.extend(or_find(read, Code::UnreadableReservation, subject, &mut done.findings));
+        } else if let Some(name) = keys::parse_resource(ResourceKind::Node, &kv.key) {
+            // One that cannot be read is registered all the same.
+            self.nodes.insert(name.to_owned());
+            let read = Node::decode(&kv.key, kv.value.as_bytes());
+            or_find(read, Code::UnreadableNode, Subject::Node(name.to_owned()), &mut done.findings);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// How many seconds a released address rests.
+    pub(super) fn cooldown_seconds(&self) -> i64 {
+        self.config.as_ref().map_or(0, IpamConfig::cooldown_seconds)
+    }
+
+    /// All reserved addresses; nothing may be added any more.
+    pub(super) fn reserved(&mut self) -> &Reservations {
+        self.reserved.get_or_insert_with(|| Reservations::from_documents(&self.reservations).0)
+    }
+
+    /// True if a node of this name is gone: others are registered.
+    pub(super) fn is_gone(&self, node: &str) -> bool {
+        !self.nodes.is_empty() && !self.nodes.contains(node)
+    }
+
+    /// The pool that has all of a network.
+    pub(super) fn pool_of(&self, cidr: IpNet) -> Option<&Pool> {
+        self.pools.iter().find(|pool| pool.cidr().contains(&cidr))
+    }
+
+    /// True if a network that is not Calico's has used the pool, and Calico takes nothing from it of its own accord.
+    pub(super) fn is_bridged(&self, pool: &Pool) -> bool {
+        let name = bridge::reservation_name(pool.name());
+        pool.assignment_mode() == AssignmentMode::Manual
+            && self.reservations.iter().any(|reservation| reservation.name() == name)
+    }
+
+    /// Compares what was read with each other.
+    pub(super) fn finish(&self, done: &mut Inspection) {
+        done.counts.pools = self.pools.len();
+        done.counts.reservations = self.reservations.len();
+        done.counts.nodes = self.nodes.len();
+        done.pools = self.pools.iter().map(|pool| (pool.name().to_owned(), pool.cidr())).collect();
+        let findings = &mut done.findings;
+        self.find_overlaps(findings);
+        for skipped in Reservations::from_documents(&self.reservations).1 {
+            let what = format!("{} reserves nothing", skipped.entry);
+            findings.push(Finding::new(Code::OddReservation, Subject::Reservation(skipped.reservation), what));
+        }
+        for pool in &self.pools {
+            findings.extend(self.unreserved(pool));
+        }
+    }
+
+    fn add_config(&mut self, kv: &Kv, findings: &mut Vec<Finding>) {
+        if self.config.is_some() {
+            return;
+        }
+        let subject = || Subject::Key(kv.key.to_string());
+        let read = IpamConfig::decode(&kv.key, kv.value.as_bytes());
+        let config = or_find(read, Code::UnreadableConfig, subject(), findings).unwrap_or_default();
+        if let Err(error) = config.check() {
+            findings.push(Finding::new(Code::ContradictoryConfig, subject(), error.to_string()));
+        }
+        self.config = Some(config);
+    }
+
+    fn add_pool(&mut self, name: &str, kv: &Kv, findings: &mut Vec<Finding>) {
+        let subject = || Subject::Pool(name.to_owned());
+        let read = Pool::decode(&kv.key, kv.value.as_bytes());
+        let Some(pool) = or_find(read, Code::UnreadablePool, subject(), findings) else { return };
+        let (cidr, size) = (pool.cidr(), pool.block_size());
+        if !Family::of_net(cidr).block_sizes().contains(&size) || size < cidr.prefix_len() {
+            let what = format!("a pool {cidr} cannot have blocks of /{size}");
+            findings.push(Finding::new(Code::BrokenPool, subject(), what));
+        }
+        for (of, text) in [("node", pool.node_selector()), ("namespace", pool.namespace_selector())] {
+            if let Err(error) = text.parse::<Selector>() {
+                let what = format!("its {of} selector {text:?}: {error}");
+                findings.push(Finding::new(Code::BrokenSelector, subject(), what));
+            }
+        }
+        self.pools.push(pool);
+    }
+
+    fn find_overlaps(&self, findings: &mut Vec<Finding>) {
+        for (index, pool) in self.pools.iter().enumerate() {
+            for other in self.pools.iter().take(index).filter(|other| overlap(other.cidr(), pool.cidr())) {
+                let what = format!("{} has addresses of {} ({})", pool.cidr(), other.name(), other.cidr());
+                findings.push(Finding::new(Code::PoolsOverlap, Subject::Pool(pool.name().to_owned()), what));
+            }
+        }
+    }
+
+    /// The missing reservations of a bridged network. That a pool is one for a bridged network is only known where a
+    /// reservation says so.
+    fn unreserved(&self, pool: &Pool) -> Option<Finding> {
+        let named = |name: String| self.reservations.iter().find(|reservation| reservation.name() == name);
+        match named(bridge::reservation_name(pool.name())) {
+            Some(document) => {
+                let missing = lacking(pool, document);
+                let what = format!("{} of pool {} are not reserved", list(&missing), pool.name());
+                let subject = Subject::Reservation(document.name().to_owned());
+                (!missing.is_empty()).then(|| Finding::new(Code::BridgeHalfReserved, subject, what).mendable(true))
+            }
+            None => {
+                let ends = bridge::reserved(pool.cidr(), None);
+                named(define::reservation_name(pool.name())).filter(|_| !ends.is_empty())?;
+                let what = format!("nothing keeps {} and its gateway free", list(&ends));
+                Some(Finding::new(Code::BridgeUnreserved, Subject::Pool(pool.name().to_owned()), what))
+            }
+        }
+    }
+}
+
+/// The addresses that a bridged network's reservation lacks.
+pub(super) fn lacking(pool: &Pool, reservation: &IpReservation) -> Vec<IpNet> {
+    let reserved = Reservations::from_documents([reservation]).0;
+    let mut wanted = bridge::reserved(pool.cidr(), bridge::recorded_gateway(reservation));
+    wanted.retain(|net| !reserved.covers(*net));
+    wanted
+}
+
+fn list(nets: &[IpNet]) -> String {
+    nets.iter().map(|net| net.addr().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// The document, or nothing and a finding.
+fn or_find<D>(read: Result<D, Malformed>, code: Code, subject: Subject, findings: &mut Vec<Finding>) -> Option<D> {
+    read.map_err(|error| findings.push(Finding::new(code, subject, error.reason()))).ok()
+}
+
+fn cluster(kv: &Kv) -> Cluster {
+    let document: serde_json::Value = serde_json::from_slice(kv.value.as_bytes()).unwrap_or_default();
+    let spec = &document["spec"];
+    let text = |field: &str| spec[field].as_str().unwrap_or_default().to_owned();
+    Cluster {
+        guid: text("clusterGUID"),
+        kind: text("clusterType"),
+        locked: spec["datastoreReady"] == false,
+        revision: kv.mod_revision,
+    }
+}

@@ -1,0 +1,50 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Inside
+//!
+//! [`Operator`] is the allocator with the verbs of a person: each is one or more transactions on the allocator's store.
+//! [`inspect`] compares all documents of a store and mends what is wrong; [`documents`] shows and writes documents in
+//! the form of Calico's API; [`moving`] copies what a store holds to another one; [`events`] and [`history`] tell what
+//! has happened to addresses.
+
+pub mod documents;
+pub mod events;
+pub mod history;
+pub mod inspect;
+pub mod moving;
+mod pool_deletion;
+mod split;
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use ipam_core::{Ipam, Nodes};
+use kv::Store;
+
+pub use pool_deletion::InUse;
+pub use split::{Split, Which};
+
+/// The allocator, and what only a person does with its store. It can do all that the allocator can.
+#[derive(Clone, Debug)]
+pub struct Operator(Ipam);
+
+impl Operator {
+    /// On this store, by the system's clock.
+    pub fn new(store: Arc<dyn Store>, nodes: Nodes) -> Self {
+        Self(Ipam::new(store, nodes))
+    }
+}
+
+impl From<Ipam> for Operator {
+    fn from(ipam: Ipam) -> Self {
+        Self(ipam)
+    }
+}
+
+impl Deref for Operator {
+    type Target = Ipam;
+
+    fn deref(&self) -> &Ipam {
+        &self.0
+    }
+}

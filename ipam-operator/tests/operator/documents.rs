@@ -1,0 +1,138 @@
+//! Documents written by several at once, and beside very many others.
+
+use std::net::IpAddr;
+
+use ipam_core::model::{NewPool, Owner};
+use ipam_core::{Error, Result};
+use ipam_operator::documents::{DocumentKind, Manifest, Namespaces, WriteMode, Written};
+use ipam_operator::{InUse, Which};
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+use crate::Operated;
+use crate::world::{World, soon};
+
+fn pool(name: &str, cidr: &str) -> Manifest {
+    let document = json!({"kind": "IPPool", "apiVersion": "projectcalico.org/v3", "metadata": {"name": name},
+        "spec": {"cidr": cidr}});
+    Manifest::read(document).unwrap().remove(0)
+}
+
+#[tokio::test]
+async fn of_pools_that_overlap_one_is_made() {
+    let world = World::new().await;
+    // Also where there are more pools than are guarded one by one.
+    for others in [0, 70] {
+        for number in 0..others {
+            let cidr = format!("10.{}.0.0/24", number + 100);
+            world.add(NewPool::new(format!("p{number}"), cidr.parse().unwrap())).await;
+        }
+        let (name, cidr) = (format!("x{others}"), format!("10.{others}.0.0/16"));
+        let tasks: Vec<_> = (0..4)
+            .map(|task| {
+                let (world, manifest) = (world.clone(), pool(&format!("{name}-{task}"), &cidr));
+                tokio::spawn(async move { world.operator().write_document(&manifest, WriteMode::Create, soon()).await })
+            })
+            .collect();
+        let mut made = 0;
+        for task in tasks {
+            match task.await.unwrap() {
+                Ok(written) => made += usize::from(written == Written::Created),
+                Err(error) => assert!(error.to_string().contains("CIDR overlaps with IPPool"), "{error}"),
+            }
+        }
+        assert_eq!(made, 1);
+    }
+}
+
+#[tokio::test]
+async fn applied_by_several_at_once_all_come_through() {
+    let world = World::new().await;
+    let tasks: Vec<_> = (0..8)
+        .map(|task| {
+            let (world, manifest) = (world.clone(), pool("one", "10.0.0.0/16"));
+            tokio::spawn(async move {
+                let way = if task % 2 == 0 { WriteMode::Apply } else { WriteMode::Create };
+                (way, world.operator().write_document(&manifest, way, soon()).await)
+            })
+        })
+        .collect();
+    let mut created = 0;
+    for task in tasks {
+        match task.await.unwrap() {
+            (_, Ok(Written::Created)) => created += 1,
+            (WriteMode::Apply, Ok(written)) => assert_eq!(written, Written::Unchanged),
+            (way, Err(Error::Document(error))) => {
+                assert_eq!(
+                    (way, error.to_string()),
+                    (WriteMode::Create, "resource already exists: IPPool(one)".to_owned())
+                );
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(created, 1);
+    assert_eq!(world.operator().documents(DocumentKind::Pool, &Namespaces::All, soon()).await.unwrap().items.len(), 1);
+}
+
+/// Assigns to so many containers, one after the other; what each call says.
+fn assign(world: &World, containers: usize) -> JoinHandle<Vec<Result<IpAddr>>> {
+    let world = world.clone();
+    tokio::spawn(async move {
+        let mut said = Vec::new();
+        for number in 0..containers {
+            said.push(world.one(["a", "b", "c"][number % 3], &format!("c{number}")).await);
+            tokio::task::yield_now().await;
+        }
+        said
+    })
+}
+
+#[tokio::test]
+async fn a_deletion_beside_assignments_deletes_all_or_nothing() {
+    let world = World::new().await;
+    world.add_pool("main", "10.0.0.0/24").await;
+    let assigning = assign(&world, 30);
+    tokio::task::yield_now().await;
+    let deleted = world.operator().delete_pool_if("main", InUse::Refuse, soon()).await;
+    let given = assigning.await.unwrap().into_iter().flatten().count();
+    world.check().await;
+    let pools = world.ipam.inventory(soon()).await.unwrap().pools;
+    match deleted {
+        Ok(()) => assert!(given == 0 && pools.is_empty(), "{given} addresses of no pool"),
+        Err(error) => {
+            assert!(matches!(error, Error::PoolInUse { .. }), "{error}");
+            assert!(pools[0].is_enabled() && given > 0);
+        }
+    }
+}
+
+#[tokio::test]
+async fn no_assignment_notices_a_split() {
+    let world = World::new().await;
+    world.add_pool("main", "10.0.0.0/22").await;
+    let assigning = assign(&world, 60);
+    for (name, number) in [("main", 2), ("split-main-0", 4), ("split-main-1", 32)] {
+        tokio::task::yield_now().await;
+        world.operator().split_pool(Which::Name(name), number, soon()).await.unwrap();
+    }
+    for said in assigning.await.unwrap() {
+        said.unwrap();
+    }
+    world.check().await;
+    assert_eq!(world.ipam.inventory(soon()).await.unwrap().pools.len(), 36);
+}
+
+#[tokio::test]
+async fn the_affinities_of_a_node_that_is_deleted_go_with_it() {
+    let world = World::new().await;
+    world.add_pool("main", "10.0.0.0/28").await;
+    world.one("a", "c1").await.unwrap();
+    world.ipam.claim_affinity(&Owner::host("a"), "10.0.0.0/28".parse().unwrap(), soon()).await.unwrap();
+    let node = Manifest::named(DocumentKind::Node, "a");
+    world.operator().delete_document(&node, InUse::Refuse, soon()).await.unwrap();
+    let mine = world.dump().await;
+    let affinities = mine.iter().filter(|kv| kv.key.to_string().contains("/ipam/v2/host/a/")).count();
+    assert_eq!(affinities, 1, "that of the block in use");
+    assert!(matches!(world.one("a", "c2").await, Err(Error::UnknownNode(_))));
+}

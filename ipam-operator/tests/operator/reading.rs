@@ -1,0 +1,18 @@
+//! Readings of a whole store.
+
+use std::time::Duration;
+
+use ipam_core::Error;
+use ipam_operator::inspect::Keep;
+use kv::{Deadline, ErrorKind};
+
+use crate::Operated;
+use crate::world::World;
+
+#[tokio::test]
+async fn an_inspection_ends_at_its_deadline() {
+    let world = World::new().await;
+    world.add_pool("p", "10.0.0.0/26").await;
+    let error = world.operator().inspect(Keep::Findings, Deadline::after(Duration::ZERO)).await.err();
+    assert!(matches!(&error, Some(Error::Store(error)) if *error.kind() == ErrorKind::Timeout), "{error:?}");
+}
