@@ -120,7 +120,7 @@ pub(crate) struct Cli {
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR", default_value = datastore::DEFAULT_CONF_DIR)]
     pub(crate) cni_conf_dir: PathBuf,
 
-    /// What to log: off, error, warn, info, debug or trace
+    /// The least important messages that are logged: off, error, warn, info, debug or trace
     #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = LogLevel::Warn, value_name = "LEVEL")]
     #[arg(hide_possible_values = true)]
     pub(crate) log_level: LogLevel,
@@ -168,7 +168,7 @@ pub(crate) enum Command {
     /// Take back addresses that nobody on this machine uses any more
     #[command(after_help = gc::HELP)]
     Gc(Gc),
-    /// Show who gets and who gives back addresses, as it happens
+    /// Show assignments and releases of addresses, as they happen
     #[command(after_help = watch::HELP)]
     Watch(Watch),
     /// Keep the store open for plugins and commands, with a page
@@ -214,7 +214,7 @@ pub(crate) enum OnStore {
     Metrics(Metrics),
 }
 
-/// What a run of conformance is asked for.
+/// The arguments of `conformance`.
 #[derive(Debug, Args)]
 pub(crate) struct Conformance {
     /// The store to judge: memory:, sled:///path, redb:///path, etcd://host:port[,host:port] or etcd+https://...
@@ -256,7 +256,7 @@ impl Conformance {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Ipam {
-    /// Show how many addresses there are and how many are in use, or who has one
+    /// Show how many addresses there are and how many are in use, or the holder of one
     #[command(after_help = "\
 Examples:
   margay ipam show
@@ -272,7 +272,7 @@ Examples:
     /// Check that everything IPAM keeps is in order, and mend what can be mended without a guess
     #[command(after_help = check::HELP)]
     Check(Check),
-    /// Take addresses back from whoever has them
+    /// Release addresses, whatever their holder
     #[command(after_help = "\
 Examples:
   margay ipam release --ip 10.65.0.5

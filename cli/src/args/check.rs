@@ -63,7 +63,7 @@ pub(crate) fn report_hint(usage: &clap::Error, args: &[OsString]) -> Option<Stri
     Some(format!("hint: to write a report into a file: margay ipam check --report {value}"))
 }
 
-/// What is to be looked at, and what is to be done about it.
+/// The arguments of `ipam check`.
 #[derive(Debug, Args)]
 pub(crate) struct Check {
     /// Print every address that is given out

@@ -69,7 +69,7 @@ pub(crate) enum Documents {
     Delete(Delete),
 }
 
-/// What is to be shown.
+/// The arguments of `get`.
 #[derive(Debug, Args)]
 pub(crate) struct Get {
     #[command(flatten)]
@@ -93,7 +93,7 @@ pub(crate) struct Get {
     pub(crate) all_namespaces: bool,
 }
 
-/// What is to be made.
+/// The arguments of `create`.
 #[derive(Debug, Args)]
 pub(crate) struct Create {
     #[command(flatten)]
@@ -104,7 +104,7 @@ pub(crate) struct Create {
     pub(crate) skip_exists: bool,
 }
 
-/// What is to be written.
+/// The arguments of `apply` and `replace`.
 #[derive(Debug, Args)]
 pub(crate) struct Change {
     #[command(flatten)]
@@ -115,7 +115,7 @@ pub(crate) struct Change {
     pub(crate) dry_run: bool,
 }
 
-/// What is to be deleted.
+/// The arguments of `delete`.
 #[derive(Debug, Args)]
 pub(crate) struct Delete {
     #[command(flatten)]

@@ -18,7 +18,7 @@ Examples:
   margay gc --node old-name --move-to new-name --apply
   margay gc --node dead --free --apply";
 
-/// What a collection is asked for.
+/// The arguments of `gc`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("evidence").required(true).multiple(true))]
 pub(crate) struct Gc {

@@ -14,7 +14,7 @@ Examples:
   margay ipam history node1 --since 2h
   margay ipam history 10.65.0.5 --since 2026-11-21T10:00:00Z -o json";
 
-/// Whose history is asked for.
+/// The arguments of `ipam history`.
 #[derive(Debug, Args)]
 pub(crate) struct History {
     /// An address, a handle, a container's id, or a node

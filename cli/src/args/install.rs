@@ -18,7 +18,7 @@ Examples:
 
 Exit code 0: a CNI call runs Margay's plugin now (--undo: the other); else 1.";
 
-/// What an installation is asked for.
+/// The arguments of `install`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("task").required(true))]
 pub(crate) struct Install {

@@ -24,7 +24,7 @@ Examples:
   margay metrics --cluster
   margay metrics --file /var/lib/prometheus/node-exporter/margay.prom";
 
-/// What is to be drawn.
+/// The arguments of `ipam map`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("detail"))]
 pub(crate) struct Map {

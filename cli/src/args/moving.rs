@@ -91,7 +91,7 @@ pub(crate) struct Import {
     #[arg(required = true)]
     pub(crate) file: Option<PathBuf>,
 
-    /// What belongs to the file's only node, or to that of --from-node, becomes this node's
+    /// This node gets the blocks and addresses of the file's only node, or of the node of --from-node
     #[arg(long, value_name = "NAME")]
     pub(crate) as_node: Option<String>,
 

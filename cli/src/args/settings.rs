@@ -54,7 +54,7 @@ pub(crate) enum Persistence {
     Disabled,
 }
 
-/// A pool that is to be divided.
+/// The arguments of `ipam split`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("pool").required(true))]
 pub(crate) struct Split {

@@ -19,7 +19,7 @@ Examples:
   margay watch --list -o json | jq -r 'select(.event == \"assigned\") | .address'
   margay watch --for 10m";
 
-/// What is watched.
+/// The arguments of `watch`.
 #[derive(Debug, Args)]
 pub(crate) struct Watch {
     /// Only what concerns this node

@@ -136,7 +136,7 @@ impl NodeReport {
             ),
         };
         if !self.changed.is_empty() {
-            _ = writeln!(text, "left {}, given anew or given back meanwhile", addresses(self.changed.len()));
+            _ = writeln!(text, "left {}, assigned anew or released meanwhile", addresses(self.changed.len()));
         }
         let left = self.left.text();
         if !left.is_empty() {

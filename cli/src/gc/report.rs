@@ -253,7 +253,7 @@ impl Report {
             }
         };
         if !store.changed.is_empty() {
-            _ = writeln!(text, "left {}, given anew or given back meanwhile", addresses(store.changed.len()));
+            _ = writeln!(text, "left {}, assigned anew or released meanwhile", addresses(store.changed.len()));
         }
         if !store.waiting.is_empty() {
             let (count, apart) = (addresses(store.waiting.len()), APART.as_secs());

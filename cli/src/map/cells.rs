@@ -16,7 +16,7 @@ pub(super) const USES: [(AddressUse, char, &str, &str); 5] = [
     (AddressUse::Free, '.', "free", "#e8e8e8"),
     (AddressUse::Used, '#', "in use", "#0059b3"),
     (AddressUse::Borrowed, 'b', "borrowed by another node", "#b3007d"),
-    (AddressUse::Resting, '~', "given back, resting", "#e0a000"),
+    (AddressUse::Resting, '~', "in cooldown", "#e0a000"),
     (AddressUse::Reserved, 'r', "reserved", "#707070"),
 ];
 

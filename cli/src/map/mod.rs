@@ -126,7 +126,7 @@ impl Drawn {
     fn told(&self) -> String {
         let owner = if self.owner.is_empty() { "nobody's" } else { &self.owner };
         let mut told = format!("{} ({owner}): {} of {} in use", self.cidr, self.in_use, self.uses.len());
-        for (count, what) in [(self.borrowed, "borrowed"), (self.resting, "resting"), (self.reserved, "reserved")] {
+        for (count, what) in [(self.borrowed, "borrowed"), (self.resting, "in cooldown"), (self.reserved, "reserved")] {
             if count > 0 {
                 told.push_str(&format!(", {count} {what}"));
             }
@@ -163,7 +163,7 @@ impl Section {
             heading.push_str(&format!(": {} in use", sum(|block| block.in_use)));
             for (count, what) in [
                 (sum(|block| block.borrowed), "of them borrowed"),
-                (sum(|block| block.resting), "resting"),
+                (sum(|block| block.resting), "in cooldown"),
                 (sum(|block| block.reserved), "reserved"),
                 (sum(|block| block.free), "free"),
             ] {

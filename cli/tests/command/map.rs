@@ -30,7 +30,7 @@ fn blocks_are_drawn_as_they_are() {
         assert_eq!(lines[1], format!("10.65.0.4/30  node1  {}  3/4", signs.iter().collect::<String>()));
         assert_eq!(
             lines[3],
-            ". free   # in use   b borrowed by another node   ~ given back, resting   r reserved   + some in use"
+            ". free   # in use   b borrowed by another node   ~ in cooldown   r reserved   + some in use"
         );
         let drawn = lab.margay("ipam map --blocks --pool 10.65.0.0/29").answer();
         assert_eq!(drawn.lines().nth(1), Some("10.65.0.0  -7"), "{drawn}");

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 /// Looking after a store as a whole.
 #[derive(Debug, Subcommand)]
 pub(crate) enum StoreVerb {
-    /// Show what the store is, how large it is, how far back it can be read, and who has it now
+    /// Show the store's engine and size, the revisions that can be read, and the process that has it now
     #[command(after_help = "\
 Examples:
   margay store status
