@@ -9,6 +9,9 @@
 //! so that every decision can be repeated. [`Ipam`] is the allocator: each of its verbs is one transaction on a store,
 //! a story that reads documents, decides, and writes; [`assign`] is the largest of them.
 //!
+//! The crate `margay-ipam-operator` has the verbs of a person: it builds on [`workset`], [`surroundings`], [`covering`] and
+//! [`usage`], which are public for such callers.
+//!
 //! # Calico's names
 //!
 //! Every method of Calico's IPAM library is here. The page of each method says what it guards, and its errors. All of

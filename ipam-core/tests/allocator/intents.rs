@@ -286,3 +286,33 @@ async fn a_repeated_answer_is_not_noted() {
     assert_eq!(ipam.assign(&request(), soon()).await.unwrap(), first);
     assert_eq!(notes.recorded.load(SeqCst), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_was_never_sent_leaves_no_note() {
+    let world = world().await;
+    let notes: Arc<Notes> = Arc::default();
+    let begun = AtomicU32::new(0);
+    let faulty = Faulty::new(Arc::clone(&world.store), move |operation| {
+        // The first transaction reads what surrounds the address.
+        (operation == Operation::Txn && begun.fetch_add(1, SeqCst) > 0).then_some(Fault::NotSent)
+    });
+    let faulty: Arc<dyn Store> = Arc::new(faulty);
+    let deadline = Deadline::after(Duration::from_secs(1));
+    let error = allocator(&faulty, &notes).assign(&request(), deadline).await.unwrap_err();
+    let ipam_core::Error::Store(error) = error else { panic!("{error}") };
+    assert_eq!((error.kind(), error.outcome()), (&ErrorKind::NotSent, Outcome::NotApplied));
+    assert_eq!((notes.recorded.load(SeqCst) > 0, notes.count()), (true, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_cannot_be_reached_for_a_moment_delays_the_settlement() {
+    let world = world().await;
+    let notes: Arc<Notes> = Arc::default();
+    break_off(&world, &notes, Fault::RequestLost).await;
+    let sent = AtomicU32::new(0);
+    let faulty =
+        Faulty::new(Arc::clone(&world.store), move |_| (sent.fetch_add(1, SeqCst) < 3).then_some(Fault::NotSent));
+    let faulty: Arc<dyn Store> = Arc::new(faulty);
+    let released = allocator(&faulty, &notes).release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap();
+    assert_eq!((released.len(), notes.count()), (1, 0), "the late commit was sent again, and released");
+}
