@@ -1,4 +1,4 @@
-//! Giving addresses back.
+//! Releasing addresses.
 
 use std::net::IpAddr;
 
@@ -342,4 +342,21 @@ async fn a_handle_with_nothing_but_odd_entries_goes_with_its_last_address() {
     world.store.put(key.clone(), stored.replacen("{\"block\":{", "{\"block\":{\"nonsense\":2,", 1)).await.unwrap();
     assert_eq!(world.release("a", "c1").await.len(), 1);
     assert!(world.store.get(key).await.unwrap().is_none());
+}
+
+/// As in Calico: a node keeps its empty blocks only in pools that select it.
+#[tokio::test]
+async fn the_last_address_takes_a_block_of_a_pool_that_does_not_select_the_node_any_more() {
+    let world = World::new().await;
+    world.add_node("a", &[("zone", "b")]).await;
+    world.add(NewPool::new("zone-b", "10.1.0.0/24".parse().unwrap()).with_node_selector("zone == 'b'")).await;
+    for (labels, stays) in [(&[("zone", "b")][..], true), (&[], false)] {
+        let address = world.one("a", "c1").await.unwrap();
+        assert!(address.to_string().starts_with("10.1.0."));
+        world.add_node("a", labels).await;
+        assert_eq!(world.release("a", "c1").await, [address]);
+        let blocks = world.dump().await.into_iter().filter(|kv| keys::parse_block(&kv.key).is_some()).count();
+        let affinities = world.dump().await.into_iter().filter(|kv| keys::parse_affinity(&kv.key).is_some()).count();
+        assert_eq!((blocks, affinities), (usize::from(stays), usize::from(stays)));
+    }
 }

@@ -184,3 +184,20 @@ async fn an_add_that_was_killed_does_not_land_after_the_del() {
         world.check().await;
     }
 }
+
+/// Calico's switch: a document that cannot be read, or has another word, is as good as none.
+#[tokio::test]
+async fn only_the_word_disabled_turns_the_addresses_of_machines_off() {
+    let world = world().await;
+    let switch = |text: &str| {
+        let document = format!(r#"{{"spec":{{"kubeVirtVMAddressPersistence":{text}}}}}"#);
+        let key = "/calico/resources/v3/projectcalico.org/ipamconfigurations/default";
+        let store = Arc::clone(&world.store);
+        async move { store.put(key, document).await.unwrap() }
+    };
+    for (text, is_off) in [(r#""Enabled""#, false), ("Disabled", false), (r#""Disabled""#, true), ("1", false)] {
+        switch(text).await;
+        let answer = add(&world.ipam, "a", "source", Role::Source).await.unwrap();
+        assert_eq!(matches!(answer, VmAnswer::Off), is_off, "{text}");
+    }
+}
