@@ -3,6 +3,9 @@
 //! [`run`] is the whole program minus process input and output: it reads the environment and the configuration that it
 //! gets, checks them as Go's CNI library and Calico's `calico-ipam` do, has an [`Allocator`] do the work in the store,
 //! and prints the result in the configuration's version of CNI.
+//!
+//! `netconf` reads the configuration, `run` turns it into the requests of `request`, and `allocator` and `served` carry them
+//! out. `wired` is the main plugin. `logging` and `log_file` write the log.
 
 mod about;
 mod allocator;

@@ -1,7 +1,7 @@
 //! The requests of the verbs to an allocator, and its answers.
 //!
-//! Everything here was checked by the protocol layer as far as that goes without a store. No setting of the
-//! configuration must be read elsewhere.
+//! Everything here was checked by the protocol layer as far as that goes without a store. An allocator gets each setting
+//! through its request, and reads none from the configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

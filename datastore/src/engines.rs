@@ -1,4 +1,4 @@
-//! The one place that knows the engines.
+//! The one place that opens engines.
 
 use std::path::Path;
 use std::sync::Arc;

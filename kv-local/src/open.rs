@@ -22,7 +22,7 @@ use kv_mvcc::{Purpose, Reserve};
 
 /// An engine that keeps a table in a store's folder.
 pub trait Engine: Send + Sync {
-    /// Its name, which is also its `datastore_type`.
+    /// Its name. A store in Margay's programs has this name as its `datastore_type`.
     fn name(&self) -> &'static str;
 
     /// The name of its one file or folder in the store's folder.
@@ -37,7 +37,8 @@ pub trait Engine: Send + Sync {
         &[]
     }
 
-    /// The mechanism that makes its commits durable.
+    /// The mechanism that makes its commits durable: a journal for an engine that syncs more than once for a commit, else the
+    /// engine's own log.
     fn log(&self) -> Log;
 
     /// Opens the table at `entry`, an absolute path, and makes it if it is not there; `store` names it in errors.
