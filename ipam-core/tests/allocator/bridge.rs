@@ -1,10 +1,11 @@
 //! Bridged networks, and pools that a configuration defines.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use ipam_core::assign::{AssignRequest, Bridge, Gateway, PoolDefinition, Wanted};
 use ipam_core::model::NewPool;
-use ipam_core::{BridgeError, Error};
+use ipam_core::{BridgeError, Error, Ipam, Nodes};
 use kv::StoreExt;
 
 use crate::world::{World, attachment, ip, soon};
@@ -211,4 +212,16 @@ async fn calicos_names_of_node_and_pod_stay_on_calicos_networks() {
     assert!(world.release("b", "c0").await.is_empty(), "the node is read under our name, too");
     assert_eq!(world.release("a", "c0").await, [again[0].ip]);
     world.check().await;
+}
+
+#[tokio::test]
+async fn each_pool_has_a_unique_id_of_its_own() {
+    let world = World::new().await;
+    let ipam = Ipam::new(Arc::clone(&world.store), Nodes::Registered);
+    let mut ids = BTreeSet::new();
+    for number in 0..3 {
+        let new = NewPool::new(format!("p{number}"), format!("10.0.{number}.0/24").parse().unwrap());
+        ids.insert(ipam.create_pool(&new, None, soon()).await.unwrap().resource().uid().to_owned());
+    }
+    assert!(ids.len() == 3 && ids.iter().all(|id| id.len() == 36), "{ids:?}");
 }

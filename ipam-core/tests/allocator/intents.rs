@@ -316,3 +316,16 @@ async fn a_store_that_cannot_be_reached_for_a_moment_delays_the_settlement() {
     let released = allocator(&faulty, &notes).release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap();
     assert_eq!((released.len(), notes.count()), (1, 0), "the late commit was sent again, and released");
 }
+
+#[tokio::test]
+async fn a_settlement_ends_at_its_deadline() {
+    let world = world().await;
+    let notes: Arc<Notes> = Arc::default();
+    break_off(&world, &notes, Fault::RequestLost).await;
+    let faulty: Arc<dyn Store> = Arc::new(Faulty::new(Arc::clone(&world.store), |_| Some(Fault::NotSent)));
+    let ipam = allocator(&faulty, &notes);
+    let deadline = Deadline::after(Duration::from_millis(200));
+    let done = tokio::time::timeout(Duration::from_secs(60), ipam.assign(&request(), deadline)).await.unwrap();
+    assert!(matches!(done, Err(ipam_core::Error::Store(error)) if *error.kind() == ErrorKind::NotSent));
+    assert_eq!(notes.count(), 1);
+}
