@@ -8,6 +8,7 @@ use std::time::Duration;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::gc::batches;
 use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{Document, Handle};
 use ipam_core::vm::{Fate, Role, VmAnswer, VmPod};
 use ipam_core::{Ipam, Nodes, Result};
 use kv::wrap::{Counting, Fault};
@@ -199,5 +200,20 @@ async fn only_the_word_disabled_turns_the_addresses_of_machines_off() {
         switch(text).await;
         let answer = add(&world.ipam, "a", "source", Role::Source).await.unwrap();
         assert_eq!(matches!(answer, VmAnswer::Off), is_off, "{text}");
+    }
+}
+
+/// In Calico, a count that a writer left behind when it broke off stays for ever.
+#[tokio::test]
+async fn a_handle_that_counts_what_no_block_holds_is_mended() {
+    let world = world().await;
+    let held = addresses(&add(&world.ipam, "a", "source", Role::Source).await.unwrap());
+    for blocks in [&["10.0.0.12/30"][..], &["10.0.0.12/30", "fd00::c/126"]] {
+        let key = keys::handle("net.vmi.shop.cart");
+        let mut handle = Handle::decode(&key, world.value(&key).await.as_bytes()).unwrap();
+        blocks.iter().for_each(|cidr| handle.set(cidr.parse().unwrap(), 1));
+        world.put(key, &handle).await;
+        assert_eq!(addresses(&add(&world.ipam, "b", "target", Role::Target).await.unwrap()), held);
+        world.check().await;
     }
 }
