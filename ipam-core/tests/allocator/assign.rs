@@ -426,3 +426,20 @@ async fn a_steady_assignment_takes_few_round_trips() {
     let counts = counting.take();
     assert_eq!((counts.txns, counts.ranges), (2, 2));
 }
+
+#[tokio::test]
+async fn an_address_of_a_pool_that_is_not_requested_is_no_answer() {
+    let world = World::new().await;
+    world.add_pool("first", "10.0.0.0/28").await;
+    world.add_pool("second", "10.1.0.0/28").await;
+    let of = |pool: &str| {
+        let mut request = any("a", "c1", 1, 0);
+        request.v4_pools = vec![pool.to_owned()];
+        request
+    };
+    let first = world.assign(&of("first")).await.unwrap();
+    let second = world.assign(&of("second")).await.unwrap();
+    assert!(second[0].ip.to_string().starts_with("10.1.0."), "{second:?}");
+    assert_eq!(world.assign(&of("first")).await.unwrap(), first);
+    assert_eq!(world.assign(&of("second")).await.unwrap(), second);
+}
