@@ -1,11 +1,12 @@
 //! Claims in pools of which much is claimed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ipam_core::Nodes;
 use ipam_core::assign::{AssignRequest, Wanted};
-use ipam_core::model::{Block, NewPool, Owner, Pool, keys};
+use ipam_core::model::{Attribute, Block, NewPool, Owner, Pool, keys};
 use ipam_core::pools::{blocks_from, start_of};
+use ipam_core::reservations::Reservations;
 use ipnet::IpNet;
 use kv::wrap::Counting;
 use time::OffsetDateTime;
@@ -67,4 +68,39 @@ async fn the_last_free_block_of_a_pool_is_found_wherever_it_is() {
         claim(&world, &others.into_iter().collect::<Vec<_>>()).await;
         assert_eq!(world.assign(&one("c1")).await.unwrap()[0].block, free, "{place}");
     }
+}
+
+/// Makes these blocks another node's, each with an address in use.
+async fn occupy(world: &World, blocks: impl IntoIterator<Item = IpNet>) {
+    let (owner, reservations) = (Owner::host("c"), Reservations::default());
+    for cidr in blocks {
+        let mut block = Block::new(cidr, Some(&owner), OffsetDateTime::UNIX_EPOCH, None).unwrap();
+        block.assign_auto(1, &Attribute::new(Some("other"), BTreeMap::new()), &reservations);
+        world.put(keys::block(cidr), &block).await;
+    }
+}
+
+#[tokio::test]
+async fn an_empty_block_is_taken_over_before_an_address_is_borrowed() {
+    for place in [3, 40] {
+        let world = World::new().await;
+        let walk = pool_and_walk(&world, "10.0.0.0/24").await;
+        let empty = walk[place];
+        claim(&world, &[empty]).await;
+        occupy(&world, walk.into_iter().filter(|cidr| *cidr != empty)).await;
+        assert_eq!(world.assign(&one("c1")).await.unwrap()[0].block, empty, "{place}");
+        assert_eq!(world.block(&empty.to_string()).await.unwrap().owner(), Some(Owner::host("a")));
+    }
+}
+
+/// A foreign writer leaves such a block behind when it breaks off.
+#[tokio::test]
+async fn an_empty_block_without_an_owner_is_taken_over() {
+    let world = World::new().await;
+    let walk = pool_and_walk(&world, "10.0.0.0/28").await;
+    let nobodys = Block::new(walk[2], None, OffsetDateTime::UNIX_EPOCH, None).unwrap();
+    world.put(keys::block(walk[2]), &nobodys).await;
+    occupy(&world, walk.iter().copied().filter(|cidr| *cidr != walk[2])).await;
+    assert_eq!(world.assign(&one("c1")).await.unwrap()[0].block, walk[2]);
+    assert_eq!(world.block(&walk[2].to_string()).await.unwrap().owner(), Some(Owner::host("a")));
 }

@@ -217,3 +217,18 @@ async fn a_handle_that_counts_what_no_block_holds_is_mended() {
         world.check().await;
     }
 }
+
+#[tokio::test]
+async fn a_requested_address_of_a_family_that_a_machine_lacks_is_assigned_besides() {
+    let world = world().await;
+    let vm = pod("source", Role::Source, Fate::Stays);
+    let request = |wanted: Wanted| AssignRequest::new(attachment("a", "source"), wanted);
+    let first = world.ipam.assign_to_vm(&request(Wanted::any(1, 0)), &vm, soon()).await.unwrap();
+    let v6: IpAddr = "fd00::5".parse().unwrap();
+    let second = world.ipam.assign_to_vm(&request(Wanted::these(vec![v6])), &vm, soon()).await.unwrap();
+    assert_eq!(addresses(&second), [v6]);
+    let mut all = world.ipam.addresses_of_handle(&vm.handle, soon()).await.unwrap();
+    all.sort_unstable();
+    assert_eq!(all, [addresses(&first), vec![v6]].concat());
+    world.check().await;
+}
