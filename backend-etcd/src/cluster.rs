@@ -117,7 +117,7 @@ impl Tried {
     }
 
     /// The error of the last one, with the others before it.
-    fn told_with(&self, error: Error) -> Error {
+    fn reported_with(&self, error: Error) -> Error {
         let Some((_, others)) = self.0.split_last().filter(|(_, others)| !others.is_empty()) else { return error };
         let others: Vec<_> = others.iter().map(|(url, why)| format!("{url} ({why})")).collect();
         let others = format!("before it {} failed", others.join(", "));
@@ -195,7 +195,7 @@ impl Cluster {
                 Err(failed) => failed,
             };
             if last == Last::OfCall || round == ROUNDS || Instant::now() >= deadline {
-                return Err(tried.told_with(failure.error));
+                return Err(tried.reported_with(failure.error));
             }
             round += 1;
             tokio::time::sleep_until(deadline.min(Instant::now() + PAUSE)).await;
@@ -295,7 +295,7 @@ where
 {
     let store = format!("{NAME} {}", endpoint.address.url);
     let timeout = || with_hint(Error::new(ErrorKind::Timeout, operation, store.clone()), endpoint.hint());
-    let told = |error: etcd_client::Error| {
+    let reported = |error: etcd_client::Error| {
         let hint = if speaks_otherwise(&error) { endpoint.hint() } else { advice(&error) };
         with_hint(map(error, operation, &store), hint)
     };
@@ -303,14 +303,14 @@ where
     let never_sent = |error: Error| Failure { error: error.with_outcome(Outcome::NotApplied), never_sent: true };
     let (connection, renewals) = match timeout_at(limits.connect, endpoint.connection()).await {
         Ok(Ok(connected)) => connected,
-        Ok(Err(error)) => return Err(never_sent(told(error))),
+        Ok(Err(error)) => return Err(never_sent(reported(error))),
         Err(_) => return Err(never_sent(timeout())),
     };
     let mut renewed = false;
     loop {
         let error = match timeout_at(limits.answer, work(connection.clone())).await {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => told(error),
+            Ok(Err(error)) => reported(error),
             Err(_) => return Err(Failure { error: timeout(), never_sent: false }),
         };
         let refused = matches!(error.kind(), ErrorKind::Auth(Auth::Unauthenticated | Auth::OldRevision))
@@ -321,7 +321,7 @@ where
         }
         match timeout_at(limits.answer, Box::pin(endpoint.renew(&connection, renewals))).await {
             Ok(Ok(())) => renewed = true,
-            Ok(Err(error)) => return Err(never_sent(told(error))),
+            Ok(Err(error)) => return Err(never_sent(reported(error))),
             Err(_) => return Err(never_sent(timeout())),
         }
     }

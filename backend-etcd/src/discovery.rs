@@ -18,7 +18,7 @@ use crate::options::Discovery;
 ///
 /// # Errors
 /// `NotSent` if there are none, or nobody answers.
-pub(crate) async fn look_up(discovery: &Discovery, tls: TlsUse) -> Result<Vec<Address>> {
+pub(crate) async fn resolve(discovery: &Discovery, tls: TlsUse) -> Result<Vec<Address>> {
     let domain = discovery.domain.trim_end_matches('.');
     let resolver = resolver(discovery).map_err(|error| failed("DNS cannot be asked").with_source(error))?;
     let with_tls = members(&resolver, "_etcd-client-ssl", domain, Transport::Tls).await;

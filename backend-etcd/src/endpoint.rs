@@ -225,13 +225,13 @@ impl Endpoint {
         }
         let tls = self.manner.tls.clone()?;
         let url = self.address.url.clone();
-        let look = move || {
+        let stat = move || {
             (tls.stamp() != before).then(|| tls.load()).transpose().unwrap_or_else(|error| {
                 tracing::warn!(endpoint = url, %error, "changed certificates cannot be used; going on with the old ones");
                 None
             })
         };
-        tokio::task::spawn_blocking(look).await.ok().flatten()
+        tokio::task::spawn_blocking(stat).await.ok().flatten()
     }
 
     async fn connect(&self, tls: Option<&Loaded>) -> Result<Connection, etcd_client::Error> {

@@ -118,7 +118,7 @@ impl Store for EtcdStore {
         txn.check(NAME)?;
         let plan = Plan::new(&txn);
         let deadline = self.cluster.deadline();
-        self.refuse_leases(&plan.look_first, deadline).await?;
+        self.refuse_leases(&plan.read_first, deadline).await?;
         let answer = if txn.is_read_only() {
             self.send(&plan, Resend::Always, deadline).await.map_err(not_applied)?
         } else {

@@ -8,7 +8,7 @@ use kv::{Error, ErrorKind, Operation, Result};
 use tokio::time::{Instant, timeout_at};
 
 use crate::address::{Address, TlsUse};
-use crate::discovery::look_up;
+use crate::discovery::resolve;
 use crate::endpoint::{Endpoint, Manner};
 use crate::error::NAME;
 use crate::options::{Discovery, Options};
@@ -62,7 +62,7 @@ impl Members {
         let known = self.known();
         let Some((discovery, tls)) = self.discovery.as_ref().filter(|_| known.are_lost()) else { return Ok(known) };
         let late = || Error::new(ErrorKind::NotSent, operation, NAME).with_detail("no answer from DNS in time");
-        let found = timeout_at(deadline, look_up(discovery, *tls)).await.unwrap_or_else(|_| Err(late()));
+        let found = timeout_at(deadline, resolve(discovery, *tls)).await.unwrap_or_else(|_| Err(late()));
         match found {
             Ok(addresses) => Ok(self.replace(addresses)),
             Err(error) if known.endpoints.is_empty() => Err(error),

@@ -136,8 +136,8 @@ impl Pem {
 
     fn stamp(&self) -> Option<Option<(u64, SystemTime)>> {
         let Self::File(path) = self else { return None };
-        let look = || path.metadata().and_then(|metadata| Ok((metadata.len(), metadata.modified()?)));
-        Some(look().ok())
+        let stat = || path.metadata().and_then(|metadata| Ok((metadata.len(), metadata.modified()?)));
+        Some(stat().ok())
     }
 }
 

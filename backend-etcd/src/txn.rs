@@ -28,7 +28,7 @@ const GUARD_BYTES: usize = 32;
 pub(crate) struct Plan {
     pub(crate) wire: etcd_client::Txn,
     /// Keys to be looked at before it is sent.
-    pub(crate) look_first: Vec<Key>,
+    pub(crate) read_first: Vec<Key>,
     /// How many operations each branch was given, the one that runs if the compares hold first.
     asked: [usize; 2],
 }
@@ -54,23 +54,23 @@ impl Plan {
             let key = key_to_read(txn);
             for branch in [&mut success, &mut failure] {
                 if branch.is_empty() {
-                    branch.push(wire::look_at(&key));
+                    branch.push(wire::read_op(&key));
                 }
             }
         } else if guard_fits(txn, &guarded) {
             for key in std::mem::take(&mut guarded) {
                 compares.push(WireCompare::lease(key.as_bytes(), WireOp::Equal, 0));
-                failure.push(wire::look_at(key.as_bytes()));
+                failure.push(wire::read_op(key.as_bytes()));
             }
         }
         let wire = etcd_client::Txn::new().when(compares).and_then(success).or_else(failure);
-        Self { wire, look_first: guarded.into_iter().collect(), asked }
+        Self { wire, read_first: guarded.into_iter().collect(), asked }
     }
 
     /// A transaction that looks at these keys, and does nothing else.
     pub(crate) fn looking_at(keys: &[Key]) -> Self {
-        let reads: Vec<TxnOp> = keys.iter().map(|key| wire::look_at(key.as_bytes())).collect();
-        Self { wire: etcd_client::Txn::new().and_then(reads), look_first: Vec::new(), asked: [0, 0] }
+        let reads: Vec<TxnOp> = keys.iter().map(|key| wire::read_op(key.as_bytes())).collect();
+        Self { wire: etcd_client::Txn::new().and_then(reads), read_first: Vec::new(), asked: [0, 0] }
     }
 
     pub(crate) fn read(&self, answer: &etcd_client::TxnResponse, revision: Revision) -> Outcome {
@@ -159,7 +159,7 @@ mod tests {
     fn guarded(txn: &Txn) -> (usize, usize) {
         let before = keys_to_guard(txn).len();
         let plan = Plan::new(txn);
-        (before - plan.look_first.len(), plan.look_first.len())
+        (before - plan.read_first.len(), plan.read_first.len())
     }
 
     #[test]

@@ -49,19 +49,19 @@ type Waiting = (Result<Batch>, Option<OwnedSemaphorePermit>);
 
 /// Opens a watch and sees to it from then on.
 pub(crate) async fn open(cluster: Arc<Cluster>, span: Span, request: &WatchRequest) -> Result<WatchStream> {
-    let (tell, told) = unbounded_channel();
+    let (tell, reported) = unbounded_channel();
     let room = Arc::new(Semaphore::new(WAITING_BYTES as usize));
     let WatchRequest { start, prev, progress, .. } = *request;
     let watcher = Watcher { cluster, span, prev, progress, next: start, tell, room, cut_off: None, pause: FIRST_PAUSE };
     let opened = watcher.open(watcher.cluster.deadline()).await?;
     let task = tokio::spawn(watcher.follow(opened)).abort_handle();
-    Ok(Batches { told: Some(told), task }.boxed())
+    Ok(Batches { reported: Some(reported), task }.boxed())
 }
 
 /// The watcher's end.
 struct Batches {
     /// Taken when the watch ends.
-    told: Option<UnboundedReceiver<Waiting>>,
+    reported: Option<UnboundedReceiver<Waiting>>,
     task: AbortHandle,
 }
 
@@ -69,12 +69,12 @@ impl Stream for Batches {
     type Item = Result<Batch>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Some(told) = &mut self.told else { return Poll::Ready(None) };
-        let Poll::Ready(item) = told.poll_recv(context) else { return Poll::Pending };
+        let Some(reported) = &mut self.reported else { return Poll::Ready(None) };
+        let Poll::Ready(item) = reported.poll_recv(context) else { return Poll::Pending };
         // The task says why it ends; if it could not, its runtime is gone or it failed.
         let item = item.map_or_else(|| Err(disconnected(Revision::UNSET)), |(item, _room)| item);
         if item.is_err() {
-            self.told = None;
+            self.reported = None;
         }
         Poll::Ready(Some(item))
     }

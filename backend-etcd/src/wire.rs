@@ -65,7 +65,7 @@ fn txn_get_options(request: &TxnRange) -> (Vec<u8>, GetOptions) {
 }
 
 /// Reads one key without its value.
-pub(crate) fn look_at(key: &[u8]) -> TxnOp {
+pub(crate) fn read_op(key: &[u8]) -> TxnOp {
     TxnOp::get(key, Some(GetOptions::new().with_keys_only()))
 }
 

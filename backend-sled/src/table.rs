@@ -24,7 +24,7 @@ const CACHE_BYTES: u64 = 1024 * 1024;
 const RELEASE: Duration = Duration::from_secs(5);
 
 /// How often a caller that waits for sled to write looks for an error that sled has noted.
-const LOOK: Duration = Duration::from_millis(100);
+const INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long sled may take to hand a commit to the kernel.
 const WRITE: Duration = Duration::from_secs(60);
@@ -198,7 +198,7 @@ impl Worker {
         self.run(Box::new(move || drop(done.send(catch_unwind(AssertUnwindSafe(work))))))?;
         let started = Instant::now();
         loop {
-            if let Ok(result) = is_done.recv_timeout(LOOK) {
+            if let Ok(result) = is_done.recv_timeout(INTERVAL) {
                 return result.unwrap_or_else(|panic| resume_unwind(panic));
             }
             if let Err(error) = config.global_error() {

@@ -51,7 +51,7 @@ fn fill_store(engine: &str, store: &Path, load: &Load) -> Outcome<String> {
         }
         fill::fill_log(&store).await?;
         let status = store.status();
-        let told = format!(
+        let reported = format!(
             "{} addresses in use, {} keys, {} revisions and {:.1} MiB of log",
             fill::in_use(&store).await?,
             status.live,
@@ -59,7 +59,7 @@ fn fill_store(engine: &str, store: &Path, load: &Load) -> Outcome<String> {
             status.log_bytes as f64 / f64::from(1 << 20),
         );
         store.close().await?;
-        Ok(told)
+        Ok(reported)
     })
 }
 

@@ -71,11 +71,11 @@ impl Answer {
 
     /// Makes it the answer of a dry run: "Successfully ..." becomes "Dry run: would have ...".
     pub(crate) fn of_a_dry_run(mut self) -> Self {
-        let told = |line: &str| match line.strip_prefix("Successfully ") {
+        let reported = |line: &str| match line.strip_prefix("Successfully ") {
             Some(done) => format!("Dry run: would have {done}"),
             None => line.to_owned(),
         };
-        self.text = self.text.lines().map(told).collect::<Vec<_>>().join("\n");
+        self.text = self.text.lines().map(reported).collect::<Vec<_>>().join("\n");
         let says_so = ["\n  \"dry_run\":", "\n  \"would_"].iter().any(|member| self.json.contains(member));
         if !says_so && let Some(members) = self.json.strip_suffix("\n}") {
             self.json = format!("{members},\n  \"dry_run\": true\n}}");

@@ -68,7 +68,7 @@ pub fn run(
         }
     };
     log_to_stderr(cli.log_level);
-    store::tell_to_wait(cli.lock_timeout);
+    store::set_wait(cli.lock_timeout);
     let done = match &cli.command {
         Command::OnStore(command) => {
             let conf_dir = &cli.cni_conf_dir;

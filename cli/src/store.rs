@@ -17,17 +17,17 @@ const WAIT: Duration = Duration::from_secs(30);
 
 thread_local! {
     /// The longest wait for the store lock in this thread: a command runs on one thread.
-    static TOLD: Cell<Option<Duration>> = const { Cell::new(None) };
+    static CHOSEN: Cell<Option<Duration>> = const { Cell::new(None) };
 }
 
 /// Sets the longest wait for the store lock in this thread; `None` for the default.
-pub(crate) fn tell_to_wait(told: Option<Duration>) {
-    TOLD.set(told);
+pub(crate) fn set_wait(wait: Option<Duration>) {
+    CHOSEN.set(wait);
 }
 
 /// The longest wait for the store lock.
 pub(crate) fn wait() -> Duration {
-    TOLD.get().unwrap_or(WAIT)
+    CHOSEN.get().unwrap_or(WAIT)
 }
 
 /// The file in which Calico's operators configure the datastore.

@@ -131,14 +131,14 @@ impl Teller<'_> {
         match part {
             Part::Begins(at, _) => self.note(&format!("watching {location} from revision {at} on")),
             Part::Listed(at, kvs) => {
-                let told = kvs.iter().filter_map(|kv| of_listed(&kv.key, kv.value.as_bytes())).flatten();
-                told.map(|one| (one, at)).try_for_each(|(one, at)| self.row(&one, || Row::listed(at, &one)))?;
+                let reported = kvs.iter().filter_map(|kv| of_listed(&kv.key, kv.value.as_bytes())).flatten();
+                reported.map(|one| (one, at)).try_for_each(|(one, at)| self.row(&one, || Row::listed(at, &one)))?;
             }
             Part::Happened(batches) => {
                 for batch in batches {
-                    let (told, at) = (of_batch(&batch), batch.revision);
+                    let (reported, at) = (of_batch(&batch), batch.revision);
                     let row = |one: &Happening| Row::happened(at, time_of(batch.time, &one.what), one);
-                    told.happenings.iter().try_for_each(|one| self.row(one, || row(one)))?;
+                    reported.happenings.iter().try_for_each(|one| self.row(one, || row(one)))?;
                 }
             }
             Part::GivenUp(after, up_to) => self.gap(after, up_to)?,

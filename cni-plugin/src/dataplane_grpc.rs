@@ -124,7 +124,7 @@ impl GrpcDataplane {
         // The library watches the time, too, and words the error otherwise.
         let late = || Status::deadline_exceeded("context deadline exceeded");
         let answer = answer.unwrap_or_else(|_| Err(late()));
-        answer.map_err(|status| told(&if Instant::now() < deadline { status } else { late() }))
+        answer.map_err(|status| reported(&if Instant::now() < deadline { status } else { late() }))
     }
 
     async fn ask<Q, A>(&self, path: &'static str, request: Request<Q>) -> Result<A, Status>
@@ -173,7 +173,7 @@ fn unavailable(reason: &str) -> Status {
 }
 
 /// An error as Go's gRPC prints it.
-fn told(status: &Status) -> CniError {
+fn reported(status: &Status) -> CniError {
     let code = match status.code() {
         Code::Cancelled => "Canceled".to_owned(),
         code => format!("{code:?}"),

@@ -25,7 +25,7 @@ pub(crate) fn install(conf: &NetConf) {
         Some(Err(error)) => (None, Some(error)),
     };
     let lines = fmt::layer().with_ansi(false).with_target(false).with_writer(Places { file });
-    let subscriber = NoSpans.with(lines).with(told(filter(level)));
+    let subscriber = NoSpans.with(lines).with(reported(filter(level)));
     // An error means that the process has a log already, which stays.
     if tracing::subscriber::set_global_default(subscriber).is_ok()
         && let Some(error) = problem
@@ -139,7 +139,7 @@ const OURS: [&str; 8] = ["backend_", "cni_plugin", "datastore", "host", "ipam_co
 
 /// The events that are logged at this level. Of the libraries only warnings and errors are logged: at `debug` those for
 /// clusters report every frame that goes over the wire.
-fn told(level: LevelFilter) -> Targets {
+fn reported(level: LevelFilter) -> Targets {
     Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(OURS.map(|target| (target, level)))
 }
 
@@ -149,15 +149,15 @@ mod tests {
 
     #[test]
     fn libraries_tell_only_what_may_need_somebody() {
-        let told = |level, target, of| told(level).would_enable(target, &of);
+        let reported = |level, target, of| reported(level).would_enable(target, &of);
         for target in ["backend_etcd::cluster", "cni_plugin::run", "margay::transact", "kv_mvcc::queue", "ipam_core"] {
-            assert!(told(LevelFilter::DEBUG, target, tracing::Level::DEBUG), "{target}");
-            assert!(!told(LevelFilter::INFO, target, tracing::Level::DEBUG), "{target}");
+            assert!(reported(LevelFilter::DEBUG, target, tracing::Level::DEBUG), "{target}");
+            assert!(!reported(LevelFilter::INFO, target, tracing::Level::DEBUG), "{target}");
         }
         for target in ["h2::codec", "hickory_net::udp", "hyper_util::client", "tonic"] {
-            assert!(!told(LevelFilter::DEBUG, target, tracing::Level::DEBUG), "{target}");
-            assert!(told(LevelFilter::DEBUG, target, tracing::Level::WARN), "{target}");
-            assert!(!told(LevelFilter::ERROR, target, tracing::Level::WARN), "{target}");
+            assert!(!reported(LevelFilter::DEBUG, target, tracing::Level::DEBUG), "{target}");
+            assert!(reported(LevelFilter::DEBUG, target, tracing::Level::WARN), "{target}");
+            assert!(!reported(LevelFilter::ERROR, target, tracing::Level::WARN), "{target}");
         }
     }
 

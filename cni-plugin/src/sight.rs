@@ -13,8 +13,8 @@ impl Live for Sight {
     async fn evidence(&self) -> Option<Evidence> {
         let (done, looked) = oneshot::channel();
         // Nobody may wait for namespaces on the thread that runs the store.
-        let looking = std::thread::Builder::new().name("sight".into()).spawn(move || done.send(host::look()));
-        if let Err(error) = looking {
+        let scanning = std::thread::Builder::new().name("sight".into()).spawn(move || done.send(host::scan()));
+        if let Err(error) = scanning {
             tracing::warn!(%error, "no thread can be started, so nothing that earlier boots have left is freed");
             return None;
         }

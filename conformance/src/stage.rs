@@ -101,14 +101,14 @@ impl Stage {
             Ok(runtime) => runtime,
             Err(error) => return Some(Err(Failure::new("the runner", "a runtime", error.to_string()).or_rule(rule))),
         };
-        let (tell, told) = mpsc::channel();
+        let (tell, answered) = mpsc::channel();
         let (harness, story, patience) = (self.harness.clone(), case.clone(), self.options.patience);
         let work = runtime.spawn(async move {
             let outcome = perform(harness, story, patience).await;
             // If the runner has abandoned the case, nobody listens any more and the result is of no use.
             let _ = tell.send(outcome);
         });
-        let failure = match self.wait_for(&told) {
+        let failure = match self.wait_for(&answered) {
             Ok(Ok(())) => return Some(Ok(())),
             Ok(Err(failure)) => failure,
             Err(given_up) => {
@@ -126,11 +126,11 @@ impl Stage {
     }
 
     /// The verdict of the case, unless it takes too long or the run is stopped.
-    fn wait_for(&self, told: &mpsc::Receiver<Checked>) -> Result<Checked, GivenUp> {
+    fn wait_for(&self, answered: &mpsc::Receiver<Checked>) -> Result<Checked, GivenUp> {
         let end = Instant::now() + self.options.case_limit;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            match told.recv_timeout(if self.options.stop.is_some() { left.min(GLANCE) } else { left }) {
+            match answered.recv_timeout(if self.options.stop.is_some() { left.min(GLANCE) } else { left }) {
                 Ok(outcome) => return Ok(outcome),
                 Err(_) if self.options.stopped() => return Err(GivenUp::Stopped),
                 Err(RecvTimeoutError::Timeout) if left > GLANCE && self.options.stop.is_some() => {}
@@ -153,9 +153,9 @@ impl Stage {
     fn free_runtime(&self) -> Result<Handle, BoxError> {
         let mut runtimes = self.runtimes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(runtime) = runtimes.last() {
-            let (tell, told) = mpsc::channel();
+            let (tell, answered) = mpsc::channel();
             runtime.spawn(async move { tell.send(()) });
-            if told.recv_timeout(LEISURE.min(self.options.case_limit)).is_ok() {
+            if answered.recv_timeout(LEISURE.min(self.options.case_limit)).is_ok() {
                 return Ok(runtime.handle().clone());
             }
         }
@@ -192,8 +192,8 @@ async fn perform(harness: Arc<dyn Harness>, case: Case, patience: Duration) -> C
     let fixture =
         fresh.map_err(|error| Failure::new("the environment: a fresh store", "a store", error.to_string()))?;
     let (subject, over) = Subject::new(harness, fixture, patience);
-    let told = AssertUnwindSafe(async { (case.story)(subject).await }).catch_unwind().await;
-    let outcome = told.unwrap_or_else(|panic| Err(panicked(&*panic)));
+    let answered = AssertUnwindSafe(async { (case.story)(subject).await }).catch_unwind().await;
+    let outcome = answered.unwrap_or_else(|panic| Err(panicked(&*panic)));
     let Ok(mut fixture) = over.await else { return outcome };
     let finished = AssertUnwindSafe(fixture.finish()).catch_unwind().await;
     let finished = finished.unwrap_or_else(|panic| Err(panic_text(&*panic).into()));

@@ -13,7 +13,7 @@ pub use kv_mvcc::{Changes, FORMAT_WITH_LEASES, MvccStore, Oldest, Retention, Sha
 use crate::engines;
 use crate::location::Location;
 
-/// Looks at an embedded store without waiting for its turn; see [`kv_local::glance`].
+/// Looks at an embedded store without waiting for the lock; see [`kv_local::glance`].
 ///
 /// # Errors
 /// Those of [`kv_local::glance`]; `Unsupported` for any other store.
@@ -22,7 +22,7 @@ pub async fn glance(location: &Location) -> Result<Glance> {
     blocking(move || kv_local::glance(&*engine, &path)).await
 }
 
-/// How many processes wait for the turn at an embedded store; 0 for any other.
+/// How many processes wait for the lock of an embedded store; 0 for any other store.
 ///
 /// # Errors
 /// Those of [`kv_local::waiting`].
@@ -55,7 +55,7 @@ pub async fn could_be_made(location: &Location) -> Result<()> {
     blocking(move || kv_local::could_be_made(&*engine, &path)).await
 }
 
-/// The newest revision of an embedded store, without its turn; see [`kv_local::newest`].
+/// The newest revision of an embedded store, without the lock; see [`kv_local::newest`].
 ///
 /// # Errors
 /// Those of [`kv_local::newest`]; `Unsupported` for any other store.
@@ -106,7 +106,7 @@ pub struct Staging {
     engine: &'static str,
 }
 
-/// The turn at a store that is about to be replaced.
+/// The lock of a store that is about to be replaced.
 #[derive(Debug)]
 pub struct Replacement(kv_local::Replacement);
 

@@ -24,7 +24,7 @@ mod open;
 mod operator;
 pub mod served;
 mod settings;
-mod turns;
+mod yielding;
 
 pub use access::{Access, Identity, Login, Pem};
 #[cfg(feature = "etcd")]
@@ -40,4 +40,4 @@ pub use open::{
     reach_in_place_to_release, reach_to_release,
 };
 pub use operator::{Chosen, Source, all_for_operator, for_operator};
-pub use turns::{TURN, Turns};
+pub use yielding::{LEAST_HOLD, YieldingStore};

@@ -26,7 +26,7 @@ pub enum Create {
 pub(crate) struct Opening {
     pub(crate) create: Create,
     pub(crate) purpose: Purpose,
-    /// How long to wait for the turn.
+    /// How long to wait for the store lock.
     pub(crate) wait: Duration,
     pub(crate) blocking: Blocking,
 }
@@ -88,13 +88,13 @@ impl OpenStore {
     }
 }
 
-/// Opens a store. An embedded one is opened by one process at a time; others wait their turn, for `wait` at the most. A
+/// Opens a store. An embedded one is opened by one process at a time; others wait for the lock, for `wait` at the most. A
 /// cluster is asked whether it is there, lets us in, and is new enough.
 ///
 /// Must be called on a tokio runtime.
 ///
 /// # Errors
-/// `Missing` if there is nothing and `create` says never; `Locked` if the turn did not come in time; `Unsupported` for
+/// `Missing` if there is nothing and `create` says never; `Locked` if the lock was not free in time; `Unsupported` for
 /// an engine that this build was made without, and for etcd settings that are none; else the engine's.
 pub async fn open(location: &Location, create: Create, wait: Duration) -> Result<OpenStore> {
     open_as(location, Opening { create, purpose: Purpose::Any, wait, blocking: Blocking::OnThreads }).await

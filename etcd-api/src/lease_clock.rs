@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use crate::backing::{Backing, Place};
 
 /// How often the clock looks whether another store has taken the place of this one.
-const LOOK: Duration = Duration::from_secs(5);
+const INTERVAL: Duration = Duration::from_secs(5);
 /// How long the clock leaves a lease alone that the store failed to revoke.
 const AGAIN: Duration = Duration::from_secs(2);
 /// How long a request waits until the leases are known.
@@ -28,7 +28,7 @@ const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 pub(crate) struct LeaseClock {
     times: Mutex<HashMap<LeaseId, Time>>,
     /// When the clock looks next. A lease that ends before must wake it.
-    looks: Mutex<Instant>,
+    next_scan: Mutex<Instant>,
     /// The clock has something to do before the time that it waits for.
     sooner: Notify,
     /// The store whose leases are here; `None` until they were read.
@@ -66,7 +66,7 @@ impl Default for LeaseClock {
     fn default() -> Self {
         Self {
             times: Mutex::default(),
-            looks: Mutex::new(Instant::now()),
+            next_scan: Mutex::new(Instant::now()),
             sooner: Notify::new(),
             loaded: watch::channel(None).0,
         }
@@ -102,8 +102,8 @@ impl LeaseClock {
         self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn looks(&self) -> MutexGuard<'_, Instant> {
-        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn next_scan(&self) -> MutexGuard<'_, Instant> {
+        self.next_scan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps the number of a lease that is about to be granted. False if a lease has it already.
@@ -120,7 +120,7 @@ impl LeaseClock {
     pub(crate) fn begin(&self, lease: Lease) {
         let time = Time::begin(lease.ttl, Granted::Since(Instant::now()));
         self.times().insert(lease.id, time);
-        if time.due() < *self.looks() {
+        if time.due() < *self.next_scan() {
             self.sooner.notify_one();
         }
     }
@@ -191,7 +191,7 @@ impl LeaseClock {
                 && let Err(error) = self.load(backing, place).await
             {
                 tracing::warn!(%error, "the leases cannot be read yet; their keys stay");
-                let _ = timeout(LOOK, self.sooner.notified()).await;
+                let _ = timeout(INTERVAL, self.sooner.notified()).await;
                 continue;
             }
             let ended = self.ended();
@@ -261,9 +261,9 @@ impl LeaseClock {
     fn next(&self) -> Duration {
         let now = Instant::now();
         // A lease that is granted from here on sees the new time, or is seen here.
-        let mut looks = self.looks();
+        let mut next_scan = self.next_scan();
         let due = self.times().values().filter(|time| time.is_there()).map(Time::due).min();
-        *looks = due.unwrap_or(now + LOOK).min(now + LOOK);
-        looks.saturating_duration_since(now)
+        *next_scan = due.unwrap_or(now + INTERVAL).min(now + INTERVAL);
+        next_scan.saturating_duration_since(now)
     }
 }

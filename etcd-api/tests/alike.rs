@@ -251,14 +251,14 @@ fn leases(side: &mut Side) -> BoxFuture<'_, Outcome> {
         side.put("l", "w", PutOptions::new().with_lease(-3)).await;
         side.put("m", "w", PutOptions::new().with_ignore_lease().with_prev_key()).await;
         for id in [7, -3, 99] {
-            let told = side.client.lease_time_to_live(id, Some(LeaseTimeToLiveOptions::new().with_keys())).await;
-            let told = told.map(|lease| {
+            let reported = side.client.lease_time_to_live(id, Some(LeaseTimeToLiveOptions::new().with_keys())).await;
+            let reported = reported.map(|lease| {
                 // etcd has them in a map, in another order each time.
                 let mut keys = lease.keys().to_vec();
                 keys.sort_unstable();
                 (lease.ttl() > 0, lease.granted_ttl(), keys)
             });
-            side.note(&format!("time to live {id}"), told);
+            side.note(&format!("time to live {id}"), reported);
         }
         for id in [7, 99] {
             let renewed = match side.client.lease_keep_alive(id).await {

@@ -1,6 +1,6 @@
 //! This machine: its boot, its name, and the addresses of the interfaces in its network namespaces.
 //!
-//! Nothing here knows a store or CNI. [`look`] is evidence for a caller that releases addresses: it either saw
+//! Nothing here knows a store or CNI. [`scan`] is evidence for a caller that releases addresses: it either saw
 //! everything, or it says that it did not.
 
 mod held;
@@ -13,4 +13,4 @@ mod sight;
 pub use held::{Held, HeldBlocks, Notes};
 pub use machine::{NODENAME_FILE, NodeNames, boot_id, hostname, node_name, running, short_boot, uptime};
 pub use netns::network_namespace;
-pub use sight::{Blind, Sight, look};
+pub use sight::{Blind, Sight, scan};

@@ -84,10 +84,10 @@ pub struct Sight {
 ///
 /// # Errors
 /// [`Blind`] if anything could not be looked at.
-pub fn look() -> Result<Sight, Blind> {
+pub fn scan() -> Result<Sight, Blind> {
     let within = can_see()?;
     // The thread goes from namespace to namespace and never comes back.
-    let looking = std::thread::Builder::new().name("namespaces".into()).spawn(move || {
+    let scanning = std::thread::Builder::new().name("namespaces".into()).spawn(move || {
         let mut search = Search::default();
         for round in 1..=MOST_ROUNDS {
             let before = search.seen.len();
@@ -98,8 +98,8 @@ pub fn look() -> Result<Sight, Blind> {
         }
         Err(Blind::new("new ones keep turning up; try again"))
     });
-    let looking = looking.map_err(|error| Blind::new(format!("no thread can be started: {error}")))?;
-    looking.join().unwrap_or_else(|_| Err(Blind::new("the thread that looks has failed")))
+    let scanning = scanning.map_err(|error| Blind::new(format!("no thread can be started: {error}")))?;
+    scanning.join().unwrap_or_else(|_| Err(Blind::new("the thread that looks has failed")))
 }
 
 /// Whether this process can see everything that there is in its process id namespace, and which one that is, unless it is

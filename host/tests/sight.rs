@@ -52,12 +52,12 @@ fn run(program: &str, arguments: &[&str]) {
     assert!(done.status.success(), "{program} {arguments:?} failed (this test needs root and iproute2): {said}");
 }
 
-fn look() -> host::Sight {
-    host::look().unwrap_or_else(|blind| panic!("{blind} (this test needs root)"))
+fn scan() -> host::Sight {
+    host::scan().unwrap_or_else(|blind| panic!("{blind} (this test needs root)"))
 }
 
 fn seen() -> BTreeSet<IpAddr> {
-    look().addresses
+    scan().addresses
 }
 
 /// Waits until an address is seen, or is not seen any more.
@@ -155,7 +155,7 @@ fn a_mount_that_is_hidden_is_seen() {
     let mut name = String::new();
     BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut name).unwrap();
     for _ in 0..5 {
-        assert!(look().namespaces.unwrap().contains(name.trim()), "{name}");
+        assert!(scan().namespaces.unwrap().contains(name.trim()), "{name}");
         sleep(Duration::from_millis(100));
     }
 }
@@ -172,7 +172,7 @@ fn a_namespace_without_addresses_is_seen_until_it_ends() {
         other()
     });
     let name = name.unwrap();
-    let is_there = || look().namespaces.unwrap().contains(&name);
+    let is_there = || scan().namespaces.unwrap().contains(&name);
     assert!(is_there());
     drop(process);
     assert!((0..PATIENCE).any(|_| !is_there()), "{name} does not go");
@@ -205,10 +205,10 @@ fn in_a_container_with_processes_of_its_own_the_look_is_for_what_is_in_it() {
 fn inside_a_container() {
     if std::env::var_os("INSIDE").is_none() {
         // The test above calls this one in a container.
-        assert_eq!(look().within, None);
+        assert_eq!(scan().within, None);
         return;
     }
-    let sight = look();
+    let sight = scan();
     let pid = std::fs::read_link("/proc/self/ns/pid").unwrap();
     let within = sight.within.unwrap();
     assert_eq!(pid.to_str().unwrap(), format!("pid:[{within}]"));

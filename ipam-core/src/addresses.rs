@@ -21,13 +21,13 @@ impl Ipam {
     /// # Errors
     /// `NotFound` if there is no such handle; those of the store; damaged documents.
     pub async fn addresses_of_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
-        transact!(looking self, deadline, |tx| {
+        transact!(reading self, deadline, |tx| {
             let key = keys::handle(handle);
             tx.prefetch(vec![key.clone(), keys::config()], Vec::new()).await?;
             let stored = tx.snapshot_get(&key).await?.ok_or_else(|| Resource::Handle.not_found(handle))?;
             let blocks: Vec<IpNet> = Handle::decode(&key, stored.as_bytes())?.blocks().map(|(cidr, _)| cidr).collect();
-            let rest = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.now(), rest);
+            let cooldown = read_config(tx).await?.cooldown_seconds();
+            let mut work = Workset::new(tx, self.now(), cooldown);
             work.read_ahead(&blocks).await?;
             let mut held = Vec::new();
             for cidr in blocks {
@@ -48,7 +48,7 @@ impl Ipam {
     pub async fn attributes_of(&self, ip: IpAddr, deadline: Deadline) -> Result<Attribute> {
         match self.holding(ip, deadline).await? {
             Holding::Held(attribute) => Ok(attribute),
-            Holding::Resting(_) => Err(Error::CoolingDown(ip)),
+            Holding::InCooldown(_) => Err(Error::CoolingDown(ip)),
             Holding::Free => Err(Error::Unassigned(ip)),
         }
     }

@@ -166,9 +166,9 @@ impl Ipam {
         }
         host.pin(tx)?;
         let owner = host.owner();
-        let rest = read_config(tx).await?.cooldown_seconds();
+        let cooldown = read_config(tx).await?.cooldown_seconds();
         let now = self.now();
-        let mut work = Workset::new(tx, now, rest);
+        let mut work = Workset::new(tx, now, cooldown);
         match work.block(cidr).await?.map(|block| (block.owner(), block.is_empty())) {
             None => {
                 let block = Block::new(cidr, Some(&owner), now, None);
@@ -236,8 +236,8 @@ impl Ipam {
             .flatten()
             .collect();
         tx.prefetch(needed, Vec::new()).await?;
-        let rest = read_config(tx).await?.cooldown_seconds();
-        let mut work = Workset::new(tx, self.now(), rest);
+        let cooldown = read_config(tx).await?.cooldown_seconds();
+        let mut work = Workset::new(tx, self.now(), cooldown);
         let verdict = match work.block(cidr).await? {
             Some(block) if block.is_owned_by(owner) && block.is_empty() => Release::Done,
             Some(block) if block.is_owned_by(owner) && which == ReleaseIf::Any => Release::Done,

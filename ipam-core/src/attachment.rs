@@ -180,12 +180,15 @@ mod tests {
 
     #[test]
     fn both_names_are_read_and_ours_first() {
-        let told = |entry: &Attribute| {
+        let reported = |entry: &Attribute| {
             [entry.node(), entry.namespace(), entry.pod()].map(|text| text.unwrap_or_default().to_owned())
         };
-        assert_eq!(told(&entry(&[(NODE, "a"), (NAMESPACE, "shop"), (POD, "web")])), ["a", "shop", "web"]);
-        assert_eq!(told(&entry(&[(OWN_NODE, "a"), (OWN_NAMESPACE, "shop"), (OWN_POD, "web")])), ["a", "shop", "web"]);
-        assert_eq!(told(&entry(&[(OWN_NODE, "a"), (NODE, "b"), (POD, "web")])), ["a", "", "web"]);
+        assert_eq!(reported(&entry(&[(NODE, "a"), (NAMESPACE, "shop"), (POD, "web")])), ["a", "shop", "web"]);
+        assert_eq!(
+            reported(&entry(&[(OWN_NODE, "a"), (OWN_NAMESPACE, "shop"), (OWN_POD, "web")])),
+            ["a", "shop", "web"]
+        );
+        assert_eq!(reported(&entry(&[(OWN_NODE, "a"), (NODE, "b"), (POD, "web")])), ["a", "", "web"]);
     }
 
     #[test]

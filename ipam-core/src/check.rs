@@ -60,10 +60,10 @@ impl Ipam {
             first.extend([keys::handle(&attachment.handle()), keys::config()]);
             tx.prefetch(first, vec![range.clone().into()]).await?;
             let own = Attachment { node: self.known_name(tx, &attachment.node).await?, ..attachment.clone() };
-            let rest = read_config(tx).await?.cooldown_seconds();
+            let cooldown = read_config(tx).await?.cooldown_seconds();
             let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&range).await?);
 
-            let mut work = Workset::new(tx, self.now(), rest);
+            let mut work = Workset::new(tx, self.now(), cooldown);
             let held = held_by(&mut work, &own, None, |claim| claim != Ownership::Foreign).await?;
             // Its own blocks count also where their pool is gone.
             let own_blocks = held.iter().map(|held| held.block);

@@ -153,8 +153,8 @@ fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
 /// Makes sure that a transaction can never go through, whatever becomes absent again.
 async fn bury(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
     let guarded = guarded_as_present(txn);
-    let look = Txn::new().with_success(guarded.iter().map(|(key, _)| Op::range(Range::Key(key.clone()))));
-    let Some(found) = send_again(store, &look, deadline).await? else { return Ok(()) };
+    let read = Txn::new().with_success(guarded.iter().map(|(key, _)| Op::range(Range::Key(key.clone()))));
+    let Some(found) = send_again(store, &read, deadline).await? else { return Ok(()) };
     let mut unchanged = None;
     for ((key, revision), result) in guarded.into_iter().zip(found.results) {
         let OpResult::Range(found) = result else { continue };

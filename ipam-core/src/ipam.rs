@@ -14,7 +14,7 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, Labels, Node, Owner};
 
 /// Runs the body of a verb as one transaction on the allocator's store, or on another one, and returns the body's
-/// result. A store that is [being filled](crate::filling) refuses all of them but those that are only `looking`: a
+/// result. A store that is [being filled](crate::filling) refuses all of them but those that are only `reading`: a
 /// person's queries.
 #[macro_export]
 macro_rules! transact {
@@ -30,7 +30,7 @@ macro_rules! transact {
         });
         done.map(|committed| committed.value)
     }};
-    (looking $ipam:expr, $deadline:expr, |$tx:ident| $body:expr) => {{
+    (reading $ipam:expr, $deadline:expr, |$tx:ident| $body:expr) => {{
         let store = std::sync::Arc::clone($ipam.store());
         let options = kv::TransactOptions::new($deadline);
         let done: $crate::Result<kv::Committed<_>> = kv::transact!(store, options, |$tx| $body);

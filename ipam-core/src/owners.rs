@@ -34,8 +34,8 @@ impl Ipam {
     ) -> Result<()> {
         transact!(self, deadline, |tx| {
             let cidr = block_around(tx, ip).await?;
-            let rest = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.now(), rest);
+            let cooldown = read_config(tx).await?.cooldown_seconds();
+            let mut work = Workset::new(tx, self.now(), cooldown);
             let Some(block) = work.block(cidr).await? else { return Err(Error::Unassigned(ip)) };
             if matches!(block.lookup(ip), AddressState::Free | AddressState::Outside) {
                 return Err(Error::Unassigned(ip));

@@ -85,12 +85,12 @@ impl Ipam {
             }
             let mut own = attachment.clone();
             own.node = self.known_name(tx, &attachment.node).await?;
-            let rest = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.now(), rest);
-            let (gone, renamed) = self.release_own(&mut work, &own, &handles, rest).await?;
+            let cooldown = read_config(tx).await?.cooldown_seconds();
+            let mut work = Workset::new(tx, self.now(), cooldown);
+            let (gone, renamed) = self.release_own(&mut work, &own, &handles, cooldown).await?;
             Ok((gone.write(work, &own.node).await?, renamed))
         })
-        .map(Renamed::told)
+        .map(Renamed::reported)
     }
 
     /// Releases what an attachment holds under these handles, as a part of what the workset will write.
@@ -99,11 +99,11 @@ impl Ipam {
         work: &mut Workset<'_>,
         own: &Attachment,
         handles: &[String],
-        rest: i64,
+        cooldown: i64,
     ) -> Result<(Gone, Renamed)> {
         let renamed = Renamed::find(work, own, handles).await?;
         let mine = |entry: &Attribute| own.claim(entry) != Ownership::Foreign || renamed.has(own, entry);
-        let gone = self.release_from_handles(work, handles, usize::MAX, rest, mine).await?;
+        let gone = self.release_from_handles(work, handles, usize::MAX, cooldown, mine).await?;
         Ok((gone, renamed))
     }
 
@@ -246,9 +246,9 @@ impl Ipam {
         most: usize,
         mine: impl Fn(&Attribute) -> bool,
     ) -> Result<(Vec<IpAddr>, usize)> {
-        let rest = read_config(tx).await?.cooldown_seconds();
-        let mut work = Workset::new(tx, self.now(), rest);
-        let mut gone = self.release_from_handles(&mut work, handles, most, rest, mine).await?;
+        let cooldown = read_config(tx).await?.cooldown_seconds();
+        let mut work = Workset::new(tx, self.now(), cooldown);
+        let mut gone = self.release_from_handles(&mut work, handles, most, cooldown, mine).await?;
         work.write().await?;
         gone.released.sort_unstable();
         Ok((gone.released, gone.left))
@@ -260,7 +260,7 @@ impl Ipam {
         work: &mut Workset<'_>,
         handles: &[String],
         most: usize,
-        rest: i64,
+        cooldown: i64,
         mine: impl Fn(&Attribute) -> bool,
     ) -> Result<Gone> {
         let now = self.now();
@@ -283,7 +283,8 @@ impl Ipam {
                 // The handle names a block that holds nothing of it: a foreign writer was interrupted. Mend the handle.
                 Found::NoBlock => {}
                 Found::Addresses => {
-                    let change = work.change(*cidr, |block| (block.release_where(now, rest, test), block.is_empty()));
+                    let change =
+                        work.change(*cidr, |block| (block.release_where(now, cooldown, test), block.is_empty()));
                     if let Some((released, is_empty)) = change.await? {
                         gone.released.extend(released.released);
                         if is_empty {

@@ -14,7 +14,7 @@ use crate::surroundings::decode_all;
 use crate::workset::Workset;
 
 /// Where those take turns that make a pool beside very many others.
-const POOLS_TURN: &str = "/margay/v1/pools";
+const POOLS_LOCK: &str = "/margay/v1/pools";
 
 impl Ipam {
     /// Makes a pool; with a gateway, one that is ready for a bridged network.
@@ -61,9 +61,9 @@ impl Ipam {
         match tx.list(&pools).await {
             Ok(listed) => Ok(decode_all(&listed)),
             Err(error) if matches!(error.kind(), ErrorKind::ReadSetTooLarge { .. }) => {
-                let turn = POOLS_TURN.into();
-                tx.get(&turn).await?;
-                tx.put(&turn, self.uid())?;
+                let lock = POOLS_LOCK.into();
+                tx.get(&lock).await?;
+                tx.put(&lock, self.uid())?;
                 Ok(decode_all(&tx.snapshot_list(&pools).await?))
             }
             Err(error) => Err(error.into()),

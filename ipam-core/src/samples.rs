@@ -55,7 +55,7 @@ impl Samples {
                 ("in-use", its.used),
                 ("borrowed", its.borrowed),
                 ("lent", its.lent),
-                ("resting", its.resting),
+                ("resting", its.in_cooldown),
                 ("free", its.free),
             ] {
                 let labels = labels().into_iter().chain([("state", state.to_owned())]).collect();
@@ -101,7 +101,7 @@ impl Samples {
         let borrowed = count(AddressUse::Borrowed);
         for (state, value) in [
             ("in-use", count(AddressUse::Used) + borrowed),
-            ("resting", count(AddressUse::Resting)),
+            ("resting", count(AddressUse::InCooldown)),
             ("reserved", pool.usage.reserved.to_f64()),
             ("free", pool.usage.available.to_f64()),
         ] {
@@ -139,8 +139,8 @@ fn labels(labels: &[(&str, String)]) -> String {
         return String::new();
     }
     let escaped = |value: &str| value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-    let told: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
-    format!("{{{}}}", told.join(","))
+    let reported: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+    format!("{{{}}}", reported.join(","))
 }
 
 /// The oldest revision that can be read. A store that does not say is asked for one after the other, by halves.

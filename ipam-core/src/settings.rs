@@ -13,7 +13,7 @@ impl Ipam {
     /// # Errors
     /// Those of the store; a damaged document.
     pub async fn config(&self, deadline: Deadline) -> Result<IpamConfig> {
-        transact!(looking self, deadline, |tx| read_config(tx).await)
+        transact!(reading self, deadline, |tx| read_config(tx).await)
     }
 
     /// Changes the settings, and returns them. `change` is given what is stored now, and may be called again if somebody

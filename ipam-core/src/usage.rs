@@ -64,7 +64,7 @@ pub enum Holding {
     /// Nobody has it.
     Free,
     /// It was released, and is in cooldown.
-    Resting(Attribute),
+    InCooldown(Attribute),
     /// Somebody has it.
     Held(Attribute),
 }
@@ -155,7 +155,7 @@ impl Ipam {
     pub async fn inventory(&self, deadline: Deadline) -> Result<Inventory> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
-        transact!(looking self, deadline, |tx| {
+        transact!(reading self, deadline, |tx| {
             tx.prefetch(Vec::new(), vec![pools.clone().into(), reservations.clone().into()]).await?;
             Ok(Inventory {
                 pools: decode_all(&tx.snapshot_list(&pools).await?),
@@ -169,17 +169,17 @@ impl Ipam {
     /// # Errors
     /// Those of the store; a damaged block.
     pub async fn holding(&self, ip: IpAddr, deadline: Deadline) -> Result<Holding> {
-        transact!(looking self, deadline, |tx| {
+        transact!(reading self, deadline, |tx| {
             let cidr = block_around(tx, ip).await?;
-            let rest = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.now(), rest);
+            let cooldown = read_config(tx).await?.cooldown_seconds();
+            let mut work = Workset::new(tx, self.now(), cooldown);
             let Some(block) = work.block(cidr).await? else { return Ok(Holding::Free) };
             Ok(match block.lookup(ip) {
                 AddressState::Assigned(entry) => Holding::Held(entry.clone()),
                 AddressState::CoolingDown(_) => block
                     .allocated()
                     .find(|(held, _)| *held == ip)
-                    .map_or(Holding::Free, |(_, entry)| Holding::Resting(entry.clone())),
+                    .map_or(Holding::Free, |(_, entry)| Holding::InCooldown(entry.clone())),
                 AddressState::Free | AddressState::Outside => Holding::Free,
             })
         })

@@ -103,7 +103,7 @@ impl<'t> Workset<'t> {
             let key = keys::block(cidr);
             let stored = self.tx.snapshot_get(&key).await?;
             let block = stored.map(|value| Block::decode(&key, value.as_bytes())).transpose()?;
-            let (block, is_misdated) = block.map(|block| self.rested(block)).unzip();
+            let (block, is_misdated) = block.map(|block| self.after_cooldown(block)).unzip();
             self.insert(cidr, block, is_misdated == Some(true));
         }
         Ok(self.blocks.get(&cidr).and_then(Option::as_ref))
@@ -125,7 +125,7 @@ impl<'t> Workset<'t> {
     /// Scans blocks, in one round trip, and returns those that are kept, in their order: those that `keep` wants, those
     /// with releases dated too far ahead, and those that were read before. Others are forgotten at once, so that a
     /// search through a pool of thousands of blocks does not hold them all. A damaged block is logged and passed over.
-    pub async fn look_through(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
+    pub async fn scan(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
         let unread: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.blocks.contains_key(cidr)).collect();
         let names: Vec<Key> = unread.iter().map(|cidr| keys::block(*cidr)).collect();
         let found = self.tx.peek(&names, Content::Full).await?;
@@ -133,7 +133,7 @@ impl<'t> Workset<'t> {
             let Some(kv) = kv else { continue };
             match Block::decode(key, kv.value.as_bytes()) {
                 Ok(block) => {
-                    let (block, is_misdated) = self.rested(block);
+                    let (block, is_misdated) = self.after_cooldown(block);
                     if is_misdated || keep(&block) {
                         self.insert(cidr, Some(block), is_misdated);
                     } else if block.is_full() {
@@ -162,7 +162,7 @@ impl<'t> Workset<'t> {
     }
 
     /// A block with the addresses freed whose cooldown is over, and whether some releases are dated too far ahead.
-    fn rested(&self, mut block: Block) -> (Block, bool) {
+    fn after_cooldown(&self, mut block: Block) -> (Block, bool) {
         let is_misdated = block.apply_cooldown(self.now, self.cooldown_seconds).moved > 0;
         (block, is_misdated)
     }

@@ -59,7 +59,7 @@ pub enum What {
         holder: Attribute,
     },
     /// Nobody has the address any more, and nobody gets it for a while.
-    Resting {
+    InCooldown {
         /// The address.
         address: IpAddr,
         /// The former holder, where known.
@@ -68,7 +68,7 @@ pub enum What {
         since: OffsetDateTime,
     },
     /// The address has rested for long enough, and anybody can get it.
-    Rested {
+    CooldownOver {
         /// The address.
         address: IpAddr,
     },
@@ -105,8 +105,8 @@ impl What {
             Self::Renewed { .. } => "renewed",
             Self::Moved { .. } => "moved",
             Self::Released { .. } => "released",
-            Self::Resting { .. } => "resting",
-            Self::Rested { .. } => "rested",
+            Self::InCooldown { .. } => "resting",
+            Self::CooldownOver { .. } => "rested",
             Self::Claimed { .. } => "claimed",
             Self::GivenUp { .. } => "given_up",
             Self::Affinity { .. } => "affinity",
@@ -142,8 +142,8 @@ impl What {
             | Self::Renewed { address, .. }
             | Self::Moved { address, .. }
             | Self::Released { address, .. }
-            | Self::Resting { address, .. }
-            | Self::Rested { address } => Some(*address),
+            | Self::InCooldown { address, .. }
+            | Self::CooldownOver { address } => Some(*address),
             Self::Claimed { .. } | Self::GivenUp { .. } | Self::Affinity { .. } | Self::Damaged => None,
         }
     }
@@ -155,7 +155,7 @@ impl What {
                 Some(holder)
             }
             Self::Moved { to, .. } => Some(to),
-            Self::Resting { holder, .. } => holder.as_ref(),
+            Self::InCooldown { holder, .. } => holder.as_ref(),
             _ => None,
         }
     }
@@ -172,7 +172,7 @@ impl What {
     pub fn recorded_at(&self) -> Option<OffsetDateTime> {
         match self {
             Self::Assigned { holder, .. } | Self::Renewed { holder, .. } => parse_go_string(holder.get(TIMESTAMP)?),
-            Self::Resting { since, .. } => Some(*since),
+            Self::InCooldown { since, .. } => Some(*since),
             Self::Claimed { at, .. } => *at,
             _ => None,
         }
@@ -181,34 +181,34 @@ impl What {
 
 /// The happenings of a revision, as far as they are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct Reported {
     /// The happenings, releases before assignments.
     pub happenings: Vec<Happening>,
     /// Blocks of which the version before is not known, so that nobody can tell what happened to them.
-    pub untold: Vec<IpNet>,
+    pub unreported: Vec<IpNet>,
 }
 
 /// The happenings of a revision. `batch` must come from a watch that brings along what was there before; keys that are
 /// neither of blocks nor of affinities are passed over.
-pub fn of_batch(batch: &Batch) -> Told {
-    let mut told = Told::default();
+pub fn of_batch(batch: &Batch) -> Reported {
+    let mut reported = Reported::default();
     for event in &batch.events {
         let Some(cidr) = keys::parse_block(&event.kv.key) else { continue };
         if is_before_unknown(event) {
-            told.untold.push(cidr);
+            reported.unreported.push(cidr);
             continue;
         }
         let before = event.prev.as_ref().map(decode::<Block>);
         let after = (event.kind == EventKind::Put).then(|| decode::<Block>(&event.kv));
         if after == Some(None) {
-            told.happenings.push(Happening { block: cidr, what: What::Damaged });
+            reported.happenings.push(Happening { block: cidr, what: What::Damaged });
         } else {
-            told.happenings.extend(of_block(cidr, before.flatten().as_ref(), after.flatten().as_ref()));
+            reported.happenings.extend(of_block(cidr, before.flatten().as_ref(), after.flatten().as_ref()));
         }
     }
-    let affinities: Vec<Happening> = batch.events.iter().filter_map(affinity_alone(&told)).collect();
-    told.happenings.extend(affinities);
-    told
+    let affinities: Vec<Happening> = batch.events.iter().filter_map(affinity_alone(&reported)).collect();
+    reported.happenings.extend(affinities);
+    reported
 }
 
 /// True if there was a version before, and the store does not have it any more.
@@ -221,7 +221,7 @@ fn decode<D: Document>(kv: &Kv) -> Option<D> {
 }
 
 /// The happenings of an affinity beyond those of its block.
-fn affinity_alone(told: &Told) -> impl Fn(&Event) -> Option<Happening> + '_ {
+fn affinity_alone(reported: &Reported) -> impl Fn(&Event) -> Option<Happening> + '_ {
     |event| {
         let (owner, block) = keys::parse_affinity(&event.kv.key)?;
         let state = |kv: &Kv| decode::<Affinity>(kv).map_or(AffinityState::Unknown, |one| one.state());
@@ -238,7 +238,7 @@ fn affinity_alone(told: &Told) -> impl Fn(&Event) -> Option<Happening> + '_ {
                     _ => false,
                 }
         };
-        let is_alone = before != after && !told.happenings.iter().any(goes_with);
+        let is_alone = before != after && !reported.happenings.iter().any(goes_with);
         is_alone.then_some(Happening { block, what: What::Affinity { owner, state: after } })
     }
 }
@@ -258,7 +258,7 @@ pub fn of_block(cidr: IpNet, before: Option<&Block>, after: Option<&Block>) -> V
 /// The state of an address.
 enum State {
     Free,
-    Resting(OffsetDateTime),
+    InCooldown(OffsetDateTime),
     Held(Attribute),
 }
 
@@ -266,7 +266,7 @@ impl State {
     fn of(block: &Block, address: IpAddr) -> Self {
         match block.lookup(address) {
             AddressState::Assigned(holder) => Self::Held(holder.clone()),
-            AddressState::CoolingDown(since) => Self::Resting(since),
+            AddressState::CoolingDown(since) => Self::InCooldown(since),
             AddressState::Free | AddressState::Outside => Self::Free,
         }
     }
@@ -283,11 +283,11 @@ fn of_address(address: IpAddr, before: State, after: State, gone: &mut Vec<What>
             };
             come.push(what);
         }
-        (State::Held(holder), State::Resting(since)) => {
-            gone.push(What::Resting { address, holder: Some(holder), since });
+        (State::Held(holder), State::InCooldown(since)) => {
+            gone.push(What::InCooldown { address, holder: Some(holder), since });
         }
-        (State::Free, State::Resting(since)) => gone.push(What::Resting { address, holder: None, since }),
-        (State::Resting(_), State::Free) => gone.push(What::Rested { address }),
+        (State::Free, State::InCooldown(since)) => gone.push(What::InCooldown { address, holder: None, since }),
+        (State::InCooldown(_), State::Free) => gone.push(What::CooldownOver { address }),
         (before, after) => {
             if let State::Held(holder) = before {
                 gone.push(What::Released { address, holder });

@@ -10,14 +10,14 @@ use super::open::{Create, Engine, Log, OpenOptions, Room, journaled, open_blocki
 use super::store_folder::{Found, StoreFolder};
 use kv_mvcc::FORMAT_WITH_LEASES;
 
-/// Waits for the turn and makes the files of the store of `engine` in the folder `path` as small as the engine can.
+/// Waits for the store lock and makes the files of the store of `engine` in the folder `path` as small as the engine can.
 ///
 /// # Errors
 /// Those of [`open_blocking`]; nothing is lost then.
 pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<Room> {
     let folder = StoreFolder::new(engine, path);
-    let _turn = folder.take_turn(&options.clone().with_create(Create::Never))?;
-    match folder.look()? {
+    let _lock = folder.take_lock(&options.clone().with_create(Create::Never))?;
+    match folder.inspect()? {
         Found::Complete(_) | Found::Unnamed => {}
         Found::Nothing | Found::Unfinished => return Err(folder.place.missing()),
     }
@@ -50,7 +50,7 @@ pub struct Upgraded {
     pub to: u32,
 }
 
-/// Waits for the turn and raises the store of `engine` in the folder `path` to the newest format. Every older format
+/// Waits for the store lock and raises the store of `engine` in the folder `path` to the newest format. Every older format
 /// that is still read has its step here: from 1 to 2 no row is written anew. A store that was raised is refused by programs that do not
 /// know the format.
 ///
@@ -71,7 +71,7 @@ pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions)
 /// # Errors
 /// Those of [`open_blocking`].
 pub fn create_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<bool> {
-    match StoreFolder::new(engine, path).look()? {
+    match StoreFolder::new(engine, path).inspect()? {
         Found::Complete(_) | Found::Unnamed => Ok(false),
         Found::Nothing | Found::Unfinished => {
             let store = open_blocking(engine, path, &options.clone().with_create(Create::IfMissing))?;

@@ -104,7 +104,7 @@ impl Place {
         self.error(ErrorKind::Unsupported, detail)
     }
 
-    /// The turn did not come in time.
+    /// The lock was not free in time.
     pub(crate) fn late(&self, queue: &Path, wait: Duration) -> Error {
         let who = match holder::find(queue) {
             Some(process) => format!("process {process} has it"),

@@ -73,7 +73,7 @@ pub fn glance(engine: &dyn Engine, path: &Path) -> Result<Glance> {
     })
 }
 
-/// How many processes wait for the turn at the store of `engine` in the folder `path`. For a lock holder with long
+/// How many processes wait for the lock of the store of `engine` in the folder `path`. For a lock holder with long
 /// work: it releases the lock while another process waits. Costs some microseconds.
 ///
 /// # Errors
@@ -99,13 +99,13 @@ impl Queued {
         Ok(Self { queue: folder.io(QUEUE, File::open(folder.path(QUEUE)))? })
     }
 
-    /// How many processes have the turn or wait for it. An error of the system counts as none.
+    /// How many processes have the lock or wait for it. An error of the system counts as none.
     pub fn count(&self) -> usize {
         queue::tickets(&self.queue).map_or(0, |tickets| tickets.len())
     }
 }
 
-/// The newest revision of the store of `engine` in the folder `path`, without its turn: for a process that looks again and
+/// The newest revision of the store of `engine` in the folder `path`, without the lock: for a process that looks again and
 /// again whether there is anything new. `None` if the store does not tell from outside; then only opening it does.
 ///
 /// # Errors

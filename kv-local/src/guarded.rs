@@ -1,4 +1,4 @@
-//! A table that holds the turn at its store, and whose engine may panic.
+//! A table that holds the lock of its store, and whose engine may panic.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use kv::{Error, ErrorKind, Operation, Result};
 use super::ballast::Ballast;
 use super::errors::Place;
 use super::head::Head;
-use super::queue::Turn;
+use super::queue::StoreLock;
 use kv_mvcc::{ENGINE_GAVE_UP, Table, View, Visit, Write};
 
 /// A table of an engine on disk.
 ///
 /// Engines panic on some damaged files; here that becomes `Corrupt`. Each commit leaves its revision in `head`. On drop the engine
-/// closes first, then the turn ends.
+/// closes first, then the lock is released.
 #[derive(Debug)]
 pub(crate) struct Guarded {
     table: Option<Box<dyn Table>>,
@@ -21,12 +21,18 @@ pub(crate) struct Guarded {
     head: Arc<Head>,
     ballast: Arc<Ballast>,
     // Below `table`, since fields are dropped in this order.
-    _turn: Turn,
+    _lock: StoreLock,
 }
 
 impl Guarded {
-    pub(crate) fn new(table: Box<dyn Table>, place: Place, head: Arc<Head>, ballast: Arc<Ballast>, turn: Turn) -> Self {
-        Self { table: Some(table), place, head, ballast, _turn: turn }
+    pub(crate) fn new(
+        table: Box<dyn Table>,
+        place: Place,
+        head: Arc<Head>,
+        ballast: Arc<Ballast>,
+        lock: StoreLock,
+    ) -> Self {
+        Self { table: Some(table), place, head, ballast, _lock: lock }
     }
 
     fn table(&self, operation: Operation) -> Result<&dyn Table> {
@@ -65,7 +71,7 @@ impl Drop for Guarded {
         let table = self.table.take();
         // There is nobody to tell, and nothing is lost: what was committed is durable.
         if kv_mvcc::caught(|| drop(table)).is_some() {
-            self.head.leave();
+            self.head.close_cleanly();
         }
         self.ballast.take_back();
     }

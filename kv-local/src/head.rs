@@ -24,7 +24,7 @@ use super::folder;
 use kv_mvcc::Write;
 use kv_mvcc::journal::Noted;
 
-/// A number and its CRC-32, both big endian. The file has four: the revision, what [`look`] gave when it was left, and
+/// A number and its CRC-32, both big endian. The file has four: the revision, what [`fingerprint`] gave when it was left, and
 /// the numbers of a record and a checkpoint.
 const BYTES: usize = 12;
 const LEFT_AT: u64 = 12;
@@ -52,7 +52,7 @@ impl Head {
     /// True if nobody has touched the store's files since it was closed last. Ask before the engine opens them.
     pub(crate) fn is_as_left(&self) -> bool {
         let left = read(&self.file, LEFT_AT).unwrap_or_default();
-        left != 0 && look(&self.files).is_ok_and(|now| now == left)
+        left != 0 && fingerprint(&self.files).is_ok_and(|now| now == left)
     }
 
     /// Says that the store was opened and found in order. Until then nothing is noted when it is left.
@@ -66,11 +66,11 @@ impl Head {
     }
 
     /// Notes how the store's files look. To be called when the engine has closed them.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn close_cleanly(&self) {
         if !self.in_order.load(Ordering::Acquire) {
             return;
         }
-        if let Ok(now) = look(&self.files) {
+        if let Ok(now) = fingerprint(&self.files) {
             // Without it the next opening takes longer.
             let _ = self.file.write_all_at(&encode(now), LEFT_AT);
         }
@@ -104,7 +104,7 @@ impl Head {
 }
 
 /// One number that is another one as soon as a file has been written, replaced or renamed.
-fn look(files: &[PathBuf]) -> io::Result<u64> {
+fn fingerprint(files: &[PathBuf]) -> io::Result<u64> {
     let mut hasher = DefaultHasher::new();
     for file in files {
         match fs::metadata(file) {
@@ -156,10 +156,10 @@ mod tests {
         Head::open(path, vec![path.with_extension("db")]).unwrap()
     }
 
-    fn leave(path: &Path) {
+    fn close_cleanly(path: &Path) {
         let head = open(path);
         head.set_in_order();
-        head.leave();
+        head.close_cleanly();
     }
 
     #[test]
@@ -169,9 +169,9 @@ mod tests {
         assert!(!open(&path).is_as_left(), "there is no file");
         fs::write(&db, "one").unwrap();
         assert!(!open(&path).is_as_left(), "nobody has left it yet");
-        open(&path).leave();
+        open(&path).close_cleanly();
         assert!(!open(&path).is_as_left(), "whoever left it did not find it in order");
-        leave(&path);
+        close_cleanly(&path);
         assert!(open(&path).is_as_left());
         // Changing a file's time is enough, whatever it is changed to; the content is the same.
         let time = fs::metadata(&db).unwrap().modified().unwrap();
@@ -179,7 +179,7 @@ mod tests {
         std::thread::sleep(std::time::Duration::from_millis(20));
         File::options().write(true).open(&db).unwrap().set_modified(time).unwrap();
         assert!(!open(&path).is_as_left());
-        leave(&path);
+        close_cleanly(&path);
         fs::copy(&db, folder.path().join("copy")).unwrap();
         fs::rename(folder.path().join("copy"), &db).unwrap();
         assert!(!open(&path).is_as_left(), "another file");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// How long to look: a host may run thousands of processes, and the caller has waited enough.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// The process that has the turn in the queue `path`, as `12345 (margay-ipam)`, if it can be found.
+/// The process that has the lock in the queue `path`, as `12345 (margay-ipam)`, if it can be found.
 ///
 /// The kernel's lock list does not name the owner of such a lock, but each open file's page under /proc shows the
 /// locks that it holds. The holder is the one with the lowest write lock. Other users' processes are only seen by root.

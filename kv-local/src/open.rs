@@ -43,14 +43,14 @@ pub trait Engine: Send + Sync {
 
     /// Opens the table at `entry`, an absolute path, and makes it if it is not there; `store` names it in errors.
     ///
-    /// The caller has the turn at the store, catches panics, and refuses commits after a failed one. With a journal, what
+    /// The caller has the lock of the store, catches panics, and refuses commits after a failed one. With a journal, what
     /// the table shows need not be durable until a commit is: the caller makes one before it shows anything that may be lost.
     ///
     /// # Errors
     /// `Corrupt`, `Io`, `NoSpace`, `Locked`, `UnknownFormat`.
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>>;
 
-    /// Makes its files at `entry` as small as it can; they are not open, and the caller has the turn.
+    /// Makes its files at `entry` as small as it can; they are not open, and the caller has the lock.
     ///
     /// An engine that can must see to it that it can be killed meanwhile. By itself, an engine cannot.
     ///
@@ -95,7 +95,7 @@ pub enum Create {
 pub struct OpenOptions {
     /// Whether a store that is not there is made.
     pub create: Create,
-    /// How long to wait for the turn while other processes have the store.
+    /// How long to wait for the store lock while other processes have the store.
     pub wait: Duration,
     /// How much history is kept.
     pub retention: Retention,
@@ -131,7 +131,7 @@ impl OpenOptions {
         self
     }
 
-    /// With this limit on the wait for the turn.
+    /// With this limit on the wait for the store lock.
     #[must_use]
     pub fn with_wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
@@ -203,18 +203,18 @@ pub async fn open(engine: impl Engine + 'static, path: &Path, options: &OpenOpti
         .unwrap_or_else(|error| Err(Error::new(ErrorKind::Io, Operation::Open, name).with_source(error)))
 }
 
-/// Waits for the turn and opens the store of `engine` in the folder `path`, or makes it. The turn ends when the store
+/// Waits for the store lock and opens the store of `engine` in the folder `path`, or makes it. The lock is released when the store
 /// is closed or its last handle dropped.
 ///
 /// # Errors
-/// `Missing` if there is none and the options do not make one; `Locked` if the turn did not come in time; `Corrupt` if the store
+/// `Missing` if there is none and the options do not make one; `Locked` if the lock was not free in time; `Corrupt` if the store
 /// is damaged, which is left as it is; `RevisionRegressed` if its newest revisions are gone; `Unsupported` if the folder holds something else; `UnknownFormat` for a later
 /// version's store; `Io` and `NoSpace`. Each says what to do.
 pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     let folder = StoreFolder::new(engine, path);
     loop {
         match open_once(engine, &folder, options) {
-            // An engine that writes when it is opened: a release makes room for that, too. It needs no turn for it, since only
+            // An engine that writes when it is opened: a release makes room for that, too. It needs no lock for it, since only
             // the length of a file changes that holds nothing.
             Err(error)
                 if *error.kind() == ErrorKind::NoSpace
@@ -226,8 +226,8 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
 }
 
 fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -> Result<MvccStore> {
-    let turn = folder.take_turn(options)?;
-    let expects = match (folder.look()?, options.create) {
+    let lock = folder.take_lock(options)?;
+    let expects = match (folder.inspect()?, options.create) {
         (Found::Complete(id), _) => Expects::This(id),
         (Found::Unnamed, _) => Expects::Any,
         (Found::Nothing | Found::Unfinished, Create::Never) => return Err(folder.place.missing()),
@@ -247,7 +247,7 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
         Log::Journal => Box::new(journaled(folder, Arc::clone(&head), table)?),
         Log::Own => table,
     };
-    let table = Guarded::new(table, folder.place.clone(), Arc::clone(&head), ballast, turn);
+    let table = Guarded::new(table, folder.place.clone(), Arc::clone(&head), ballast, lock);
     let restricted = folder::restrict_all(&entry);
     match expects {
         Expects::New => folder.io(engine.entry(), restricted)?,
@@ -296,7 +296,7 @@ pub(crate) fn journaled(folder: &StoreFolder, head: Arc<Head>, table: Box<dyn Ta
     caught(&folder.place, Operation::Open, || Journaled::open(table, journal, &folder.place.store))
 }
 
-/// Opens the engine, of which we have the turn. If it is locked all the same, the kernel is still ending the
+/// Opens the engine, of which we have the lock. If it is locked all the same, the kernel is still ending the
 /// former lock holder, and closes the files of a process one after the other: it will not take long.
 fn open_engine(engine: &dyn Engine, entry: &Path, folder: &StoreFolder, wait: Duration) -> Result<Box<dyn Table>> {
     let (begun, patience) = (Instant::now(), wait.min(GIVEN_UP_WITHIN));

@@ -6,7 +6,7 @@
 //! process's byte, so neither a dead holder nor a dead waiter stops the others, and a dead waiter lets nobody pass the
 //! holder.
 //!
-//! Why two callers never have the turn at once, although drawing a ticket is not one step: suppose tickets `a < b` both
+//! Why two callers never have the lock at once, although drawing a ticket is not one step: suppose tickets `a < b` both
 //! have it. `b` found all bytes before it free, so `a` was locked only after that, when `b` was locked already. But
 //! after locking its byte `a` looks for locked bytes above it, finds `b`, and draws again.
 //!
@@ -26,53 +26,53 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
-/// The turn at a store. It ends when it is dropped, or when the process does.
+/// The lock of a store. It is released when this is dropped, or when the process ends.
 ///
-/// A child that was forked without exec shares the open file; it does not keep the turn when this is dropped, but it
+/// A child that was forked without exec shares the open file; it does not keep the lock when this is dropped, but it
 /// does if the parent is killed.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct StoreLock {
     file: File,
 }
 
-/// Why there is no turn.
+/// Why there is no lock.
 #[derive(Debug)]
-pub(crate) enum TurnError {
-    /// The turn did not come in time.
+pub(crate) enum LockError {
+    /// The lock was not free in time.
     Late,
     /// The operating system's error.
     Io(io::Error),
 }
 
-impl From<io::Error> for TurnError {
+impl From<io::Error> for LockError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
 }
 
-impl Turn {
-    /// Waits for the turn in the queue `path`, at most `wait`; `open` opens that file for reading and writing.
+impl StoreLock {
+    /// Waits for the store lock in the queue `path`, at most `wait`; `open` opens that file for reading and writing.
     pub(crate) fn take(
         path: &Path,
         wait: Duration,
         open: impl Fn(&Path) -> io::Result<File>,
-    ) -> Result<Self, TurnError> {
+    ) -> Result<Self, LockError> {
         let deadline = Instant::now().checked_add(wait);
         loop {
-            let turn = Self { file: open(path)? };
-            let ticket = draw(&turn.file)?;
-            if !try_lock(&turn.file, Lock::Read, Bytes::before(ticket))? {
-                wait_for(&turn.file, ticket, deadline)?;
+            let lock = Self { file: open(path)? };
+            let ticket = draw(&lock.file)?;
+            if !try_lock(&lock.file, Lock::Read, Bytes::before(ticket))? {
+                wait_for(&lock.file, ticket, deadline)?;
             }
             // Somebody may have moved the folder away while we waited, and then this is another store's queue.
-            if is_same_file(&turn.file, path)? {
-                return Ok(turn);
+            if is_same_file(&lock.file, path)? {
+                return Ok(lock);
             }
         }
     }
 }
 
-impl Drop for Turn {
+impl Drop for StoreLock {
     fn drop(&mut self) {
         // Closing would do it too, but not as long as a forked child shares the open file.
         let _ = set(&self.file, Lock::None, Bytes::ALL);
@@ -115,11 +115,11 @@ fn first_free(file: &File, mut from: i64) -> io::Result<i64> {
 /// Waits until all bytes before `ticket` are free.
 ///
 /// The kernel's wait has no time limit, so it is done by a thread of its own, which shares the open file and with it
-/// the locks. If we give up first, dropping the turn frees our ticket at once; the thread, when it gets through, holds
+/// the locks. If we give up first, dropping the lock frees our ticket at once; the thread, when it gets through, holds
 /// nothing but read locks on bytes that others have left, and closes the file.
-fn wait_for(file: &File, ticket: i64, deadline: Option<Instant>) -> Result<(), TurnError> {
+fn wait_for(file: &File, ticket: i64, deadline: Option<Instant>) -> Result<(), LockError> {
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-        return Err(TurnError::Late);
+        return Err(LockError::Late);
     }
     let given_up = Arc::new(AtomicBool::new(false));
     let (sender, receiver) = mpsc::sync_channel(1);
@@ -132,22 +132,22 @@ fn wait_for(file: &File, ticket: i64, deadline: Option<Instant>) -> Result<(), T
     result
 }
 
-fn receive(receiver: &Receiver<io::Result<()>>, deadline: Option<Instant>) -> Result<(), TurnError> {
+fn receive(receiver: &Receiver<io::Result<()>>, deadline: Option<Instant>) -> Result<(), LockError> {
     let received = match deadline {
         None => receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
         Some(deadline) => receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())),
     };
     match received {
-        Ok(result) => result.map_err(TurnError::Io),
-        Err(RecvTimeoutError::Timeout) => Err(TurnError::Late),
-        Err(RecvTimeoutError::Disconnected) => Err(TurnError::Io(io::Error::other("the waiting thread ended"))),
+        Ok(result) => result.map_err(LockError::Io),
+        Err(RecvTimeoutError::Timeout) => Err(LockError::Late),
+        Err(RecvTimeoutError::Disconnected) => Err(LockError::Io(io::Error::other("the waiting thread ended"))),
     }
 }
 
 /// Waits first for the ticket just before ours, then for all before ours.
 ///
 /// All would be enough. But then every waiter would wait for the holder's byte, and the kernel would wake them all at
-/// each turn's end.
+/// the end of each hold.
 fn block(file: &File, ticket: i64, given_up: &AtomicBool) -> io::Result<()> {
     for bytes in [Bytes::one(ticket - 1), Bytes::before(ticket)] {
         if given_up.load(Ordering::Relaxed) {
@@ -227,7 +227,7 @@ fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
     }
 }
 
-/// The tickets that are drawn, ascending, `file`'s own left out. The first has the turn, the others wait. A process
+/// The tickets that are drawn, ascending, `file`'s own left out. The first has the lock, the others wait. A process
 /// that is just drawing its ticket may be counted, or not.
 pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
     let mut tickets = Vec::new();

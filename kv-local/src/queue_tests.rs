@@ -25,12 +25,12 @@ fn queue() -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-fn take(path: &Path, wait: Duration) -> Result<Turn, TurnError> {
-    Turn::take(path, wait, folder::open_or_create)
+fn take(path: &Path, wait: Duration) -> Result<StoreLock, LockError> {
+    StoreLock::take(path, wait, folder::open_or_create)
 }
 
-fn is_late(result: Result<Turn, TurnError>) -> bool {
-    matches!(result, Err(TurnError::Late))
+fn is_late(result: Result<StoreLock, LockError>) -> bool {
+    matches!(result, Err(LockError::Late))
 }
 
 /// Waits until so many have drawn a ticket.
@@ -46,21 +46,21 @@ fn wait_for_tickets(path: &Path, count: i64) {
 #[test]
 fn who_looks_sees_all_tickets_and_is_in_nobodys_way() {
     let (_folder, path) = queue();
-    let look = || tickets(&folder::open(&path).unwrap()).unwrap();
-    let turn = take(&path, LONG).unwrap();
-    assert_eq!(look(), [0]);
+    let drawn = || tickets(&folder::open(&path).unwrap()).unwrap();
+    let lock = take(&path, LONG).unwrap();
+    assert_eq!(drawn(), [0]);
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..5).map(|_| scope.spawn(|| take(&path, LONG).map(drop))).collect();
         wait_for_tickets(&path, 6);
         // A process that has drawn a ticket too late returns it and draws again.
-        while look().len() != 6 {}
-        assert_eq!(look()[0], 0, "the first one has the turn");
-        drop(turn);
+        while drawn().len() != 6 {}
+        assert_eq!(drawn()[0], 0, "the first one has the lock");
+        drop(lock);
         for waiting in waiting {
             waiting.join().unwrap().unwrap();
         }
     });
-    assert!(look().is_empty());
+    assert!(drawn().is_empty());
     take(&path, SHORT).unwrap();
 }
 
@@ -109,12 +109,12 @@ impl Drop for Process {
 fn one_caller_alone_has_the_turn_at_once() {
     match env::var("QUEUE_ROLE").as_deref() {
         Ok("hold") => {
-            let _turn = take(&role_path(), LONG).unwrap();
+            let _lock = take(&role_path(), LONG).unwrap();
             println!("queue: have");
             thread::sleep(LONG);
         }
         Ok("hold with a child") => {
-            let _turn = take(&role_path(), LONG).unwrap();
+            let _lock = take(&role_path(), LONG).unwrap();
             let mut child = Command::new("sleep").arg("60").spawn().unwrap();
             println!("queue: {}", child.id());
             child.wait().unwrap();
@@ -126,7 +126,7 @@ fn one_caller_alone_has_the_turn_at_once() {
             compete(&role_path(), &|| {
                 // The name of a file that can be there only once.
                 let mark = role_path().with_extension("mark");
-                File::create_new(&mark).expect("nobody else has the turn");
+                File::create_new(&mark).expect("nobody else has the lock");
                 writeln!(&order, "{}", std::process::id()).unwrap();
                 fs::remove_file(&mark).unwrap();
             });
@@ -146,18 +146,18 @@ fn role_path() -> PathBuf {
 }
 
 /// Takes turns from the moment a file `go` is there until a file `stop` is.
-fn compete(path: &Path, in_turn: &dyn Fn()) {
+fn compete(path: &Path, while_locked: &dyn Fn()) {
     let flag = |name: &str| path.with_file_name(name).exists();
     while !flag("go") {
         thread::sleep(Duration::from_millis(1));
     }
     while !flag("stop") {
-        let _turn = take(path, LONG).unwrap();
-        in_turn();
+        let _lock = take(path, LONG).unwrap();
+        while_locked();
     }
 }
 
-/// While all callers compete, they have equally many turns. `order` has the caller of each turn.
+/// While all callers compete, they have the lock equally often. `order` has the caller of each hold.
 ///
 /// At the start and at the end of a run some callers are not there, so only the turns between the last caller's first
 /// and the first caller's last are counted.
@@ -166,16 +166,16 @@ fn assert_fair(order: &[u32], callers: usize) {
     for (at, caller) in order.iter().enumerate() {
         spans.entry(caller).or_insert((at, at)).1 = at;
     }
-    assert_eq!(spans.len(), callers, "a caller had no turn");
+    assert_eq!(spans.len(), callers, "a caller never had the lock");
     let (begin, end) = spans.values().fold((0, order.len()), |(begin, end), span| (begin.max(span.0), end.min(span.1)));
-    let mut turns: BTreeMap<_, usize> = spans.keys().map(|&caller| (caller, 0)).collect();
+    let mut counts: BTreeMap<_, usize> = spans.keys().map(|&caller| (caller, 0)).collect();
     for caller in order.get(begin..=end).expect("all callers compete for a while") {
-        *turns.get_mut(caller).unwrap() += 1;
+        *counts.get_mut(caller).unwrap() += 1;
     }
-    let (least, most) = (turns.values().min().unwrap(), turns.values().max().unwrap());
-    let mean = turns.values().sum::<usize>() / callers;
-    assert!(mean >= 10, "too few turns to tell: {turns:?}");
-    assert!(most - least <= 3 + mean / 10, "{turns:?}");
+    let (least, most) = (counts.values().min().unwrap(), counts.values().max().unwrap());
+    let mean = counts.values().sum::<usize>() / callers;
+    assert!(mean >= 10, "too few turns to tell: {counts:?}");
+    assert!(most - least <= 3 + mean / 10, "{counts:?}");
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn threads_take_turns_one_at_a_time_and_in_fair_shares() {
     let (folder, path) = queue();
     let inside = AtomicUsize::new(0);
     let order = Mutex::new(Vec::new());
-    let in_turn = |caller| {
+    let while_locked = |caller| {
         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
         order.lock().unwrap().push(caller);
         thread::sleep(Duration::from_micros(200));
@@ -191,8 +191,8 @@ fn threads_take_turns_one_at_a_time_and_in_fair_shares() {
     };
     thread::scope(|scope| {
         for caller in 0..32 {
-            let (path, in_turn) = (&path, &in_turn);
-            scope.spawn(move || compete(path, &|| in_turn(caller)));
+            let (path, while_locked) = (&path, &while_locked);
+            scope.spawn(move || compete(path, &|| while_locked(caller)));
         }
         fs::write(folder.path().join("go"), "").unwrap();
         thread::sleep(Duration::from_millis(1500));
@@ -222,20 +222,20 @@ fn processes_take_turns_one_at_a_time_and_in_fair_shares() {
 #[test]
 fn whoever_comes_first_is_served_first() {
     let (_folder, path) = queue();
-    let turn = take(&path, LONG).unwrap();
+    let lock = take(&path, LONG).unwrap();
     let served = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for n in 1..=10 {
             scope.spawn({
                 let (path, served) = (&path, &served);
                 move || {
-                    let _turn = take(path, LONG).unwrap();
+                    let _lock = take(path, LONG).unwrap();
                     served.lock().unwrap().push(n);
                 }
             });
             wait_for_tickets(&path, n + 1);
         }
-        drop(turn);
+        drop(lock);
     });
     assert_eq!(*served.lock().unwrap(), (1..=10).collect::<Vec<_>>());
 }
@@ -270,7 +270,7 @@ fn a_killed_holder_is_replaced_at_once() {
 #[test]
 fn a_killed_waiter_lets_nobody_pass_the_holder() {
     let (_folder, path) = queue();
-    let turn = take(&path, LONG).unwrap();
+    let lock = take(&path, LONG).unwrap();
     let mut waiter = Process::start("hold", &path);
     wait_for_tickets(&path, 2);
     thread::scope(|scope| {
@@ -279,35 +279,35 @@ fn a_killed_waiter_lets_nobody_pass_the_holder() {
         waiter.kill();
         assert!(behind.join().unwrap(), "the holder was passed");
     });
-    drop(turn);
+    drop(lock);
     take(&path, Duration::ZERO).unwrap();
 }
 
 #[test]
 fn giving_up_frees_the_place() {
     let (_folder, path) = queue();
-    let turn = take(&path, LONG).unwrap();
+    let lock = take(&path, LONG).unwrap();
     let started = Instant::now();
     assert!(is_late(take(&path, SHORT)));
     assert!(started.elapsed() >= SHORT);
     assert!(is_late(take(&path, Duration::ZERO)));
     let file = folder::open(&path).unwrap();
     assert_eq!(first_free(&file, 0).unwrap(), 1, "only the holder's ticket is left");
-    drop(turn);
+    drop(lock);
     take(&path, Duration::ZERO).unwrap();
 }
 
 #[test]
 fn those_behind_one_who_gave_up_are_served() {
     let (_folder, path) = queue();
-    let turn = take(&path, LONG).unwrap();
+    let lock = take(&path, LONG).unwrap();
     thread::scope(|scope| {
         let impatient = scope.spawn(|| is_late(take(&path, SHORT * 3)));
         wait_for_tickets(&path, 2);
         let patient = scope.spawn(|| take(&path, LONG).is_ok());
         wait_for_tickets(&path, 3);
         assert!(impatient.join().unwrap());
-        drop(turn);
+        drop(lock);
         assert!(patient.join().unwrap());
     });
 }
@@ -315,14 +315,14 @@ fn those_behind_one_who_gave_up_are_served() {
 #[test]
 fn two_names_of_one_file_are_one_queue() {
     let (folder, path) = queue();
-    let turn = take(&path, LONG).unwrap();
+    let lock = take(&path, LONG).unwrap();
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();
     let detour = folder.path().join(".").join("queue");
     for other in [&link, &detour] {
         assert!(is_late(take(other, Duration::ZERO)));
     }
-    drop(turn);
+    drop(lock);
     drop(take(&link, Duration::ZERO).unwrap());
     drop(take(&detour, Duration::ZERO).unwrap());
 }
@@ -333,10 +333,10 @@ fn a_program_started_by_the_holder_does_not_keep_the_turn() {
     let mut holder = Process::start("hold with a child", &path);
     let child = holder.said();
     holder.kill();
-    let turn = take(&path, Duration::from_secs(1));
+    let lock = take(&path, Duration::from_secs(1));
     assert!(fs::exists(format!("/proc/{child}")).unwrap(), "the child lives on");
     Command::new("kill").arg(&child).status().unwrap();
-    turn.unwrap();
+    lock.unwrap();
 }
 
 #[test]
@@ -345,16 +345,16 @@ fn the_queue_of_a_folder_that_was_moved_away_does_not_count() {
     let store = folder.path().join("store");
     let path = store.join("queue");
     fs::create_dir(&store).unwrap();
-    let turn = take(&path, LONG).unwrap();
+    let lock = take(&path, LONG).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
-            let turn = take(&path, LONG).unwrap();
-            assert!(is_same_file(&turn.file, &path).unwrap());
+            let lock = take(&path, LONG).unwrap();
+            assert!(is_same_file(&lock.file, &path).unwrap());
         });
         wait_for_tickets(&path, 2);
         fs::rename(&store, folder.path().join("old")).unwrap();
         fs::create_dir(&store).unwrap();
-        drop(turn);
+        drop(lock);
         waiting.join().unwrap();
     });
 }
@@ -364,17 +364,17 @@ fn another_programs_lock_is_an_error() {
     let (_folder, path) = queue();
     let file = folder::open_or_create(&path).unwrap();
     set(&file, Lock::Write, Bytes::ALL).unwrap();
-    assert!(matches!(take(&path, SHORT), Err(TurnError::Io(_))));
+    assert!(matches!(take(&path, SHORT), Err(LockError::Io(_))));
 }
 
 #[test]
 fn the_holder_can_be_named() {
     let (_folder, path) = queue();
-    let turn = take(&path, LONG).unwrap();
+    let lock = take(&path, LONG).unwrap();
     let mut waiter = Process::start("hold", &path);
     wait_for_tickets(&path, 2);
     assert!(holder::find(&path).unwrap().starts_with(&format!("{} (", std::process::id())));
-    drop(turn);
+    drop(lock);
     assert_eq!(waiter.said(), "have");
     assert!(holder::find(&path).unwrap().starts_with(&format!("{} (", waiter.0.id())));
     waiter.kill();

@@ -15,7 +15,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use super::errors::Place;
 use super::folder;
 use super::open::{Create, Engine, OpenOptions};
-use super::queue::Turn;
+use super::queue::StoreLock;
 use super::store_folder::StoreFolder;
 
 /// The place in which a store is built. Dropping it clears away what is there.
@@ -65,11 +65,11 @@ impl Staging {
         &self.store
     }
 
-    /// Takes the turn at what is in the store's place, until the replacement or the end of what is returned; nothing
+    /// Takes the lock of what is in the store's place, until the replacement or the end of what is returned; nothing
     /// if there is no folder, or an empty one.
     ///
     /// # Errors
-    /// `Locked` if the turn did not come in time; `Unsupported` if the folder holds what is no store; `Io`.
+    /// `Locked` if the lock was not free in time; `Unsupported` if the folder holds what is no store; `Io`.
     pub fn hold(&self, engine: &dyn Engine, wait: Duration) -> Result<Option<Replacement>> {
         let path = &self.place.folder;
         match fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
@@ -81,8 +81,8 @@ impl Staging {
         let folder = StoreFolder::new(engine, path);
         // A damaged store may have lost its queue.
         let options = OpenOptions::default().with_create(Create::IfMissing).with_wait(wait);
-        let turn = folder.take_turn(&options)?;
-        Ok(Some(Replacement { folder, _turn: turn }))
+        let lock = folder.take_lock(&options)?;
+        Ok(Some(Replacement { folder, _lock: lock }))
     }
 
     /// Gives the store that was built its place, for good. `old` is what is there; it is moved aside, and where to is
@@ -137,11 +137,11 @@ impl Drop for Staging {
     }
 }
 
-/// A store that is about to be replaced, and the turn at it.
+/// A store that is about to be replaced, and its lock.
 #[derive(Debug)]
 pub struct Replacement {
     folder: StoreFolder,
-    _turn: Turn,
+    _lock: StoreLock,
 }
 
 impl Replacement {

@@ -16,7 +16,7 @@ use super::head::Head;
 use super::identity::{FORMAT, Identity, OLDEST_FORMAT};
 use super::journal_file::JournalFile;
 use super::open::{Create, Engine, OpenOptions};
-use super::queue::{Turn, TurnError};
+use super::queue::{LockError, StoreLock};
 use kv_mvcc::journal::{JOURNAL_BYTES, Noted};
 
 pub(crate) const QUEUE: &str = "queue";
@@ -66,8 +66,8 @@ impl StoreFolder {
         self.io(name, fs::exists(self.path(name)))
     }
 
-    /// Waits for the turn; the folder and the queue are made first if they may be.
-    pub(crate) fn take_turn(&self, options: &OpenOptions) -> Result<Turn> {
+    /// Waits for the store lock; the folder and the queue are made first if they may be.
+    pub(crate) fn take_lock(&self, options: &OpenOptions) -> Result<StoreLock> {
         self.check_file_system(options.create)?;
         let queue = self.path(QUEUE);
         let opener = match options.create {
@@ -81,10 +81,10 @@ impl StoreFolder {
                 folder::open_or_create
             }
         };
-        Turn::take(&queue, options.wait, opener).map_err(|error| match error {
-            TurnError::Late => self.place.late(&queue, options.wait),
-            TurnError::Io(error) if error.kind() == io::ErrorKind::NotFound => self.place.missing(),
-            TurnError::Io(error) => self.place.io(&queue, error),
+        StoreLock::take(&queue, options.wait, opener).map_err(|error| match error {
+            LockError::Late => self.place.late(&queue, options.wait),
+            LockError::Io(error) if error.kind() == io::ErrorKind::NotFound => self.place.missing(),
+            LockError::Io(error) => self.place.io(&queue, error),
         })
     }
 
@@ -142,19 +142,19 @@ impl StoreFolder {
     }
 
     /// The contents of the folder; the caller holds the lock.
-    pub(crate) fn look(&self) -> Result<Found> {
+    pub(crate) fn inspect(&self) -> Result<Found> {
         let text = match fs::read(self.path(IDENTITY)) {
             Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(self.place.io(&self.path(IDENTITY), error)),
         };
         match text {
-            Some(text) => self.look_at_complete(&text),
-            None => self.look_at_incomplete(),
+            Some(text) => self.judge_complete(&text),
+            None => self.judge_incomplete(),
         }
     }
 
-    fn look_at_complete(&self, text: &str) -> Result<Found> {
+    fn judge_complete(&self, text: &str) -> Result<Found> {
         let identity = Identity::parse(text).ok_or_else(|| self.place.damaged("its file store.id cannot be read"))?;
         if identity.engine != self.engine {
             return Err(self.place.other_engine(&identity.engine));
@@ -178,7 +178,7 @@ impl StoreFolder {
         Ok(Found::Complete(identity.id))
     }
 
-    fn look_at_incomplete(&self) -> Result<Found> {
+    fn judge_incomplete(&self) -> Result<Found> {
         for (engine, entry) in self.others {
             if self.exists(entry)? {
                 return Err(self.place.other_engine(engine));

@@ -156,7 +156,7 @@ impl Watcher {
         let (range, prev, cursor) = (Arc::clone(&self.range), self.prev, std::mem::take(&mut self.cursor));
         let found = self
             .inner
-            .blocking(Operation::Watch, move |inner, table| look(table, inner.name, &range, prev, cursor))
+            .blocking(Operation::Watch, move |inner, table| scan(table, inner.name, &range, prev, cursor))
             .await?;
         let newest = revision(found.newest);
         let is_quiet = found.ready.back().is_none_or(|batch| batch.revision < newest);
@@ -193,7 +193,7 @@ impl MvccStore {
         let work = move |inner: &Inner, table: &dyn Table| {
             let mut cursor = Cursor { next: Place::first_of(start.get().unsigned_abs()), partial: None };
             loop {
-                let found = look(table, inner.name, &range, prev, cursor)?;
+                let found = scan(table, inner.name, &range, prev, cursor)?;
                 cursor = found.cursor;
                 // A revision that is read in part is read again.
                 let next = cursor.partial.as_ref().map_or(revision(cursor.next.revision), |batch| batch.revision);
@@ -207,7 +207,7 @@ impl MvccStore {
 }
 
 /// Reads a slice of the log in one short view.
-fn look(table: &dyn Table, store: &'static str, range: &Range, prev: Prev, cursor: Cursor) -> Result<Found> {
+fn scan(table: &dyn Table, store: &'static str, range: &Range, prev: Prev, cursor: Cursor) -> Result<Found> {
     let Cursor { mut next, mut partial } = cursor;
     let rows = Rows::of(table, store)?;
     let state = rows.state()?;

@@ -71,13 +71,14 @@ async fn it_answers_as_the_store_would() {
             let newest = other.list(Range::All).await.unwrap().revision.get();
             let compares = (0..rng.usize(..3)).map(|_| compare(&mut rng, newest)).collect::<Vec<_>>();
             let txn = Txn::new().with_compares(compares).with_success(branch(&mut rng)).with_failure(branch(&mut rng));
-            let told = rehearsal.txn(txn.clone()).await.unwrap();
-            assert_eq!(told, other.txn(txn.clone()).await.unwrap(), "seed {seed}, step {step}: {txn:?}");
+            let reported = rehearsal.txn(txn.clone()).await.unwrap();
+            assert_eq!(reported, other.txn(txn.clone()).await.unwrap(), "seed {seed}, step {step}: {txn:?}");
             let TxnRange { range, limit, content, .. } = read(&mut rng);
-            let at = Revision::new(rng.i64(0..=told.revision.get()));
+            let at = Revision::new(rng.i64(0..=reported.revision.get()));
             let request = RangeRequest::new(range).with_at(at).with_limit(limit).with_content(content);
-            let (told, right) = (rehearsal.range(request.clone()).await.unwrap(), other.range(request.clone()).await);
-            assert_eq!(told, right.unwrap(), "seed {seed}, step {step}: {request:?}");
+            let (reported, right) =
+                (rehearsal.range(request.clone()).await.unwrap(), other.range(request.clone()).await);
+            assert_eq!(reported, right.unwrap(), "seed {seed}, step {step}: {request:?}");
         }
         assert_eq!(store.list(Range::All).await.unwrap(), before, "nothing is written");
     }

@@ -63,7 +63,7 @@ pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Resul
 async fn verb(daemon: &Daemon, generation: u64, asked: Asked, connection: &OwnedReadHalf) -> io::Result<Answer> {
     let asker = Asker::new(connection.as_ref(), until(asked.within))?;
     match asked.call {
-        Call::Check(_) | Call::Status(_) => Ok(look(daemon, generation, &asked.call, &asker).await),
+        Call::Check(_) | Call::Status(_) => Ok(scan(daemon, generation, &asked.call, &asker).await),
         Call::Add(_) | Call::Del(_) | Call::Gc(_) => {
             let (answer, answered) = oneshot::channel();
             let (call, lock_file, begun) = (asked.call, asked.lock_file, Instant::now());
@@ -92,13 +92,13 @@ fn note(metrics: &Metrics, verb: &'static str, answer: &Answer, took: Duration) 
 }
 
 /// Carries out a verb that changes nothing, beside the lane.
-async fn look(daemon: &Daemon, generation: u64, call: &Call, asker: &Asker) -> Answer {
-    let turn = match daemon.held.turn(asker.until).await {
-        Ok(turn) if turn.generation == generation => turn,
+async fn scan(daemon: &Daemon, generation: u64, call: &Call, asker: &Asker) -> Answer {
+    let kept = match daemon.held.keep_open(asker.until).await {
+        Ok(kept) if kept.generation == generation => kept,
         Ok(_) => return replaced(),
         Err(error) => return Answer::ByYourself(error.to_string()),
     };
-    let open = match turn.open() {
+    let open = match kept.open() {
         Ok(open) => open,
         Err(error) => return Answer::ByYourself(error.to_string()),
     };

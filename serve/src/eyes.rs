@@ -12,7 +12,7 @@ use inotify::{EventStream, Inotify, WatchMask};
 use tokio::time::{sleep, timeout};
 
 /// How often the daemon looks where the kernel does not tell.
-const LOOK: Duration = Duration::from_millis(15);
+const INTERVAL: Duration = Duration::from_millis(15);
 /// How often it looks anyway: a folder above the store's may be moved, which the kernel does not tell.
 const SELDOM: Duration = Duration::from_secs(1);
 /// Room for what the kernel tells at once, in bytes.
@@ -20,36 +20,36 @@ const ROOM: usize = 1024;
 
 /// The eyes of the daemon on the folder of a store.
 pub(crate) struct Eyes {
-    told: Option<EventStream<[u8; ROOM]>>,
+    reported: Option<EventStream<[u8; ROOM]>>,
 }
 
 impl Eyes {
     /// Eyes on this folder.
     pub(crate) fn on(folder: &Path) -> Self {
-        let told = watch(folder);
-        if let Err(error) = &told {
+        let reported = watch(folder);
+        if let Err(error) = &reported {
             tracing::debug!(%error, "the kernel does not tell who opens the queue, so the daemon looks");
         }
-        Self { told: told.ok() }
+        Self { reported: reported.ok() }
     }
 
     /// Waits until a process may want the store, or it is time to look.
     pub(crate) async fn blink(&mut self) {
-        let Some(told) = &mut self.told else { return sleep(LOOK).await };
-        let mut event = timeout(SELDOM, told.next()).await.ok().flatten();
+        let Some(reported) = &mut self.reported else { return sleep(INTERVAL).await };
+        let mut event = timeout(SELDOM, reported.next()).await.ok().flatten();
         // The text of an event does not matter; the event only has to be taken away.
         while event.is_some_and(|event| event.is_ok()) {
-            event = told.next().now_or_never().flatten();
+            event = reported.next().now_or_never().flatten();
         }
     }
 }
 
 fn watch(folder: &Path) -> io::Result<EventStream<[u8; ROOM]>> {
-    let told = Inotify::init()?;
+    let reported = Inotify::init()?;
     let moved = WatchMask::MOVE_SELF | WatchMask::DELETE_SELF;
-    told.watches().add(folder.join("queue"), WatchMask::OPEN | moved)?;
-    told.watches().add(folder, WatchMask::ONLYDIR | moved)?;
-    told.into_event_stream([0; ROOM])
+    reported.watches().add(folder.join("queue"), WatchMask::OPEN | moved)?;
+    reported.watches().add(folder, WatchMask::ONLYDIR | moved)?;
+    reported.into_event_stream([0; ROOM])
 }
 
 #[cfg(test)]
@@ -66,7 +66,7 @@ mod tests {
         fs::create_dir(&folder).unwrap();
         fs::write(folder.join("queue"), "").unwrap();
         let mut eyes = Eyes::on(&folder);
-        assert!(eyes.told.is_some());
+        assert!(eyes.reported.is_some());
         let begun = Instant::now();
         eyes.blink().await;
         assert!(begun.elapsed() >= SELDOM, "nothing has happened");

@@ -1,6 +1,6 @@
 //! A store that the daemon holds open, and that other processes get whenever they wait for it.
 //!
-//! Each call has a [`Turn`]: while it lasts the store stays open. A hand-over waits for the turns, closes the store, lets the
+//! Each call has a [`KeptOpen`]: while it lasts the store stays open. A hand-over waits until all are dropped, closes the store, lets the
 //! processes that wait have it, and opens it again. Calls that come meanwhile wait for that. Watches go on after it, since a
 //! revision is all that they have to remember. If another store is at the same place then, they end with an error.
 
@@ -27,7 +27,7 @@ use crate::watch_on::watch_on;
 /// How long a process that has announced itself may take until it waits for the lock.
 const ANNOUNCED: Duration = Duration::from_millis(20);
 /// How often it is looked for.
-const LOOK: Duration = Duration::from_millis(1);
+const INTERVAL: Duration = Duration::from_millis(1);
 /// How long the lock is waited for at once.
 pub(crate) const WAIT: Duration = Duration::from_secs(60);
 
@@ -73,14 +73,14 @@ struct Seen {
 
 /// The store, which stays open as long as this is there.
 ///
-/// A caller with a turn must not ask for another one before it drops the first: a hand-over may wait in between.
-pub struct Turn {
+/// A caller with one must not ask for another one before it drops the first: a hand-over may wait in between.
+pub struct KeptOpen {
     state: OwnedRwLockReadGuard<State>,
     /// Which store it is, of those that were at this place.
     pub generation: u64,
 }
 
-impl Turn {
+impl KeptOpen {
     /// The store for writes of this purpose, whatever it was opened for.
     ///
     /// # Errors
@@ -95,21 +95,21 @@ impl Turn {
 
     /// The open store.
     pub fn open(&self) -> Result<&OpenStore> {
-        // A turn is only begun with an open store.
+        // It is made with an open store only.
         self.state.open.as_ref().ok_or_else(|| Error::new(ErrorKind::Closed, Operation::Open, "store"))
     }
 }
 
-/// The embedded store of a turn.
+/// The embedded store, kept open.
 pub(crate) struct Embedded {
     pub(crate) store: MvccStore,
-    turn: Turn,
+    kept: KeptOpen,
 }
 
 impl Embedded {
     /// Which store it is, of those that were at this place.
     pub(crate) fn generation(&self) -> u64 {
-        self.turn.generation
+        self.kept.generation
     }
 }
 
@@ -119,14 +119,14 @@ impl fmt::Debug for Held {
     }
 }
 
-impl fmt::Debug for Turn {
+impl fmt::Debug for KeptOpen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Turn").field("generation", &self.generation).finish_non_exhaustive()
     }
 }
 
 impl Held {
-    /// A handle to the store at this location, which the first turn opens. The metrics follow the lock. A store of format 2 gets
+    /// A handle to the store at this location, which the first call opens. The metrics follow the lock. A store of format 2 gets
     /// these bounds on its history, if there are any.
     pub fn new(location: Location, history: Option<Retention>, metrics: Arc<Metrics>) -> Self {
         let name = location.to_string();
@@ -160,8 +160,8 @@ impl Held {
     /// The store that was there last, and its generation. If none is open, and none is being handed over, this looks again.
     pub async fn identity(&self) -> (Identity, u64) {
         if self.seen().identity == Identity::Nothing || self.is_given_up() {
-            match self.turn(Instant::now() + Duration::from_millis(500)).await {
-                Ok(turn) => drop(turn),
+            match self.keep_open(Instant::now() + Duration::from_millis(500)).await {
+                Ok(kept) => drop(kept),
                 Err(error) if *error.kind() == ErrorKind::Missing => {
                     tracing::debug!(%error, "there is no store to serve yet");
                 }
@@ -200,7 +200,7 @@ impl Held {
     ///
     /// # Errors
     /// Those of opening it; `Locked` if others have it until then.
-    pub async fn turn(&self, until: Instant) -> Result<Turn> {
+    pub async fn keep_open(&self, until: Instant) -> Result<KeptOpen> {
         let wait = async {
             let state = Arc::clone(&self.shared.state).read_owned().await;
             if state.open.is_some() {
@@ -215,7 +215,7 @@ impl Held {
             Ok(state.downgrade())
         };
         match timeout_at(until.into(), wait).await {
-            Ok(state) => Ok(Turn { state: state?, generation: self.generation() }),
+            Ok(state) => Ok(KeptOpen { state: state?, generation: self.generation() }),
             Err(_) => Err(self.error(ErrorKind::Locked, Operation::Open)),
         }
     }
@@ -301,7 +301,7 @@ impl Held {
         if announced == Announced::Yes {
             let end = Instant::now() + ANNOUNCED;
             while Instant::now() < end && state.queued.as_ref().is_some_and(|queued| queued.count() == 0) {
-                sleep(LOOK).await;
+                sleep(INTERVAL).await;
             }
         }
         // The lock goes to the processes that wait now before it comes back.
@@ -315,10 +315,10 @@ impl Held {
     /// # Errors
     /// Those of opening it; `Unsupported` for any other store.
     pub(crate) async fn embedded(&self) -> Result<Embedded> {
-        let turn = self.turn(Instant::now() + WAIT).await?;
-        let store = turn.open()?.embedded().cloned();
+        let kept = self.keep_open(Instant::now() + WAIT).await?;
+        let store = kept.open()?.embedded().cloned();
         let store = store.ok_or_else(|| self.error(ErrorKind::Unsupported, Operation::Open))?;
-        Ok(Embedded { store, turn })
+        Ok(Embedded { store, kept })
     }
 
     /// False for a store whose format has no bounds on its history; true also if there is no store yet.
@@ -345,7 +345,7 @@ impl Held {
     /// # Errors
     /// `NoSpace`; those of opening the store.
     pub(crate) async fn check_room(&self) -> Result<()> {
-        self.turn(Instant::now() + WAIT).await?.open()?.check_room().await
+        self.keep_open(Instant::now() + WAIT).await?.open()?.check_room().await
     }
 
     /// Closes the store, has its engine give up the room that the files do not need, and opens it again.
@@ -386,11 +386,11 @@ impl Held {
     /// # Errors
     /// Those of a watch; `RevisionRegressed` if another store has taken its place.
     pub async fn watch_of(&self, generation: u64, request: WatchRequest) -> Result<WatchStream> {
-        let turn = self.turn(Instant::now() + WAIT).await?;
-        if turn.generation != generation {
+        let kept = self.keep_open(Instant::now() + WAIT).await?;
+        if kept.generation != generation {
             return Err(self.replaced(Operation::Watch));
         }
-        watch_on(self.clone(), turn, request).await
+        watch_on(self.clone(), kept, request).await
     }
 
     /// The error for a client that means a store whose place another one has taken.
@@ -398,7 +398,7 @@ impl Held {
         self.error(ErrorKind::RevisionRegressed, operation).with_detail("another store took its place; begin anew")
     }
 
-    /// Closes the store for good, once all turns have ended.
+    /// Closes the store for good, once all that keep it open have ended.
     pub async fn close(&self) {
         let open = self.shared.state.write().await.open.take();
         self.shared.metrics.lock_released();
@@ -419,23 +419,23 @@ pub enum Announced {
     No,
 }
 
-/// A call of the store has a turn of its own, and waits for it as long as for the lock.
+/// A call of the store keeps it open, and waits for that as long as for the lock.
 #[async_trait]
 impl Store for Held {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        self.turn(Instant::now() + WAIT).await?.store(Purpose::Any)?.range(request).await
+        self.keep_open(Instant::now() + WAIT).await?.store(Purpose::Any)?.range(request).await
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
-        self.turn(Instant::now() + WAIT).await?.store(self.purpose)?.txn(txn).await
+        self.keep_open(Instant::now() + WAIT).await?.store(self.purpose)?.txn(txn).await
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
-        let turn = self.turn(Instant::now() + WAIT).await?;
-        watch_on(self.clone(), turn, request).await
+        let kept = self.keep_open(Instant::now() + WAIT).await?;
+        watch_on(self.clone(), kept, request).await
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
-        self.turn(Instant::now() + WAIT).await?.store(Purpose::Any)?.compact(revision).await
+        self.keep_open(Instant::now() + WAIT).await?.store(Purpose::Any)?.compact(revision).await
     }
 }

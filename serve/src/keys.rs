@@ -46,8 +46,8 @@ async fn carry_out(
     until: Instant,
     connection: &OwnedReadHalf,
 ) -> kv::Result<Answer> {
-    let turn = daemon.held.turn(until).await?;
-    if turn.generation != generation {
+    let kept = daemon.held.keep_open(until).await?;
+    if kept.generation != generation {
         return Err(daemon.held.replaced(Operation::Open));
     }
     let asked = |store| {
@@ -57,19 +57,19 @@ async fn carry_out(
         Ok::<_, Error>(AskedStore::new(store, vec![asker], Arc::clone(&daemon.metrics)))
     };
     Ok(match request {
-        Request::Range(request) => Answer::Range(turn.store(Purpose::Any)?.range(request).await?),
+        Request::Range(request) => Answer::Range(kept.store(Purpose::Any)?.range(request).await?),
         Request::Txn(txn, purpose) => {
             let purpose = match purpose {
                 keys::Purpose::Any => Purpose::Any,
                 keys::Purpose::Release => Purpose::Release,
             };
-            Answer::Txn(asked(turn.store(purpose)?)?.txn(txn).await?)
+            Answer::Txn(asked(kept.store(purpose)?)?.txn(txn).await?)
         }
         Request::Compact(revision) => {
-            turn.store(Purpose::Any)?.compact(revision).await?;
+            kept.store(Purpose::Any)?.compact(revision).await?;
             Answer::Compacted
         }
-        Request::Oldest => match turn.open()?.embedded() {
+        Request::Oldest => match kept.open()?.embedded() {
             Some(store) => {
                 let oldest = store.oldest().await?;
                 Answer::Oldest(oldest.revision, oldest.time)

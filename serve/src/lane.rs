@@ -1,8 +1,8 @@
 //! The lane of verbs that write: one commit at a time, and on an embedded store one commit for all ADDs that wait.
 //!
-//! The lane has a [`Turn`] for each round. A round assigns to all ADDs that wait, and then does one other
+//! The lane has a [`KeptOpen`] for each round. A round assigns to all ADDs that wait, and then does one other
 //! verb. So a process that waits for the store's lock waits for a round at the most, and no commit is carried from one
-//! turn to the next. A client that is gone by then, or whose time is over, is dropped.
+//! round to the next. A client that is gone by then, or whose time is over, is dropped.
 
 use std::collections::VecDeque;
 use std::future::ready;
@@ -19,7 +19,7 @@ use kv_mvcc::Purpose;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::asker::{AskedStore, Asker};
-use crate::held::{Held, Turn};
+use crate::held::{Held, KeptOpen};
 use crate::metrics::Metrics;
 
 /// So many ADDs share a commit: a transaction has room for about twice as many.
@@ -101,8 +101,8 @@ impl Worker {
             }
             self.gather();
             let Some(until) = self.waiting.iter().map(|job| job.asker.until).min() else { continue };
-            match self.held.turn(until).await {
-                Ok(turn) => self.round(&turn).await,
+            match self.held.keep_open(until).await {
+                Ok(kept) => self.round(&kept).await,
                 // The first client's time is over. There may be more for the others.
                 Err(error) if *error.kind() == ErrorKind::Locked => {}
                 Err(error) => {
@@ -121,10 +121,10 @@ impl Worker {
         self.waiting.retain(|job| job.asker.still_asks());
     }
 
-    async fn round(&mut self, turn: &Turn) {
+    async fn round(&mut self, kept: &KeptOpen) {
         self.gather();
         for job in std::mem::take(&mut self.waiting) {
-            match job.generation == turn.generation {
+            match job.generation == kept.generation {
                 true => self.waiting.push_back(job),
                 false => job.answer(replaced()),
             }
@@ -132,12 +132,12 @@ impl Worker {
         let is_cluster = matches!(self.held.location(), Location::Etcd(_));
         if !is_cluster {
             let together = self.take_adds();
-            self.assign_together(turn, together).await;
+            self.assign_together(kept, together).await;
         }
         let next = self.waiting.iter().position(|job| is_cluster || job.assign_request().is_none());
         if let Some(job) = next.and_then(|next| self.waiting.remove(next)) {
             self.metrics.observe_queue(job.begun.elapsed());
-            self.alone(turn, job).await;
+            self.alone(kept, job).await;
         }
     }
 
@@ -160,7 +160,7 @@ impl Worker {
     }
 
     /// Assigns to all of these in one commit. If that cannot be, to each alone.
-    async fn assign_together(&self, turn: &Turn, mut jobs: Vec<Job>) {
+    async fn assign_together(&self, kept: &KeptOpen, mut jobs: Vec<Job>) {
         loop {
             jobs.retain(|job| job.asker.still_asks());
             if jobs.len() < 2 {
@@ -170,7 +170,7 @@ impl Worker {
             let askers: Vec<Asker> = jobs.iter().map(|job| job.asker.clone()).collect();
             let left = askers.iter().map(|asker| asker.until).min().unwrap_or_else(Instant::now);
             let deadline = Deadline::after(left.saturating_duration_since(Instant::now()));
-            let Ok(ipam) = self.ipam(turn, Purpose::Any, askers.clone()) else { break };
+            let Ok(ipam) = self.ipam(kept, Purpose::Any, askers.clone()) else { break };
             match ipam.assign_together(&requests, deadline).await {
                 Ok(answers) => {
                     tracing::debug!(count = jobs.len(), "assigned together");
@@ -191,12 +191,12 @@ impl Worker {
             }
         }
         for job in jobs {
-            self.alone(turn, job).await;
+            self.alone(kept, job).await;
         }
     }
 
     /// Carries out one verb.
-    async fn alone(&self, turn: &Turn, job: Job) {
+    async fn alone(&self, kept: &KeptOpen, job: Job) {
         if !job.asker.still_asks() {
             return;
         }
@@ -204,7 +204,7 @@ impl Worker {
             Call::Del(_) | Call::Gc(_) => Purpose::Release,
             _ => Purpose::Any,
         };
-        let ipam = match self.ipam(turn, purpose, vec![job.asker.clone()]) {
+        let ipam = match self.ipam(kept, purpose, vec![job.asker.clone()]) {
             Ok(ipam) => ipam,
             Err(error) => return job.answer(Answer::ByYourself(error.to_string())),
         };
@@ -217,9 +217,9 @@ impl Worker {
         job.answer(answer);
     }
 
-    fn ipam(&self, turn: &Turn, purpose: Purpose, askers: Vec<Asker>) -> kv::Result<Ipam> {
-        let store = AskedStore::new(turn.store(purpose)?, askers, Arc::clone(&self.metrics));
+    fn ipam(&self, kept: &KeptOpen, purpose: Purpose, askers: Vec<Asker>) -> kv::Result<Ipam> {
+        let store = AskedStore::new(kept.store(purpose)?, askers, Arc::clone(&self.metrics));
         let store: Arc<dyn Store> = Arc::new(store);
-        Ok(ipam_on(store, self.held.location(), turn.open()?.etcd()))
+        Ok(ipam_on(store, self.held.location(), kept.open()?.etcd()))
     }
 }

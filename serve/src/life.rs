@@ -105,7 +105,7 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Ref
         _ = interrupt.recv() => {}
     }
     notify(&[NotifyState::Stopping]);
-    place.leave();
+    place.remove_socket();
     tasks.shutdown().await;
     if timeout(END, daemon.held.close()).await.is_err() {
         tracing::warn!("a call did not end in time; what it had committed is durable");

@@ -89,7 +89,7 @@ impl Place {
 
     /// Removes the socket that was made here: from now on clients go by themselves at once. A socket of systemd's stays, and the
     /// next daemon has it.
-    pub fn leave(&self) {
+    pub fn remove_socket(&self) {
         if self.listens.swap(false, Ordering::Relaxed)
             && let Err(error) = remove(&self.socket())
         {
@@ -100,7 +100,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.leave();
+        self.remove_socket();
         // The lock ends with the file. A file that stays does no harm.
         let _ = remove(&self.lock);
     }

@@ -7,18 +7,18 @@ use futures::stream::unfold;
 use kv::{Batch, ErrorKind, Operation, Progress, Result, Store, WatchRequest, WatchStream};
 use kv_mvcc::Purpose;
 
-use crate::held::{Held, Turn, WAIT};
+use crate::held::{Held, KeptOpen, WAIT};
 
-/// Watches the store of a turn, and the same store after each hand-over.
+/// Watches the store, and the same store after each hand-over.
 ///
 /// # Errors
 /// Those of a watch.
-pub(crate) async fn watch_on(held: Held, turn: Turn, request: WatchRequest) -> Result<WatchStream> {
+pub(crate) async fn watch_on(held: Held, kept: KeptOpen, request: WatchRequest) -> Result<WatchStream> {
     let wants_progress = request.progress == Progress::Report;
     // It says where a quiet watch goes on after a hand-over, when the history from its start may be gone.
     let request = request.with_progress(Progress::Report);
-    let stream = turn.store(Purpose::Any)?.watch(request.clone()).await?;
-    let cursor = Cursor { held, generation: turn.generation, request, wants_progress, stream: Some(stream) };
+    let stream = kept.store(Purpose::Any)?.watch(request.clone()).await?;
+    let cursor = Cursor { held, generation: kept.generation, request, wants_progress, stream: Some(stream) };
     Ok(unfold(cursor, |mut cursor| async move { cursor.next().await.map(|item| (item, cursor)) }).boxed())
 }
 
@@ -62,16 +62,16 @@ impl Cursor {
 
     /// Waits for the end of the hand-over, and watches on.
     async fn resume(&mut self) -> Result<()> {
-        let turn = loop {
-            match self.held.turn(Instant::now() + WAIT).await {
+        let kept = loop {
+            match self.held.keep_open(Instant::now() + WAIT).await {
                 Err(error) if *error.kind() == ErrorKind::Locked => {}
-                turn => break turn?,
+                kept => break kept?,
             }
         };
-        if turn.generation != self.generation {
+        if kept.generation != self.generation {
             return Err(self.held.replaced(Operation::Watch));
         }
-        self.stream = Some(turn.store(Purpose::Any)?.watch(self.request.clone()).await?);
+        self.stream = Some(kept.store(Purpose::Any)?.watch(self.request.clone()).await?);
         Ok(())
     }
 }

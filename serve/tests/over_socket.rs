@@ -67,7 +67,7 @@ impl Fixture for Fresh {
     }
 
     async fn finish(&mut self) -> Result<(), BoxError> {
-        self.place.leave();
+        self.place.remove_socket();
         self.tasks.shutdown().await;
         self.daemon.held.close().await;
         Ok(())

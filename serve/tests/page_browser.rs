@@ -211,8 +211,9 @@ fn an_address_tells_its_history(driver: &Driver) {
     let rows = window.value(
         "[...document.querySelectorAll('section tbody tr')].map((row) => [row.cells[1].textContent, row.cells[3].textContent])",
     );
-    let told = [("assigned", 2), ("released", 1), ("assigned", 1), ("released", 0), ("assigned", 0)];
-    let expected: Vec<Value> = told.iter().map(|(word, pod)| json!([word, format!("shop/pod-{pod} c{pod}")])).collect();
+    let reported = [("assigned", 2), ("released", 1), ("assigned", 1), ("released", 0), ("assigned", 0)];
+    let expected: Vec<Value> =
+        reported.iter().map(|(word, pod)| json!([word, format!("shop/pod-{pod} c{pod}")])).collect();
     assert_eq!(rows.as_array().unwrap()[..5], expected[..]);
     window.picture("address");
     window.run("[...document.querySelectorAll('main a')].find((one) => one.textContent === 'shop/pod-0').click()");
@@ -369,15 +370,15 @@ fn no_window_is_too_narrow(driver: &Driver) {
     ];
     let wide = Look { width: 1920, height: 1000, colours: "light" };
     let narrow_dark = Look { colours: "dark", ..NARROW };
-    for (name, look) in [("narrow", NARROW), ("narrow-dark", narrow_dark), ("dark", DARK), ("wide", wide)] {
-        let window = Window::open(driver, look);
+    for (name, scan) in [("narrow", NARROW), ("narrow-dark", narrow_dark), ("dark", DARK), ("wide", wide)] {
+        let window = Window::open(driver, scan);
         for place in places {
             window.go(&format!("{}/#/{place}", daemon.url()));
             window.wait("document.querySelector('main h1') && !document.querySelector('.loading')");
             fits(&window);
             window.picture(&format!("{name}-{}", place.split('/').next().unwrap()));
         }
-        let ground = if look.colours == "dark" { "rgb(19, 23, 22)" } else { "rgb(244, 245, 243)" };
+        let ground = if scan.colours == "dark" { "rgb(19, 23, 22)" } else { "rgb(244, 245, 243)" };
         assert_eq!(window.value("getComputedStyle(document.body).backgroundColor"), ground);
         is_clean(&window);
     }

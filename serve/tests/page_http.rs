@@ -203,8 +203,8 @@ fn the_page_learns_what_it_shows() {
     assert_eq!(address["attributes"]["namespace"], "shop");
     let history = |kind: &str, of: &str| json(&daemon, &format!("/api/history?kind={kind}&of={of}"));
     assert_eq!(history("address", &ip)["events"][0]["event"], "assigned");
-    let words = |told: &Value| -> Vec<String> {
-        told["events"].as_array().unwrap().iter().map(|event| event["event"].as_str().unwrap().to_owned()).collect()
+    let words = |reported: &Value| -> Vec<String> {
+        reported["events"].as_array().unwrap().iter().map(|event| event["event"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(words(&history("container", &container(3))), ["resting", "assigned"]);
     assert_eq!(words(&history("pod", "shop/cart-55c85")), ["resting", "assigned"]);

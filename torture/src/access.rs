@@ -18,12 +18,12 @@ use crate::faults::{Newest, Observed};
 use crate::plan::Engine;
 use crate::scene;
 
-/// How long a process waits for its turn.
-const TURN: Duration = Duration::from_secs(60);
+/// How long a process waits for the lock.
+const LOCK_WAIT: Duration = Duration::from_secs(60);
 
 /// The options with which an embedded store is opened.
 pub(crate) fn open_options(create: Create) -> OpenOptions {
-    OpenOptions::default().with_create(create).with_wait(TURN)
+    OpenOptions::default().with_create(create).with_wait(LOCK_WAIT)
 }
 
 /// Opens the embedded store in a folder.
@@ -90,7 +90,7 @@ impl Access {
         match self {
             Self::Open(ipam, _) => Ok(Session { ipam: ipam.clone(), opened: None, is_served: false }),
             Self::Served(engine, folder, newest) => {
-                if let Some(served) = connect(&location(*engine, folder), TURN).await {
+                if let Some(served) = connect(&location(*engine, folder), LOCK_WAIT).await {
                     let store = Observed::new(Arc::new(served), newest.clone());
                     return Ok(Session { ipam: scene::allocator(Arc::new(store)), opened: None, is_served: true });
                 }

@@ -41,13 +41,13 @@ fn pod(name: &str) -> BTreeMap<String, String> {
 
 /// The answers, and the documents after each.
 #[derive(Debug, Default, PartialEq)]
-struct Told(Vec<String>);
+struct Answered(Vec<String>);
 
 struct Teller {
     store: Arc<dyn Store>,
     ipam: Ipam,
     clock: Arc<AtomicI64>,
-    told: Told,
+    answered: Answered,
 }
 
 impl Teller {
@@ -57,22 +57,22 @@ impl Teller {
         let now = move || OffsetDateTime::from_unix_timestamp(reading.load(SeqCst)).unwrap();
         let uid = move || format!("00000000-0000-4000-8000-{:012}", uids.fetch_add(1, SeqCst));
         let ipam = Ipam::new(Arc::clone(&store), Nodes::Registered).with_clock(Arc::new(now)).with_uids(Arc::new(uid));
-        Self { store, ipam, clock, told: Told::default() }
+        Self { store, ipam, clock, answered: Answered::default() }
     }
 
     async fn note(&mut self, answer: impl Debug) {
         let stored = self.store.list(Range::All).await.unwrap().kvs;
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         let stored: Vec<_> = stored.iter().map(|kv| format!("{} {}", kv.key, text(kv.value.as_bytes()))).collect();
-        self.told.0.push(format!("{answer:?}\n{}", stored.join("\n")));
+        self.answered.0.push(format!("{answer:?}\n{}", stored.join("\n")));
     }
 
-    async fn tell(mut self) -> Told {
+    async fn tell(mut self) -> Answered {
         self.prepare().await;
         self.assign().await;
         self.read_and_change().await;
         self.give_back().await;
-        self.told
+        self.answered
     }
 
     async fn prepare(&mut self) {
@@ -196,24 +196,24 @@ impl Teller {
 }
 
 /// The story in memory, of which it is known that it has gone as it should.
-async fn expected() -> Told {
-    let told = Teller::new(Arc::new(kv_mvcc::memory())).tell().await;
+async fn expected() -> Answered {
+    let answered = Teller::new(Arc::new(kv_mvcc::memory())).tell().await;
     let failed: Vec<&str> =
-        told.0.iter().filter_map(|part| part.lines().next()).filter(|one| one.starts_with("Err")).collect();
+        answered.0.iter().filter_map(|part| part.lines().next()).filter(|one| one.starts_with("Err")).collect();
     let refused = ["Settings", "HandleLimit", "OutsidePools", "UnknownNode", "Owner", "Owner", "NotFound"];
     let later = ["ReleaseConflict", "CoolingDown", "NotFound"];
     assert_eq!(failed.len(), refused.len() + later.len(), "{failed:#?}");
     for (error, kind) in failed.iter().zip(refused.into_iter().chain(later)) {
         assert!(error.starts_with(&format!("Err({kind}")), "{kind}: {error}");
     }
-    told
+    answered
 }
 
-fn compare(told: &Told, expected: &Told) {
-    for (number, (told, expected)) in told.0.iter().zip(&expected.0).enumerate() {
-        assert_eq!(told, expected, "answer {number}");
+fn compare(answered: &Answered, expected: &Answered) {
+    for (number, (answered, expected)) in answered.0.iter().zip(&expected.0).enumerate() {
+        assert_eq!(answered, expected, "answer {number}");
     }
-    assert_eq!(told.0.len(), expected.0.len());
+    assert_eq!(answered.0.len(), expected.0.len());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

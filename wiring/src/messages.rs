@@ -72,7 +72,7 @@ pub(crate) fn look_up(name: &str) -> Request {
 }
 
 /// Tells of the interface with a number.
-pub(crate) fn look_up_number(index: u32) -> Request {
+pub(crate) fn link_by_number(index: u32) -> Request {
     let mut message = without_statistics();
     message.header.index = index;
     Request::tell(RTM_GETLINK, &message)

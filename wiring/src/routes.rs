@@ -81,7 +81,7 @@ pub(crate) fn main_table(socket: &Socket, family: AddressFamily) -> Result<Vec<R
 }
 
 fn interface(socket: &Socket, index: u32) -> Option<Link> {
-    replies::link(&socket.one(messages::look_up_number(index)).ok()?).ok()
+    replies::link(&socket.one(messages::link_by_number(index)).ok()?).ok()
 }
 
 /// A scope as Go's netlink library writes it.

@@ -79,7 +79,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let mut found = vec![[const { Vec::new() }; 3]; LOADS.len()];
     for _ in 0..ROUNDS {
         for (load, found) in LOADS.into_iter().zip(&mut found) {
-            let ([p50, p90], rate) = runtime.block_on(stage.look(load))?;
+            let ([p50, p90], rate) = runtime.block_on(stage.scan(load))?;
             for (values, value) in found.iter_mut().zip([p50, p90, rate]) {
                 values.push(value);
             }
@@ -104,10 +104,10 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
 
 impl Stage {
     /// The other client's p50 and p90, and how many changes a second we made meanwhile.
-    async fn look(&mut self, load: Load) -> Outcome<([f64; 2], f64)> {
+    async fn scan(&mut self, load: Load) -> Outcome<([f64; 2], f64)> {
         let over = Arc::new(AtomicBool::new(false));
         let (url, flag) = (self.ground.etcd.url(), Arc::clone(&over));
-        let look = tokio::task::spawn_blocking(move || {
+        let scan = tokio::task::spawn_blocking(move || {
             let found = other_process(&url).map_err(|error| error.to_string());
             flag.store(true, Relaxed);
             found
@@ -116,7 +116,7 @@ impl Stage {
         let changes = self.work(load, &over).await;
         let elapsed = begun.elapsed();
         // Also when we have failed, so that the other process is not left alone.
-        let found = look.await??;
+        let found = scan.await??;
         Ok((found, changes? as f64 / elapsed.as_secs_f64()))
     }
 

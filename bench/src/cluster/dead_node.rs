@@ -55,7 +55,7 @@ async fn measure(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let host = ground.host("")?;
     let all = Left { addresses: 100, affinities: 2, blocks: 2 };
     let none = Left::default();
-    let [mut gone, mut look, mut free] = <[Step; 3]>::default();
+    let [mut gone, mut scan, mut free] = <[Step; 3]>::default();
     for number in 0..DEAD {
         let name = format!("node-{number}");
         expect(left_of(&host, number).await?, all)?;
@@ -70,13 +70,13 @@ async fn measure(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     for number in DEAD..2 * DEAD {
         let name = format!("node-{number}");
         let mut stale = Vec::new();
-        let judged = look.time(&host, async {
+        let judged = scan.time(&host, async {
             let (holdings, _) = host.ipam.holdings_within(&name, &Reach::default(), soon()).await?;
             stale = host.ipam.judge(&holdings, &rebooted()).earlier;
             Ok(())
         });
         judged.await?;
-        look.left = left_of(&host, number).await?;
+        scan.left = left_of(&host, number).await?;
         let freed = free.time(&host, async {
             for batch in gc::batches(&stale) {
                 host.ipam.free(&batch, soon()).await?;
@@ -86,7 +86,7 @@ async fn measure(programs: &Programs, folder: &Path) -> Outcome<Findings> {
         freed.await?;
         free.left = left_of(&host, number).await?;
     }
-    expect(look.left, all)?;
+    expect(scan.left, all)?;
     expect(free.left, Left { addresses: 0, ..all })?;
 
     let before = vec!["the node has died".into(), "-".into(), "-".into()];
@@ -96,7 +96,7 @@ async fn measure(programs: &Programs, folder: &Path) -> Outcome<Findings> {
             "it is gone for good: `margay gc --node NAME --free --apply`, the whole command, among {} nodes",
             whole(f64::from(NODES))
         )),
-        look.row(&format!(
+        scan.row(&format!(
             "or it comes back, and `margay gc --boot` reads what it holds, among {} nodes",
             whole(f64::from(NODES))
         )),

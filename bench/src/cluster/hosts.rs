@@ -82,7 +82,7 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
         bare_line.push(raw);
     }
     let mut findings = Findings::default();
-    let last = shapes.last().map(Shape::told).unwrap_or_default();
+    let last = shapes.last().map(Shape::reported).unwrap_or_default();
     findings.table(
         "hosts",
         format!(

@@ -93,7 +93,7 @@ impl Shape {
     }
 
     /// In words.
-    pub(super) fn told(&self) -> String {
+    pub(super) fn reported(&self) -> String {
         let guards = self.puts.len() + self.keys + self.ranges;
         format!("{} puts, {guards} guards, {} bytes of values", self.puts.len(), self.bytes())
     }

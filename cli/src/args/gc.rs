@@ -26,7 +26,7 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence")]
     pub(crate) boot: bool,
 
-    /// Free what two looks, 60 s apart, find unused
+    /// Free what two scans, 60 s apart, find unused
     #[arg(long, group = "evidence")]
     pub(crate) netns: bool,
 
@@ -58,7 +58,7 @@ pub(crate) struct Gc {
     #[arg(long)]
     pub(crate) empty: bool,
 
-    /// Make both looks in one run
+    /// Make both scans in one run
     #[arg(long, requires = "netns")]
     pub(crate) wait: bool,
 
@@ -78,7 +78,7 @@ pub(crate) struct Gc {
     #[arg(long)]
     pub(crate) all_blocks: bool,
 
-    /// Where looks are kept until the next boot
+    /// Where scans are kept until the next boot
     #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
     pub(crate) looks: PathBuf,
 }

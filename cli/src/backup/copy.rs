@@ -23,17 +23,17 @@ pub(crate) struct Copied {
     pub(crate) bytes: u64,
 }
 
-/// Copies these ranges, which ascend, at one revision. `look` gets every key and may refuse it.
+/// Copies these ranges, which ascend, at one revision. `check` gets every key and may refuse it.
 pub(crate) async fn copy(
     location: &Location,
     ranges: Vec<Range>,
     mut writer: Writer,
-    mut look: impl FnMut(&Kv) -> Result<()>,
+    mut check: impl FnMut(&Kv) -> Result<()>,
 ) -> Result<Copied> {
     let progress = Progress::new("reading", None);
     let attempts = if writer.can_begin_anew() { ATTEMPTS } else { 1 };
     for _ in 0..attempts {
-        let (given_back, copied) = attempt(location, ranges.clone(), writer, &mut look, &progress).await?;
+        let (given_back, copied) = attempt(location, ranges.clone(), writer, &mut check, &progress).await?;
         writer = given_back;
         let Some((revision, keys)) = copied else { continue };
         let bytes = aside(move || writer.finish()).await?;
@@ -49,12 +49,12 @@ async fn attempt(
     location: &Location,
     ranges: Vec<Range>,
     mut writer: Writer,
-    look: &mut impl FnMut(&Kv) -> Result<()>,
+    check: &mut impl FnMut(&Kv) -> Result<()>,
     progress: &Progress,
 ) -> Result<(Writer, Option<(i64, u64)>)> {
     let mut snapshot = Snapshot::of(location, ranges);
     let (mut keys, mut begun) = (0, false);
-    let mut read = snapshot.turn().await;
+    let mut read = snapshot.batch().await;
     loop {
         let rows = match read {
             Ok(Some(rows)) => rows,
@@ -64,7 +64,7 @@ async fn attempt(
         };
         keys += rows.len() as u64;
         progress.at(keys);
-        rows.iter().try_for_each(&mut *look)?;
+        rows.iter().try_for_each(&mut *check)?;
         let revision = snapshot.revision().get();
         let header = snapshot
             .identity()
@@ -79,7 +79,7 @@ async fn attempt(
             writer.rows(&rows)?;
             Ok(writer)
         });
-        let (written, next) = futures::join!(write, snapshot.turn());
+        let (written, next) = futures::join!(write, snapshot.batch());
         (writer, read) = (written?, next);
     }
 }

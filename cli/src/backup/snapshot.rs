@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use datastore::{Location, OpenStore, TURN};
+use datastore::{LEAST_HOLD, Location, OpenStore};
 use kv::{ErrorKind, Key, Kv, Lease, Range, Revision};
 use tokio::task::spawn_blocking;
 
@@ -81,7 +81,7 @@ impl<'l> Snapshot<'l> {
     }
 
     /// Opens the store, reads the next keys, ascending, and closes it. `None` after the last key.
-    pub(crate) async fn turn(&mut self) -> Result<Option<Vec<Kv>>, Stop> {
+    pub(crate) async fn batch(&mut self) -> Result<Option<Vec<Kv>>, Stop> {
         if self.is_over() {
             return Ok(None);
         }
@@ -112,7 +112,7 @@ impl<'l> Snapshot<'l> {
             kvs.extend(page.kvs);
             let over = bytes >= TURN_BYTES
                 || (kvs.len() >= TURN_KEYS && !matches!(location, Location::Sled(_)))
-                || (began.elapsed() >= TURN && somebody_waits(location).await?);
+                || (began.elapsed() >= LEAST_HOLD && somebody_waits(location).await?);
             if over {
                 break;
             }

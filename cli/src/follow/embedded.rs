@@ -38,14 +38,14 @@ impl Embedded {
     /// Opens the store, reads the next parts, and closes it.
     pub(super) async fn read(&mut self) -> Result<Vec<Part>> {
         let open = store::open_files(&self.location, Use::Existing).await?;
-        let read = self.turn(&open).await;
+        let read = self.batch(&open).await;
         let closed = open.close().await.map_err(|error| explain(&self.location, error));
         let parts = read?;
         closed?;
         Ok(parts)
     }
 
-    async fn turn(&mut self, open: &OpenStore) -> Result<Vec<Part>> {
+    async fn batch(&mut self, open: &OpenStore) -> Result<Vec<Part>> {
         let Some(store) = open.embedded() else {
             return Err(Failure::new(format!("{} has no history to read", self.location)));
         };

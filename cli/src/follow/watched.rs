@@ -47,7 +47,7 @@ struct Past {
     /// The keys of the newest state, with their mod revisions.
     goal: BTreeMap<Key, Revision>,
     /// The same, as the reported events have it.
-    told: BTreeMap<Key, Revision>,
+    reported: BTreeMap<Key, Revision>,
     last: Instant,
 }
 
@@ -102,7 +102,7 @@ impl Watched {
         let (first, place) = match start {
             Start::Oldest => {
                 let goal = keys.kvs.into_iter().map(|kv| (kv.key, kv.mod_revision)).collect();
-                self.past = Some(Past { head, goal, told: BTreeMap::new(), last: Instant::now() });
+                self.past = Some(Past { head, goal, reported: BTreeMap::new(), last: Instant::now() });
                 let served = self.open.as_ref().and_then(OpenStore::served);
                 let (oldest, time) = match served {
                     Some(served) => served.oldest().await?,
@@ -126,7 +126,7 @@ impl Watched {
             _ => Place::Log(at.next()),
         };
         if let Some(past) = &mut self.past {
-            past.told.extend(page.kvs.iter().map(|kv| (kv.key.clone(), kv.mod_revision)));
+            past.reported.extend(page.kvs.iter().map(|kv| (kv.key.clone(), kv.mod_revision)));
             past.last = Instant::now();
         }
         Ok(Part::Listed(at, page.kvs))
@@ -150,7 +150,7 @@ impl Watched {
             match batch {
                 Ok(batch) => batches.push(batch),
                 // The next read gets the error again, at once.
-                Err(_) if !batches.is_empty() => return Ok(self.told(next, batches)),
+                Err(_) if !batches.is_empty() => return Ok(self.reported(next, batches)),
                 Err(error) => return Err(error.into()),
             }
             if batches.len() < MOST_BATCHES {
@@ -161,11 +161,11 @@ impl Watched {
         if batches.is_empty() {
             return self.quiet(next);
         }
-        Ok(self.told(next, batches))
+        Ok(self.reported(next, batches))
     }
 
     /// Makes a part of these batches, and records its events.
-    fn told(&mut self, next: Revision, mut batches: Vec<Batch>) -> Part {
+    fn reported(&mut self, next: Revision, mut batches: Vec<Batch>) -> Part {
         // At the compaction mark etcd may not know the former values any more: then the state at the mark comes next.
         let is_unknown = |batch: &Batch| batch.events.iter().any(is_before_unknown);
         if let Some(known) = batches.iter().position(is_unknown) {
@@ -182,8 +182,8 @@ impl Watched {
             batches.retain(|batch| batch.revision <= past.head);
             for Event { kind, kv, .. } in batches.iter().flat_map(|batch| &batch.events) {
                 match kind {
-                    EventKind::Put => past.told.insert(kv.key.clone(), kv.mod_revision),
-                    EventKind::Delete => past.told.remove(&kv.key),
+                    EventKind::Put => past.reported.insert(kv.key.clone(), kv.mod_revision),
+                    EventKind::Delete => past.reported.remove(&kv.key),
                 };
             }
             past.last = Instant::now();
@@ -194,7 +194,7 @@ impl Watched {
     /// The part when no event came: whether everything was reported.
     fn quiet(&mut self, next: Revision) -> Result<Part, Stop> {
         let Some(past) = &self.past else { return Ok(Part::Reached(self.place.read())) };
-        if past.told == past.goal {
+        if past.reported == past.goal {
             return Ok(Part::Reached(past.head));
         }
         if past.last.elapsed() < PATIENCE {
@@ -222,7 +222,7 @@ impl Watched {
             return Some(Part::Happened(Vec::new()));
         }
         if let Some(past) = &mut self.past {
-            past.told.clear();
+            past.reported.clear();
         }
         self.place = Place::State(mark, self.range.bounds().0);
         Some(Part::GivenUp(read, mark))

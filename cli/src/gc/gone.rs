@@ -164,7 +164,7 @@ async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> 
         on_ipam(location, Use::Release, async |ipam| {
             for batch in some {
                 let deleted = ipam.delete_endpoints_of_gone(&estate.node, batch, Deadline::after(PATIENCE)).await;
-                report.deleted_endpoints.extend(deleted.map_err(told)?.into_iter().map(EndpointRow::from));
+                report.deleted_endpoints.extend(deleted.map_err(reported)?.into_iter().map(EndpointRow::from));
             }
             Ok(())
         })
@@ -173,7 +173,8 @@ async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> 
     for some in batches(&estate.holds).chunks(COMMITS_AT_ONCE) {
         on_ipam(location, Use::Release, async |ipam| {
             for batch in some {
-                let freed = ipam.free_of_gone(&estate.node, batch, Deadline::after(PATIENCE)).await.map_err(told)?;
+                let freed =
+                    ipam.free_of_gone(&estate.node, batch, Deadline::after(PATIENCE)).await.map_err(reported)?;
                 report.freed.extend(freed.released);
                 report.changed.extend(freed.changed);
             }
@@ -191,7 +192,7 @@ async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> 
                     Ok(false) => {}
                     // One block that cannot be read must not keep the other blocks from their release.
                     Err(error @ ipam_core::Error::Malformed(_)) => damaged = Some(error),
-                    Err(error) => return Err(told(error)),
+                    Err(error) => return Err(reported(error)),
                 }
             }
             Ok(())
@@ -199,13 +200,13 @@ async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> 
         .await?;
     }
     on_ipam(location, Use::Release, async |ipam| {
-        ipam.drop_legacy(&estate.node, Deadline::after(PATIENCE)).await.map_err(told)
+        ipam.drop_legacy(&estate.node, Deadline::after(PATIENCE)).await.map_err(reported)
     })
     .await?;
-    damaged.map_or(Ok(()), |error| Err(told(error)))
+    damaged.map_or(Ok(()), |error| Err(reported(error)))
 }
 
 /// A failure with control characters escaped: the error may have names from the store in it.
-fn told(error: ipam_core::Error) -> Failure {
+fn reported(error: ipam_core::Error) -> Failure {
     Failure::new(printable(&error.to_string()))
 }

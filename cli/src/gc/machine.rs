@@ -31,9 +31,9 @@ impl Machine {
     /// # Errors
     /// Not everything can be scanned, or the kernel does not report when it began.
     pub(super) fn evidence(&self) -> Result<Evidence> {
-        let host::Sight { addresses: live, namespaces, within } = host::look().map_err(|blind| {
+        let host::Sight { addresses: live, namespaces, within } = host::scan().map_err(|blind| {
             Failure::new(format!("nothing was freed: {blind}")).hint(
-                "run margay gc as root, where the container runtime runs; without a look at every namespace, an address \
+                "run margay gc as root, where the container runtime runs; without a scan of every namespace, an address \
                  that is in use cannot be told from one that is not",
             )
         })?;

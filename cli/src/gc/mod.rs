@@ -9,11 +9,11 @@ mod gone;
 mod gone_report;
 mod hand_over;
 mod list;
-mod looks;
 mod machine;
 mod nodes;
 pub(crate) mod reach;
 mod report;
+mod scans;
 mod stores;
 
 use std::io::Write;
@@ -25,17 +25,17 @@ use ipam_core::gc::{
 };
 use ipam_operator::Operator;
 use kv::{Deadline, ErrorKind};
-use looks::{APART, Looks};
 use machine::Machine;
 use reach::Memory;
 use report::{EndpointRow, Left, LeftByList, Reason, Report, Row, StoreReport};
+use scans::{APART, Scans};
 use stores::Stores;
 use tokio::runtime::Runtime;
 
 use crate::args::{Cli, Gc};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use};
-use crate::verbs::{in_turns, nodes as nodes_of, on_ipam};
+use crate::verbs::{nodes as nodes_of, on_ipam, yielding};
 
 /// The longest time for one read of a store, or one commit.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -196,7 +196,7 @@ fn decide(
     if args.netns {
         let earlier = std::mem::take(&mut judged.earlier).into_iter().map(|one| (one, Reason::EarlierBoot));
         let gone = std::mem::take(&mut judged.gone).into_iter().map(|one| (one, Reason::NamespaceGone));
-        by_looks(request, earlier.chain(gone).collect(), &mut found)?;
+        by_scans(request, earlier.chain(gone).collect(), &mut found)?;
     }
     found.report.node.clone_from(&holdings.node);
     found.report.left = Left {
@@ -222,7 +222,7 @@ async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut Found) -> R
     }
     // A store may know the node under a name that the plugin does not use any more.
     let names = [found.holdings.node.as_str(), node];
-    let endpoints = in_turns(&found.location, async |ipam| {
+    let endpoints = yielding(&found.location, async |ipam| {
         Ok(ipam.node_endpoints(|node| names.contains(&node), Deadline::after(PATIENCE)).await?)
     });
     found.going = with_endpoints(&found.ready, &found.holdings, &endpoints.await?, evidence);
@@ -264,12 +264,12 @@ fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found) -> Res
 }
 
 /// Takes the addresses that are unused now and were unused at a scan at least [`APART`] ago.
-fn by_looks(request: &Request<'_>, unused: Vec<(Allocation, Reason)>, found: &mut Found) -> Result<()> {
+fn by_scans(request: &Request<'_>, unused: Vec<(Allocation, Reason)>, found: &mut Found) -> Result<()> {
     let folder = &request.args.looks;
     let now = host::running().ok_or_else(|| Failure::new("the kernel does not tell its clock"))?;
-    let mut looks = Looks::load(folder, &found.location.to_string(), &request.machine.boot_id, now);
-    let since = looks.note(unused.iter().map(|(one, _)| one), now);
-    looks.save().map_err(|error| {
+    let mut scans = Scans::load(folder, &found.location.to_string(), &request.machine.boot_id, now);
+    let since = scans.note(unused.iter().map(|(one, _)| one), now);
+    scans.save().map_err(|error| {
         Failure::new(format!("looks cannot be kept in {}: {error}", folder.display()))
             .hint("it has to be a folder that root can write to, in memory, such as /run/margay")
     })?;
@@ -305,7 +305,7 @@ async fn free(found: &mut Found) -> Result<()> {
 
 /// The estates of the `wanted` nodes in a store, read in several openings.
 async fn survey(location: &Location, wanted: impl Fn(&Known, &str) -> bool + Send + Sync) -> Result<Estates> {
-    in_turns(location, async |ipam| Ok(ipam.estates(wanted, Deadline::after(PATIENCE)).await?)).await
+    yielding(location, async |ipam| Ok(ipam.estates(wanted, Deadline::after(PATIENCE)).await?)).await
 }
 
 #[cfg(test)]

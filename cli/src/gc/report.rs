@@ -8,7 +8,7 @@ use ipam_core::endpoints::{EndpointOf, EndpointOwner};
 use ipam_core::gc::{Allocation, NodeEndpoint};
 use serde::Serialize;
 
-use super::looks::APART;
+use super::scans::APART;
 use crate::answer::Answer;
 use crate::error::Result;
 use crate::output::{Column, printable, render};

@@ -130,7 +130,7 @@ impl Report {
         let own = self.places.first().map(|seen| seen.folder.as_path()).or(args.own_folder.as_deref());
         Some(match own {
             Some(folder) => Failure::new(format!("a CNI call runs {file}, and not what is in {}", folder.display()))
-                .hint(path.how_to_look_first_in(folder)),
+                .hint(path.how_to_prefer(folder)),
             None => Failure::new(format!("a CNI call runs {file}, which is not Margay's"))
                 .hint(format!("to change that: {again}")),
         })
@@ -171,7 +171,7 @@ impl Report {
                 _ => format!("Installed:   not completely, in {folder}"),
             });
             if let Some(previous) = &seen.previous {
-                lines.push(format!("Kept:        {} ({})", previous.display(), seen.previous_told()));
+                lines.push(format!("Kept:        {} ({})", previous.display(), seen.previous_reported()));
             }
         }
     }
@@ -206,7 +206,7 @@ impl Seen {
         self.state.as_ref()?.previous.as_ref()?.version.as_deref()
     }
 
-    fn previous_told(&self) -> &str {
+    fn previous_reported(&self) -> &str {
         self.previous_version().unwrap_or("it tells no version")
     }
 }
@@ -279,7 +279,7 @@ pub(crate) fn installed(change: &Change, done: Installed, report: &Report) -> Re
     };
     let here = report.places.iter().find(|seen| change.file.parent() == Some(&seen.folder));
     if let Some((seen, previous)) = here.and_then(|seen| Some((seen, seen.previous.as_ref()?))) {
-        text += &format!("; what was there is kept as {} ({})", previous.display(), seen.previous_told());
+        text += &format!("; what was there is kept as {} ({})", previous.display(), seen.previous_reported());
     }
     let change = Change {
         role: change.role,

@@ -114,7 +114,7 @@ impl PluginPath {
     }
 
     /// The setting that makes the runtime look in a folder first.
-    pub(crate) fn how_to_look_first_in(&self, folder: &Path) -> String {
+    pub(crate) fn how_to_prefer(&self, folder: &Path) -> String {
         let mut folders = vec![folder.to_owned()];
         folders.extend(self.folders.iter().filter(|other| *other != folder).cloned());
         let list: Vec<_> = folders.iter().map(|folder| format!("\"{}\"", folder.display())).collect();

@@ -17,7 +17,7 @@ use crate::error::{Failure, Result};
 pub(super) const PREFIX: &str = "/margay-conformance/";
 
 /// The longest time for the first read of a store.
-const FIRST_LOOK: Duration = Duration::from_secs(15);
+const FIRST_READ: Duration = Duration::from_secs(15);
 
 /// The permitted work on a store.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Plan {
         }
         let site = AtUrl(location.clone());
         let in_place = |found| Arc::new(InPlace::new(site.clone(), found));
-        match first_look(&site).await? {
+        match first_read(&site).await? {
             Contents::NoStore => {
                 let folder = make(location)?.ok_or_else(|| Failure::new(format!("there is no store at {location}")))?;
                 Ok(Self::New(Arc::new(NewStores::Below(folder))))
@@ -106,8 +106,8 @@ enum Contents {
     Keys,
 }
 
-async fn first_look(site: &AtUrl) -> Result<Contents> {
-    let look = async {
+async fn first_read(site: &AtUrl) -> Result<Contents> {
+    let read = async {
         let mut opened = site.open().await?;
         let one = RangeRequest::new(Range::All).with_limit(1).with_content(Content::KeysOnly);
         let found = opened.store().range(one).await;
@@ -116,16 +116,16 @@ async fn first_look(site: &AtUrl) -> Result<Contents> {
         closed?;
         Ok(if found.count == 0 { Contents::Nothing } else { Contents::Keys })
     };
-    match tokio::time::timeout(FIRST_LOOK, look).await {
-        Ok(Err(error)) => told(error),
+    match tokio::time::timeout(FIRST_READ, read).await {
+        Ok(Err(error)) => reported(error),
         Ok(Ok(contents)) => Ok(contents),
-        Err(_) => Err(Failure::new(format!("{} did not answer within {} s", site.0, FIRST_LOOK.as_secs()))
+        Err(_) => Err(Failure::new(format!("{} did not answer within {} s", site.0, FIRST_READ.as_secs()))
             .hint("see whether it is running, and whether its address and port are right")),
     }
 }
 
 /// The meaning of an error of the first read.
-fn told(error: kv::Error) -> Result<Contents> {
+fn reported(error: kv::Error) -> Result<Contents> {
     let hint = match error.kind() {
         ErrorKind::Missing => return Ok(Contents::NoStore),
         ErrorKind::Locked => "some other command or program has the store open; end it, or try again",

@@ -16,7 +16,7 @@ pub(super) const USES: [(AddressUse, char, &str, &str); 5] = [
     (AddressUse::Free, '.', "free", "#e8e8e8"),
     (AddressUse::Used, '#', "in use", "#0059b3"),
     (AddressUse::Borrowed, 'b', "borrowed by another node", "#b3007d"),
-    (AddressUse::Resting, '~', "in cooldown", "#e0a000"),
+    (AddressUse::InCooldown, '~', "in cooldown", "#e0a000"),
     (AddressUse::Reserved, 'r', "reserved", "#707070"),
 ];
 
@@ -51,7 +51,7 @@ impl Cell {
             [first, rest @ ..] if rest.iter().all(|found| found == first) => Self::All(*first),
             _ if has(AddressUse::Borrowed) => Self::All(AddressUse::Borrowed),
             _ if has(AddressUse::Used) => Self::Some,
-            _ if has(AddressUse::Resting) => Self::All(AddressUse::Resting),
+            _ if has(AddressUse::InCooldown) => Self::All(AddressUse::InCooldown),
             _ => Self::All(AddressUse::Free),
         }
     }
@@ -70,7 +70,7 @@ impl Cell {
             Self::All(AddressUse::Free) => None,
             Self::All(AddressUse::Used) | Self::Some => Some(34),
             Self::All(AddressUse::Borrowed) => Some(35),
-            Self::All(AddressUse::Resting) => Some(33),
+            Self::All(AddressUse::InCooldown) => Some(33),
             Self::All(AddressUse::Reserved) => Some(90),
         }
     }
@@ -101,17 +101,17 @@ mod tests {
 
     #[test]
     fn a_sign_tells_the_most_of_what_it_stands_for() {
-        use AddressUse::{Borrowed, Free, Reserved, Resting, Used};
-        let told = [
+        use AddressUse::{Borrowed, Free, InCooldown, Reserved, Used};
+        let reported = [
             (vec![Free, Free], '.'),
             (vec![Used, Used], '#'),
             (vec![Free, Used], '+'),
             (vec![Free, Borrowed, Used], 'b'),
-            (vec![Free, Resting], '~'),
+            (vec![Free, InCooldown], '~'),
             (vec![Reserved, Reserved], 'r'),
             (vec![Reserved, Free], '.'),
         ];
-        for (uses, sign) in told {
+        for (uses, sign) in reported {
             assert_eq!(Cell::of(&uses).sign(), sign, "{uses:?}");
         }
     }

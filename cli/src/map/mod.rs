@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::output::printable;
 
 pub(crate) use picture::{html, svg};
-pub(crate) use terminal::{Look, draw};
+pub(crate) use terminal::{Style, draw};
 
 /// The most blocks of a pool that is drawn with a sign for each address; larger pools have a sign for each block.
 const MOST_BLOCKS_IN_DETAIL: usize = 64;
@@ -54,7 +54,7 @@ pub(crate) struct Drawn {
     /// Addresses in use by other nodes than the owner.
     pub(crate) borrowed: usize,
     /// Released addresses in cooldown.
-    pub(crate) resting: usize,
+    pub(crate) in_cooldown: usize,
     /// Reserved addresses that are not in use.
     pub(crate) reserved: usize,
     /// Addresses that can be assigned.
@@ -102,7 +102,7 @@ impl Drawn {
             },
             in_use: count(AddressUse::Used) + borrowed,
             borrowed,
-            resting: count(AddressUse::Resting),
+            in_cooldown: count(AddressUse::InCooldown),
             reserved: count(AddressUse::Reserved),
             free: count(AddressUse::Free),
             addresses: block.uses.iter().map(|found| cells::sign(*found)).collect(),
@@ -123,15 +123,17 @@ impl Drawn {
     }
 
     /// The numbers of the block in words.
-    fn told(&self) -> String {
+    fn reported(&self) -> String {
         let owner = if self.owner.is_empty() { "nobody's" } else { &self.owner };
-        let mut told = format!("{} ({owner}): {} of {} in use", self.cidr, self.in_use, self.uses.len());
-        for (count, what) in [(self.borrowed, "borrowed"), (self.resting, "in cooldown"), (self.reserved, "reserved")] {
+        let mut reported = format!("{} ({owner}): {} of {} in use", self.cidr, self.in_use, self.uses.len());
+        for (count, what) in
+            [(self.borrowed, "borrowed"), (self.in_cooldown, "in cooldown"), (self.reserved, "reserved")]
+        {
             if count > 0 {
-                told.push_str(&format!(", {count} {what}"));
+                reported.push_str(&format!(", {count} {what}"));
             }
         }
-        told
+        reported
     }
 }
 
@@ -163,7 +165,7 @@ impl Section {
             heading.push_str(&format!(": {} in use", sum(|block| block.in_use)));
             for (count, what) in [
                 (sum(|block| block.borrowed), "of them borrowed"),
-                (sum(|block| block.resting), "in cooldown"),
+                (sum(|block| block.in_cooldown), "in cooldown"),
                 (sum(|block| block.reserved), "reserved"),
                 (sum(|block| block.free), "free"),
             ] {

@@ -59,7 +59,7 @@ fn addresses(blocks: &[Drawn], top: usize, body: &mut String) -> usize {
     let room = WIDTH - LABEL - 2 * MARGIN;
     for block in blocks {
         let text = y + LINE - 5;
-        _ = writeln!(body, r#"<g><title>{}</title>"#, escaped(&block.told()));
+        _ = writeln!(body, r#"<g><title>{}</title>"#, escaped(&block.reported()));
         let owner = if block.owner.is_empty() { "-" } else { &block.owner };
         let label = clipped(&format!("{}  {owner}", block.cidr));
         _ = writeln!(body, r#"<text x="{MARGIN}" y="{text}">{}</text>"#, escaped(&label));
@@ -99,7 +99,7 @@ fn blocks(section: &Section, top: usize, body: &mut String) -> usize {
                 body,
                 r#"<rect x="{x}" y="{y}" width="{size}" height="{size}" fill="{}"><title>{}</title></rect>"#,
                 colour_of_tenths(block.tenths()),
-                escaped(&block.told())
+                escaped(&block.reported())
             );
         }
         y += CELL;

@@ -16,7 +16,7 @@ const UNCLAIMED: char = '-';
 
 /// The look of a drawing.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Look {
+pub(crate) struct Style {
     /// The number of columns.
     pub(crate) width: usize,
     /// True if there are colours.
@@ -26,7 +26,7 @@ pub(crate) struct Look {
 }
 
 /// Draws pools one below the other, with the meaning of the signs at the end.
-pub(crate) fn draw(sections: &[Section], look: Look) -> String {
+pub(crate) fn draw(sections: &[Section], style: Style) -> String {
     let mut text = String::new();
     let (mut has_addresses, mut has_blocks) = (false, false);
     for section in sections {
@@ -36,18 +36,18 @@ pub(crate) fn draw(sections: &[Section], look: Look) -> String {
             text.push('\n');
             continue;
         }
-        if section.in_detail(look.detail) {
+        if section.in_detail(style.detail) {
             has_addresses = true;
-            addresses(&section.blocks, look, &mut text);
+            addresses(&section.blocks, style, &mut text);
         } else {
             has_blocks = true;
-            blocks(section, look, &mut text);
+            blocks(section, style, &mut text);
         }
         text.push('\n');
     }
     if has_addresses {
-        let told = USES.map(|(_, sign, name, _)| format!("{sign} {name}"));
-        text.push_str(&format!("{}   + some in use\n", told.join("   ")));
+        let reported = USES.map(|(_, sign, name, _)| format!("{sign} {name}"));
+        text.push_str(&format!("{}   + some in use\n", reported.join("   ")));
     }
     if has_blocks {
         text.push_str(&format!(
@@ -58,17 +58,17 @@ pub(crate) fn draw(sections: &[Section], look: Look) -> String {
 }
 
 /// Draws a line for each block, with a sign for each address, or for several if there is not enough room.
-fn addresses(blocks: &[Drawn], look: Look, text: &mut String) {
+fn addresses(blocks: &[Drawn], style: Style, text: &mut String) {
     let cidrs = blocks.iter().map(|block| block.cidr.len()).max().unwrap_or_default();
     let owners = blocks.iter().map(|block| short(&block.owner).chars().count()).max().unwrap_or_default();
     let counts = blocks.iter().map(|block| count(block).len()).max().unwrap_or_default();
-    let room = look.width.saturating_sub(cidrs + owners + counts + 6).max(LEAST_CELLS);
+    let room = style.width.saturating_sub(cidrs + owners + counts + 6).max(LEAST_CELLS);
     for block in blocks {
         let each = block.uses.len().div_ceil(room).max(1);
         let cells: Vec<Cell> = block.uses.chunks(each).map(Cell::of).collect();
         let owner = short(&block.owner);
         text.push_str(&format!("{:cidrs$}  {owner:owners$}  ", block.cidr));
-        paint(cells.iter().map(|cell| (cell.sign(), cell.terminal_colour())), look.colours, text);
+        paint(cells.iter().map(|cell| (cell.sign(), cell.terminal_colour())), style.colours, text);
         let padding = room.min(block.uses.len()).saturating_sub(cells.len());
         text.push_str(&format!("{:padding$}  {:>counts$}\n", "", count(block)));
     }
@@ -87,11 +87,11 @@ fn short(owner: &str) -> String {
 }
 
 /// Draws a sign for each block, and for each place without a block if there are not too many places.
-fn blocks(section: &Section, look: Look, text: &mut String) {
+fn blocks(section: &Section, style: Style, text: &mut String) {
     let places = places(section);
     let label = |place: &Place<'_>| place.first.to_string();
     let labels = places.iter().map(|place| label(place).len()).max().unwrap_or_default();
-    let room = look.width.saturating_sub(labels + 2).max(LEAST_CELLS);
+    let room = style.width.saturating_sub(labels + 2).max(LEAST_CELLS);
     // A power of two, so that lines begin at round addresses.
     let each = 1 << room.ilog2();
     for line in places.chunks(each) {
@@ -101,7 +101,7 @@ fn blocks(section: &Section, look: Look, text: &mut String) {
             Some(block) => (sign_of_tenths(block.tenths()), terminal_colour_of_tenths(block.tenths())),
             None => (UNCLAIMED, Some(90)),
         });
-        paint(cells, look.colours, text);
+        paint(cells, style.colours, text);
         text.push('\n');
     }
 }

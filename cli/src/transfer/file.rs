@@ -38,7 +38,7 @@ impl Plan {
     pub(crate) async fn of(path: &Path, as_node: Option<String>, from: Option<String>) -> Result<Self> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         aside(move || {
-            let (mut plan, nodes) = Self::look(path)?;
+            let (mut plan, nodes) = Self::plan_of(path)?;
             if let Some(name) = as_node {
                 plan.rename(&nodes, from, name)?;
             }
@@ -60,7 +60,7 @@ impl Plan {
         self.path.display().to_string()
     }
 
-    fn look(path: PathBuf) -> Result<(Self, BTreeSet<String>)> {
+    fn plan_of(path: PathBuf) -> Result<(Self, BTreeSet<String>)> {
         let mut reader = Reader::open(&path)?;
         let (mut tally, mut left_out, mut nodes) = (Tally::default(), 0, BTreeSet::new());
         let mut is_marked = false;

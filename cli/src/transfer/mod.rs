@@ -30,7 +30,7 @@ pub(crate) enum Work {
     /// The target becomes equal to the source.
     Update,
     /// Nothing is written: documents and differences are counted.
-    Look,
+    DryRun,
     /// Nothing is written: only keys and differences are counted. The documents were counted by the walk that wrote.
     Verify,
 }
@@ -91,7 +91,7 @@ impl Walked {
         let (tally, sum, found) = aside(move || {
             match work {
                 Work::Verify => tally.keys += rows.len() as u64,
-                Work::Fill | Work::Update | Work::Look => {
+                Work::Fill | Work::Update | Work::DryRun => {
                     rows.iter().for_each(|(key, value)| tally.add(key, value.as_bytes()));
                 }
             }
@@ -110,7 +110,7 @@ impl Walked {
         self.kept += found.kept;
         self.count(&found.changes, ["new", "changed", "gone"]);
         match work {
-            Work::Look | Work::Verify => Ok((Vec::new(), before)),
+            Work::DryRun | Work::Verify => Ok((Vec::new(), before)),
             Work::Fill if found.changes.iter().any(|change| change.was.is_set()) => Err(in_the_way(self)),
             Work::Fill | Work::Update => Ok((found.changes, before)),
         }

@@ -26,7 +26,7 @@ impl<'l> Source<'l> {
     pub(super) async fn next(&mut self) -> Result<(Vec<(Key, Value)>, bool), Stop> {
         match self {
             Self::Store(snapshot) => {
-                let rows = snapshot.turn().await?.unwrap_or_default();
+                let rows = snapshot.batch().await?.unwrap_or_default();
                 let mark = mark_key();
                 if rows.iter().any(|kv| kv.key == mark) {
                     return Err(marked("the source").into());

@@ -57,7 +57,7 @@ impl<'l> Target<'l> {
     }
 
     /// Opens a store if there is one.
-    pub(crate) async fn look_at(location: &'l Location) -> Result<Self> {
+    pub(crate) async fn inspect(location: &'l Location) -> Result<Self> {
         let open = match datastore::open(location, Create::Never, wait()).await {
             Ok(open) => Some(open),
             Err(error) if *error.kind() == ErrorKind::Missing && location.path().is_some() => None,

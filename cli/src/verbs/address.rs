@@ -28,7 +28,7 @@ pub(super) async fn show(ipam: &Operator, ip: IpAddr, deadline: Deadline) -> Res
 fn status(holding: Holding) -> Status {
     match holding {
         Holding::Free => Status::Free,
-        Holding::Resting(entry) => Status::CoolingDown { released_at: entry.released_at().map(rfc3339) },
+        Holding::InCooldown(entry) => Status::CoolingDown { released_at: entry.released_at().map(rfc3339) },
         Holding::Held(entry) => Status::Held(Holder {
             handle: entry.handle().map(str::to_owned),
             attributes: entry.attributes().clone(),

@@ -154,7 +154,7 @@ fn labelled(labels: &BTreeMap<String, String>) -> String {
 impl PoolReport {
     fn of(state: &PoolState, node: &BTreeMap<String, String>, namespace: Option<&Labels>) -> Self {
         let PoolState { pool, obstacle, stock, .. } = state;
-        let Stock { usage, resting, blocks, own_blocks, own_free, .. } = *stock;
+        let Stock { usage, in_cooldown, blocks, own_blocks, own_free, .. } = *stock;
         let (word, reason) = match obstacle {
             Ok(None) => (None, stock_text(stock)),
             Ok(Some(obstacle)) => (Some(word(*obstacle)), reason(pool, *obstacle, node, namespace)),
@@ -170,7 +170,7 @@ impl PoolReport {
             in_use: usage.in_use,
             reserved: usage.reserved,
             available: usage.available,
-            resting,
+            resting: in_cooldown,
             blocks,
             own_blocks,
             own_free,
@@ -185,10 +185,10 @@ impl PoolReport {
 
 /// The use of a pool, for people.
 fn stock_text(stock: &Stock) -> String {
-    let Stock { usage, resting, own_blocks, own_free, .. } = stock;
+    let Stock { usage, in_cooldown, own_blocks, own_free, .. } = stock;
     let mut text = format!("{} of {} in use", usage.in_use, usage.capacity);
-    if *resting > 0 {
-        _ = write!(text, " ({resting} in cooldown)");
+    if *in_cooldown > 0 {
+        _ = write!(text, " ({in_cooldown} in cooldown)");
     }
     if usage.reserved != Count::ZERO {
         _ = write!(text, ", {} reserved", usage.reserved);

@@ -98,15 +98,15 @@ impl Report {
 
     fn listed(&mut self, subject: &HistoryOf, at: Revision, kvs: &[Kv]) {
         for kv in kvs {
-            let told = of_listed(&kv.key, kv.value.as_bytes()).unwrap_or_default();
-            let concerned = told.iter().filter(|happening| subject.concerns(happening));
+            let reported = of_listed(&kv.key, kv.value.as_bytes()).unwrap_or_default();
+            let concerned = reported.iter().filter(|happening| subject.concerns(happening));
             self.events.extend(concerned.map(|happening| Row::listed(at, happening)));
         }
     }
 
     fn happened(&mut self, subject: &HistoryOf, batch: &Batch) {
-        let told = of_batch(batch);
-        let concerned = told.happenings.iter().filter(|happening| subject.concerns(happening));
+        let reported = of_batch(batch);
+        let concerned = reported.happenings.iter().filter(|happening| subject.concerns(happening));
         let time =
             |time: Option<SystemTime>, happening: &ipam_operator::events::Happening| time_of(time, &happening.what);
         self.events

@@ -11,7 +11,7 @@ use super::READING;
 use crate::answer::Answer;
 use crate::args;
 use crate::error::{Failure, Result};
-use crate::map::{Detail, Look, Section, draw, html, sections, svg};
+use crate::map::{Detail, Section, Style, draw, html, sections, svg};
 use crate::output::{Screen, rfc3339, whole_file};
 
 #[derive(Serialize)]
@@ -54,7 +54,7 @@ pub(super) async fn run(ipam: &Operator, args: &args::Map) -> Result<Answer> {
     let screen = Screen::of_stdout();
     let width = args.width.map_or(screen.width, usize::from);
     let text = match written.is_empty() {
-        true => draw(&sections, Look { width, colours: screen.colours, detail }),
+        true => draw(&sections, Style { width, colours: screen.colours, detail }),
         false => written,
     };
     let answer = Answer::new(text, &Json { revision: revision.get(), pools: &sections })?;

@@ -4,7 +4,7 @@ use datastore::Location;
 use ipam_core::samples::{Samples, oldest_revision};
 use kv::Deadline;
 
-use super::{PATIENCE, READING, in_turns};
+use super::{PATIENCE, READING, yielding};
 use crate::answer::Answer;
 use crate::args;
 use crate::error::Result;
@@ -20,7 +20,7 @@ pub(super) async fn run(args: &args::Metrics, location: &Location) -> Result<Ans
         true => None,
         false => Memory::of(&args.looks, location, &node, boot_id.as_deref().unwrap_or_default()),
     };
-    let samples = in_turns(location, async |ipam| {
+    let samples = yielding(location, async |ipam| {
         let mut samples = Samples::default();
         let revision = match &memory {
             Some(memory) => {

@@ -23,7 +23,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use datastore::{Location, OpenStore, Turns};
+use datastore::{Location, OpenStore, YieldingStore};
 use ipam_core::Nodes;
 use ipam_operator::Operator;
 use kv::{Deadline, Store};
@@ -53,7 +53,7 @@ pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path)
         }
         OnStore::Ipam(args::Ipam::History(args)) => return history::run(location, args).await,
         OnStore::Metrics(args) => return metrics::run(args, location).await,
-        _ if reads_all(command) => return in_turns(location, async |ipam| verb(command, ipam).await).await,
+        _ if reads_all(command) => return yielding(location, async |ipam| verb(command, ipam).await).await,
         _ => {}
     }
     let what_for = match command {
@@ -146,16 +146,16 @@ fn reads_all(command: &OnStore) -> bool {
 
 /// Runs work that reads much and changes nothing. Other processes that wait for the store lock get it in between; a
 /// daemon keeps it.
-pub(crate) async fn in_turns<T>(location: &Location, work: impl AsyncFnOnce(&Operator) -> Result<T>) -> Result<T> {
+pub(crate) async fn yielding<T>(location: &Location, work: impl AsyncFnOnce(&Operator) -> Result<T>) -> Result<T> {
     if let Some(served) =
         datastore::served::connect(location, crate::store::wait()).await.filter(|_| location.path().is_some())
     {
         return work(&Operator::new(Arc::new(served), nodes(location))).await;
     }
     let explained = |error| crate::store::explain(location, error);
-    let turns = Arc::new(Turns::open(location, crate::store::wait()).await.map_err(explained)?);
-    let done = work(&Operator::new(Arc::clone(&turns) as Arc<dyn Store>, nodes(location))).await;
-    let closed = turns.close().await;
+    let yielding = Arc::new(YieldingStore::open(location, crate::store::wait()).await.map_err(explained)?);
+    let done = work(&Operator::new(Arc::clone(&yielding) as Arc<dyn Store>, nodes(location))).await;
+    let closed = yielding.close().await;
     let done = done?;
     closed?;
     Ok(done)

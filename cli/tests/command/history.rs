@@ -11,7 +11,7 @@ use kv::{Deadline, Range, Store, StoreExt};
 use serde_json::{Value, json};
 
 /// Of each event what is asked for, as texts.
-fn told(report: &Value, members: &[&str]) -> Vec<String> {
+fn reported(report: &Value, members: &[&str]) -> Vec<String> {
     let events = report["events"].as_array().unwrap();
     let member = |event: &Value, name: &&str| event[*name].as_str().unwrap_or("-").to_owned();
     events.iter().map(|event| members.iter().map(|name| member(event, name)).collect::<Vec<_>>().join(" ")).collect()
@@ -28,11 +28,11 @@ fn an_address_goes_from_one_to_another() {
         assert_eq!(lab.assign("net", "c3"), address);
 
         let report = lab.margay(&format!("ipam history {address} -o json")).json();
-        let events = told(&report, &["event", "container", "interface", "node", "block"]);
+        let events = reported(&report, &["event", "container", "interface", "node", "block"]);
         let expected = ["assigned c1", "released c1", "assigned c3"];
         assert_eq!(events, expected.map(|what| format!("{what} eth0 node1 10.88.0.0/31")), "{report}");
         // The store knows when each happened, and it never goes back.
-        let times = told(&report, &["time"]);
+        let times = reported(&report, &["time"]);
         assert!(times.is_sorted() && times.iter().all(|time| time.ends_with('Z')), "{times:?}");
         assert_eq!(report["oldest_revision"], json!(1));
 
@@ -43,7 +43,7 @@ fn an_address_goes_from_one_to_another() {
             ("host:node1", "claimed"),
         ] {
             let report = lab.margay(&format!("ipam history {subject} -o json")).json();
-            assert_eq!(told(&report, &["event"]).join(","), expected, "{subject}: {report}");
+            assert_eq!(reported(&report, &["event"]).join(","), expected, "{subject}: {report}");
         }
 
         let text = lab.margay(&format!("ipam history {address}")).answer();
@@ -64,7 +64,7 @@ fn what_was_given_up_is_said_and_what_was_so_then_is_told() {
         assert_eq!(lab.margay("store compact").code, 0);
         lab.margay("ipam release --container c1").answer();
         let report = lab.margay(&format!("ipam history {address} -o json")).json();
-        assert_eq!(told(&report, &["event", "handle"]), ["held net.c1", "released net.c1"], "{report}");
+        assert_eq!(reported(&report, &["event", "handle"]), ["held net.c1", "released net.c1"], "{report}");
         let oldest = report["oldest_revision"].as_i64().unwrap();
         assert!(oldest > 1 && report["oldest_time"].is_string(), "{report}");
         let text = lab.margay(&format!("ipam history {other}")).answer();
@@ -81,7 +81,7 @@ fn since_keeps_what_was_still_so() {
         lab.margay("ipam release --container c1").answer();
         let events = |subject: &str, since: &str| {
             let report = lab.margay(&format!("ipam history {subject} --since {since} -o json")).json();
-            told(&report, &["event"])
+            reported(&report, &["event"])
         };
         assert_eq!(events(&address, "1h"), ["assigned", "released"]);
         assert_eq!(events(&address, "2000-01-01T00:00:00Z"), ["assigned", "released"]);
@@ -288,8 +288,8 @@ fn a_watch_holds_nobody_up() {
         });
         // Every one of them is printed, once and in order.
         let mut holders = std::collections::BTreeMap::new();
-        let mut told = 0;
-        while told < 4 * ROUNDS * 2 {
+        let mut reported = 0;
+        while reported < 4 * ROUNDS * 2 {
             let event = watch.json();
             let Some(address) = event["address"].as_str() else { continue };
             match event["event"].as_str().unwrap() {
@@ -297,7 +297,7 @@ fn a_watch_holds_nobody_up() {
                 "released" => assert_eq!(holders.remove(address), Some(event["handle"].clone()), "{event}"),
                 other => panic!("{other}"),
             }
-            told += 1;
+            reported += 1;
         }
         assert!(holders.is_empty(), "{holders:?}");
         watch.child.kill().unwrap();

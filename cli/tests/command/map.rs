@@ -58,8 +58,8 @@ fn pictures_are_whole_files() {
     let [lab, _] = Lab::each();
     filled(&lab);
     let (svg, html) = (lab.folder().join("a.svg"), lab.folder().join("a.html"));
-    let told = lab.margay(&format!("ipam map --svg {} --html {}", svg.display(), html.display())).answer();
-    assert_eq!(told.lines().count(), 2, "{told}");
+    let reported = lab.margay(&format!("ipam map --svg {} --html {}", svg.display(), html.display())).answer();
+    assert_eq!(reported.lines().count(), 2, "{reported}");
     let picture = fs::read_to_string(&svg).unwrap();
     assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"));
     assert!(picture.contains("<title>10.65.0.4/30 (node1): 3 of 4 in use</title>"), "{picture}");

@@ -27,9 +27,9 @@ fn a_pool_from_its_making_to_its_end() {
         assert_eq!(lab.margay("ipam show --show-blocks").answer(), table);
 
         let in_use = lab.margay("pool delete lab").failure();
-        let told = "error: pool lab still has 2 addresses in use: 2 in 10.70.0.0/28 (node1); it is the pool of a bridged \
+        let reported = "error: pool lab still has 2 addresses in use: 2 in 10.70.0.0/28 (node1); it is the pool of a bridged \
                     network with gateway 10.70.0.1\nhint: ";
-        assert!(in_use.starts_with(told), "{in_use}");
+        assert!(in_use.starts_with(reported), "{in_use}");
         assert!(in_use.contains("margay ipam release"), "{in_use}");
         assert_eq!(lab.margay("pool list -o json").json()["pools"][0]["disabled"], false);
 

@@ -23,11 +23,11 @@ fn activate(lab: &Lab, listener: &UnixListener) -> Daemon {
 
 /// Waits until a state is reported.
 #[track_caller]
-fn wait_for(told: &UnixDatagram, state: &str) {
-    told.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+fn wait_for(reported: &UnixDatagram, state: &str) {
+    reported.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let mut bytes = [0; 1000];
     wait_until(state, || {
-        let read = told.recv(&mut bytes).unwrap_or(0);
+        let read = reported.recv(&mut bytes).unwrap_or(0);
         String::from_utf8_lossy(&bytes[..read]).lines().any(|line| line == state)
     });
 }
@@ -38,18 +38,18 @@ fn a_socket_of_systemds_is_used_and_stays() {
         let lab = Lab::with_pool(engine, POOL);
         std::fs::create_dir_all(lab.socket().parent().unwrap()).unwrap();
         let listener = UnixListener::bind(lab.socket()).unwrap();
-        let told = UnixDatagram::bind(lab.root().join("notify")).unwrap();
+        let reported = UnixDatagram::bind(lab.root().join("notify")).unwrap();
         for round in 0..3 {
             // The first caller is there before the daemon, and starts it.
             let first = lab.add(&format!("first{round}")).start();
             let mut daemon = activate(&lab, &listener);
             first.end().ok();
-            wait_for(&told, "READY=1");
+            wait_for(&reported, "READY=1");
             lab.add(&format!("second{round}")).ok().by_daemon();
             daemon.runs();
             let ended = daemon.end();
             assert_eq!(ended.code, Some(0), "{ended:?}");
-            wait_for(&told, "STOPPING=1");
+            wait_for(&reported, "STOPPING=1");
             assert!(lab.socket().exists(), "the socket is gone");
         }
         assert_eq!(lab.held().len(), 6);
@@ -88,9 +88,9 @@ fn a_daemon_is_ready_without_a_store_too() {
         let lab = Lab::new(engine);
         std::fs::create_dir_all(lab.socket().parent().unwrap()).unwrap();
         let listener = UnixListener::bind(lab.socket()).unwrap();
-        let told = UnixDatagram::bind(lab.root().join("notify")).unwrap();
+        let reported = UnixDatagram::bind(lab.root().join("notify")).unwrap();
         let _daemon = activate(&lab, &listener);
-        wait_for(&told, "READY=1");
+        wait_for(&reported, "READY=1");
         assert!(!lab.store.exists());
     }
 }

@@ -18,14 +18,14 @@ const ROUNDS: u32 = 20;
 
 /// The answers that runtimes have.
 #[derive(Default)]
-struct Told {
+struct Reported {
     /// The holder of each address that an ADD has reported and no DEL has released.
     held: Mutex<BTreeMap<IpAddr, String>>,
     adds: AtomicUsize,
     dels: AtomicUsize,
 }
 
-impl Told {
+impl Reported {
     /// Calls ADD and DEL until it is over, and keeps every third container. Each call has to succeed.
     fn call(&self, lab: &Lab, caller: usize, over: &AtomicBool) {
         for round in 0.. {
@@ -48,21 +48,21 @@ impl Told {
 
     /// Calls while something is done; afterwards the store has the answered addresses, and no others.
     fn while_calling<T>(lab: &Lab, work: impl FnOnce(&Self) -> T) -> T {
-        let (told, over) = (Self::default(), AtomicBool::new(false));
+        let (reported, over) = (Self::default(), AtomicBool::new(false));
         let done = thread::scope(|scope| {
             for caller in 0..CALLERS {
-                let (told, over) = (&told, &over);
+                let (reported, over) = (&reported, &over);
                 scope.spawn(move || {
                     // The others end, too, if this one fails.
                     let _over = OnDrop(over);
-                    told.call(lab, caller, over);
+                    reported.call(lab, caller, over);
                 });
             }
             let _over = OnDrop(&over);
-            work(&told)
+            work(&reported)
         });
-        let told = told.held.into_inner().unwrap();
-        assert_eq!(lab.held(), told);
+        let reported = reported.held.into_inner().unwrap();
+        assert_eq!(lab.held(), reported);
         lab.is_in_order();
         done
     }
@@ -81,15 +81,15 @@ impl Drop for OnDrop<'_> {
 fn an_end_that_is_asked_for_costs_no_call() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
-        Told::while_calling(&lab, |told| {
+        Reported::while_calling(&lab, |reported| {
             for round in 0..6 {
                 let daemon = Daemon::start(&lab);
-                let before = told.adds.load(Ordering::SeqCst);
+                let before = reported.adds.load(Ordering::SeqCst);
                 sleep(Duration::from_millis(200 + round * 17));
                 let ended = daemon.end();
                 assert_eq!(ended.code, Some(0), "{ended:?}");
                 assert!(!lab.socket().exists(), "the socket stays");
-                assert!(told.adds.load(Ordering::SeqCst) > before, "nobody has called");
+                assert!(reported.adds.load(Ordering::SeqCst) > before, "nobody has called");
                 // A while without it.
                 sleep(Duration::from_millis(50));
             }
@@ -102,19 +102,22 @@ fn a_daemon_that_is_killed_at_any_moment_costs_no_call() {
     let rounds = std::env::var("MARGAY_SERVE_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
-        Told::while_calling(&lab, |told| {
+        Reported::while_calling(&lab, |reported| {
             for round in 0..rounds {
                 let daemon = Daemon::start(&lab);
-                let before = told.adds.load(Ordering::SeqCst);
+                let before = reported.adds.load(Ordering::SeqCst);
                 sleep(Duration::from_millis(fastrand::u64(1..150)));
                 daemon.kill();
                 // Often another one is there at once.
                 if round % 4 == 0 {
                     sleep(Duration::from_millis(fastrand::u64(1..100)));
-                    assert!(told.adds.load(Ordering::SeqCst) >= before);
+                    assert!(reported.adds.load(Ordering::SeqCst) >= before);
                 }
             }
-            assert!(told.adds.load(Ordering::SeqCst) > 10 && told.dels.load(Ordering::SeqCst) > 5, "too few calls");
+            assert!(
+                reported.adds.load(Ordering::SeqCst) > 10 && reported.dels.load(Ordering::SeqCst) > 5,
+                "too few calls"
+            );
         });
     }
 }

@@ -35,7 +35,7 @@ impl Kubernetes {
             return Err(CniError::internal(format!("stat {}: no such file or directory", path.display()))
                 .with_details("check kubernetes.kubeconfig"));
         }
-        Ok(Client { api: self.access(AGENT).map_err(told)? })
+        Ok(Client { api: self.access(AGENT).map_err(reported)? })
     }
 }
 
@@ -111,7 +111,7 @@ impl Client {
                 let details = format!("there was no answer in {:.1} s; {CHECK_ADDRESS}", left.as_secs_f32());
                 CniError::new(Code::TryAgain, what).with_details(details)
             }
-            Failure::Told(problem) => told(problem),
+            Failure::Reported(problem) => reported(problem),
         }
     }
 
@@ -134,6 +134,6 @@ impl Client {
     }
 }
 
-fn told(problem: Problem) -> CniError {
+fn reported(problem: Problem) -> CniError {
     CniError::new(problem.code, problem.what).with_details(problem.advice)
 }

@@ -151,7 +151,7 @@ impl Asked<'_> {
         let answer = api.get(&path, *patience).await.map_err(|failure| match failure {
             Failure::Unreachable(error) => Problem::passing(api.no_connection(&path, &error), ADVICE),
             Failure::Late(patience) => Problem { advice: ADVICE.to_owned(), ..late(api, patience) },
-            Failure::Told(problem) => problem,
+            Failure::Reported(problem) => problem,
         })?;
         if answer.status == StatusCode::OK {
             let mut said: Value = serde_json::from_slice(&answer.body).unwrap_or_default();

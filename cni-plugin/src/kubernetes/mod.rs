@@ -149,7 +149,7 @@ impl Kubernetes {
                 Problem::passing(format!("{} cannot be reached: {error}", api.url()), CHECK_ADDRESS)
             }
             Failure::Late(patience) => late(&api, patience),
-            Failure::Told(problem) => problem,
+            Failure::Reported(problem) => problem,
         })?;
         if answer.status != StatusCode::OK {
             return Err(refused(&api, answer.status));

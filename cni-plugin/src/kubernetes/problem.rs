@@ -34,12 +34,12 @@ pub(super) enum Failure {
     /// There was no answer in that time.
     Late(Duration),
     /// Everything else.
-    Told(Problem),
+    Reported(Problem),
 }
 
 impl From<Problem> for Failure {
     fn from(problem: Problem) -> Self {
-        Self::Told(problem)
+        Self::Reported(problem)
     }
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Unreachable(error) => error.fmt(f),
             Self::Late(left) => write!(f, "there was no answer in {:.1} s", left.as_secs_f32()),
-            Self::Told(problem) => f.write_str(&problem.what),
+            Self::Reported(problem) => f.write_str(&problem.what),
         }
     }
 }

@@ -25,20 +25,20 @@ fn what_a_container_had_under_the_old_name_is_released_and_told() {
     let renamed = renamed(&lab);
     let del = |container: &str| Call::new("DEL", container, &renamed).ok().stderr;
     lab.add(UNIQUE).ok();
-    let told = del(UNIQUE);
-    assert!(told.contains("WARN released addresses that were recorded for another node name"), "{told}");
-    assert!(told.contains("node=\"node-1\""), "{told}");
+    let reported = del(UNIQUE);
+    assert!(reported.contains("WARN released addresses that were recorded for another node name"), "{reported}");
+    assert!(reported.contains("node=\"node-1\""), "{reported}");
     lab.nothing_is_left();
     // A short id may be another container's on another node.
     let address = lab.add("renamed-1").ok().address();
-    let told = del("renamed-1");
-    assert!(told.contains("WARN left addresses of the same container id"), "{told}");
-    assert!(told.contains(&address.to_string()) && !told.contains("nothing is held"), "{told}");
+    let reported = del("renamed-1");
+    assert!(reported.contains("WARN left addresses of the same container id"), "{reported}");
+    assert!(reported.contains(&address.to_string()) && !reported.contains("nothing is held"), "{reported}");
     assert_eq!(lab.books().count_of("net1.renamed-1"), 1);
     lab.erase(&format!("{NODES}node-1"));
-    let told = del("renamed-1");
-    assert!(told.contains("WARN released addresses that were recorded for another node name"), "{told}");
+    let reported = del("renamed-1");
+    assert!(reported.contains("WARN released addresses that were recorded for another node name"), "{reported}");
     lab.nothing_is_left();
-    let told = del("renamed-1");
-    assert!(!told.contains("WARN"), "{told}");
+    let reported = del("renamed-1");
+    assert!(!reported.contains("WARN"), "{reported}");
 }

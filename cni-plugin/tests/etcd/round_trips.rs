@@ -105,9 +105,9 @@ fn a_hint_that_is_no_good_costs_one_question() {
         assert_eq!(asks(&lab, &Call::new("DEL", &container, &conf)), (2, 1), "{bad:.100}");
     }
     fs::remove_file(&hint).unwrap();
-    let mut told = conf;
-    told["prevResult"] = serde_json::json!({"cniVersion": "1.0.0", "ips": [{"address": format!("{first}/32")}]});
-    assert_eq!(asks(&lab, &Call::new("DEL", "c1", &told)), (2, 0), "DEL by who is told the address");
+    let mut reported = conf;
+    reported["prevResult"] = serde_json::json!({"cniVersion": "1.0.0", "ips": [{"address": format!("{first}/32")}]});
+    assert_eq!(asks(&lab, &Call::new("DEL", "c1", &reported)), (2, 0), "DEL by who is told the address");
     lab.nothing_is_left();
 }
 

@@ -77,8 +77,8 @@ impl Work<'_> {
         }
         let outcome = Outcome::new(output, &call);
         self.by_daemon.fetch_add(Daemon::has_answered(&outcome.stderr).into(), Ordering::Relaxed);
-        let told = if verb == "ADD" { outcome.addresses().into_iter().collect() } else { [].into() };
-        let Some(answers) = self.disk.before_cut(|| self.ledger().end(&container, told)) else { return false };
+        let reported = if verb == "ADD" { outcome.addresses().into_iter().collect() } else { [].into() };
+        let Some(answers) = self.disk.before_cut(|| self.ledger().end(&container, reported)) else { return false };
         let answers = answers.unwrap_or_else(|what| panic!("{what}"));
         if self.last == Some(answers) {
             self.disk.cut();

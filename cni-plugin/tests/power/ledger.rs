@@ -45,17 +45,17 @@ impl Ledger {
         container
     }
 
-    /// Records an answer, and returns how many there were in this round. `told` is empty for a DEL.
-    pub(crate) fn end(&mut self, container: &str, told: Addresses) -> Result<u64, String> {
+    /// Records an answer, and returns how many there were in this round. `reported` is empty for a DEL.
+    pub(crate) fn end(&mut self, container: &str, reported: Addresses) -> Result<u64, String> {
         let before = self.pending.remove(container).ok_or_else(|| format!("{container} has not called"))?;
         if before.is_none() {
-            if told.len() != EACH {
-                return Err(format!("{container} was told {told:?}"));
+            if reported.len() != EACH {
+                return Err(format!("{container} was told {reported:?}"));
             }
-            if let Some((other, _)) = self.held.iter().find(|(_, theirs)| !theirs.is_disjoint(&told)) {
-                return Err(format!("{container} was told {told:?}, and {other} has them"));
+            if let Some((other, _)) = self.held.iter().find(|(_, theirs)| !theirs.is_disjoint(&reported)) {
+                return Err(format!("{container} was told {reported:?}, and {other} has them"));
             }
-            self.held.insert(container.to_owned(), told);
+            self.held.insert(container.to_owned(), reported);
         }
         self.acknowledged += 1;
         Ok(self.acknowledged)

@@ -60,8 +60,8 @@ pub(crate) fn in_a_commit(engine: Engine) {
 fn add(world: &mut World) -> u64 {
     let (disk, container) = (Disk::new(world.image.clone(), Syncs::Kept), world.ledger.begin_add());
     on(&disk, world.engine, |conf| {
-        let told = Call::new("ADD", &container, conf).ok().addresses().into_iter().collect();
-        world.ledger.end(&container, told).unwrap();
+        let reported = Call::new("ADD", &container, conf).ok().addresses().into_iter().collect();
+        world.ledger.end(&container, reported).unwrap();
     });
     disk.cut();
     world.image = disk.after_cut(cut(0));
@@ -84,13 +84,13 @@ fn is_killed_at(world: &World, operation: u64) -> bool {
         child.wait().unwrap();
         disk.undo_cut();
         let container = world.ledger.begin_add();
-        let told = Call::new("ADD", &container, conf).ok().addresses().into_iter().collect();
-        world.ledger.end(&container, told).unwrap();
+        let reported = Call::new("ADD", &container, conf).ok().addresses().into_iter().collect();
+        world.ledger.end(&container, reported).unwrap();
         killed
     });
     disk.cut();
     world.image = disk.after_cut(cut(operation));
-    if let Err(what) = world.look(&mut Tally::new()) {
+    if let Err(what) = world.scan(&mut Tally::new()) {
         panic!("{:?}, killed after {operation} operations: {what}\nwhat was left: {}", world.engine, world.keep());
     }
     killed

@@ -142,17 +142,17 @@ impl World {
         self.image = disk.after_cut(Cut { seed: plan.luck, folders: plan.folders });
         count(tally, format!("names: {:?}", plan.folders));
         *tally.entry("operations of the disk".to_owned()).or_default() += disk.operations();
-        self.look(tally)
+        self.scan(tally)
     }
 
     /// Checks a copy of the image that is left.
-    pub(crate) fn look(&mut self, tally: &mut Tally) -> Result<(), String> {
+    pub(crate) fn scan(&mut self, tally: &mut Tally) -> Result<(), String> {
         let left = Lab::new(self.engine);
         let disk = left.root.path().join("disk");
         self.image.copy_to(&disk).unwrap();
         let left = Lab { store: disk.join("store"), ..left };
         let ledger = &mut self.ledger;
-        let seen = catch_unwind(AssertUnwindSafe(|| look(&left, ledger)));
+        let seen = catch_unwind(AssertUnwindSafe(|| scan(&left, ledger)));
         let seen = seen.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
             Err(text.unwrap_or("a panic").to_owned())
@@ -183,7 +183,7 @@ fn kind_of(path: &Path) -> String {
 }
 
 /// Goes on with what is left, and compares it with what was acknowledged.
-fn look(left: &Lab, ledger: &mut Ledger) -> Result<Vec<(&'static str, u64)>, String> {
+fn scan(left: &Lab, ledger: &mut Ledger) -> Result<Vec<(&'static str, u64)>, String> {
     let acknowledged = ledger.acknowledged();
     let after = Call::new("ADD", "after", &left.conf_with("bridge", network())).run();
     if after.exit != 0 {

@@ -89,9 +89,9 @@ impl Clocked {
 
     fn everybody_has_what_he_was_told(&self) {
         let recorded = self.lab.books().held;
-        let told: BTreeMap<IpAddr, String> =
+        let reported: BTreeMap<IpAddr, String> =
             self.held.iter().map(|(container, ip)| (*ip, format!("net1.{container}"))).collect();
-        assert_eq!(recorded, told);
+        assert_eq!(recorded, reported);
     }
 
     /// True if the store has this year in it.

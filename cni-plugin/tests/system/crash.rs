@@ -118,11 +118,11 @@ impl World {
     fn add(&mut self) {
         let container = self.name();
         let outcome = self.call("ADD", &container).ok();
-        self.told(container, &outcome).unwrap();
+        self.reported(container, &outcome).unwrap();
     }
 
     /// Records an answer to ADD. No other container may have got these addresses.
-    fn told(&mut self, container: String, outcome: &Outcome) -> Result<(), String> {
+    fn reported(&mut self, container: String, outcome: &Outcome) -> Result<(), String> {
         let addresses: BTreeSet<IpAddr> = outcome.addresses().into_iter().collect();
         if addresses.len() != 2 {
             return Err(format!("{container} was told {addresses:?}"));
@@ -173,11 +173,11 @@ impl World {
             return Ok(());
         }
         let again = self.call("ADD", &container).ok();
-        let told: BTreeSet<IpAddr> = again.addresses().into_iter().collect();
-        if !has.is_empty() && told != *has {
-            return Err(format!("{container} has {has:?}, and was told {told:?} when it asked again"));
+        let reported: BTreeSet<IpAddr> = again.addresses().into_iter().collect();
+        if !has.is_empty() && reported != *has {
+            return Err(format!("{container} has {has:?}, and was told {reported:?} when it asked again"));
         }
-        self.told(container, &again)
+        self.reported(container, &again)
     }
 
     /// A round with one ADD or DEL.
@@ -208,7 +208,7 @@ impl World {
         count(tally, format!("{verb} ended before the kill"));
         assert_eq!(outcome.exit, 0, "{outcome:?}");
         if is_add {
-            self.told(container, &outcome)?;
+            self.reported(container, &outcome)?;
         }
         self.check_all()
     }
@@ -225,7 +225,7 @@ impl World {
             }
             victim.go_on();
             let outcome = victim.end();
-            self.told(container.clone(), &outcome)?;
+            self.reported(container.clone(), &outcome)?;
             self.call("DEL", &container).ok();
             self.held.remove(&container);
         }
@@ -235,7 +235,7 @@ impl World {
     /// Checks that no waiting call has come to the store, ended, or changed anything.
     fn nobody_is_in(&self, waiters: &mut [(String, Victim)], before: &[u8]) -> Result<(), String> {
         for (container, waiter) in waiters {
-            if waiter.is_over() || waiter.look().is_inside() {
+            if waiter.is_over() || waiter.scan().is_inside() {
                 return Err(format!("{container} is at the store, which another has"));
             }
         }
@@ -277,11 +277,11 @@ impl World {
             count(tally, "holder went on");
             holder.go_on();
             let outcome = holder.end();
-            self.told(first.clone(), &outcome)?;
+            self.reported(first.clone(), &outcome)?;
         }
         for (container, waiter) in waiters {
             let outcome = waiter.end();
-            self.told(container, &outcome)?;
+            self.reported(container, &outcome)?;
         }
         // Calls that never came to the store have left nothing there.
         let found = self.check(&unsure)?;
@@ -315,7 +315,7 @@ fn making(engine: Engine, life: &Life, random: &mut Random, tally: &mut Tally) -
         thread::sleep(life.moment(random));
         let phase = victim.stop();
         match victim.kill() {
-            Some(outcome) => world.told(container, &outcome)?,
+            Some(outcome) => world.reported(container, &outcome)?,
             None => {
                 count(tally, format!("first ADD killed: {}", phase.name()));
                 unsure.insert(container, None);

@@ -86,13 +86,13 @@ impl Victim {
         // It is not waited for to the end here, so that its number and its answer stay.
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
         match waitid(Id::Pid(pid), flags).unwrap() {
-            WaitStatus::Stopped(..) => self.look(),
+            WaitStatus::Stopped(..) => self.scan(),
             _ => Phase::Ended,
         }
     }
 
     /// How far it has come; if it runs, it may be further by now.
-    pub(crate) fn look(&mut self) -> Phase {
+    pub(crate) fn scan(&mut self) -> Phase {
         let open = fs::read_dir(format!("/proc/{}/fd", self.pid()));
         let open: Vec<PathBuf> = open.unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).collect();
         let has = |name: &str| open.iter().any(|path| path.starts_with(self.store.join(name)));

@@ -134,7 +134,7 @@ impl Books {
 }
 
 /// The store's part of a state: the differences from the start of the case, and the allocator's state in brief.
-pub(crate) fn look(kind: Kind, start: &Documents, now: &Documents) -> Value {
+pub(crate) fn scan(kind: Kind, start: &Documents, now: &Documents) -> Value {
     let outside = |key: &str| match kind {
         Kind::Etcd => !key.starts_with("/calico/ipam/"),
         // Where Margay alone is at home it has keys of its own.
@@ -146,11 +146,11 @@ pub(crate) fn look(kind: Kind, start: &Documents, now: &Documents) -> Value {
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
     let deleted: Vec<&String> = start.keys().filter(|key| !now.contains_key(*key)).collect();
-    let mut look = json!({"documents": documents, "ipam": brief(now)});
+    let mut scan = json!({"documents": documents, "ipam": brief(now)});
     if !deleted.is_empty() {
-        look["deleted"] = json!(deleted);
+        scan["deleted"] = json!(deleted);
     }
-    look
+    scan
 }
 
 /// Addresses in use with their handles and attributes, without times and what is Margay's own, and the handles.

@@ -76,7 +76,7 @@ fn each_case_begins_as_recorded() {
     let etcd = crate::books::Lent::take();
     for one in &record().cases {
         let root = tempfile::tempdir().unwrap();
-        let look = || {
+        let scan = || {
             let stage = Stage::set(one, Kind::Etcd, Mode::Child, root.path(), Some(&etcd));
             let stored = stage.books.all();
             assert_eq!(stored, one.documents(), "{}", one.name);
@@ -87,7 +87,7 @@ fn each_case_begins_as_recorded() {
             assert_eq!(nodename, one.setup.nodename_file, "{}", one.name);
             stored.keys().for_each(|key| stage.books.delete(key));
         };
-        std::thread::scope(|scope| scope.spawn(look).join()).unwrap();
+        std::thread::scope(|scope| scope.spawn(scan).join()).unwrap();
     }
 }
 
@@ -126,7 +126,7 @@ fn exceptions_are_of_the_recording() {
 }
 
 /// The report of a lie in one place of the stand-in's work.
-fn told(lie: impl Fn(&mut Stage, &mut Came, &Value) + Sync + 'static) -> String {
+fn reported(lie: impl Fn(&mut Stage, &mut Came, &Value) + Sync + 'static) -> String {
     let plugin = move |stage: &mut Stage, call: &Call, step: &Value| {
         let mut came = as_recorded(stage, call, step);
         if step["do"] == "ADD" {
@@ -138,20 +138,24 @@ fn told(lie: impl Fn(&mut Stage, &mut Came, &Value) + Sync + 'static) -> String 
 }
 
 fn each_difference_is_told() {
-    let setting = |path: &'static str| told(move |_, _, _| fs::write(format!("/proc/sys/net/{path}"), "0").unwrap());
-    let line = |line: &'static str| told(move |_, _, _| shell(line));
+    let setting =
+        |path: &'static str| reported(move |_, _, _| fs::write(format!("/proc/sys/net/{path}"), "0").unwrap());
+    let line = |line: &'static str| reported(move |_, _, _| shell(line));
     let key = "/calico/resources/v3/projectcalico.org/workloadendpoints/default/node1-cni-c1-eth0";
     let endpoint = |lie: fn(&mut Value)| {
-        told(move |stage, _, _| {
+        reported(move |stage, _, _| {
             let mut endpoint = stage.books.all().remove(key).unwrap();
             lie(&mut endpoint);
             stage.books.put_all(&[(key.to_owned(), endpoint)].into());
         })
     };
     let tellings = [
-        (told(|_, came, _| came.outcome["exit"] = 1.into()), "exit\n    - 0\n    + 1"),
-        (told(|_, came, _| came.outcome["stdout"]["ips"][0]["interface"] = 0.into()), "stdout > ips > 0 > interface"),
-        (told(|_, came, _| came.stdin.clear()), "ipam_calls > 0 > stdin"),
+        (reported(|_, came, _| came.outcome["exit"] = 1.into()), "exit\n    - 0\n    + 1"),
+        (
+            reported(|_, came, _| came.outcome["stdout"]["ips"][0]["interface"] = 0.into()),
+            "stdout > ips > 0 > interface",
+        ),
+        (reported(|_, came, _| came.stdin.clear()), "ipam_calls > 0 > stdin"),
         (setting("ipv4/conf/calic1/proxy_arp"), "host > interfaces > calic1 > sysctls > ipv4/conf/<if>/proxy_arp"),
         (setting("ipv6/conf/calic1/forwarding"), "host > interfaces > calic1 > sysctls > ipv6/conf/<if>/forwarding"),
         (line("ip route del 10.65.166.128"), "host > interfaces > calic1 > routes"),
@@ -167,7 +171,7 @@ fn each_difference_is_told() {
         (endpoint(|it| it["metadata"]["uid"] = "1".into()), "metadata > uid"),
         (endpoint(|it| it["spec"]["mac"] = "02:00:00:00:00:01".into()), "stdout > interfaces > 1 > mac"),
         (
-            told(|stage, _, _| stage.books.delete("/calico/resources/v3/projectcalico.org/ippools/six")),
+            reported(|stage, _, _| stage.books.delete("/calico/resources/v3/projectcalico.org/ippools/six")),
             "etcd > deleted",
         ),
     ];

@@ -13,13 +13,13 @@ mod checks;
 mod edits;
 mod exceptions;
 mod kubernetes;
-mod look;
 mod matching;
 mod own;
 mod place;
 mod record;
 mod renamed;
 mod replay;
+mod scan;
 #[path = "../../../backend-etcd/tests/support/server.rs"]
 mod server;
 mod spy;

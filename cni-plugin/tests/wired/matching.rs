@@ -33,8 +33,8 @@ impl Bindings {
     }
 
     /// A text of ours with placeholders where they are known, so that a difference is small.
-    fn told(&self, text: &str) -> String {
-        self.0.iter().fold(text.to_owned(), |told, (placeholder, bound)| told.replace(bound, placeholder))
+    fn reported(&self, text: &str) -> String {
+        self.0.iter().fold(text.to_owned(), |reported, (placeholder, bound)| reported.replace(bound, placeholder))
     }
 }
 
@@ -86,9 +86,9 @@ fn compare(
         (expected, came) => expected == came,
     };
     if !same {
-        let told = |value: Option<&Value>| value.map_or_else(|| "nothing".to_owned(), Value::to_string);
-        let came = bindings.told(&told(came));
-        found.push(Difference { path: path.to_owned(), expected: told(expected), came });
+        let reported = |value: Option<&Value>| value.map_or_else(|| "nothing".to_owned(), Value::to_string);
+        let came = bindings.reported(&reported(came));
+        found.push(Difference { path: path.to_owned(), expected: reported(expected), came });
     }
 }
 

@@ -91,13 +91,13 @@ pub(crate) fn succeed(came: &Came) -> &Value {
 /// Nothing is left of any container but the profile of their network.
 #[track_caller]
 pub(crate) fn nothing_left(stage: &Stage, what: &str) {
-    let look = stage.look();
-    let documents = look["etcd"]["documents"].as_object().unwrap();
+    let scan = stage.scan();
+    let documents = scan["etcd"]["documents"].as_object().unwrap();
     let left: Vec<_> = documents.keys().filter(|key| !key.ends_with("/profiles/net1")).collect();
     assert!(left.is_empty(), "{what}: {left:?}");
-    assert_eq!(look["etcd"]["ipam"], json!({"addresses": {}, "handles": {}}), "{what}");
-    assert_eq!(look["host"]["links"], json!([]), "{what}");
-    for (name, container) in look["netns"].as_object().unwrap() {
+    assert_eq!(scan["etcd"]["ipam"], json!({"addresses": {}, "handles": {}}), "{what}");
+    assert_eq!(scan["host"]["links"], json!([]), "{what}");
+    for (name, container) in scan["netns"].as_object().unwrap() {
         assert_eq!(container["interfaces"], json!({}), "{what}: {name}");
         assert_eq!(container["routes"], json!([]), "{what}: {name}");
     }
@@ -148,9 +148,9 @@ fn many_at_once(stage: &mut Stage) {
     let addresses: BTreeSet<String> =
         added.iter().map(|came| succeed(came)["ips"][0]["address"].as_str().unwrap().to_owned()).collect();
     assert_eq!(addresses.len(), CALLERS);
-    let look = stage.look();
-    assert_eq!(look["host"]["links"].as_array().unwrap().len(), CALLERS);
-    assert_eq!(look["etcd"]["ipam"]["addresses"].as_object().unwrap().len(), CALLERS);
+    let scan = stage.scan();
+    assert_eq!(scan["host"]["links"].as_array().unwrap().len(), CALLERS);
+    assert_eq!(scan["etcd"]["ipam"]["addresses"].as_object().unwrap().len(), CALLERS);
     all("DEL").iter().for_each(|came| assert_eq!(came.outcome["exit"], 0, "{}", came.stderr));
     nothing_left(stage, "after all DELs");
 }
@@ -159,7 +159,7 @@ fn many_at_once(stage: &mut Stage) {
 fn ipam_in_a_child_gets_the_store(stage: &mut Stage) {
     let begun = Instant::now();
     succeed(&run(stage, "ADD", "c1", "a"));
-    assert!(stage.look()["etcd"]["documents"][ENDPOINT].is_object());
+    assert!(stage.scan()["etcd"]["documents"][ENDPOINT].is_object());
     assert_eq!(run(stage, "DEL", "c1", "a").outcome["exit"], 0);
     assert!(begun.elapsed() < Duration::from_secs(10), "one of the two has waited for the other");
     nothing_left(stage, "after DEL");
@@ -207,14 +207,14 @@ fn gc_removes_what_is_not_listed(stage: &mut Stage) {
         assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
     };
     gc(stage, &[]);
-    assert_eq!(stage.look()["host"]["links"], json!(["calic1", "calic2"]), "both are younger than a minute");
+    assert_eq!(stage.scan()["host"]["links"], json!(["calic1", "calic2"]), "both are younger than a minute");
     stage.age_all(Duration::from_secs(3600));
     gc(stage, &["c2"]);
-    let look = stage.look();
-    assert_eq!(look["host"]["links"], json!(["calic2"]));
-    assert_eq!(look["etcd"]["documents"].get(ENDPOINT), None);
-    assert_eq!(look["etcd"]["ipam"]["addresses"].as_object().unwrap().len(), 1);
-    assert_eq!(look["netns"]["a"]["interfaces"], json!({}));
+    let scan = stage.scan();
+    assert_eq!(scan["host"]["links"], json!(["calic2"]));
+    assert_eq!(scan["etcd"]["documents"].get(ENDPOINT), None);
+    assert_eq!(scan["etcd"]["ipam"]["addresses"].as_object().unwrap().len(), 1);
+    assert_eq!(scan["netns"]["a"]["interfaces"], json!({}));
     gc(stage, &[]);
     nothing_left(stage, "after GC with an empty list");
 }

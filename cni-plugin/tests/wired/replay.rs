@@ -14,11 +14,11 @@ use crate::carrier::Served;
 use crate::edits::{expected, on_store};
 use crate::exceptions::{EXCEPTIONS, Exception};
 use crate::kubernetes::Api;
-use crate::look;
 use crate::matching::{Bindings, Difference, differences};
 use crate::place::{Forwarding, Place};
 use crate::record::{Case, Documents, is_call};
 use crate::renamed::Renamed;
+use crate::scan;
 use crate::{Kind, Mode, spy};
 
 /// How long the kernel may take until all effects of a call can be seen.
@@ -26,7 +26,7 @@ const SETTLES: Duration = Duration::from_millis(1500);
 /// The most that a call may take, unless it took longer in the recording.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How many differences of a step are reported.
-const TOLD: usize = 15;
+const WAIT: usize = 15;
 
 /// Something that does the work of the plugin.
 pub(crate) type Plugin = dyn Fn(&mut Stage, &Call, &Value) -> Came + Sync;
@@ -98,12 +98,12 @@ impl Stage {
     }
 
     /// The state of store, host and containers.
-    pub(crate) fn look(&self) -> Value {
+    pub(crate) fn scan(&self) -> Value {
         json!({
-            "etcd": books::look(self.kind, &self.start, &self.books.all()),
-            "host": look::host(),
+            "etcd": books::scan(self.kind, &self.start, &self.books.all()),
+            "host": scan::host(),
             "host_local_files": host_local_files(),
-            "netns": look::containers(),
+            "netns": scan::containers(),
         })
     }
 
@@ -191,11 +191,11 @@ pub(crate) fn play(case: &Case, kind: Kind, mode: Mode, plugin: &Plugin) -> Resu
 }
 
 fn play_on(stage: &mut Stage, case: &Case, plugin: &Plugin) -> Result<(), String> {
-    let mut before = stage.look();
+    let mut before = stage.scan();
     let fresh = fresh(&case.setup.netns);
     let wrong = differences(&fresh, &before, &mut Bindings::default());
     if !wrong.is_empty() {
-        return Err(told("the beginning is not that of the recording", &wrong, ""));
+        return Err(reported("the beginning is not that of the recording", &wrong, ""));
     }
     let (mut report, mut needed) = (String::new(), Needed::default());
     for (index, step) in case.steps.iter().enumerate() {
@@ -206,13 +206,13 @@ fn play_on(stage: &mut Stage, case: &Case, plugin: &Plugin) -> Result<(), String
             let came = plugin(stage, &call, step);
             let (wrong, unneeded) = judge(stage, case, number, step, &mut before, &came, &mut needed)?;
             if !wrong.is_empty() {
-                report.push_str(&told(&what, &wrong, &came.stderr));
+                report.push_str(&reported(&what, &wrong, &came.stderr));
                 unneeded.iter().for_each(|one| report.push_str(&format!("  it is what was recorded, without {one}\n")));
             }
         } else {
             let wrong = stage.change(&case.name, number, step);
             if !wrong.is_empty() {
-                report.push_str(&told(&what, &wrong, ""));
+                report.push_str(&reported(&what, &wrong, ""));
             }
             before = stage.renamed.applied(&watch(stage, |_| false));
         }
@@ -250,11 +250,11 @@ fn fresh(netns: &[String]) -> Value {
 /// Reads the state until it is as expected, or until the kernel has done what follows from a change.
 fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
     let until = Instant::now() + SETTLES;
-    let mut last = stage.look();
+    let mut last = stage.scan();
     while !is_expected(&last) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(40));
-        let next = stage.look();
-        if next == last && look::is_settled(&next) {
+        let next = stage.scan();
+        if next == last && scan::is_settled(&next) {
             break;
         }
         last = next;
@@ -353,13 +353,13 @@ fn older(document: &Value, by: Duration) -> Value {
 }
 
 /// A report of what differs in a step.
-fn told(what: &str, wrong: &[Difference], stderr: &str) -> String {
+fn reported(what: &str, wrong: &[Difference], stderr: &str) -> String {
     let mut report = format!("{what} (- expected, + came):\n");
-    for difference in wrong.iter().take(TOLD) {
+    for difference in wrong.iter().take(WAIT) {
         let _ = writeln!(report, "{difference}");
     }
-    if wrong.len() > TOLD {
-        let _ = writeln!(report, "  and {} differences more", wrong.len() - TOLD);
+    if wrong.len() > WAIT {
+        let _ = writeln!(report, "  and {} differences more", wrong.len() - WAIT);
     }
     let log: Vec<&str> = stderr.lines().collect();
     for line in &log[log.len().saturating_sub(5)..] {

@@ -87,7 +87,7 @@ fn a_silent_etcd(stage: &mut Stage) {
         let came = fails_in_time(stage, &first_call("plain", &[("env", "CNI_COMMAND", json!(verb)), endpoints]));
         assert_eq!(came.outcome["stdout"]["code"], 11, "{verb}: {}", came.outcome);
     }
-    assert_eq!(stage.look()["host"]["links"], json!([]));
+    assert_eq!(stage.scan()["host"]["links"], json!([]));
     // A dead store keeps no interface of a container.
     let add = first_call("plain", &[]);
     let del = first_call("plain", &[("env", "CNI_COMMAND", json!("DEL"))]);
@@ -95,7 +95,7 @@ fn a_silent_etcd(stage: &mut Stage) {
     let mut dead = del.clone();
     dead["stdin"]["etcd_endpoints"] = json!(format!("http://{SILENT}"));
     assert_eq!(fails_in_time(stage, &dead).outcome["stdout"]["code"], 11);
-    assert_eq!(stage.look()["host"]["links"], json!([]));
+    assert_eq!(stage.scan()["host"]["links"], json!([]));
     assert_eq!(stage.call(&del).run(DEADLINE).outcome["exit"], 0);
     nothing_left(stage, "after the DEL that the runtime repeats");
 }
@@ -124,8 +124,8 @@ fn del_of_a_pod_goes_on(stage: &mut Stage) {
     let came = fails_in_time(stage, &first_call("pod", &[del.clone(), no_namespace]));
     let message = came.outcome["stdout"]["msg"].as_str().unwrap();
     assert!(message.contains("unknown FS magic"), "{message}");
-    let look = stage.look();
-    assert_eq!(look["etcd"], json!({"documents": {}, "ipam": {"addresses": {}, "handles": {}}}));
+    let scan = stage.scan();
+    assert_eq!(scan["etcd"], json!({"documents": {}, "ipam": {"addresses": {}, "handles": {}}}));
     assert_eq!(stage.call(&first_call("pod", &[del])).run(DEADLINE).outcome["exit"], 0);
     nothing_left(stage, "after the second DEL");
 }
@@ -153,8 +153,8 @@ fn felix_was_faster(stage: &mut Stage) {
             for number in 0..RACES {
                 round.store(number, Ordering::Relaxed);
                 assert_eq!(address(&stage.call(&add).run(DEADLINE)), expected(number));
-                let look = stage.look();
-                let routes = look["host"]["interfaces"]["calic1"]["routes"].as_array().unwrap();
+                let scan = stage.scan();
+                let routes = scan["host"]["interfaces"]["calic1"]["routes"].as_array().unwrap();
                 let is_to = |route: &Value, prefix: &str| route["dst"].as_str().unwrap().starts_with(prefix);
                 let has = |prefix: &str| routes.iter().any(|route| is_to(route, prefix));
                 assert!(has(&expected(number).to_string()) && has("fd80:"), "round {number}: {routes:?}");
@@ -184,8 +184,8 @@ fn a_damaged_endpoint_keeps_no_address(stage: &mut Stage) {
     let del = first_call("pod", &[("env", "CNI_COMMAND", json!("DEL"))]);
     let came = stage.call(&del).run(DEADLINE);
     assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
-    assert_eq!(stage.look()["etcd"]["ipam"], json!({"addresses": {}, "handles": {}}));
-    assert_eq!(stage.look()["host"]["links"], json!([]));
+    assert_eq!(stage.scan()["etcd"]["ipam"], json!({"addresses": {}, "handles": {}}));
+    assert_eq!(stage.scan()["host"]["links"], json!([]));
 }
 
 /// Of two containers the host's interfaces would have the same name: one id has just the characters of that name, the
@@ -207,15 +207,15 @@ fn ids_that_begin_the_same(stage: &mut Stage) {
     for container in containers {
         succeed(&call(stage, "ADD", container));
     }
-    let look = stage.look();
-    assert_eq!(look["host"]["links"].as_array().unwrap().len(), 3, "{}", look["host"]["links"]);
-    assert!(look["host"]["interfaces"].get("calicontainer-1").is_some());
+    let scan = stage.scan();
+    assert_eq!(scan["host"]["links"].as_array().unwrap().len(), 3, "{}", scan["host"]["links"]);
+    assert!(scan["host"]["interfaces"].get("calicontainer-1").is_some());
     for netns in ["a", "b", "c"] {
-        assert_eq!(look["netns"][netns]["interfaces"].as_object().unwrap().len(), 1, "{netns}");
+        assert_eq!(scan["netns"][netns]["interfaces"].as_object().unwrap().len(), 1, "{netns}");
     }
     // A repeated ADD of the one that has the name keeps it.
     succeed(&call(stage, "ADD", containers[0]));
-    assert_eq!(stage.look()["host"]["links"].as_array().unwrap().len(), 3);
+    assert_eq!(stage.scan()["host"]["links"].as_array().unwrap().len(), 3);
     for container in containers {
         assert_eq!(call(stage, "DEL", container).outcome["exit"], 0);
     }
@@ -240,16 +240,16 @@ fn ids_that_begin_the_same_at_once(stage: &mut Stage) {
         let running: Vec<_> = calls.iter().map(|call| scope.spawn(|| call.run(DEADLINE))).collect();
         running.into_iter().map(|call| call.join().unwrap()).collect()
     });
-    let look = stage.look();
+    let scan = stage.scan();
     let mut added = 0;
     for (name, came) in names.iter().zip(&came) {
-        let interfaces = look["netns"][name]["interfaces"].as_object().unwrap().len();
+        let interfaces = scan["netns"][name]["interfaces"].as_object().unwrap().len();
         let expected = usize::from(came.outcome["exit"] == 0);
         assert_eq!(interfaces, expected, "{name}: {} {}", came.outcome, came.stderr);
         added += expected;
     }
     assert!(added > 0);
-    assert_eq!(look["host"]["links"].as_array().unwrap().len(), added);
+    assert_eq!(scan["host"]["links"].as_array().unwrap().len(), added);
     for name in &names {
         assert_eq!(call("DEL", name).run(DEADLINE).outcome["exit"], 0);
     }
@@ -273,9 +273,9 @@ fn an_address_lost_with_the_namespace(stage: &mut Stage) {
     assert_eq!(address(&stage.call(&other).run(DEADLINE)), first);
     let second = address(&stage.call(&of("c1", "a")).run(DEADLINE));
     assert_ne!(second, first, "two containers have one address");
-    let look = stage.look();
-    assert_eq!(look["etcd"]["ipam"]["addresses"].as_object().unwrap().len(), 2);
-    let endpoint = look["etcd"]["documents"]
+    let scan = stage.scan();
+    assert_eq!(scan["etcd"]["ipam"]["addresses"].as_object().unwrap().len(), 2);
+    let endpoint = scan["etcd"]["documents"]
         .as_object()
         .unwrap()
         .iter()
@@ -338,14 +338,14 @@ fn check_and_gc_of_a_second_network(stage: &mut Stage) {
         gc["stdin"]["cni.dev/valid-attachments"] = json!([]);
         let came = stage.call(&gc).run(DEADLINE);
         assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
-        stage.look()["host"]["links"].as_array().unwrap().len()
+        stage.scan()["host"]["links"].as_array().unwrap().len()
     };
     assert_eq!(gc(1), 1, "the first network has the container");
     is_fine(&check(stage, adds[0].clone(), &results[0]));
     assert_eq!(gc(0), 0);
-    let look = stage.look();
-    assert_eq!(look["etcd"]["ipam"]["addresses"], json!({}));
-    assert!(!look["etcd"]["documents"].to_string().contains("WorkloadEndpoint"));
+    let scan = stage.scan();
+    assert_eq!(scan["etcd"]["ipam"]["addresses"], json!({}));
+    assert!(!scan["etcd"]["documents"].to_string().contains("WorkloadEndpoint"));
 }
 
 /// A pod that was started again has an endpoint of an hour ago and a new address: the runtime's list may be older than that.
@@ -360,9 +360,9 @@ fn gc_spares_a_restarted_pod(stage: &mut Stage) {
     gc["stdin"]["cni.dev/valid-attachments"] = json!([]);
     let came = stage.call(&gc).run(DEADLINE);
     assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
-    let look = stage.look();
-    assert_eq!(look["host"]["links"].as_array().unwrap().len(), 1);
-    assert!(look["etcd"]["documents"].to_string().contains("WorkloadEndpoint"));
+    let scan = stage.scan();
+    assert_eq!(scan["host"]["links"].as_array().unwrap().len(), 1);
+    assert!(scan["etcd"]["documents"].to_string().contains("WorkloadEndpoint"));
 }
 
 /// A store that is gone has nothing to collect and to release; the interface of a container goes all the same.

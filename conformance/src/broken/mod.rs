@@ -4,8 +4,8 @@
 //! each broken store, and all cases on the healthy store beneath. The healthy store must pass, and each broken one must
 //! fail by the rule that it breaks.
 
+mod answered;
 mod reads;
-mod told;
 mod watches;
 mod writes;
 
@@ -86,18 +86,18 @@ pub fn broken() -> Vec<Broken> {
         way::<writes::CountsNothing>("raises the revision for a delete of nothing", "B07_delete_missing", "R3"),
         way::<writes::SkipsIdentical>("skips a put of the value that is there", "R03_identical_put", "R4"),
         way::<writes::CutsLargeTxns>("runs the first 128 operations of more", "X02_too_many_ops", "X2"),
-        way::<told::StaleWhileOthersWrite>(
+        way::<answered::StaleWhileOthersWrite>(
             "reads the state before the latest write while somebody writes",
             "L05_random_clients",
             "S1",
         ),
-        way::<told::ForgetsAcknowledged>(
+        way::<answered::ForgetsAcknowledged>(
             "acknowledges a write now and then that it does not make",
             "L06_reader_after_writer",
             "S1",
         ),
-        way::<told::WritesTwice>("makes a write twice now and then", "L08_log_is_what_was_acknowledged", "E3"),
-        way::<told::CallsUnknownDefinite>(
+        way::<answered::WritesTwice>("makes a write twice now and then", "L08_log_is_what_was_acknowledged", "E3"),
+        way::<answered::CallsUnknownDefinite>(
             "says now and then that a write that was made was refused",
             "L08_log_is_what_was_acknowledged",
             "E2",

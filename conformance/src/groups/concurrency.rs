@@ -90,11 +90,11 @@ pub(crate) async fn one_creator(t: Subject) -> Checked {
             (text(&now.value), now.mod_revision),
             (winners[0].0.to_string(), winners[0].1),
         )?;
-        let told = made.iter().all(|(_, outcome)| match outcome {
+        let answered = made.iter().all(|(_, outcome)| match outcome {
             Conditional::Done(_) => true,
             Conditional::Found(found) => found.as_ref() == Some(&now),
         });
-        holds("what the others were told is there", told, &now)?;
+        holds("what the others were told is there", answered, &now)?;
     }
     Ok(())
 }

@@ -108,10 +108,10 @@ impl Client {
         for _ in 0..each {
             let action = self.choose();
             let start = self.clock.fetch_add(1, Ordering::SeqCst);
-            let told = self.perform(action).await?;
+            let answered = self.perform(action).await?;
             let end = self.clock.fetch_add(1, Ordering::SeqCst);
             // A call that certainly did not happen explains nothing.
-            if let Some(seen) = told {
+            if let Some(seen) = answered {
                 self.learn(action, seen);
                 calls.push(Call { client: self.number, start, end, action, seen });
             }

@@ -27,7 +27,7 @@ fn delete_event(key: &str, at: Revision) -> Event {
 }
 
 /// The events of a batch as `put` or `del` and key.
-fn told(batch: &Batch) -> Vec<String> {
+fn answered(batch: &Batch) -> Vec<String> {
     let word = |event: &Event| if event.kind == EventKind::Put { "put" } else { "del" };
     batch.events.iter().map(|event| format!("{} {}", word(event), event.kv.key)).collect()
 }
@@ -105,7 +105,7 @@ pub(crate) async fn order_in_a_txn(t: Subject) -> Checked {
     for watcher in [&mut live, &mut replayed] {
         let batch = watcher.next().await?;
         same("the revision of the batch", batch.revision, answer.revision).of("W3")?;
-        same("its events, in the order of operations", told(&batch), vec!["put q3", "put q1", "put q2"])?;
+        same("its events, in the order of operations", answered(&batch), vec!["put q3", "put q1", "put q2"])?;
     }
     Ok(())
 }
@@ -121,10 +121,10 @@ pub(crate) async fn mixed_txn(t: Subject) -> Checked {
     for watcher in [&mut live, &mut replayed] {
         let batch = watcher.next().await?;
         same("the batch of a mixed transaction", batch.revision, mixed)?;
-        same("its events", told(&batch), vec!["put y", "del x", "put b", "put a"])?;
+        same("its events", answered(&batch), vec!["put y", "del x", "put b", "put a"])?;
         let batch = watcher.next().await?;
         same("the batch of a range delete", batch.revision, ranged)?;
-        same("its events, by key", told(&batch), vec!["del p/a", "del p/b", "del p/c"]).of("W2")?;
+        same("its events, by key", answered(&batch), vec!["del p/a", "del p/b", "del p/c"]).of("W2")?;
     }
     Ok(())
 }
@@ -141,7 +141,7 @@ pub(crate) async fn nothing_to_tell(t: Subject) -> Checked {
     t.delete(Range::key("p0")).await?;
     let last = t.put("p/k", "last").await?;
     let batch = watcher.next().await?;
-    same("the first batch", (batch.revision, told(&batch)), (last, vec!["put p/k".to_owned()]))
+    same("the first batch", (batch.revision, answered(&batch)), (last, vec!["put p/k".to_owned()]))
 }
 
 pub(crate) async fn filters(t: Subject) -> Checked {

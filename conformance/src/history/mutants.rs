@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use kv::{Batch, ErrorKind, Event, EventKind, Kv, Op, Outcome, Prev, Range, RangeRequest, Revision, Txn, WatchRequest};
 
-use super::{Call, Recorded, Replay, Request, Stream, Summary, Told, Violation};
+use super::{Answered, Call, Recorded, Replay, Request, Stream, Summary, Violation};
 use crate::groups::network::Network;
 use crate::groups::recorded::{Run, run};
 use crate::harness::Harness;
@@ -56,8 +56,8 @@ fn what_was_recorded_passes() {
 
 /// The answers to reads of the latest state that found something.
 fn reads(run: &mut Run) -> impl DoubleEndedIterator<Item = &mut kv::RangeResponse> {
-    run.recorded.calls.iter_mut().filter_map(|call| match (&call.request, &mut call.told) {
-        (Request::Range(request), Told::Range(answer)) if !request.at.is_set() && !answer.kvs.is_empty() => {
+    run.recorded.calls.iter_mut().filter_map(|call| match (&call.request, &mut call.answered) {
+        (Request::Range(request), Answered::Range(answer)) if !request.at.is_set() && !answer.kvs.is_empty() => {
             Some(answer)
         }
         _ => None,
@@ -70,7 +70,7 @@ fn writes(run: &Run) -> Vec<(usize, Revision)> {
     let answered = calls.filter_map(|(i, call)| call.revision().map(|revision| (i, call, revision)));
     let wrote = |call: &Call, at: Revision| {
         matches!(call.request, Request::Txn(_))
-            && matches!(&call.told, Told::Txn(answer) if matches!(answer.results.first(), Some(kv::OpResult::Put { .. })))
+            && matches!(&call.answered, Answered::Txn(answer) if matches!(answer.results.first(), Some(kv::OpResult::Put { .. })))
             && run.log.iter().any(|batch| batch.revision == at)
     };
     answered.filter(|(_, call, at)| wrote(call, *at)).map(|(i, _, at)| (i, at)).collect()
@@ -95,13 +95,13 @@ fn spoiled_answers_are_caught() {
         let start = run.recorded.calls[*one].start;
         let call = &mut run.recorded.calls[*other];
         call.start = start;
-        let Told::Txn(answer) = &mut call.told else { return None };
+        let Answered::Txn(answer) = &mut call.answered else { return None };
         answer.revision = *revision;
         Some(())
     });
     caught("a compare that held is said not to have held", "S1", |run| {
         let (i, _) = *writes(run).get(8)?;
-        let Told::Txn(answer) = &mut run.recorded.calls[i].told else { return None };
+        let Answered::Txn(answer) = &mut run.recorded.calls[i].answered else { return None };
         answer.succeeded = !answer.succeeded;
         Some(())
     });
@@ -127,8 +127,8 @@ fn spoiled_logs_are_caught() {
     });
     caught("a torn transaction", "T2", |run| {
         let acknowledged = writes(run);
-        let told = |batch: &&mut Batch| acknowledged.iter().any(|(_, at)| *at == batch.revision);
-        run.log.iter_mut().filter(told).find(|batch| batch.events.len() > 1)?.events.pop().map(drop)
+        let answered = |batch: &&mut Batch| acknowledged.iter().any(|(_, at)| *at == batch.revision);
+        run.log.iter_mut().filter(answered).find(|batch| batch.events.len() > 1)?.events.pop().map(drop)
     });
     caught("two revisions in the wrong order", "W2", |run| {
         run.log.swap(7, 8);
@@ -144,12 +144,12 @@ fn spoiled_logs_are_caught() {
         Some(())
     });
     caught("an acknowledged write twice", "E3", |run| {
-        let value = only_value(run, |call, found| matches!(call.told, Told::Txn(_)) && found)?;
+        let value = only_value(run, |call, found| matches!(call.answered, Answered::Txn(_)) && found)?;
         again(run, value);
         Some(())
     });
     caught("a write that was refused for certain", "E2", |run| {
-        let refused = |call: &Call, _| matches!(call.told, Told::Failed(_, Outcome::NotApplied));
+        let refused = |call: &Call, _| matches!(call.answered, Answered::Failed(_, Outcome::NotApplied));
         let value = only_value(run, refused)?;
         again(run, value);
         Some(())
@@ -285,9 +285,9 @@ fn an_answer_older_than_an_event_is_caught() {
         Batch { revision: Revision::new(2), time: None, events: vec![Event { kind: EventKind::Put, kv, prev: None }] };
     let request = WatchRequest::new(Range::All, Revision::new(2));
     let stream = Stream { client: 0, request, items: vec![(2, Ok(batch.clone()))] };
-    let told = Told::Range(kv::RangeResponse { revision: Revision::new(1), ..Default::default() });
-    let read = |start| Call { client: 1, start, end: start + 1, request: read_all(), told: told.clone() };
-    let put = Call { client: 0, start: 0, end: u64::MAX, request: Request::Txn(put), told: Told::Nothing };
+    let answered = Answered::Range(kv::RangeResponse { revision: Revision::new(1), ..Default::default() });
+    let read = |start| Call { client: 1, start, end: start + 1, request: read_all(), answered: answered.clone() };
+    let put = Call { client: 0, start: 0, end: u64::MAX, request: Request::Txn(put), answered: Answered::Nothing };
     let judge = |start| {
         let recorded = Recorded { calls: vec![put.clone(), read(start)], streams: vec![stream.clone()] };
         Replay::new(Revision::new(1), []).judge(recorded, std::slice::from_ref(&batch))
@@ -306,7 +306,13 @@ fn a_write_of_unknown_outcome_may_come_in_a_later_part() {
     let mut replay = Replay::new(base, []);
     let late = Txn::new().with_success([Op::put("late", "v")]);
     let mut first = recorded;
-    first.calls.push(Call { client: 99, start: 0, end: u64::MAX, request: Request::Txn(late), told: Told::Nothing });
+    first.calls.push(Call {
+        client: 99,
+        start: 0,
+        end: u64::MAX,
+        request: Request::Txn(late),
+        answered: Answered::Nothing,
+    });
     assert_eq!(replay.judge(first, &log).unwrap().vanished, 1);
     let revision = log.last().unwrap().revision.next();
     let kv = Kv {

@@ -25,7 +25,7 @@ pub enum Request {
 /// The answer to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Told {
+pub enum Answered {
     /// The answer to a read.
     Range(RangeResponse),
     /// The answer to a transaction.
@@ -50,22 +50,22 @@ pub struct Call {
     /// The request.
     pub request: Request,
     /// The answer to the caller.
-    pub told: Told,
+    pub answered: Answered,
 }
 
 impl Call {
     /// The revision of the answer, if there is one.
     pub(super) fn revision(&self) -> Option<Revision> {
-        match &self.told {
-            Told::Range(answer) => Some(answer.revision),
-            Told::Txn(answer) => Some(answer.revision),
-            Told::Compacted | Told::Failed(..) | Told::Nothing => None,
+        match &self.answered {
+            Answered::Range(answer) => Some(answer.revision),
+            Answered::Txn(answer) => Some(answer.revision),
+            Answered::Compacted | Answered::Failed(..) | Answered::Nothing => None,
         }
     }
 
     /// True if it may have happened without an answer to the caller.
     pub(super) fn is_unknown(&self) -> bool {
-        matches!(self.told, Told::Nothing | Told::Failed(_, Outcome::Unknown))
+        matches!(self.answered, Answered::Nothing | Answered::Failed(_, Outcome::Unknown))
     }
 }
 
@@ -176,25 +176,25 @@ struct Begun<'h> {
 }
 
 impl Begun<'_> {
-    fn end<T>(mut self, answer: &Result<T>, told: impl FnOnce(&T) -> Told) {
-        let told = match answer {
-            Ok(answer) => told(answer),
-            Err(error) => Told::Failed(error.kind().clone(), error.outcome()),
+    fn end<T>(mut self, answer: &Result<T>, answered: impl FnOnce(&T) -> Answered) {
+        let answered = match answer {
+            Ok(answer) => answered(answer),
+            Err(error) => Answered::Failed(error.kind().clone(), error.outcome()),
         };
         let end = self.history.tick();
-        self.record(end, told);
+        self.record(end, answered);
     }
 
-    fn record(&mut self, end: u64, told: Told) {
+    fn record(&mut self, end: u64, answered: Answered) {
         if let Some((client, start, request)) = self.call.take() {
-            self.history.recorded().calls.push(Call { client, start, end, request, told });
+            self.history.recorded().calls.push(Call { client, start, end, request, answered });
         }
     }
 }
 
 impl Drop for Begun<'_> {
     fn drop(&mut self) {
-        self.record(u64::MAX, Told::Nothing);
+        self.record(u64::MAX, Answered::Nothing);
     }
 }
 
@@ -203,14 +203,14 @@ impl<S: Store> Store for Recorder<S> {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         let call = self.begin(Request::Range(request.clone()));
         let answer = self.inner.range(request).await;
-        call.end(&answer, |answer| Told::Range(answer.clone()));
+        call.end(&answer, |answer| Answered::Range(answer.clone()));
         answer
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         let call = self.begin(Request::Txn(txn.clone()));
         let answer = self.inner.txn(txn).await;
-        call.end(&answer, |answer| Told::Txn(answer.clone()));
+        call.end(&answer, |answer| Answered::Txn(answer.clone()));
         answer
     }
 
@@ -224,7 +224,7 @@ impl<S: Store> Store for Recorder<S> {
     async fn compact(&self, revision: Revision) -> Result<()> {
         let call = self.begin(Request::Compact(revision));
         let answer = self.inner.compact(revision).await;
-        call.end(&answer, |()| Told::Compacted);
+        call.end(&answer, |()| Answered::Compacted);
         answer
     }
 }

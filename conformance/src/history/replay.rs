@@ -9,7 +9,7 @@ use kv::{
 };
 
 use super::order::floors;
-use super::recorder::{Call, Recorded, Request, Told};
+use super::recorder::{Answered, Call, Recorded, Request};
 use super::streams::{self, Truth};
 use super::suspects::{Part, Pending};
 use super::violation::Violation;
@@ -49,7 +49,7 @@ pub struct Replay {
     revision: Revision,
     writers: Writers,
     /// The newest revision in any answer.
-    told: Revision,
+    answered: Revision,
     /// Writes of earlier parts that may still happen.
     open: Vec<Pending>,
     /// The requested compactions: when, and to which revision.
@@ -63,7 +63,7 @@ impl Replay {
             state: kvs.into_iter().collect(),
             revision,
             writers: Writers::Recorded,
-            told: revision,
+            answered: revision,
             open: Vec::new(),
             compactions: Vec::new(),
         }
@@ -87,12 +87,12 @@ impl Replay {
         let Recorded { calls, streams } = recorded;
         let base = self.revision;
         in_order(base, log)?;
-        let floors = floors(&calls, &streams, self.told);
+        let floors = floors(&calls, &streams, self.answered);
         self.compactions.extend(calls.iter().filter_map(|call| match call.request {
             Request::Compact(to) => Some((call.start, to)),
             _ => None,
         }));
-        self.told = calls.iter().filter_map(Call::revision).fold(self.told, Revision::max);
+        self.answered = calls.iter().filter_map(Call::revision).fold(self.answered, Revision::max);
         let mut summary = Summary { revisions: log.len(), watches: streams.len(), ..Summary::default() };
         let pending = calls.into_iter().zip(floors).map(|(call, floor)| Pending { call, floor, found_at: None });
         let mut part = Part::new(mem::take(&mut self.open), pending, base, &mut summary)?;
@@ -104,7 +104,7 @@ impl Replay {
         part.observe(Revision::new(i64::MAX), &mut self.state)?;
         part.match_deletions(|revision, suspects| nobody(self.writers, revision, suspects))?;
         streams::judge(&streams, &truth, &self.compactions)?;
-        self.told = self.told.max(self.revision);
+        self.answered = self.answered.max(self.revision);
         self.open = part.unknown_left(&mut summary);
         Ok(summary)
     }
@@ -126,7 +126,7 @@ impl Replay {
 
     /// The effect of an acknowledged write; it must be in the log and in its answer.
     fn acknowledged(&mut self, batch: &Batch, call: &Call) -> Result<Vec<Event>, Violation> {
-        let (Request::Txn(txn), Told::Txn(answer)) = (&call.request, &call.told) else {
+        let (Request::Txn(txn), Answered::Txn(answer)) = (&call.request, &call.answered) else {
             return Err(Violation::new("T9", "an answer of another kind than the call").showing("call", call));
         };
         let applied = self.state.run(txn, batch.revision);
@@ -191,7 +191,7 @@ fn nobody(writers: Writers, revision: Revision, suspects: &[&Call]) -> Result<()
         return Ok(());
     }
     let of = |wanted: fn(&Call) -> bool| suspects.iter().find(|call| wanted(call));
-    let refused = of(|call| matches!(call.told, Told::Failed(..)) && !call.is_unknown());
+    let refused = of(|call| matches!(call.answered, Answered::Failed(..)) && !call.is_unknown());
     let (rule, what, call) = match (refused, suspects.first()) {
         (Some(refused), _) => ("E2", "a write that was refused for certain", Some(refused)),
         (None, Some(again)) => ("E3", "a write once more, or at another time than it can have been", Some(again)),

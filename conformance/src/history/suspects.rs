@@ -6,7 +6,7 @@ use kv::{Batch, Event, EventKind, Key, Op, OpResult, RangeResponse, Revision, Tx
 
 use super::matching::assign;
 use super::order::{Floor, Wrote};
-use super::recorder::{Call, Request, Told};
+use super::recorder::{Answered, Call, Request};
 use super::replay::{Summary, answer_of, same_events};
 use super::violation::Violation;
 use crate::state::State;
@@ -68,7 +68,7 @@ impl Part {
 
     fn arrange(&mut self, i: usize, base: Revision, summary: &mut Summary) -> Result<(), Violation> {
         let Pending { call, floor, .. } = &self.calls[i];
-        match (&call.told, call.revision()) {
+        match (&call.answered, call.revision()) {
             (_, Some(revision)) if wrote(call) == Wrote::Something => {
                 floor.check(call, revision, Wrote::Something)?;
                 summary.acknowledged += 1;
@@ -90,7 +90,7 @@ impl Part {
                     self.observers.push((at, i));
                 }
             }
-            (Told::Compacted, None) => {}
+            (Answered::Compacted, None) => {}
             (_, None) if call.is_unknown() => self.index(i),
             _ => summary.refused += 1,
         }
@@ -217,8 +217,8 @@ fn wrote(call: &Call) -> Wrote {
         OpResult::Delete { count, .. } => *count > 0,
         OpResult::Range(_) => false,
     };
-    match &call.told {
-        Told::Txn(answer) if answer.results.iter().any(effect) => Wrote::Something,
+    match &call.answered {
+        Answered::Txn(answer) if answer.results.iter().any(effect) => Wrote::Something,
         _ => Wrote::Nothing,
     }
 }
@@ -229,13 +229,13 @@ fn saw(call: &Call, state: &mut State) -> Result<(), Violation> {
         let what = "a call was told what the state at its revision does not have";
         Err(Violation::new("S1", what).showing("call", call).showing("expected", &expected))
     };
-    match (&call.request, &call.told) {
-        (Request::Range(request), Told::Range(answer)) => {
+    match (&call.request, &call.answered) {
+        (Request::Range(request), Answered::Range(answer)) => {
             let found = state.read(&request.range, request.limit, request.content);
             let expected = RangeResponse { revision: answer.revision, ..found };
             if *answer == expected { Ok(()) } else { differs(format!("{expected:?}")) }
         }
-        (Request::Txn(txn), Told::Txn(answer)) => {
+        (Request::Txn(txn), Answered::Txn(answer)) => {
             let applied = state.run(txn, answer.revision.next());
             state.undo(&applied.events);
             let expected = answer_of(answer.revision, applied.succeeded, applied.results);

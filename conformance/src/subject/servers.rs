@@ -17,7 +17,7 @@ use crate::harness::{Server, Stranger};
 use crate::proxy::Proxy;
 
 /// The pause between two checks of a process.
-const LOOK: Duration = Duration::from_millis(1);
+const INTERVAL: Duration = Duration::from_millis(1);
 
 impl Subject {
     /// The servers of the store.
@@ -66,7 +66,7 @@ impl Subject {
         let wait = tokio::task::spawn_blocking(move || {
             let until = Instant::now() + RECOVERY;
             while !has_stopped(process).unwrap_or(false) && Instant::now() < until {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(INTERVAL);
             }
             has_stopped(process)
         });

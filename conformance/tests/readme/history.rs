@@ -118,13 +118,13 @@ impl History {
     /// The first batch of a watch from this revision on, if there is one already.
     pub(crate) fn events(&self, request: &WatchRequest, from: Revision) -> Refused<Option<Batch>> {
         self.above_the_mark(from)?;
-        let told = |event: &Event, revision| Event {
+        let answered = |event: &Event, revision| Event {
             prev: event.prev.clone().filter(|_| request.prev == Prev::Return && revision > self.mark),
             ..event.clone()
         };
         Ok(self.events.range(from..).find_map(|(&revision, events)| {
             let about = events.iter().filter(|event| request.range.contains(event.kv.key.as_bytes()));
-            let events: Vec<Event> = about.map(|event| told(event, revision)).collect();
+            let events: Vec<Event> = about.map(|event| answered(event, revision)).collect();
             (!events.is_empty()).then_some(Batch { revision, time: None, events })
         }))
     }

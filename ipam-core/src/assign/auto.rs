@@ -30,7 +30,7 @@ const MOST_READ_UNASKED: usize = 4;
 /// The blocks among which an empty one is searched for while there is another one to borrow from.
 const MOST_LOOKED_AT_FOR_EMPTY: usize = 64;
 /// The number of blocks that are scanned in one round trip after the first few.
-const BLOCKS_LOOKED_AT_ONCE: usize = 64;
+const BLOCKS_SCANNED_AT_ONCE: usize = 64;
 /// The most blocks that one assignment releases because the host should not have them.
 const MOST_LEFT_AT_ONCE: usize = 4;
 
@@ -122,7 +122,7 @@ impl Pass<'_> {
         let affine = work.affine(&Range::Prefix(prefix)).await?;
         let (kept, others): (Vec<_>, Vec<_>) =
             affine.into_iter().partition(|cidr| pool_holding(self.pools.iter().copied(), *cidr).is_some());
-        self.leave(work, &others).await?;
+        self.release_unselected(work, &others).await?;
 
         // Blocks that were read already cost nothing.
         let (read, unread): (Vec<_>, Vec<_>) = kept.into_iter().partition(|cidr| work.written_at(*cidr).is_some());
@@ -194,7 +194,7 @@ impl Pass<'_> {
     }
 
     /// Releases empty blocks of pools that are stored and do not select the node any more.
-    async fn leave(&self, work: &mut Workset<'_>, others: &[IpNet]) -> Result<()> {
+    async fn release_unselected(&self, work: &mut Workset<'_>, others: &[IpNet]) -> Result<()> {
         let unselected = others.iter().copied().filter(|cidr| {
             pool_holding(&self.around.pools, *cidr).is_some_and(|pool| passes_over(pool, &self.around.host.labels))
         });
@@ -263,15 +263,15 @@ impl Pass<'_> {
     async fn find_used(&self, work: &mut Workset<'_>, may_claim: bool) -> Result<NextBlock> {
         let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
-            let blocks = self.worth_a_look(work, pool).await?;
+            let blocks = self.candidates(work, pool).await?;
             // Mostly the first ones have room; if they have not, the next one with room may be far.
             let (first, rest) = blocks.split_at(blocks.len().min(BLOCKS_AT_ONCE));
-            for chunk in std::iter::once(first).chain(rest.chunks(BLOCKS_LOOKED_AT_ONCE)) {
+            for chunk in std::iter::once(first).chain(rest.chunks(BLOCKS_SCANNED_AT_ONCE)) {
                 if let Some(cidr) = borrow.filter(|_| !may_claim || looked_at >= MOST_LOOKED_AT_FOR_EMPTY) {
                     return Ok(NextBlock::Borrow(cidr));
                 }
                 looked_at += chunk.len();
-                for cidr in work.look_through(chunk, |block| self.is_of_use(block)).await? {
+                for cidr in work.scan(chunk, |block| self.is_of_use(block)).await? {
                     match self.judge(work, cidr).await? {
                         Verdict::Reclaim(former) if may_claim => {
                             self.take_over(work, cidr, former).await?;
@@ -290,7 +290,7 @@ impl Pass<'_> {
     }
 
     /// The blocks of a pool that may be there, but for those that were full and have not been written since.
-    async fn worth_a_look(&self, work: &mut Workset<'_>, pool: &Pool) -> Result<Vec<IpNet>> {
+    async fn candidates(&self, work: &mut Workset<'_>, pool: &Pool) -> Result<Vec<IpNet>> {
         let blocks = existing(work, pool, self.walk(pool)).await?;
         let full = self.ipam.recall_full(&self.request.attachment);
         if full.is_empty() {

@@ -59,7 +59,7 @@ pub struct Stock {
     /// The numbers of the pool; addresses in cooldown are in use.
     pub usage: Usage,
     /// The number of its addresses in cooldown.
-    pub resting: usize,
+    pub in_cooldown: usize,
     /// The number of its blocks that are stored.
     pub blocks: usize,
     /// How many of these are the node's.
@@ -232,7 +232,7 @@ fn stocks(around: &Surroundings, blocks: &[Block], host: &Owner) -> Vec<Stock> {
         let place = around.pools.iter().position(|pool| pool.cidr().contains(&block.cidr()));
         let Some(stock) = place.and_then(|place| stocks.get_mut(place)) else { continue };
         stock.blocks += 1;
-        stock.resting += block.allocated().filter(|(_, entry)| entry.released_at().is_some()).count();
+        stock.in_cooldown += block.allocated().filter(|(_, entry)| entry.released_at().is_some()).count();
         let is_own = |owner: Owner| owner == *host || (owner.node().is_some() && owner.node() == host.node());
         if block.owner().is_some_and(is_own) {
             stock.own_blocks += 1;

@@ -53,7 +53,7 @@ struct Findings {
     /// The leftovers of earlier boots in the blocks that were read.
     leftovers: Vec<Leftover>,
     /// The cooldown of released addresses, in seconds.
-    rest: i64,
+    cooldown: i64,
 }
 
 impl Ipam {
@@ -95,8 +95,8 @@ impl Ipam {
         // Taken after the leftovers are known: an attachment that gets an address from here on is not one of them.
         let Some(evidence) = live.evidence().await else { return Err(error) };
         let leftovers = Leftovers { found: findings.leftovers.clone(), evidence };
-        if findings.rest > 0 {
-            self.let_rest(request, &leftovers, deadline).await?;
+        if findings.cooldown > 0 {
+            self.start_cooldown(request, &leftovers, deadline).await?;
             return Err(error);
         }
         let mut again = Findings::default();
@@ -116,7 +116,7 @@ impl Ipam {
     }
 
     /// Where there is a cooldown, the assignment cannot have the leftovers yet, but their cooldown begins.
-    async fn let_rest(&self, request: &AssignRequest, leftovers: &Leftovers, deadline: Deadline) -> Result<()> {
+    async fn start_cooldown(&self, request: &AssignRequest, leftovers: &Leftovers, deadline: Deadline) -> Result<()> {
         let node = &request.attachment.node;
         let (holdings, _) = self.holdings_within(node, &self.reach_of(node), deadline).await?;
         let earlier = self.judge(&holdings, &leftovers.evidence).earlier;
@@ -132,8 +132,8 @@ impl Ipam {
     async fn redate(&self, blocks: &[IpNet], deadline: Deadline) -> Result<()> {
         for cidr in blocks {
             transact!(self, deadline, |tx| {
-                let rest = read_config(tx).await?.cooldown_seconds();
-                let mut work = Workset::new(tx, self.now(), rest);
+                let cooldown = read_config(tx).await?.cooldown_seconds();
+                let mut work = Workset::new(tx, self.now(), cooldown);
                 work.change(*cidr, |_| ()).await?;
                 work.write().await
             })?;
@@ -188,8 +188,8 @@ impl Ipam {
         }
         let mut around = self.read_around(tx, &owner, &wanted, first).await?;
 
-        let rest = around.config.cooldown_seconds();
-        let mut work = Workset::new(tx, self.now(), rest);
+        let cooldown = around.config.cooldown_seconds();
+        let mut work = Workset::new(tx, self.now(), cooldown);
         let mut all = Done::default();
         for request in requests {
             let handle = request.attachment.handle();
@@ -215,7 +215,7 @@ impl Ipam {
                     Ok(()) => Vec::new(),
                     Err(_) => Leftover::in_blocks(work.blocks(), &attachment),
                 },
-                rest,
+                cooldown,
             };
             done?;
             let Assignment { answer, held, .. } = assignment;

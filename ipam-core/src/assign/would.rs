@@ -22,7 +22,7 @@ impl Ipam {
     pub async fn would_assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
         let mut findings = Findings::default();
         let refused = match self.try_assign(request, None, &mut findings, deadline).await {
-            Err(error) if is_short(&error) && !findings.leftovers.is_empty() && findings.rest <= 0 => error,
+            Err(error) if is_short(&error) && !findings.leftovers.is_empty() && findings.cooldown <= 0 => error,
             done => return done,
         };
         let (Some(_), Some(boot)) = (self.live(), &request.attachment.boot) else { return Err(refused) };

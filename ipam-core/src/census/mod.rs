@@ -26,7 +26,7 @@ pub enum AddressUse {
     /// It is kept from being given out.
     Reserved,
     /// It was released, and is in cooldown.
-    Resting,
+    InCooldown,
     /// The block's owner has it, or it is not known who.
     Used,
     /// Another node than the block's owner has it.
@@ -162,7 +162,7 @@ impl Census {
         for ip in block.addresses() {
             uses.push(match block.lookup(ip) {
                 AddressState::Assigned(entry) => self.of_holder(entry, host),
-                AddressState::CoolingDown(_) => AddressUse::Resting,
+                AddressState::CoolingDown(_) => AddressUse::InCooldown,
                 _ if reservations.contains(ip) => AddressUse::Reserved,
                 _ => AddressUse::Free,
             });

@@ -27,7 +27,7 @@ pub struct PoolShare {
     /// How many addresses of its own blocks others have.
     pub lent: usize,
     /// How many addresses of its own blocks rest.
-    pub resting: usize,
+    pub in_cooldown: usize,
     /// How many addresses of its own blocks are free.
     pub free: usize,
 }
@@ -89,7 +89,7 @@ impl NodeShare {
         if is_own {
             share.blocks += 1;
             share.lent += counted.count(AddressUse::Borrowed);
-            share.resting += counted.count(AddressUse::Resting);
+            share.in_cooldown += counted.count(AddressUse::InCooldown);
             share.free += counted.count(AddressUse::Free);
         } else {
             share.borrowed += its.used;

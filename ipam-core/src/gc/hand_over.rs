@@ -104,8 +104,8 @@ impl Ipam {
             self.require_gone(tx, from).await?;
             self.require_known(tx, to).await?;
             self.pin_instead(tx, from, to).await?;
-            let rest = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.now(), rest);
+            let cooldown = read_config(tx).await?.cooldown_seconds();
+            let mut work = Workset::new(tx, self.now(), cooldown);
             let mut done = HandedOver::default();
             for cidr in blocks {
                 hand_over_block(&mut work, (from, to), *cidr, &mut done).await?;

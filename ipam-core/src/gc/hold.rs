@@ -172,9 +172,9 @@ impl Ipam {
         let endpoints: BTreeSet<Key> =
             batch.iter().filter_map(|hold| hold.endpoint.as_ref()).map(EndpointOf::key).collect();
         tx.prefetch(endpoints.into_iter().chain([keys::config()]).collect(), Vec::new()).await?;
-        let rest = read_config(tx).await?.cooldown_seconds();
+        let cooldown = read_config(tx).await?.cooldown_seconds();
         let now = self.now();
-        let mut work = Workset::new(tx, now, rest);
+        let mut work = Workset::new(tx, now, cooldown);
         let mut freed = Freed::default();
         let blocks: BTreeSet<IpNet> = batch.iter().map(|hold| hold.block).collect();
         for cidr in blocks {
@@ -184,7 +184,7 @@ impl Ipam {
             if still.is_empty() {
                 continue;
             }
-            work.change(cidr, |block| block.release_where(now, rest, |ip, _| still.contains_key(&ip))).await?;
+            work.change(cidr, |block| block.release_where(now, cooldown, |ip, _| still.contains_key(&ip))).await?;
             for handle in still.values().flatten() {
                 work.touch_handle(handle, cidr);
             }

@@ -92,7 +92,7 @@ impl Ipam {
             Ok((own, tx.revision()))
         })?;
         let near: BTreeSet<IpNet> = own.into_iter().chain(reach.blocks.iter().copied()).collect();
-        self.look_at(near.iter().copied().collect(), deadline, &mut see).await?;
+        self.scan_blocks(near.iter().copied().collect(), deadline, &mut see).await?;
         if let Pass::Since(since) = reach.pass {
             revision = self.pass(since, &near, deadline, &mut see).await?;
         }
@@ -100,7 +100,7 @@ impl Ipam {
     }
 
     /// Shows blocks as they are now.
-    async fn look_at(
+    async fn scan_blocks(
         &self,
         blocks: Vec<IpNet>,
         deadline: Deadline,
@@ -124,7 +124,7 @@ impl Ipam {
         see: &mut (impl FnMut(Block) + Send),
     ) -> Result<Revision> {
         let (written, at) = reread(|| self.written_since(since, seen, deadline)).await?;
-        self.look_at(written, deadline, see).await?;
+        self.scan_blocks(written, deadline, see).await?;
         Ok(at)
     }
 

@@ -197,11 +197,6 @@ impl WorkloadEndpoint {
         Some(moved)
     }
 
-    /// Sets the address of the container's end.
-    pub fn set_mac(&mut self, mac: &str) {
-        object(&mut self.document, "spec").insert("mac".to_owned(), mac.into());
-    }
-
     /// The key.
     pub fn key(&self) -> Key {
         keys::workload_endpoint(&self.namespace, &self.name)

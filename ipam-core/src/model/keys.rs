@@ -160,11 +160,6 @@ pub fn parse_handle(key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(IPAM)?.strip_prefix("handle/")?)
 }
 
-/// The prefix of the keys of all handles.
-pub fn handles_prefix() -> Key {
-    format!("{IPAM}handle/").into()
-}
-
 /// The prefix of the keys of all resources of a foreign kind, by the plural in the key.
 pub fn other_resources_prefix(plural: &str) -> Key {
     format!("{RESOURCES}{plural}/").into()

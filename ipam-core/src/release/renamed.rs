@@ -59,7 +59,7 @@ impl Renamed {
     }
 
     /// Logs what was done, and returns the released addresses.
-    pub(super) fn told((released, renamed): (Vec<IpAddr>, Self)) -> Vec<IpAddr> {
+    pub(super) fn reported((released, renamed): (Vec<IpAddr>, Self)) -> Vec<IpAddr> {
         let Self { handle, goes, stays } = &renamed;
         for (node, addresses) in goes {
             tracing::warn!(handle, node, ?addresses, "released addresses that were recorded for another node name");

@@ -45,9 +45,9 @@ impl Ipam {
             let mut own = attachment.clone();
             own.node = self.known_name(tx, &attachment.node).await?;
             let is_off = is_off(tx).await?;
-            let rest = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.now(), rest);
-            let (mut gone, renamed) = self.release_own(&mut work, &own, &own_handles, rest).await?;
+            let cooldown = read_config(tx).await?.cooldown_seconds();
+            let mut work = Workset::new(tx, self.now(), cooldown);
+            let (mut gone, renamed) = self.release_own(&mut work, &own, &own_handles, cooldown).await?;
 
             let holds = VmHolds::read(&mut work, &vm.handle).await?;
             let (owned, has_others) = owned_by(&mut work, vm, &holds).await?;
@@ -58,13 +58,13 @@ impl Ipam {
                 holds.mend(&mut work, &vm.handle).await?;
             } else {
                 let handle = [vm.handle.clone()];
-                let more = self.release_from_handles(&mut work, &handle, usize::MAX, rest, |_| true).await?;
+                let more = self.release_from_handles(&mut work, &handle, usize::MAX, cooldown, |_| true).await?;
                 gone.released.extend(more.released);
                 gone.emptied.extend(more.emptied);
             }
             Ok((gone.write(work, &own.node).await?, renamed))
         })
-        .map(Renamed::told)
+        .map(Renamed::reported)
     }
 }
 

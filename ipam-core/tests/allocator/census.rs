@@ -11,7 +11,7 @@ fn signs(block: &BlockCensus) -> String {
     let sign = |found: &AddressUse| match found {
         AddressUse::Free => '.',
         AddressUse::Reserved => 'r',
-        AddressUse::Resting => '~',
+        AddressUse::InCooldown => '~',
         AddressUse::Used => '#',
         AddressUse::Borrowed => 'b',
     };
@@ -40,8 +40,8 @@ async fn every_address_is_told_once_and_as_it_is() {
     let both = of("a") + &of("b");
     let count = |sign| both.chars().filter(|found| *found == sign).count();
     assert_eq!((count('#'), count('b'), count('~'), count('r'), both.len()), (2, 1, 1, 2, 8), "{drawn:?}");
-    let resting = pool.blocks.iter().find(|block| block.cidr.contains(&first)).unwrap();
-    assert!(signs(resting).contains('~'));
+    let in_cooldown = pool.blocks.iter().find(|block| block.cidr.contains(&first)).unwrap();
+    assert!(signs(in_cooldown).contains('~'));
     // As `utilization` counts: what rests is in use.
     assert_eq!(pool.usage, world.ipam.utilization(soon()).await.unwrap().pools[0].usage);
     assert_eq!((census.nodes["a"].used, census.nodes["c"].used, census.nodes["c"].blocks), (1, 1, 0));

@@ -119,3 +119,15 @@ async fn a_block_that_is_all_reserved_is_of_no_use() {
     assert_ne!(first, second);
     world.check().await;
 }
+
+#[tokio::test]
+async fn blocks_of_the_nodes_secondary_networks_count_towards_its_limit() {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/28").await;
+    world.configure(IpamConfig::default().with_max_blocks_per_host(1)).await;
+    world.ipam.claim_affinity(&Owner::secondary("a"), "10.0.0.0/30".parse().unwrap(), soon()).await.unwrap();
+    assert!(matches!(world.ensure("a", &[Family::V4]).await, Err(Error::BlockLimit)));
+    world.configure(IpamConfig::default().with_max_blocks_per_host(2)).await;
+    world.ensure("a", &[Family::V4]).await.unwrap();
+    world.check().await;
+}

@@ -52,7 +52,7 @@ async fn it_tells_the_block_that_an_assignment_then_takes() {
     let explained = explain(&world, "a", &[]).await;
     let stock = explained.pools[0].stock;
     assert_eq!((stock.usage.in_use, stock.usage.available), (Count::new(6), Count::new(2)));
-    assert_eq!((stock.blocks, stock.own_blocks, stock.own_free, stock.resting), (2, 1, 0, 0));
+    assert_eq!((stock.blocks, stock.own_blocks, stock.own_free, stock.in_cooldown), (2, 1, 0, 0));
     assert_eq!(explained.block_limit, Some(20));
     // An empty block of another node's, after a while.
     world.release("b", "b0").await;
@@ -134,4 +134,20 @@ async fn settings_and_nodes_stand_in_the_way() {
     assert!(explained.strict_affinity && !explained.claims_blocks);
     assert!(matches!(refusal(explained), Error::NoNewBlocks));
     assert!(matches!(refusal(explain(&world, "nobody", &[]).await), Error::UnknownNode(_)));
+}
+
+#[tokio::test]
+async fn blocks_of_a_nodes_secondary_networks_count_as_its_own_and_those_of_services_do_not() {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/28").await;
+    let block = |third: u8| format!("10.0.0.{third}/30").parse().unwrap();
+    for (cidr, owner) in
+        [(block(0), Owner::host("a")), (block(4), Owner::secondary("a")), (block(8), Owner::load_balancer())]
+    {
+        world.ipam.claim_affinity(&owner, cidr, soon()).await.unwrap();
+    }
+    let stock = explain(&world, "a", &[]).await.pools[0].stock;
+    assert_eq!((stock.blocks, stock.own_blocks, stock.own_free), (3, 2, 8));
+    let stock = explain(&world, "b", &[]).await.pools[0].stock;
+    assert_eq!((stock.blocks, stock.own_blocks, stock.own_free), (3, 0, 0));
 }

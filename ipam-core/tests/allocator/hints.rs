@@ -20,7 +20,7 @@ use crate::world::{World, attachment, ip, soon};
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     blocks: Mutex<Vec<IpNet>>,
-    told: AtomicU32,
+    reported: AtomicU32,
     is_stuck: bool,
     about_to_hold: Mutex<Vec<IpNet>>,
 }
@@ -32,8 +32,8 @@ impl Memory {
         Arc::new(Self { blocks, is_stuck: true, ..Self::default() })
     }
 
-    fn told(&self) -> u32 {
-        self.told.load(SeqCst)
+    fn reported(&self) -> u32 {
+        self.reported.load(SeqCst)
     }
 }
 
@@ -43,7 +43,7 @@ impl Hints for Memory {
     }
 
     fn remember(&self, _: &Attachment, blocks: &[IpNet]) {
-        self.told.fetch_add(1, SeqCst);
+        self.reported.fetch_add(1, SeqCst);
         if !self.is_stuck {
             *self.blocks.lock().unwrap() = blocks.to_vec();
         }
@@ -160,9 +160,9 @@ async fn it_is_remembered_only_when_it_has_changed() {
     for container in ["c1", "c2", "c3"] {
         ipam.assign(&any(container, 1, 0), soon()).await.unwrap();
     }
-    assert_eq!(hints.told(), 1);
+    assert_eq!(hints.reported(), 1);
     ipam.assign(&any("c4", 1, 1), soon()).await.unwrap();
-    assert_eq!(hints.told(), 2);
+    assert_eq!(hints.reported(), 2);
     ipam.assign(&these("c5", &["10.0.77.7"]), soon()).await.unwrap();
     assert_eq!(hints.blocks.lock().unwrap().first().unwrap().to_string(), "10.0.77.0/26");
     assert_eq!(hints.blocks.lock().unwrap().len(), 3);

@@ -75,8 +75,8 @@ async fn world() -> World {
 /// of its signal.
 pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (Faulty<Arc<dyn Store>>, Arc<Notify>) {
     let commits = AtomicU32::new(0);
-    let told = Arc::new(Notify::new());
-    let tell = Arc::clone(&told);
+    let reported = Arc::new(Notify::new());
+    let tell = Arc::clone(&reported);
     let faulty = Faulty::new(Arc::clone(&world.store), move |operation| {
         // A look at the history, which settles a commit that guards absences alone, hangs as the next commit does.
         let begun = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { commits.load(SeqCst) };
@@ -90,17 +90,17 @@ pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (Faulty<Arc<d
             }
         }
     });
-    (faulty, told)
+    (faulty, reported)
 }
 
 /// Begins an assignment, and kills it after its commit was sent and before anything is known.
 async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> Faulty<Arc<dyn Store>> {
     // Reading what surrounds comes first, and where there is no block a probe for one.
     let reads = if world.block("10.0.0.0/30").await.is_some() { 1 } else { 2 };
-    let (faulty, told) = breaking(world, fault, reads);
+    let (faulty, reported) = breaking(world, fault, reads);
     let ipam = allocator(&(Arc::new(faulty.clone()) as Arc<dyn Store>), notes);
     let killed = tokio::spawn(async move { ipam.assign(&request(), soon()).await });
-    told.notified().await;
+    reported.notified().await;
     killed.abort();
     assert!(killed.await.unwrap_err().is_cancelled());
     assert_eq!(notes.count(), 1);

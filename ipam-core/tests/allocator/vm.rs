@@ -8,7 +8,7 @@ use std::time::Duration;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::gc::batches;
 use ipam_core::model::keys::{self, ResourceKind};
-use ipam_core::model::{Document, Handle};
+use ipam_core::model::{Document, Handle, IpamConfig};
 use ipam_core::vm::{Fate, Role, VmAnswer, VmPod};
 use ipam_core::{Ipam, Nodes, Result};
 use kv::wrap::{Counting, Fault};
@@ -167,10 +167,10 @@ async fn an_add_that_was_killed_does_not_land_after_the_del() {
         del(&world.ipam, "a", "first", Fate::Stays).await;
         let notes = Arc::<Notes>::default();
         // The blocks of the handle are read by ranges.
-        let (faulty, told) = breaking(&world, fault, 1);
+        let (faulty, reported) = breaking(&world, fault, 1);
         let broken = allocator(&(Arc::new(faulty.clone()) as Arc<dyn Store>), &notes);
         let killed = tokio::spawn(async move { add(&broken, "a", "killed", Role::Source).await });
-        tokio::time::timeout(Duration::from_secs(60), told.notified()).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(60), reported.notified()).await.unwrap();
         killed.abort();
         assert!(killed.await.unwrap_err().is_cancelled());
         assert_eq!(notes.count(), 1);
@@ -230,5 +230,25 @@ async fn a_requested_address_of_a_family_that_a_machine_lacks_is_assigned_beside
     let mut all = world.ipam.addresses_of_handle(&vm.handle, soon()).await.unwrap();
     all.sort_unstable();
     assert_eq!(all, [addresses(&first), vec![v6]].concat());
+    world.check().await;
+}
+
+#[tokio::test]
+async fn a_release_dated_far_ahead_is_dated_anew_when_a_machine_finds_no_room() {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/30").await;
+    world.configure(IpamConfig::default().with_cooldown_seconds(60)).await;
+    for number in 0..4 {
+        world.one("a", &format!("c{number}")).await.unwrap();
+    }
+    let ten_years = 10 * 365 * 24 * 3600;
+    world.pass(ten_years);
+    world.release("a", "c1").await;
+    world.pass(-ten_years);
+    let request = AssignRequest::new(attachment("a", "pod"), Wanted::any(1, 0));
+    let vm = pod("pod", Role::Source, Fate::Stays);
+    assert!(world.ipam.assign_to_vm(&request, &vm, soon()).await.is_err());
+    world.pass(61);
+    assert_eq!(addresses(&world.ipam.assign_to_vm(&request, &vm, soon()).await.unwrap()).len(), 1);
     world.check().await;
 }

@@ -49,12 +49,12 @@ fn a_new_block_is_claimed_before_it_gives_and_given_up_after_it_got_back() {
     let entry = holder("net.c1", &[("node", "a"), ("timestamp", &go_string(NOW))]);
     let held = holding(&entry);
     let (owner, address) = (Owner::host("a"), ip(1));
-    let told = between(None, Some(&held));
+    let reported = between(None, Some(&held));
     let claimed = What::Claimed { owner: owner.clone(), former: None, at: Some(NOW) };
-    assert_eq!(told, [claimed, What::Assigned { address, holder: entry.clone() }]);
-    assert!(told.iter().all(|what| what.recorded_at() == Some(NOW)));
-    let told = between(Some(&held), None);
-    assert_eq!(told, [What::Released { address, holder: entry }, What::GivenUp { owner }]);
+    assert_eq!(reported, [claimed, What::Assigned { address, holder: entry.clone() }]);
+    assert!(reported.iter().all(|what| what.recorded_at() == Some(NOW)));
+    let reported = between(Some(&held), None);
+    assert_eq!(reported, [What::Released { address, holder: entry }, What::GivenUp { owner }]);
     assert_eq!(between(Some(&held), Some(&held)), []);
 }
 
@@ -63,10 +63,10 @@ fn a_released_address_may_rest_first() {
     let entry = holder("net.c1", &[]);
     let (held, mut resting, address) = (holding(&entry), holding(&entry), ip(1));
     assert!(resting.release_by_handle("net.c1", NOW, 60).changed());
-    let rest = |holder| What::Resting { address, holder, since: NOW };
+    let rest = |holder| What::InCooldown { address, holder, since: NOW };
     assert_eq!(between(Some(&held), Some(&resting)), [rest(Some(entry))]);
     assert_eq!(between(Some(&block(Some("a"))), Some(&resting)), [rest(None)]);
-    assert_eq!(between(Some(&resting), Some(&block(Some("a")))), [What::Rested { address }]);
+    assert_eq!(between(Some(&resting), Some(&block(Some("a")))), [What::CooldownOver { address }]);
     // An assignment of an address after its cooldown writes both at once.
     let next = holding(&holder("net.c2", &[]));
     assert_eq!(between(Some(&resting), Some(&next)), [What::Assigned { address, holder: holder("net.c2", &[]) }]);
@@ -80,18 +80,18 @@ fn who_asks_again_is_told_from_who_moves_and_from_another() {
         attributes.insert(name.to_owned(), value.to_owned());
         Attribute::new(Some("net.vm"), attributes)
     };
-    let told = |to: &Attribute| between(Some(&holding(&before)), Some(&holding(to)));
+    let reported = |to: &Attribute| between(Some(&holding(&before)), Some(&holding(to)));
     let address = ip(1);
     for name in [TIMESTAMP, BOOT] {
         let to = changed(name, "later");
-        assert_eq!(told(&to), [What::Renewed { address, holder: to }]);
+        assert_eq!(reported(&to), [What::Renewed { address, holder: to }]);
     }
     let moved = changed("pod", "y");
-    assert_eq!(told(&moved), [What::Moved { address, from: before.clone(), to: moved }]);
+    assert_eq!(reported(&moved), [What::Moved { address, from: before.clone(), to: moved }]);
     for other in [changed(INTERFACE, "eth1"), holder("net.other", &[])] {
         let expected =
             [What::Released { address, holder: before.clone() }, What::Assigned { address, holder: other.clone() }];
-        assert_eq!(told(&other), expected);
+        assert_eq!(reported(&other), expected);
     }
 }
 
@@ -121,7 +121,7 @@ fn a_holder_is_read_from_its_entry() {
 }
 
 /// The happenings that a watch reports of the revision of a transaction.
-async fn told_of(store: &Arc<dyn Store>, txn: Txn) -> Told {
+async fn reported_of(store: &Arc<dyn Store>, txn: Txn) -> Reported {
     let revision = store.txn(txn).await.unwrap().revision;
     let watch = WatchRequest::new(kv::Range::All, revision).with_prev(Prev::Return);
     of_batch(&store.watch(watch).await.unwrap().next().await.unwrap().unwrap())
@@ -136,15 +136,15 @@ async fn an_affinity_is_told_only_where_its_block_does_not_tell_it() {
     let put_block = kv::Op::put(keys::block(cidr()), block(Some("a")).encode().unwrap());
     let affinity = |state| Happening { block: cidr(), what: What::Affinity { owner: owner.clone(), state } };
     // In steps, as Calico does.
-    let told = told_of(&store, Txn::new().with_success([put(AffinityState::Pending)])).await;
-    assert_eq!(told.happenings, [affinity(Some(AffinityState::Pending))]);
-    let told = told_of(&store, Txn::new().with_success([put_block, put(AffinityState::Confirmed)])).await;
-    assert!(matches!(told.happenings[..], [Happening { what: What::Claimed { .. }, .. }]), "{told:?}");
-    let told = told_of(&store, Txn::new().with_success([put(AffinityState::Confirmed)])).await;
-    assert_eq!(told, Told::default());
+    let reported = reported_of(&store, Txn::new().with_success([put(AffinityState::Pending)])).await;
+    assert_eq!(reported.happenings, [affinity(Some(AffinityState::Pending))]);
+    let reported = reported_of(&store, Txn::new().with_success([put_block, put(AffinityState::Confirmed)])).await;
+    assert!(matches!(reported.happenings[..], [Happening { what: What::Claimed { .. }, .. }]), "{reported:?}");
+    let reported = reported_of(&store, Txn::new().with_success([put(AffinityState::Confirmed)])).await;
+    assert_eq!(reported, Reported::default());
     let gone = [kv::Op::delete(keys::block(cidr())), kv::Op::delete(key.clone())];
-    let told = told_of(&store, Txn::new().with_success(gone)).await;
-    assert_eq!(told.happenings, [Happening { block: cidr(), what: What::GivenUp { owner: owner.clone() } }]);
+    let reported = reported_of(&store, Txn::new().with_success(gone)).await;
+    assert_eq!(reported.happenings, [Happening { block: cidr(), what: What::GivenUp { owner: owner.clone() } }]);
 }
 
 #[tokio::test]
@@ -152,16 +152,17 @@ async fn what_cannot_be_read_or_is_not_known_is_said() {
     let store: Arc<dyn Store> = Arc::new(kv_mvcc::memory());
     let key = keys::block(cidr());
     let damaged = Happening { block: cidr(), what: What::Damaged };
-    let told = told_of(&store, Txn::new().with_success([kv::Op::put(key.clone(), "{")])).await;
-    assert_eq!(told.happenings, std::slice::from_ref(&damaged));
+    let reported = reported_of(&store, Txn::new().with_success([kv::Op::put(key.clone(), "{")])).await;
+    assert_eq!(reported.happenings, std::slice::from_ref(&damaged));
     let held = holding(&holder("h", &[]));
-    let told = told_of(&store, Txn::new().with_success([kv::Op::put(key.clone(), held.encode().unwrap())])).await;
-    assert_eq!(told.happenings.len(), 2, "{told:?}");
+    let reported =
+        reported_of(&store, Txn::new().with_success([kv::Op::put(key.clone(), held.encode().unwrap())])).await;
+    assert_eq!(reported.happenings.len(), 2, "{reported:?}");
     // At the mark a store need not know any more what was there before.
     let at = store.put(key.clone(), block(None).encode().unwrap()).await.unwrap();
     let mut changes = store.watch(WatchRequest::new(kv::Range::All, at)).await.unwrap();
-    let told = of_batch(&changes.next().await.unwrap().unwrap());
-    assert_eq!((told.happenings, told.untold), (Vec::new(), vec![cidr()]));
+    let reported = of_batch(&changes.next().await.unwrap().unwrap());
+    assert_eq!((reported.happenings, reported.unreported), (Vec::new(), vec![cidr()]));
     assert_eq!(of_listed(&key, b"{"), Some(vec![damaged]));
     assert_eq!(of_listed(&keys::handle("h"), b"{}"), None);
 }
@@ -196,11 +197,11 @@ impl Replayed {
                 assert!(self.held.insert(address, to).is_some(), "{address} is held");
             }
             What::Released { address, holder } => assert_eq!(self.held.remove(&address), Some(holder)),
-            What::Resting { address, holder, .. } => {
+            What::InCooldown { address, holder, .. } => {
                 assert_eq!(self.held.remove(&address), holder);
                 assert!(self.resting.insert(address));
             }
-            What::Rested { address } => assert!(self.resting.remove(&address)),
+            What::CooldownOver { address } => assert!(self.resting.remove(&address)),
             What::Claimed { owner, former, .. } => assert_eq!(self.owner.replace(owner), former),
             What::GivenUp { owner } => assert_eq!(self.owner.take(), Some(owner)),
             What::Affinity { .. } | What::Damaged => panic!("blocks alone tell no such thing"),

@@ -68,11 +68,11 @@ impl Inspector {
             self.done.findings.push(Finding::new(code, Subject::Block(cidr), what));
             self.blocks.note(cidr, None);
         } else if let Ok(stored) = read {
-            self.look_at(cidr, &stored);
+            self.inspect(cidr, &stored);
         }
     }
 
-    fn look_at(&mut self, cidr: IpNet, stored: &StoredBlock) {
+    fn inspect(&mut self, cidr: IpNet, stored: &StoredBlock) {
         let (block, flaws) = (stored.block(), stored.flaws());
         let is_sound = flaws.dangling.is_empty();
         tell_flaws(cidr, &flaws, &mut self.done.findings);
@@ -82,7 +82,7 @@ impl Inspector {
         self.find_owner(block, owner.as_ref(), owner_is_gone, is_sound);
         let about = About { owner, has_affinity: false, owner_is_gone, allocated: bits(block) };
         let index = self.blocks.note(cidr, Some(about));
-        self.look_at_addresses(block, index);
+        self.inspect_addresses(block, index);
         if self.done.cluster.is_some() {
             let is_bridged = self.around.pool_of(cidr).is_some_and(|pool| self.around.is_bridged(pool));
             self.secondary.add(block, is_bridged);
@@ -118,7 +118,7 @@ impl Inspector {
     }
 
     /// Looks at every address that is not free.
-    fn look_at_addresses(&mut self, block: &Block, index: u32) {
+    fn inspect_addresses(&mut self, block: &Block, index: u32) {
         let mut seen = Seen::default();
         let rest = Duration::seconds(self.around.cooldown_seconds().max(0));
         let ahead = if rest.is_zero() { AHEAD } else { rest };
@@ -133,7 +133,7 @@ impl Inspector {
                     self.done.counts.cooling += 1;
                     (false, false)
                 }
-                None => self.look_at_held(block, index, ip, entry, &mut seen),
+                None => self.inspect_held(block, index, ip, entry, &mut seen),
             };
             if self.keep == Keep::Addresses {
                 let allocated = allocated(block, ip, entry, borrowed, node_gone);
@@ -144,7 +144,7 @@ impl Inspector {
     }
 
     /// Looks at an address that somebody holds; says whether it is borrowed, and whether its node is gone.
-    fn look_at_held(
+    fn inspect_held(
         &mut self,
         block: &Block,
         index: u32,

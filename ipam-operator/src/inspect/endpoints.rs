@@ -57,7 +57,7 @@ enum Standing {
     /// No block holds it.
     Free,
     /// It was released, and rests.
-    Resting,
+    InCooldown,
     /// It is held under this handle, which is another container's.
     Other(String),
     /// Nothing speaks against the endpoint.
@@ -72,7 +72,7 @@ impl Endpoints {
         };
         done.counts.endpoints += 1;
         match WorkloadEndpoint::decode(&kv.key, kv.value.as_bytes()) {
-            Ok(endpoint) => done.findings.extend(self.look_at(&endpoint, around)),
+            Ok(endpoint) => done.findings.extend(self.inspect(&endpoint, around)),
             Err(error) => {
                 self.note_name(namespace, name);
                 let subject = Subject::Endpoint(namespace.to_owned(), name.to_owned());
@@ -93,7 +93,7 @@ impl Endpoints {
         }
     }
 
-    fn look_at(&mut self, endpoint: &WorkloadEndpoint, around: &Surroundings) -> Option<Finding> {
+    fn inspect(&mut self, endpoint: &WorkloadEndpoint, around: &Surroundings) -> Option<Finding> {
         if !is_of_plugin(endpoint) {
             return None;
         }
@@ -171,9 +171,9 @@ impl Endpoints {
             let is_given_out_here = || around.pools.iter().any(|pool| pool.cidr().contains(&ip));
             let what = match standing {
                 Standing::Free if is_given_out_here() => format!("{ip} is free"),
-                Standing::Resting if is_given_out_here() => format!("{ip} is free: it rests since it was released"),
+                Standing::InCooldown if is_given_out_here() => format!("{ip} is free: it rests since it was released"),
                 Standing::Other(handle) => format!("{ip} is held under handle {handle}"),
-                Standing::Free | Standing::Resting | Standing::Own => continue,
+                Standing::Free | Standing::InCooldown | Standing::Own => continue,
             };
             if let Some(Note { namespace, name, .. }) = notes.get(note) {
                 let subject = Subject::Endpoint(namespace.clone(), name.clone());
@@ -189,7 +189,7 @@ impl Note {
     /// The standing of an address that the endpoint lists, by an entry of a block.
     fn standing(&self, entry: &Attribute) -> Standing {
         if entry.released_at().is_some() {
-            return Standing::Resting;
+            return Standing::InCooldown;
         }
         // The owner of an address without a handle is unknown, and a virtual machine's address moves from pod to pod.
         let Some(handle) = entry.handle().filter(|_| !is_vms(entry)) else { return Standing::Own };

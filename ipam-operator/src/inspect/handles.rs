@@ -75,7 +75,7 @@ impl Handles {
             done.leaked_handles.push(LeakedHandle { id: id.to_owned(), revision: kv.mod_revision });
         }
         let mendable = !difference.is_doubtful;
-        for (code, what) in difference.told() {
+        for (code, what) in difference.reported() {
             let finding = finding(code, what).mendable(mendable);
             done.findings.push(finding.with_blocks(held.keys().copied().collect()));
         }
@@ -122,13 +122,13 @@ impl Difference {
                 Known::Absent if counted > 0 => found.no_block.push(cidr.to_string()),
                 Known::Absent => {}
                 Known::Unreadable => found.is_doubtful = true,
-                Known::Readable if counted > holds => found.more.push(told(cidr, counted, holds)),
-                Known::Readable if counted < holds => found.less.push(told(cidr, counted, holds)),
+                Known::Readable if counted > holds => found.more.push(reported(cidr, counted, holds)),
+                Known::Readable if counted < holds => found.less.push(reported(cidr, counted, holds)),
                 Known::Readable => {}
             }
         }
         for (cidr, holds) in held.iter().filter(|(cidr, _)| !named.contains(cidr)) {
-            found.less.push(told(*cidr, 0, *holds));
+            found.less.push(reported(*cidr, 0, *holds));
         }
         if handle.odd_entries() > 0 {
             found.no_block.push("what is no network".to_owned());
@@ -137,7 +137,7 @@ impl Difference {
         found
     }
 
-    fn told(self) -> impl Iterator<Item = (Code, String)> {
+    fn reported(self) -> impl Iterator<Item = (Code, String)> {
         let Self { more, less, no_block, .. } = self;
         let kinds =
             [(Code::HandleCountsMore, more), (Code::HandleCountsLess, less), (Code::HandleNamesNoBlock, no_block)];
@@ -146,13 +146,13 @@ impl Difference {
             (Code::HandleNamesNoBlock, blocks) => {
                 Some((code, format!("it names {blocks}, and there is no such block")))
             }
-            told => Some(told),
+            reported => Some(reported),
         };
         kinds.into_iter().filter_map(named)
     }
 }
 
-fn told(cidr: IpNet, counted: i64, holds: i64) -> String {
+fn reported(cidr: IpNet, counted: i64, holds: i64) -> String {
     format!("{cidr} holds {holds}, and {counted} are counted")
 }
 

@@ -179,8 +179,8 @@ async fn a_block_with_pods_of_calicos_stays_and_another_one_is_claimed() {
     assert!(matches!(refused, Error::Bridge(BridgeError::CalicosBlock { .. })), "{refused}");
 
     let found = world.operator().inspect(Keep::Findings, soon()).await.unwrap();
-    let told: Vec<_> = found.findings.iter().map(|one| (one.code, one.mendable)).collect();
-    assert_eq!(told, [(Code::CalicosNames, true), (Code::MixedBlock, false)], "{:#?}", found.findings);
+    let reported: Vec<_> = found.findings.iter().map(|one| (one.code, one.mendable)).collect();
+    assert_eq!(reported, [(Code::CalicosNames, true), (Code::MixedBlock, false)], "{:#?}", found.findings);
     assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), Mended::Done);
     assert_eq!(names_of(&world, &first[0]).await, ["", "", "", "a", "web", "shop"]);
     assert_eq!(names_of(&world, &pod[0]).await, ["a", "", "", "", "", ""]);
@@ -250,8 +250,11 @@ async fn nodes_borrow_from_each_others_secondary_blocks_and_calicos_pods_do_not(
     assert!(matches!(refused, Err(Error::Exhausted { .. })), "{refused:?}");
     let borrowed = world.assign(&secondary("c", "e1")).await.unwrap();
     assert_eq!(owner_of(&world, borrowed[0].ip).await, "virtual:secondary@a");
-    let told = world.ipam.borrowed(soon()).await.unwrap().addresses;
-    assert!(told.iter().any(|one| one.ip == borrowed[0].ip && one.block_owner == "a" && one.kind == "pod"), "{told:?}");
+    let reported = world.ipam.borrowed(soon()).await.unwrap().addresses;
+    assert!(
+        reported.iter().any(|one| one.ip == borrowed[0].ip && one.block_owner == "a" && one.kind == "pod"),
+        "{reported:?}"
+    );
     world.check().await;
 }
 
@@ -262,12 +265,12 @@ async fn check_finds_what_calico_acts_on_and_repair_moves_it() {
     age(&world).await;
     enter_calico(&world).await;
     let unknown = world.operator().inspect(Keep::Findings, soon()).await.unwrap();
-    let told: Vec<_> = unknown.findings.iter().map(|one| (one.code, one.mendable)).collect();
-    assert_eq!(told, [(Code::SecondaryOfNode, false)], "nobody knows yet that macvlan is not Calico's");
+    let reported: Vec<_> = unknown.findings.iter().map(|one| (one.code, one.mendable)).collect();
+    assert_eq!(reported, [(Code::SecondaryOfNode, false)], "nobody knows yet that macvlan is not Calico's");
     world.assign(&secondary("a", "c2")).await.unwrap();
     let found = world.operator().inspect(Keep::Findings, soon()).await.unwrap();
-    let told: Vec<_> = found.findings.iter().map(|one| (one.code, one.mendable)).collect();
-    assert_eq!(told, [(Code::CalicosNames, true), (Code::SecondaryOfNode, true)], "{:#?}", found.findings);
+    let reported: Vec<_> = found.findings.iter().map(|one| (one.code, one.mendable)).collect();
+    assert_eq!(reported, [(Code::CalicosNames, true), (Code::SecondaryOfNode, true)], "{:#?}", found.findings);
     assert_eq!(world.operator().mend(&found.findings[1], found.revision, soon()).await.unwrap(), Mended::Done);
     assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), Mended::Changed);
     assert_eq!(world.operator().inspect(Keep::Findings, soon()).await.unwrap().findings, []);

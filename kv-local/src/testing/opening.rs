@@ -330,14 +330,14 @@ fn a_mark_on_a_complete_store_is_taken_away(engine: &dyn Engine) {
 
 /// The store's files and folders are its owner's alone, also those that came later.
 fn everything_is_private(engine: &dyn Engine) {
-    fn look(path: &Path, found: &mut u32) {
+    fn collect(path: &Path, found: &mut u32) {
         let metadata = fs::metadata(path).unwrap();
         let mode = metadata.permissions().mode() & 0o7777;
         assert_eq!(mode, if metadata.is_dir() { 0o700 } else { 0o600 }, "{}", path.display());
         *found += 1;
         if metadata.is_dir() {
             for entry in fs::read_dir(path).unwrap() {
-                look(&entry.unwrap().path(), found);
+                collect(&entry.unwrap().path(), found);
             }
         }
     }
@@ -348,7 +348,7 @@ fn everything_is_private(engine: &dyn Engine) {
         let store = create(engine, &path).unwrap();
         run(step(&store, n)).unwrap();
         let mut found = 0;
-        look(&path, &mut found);
+        collect(&path, &mut found);
         assert!(found >= 4, "queue, store.id and the engine's");
     }
 }

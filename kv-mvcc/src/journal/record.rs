@@ -106,22 +106,22 @@ pub(super) fn read_all(medium: &dyn Medium, capacity: u64) -> io::Result<Records
     let mut records = Records::default();
     let (mut bytes, mut end, mut at_end) = (Vec::new(), 0, false);
     loop {
-        match look(&bytes[end..], &records) {
-            Look::Record { number, length } => {
+        match next_record(&bytes[end..], &records) {
+            Next::Record { number, length } => {
                 if records.starts.is_empty() {
                     records.first = number;
                 }
                 records.starts.push(end);
                 end += length;
             }
-            Look::Cut if !at_end && bytes.len() < capacity => {
+            Next::Cut if !at_end && bytes.len() < capacity => {
                 let have = bytes.len();
                 bytes.resize((have + PIECE_BYTES).min(capacity), 0);
                 let read = medium.read(have as u64, &mut bytes[have..])?;
                 bytes.truncate(have + read);
                 at_end = read == 0;
             }
-            Look::Cut | Look::Nothing => break,
+            Next::Cut | Next::Nothing => break,
         }
     }
     bytes.truncate(end);
@@ -130,7 +130,7 @@ pub(super) fn read_all(medium: &dyn Medium, capacity: u64) -> io::Result<Records
 }
 
 /// The kind of the bytes behind a record.
-enum Look {
+enum Next {
     /// The next record.
     Record { number: u64, length: usize },
     /// Too few to tell.
@@ -139,19 +139,19 @@ enum Look {
     Nothing,
 }
 
-fn look(bytes: &[u8], records: &Records) -> Look {
-    let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return Look::Cut };
+fn next_record(bytes: &[u8], records: &Records) -> Next {
+    let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return Next::Cut };
     let [a, b, c, d, number @ .., s, t, u, v] = *header;
     let (body, number) = (u32::from_le_bytes([a, b, c, d]) as usize, u64::from_le_bytes(number));
     let is_next = number != 0 && (records.starts.is_empty() || number == records.last() + 1);
     if !is_next {
-        return Look::Nothing;
+        return Next::Nothing;
     }
-    let Some(body) = rest.get(..body) else { return Look::Cut };
+    let Some(body) = rest.get(..body) else { return Next::Cut };
     if checksum(&header[..SUM_AT], body) != u32::from_le_bytes([s, t, u, v]) {
-        return Look::Nothing;
+        return Next::Nothing;
     }
-    Look::Record { number, length: HEADER_BYTES + body.len() }
+    Next::Record { number, length: HEADER_BYTES + body.len() }
 }
 
 /// The engine's row: two numbers and the CRC-32 of both.

@@ -337,7 +337,7 @@ fn views_beside_a_writer_are_snapshots() {
     let table = disk.open().unwrap();
     let all = |n: u32| (0..8).map(|i| Write::Put(vec![b'r', i], n.to_be_bytes().repeat(20))).collect::<Vec<_>>();
     table.commit(&all(0)).unwrap();
-    let looks = AtomicU32::new(0);
+    let scans = AtomicU32::new(0);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let mut last = 0;
@@ -349,13 +349,13 @@ fn views_beside_a_writer_are_snapshots() {
                 let now = u32::from_be_bytes(values[0][..4].try_into().unwrap());
                 assert!(now >= last, "a view went back");
                 last = now;
-                looks.fetch_add(1, Ordering::Relaxed);
+                scans.fetch_add(1, Ordering::Relaxed);
             }
         });
         // Until it has had many looks on the way.
         let mut n = 0;
         while !reader.is_finished() {
-            let seen = looks.load(Ordering::Relaxed);
+            let seen = scans.load(Ordering::Relaxed);
             n = (n + 1).min(if seen < 100 { 499 } else { 500 });
             table.commit(&all(n)).unwrap();
         }

@@ -49,8 +49,8 @@ impl Transaction {
     /// Finds out whether a transaction whose reply was lost has happened, and sends it again if it has not.
     pub(super) async fn settle(&self, txn: Txn, mut unknown: Error) -> Result<Commit> {
         let Some(mut clue) = self.clue() else { return Err(unknown) };
-        let look = TxnRange::new(Range::Key(clue.key().clone())).with_content(Content::KeysOnly);
-        let txn = txn.with_failure([Op::Range(look)]);
+        let probe = TxnRange::new(Range::Key(clue.key().clone())).with_content(Content::KeysOnly);
+        let txn = txn.with_failure([Op::Range(probe)]);
         let mut hopeless = 0;
         for attempt in 1.. {
             tracing::debug!(target: TRANSACT, attempt, error = %unknown, "settling a write of unknown outcome");

@@ -95,9 +95,9 @@ impl From<ipam_core::Error> for Failure {
 impl From<Failure> for Answer {
     fn from(failure: Failure) -> Self {
         #[derive(Serialize)]
-        struct Told {
+        struct Reported {
             error: String,
         }
-        json(failure.status, &Told { error: failure.text })
+        json(failure.status, &Reported { error: failure.text })
     }
 }

@@ -74,7 +74,7 @@ pub(super) struct Asked {
     pub(super) search: Memo<String>,
     pub(super) held: Memo<String>,
     pub(super) history: Memo<String>,
-    turn: Semaphore,
+    reading: Semaphore,
 }
 
 impl Default for Asked {
@@ -86,7 +86,7 @@ impl Default for Asked {
             search: Memo::default(),
             held: Memo::default(),
             history: Memo::default(),
-            turn: Semaphore::new(1),
+            reading: Semaphore::new(1),
         }
     }
 }
@@ -97,10 +97,10 @@ impl Asked {
         self.census.get("", MOMENT, self.alone(async { Ok(ipam.census(Deadline::after(READING)).await?) })).await
     }
 
-    /// Reads much, while nobody else here does. The reading must not ask for a turn itself.
+    /// Reads much, while nobody else here does. The reading must not call this itself.
     pub(super) async fn alone<T>(&self, read: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         // The semaphore is never closed.
-        let _turn = self.turn.acquire().await.map_err(Failure::store)?;
+        let _reading = self.reading.acquire().await.map_err(Failure::store)?;
         read.await
     }
 }

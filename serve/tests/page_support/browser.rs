@@ -111,8 +111,8 @@ pub(crate) struct Window<'d> {
 }
 
 impl<'d> Window<'d> {
-    pub(crate) fn open(driver: &'d Driver, look: Look) -> Self {
-        let Look { width, height, colours } = look;
+    pub(crate) fn open(driver: &'d Driver, scan: Look) -> Self {
+        let Look { width, height, colours } = scan;
         let profile = tempfile::tempdir_in(driver.folder.path()).unwrap().keep();
         let arguments = [
             "--headless=new".to_owned(),
@@ -151,8 +151,8 @@ impl<'d> Window<'d> {
 
     /// The result of a piece of a script.
     pub(crate) fn run(&self, script: &str) -> Value {
-        let told = self.call("POST", "/execute/sync", &json!({"script": script, "args": []}));
-        told.unwrap_or_else(|error| panic!("{error}\nin {script}"))
+        let reported = self.call("POST", "/execute/sync", &json!({"script": script, "args": []}));
+        reported.unwrap_or_else(|error| panic!("{error}\nin {script}"))
     }
 
     /// The value of an expression.
@@ -204,8 +204,8 @@ impl<'d> Window<'d> {
 
     /// The lines of the console: a script that failed, or a request that the policy forbade.
     pub(crate) fn console(&self) -> Vec<String> {
-        let told = self.call("POST", "/se/log", &json!({"type": "browser"})).unwrap();
-        told.as_array().unwrap().iter().map(|line| line["message"].as_str().unwrap().to_owned()).collect()
+        let reported = self.call("POST", "/se/log", &json!({"type": "browser"})).unwrap();
+        reported.as_array().unwrap().iter().map(|line| line["message"].as_str().unwrap().to_owned()).collect()
     }
 
     /// Keeps a picture in the folder that PAGE_PICTURES names, if it names one.

@@ -41,12 +41,12 @@ enum Names {
 
 /// The addresses that callers were answered with, and the errors found with them.
 #[derive(Clone, Default)]
-struct Told {
+struct Answered {
     has: Arc<Mutex<BTreeMap<IpAddr, String>>>,
     wrong: Arc<Mutex<Vec<String>>>,
 }
 
-impl Told {
+impl Answered {
     fn given(&self, ip: IpAddr, pod: &str) {
         if let Some(other) = self.has.lock().unwrap().insert(ip, pod.to_owned()) {
             self.wrong.lock().unwrap().push(format!("{ip} was given to {pod} and is {other}'s"));
@@ -71,7 +71,7 @@ impl Told {
 struct Field {
     store: Arc<dyn Store>,
     authors: Authors,
-    told: Told,
+    answered: Answered,
     pods: Pods,
     names: Names,
     done: Arc<AtomicUsize>,
@@ -89,7 +89,7 @@ impl Field {
     }
 
     fn is_wrong(&self) -> bool {
-        !self.told.wrong.lock().unwrap().is_empty()
+        !self.answered.wrong.lock().unwrap().is_empty()
     }
 }
 
@@ -148,7 +148,7 @@ impl Worker {
     async fn pod(&mut self, number: usize) {
         let pod = format!("{}-{number}", self.name);
         let handle = format!("net.{pod}");
-        let Field { told, pods, .. } = self.field.clone();
+        let Field { answered, pods, .. } = self.field.clone();
         pods.create(&pod);
         // Rarely a pod of Calico's names the pool of the secondary network.
         let pool = POOLS[usize::from(self.random.u32(..16) == 0)];
@@ -163,14 +163,14 @@ impl Worker {
             let request = self.request(attachment(self.host, &pod), name);
             self.assign(&request).await.into_iter().collect()
         };
-        first.iter().for_each(|ip| told.given(*ip, &pod));
+        first.iter().for_each(|ip| answered.given(*ip, &pod));
         if !first.is_empty() {
             pods.report(&pod, first.iter().copied());
             if self.random.u32(..3) > 0 {
                 let mut request = self.request(secondary(self.host, &pod), "lan");
                 request.bridge = (self.field.names == Names::Own).then(Bridge::default);
                 if let Some(ip) = self.assign(&request).await {
-                    told.given(ip, &pod);
+                    answered.given(ip, &pod);
                 }
             }
         }
@@ -178,7 +178,7 @@ impl Worker {
             tokio::time::sleep(Duration::from_millis(self.random.u64(..60))).await;
         }
         self.disturb(&pod).await;
-        told.leaves(&pod);
+        answered.leaves(&pod);
         if self.random.bool() {
             pods.delete(&pod);
         }
@@ -221,7 +221,7 @@ async fn control(field: Field, over: Arc<AtomicBool>) {
         for (ip, handle) in controllers.look(&calico).await {
             field.count();
             field.released.fetch_add(1, SeqCst);
-            field.told.released(ip, &handle);
+            field.answered.released(ip, &handle);
         }
         tokio::time::sleep(Duration::from_millis(3)).await;
     }
@@ -273,7 +273,7 @@ async fn field(server: &Etcd, names: Names) -> Field {
     Field {
         store,
         authors: Authors::default(),
-        told: Told::default(),
+        answered: Answered::default(),
         pods: Pods::default(),
         names,
         done: Arc::default(),
@@ -292,7 +292,7 @@ async fn pods_with_two_networks_beside_kube_controllers() {
     run(&field, &mut random, ops).await;
     let (done, released) = (field.done.load(SeqCst), field.released.load(SeqCst));
     println!("{done} operations in {:?}; kube-controllers released {released}", begun.elapsed());
-    assert_eq!(*field.told.wrong.lock().unwrap(), Vec::<String>::new());
+    assert_eq!(*field.answered.wrong.lock().unwrap(), Vec::<String>::new());
     assert!(released > 0, "kube-controllers found nothing");
     field.left.settle().await;
     let stored = Stored::read(&everything(&field.store).await.1);
@@ -307,7 +307,7 @@ async fn with_calicos_names_kube_controllers_releases_a_live_address() {
     let server = Etcd::start().unwrap();
     let field = field(&server, Names::Calicos).await;
     run(&field, &mut random, 20_000).await;
-    let wrong = field.told.wrong.lock().unwrap().clone();
+    let wrong = field.answered.wrong.lock().unwrap().clone();
     assert!(wrong.iter().any(|what| what.contains("kube-controllers released")), "{wrong:?}");
     println!("found out after {} operations: {}", field.done.load(SeqCst), wrong[0]);
 }

@@ -31,9 +31,9 @@ pub(crate) fn seed() -> u64 {
 
 /// The answered holders of addresses, without those that a release was requested for.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<BTreeMap<IpAddr, String>>>);
+struct Answered(Arc<Mutex<BTreeMap<IpAddr, String>>>);
 
-impl Told {
+impl Answered {
     fn given(&self, ip: IpAddr, container: &str) {
         let other = self.0.lock().unwrap().insert(ip, container.to_owned());
         assert_eq!(other, None, "{ip} was given to {container} too");
@@ -50,7 +50,7 @@ struct Worker {
     host: &'static str,
     store: Arc<dyn Store>,
     authors: Authors,
-    told: Told,
+    answered: Answered,
     left: Left,
     random: fastrand::Rng,
     pool: Pool,
@@ -87,7 +87,7 @@ impl Worker {
             return;
         };
         for ip in assigned.unwrap_or_default() {
-            self.told.given(ip, &container);
+            self.answered.given(ip, &container);
         }
         let cidr = self.pool.blocks[self.random.usize(..self.pool.blocks.len())].clone();
         match self.random.u32(..6) {
@@ -96,7 +96,7 @@ impl Worker {
             2 => drop(self.calicos(|writer| async move { writer.claim_affinity(&cidr).await }).await),
             _ => {}
         }
-        self.told.leaves(&container);
+        self.answered.leaves(&container);
         if self.random.bool() {
             self.calicos(|writer| async move { writer.release_by_handle(&handle).await }).await;
         } else {
@@ -108,7 +108,7 @@ impl Worker {
         let ipam = allocator(self.store_of(Side::Ours));
         let container = format!("{}-{round}", self.name);
         match add(&ipam, self.host, &container).await {
-            Ok(ip) => self.told.given(ip, &container),
+            Ok(ip) => self.answered.given(ip, &container),
             Err(ipam_core::Error::Exhausted { .. } | ipam_core::Error::BlockLimit) => {}
             Err(error) => panic!("ADD {container}: {error}"),
         }
@@ -120,7 +120,7 @@ impl Worker {
             2 => drop(ipam.claim_affinity(&owner, cidr, soon()).await.unwrap()),
             _ => {}
         }
-        self.told.leaves(&container);
+        self.answered.leaves(&container);
         if self.random.u32(..4) == 0 {
             let handle = format!("net.{container}");
             self.calicos(|writer| async move { writer.release_by_handle(&handle).await }).await;
@@ -136,7 +136,7 @@ async fn at_random_on_etcd() {
     let server = Etcd::start().unwrap();
     let store: Arc<dyn Store> = Arc::new(EtcdStore::open(&Options::new([server.url()])).unwrap());
     prepare(&store, POOL, 30).await;
-    let (begin, authors, told) = (everything(&store).await, Authors::default(), Told::default());
+    let (begin, authors, answered) = (everything(&store).await, Authors::default(), Answered::default());
     let left = Left::default();
 
     let mut tasks = Vec::new();
@@ -147,7 +147,7 @@ async fn at_random_on_etcd() {
                 host,
                 store: Arc::clone(&store),
                 authors: Arc::clone(&authors),
-                told: told.clone(),
+                answered: answered.clone(),
                 left: left.clone(),
                 random: random.fork(),
                 pool: blocks_of(POOL, 30),

@@ -96,15 +96,15 @@ pub(super) async fn inspect(location: &Location, keep: Keep) -> Result<Inspected
 async fn attempt(location: &Location, keep: Keep) -> Result<Inspected, Stop> {
     let mut snapshot = Snapshot::of(location, Inspector::ranges());
     let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
-    let mut read = snapshot.turn().await?;
+    let mut read = snapshot.batch().await?;
     while let Some(kvs) = read {
         // One part is checked while the next one is read.
-        let look = aside(move || {
+        let inspect = aside(move || {
             kvs.iter().for_each(|kv| inspector.add(kv));
             Ok(inspector)
         });
-        let (looked, next) = futures::join!(look, snapshot.turn());
-        (inspector, read) = (looked?, next?);
+        let (inspected, next) = futures::join!(inspect, snapshot.batch());
+        (inspector, read) = (inspected?, next?);
     }
     let store = snapshot.identity().map(|store| store.id.clone()).unwrap_or_default();
     Ok(Inspected { inspection: inspector.finish(snapshot.revision()), store })

@@ -70,7 +70,7 @@ pub(super) fn answer(args: &Check, location: &Location, inspection: &Inspection,
     }
     findings(&mut text, &inspection.findings);
     if args.repair.is_some() {
-        told_repairs(&mut text, repairs);
+        report_repairs(&mut text, repairs);
     }
     let problems = inspection.problems();
     _ = writeln!(text, "Check complete; found {problems} problems.");
@@ -132,7 +132,7 @@ fn findings(text: &mut String, findings: &[Finding]) {
     }
 }
 
-fn told_repairs(text: &mut String, repairs: &[Repair]) {
+fn report_repairs(text: &mut String, repairs: &[Repair]) {
     if repairs.is_empty() {
         text.push_str("There was nothing to mend.\n");
         return;

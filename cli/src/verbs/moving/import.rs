@@ -47,7 +47,7 @@ pub(super) async fn run(location: &Location, args: &Import) -> Result<Answer> {
 
 /// Reports what would be imported; an error if it cannot be.
 async fn dry_run(location: &Location, plan: &Plan) -> Result<Answer> {
-    let mut target = Target::look_at(location).await?;
+    let mut target = Target::inspect(location).await?;
     let possible = match target.mark() {
         Some(mark) => require_same(location, mark, plan),
         None => imported_already(plan, &mut target).await.map(drop),
@@ -93,7 +93,7 @@ async fn fill(location: &Location, plan: &Plan, target: &mut Target<'_>) -> Resu
 /// removed the mark. `None` if the store is empty; a store with anything else is refused.
 async fn imported_already(plan: &Plan, target: &mut Target<'_>) -> Result<Option<Walked>> {
     let Err(refusal) = target.require_empty().await else { return Ok(None) };
-    let found = through(plan, target, Work::Look, "comparing").await?;
+    let found = through(plan, target, Work::DryRun, "comparing").await?;
     if found.differences() == 0 { Ok(Some(found)) } else { Err(refusal) }
 }
 
@@ -118,7 +118,7 @@ fn require_same(location: &Location, mark: &Mark, plan: &Plan) -> Result<()> {
 
 /// Removes what an import has written.
 async fn abort(location: &Location, dry_run: bool) -> Result<Answer> {
-    let mut target = Target::look_at(location).await?;
+    let mut target = Target::inspect(location).await?;
     let removed = remove(&mut target, MoveKind::Import, location, dry_run).await;
     let closed = target.close().await;
     let answer = removed?;

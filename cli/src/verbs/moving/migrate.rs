@@ -47,7 +47,7 @@ struct Stores<'l> {
 
 pub(super) async fn run(from: &Location, to: &Location, args: &Migrate) -> Result<Answer> {
     if args.abort {
-        let mut target = Target::look_at(to).await?;
+        let mut target = Target::inspect(to).await?;
         let removed = remove(&mut target, MoveKind::Migrate, to, args.dry_run).await;
         let closed = target.close().await;
         let answer = removed?;
@@ -56,7 +56,7 @@ pub(super) async fn run(from: &Location, to: &Location, args: &Migrate) -> Resul
     }
     let stores = Stores { from, to, source: who(from).await? };
     let makes = !args.finish && !args.dry_run;
-    let mut target = if makes { Target::make(to).await? } else { Target::look_at(to).await? };
+    let mut target = if makes { Target::make(to).await? } else { Target::inspect(to).await? };
     let done = match (args.finish, args.dry_run) {
         (true, dry_run) => stores.finish(&mut target, dry_run).await,
         (false, true) => stores.dry_run(&mut target).await,
@@ -226,7 +226,7 @@ impl Stores<'_> {
     /// Compares the newest revision of the source with the target.
     async fn newest(&self, target: &mut Target<'_>) -> Result<(Revision, Walked)> {
         for _ in 0..ATTEMPTS {
-            if let Some(found) = self.through(target, Revision::UNSET, Work::Look).await? {
+            if let Some(found) = self.through(target, Revision::UNSET, Work::DryRun).await? {
                 return Ok(found);
             }
         }

@@ -27,7 +27,7 @@ pub(super) async fn run(location: &Location) -> Result<Answer> {
     let glance = care::glance(location).await.map_err(|error| explain(location, error))?;
     let mut report = Report::outside(location, glance);
     let failure = match datastore::open(location, Create::Never, WAIT.min(wait())).await {
-        Ok(open) => report.look_inside(location, open).await.err(),
+        Ok(open) => report.inspect(location, open).await.err(),
         Err(error) => Some(explain(location, error)),
     };
     let answer = Answer::new(report.text(), &report)?;
@@ -113,7 +113,7 @@ impl Report {
         }
     }
 
-    async fn look_inside(&mut self, location: &Location, open: OpenStore) -> Result<()> {
+    async fn inspect(&mut self, location: &Location, open: OpenStore) -> Result<()> {
         if let Some(store) = open.embedded() {
             self.format = Some(store.status().format);
         }

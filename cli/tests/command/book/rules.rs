@@ -67,6 +67,9 @@ fn what_is_another_each_time_may_differ_and_nothing_else() {
     ] {
         assert_eq!(agree(page, output), do_agree, "{page}{output}");
     }
-    let told = "store: sled:///a (the default)\nx\n";
-    assert_eq!((without_store_line(told, "x\n"), without_store_line(told, told)), ("x\n".to_owned(), told.to_owned()));
+    let reported = "store: sled:///a (the default)\nx\n";
+    assert_eq!(
+        (without_store_line(reported, "x\n"), without_store_line(reported, reported)),
+        ("x\n".to_owned(), reported.to_owned())
+    );
 }

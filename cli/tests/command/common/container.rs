@@ -54,7 +54,7 @@ impl Container {
         let mut container = Self::start(&["--net", "sh", "-c", &script]);
         let wanted = address.parse().unwrap();
         for _ in 0..200 {
-            let seen = host::look().unwrap_or_else(|blind| panic!("{blind} (this test needs root)"));
+            let seen = host::scan().unwrap_or_else(|blind| panic!("{blind} (this test needs root)"));
             if seen.addresses.contains(&wanted) {
                 container.netns = host::network_namespace(&container.link());
                 return container;
@@ -71,7 +71,7 @@ impl Drop for Container {
         let _ = self.process.wait();
         // The look of another test may still be in there.
         let is_there =
-            |netns: &String| host::look().is_ok_and(|seen| seen.namespaces.is_some_and(|all| all.contains(netns)));
+            |netns: &String| host::scan().is_ok_and(|seen| seen.namespaces.is_some_and(|all| all.contains(netns)));
         for _ in 0..200 {
             if !self.netns.as_ref().is_some_and(is_there) {
                 return;

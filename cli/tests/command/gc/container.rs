@@ -22,8 +22,8 @@ fn in_a_container_what_was_given_outside_stays_and_what_was_given_inside_is_judg
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--mount-proc", "--net", "sh", "-c", script]).process_group(0);
     let mut container = Group(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap());
-    let mut told = BufReader::new(container.0.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let (net, pid) = (told.next().unwrap(), told.next().unwrap());
+    let mut reported = BufReader::new(container.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let (net, pid) = (reported.next().unwrap(), reported.next().unwrap());
     let pid = pid.trim_start_matches("pid:[").trim_end_matches(']').to_owned();
     let init = children_of(container.0.id());
 

@@ -40,9 +40,9 @@ fn what_calico_node_has_overwritten_is_told_and_mended() {
     let tree = Tree::new();
     tree.install(&["--beside-calico"]).ok();
     tree.calico_writes("v3.29.1");
-    let told =
+    let reported =
         tree.install(&["--status"]).fails(&["was overwritten", "--beside-calico again", "UPDATE_CNI_BINARIES=false"]);
-    told.says(&["not Margay: v3.29.1"]);
+    reported.says(&["not Margay: v3.29.1"]);
     let json = tree.install(&["--status", "-o", "json"]).json();
     assert_eq!((&json["ours"], &json["runs"]["version"]), (&false.into(), &"v3.29.1".into()));
     assert_eq!(json["installed"][0]["overwritten"], true);

@@ -39,15 +39,18 @@ fn leases_are_granted_listed_renewed_and_revoked() {
         let stored: Value = serde_json::from_str(&api.etcdctl("get /t/a -w json").ok().out).unwrap();
         let number = i64::from_str_radix(&lease, 16).unwrap();
         assert_eq!(stored["kvs"][0]["lease"].as_i64(), Some(number));
-        let told = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
-        assert!(told.contains("granted with TTL(600s), remaining(") && told.contains("[/t/a /t/b]"), "{told}");
+        let reported = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
+        assert!(
+            reported.contains("granted with TTL(600s), remaining(") && reported.contains("[/t/a /t/b]"),
+            "{reported}"
+        );
         let renewed = api.etcdctl(&format!("lease keep-alive --once {lease}")).ok().out;
         assert_eq!(renewed, format!("lease {lease} keepalived with TTL(600)\n"));
         // The second one keeps its lease only if that is what it says.
         api.etcdctl("put /t/a 2 --ignore-lease").ok();
         api.etcdctl("put /t/b 2").ok();
-        let told = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
-        assert!(told.contains("[/t/a]"), "{told}");
+        let reported = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
+        assert!(reported.contains("[/t/a]"), "{reported}");
         let revoked = api.etcdctl(&format!("lease revoke {lease}")).ok().out;
         assert_eq!(revoked, format!("lease {lease} revoked\n"));
         assert!(!is_there(&api, "/t/a") && is_there(&api, "/t/b"));
@@ -88,9 +91,9 @@ fn a_start_gives_leases_their_full_time_and_a_hand_over_does_not() {
         let lease = grant(&api, 600);
         api.etcdctl(&format!("put /t/a 1 --lease={lease}")).ok();
         let left = |api: &Api| {
-            let told: Value =
+            let reported: Value =
                 serde_json::from_str(&api.etcdctl(&format!("lease timetolive {lease} -w json")).ok().out).unwrap();
-            told["ttl"].as_i64().unwrap()
+            reported["ttl"].as_i64().unwrap()
         };
         sleep(Duration::from_millis(2100));
         let before = left(&api);
@@ -227,8 +230,8 @@ fn a_backup_carries_leases() {
         lab.margay(&format!("store backup {}", file.display())).ok();
         api.etcdctl(&format!("lease revoke {lease}")).ok();
         lab.margay(&format!("store restore {} --replace", file.display())).ok();
-        let told = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
-        assert!(told.contains("granted with TTL(600s)") && told.contains("[/t/a]"), "{engine}: {told}");
+        let reported = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
+        assert!(reported.contains("granted with TTL(600s)") && reported.contains("[/t/a]"), "{engine}: {reported}");
         lab.margay("store verify").ok();
         api.end();
     }

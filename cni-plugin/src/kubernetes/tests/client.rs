@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::server::{Reply, Server};
-use super::{TOKEN, client, told};
+use super::{TOKEN, client, reported};
 use crate::error::CniError;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -54,7 +54,7 @@ async fn a_connection_that_was_closed_meanwhile_is_made_anew() {
     assert_eq!((closing.connections(), rude.connections()), (3, 2));
     // The first request on a connection is not sent twice.
     let server = Server::saying(Reply::Bytes(Vec::new()));
-    let (code, text) = told(client(&server).namespace("shop", LONG).await.unwrap_err());
+    let (code, text) = reported(client(&server).namespace("shop", LONG).await.unwrap_err());
     assert!(code == 11 && text.starts_with(&format!("the connection to {} broke: ", server.url())), "{code} {text}");
     server.only_head();
 }
@@ -69,24 +69,27 @@ async fn refusals_are_told_in_the_words_of_the_api() {
         ("500 Internal Server Error", "Internal error occurred: etcdserver: request timed out", 11),
         ("429 Too Many Requests", "Too many requests, please try again later.", 11),
     ] {
-        assert_eq!(told(error(Reply::refusal(status, message)).await), (code, message.to_owned()));
+        assert_eq!(reported(error(Reply::refusal(status, message)).await), (code, message.to_owned()));
     }
-    assert_eq!(told(error(Reply::status("401 Unauthorized", "no")).await), (999, "Unauthorized".to_owned()));
+    assert_eq!(reported(error(Reply::status("401 Unauthorized", "no")).await), (999, "Unauthorized".to_owned()));
     let missing = "the server could not find the requested resource (get namespaces shop)";
-    assert_eq!(told(error(Reply::status("404 Not Found", "404 page not found\n")).await), (999, missing.to_owned()));
+    assert_eq!(
+        reported(error(Reply::status("404 Not Found", "404 page not found\n")).await),
+        (999, missing.to_owned())
+    );
     let server = Server::saying(Reply::status("503 Service Unavailable", "<html>"));
     let text = format!("{} answered 503 Service Unavailable", server.url());
-    assert_eq!(told(client(&server).namespace("shop", LONG).await.unwrap_err()), (11, text));
+    assert_eq!(reported(client(&server).namespace("shop", LONG).await.unwrap_err()), (11, text));
     let server = Server::saying(Reply::status("302 Found", "elsewhere"));
     let text = format!("{} answered 302 Found", server.url());
-    assert_eq!(told(client(&server).version(LONG).await.unwrap_err()), (999, text));
+    assert_eq!(reported(client(&server).version(LONG).await.unwrap_err()), (999, text));
 }
 
 #[tokio::test]
 async fn what_a_server_repeats_of_ours_is_not_repeated_again() {
-    let text = told(error(Reply::refusal("403 Forbidden", &format!("what is {TOKEN}? what is {TOKEN}?"))).await).1;
+    let text = reported(error(Reply::refusal("403 Forbidden", &format!("what is {TOKEN}? what is {TOKEN}?"))).await).1;
     assert_eq!(text, "what is ***? what is ***?");
-    let text = told(error(Reply::refusal("403 Forbidden", &"ü".repeat(1 << 20))).await).1;
+    let text = reported(error(Reply::refusal("403 Forbidden", &"ü".repeat(1 << 20))).await).1;
     assert_eq!(text, "ü".repeat(1000));
 }
 
@@ -94,12 +97,12 @@ async fn what_a_server_repeats_of_ours_is_not_repeated_again() {
 async fn where_nobody_listens_is_told_as_go_tells_it() {
     let refused =
         super::kubernetes(&serde_json::json!({"kubernetes": {"k8s_api_root": "http://user:hidden@127.0.0.1:1"}}));
-    let (code, text) = told(refused.client().unwrap().namespace("shop", LONG).await.unwrap_err());
+    let (code, text) = reported(refused.client().unwrap().namespace("shop", LONG).await.unwrap_err());
     let expected =
         "Get \"http://127.0.0.1:1/api/v1/namespaces/shop\": dial tcp 127.0.0.1:1: connect: connection refused";
     assert_eq!((code, text.as_str()), (999, expected));
     let unknown = super::kubernetes(&serde_json::json!({"kubernetes": {"k8s_api_root": "http://api.invalid:1"}}));
-    let (code, text) = told(unknown.client().unwrap().pod("shop", "pod1", LONG).await.unwrap_err());
+    let (code, text) = reported(unknown.client().unwrap().pod("shop", "pod1", LONG).await.unwrap_err());
     let beginning = "Get \"http://api.invalid:1/api/v1/namespaces/shop/pods/pod1\": ";
     // A name server that is far away may take longer than the question.
     let is_one = text.starts_with(&format!("{beginning}dial tcp: lookup api.invalid: "))
@@ -118,29 +121,29 @@ async fn no_server_takes_longer_than_it_may() {
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
         assert!(late.details().starts_with("there was no answer in 0.6 s; "), "{late}");
         let text = format!("Get \"{}/api/v1/namespaces/shop\": context deadline exceeded", server.url());
-        assert_eq!(told(late), (11, text));
+        assert_eq!(reported(late), (11, text));
     }
 }
 
 #[tokio::test]
 async fn garbage_is_an_error() {
     let truncated = format!("HTTP/1.1 200 OK\r\ncontent-length: 5000\r\n\r\n{NAMESPACE}").into_bytes();
-    let text = told(error(Reply::Bytes(truncated)).await).1;
+    let text = reported(error(Reply::Bytes(truncated)).await).1;
     assert!(text.ends_with(" was cut off, or has no end"), "{text}");
-    let text = told(error(Reply::ok(&format!("{{\"metadata\":\"{}", "x".repeat(10 << 20)))).await).1;
+    let text = reported(error(Reply::ok(&format!("{{\"metadata\":\"{}", "x".repeat(10 << 20)))).await).1;
     assert!(text.ends_with(" was cut off, or has no end"), "{text}");
     for bytes in [&b"SSH-2.0-OpenSSH_9.2\r\n"[..], b"HTTP/1.1 999999 x\r\n\r\n", b"\0\0\0\0", b"HTTP/1.1 200 OK\r\nx"] {
-        let text = told(error(Reply::Bytes(bytes.to_vec())).await).1;
+        let text = reported(error(Reply::Bytes(bytes.to_vec())).await).1;
         assert!(text.contains(" broke: "), "{text}");
     }
     let hidden = r#"{"metadata":{"labels":{"a":["hidden"]}}}"#;
     for body in
         ["", "<html>", "[]", "null", "{}", hidden, &"[".repeat(1 << 20), "{\"metadata\":{\"labels\":{\"a\":\"\u{0}"]
     {
-        let (code, text) = told(error(Reply::ok(body)).await);
+        let (code, text) = reported(error(Reply::ok(body)).await);
         assert!(code == 999 && text.ends_with(" is none of namespaces"), "{code} {text}");
     }
-    let (code, text) = told(client(&Server::saying(Reply::ok("hi"))).version(LONG).await.unwrap_err());
+    let (code, text) = reported(client(&Server::saying(Reply::ok("hi"))).version(LONG).await.unwrap_err());
     assert!(code == 999 && text.ends_with(" is none of version"), "{text}");
 }
 
@@ -149,10 +152,10 @@ async fn names_that_are_none_lead_nowhere() {
     let server = Server::saying(Reply::ok(NAMESPACE));
     let mut client = client(&server);
     for name in ["", "../secrets", "a/b", "A", "node1\n", "a?b", "a%2fb"] {
-        assert_eq!(told(client.namespace(name, LONG).await.unwrap_err()).0, 999);
-        assert_eq!(told(client.pod("shop", name, LONG).await.unwrap_err()).0, 999);
-        assert_eq!(told(client.pod(name, "pod1", LONG).await.unwrap_err()).0, 999);
-        assert_eq!(told(client.node_pod_cidrs(name, LONG).await.unwrap_err()).0, 999);
+        assert_eq!(reported(client.namespace(name, LONG).await.unwrap_err()).0, 999);
+        assert_eq!(reported(client.pod("shop", name, LONG).await.unwrap_err()).0, 999);
+        assert_eq!(reported(client.pod(name, "pod1", LONG).await.unwrap_err()).0, 999);
+        assert_eq!(reported(client.node_pod_cidrs(name, LONG).await.unwrap_err()).0, 999);
     }
     assert_eq!(server.heads().len(), 0);
 }
@@ -168,12 +171,12 @@ async fn an_api_that_wants_to_be_asked_again_is() {
     assert_eq!((often.heads().len(), often.connections()), (4, 1));
     // The request is not repeated for ever, and not if there is no time for it.
     let always = Server::saying(busy("0"));
-    assert_eq!(told(client(&always).namespace("shop", LONG).await.unwrap_err()), (11, "busy".to_owned()));
+    assert_eq!(reported(client(&always).namespace("shop", LONG).await.unwrap_err()), (11, "busy".to_owned()));
     assert_eq!(always.heads().len(), 11);
     for seconds in ["30", "18446744073709551615", "99999999999999999999999", "-1", "soon", ""] {
         let server = Server::saying(busy(seconds));
         let begun = Instant::now();
-        assert_eq!(told(client(&server).namespace("shop", LONG).await.unwrap_err()).0, 11);
+        assert_eq!(reported(client(&server).namespace("shop", LONG).await.unwrap_err()).0, 11);
         assert!(begun.elapsed() < Duration::from_secs(3), "{seconds}");
         server.only_head();
     }

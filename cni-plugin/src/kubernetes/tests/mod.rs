@@ -58,7 +58,7 @@ fn client(server: &Server) -> Client {
 
 /// The number of an error that has no secret in it, and its text.
 #[track_caller]
-fn told(error: CniError) -> (u32, String) {
+fn reported(error: CniError) -> (u32, String) {
     let all = format!("{error:?} {error} {}", error.to_json());
     assert!(!all.contains("hidden"), "{all}");
     (error.code().number(), error.message().to_owned())

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::server::{Reply, Server};
 use super::trust::Certificates;
-use super::{TOKEN, kubeconfig, told};
+use super::{TOKEN, kubeconfig, reported};
 
 const LONG: Duration = Duration::from_secs(20);
 const NAMESPACE: &str = r#"{"metadata":{"labels":{"team":"x"}}}"#;
@@ -60,13 +60,13 @@ async fn a_proxy_that_refuses_or_says_nothing_is_told() {
         let cluster = json!({"server": "https://127.0.0.1:1", "proxy-url": url});
         let mut client = kubeconfig(&folder, &cluster, &json!({"token": TOKEN})).client().unwrap();
         let expected = format!("the proxy http://{} refused a connection to 127.0.0.1:1: {status}", proxy.address);
-        assert_eq!(told(client.namespace("shop", LONG).await.unwrap_err()), (code, expected));
+        assert_eq!(reported(client.namespace("shop", LONG).await.unwrap_err()), (code, expected));
     }
     for reply in [Reply::Bytes(Vec::new()), Reply::Bytes(b"hidden\r\n\r\n".to_vec())] {
         let proxy = Server::saying(reply);
         let cluster = json!({"server": "https://127.0.0.1:1", "proxy-url": proxy.url()});
         let (code, text) =
-            told(kubeconfig(&folder, &cluster, &json!({})).client().unwrap().version(LONG).await.unwrap_err());
+            reported(kubeconfig(&folder, &cluster, &json!({})).client().unwrap().version(LONG).await.unwrap_err());
         assert!(
             code == 11 && text.starts_with(&format!("the connection to the proxy {} broke: ", proxy.url())),
             "{text}"
@@ -75,14 +75,14 @@ async fn a_proxy_that_refuses_or_says_nothing_is_told() {
     let silent = Server::saying(Reply::Nothing);
     let cluster = json!({"server": "https://127.0.0.1:1", "proxy-url": silent.url()});
     let mut client = kubeconfig(&folder, &cluster, &json!({})).client().unwrap();
-    let (code, text) = told(client.version(Duration::from_millis(300)).await.unwrap_err());
+    let (code, text) = reported(client.version(Duration::from_millis(300)).await.unwrap_err());
     assert_eq!(
         (code, text.as_str()),
         (11, "Get \"https://127.0.0.1:1/version?timeout=2s\": context deadline exceeded")
     );
     let cluster = json!({"server": "https://api.example", "proxy-url": "http://127.0.0.1:1"});
     let (code, text) =
-        told(kubeconfig(&folder, &cluster, &json!({})).client().unwrap().version(LONG).await.unwrap_err());
+        reported(kubeconfig(&folder, &cluster, &json!({})).client().unwrap().version(LONG).await.unwrap_err());
     let expected = "Get \"https://api.example/version?timeout=2s\": proxyconnect tcp: dial tcp 127.0.0.1:1: connect: connection refused";
     assert_eq!((code, text.as_str()), (999, expected));
 }
@@ -96,6 +96,6 @@ fn other_kinds_of_proxies_are_refused() {
         let cluster = json!({"server": "https://127.0.0.1:1", "proxy-url": url});
         let error = kubeconfig(&folder, &cluster, &json!({})).client().err().unwrap();
         assert!(error.details().starts_with("write it as http://host:port; "), "{error}");
-        assert_eq!(told(error).1, "the kubeconfig asks for a proxy-url that is not supported");
+        assert_eq!(reported(error).1, "the kubeconfig asks for a proxy-url that is not supported");
     }
 }

@@ -16,7 +16,7 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 use super::server::{Reply, Server};
-use super::{kubeconfig, kubernetes, told, write};
+use super::{kubeconfig, kubernetes, reported, write};
 use crate::error::Result;
 use crate::kubernetes::Kubernetes;
 
@@ -115,16 +115,16 @@ async fn an_authority_comes_from_a_file_or_stands_there() {
     ask(&overruled(&json!({"server": url, "certificate-authority-data": stranger}))).await.unwrap();
     let other = Certificates::make().start();
     let wrong = overruled(&json!({"server": other.url(), "insecure-skip-tls-verify": true}));
-    assert_eq!(told(ask(&wrong).await.unwrap_err()).0, 999);
+    assert_eq!(reported(ask(&wrong).await.unwrap_err()).0, 999);
     for cluster in [json!({"server": url}), json!({"server": url, "certificate-authority-data": stranger})] {
-        let (code, text) = told(ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap_err());
+        let (code, text) = reported(ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap_err());
         let beginning = format!("{url} is not trusted, or does not speak TLS: ");
         assert!(code == 999 && text.starts_with(&beginning), "{code} {text}");
     }
     for pem in ["", "hidden", "-----BEGIN CERTIFICATE-----\naGlkZGVu\n-----END CERTIFICATE-----\n"] {
         write(&folder.path().join("ca.pem"), pem);
         let error = ask(&overruled(&json!({"server": url}))).await.unwrap_err();
-        assert_eq!(told(error), (999, "the authority for the Kubernetes API cannot be used".to_owned()));
+        assert_eq!(reported(error), (999, "the authority for the Kubernetes API cannot be used".to_owned()));
     }
 }
 
@@ -133,14 +133,14 @@ async fn a_server_may_have_another_name_in_its_certificate() {
     let (folder, certificates) = (TempDir::new().unwrap(), Certificates::for_host("api.example"));
     let server = certificates.start();
     let mut cluster = json!({"server": server.url(), "certificate-authority-data": certificates.authority_data()});
-    assert_eq!(told(ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap_err()).0, 999);
+    assert_eq!(reported(ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap_err()).0, 999);
     cluster["tls-server-name"] = "api.example".into();
     ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap();
     // That name belongs to the kubeconfig's server. Another server has another one.
     let root = json!({"kubeconfig": folder.path().join("kubeconfig"), "k8s_api_root": server.url()});
-    assert_eq!(told(ask(&kubernetes(&json!({"kubernetes": root}))).await.unwrap_err()).0, 999);
+    assert_eq!(reported(ask(&kubernetes(&json!({"kubernetes": root}))).await.unwrap_err()).0, 999);
     cluster["tls-server-name"] = "no name".into();
-    let text = told(ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap_err()).1;
+    let text = reported(ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap_err()).1;
     assert_eq!(text, "the address of the Kubernetes API is no URL");
 }
 
@@ -150,7 +150,7 @@ async fn nobody_is_asked_if_the_kubeconfig_says_so() {
     let mut cluster = json!({"server": server.url(), "insecure-skip-tls-verify": true});
     ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap();
     cluster["certificate-authority-data"] = Certificates::make().authority_data().into();
-    let text = told(ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap_err()).1;
+    let text = reported(ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap_err()).1;
     assert!(text.contains("names an authority and has insecure-skip-tls-verify"), "{text}");
 }
 
@@ -173,13 +173,13 @@ async fn a_client_certificate_comes_from_files_or_stands_there() {
     let user =
         json!({"client-certificate-data": STANDARD.encode(stranger.0), "client-key-data": STANDARD.encode(stranger.1)});
     let refused = kubeconfig(&folder, &cluster, &user);
-    assert_eq!(told(ask(&refused).await.unwrap_err()).0, 11, "the server hangs up");
+    assert_eq!(reported(ask(&refused).await.unwrap_err()).0, 11, "the server hangs up");
     let policy = json!({"k8s_client_certificate": at("client.pem"), "k8s_client_key": at("client.key")});
     let conf = json!({"kubernetes": {"kubeconfig": at("kubeconfig")}, "policy": policy});
     ask(&kubernetes(&conf)).await.unwrap();
     for (name, what) in [("client.pem", "the client certificate"), ("client.key", "the client key")] {
         write(&at(name), "-----BEGIN hidden-----");
-        let text = told(ask(&kubernetes(&conf)).await.unwrap_err()).1;
+        let text = reported(ask(&kubernetes(&conf)).await.unwrap_err()).1;
         assert_eq!(text, format!("{what} for the Kubernetes API cannot be used"));
         write(&at("client.pem"), certificate);
     }
@@ -196,6 +196,6 @@ async fn a_server_without_tls_is_told() {
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     });
     let (folder, cluster) = (TempDir::new().unwrap(), json!({"server": format!("https://{address}")}));
-    let text = told(ask(&kubeconfig(&folder, &cluster, &json!({"token": "hidden"}))).await.unwrap_err()).1;
+    let text = reported(ask(&kubeconfig(&folder, &cluster, &json!({"token": "hidden"}))).await.unwrap_err()).1;
     assert!(text.starts_with(&format!("https://{address} is not trusted, or does not speak TLS: ")), "{text}");
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::server::{Reply, Server};
-use super::{TOKEN, kubeconfig, kubernetes, set_mode, told, write};
+use super::{TOKEN, kubeconfig, kubernetes, reported, set_mode, write};
 use crate::kubernetes::Kubernetes;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -31,7 +31,7 @@ async fn ask(kubernetes: &Kubernetes) {
 #[track_caller]
 fn refused(kubernetes: &Kubernetes) -> String {
     let error = kubernetes.client().err().unwrap_or_else(|| panic!("{kubernetes:?} must be refused"));
-    let (code, text) = told(error);
+    let (code, text) = reported(error);
     assert_eq!(code, 999, "{text}");
     text
 }
@@ -71,9 +71,9 @@ async fn a_token_that_is_replaced_counts_from_the_next_question_on() {
     assert_eq!([0, 1].map(|at| header(&heads[at], "authorization").unwrap()), ["Bearer one", "Bearer two"]);
     assert_eq!(server.connections(), 1);
     write(&token, " \n");
-    assert!(told(client.namespace("shop", LONG).await.unwrap_err()).1.ends_with("token is empty"));
+    assert!(reported(client.namespace("shop", LONG).await.unwrap_err()).1.ends_with("token is empty"));
     write(&token, "two\nlines");
-    assert!(told(client.namespace("shop", LONG).await.unwrap_err()).1.contains("has characters that none has"));
+    assert!(reported(client.namespace("shop", LONG).await.unwrap_err()).1.contains("has characters that none has"));
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ fn what_is_not_supported_names_what_is() {
         let error = kubeconfig(&folder, &cluster, &user).client().err().unwrap();
         assert_eq!(error.details(), "give a token, a tokenFile, or a client certificate");
         let expected = format!("the kubeconfig asks for {what}, which is not supported");
-        assert_eq!(told(error), (999, expected));
+        assert_eq!(reported(error), (999, expected));
     }
     for server in ["", "hidden", "127.0.0.1:6443", "hidden://x", "https://", "https://a b"] {
         let text = refused(&kubeconfig(&folder, &json!({"server": server}), &json!({})));
@@ -149,8 +149,8 @@ fn a_kubeconfig_that_makes_no_sense_is_not_repeated() {
         "\u{0}hidden",
     ] {
         write(&path, text);
-        let told = refused(&kubernetes);
-        assert!(told.starts_with(&format!("the kubeconfig {} ", path.display())), "{told}");
+        let reported = refused(&kubernetes);
+        assert!(reported.starts_with(&format!("the kubeconfig {} ", path.display())), "{reported}");
     }
     write(&path, b"\xff\xfehidden");
     refused(&kubernetes);

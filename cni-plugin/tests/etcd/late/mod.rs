@@ -116,14 +116,14 @@ fn next_calls(
     log: &Log,
     random: &mut Random,
 ) -> Result<Vec<Settled>, String> {
-    let mut look = || commits.iter_mut().for_each(|commit| commit.between = Some(log.count(&commit.mark)));
+    let mut scan = || commits.iter_mut().for_each(|commit| commit.between = Some(log.count(&commit.mark)));
     let go_on = || host.stopped().signal(Signal::SIGCONT).unwrap();
     if plan.when != When::Before {
         go_on();
     }
     if plan.when == When::After {
         until_all_is_read(host.stopped());
-        look();
+        scan();
     }
     let done: Vec<Result<Settled, String>> = thread::scope(|scope| {
         let (verb, times) = match plan.next {
@@ -146,7 +146,7 @@ fn next_calls(
         if plan.gives_back {
             host.give_back();
         }
-        look();
+        scan();
         go_on();
     }
     Ok(done)
@@ -157,8 +157,9 @@ fn check(host: &Host<'_>, plan: &Plan, next: &[Settled]) -> Result<(), String> {
     let about = |what: String| format!("{what}\n{plan:?}");
     let nothing: BTreeMap<_, _> = plan.containers.iter().map(|container| (container.as_str(), Vec::new())).collect();
     if plan.next == Next::AddAgain {
-        let told = plan.containers.iter().zip(next).map(|(name, settled)| (name.as_str(), settled.addresses.clone()));
-        host.check(&told.collect()).map_err(about)?;
+        let reported =
+            plan.containers.iter().zip(next).map(|(name, settled)| (name.as_str(), settled.addresses.clone()));
+        host.check(&reported.collect()).map_err(about)?;
         for container in &plan.containers {
             host.settle("DEL", container)?;
         }

@@ -22,7 +22,7 @@ impl Pass<'_> {
         let affine = work.affine(&Range::Prefix(prefix)).await?;
         let (kept, others): (Vec<_>, Vec<_>) =
             affine.into_iter().partition(|cidr| pool_holding(self.pools.iter().copied(), *cidr).is_some());
-        self.leave(work, &others).await?;
+        self.release_unselected(work, &others).await?;
         let own = kept.len() + self.of_other(work).await?.len();
         for cidr in kept {
             if !self.around.reservations.covers(cidr) && self.is_own(work, cidr).await? {

@@ -283,14 +283,14 @@ impl Block {
     /// now, so that its cooldown ends too: either its writer's clock is wrong or ours is, and if it is ours, the
     /// cooldown is too short for once, which harms less than a cooldown that never ends.
     pub fn apply_cooldown(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> Cooldown {
-        let rest = Duration::seconds(cooldown_seconds.max(0));
+        let cooldown = Duration::seconds(cooldown_seconds.max(0));
         let mut done = Cooldown::default();
         let mut over = vec![false; self.attributes().len()];
         for (attribute, over) in self.attributes.get_mut().into_iter().flatten().zip(&mut over) {
             let Some(released_at) = attribute.released_at() else { continue };
-            if rest.is_zero() || age(now, released_at) > rest {
+            if cooldown.is_zero() || age(now, released_at) > cooldown {
                 *over = true;
-            } else if released_at - now > rest {
+            } else if released_at - now > cooldown {
                 attribute.set_released_at(now);
                 done.moved += 1;
             }

@@ -38,7 +38,7 @@ fn codes(inspection: &Inspection) -> Vec<&str> {
     inspection.findings.iter().map(|finding| finding.code.as_str()).collect()
 }
 
-fn told(findings: &[Finding]) -> String {
+fn reported(findings: &[Finding]) -> String {
     findings.iter().map(|one| format!("{} {}: {}\n", one.code, one.subject, one.what)).collect()
 }
 
@@ -390,7 +390,7 @@ fn held(content: &Content) -> Vec<(String, String)> {
 async fn every_damage_is_found_and_mended_without_touching_an_address() {
     let whole = whole().await;
     let sound = inspect(&world_of(&whole).await).await;
-    assert!(sound.findings.is_empty(), "{}", told(&sound.findings));
+    assert!(sound.findings.is_empty(), "{}", reported(&sound.findings));
     let (mut kinds, mut wrong): (Vec<&str>, Vec<String>) = (Vec::new(), Vec::new());
     for (number, (expected, after, damage)) in DAMAGES.iter().enumerate() {
         let mut damaged = whole.clone();
@@ -398,7 +398,7 @@ async fn every_damage_is_found_and_mended_without_touching_an_address() {
         let world = world_of(&damaged).await;
         let found = inspect(&world).await;
         if codes(&found) != *expected {
-            wrong.push(format!("{number}: found instead of {expected:?}\n{}", told(&found.findings)));
+            wrong.push(format!("{number}: found instead of {expected:?}\n{}", reported(&found.findings)));
         }
         kinds.extend(*expected);
         let left = mend_all(&world).await;
@@ -407,7 +407,7 @@ async fn every_damage_is_found_and_mended_without_touching_an_address() {
             Left => !left.findings.is_empty() && left.findings.iter().all(|one| !one.mendable),
         };
         if !is_right {
-            wrong.push(format!("{number}: left of {expected:?}\n{}", told(&left.findings)));
+            wrong.push(format!("{number}: left of {expected:?}\n{}", reported(&left.findings)));
         }
         if held(&content(&world).await) != held(&damaged) {
             wrong.push(format!("{number}: somebody lost an address with {expected:?}"));

@@ -44,7 +44,7 @@ async fn remove(world: &World, key: &str) {
 }
 
 /// The findings of a check, a line each.
-async fn told(world: &World) -> Vec<String> {
+async fn reported(world: &World) -> Vec<String> {
     let line = |one: &Finding| format!("{} {}: {}", one.code, one.subject, one.what);
     inspect(world).await.findings.iter().map(line).collect()
 }
@@ -54,29 +54,29 @@ async fn an_address_belongs_to_the_container_that_its_endpoint_names() {
     let (world, one, two) = world().await;
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": [format!("{one}/32")]})).await;
     put(&world, "b-cni-c2-eth0", json!({"containerID": "c2", "ipNetworks": [format!("{two}/32")]})).await;
-    assert_eq!(told(&world).await, Vec::<String>::new());
+    assert_eq!(reported(&world).await, Vec::<String>::new());
     assert_eq!(inspect(&world).await.counts.endpoints, 2);
     // The address of a network that the container is in as its second one.
     let mut other = attachment("a", "c1");
     other.network = "other.net".into();
     let third = world.assign(&AssignRequest::new(other, Wanted::any(1, 0))).await.unwrap()[0].ip;
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": [format!("{third}/32")]})).await;
-    assert_eq!(told(&world).await, Vec::<String>::new());
+    assert_eq!(reported(&world).await, Vec::<String>::new());
 
     let subject = "WEP-02 endpoint shop/a-cni-c1-eth0:";
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": [format!("{two}/32")]})).await;
-    assert_eq!(told(&world).await, [format!("{subject} {two} is held under handle net.c2")]);
+    assert_eq!(reported(&world).await, [format!("{subject} {two} is held under handle net.c2")]);
     // A name that only ends like the container's is another container's.
     put(&world, "a-cni-c1-eth0", json!({"containerID": "2", "ipNetworks": [format!("{two}/32")]})).await;
-    assert_eq!(told(&world).await, [format!("{subject} {two} is held under handle net.c2")]);
+    assert_eq!(reported(&world).await, [format!("{subject} {two} is held under handle net.c2")]);
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": ["10.0.0.99/32", "10.0.0.98/32"]})).await;
     let free = ["10.0.0.98", "10.0.0.99"].map(|ip| format!("{subject} {ip} is free"));
-    assert_eq!(told(&world).await, free);
+    assert_eq!(reported(&world).await, free);
     world.configure(IpamConfig::default().with_cooldown_seconds(60)).await;
     world.release("b", "c2").await;
     remove(&world, &format!("{ENDPOINTS}/shop/b-cni-c2-eth0")).await;
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": [format!("{two}/32")]})).await;
-    assert_eq!(told(&world).await, [format!("{subject} {two} is free: it rests since it was released")]);
+    assert_eq!(reported(&world).await, [format!("{subject} {two} is free: it rests since it was released")]);
     assert!(!inspect(&world).await.findings[0].mendable, "its container may be alive");
 }
 
@@ -102,7 +102,7 @@ async fn what_ipam_does_not_give_out_is_no_business_of_its() {
         let more = json!({"orchestrator": "k8s", "containerID": "5f2d", "pod": pod, "ipNetworks": networks(ip)});
         put(&world, &format!("a-k8s-{pod}-eth0"), more).await;
     }
-    assert_eq!(told(&world).await, Vec::<String>::new());
+    assert_eq!(reported(&world).await, Vec::<String>::new());
     // Both are seen to be compared.
     put(
         &world,
@@ -112,7 +112,7 @@ async fn what_ipam_does_not_give_out_is_no_business_of_its() {
     )
     .await;
     put(&world, "a-cni-c7-eth0", json!({"containerID": "c7", "ipNetworks": networks(&two.to_string())})).await;
-    assert_eq!(told(&world).await.len(), 2);
+    assert_eq!(reported(&world).await.len(), 2);
 }
 
 /// An address that is held with these attributes.
@@ -144,7 +144,7 @@ async fn a_container_of_a_calico_network_has_an_endpoint() {
     let own = ["node", "namespace", "pod"].map(|name| format!("margay.io/{name}"));
     let bridged = [(own[0].as_str(), text("a")), (&own[1], text("shop")), (&own[2], text("web")), old()];
     hold(&world, "lan.5f2d", &bridged).await;
-    assert_eq!(told(&world).await, Vec::<String>::new(), "no endpoint is kept in this store");
+    assert_eq!(reported(&world).await, Vec::<String>::new(), "no endpoint is kept in this store");
 
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": [format!("{one}/32")]})).await;
     put(&world, "b-cni-c2-eth0", json!({"containerID": "c2", "ipNetworks": [format!("{two}/32")]})).await;
@@ -153,31 +153,31 @@ async fn a_container_of_a_calico_network_has_an_endpoint() {
         format!("ALC-07 address {margays}: handle my.net.c5 on node a"),
     ];
     expected.sort();
-    assert_eq!(told(&world).await, expected);
+    assert_eq!(reported(&world).await, expected);
     assert!(inspect(&world).await.findings.iter().all(|one| !one.mendable));
 
     // The container's own, of whatever address; one of the pod that names no container, or cannot be read.
     put(&world, "a-cni-c5-eth0", json!({"containerID": "c5"})).await;
     put(&world, "a-k8s-web-eth0", json!({"orchestrator": "k8s", "pod": "web"})).await;
-    assert_eq!(told(&world).await, Vec::<String>::new());
+    assert_eq!(reported(&world).await, Vec::<String>::new());
     world.store.put(format!("{ENDPOINTS}/shop/a-k8s-web-eth0"), "{").await.unwrap();
-    let unreadable = told(&world).await;
+    let unreadable = reported(&world).await;
     assert!(
         unreadable.len() == 1 && unreadable[0].starts_with("WEP-01 endpoint shop/a-k8s-web-eth0: "),
         "{unreadable:?}"
     );
     // A newer sandbox's.
     put(&world, "a-k8s-web-eth0", json!({"orchestrator": "k8s", "pod": "web", "containerID": "77"})).await;
-    assert_eq!(told(&world).await.len(), 1);
+    assert_eq!(reported(&world).await.len(), 1);
     // A network that has addresses under names of Margay's own is none of Calico's; its older addresses have Calico's names.
     let old_name = [("node", text("a")), ("margay.io/net", text("lan")), old()];
     hold(&world, "lan.c9", &old_name).await;
-    assert_eq!(told(&world).await.len(), 2);
+    assert_eq!(reported(&world).await.len(), 2);
     hold(&world, "lan.c10", &[("margay.io/node", text("a")), ("margay.io/net", text("lan")), old()]).await;
-    assert_eq!(told(&world).await.len(), 1);
+    assert_eq!(reported(&world).await.len(), 1);
     // All of it is a matter of the node.
     remove(&world, &format!("{NODES}/a")).await;
-    assert!(told(&world).await.iter().all(|line| !line.starts_with("ALC-07")));
+    assert!(reported(&world).await.iter().all(|line| !line.starts_with("ALC-07")));
 }
 
 #[tokio::test]
@@ -190,7 +190,7 @@ async fn endpoints_of_a_node_that_is_gone_are_deleted_and_no_others() {
     put(&world, "dead-cni-c4-eth0", json!({"containerID": "c4", "node": "a"})).await;
     put(&world, "dead-openstack-vm-x", json!({"orchestrator": "openstack", "containerID": "vm"})).await;
     let found = inspect(&world).await;
-    assert_eq!(told(&world).await, ["WEP-03 endpoint shop/dead-cni-c3-eth0: node dead is not registered"]);
+    assert_eq!(reported(&world).await, ["WEP-03 endpoint shop/dead-cni-c3-eth0: node dead is not registered"]);
     let finding = &found.findings[0];
     assert!(finding.mendable);
     let mend = async |finding: &Finding| world.operator().mend(finding, found.revision, soon()).await.unwrap();
@@ -203,7 +203,7 @@ async fn endpoints_of_a_node_that_is_gone_are_deleted_and_no_others() {
     assert_eq!(mend(finding).await, Mended::Changed);
     let found = inspect(&world).await;
     assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), Mended::Done);
-    assert_eq!(told(&world).await, Vec::<String>::new());
+    assert_eq!(reported(&world).await, Vec::<String>::new());
     assert_eq!(inspect(&world).await.counts.endpoints, 4);
     assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), Mended::Changed);
 
@@ -212,9 +212,9 @@ async fn endpoints_of_a_node_that_is_gone_are_deleted_and_no_others() {
         remove(&world, &format!("{NODES}/{node}")).await;
     }
     put(&world, "dead-cni-c3-eth0", json!({"containerID": "c3"})).await;
-    assert_eq!(told(&world).await, Vec::<String>::new());
+    assert_eq!(reported(&world).await, Vec::<String>::new());
     let last = Node::new("z", Labels::default(), "uid", now());
     let key = ipam_core::model::keys::resource(ipam_core::model::keys::ResourceKind::Node, "z");
     world.put(key, &last).await;
-    assert!(told(&world).await.iter().filter(|line| line.starts_with("WEP-03")).count() == 4);
+    assert!(reported(&world).await.iter().filter(|line| line.starts_with("WEP-03")).count() == 4);
 }

@@ -18,7 +18,7 @@ use super::row::{Address, Use, Whose};
 use super::scan::Rules;
 
 #[derive(Serialize)]
-struct Told {
+struct Reported {
     #[serde(flatten)]
     address: Address,
     reserved: bool,
@@ -40,7 +40,7 @@ pub(super) async fn answer(shown: &Shown, query: &Query) -> Result<Answer, Failu
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
     let reserved = rules.reservations.contains(ip);
     let used = if reserved { Use::Reserved } else { Use::Free };
-    let mut told = Told {
+    let mut reported = Reported {
         address: Address { ip, used, holder: None, since: None },
         reserved,
         pool: pool.map(|pool| pool.name().to_owned()),
@@ -51,22 +51,22 @@ pub(super) async fn answer(shown: &Shown, query: &Query) -> Result<Answer, Failu
     };
     if let Some(mut block) = block(shown, pool.and_then(|pool| block_of(pool, ip))).await? {
         rules.apply(&mut block);
-        told.address = Address::of(&block, ip, &rules.reservations);
-        told.block = Some(block.cidr().to_string());
-        told.owner = block.owner().map(|owner| owner.to_string());
+        reported.address = Address::of(&block, ip, &rules.reservations);
+        reported.block = Some(block.cidr().to_string());
+        reported.owner = block.owner().map(|owner| owner.to_string());
         if let Some(entry) = block.attributes_of(ip) {
-            told.attributes(entry);
+            reported.attributes(entry);
         }
     } else if let Holding::Held(entry) = shown.ipam.holding(ip, deadline()).await? {
         // The block has outlived its pool.
-        told.address.used = Use::Used;
-        told.address.holder = Some(Whose::of(&entry));
-        told.attributes(&entry);
+        reported.address.used = Use::Used;
+        reported.address.holder = Some(Whose::of(&entry));
+        reported.attributes(&entry);
     }
-    Ok(json(StatusCode::OK, &told))
+    Ok(json(StatusCode::OK, &reported))
 }
 
-impl Told {
+impl Reported {
     fn attributes(&mut self, entry: &Attribute) {
         self.attributes = entry.attributes().clone();
         self.alternate = entry.alternate_attributes().clone();

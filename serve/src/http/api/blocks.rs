@@ -44,7 +44,7 @@ pub(super) async fn many(shown: &Shown, query: &Query) -> Result<Answer, Failure
     };
     let mut owners: BTreeMap<&Owner, i64> = BTreeMap::new();
     let mut names = Vec::new();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for block in all.iter().skip(from).take(MOST) {
         let owner = match &block.owner {
             None => -1,
@@ -57,10 +57,10 @@ pub(super) async fn many(shown: &Shown, query: &Query) -> Result<Answer, Failure
         let BlockCensus { cidr, .. } = block;
         let count = |wanted| block.count(wanted);
         let (used, borrowed, resting) =
-            (count(AddressUse::Used), count(AddressUse::Borrowed), count(AddressUse::Resting));
-        told.push((cidr, owner, used, borrowed, resting, count(AddressUse::Reserved), count(AddressUse::Free)));
+            (count(AddressUse::Used), count(AddressUse::Borrowed), count(AddressUse::InCooldown));
+        reported.push((cidr, owner, used, borrowed, resting, count(AddressUse::Reserved), count(AddressUse::Free)));
     }
-    let answer = Blocks { revision: census.revision.get(), from, total: all.len(), owners: names, blocks: told };
+    let answer = Blocks { revision: census.revision.get(), from, total: all.len(), owners: names, blocks: reported };
     Ok(json(StatusCode::OK, &answer))
 }
 

@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// A change of several addresses at once.
 #[derive(Serialize)]
-struct Told {
+struct Reported {
     revision: i64,
     time: Option<String>,
     events: Vec<Row>,
@@ -151,7 +151,7 @@ impl Follower {
             }
             match timeout(self.heartbeat, self.changes.next()).await {
                 Err(_) => return Some(Bytes::from_static(b": nothing happened\n\n")),
-                Ok(Some(Ok(batch))) => self.ready.extend(told(&batch)),
+                Ok(Some(Ok(batch))) => self.ready.extend(reported(&batch)),
                 Ok(Some(Err(error))) => {
                     let reason = match error.kind() {
                         ErrorKind::Compacted { .. } => "the store has given up this part of its history".to_owned(),
@@ -180,20 +180,20 @@ impl Follower {
 }
 
 /// A batch, if it is about anything that the page shows.
-fn told(batch: &Batch) -> Option<Bytes> {
+fn reported(batch: &Batch) -> Option<Bytes> {
     let resources = [ResourceKind::IpPool, ResourceKind::IpReservation];
     let is_resource = |key| resources.iter().any(|kind| keys::parse_resource(*kind, key).is_some());
-    let told = of_batch(batch);
+    let reported = of_batch(batch);
     let concerns = batch.events.iter().any(|event| is_resource(&event.kv.key));
-    if told.happenings.is_empty() && told.untold.is_empty() && !concerns {
+    if reported.happenings.is_empty() && reported.unreported.is_empty() && !concerns {
         return None;
     }
     let row = |one: &Happening| Row::happened(batch.revision, time_of(batch.time, &one.what), one);
-    let document = Told {
+    let document = Reported {
         revision: batch.revision.get(),
         time: batch.time.map(|time| rfc3339(time.into())),
-        events: told.happenings.iter().take(MOST).map(row).collect(),
-        more: told.happenings.len().saturating_sub(MOST),
+        events: reported.happenings.iter().take(MOST).map(row).collect(),
+        more: reported.happenings.len().saturating_sub(MOST),
     };
     Some(event("batch", Some(batch.revision), &document))
 }

@@ -26,14 +26,14 @@ const LASTS: Duration = Duration::from_secs(30);
 const ATTEMPTS: usize = 3;
 
 #[derive(Debug, Default, PartialEq, Serialize)]
-struct Told {
+struct Reported {
     /// The length of the history, in seconds.
     history_seconds: u64,
-    pools: Vec<PoolTold>,
+    pools: Vec<ReportedPool>,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
-struct PoolTold {
+struct ReportedPool {
     name: String,
     #[serde(flatten)]
     ahead: Ahead,
@@ -63,11 +63,11 @@ struct Then {
 }
 
 pub(super) async fn answer(shown: &Shown) -> Result<Answer, Failure> {
-    let told = shown.asked.forecast.get("", LASTS, async {
+    let reported = shown.asked.forecast.get("", LASTS, async {
         let census = shown.asked.census(&shown.ipam).await?;
         shown.asked.alone(forecast(&*shown.store, &census)).await
     });
-    Ok(made(&told.await?))
+    Ok(made(&reported.await?))
 }
 
 async fn forecast(store: &dyn Store, census: &Census) -> Result<String, Failure> {
@@ -82,17 +82,19 @@ async fn forecast(store: &dyn Store, census: &Census) -> Result<String, Failure>
         }
     };
     let age = then.map(|then| then.age);
-    let mut told = Told { history_seconds: age.unwrap_or_default().as_secs(), pools: Vec::new() };
+    let mut reported = Reported { history_seconds: age.unwrap_or_default().as_secs(), pools: Vec::new() };
     for pool in &census.pools {
         let count = |wanted| pool.blocks.iter().map(|block| block.count(wanted)).sum::<usize>();
         let now = count(AddressUse::Used) + count(AddressUse::Borrowed);
         // Resting addresses are free in a while.
-        let free = pool.usage.available.to_f64() + small(count(AddressUse::Resting));
+        let free = pool.usage.available.to_f64() + small(count(AddressUse::InCooldown));
         let before = held.get(pool.pool.name()).copied().unwrap_or_default();
-        told.pools
-            .push(PoolTold { name: pool.pool.name().to_owned(), ahead: ahead(small(now), small(before), free, age) });
+        reported.pools.push(ReportedPool {
+            name: pool.pool.name().to_owned(),
+            ahead: ahead(small(now), small(before), free, age),
+        });
     }
-    serde_json::to_string(&told).map_err(Failure::store)
+    serde_json::to_string(&reported).map_err(Failure::store)
 }
 
 /// A number of addresses that blocks in memory have.

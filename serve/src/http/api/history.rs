@@ -23,7 +23,7 @@ const MOST: usize = 500;
 const ATTEMPTS: usize = 3;
 
 #[derive(Default, Serialize)]
-struct Told {
+struct Reported {
     /// The oldest revision that can be read.
     oldest_revision: i64,
     oldest_time: Option<String>,
@@ -77,7 +77,7 @@ pub(super) async fn answer(shown: &Shown, query: &Query) -> Result<Answer, Failu
 async fn history(shown: &Shown, whose: &Whose) -> Result<String, Failure> {
     for _ in 0..ATTEMPTS {
         match read(shown, whose).await {
-            Ok(told) => return serde_json::to_string(&told).map_err(Failure::store),
+            Ok(reported) => return serde_json::to_string(&reported).map_err(Failure::store),
             Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -85,27 +85,27 @@ async fn history(shown: &Shown, whose: &Whose) -> Result<String, Failure> {
     Err(Failure::store("the store gives up its history faster than it can be read; try again"))
 }
 
-async fn read(shown: &Shown, whose: &Whose) -> kv::Result<Told> {
+async fn read(shown: &Shown, whose: &Whose) -> kv::Result<Reported> {
     let store = &*shown.store;
     let range = whose.range();
     let newest = store.range(RangeRequest::new(Range::Key(keys::config())).with_content(Content::CountOnly)).await?;
     let oldest = oldest_revision(store, newest.revision).await?;
-    let mut told = Told { oldest_revision: oldest.get(), ..Told::default() };
+    let mut reported = Reported { oldest_revision: oldest.get(), ..Reported::default() };
     // First the state at the beginning, then the changes after it.
     let mut pages = Pages::new(range.clone(), oldest);
     while let Some(page) = pages.next(store).await? {
         for kv in page {
             let listed = of_listed(&kv.key, kv.value.as_bytes()).unwrap_or_default();
-            listed.iter().filter(|one| whose.concerns(one)).for_each(|one| told.add(Row::listed(oldest, one)));
+            listed.iter().filter(|one| whose.concerns(one)).for_each(|one| reported.add(Row::listed(oldest, one)));
         }
     }
-    past::since(store, &range, oldest.next(), |batch| told.happened(batch, whose)).await?;
+    past::since(store, &range, oldest.next(), |batch| reported.happened(batch, whose)).await?;
     let everything = Range::Prefix(keys::ipam_prefix());
-    told.oldest_time = past::time_after(store, &everything, oldest).await?.map(rfc3339);
-    Ok(told)
+    reported.oldest_time = past::time_after(store, &everything, oldest).await?.map(rfc3339);
+    Ok(reported)
 }
 
-impl Told {
+impl Reported {
     fn happened(&mut self, batch: &Batch, whose: &Whose) {
         let Batch { revision, time, .. } = batch;
         let all = of_batch(batch).happenings;

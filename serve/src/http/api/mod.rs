@@ -111,9 +111,12 @@ mod tests {
     #[test]
     fn queries_are_decoded() {
         let query = Query::parse("q=a+b%2Fc%3c&&empty=&bad=%4&worse=%zz%&utf=%C3%BC%ff");
-        let told = |name| query.get(name);
-        assert_eq!((told("q"), told("empty"), told("none")), (Some("a b/c<"), Some(""), None));
-        assert_eq!((told("bad"), told("worse"), told("utf")), (Some("%4"), Some("%zz%"), Some("ü\u{fffd}")));
+        let reported = |name| query.get(name);
+        assert_eq!((reported("q"), reported("empty"), reported("none")), (Some("a b/c<"), Some(""), None));
+        assert_eq!(
+            (reported("bad"), reported("worse"), reported("utf")),
+            (Some("%4"), Some("%zz%"), Some("ü\u{fffd}"))
+        );
         assert!(query.parsed::<u32>("q").is_err() && query.need("none").is_err());
     }
 }

@@ -53,7 +53,7 @@ impl Pool {
         let PoolCensus { pool, usage, blocks } = census;
         let count = |wanted| blocks.iter().map(|block| block.count(wanted)).sum::<usize>();
         let (used, borrowed, resting) =
-            (count(AddressUse::Used), count(AddressUse::Borrowed), count(AddressUse::Resting));
+            (count(AddressUse::Used), count(AddressUse::Borrowed), count(AddressUse::InCooldown));
         let free = usage.available;
         // An address can be in use and reserved; a bar shows it as in use.
         let held = [used, borrowed, resting].map(Count::from).into_iter().fold(free, Count::plus);

@@ -27,14 +27,14 @@ pub(super) async fn since(
 ) -> kv::Result<()> {
     let listing = store.list_at(range.clone(), Revision::UNSET, Content::KeysOnly).await?;
     let newest = listing.kvs.iter().map(|kv| kv.mod_revision).max().unwrap_or(Revision::UNSET);
-    let mut told = Revision::UNSET;
+    let mut reported = Revision::UNSET;
     let mut changes = store.watch(WatchRequest::new(range.clone(), from).with_prev(Prev::Return)).await?;
-    while told < listing.revision {
-        let is_there = told >= newest || newest < from;
+    while reported < listing.revision {
+        let is_there = reported >= newest || newest < from;
         match timeout(if is_there { QUIET } else { PATIENCE }, changes.next()).await {
             Ok(Some(batch)) => {
                 let batch = batch?;
-                told = batch.revision;
+                reported = batch.revision;
                 see(&batch);
             }
             Ok(None) => return Ok(()),

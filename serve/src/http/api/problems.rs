@@ -13,7 +13,7 @@ use super::made;
 const MOST: usize = 300;
 
 #[derive(Serialize)]
-struct Told<'a> {
+struct Reported<'a> {
     revision: i64,
     problems: usize,
     total: usize,
@@ -66,14 +66,14 @@ async fn problems(shown: &Shown) -> Result<String, Failure> {
     // Problems come before information.
     inspection.findings.sort_by_key(|finding| !finding.is_problem());
     let store = quoted(&shown.about.store);
-    let told = Told {
+    let reported = Reported {
         revision: inspection.revision.get(),
         problems,
         total,
         counts: inspection.counts,
         findings: inspection.findings.iter().take(MOST).map(|finding| problem(finding, &store)).collect(),
     };
-    serde_json::to_string(&told).map_err(Failure::store)
+    serde_json::to_string(&reported).map_err(Failure::store)
 }
 
 fn problem<'a>(finding: &'a Finding, store: &str) -> Problem<'a> {

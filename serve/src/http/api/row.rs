@@ -45,7 +45,8 @@ impl Whose {
 pub(super) enum Use {
     Used,
     Borrowed,
-    Resting,
+    #[serde(rename = "resting")]
+    InCooldown,
     Reserved,
     Free,
 }
@@ -76,7 +77,7 @@ impl Address {
                 let since = entry.get(TIMESTAMP).and_then(parse_go_string).map(rfc3339);
                 Self { ip, used, holder: Some(Whose::of(entry)), since }
             }
-            AddressState::CoolingDown(since) => Self { since: Some(rfc3339(since)), ..free(Use::Resting) },
+            AddressState::CoolingDown(since) => Self { since: Some(rfc3339(since)), ..free(Use::InCooldown) },
             _ if reservations.contains(ip) => free(Use::Reserved),
             _ => free(Use::Free),
         }

@@ -66,7 +66,7 @@ async fn search(shown: &Shown, text: &str) -> Result<String, Failure> {
     }
     each_block(&*shown.store, Revision::UNSET, |mut block| {
         rules.apply(&mut block);
-        found.look(&block, &wanted, &rules);
+        found.scan(&block, &wanted, &rules);
         if found.addresses.len() > MOST { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })
     .await?;
@@ -119,7 +119,7 @@ fn has(name: &str, text: &str) -> bool {
 }
 
 impl Found {
-    fn look(&mut self, block: &Block, wanted: &Wanted, rules: &Rules) {
+    fn scan(&mut self, block: &Block, wanted: &Wanted, rules: &Rules) {
         let cidr = block.cidr();
         let placed = |ip| Placed { block: cidr.to_string(), address: Address::of(block, ip, &rules.reservations) };
         let text = match wanted {

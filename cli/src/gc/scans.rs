@@ -44,11 +44,11 @@ struct Stored {
     format: u32,
     boot_id: String,
     store: String,
-    looks: Vec<Look>,
+    looks: Vec<Scan>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Look {
+struct Scan {
     #[serde(flatten)]
     seen: Seen,
     /// The time of the first scan that found it unused, in milliseconds of the machine's running time.
@@ -57,14 +57,14 @@ struct Look {
 
 /// The assignments of a store that scans have found unused.
 #[derive(Debug)]
-pub(super) struct Looks {
+pub(super) struct Scans {
     path: PathBuf,
     boot_id: String,
     store: String,
     since: BTreeMap<Seen, Duration>,
 }
 
-impl Looks {
+impl Scans {
     /// Reads the findings of this boot; there are none if there is no file, or it is not surely ours.
     pub(super) fn load(folder: &Path, store: &str, boot_id: &str, now: Duration) -> Self {
         let mut hasher = DefaultHasher::new();
@@ -72,7 +72,7 @@ impl Looks {
         let path = folder.join(format!("looks-{:016x}.json", hasher.finish()));
         let stored = read(&path).filter(|it| it.format == FORMAT && it.boot_id == boot_id && it.store == store);
         let looks = stored.into_iter().flat_map(|stored| stored.looks);
-        let since = looks.map(|look| (look.seen, Duration::from_millis(look.since))).filter(|(_, since)| *since <= now);
+        let since = looks.map(|scan| (scan.seen, Duration::from_millis(scan.since))).filter(|(_, since)| *since <= now);
         Self { path, boot_id: boot_id.to_owned(), store: store.to_owned(), since: since.collect() }
     }
 
@@ -96,7 +96,7 @@ impl Looks {
     /// # Errors
     /// Those of the file system.
     pub(super) fn save(&self) -> io::Result<()> {
-        let looks = self.since.iter().map(|(seen, since)| Look {
+        let looks = self.since.iter().map(|(seen, since)| Scan {
             seen: seen.clone(),
             since: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
         });
@@ -125,7 +125,7 @@ fn read(path: &Path) -> Option<Stored> {
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
     let about = file.metadata().ok()?;
     if !about.is_file() || about.uid() != geteuid().as_raw() || about.mode() & 0o077 != 0 || about.len() > MAX_BYTES {
-        tracing::warn!(path = %path.display(), "these looks are not surely ours, so they do not count");
+        tracing::warn!(path = %path.display(), "these scans are not surely ours, so they do not count");
         return None;
     }
     let mut bytes = Vec::new();

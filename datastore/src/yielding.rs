@@ -15,36 +15,36 @@ use crate::location::Location;
 use crate::open::{Create, OpenStore, open};
 
 /// How long a reader of much has an embedded store at least; then it releases the store when another process waits.
-pub const TURN: Duration = Duration::from_millis(10);
+pub const LEAST_HOLD: Duration = Duration::from_millis(10);
 
 /// A store that is there, for a caller that reads much of it: an embedded one is closed between two calls when others
 /// wait for it, and opened again for the next call. A read at one revision stays the same. A cluster stays open.
 ///
-/// A watch is only good within a turn; so [`watch`](Store::watch) of an embedded store is `Unsupported`.
+/// A watch ends when the store is closed; so [`watch`](Store::watch) of an embedded store is `Unsupported`.
 #[derive(Debug)]
-pub struct Turns {
+pub struct YieldingStore {
     location: Location,
     wait: Duration,
-    turn: Mutex<Option<Turn>>,
+    held: Mutex<Option<Held>>,
     /// Which embedded store it was at first.
     id: OnceLock<String>,
 }
 
 #[derive(Debug)]
-struct Turn {
+struct Held {
     open: OpenStore,
     began: Instant,
 }
 
-impl Turns {
-    /// Opens the store, and waits for each turn for `wait` at the most.
+impl YieldingStore {
+    /// Opens the store, and waits for the lock for `wait` at the most, each time.
     ///
     /// # Errors
     /// Those of [`open`].
     pub async fn open(location: &Location, wait: Duration) -> Result<Self> {
-        let new = Self { location: location.clone(), wait, turn: Mutex::new(None), id: OnceLock::new() };
-        let turn = new.begin().await?;
-        *new.turn.lock().await = Some(turn);
+        let new = Self { location: location.clone(), wait, held: Mutex::new(None), id: OnceLock::new() };
+        let held = new.begin().await?;
+        *new.held.lock().await = Some(held);
         Ok(new)
     }
 
@@ -53,13 +53,13 @@ impl Turns {
     /// # Errors
     /// Those of [`OpenStore::close`].
     pub async fn close(&self) -> Result<()> {
-        match self.turn.lock().await.take() {
-            Some(turn) => turn.open.close().await,
+        match self.held.lock().await.take() {
+            Some(held) => held.open.close().await,
             None => Ok(()),
         }
     }
 
-    async fn begin(&self) -> Result<Turn> {
+    async fn begin(&self) -> Result<Held> {
         let open = open(&self.location, Create::Never, self.wait).await?;
         if let Some(store) = open.embedded() {
             let id = store.id().to_string();
@@ -68,47 +68,47 @@ impl Turns {
                 return Err(Error::new(ErrorKind::RevisionRegressed, Operation::Open, self.location.to_string()));
             }
         }
-        Ok(Turn { open, began: Instant::now() })
+        Ok(Held { open, began: Instant::now() })
     }
 
     /// The open store, for one call.
-    async fn store(&self) -> Result<(MutexGuard<'_, Option<Turn>>, Arc<dyn Store>)> {
-        let mut held = self.turn.lock().await;
-        let turn = match held.take() {
-            Some(turn) => turn,
+    async fn store(&self) -> Result<(MutexGuard<'_, Option<Held>>, Arc<dyn Store>)> {
+        let mut guard = self.held.lock().await;
+        let held = match guard.take() {
+            Some(held) => held,
             None => self.begin().await?,
         };
-        let store = held.insert(turn).open.store();
-        Ok((held, store))
+        let store = guard.insert(held).open.store();
+        Ok((guard, store))
     }
 
-    /// Gives the store back if it is time.
-    async fn end(&self, mut held: MutexGuard<'_, Option<Turn>>) -> Result<()> {
-        let is_long = held.as_ref().is_some_and(|turn| turn.began.elapsed() >= TURN);
+    /// Closes the store if it is time.
+    async fn end(&self, mut guard: MutexGuard<'_, Option<Held>>) -> Result<()> {
+        let is_long = guard.as_ref().is_some_and(|held| held.began.elapsed() >= LEAST_HOLD);
         if is_long
             && care::waiting(&self.location).await? > 0
-            && let Some(turn) = held.take()
+            && let Some(held) = guard.take()
         {
-            turn.open.close().await?;
+            held.open.close().await?;
         }
         Ok(())
     }
 }
 
 #[async_trait]
-impl Store for Turns {
+impl Store for YieldingStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        let (turn, store) = self.store().await?;
+        let (held, store) = self.store().await?;
         let answer = store.range(request).await;
-        self.end(turn).await?;
+        self.end(held).await?;
         answer
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
-        let (turn, store) = self.store().await?;
+        let (held, store) = self.store().await?;
         let answer = store.txn(txn).await;
         // The outcome of a transaction counts for more than the end of the lock; the next call reports that.
-        _ = self.end(turn).await;
+        _ = self.end(held).await;
         answer
     }
 

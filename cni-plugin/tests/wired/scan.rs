@@ -58,9 +58,9 @@ pub(crate) fn containers() -> Value {
 
 /// Whether each interface that is up has the address that the kernel gives it, unless IPv6 is off there. It gets it when both
 /// ends of a pair are up, within a second.
-pub(crate) fn is_settled(look: &Value) -> bool {
+pub(crate) fn is_settled(scan: &Value) -> bool {
     let of_a_container = |container: &Value| has_all(container, &container["sysctls"]);
-    has_all(&look["host"], &Value::Null) && look["netns"].as_object().unwrap().values().all(of_a_container)
+    has_all(&scan["host"], &Value::Null) && scan["netns"].as_object().unwrap().values().all(of_a_container)
 }
 
 fn has_all(half: &Value, settings: &Value) -> bool {
