@@ -313,6 +313,10 @@ pub(crate) struct Show {
     /// Show the settings that all nodes share
     #[arg(long, conflicts_with_all = ["ip", "show_blocks", "show_borrowed"])]
     pub(crate) show_configuration: bool,
+
+    /// Show when each pool will be full, if it goes on filling as in the last week
+    #[arg(long, conflicts_with_all = ["ip", "show_blocks", "show_borrowed", "show_configuration"])]
+    pub(crate) forecast: bool,
 }
 
 #[derive(Debug, Args)]

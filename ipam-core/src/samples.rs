@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use ipnet::IpNet;
 use kv::{ErrorKind, Key, Range, RangeRequest, Revision, Store};
 use serde::Serialize;
 
@@ -44,6 +45,13 @@ impl Samples {
         self.leaked("node-gone", census.of_gone_nodes());
         let boots = census.nodes.get(node).map(|its| of_earlier_boots(&its.boots, boot));
         self.leaked("earlier-boot", boots.unwrap_or_default());
+    }
+
+    /// Adds the days until a pool is full.
+    pub fn of_days_until_full(&mut self, pool: &str, cidr: IpNet, days: f64) {
+        let labels = vec![("pool", pool.to_owned()), ("cidr", cidr.to_string())];
+        let help = "Days until a pool is full, if it goes on filling as in the history of at most a week.";
+        self.add("margay_pool_days_until_full", help, labels, days);
     }
 
     /// Adds the numbers of a node's share. `boot` is the boot of this machine.

@@ -1,14 +1,21 @@
 //! Which of what has happened concerns an address, a container or a node, and when it happened.
 
 use std::net::IpAddr;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use futures::StreamExt;
 use ipam_core::hints::possible_blocks;
 use ipam_core::model::{Attribute, Owner, keys, same_handle};
-use kv::{Key, Range};
+use kv::{Batch, Key, Prev, Range, Revision, Store, WatchRequest};
 use time::OffsetDateTime;
+use tokio::time::timeout;
 
-use crate::events::{Happening, Holder, What};
+use crate::events::{Happening, Holder, What, of_batch};
+
+/// The longest wait for the first change after a revision.
+const QUIET: Duration = Duration::from_millis(200);
+/// After so many revisions without a time there will be none.
+const REVISIONS: usize = 50;
 
 /// The subject of a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +88,30 @@ impl HistoryOf {
 /// When something happened: by the store, which gives each revision a time, or else by what the document says.
 pub fn time_of(committed: Option<SystemTime>, what: &What) -> Option<OffsetDateTime> {
     committed.map(OffsetDateTime::from).or_else(|| what.recorded_at())
+}
+
+/// The first time that is known at a revision or after it, in a range. `None` if nothing has happened since, or without a time.
+///
+/// # Errors
+/// Those of [`Store::watch`].
+pub async fn time_after(store: &dyn Store, range: &Range, revision: Revision) -> kv::Result<Option<OffsetDateTime>> {
+    let mut changes = store.watch(WatchRequest::new(range.clone(), revision).with_prev(Prev::Return)).await?;
+    for _ in 0..REVISIONS {
+        let Ok(Some(batch)) = timeout(QUIET, changes.next()).await else { return Ok(None) };
+        if let Some(time) = time_of_batch(&batch?) {
+            return Ok(Some(time));
+        }
+    }
+    Ok(None)
+}
+
+/// The time of a commit, by the store or else by the documents.
+fn time_of_batch(batch: &Batch) -> Option<OffsetDateTime> {
+    let committed: Option<SystemTime> = batch.time;
+    match committed {
+        Some(time) => Some(time.into()),
+        None => of_batch(batch).happenings.iter().find_map(|happening| time_of(None, &happening.what)),
+    }
 }
 
 #[cfg(test)]

@@ -5,10 +5,11 @@
 //! [`Operator`] is the allocator with the verbs of a person: each is one or more transactions on the allocator's store.
 //! [`inspect`] compares all documents of a store and mends what is wrong; [`documents`] shows and writes documents in
 //! the form of Calico's API; [`moving`] copies what a store holds to another one; [`events`] and [`history`] tell what
-//! has happened to addresses.
+//! has happened to addresses, and [`forecast`] when a pool will be full.
 
 pub mod documents;
 pub mod events;
+pub mod forecast;
 pub mod history;
 pub mod inspect;
 pub mod moving;

@@ -150,6 +150,12 @@ fn health_version_and_metrics() {
     ] {
         assert!(got.body.lines().any(|found| found == line), "{line} in\n{}", got.body);
     }
+    // 131 in five days, and 765 that are free or will be.
+    let days = got
+        .body
+        .lines()
+        .find_map(|line| line.strip_prefix("margay_pool_days_until_full{pool=\"default\",cidr=\"10.65.0.0/22\"} "));
+    assert!((29.0..29.4).contains(&days.unwrap().parse::<f64>().unwrap()), "{}", got.body);
     assert!(got.body.ends_with("\n# EOF\n"), "the form of OpenMetrics");
     let headings: Vec<&str> = got.body.lines().filter(|line| line.starts_with("# TYPE ")).collect();
     let unique: std::collections::BTreeSet<_> = headings.iter().collect();

@@ -4,7 +4,7 @@ use datastore::Location;
 use ipam_core::samples::{Samples, oldest_revision};
 use kv::Deadline;
 
-use super::{PATIENCE, READING, yielding};
+use super::{PATIENCE, READING, forecast, yielding};
 use crate::answer::Answer;
 use crate::args;
 use crate::error::Result;
@@ -20,7 +20,8 @@ pub(super) async fn run(args: &args::Metrics, location: &Location) -> Result<Ans
         true => None,
         false => Memory::of(&args.looks, location, &node, boot_id.as_deref().unwrap_or_default()),
     };
-    let samples = yielding(location, async |ipam| {
+    let mut counted = None;
+    let mut samples = yielding(location, async |ipam| {
         let mut samples = Samples::default();
         let revision = match &memory {
             Some(memory) => {
@@ -31,7 +32,9 @@ pub(super) async fn run(args: &args::Metrics, location: &Location) -> Result<Ans
             None => {
                 let census = ipam.census(Deadline::after(READING)).await?;
                 samples.of_all(&census, &node, boot.as_deref());
-                census.revision
+                let revision = census.revision;
+                counted = Some(census);
+                revision
             }
         };
         let oldest = oldest_revision(&**ipam.store(), revision).await?;
@@ -39,6 +42,9 @@ pub(super) async fn run(args: &args::Metrics, location: &Location) -> Result<Ans
         Ok(samples)
     })
     .await?;
+    if let Some(census) = counted {
+        forecast::of_census(location, &census).await?.pools.iter().for_each(|pool| pool.sample(&mut samples));
+    }
     let text = samples.text();
     match &args.file {
         None => Answer::new(text, &samples),

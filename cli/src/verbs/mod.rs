@@ -5,6 +5,7 @@ mod borrowed;
 mod check;
 pub(crate) mod documents;
 mod explain;
+mod forecast;
 mod from_report;
 mod history;
 mod map;
@@ -52,6 +53,7 @@ pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path)
             return from_report::run(args, location).await;
         }
         OnStore::Ipam(args::Ipam::History(args)) => return history::run(location, args).await,
+        OnStore::Ipam(args::Ipam::Show(Show { forecast: true, .. })) => return forecast::run(location).await,
         OnStore::Metrics(args) => return metrics::run(args, location).await,
         _ if reads_all(command) => return yielding(location, async |ipam| verb(command, ipam).await).await,
         _ => {}

@@ -10,6 +10,7 @@ mod conformance;
 mod copy;
 mod etcd;
 mod explain;
+mod forecast;
 mod gc;
 mod gone;
 mod habits;

@@ -37,6 +37,7 @@ fn what_only_reads_says_the_same() {
             "ipam show --show-blocks -o json".to_owned(),
             "ipam show --show-configuration".to_owned(),
             "ipam show --show-borrowed".to_owned(),
+            "ipam show --forecast".to_owned(),
             format!("ipam show --ip {address}"),
             format!("ipam show --ip {address} -o yaml"),
             "ipam show --ip 10.81.0.200".to_owned(),

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use ipam_core::Ipam;
 use ipam_core::census::Census;
+use ipam_operator::Operator;
+use ipam_operator::forecast::Forecast;
 use kv::Deadline;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{Instant, sleep};
@@ -14,6 +16,8 @@ use super::answer::Failure;
 
 /// The time for which an answer is used again.
 pub(super) const MOMENT: Duration = Duration::from_secs(2);
+/// The time for which a forecast is used again: it changes slowly, and takes two readings of all blocks.
+const FORECAST: Duration = Duration::from_secs(300);
 /// How long an answer may read all blocks.
 pub(super) const READING: Duration = Duration::from_secs(60);
 
@@ -69,7 +73,7 @@ impl<T: Send + Sync + 'static> Memo<T> {
 #[derive(Debug)]
 pub(super) struct Asked {
     census: Memo<Census>,
-    pub(super) forecast: Memo<String>,
+    forecast: Memo<Forecast>,
     pub(super) problems: Memo<String>,
     pub(super) search: Memo<String>,
     pub(super) held: Memo<String>,
@@ -95,6 +99,15 @@ impl Asked {
     /// The census of the store, at most a moment old.
     pub(super) async fn census(&self, ipam: &Ipam) -> Result<Arc<Census>, Failure> {
         self.census.get("", MOMENT, self.alone(async { Ok(ipam.census(Deadline::after(READING)).await?) })).await
+    }
+
+    /// The forecast of all pools, at most five minutes old.
+    pub(super) async fn forecast(&self, ipam: &Operator) -> Result<Arc<Forecast>, Failure> {
+        let make = async {
+            let census = self.census(ipam).await?;
+            self.alone(async { Ok(ipam.forecast(&census, Deadline::after(READING)).await?) }).await
+        };
+        self.forecast.get("", FORECAST, make).await
     }
 
     /// Reads much, while nobody else here does. The reading must not call this itself.

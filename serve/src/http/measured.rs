@@ -46,6 +46,10 @@ async fn samples(shown: &Shown) -> Result<Samples, Failure> {
         None => {
             let census = shown.asked.census(&shown.ipam).await?;
             samples.of_all(&census, node, boot);
+            match shown.asked.forecast(&shown.ipam).await {
+                Ok(forecast) => forecast.pools.iter().for_each(|pool| pool.sample(&mut samples)),
+                Err(failure) => tracing::warn!(error = failure.text, "the history cannot be read for a forecast"),
+            }
             census.revision
         }
     };

@@ -6,7 +6,7 @@ use ipam_core::model::keys;
 use ipam_core::samples::oldest_revision;
 use ipam_core::timestamps::rfc3339;
 use ipam_operator::events::{Happening, What, of_batch, of_listed};
-use ipam_operator::history::{HistoryOf, time_of};
+use ipam_operator::history::{HistoryOf, time_after, time_of};
 use kv::{Batch, Content, ErrorKind, Pages, Range, RangeRequest, Revision};
 use serde::Serialize;
 
@@ -101,7 +101,7 @@ async fn read(shown: &Shown, whose: &Whose) -> kv::Result<Reported> {
     }
     past::since(store, &range, oldest.next(), |batch| reported.happened(batch, whose)).await?;
     let everything = Range::Prefix(keys::ipam_prefix());
-    reported.oldest_time = past::time_after(store, &everything, oldest).await?.map(rfc3339);
+    reported.oldest_time = time_after(store, &everything, oldest).await?.map(rfc3339);
     Ok(reported)
 }
 

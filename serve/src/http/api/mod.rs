@@ -3,7 +3,6 @@
 mod address;
 mod blocks;
 mod events;
-mod forecast;
 mod history;
 mod overview;
 mod past;
@@ -18,7 +17,7 @@ use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use tokio::time::timeout;
 
-use super::answer::{Answer, Failure, whole};
+use super::answer::{Answer, Failure, json, whole};
 use super::{Shown, route};
 
 /// The answer to a question of the page: `question` is the path behind `/api/`.
@@ -28,7 +27,7 @@ pub(super) async fn answer(question: &str, request: &Request<Incoming>, shown: &
         match question {
             "about" => Ok(route::version(shown)),
             "overview" => overview::answer(shown).await,
-            "forecast" => forecast::answer(shown).await,
+            "forecast" => Ok(json(StatusCode::OK, &*shown.asked.forecast(&shown.ipam).await?)),
             "blocks" => blocks::many(shown, &query).await,
             "block" => blocks::one(shown, &query).await,
             "address" => address::answer(shown, &query).await,

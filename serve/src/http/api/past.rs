@@ -4,13 +4,10 @@
 //! which the keys were last written. Once the watch has come to the newest of these, and is silent for a while, that
 //! was all.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures::StreamExt;
-use ipam_operator::events::of_batch;
-use ipam_operator::history::time_of;
 use kv::{Batch, Content, ErrorKind, Operation, Prev, Range, Revision, Store, StoreExt, WatchRequest};
-use time::OffsetDateTime;
 use tokio::time::timeout;
 
 /// The wait for changes after the newest key: deletions leave no trace that could be compared.
@@ -46,31 +43,4 @@ pub(super) async fn since(
         }
     }
     Ok(())
-}
-
-/// The first time that is known at a revision or after it, in a range. `None` if nothing has happened since, or without a time.
-pub(super) async fn time_after(
-    store: &dyn Store,
-    range: &Range,
-    revision: Revision,
-) -> kv::Result<Option<OffsetDateTime>> {
-    /// After so many revisions without a time there will be none.
-    const LOOKED_AT: usize = 50;
-    let mut changes = store.watch(WatchRequest::new(range.clone(), revision).with_prev(Prev::Return)).await?;
-    for _ in 0..LOOKED_AT {
-        let Ok(Some(batch)) = timeout(QUIET, changes.next()).await else { return Ok(None) };
-        if let Some(time) = time_of_batch(&batch?) {
-            return Ok(Some(time));
-        }
-    }
-    Ok(None)
-}
-
-/// The time of a commit, by the store or else by the documents.
-fn time_of_batch(batch: &Batch) -> Option<OffsetDateTime> {
-    let committed: Option<SystemTime> = batch.time;
-    match committed {
-        Some(time) => Some(time.into()),
-        None => of_batch(batch).happenings.iter().find_map(|happening| time_of(None, &happening.what)),
-    }
 }

@@ -1,0 +1,211 @@
+//! The day on which a pool will be full, if it goes on filling as it did.
+//!
+//! The number of held addresses at the oldest revision of the last week is compared with the number now. The age of that
+//! revision is the store's time of the commit, or else the time in the documents.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ipam_core::census::{AddressUse, Census};
+use ipam_core::model::{AddressState, Block, Pool, keys};
+use ipam_core::net::Count;
+use ipam_core::samples::{Samples, oldest_revision};
+use ipam_core::usage::{Reading, reread};
+use ipnet::IpNet;
+use kv::{Content, Deadline, Range, Revision, Store, StoreExt};
+use serde::Serialize;
+use time::OffsetDateTime;
+
+use crate::Operator;
+use crate::history::time_after;
+
+/// The longest history that a forecast uses.
+const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// A history that is shorter says nothing.
+const SHORTEST: Duration = Duration::from_secs(10 * 60);
+
+/// The future of all pools.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Forecast {
+    /// The length of the history, in seconds.
+    pub history_seconds: u64,
+    /// The pools, in the order of the census.
+    pub pools: Vec<PoolForecast>,
+}
+
+/// The future of a pool.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PoolForecast {
+    /// The pool's name.
+    pub name: String,
+    /// The pool's network.
+    pub cidr: IpNet,
+    /// The number of addresses that can be assigned now or after their cooldown.
+    pub free: Count,
+    /// The future.
+    #[serde(flatten)]
+    pub ahead: Ahead,
+}
+
+impl PoolForecast {
+    /// Adds the days until the pool is full, unless it does not fill or has no forecast.
+    pub fn sample(&self, samples: &mut Samples) {
+        if let Some(days) = self.ahead.days() {
+            samples.of_days_until_full(&self.name, self.cidr, days);
+        }
+    }
+}
+
+/// Whether a pool fills.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Ahead {
+    /// It has no address left.
+    Full,
+    /// It will be full in so many days.
+    Filling {
+        /// The days until then.
+        days: f64,
+        /// The number of addresses by which the held ones grow in a day.
+        per_day: f64,
+    },
+    /// It has as many free addresses as before, or more.
+    Steady,
+    /// There is too little history.
+    Short,
+    /// The store keeps no times.
+    Unknown,
+}
+
+impl Ahead {
+    /// The days until the pool is full: 0 for a full pool, `None` for a pool that does not fill or has no forecast.
+    pub fn days(&self) -> Option<f64> {
+        match self {
+            Self::Full => Some(0.0),
+            Self::Filling { days, .. } => Some(*days),
+            Self::Steady | Self::Short | Self::Unknown => None,
+        }
+    }
+}
+
+/// A state of the past.
+#[derive(Clone, Copy, Debug)]
+struct Then {
+    revision: Revision,
+    age: Duration,
+}
+
+impl Operator {
+    /// The days until each pool of the census is full. It reads all blocks of one older revision, and watches from a few
+    /// revisions on to learn their times.
+    ///
+    /// # Errors
+    /// Those of the store; `Timeout` after the deadline; `Unsupported` for a store that cannot be watched.
+    pub async fn forecast(&self, census: &Census, deadline: Deadline) -> ipam_core::Result<Forecast> {
+        let pools: Vec<&Pool> = census.pools.iter().map(|pool| &pool.pool).collect();
+        let (then, held) = reread(|| self.held_then(&pools, census.revision, deadline)).await?;
+        let age = then.map(|then| then.age);
+        let mut forecast = Forecast { history_seconds: age.unwrap_or_default().as_secs(), pools: Vec::new() };
+        for pool in &census.pools {
+            let count = |wanted| pool.blocks.iter().map(|block| block.count(wanted)).sum::<usize>();
+            let now = count(AddressUse::Used) + count(AddressUse::Borrowed);
+            let free = pool.usage.available.plus(count(AddressUse::InCooldown).into());
+            let before = held.get(pool.pool.name()).copied().unwrap_or_default();
+            forecast.pools.push(PoolForecast {
+                name: pool.pool.name().to_owned(),
+                cidr: pool.pool.cidr(),
+                free,
+                ahead: ahead(small(now), small(before), free.to_f64(), age),
+            });
+        }
+        Ok(forecast)
+    }
+
+    /// The oldest state of the last week that can be read, and the number of held addresses of each pool in it.
+    async fn held_then(
+        &self,
+        pools: &[&Pool],
+        newest: Revision,
+        deadline: Deadline,
+    ) -> kv::Result<(Option<Then>, BTreeMap<String, usize>)> {
+        let mut held = BTreeMap::new();
+        let then = then(&**self.store(), newest).await?;
+        if let Some(then) = then.filter(|then| then.age >= SHORTEST) {
+            let mut reading = Reading::new(deadline);
+            reading.at = then.revision;
+            // A damaged block is a problem that a check reports.
+            self.for_each(Range::Prefix(keys::blocks_prefix(None)), &mut reading, |block: Block| {
+                if let Some(pool) = pools.iter().find(|pool| pool.cidr().contains(&block.cidr())) {
+                    *held.entry(pool.name().to_owned()).or_default() += held_in(&block);
+                }
+            })
+            .await?;
+        }
+        Ok((then, held))
+    }
+}
+
+/// A number of addresses that blocks in memory have.
+fn small(count: usize) -> f64 {
+    u32::try_from(count).map_or(f64::MAX, f64::from)
+}
+
+/// The future of a pool with `now` held and `free` other addresses, in which `before` were held so long ago.
+fn ahead(now: f64, before: f64, free: f64, age: Option<Duration>) -> Ahead {
+    if free <= 0.0 {
+        return Ahead::Full;
+    }
+    let Some(age) = age else { return Ahead::Unknown };
+    if age < SHORTEST {
+        return Ahead::Short;
+    }
+    let per_day = (now - before) / (age.as_secs_f64() / 86_400.0);
+    if per_day > 0.0 { Ahead::Filling { days: free / per_day, per_day } } else { Ahead::Steady }
+}
+
+fn held_in(block: &Block) -> usize {
+    block.allocated().filter(|(ip, _)| matches!(block.lookup(*ip), AddressState::Assigned(_))).count()
+}
+
+/// The oldest state of the last week that can be read. `None` if its time is not known.
+async fn then(store: &dyn Store, newest: Revision) -> kv::Result<Option<Then>> {
+    let blocks = Range::Prefix(keys::blocks_prefix(None));
+    let everything = Range::Prefix(keys::ipam_prefix());
+    let oldest = oldest_revision(store, newest).await?;
+    let now = OffsetDateTime::now_utc();
+    let age_of = |time: OffsetDateTime| Duration::try_from(now - time).unwrap_or_default();
+    let Some(first) = time_after(store, &everything, oldest).await? else { return Ok(None) };
+    if age_of(first) <= WEEK {
+        return Ok(Some(Then { revision: oldest, age: age_of(first) }));
+    }
+    // The last change of a block that is there has a time, so that each reading before it finds one.
+    let listing = store.list_at(blocks.clone(), Revision::UNSET, Content::KeysOnly).await?;
+    let last = listing.kvs.iter().map(|kv| kv.mod_revision.get()).max().unwrap_or_default();
+    // The change at `old` is older than a week; the one at `young` is not, or is not there.
+    let (mut old, mut young) = (oldest.get(), last.max(oldest.get()) + 1);
+    while old + 1 < young {
+        let middle = old + (young - old) / 2;
+        match time_after(store, &blocks, Revision::new(middle)).await? {
+            Some(time) if age_of(time) > WEEK => old = middle,
+            _ => young = middle,
+        }
+    }
+    Ok(Some(Then { revision: Revision::new(old), age: WEEK }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_fills_as_it_did() {
+        let day = Some(Duration::from_secs(86_400));
+        assert_eq!(ahead(120.0, 100.0, 60.0, day), Ahead::Filling { days: 3.0, per_day: 20.0 });
+        assert_eq!(ahead(120.0, 100.0, 60.0, Some(WEEK)), Ahead::Filling { days: 21.0, per_day: 20.0 / 7.0 });
+        assert_eq!(ahead(100.0, 100.0, 60.0, day), Ahead::Steady);
+        assert_eq!(ahead(90.0, 100.0, 60.0, day), Ahead::Steady);
+        assert_eq!(ahead(90.0, 0.0, 0.0, day), Ahead::Full);
+        assert_eq!(ahead(90.0, 0.0, 9.0, Some(Duration::from_secs(5))), Ahead::Short);
+        assert_eq!(ahead(90.0, 0.0, 9.0, None), Ahead::Unknown);
+    }
+}
