@@ -348,11 +348,13 @@ pub(crate) fn assign_request(request: &AddRequest) -> AssignRequest {
 /// The pools that a configuration defines, named after the network; an IPv6 one says so, so that a network may get a
 /// second family later.
 fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
-    let name = pool_name(network);
-    let definition = |pool: &OwnPool| PoolDefinition {
-        name: if pool.subnet.addr().is_ipv6() { format!("{name}-ipv6") } else { name.clone() },
-        cidr: pool.subnet,
-        ranges: pool.ranges.clone(),
+    let definition = |pool: &OwnPool| {
+        let name = pool_name(pool.name.as_deref().unwrap_or(network));
+        PoolDefinition {
+            name: if pool.subnet.addr().is_ipv6() { format!("{name}-ipv6") } else { name },
+            cidr: pool.subnet,
+            ranges: pool.ranges.clone(),
+        }
     };
     pools.iter().map(definition).collect()
 }

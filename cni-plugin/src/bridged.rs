@@ -1,4 +1,4 @@
-//! The settings of secondary networks: mask, gateway and routes, and the pools in host-local's words.
+//! The settings of secondary networks: mask, gateway and routes, and the pools in the words of host-local or whereabouts.
 
 use std::net::IpAddr;
 
@@ -10,6 +10,7 @@ use crate::gojson::{Json, quoted};
 use crate::netconf::NetConf;
 use crate::request::{Bridged, Gateway, OwnPool};
 use crate::result::{Route, RouteOptions};
+use crate::whereabouts;
 
 /// The mask that the addresses of a result have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,8 +52,8 @@ impl BridgedSettings {
         let (own_pools, gateways) = own_pools(conf)?;
         let has_gateway = conf.plugin == "ptp"
             || (conf.plugin == "bridge" && (conf.is_gateway || conf.is_default_gateway))
-            // host-local always names one.
-            || !own_pools.is_empty();
+            // host-local always names one, and whereabouts none that is not configured.
+            || (!own_pools.is_empty() && !whereabouts::is_used(&conf.ipam.whereabouts));
         let default = if has_gateway { Gateway::First } else { Gateway::Recorded };
         let mut network = Bridged { gateway_v4: default, gateway_v6: default, own_pools };
         for address in gateways {
@@ -135,18 +136,19 @@ fn read_route(element: &Json) -> Result<Route> {
     Ok(Route { dst, gw, options })
 }
 
-fn address_at(value: &Json, setting: &str, or: &str) -> Result<IpAddr> {
+pub(crate) fn address_at(value: &Json, setting: &str, or: &str) -> Result<IpAddr> {
     let wrong = |found: &str| CniError::config(format!("{setting} must be an address{or}, not {found}"));
     let text = value.as_str().ok_or_else(|| wrong(&format!("a JSON {}", value.kind())))?;
     parse_address(text, AddressForm::Bare).map_err(|_| wrong(&quoted(text)))
 }
 
-/// A range as host-local's configuration has it.
-struct Range {
-    subnet: IpNet,
-    first: IpAddr,
-    last: IpAddr,
-    gateway: Option<IpAddr>,
+/// A range of a configuration.
+#[derive(Debug)]
+pub(crate) struct Range {
+    pub(crate) subnet: IpNet,
+    pub(crate) first: IpAddr,
+    pub(crate) last: IpAddr,
+    pub(crate) gateway: Option<IpAddr>,
 }
 
 /// The pools that the configuration defines itself, and the gateways that it names for them. As for host-local, the
@@ -160,11 +162,20 @@ fn own_pools(conf: &NetConf) -> Result<(Vec<OwnPool>, Vec<IpAddr>)> {
         return Err(CniError::config("ipam.rangeStart and ipam.rangeEnd need ipam.subnet"));
     }
     read_sets(conf.ipam.ranges.as_ref(), "ipam.ranges", &mut sets)?;
+    let name = whereabouts::network_name(&conf.ipam.whereabouts)?;
+    if whereabouts::is_used(&conf.ipam.whereabouts) {
+        if !sets.is_empty() {
+            return Err(CniError::config("ipam defines its addresses twice")
+                .with_details("use either range and ipRanges (whereabouts), or subnet and ranges (host-local)"));
+        }
+        sets = whereabouts::read(&conf.ipam.whereabouts)?;
+    }
     let mut pools: Vec<OwnPool> = Vec::new();
     let mut gateways = Vec::new();
     for set in sets {
         gateways.extend(set.iter().find_map(|range| range.gateway));
-        let Some(pool) = pool_of(set)? else { continue };
+        let Some(mut pool) = pool_of(set)? else { continue };
+        pool.name.clone_from(&name);
         if pools.iter().any(|other| other.subnet.addr().is_ipv4() == pool.subnet.addr().is_ipv4()) {
             return Err(one_pool("the configuration defines several pools of one family"));
         }
@@ -173,7 +184,7 @@ fn own_pools(conf: &NetConf) -> Result<(Vec<OwnPool>, Vec<IpAddr>)> {
     let names_others = !conf.ipam.ipv4_pools.is_empty() || !conf.ipam.ipv6_pools.is_empty();
     if !pools.is_empty() && names_others {
         return Err(CniError::config("ipam defines pools of its own and names others")
-            .with_details("use either subnet and ranges, or ipv4_pools and ipv6_pools"));
+            .with_details("use either subnet, ranges or range, or ipv4_pools and ipv6_pools"));
     }
     Ok((pools, gateways))
 }
@@ -258,7 +269,7 @@ fn pool_of(mut set: Vec<Range>) -> Result<Option<OwnPool>> {
         let message = format!("the ranges {}-{} and {}-{} overlap", a.first, a.last, b.first, b.last);
         return Err(CniError::config(message));
     }
-    Ok(Some(OwnPool { subnet, ranges: set.iter().map(|range| (range.first, range.last)).collect() }))
+    Ok(Some(OwnPool { name: None, subnet, ranges: set.iter().map(|range| (range.first, range.last)).collect() }))
 }
 
 #[cfg(test)]

@@ -43,6 +43,7 @@ mod status;
 pub mod verbs;
 mod versions;
 mod wanted;
+mod whereabouts;
 mod whole_file;
 pub mod wired;
 

@@ -68,6 +68,19 @@ pub(crate) struct Ipam {
     pub(crate) range_start: Option<Json>,
     pub(crate) range_end: Option<Json>,
     pub(crate) ranges: Option<Json>,
+    pub(crate) whereabouts: Whereabouts,
+}
+
+/// The keys of `ipam` with which whereabouts defines a network's addresses.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Whereabouts {
+    pub(crate) range: Option<Json>,
+    pub(crate) range_start: Option<Json>,
+    pub(crate) range_end: Option<Json>,
+    pub(crate) exclude: Option<Json>,
+    /// `ipRanges`: a list of objects with the keys above.
+    pub(crate) ip_ranges: Option<Json>,
+    pub(crate) network_name: Option<Json>,
 }
 
 /// The network's name, by CNI's own checks, which come before everything else that is in a configuration.
@@ -234,6 +247,12 @@ impl Ipam {
             "rangestart" => keep_if(true, &mut self.range_start, value),
             "rangeend" => keep_if(true, &mut self.range_end, value),
             "ranges" => keep_if(true, &mut self.ranges, value),
+            "range" => keep_if(true, &mut self.whereabouts.range, value),
+            "range_start" => keep_if(true, &mut self.whereabouts.range_start, value),
+            "range_end" => keep_if(true, &mut self.whereabouts.range_end, value),
+            "exclude" => keep_if(true, &mut self.whereabouts.exclude, value),
+            "ipranges" => keep_if(true, &mut self.whereabouts.ip_ranges, value),
+            "network_name" => keep_if(true, &mut self.whereabouts.network_name, value),
             _ => {}
         }
     }

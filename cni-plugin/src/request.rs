@@ -128,14 +128,16 @@ pub struct Bridged {
     pub gateway_v4: Gateway,
     /// The gateway of the IPv6 pool.
     pub gateway_v6: Gateway,
-    /// Pools that the configuration itself defines with host-local's keys, at most one per family. If there is any, the
-    /// request names no others, and the store and the pools are made if they are missing.
+    /// Pools that the configuration itself defines with the keys of host-local or whereabouts, at most one per family. If
+    /// there is any, the request names no others, and the store and the pools are made if they are missing.
     pub own_pools: Vec<OwnPool>,
 }
 
-/// A pool in host-local's words.
+/// A pool that a network's configuration defines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnPool {
+    /// The name after which a new pool is called; `None` for the network's.
+    pub name: Option<String>,
     /// The subnet, without host bits; at most /30 or /126.
     pub subnet: IpNet,
     /// The assignable addresses: first and last address of each range, in ascending order, apart from each other,

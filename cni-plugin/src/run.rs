@@ -28,6 +28,7 @@ use crate::result::{AddResult, no_addresses};
 use crate::status::unavailable;
 use crate::versions;
 use crate::wanted::wanted;
+use crate::whereabouts;
 use crate::wired::remover;
 
 /// The most that is read from standard input, in bytes. Real configurations have a few thousand.
@@ -344,9 +345,13 @@ impl<'a> Context<'a> {
             return Ok(None);
         }
         let settings = BridgedSettings::from_conf(&self.conf)?;
-        if !settings.network.own_pools.is_empty() && matches!(self.store.location, Location::Etcd(_)) {
-            return Err(CniError::config("ipam defines a pool of its own, but the store is a cluster's")
-                .with_details("make the pool with: margay pool create, and name it in ipv4_pools or ipv6_pools"));
+        // Host-local's ranges are those of one node; whereabouts' are the whole cluster's.
+        let is_of_node = !settings.network.own_pools.is_empty() && !whereabouts::is_used(&self.conf.ipam.whereabouts);
+        if is_of_node && matches!(self.store.location, Location::Etcd(_)) {
+            return Err(CniError::config("ipam defines a pool of its own, but the store is a cluster's").with_details(
+                "make the pool with: margay pool create, and name it in ipv4_pools or ipv6_pools; or write range, \
+                     which is one for all nodes, instead of subnet",
+            ));
         }
         Ok(Some(settings))
     }

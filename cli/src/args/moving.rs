@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use ipnet::IpNet;
 
 const EXPORT: &str = "\
 Examples:
@@ -43,6 +44,16 @@ Examples:
 For podman with netavark, which keeps no files for host-local. A container in
 several networks is left out: podman does not say which interface is in which.
 With CNI podman uses host-local: margay import host-local.";
+
+const WHEREABOUTS: &str = "\
+Examples:
+  kubectl get ippools.whereabouts.cni.cncf.io,pods -A -o yaml >records.yaml
+  margay import whereabouts records.yaml --network storage --dry-run
+  margay import whereabouts records.yaml --network storage --range 10.9.0.0/16
+
+The pods say on which node each address is, and which addresses nobody uses any
+more: those are left out. Without pods in the file all addresses are --node's.
+The pools must be there: margay pool create NAME CIDR --manual.";
 
 const MIGRATE: &str = "\
 Examples:
@@ -147,6 +158,17 @@ pub(crate) enum TakeOver {
     Podman {
         /// The output of `podman inspect`; - for stdin
         file: PathBuf,
+        #[command(flatten)]
+        terms: Terms,
+    },
+    /// Take over the addresses that whereabouts has given in one network
+    #[command(after_help = WHEREABOUTS)]
+    Whereabouts {
+        /// Its IPPools, and the cluster's pods, as kubectl prints them as YAML or JSON; - for stdin
+        file: PathBuf,
+        /// Only the addresses of this range; may be repeated
+        #[arg(long = "range", value_name = "CIDR")]
+        ranges: Vec<IpNet>,
         #[command(flatten)]
         terms: Terms,
     },

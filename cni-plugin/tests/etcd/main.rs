@@ -40,5 +40,6 @@ mod server;
 #[path = "../system/victim.rs"]
 mod victim;
 mod ways_in;
+mod whereabouts;
 
 use server::Etcd;

@@ -27,3 +27,4 @@ mod status;
 mod stdout;
 mod torture;
 mod victim;
+mod whereabouts;

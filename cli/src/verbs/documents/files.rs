@@ -81,21 +81,27 @@ fn files(path: &Path, depth: Depth) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-fn documents(name: &str, text: &[u8]) -> Result<Vec<Manifest>> {
+/// The YAML documents or the JSON document of a text.
+///
+/// # Errors
+/// The text is neither; the failure names the line.
+pub(crate) fn values(name: &str, text: &[u8], hint: &str) -> Result<Vec<Value>> {
     // A node may be named n, and a label may have the value off: only true and false are booleans.
     let options = serde_saphyr::options! { strict_booleans: true };
-    let values = match serde_json::from_slice(text) {
-        Ok(value) => vec![value],
+    match serde_json::from_slice(text) {
+        Ok(value) => Ok(vec![value]),
         Err(_) => serde_saphyr::from_slice_multiple_with_options::<Value>(text, options).map_err(|error| {
             let line = error.location().map(|at| format!(" in line {}", at.line())).unwrap_or_default();
             let reason = error.without_snippet().to_string();
             let reason = printable(reason.lines().next().unwrap_or_default());
-            Failure::new(format!("cannot understand {name}{line}: {reason}"))
-                .hint("a document is YAML or JSON, as `margay get ippool -o yaml` prints it")
-        })?,
-    };
+            Failure::new(format!("cannot understand {name}{line}: {reason}")).hint(hint)
+        }),
+    }
+}
+
+fn documents(name: &str, text: &[u8]) -> Result<Vec<Manifest>> {
     let mut manifests = Vec::new();
-    for value in values {
+    for value in values(name, text, "a document is YAML or JSON, as `margay get ippool -o yaml` prints it")? {
         let read = Manifest::read(value).map_err(|error| {
             Failure::new(format!("{name}: {}", printable(&error.to_string())))
                 .hint("a document has the form that `margay get ippool -o yaml` prints")

@@ -14,6 +14,8 @@ use ipam_operator::Operator;
 use ipam_operator::documents::{DocumentKind, Manifest, WriteMode};
 use kv::Deadline;
 
+pub(crate) use self::files::values;
+
 use self::change::Change;
 use self::files::Depth;
 use self::get::Form;

@@ -46,6 +46,7 @@ pub(super) fn read(folder: &Path) -> Result<Leases> {
             interface: interface.to_owned(),
             addresses: Vec::new(),
             given_at: Some(given_at),
+            ..Lease::default()
         });
         lease.addresses.push(address);
         lease.addresses.sort_unstable();

@@ -6,6 +6,7 @@ mod import;
 mod migrate;
 mod podman;
 mod take_over;
+mod whereabouts;
 
 use std::io::Write;
 
@@ -29,6 +30,7 @@ pub(crate) fn run(
         Moving::Import(Import { of: Some(what), .. }) => {
             let (leases, terms) = match what {
                 TakeOver::HostLocal { folder, terms } => (host_local::read(folder)?, terms),
+                TakeOver::Whereabouts { file, ranges, terms } => (whereabouts::read(file, ranges)?, terms),
                 TakeOver::Podman { file, terms } => (podman::read(file, &terms.network)?, terms),
             };
             let verb = async |at: &Location| {

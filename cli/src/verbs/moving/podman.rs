@@ -44,7 +44,7 @@ struct Network {
 
 /// Reads a file, or stdin, and takes the containers of one network.
 pub(super) fn read(file: &Path, network: &str) -> Result<Leases> {
-    let bytes = content(file)?;
+    let bytes = content(file, HINT)?;
     if bytes.get(BOLT.0..).is_some_and(|rest| rest.starts_with(&BOLT.1)) {
         return Err(Failure::new(format!("{} is podman's own file, which margay does not read", file.display())).hint(
             format!(
@@ -56,8 +56,9 @@ pub(super) fn read(file: &Path, network: &str) -> Result<Leases> {
         .map_err(|error| Failure::new(format!("{} is no list of containers: {error}", file.display())).hint(HINT))
 }
 
-fn content(path: &Path) -> Result<Vec<u8>> {
-    let failed = |error: io::Error| Failure::new(format!("cannot read {}: {error}", path.display())).hint(HINT);
+/// The content of a file, or of stdin.
+pub(super) fn content(path: &Path, hint: &str) -> Result<Vec<u8>> {
+    let failed = |error: io::Error| Failure::new(format!("cannot read {}: {error}", path.display())).hint(hint);
     let mut bytes = Vec::new();
     let read = match path == Path::new("-") {
         true => io::stdin().take(LONGEST + 1).read_to_end(&mut bytes),
@@ -65,7 +66,7 @@ fn content(path: &Path) -> Result<Vec<u8>> {
     };
     read.map_err(failed)?;
     match bytes.len() as u64 > LONGEST {
-        true => Err(Failure::new(format!("{} has more than {} MiB", path.display(), LONGEST >> 20)).hint(HINT)),
+        true => Err(Failure::new(format!("{} has more than {} MiB", path.display(), LONGEST >> 20)).hint(hint)),
         false => Ok(bytes),
     }
 }
@@ -81,7 +82,8 @@ fn inspected(json: &[u8], network: &str) -> serde_json::Result<Leases> {
             let why = "it is in several networks, and its interfaces are not told";
             found.left_out.push(LeftOut::new(format!("container {}", printable(&container.id)), why));
         } else if !addresses.is_empty() {
-            let lease = Lease { container: container.id, interface: INTERFACE.to_owned(), addresses, given_at: None };
+            let lease =
+                Lease { container: container.id, interface: INTERFACE.to_owned(), addresses, ..Lease::default() };
             found.leases.push(lease);
         }
     }

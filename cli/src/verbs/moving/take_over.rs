@@ -1,13 +1,14 @@
 //! Taking over addresses that another plugin has assigned: each is recorded for its container, as if Margay's plugin
 //! had assigned it.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use datastore::Location;
 use ipam_core::assign::{AssignRequest, Bridge, Wanted};
-use ipam_core::attachment::{Attachment, TIMESTAMP};
+use ipam_core::attachment::{Attachment, NAMESPACE, POD, TIMESTAMP};
 use ipam_core::timestamps::go_string;
 use ipam_core::{Error, Standing};
 use ipam_operator::Operator;
@@ -36,7 +37,7 @@ pub(super) struct Leases {
 }
 
 /// The lease of one interface of one container.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Lease {
     /// The container's id.
     pub(super) container: String,
@@ -46,6 +47,18 @@ pub(super) struct Lease {
     pub(super) addresses: Vec<IpAddr>,
     /// The time of their assignment, if that is known.
     pub(super) given_at: Option<SystemTime>,
+    /// The namespace and the name of its pod, if that is known.
+    pub(super) pod: Option<(String, String)>,
+    /// The pod's node, if it is known and may be another than the others have.
+    pub(super) node: Option<String>,
+}
+
+impl Lease {
+    /// Its addresses and its container.
+    fn name(&self) -> String {
+        let addresses: Vec<_> = self.addresses.iter().map(IpAddr::to_string).collect();
+        format!("{} of container {}", addresses.join(", "), printable(&self.container))
+    }
 }
 
 /// A file or lease that is not taken over.
@@ -67,6 +80,9 @@ struct Report {
     store: String,
     network: String,
     node: String,
+    /// The number of nodes that the other plugin's records name.
+    #[serde(skip)]
+    nodes: usize,
     dry_run: bool,
     /// The number of addresses that were taken over now.
     taken_over: usize,
@@ -83,15 +99,27 @@ enum Outcome {
 }
 
 pub(super) async fn run(location: &Location, found: Leases, terms: &Terms) -> Result<Answer> {
+    let Leases { mut leases, mut left_out } = found;
+    let node = host::node_name(terms.node.as_deref().unwrap_or_default());
+    if location.path().is_some() {
+        let is_of_other = |lease: &mut Lease| lease.node.as_ref().is_some_and(|other| *other != node);
+        for lease in leases.extract_if(.., is_of_other) {
+            let other = lease.node.as_deref().unwrap_or_default();
+            let why = format!("its pod is on node {}, and this store is for one machine, {node}", printable(other));
+            left_out.push(LeftOut::new(lease.name(), why));
+        }
+    }
+    let nodes_of_leases: BTreeSet<&String> = leases.iter().filter_map(|lease| lease.node.as_ref()).collect();
     let mut report = Report {
+        nodes: nodes_of_leases.len(),
         store: location.to_string(),
         network: terms.network.clone(),
-        node: host::node_name(terms.node.as_deref().unwrap_or_default()),
+        node,
         dry_run: terms.dry_run,
-        left_out: found.left_out,
+        left_out,
         ..Report::default()
     };
-    for leases in found.leases.chunks(AT_ONCE) {
+    for leases in leases.chunks(AT_ONCE) {
         let open = store::open(location, Use::Existing).await?;
         let ipam = Operator::new(open.store(), nodes(location));
         let done = some(&ipam, leases, &mut report).await;
@@ -109,9 +137,7 @@ async fn some(ipam: &Operator, leases: &[Lease], report: &mut Report) -> Result<
             Outcome::TakenOver => report.taken_over += lease.addresses.len(),
             Outcome::ThereAlready => report.there_already += lease.addresses.len(),
             Outcome::Conflict(why) => {
-                let addresses: Vec<_> = lease.addresses.iter().map(IpAddr::to_string).collect();
-                let what = format!("{} of container {}", addresses.join(", "), printable(&lease.container));
-                report.left_out.push(LeftOut::new(what, why));
+                report.left_out.push(LeftOut::new(lease.name(), why));
             }
         }
     }
@@ -146,13 +172,20 @@ fn request(lease: &Lease, report: &Report) -> AssignRequest {
         network: report.network.clone(),
         container: lease.container.clone(),
         interface: lease.interface.clone(),
-        node: report.node.clone(),
-        boot: host::boot_id().filter(|_| is_of_this_boot(lease)).and_then(|id| host::short_boot(&id)),
+        node: lease.node.clone().unwrap_or_else(|| report.node.clone()),
+        // The boot is that of this machine.
+        boot: host::boot_id()
+            .filter(|_| lease.node.is_none() && is_of_this_boot(lease))
+            .and_then(|id| host::short_boot(&id)),
     };
     let mut request = AssignRequest::new(attachment, Wanted::these(lease.addresses.clone()));
     request.bridge = Some(Bridge::default());
     let given_at = lease.given_at.unwrap_or_else(SystemTime::now);
     request.attributes.insert(TIMESTAMP.to_owned(), go_string(given_at.into()));
+    if let Some((namespace, name)) = &lease.pod {
+        request.attributes.insert(NAMESPACE.to_owned(), namespace.clone());
+        request.attributes.insert(POD.to_owned(), name.clone());
+    }
     request
 }
 
@@ -166,7 +199,12 @@ impl Report {
     fn answer(self) -> Result<Answer> {
         let count = |count: usize| format!("{count} address{}", if count == 1 { "" } else { "es" });
         let verb = if self.dry_run { "Would take over" } else { "Successfully took over" };
-        let mut text = format!("{verb} {} in network {} for node {}", count(self.taken_over), self.network, self.node);
+        let node = match self.nodes {
+            0 => format!("node {}", self.node),
+            1 => "1 node".to_owned(),
+            several => format!("{several} nodes"),
+        };
+        let mut text = format!("{verb} {} in network {} for {node}", count(self.taken_over), self.network);
         if self.there_already > 0 {
             _ = write!(text, "; {} were taken over before", count(self.there_already));
         }

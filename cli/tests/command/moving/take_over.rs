@@ -3,6 +3,7 @@
 use std::fs;
 
 use crate::moving::fill::{Places, assign, at, release};
+use crate::store::content::write;
 
 #[test]
 fn what_host_local_has_given_is_taken_over_and_given_back() {
@@ -127,4 +128,117 @@ fn podmans_own_file_is_answered_with_the_command_that_serves() {
     let said = at(&places.sled("a"), &["import", "podman", path.to_str().unwrap(), "--network", "lab"]).failure();
     assert!(said.contains("ipam.db is podman's own file"), "{said}");
     assert!(said.contains("podman inspect $(podman ps -q) | margay import podman - --network lab"), "{said}");
+}
+
+/// The output of kubectl about networks of whereabouts'.
+const RECORDS: &str = r#"
+apiVersion: v1
+kind: List
+items:
+- apiVersion: whereabouts.cni.cncf.io/v1alpha1
+  kind: IPPool
+  metadata: {name: 10.99.0.0-24, namespace: kube-system, resourceVersion: "7"}
+  spec:
+    range: 10.99.0.0/24
+    allocations:
+      "5": {id: c1, podref: shop/web-0, ifname: eth0}
+      "6": {id: c2, podref: shop/web-1, ifname: eth0}
+      "7": {id: c3, podref: shop/gone, ifname: eth0}
+      "256": {id: c4, podref: shop/web-0, ifname: eth0}
+      "9": {id: c5, podref: shop/web-2}
+- apiVersion: whereabouts.cni.cncf.io/v1alpha1
+  kind: IPPool
+  metadata: {name: fd99---120, namespace: kube-system}
+  spec: {range: "fd99::/120", allocations: {"5": {id: c1, podref: shop/web-0, ifname: eth0}}}
+- apiVersion: whereabouts.cni.cncf.io/v1alpha1
+  kind: IPPool
+  metadata: {name: 10.1.0.0-16, namespace: kube-system}
+  spec: {range: 10.1.0.0/16, allocations: {"9": {id: other, podref: shop/web-0, ifname: net2}}}
+- apiVersion: whereabouts.cni.cncf.io/v1alpha1
+  kind: OverlappingRangeIPReservation
+  metadata: {name: 10.99.0.5, namespace: kube-system}
+  spec: {containerid: c1, podref: shop/web-0}
+"#;
+const PODS: &str = r#"
+- {apiVersion: v1, kind: Pod, metadata: {namespace: shop, name: web-0}, spec: {nodeName: node1, containers: []}}
+- {apiVersion: v1, kind: Pod, metadata: {namespace: shop, name: web-1}, spec: {nodeName: node2}}
+- {apiVersion: v1, kind: Pod, metadata: {namespace: shop, name: web-2}, spec: {}}
+"#;
+
+#[test]
+fn what_whereabouts_has_given_is_taken_over_for_each_pods_node() {
+    let places = Places::with_etcd();
+    let cluster = places.etcd();
+    let node = |name: &str| {
+        (
+            format!("/calico/resources/v3/projectcalico.org/nodes/{name}"),
+            format!(r#"{{"metadata":{{"name":"{name}"}}}}"#).into_bytes(),
+        )
+    };
+    write(&cluster, ["node1", "node2"].into_iter().map(node));
+    for location in [cluster, places.sled("a"), places.redb("b")] {
+        at(&location, &["pool", "create", "lab", "10.99.0.0/24", "--manual"]).answer();
+        at(&location, &["pool", "create", "lab6", "fd99::/120", "--manual"]).answer();
+        let file = places.path("records.yaml");
+        fs::write(&file, RECORDS.trim_end().to_owned() + PODS).unwrap();
+        let is_cluster = location.path().is_none();
+        let found =
+            if is_cluster { "3 addresses in network lab for 2 nodes" } else { "2 addresses in network lab for 1 node" };
+        let of_two = ["--range", "10.99.0.0/24", "--range", "fd99::/120", "--node", "node1"];
+        let args = [&["import", "whereabouts", file.to_str().unwrap(), "--network", "lab"], &of_two[..]].concat();
+        let dry = at(&location, &[&args[..], &["--dry-run"]].concat());
+        assert!(dry.out.contains(&format!("Would take over {found}")), "{}{}", dry.out, dry.err);
+        let done = at(&location, &args);
+        assert_eq!(done.code, 1);
+        let mut expected = vec![
+            found,
+            "left out: 256 in 10.99.0.0/24: it is not in the range",
+            "left out: 10.99.0.7 of container c3: its pod shop/gone is not there any more",
+            "left out: 10.99.0.9 of container c5: its pod shop/web-2 is on no node",
+        ];
+        if !is_cluster {
+            expected
+                .push("10.99.0.6 of container c2: its pod is on node node2, and this store is for one machine, node1");
+        }
+        for words in expected {
+            assert!(done.out.contains(words), "{words}: {}", done.out);
+        }
+        assert!(!done.out.contains("10.1.0.9"), "{}", done.out);
+        let shown = at(&location, &["ipam", "show", "--ip", "10.99.0.6"]).answer();
+        for words in ["lab.c2", "node2", "web-1", "shop"] {
+            assert_eq!(shown.contains(words), is_cluster, "{words}: {shown}");
+        }
+        // As the plugin's DEL on node1 does: the other container is node2's.
+        let freed: Vec<_> = release(&location, "c1").unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(freed, ["10.99.0.5", "fd99::5"]);
+        assert_eq!(release(&location, "c2").unwrap().len(), 0);
+    }
+}
+
+#[test]
+fn whereabouts_records_without_pods_are_one_nodes() {
+    let places = Places::new();
+    let location = places.redb("a");
+    at(&location, &["pool", "create", "lab", "10.99.0.0/24", "--manual"]).answer();
+    let file = places.path("records.yaml");
+    fs::write(&file, RECORDS).unwrap();
+    let args = ["import", "whereabouts", file.to_str().unwrap(), "--network", "lab", "--node", "node1"];
+    let done = at(&location, &[&args[..], &["--range", "10.99.0.0/24"]].concat());
+    assert!(done.out.contains("took over 4 addresses in network lab for node node1"), "{}{}", done.out, done.err);
+    assert!(at(&location, &["ipam", "show", "--ip", "10.99.0.9"]).answer().contains("net1"), "the usual interface");
+    assert_eq!(release(&location, "c1").unwrap().len(), 1);
+
+    let unknown = at(&location, &[&args[..], &["--range", "10.98.0.0/24"]].concat()).failure();
+    assert!(unknown.contains("it has no IPPool of the range 10.98.0.0/24; it has 10.99.0.0/24"), "{unknown}");
+    for (text, expected) in [
+        ("kind: List\nitems: []\n", "it has no IPPool of whereabouts"),
+        ("kind: IPPool\nmetadata: {name: a}\nspec: {range: x}\n", "the range x of IPPool a is not a CIDR"),
+        ("kind: [\n", "cannot understand"),
+        ("kind: 1\n", "records.yaml: "),
+        ("", "it has no IPPool of whereabouts"),
+    ] {
+        fs::write(&file, text).unwrap();
+        let failure = at(&location, &args).failure();
+        assert!(failure.contains(expected) && failure.contains("hint: give what kubectl prints"), "{text}: {failure}");
+    }
 }

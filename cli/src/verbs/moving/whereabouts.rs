@@ -1,0 +1,183 @@
+//! Reading the addresses that whereabouts has given, from its IPPools in the Kubernetes API.
+//!
+//! An IPPool has a range, and for each address that is given its distance from the range's first address, with the sandbox's id,
+//! the interface and the pod. It does not know the node; the pod does.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::Path;
+
+use ipam_core::net::{Family, bounds};
+use ipnet::IpNet;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::podman::content;
+use super::take_over::{Lease, Leases, LeftOut};
+use crate::error::{Failure, Result};
+use crate::output::printable;
+use crate::verbs::documents::values;
+
+const HINT: &str = "give what kubectl prints: kubectl get ippools.whereabouts.cni.cncf.io,pods -A -o yaml";
+/// The interface in records of versions that did not write it: the first that Multus adds.
+const USUAL_INTERFACE: &str = "net1";
+
+#[derive(Deserialize)]
+struct Object {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Spec,
+    #[serde(default)]
+    items: Vec<Object>,
+}
+
+#[derive(Default, Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    name: String,
+}
+
+/// The members of an IPPool's and of a pod's `spec`.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Spec {
+    range: Option<String>,
+    allocations: Option<BTreeMap<String, Allocation>>,
+    #[serde(rename = "nodeName")]
+    node_name: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Allocation {
+    #[serde(default)]
+    id: String,
+    #[serde(default)]
+    podref: String,
+    #[serde(default)]
+    ifname: String,
+}
+
+/// The objects of a file.
+#[derive(Default)]
+struct Records {
+    pools: Vec<(IpNet, BTreeMap<String, Allocation>)>,
+    /// The nodes of the pods, by `namespace/name`.
+    pods: BTreeMap<String, Option<String>>,
+}
+
+/// Reads a file, or stdin. With ranges, only the addresses of these.
+pub(super) fn read(file: &Path, ranges: &[IpNet]) -> Result<Leases> {
+    let name = file.display().to_string();
+    let wrong = |why: String| Failure::new(format!("{name}: {why}")).hint(HINT);
+    let mut records = Records::default();
+    for value in values(&name, &content(file, HINT)?, HINT)? {
+        if value != Value::Null {
+            let object = Object::deserialize(value).map_err(|error| wrong(printable(&error.to_string())))?;
+            records.take(object).map_err(wrong)?;
+        }
+    }
+    if records.pools.is_empty() {
+        return Err(wrong("it has no IPPool of whereabouts".to_owned()));
+    }
+    if let Some(range) = ranges.iter().find(|range| records.pools.iter().all(|(found, _)| found != *range)) {
+        let found: Vec<String> = records.pools.iter().map(|(range, _)| range.to_string()).collect();
+        return Err(wrong(format!("it has no IPPool of the range {range}; it has {}", found.join(", "))));
+    }
+    records.pools.retain(|(range, _)| ranges.is_empty() || ranges.contains(range));
+    Ok(records.leases())
+}
+
+impl Records {
+    /// Adds an object, or those of a list. Objects of other kinds are passed over.
+    fn take(&mut self, object: Object) -> std::result::Result<(), String> {
+        match object.kind.as_str() {
+            "IPPool" => {
+                let text = object.spec.range.unwrap_or_default();
+                let range: IpNet = text.parse().map_err(|_| {
+                    format!(
+                        "the range {} of IPPool {} is not a CIDR",
+                        printable(&text),
+                        printable(&object.metadata.name)
+                    )
+                })?;
+                self.pools.push((range.trunc(), object.spec.allocations.unwrap_or_default()));
+            }
+            "Pod" => {
+                let name = format!("{}/{}", object.metadata.namespace, object.metadata.name);
+                self.pods.insert(name, object.spec.node_name);
+            }
+            _ => object.items.into_iter().try_for_each(|item| self.take(item))?,
+        }
+        Ok(())
+    }
+
+    /// The leases. Where the file has pods, a lease whose pod is not among them is left out: nobody uses it.
+    fn leases(self) -> Leases {
+        let mut leases: BTreeMap<(String, String), Lease> = BTreeMap::new();
+        let mut left_out = Vec::new();
+        for (range, allocations) in self.pools {
+            for (place, Allocation { id, podref, ifname }) in allocations {
+                let Some(address) = address_at(range, &place) else {
+                    left_out.push(LeftOut::new(format!("{} in {range}", printable(&place)), "it is not in the range"));
+                    continue;
+                };
+                let leave_out = |why: String| LeftOut::new(format!("{address} of container {}", printable(&id)), why);
+                let node = match self.pods.get(&podref) {
+                    Some(node @ Some(_)) => node.clone(),
+                    None if self.pods.is_empty() => None,
+                    None => {
+                        left_out.push(leave_out(format!("its pod {} is not there any more", printable(&podref))));
+                        continue;
+                    }
+                    Some(None) => {
+                        left_out.push(leave_out(format!("its pod {} is on no node", printable(&podref))));
+                        continue;
+                    }
+                };
+                if id.is_empty() {
+                    left_out.push(LeftOut::new(address.to_string(), "its container is not recorded"));
+                    continue;
+                }
+                let interface = if ifname.is_empty() { USUAL_INTERFACE.to_owned() } else { ifname };
+                let pod = podref.split_once('/').map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
+                let lease = leases.entry((id.clone(), interface.clone())).or_insert_with(|| Lease {
+                    container: id,
+                    interface,
+                    pod,
+                    node,
+                    ..Lease::default()
+                });
+                lease.addresses.push(address);
+            }
+        }
+        Leases { leases: leases.into_values().collect(), left_out }
+    }
+}
+
+/// The address at a distance from the first one of a range.
+fn address_at(range: IpNet, place: &str) -> Option<IpAddr> {
+    let (first, last) = bounds(range);
+    let number = first.checked_add(place.parse().ok()?).filter(|number| *number <= last)?;
+    Family::of_net(range).address(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_a_distance_within_the_range() {
+        let at =
+            |range: &str, place: &str| address_at(range.parse().unwrap(), place).map(|address| address.to_string());
+        assert_eq!(at("10.0.0.0/24", "7").as_deref(), Some("10.0.0.7"));
+        assert_eq!(at("fd00::/64", "18446744073709551615").as_deref(), Some("fd00::ffff:ffff:ffff:ffff"));
+        for place in ["256", "-1", "x", "", "340282366920938463463374607431768211456"] {
+            assert_eq!(at("10.0.0.0/24", place), None, "{place}");
+        }
+    }
+}
