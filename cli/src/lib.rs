@@ -11,6 +11,7 @@ mod follow;
 mod gc;
 mod happening;
 mod holder;
+mod hook;
 mod install;
 mod interrupt;
 mod judge;

@@ -15,9 +15,11 @@ use kv::{Deadline, Range, Revision};
 use serde::Serialize;
 
 use crate::args::{Cli, Format, Watch};
+use crate::backup::identity;
 use crate::error::{Failure, Result};
 use crate::follow::{Follower, Part, Start};
 use crate::happening::Row;
+use crate::hook::{Cursor, Delivered, Delivery, Hook};
 use crate::interrupt::{INTERRUPTED, Interrupt};
 use crate::output::yaml;
 use crate::store::{self, Use};
@@ -45,9 +47,30 @@ pub(crate) fn run(
             None => None,
         };
         let left = args.count.map_or(u64::MAX, std::num::NonZeroU64::get);
-        let mut teller =
-            Teller { node: args.node.clone().map(HistoryOf::Node), pool, format: cli.output, left, out, err };
-        let start = if args.list { Start::Newest } else { Start::Next };
+        let hook = args.exec.as_deref().map(|program| Hook::new(program, args.exec_timeout)).transpose()?;
+        let cursor = match &args.cursor {
+            Some(path) => Some(Cursor::load(path, &id_of(&location).await?)?),
+            None => None,
+        };
+        let start = match cursor.as_ref().map(Cursor::revision) {
+            Some(Some(revision)) => Start::After(revision),
+            Some(None) => Start::Newest,
+            None if args.list => Start::Newest,
+            None => Start::Next,
+        };
+        let node = args.node.clone().map(HistoryOf::Node);
+        let mut teller = Teller {
+            node,
+            pool,
+            format: cli.output,
+            left,
+            hook,
+            cursor,
+            deliveries: Vec::new(),
+            handled: None,
+            out,
+            err,
+        };
         let mut follower = Follower::new(&location, Range::Prefix(keys::ipam_prefix()), start).await;
         let until = args.time.map(|time| Instant::now() + time);
         let done = follow(&mut follower, &mut teller, &location, &interrupt, until).await;
@@ -85,11 +108,24 @@ async fn follow(
                 tokio::time::sleep(PAUSE).await;
             }
             teller.tell(location, part)?;
+            if teller.deliver(follower, interrupt)? == Delivered::Interrupted {
+                return Ok(INTERRUPTED);
+            }
             if teller.left == 0 {
                 return Ok(0);
             }
         }
     }
+}
+
+/// The id of a store, as a cursor records it.
+async fn id_of(location: &Location) -> Result<String> {
+    let open = store::open(location, Use::Existing).await?;
+    let found = identity(location, &open).await;
+    let closed = open.close().await;
+    let id = found?.id;
+    closed?;
+    Ok(id)
 }
 
 /// The network of a pool.
@@ -114,6 +150,12 @@ struct Teller<'a> {
     format: Format,
     /// The number of lines that are still to come.
     left: u64,
+    hook: Option<Hook>,
+    cursor: Option<Cursor>,
+    /// The events for the hook that were not handled yet.
+    deliveries: Vec<Delivery>,
+    /// The revision up to which the hook has handled all when it has handled these.
+    handled: Option<Revision>,
     out: &'a mut dyn Write,
     err: &'a mut dyn Write,
 }
@@ -135,18 +177,46 @@ impl Teller<'_> {
                 reported.map(|one| (one, at)).try_for_each(|(one, at)| self.row(&one, || Row::listed(at, &one)))?;
             }
             Part::Happened(batches) => {
+                let last = batches.last().map(|batch| batch.revision);
                 for batch in batches {
                     let (reported, at) = (of_batch(&batch), batch.revision);
                     let row = |one: &Happening| Row::happened(at, time_of(batch.time, &one.what), one);
                     reported.happenings.iter().try_for_each(|one| self.row(one, || row(one)))?;
+                    // With --count the last event may not be the last one of its revision.
+                    if let Some(last) = self.deliveries.last_mut().filter(|_| self.left > 0) {
+                        last.completes = Some(at);
+                    }
                 }
+                self.handled = last.filter(|_| self.left > 0);
             }
             Part::GivenUp(after, up_to) => self.gap(after, up_to)?,
             Part::Interrupted(why) => self.note(&format!("{why}; going on as soon as it can be reached")),
-            Part::Reached(_) => {}
+            Part::Reached(at) => self.handled = Some(at),
         }
         self.out.flush()?;
         Ok(())
+    }
+
+    /// Runs the hook for all events that wait for it.
+    fn deliver(&mut self, follower: &mut Follower, interrupt: &Interrupt) -> Result<Delivered> {
+        let Some(hook) = &self.hook else { return Ok(Delivered::Done) };
+        let handled = self.handled.take();
+        for delivery in std::mem::take(&mut self.deliveries) {
+            let failed = |note: &str| {
+                _ = writeln!(self.err, "note: {note}");
+                follower.pause();
+            };
+            if hook.deliver(&delivery, interrupt, failed) == Delivered::Interrupted {
+                return Ok(Delivered::Interrupted);
+            }
+            if let (Some(cursor), Some(at)) = (&mut self.cursor, delivery.completes) {
+                cursor.save(at)?;
+            }
+        }
+        if let (Some(cursor), Some(at)) = (&mut self.cursor, handled) {
+            cursor.save(at)?;
+        }
+        Ok(Delivered::Done)
     }
 
     /// Prints an event, if the arguments select it.
@@ -158,6 +228,10 @@ impl Teller<'_> {
         }
         self.left -= 1;
         let row = row();
+        if self.hook.is_some() {
+            let address = row.address.map_or_else(|| row.block.to_string(), |address| address.to_string());
+            return self.queue(&row, format!("{} {address} at revision {}", row.event, row.revision));
+        }
         match self.format {
             Format::Table | Format::Wide => Ok(writeln!(self.out, "{}", row.line())?),
             Format::Json | Format::Yaml => self.document(&row),
@@ -170,12 +244,19 @@ impl Teller<'_> {
             "what happened after revision {after}, up to revision {up_to}, was given up by the store before it was \
              read; what is in use at revision {up_to} follows"
         ));
+        let gap = Gap { event: "gap", after_revision: after.get(), up_to_revision: up_to.get() };
         match self.format {
+            _ if self.hook.is_some() => self.queue(&gap, format!("a gap up to revision {up_to}")),
             Format::Table | Format::Wide => Ok(()),
-            Format::Json | Format::Yaml => {
-                self.document(&Gap { event: "gap", after_revision: after.get(), up_to_revision: up_to.get() })
-            }
+            Format::Json | Format::Yaml => self.document(&gap),
         }
+    }
+
+    /// Lets an event wait for the hook.
+    fn queue(&mut self, event: &impl Serialize, name: String) -> Result<()> {
+        let json = serde_json::to_string(event).map_err(|error| Failure::new(format!("JSON: {error}")))?;
+        self.deliveries.push(Delivery { json, name, completes: None });
+        Ok(())
     }
 
     /// A line of JSON, or a document of YAML.

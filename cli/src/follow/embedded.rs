@@ -4,7 +4,7 @@ use datastore::care::{self, MvccStore};
 use datastore::{Location, OpenStore};
 use kv::{Batch, ErrorKind, Kv, Prev, Range, WatchRequest};
 
-use super::{Part, Place, Start};
+use super::{Part, Place, Start, check_after};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use, explain, somebody_waits};
 
@@ -50,6 +50,9 @@ impl Embedded {
             return Err(Failure::new(format!("{} has no history to read", self.location)));
         };
         self.check_identity(store)?;
+        if let Place::Before(Start::After(after)) = self.place {
+            check_after(&self.location, after, store.status().revision)?;
+        }
         let (mut parts, mut bytes) = (Vec::new(), 0);
         loop {
             let part = match self.part(store).await {
@@ -77,6 +80,10 @@ impl Embedded {
     /// Reads the next part.
     async fn part(&mut self, store: &MvccStore) -> kv::Result<Part> {
         match self.place.clone() {
+            Place::Before(Start::After(after)) => {
+                self.place = Place::Log(after.next());
+                Ok(Part::Begins(after, None))
+            }
             Place::Before(Start::Oldest) => {
                 let oldest = store.oldest().await?;
                 self.place = Place::State(oldest.revision, self.range.bounds().0);

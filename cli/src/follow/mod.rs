@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use datastore::{Location, served};
 use kv::{Batch, Key, Kv, Range, Revision};
 
-use crate::error::Result;
+use crate::error::{Failure, Result};
 use embedded::Embedded;
 use watched::Watched;
 
@@ -24,12 +24,14 @@ pub(crate) enum Start {
     Newest,
     /// The first change after the newest state.
     Next,
+    /// The first change after this revision.
+    After(Revision),
 }
 
 /// A part of the history.
 #[derive(Clone, Debug)]
 pub(crate) enum Part {
-    /// The reader begins at this revision. The state of the revision follows, unless it begins at [`Start::Next`].
+    /// The reader begins at this revision. The state of the revision follows, unless it begins with changes.
     Begins(Revision, Option<SystemTime>),
     /// Some keys with their values at this revision.
     Listed(Revision, Vec<Kv>),
@@ -89,6 +91,13 @@ impl Follower {
         }
     }
 
+    /// Ends the watch until the next read, so that changes do not pile up in memory.
+    pub(crate) fn pause(&mut self) {
+        if let Self::Watched(one) = self {
+            one.pause();
+        }
+    }
+
     /// Closes the store.
     pub(crate) async fn close(self) -> Result<()> {
         match self {
@@ -107,6 +116,15 @@ enum Place {
     State(Revision, Key),
     /// The changes from this revision on.
     Log(Revision),
+}
+
+/// Refuses a place after the newest revision: it is another store's, or one of a state that was lost.
+fn check_after(location: &Location, after: Revision, newest: Revision) -> Result<()> {
+    if after <= newest {
+        return Ok(());
+    }
+    Err(Failure::new(format!("the watch begins after revision {after}, and {location} is only at {newest}"))
+        .hint("the store is another one, or was restored; remove the cursor's file to begin with what is in use now"))
 }
 
 impl Place {

@@ -17,7 +17,7 @@ use kv::{
 };
 use tokio::time::{Instant, timeout};
 
-use super::{Part, Place, Start};
+use super::{Part, Place, Start, check_after};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use, explain};
 
@@ -54,6 +54,10 @@ struct Past {
 impl Watched {
     pub(super) fn new(location: Location, range: Range, start: Start) -> Self {
         Self { location, range, place: Place::Before(start), open: None, changes: None, past: None }
+    }
+
+    pub(super) fn pause(&mut self) {
+        self.changes = None;
     }
 
     pub(super) async fn close(self) -> Result<()> {
@@ -112,6 +116,10 @@ impl Watched {
             }
             Start::Newest => ((head, None), Place::State(head, from)),
             Start::Next => ((head, None), Place::Log(head.next())),
+            Start::After(after) => {
+                check_after(&self.location, after, head)?;
+                ((after, None), Place::Log(after.next()))
+            }
         };
         self.place = place;
         let (first, time) = first;

@@ -15,7 +15,9 @@ mod gc;
 mod gone;
 mod habits;
 mod history;
+
 mod history_etcd;
+mod hooks;
 mod install;
 mod manual;
 mod map;

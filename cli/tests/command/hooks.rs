@@ -1,0 +1,234 @@
+//! `margay watch --exec`: no event is lost while nobody watches, or the watcher is killed.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use datastore::{Create, Location};
+use kv::{Store, StoreExt};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::common::PATIENCE;
+use crate::moving::fill::{Places, assign, at, release};
+use crate::store::content::{with_store, write};
+
+/// A program that appends its events to a file, and the file of a cursor.
+struct Hook {
+    folder: TempDir,
+    program: PathBuf,
+}
+
+impl Hook {
+    /// `before` runs first, in a shell.
+    fn new(before: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("hook");
+        let seen = folder.path().join("seen");
+        fs::write(&program, format!("#!/bin/sh\n{before}\ncat >>{}\n", seen.display())).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(&seen, "").unwrap();
+        Self { folder, program }
+    }
+
+    fn args(&self) -> Vec<String> {
+        let cursor = self.folder.path().join("cursor");
+        let [program, cursor] = [&self.program, &cursor].map(|path| path.display().to_string());
+        ["watch", "--exec", &program, "--cursor", &cursor].map(str::to_owned).into()
+    }
+
+    /// Runs the command until it has nothing more to say.
+    fn catch_up(&self, location: &Location) -> String {
+        let args = self.args();
+        let args: Vec<&str> = args.iter().map(String::as_str).chain(["--for", "1s"]).collect();
+        let done = at(location, &args);
+        assert_eq!((done.code, done.out.as_str()), (0, ""), "{}", done.err);
+        done.err
+    }
+
+    /// The events since the last call.
+    fn seen(&self) -> Vec<Value> {
+        let path = self.folder.path().join("seen");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, "").unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// The same as words, those of addresses alone.
+    fn words(&self) -> Vec<String> {
+        let word = |event: &Value| {
+            let text = |name: &str| event[name].as_str().unwrap_or("-").to_owned();
+            format!("{} {}", text("event"), text("container"))
+        };
+        self.seen().iter().filter(|event| event.get("address").is_some() || event["event"] == "gap").map(word).collect()
+    }
+}
+
+/// A store of each kind with a pool.
+fn stores(places: &Places) -> Vec<Location> {
+    let stores = vec![places.etcd(), places.sled("a"), places.redb("b")];
+    let node = ("/calico/resources/v3/projectcalico.org/nodes/node1", br#"{"metadata":{"name":"node1"}}"#.to_vec());
+    write(&stores[0], [(node.0.to_owned(), node.1)]);
+    for location in &stores {
+        at(location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
+    }
+    stores
+}
+
+#[test]
+fn the_program_goes_on_where_it_stopped() {
+    let places = Places::with_etcd();
+    for location in stores(&places) {
+        let hook = Hook::new("");
+        assign(&location, "c1").unwrap();
+        hook.catch_up(&location);
+        assert_eq!(hook.words(), ["held c1"], "{location}: the first run begins with what is in use");
+        assign(&location, "c2").unwrap();
+        release(&location, "c1").unwrap();
+        hook.catch_up(&location);
+        assert_eq!(hook.words(), ["assigned c2", "released c1"], "{location}");
+        hook.catch_up(&location);
+        assert!(hook.seen().is_empty(), "{location}");
+        // Keys that are no event move the cursor, too.
+        let cursor = hook.folder.path().join("cursor");
+        let before = fs::read_to_string(&cursor).unwrap();
+        at(&location, &["pool", "create", "other", "10.98.0.0/24"]).answer();
+        assign(&location, "c3").unwrap();
+        hook.catch_up(&location);
+        assert_ne!(fs::read_to_string(&cursor).unwrap(), before);
+        hook.seen();
+    }
+}
+
+#[test]
+fn history_that_is_gone_is_a_gap_and_the_state() {
+    let places = Places::with_etcd();
+    for location in stores(&places) {
+        let hook = Hook::new("");
+        for container in ["c1", "c2"] {
+            assign(&location, container).unwrap();
+        }
+        hook.catch_up(&location);
+        hook.seen();
+        release(&location, "c1").unwrap();
+        assign(&location, "c3").unwrap();
+        with_store(&location, Create::Never, async |open| {
+            let newest = open.store().list(kv::Range::All).await.unwrap().revision;
+            open.store().compact(newest).await.unwrap();
+        });
+        let notes = hook.catch_up(&location);
+        let words = hook.words();
+        assert_eq!(words[0], "gap -", "{location}: {words:?}");
+        let held: BTreeSet<&str> = words[1..].iter().map(String::as_str).collect();
+        assert_eq!(held, BTreeSet::from(["held c2", "held c3"]), "{location}");
+        assert!(notes.contains("was given up by the store"), "{notes}");
+    }
+}
+
+#[test]
+fn a_cursor_of_another_store_is_refused() {
+    let places = Places::with_etcd();
+    let stores = stores(&places);
+    let hook = Hook::new("");
+    assign(&stores[1], "c1").unwrap();
+    hook.catch_up(&stores[1]);
+    let args = hook.args();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let failure = at(&stores[2], &args).failure();
+    assert!(failure.contains("is about another store") && failure.contains("hint: remove the file"), "{failure}");
+    fs::write(hook.folder.path().join("cursor"), r#"{"store":"","revision":999999}"#).unwrap();
+    for location in &stores {
+        let failure = at(location, &args).failure();
+        assert!(failure.contains("begins after revision 999999"), "{location}: {failure}");
+    }
+    assert!(at(&stores[1], &["watch", "--exec", "/no/such/hook"]).failure().contains("cannot run /no/such/hook"));
+}
+
+fn start(hook: &Hook, location: &Location) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
+    command.args(["--store", &location.to_string()]).args(hook.args()).stderr(Stdio::null()).stdin(Stdio::null());
+    command.spawn().unwrap()
+}
+
+/// Waits until the program has seen so many events of addresses, or some time has gone by.
+fn wait_for(path: &Path, lines: usize) {
+    let until = Instant::now() + PATIENCE;
+    while fs::read_to_string(path).unwrap().lines().count() < lines && Instant::now() < until {
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn kills_lose_no_event() {
+    const ROUNDS: usize = 6;
+    let places = Places::with_etcd();
+    for location in stores(&places) {
+        // Every seventh run fails.
+        let hook = Hook::new(
+            "n=$(cat \"$0.n\" 2>/dev/null || echo 0); echo $((n + 1)) >\"$0.n\"; [ $((n % 7)) -ne 5 ] || exit 1",
+        );
+        hook.catch_up(&location);
+        let seen = hook.folder.path().join("seen");
+        let mut lines = fs::read_to_string(&seen).unwrap().lines().count();
+        for round in 0..ROUNDS {
+            let mut watcher = start(&hook, &location);
+            assign(&location, &format!("a{round}")).unwrap();
+            assign(&location, &format!("b{round}")).unwrap();
+            release(&location, &format!("a{round}")).unwrap();
+            // The kill comes after none, one or two of the three events.
+            lines += round % 3;
+            wait_for(&seen, lines);
+            watcher.kill().unwrap();
+            watcher.wait().unwrap();
+            lines = fs::read_to_string(&seen).unwrap().lines().count();
+        }
+        // A hook that outlived its watcher may still write.
+        thread::sleep(Duration::from_millis(200));
+        hook.catch_up(&location);
+        let mut once = BTreeSet::new();
+        let words: Vec<String> = hook.words().into_iter().filter(|word| once.insert(word.clone())).collect();
+        let expected: Vec<String> = (0..ROUNDS)
+            .flat_map(|round| {
+                [format!("assigned a{round}"), format!("assigned b{round}"), format!("released a{round}")]
+            })
+            .collect();
+        assert_eq!(words, expected, "{location}: in order, and each at least once");
+    }
+}
+
+#[test]
+fn the_example_keeps_a_hosts_file() {
+    let places = Places::new();
+    let location = places.redb("a");
+    at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
+    let hosts = places.path("hosts");
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/dnsmasq/dns-hook");
+    let mut hook = Hook::new("");
+    let script = format!("#!/bin/sh\nHOSTS={} RELOAD=: exec {}\n", hosts.display(), example.display());
+    hook.program = hook.folder.path().join("wrapped");
+    fs::write(&hook.program, script).unwrap();
+    fs::set_permissions(&hook.program, fs::Permissions::from_mode(0o755)).unwrap();
+
+    let lines = || {
+        let mut lines: Vec<String> = fs::read_to_string(&hosts).unwrap().lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let first = assign(&location, "Web_1").unwrap();
+    hook.catch_up(&location);
+    assert_eq!(lines(), [format!("{first} web-1.lab.margay.internal")]);
+    let second = assign(&location, "c2").unwrap();
+    release(&location, "Web_1").unwrap();
+    hook.catch_up(&location);
+    assert_eq!(lines(), [format!("{second} c2.lab.margay.internal")]);
+    // After a gap a name that is gone does not stay.
+    release(&location, "c2").unwrap();
+    let third = assign(&location, "c3").unwrap();
+    at(&location, &["store", "compact"]).answer();
+    hook.catch_up(&location);
+    assert_eq!(lines(), [format!("{third} c3.lab.margay.internal")]);
+}
