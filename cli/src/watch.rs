@@ -47,7 +47,15 @@ pub(crate) fn run(
             None => None,
         };
         let left = args.count.map_or(u64::MAX, std::num::NonZeroU64::get);
-        let hook = args.exec.as_deref().map(|program| Hook::new(program, args.exec_timeout)).transpose()?;
+        let hook = match (&args.exec, &args.webhook) {
+            (Some(program), _) => Some(Hook::program(program, args.attempt_timeout)?),
+            (_, Some(url)) => Some(Hook::webhook(url, args.webhook_secret.as_deref(), args.attempt_timeout)?),
+            _ if args.cursor.is_some() => {
+                return Err(Failure::new("--cursor needs --exec or --webhook")
+                    .hint("a list of lines has no reader that says what it has handled"));
+            }
+            _ => None,
+        };
         let cursor = match &args.cursor {
             Some(path) => Some(Cursor::load(path, &id_of(&location).await?)?),
             None => None,
@@ -108,8 +116,13 @@ async fn follow(
                 tokio::time::sleep(PAUSE).await;
             }
             teller.tell(location, part)?;
-            if teller.deliver(follower, interrupt)? == Delivered::Interrupted {
-                return Ok(INTERRUPTED);
+            match teller.deliver(follower, interrupt, until)? {
+                Delivered::Done => {}
+                Delivered::Interrupted => return Ok(INTERRUPTED),
+                Delivered::Late => {
+                    return Err(Failure::new("the time is over, and not all events were handled")
+                        .hint("with --cursor the next run goes on there"));
+                }
             }
             if teller.left == 0 {
                 return Ok(0);
@@ -198,7 +211,7 @@ impl Teller<'_> {
     }
 
     /// Runs the hook for all events that wait for it.
-    fn deliver(&mut self, follower: &mut Follower, interrupt: &Interrupt) -> Result<Delivered> {
+    fn deliver(&mut self, follower: &mut Follower, interrupt: &Interrupt, until: Option<Instant>) -> Result<Delivered> {
         let Some(hook) = &self.hook else { return Ok(Delivered::Done) };
         let handled = self.handled.take();
         for delivery in std::mem::take(&mut self.deliveries) {
@@ -206,8 +219,9 @@ impl Teller<'_> {
                 _ = writeln!(self.err, "note: {note}");
                 follower.pause();
             };
-            if hook.deliver(&delivery, interrupt, failed) == Delivered::Interrupted {
-                return Ok(Delivered::Interrupted);
+            match hook.deliver(&delivery, interrupt, until, failed) {
+                Delivered::Done => {}
+                ended => return Ok(ended),
             }
             if let (Some(cursor), Some(at)) = (&mut self.cursor, delivery.completes) {
                 cursor.save(at)?;

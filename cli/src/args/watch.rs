@@ -12,8 +12,8 @@ pub(super) const HELP: &str = "\
 One line for each address that is given or given back, and for each block that is claimed or given up; with -o json
 one JSON object a line. It ends with Ctrl-C (exit code 130), after --count lines, or after --for.
 
-With --exec a program is run for each event, one at a time and in order, until it ends with exit code 0. With
---cursor nothing is lost while this command is not running: it goes on where the program stopped, and begins with what is
+With --exec a program is run for each event, one at a time and in order, until it ends with exit code 0; with --webhook
+each event is posted to a URL until the answer is a status of 200 to 299. With --cursor nothing is lost while this command is not running: it goes on where it stopped, and begins with what is
 in use when there is no such file. An event may come twice, and a \"gap\" says that the store has given up history.
 
 A store on sled or redb is opened only when something has changed, and given back at once.
@@ -23,7 +23,8 @@ Examples:
   margay watch --node node1 --pool main
   margay watch --list -o json | jq -r 'select(.event == \"assigned\") | .address'
   margay watch --for 10m
-  margay watch --exec /usr/local/lib/margay/dns-hook --cursor /var/lib/margay/dns.cursor";
+  margay watch --exec /usr/local/lib/margay/dns-hook --cursor /var/lib/margay/dns.cursor
+  margay watch --webhook https://ipam.example/events --webhook-secret /etc/margay/hook.key --cursor /var/lib/margay/hook.cursor";
 
 /// The arguments of `watch`.
 #[derive(Debug, Args)]
@@ -48,12 +49,20 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) exec: Option<PathBuf>,
 
-    /// Kill a run of the program after this time; it counts as failed
-    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s", requires = "exec")]
-    pub(crate) exec_timeout: Duration,
+    /// Post each event as JSON to this URL, instead of printing lines
+    #[arg(long, value_name = "URL", conflicts_with = "exec")]
+    pub(crate) webhook: Option<String>,
 
-    /// Keep in this file how far the program has come, and go on there
-    #[arg(long, value_name = "FILE", requires = "exec")]
+    /// Sign what is posted with the secret in this file
+    #[arg(long, value_name = "FILE", requires = "webhook")]
+    pub(crate) webhook_secret: Option<PathBuf>,
+
+    /// Give up a run or a post after this time; it counts as failed
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
+    pub(crate) attempt_timeout: Duration,
+
+    /// Keep in this file which events were handled, and go on there
+    #[arg(long, value_name = "FILE")]
     pub(crate) cursor: Option<PathBuf>,
 
     /// End after this time, such as 30s or 10m

@@ -1,0 +1,132 @@
+//! A URL to which each event is posted, signed with a secret.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+use tokio_rustls::rustls::crypto::ring;
+use ureq::Agent;
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+
+use crate::error::{Failure, Result};
+
+/// The header with the signature: `sha256=`, and the HMAC-SHA256 of the body under the secret, in hexadecimal digits.
+const SIGNATURE: &str = "Margay-Signature";
+
+/// The URL.
+#[derive(Debug)]
+pub(super) struct Webhook {
+    url: String,
+    agent: Agent,
+    /// Ready to sign.
+    key: Option<Key>,
+}
+
+/// A secret that is not printed.
+#[derive(Clone)]
+struct Key(Hmac<Sha256>);
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key")
+    }
+}
+
+impl Webhook {
+    /// # Errors
+    /// The URL is none of http or https; the secret or the certificates of the system cannot be read.
+    pub(super) fn new(url: &str, secret: Option<&Path>, timeout: Duration) -> Result<Self> {
+        let is_https = url.starts_with("https://");
+        if !is_https && !url.starts_with("http://") {
+            return Err(Failure::new("the URL of --webhook begins with neither http:// nor https://"));
+        }
+        let mut config = Agent::config_builder()
+            .timeout_global(Some(timeout))
+            .max_redirects(0)
+            .http_status_as_error(false)
+            .user_agent(concat!("margay/", env!("CARGO_PKG_VERSION")));
+        if is_https {
+            config = config.tls_config(tls()?);
+        }
+        Ok(Self { url: url.to_owned(), agent: config.build().into(), key: secret.map(key).transpose()? })
+    }
+
+    /// The URL without a login and without what is behind the `?`: both may be secret.
+    pub(super) fn name(&self) -> String {
+        let (scheme, rest) = self.url.split_once("://").unwrap_or_default();
+        let rest = rest.split(['?', '#']).next().unwrap_or_default();
+        let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let host = host.rsplit('@').next().unwrap_or_default();
+        format!("{scheme}://{host}/{path}")
+    }
+
+    /// Posts an event. The answer must have a status of 200 to 299.
+    pub(super) fn post(&self, json: &str) -> std::result::Result<(), String> {
+        let mut request = self.agent.post(&self.url).header("Content-Type", "application/json");
+        if let Some(Key(key)) = &self.key {
+            let code = key.clone().chain_update(json).finalize().into_bytes();
+            let hex: String = code.iter().map(|byte| format!("{byte:02x}")).collect();
+            request = request.header(SIGNATURE, format!("sha256={hex}"));
+        }
+        match request.send(json) {
+            Ok(answer) if answer.status().is_success() => Ok(()),
+            Ok(answer) => Err(format!("its answer is {}", answer.status())),
+            // The text could have the URL, and so a secret.
+            Err(ureq::Error::BadUri(_)) => Err("it is no URL that can be reached".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// The key from a file; white space at the end does not count.
+fn key(path: &Path) -> Result<Key> {
+    let failed = |why: String| Failure::new(format!("the secret {} {why}", path.display()));
+    let secret = fs::read(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
+    let secret = secret.trim_ascii_end();
+    if secret.is_empty() {
+        return Err(failed("is empty".to_owned()).hint("make one with: openssl rand -hex 32"));
+    }
+    // A key may have any length.
+    Hmac::new_from_slice(secret).map(Key).map_err(|error| failed(format!("cannot be used: {error}")))
+}
+
+/// The certificates that the system trusts, or those of `SSL_CERT_FILE`.
+fn tls() -> Result<TlsConfig> {
+    let found = rustls_native_certs::load_native_certs();
+    if found.certs.is_empty() {
+        return Err(Failure::new("this system has no trusted certificates for https")
+            .hint("install ca-certificates, or set SSL_CERT_FILE"));
+    }
+    let certs: Vec<_> = found.certs.iter().map(|cert| Certificate::from_der(cert).to_owned()).collect();
+    Ok(TlsConfig::builder()
+        .root_certs(RootCerts::Specific(Arc::new(certs)))
+        .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()))
+        .build())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_not_in_the_name() {
+        let name = |url: &str| Webhook::new(url, None, Duration::from_secs(1)).unwrap().name();
+        assert_eq!(name("http://user:secret@h.example:80/a/b?token=secret#x"), "http://h.example:80/a/b");
+        assert_eq!(name("http://h.example?token=secret"), "http://h.example/");
+        assert!(Webhook::new("ftp://user:secret@h/", None, Duration::from_secs(1)).is_err());
+    }
+
+    #[test]
+    fn a_signature_is_the_one_of_rfc_4231() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        fs::write(&path, "Jefe\n").unwrap();
+        let code = key(&path).unwrap().0.chain_update("what do ya want for nothing?").finalize().into_bytes();
+        assert_eq!(code[..4], [0x5b, 0xdc, 0xc1, 0x46]);
+        fs::write(&path, " \n").unwrap();
+        assert!(key(&path).is_err());
+    }
+}
