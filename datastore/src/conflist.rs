@@ -80,13 +80,17 @@ pub fn networks(dir: &Path) -> (Vec<Network>, Vec<String>) {
     (networks, unreadable)
 }
 
-/// The addresses in a plugin's section: `subnet` and `ranges` as for host-local, and pools.
+/// The addresses in a plugin's section: `subnet` and `ranges` as for host-local, `range` and `ipRanges` as for whereabouts, and
+/// pools.
 fn subnets(conf: &Map<String, Value>) -> Vec<String> {
     let Some(ipam) = field(conf, "ipam").and_then(Value::as_object) else { return Vec::new() };
     let list = |name| field(ipam, name).and_then(Value::as_array).into_iter().flatten();
     let ranges = list("ranges").filter_map(Value::as_array).flatten().filter_map(Value::as_object);
     let mut subnets: Vec<String> = ranges.map(|range| text(range, "subnet")).collect();
     subnets.push(text(ipam, "subnet"));
+    let whereabouts = list("ipRanges").filter_map(Value::as_object).chain([ipam]).map(|range| text(range, "range"));
+    // A range may be FIRST-LAST/LENGTH.
+    subnets.extend(whereabouts.map(|range| range.rsplit('-').next().unwrap_or_default().to_owned()));
     let pools = list("ipv4_pools").chain(list("ipv6_pools")).filter_map(Value::as_str);
     subnets.extend(pools.map(str::to_owned));
     subnets.retain(|text| text.contains('/'));
@@ -223,6 +227,11 @@ mod tests {
                 r#"{"name":"b","type":"ptp","datastore_type":"redb","ipam":{"type":"margay-ipam","subnet":"10.1.0.0/24",
                 "ipv4_pools":["main","10.2.0.0/16"]}}"#,
             ),
+            (
+                "2b.conf",
+                r#"{"name":"w","type":"macvlan","datastore_type":"redb","ipam":{"type":"margay-ipam",
+                "range":"10.3.0.9-10.3.0.20/24","ipRanges":[{"range":"fd03::/64"}]}}"#,
+            ),
             ("3.conf", r#"{"name":"c","type":"bridge","ipam":{"type":"host-local","subnet":"10.0.0.0/24"}}"#),
             ("4.conf", "{"),
         ];
@@ -233,6 +242,7 @@ mod tests {
         let expected = [
             ("a", Location::Sled("/a".into()), &["10.0.0.0/24", "fd00::/64"][..]),
             ("b", Location::Redb("/var/lib/margay/ipam.redb".into()), &["10.1.0.0/24", "10.2.0.0/16"]),
+            ("w", Location::Redb("/var/lib/margay/ipam.redb".into()), &["fd03::/64", "10.3.0.20/24"]),
         ];
         let expected = expected.map(|(name, store, subnets)| Network {
             name: name.into(),

@@ -15,6 +15,7 @@ Examples:
   margay pool create main 10.65.0.0/16
   margay pool create main6 fd00:10:65::/48 --block-size 122
   margay pool create lab 10.70.0.0/24 --gateway 10.70.0.1
+  margay pool create lab --auto /24
   margay pool create racks-b 10.80.0.0/16 --node-selector \"rack == 'b'\"")]
     Create(PoolCreate),
     /// List the pools
@@ -46,14 +47,19 @@ pub(crate) struct PoolDelete {
     pub(crate) bridged: Bridged,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct PoolCreate {
     /// The pool's name: lower-case letters, digits, '-' and '.'
     pub(crate) name: String,
 
     /// The range, such as 10.65.0.0/16 or fd00:10:65::/48
-    #[arg(value_parser = cidr)]
-    pub(crate) cidr: IpNet,
+    #[arg(value_parser = cidr, required_unless_present = "auto")]
+    pub(crate) cidr: Option<IpNet>,
+
+    /// Choose a private range of this prefix length, 16 to 30 for IPv4 and 48 to 126 for IPv6, that collides with no pool, and
+    /// with no route or network of this machine
+    #[arg(long, value_name = "BITS", value_parser = auto_bits, conflicts_with_all = ["cidr", "gateway"])]
+    pub(crate) auto: Option<u8>,
 
     /// The prefix length of the blocks that nodes take from the pool: 20 to 32, for IPv6 116 to 128 [default: 26, for
     /// IPv6 122, or the whole pool if it is smaller]
@@ -121,6 +127,13 @@ An address that is in use stays in use; it is only not handed out again.")]
 fn cidr(text: &str) -> Result<IpNet, String> {
     let net: IpNet = text.parse().map_err(|_| "not a range such as 10.65.0.0/16 or fd00:10:65::/48".to_owned())?;
     masked(net)
+}
+
+/// A prefix length, with or without a slash.
+fn auto_bits(text: &str) -> Result<u8, String> {
+    let bits = text.strip_prefix('/').unwrap_or(text).parse().ok();
+    bits.filter(|bits| (16..=30).contains(bits) || (48..=126).contains(bits))
+        .ok_or_else(|| "not a prefix length of 16 to 30, or of 48 to 126 for IPv6".to_owned())
 }
 
 /// A range without host bits, or an address.

@@ -13,6 +13,7 @@ mod metrics;
 pub(crate) mod moving;
 mod outgoing;
 mod pool;
+mod pool_auto;
 mod rehearsal;
 mod release;
 mod reservation;
@@ -31,7 +32,7 @@ use kv::{Deadline, Store};
 use rehearsal::Run;
 
 use crate::answer::Answer;
-use crate::args::{self, OnStore, Show};
+use crate::args::{self, OnStore, PoolCreate, Show};
 use crate::error::{Failure, Result};
 use crate::store::Use;
 use crate::usage::{self, Detail};
@@ -48,6 +49,9 @@ const READING: Duration = Duration::from_secs(600);
 /// configuration.
 pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path) -> Result<Answer> {
     match command {
+        OnStore::Pool(args::Pool::Create(request @ PoolCreate { auto: Some(bits), .. })) => {
+            return pool_auto::run(command, request, *bits, location, conf_dir).await;
+        }
         OnStore::Ipam(args::Ipam::Check(args)) => return check::run(args, conf_dir, location).await,
         OnStore::Ipam(args::Ipam::Release(args)) if !args.from_report.is_empty() => {
             return from_report::run(args, location).await;

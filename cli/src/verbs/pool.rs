@@ -17,7 +17,7 @@ pub(super) fn check(request: &PoolCreate) -> Result<()> {
     let (new, _) = new_pool(request)?;
     check_new_pool(&new, &[], &[]).map_err(Failure::new)?;
     match request.gateway {
-        Some(gateway) => bridge::check(request.cidr, gateway).map_err(|error| Error::from(error).into()),
+        Some(gateway) => bridge::check(new.cidr, gateway).map_err(|error| Error::from(error).into()),
         None => Ok(()),
     }
 }
@@ -80,8 +80,9 @@ pub(super) fn advice_in_use(name: &str, is_bridged: bool) -> String {
 
 /// The pool that the arguments describe.
 fn new_pool(request: &PoolCreate) -> Result<(NewPool, BlockSize)> {
-    let size = block_size(request.cidr, request.block_size)?;
-    let mut new = NewPool::new(&request.name, request.cidr).with_block_size(size.bits);
+    let cidr = request.cidr.ok_or_else(|| Failure::new("a pool needs a range"))?;
+    let size = block_size(cidr, request.block_size)?;
+    let mut new = NewPool::new(&request.name, cidr).with_block_size(size.bits);
     if let Some(selector) = &request.node_selector {
         new = new.with_node_selector(selector);
     }

@@ -1,5 +1,6 @@
 //! The verbs on real stores, sled and redb.
 
+use std::fs;
 use std::io::{self, Write};
 
 use crate::common::{Lab, Run, margay};
@@ -162,6 +163,33 @@ fn only_a_good_pool_makes_a_store() {
 }
 
 #[test]
+fn a_pool_that_chooses_its_range_collides_with_nothing() {
+    for lab in Lab::each() {
+        let conf = lab.folder().join("net.d");
+        fs::create_dir(&conf).unwrap();
+        let network = r#"{"name":"w","type":"macvlan","datastore_type":"redb","ipam":{"type":"margay-ipam","range":"10.200.0.9/23"}}"#;
+        fs::write(conf.join("1.conf"), network).unwrap();
+        let create = |args: &str| lab.margay(&format!("pool create {args} --cni-conf-dir {}", conf.display()));
+        let dry = create("a --auto /24 --dry-run").answer();
+        assert!(dry.contains("10.200.2.0/24"), "the network above has the two before: {dry}");
+        assert!(!lab.exists(), "a dry run makes no store");
+        assert!(create("a --auto /24").answer().contains("Successfully created pool a: 10.200.2.0/24"));
+        assert!(create("b --auto 24 --manual").answer().contains("pool b: 10.200.3.0/24"));
+        assert!(create("c --auto 20").answer().contains("pool c: 10.200.16.0/20"));
+        assert!(create("six --auto 64").answer().contains("pool six: fd"));
+        assert!(create("a --auto 24").failure().contains("already exists"));
+        for (args, expected) in [
+            ("x --auto 31", "not a prefix length of 16 to 30, or of 48 to 126 for IPv6"),
+            ("x 10.1.0.0/24 --auto 24", "cannot be used with"),
+            ("x", "required"),
+        ] {
+            let failure = create(args).failure();
+            assert!(failure.contains(expected), "{args}: {failure}");
+        }
+    }
+}
+
+#[test]
 fn what_a_pool_is_created_with_is_listed() {
     for lab in Lab::each() {
         let args = ["pool", "create", "racks", "fd00:10:65::/48", "--block-size", "120", "--manual"];
@@ -183,7 +211,7 @@ fn what_a_pool_is_created_with_is_listed() {
 fn calicos_own_data_is_counted_as_calico_counts_it() {
     let fixture = |name: &str| -> Value {
         let path = format!("{}/../fixtures/calico/{name}", env!("CARGO_MANIFEST_DIR"));
-        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
     };
     let rows = fixture("cluster.json");
     for lab in Lab::each() {
@@ -229,11 +257,11 @@ fn the_conflist_leads_to_the_store() {
             other => panic!("{other}"),
         };
         let conf_dir = lab.folder().join("net.d");
-        std::fs::create_dir(&conf_dir).unwrap();
+        fs::create_dir(&conf_dir).unwrap();
         let conf = json!({"name": "lab", "cniVersion": "1.0.0", "plugins": [
             {"type": "bridge", "datastore_type": engine, "datastore_path": path, "ipam": {"type": "margay-ipam"}},
         ]});
-        std::fs::write(conf_dir.join("10-lab.conflist"), conf.to_string()).unwrap();
+        fs::write(conf_dir.join("10-lab.conflist"), conf.to_string()).unwrap();
         let conf_dir = conf_dir.to_str().unwrap();
         let made = margay(["pool", "create", "lab", "10.70.0.0/24", "--cni-conf-dir", conf_dir]);
         assert_eq!(made.code, 0, "{}", made.err);

@@ -1,0 +1,145 @@
+//! `margay pool create NAME --auto BITS`: a range that collides with nothing that this machine knows.
+
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+use datastore::Location;
+use ipam_core::net::overlap;
+use ipam_operator::Operator;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use kv::Deadline;
+use serde_json::Value;
+
+use super::{PATIENCE, pool, run_of, with_ipam};
+use crate::answer::Answer;
+use crate::args::{OnStore, PoolCreate};
+use crate::error::{Failure, Result};
+use crate::store::Use;
+
+/// The private ranges from which IPv4 pools are chosen, best first. Docker, podman, libvirt, flannel, k3s, OpenShift and
+/// kubeadm use other ones by default.
+const V4: [(Ipv4Addr, u8); 2] = [(Ipv4Addr::new(10, 200, 0, 0), 13), (Ipv4Addr::new(172, 28, 0, 0), 14)];
+/// The folders in which podman keeps its networks.
+const PODMAN: [&str; 2] = ["/etc/containers/networks", "/usr/share/containers/networks"];
+/// The attempts, as another process may make a pool meanwhile.
+const ATTEMPTS: usize = 3;
+
+/// Makes a pool in a range of its own choice.
+pub(super) async fn run(
+    command: &OnStore,
+    request: &PoolCreate,
+    bits: u8,
+    location: &Location,
+    conf_dir: &Path,
+) -> Result<Answer> {
+    let (used, notes) = used_here(conf_dir);
+    let make = async |ipam: &Operator| {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let pools = ipam.inventory(Deadline::after(PATIENCE)).await?.pools;
+            let taken: Vec<IpNet> = used.iter().copied().chain(pools.iter().map(|pool| pool.cidr())).collect();
+            let cidr = choose(bits, &taken, || fastrand::u64(..)).ok_or_else(|| {
+                Failure::new(format!("there is no free private range of /{bits}")).hint("name the range yourself")
+            })?;
+            let request = PoolCreate { cidr: Some(cidr), auto: None, ..request.clone() };
+            pool::check(&request)?;
+            match pool::create(ipam, &request, Deadline::after(PATIENCE)).await {
+                Err(_) if attempt < ATTEMPTS && has_new(ipam, cidr).await? => {}
+                done => return done,
+            }
+        }
+    };
+    let answer = with_ipam(location, Use::Make, run_of(command), make).await?;
+    Ok(notes.into_iter().fold(answer, Answer::note))
+}
+
+/// True if a pool overlaps with this range by now.
+async fn has_new(ipam: &Operator, cidr: IpNet) -> Result<bool> {
+    let pools = ipam.inventory(Deadline::after(PATIENCE)).await?.pools;
+    Ok(pools.iter().any(|pool| overlap(pool.cidr(), cidr)))
+}
+
+/// The networks that this machine uses: its routes, the CNI's networks and podman's. The notes say which of these could not be
+/// read.
+fn used_here(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
+    let mut notes = Vec::new();
+    let mut used = host::routes().unwrap_or_else(|error| {
+        notes.push(format!("the routes of this machine could not be read: {error}"));
+        Vec::new()
+    });
+    let (networks, unread) = datastore::networks(conf_dir);
+    notes.extend(unread);
+    used.extend(networks.iter().flat_map(|network| &network.subnets).filter_map(|text| text.parse::<IpNet>().ok()));
+    used.extend(PODMAN.iter().flat_map(|folder| podmans(Path::new(folder))));
+    (used, notes)
+}
+
+/// The subnets of podman's networks, one file each.
+fn podmans(folder: &Path) -> Vec<IpNet> {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let documents = files.filter_map(|path| serde_json::from_slice::<Value>(&fs::read(path).ok()?).ok());
+    documents
+        .flat_map(|document| {
+            let subnets = document["subnets"].as_array().cloned().unwrap_or_default();
+            subnets.into_iter().filter_map(|subnet| subnet["subnet"].as_str()?.parse().ok())
+        })
+        .collect()
+}
+
+/// The first range of this size that overlaps with none of these: up to 30 bits a private one of IPv4, else a unique local one of IPv6
+/// with a random prefix (RFC 4193).
+fn choose(bits: u8, taken: &[IpNet], mut random: impl FnMut() -> u64) -> Option<IpNet> {
+    let is_free = |cidr: &IpNet| !taken.iter().any(|other| overlap(*other, *cidr));
+    if bits <= 30 {
+        let within = |(first, length): (Ipv4Addr, u8)| Ipv4Net::new(first, length).ok()?.subnets(bits).ok();
+        return V4.into_iter().filter_map(within).flatten().map(IpNet::V4).find(is_free);
+    }
+    let candidate = |_| {
+        let prefix = (0xfd_u128 << 120) | (u128::from(random() & 0xff_ffff_ffff) << 80);
+        Some(IpNet::V6(Ipv6Net::new(Ipv6Addr::from(prefix), bits).ok()?))
+    };
+    (0..100).filter_map(candidate).find(is_free)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(bits: u8, taken: &[&str]) -> Option<String> {
+        let taken: Vec<IpNet> = taken.iter().map(|text| text.parse().unwrap()).collect();
+        let mut next = 0;
+        let random = || {
+            next += 1;
+            next
+        };
+        choose(bits, &taken, random).map(|cidr| cidr.to_string())
+    }
+
+    #[test]
+    fn the_first_range_that_is_free_is_taken() {
+        assert_eq!(chosen(24, &[]).as_deref(), Some("10.200.0.0/24"));
+        assert_eq!(chosen(24, &["10.200.0.0/23", "10.200.3.7/32"]).as_deref(), Some("10.200.2.0/24"));
+        assert_eq!(chosen(16, &["10.0.0.0/8"]).as_deref(), Some("172.28.0.0/16"));
+        assert_eq!(chosen(24, &["10.0.0.0/8", "172.16.0.0/12"]), None);
+        assert_eq!(chosen(112, &[]).as_deref(), Some("fd00:0:1::/112"));
+        assert_eq!(chosen(64, &["fd00:0:1::/48"]).as_deref(), Some("fd00:0:2::/64"));
+        assert_eq!(chosen(64, &["fc00::/7"]), None);
+    }
+
+    #[test]
+    fn podmans_networks_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        write(
+            "a.json",
+            r#"{"name":"a","subnets":[{"subnet":"10.89.0.0/24","gateway":"10.89.0.1"},{"subnet":"fd89::/64"}]}"#,
+        );
+        write("b.json", "garbage");
+        write("c.json", r#"{"name":"c","subnets":null}"#);
+        let found: Vec<String> = podmans(folder.path()).iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["10.89.0.0/24", "fd89::/64"]);
+        assert!(podmans(Path::new("/no/such/folder")).is_empty());
+    }
+}
