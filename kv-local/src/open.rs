@@ -25,10 +25,10 @@ pub trait Engine: Send + Sync {
     /// Its name. A store in Margay's programs has this name as its `datastore_type`.
     fn name(&self) -> &'static str;
 
-    /// The name of its one file or folder in the store's folder.
+    /// The name of its one file or folder in the store's folder. An engine with drafts or several files has a folder.
     fn entry(&self) -> &'static str;
 
-    /// The files that hold its data and are never empty, relative to the store's folder.
+    /// The files that hold its data and are never empty, relative to the store's folder; at least one for an engine that keeps data.
     fn files(&self) -> &'static [&'static str];
 
     /// The names and entries of other engines. A folder with such an entry and without `store.id` is a store of theirs, and the

@@ -177,7 +177,7 @@ fn a_pool_that_chooses_its_range_collides_with_nothing() {
         assert!(create("b --auto 24 --manual").answer().contains("pool b: 10.200.3.0/24"));
         assert!(create("c --auto 20").answer().contains("pool c: 10.200.16.0/20"));
         assert!(create("six --auto 64").answer().contains("pool six: fd"));
-        assert!(create("a --auto 24").failure().contains("already exists"));
+        assert!(create("a --auto 24").failure().contains("pool a exists already"));
         for (args, expected) in [
             ("x --auto 31", "not a prefix length of 16 to 30, or of 48 to 126 for IPv6"),
             ("x 10.1.0.0/24 --auto 24", "cannot be used with"),
