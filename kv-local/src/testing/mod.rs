@@ -1,4 +1,4 @@
-//! The duties of an [`Engine`](crate::Engine), as a test program: how its [`Table`](kv_mvcc::Table) orders, commits and
+//! The duties of an [`Engine`], as a test program: how its [`Table`](kv_mvcc::Table) orders, commits and
 //! shows rows, and what becomes of its store when files are missing, damaged, or not its own.
 //!
 //! ```no_run
