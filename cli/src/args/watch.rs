@@ -9,22 +9,17 @@ use clap::Args;
 use crate::times::duration;
 
 pub(super) const HELP: &str = "\
-One line for each address that is given or given back, and for each block that is claimed or given up; with -o json
-one JSON object a line. It ends with Ctrl-C (exit code 130), after --count lines, or after --for.
+One line for each address that is assigned or released, and each block that is
+claimed or released; with -o json one object a line. It ends with Ctrl-C (130).
 
-With --exec a program is run for each event, one at a time and in order, until it ends with exit code 0; with --webhook
-each event is posted to a URL until the answer is a status of 200 to 299. With --cursor nothing is lost while this command is not running: it goes on where it stopped, and begins with what is
-in use when there is no such file. An event may come twice, and a \"gap\" says that the store has given up history.
-
-A store on sled or redb is opened only when something has changed, and given back at once.
+With --cursor no event is lost while this command is not running. An event may
+come twice, and a \"gap\" says that the store has given up history.
 
 Examples:
-  margay watch
-  margay watch --node node1 --pool main
+  margay watch --node node1 --pool main --for 10m
   margay watch --list -o json | jq -r 'select(.event == \"assigned\") | .address'
-  margay watch --for 10m
-  margay watch --exec /usr/local/lib/margay/dns-hook --cursor /var/lib/margay/dns.cursor
-  margay watch --webhook https://ipam.example/events --webhook-secret /etc/margay/hook.key --cursor /var/lib/margay/hook.cursor";
+  margay watch --exec ./dns-hook --cursor /var/lib/margay/dns.cursor
+  margay watch --webhook https://ipam.example/events --webhook-secret hook.key";
 
 /// The arguments of `watch`.
 #[derive(Debug, Args)]
@@ -45,11 +40,11 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "N")]
     pub(crate) count: Option<NonZeroU64>,
 
-    /// Run this program for each event, with the event as JSON on its stdin, instead of printing lines
+    /// Run this program for each event, which it gets as JSON on stdin
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) exec: Option<PathBuf>,
 
-    /// Post each event as JSON to this URL, instead of printing lines
+    /// Post each event as JSON to this URL, until it answers with 200 to 299
     #[arg(long, value_name = "URL", conflicts_with = "exec")]
     pub(crate) webhook: Option<String>,
 
@@ -57,7 +52,7 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "FILE", requires = "webhook")]
     pub(crate) webhook_secret: Option<PathBuf>,
 
-    /// Give up a run or a post after this time; it counts as failed
+    /// Repeat a run or a post that takes longer
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
     pub(crate) attempt_timeout: Duration,
 

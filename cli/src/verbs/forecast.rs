@@ -16,14 +16,19 @@ use crate::store::Use;
 /// A longer time is not shown as a number.
 const LONG: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 
+/// The history in seconds below which there is no forecast.
+const SHORTEST: u64 = 10 * 60;
+
 /// Shows when each pool will be full.
 pub(super) async fn run(location: &Location) -> Result<Answer> {
     let census = yielding(location, async |ipam| Ok(ipam.census(Deadline::after(READING)).await?)).await?;
     let forecast = of_census(location, &census).await?;
     let answer = Answer::new(table(&forecast), &forecast)?;
-    Ok(match forecast.pools.is_empty() {
-        true => answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"),
-        false => answer.note(format!("from {} of history", span(forecast.history_seconds))),
+    Ok(match (forecast.pools.is_empty(), forecast.history_seconds) {
+        (true, _) => answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"),
+        // The table says so.
+        (false, ..SHORTEST) => answer,
+        (false, seconds) => answer.note(format!("from {} of history", span(seconds))),
     })
 }
 

@@ -139,12 +139,19 @@ fn passes(case: &str) -> std::result::Result<(), Failed> {
     }
 }
 
+/// A kill must come at the moment in which the store is broken. On a loaded machine all kills of a run may miss it, so the case
+/// runs again if it has passed.
 fn notices((way, rule, case): (Breakage, &'static str, &'static str)) -> std::result::Result<(), Failed> {
-    let reports = reports(way, case);
-    match &reports[..] {
-        [report] if report.rule_broken() == Some(rule) => Ok(()),
-        _ => Err(format!("{rule} is broken, and the case says {reports:#?}").into()),
+    const RUNS: usize = 3;
+    for run in 1.. {
+        let reports = reports(way, case);
+        match &reports[..] {
+            [report] if report.rule_broken() == Some(rule) => return Ok(()),
+            [report] if matches!(report.verdict, Verdict::Passed) && run < RUNS => {}
+            _ => return Err(format!("{rule} is broken, and the case says {reports:#?}").into()),
+        }
     }
+    Ok(())
 }
 
 /// The cases that judge the healthy store: all about processes, crashes and files.

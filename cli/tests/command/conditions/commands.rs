@@ -62,6 +62,7 @@ pub(crate) const COMMANDS: &[Command] = &[
     reads("ipam show", "--ip {ip}"),
     reads("ipam show", "--show-borrowed"),
     reads("ipam show", "--show-configuration"),
+    reads("ipam show", "--forecast"),
     reads("ipam map", ""),
     reads("ipam check", ""),
     changes("ipam release", "--ip {ip}"),
@@ -81,6 +82,7 @@ pub(crate) const COMMANDS: &[Command] = &[
     changes("delete", "ippool spare"),
     reads("gc", "--boot --looks {dir}/looks"),
     reads("watch", "--for 1s"),
+    reads("watch", "--for 1s --list --exec /bin/true"),
     reads("store status", ""),
     reads("store verify", ""),
     reads("store backup", "--force {out}"),
@@ -90,6 +92,7 @@ pub(crate) const COMMANDS: &[Command] = &[
     reads("export", "--force {out}"),
     fills("import", "{dir}/export"),
     changes("import host-local", "{dir}/leases --network other --node node1"),
+    changes("import whereabouts", "{dir}/whereabouts.json --network other --node node1"),
     changes("import podman", "{dir}/podman.json --network other --node node1"),
     reads("migrate", "{store} {other}"),
 ];

@@ -60,6 +60,10 @@ impl Ground {
         let podman =
             serde_json::json!([{"Id": "e1", "NetworkSettings": {"Networks": {"other": {"IPAddress": "10.65.0.210"}}}}]);
         ground.put("podman.json", &podman.to_string());
+        let allocations = serde_json::json!({"220": {"id": "e3", "podref": "shop/web", "ifname": "net1"}});
+        let whereabouts =
+            serde_json::json!({"kind": "IPPool", "spec": {"range": "10.65.0.0/22", "allocations": allocations}});
+        ground.put("whereabouts.json", &whereabouts.to_string());
         fs::create_dir(ground.path("leases")).unwrap();
         fs::write(ground.path("leases").join("10.65.0.200"), "e2\neth0").unwrap();
         let path = |name: &str| ground.path(name).display().to_string();

@@ -87,7 +87,7 @@ fn row(command: &Command) -> String {
     let words = command.words();
     let option = words
         .split(' ')
-        .find(|word| ["--ip", "--show-borrowed", "--show-configuration", "--from-report"].contains(word));
+        .find(|word| ["--ip", "--show-borrowed", "--show-configuration", "--forecast", "--from-report"].contains(word));
     match (command.name, option) {
         ("ipam show", Some(option)) => format!("ipam show {option}"),
         ("ipam release", Some("--from-report")) => "ipam release --from-report".to_owned(),
