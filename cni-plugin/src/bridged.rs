@@ -162,13 +162,14 @@ fn own_pools(conf: &NetConf) -> Result<(Vec<OwnPool>, Vec<IpAddr>)> {
         return Err(CniError::config("ipam.rangeStart and ipam.rangeEnd need ipam.subnet"));
     }
     read_sets(conf.ipam.ranges.as_ref(), "ipam.ranges", &mut sets)?;
-    let name = whereabouts::network_name(&conf.ipam.whereabouts)?;
+    let mut name = None;
     if whereabouts::is_used(&conf.ipam.whereabouts) {
         if !sets.is_empty() {
             return Err(CniError::config("ipam defines its addresses twice")
                 .with_details("use either range and ipRanges (whereabouts), or subnet and ranges (host-local)"));
         }
         sets = whereabouts::read(&conf.ipam.whereabouts)?;
+        name = whereabouts::network_name(&conf.ipam.whereabouts)?;
     }
     let mut pools: Vec<OwnPool> = Vec::new();
     let mut gateways = Vec::new();

@@ -131,6 +131,9 @@ fn pools_in_host_locals_words() {
     // The outer key has the last word.
     let outer = r#"{"ipam":{"gateway":"10.0.0.2","ranges":[[{"subnet":"10.0.0.0/24","gateway":"10.0.0.3"}]]}}"#;
     assert_eq!(gateways(outer), (at("10.0.0.2"), Gateway::First));
+    // A key of whereabouts' alone has no effect here.
+    let named = settings(r#"{"ipam":{"subnet":"10.0.0.0/24","network_name":"x"}}"#).unwrap().network.own_pools;
+    assert_eq!((named.len(), named[0].name.as_deref()), (1, None));
     let runtime = r#"{"runtimeConfig":{"ipRanges":[[{"subnet":"10.0.0.0/24"}]]}}"#;
     assert_eq!(settings(runtime).unwrap().network.own_pools.len(), 1);
 }

@@ -34,17 +34,21 @@ pub(super) async fn run(
     conf_dir: &Path,
 ) -> Result<Answer> {
     let (used, notes) = used_here(conf_dir);
+    let chosen = |taken: &[IpNet]| {
+        let cidr = choose(bits, taken, || fastrand::u64(..)).ok_or_else(|| {
+            Failure::new(format!("there is no free private range of /{bits}")).hint("name the range yourself")
+        })?;
+        Ok::<_, Failure>((cidr, PoolCreate { cidr: Some(cidr), auto: None, ..request.clone() }))
+    };
+    // A wrong request makes no store.
+    pool::check(&chosen(&used)?.1)?;
     let make = async |ipam: &Operator| {
         let mut attempt = 0;
         loop {
             attempt += 1;
             let pools = ipam.inventory(Deadline::after(PATIENCE)).await?.pools;
             let taken: Vec<IpNet> = used.iter().copied().chain(pools.iter().map(|pool| pool.cidr())).collect();
-            let cidr = choose(bits, &taken, || fastrand::u64(..)).ok_or_else(|| {
-                Failure::new(format!("there is no free private range of /{bits}")).hint("name the range yourself")
-            })?;
-            let request = PoolCreate { cidr: Some(cidr), auto: None, ..request.clone() };
-            pool::check(&request)?;
+            let (cidr, request) = chosen(&taken)?;
             match pool::create(ipam, &request, Deadline::after(PATIENCE)).await {
                 Err(_) if attempt < ATTEMPTS && has_new(ipam, cidr).await? => {}
                 done => return done,

@@ -170,6 +170,8 @@ fn a_pool_that_chooses_its_range_collides_with_nothing() {
         let network = r#"{"name":"w","type":"macvlan","datastore_type":"redb","ipam":{"type":"margay-ipam","range":"10.200.0.9/23"}}"#;
         fs::write(conf.join("1.conf"), network).unwrap();
         let create = |args: &str| lab.margay(&format!("pool create {args} --cni-conf-dir {}", conf.display()));
+        assert!(create("A --auto /24").failure().contains("IPPool.Name"));
+        assert!(!lab.exists(), "a pool that cannot be made makes no store");
         let dry = create("a --auto /24 --dry-run").answer();
         assert!(dry.contains("10.200.2.0/24"), "the network above has the two before: {dry}");
         assert!(!lab.exists(), "a dry run makes no store");
