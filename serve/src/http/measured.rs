@@ -34,7 +34,7 @@ pub(super) async fn answer(shown: &Arc<Shown>) -> Answer {
     whole(StatusCode::OK, KIND, text)
 }
 
-async fn samples(shown: &Shown) -> Result<Samples, Failure> {
+async fn samples(shown: &Arc<Shown>) -> Result<Samples, Failure> {
     let (node, boot) = (&shown.about.node, shown.about.boot.as_deref());
     let mut samples = Samples::default();
     let revision = match &shown.reach {
@@ -46,9 +46,17 @@ async fn samples(shown: &Shown) -> Result<Samples, Failure> {
         None => {
             let census = shown.asked.census(&shown.ipam).await?;
             samples.of_all(&census, node, boot);
-            match shown.asked.forecast(&shown.ipam).await {
-                Ok(forecast) => forecast.pools.iter().for_each(|pool| pool.sample(&mut samples)),
-                Err(failure) => tracing::warn!(error = failure.text, "the history cannot be read for a forecast"),
+            // A forecast that takes long goes on without this answer, and the next one has it.
+            let forecast = tokio::spawn({
+                let shown = Arc::clone(shown);
+                async move { shown.asked.forecast(&shown.ipam).await }
+            });
+            match timeout(shown.limits.answer / 2, forecast).await {
+                Ok(Ok(Ok(forecast))) => forecast.pools.iter().for_each(|pool| pool.sample(&mut samples)),
+                Ok(Ok(Err(failure))) => {
+                    tracing::warn!(error = failure.text, "the history cannot be read for a forecast");
+                }
+                _ => tracing::warn!("the forecast takes long; the next answer may have it"),
             }
             census.revision
         }
