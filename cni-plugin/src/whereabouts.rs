@@ -6,6 +6,7 @@
 
 use std::net::IpAddr;
 
+use ipam_core::net::{Family, bounds, number};
 use ipnet::IpNet;
 
 use crate::bridged::{Range, address_at};
@@ -71,7 +72,6 @@ fn read_range(range: &str, start: Option<&Json>, end: Option<&Json>, exclude: Op
     if subnet.prefix_len() > subnet.max_prefix_len() - 2 {
         return Err(CniError::config(format!("ipam.range {subnet} is too small to give out addresses")));
     }
-    let (lowest, highest) = (next(subnet.network()), before(subnet.broadcast()));
     let bound = |value: Option<&Json>, name: &str| match value {
         Some(value) if *value != Json::Null && value.as_str() != Some("") => address_at(value, name, "").map(Some),
         _ => Ok(None),
@@ -84,13 +84,19 @@ fn read_range(range: &str, start: Option<&Json>, end: Option<&Json>, exclude: Op
     if let Some(address) = [from, to].into_iter().flatten().find(|address| !subnet.contains(address)) {
         return Err(CniError::config(format!("{address} is not in ipam.range {subnet}")));
     }
-    let (from, to) = (from.unwrap_or(lowest).max(lowest), to.unwrap_or(highest).min(highest));
-    let spans = without(from, to, &excluded(exclude)?);
+    let family = Family::of_net(subnet);
+    let (network, broadcast) = bounds(subnet);
+    let first = from.map_or(0, number).max(network + 1);
+    let last = to.map_or(u128::MAX, number).min(broadcast - 1);
+    let spans = without(first, last, excluded(exclude)?.into_iter().filter(|net| Family::of_net(*net) == family));
     if spans.is_empty() {
         return Err(CniError::config(format!("ipam.range {} has no address left that may be assigned", quoted(range)))
             .with_details("look at range_start, range_end and exclude"));
     }
-    Ok(spans.into_iter().map(|(first, last)| Range { subnet, first, last, gateway: None }).collect())
+    let range = |(first, last)| {
+        Some(Range { subnet, first: family.address(first)?, last: family.address(last)?, gateway: None })
+    };
+    Ok(spans.into_iter().filter_map(range).collect())
 }
 
 /// The networks of `exclude`. A network may have host bits, and an address stands for itself.
@@ -109,44 +115,21 @@ fn excluded(value: Option<&Json>) -> Result<Vec<IpNet>> {
     elements.iter().map(read).collect()
 }
 
-/// The parts of a span that lie in none of these networks, ascending.
-fn without(first: IpAddr, last: IpAddr, excluded: &[IpNet]) -> Vec<(IpAddr, IpAddr)> {
-    let mut excluded: Vec<&IpNet> = excluded.iter().filter(|net| net.addr().is_ipv4() == first.is_ipv4()).collect();
-    excluded.sort_unstable_by_key(|net| net.network());
-    let (mut spans, mut from) = (Vec::new(), first);
-    for net in excluded {
-        if net.broadcast() < from {
-            continue;
+/// The parts of a span of addresses that lie in none of these networks, ascending. Addresses are numbers.
+fn without(first: u128, last: u128, excluded: impl Iterator<Item = IpNet>) -> Vec<(u128, u128)> {
+    let mut excluded: Vec<(u128, u128)> = excluded.map(bounds).collect();
+    excluded.sort_unstable();
+    let (mut spans, mut next) = (Vec::new(), first);
+    for (low, high) in excluded.into_iter().take_while(|(low, _)| *low <= last) {
+        if low > next {
+            spans.push((next, low - 1));
         }
-        if from > last || net.network() > last {
-            break;
-        }
-        if net.network() > from {
-            spans.push((from, before(net.network())));
-        }
-        if net.broadcast() >= last {
-            return spans;
-        }
-        from = next(net.broadcast());
+        next = next.max(high.saturating_add(1));
     }
-    if from <= last {
-        spans.push((from, last));
+    if next <= last {
+        spans.push((next, last));
     }
     spans
-}
-
-fn next(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(address) => IpAddr::V4(u32::from(address).saturating_add(1).into()),
-        IpAddr::V6(address) => IpAddr::V6(u128::from(address).saturating_add(1).into()),
-    }
-}
-
-fn before(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(address) => IpAddr::V4(u32::from(address).saturating_sub(1).into()),
-        IpAddr::V6(address) => IpAddr::V6(u128::from(address).saturating_sub(1).into()),
-    }
 }
 
 #[cfg(test)]

@@ -21,8 +21,8 @@ use crate::history::time_after;
 
 /// The longest history that a forecast uses.
 const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// A history that is shorter says nothing.
-const SHORTEST: Duration = Duration::from_secs(10 * 60);
+/// There is no forecast from a history that is shorter.
+pub const SHORTEST: Duration = Duration::from_secs(10 * 60);
 
 /// The future of all pools.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -14,7 +14,7 @@ use crate::output::whole_file;
 #[derive(Debug)]
 pub(crate) struct Cursor {
     path: PathBuf,
-    saved: Option<Saved>,
+    saved: Saved,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -47,13 +47,13 @@ impl Cursor {
         {
             return Err(failed(format!("is about another store, {}, and this one is {store}", saved.store)));
         }
-        let saved = saved.or_else(|| Some(Saved { store: store.to_owned(), revision: 0 }));
+        let saved = saved.unwrap_or_else(|| Saved { store: store.to_owned(), revision: 0 });
         Ok(Self { path: path.to_owned(), saved })
     }
 
     /// The last revision that was handled; `None` at the first run.
     pub(crate) fn revision(&self) -> Option<Revision> {
-        self.saved.as_ref().map(|saved| Revision::new(saved.revision)).filter(|revision| revision.is_set())
+        Some(Revision::new(self.saved.revision)).filter(|revision| revision.is_set())
     }
 
     /// Records that all up to this revision was handled.
@@ -61,9 +61,11 @@ impl Cursor {
     /// # Errors
     /// The file cannot be written.
     pub(crate) fn save(&mut self, revision: Revision) -> Result<()> {
-        let Some(saved) = self.saved.as_mut().filter(|saved| saved.revision < revision.get()) else { return Ok(()) };
-        saved.revision = revision.get();
-        let text = serde_json::to_string(saved).map_err(|error| Failure::new(format!("JSON: {error}")))?;
+        if revision.get() <= self.saved.revision {
+            return Ok(());
+        }
+        self.saved.revision = revision.get();
+        let text = serde_json::to_string(&self.saved).map_err(|error| Failure::new(format!("JSON: {error}")))?;
         whole_file(&self.path, &(text + "\n"))
     }
 }

@@ -75,7 +75,8 @@ impl Hook {
         Ok(Self { receiver: Receiver::Webhook(Box::new(Webhook::new(url, secret, timeout)?)), first_wait: WAITS[0] })
     }
 
-    /// Gives the receiver the event until an attempt succeeds, and begins none after `until`. `failed` is called after each attempt that did not.
+    /// Gives the receiver the event until an attempt succeeds, and begins none after `until`. `failed` is called after each
+    /// attempt that did not succeed.
     pub(crate) fn deliver(
         &self,
         delivery: &Delivery,

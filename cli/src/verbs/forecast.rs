@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use datastore::Location;
 use ipam_core::census::Census;
-use ipam_operator::forecast::{Ahead, Forecast};
+use ipam_operator::forecast::{Ahead, Forecast, SHORTEST};
 use kv::Deadline;
 
 use super::{READING, on_ipam, yielding};
@@ -16,20 +16,19 @@ use crate::store::Use;
 /// A longer time is not shown as a number.
 const LONG: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 
-/// The history in seconds below which there is no forecast.
-const SHORTEST: u64 = 10 * 60;
-
 /// Shows when each pool will be full.
 pub(super) async fn run(location: &Location) -> Result<Answer> {
     let census = yielding(location, async |ipam| Ok(ipam.census(Deadline::after(READING)).await?)).await?;
     let forecast = of_census(location, &census).await?;
     let answer = Answer::new(table(&forecast), &forecast)?;
-    Ok(match (forecast.pools.is_empty(), forecast.history_seconds) {
-        (true, _) => answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"),
-        // The table says so.
-        (false, ..SHORTEST) => answer,
-        (false, seconds) => answer.note(format!("from {} of history", span(seconds))),
-    })
+    if forecast.pools.is_empty() {
+        return Ok(answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"));
+    }
+    // The table says if the history is too short.
+    match forecast.history_seconds < SHORTEST.as_secs() {
+        true => Ok(answer),
+        false => Ok(answer.note(format!("from {} of history", span(forecast.history_seconds)))),
+    }
 }
 
 /// The forecast of the pools of a census. It watches the past, for which an embedded store must stay open.

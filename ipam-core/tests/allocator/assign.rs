@@ -287,16 +287,7 @@ async fn released_addresses_rest() {
 
 #[tokio::test]
 async fn a_release_dated_far_ahead_does_not_rest_for_ever() {
-    let world = World::new().await;
-    world.add_pool("v4", "10.0.0.0/30").await;
-    world.configure(IpamConfig::default().with_cooldown_seconds(60)).await;
-    for number in 0..4 {
-        world.one("a", &format!("c{number}")).await.unwrap();
-    }
-    let ten_years = 10 * 365 * 24 * 3600;
-    world.pass(ten_years);
-    world.release("a", "c1").await;
-    world.pass(-ten_years);
+    let world = World::full_but_for_a_release_dated_ahead().await;
     assert!(world.one("a", "d").await.is_err());
     world.pass(61);
     world.one("a", "d").await.unwrap();

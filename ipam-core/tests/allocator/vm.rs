@@ -8,7 +8,7 @@ use std::time::Duration;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::gc::batches;
 use ipam_core::model::keys::{self, ResourceKind};
-use ipam_core::model::{Document, Handle, IpamConfig};
+use ipam_core::model::{Document, Handle};
 use ipam_core::vm::{Fate, Role, VmAnswer, VmPod};
 use ipam_core::{Ipam, Nodes, Result};
 use kv::wrap::{Counting, Fault};
@@ -235,16 +235,7 @@ async fn a_requested_address_of_a_family_that_a_machine_lacks_is_assigned_beside
 
 #[tokio::test]
 async fn a_release_dated_far_ahead_is_dated_anew_when_a_machine_finds_no_room() {
-    let world = World::new().await;
-    world.add_pool("v4", "10.0.0.0/30").await;
-    world.configure(IpamConfig::default().with_cooldown_seconds(60)).await;
-    for number in 0..4 {
-        world.one("a", &format!("c{number}")).await.unwrap();
-    }
-    let ten_years = 10 * 365 * 24 * 3600;
-    world.pass(ten_years);
-    world.release("a", "c1").await;
-    world.pass(-ten_years);
+    let world = World::full_but_for_a_release_dated_ahead().await;
     let request = AssignRequest::new(attachment("a", "pod"), Wanted::any(1, 0));
     let vm = pod("pod", Role::Source, Fate::Stays);
     assert!(world.ipam.assign_to_vm(&request, &vm, soon()).await.is_err());

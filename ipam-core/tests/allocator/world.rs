@@ -60,6 +60,21 @@ impl World {
         Ipam::new(store, Nodes::Registered).with_clock(Arc::new(now))
     }
 
+    /// A pool of four addresses with a cooldown of a minute. All are in use but one, whose release is dated ten years ahead.
+    pub(crate) async fn full_but_for_a_release_dated_ahead() -> Self {
+        let world = Self::new().await;
+        world.add_pool("v4", "10.0.0.0/30").await;
+        world.configure(IpamConfig::default().with_cooldown_seconds(60)).await;
+        for number in 0..4 {
+            world.one("a", &format!("c{number}")).await.unwrap();
+        }
+        let ten_years = 10 * 365 * 24 * 3600;
+        world.pass(ten_years);
+        world.release("a", "c1").await;
+        world.pass(-ten_years);
+        world
+    }
+
     pub(crate) fn pass(&self, seconds: i64) {
         self.clock.fetch_add(seconds, SeqCst);
     }

@@ -29,8 +29,8 @@ pub(super) enum Origin {
 /// The answer to a request.
 pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, shown: &Arc<Shown>) -> Answer {
     if origin == Origin::Network && !names_us(request, shown) {
-        let reported = "this name is not one of the daemon's; ask for 127.0.0.1 or localhost, or name it with --host";
-        return text(StatusCode::MISDIRECTED_REQUEST, reported);
+        let advice = "this name is not one of the daemon's; ask for 127.0.0.1 or localhost, or name it with --host";
+        return text(StatusCode::MISDIRECTED_REQUEST, advice);
     }
     if ![Method::GET, Method::HEAD].contains(request.method()) {
         let mut answer = text(StatusCode::METHOD_NOT_ALLOWED, "everything here is read only: GET or HEAD");

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 
-use ipam_core::net::{Family, bounds};
+use ipam_core::net::nth;
 use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::Value;
@@ -161,9 +161,7 @@ impl Records {
 
 /// The address at a distance from the first one of a range.
 fn address_at(range: IpNet, place: &str) -> Option<IpAddr> {
-    let (first, last) = bounds(range);
-    let number = first.checked_add(place.parse().ok()?).filter(|number| *number <= last)?;
-    Family::of_net(range).address(number)
+    nth(range, place.parse().ok()?)
 }
 
 #[cfg(test)]
