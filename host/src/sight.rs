@@ -21,6 +21,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 use nix::ifaddrs::getifaddrs;
@@ -38,7 +39,8 @@ const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_
 /// A process that is started by one that was seen already has a higher number, and a listing is in order; only when the
 /// numbers begin anew can a namespace pass from hand to hand unseen. So a second round is made, and more while new ones turn up.
 const FEWEST_ROUNDS: usize = 2;
-const MOST_ROUNDS: usize = 6;
+/// A machine that starts many containers has new namespaces in most rounds. So long a scan waits for a round without any.
+const PATIENCE: Duration = Duration::from_secs(3);
 /// The number of reasons in a report.
 const MOST_REASONS: usize = 3;
 
@@ -80,7 +82,8 @@ pub struct Sight {
     pub within: Option<String>,
 }
 
-/// Looks at every network namespace. Blocks the thread, for some milliseconds on a usual machine.
+/// Looks at every network namespace. Blocks the thread, for some milliseconds on a usual machine, and for three seconds
+/// at most where new namespaces keep turning up.
 ///
 /// # Errors
 /// [`Blind`] if anything could not be looked at.
@@ -89,11 +92,15 @@ pub fn scan() -> Result<Sight, Blind> {
     // The thread goes from namespace to namespace and never comes back.
     let scanning = std::thread::Builder::new().name("namespaces".into()).spawn(move || {
         let mut search = Search::default();
-        for round in 1..=MOST_ROUNDS {
+        let begun = Instant::now();
+        for round in 1.. {
             let before = search.seen.len();
             search.round()?;
             if round >= FEWEST_ROUNDS && search.seen.len() == before {
                 return search.outcome(within);
+            }
+            if round >= FEWEST_ROUNDS && begun.elapsed() >= PATIENCE {
+                break;
             }
         }
         Err(Blind::new("new ones keep turning up; try again"))
