@@ -13,6 +13,7 @@ mod moving;
 mod pool;
 mod serve;
 mod settings;
+mod sticky;
 mod watch;
 
 use std::net::IpAddr;
@@ -35,6 +36,7 @@ pub(crate) use moving::{Export, Import, Migrate, Moving, TakeOver, Terms};
 pub(crate) use pool::{Pool, PoolCreate, PoolDelete, Reservation};
 pub(crate) use serve::Serve;
 pub(crate) use settings::{Configure, Persistence, Split};
+pub(crate) use sticky::{ListKept, Pin, Unpin};
 pub(crate) use watch::Watch;
 
 const EXAMPLES: &str = "\
@@ -294,6 +296,15 @@ A released address can be handed out at once. Release nothing that a running con
     /// Show from which pool and block a container on a node would get its address, or why it would get none
     #[command(after_help = explain::HELP)]
     Explain(Explain),
+    /// Keep an address for the workload of a name, for ever
+    #[command(after_help = sticky::PIN_HELP)]
+    Pin(Pin),
+    /// Keep an address for its workload no longer
+    #[command(after_help = sticky::UNPIN_HELP)]
+    Unpin(Unpin),
+    /// List the addresses that workloads keep, in use or waiting
+    #[command(after_help = sticky::LIST_HELP)]
+    List(ListKept),
 }
 
 #[derive(Debug, Args)]

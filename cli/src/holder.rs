@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
 
+use ipam_core::sticky::{STICKY, STICKY_UNTIL};
 use serde::Serialize;
 
 use crate::answer::Answer;
@@ -55,6 +56,16 @@ impl AddressReport {
         let mut answer = Answer::new(self.text(), &self.json())?;
         if self.pool.is_none() {
             answer = answer.note(format!("{} is in no pool", self.ip));
+        }
+        if let Status::Held(Holder { handle: None, attributes, .. }) = &self.status
+            && let (Some(name), Some(until)) = (attributes.get(STICKY), attributes.get(STICKY_UNTIL))
+        {
+            answer = answer.note(format!(
+                "nobody uses {}: it waits for {}, until: {}",
+                self.ip,
+                printable(name),
+                printable(until)
+            ));
         }
         for name in &self.reserved_by {
             answer = answer.note(format!("{} is reserved by reservation {}", self.ip, printable(name)));

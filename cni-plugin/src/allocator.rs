@@ -328,6 +328,7 @@ pub(crate) fn assign_request(request: &AddRequest) -> AssignRequest {
         Wanted { these: request.wanted.clone(), any_v4: request.count_v4 as usize, any_v6: request.count_v6 as usize };
     let mut assign = AssignRequest::new(request.attachment.clone(), wanted);
     assign.attributes.clone_from(&request.attributes);
+    assign.sticky.clone_from(&request.sticky);
     assign.v4_pools.clone_from(&request.pools_v4);
     assign.v6_pools.clone_from(&request.pools_v6);
     assign.max_blocks = request.max_blocks.unwrap_or(0);

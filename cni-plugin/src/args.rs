@@ -29,6 +29,9 @@ pub(crate) struct Args {
     pub(crate) pod_namespace: String,
     /// `CNI_TEST_NAMESPACE`, which Calico's own tests set.
     pub(crate) test_namespace: String,
+    /// `MARGAY_STICKY`: the name under which the workload keeps its addresses. It needs `IgnoreUnknown=1` beside it, as
+    /// CNI's library knows it no more than Calico does.
+    pub(crate) sticky: String,
 }
 
 impl Args {
@@ -61,6 +64,9 @@ fn load(text: &str, known: &[&str], form: AddressForm) -> Result<Args> {
         let (key, value) = split(pair)?;
         if key == "CNI_TEST_NAMESPACE" {
             value.clone_into(&mut args.test_namespace);
+        }
+        if key == "MARGAY_STICKY" {
+            value.clone_into(&mut args.sticky);
         }
         if !known.contains(&key) {
             unknown.push(pair);
@@ -130,7 +136,7 @@ mod tests {
             ip: Some("10.0.0.1".parse().unwrap()),
             pod: "cart".into(),
             pod_namespace: "shop".into(),
-            test_namespace: String::new(),
+            ..Args::default()
         };
         assert_eq!(args, expected);
         assert_eq!(Args::parse("", AddressForm::Bare).unwrap(), Args::default());

@@ -40,6 +40,7 @@ pub mod served;
 mod session;
 mod sight;
 mod status;
+mod sticky;
 pub mod verbs;
 mod versions;
 mod wanted;

@@ -45,10 +45,14 @@ pub(crate) struct NetConf {
     pub(crate) policy: Policy,
     /// `args.cni.ips`.
     pub(crate) args_ips: Option<Json>,
+    /// `args.cni.labels`.
+    pub(crate) args_labels: Option<Json>,
     /// `runtimeConfig.ips`.
     pub(crate) runtime_ips: Option<Json>,
     /// `runtimeConfig.ipRanges`.
     pub(crate) runtime_ranges: Option<Json>,
+    /// `runtimeConfig["io.kubernetes.cri.pod-annotations"]`.
+    pub(crate) runtime_annotations: Option<Json>,
     pub(crate) prev_result: Option<Json>,
 }
 
@@ -68,6 +72,7 @@ pub(crate) struct Ipam {
     pub(crate) range_start: Option<Json>,
     pub(crate) range_end: Option<Json>,
     pub(crate) ranges: Option<Json>,
+    pub(crate) sticky: Option<Json>,
     pub(crate) whereabouts: Whereabouts,
 }
 
@@ -154,12 +159,14 @@ impl NetConf {
                 if name == "cni" {
                     d.members(value, "args.cni", "struct", |_, name, value| {
                         keep_if(name == "ips", &mut self.args_ips, value);
+                        keep_if(name == "labels", &mut self.args_labels, value);
                     });
                 }
             }),
             "runtimeconfig" => d.members(value, "runtimeConfig", "types.RuntimeConfig", |_, name, value| {
                 keep_if(name == "ips", &mut self.runtime_ips, value);
                 keep_if(name == "ipranges", &mut self.runtime_ranges, value);
+                keep_if(name == "io.kubernetes.cri.pod-annotations", &mut self.runtime_annotations, value);
             }),
             "prevresult" => keep_if(true, &mut self.prev_result, value),
             _ => self.datastore(d, name, value),
@@ -247,6 +254,7 @@ impl Ipam {
             "rangestart" => keep_if(true, &mut self.range_start, value),
             "rangeend" => keep_if(true, &mut self.range_end, value),
             "ranges" => keep_if(true, &mut self.ranges, value),
+            "sticky" => keep_if(true, &mut self.sticky, value),
             "range" => keep_if(true, &mut self.whereabouts.range, value),
             "range_start" => keep_if(true, &mut self.whereabouts.range_start, value),
             "range_end" => keep_if(true, &mut self.whereabouts.range_end, value),

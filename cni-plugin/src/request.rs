@@ -13,6 +13,7 @@ use ipam_core::CheckResult;
 pub use ipam_core::assign::Gateway;
 pub use ipam_core::attachment::Attachment;
 use ipam_core::endpoints::EndpointOf;
+use ipam_core::sticky::Sticky;
 pub use ipam_core::vm::VmPod;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -109,6 +110,8 @@ pub struct AddRequest {
     pub network: Network,
     /// The virtual machine whose address the pod gets, on a Calico network.
     pub vm: Option<VmPod>,
+    /// The workload that keeps the addresses.
+    pub sticky: Option<Sticky>,
 }
 
 /// The kind of network that the addresses are for.

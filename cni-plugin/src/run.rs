@@ -26,6 +26,7 @@ use crate::prev_result;
 use crate::request::{AddRequest, Allocator, DelRequest, Network, StoreAt};
 use crate::result::{AddResult, no_addresses};
 use crate::status::unavailable;
+use crate::sticky::sticky;
 use crate::versions;
 use crate::wanted::wanted;
 use crate::whereabouts;
@@ -254,7 +255,10 @@ impl<'a> Context<'a> {
         let settings = self.bridged_settings()?;
         let network = settings.as_ref().map_or(Network::Calico, |settings| Network::Bridged(settings.network.clone()));
         let wanted = wanted(&self.conf, &args)?;
-        let request = AddRequest { vm, ..self.add_request(identity, network, wanted) };
+        let begun = Instant::now();
+        let sticky = sticky(&self.conf, &args, identity.pod.as_ref(), &self.kubernetes, self.store.patience)?;
+        self.hurry(begun.elapsed());
+        let request = AddRequest { vm, sticky, ..self.add_request(identity, network, wanted) };
         let chosen = request.count_v4 + request.count_v6;
         check_counts(version, &request.wanted, chosen)?;
         // An ADD without addresses needs no store, as for Calico; a virtual machine may have some.
@@ -287,6 +291,7 @@ impl<'a> Context<'a> {
             max_blocks: self.conf.single_block.then_some(1),
             network,
             vm: None,
+            sticky: None,
         }
     }
 

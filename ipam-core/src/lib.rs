@@ -66,6 +66,7 @@ mod resources;
 pub mod samples;
 pub mod selector;
 mod settings;
+pub mod sticky;
 pub mod surroundings;
 pub mod timestamps;
 pub mod usage;

@@ -22,6 +22,7 @@ use crate::hints;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Attribute, Block, Document, Handle, Node, Pool, ReleaseRequest, handle_id};
+use crate::sticky::{forget, names_of};
 use crate::surroundings::{decode_all, passes_over, pool_holding, read_config};
 use crate::workset::Workset;
 use renamed::Renamed;
@@ -74,10 +75,11 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<IpAddr>> {
         self.settle_intents(attachment, deadline).await?;
-        let likely = hints::blocks_to_release(&self.recall(attachment), addresses);
+        let recalled = self.recall(attachment);
+        let likely = hints::blocks_to_release(&recalled, addresses);
         let handle = attachment.handle();
         let handles: Vec<String> = [handle].into_iter().chain(old_handles.iter().cloned()).collect();
-        transact!(self, deadline, |tx| {
+        let (released, kept) = transact!(self, deadline, |tx| {
             let more = likely.iter().map(|cidr| keys::block(*cidr)).chain(endpoint.map(EndpointOf::key));
             prefetch(self, tx, &attachment.node, &handles, more).await?;
             if let Some(endpoint) = endpoint {
@@ -88,9 +90,14 @@ impl Ipam {
             let cooldown = read_config(tx).await?.cooldown_seconds();
             let mut work = Workset::new(tx, self.now(), cooldown);
             let (gone, renamed) = self.release_own(&mut work, &own, &handles, cooldown).await?;
-            Ok((gone.write(work, &own.node).await?, renamed))
-        })
-        .map(Renamed::reported)
+            let kept = gone.kept.clone();
+            Ok(((gone.write(work, &own.node).await?, renamed), kept))
+        })?;
+        // A workload that is made again asks next for what waits for it.
+        if !kept.is_empty() {
+            self.remember(attachment, &recalled, &hints::with_used(&recalled, kept.into_iter()));
+        }
+        Ok(Renamed::reported(released))
     }
 
     /// Releases what an attachment holds under these handles, as a part of what the workset will write.
@@ -226,11 +233,15 @@ impl Ipam {
             return Ok(());
         }
         let now = self.now();
+        let kept = names_of(block, requests.iter().map(|request| request.address));
         let released = work.change(cidr, |block| block.release_addresses(requests, now, cooldown_seconds)).await?;
         let Some(released) = released else { return Ok(()) };
         let released = released?;
         for handle in released.by_handle.keys() {
             work.touch_handle(handle, cidr);
+        }
+        for (ip, name) in kept {
+            forget(work.tx, &name, ip).await?;
         }
         done.released.extend(released.released);
         done.unallocated.extend(released.unallocated);
@@ -286,10 +297,14 @@ impl Ipam {
                     let change =
                         work.change(*cidr, |block| (block.release_where(now, cooldown, test), block.is_empty()));
                     if let Some((released, is_empty)) = change.await? {
-                        gone.released.extend(released.released);
                         if is_empty {
                             gone.emptied.insert(*cidr);
+                        } else if let Some(block) = work.block(*cidr).await?
+                            && !names_of(block, released.released.iter().copied()).is_empty()
+                        {
+                            gone.kept.insert(*cidr);
                         }
+                        gone.released.extend(released.released);
                     }
                 }
             }
@@ -305,6 +320,8 @@ struct Gone {
     released: Vec<IpAddr>,
     /// Blocks that have become empty.
     emptied: BTreeSet<IpNet>,
+    /// Blocks with released addresses that wait for their workload.
+    kept: BTreeSet<IpNet>,
     /// The number of blocks of the handles that were not read.
     left: usize,
 }

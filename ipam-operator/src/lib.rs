@@ -15,6 +15,7 @@ pub mod inspect;
 pub mod moving;
 mod pool_deletion;
 mod split;
+mod sticky;
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use kv::Store;
 
 pub use pool_deletion::InUse;
 pub use split::{Split, Which};
+pub use sticky::KeptAddress;
 
 /// The allocator, and what only a person does with its store. It can do all that the allocator can.
 #[derive(Clone, Debug)]

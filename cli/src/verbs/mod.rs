@@ -19,6 +19,7 @@ mod release;
 mod reservation;
 mod settings;
 mod split;
+mod sticky;
 pub(crate) mod store;
 
 use std::path::Path;
@@ -73,7 +74,7 @@ pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path)
         }
         OnStore::Pool(args::Pool::Delete(_))
         | OnStore::Reservation(args::Reservation::Delete { .. })
-        | OnStore::Ipam(args::Ipam::Release(_)) => Use::Release,
+        | OnStore::Ipam(args::Ipam::Release(_) | args::Ipam::Unpin(_)) => Use::Release,
         _ => Use::Existing,
     };
     let run = run_of(command);
@@ -97,6 +98,8 @@ fn run_of(command: &OnStore) -> Run {
         OnStore::Ipam(args::Ipam::Release(release)) => release.dry_run,
         OnStore::Ipam(args::Ipam::Configure(configure)) => configure.dry_run,
         OnStore::Ipam(args::Ipam::Split(split)) => split.dry_run,
+        OnStore::Ipam(args::Ipam::Pin(pin)) => pin.dry_run,
+        OnStore::Ipam(args::Ipam::Unpin(unpin)) => unpin.dry_run,
         _ => false,
     })
 }
@@ -144,7 +147,7 @@ async fn worked_on<T>(
 /// True for a command that reads all blocks.
 fn reads_all(command: &OnStore) -> bool {
     match command {
-        OnStore::Ipam(args::Ipam::Map(_) | args::Ipam::Explain(_)) => true,
+        OnStore::Ipam(args::Ipam::Map(_) | args::Ipam::Explain(_) | args::Ipam::List(_)) => true,
         OnStore::Ipam(args::Ipam::Show(show)) => show.ip.is_none(),
         _ => false,
     }
@@ -196,6 +199,9 @@ async fn verb(command: &OnStore, ipam: &Operator) -> Result<Answer> {
         }
         OnStore::Ipam(args::Ipam::Configure(what)) => settings::configure(ipam, what, deadline).await,
         OnStore::Ipam(args::Ipam::Split(what)) => split::run(ipam, what, deadline).await,
+        OnStore::Ipam(args::Ipam::Pin(what)) => sticky::pin(ipam, what, Run::new(what.dry_run), deadline).await,
+        OnStore::Ipam(args::Ipam::Unpin(what)) => sticky::unpin(ipam, what, Run::new(what.dry_run), deadline).await,
+        OnStore::Ipam(args::Ipam::List(what)) => sticky::list(ipam, what, Deadline::after(READING)).await,
     }
 }
 

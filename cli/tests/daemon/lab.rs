@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use datastore::{Create, Location, OpenStore, care, served};
 use ipam_core::model::{Block, Document, keys};
+use ipam_core::sticky::waits_until;
 use ipam_core::{Ipam, Nodes};
 use kv::{Range, StoreExt};
 use nix::mount::{MsFlags, mount};
@@ -171,13 +172,16 @@ impl Drop for Lab {
     }
 }
 
-/// The handles of an open store by their addresses.
+/// The handles of an open store by their addresses, without those that wait for a workload.
 pub(crate) async fn held_in(open: &OpenStore) -> BTreeMap<IpAddr, String> {
     let all = open.store().list(Range::All).await.unwrap();
     let mut held = BTreeMap::new();
     for kv in all.kvs.iter().filter(|kv| keys::parse_block(&kv.key).is_some()) {
         let block = Block::decode(&kv.key, kv.value.as_bytes()).unwrap();
         for (ip, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
+            if waits_until(entry).is_some() {
+                continue;
+            }
             let before = held.insert(ip, entry.handle().unwrap().to_owned());
             assert_eq!(before, None, "{ip} is in two blocks");
         }

@@ -24,6 +24,7 @@ mod programs;
 mod role;
 #[path = "../../../backend-etcd/tests/support/server.rs"]
 mod server;
+mod sticky;
 mod trust;
 
 use server::Etcd;

@@ -36,7 +36,7 @@ pub(crate) use files::check_owner;
 pub(crate) use host_local::{DefaultRoutes, HostLocal, default_routes};
 pub(crate) use kubeconfig::check_kubeconfig;
 pub(crate) use launcher::{Instance, Launcher};
-pub(crate) use pod::Port;
+pub(crate) use pod::{Pod, Port};
 
 /// The beginning of the names of pods that may run a virtual machine of KubeVirt's.
 pub(crate) const LAUNCHER: &str = "virt-launcher-";
@@ -133,6 +133,16 @@ impl Kubernetes {
             let message = format!("failed to get namespace {namespace}: {}", problem.what);
             CniError::new(problem.code, message).with_details(problem.advice)
         })
+    }
+
+    /// A pod, by one request that takes no longer than `patience`, or five seconds.
+    ///
+    /// # Errors
+    /// Those of [`Client::pod`](client::Client::pod).
+    pub(crate) fn pod(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Pod> {
+        let mut client = self.client()?;
+        let asked = block_on(client.pod(namespace, pod, patience.min(LONGEST_WAIT)));
+        asked.map_err(|problem| CniError::new(problem.code, problem.what).with_details(problem.advice))?
     }
 
     fn ask(&self, namespace: &str, patience: Duration) -> Result<Labels, Problem> {

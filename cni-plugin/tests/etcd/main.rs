@@ -37,6 +37,9 @@ mod secondary;
 mod secrets;
 #[path = "../../../backend-etcd/tests/support/server.rs"]
 mod server;
+mod sticky;
+#[path = "../system/sticky_kills.rs"]
+mod sticky_kills;
 #[path = "../system/victim.rs"]
 mod victim;
 mod ways_in;

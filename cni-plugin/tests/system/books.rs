@@ -7,8 +7,9 @@ use std::time::Duration;
 use datastore::Create;
 use ipam_core::assign::AssignRequest;
 use ipam_core::model::{
-    Affinity, AffinityState, Block, Document, Handle, IpReservation, NewPool, fitting_block_size, keys,
+    Affinity, AffinityState, Block, Document, Handle, IpReservation, NewPool, StickyRecord, fitting_block_size, keys,
 };
+use ipam_core::sticky::{STICKY, waits_until};
 use ipam_core::{Holding, Ipam, Nodes};
 use ipnet::IpNet;
 use kv::{Deadline, Range, StoreExt};
@@ -24,6 +25,8 @@ pub(crate) struct Books {
     pub(crate) held: BTreeMap<IpAddr, String>,
     /// The reservations: their addresses by their names.
     pub(crate) reservations: BTreeMap<String, Vec<String>>,
+    /// The workload that each address waits for.
+    pub(crate) waiting: BTreeMap<IpAddr, String>,
     /// How many addresses of each pool are in use.
     pub(crate) in_use: BTreeMap<String, String>,
 }
@@ -70,13 +73,14 @@ impl Lab {
     /// Reads everything. Blocks, handles and affinities must agree.
     pub(crate) fn books(&self) -> Books {
         self.with_ipam(Create::Never, async |ipam, deadline| {
-            let held = consistent(ipam).await;
+            let (held, waiting) = consistent(ipam).await;
             let utilization = ipam.utilization(Deadline::after(Duration::from_secs(60))).await.unwrap();
             assert!(utilization.orphaned.is_empty(), "{utilization:?}");
             let in_use = utilization.pools.iter().map(|pool| (pool.name.clone(), pool.usage.in_use.to_string()));
             let inventory = ipam.inventory(deadline).await.unwrap();
             let texts = |reservation: &IpReservation| (reservation.name().to_owned(), reservation.texts());
-            Books { held, reservations: inventory.reservations.iter().map(texts).collect(), in_use: in_use.collect() }
+            let reservations = inventory.reservations.iter().map(texts).collect();
+            Books { held, waiting, reservations, in_use: in_use.collect() }
         })
     }
 
@@ -97,10 +101,11 @@ impl Books {
 }
 
 /// The handle that holds each address. Each handle names exactly the blocks that it has addresses in, with how many;
-/// there is no other handle; each block that has an owner has its affinity, and there is no other affinity.
-async fn consistent(ipam: &Ipam) -> BTreeMap<IpAddr, String> {
+/// there is no other handle; each block that has an owner has its affinity, and there is no other affinity. An address that
+/// waits for a workload has no handle, and the workload's record has it.
+async fn consistent(ipam: &Ipam) -> (BTreeMap<IpAddr, String>, BTreeMap<IpAddr, String>) {
     let all = ipam.store().list(Range::All).await.unwrap();
-    let mut held = BTreeMap::new();
+    let (mut held, mut waiting) = (BTreeMap::new(), BTreeMap::new());
     let mut counted: BTreeMap<String, BTreeMap<IpNet, i64>> = BTreeMap::new();
     let mut recorded: BTreeMap<String, BTreeMap<IpNet, i64>> = BTreeMap::new();
     let (mut owned, mut affine) = (Vec::new(), Vec::new());
@@ -110,6 +115,15 @@ async fn consistent(ipam: &Ipam) -> BTreeMap<IpAddr, String> {
             assert_eq!(block.cidr(), cidr);
             owned.extend(block.owner().map(|owner| keys::affinity(&owner, cidr).unwrap()));
             for (ip, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
+                if let Some(name) = entry.get(STICKY) {
+                    let record = all.kvs.iter().find(|kv| kv.key == keys::sticky(name));
+                    let record = StickyRecord::decode(&kv.key, record.unwrap().value.as_bytes()).unwrap();
+                    assert!(record.addresses.iter().any(|one| one.address == ip), "{ip}, {name}: {record:?}");
+                }
+                if waits_until(entry).is_some() {
+                    waiting.insert(ip, entry.get(STICKY).unwrap().to_owned());
+                    continue;
+                }
                 let handle = entry.handle().unwrap().to_owned();
                 *counted.entry(handle.clone()).or_default().entry(cidr).or_default() += 1;
                 assert_eq!(held.insert(ip, handle), None, "{ip} is in two blocks");
@@ -127,5 +141,5 @@ async fn consistent(ipam: &Ipam) -> BTreeMap<IpAddr, String> {
     owned.sort();
     affine.sort();
     assert_eq!(owned, affine, "blocks and affinities differ");
-    held
+    (held, waiting)
 }

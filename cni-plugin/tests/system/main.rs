@@ -25,6 +25,8 @@ mod refusals;
 mod samples;
 mod status;
 mod stdout;
+mod sticky;
+mod sticky_kills;
 mod torture;
 mod victim;
 mod whereabouts;

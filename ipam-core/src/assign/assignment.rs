@@ -8,6 +8,7 @@ use super::auto::Pass;
 use super::held::Held;
 use super::request::{AssignRequest, Assigned, Gateway, NamespaceLabels, Repeated};
 use super::specific::Specific;
+use super::sticky::Kept;
 use super::{bridge, define};
 use crate::error::{BridgeError, Error, Result};
 use crate::ipam::Ipam;
@@ -25,6 +26,8 @@ pub(super) struct Assignment<'a> {
     pub(super) holder: Attribute,
     pub(super) handle: String,
     pub(super) held: Vec<Held>,
+    /// What the workload keeps, if it keeps its addresses.
+    pub(super) kept: Option<Kept>,
     pub(super) answer: Vec<Assigned>,
 }
 
@@ -62,8 +65,13 @@ impl Assignment<'_> {
         let mut addresses: Vec<(IpAddr, IpNet)> =
             self.held.iter().filter(of_pools).take(wanted).map(|held| (held.ip, held.block)).collect();
         if addresses.len() < wanted {
+            addresses.extend(self.take_kept(work, family, &pools).await?);
+        }
+        if addresses.len() < wanted {
             let pools: Vec<&Pool> = pools.iter().collect();
-            addresses.extend(self.pass(family, wanted - addresses.len(), &pools).run(work).await?);
+            let new = self.pass(family, wanted - addresses.len(), &pools).run(work).await?;
+            self.keep_new(family, &new);
+            addresses.extend(new);
         }
         for (ip, block) in addresses {
             let pool = pool_holding(&pools, block).map_or(block, Pool::cidr);
@@ -105,6 +113,13 @@ impl Assignment<'_> {
         if self.request.bridge.is_some() && self.around.reservations.contains(ip) {
             return Err(Error::Reserved(ip));
         }
+        if let Some(block) = pools::block_of(&pool, ip)
+            && self.is_kept(work, ip, block).await?
+        {
+            work.change(block, |block| block.keep(ip, &self.holder)).await?;
+            work.touch_handle(&self.handle, block);
+            return Ok(Assigned { ip, block, pool: pool.cidr(), gateway });
+        }
         let block = self.specific().assign(work, ip, &pool).await?;
         Ok(Assigned { ip, block, pool: pool.cidr(), gateway })
     }
@@ -130,7 +145,7 @@ impl Assignment<'_> {
             around: self.around,
             family,
             wanted,
-            holder: &self.holder,
+            holder: self.holder_in(family),
             handle: &self.handle,
             pools,
             owner: self.owner(),
@@ -170,7 +185,7 @@ impl Assignment<'_> {
         Specific {
             request: self.request,
             around: self.around,
-            holder: &self.holder,
+            holder: self.plain_holder(),
             handle: &self.handle,
             owner: self.owner(),
             is_secondary: self.is_secondary(),

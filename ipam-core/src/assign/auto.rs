@@ -19,6 +19,7 @@ use crate::ipam::Ipam;
 use crate::model::{Attribute, Block, Owner, Pool, keys};
 use crate::net::Family;
 use crate::pools::Blocks;
+use crate::sticky::overdue;
 use crate::surroundings::{Surroundings, passes_over, pool_holding};
 use crate::workset::{BLOCKS_AT_ONCE, Found, Workset};
 
@@ -84,7 +85,12 @@ impl Pass<'_> {
                     self.move_for(work, cidr).await?;
                     self.take(work, cidr, &mut taken).await?;
                 }
-                NextBlock::Nothing => return Err(self.short(taken.len(), own)),
+                NextBlock::Nothing => {
+                    self.take_overdue(work, &mut taken).await?;
+                    if taken.len() < self.wanted {
+                        return Err(self.short(taken.len(), own));
+                    }
+                }
             }
         }
         Ok(taken)
@@ -320,10 +326,12 @@ impl Pass<'_> {
         walk(pool, &self.around.host.name, self.now)
     }
 
-    /// True if a block has room, or something of this host's that may be left over from an earlier boot.
+    /// True if a block has room, something of this host's that may be left over from an earlier boot, or an address that has
+    /// waited for its workload for too long.
     fn is_of_use(&self, block: &Block) -> bool {
         let is_ours = |entry: &Attribute| entry.node() == Some(&self.around.host.name);
-        block.free_count(&self.around.reservations) > 0 || block.allocated().any(|(_, entry)| is_ours(entry))
+        block.free_count(&self.around.reservations) > 0
+            || block.allocated().any(|(_, entry)| is_ours(entry) || overdue(entry, self.now).is_some())
     }
 
     /// The use of a stored block.

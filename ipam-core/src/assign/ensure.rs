@@ -65,8 +65,16 @@ impl Ipam {
             let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
             let (holder, handle) = (Attribute::default(), String::new());
             let (held, answer) = (Vec::new(), Vec::new());
-            let mut assignment =
-                Assignment { ipam: self, request: terms, around: &mut around, holder, handle, held, answer };
+            let mut assignment = Assignment {
+                ipam: self,
+                request: terms,
+                around: &mut around,
+                holder,
+                handle,
+                held,
+                kept: None,
+                answer,
+            };
             let mut blocks = Vec::new();
             for family in [Family::V4, Family::V6].into_iter().filter(|family| terms.wanted.all_of(*family) > 0) {
                 blocks.push(assignment.ensure_block(&mut work, family).await?);

@@ -172,7 +172,7 @@ impl Ipam {
         let (holder, handle) = (Attribute::default(), String::new());
         let (held, answer) = (Vec::new(), Vec::new());
         let mut assignment =
-            Assignment { ipam: self, request: &request, around: &mut around, holder, handle, held, answer };
+            Assignment { ipam: self, request: &request, around: &mut around, holder, handle, held, kept: None, answer };
         let block_limit = assignment.pass(family, 1, &[]).limit();
         let outcome = assignment.outcome(&mut work, family, &blocks).await?;
         Ok(Explanation {

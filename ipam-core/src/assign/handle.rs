@@ -120,7 +120,8 @@ impl Ipam {
             }
             let (held, answer) = (Vec::new(), Vec::new());
             let (handle, around) = (handle.clone(), &mut around);
-            let mut assignment = Assignment { ipam: self, request: terms, around, holder, handle, held, answer };
+            let mut assignment =
+                Assignment { ipam: self, request: terms, around, holder, handle, held, kept: None, answer };
             let done = assignment.all(&mut work).await;
             misdated = work.misdated().to_vec();
             done?;

@@ -12,6 +12,7 @@ mod request;
 mod search;
 mod secondary;
 mod specific;
+mod sticky;
 mod together;
 mod vm;
 mod would;
@@ -28,6 +29,7 @@ pub use handle::HandleRequest;
 pub(crate) use held::held_by;
 use held::renew;
 pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, PoolDefinition, Repeated, Wanted};
+use sticky::Kept;
 
 use crate::attachment::{Attachment, NODE, Ownership, TIMESTAMP};
 use crate::error::{Error, Result};
@@ -36,6 +38,7 @@ use crate::hints;
 use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Block, Owner, keys};
 use crate::net::Family;
+use crate::sticky::Sticky;
 use crate::surroundings::{Surroundings, read_config};
 use crate::timestamps::parse_go_string;
 use crate::workset::Workset;
@@ -180,6 +183,9 @@ impl Ipam {
         let mut wanted = Wanted::default();
         requests.iter().for_each(|request| wanted.add(&request.wanted));
         let mut first: Vec<Key> = requests.iter().map(|request| keys::handle(&request.attachment.handle())).collect();
+        first.extend(
+            requests.iter().filter_map(|request| request.sticky.as_ref()).map(|sticky| keys::sticky(&sticky.name)),
+        );
         for family in [Family::V4, Family::V6].into_iter().filter(|family| wanted.any_of(*family) > 0) {
             let likely = hints::latest_of(&findings.used, family);
             first.extend(likely.map(keys::block));
@@ -196,7 +202,10 @@ impl Ipam {
             let attachment = Attachment { node: around.host.name.clone(), ..request.attachment.clone() };
             let mut attributes = request.attributes.clone();
             attributes.insert(NODE.to_owned(), attachment.node.clone());
-            let holder = Attribute::new(Some(&handle), attachment.mark(&attributes, request.names()));
+            let mut marked = attachment.mark(&attributes, request.names());
+            let plain = request.sticky.as_ref().map(|_| Attribute::new(Some(&handle), marked.clone()));
+            marked.extend(request.sticky.iter().flat_map(Sticky::attributes));
+            let holder = Attribute::new(Some(&handle), marked);
             let asked_at = attributes.get(TIMESTAMP).and_then(|text| parse_go_string(text));
 
             let held = held_by(&mut work, &attachment, asked_at, |claim| claim == Ownership::Own).await?;
@@ -204,7 +213,12 @@ impl Ipam {
                 all.freed.extend(self.free_leftovers(&mut work, &attachment.node, leftovers).await?);
             }
             let around = &mut around;
-            let mut assignment = Assignment { ipam: self, request, around, holder, handle, held, answer: Vec::new() };
+            let kept = match plain {
+                Some(plain) => Kept::read(&mut work, request, plain).await?,
+                None => None,
+            };
+            let mut assignment =
+                Assignment { ipam: self, request, around, holder, handle, held, kept, answer: Vec::new() };
             let done = assignment.all(&mut work).await;
             assignment.around.allow_all();
             let used = assignment.answer.iter().map(|assigned| assigned.block);
@@ -218,7 +232,10 @@ impl Ipam {
                 cooldown,
             };
             done?;
-            let Assignment { answer, held, .. } = assignment;
+            let Assignment { answer, held, kept, .. } = assignment;
+            if let Some(kept) = kept {
+                kept.write(&mut work)?;
+            }
             renew(&mut work, &attachment, &held, &answer, &attributes, request.names()).await?;
             all.answers.push(answer);
         }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::attachment::{Attachment, Names};
 use crate::model::{HostReserved, Labels, Owner, PoolUse};
 use crate::net::Family;
+use crate::sticky::Sticky;
 
 /// The wanted addresses: certain ones, and any others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,6 +146,9 @@ pub struct AssignRequest {
     pub bridge: Option<Bridge>,
     /// Pools to be made first, if they are not there.
     pub define: Vec<PoolDefinition>,
+    /// The workload that keeps the addresses; `None` if none does.
+    #[serde(default)]
+    pub sticky: Option<Sticky>,
 }
 
 impl AssignRequest {
@@ -164,6 +168,7 @@ impl AssignRequest {
             host_reserved: None,
             bridge: None,
             define: Vec::new(),
+            sticky: None,
         }
     }
 

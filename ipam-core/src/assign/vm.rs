@@ -133,7 +133,7 @@ impl Ipam {
         let terms = AssignRequest { wanted, ..request.clone() };
         let (held, answer) = (Vec::new(), Vec::new());
         let handle = handle.to_owned();
-        let mut given = Assignment { ipam: self, request: &terms, around, holder, handle, held, answer };
+        let mut given = Assignment { ipam: self, request: &terms, around, holder, handle, held, kept: None, answer };
         given.all(work).await?;
         Ok(given.answer)
     }

@@ -36,6 +36,7 @@ use crate::attachment::{BOOT, INTERFACE, NETNS, NETWORK, TIMESTAMP};
 use crate::error::Result;
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::{Attribute, Block, Owner, WINDOWS_RESERVED_HANDLE, handle_id, keys};
+use crate::sticky::waits_until;
 use crate::timestamps::parse_go_string;
 use crate::usage::{Reading, reread};
 use crate::vm::is_vms;
@@ -105,7 +106,12 @@ impl Allocation {
             return Kind::Other;
         }
         let windows = entry.handle_id().is_some_and(|id| id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE));
-        if windows || is_vms(entry) || entry.get(TYPE).is_some() || !entry.alternate_attributes().is_empty() {
+        if windows
+            || is_vms(entry)
+            || waits_until(entry).is_some()
+            || entry.get(TYPE).is_some()
+            || !entry.alternate_attributes().is_empty()
+        {
             return Kind::Special;
         }
         let (Some(network), Some(interface), Some(handle), Some(_)) =
@@ -152,7 +158,8 @@ pub struct Holdings {
     pub allocations: Vec<Allocation>,
     /// How many addresses of the node carry no attributes of ours: what Calico itself assigned.
     pub unmarked: usize,
-    /// How many addresses of the node are no container's: those of tunnels, load balancers, Windows, virtual machines.
+    /// How many addresses of the node are no container's: those of tunnels, load balancers, Windows, virtual machines, and
+    /// those that wait for a workload.
     pub special: usize,
 }
 

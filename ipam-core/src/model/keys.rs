@@ -16,6 +16,8 @@ const PROFILES: &str = "profiles";
 
 /// The key under which an embedded store keeps the name of its one node.
 pub const PINNED_NODE: &str = "/margay/v1/node";
+/// The beginning of the keys of the records of workloads that keep their addresses.
+const STICKY: &str = "/margay/v1/sticky/";
 
 /// The kinds of resource that have a key of their own here: the plural in the key, and the kind in the document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,6 +94,16 @@ pub fn blocks_prefix(family: Option<Family>) -> Key {
         None => format!("{IPAM}assignment/").into(),
         Some(family) => format!("{IPAM}assignment/{}/block/", family.key_segment()).into(),
     }
+}
+
+/// The key of the record of a workload's addresses. Names are put into it as they are, slashes and all.
+pub fn sticky(name: &str) -> Key {
+    format!("{STICKY}{name}").into()
+}
+
+/// The prefix of the keys of all such records.
+pub fn sticky_prefix() -> Key {
+    STICKY.into()
 }
 
 /// The key of an owner's affinity to a block. `None` for an owner that cannot have one: no name, or a text that is

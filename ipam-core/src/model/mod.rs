@@ -23,6 +23,7 @@ mod pool_spec;
 mod profile;
 mod reservation;
 mod resource;
+mod sticky;
 mod workload;
 
 pub use affinity::{Affinity, AffinityState};
@@ -46,4 +47,5 @@ pub use pool_spec::{POOL_FIELDS, read_pool_spec};
 pub use profile::new_profile;
 pub use reservation::IpReservation;
 pub use resource::{Labels, Resource, check_name};
+pub use sticky::{StickyAddress, StickyRecord};
 pub use workload::{InvalidWorkload, handle_id, same_handle, workload_endpoint_name};

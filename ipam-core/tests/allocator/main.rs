@@ -25,6 +25,7 @@ mod release;
 mod retire;
 mod scale;
 mod settings;
+mod sticky;
 mod together;
 mod vm;
 mod world;

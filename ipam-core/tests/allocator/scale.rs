@@ -1,12 +1,14 @@
 //! The requests of an assignment where there are many blocks, counted.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ipam_core::Error;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use ipam_core::hints::{FullBlocks, Hints};
 use ipam_core::model::{Attribute, Block, IpamConfig, NewPool, Owner, ReleaseRequest, keys};
+use ipam_core::sticky::{Until, entry_of};
 use ipnet::{IpNet, Ipv4Subnets};
 use kv::wrap::{Counting, Counts};
 use time::OffsetDateTime;
@@ -132,6 +134,17 @@ async fn a_full_pool_says_so_without_reading_its_blocks_again() {
     assert!(is_exhausted(add().await.0));
     world.pass(31);
     assert_eq!(add().await.0.unwrap().to_string(), "10.0.66.0/28");
+
+    // So is one that has waited for its workload for too long.
+    let mut kept = world.block("10.0.77.0/28").await.unwrap();
+    let until = Until::At(world.ipam.now() + Duration::from_secs(30));
+    assert!(kept.keep(ip("10.0.77.7"), &entry_of("shop/web-0", until, None, None)));
+    kept.bump();
+    world.put(keys::block(kept.cidr()), &kept).await;
+    assert!(is_exhausted(add().await.0));
+    assert!(is_exhausted(add().await.0));
+    world.pass(31);
+    assert_eq!(add().await.0.unwrap().to_string(), "10.0.77.0/28");
 }
 
 fn kv_bytes(block: &Block) -> u64 {

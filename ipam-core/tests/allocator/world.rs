@@ -9,7 +9,10 @@ use std::time::Duration;
 use ipam_core::assign::{AssignRequest, Assigned, Wanted};
 use ipam_core::attachment::Attachment;
 use ipam_core::model::keys::{self, ResourceKind};
-use ipam_core::model::{Affinity, AffinityState, Block, Document, Handle, IpamConfig, NewPool, Node, Owner};
+use ipam_core::model::{
+    Affinity, AffinityState, Block, Document, Handle, IpamConfig, NewPool, Node, Owner, StickyRecord,
+};
+use ipam_core::sticky::{STICKY, waits_until};
 use ipam_core::{Ipam, Nodes, Result};
 use kv::{Deadline, Key, Kv, Range, Store, StoreExt};
 use time::OffsetDateTime;
@@ -172,7 +175,16 @@ pub(crate) fn consistent(kvs: &[Kv]) {
     let mut owned = Vec::new();
     for kv in kvs.iter().filter(|kv| keys::parse_block(&kv.key).is_some()) {
         let block = Block::decode(&kv.key, kv.value.as_bytes()).unwrap();
-        for (_, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
+        for (ip, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
+            if let Some(name) = entry.get(STICKY) {
+                let record = kvs.iter().find(|kv| kv.key == keys::sticky(name));
+                let record = record.map(|kv| StickyRecord::decode(&kv.key, kv.value.as_bytes()).unwrap());
+                let knows = record.is_some_and(|record| record.addresses.iter().any(|one| one.address == ip));
+                assert!(knows, "{ip} is kept by {name}, whose record does not have it");
+            }
+            if waits_until(entry).is_some() {
+                continue;
+            }
             let blocks = held.entry(entry.handle().unwrap().to_owned()).or_default();
             *blocks.entry(block.cidr().to_string()).or_default() += 1;
         }

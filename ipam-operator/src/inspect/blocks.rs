@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use ipam_core::model::{Affinity, AffinityState, Attribute, Block, Document, Flaws, Owner, StoredBlock};
 use ipam_core::net::{bounds, nth};
+use ipam_core::sticky::waits_until;
 use ipnet::IpNet;
 use kv::{Key, Kv};
 use time::Duration;
@@ -155,6 +156,8 @@ impl Inspector {
         self.done.counts.held += 1;
         match entry.handle().filter(|id| !id.is_empty()) {
             Some(id) => self.handles.note(id, index),
+            // An address that waits for its workload has none.
+            None if waits_until(entry).is_some() => {}
             None => seen.without_handle.note(ip),
         }
         if self.around.reserved().contains(ip) {

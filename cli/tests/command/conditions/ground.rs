@@ -49,6 +49,7 @@ impl Ground {
         for number in 0..8 {
             lab.assign("net", &format!("d{number}"));
         }
+        lab.margay("ipam pin 10.65.0.79 shop/kept").answer();
         let ground = Self { lab, ip };
         let pool = |name: &str, cidr: &str, rest: &str| {
             format!(

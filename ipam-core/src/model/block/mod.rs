@@ -5,6 +5,7 @@ mod parts;
 mod refusals;
 mod release;
 mod secondary;
+mod sticky;
 mod stored;
 
 use std::collections::BTreeMap;
@@ -312,7 +313,9 @@ impl Block {
 
     /// True if each address of the block has a holder, so that none becomes free unless the block is written.
     pub fn is_full(&self) -> bool {
-        self.unallocated.is_empty() && self.allocated().all(|(_, entry)| entry.released_at().is_none())
+        self.unallocated.is_empty()
+            && self.allocated().all(|(_, entry)| entry.released_at().is_none())
+            && !self.may_become_overdue()
     }
 
     /// True if no address of the block has a holder, but for those that a Windows host keeps for itself. An address in

@@ -7,6 +7,7 @@ use time::OffsetDateTime;
 
 use super::{AddressState, Attribute, Block};
 use crate::model::workload::same_handle;
+use crate::sticky;
 
 /// An address to be released, and what must be true of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,7 +102,8 @@ impl ReleaseConflict {
 }
 
 impl Block {
-    /// Releases the held addresses of the block that pass the test.
+    /// Releases the held addresses of the block that pass the test. An address that its workload keeps waits for it
+    /// from now on, see [`crate::sticky`].
     ///
     /// Released addresses are in cooldown for `cooldown_seconds` from now; with 0 or less they are free at once. The
     /// cooldown step is part of this, so addresses whose cooldown is over become free too.
@@ -113,7 +115,16 @@ impl Block {
     ) -> Released {
         let held = self.allocated().filter(|(_, entry)| entry.released_at().is_none());
         let addresses: Vec<IpAddr> = held.filter(|(ip, entry)| test(*ip, entry)).map(|(ip, _)| ip).collect();
-        self.release_held(addresses, now, cooldown_seconds)
+        let kept = addresses.iter().filter_map(|ip| {
+            let waiting = sticky::waiting(self.attributes_of(*ip)?, now, cooldown_seconds)?;
+            Some((*ip, waiting))
+        });
+        let kept: Vec<(IpAddr, Attribute)> = kept.collect();
+        let released = self.release_held(addresses, now, cooldown_seconds);
+        for (ip, waiting) in kept {
+            self.keep(ip, &waiting);
+        }
+        released
     }
 
     /// Releases all addresses held under a handle; otherwise as [`Self::release_where`].
@@ -121,7 +132,7 @@ impl Block {
         self.release_where(now, cooldown_seconds, |_, entry| entry.has_handle(handle))
     }
 
-    /// Releases addresses, all or nothing. An address that is named twice counts once, and must meet the conditions of
+    /// Releases addresses, all or nothing, also those that a workload keeps. An address that is named twice counts once, and must meet the conditions of
     /// each request. One that has no holder is returned as such. Otherwise as [`Self::release_where`].
     ///
     /// # Errors

@@ -1,0 +1,220 @@
+//! The name under which a workload keeps its addresses: `ipam.sticky`, `args.cni.labels`, `MARGAY_STICKY` in `CNI_ARGS`.
+
+use std::time::Duration;
+
+use ipam_core::sticky::{MAX_WAIT, Sticky};
+
+use crate::args::Args;
+use crate::error::{CniError, Result};
+use crate::gojson::{Json, quoted};
+use crate::kubernetes::Kubernetes;
+use crate::netconf::NetConf;
+
+/// How long a released address waits if the configuration does not say.
+const DEFAULT_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The source of a workload's name.
+#[derive(Debug, PartialEq, Eq)]
+enum By<'a> {
+    /// The pod, with its namespace.
+    Pod,
+    /// `K8S_POD_NAME` alone, which is the container's name under podman.
+    Container,
+    Label(&'a str),
+    Annotation(&'a str),
+}
+
+/// The workload that keeps the addresses of this ADD; `None` if none does: nothing is configured, or what is to name it is
+/// not there. A label or an annotation that the configuration does not have is read from the Kubernetes API, if one is
+/// configured, within `patience`.
+///
+/// # Errors
+/// Code 7 for a setting that cannot be carried out; those of the API.
+pub(crate) fn sticky(
+    conf: &NetConf,
+    args: &Args,
+    pod: Option<&(String, String)>,
+    kubernetes: &Kubernetes,
+    patience: Duration,
+) -> Result<Option<Sticky>> {
+    let (by, wait) = match &conf.ipam.sticky {
+        Some(value) => read(value)?,
+        None if args.sticky.is_empty() => return Ok(None),
+        None => (By::Pod, Some(DEFAULT_WAIT)),
+    };
+    let in_namespace = |name: String| match pod {
+        Some((namespace, _)) => format!("{namespace}/{name}"),
+        None => name,
+    };
+    let name = match by {
+        _ if !args.sticky.is_empty() => Some(args.sticky.clone()),
+        By::Pod => pod.map(|(namespace, pod)| format!("{namespace}/{pod}")),
+        By::Container => Some(args.pod.clone()).filter(|name| !name.is_empty()),
+        By::Label(key) => match label(conf, key) {
+            Some(value) => Some(in_namespace(value)),
+            None => of_pod(conf, pod, kubernetes, by, patience)?.map(in_namespace),
+        },
+        By::Annotation(key) => match annotation(conf, key) {
+            Some(value) => Some(in_namespace(value)),
+            None => of_pod(conf, pod, kubernetes, by, patience)?.map(in_namespace),
+        },
+    };
+    let Some(name) = name else {
+        tracing::debug!("nothing names the workload: its address is not kept");
+        return Ok(None);
+    };
+    Sticky::check_name(&name).map_err(|reason| CniError::config(reason).with_details(quoted(&name)))?;
+    Ok(Some(Sticky { name, wait }))
+}
+
+/// `"pod"`, or an object with `by` and `for`.
+fn read(value: &Json) -> Result<(By<'_>, Option<Duration>)> {
+    let by = match value {
+        Json::Object(_) => value.member("by"),
+        _ => Some(value),
+    };
+    let by = match by.map(Json::as_str) {
+        None | Some(Some("pod")) => By::Pod,
+        Some(Some("container")) => By::Container,
+        Some(Some(text)) => match text.split_once(':') {
+            Some(("label", key)) if !key.is_empty() => By::Label(key),
+            Some(("annotation", key)) if !key.is_empty() => By::Annotation(key),
+            _ => return Err(wrong_by()),
+        },
+        Some(None) => return Err(wrong_by()),
+    };
+    let wait = match value.member("for") {
+        None => Some(DEFAULT_WAIT),
+        Some(text) => wait(text.as_str().unwrap_or_default())?,
+    };
+    Ok((by, wait))
+}
+
+fn wrong_by() -> CniError {
+    CniError::config("ipam.sticky.by must be \"pod\", \"container\", \"label:NAME\" or \"annotation:NAME\"")
+}
+
+/// A whole number with `s`, `m`, `h` or `d`, or `forever`.
+fn wait(text: &str) -> Result<Option<Duration>> {
+    let wrong =
+        || CniError::config("ipam.sticky.for must be a time such as \"90s\", \"15m\", \"2h\", \"3d\" or \"forever\"");
+    if text == "forever" {
+        return Ok(None);
+    }
+    let seconds = [('s', 1), ('m', 60), ('h', 60 * 60), ('d', 24 * 60 * 60)]
+        .into_iter()
+        .find_map(|(unit, seconds)| text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(seconds));
+    let wait = seconds.map(Duration::from_secs).filter(|wait| !wait.is_zero() && *wait <= MAX_WAIT);
+    wait.map(Some).ok_or_else(wrong)
+}
+
+/// A label in `args.cni.labels`, a list of objects with `key` and `value`.
+fn label(conf: &NetConf, key: &str) -> Option<String> {
+    let labels = conf.args_labels.as_ref().map(Json::one_or_many).unwrap_or_default();
+    let of = |label: &&Json| label.member("key").and_then(Json::as_str) == Some(key);
+    said(labels.iter().find(of)?.member("value"))
+}
+
+/// An annotation in `runtimeConfig`, where containerd and CRI-O put those of the pod for plugins that ask for them.
+fn annotation(conf: &NetConf, key: &str) -> Option<String> {
+    said(conf.runtime_annotations.as_ref()?.member(key))
+}
+
+fn said(value: Option<&Json>) -> Option<String> {
+    value.and_then(Json::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
+}
+
+/// The label or annotation of the pod in the Kubernetes API, if one is configured.
+fn of_pod(
+    conf: &NetConf,
+    pod: Option<&(String, String)>,
+    kubernetes: &Kubernetes,
+    by: By<'_>,
+    patience: Duration,
+) -> Result<Option<String>> {
+    let Some((namespace, pod)) = pod.filter(|_| Kubernetes::are_looked_up(conf)) else {
+        return Ok(None);
+    };
+    let mut pod = kubernetes.pod(namespace, pod, patience)?;
+    let value = match by {
+        By::Label(key) => pod.labels.remove(key),
+        By::Annotation(key) => pod.annotations.remove(key),
+        By::Pod | By::Container => None,
+    };
+    Ok(value.filter(|value| !value.is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::AddressForm;
+    use crate::env::Environment;
+
+    fn of(ipam: &str, rest: &str, cni_args: &str) -> Result<Option<Sticky>> {
+        let text = format!(r#"{{"name":"net","ipam":{{{ipam}}}{rest}}}"#);
+        let conf = NetConf::decode(&Json::parse(text.as_bytes()).unwrap()).unwrap();
+        let args = Args::parse(cni_args, AddressForm::Bare).unwrap();
+        let is_pod = !args.pod.is_empty() && !args.pod_namespace.is_empty();
+        let pod = is_pod.then(|| (args.pod_namespace.clone(), args.pod.clone()));
+        let kubernetes = Kubernetes::from_conf(&conf, &Environment::default());
+        sticky(&conf, &args, pod.as_ref(), &kubernetes, Duration::from_secs(1))
+    }
+
+    fn named(ipam: &str, rest: &str, cni_args: &str) -> Option<String> {
+        of(ipam, rest, cni_args).unwrap().map(|sticky| sticky.name)
+    }
+
+    const POD: &str = "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0";
+    const LABELS: &str = r#","args":{"cni":{"labels":[{"key":"other","value":"x"},{"key":"app","value":"db"}]}}"#;
+
+    #[test]
+    fn the_name_comes_from_where_it_is_configured() {
+        assert_eq!(named("", "", POD), None);
+        assert_eq!(named(r#""sticky":null"#, "", POD), None);
+        for sticky in [r#""pod""#, r#"{"by":"pod"}"#, "{}", r#"{"for":"1h"}"#] {
+            assert_eq!(named(&format!(r#""sticky":{sticky}"#), "", POD).unwrap(), "shop/web-0", "{sticky}");
+            assert_eq!(named(&format!(r#""sticky":{sticky}"#), "", ""), None, "{sticky}");
+        }
+        assert_eq!(named(r#""sticky":"container""#, "", POD).unwrap(), "web-0");
+        assert_eq!(named(r#""sticky":"label:app""#, LABELS, POD).unwrap(), "shop/db");
+        assert_eq!(named(r#""sticky":"label:app""#, LABELS, "").unwrap(), "db");
+        assert_eq!(named(r#""sticky":"label:none""#, LABELS, POD), None);
+        let annotations = r#","runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"ip/name":"db"}}"#;
+        assert_eq!(named(r#""sticky":{"by":"annotation:ip/name"}"#, annotations, POD).unwrap(), "shop/db");
+        assert_eq!(named(r#""sticky":{"by":"annotation:other"}"#, annotations, POD), None);
+    }
+
+    #[test]
+    fn the_argument_of_the_call_comes_first() {
+        let args = "IgnoreUnknown=1;MARGAY_STICKY=printer";
+        assert_eq!(named("", "", args).unwrap(), "printer");
+        assert_eq!(named(r#""sticky":{"by":"label:app","for":"1h"}"#, LABELS, args).unwrap(), "printer");
+        let sticky = of(r#""sticky":{"for":"1h"}"#, "", args).unwrap().unwrap();
+        assert_eq!(sticky.wait, Some(Duration::from_secs(3600)));
+    }
+
+    #[test]
+    fn how_long_it_waits() {
+        let wait =
+            |text: &str| of(&format!(r#""sticky":{{"for":{text}}}"#), "", POD).map(|sticky| sticky.unwrap().wait);
+        for (text, seconds) in [("90s", 90), ("15m", 900), ("2h", 7200), ("3d", 259_200)] {
+            assert_eq!(wait(&format!("\"{text}\"")).unwrap(), Some(Duration::from_secs(seconds)), "{text}");
+        }
+        assert_eq!(wait("\"forever\"").unwrap(), None);
+        assert_eq!(of(r#""sticky":"pod""#, "", POD).unwrap().unwrap().wait, Some(DEFAULT_WAIT));
+        for text in ["0s", "", "h", "-1h", "1.5h", "1w", "99999999d", "18446744073709551615d", "ü"] {
+            assert_eq!(wait(&format!("\"{text}\"")).unwrap_err().code().number(), 7, "{text}");
+        }
+        assert_eq!(wait("60").unwrap_err().code().number(), 7);
+    }
+
+    #[test]
+    fn what_names_nothing_is_refused() {
+        for sticky in [r#""label:""#, r#""name""#, r#"{"by":"annotation:"}"#, r#"{"by":5}"#, "true", "[]"] {
+            let error = of(&format!(r#""sticky":{sticky}"#), "", POD).unwrap_err();
+            assert!(error.message().starts_with("ipam.sticky.by must be"), "{sticky}: {error}");
+        }
+        let long = "n".repeat(600);
+        of("", "", &format!("IgnoreUnknown=1;MARGAY_STICKY={long}")).unwrap_err();
+    }
+}

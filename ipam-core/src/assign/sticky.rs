@@ -1,0 +1,226 @@
+//! Addresses that a workload keeps, see [`crate::sticky`].
+//!
+//! Guards: the record of the workload, and the block of each address that is taken, assigned to others or released.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::assignment::Assignment;
+use super::auto::Pass;
+use super::request::AssignRequest;
+use crate::attachment::BOOT;
+use crate::error::Result;
+use crate::ipam::Nodes;
+use crate::model::{Attribute, Block, Pool, StickyAddress, StickyRecord};
+use crate::net::Family;
+use crate::pools;
+use crate::sticky::{Until, forget, names_of, read_record, waits_until, write_record};
+use crate::surroundings::pool_holding;
+use crate::workset::{Found, Workset};
+
+/// The addresses that the workload of a request keeps.
+#[derive(Debug)]
+pub(super) struct Kept {
+    /// The workload's name.
+    name: String,
+    record: StickyRecord,
+    is_changed: bool,
+    /// The holder of an address that the workload does not keep.
+    plain: Attribute,
+    /// The families in which the workload's own address is not to be had now: it gets another one, and does not keep it.
+    elsewhere: Vec<Family>,
+}
+
+/// The state of an address on a workload's record.
+enum State {
+    /// It waits for the workload, until then.
+    Waits(Until),
+    /// A container of an earlier boot of this machine has it, under this handle.
+    Leftover(String),
+    /// Another container of the same name has it.
+    InUse,
+    /// It is the workload's no more.
+    Gone,
+}
+
+impl Kept {
+    /// Reads the record of the workload of a request, if it keeps its addresses. `plain` is the holder of others.
+    pub(super) async fn read(
+        work: &mut Workset<'_>,
+        request: &AssignRequest,
+        plain: Attribute,
+    ) -> Result<Option<Self>> {
+        let Some(sticky) = &request.sticky else { return Ok(None) };
+        let record = read_record(work.tx, &sticky.name).await?;
+        Ok(Some(Self { name: sticky.name.clone(), record, is_changed: false, plain, elsewhere: Vec::new() }))
+    }
+
+    /// Writes the record, if it has changed.
+    pub(super) fn write(&self, work: &mut Workset<'_>) -> Result<()> {
+        if self.is_changed { write_record(work.tx, &self.name, &self.record) } else { Ok(()) }
+    }
+
+    fn state(&self, block: &Block, ip: IpAddr, request: &AssignRequest, nodes: Nodes) -> State {
+        let Some(entry) = block.attributes_of(ip) else { return State::Gone };
+        if entry.get(crate::sticky::STICKY) != Some(&self.name) {
+            return State::Gone;
+        }
+        if let Some(until) = waits_until(entry) {
+            return State::Waits(until);
+        }
+        // On a store of one machine, a container of an earlier boot is dead. In a cluster a machine of the same name may be
+        // another one; there the DEL of the old container comes first.
+        let boots = (entry.get(BOOT), request.attachment.boot.as_deref());
+        let is_earlier = matches!(boots, (Some(then), Some(now)) if then != now);
+        match entry.handle().filter(|_| is_earlier && nodes == Nodes::FirstSeen) {
+            Some(handle) => State::Leftover(handle.to_owned()),
+            None => State::InUse,
+        }
+    }
+}
+
+impl Assignment<'_> {
+    /// The holder of a new address of a family.
+    pub(super) fn holder_in(&self, family: Family) -> &Attribute {
+        match &self.kept {
+            Some(kept) if kept.elsewhere.contains(&family) => &kept.plain,
+            _ => &self.holder,
+        }
+    }
+
+    /// The holder of an address that the request names itself: the workload does not keep it.
+    pub(super) fn plain_holder(&self) -> &Attribute {
+        self.kept.as_ref().map_or(&self.holder, |kept| &kept.plain)
+    }
+
+    /// Takes the address of a family that the workload keeps, if it is in one of these pools and to be had.
+    pub(super) async fn take_kept(
+        &mut self,
+        work: &mut Workset<'_>,
+        family: Family,
+        pools: &[Pool],
+    ) -> Result<Option<(IpAddr, IpNet)>> {
+        let Some(mut kept) = self.kept.take() else { return Ok(None) };
+        let attachment = &self.request.attachment;
+        let mut taken = None;
+        for ip in kept.record.of(family, &attachment.network, &attachment.interface) {
+            if self.answer.iter().any(|assigned| assigned.ip == ip) {
+                continue;
+            }
+            let pool = self.around.pools.iter().find(|pool| pool.cidr().contains(&ip));
+            let Some(cidr) = pool.and_then(|pool| pools::block_of(pool, ip)) else {
+                kept.is_changed |= kept.record.remove(ip);
+                continue;
+            };
+            let state = match work.find(cidr).await? {
+                Found::There(block) => kept.state(block, ip, self.request, self.ipam.nodes()),
+                Found::Absent => State::Gone,
+                Found::Damaged => State::InUse,
+            };
+            let may_have = pool_holding(pools, cidr).is_some() && !self.around.reservations.contains(ip);
+            let former = match state {
+                State::Gone => {
+                    kept.is_changed |= kept.record.remove(ip);
+                    continue;
+                }
+                // The network has other pools by now, or the address is reserved.
+                State::Waits(Until::At(_)) if !may_have => {
+                    let (now, cooldown) = (self.ipam.now(), self.around.config.cooldown_seconds());
+                    let request = [crate::model::ReleaseRequest::new(ip)];
+                    work.change(cidr, |block| block.release_addresses(&request, now, cooldown)).await?;
+                    kept.is_changed |= kept.record.remove(ip);
+                    continue;
+                }
+                State::Waits(_) if may_have => None,
+                State::Leftover(handle) if may_have => Some(handle),
+                State::Waits(_) | State::Leftover(_) | State::InUse => {
+                    kept.elsewhere.push(family);
+                    continue;
+                }
+            };
+            if work.block(cidr).await?.is_some_and(|block| block.owner().is_none()) {
+                // A block that came to be for a pinned address is the first user's.
+                let owner = self.owner();
+                work.change(cidr, |block| block.set_owner(&owner, self.ipam.now())).await?;
+                work.confirm_affinity(&owner, cidr).await?;
+            } else if !self.pass(family, 1, &[]).may_take_from(work, cidr).await? {
+                kept.elsewhere.push(family);
+                continue;
+            }
+            work.change(cidr, |block| block.keep(ip, &self.holder)).await?;
+            for handle in former.iter().chain([&self.handle]) {
+                work.touch_handle(handle, cidr);
+            }
+            taken = Some((ip, cidr));
+            break;
+        }
+        if taken.is_none() && kept.elsewhere.contains(&family) {
+            tracing::warn!(
+                workload = kept.name,
+                "the address that the workload keeps cannot be had now; it gets another one"
+            );
+        }
+        self.kept = Some(kept);
+        Ok(taken)
+    }
+
+    /// Records new addresses of a family as the workload's.
+    pub(super) fn keep_new(&mut self, family: Family, new: &[(IpAddr, IpNet)]) {
+        let Some(kept) = self.kept.as_mut().filter(|kept| !kept.elsewhere.contains(&family)) else { return };
+        let attachment = &self.request.attachment;
+        for (address, _) in new {
+            let (network, interface) = (Some(attachment.network.clone()), Some(attachment.interface.clone()));
+            kept.record.add(StickyAddress { address: *address, network, interface });
+            kept.is_changed = true;
+        }
+    }
+
+    /// True if an address that the request names waits for its workload.
+    pub(super) async fn is_kept(&self, work: &mut Workset<'_>, ip: IpAddr, cidr: IpNet) -> Result<bool> {
+        let Some(kept) = &self.kept else { return Ok(false) };
+        let Found::There(block) = work.find(cidr).await? else { return Ok(false) };
+        Ok(matches!(kept.state(block, ip, self.request, self.ipam.nodes()), State::Waits(_)))
+    }
+}
+
+impl Pass<'_> {
+    /// True if an address that a workload keeps may come from a block: the owner's own, or one to borrow from.
+    async fn may_take_from(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
+        let Found::There(block) = work.find(cidr).await? else { return Ok(false) };
+        Ok(match block.owner() {
+            Some(owner) if owner == self.owner => true,
+            _ if self.around.config.strict_affinity() => false,
+            Some(owner) => self.may_borrow(block, &owner),
+            None => true,
+        })
+    }
+
+    /// Assigns addresses that wait for a workload whose time is over, among the blocks that were read. Nothing else is
+    /// free.
+    pub(super) async fn take_overdue(&self, work: &mut Workset<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
+        let in_pools = |block: &&Block| pool_holding(self.pools.iter().copied(), block.cidr()).is_some();
+        let found: Vec<(IpNet, Vec<IpAddr>)> =
+            work.blocks().filter(in_pools).map(|block| (block.cidr(), block.overdue(self.now))).collect();
+        for (cidr, overdue) in found.into_iter().filter(|(_, overdue)| !overdue.is_empty()) {
+            if !self.may_take_from(work, cidr).await? {
+                continue;
+            }
+            self.move_for(work, cidr).await?;
+            for ip in overdue.into_iter().filter(|ip| !self.around.reservations.contains(*ip)) {
+                if taken.len() == self.wanted {
+                    return Ok(());
+                }
+                let Some(block) = work.block(cidr).await? else { break };
+                for (ip, name) in names_of(block, std::iter::once(ip)) {
+                    forget(work.tx, &name, ip).await?;
+                    tracing::info!(%ip, workload = name, "the workload's time is over: its address is assigned anew");
+                }
+                work.change(cidr, |block| block.keep(ip, self.holder)).await?;
+                work.touch_handle(self.handle, cidr);
+                taken.push((ip, cidr));
+            }
+        }
+        Ok(())
+    }
+}

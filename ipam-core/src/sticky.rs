@@ -1,0 +1,159 @@
+//! Sticky addresses: a named workload keeps its address over restarts and re-creation.
+//!
+//! While a workload has its address, the entry in the block carries the workload's name and for how long the address
+//! waits. A release then leaves the address with its block, under no handle, and records until when it waits. Calico
+//! passes over an entry without a handle: it neither assigns nor collects it. An assignment to a workload of the same name
+//! takes the address again. When nothing else is free, an address whose time is over is assigned to others.
+//!
+//! A record under the workload's name says which addresses it has ([`StickyRecord`]). It changes only when the addresses
+//! do: neither a release nor an assignment of a kept address writes it.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use kv::Transaction;
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+
+use crate::attachment::{INTERFACE, NETWORK};
+use crate::error::{Error, Result};
+use crate::model::{Attribute, Block, Document, StickyRecord, keys};
+use crate::timestamps::{parse_rfc3339, rfc3339};
+
+/// The attribute that names the workload.
+pub const STICKY: &str = "margay.io/sticky";
+/// The attribute of an address in use that says for how many seconds after its release it waits, or [`FOREVER`].
+pub const STICKY_FOR: &str = "margay.io/sticky-for";
+/// The attribute of an address that waits that says until when, in RFC 3339, or [`FOREVER`].
+pub const STICKY_UNTIL: &str = "margay.io/sticky-until";
+/// The value of an address that is never assigned to another workload: it is pinned.
+pub const FOREVER: &str = "forever";
+
+/// The longest name, in bytes: that of a pod and its namespace has at most 317.
+pub const MAX_NAME: usize = 512;
+/// The longest wait: a hundred years.
+pub const MAX_WAIT: Duration = Duration::from_secs(36_500 * 24 * 60 * 60);
+
+/// The workload that keeps its addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sticky {
+    /// Its name, for example `default/web-0`.
+    pub name: String,
+    /// How long a released address waits for it; `None` for ever.
+    pub wait: Option<Duration>,
+}
+
+impl Sticky {
+    /// The attributes of an address of the workload.
+    pub(crate) fn attributes(&self) -> [(String, String); 2] {
+        let wait = self.wait.map_or(FOREVER.to_owned(), |wait| wait.as_secs().to_string());
+        [(STICKY.to_owned(), self.name.clone()), (STICKY_FOR.to_owned(), wait)]
+    }
+
+    /// Checks a workload's name.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn check_name(name: &str) -> std::result::Result<(), String> {
+        if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
+            return Err(format!("a workload's name has 1 to {MAX_NAME} bytes and no control characters"));
+        }
+        Ok(())
+    }
+}
+
+/// The end of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Until {
+    /// This time.
+    At(OffsetDateTime),
+    /// Never: the address is pinned.
+    Forever,
+}
+
+impl Until {
+    /// The value of [`STICKY_UNTIL`].
+    pub fn text(self) -> String {
+        match self {
+            Self::At(at) => rfc3339(at),
+            Self::Forever => FOREVER.to_owned(),
+        }
+    }
+}
+
+/// The end of the wait of an address that waits for its workload; `None` if it does not wait. A time that cannot be read
+/// counts as never.
+pub fn waits_until(entry: &Attribute) -> Option<Until> {
+    if entry.handle().is_some_and(|handle| !handle.is_empty()) || entry.get(STICKY).is_none() {
+        return None;
+    }
+    entry.get(STICKY_UNTIL).map(|text| parse_rfc3339(text).map_or(Until::Forever, Until::At))
+}
+
+/// True if an address is in use by its workload or waits for it, and is never assigned to another one.
+pub fn is_pinned(entry: &Attribute) -> bool {
+    [STICKY_FOR, STICKY_UNTIL].iter().any(|name| entry.get(name) == Some(FOREVER))
+}
+
+/// The end of the wait, if it is over.
+pub(crate) fn overdue(entry: &Attribute, now: OffsetDateTime) -> Option<OffsetDateTime> {
+    match waits_until(entry)? {
+        Until::At(at) => (at < now).then_some(at),
+        Until::Forever => None,
+    }
+}
+
+/// The entry of a kept address after its release now: it waits, at least until its cooldown is over. `None` for an
+/// address that no workload keeps.
+pub(crate) fn waiting(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: i64) -> Option<Attribute> {
+    let (name, wait) = (entry.get(STICKY)?, entry.get(STICKY_FOR)?);
+    let until = match wait.parse::<i64>() {
+        Ok(seconds) => {
+            let wait = time::Duration::seconds(seconds.max(cooldown_seconds));
+            now.checked_add(wait).map_or(Until::Forever, Until::At)
+        }
+        Err(_) => Until::Forever,
+    };
+    Some(entry_of(name, until, entry.get(NETWORK), entry.get(INTERFACE)))
+}
+
+/// The entry of an address that waits for a workload.
+pub fn entry_of(name: &str, until: Until, network: Option<&str>, interface: Option<&str>) -> Attribute {
+    let of = |(name, value): (&str, Option<&str>)| Some((name.to_owned(), value?.to_owned()));
+    let until = until.text();
+    let attributes =
+        [(STICKY, Some(name)), (STICKY_UNTIL, Some(until.as_str())), (NETWORK, network), (INTERFACE, interface)];
+    Attribute::new(None, attributes.into_iter().filter_map(of).collect())
+}
+
+/// Reads the record of a workload, guarded; an empty one if there is none, or what is stored is none.
+pub async fn read_record(tx: &mut Transaction, name: &str) -> Result<StickyRecord> {
+    let key = keys::sticky(name);
+    let Some(value) = tx.get(&key).await? else { return Ok(StickyRecord::default()) };
+    Ok(StickyRecord::decode(&key, value.as_bytes()).unwrap_or_else(|error| {
+        tracing::warn!(%error, "passing over the damaged record of a workload's addresses");
+        StickyRecord::default()
+    }))
+}
+
+/// Writes the record of a workload, or deletes it if it is empty.
+pub fn write_record(tx: &mut Transaction, name: &str, record: &StickyRecord) -> Result<()> {
+    let key = keys::sticky(name);
+    if record.addresses.is_empty() {
+        tx.delete(&key)?;
+    } else {
+        tx.put(&key, record.encode().map_err(Error::from)?)?;
+    }
+    Ok(())
+}
+
+/// Removes an address that is the workload's no more from its record.
+pub async fn forget(tx: &mut Transaction, name: &str, address: IpAddr) -> Result<()> {
+    let mut record = read_record(tx, name).await?;
+    if record.remove(address) { write_record(tx, name, &record) } else { Ok(()) }
+}
+
+/// The names of the workloads that keep these addresses of a block.
+pub(crate) fn names_of(block: &Block, addresses: impl Iterator<Item = IpAddr>) -> Vec<(IpAddr, String)> {
+    addresses.filter_map(|ip| Some((ip, block.attributes_of(ip)?.get(STICKY)?.to_owned()))).collect()
+}

@@ -1,0 +1,293 @@
+//! A named workload keeps its address.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::attachment::Attachment;
+use ipam_core::model::{Document, IpamConfig, NewPool, ReleaseRequest, StickyRecord, keys};
+use ipam_core::sticky::{STICKY, Sticky, Until, waits_until};
+use ipam_core::{Error, Nodes, Result};
+use kv::{Range, StoreExt};
+
+use crate::concurrent::{every_revision_is_consistent, faulty};
+use crate::hints::{Memory, counted};
+use crate::world::{World, attachment, held, ip, soon};
+
+const WAIT: u64 = 3600;
+
+/// A pool of four addresses, of which 10.0.0.0 to .3 are assigned in order.
+async fn four() -> World {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/30").await;
+    world
+}
+
+fn request(node: &str, container: &str, name: &str) -> AssignRequest {
+    let mut request = AssignRequest::new(attachment(node, container), Wanted::any(1, 0));
+    request.sticky = Some(Sticky { name: name.to_owned(), wait: Some(Duration::from_secs(WAIT)) });
+    request
+}
+
+/// An address for a container of a workload.
+async fn sticky(world: &World, node: &str, container: &str, name: &str) -> Result<IpAddr> {
+    Ok(world.assign(&request(node, container, name)).await?[0].ip)
+}
+
+async fn record(world: &World, name: &str) -> Vec<IpAddr> {
+    let key = keys::sticky(name);
+    let Some(kv) = world.store.get(key.clone()).await.unwrap() else { return Vec::new() };
+    let record = StickyRecord::decode(&key, kv.value.as_bytes()).unwrap();
+    record.addresses.iter().map(|one| one.address).collect()
+}
+
+#[tokio::test]
+async fn a_workload_gets_its_address_again_and_nobody_else_does() {
+    let world = four().await;
+    let own = sticky(&world, "a", "c1", "shop/web-0").await.unwrap();
+    assert_eq!(sticky(&world, "a", "c1", "shop/web-0").await.unwrap(), own, "repeated");
+    assert_eq!(world.release("a", "c1").await, [own]);
+    assert_eq!(world.release("a", "c1").await, Vec::<IpAddr>::new());
+    for number in 0..3 {
+        assert_ne!(world.one("a", &format!("o{number}")).await.unwrap(), own);
+    }
+    assert!(matches!(world.one("a", "o3").await.unwrap_err(), Error::Exhausted { .. }));
+    world.check().await;
+    for round in 2..5 {
+        let container = format!("c{round}");
+        assert_eq!(sticky(&world, "a", &container, "shop/web-0").await.unwrap(), own);
+        assert_eq!(held(&world.ipam, &attachment("a", &container)).await, [own]);
+        world.check().await;
+        world.release("a", &container).await;
+        assert!(held(&world.ipam, &attachment("a", &container)).await.is_empty());
+    }
+    assert_eq!(record(&world, "shop/web-0").await, [own]);
+}
+
+#[tokio::test]
+async fn when_nothing_else_is_free_the_longest_overdue_goes_to_others() {
+    let world = four().await;
+    let mut own = Vec::new();
+    for name in ["w0", "w1"] {
+        own.push(sticky(&world, "a", name, name).await.unwrap());
+        world.release("a", name).await;
+        world.pass(60);
+    }
+    world.pass(WAIT as i64);
+    // Others are free, so both wait on.
+    for number in 0..2 {
+        assert!(!own.contains(&world.one("a", &format!("o{number}")).await.unwrap()));
+    }
+    assert_eq!(world.one("b", "o2").await.unwrap(), own[0], "also by a node that borrows");
+    assert_eq!(record(&world, "w0").await, Vec::<IpAddr>::new());
+    assert_eq!(sticky(&world, "a", "again", "w1").await.unwrap(), own[1], "late, and still there");
+    assert!(matches!(sticky(&world, "a", "c0", "w0").await.unwrap_err(), Error::Exhausted { .. }));
+    world.check().await;
+    world.release("b", "o2").await;
+    assert_eq!(sticky(&world, "a", "c0", "w0").await.unwrap(), own[0]);
+    world.check().await;
+}
+
+#[tokio::test]
+async fn pinned_addresses_are_nobody_elses_for_ever() {
+    let world = four().await;
+    let mut pinned = request("a", "c1", "w");
+    pinned.sticky.as_mut().unwrap().wait = None;
+    let own = world.assign(&pinned).await.unwrap()[0].ip;
+    world.release("a", "c1").await;
+    world.pass(1_000_000_000);
+    for number in 0..3 {
+        world.one("a", &format!("o{number}")).await.unwrap();
+    }
+    assert!(matches!(world.one("a", "o3").await.unwrap_err(), Error::Exhausted { .. }));
+    assert_eq!(sticky(&world, "a", "c2", "w").await.unwrap(), own);
+}
+
+#[tokio::test]
+async fn two_containers_of_one_name_get_two_addresses_of_which_one_stays() {
+    let world = four().await;
+    let own = sticky(&world, "a", "c1", "w").await.unwrap();
+    let other = sticky(&world, "a", "c2", "w").await.unwrap();
+    assert_ne!(own, other);
+    world.check().await;
+    world.release("a", "c2").await;
+    world.release("a", "c1").await;
+    let block = world.block("10.0.0.0/30").await.unwrap();
+    assert_eq!(block.allocated().map(|(ip, _)| ip).collect::<Vec<_>>(), [own], "the other one is free");
+    assert_eq!(sticky(&world, "a", "c3", "w").await.unwrap(), own);
+    assert_eq!(record(&world, "w").await, [own]);
+}
+
+#[tokio::test]
+async fn networks_interfaces_and_families_have_addresses_of_their_own() {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/28").await;
+    world.add_pool("v6", "fd00::/124").await;
+    let of = |network: &str, interface: &str, container: &str| {
+        let mut request = request("a", container, "w");
+        request.attachment =
+            Attachment { network: network.into(), interface: interface.into(), ..attachment("a", container) };
+        request.wanted = Wanted::any(1, 1);
+        request
+    };
+    let ends = [("net", "eth0"), ("net", "eth1"), ("lan", "eth0")];
+    let mut before = Vec::new();
+    for (network, interface) in ends {
+        let request = of(network, interface, "c1");
+        before.push(world.assign(&request).await.unwrap());
+        assert_eq!(before.last().unwrap().len(), 2);
+    }
+    for (network, interface) in ends {
+        world.ipam.release_attachment(&of(network, interface, "c1").attachment, &[], soon()).await.unwrap();
+    }
+    world.check().await;
+    for ((network, interface), before) in ends.iter().zip(before).rev() {
+        assert_eq!(world.assign(&of(network, interface, "c2")).await.unwrap(), before, "{network} {interface}");
+    }
+    world.check().await;
+}
+
+#[tokio::test]
+async fn another_node_borrows_it_unless_affinity_is_strict() {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/28").await;
+    let own = sticky(&world, "a", "c1", "w").await.unwrap();
+    world.release("a", "c1").await;
+    world.configure(IpamConfig::default().with_strict_affinity(true)).await;
+    assert_ne!(sticky(&world, "b", "c2", "w").await.unwrap(), own);
+    world.release("b", "c2").await;
+    assert_eq!(sticky(&world, "a", "c3", "w").await.unwrap(), own, "the workload is back on its node");
+    world.release("a", "c3").await;
+    world.configure(IpamConfig::default()).await;
+    assert_eq!(sticky(&world, "b", "c4", "w").await.unwrap(), own);
+    world.check().await;
+}
+
+#[tokio::test]
+async fn a_reserved_or_released_address_is_the_workloads_no_more() {
+    let world = four().await;
+    let own = sticky(&world, "a", "c1", "w").await.unwrap();
+    world.release("a", "c1").await;
+    world.reserve(&[&format!("{own}/32")]).await;
+    let second = sticky(&world, "a", "c2", "w").await.unwrap();
+    assert_ne!(second, own);
+    assert_eq!(record(&world, "w").await, [second]);
+    world.check().await;
+    let released = world.ipam.release_ips(&[ReleaseRequest::new(second)], soon()).await.unwrap();
+    assert_eq!(released.released, [second]);
+    assert_eq!(record(&world, "w").await, Vec::<IpAddr>::new());
+    world.check().await;
+    assert_eq!(world.block("10.0.0.0/30").await.unwrap().allocated().count(), 0);
+}
+
+#[tokio::test]
+async fn after_a_reboot_it_takes_the_address_of_the_dead_container() {
+    let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
+    world.add_pool("v4", "10.0.0.0/29").await;
+    let own = sticky(&world, "a", "c1", "w").await.unwrap();
+    let mut again = request("a", "c2", "w");
+    again.attachment.boot = Some("boot0002".into());
+    assert_eq!(world.assign(&again).await.unwrap()[0].ip, own);
+    world.check().await;
+    assert_eq!(world.release("a", "c1").await, Vec::<IpAddr>::new(), "the late DEL of the dead container");
+    assert_eq!(held(&world.ipam, &again.attachment).await, [own]);
+}
+
+#[tokio::test]
+async fn a_requested_address_is_taken_if_it_waits_for_the_workload_alone() {
+    let world = four().await;
+    let own = sticky(&world, "a", "c1", "w").await.unwrap();
+    world.release("a", "c1").await;
+    let mut these = AssignRequest::new(attachment("a", "c2"), Wanted::these([own]));
+    assert!(matches!(world.assign(&these).await.unwrap_err(), Error::AlreadyAssigned(ip) if ip == own));
+    these.sticky = Some(Sticky { name: "w".into(), wait: None });
+    assert_eq!(world.assign(&these).await.unwrap()[0].ip, own);
+    world.check().await;
+    // Another address that the workload requests is not kept.
+    let mut other = AssignRequest::new(attachment("a", "c3"), Wanted::these([ip("10.0.0.3")]));
+    other.sticky = Some(Sticky { name: "w".into(), wait: None });
+    world.assign(&other).await.unwrap();
+    let block = world.block("10.0.0.0/30").await.unwrap();
+    assert_eq!(block.attributes_of(ip("10.0.0.3")).unwrap().get(STICKY), None);
+}
+
+#[tokio::test]
+async fn a_cooldown_is_waited_for_too() {
+    let world = four().await;
+    world.configure(IpamConfig::default().with_cooldown_seconds(7200)).await;
+    let own = sticky(&world, "a", "c1", "w").await.unwrap();
+    world.release("a", "c1").await;
+    let block = world.block("10.0.0.0/30").await.unwrap();
+    let until = world.ipam.now() + Duration::from_secs(2 * WAIT);
+    assert_eq!(waits_until(block.attributes_of(own).unwrap()), Some(Until::At(until)));
+    assert_eq!(sticky(&world, "a", "c2", "w").await.unwrap(), own, "its own workload need not wait");
+}
+
+#[tokio::test]
+async fn a_kept_address_takes_no_further_round_trip() {
+    let world = World::new().await;
+    world.add(NewPool::new("v4", "10.0.0.0/16".parse().unwrap())).await;
+    let hints = Arc::<Memory>::default();
+    let (ipam, counting) = counted(&world, &hints);
+    let add = |container: &str| request("a", container, "w");
+    // The workload's block is not the one that was used last.
+    let own = ipam.assign(&add("c1"), soon()).await.unwrap();
+    for number in 0..70 {
+        let other = AssignRequest::new(attachment("a", &format!("o{number}")), Wanted::any(1, 0));
+        ipam.assign(&other, soon()).await.unwrap();
+    }
+    counting.take();
+    for round in 1..4 {
+        let ends = attachment("a", &format!("c{round}"));
+        ipam.release_attachment_of(&ends, &[], &[own[0].ip], None, soon()).await.unwrap();
+        assert_eq!(counting.take().round_trips(), 2, "DEL");
+        assert_eq!(ipam.assign(&add(&format!("c{}", round + 1)), soon()).await.unwrap(), own);
+        assert_eq!(counting.take().round_trips(), 2, "ADD");
+    }
+    world.check().await;
+}
+
+/// Workloads come and go on three nodes, two containers of one name now and then, on a pool that is too small; every tenth
+/// transaction goes wrong in some way.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_address_twice_and_none_lost_while_workloads_come_and_go() {
+    let quiet = World::new().await;
+    quiet.add_pool("v4", "10.0.0.0/28").await;
+    let start = quiet.store.list(Range::All).await.unwrap();
+    let world = faulty(&quiet);
+    let tasks = (0..12).map(|caller| {
+        let world = world.clone();
+        tokio::spawn(async move {
+            let (node, name) = (["a", "b", "c"][caller % 3], format!("w{}", caller % 8));
+            for round in 0..15 {
+                let container = format!("c{caller}-{round}");
+                let given = if caller % 4 == 3 {
+                    world.one(node, &container).await
+                } else {
+                    sticky(&world, node, &container, &name).await
+                };
+                match given {
+                    Ok(ip) => assert_eq!(held(&world.ipam, &attachment(node, &container)).await, [ip]),
+                    Err(Error::Exhausted { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+                world.pass(if round % 5 == 4 { WAIT as i64 } else { 10 });
+                world.release(node, &container).await;
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+    let end = every_revision_is_consistent(&quiet, start).await;
+    assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none()), "nobody holds anything");
+    // All that is left waits, and comes back when the time is over.
+    quiet.pass(1_000_000);
+    for number in 0..16 {
+        quiet.one("a", &format!("last{number}")).await.unwrap();
+    }
+    quiet.check().await;
+    let left = quiet.store.list(Range::Prefix(keys::sticky_prefix())).await.unwrap().kvs;
+    assert!(left.is_empty(), "no record outlives its address: {left:?}");
+}

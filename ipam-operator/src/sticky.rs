@@ -1,0 +1,199 @@
+//! Addresses that workloads keep: pinning, unpinning and listing them. See [`ipam_core::sticky`].
+
+use std::net::IpAddr;
+
+use ipam_core::attachment::{INTERFACE, NETWORK};
+use ipam_core::covering::blocks_of;
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{AddressState, Attribute, Block, IpReservation, Pool, ReleaseRequest, StickyAddress};
+use ipam_core::pools::block_of;
+use ipam_core::reservations::Reservations;
+use ipam_core::sticky::{
+    FOREVER, STICKY, STICKY_FOR, Sticky, Until, entry_of, forget, is_pinned, read_record, waits_until, write_record,
+};
+use ipam_core::surroundings::{decode_all, read_config};
+use ipam_core::usage::{Reading, reread};
+use ipam_core::workset::Workset;
+use ipam_core::{Error, Result, transact};
+use ipnet::IpNet;
+use kv::{Deadline, Range, Transaction};
+
+use crate::Operator;
+
+/// An address that a workload keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// The workload's name.
+    pub workload: String,
+    /// True if it is never assigned to another workload.
+    pub is_pinned: bool,
+    /// The end of its wait; `None` while it is in use.
+    pub until: Option<Until>,
+    /// The handle under which it is in use.
+    pub handle: Option<String>,
+    /// The network in which the workload had it last.
+    pub network: Option<String>,
+    /// The interface in the container that had it last.
+    pub interface: Option<String>,
+    /// The node on which it is in use.
+    pub node: Option<String>,
+}
+
+impl KeptAddress {
+    fn of(address: IpAddr, entry: &Attribute) -> Option<Self> {
+        let text = |name: &str| entry.get(name).map(str::to_owned);
+        let until = waits_until(entry);
+        Some(Self {
+            address,
+            workload: text(STICKY)?,
+            is_pinned: is_pinned(entry),
+            until,
+            handle: entry.handle().filter(|_| until.is_none()).map(str::to_owned),
+            network: text(NETWORK),
+            interface: text(INTERFACE),
+            node: entry.node().map(str::to_owned),
+        })
+    }
+}
+
+impl Operator {
+    /// Pins an address: it is for the workload of this name and for no other, for ever. An address in use stays with its
+    /// holder, and waits for the workload after its release. A network that is named has the workload get the address
+    /// there only.
+    ///
+    /// Guards: the block and the record of the workload.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that cannot be one, and for an address that is in no pool, reserved, in cooldown, or another
+    /// workload's.
+    pub async fn pin(&self, ip: IpAddr, name: &str, network: Option<&str>, deadline: Deadline) -> Result<KeptAddress> {
+        Sticky::check_name(name).map_err(Error::Invalid)?;
+        transact!(self, deadline, |tx| {
+            let around = Around::read(tx, ip).await?;
+            let Some(cidr) = around.assignable() else {
+                return Err(Error::Invalid(format!("{ip} is in no pool; see which there are with margay pool list")));
+            };
+            if let Some(by) = around.reserved_by() {
+                return Err(Error::Invalid(format!(
+                    "{ip} is reserved by reservation {by}, so no workload can have it"
+                )));
+            }
+            let cooldown = read_config(tx).await?.cooldown_seconds();
+            let mut work = Workset::new(tx, self.now(), cooldown);
+            let waiting = entry_of(name, Until::Forever, network, None);
+            let entry = match work.block(cidr).await?.map(|block| block.lookup(ip)) {
+                None => {
+                    work.create(Block::new(cidr, None, self.now(), None)?).await?;
+                    None
+                }
+                Some(AddressState::Free | AddressState::Outside) => None,
+                Some(AddressState::CoolingDown(_)) => return Err(Error::CoolingDown(ip)),
+                Some(AddressState::Assigned(entry)) => Some(entry.clone()),
+            };
+            if let Some(other) = entry.as_ref().and_then(|entry| entry.get(STICKY)).filter(|other| *other != name) {
+                let text = format!("{ip} is kept for {other}; first: margay ipam unpin {ip}");
+                return Err(Error::Invalid(text));
+            }
+            let in_use = entry.is_some_and(|entry| waits_until(&entry).is_none());
+            let pin = [(STICKY, Some(name)), (STICKY_FOR, Some(FOREVER))];
+            let changed = work.change(cidr, |block| match in_use {
+                true => block.renew(ip, pin),
+                false => drop(block.keep(ip, &waiting)),
+            });
+            changed.await?;
+            let now = work.block(cidr).await?.and_then(|block| KeptAddress::of(ip, block.attributes_of(ip)?));
+            let Some(kept) = now else { return Err(Error::Unassigned(ip)) };
+            let mut record = read_record(work.tx, name).await?;
+            record.remove(ip);
+            // A pinned address comes before one that only waits for a time.
+            let network = kept.network.clone();
+            record.addresses.insert(0, StickyAddress { address: ip, network, interface: kept.interface.clone() });
+            write_record(work.tx, name, &record)?;
+            work.write().await?;
+            Ok(kept)
+        })
+    }
+
+    /// Ends that a workload keeps an address. An address in use stays with its holder; one that waits is free, or in
+    /// cooldown. Returns what was recorded.
+    ///
+    /// # Errors
+    /// `Invalid` if no workload keeps the address.
+    pub async fn unpin(&self, ip: IpAddr, deadline: Deadline) -> Result<KeptAddress> {
+        transact!(self, deadline, |tx| {
+            let cidr = Around::read(tx, ip).await?.block;
+            let cooldown = read_config(tx).await?.cooldown_seconds();
+            let mut work = Workset::new(tx, self.now(), cooldown);
+            let kept = match cidr {
+                Some(cidr) => work.block(cidr).await?.and_then(|block| KeptAddress::of(ip, block.attributes_of(ip)?)),
+                None => None,
+            };
+            let (Some(kept), Some(cidr)) = (kept, cidr) else {
+                return Err(Error::Invalid(format!(
+                    "no workload keeps {ip}; see which there are with margay ipam list"
+                )));
+            };
+            let (now, request) = (self.now(), [ReleaseRequest::new(ip)]);
+            if kept.until.is_some() {
+                work.change(cidr, |block| block.release_addresses(&request, now, cooldown)).await?.transpose()?;
+            } else {
+                work.change(cidr, |block| block.renew(ip, [(STICKY, None), (STICKY_FOR, None)])).await?;
+            }
+            forget(work.tx, &kept.workload, ip).await?;
+            work.write().await?;
+            Ok(kept)
+        })
+    }
+
+    /// The addresses that workloads keep, ascending, as of one revision.
+    ///
+    /// # Errors
+    /// Those of the store. Damaged blocks are passed over, and the log says so.
+    pub async fn kept_addresses(&self, deadline: Deadline) -> Result<Vec<KeptAddress>> {
+        let read = || async {
+            let mut all = Vec::new();
+            let blocks = Range::Prefix(keys::blocks_prefix(None));
+            self.for_each(blocks, &mut Reading::new(deadline), |block: Block| {
+                all.extend(block.allocated().filter_map(|(ip, entry)| KeptAddress::of(ip, entry)));
+            })
+            .await?;
+            all.sort_by_key(|one| one.address);
+            Ok(all)
+        };
+        Ok(reread(read).await?)
+    }
+}
+
+/// What the store says around an address.
+struct Around {
+    ip: IpAddr,
+    pool: Option<Pool>,
+    reservations: Vec<IpReservation>,
+    /// The block that the address is of, in a pool or stored outside of all pools.
+    block: Option<IpNet>,
+}
+
+impl Around {
+    async fn read(tx: &mut Transaction, ip: IpAddr) -> Result<Self> {
+        let listed =
+            [ResourceKind::IpPool, ResourceKind::IpReservation].map(|kind| Range::Prefix(keys::resources_prefix(kind)));
+        tx.prefetch(vec![keys::config()], listed.iter().cloned().map(Into::into).collect()).await?;
+        let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&listed[0]).await?);
+        let reservations = decode_all(&tx.snapshot_list(&listed[1]).await?);
+        let block = blocks_of(tx, &pools, &[ReleaseRequest::new(ip)]).await?.into_keys().next();
+        let pool = pools.into_iter().find(|pool| pool.cidr().contains(&ip));
+        Ok(Self { ip, pool, reservations, block })
+    }
+
+    /// The block of the pool from which the address can be assigned.
+    fn assignable(&self) -> Option<IpNet> {
+        self.pool.as_ref().and_then(|pool| block_of(pool, self.ip))
+    }
+
+    fn reserved_by(&self) -> Option<&str> {
+        let covers = |one: &&IpReservation| Reservations::from_documents([*one]).0.contains(self.ip);
+        self.reservations.iter().find(covers).map(IpReservation::name)
+    }
+}
