@@ -222,8 +222,10 @@ impl Ipam {
             let done = assignment.all(&mut work).await;
             assignment.around.allow_all();
             let used = assignment.answer.iter().map(|assigned| assigned.block);
+            let mut used = hints::with_used(&findings.used, used);
+            assignment.set_back_full(&mut work, &mut used).await?;
             *findings = Findings {
-                used: hints::with_used(&findings.used, used),
+                used,
                 misdated: work.misdated().to_vec(),
                 leftovers: match done {
                     Ok(()) => Vec::new(),

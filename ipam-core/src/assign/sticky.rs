@@ -165,6 +165,21 @@ impl Assignment<'_> {
         Ok(taken)
     }
 
+    /// Puts the full blocks from which kept addresses came last among the hints: the next container finds nothing there.
+    pub(super) async fn set_back_full(&self, work: &mut Workset<'_>, used: &mut Vec<IpNet>) -> Result<()> {
+        if self.kept.is_none() {
+            return Ok(());
+        }
+        for assigned in &self.answer {
+            let Found::There(block) = work.find(assigned.block).await? else { continue };
+            if block.free_count(&self.around.reservations) == 0 {
+                used.retain(|cidr| *cidr != assigned.block);
+                used.push(assigned.block);
+            }
+        }
+        Ok(())
+    }
+
     /// Records new addresses of a family as the workload's.
     pub(super) fn keep_new(&mut self, family: Family, new: &[(IpAddr, IpNet)]) {
         let Some(kept) = self.kept.as_mut().filter(|kept| !kept.elsewhere.contains(&family)) else { return };

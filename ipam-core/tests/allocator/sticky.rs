@@ -244,6 +244,9 @@ async fn a_kept_address_takes_no_further_round_trip() {
         assert_eq!(counting.take().round_trips(), 2, "DEL");
         assert_eq!(ipam.assign(&add(&format!("c{}", round + 1)), soon()).await.unwrap(), own);
         assert_eq!(counting.take().round_trips(), 2, "ADD");
+        let other = AssignRequest::new(attachment("a", &format!("n{round}")), Wanted::any(1, 0));
+        ipam.assign(&other, soon()).await.unwrap();
+        assert_eq!(counting.take().round_trips(), 2, "the next container");
     }
     world.check().await;
 }
