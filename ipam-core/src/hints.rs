@@ -41,6 +41,15 @@ pub trait Hints: Send + Sync + fmt::Debug {
     /// Remembers these full blocks besides the remembered ones.
     fn remember_full(&self, _attachment: &Attachment, _blocks: &FullBlocks) {}
 
+    /// The pools of the network that had no room for this node. They are tried last, and so this must forget within a
+    /// minute.
+    fn recall_full_pools(&self, _attachment: &Attachment) -> Vec<IpNet> {
+        Vec::new()
+    }
+
+    /// Remembers these pools besides the remembered ones.
+    fn remember_full_pools(&self, _attachment: &Attachment, _pools: &[IpNet]) {}
+
     /// Records that a node is about to hold addresses of blocks that are not its own, before that is committed. A scan
     /// of the node's addresses reads those blocks besides its own. If a record is lost, such scans miss addresses until
     /// the next pass through all blocks; one too many costs a read.
@@ -83,6 +92,18 @@ impl Ipam {
         }
     }
 
+    /// The pools that had no room for an attachment's node and network.
+    pub(crate) fn recall_full_pools(&self, attachment: &Attachment) -> Vec<IpNet> {
+        self.hints().map(|hints| hints.recall_full_pools(attachment)).unwrap_or_default()
+    }
+
+    /// Remembers pools without room.
+    pub(crate) fn remember_full_pools(&self, attachment: &Attachment, pools: &[IpNet]) {
+        if let Some(hints) = self.hints() {
+            hints.remember_full_pools(attachment, pools);
+        }
+    }
+
     /// Records that a node is about to hold addresses of blocks that are not its own.
     pub(crate) fn note_held(&self, node: &str, blocks: &[IpNet]) {
         if let Some(hints) = self.hints().filter(|_| !blocks.is_empty()) {
@@ -103,16 +124,16 @@ pub(crate) fn with_used(recalled: &[IpNet], used: impl Iterator<Item = IpNet>) -
     blocks
 }
 
-/// The block from which a family's next address is likely to come.
-pub(crate) fn latest_of(recalled: &[IpNet], family: Family) -> Option<IpNet> {
-    recalled.iter().copied().find(|cidr| Family::of_net(*cidr) == family)
+/// The blocks from which a family's next addresses are likely to come, the likeliest first.
+pub(crate) fn latest_of(recalled: &[IpNet], family: Family) -> impl Iterator<Item = IpNet> {
+    recalled.iter().copied().filter(move |cidr| Family::of_net(*cidr) == family)
 }
 
 /// The blocks that probably have the addresses of an attachment that ends. Where their size is not known, these are
 /// blocks of every size.
 pub(crate) fn blocks_to_release(recalled: &[IpNet], addresses: &[IpAddr]) -> Vec<IpNet> {
     if addresses.is_empty() {
-        return [Family::V4, Family::V6].into_iter().filter_map(|family| latest_of(recalled, family)).collect();
+        return [Family::V4, Family::V6].into_iter().filter_map(|family| latest_of(recalled, family).next()).collect();
     }
     let blocks =
         addresses.iter().take(MOST_BELIEVED).flat_map(|ip| match recalled.iter().find(|cidr| cidr.contains(ip)) {

@@ -52,6 +52,7 @@ mod document;
 pub mod endpoints;
 mod error;
 pub mod filling;
+pub mod free_range;
 pub mod gc;
 pub mod hints;
 pub mod intents;

@@ -46,19 +46,11 @@ impl Assignment<'_> {
         if wanted == 0 {
             return Ok(());
         }
+        if self.request.bridge.is_some() {
+            return self.on_bridge(work, family, wanted).await;
+        }
         let requested = self.requested_pools(work, family).await?;
         let pools = self.select(family, &requested)?;
-        let mut gateway = None;
-        pools.iter().try_for_each(|pool| self.require_manual(pool))?;
-        if let Some(bridge) = self.request.bridge {
-            if pools.len() > 1 {
-                let candidates = pools.iter().map(|pool| pool.name().to_owned()).collect();
-                return Err(BridgeError::SeveralPools { family, candidates }.into());
-            }
-            for pool in &pools {
-                gateway = self.prepare_bridge(work, pool, bridge.gateway(family)).await?;
-            }
-        }
         let of_pools = |held: &&Held| {
             pool_holding(&pools, held.block).is_some() && !self.answer.iter().any(|assigned| assigned.ip == held.ip)
         };
@@ -76,7 +68,7 @@ impl Assignment<'_> {
         for (ip, block) in addresses {
             let pool = pool_holding(&pools, block).map_or(block, Pool::cidr);
             self.guard_pool(work, pool).await?;
-            self.answer.push(Assigned { ip, block, pool, gateway });
+            self.answer.push(Assigned { ip, block, pool, gateway: None });
         }
         Ok(())
     }
@@ -97,12 +89,12 @@ impl Assignment<'_> {
         let pool = pools::pool_of(&self.around.pools, ip, self.request.usage)?.clone();
         self.require_manual(&pool)?;
         let mut gateway = None;
-        if let Some(bridge) = self.request.bridge {
+        if self.request.bridge.is_some() {
             // A network that names its pools has no addresses of other pools.
             if !requested.is_empty() && !requested.contains(&pool.cidr()) {
                 return Err(PoolError::AddressOutside.into());
             }
-            gateway = self.prepare_bridge(work, &pool, bridge.gateway(pool.family())).await?;
+            gateway = self.prepare_bridge(work, &pool, self.gateway_in(&pool, requested)).await?;
         }
         let held = self.held.iter().find(|held| held.ip == ip);
         if let Some(held) = held
@@ -196,10 +188,8 @@ impl Assignment<'_> {
     /// The networks of the pools that the request names for a family; those that it defines are made first.
     pub(super) async fn requested_pools(&mut self, work: &mut Workset<'_>, family: Family) -> Result<Vec<IpNet>> {
         let mut names = Vec::new();
-        for definition in self.request.define.iter().filter(|one| Family::of_net(one.cidr) == family) {
-            names.push(
-                define::prepare(self.ipam, work, self.around, definition, &self.request.attachment.network).await?,
-            );
+        for definition in self.request.definitions(family) {
+            names.push(define::prepare(self.ipam, work, self.around, &definition, self.request).await?);
         }
         if names.is_empty() {
             names = self.request.pools(family).to_vec();

@@ -104,7 +104,7 @@ impl Pass<'_> {
         usize::try_from(self.around.config.block_limit(self.request.max_blocks)).unwrap_or(usize::MAX)
     }
 
-    fn short(&self, assigned: usize, own: usize) -> Error {
+    pub(super) fn short(&self, assigned: usize, own: usize) -> Error {
         let config = &self.around.config;
         if !config.auto_allocate_blocks() {
             return Error::NoNewBlocks;

@@ -6,18 +6,21 @@
 //! in its own.
 
 use std::collections::BTreeMap;
+use std::iter;
 use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
 use kv::Range;
 
 use super::bridge;
-use super::request::PoolDefinition;
+use super::request::{AssignRequest, PoolDefinition};
 use crate::error::{BridgeError, Result};
+use crate::free_range;
 use crate::ipam::Ipam;
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{AssignmentMode, Document, IpReservation, NewPool, Pool, check_new_pool, fitting_block_size};
 use crate::net::{Family, bounds, number};
+use crate::pools::start_of;
 use crate::surroundings::Surroundings;
 use crate::workset::Workset;
 
@@ -39,14 +42,25 @@ pub(super) async fn prepare(
     work: &mut Workset<'_>,
     around: &mut Surroundings,
     definition: &PoolDefinition,
-    network: &str,
+    request: &AssignRequest,
 ) -> Result<String> {
-    let name = match around.pools.iter().find(|pool| pool.cidr() == definition.cidr) {
+    let name = match pool_of(around, definition) {
         Some(pool) => pool.name().to_owned(),
-        None => create(ipam, work, around, definition).await?,
+        None => create(ipam, work, around, definition, request).await?,
     };
-    reserve_the_rest(ipam, work, around, &name, definition, network).await?;
+    if definition.free_of.is_none() {
+        reserve_the_rest(ipam, work, around, &name, definition, &request.attachment.network).await?;
+    }
     Ok(name)
+}
+
+/// The stored pool that a definition means.
+pub(super) fn pool_of<'s>(around: &'s Surroundings, definition: &PoolDefinition) -> Option<&'s Pool> {
+    let family = Family::of_net(definition.cidr);
+    around.pools.iter().find(|pool| match definition.free_of {
+        Some(_) => pool.name() == definition.name && pool.family() == family,
+        None => pool.cidr() == definition.cidr,
+    })
 }
 
 async fn create(
@@ -54,8 +68,26 @@ async fn create(
     work: &mut Workset<'_>,
     around: &mut Surroundings,
     definition: &PoolDefinition,
+    request: &AssignRequest,
 ) -> Result<String> {
-    let PoolDefinition { name, cidr, .. } = definition;
+    let family = Family::of_net(definition.cidr);
+    let stored = work.tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(Some(family)))).await?;
+    let stored: Vec<IpNet> = stored.iter().filter_map(keys::parse_block).collect();
+    let cidr = &match &definition.free_of {
+        None => definition.cidr,
+        Some(taken) => {
+            let pools = around.pools.iter().map(Pool::cidr);
+            let taken: Vec<IpNet> = taken.iter().copied().chain(pools).chain(stored.iter().copied()).collect();
+            let bits = definition.cidr.prefix_len();
+            let random = || (start_of(&ipam.uid()) << 16) ^ start_of(&ipam.uid());
+            free_range::choose(bits, &taken, random).ok_or_else(|| {
+                BridgeError::BadRanges(format!(
+                    "there is no free private network of /{bits} for \"subnet\": \"auto\"; name the subnet"
+                ))
+            })?
+        }
+    };
+    let name = &name_for(around, definition, request);
     if let Some(other) = around.pools.iter().find(|pool| pool.name() == name) {
         let text = format!(
             "this network's configuration says {cidr}, but its pool {name} has {}; delete the pool \
@@ -68,8 +100,6 @@ async fn create(
     let new = NewPool::new(name, *cidr)
         .with_block_size(fitting_block_size(*cidr, None))
         .with_assignment_mode(AssignmentMode::Manual);
-    let stored = work.tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(Some(Family::of_net(*cidr))))).await?;
-    let stored: Vec<IpNet> = stored.iter().filter_map(keys::parse_block).collect();
     check_new_pool(&new, &around.pools, &stored).map_err(|error| BridgeError::BadRanges(error.to_string()))?;
     let pool = Pool::new(&new, &ipam.uid(), ipam.now())?;
     let key = keys::resource(ResourceKind::IpPool, name);
@@ -77,6 +107,18 @@ async fn create(
     work.tx.put(&key, pool.encode()?)?;
     around.pools.push(pool);
     Ok(name.clone())
+}
+
+/// The name of a new pool. If another pool of the network has the name of this one, since the order of the subnets was
+/// changed, it is numbered.
+fn name_for(around: &Surroundings, definition: &PoolDefinition, request: &AssignRequest) -> String {
+    let is_anothers = |name: &str| {
+        let pool = around.pools.iter().find(|pool| pool.name() == name);
+        pool.is_some_and(|pool| request.define.iter().any(|one| one.cidr == pool.cidr()))
+    };
+    let numbered = (2..).map(|number| format!("{}-{number}", definition.name));
+    let mut names = iter::once(definition.name.clone()).chain(numbered);
+    names.find(|name| !is_anothers(name)).unwrap_or_default()
 }
 
 /// Writes the reservation of what lies outside the ranges, unless it is stored already.

@@ -6,6 +6,7 @@ pub mod bridge;
 pub mod define;
 mod ensure;
 mod explain;
+mod fallback;
 mod handle;
 mod held;
 mod request;
@@ -187,8 +188,9 @@ impl Ipam {
             requests.iter().filter_map(|request| request.sticky.as_ref()).map(|sticky| keys::sticky(&sticky.name)),
         );
         for family in [Family::V4, Family::V6].into_iter().filter(|family| wanted.any_of(*family) > 0) {
-            let likely = hints::latest_of(&findings.used, family);
-            first.extend(likely.map(keys::block));
+            let most = requests.iter().map(|request| request.likely_blocks(family)).max().unwrap_or(1);
+            let likely: Vec<IpNet> = hints::latest_of(&findings.used, family).take(most).collect();
+            first.extend(likely.iter().copied().map(keys::block));
             let owners = Owner::all_of(node);
             first.extend(likely.iter().flat_map(|cidr| owners.iter().filter_map(|owner| keys::affinity(owner, *cidr))));
         }

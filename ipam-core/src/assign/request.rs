@@ -11,6 +11,9 @@ use crate::model::{HostReserved, Labels, Owner, PoolUse};
 use crate::net::Family;
 use crate::sticky::Sticky;
 
+/// The most blocks of a family that are read ahead because an address may come from them.
+const MOST_LIKELY: usize = 4;
+
 /// The wanted addresses: certain ones, and any others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wanted {
@@ -113,6 +116,22 @@ pub struct PoolDefinition {
     pub cidr: IpNet,
     /// The addresses that may be assigned: first and last ones, both inclusive. None means all of it.
     pub ranges: Vec<(IpAddr, IpAddr)>,
+    /// The number of its set. The attachment gets one address of each set of a family, from the first pool of the set
+    /// that has room.
+    #[serde(default)]
+    pub set: usize,
+    /// If it is there, the pool of this name counts, whatever its network is. A new pool gets a free private network of
+    /// the family and size of `cidr` that overlaps with no pool and with none of these.
+    #[serde(default)]
+    pub free_of: Option<Vec<IpNet>>,
+}
+
+impl PoolDefinition {
+    /// True if the address is of the pool's ranges.
+    pub(super) fn has(&self, ip: IpAddr) -> bool {
+        let is_of_range = |(first, last): &(IpAddr, IpAddr)| *first <= ip && ip <= *last;
+        self.cidr.contains(&ip) && (self.ranges.is_empty() || self.ranges.iter().any(is_of_range))
+    }
 }
 
 /// The request of an assignment. It is carried out as a whole, in one commit, or not at all.
@@ -144,6 +163,9 @@ pub struct AssignRequest {
     pub host_reserved: Option<HostReserved>,
     /// For a bridged network the gateways that it wants; `None` for a routed one.
     pub bridge: Option<Bridge>,
+    /// Gateways of a bridged network with several pools of a family: each is that of the pool in which it lies.
+    #[serde(default)]
+    pub gateways: Vec<IpAddr>,
     /// Pools to be made first, if they are not there.
     pub define: Vec<PoolDefinition>,
     /// The workload that keeps the addresses; `None` if none does.
@@ -167,6 +189,7 @@ impl AssignRequest {
             max_blocks: 0,
             host_reserved: None,
             bridge: None,
+            gateways: Vec::new(),
             define: Vec::new(),
             sticky: None,
         }
@@ -191,6 +214,35 @@ impl AssignRequest {
             Family::V4 => self.v4_pools = pools,
             Family::V6 => self.v6_pools = pools,
         }
+    }
+
+    /// The sets of pools of a family that it defines.
+    pub(super) fn sets(&self, family: Family) -> Vec<Vec<&PoolDefinition>> {
+        let mut sets: BTreeMap<usize, Vec<&PoolDefinition>> = BTreeMap::new();
+        for one in self.define.iter().filter(|one| Family::of_net(one.cidr) == family) {
+            sets.entry(one.set).or_default().push(one);
+        }
+        sets.into_values().collect()
+    }
+
+    /// The pools of a family that it defines, each with the ranges of all sets.
+    pub(super) fn definitions(&self, family: Family) -> Vec<PoolDefinition> {
+        let mut pools: Vec<PoolDefinition> = Vec::new();
+        for one in self.sets(family).into_iter().flatten() {
+            match pools.iter_mut().find(|other| other.cidr == one.cidr) {
+                Some(same) if same.ranges.is_empty() || one.ranges.is_empty() => same.ranges.clear(),
+                Some(same) => same.ranges.extend(&one.ranges),
+                None => pools.push(one.clone()),
+            }
+        }
+        pools
+    }
+
+    /// From how many blocks of a family its addresses may come in the steady state: one, unless the network has several
+    /// pools.
+    pub(super) fn likely_blocks(&self, family: Family) -> usize {
+        let pools = if self.bridge.is_some() { self.pools(family).len().max(self.define.len()) } else { 1 };
+        pools.clamp(1, MOST_LIKELY)
     }
 
     /// The names under which the node, the pod and its namespace are recorded: Calico's names on a routed network only.

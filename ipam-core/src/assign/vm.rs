@@ -34,7 +34,7 @@ impl Ipam {
         let store = self.noting(attachment);
         let mut misdated = Vec::new();
         let done = transact!(on store, deadline, |tx| {
-            let likely = [Family::V4, Family::V6].into_iter().filter_map(|family| hints::latest_of(&recalled, family));
+            let likely = [Family::V4, Family::V6].into_iter().filter_map(|family| hints::latest_of(&recalled, family).next());
             let owner = Owner::host(&attachment.node);
             let mut first = vec![switch_key(), keys::handle(&vm.handle)];
             for cidr in likely {

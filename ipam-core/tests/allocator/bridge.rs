@@ -106,7 +106,8 @@ async fn given_addresses_keep_off_what_is_reserved() {
 fn defined(container: &str, cidr: &str, ranges: &[(&str, &str)]) -> AssignRequest {
     let mut request = bridged(container, Gateway::First);
     let ranges = ranges.iter().map(|(first, last)| (ip(first), ip(last))).collect();
-    request.define = vec![PoolDefinition { name: "net".into(), cidr: cidr.parse().unwrap(), ranges }];
+    request.define =
+        vec![PoolDefinition { name: "net".into(), cidr: cidr.parse().unwrap(), ranges, set: 0, free_of: None }];
     request
 }
 

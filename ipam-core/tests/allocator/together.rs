@@ -125,6 +125,8 @@ fn defining(network: &str, container: &str, subnets: &[&str]) -> AssignRequest {
         name: format!("{network}-{number}"),
         cidr: subnet.parse().unwrap(),
         ranges: Vec::new(),
+        set: 0,
+        free_of: None,
     };
     request.define = subnets.iter().enumerate().map(define).collect();
     request

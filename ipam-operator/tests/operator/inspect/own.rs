@@ -35,7 +35,13 @@ async fn what_we_write_is_in_order() {
     let mut defined = AssignRequest::new(attachment("a", "d0"), Wanted::any(1, 0));
     defined.bridge = Some(Bridge { v4: Gateway::First, v6: Gateway::First });
     let ranges = vec![(ip("10.9.0.10"), ip("10.9.0.12"))];
-    defined.define = vec![PoolDefinition { name: "net".into(), cidr: "10.9.0.0/24".parse().unwrap(), ranges }];
+    defined.define = vec![PoolDefinition {
+        name: "net".into(),
+        cidr: "10.9.0.0/24".parse().unwrap(),
+        ranges,
+        set: 0,
+        free_of: None,
+    }];
     world.assign(&defined).await.unwrap();
     world
         .ipam
