@@ -15,7 +15,7 @@ use tokio::runtime::Builder;
 
 use self::failure::{Failure, explain};
 use crate::error::{CniError, Code, Result};
-use crate::hints::{FileHints, HINTS_FOLDER};
+use crate::hints::{FileHints, FullPools, HINTS_FOLDER};
 use crate::host_lock::HostLock;
 use crate::intents::{FileIntents, INTENTS_FOLDER};
 use crate::request::{
@@ -181,7 +181,8 @@ pub(crate) fn is_no_store(error: &kv::Error, location: &Location) -> bool {
 
 /// The allocator on a store. On etcd a commit of a killed process may still be carried out, so the allocator records
 /// each commit as pending before it sends it. On a store that a process has to itself nothing is carried out after its
-/// death. On etcd it also remembers where it found room, which saves a round trip.
+/// death. On etcd it also remembers where it found room, which saves a round trip. Everywhere it remembers which of several
+/// pools were full.
 pub(crate) fn ipam_on(store: Arc<dyn Store>, location: &Location, etcd: Option<&EtcdStore>) -> Ipam {
     match location {
         Location::Etcd(_) => {
@@ -190,7 +191,10 @@ pub(crate) fn ipam_on(store: Arc<dyn Store>, location: &Location, etcd: Option<&
             let hints = FileHints::new(HINTS_FOLDER, location.in_order());
             Ipam::new(store, Nodes::Registered).with_intents(Arc::new(intents)).with_hints(Arc::new(hints))
         }
-        _ => Ipam::new(store, Nodes::FirstSeen),
+        _ => {
+            let hints = FullPools(FileHints::new(HINTS_FOLDER, location.to_string()));
+            Ipam::new(store, Nodes::FirstSeen).with_hints(Arc::new(hints))
+        }
     }
 }
 
@@ -338,8 +342,9 @@ pub(crate) fn assign_request(request: &AddRequest) -> AssignRequest {
     }
     match &request.network {
         Network::Calico => {}
-        Network::Bridged(Bridged { gateway_v4, gateway_v6, own_pools }) => {
+        Network::Bridged(Bridged { gateway_v4, gateway_v6, gateways, own_pools, .. }) => {
             assign.bridge = Some(Bridge { v4: *gateway_v4, v6: *gateway_v6 });
+            assign.gateways.clone_from(gateways);
             assign.define = definitions(&request.attachment.network, own_pools);
         }
     }
@@ -347,15 +352,18 @@ pub(crate) fn assign_request(request: &AddRequest) -> AssignRequest {
 }
 
 /// The pools that a configuration defines, named after the network; an IPv6 one says so, so that a network may get a
-/// second family later.
+/// second family later. Further ones of a family are numbered.
 fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
     let definition = |pool: &OwnPool| {
-        let name = pool_name(pool.name.as_deref().unwrap_or(network));
-        PoolDefinition {
-            name: if pool.subnet.addr().is_ipv6() { format!("{name}-ipv6") } else { name },
-            cidr: pool.subnet,
-            ranges: pool.ranges.clone(),
+        let mut name = pool_name(pool.name.as_deref().unwrap_or(network));
+        if !pool.is_v4() {
+            name += "-ipv6";
         }
+        if pool.number > 0 {
+            name += &format!("-{}", pool.number + 1);
+        }
+        let (ranges, free_of) = (pool.ranges.clone(), pool.free_of.clone());
+        PoolDefinition { name, cidr: pool.subnet, ranges, set: pool.set, free_of }
     };
     pools.iter().map(definition).collect()
 }

@@ -1,8 +1,10 @@
 //! The settings of secondary networks: mask, gateway and routes, and the pools in the words of host-local or whereabouts.
 
-use std::net::IpAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::IpNet;
+use ipam_core::net::overlap;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::args::{AddressForm, parse_address};
 use crate::error::{CniError, Result};
@@ -10,6 +12,7 @@ use crate::gojson::{Json, quoted};
 use crate::netconf::NetConf;
 use crate::request::{Bridged, Gateway, OwnPool};
 use crate::result::{Route, RouteOptions};
+use crate::weights;
 use crate::whereabouts;
 
 /// The mask that the addresses of a result have.
@@ -35,7 +38,12 @@ pub(crate) struct BridgedSettings {
 /// # Errors
 /// Code 7.
 pub(crate) fn refuse_on_calico(conf: &NetConf) -> Result<()> {
-    let keys = [("mask", &conf.ipam.mask), ("gateway", &conf.ipam.gateway), ("routes", &conf.ipam.routes)];
+    let keys = [
+        ("mask", &conf.ipam.mask),
+        ("gateway", &conf.ipam.gateway),
+        ("routes", &conf.ipam.routes),
+        ("weights", &conf.ipam.weights),
+    ];
     match keys.into_iter().find(|(_, value)| value.is_some()) {
         None => Ok(()),
         Some((key, _)) => Err(CniError::config(format!("ipam.{key} cannot be used with \"type\": \"calico\""))
@@ -49,17 +57,16 @@ impl BridgedSettings {
     /// # Errors
     /// Code 7 for a setting that cannot be carried out.
     pub(crate) fn from_conf(conf: &NetConf) -> Result<Self> {
-        let (own_pools, gateways) = own_pools(conf)?;
+        let (own_pools, of_ranges) = own_pools(conf)?;
+        let weights = weights::read(conf, &own_pools)?;
         let has_gateway = conf.plugin == "ptp"
             || (conf.plugin == "bridge" && (conf.is_gateway || conf.is_default_gateway))
             // host-local always names one, and whereabouts none that is not configured.
             || (!own_pools.is_empty() && !whereabouts::is_used(&conf.ipam.whereabouts));
         let default = if has_gateway { Gateway::First } else { Gateway::Recorded };
-        let mut network = Bridged { gateway_v4: default, gateway_v6: default, own_pools };
-        for address in gateways {
-            *slot(&mut network, address) = Gateway::At(address);
-        }
-        read_gateway(conf.ipam.gateway.as_ref(), &mut network)?;
+        let mut network =
+            Bridged { gateway_v4: default, gateway_v6: default, gateways: Vec::new(), own_pools, weights };
+        set_gateways(conf, &of_ranges, &mut network)?;
         Ok(Self { mask: read_mask(conf.ipam.mask.as_ref())?, routes: read_routes(conf.ipam.routes.as_ref())?, network })
     }
 }
@@ -76,28 +83,51 @@ fn read_mask(value: Option<&Json>) -> Result<Mask> {
     }
 }
 
-/// `"first"`, an address, or a list of at most one address per family. The empty text counts as absent, as for
-/// host-local.
-fn read_gateway(value: Option<&Json>, network: &mut Bridged) -> Result<()> {
-    let Some(value) = value else { return Ok(()) };
-    let mut seen = [false; 2];
-    for element in value.one_or_many() {
-        match element.as_str() {
-            Some("") => {}
-            Some("first") if !matches!(value, Json::Array(_)) => {
-                (network.gateway_v4, network.gateway_v6) = (Gateway::First, Gateway::First);
-            }
-            _ => {
-                let address = address_at(element, "ipam.gateway", " or \"first\"")?;
-                let seen = if address.is_ipv4() { &mut seen[0] } else { &mut seen[1] };
-                if std::mem::replace(seen, true) {
-                    return Err(CniError::config("ipam.gateway has several addresses of one family"));
-                }
+/// Sets the gateways: those of `ipam.gateway`, which have the last word, and those of the ranges, each with its subnet.
+fn set_gateways(conf: &NetConf, of_ranges: &[GatewayOf], network: &mut Bridged) -> Result<()> {
+    let Some(given) = read_gateway(conf.ipam.gateway.as_ref())? else {
+        (network.gateway_v4, network.gateway_v6) = (Gateway::First, Gateway::First);
+        return Ok(());
+    };
+    for (v4, named) in [(true, &conf.ipam.ipv4_pools), (false, &conf.ipam.ipv6_pools)] {
+        let given: Vec<IpAddr> = given.iter().copied().filter(|address| address.is_ipv4() == v4).collect();
+        let of_ranges: Vec<_> = of_ranges.iter().filter(|(_, address)| address.is_ipv4() == v4).collect();
+        let own = network.own_pools.iter().filter(|pool| pool.is_v4() == v4);
+        let subnets: BTreeSet<IpNet> = own.map(|pool| pool.subnet).collect();
+        if given.len() > subnets.len().max(named.len()).max(1) {
+            return Err(CniError::config("ipam.gateway has several addresses of one family"));
+        }
+        if subnets.len() < 2 {
+            let one = given.first().copied().or_else(|| of_ranges.last().map(|(_, address)| *address));
+            if let Some(address) = one {
                 *slot(network, address) = Gateway::At(address);
             }
+            network.gateways.extend(given.into_iter().skip(1));
+            continue;
         }
+        let elsewhere = |address: &&IpAddr| !subnets.iter().any(|subnet| subnet.contains(*address));
+        if let Some(address) = given.iter().find(elsewhere) {
+            return Err(CniError::config(format!("ipam.gateway {address} is in no subnet of the network")));
+        }
+        if let Some((subnet, address)) = of_ranges.iter().find(|(subnet, address)| !subnet.contains(address)) {
+            return Err(CniError::config(format!("gateway {address} is not in subnet {subnet}")));
+        }
+        network.gateways.extend(given.into_iter().chain(of_ranges.into_iter().map(|(_, address)| *address)));
     }
     Ok(())
+}
+
+/// An address, or a list of addresses; `None` for `"first"`. The empty text counts as absent, as for host-local.
+fn read_gateway(value: Option<&Json>) -> Result<Option<Vec<IpAddr>>> {
+    let mut given = Vec::new();
+    for element in value.map(Json::one_or_many).unwrap_or_default() {
+        match element.as_str() {
+            Some("") => {}
+            Some("first") if !matches!(value, Some(Json::Array(_))) => return Ok(None),
+            _ => given.push(address_at(element, "ipam.gateway", " or \"first\"")?),
+        }
+    }
+    Ok(Some(given))
 }
 
 fn read_routes(value: Option<&Json>) -> Result<Vec<Route>> {
@@ -151,38 +181,48 @@ pub(crate) struct Range {
     pub(crate) gateway: Option<IpAddr>,
 }
 
-/// The pools that the configuration defines itself, and the gateways that it names for them. As for host-local, the
-/// ranges of the runtime come first, then `subnet` with its keys, then `ranges`.
-fn own_pools(conf: &NetConf) -> Result<(Vec<OwnPool>, Vec<IpAddr>)> {
+/// The gateway of a subnet.
+type GatewayOf = (IpNet, IpAddr);
+
+/// The pools that the configuration defines itself, and the gateways that it names for their subnets. As for host-local,
+/// the ranges of the runtime come first, then `subnet` with its keys, then `ranges`.
+fn own_pools(conf: &NetConf) -> Result<(Vec<OwnPool>, Vec<GatewayOf>)> {
+    let ipam = &conf.ipam;
     let mut sets: Vec<Vec<Range>> = Vec::new();
     read_sets(conf.runtime_ranges.as_ref(), "runtimeConfig.ipRanges", &mut sets)?;
-    if let Some(subnet) = &conf.ipam.subnet {
-        sets.push(vec![read_range(subnet, conf.ipam.range_start.as_ref(), conf.ipam.range_end.as_ref(), None)?]);
-    } else if conf.ipam.range_start.is_some() || conf.ipam.range_end.is_some() {
-        return Err(CniError::config("ipam.rangeStart and ipam.rangeEnd need ipam.subnet"));
+    let is_auto = ipam.subnet.as_ref().and_then(Json::as_str) == Some("auto");
+    if let Some(subnet) = ipam.subnet.as_ref().filter(|_| !is_auto) {
+        sets.push(vec![read_range(subnet, ipam.range_start.as_ref(), ipam.range_end.as_ref(), None)?]);
+    } else if ipam.range_start.is_some() || ipam.range_end.is_some() {
+        return Err(CniError::config("ipam.rangeStart and ipam.rangeEnd need ipam.subnet")
+            .with_details("it must be a network, such as 10.0.0.0/24"));
     }
-    read_sets(conf.ipam.ranges.as_ref(), "ipam.ranges", &mut sets)?;
+    read_sets(ipam.ranges.as_ref(), "ipam.ranges", &mut sets)?;
     let mut name = None;
-    if whereabouts::is_used(&conf.ipam.whereabouts) {
-        if !sets.is_empty() {
+    if whereabouts::is_used(&ipam.whereabouts) {
+        if !sets.is_empty() || is_auto {
             return Err(CniError::config("ipam defines its addresses twice")
                 .with_details("use either range and ipRanges (whereabouts), or subnet and ranges (host-local)"));
         }
-        sets = whereabouts::read(&conf.ipam.whereabouts)?;
-        name = whereabouts::network_name(&conf.ipam.whereabouts)?;
+        sets = whereabouts::read(&ipam.whereabouts)?;
+        name = whereabouts::network_name(&ipam.whereabouts)?;
     }
-    let mut pools: Vec<OwnPool> = Vec::new();
+    if is_auto && !sets.is_empty() {
+        return Err(CniError::config("ipam.subnet is \"auto\", and there are ranges besides")
+            .with_details("with \"auto\" the network has one subnet of its own choice: remove the ranges"));
+    }
+    let mut pools = if is_auto { auto_pools(conf) } else { Vec::new() };
     let mut gateways = Vec::new();
-    for set in sets {
-        gateways.extend(set.iter().find_map(|range| range.gateway));
-        let Some(mut pool) = pool_of(set)? else { continue };
-        pool.name.clone_from(&name);
-        if pools.iter().any(|other| other.subnet.addr().is_ipv4() == pool.subnet.addr().is_ipv4()) {
-            return Err(one_pool("the configuration defines several pools of one family"));
+    for (number, set) in sets.iter().enumerate() {
+        let of_set = pools_of(number, set, &pools)?;
+        for OwnPool { subnet, .. } in &of_set {
+            let gateway = set.iter().filter(|range| range.subnet == *subnet).find_map(|range| range.gateway);
+            gateways.extend(gateway.map(|gateway| (*subnet, gateway)));
         }
-        pools.push(pool);
+        pools.extend(of_set);
     }
-    let names_others = !conf.ipam.ipv4_pools.is_empty() || !conf.ipam.ipv6_pools.is_empty();
+    pools.iter_mut().for_each(|pool| pool.name.clone_from(&name));
+    let names_others = !ipam.ipv4_pools.is_empty() || !ipam.ipv6_pools.is_empty();
     if !pools.is_empty() && names_others {
         return Err(CniError::config("ipam defines pools of its own and names others")
             .with_details("use either subnet, ranges or range, or ipv4_pools and ipv6_pools"));
@@ -190,8 +230,18 @@ fn own_pools(conf: &NetConf) -> Result<(Vec<OwnPool>, Vec<IpAddr>)> {
     Ok((pools, gateways))
 }
 
-fn one_pool(message: &str) -> CniError {
-    CniError::config(message).with_details("a bridged network takes one subnet per family")
+/// The pools of `"subnet": "auto"`: a /24, and a /64 where an IPv6 address is assigned, too.
+fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
+    let used = host::routes().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the routes of this machine could not be read: a new subnet may overlap with one of them");
+        Vec::new()
+    });
+    let v4 = conf.ipam.assign_ipv4.as_deref() != Some("false");
+    let v6 = conf.ipam.assign_ipv6.as_deref() == Some("true");
+    let of_v4 = Ipv4Net::new(Ipv4Addr::UNSPECIFIED, 24).ok().filter(|_| v4).map(IpNet::V4);
+    let of_v6 = Ipv6Net::new(Ipv6Addr::UNSPECIFIED, 64).ok().filter(|_| v6).map(IpNet::V6);
+    let pool = |(set, subnet)| OwnPool { subnet, set, free_of: Some(used.clone()), ..OwnPool::of(subnet) };
+    of_v4.into_iter().chain(of_v6).enumerate().map(pool).collect()
 }
 
 fn read_sets(value: Option<&Json>, setting: &str, sets: &mut Vec<Vec<Range>>) -> Result<()> {
@@ -259,18 +309,34 @@ fn usable(subnet: IpNet) -> (IpAddr, IpAddr) {
     }
 }
 
-/// One pool from a set of ranges; none from an empty set.
-fn pool_of(mut set: Vec<Range>) -> Result<Option<OwnPool>> {
-    set.sort_by_key(|range| range.first);
-    let Some(subnet) = set.first().map(|range| range.subnet) else { return Ok(None) };
-    if let Some(other) = set.iter().find(|range| range.subnet != subnet) {
-        return Err(one_pool(&format!("a set of ranges has the subnets {subnet} and {}", other.subnet)));
+/// The pools of a set of ranges, one for each subnet, in the order in which these come first; none for an empty set.
+/// `others` are those of the sets before.
+fn pools_of(set: usize, ranges: &[Range], others: &[OwnPool]) -> Result<Vec<OwnPool>> {
+    let mut pools: Vec<OwnPool> = Vec::new();
+    for Range { subnet, first, last, .. } in ranges {
+        if pools.iter().any(|pool| pool.is_v4() != first.is_ipv4()) {
+            return Err(CniError::config("a set of ranges has subnets of both families")
+                .with_details("write a set for each family: [[{IPv4}], [{IPv6}]]"));
+        }
+        for other in others.iter().chain(&pools) {
+            if other.subnet != *subnet && overlap(other.subnet, *subnet) {
+                return Err(CniError::config(format!("the subnets {} and {subnet} overlap", other.subnet)));
+            }
+            if let Some((a, b)) = other.ranges.iter().find(|(a, b)| a <= last && first <= b) {
+                return Err(CniError::config(format!("the ranges {a}-{b} and {first}-{last} overlap")));
+            }
+        }
+        if let Some(pool) = pools.iter_mut().find(|pool| pool.subnet == *subnet) {
+            pool.ranges.push((*first, *last));
+            pool.ranges.sort();
+            continue;
+        }
+        let all = || others.iter().chain(&pools).filter(|other| other.is_v4() == first.is_ipv4());
+        let same = all().find(|other| other.subnet == *subnet).map(|other| other.number);
+        let number = same.unwrap_or_else(|| all().map(|other| other.number + 1).max().unwrap_or(0));
+        pools.push(OwnPool { ranges: vec![(*first, *last)], set, number, ..OwnPool::of(*subnet) });
     }
-    if let Some((a, b)) = set.iter().zip(set.iter().skip(1)).find(|(a, b)| b.first <= a.last) {
-        let message = format!("the ranges {}-{} and {}-{} overlap", a.first, a.last, b.first, b.last);
-        return Err(CniError::config(message));
-    }
-    Ok(Some(OwnPool { name: None, subnet, ranges: set.iter().map(|range| (range.first, range.last)).collect() }))
+    Ok(pools)
 }
 
 #[cfg(test)]

@@ -96,7 +96,7 @@ fn calicos_networks_take_none_of_it() {
     };
     refused(r#"{"subnet":"10.0.0.0/24"}"#).unwrap();
     refused(r#"{"routes":null}"#).unwrap();
-    for key in ["mask", "gateway", "routes"] {
+    for key in ["mask", "gateway", "routes", "weights"] {
         let error = refused(&format!(r#"{{"{key}":[]}}"#)).unwrap_err();
         assert_eq!(error.message(), format!("ipam.{key} cannot be used with \"type\": \"calico\""));
         assert_eq!(error.code().number(), 7);
@@ -160,16 +160,74 @@ fn pools_that_cannot_be() {
             "the ranges 10.0.0.1-10.0.0.254 and 10.0.0.1-10.0.0.254 overlap",
         ),
         (
-            r#"{"ranges":[[{"subnet":"10.0.0.0/24"},{"subnet":"10.0.1.0/24"}]]}"#,
-            "a set of ranges has the subnets 10.0.0.0/24 and 10.0.1.0/24",
+            r#"{"ranges":[[{"subnet":"10.0.0.0/24"}],[{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.9"}]]}"#,
+            "the ranges 10.0.0.1-10.0.0.254 and 10.0.0.9-10.0.0.254 overlap",
         ),
         (
-            r#"{"subnet":"10.0.0.0/24","ranges":[[{"subnet":"10.0.1.0/24"}]]}"#,
-            "the configuration defines several pools of one family",
+            r#"{"ranges":[[{"subnet":"10.0.0.0/24"},{"subnet":"10.0.0.0/16"}]]}"#,
+            "the subnets 10.0.0.0/24 and 10.0.0.0/16 overlap",
         ),
+        (
+            r#"{"ranges":[[{"subnet":"10.0.0.0/24"},{"subnet":"fd00::/64"}]]}"#,
+            "a set of ranges has subnets of both families",
+        ),
+        (
+            r#"{"ranges":[[{"subnet":"10.0.0.0/24"},{"subnet":"10.0.1.0/24","gateway":"10.0.0.9"}]]}"#,
+            "gateway 10.0.0.9 is not in subnet 10.0.1.0/24",
+        ),
+        (
+            r#"{"gateway":"10.0.2.1","ranges":[[{"subnet":"10.0.0.0/24"},{"subnet":"10.0.1.0/24"}]]}"#,
+            "ipam.gateway 10.0.2.1 is in no subnet of the network",
+        ),
+        (
+            r#"{"gateway":["10.0.0.1","10.0.0.2"],"ipv4_pools":["a"]}"#,
+            "ipam.gateway has several addresses of one family",
+        ),
+        (
+            r#"{"subnet":"auto","ranges":[[{"subnet":"10.0.0.0/24"}]]}"#,
+            "ipam.subnet is \"auto\", and there are ranges besides",
+        ),
+        (r#"{"subnet":"auto","rangeStart":"10.0.0.1"}"#, "ipam.rangeStart and ipam.rangeEnd need ipam.subnet"),
+        (r#"{"subnet":"auto","ipv4_pools":["a"]}"#, "ipam defines pools of its own and names others"),
+        (r#"{"ranges":[[{"subnet":"auto"}]]}"#, "subnet \"auto\" is not a CIDR"),
+        (r#"{"ipv4_pools":["a"],"weights":{"b":1}}"#, "ipam.weights has \"b\", which is no pool of the network"),
+        (
+            r#"{"ipv4_pools":["a"],"weights":{"a":-1}}"#,
+            "ipam.weights must be an object with a whole number for each pool",
+        ),
+        (r#"{"ipv4_pools":["a"],"weights":["a"]}"#, "ipam.weights must be an object with a whole number for each pool"),
         (r#"{"subnet":"10.0.0.0/24","ipv4_pools":["a"]}"#, "ipam defines pools of its own and names others"),
     ];
     for (ipam, expected) in cases {
         assert_eq!(wrong(&format!(r#"{{"ipam":{ipam}}}"#)), expected, "{ipam}");
     }
+}
+
+#[test]
+fn sets_of_several_subnets() {
+    let ipam = r#"{"ranges":[[{"subnet":"10.0.1.0/24","rangeStart":"10.0.1.20","gateway":"10.0.1.9"},{"subnet":"10.0.0.0/24"},
+        {"subnet":"10.0.1.0/24","rangeEnd":"10.0.1.5"}],[{"subnet":"fd00::/64"}],
+        [{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.0","rangeEnd":"10.0.0.0"},{"subnet":"10.0.2.0/24"}]],
+        "weights":{"10.0.0.0/24":2}}"#;
+    let network = settings(&format!(r#"{{"ipam":{ipam}}}"#)).unwrap().network;
+    let texts: Vec<_> =
+        network.own_pools.iter().map(|pool| format!("{} {} {}", pool.set, pool.subnet, pool.number)).collect();
+    assert_eq!(texts, ["0 10.0.1.0/24 0", "0 10.0.0.0/24 1", "1 fd00::/64 0", "2 10.0.0.0/24 1", "2 10.0.2.0/24 2"]);
+    assert_eq!(network.own_pools[0].ranges.len(), 2);
+    assert_eq!((network.gateway_v4, network.gateways.len()), (Gateway::First, 1));
+    assert_eq!(network.weights, [("10.0.0.0/24".to_owned(), 2)].into());
+    let set_of = |address: &str| network.set_of(address.parse().unwrap());
+    assert_eq!(["10.0.0.7", "10.0.0.0", "fd00::5", "10.9.9.9"].map(set_of), [0, 2, 1, usize::MAX]);
+}
+
+#[test]
+fn a_subnet_of_its_own_choice() {
+    let subnets = |more: &str| {
+        let network = settings(&format!(r#"{{"ipam":{{"subnet":"auto"{more}}}}}"#)).unwrap().network;
+        assert!(network.own_pools.iter().all(|pool| pool.free_of.is_some()));
+        network.own_pools.iter().map(OwnPool::text).collect::<Vec<_>>()
+    };
+    assert_eq!(subnets(""), ["0.0.0.0/24"]);
+    assert_eq!(subnets(r#","assign_ipv6":"true""#), ["0.0.0.0/24", "::/64"]);
+    assert_eq!(subnets(r#","assign_ipv6":"true","assign_ipv4":"false""#), ["::/64"]);
 }

@@ -3,7 +3,7 @@
 //! A folder in memory (`/run`), readable by its owner alone, with one small file for each store, network and node. A
 //! file that cannot be read, is damaged, or is about something else counts as absent: it costs a round trip, and the
 //! next ADD writes it anew. Where an ADD found a whole pool claimed, a second file has the blocks that were full, for a
-//! minute.
+//! minute. Where a network has several pools, a third one has those that were full, for a minute, too.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -44,13 +44,29 @@ struct Hint<T> {
     blocks: T,
 }
 
-/// The blocks that were full.
+/// The blocks that were full, or the pools.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Full {
     /// Unix seconds when the first of them was read.
     since: u64,
-    /// Each with the revision of its last write.
+    /// Each block with the revision of its last write.
     written: BTreeMap<IpNet, i64>,
+}
+
+/// What was full.
+#[derive(Clone, Copy)]
+enum What {
+    Blocks,
+    Pools,
+}
+
+impl What {
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Blocks => "full",
+            Self::Pools => "pools",
+        }
+    }
 }
 
 /// How long a block counts as full if it was not written again, in seconds.
@@ -72,8 +88,8 @@ impl FileHints {
         whole_file::name_of(&[&self.store, &attachment.network, &attachment.node]) + ".json"
     }
 
-    fn name_of_full(&self, attachment: &Attachment) -> String {
-        format!("full-{}", self.name(attachment))
+    fn name_of(&self, full: What, attachment: &Attachment) -> String {
+        format!("{}-{}", full.prefix(), self.name(attachment))
     }
 
     /// The blocks in a file, if it is about this store and the attachment's network and node.
@@ -93,10 +109,18 @@ impl FileHints {
         }
     }
 
-    /// The full blocks, and since when, if that is not too long ago.
-    fn full_at(&self, attachment: &Attachment, now: u64) -> Option<Full> {
-        let full: Full = self.read(&self.name_of_full(attachment), attachment, MAX_FULL_BYTES)?;
+    /// What was full, and since when, if that is not too long ago.
+    fn full_at(&self, what: What, attachment: &Attachment, now: u64) -> Option<Full> {
+        let full: Full = self.read(&self.name_of(what, attachment), attachment, MAX_FULL_BYTES)?;
         (now.checked_sub(full.since)? < FULL_FOR).then_some(full)
+    }
+
+    fn add_full(&self, what: What, attachment: &Attachment, more: impl Iterator<Item = (IpNet, i64)>) {
+        let now = unix_now();
+        let full = self.full_at(what, attachment, now);
+        let mut full = full.unwrap_or_else(|| Full { since: now, written: BTreeMap::new() });
+        full.written.extend(more);
+        self.write(&self.name_of(what, attachment), attachment, full);
     }
 }
 
@@ -110,7 +134,7 @@ impl Hints for FileHints {
     }
 
     fn recall_full(&self, attachment: &Attachment) -> FullBlocks {
-        let written = self.full_at(attachment, unix_now()).map(|full| full.written).unwrap_or_default();
+        let written = self.full_at(What::Blocks, attachment, unix_now()).map(|full| full.written).unwrap_or_default();
         written.into_iter().map(|(cidr, written)| (cidr, Revision::new(written))).collect()
     }
 
@@ -129,10 +153,37 @@ impl Hints for FileHints {
     }
 
     fn remember_full(&self, attachment: &Attachment, blocks: &FullBlocks) {
-        let now = unix_now();
-        let mut full = self.full_at(attachment, now).unwrap_or_else(|| Full { since: now, written: BTreeMap::new() });
-        full.written.extend(blocks.iter().map(|(cidr, written)| (*cidr, written.get())));
-        self.write(&self.name_of_full(attachment), attachment, full);
+        let written = blocks.iter().map(|(cidr, written)| (*cidr, written.get()));
+        self.add_full(What::Blocks, attachment, written);
+    }
+
+    fn recall_full_pools(&self, attachment: &Attachment) -> Vec<IpNet> {
+        let full = self.full_at(What::Pools, attachment, unix_now());
+        full.map(|full| full.written.into_keys().collect()).unwrap_or_default()
+    }
+
+    fn remember_full_pools(&self, attachment: &Attachment, pools: &[IpNet]) {
+        self.add_full(What::Pools, attachment, pools.iter().map(|pool| (*pool, 0)));
+    }
+}
+
+/// The full pools alone: where a store is at hand, nothing else is worth a file.
+#[derive(Debug)]
+pub(crate) struct FullPools(pub(crate) FileHints);
+
+impl Hints for FullPools {
+    fn recall(&self, _: &Attachment) -> Vec<IpNet> {
+        Vec::new()
+    }
+
+    fn remember(&self, _: &Attachment, _: &[IpNet]) {}
+
+    fn recall_full_pools(&self, attachment: &Attachment) -> Vec<IpNet> {
+        self.0.recall_full_pools(attachment)
+    }
+
+    fn remember_full_pools(&self, attachment: &Attachment, pools: &[IpNet]) {
+        self.0.remember_full_pools(attachment, pools);
     }
 }
 
@@ -178,17 +229,17 @@ mod tests {
         let one = attachment("net", "c1");
         let full = |text: &str| FullBlocks::from([(text.parse().unwrap(), Revision::new(7))]);
         hints.remember_full(&one, &full("10.0.0.0/26"));
-        let since = hints.full_at(&one, unix_now()).unwrap().since;
+        let since = hints.full_at(What::Blocks, &one, unix_now()).unwrap().since;
         hints.remember_full(&one, &full("10.0.0.64/26"));
         let mut both = full("10.0.0.0/26");
         both.extend(full("10.0.0.64/26"));
         assert_eq!(hints.recall_full(&one), both);
         assert_eq!(hints.recall_full(&attachment("other", "c1")), FullBlocks::new());
-        assert!(hints.full_at(&one, since + FULL_FOR - 1).is_some_and(|full| full.since == since));
-        assert!(hints.full_at(&one, since + FULL_FOR).is_none());
+        assert!(hints.full_at(What::Blocks, &one, since + FULL_FOR - 1).is_some_and(|full| full.since == since));
+        assert!(hints.full_at(What::Blocks, &one, since + FULL_FOR).is_none());
         // A clock that was put back says nothing about how long ago it was.
-        assert!(hints.full_at(&one, since - 1).is_none());
-        fs::write(folder.path().join(hints.name_of_full(&one)), "nonsense").unwrap();
+        assert!(hints.full_at(What::Blocks, &one, since - 1).is_none());
+        fs::write(folder.path().join(hints.name_of(What::Blocks, &one)), "nonsense").unwrap();
         assert_eq!(hints.recall_full(&one), FullBlocks::new());
     }
 

@@ -44,6 +44,7 @@ mod sticky;
 pub mod verbs;
 mod versions;
 mod wanted;
+mod weights;
 mod whereabouts;
 mod whole_file;
 pub mod wired;

@@ -119,8 +119,7 @@ pub struct AddRequest {
 pub enum Network {
     /// Routed, with Calico's rules and errors.
     Calico,
-    /// One IP subnet on a wire: exactly one pool per family, in which network, broadcast and gateway address are never
-    /// assigned to a container.
+    /// IP subnets on a wire: pools in which network, broadcast and gateway address are never assigned to a container.
     Bridged(Bridged),
 }
 
@@ -131,9 +130,22 @@ pub struct Bridged {
     pub gateway_v4: Gateway,
     /// The gateway of the IPv6 pool.
     pub gateway_v6: Gateway,
-    /// Pools that the configuration itself defines with the keys of host-local or whereabouts, at most one per family. If
-    /// there is any, the request names no others, and the store and the pools are made if they are missing.
+    /// Gateways where there are several pools of a family: each is that of the pool in which it lies.
+    pub gateways: Vec<IpAddr>,
+    /// Pools that the configuration itself defines with the keys of host-local or whereabouts. If there is any, the
+    /// request names no others, and the store and the pools are made if they are missing.
     pub own_pools: Vec<OwnPool>,
+    /// How often each pool comes first, by its name or subnet; 1 for those that are not there.
+    pub weights: BTreeMap<String, u32>,
+}
+
+impl Bridged {
+    /// The number of the set of ranges that an address is of; the last one if it is of none.
+    pub(crate) fn set_of(&self, address: IpAddr) -> usize {
+        let by_range = self.own_pools.iter().find(|pool| pool.has(address));
+        let pool = by_range.or_else(|| self.own_pools.iter().find(|pool| pool.subnet.contains(&address)));
+        pool.map_or(usize::MAX, |pool| pool.set)
+    }
 }
 
 /// A pool that a network's configuration defines.
@@ -144,8 +156,37 @@ pub struct OwnPool {
     /// The subnet, without host bits; at most /30 or /126.
     pub subnet: IpNet,
     /// The assignable addresses: first and last address of each range, in ascending order, apart from each other,
-    /// inside the subnet. Never empty.
+    /// inside the subnet. Empty for all of it.
     pub ranges: Vec<(IpAddr, IpAddr)>,
+    /// The number of its set: an attachment gets one address of each set.
+    pub set: usize,
+    /// Its number among the subnets of its family.
+    pub number: usize,
+    /// With `"subnet": "auto"`, the networks that the machine uses: the pool is the one of its name, and a new one gets a
+    /// free network of the size of `subnet`.
+    pub free_of: Option<Vec<IpNet>>,
+}
+
+impl OwnPool {
+    /// All of a subnet.
+    pub(crate) fn of(subnet: IpNet) -> Self {
+        Self { name: None, subnet, ranges: Vec::new(), set: 0, number: 0, free_of: None }
+    }
+
+    /// True if the address is of the pool's ranges.
+    pub(crate) fn has(&self, address: IpAddr) -> bool {
+        self.ranges.iter().any(|(first, last)| *first <= address && address <= *last)
+    }
+
+    /// True for IPv4.
+    pub(crate) fn is_v4(&self) -> bool {
+        self.subnet.addr().is_ipv4()
+    }
+
+    /// The subnet as text.
+    pub(crate) fn text(&self) -> String {
+        self.subnet.to_string()
+    }
 }
 
 /// The request of a DEL.

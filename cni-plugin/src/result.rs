@@ -86,7 +86,10 @@ impl AddResult {
             Mask::Pool => a.pool_prefix,
             Mask::Block => a.block_prefix,
         };
-        Ok(Self { ips: in_order(assigned, prefix)?, routes: settings.routes.clone() })
+        let mut ips = in_order(assigned, prefix)?;
+        // host-local's results have the order of the sets of ranges.
+        ips.sort_by_key(|ip| settings.network.set_of(ip.address.addr()));
+        Ok(Self { ips, routes: settings.routes.clone() })
     }
 
     /// The JSON in a version that the plugin speaks: indented by four, without a newline at the end.

@@ -1,5 +1,6 @@
 //! The whole program but for process input and output.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::Read;
 use std::net::IpAddr;
@@ -23,12 +24,13 @@ use crate::netconf::{NetConf, check_name};
 use crate::netns;
 use crate::panics;
 use crate::prev_result;
-use crate::request::{AddRequest, Allocator, DelRequest, Network, StoreAt};
+use crate::request::{AddRequest, Allocator, Bridged, DelRequest, Network, OwnPool, StoreAt};
 use crate::result::{AddResult, no_addresses};
 use crate::status::unavailable;
 use crate::sticky::sticky;
 use crate::versions;
 use crate::wanted::wanted;
+use crate::weights::choose_first;
 use crate::whereabouts;
 use crate::wired::remover;
 
@@ -260,7 +262,7 @@ impl<'a> Context<'a> {
         self.hurry(begun.elapsed());
         let request = AddRequest { vm, sticky, ..self.add_request(identity, network, wanted) };
         let chosen = request.count_v4 + request.count_v6;
-        check_counts(version, &request.wanted, chosen)?;
+        check_counts(version, &request)?;
         // An ADD without addresses needs no store, as for Calico; a virtual machine may have some.
         let nothing = request.wanted.is_empty() && chosen == 0 && request.vm.is_none();
         let assigned = if nothing { Vec::new() } else { allocator.add(&request)? };
@@ -275,8 +277,18 @@ impl<'a> Context<'a> {
     }
 
     /// The request of an ADD.
-    pub(crate) fn add_request(&self, identity: Identity, network: Network, wanted: Vec<IpAddr>) -> AddRequest {
+    pub(crate) fn add_request(&self, identity: Identity, mut network: Network, wanted: Vec<IpAddr>) -> AddRequest {
         let (count_v4, count_v6) = self.counts(&network, &wanted);
+        let (mut pools_v4, mut pools_v6) = (self.conf.ipam.ipv4_pools.clone(), self.conf.ipam.ipv6_pools.clone());
+        if let Network::Bridged(Bridged { weights, own_pools, .. }) = &mut network {
+            let container = &identity.attachment.container;
+            for pools in [&mut pools_v4, &mut pools_v6] {
+                choose_first(weights, container, pools, Clone::clone);
+            }
+            for set in own_pools.chunk_by_mut(|one, other| one.set == other.set) {
+                choose_first(weights, container, set, OwnPool::text);
+            }
+        }
         AddRequest {
             store: self.store.clone(),
             attributes: identity.attributes(self.host.now),
@@ -286,8 +298,8 @@ impl<'a> Context<'a> {
             wanted,
             count_v4,
             count_v6,
-            pools_v4: self.conf.ipam.ipv4_pools.clone(),
-            pools_v6: self.conf.ipam.ipv6_pools.clone(),
+            pools_v4,
+            pools_v6,
             max_blocks: self.conf.single_block.then_some(1),
             network,
             vm: None,
@@ -351,7 +363,8 @@ impl<'a> Context<'a> {
         }
         let settings = BridgedSettings::from_conf(&self.conf)?;
         // Host-local's ranges are those of one node; whereabouts' are the whole cluster's.
-        let is_of_node = !settings.network.own_pools.is_empty() && !whereabouts::is_used(&self.conf.ipam.whereabouts);
+        let is_of_node = settings.network.own_pools.iter().any(|pool| pool.free_of.is_none())
+            && !whereabouts::is_used(&self.conf.ipam.whereabouts);
         if is_of_node && matches!(self.store.location, Location::Etcd(_)) {
             return Err(CniError::config("ipam defines a pool of its own, but the store is a cluster's").with_details(
                 "make the pool with: margay pool create, and name it in ipv4_pools or ipv6_pools; or write range, \
@@ -370,16 +383,26 @@ impl<'a> Context<'a> {
             Network::Calico => &[],
             Network::Bridged(bridged) => bridged.own_pools.as_slice(),
         };
-        let has = |v4: bool| own_pools.iter().any(|pool| pool.subnet.addr().is_ipv4() == v4);
+        let of = |v4: bool| own_pools.iter().filter(move |pool| pool.is_v4() == v4);
         let is_wanted = |v4: bool| wanted.iter().any(|address| address.is_ipv4() == v4);
+        // Of several sets of a family, each has a chosen address unless a wanted one is of its ranges.
+        let count = |v4: bool| {
+            let sets: BTreeSet<usize> = of(v4).map(|pool| pool.set).collect();
+            let has_wanted =
+                |set: &usize| of(v4).any(|pool| pool.set == *set && wanted.iter().any(|address| pool.has(*address)));
+            match sets.len() {
+                0 | 1 => u32::from(!is_wanted(v4)),
+                _ => u32::try_from(sets.iter().filter(|set| !has_wanted(set)).count()).unwrap_or(u32::MAX),
+            }
+        };
         let off = |setting: &Option<String>| setting.as_deref() == Some("false");
-        let v4 = (own_pools.is_empty() || has(true)) && !off(&ipam.assign_ipv4);
+        let v4 = (own_pools.is_empty() || of(true).next().is_some()) && !off(&ipam.assign_ipv4);
         let v6 = if own_pools.is_empty() {
             ipam.assign_ipv6.as_deref() == Some("true")
         } else {
-            has(false) && !off(&ipam.assign_ipv6)
+            of(false).next().is_some() && !off(&ipam.assign_ipv6)
         };
-        (u32::from(v4 && !is_wanted(true)), u32::from(v6 && !is_wanted(false)))
+        (if v4 { count(true) } else { 0 }, if v6 { count(false) } else { 0 })
     }
 }
 
@@ -398,15 +421,17 @@ pub(crate) fn store_at(conf: &NetConf, location: Location) -> Result<StoreAt> {
 }
 
 /// Refuses addresses that a result before 0.3.0 cannot express, before anything is assigned.
-fn check_counts(version: &str, wanted: &[IpAddr], chosen: u32) -> Result<()> {
+fn check_counts(version: &str, request: &AddRequest) -> Result<()> {
     if !versions::is_before(version, "0.3.0") {
         return Ok(());
     }
-    if wanted.is_empty() && chosen == 0 {
+    let of_family = |v4: bool| request.wanted.iter().filter(|address| address.is_ipv4() == v4).count();
+    let v4 = of_family(true) + request.count_v4 as usize;
+    let v6 = of_family(false) + request.count_v6 as usize;
+    if v4 + v6 == 0 {
         return Err(no_addresses());
     }
-    let of_family = |v4: bool| wanted.iter().filter(|address| address.is_ipv4() == v4).count();
-    if of_family(true) > 1 || of_family(false) > 1 {
+    if v4 > 1 || v6 > 1 {
         return Err(CniError::config(format!(
             "CNI {version} has results of one address per family, several are wanted"
         ))

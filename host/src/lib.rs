@@ -14,5 +14,5 @@ mod sight;
 pub use held::{Held, HeldBlocks, Notes};
 pub use machine::{NODENAME_FILE, NodeNames, boot_id, hostname, node_name, running, short_boot, uptime};
 pub use netns::network_namespace;
-pub use routes::routes;
+pub use routes::{Route, all_routes, routes};
 pub use sight::{Blind, Sight, scan};

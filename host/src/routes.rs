@@ -6,37 +6,75 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
+/// A route of this network namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Its destination.
+    pub net: IpNet,
+    /// The interface that it leads to.
+    pub device: String,
+    /// True if it leads to a gateway.
+    pub has_gateway: bool,
+    /// True if it drops what it gets, as the routes of a node's own blocks do.
+    pub drops: bool,
+}
+
+/// `RTF_GATEWAY` of the kernel.
+const GATEWAY: u32 = 0x2;
+/// `RTF_REJECT` of the kernel.
+const REJECT: u32 = 0x200;
+
 /// The destinations of the routes of this network namespace, without the default routes, addresses of the machine's own interfaces
 /// included. IPv6 may be off.
 ///
 /// # Errors
 /// `/proc` cannot be read.
 pub fn routes() -> io::Result<Vec<IpNet>> {
+    Ok(all_routes()?.into_iter().map(|route| route.net).collect())
+}
+
+/// The same routes with the interfaces that they lead to.
+///
+/// # Errors
+/// `/proc` cannot be read.
+pub fn all_routes() -> io::Result<Vec<Route>> {
     let v4 = fs::read_to_string("/proc/self/net/route")?;
     let v6 = match fs::read_to_string("/proc/self/net/ipv6_route") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         read => read?,
     };
-    Ok(v4.lines().filter_map(of_v4).map(IpNet::V4).chain(v6.lines().filter_map(of_v6).map(IpNet::V6)).collect())
+    Ok(v4.lines().filter_map(of_v4).chain(v6.lines().filter_map(of_v6)).collect())
+}
+
+fn route(net: IpNet, device: &str, flags: &str) -> Option<Route> {
+    let flags = u32::from_str_radix(flags, 16).ok()?;
+    let device = device.to_owned();
+    Some(Route { net, device, has_gateway: flags & GATEWAY != 0, drops: flags & REJECT != 0 })
 }
 
 /// A line of `/proc/net/route`: interface, destination, gateway, flags, ..., mask in the eighth column. Numbers are in the byte order of
 /// the machine.
-fn of_v4(line: &str) -> Option<Ipv4Net> {
-    let mut columns = line.split_whitespace().skip(1);
+fn of_v4(line: &str) -> Option<Route> {
+    let mut columns = line.split_whitespace();
+    let device = columns.next()?;
     let address =
         |column: &str| u32::from_str_radix(column, 16).ok().map(|number| Ipv4Addr::from(number.to_ne_bytes()));
     let destination = address(columns.next()?)?;
-    let mask = address(columns.nth(5)?)?;
-    Ipv4Net::with_netmask(destination, mask).ok().filter(|net| net.prefix_len() > 0)
+    let flags = columns.nth(1)?;
+    let mask = address(columns.nth(3)?)?;
+    let net = Ipv4Net::with_netmask(destination, mask).ok().filter(|net| net.prefix_len() > 0)?;
+    route(net.into(), device, flags)
 }
 
-/// A line of `/proc/net/ipv6_route`: destination and its length in hexadecimal digits, ... . Multicast is left out.
-fn of_v6(line: &str) -> Option<Ipv6Net> {
+/// A line of `/proc/net/ipv6_route`: destination and its length in hexadecimal digits, ..., flags and interface in the ninth and tenth
+/// column. Multicast is left out.
+fn of_v6(line: &str) -> Option<Route> {
     let mut columns = line.split_whitespace();
     let address = Ipv6Addr::from(u128::from_str_radix(columns.next()?, 16).ok()?);
     let length = u8::from_str_radix(columns.next()?, 16).ok()?;
-    Ipv6Net::new(address, length).ok().filter(|net| net.prefix_len() > 0 && !address.is_multicast())
+    let net = Ipv6Net::new(address, length).ok().filter(|net| net.prefix_len() > 0 && !address.is_multicast())?;
+    let flags = columns.nth(6)?;
+    route(net.into(), columns.next()?, flags)
 }
 
 #[cfg(test)]
@@ -45,15 +83,23 @@ mod tests {
 
     #[test]
     fn lines_of_the_kernel_are_read() {
-        let little_endian = |line: &str| of_v4(line).map(|net| net.to_string());
+        let little_endian = |line: &str| of_v4(line).map(|route| route.net.to_string());
         if cfg!(target_endian = "little") {
             let line = "eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0";
             assert_eq!(little_endian(line).as_deref(), Some("192.0.2.0/24"));
+            let line = "wg0\t0000000A\t010200C0\t0003\t0\t0\t0\t000000FF\t0\t0\t0";
+            let net = "10.0.0.0/8".parse().unwrap();
+            assert_eq!(of_v4(line), Some(Route { net, device: "wg0".into(), has_gateway: true, drops: false }));
+            let line = "*\t0000000A\t00000000\t0200\t0\t0\t0\tC0FFFFFF\t0\t0\t0";
+            assert!(of_v4(line).is_some_and(|route| route.drops && route.net.prefix_len() == 26));
         }
         assert_eq!(of_v4("eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0"), None, "a default route");
         assert_eq!(of_v4("Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"), None);
         let v6 = "fd000000000000000000000000000000 40 00000000000000000000000000000000 00 0 0 0 0 00000001 eth0";
-        assert_eq!(of_v6(v6).map(|net| net.to_string()).as_deref(), Some("fd00::/64"));
+        assert_eq!(
+            of_v6(v6).map(|route| (route.net.to_string(), route.device)),
+            Some(("fd00::/64".into(), "eth0".into()))
+        );
         assert_eq!(of_v6("ff000000000000000000000000000000 08 0 00 0 0 0 0 0 eth0"), None);
         assert_eq!(of_v6(""), None);
     }

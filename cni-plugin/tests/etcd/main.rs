@@ -13,6 +13,7 @@ mod certificates;
 mod cluster;
 #[path = "../../../backend-etcd/tests/support/dns.rs"]
 mod dns;
+mod fallback;
 mod faults;
 mod filling;
 mod lab;

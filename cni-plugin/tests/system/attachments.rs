@@ -146,7 +146,7 @@ fn wanted_addresses_on_a_network_of_calicos() {
 }
 
 #[test]
-fn a_bridged_network_has_one_pool_of_a_family() {
+fn a_bridged_network_names_its_pools_where_there_are_several() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.2.0.0/24");
         lab.pool("other", "10.3.0.0/24");

@@ -12,7 +12,7 @@ use crate::process::Call;
 /// The CNI versions that Debian's host-local speaks.
 const VERSIONS: [&str; 4] = ["0.2.0", "0.3.1", "0.4.0", "1.0.0"];
 
-fn host_local() -> PathBuf {
+pub(crate) fn host_local() -> PathBuf {
     let folders = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
     let found = folders.map(|folder| PathBuf::from(folder).join("host-local")).into_iter().find(|path| path.exists());
     found.unwrap_or_else(|| panic!("this test needs host-local (Debian: containernetworking-plugins) in {folders:?}"))
@@ -21,7 +21,7 @@ fn host_local() -> PathBuf {
 /// A result without what may differ: which addresses of the subnets were chosen.
 ///
 /// From CNI 1.0.0 on `dns` may be left out when there is nothing in it; host-local as Debian builds it prints it empty.
-fn shape(mut result: Value) -> Value {
+pub(crate) fn shape(mut result: Value) -> Value {
     let without_host = |cidr: &mut Value| {
         let net: IpNet = cidr.as_str().unwrap().parse().unwrap();
         *cidr = net.trunc().to_string().into();

@@ -14,6 +14,7 @@ mod copy;
 mod crash;
 mod damage;
 mod disk;
+mod fallback;
 mod filling;
 mod gc;
 mod hostlocal;

@@ -13,6 +13,7 @@ mod ensure;
 mod estate;
 mod every_verb;
 mod explain;
+mod fallback;
 mod gc;
 mod given;
 mod handle;

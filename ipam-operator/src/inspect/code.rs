@@ -124,6 +124,8 @@ codes! {
         "delete it if nobody needs it", "";
     NetworksOverlap = "NET-01", Problem, "Two networks of this machine give out the same addresses from two stores.",
         "give one of them another subnet, or both the same store", "";
+    RouteOverlaps = "NET-02", Information, "A route of this machine that is not the pool's own leads addresses of the pool elsewhere.",
+        "give the pool another range, or see with `ip route` whether the route is meant", "";
     UnreadableNode = "NOD-01", Problem, "What is stored as a node cannot be read: no ADD succeeds there.",
         "register the node again", "";
     UnreadablePool = "POL-01", Problem, "What is stored as a pool cannot be read; it counts as absent.",

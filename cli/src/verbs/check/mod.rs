@@ -6,6 +6,7 @@ mod networks;
 mod print;
 mod repair;
 mod report;
+mod routes;
 
 use std::path::Path;
 
@@ -45,8 +46,12 @@ pub(super) async fn run(args: &Check, conf_dir: &Path, location: &Location) -> R
         }
     }
     let inspection = &mut inspected.inspection;
-    let (others, notes) = networks::overlapping(location, inspection, conf_dir).await;
+    let (others, mut notes) = networks::overlapping(location, inspection, conf_dir).await;
     inspection.findings.extend(others);
+    match host::all_routes() {
+        Ok(all) => inspection.findings.extend(routes::overlapping(&inspection.pools, &all, routes::is_bridge)),
+        Err(error) => notes.push(format!("the routes of this machine could not be read: {error}")),
+    }
     inspection.findings.sort_unstable();
     if let Some(file) = &args.report {
         report::write(file, &Report::new(&inspected))?;

@@ -1,0 +1,85 @@
+//! Secondary networks with several pools, over etcd: what a full pool costs.
+
+use std::collections::BTreeSet;
+use std::thread;
+
+use serde_json::{Value, json};
+
+use crate::lab::Lab;
+use crate::process::Call;
+use crate::round_trips::asks;
+
+/// A bridge network whose addresses are these.
+fn conf(lab: &Lab, ipam: Value) -> Value {
+    let mut conf = lab.conf();
+    conf["name"] = "net".into();
+    conf["type"] = "bridge".into();
+    conf["isGateway"] = true.into();
+    conf["ipam"] = ipam;
+    conf["ipam"]["type"] = "margay-ipam".into();
+    conf
+}
+
+#[test]
+fn a_full_pool_costs_no_further_query() {
+    let lab = Lab::start();
+    lab.pool("small", "10.81.0.0/29");
+    lab.pool("large", "10.82.0.0/24");
+    let conf = conf(&lab, json!({"ipv4_pools": ["small", "large"]}));
+    for number in 0..6 {
+        Call::new("ADD", &format!("c{number}"), &conf).ok();
+    }
+    for number in 6..10 {
+        let call = Call::new("ADD", &format!("c{number}"), &conf);
+        assert_eq!(asks(&lab, &call), (2, 0), "ADD {number} with a full pool");
+        assert_eq!(asks(&lab, &call), (2, 0), "the same again");
+    }
+    assert_eq!(asks(&lab, &Call::new("DEL", "c9", &conf)), (2, 0), "DEL");
+    // What was full is no reason to refuse: the large pool is used up, and the small one has an address again.
+    Call::new("DEL", "c0", &conf).ok();
+    let mut last = String::new();
+    for number in 10..300 {
+        let outcome = Call::new("ADD", &format!("c{number}"), &conf).run();
+        if outcome.exit != 0 {
+            outcome.refusal().says(&["10.81.0.0/29", "10.82.0.0/24"]);
+            break;
+        }
+        last = outcome.cidrs()[0].clone();
+    }
+    assert!(last.ends_with("/29"), "{last}");
+    for number in 0..300 {
+        Call::new("DEL", &format!("c{number}"), &conf).ok();
+    }
+    lab.nothing_is_left();
+}
+
+#[test]
+fn weights_cost_no_further_query() {
+    let lab = Lab::start();
+    lab.pool("one", "10.81.0.0/26");
+    lab.pool("two", "10.82.0.0/26");
+    let conf = conf(&lab, json!({"ipv4_pools": ["one", "two"], "weights": {"one": 1, "two": 1}}));
+    let mut pools = BTreeSet::new();
+    for number in 0..8 {
+        pools.insert(Call::new("ADD", &format!("c{number}"), &conf).ok().address().to_string()[..6].to_owned());
+    }
+    assert_eq!(pools.len(), 2);
+    for number in 8..14 {
+        assert_eq!(asks(&lab, &Call::new("ADD", &format!("c{number}"), &conf)), (2, 0), "ADD {number}");
+    }
+}
+
+#[test]
+fn first_calls_at_once_agree_on_a_subnet() {
+    let lab = Lab::start();
+    let conf = conf(&lab, json!({"subnet": "auto"}));
+    let gateways: BTreeSet<String> = thread::scope(|scope| {
+        let conf = &conf;
+        let add = |number| scope.spawn(move || Call::new("ADD", &format!("c{number}"), conf).ok().json());
+        let adds = (0..6).map(add);
+        let adds: Vec<_> = adds.collect();
+        adds.into_iter().map(|add| add.join().unwrap()["ips"][0]["gateway"].to_string()).collect()
+    });
+    assert_eq!(gateways.len(), 1, "{gateways:?}");
+    assert_eq!(asks(&lab, &Call::new("ADD", "c6", &conf)), (2, 0), "the pool is found by its name");
+}

@@ -1,0 +1,249 @@
+//! Several pools of a family on one bridged network, and sets of ranges.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+
+use ipam_core::assign::{AssignRequest, Bridge, Gateway, PoolDefinition, Wanted};
+use ipam_core::attachment::Attachment;
+use ipam_core::hints::Hints;
+use ipam_core::{BridgeError, Error, Nodes};
+use ipnet::IpNet;
+use kv::wrap::Counting;
+
+use crate::world::{World, attachment, ip, soon};
+
+fn bridged(container: &str, pools: &[&str]) -> AssignRequest {
+    let mut request = AssignRequest::new(attachment("a", container), Wanted::any(1, 0));
+    request.bridge = Some(Bridge { v4: Gateway::First, v6: Gateway::First });
+    request.v4_pools = pools.iter().map(|pool| (*pool).to_owned()).collect();
+    request
+}
+
+/// Two pools of five addresses each, and a large one.
+async fn world() -> World {
+    let world = World::new().await;
+    for (name, cidr) in [("one", "10.1.0.0/29"), ("two", "10.2.0.0/29"), ("big", "10.3.0.0/24")] {
+        world.add_pool(name, cidr).await;
+    }
+    world
+}
+
+#[tokio::test]
+async fn the_first_pool_with_room_serves_with_its_gateway_and_mask() {
+    let world = world().await;
+    let mut given: Vec<IpAddr> = Vec::new();
+    for number in 0..10 {
+        let assigned = world.assign(&bridged(&format!("c{number}"), &["two", "10.1.0.0/29"])).await.unwrap();
+        let (net, gateway) = if number < 5 { ("10.2.0.0/29", "10.2.0.1") } else { ("10.1.0.0/29", "10.1.0.1") };
+        assert_eq!((assigned[0].pool.to_string().as_str(), assigned[0].gateway), (net, Some(ip(gateway))));
+        assert!(!given.contains(&assigned[0].ip));
+        given.push(assigned[0].ip);
+    }
+    let error = world.assign(&bridged("c10", &["two", "one"])).await.unwrap_err();
+    assert!(error.is_exhaustion() && error.to_string().contains("[10.2.0.0/29 10.1.0.0/29]"), "{error}");
+    // A container has its address again, from whichever pool, although the first one has room by now.
+    world.release("a", "c3").await;
+    assert_eq!(world.assign(&bridged("c7", &["two", "one"])).await.unwrap()[0].ip, given[7]);
+    assert_eq!(world.assign(&bridged("c10", &["two", "one"])).await.unwrap()[0].ip, given[3]);
+    world.check().await;
+}
+
+#[tokio::test]
+async fn several_pools_that_nobody_named_are_still_a_mistake() {
+    let world = world().await;
+    let refused = world.assign(&bridged("c0", &[])).await;
+    assert!(matches!(refused, Err(Error::Bridge(BridgeError::SeveralPools { .. }))), "{refused:?}");
+    let missing = world.assign(&bridged("c0", &["one", "10.9.0.0/24"])).await.unwrap_err();
+    assert!(missing.to_string().contains("10.9.0.0/24"), "{missing}");
+}
+
+#[tokio::test]
+async fn each_gateway_is_that_of_its_pool() {
+    let world = world().await;
+    let mut request = bridged("c0", &["one", "two"]);
+    request.bridge = Some(Bridge { v4: Gateway::At(ip("10.2.0.6")), v6: Gateway::Recorded });
+    assert_eq!(
+        world.assign(&request).await.unwrap()[0].gateway,
+        Some(ip("10.1.0.1")),
+        "the other pool's is configured"
+    );
+    let mut request = AssignRequest { v4_pools: vec!["two".into(), "one".into()], ..request };
+    request.attachment = attachment("a", "c1");
+    assert_eq!(world.assign(&request).await.unwrap()[0].gateway, Some(ip("10.2.0.6")));
+    request.attachment = attachment("a", "c2");
+    request.v4_pools = vec!["big".into(), "one".into()];
+    let refused = world.assign(&request).await;
+    assert!(matches!(refused, Err(Error::Bridge(BridgeError::BadGateway { .. }))), "{refused:?}");
+    request.gateways = vec![ip("10.1.0.1"), ip("10.3.0.9")];
+    assert_eq!(world.assign(&request).await.unwrap()[0].gateway, Some(ip("10.3.0.9")));
+}
+
+fn set(number: usize, subnets: &[(&str, &str)]) -> Vec<PoolDefinition> {
+    let one = |(at, (cidr, ranges)): (usize, &(&str, &str))| PoolDefinition {
+        name: format!("net-{number}-{at}"),
+        cidr: cidr.parse().unwrap(),
+        ranges: ranges.split_once('-').map(|(first, last)| (ip(first), ip(last))).into_iter().collect(),
+        set: number,
+        free_of: None,
+    };
+    subnets.iter().enumerate().map(one).collect()
+}
+
+fn defining(container: &str, sets: &[Vec<PoolDefinition>], v4: usize, v6: usize) -> AssignRequest {
+    let mut request = bridged(container, &[]);
+    request.wanted = Wanted::any(v4, v6);
+    request.define = sets.concat();
+    request
+}
+
+fn ips(assigned: &[ipam_core::assign::Assigned]) -> Vec<String> {
+    assigned.iter().map(|one| one.ip.to_string()).collect()
+}
+
+#[tokio::test]
+async fn an_attachment_gets_an_address_of_each_set() {
+    let world = World::new().await;
+    let sets = [
+        set(0, &[("10.1.0.0/24", "10.1.0.10-10.1.0.11"), ("10.2.0.0/24", "10.2.0.10-10.2.0.19")]),
+        set(1, &[("fd00::/64", "")]),
+        set(2, &[("10.1.0.0/24", "10.1.0.20-10.1.0.22")]),
+    ];
+    let mut seen = BTreeSet::new();
+    for number in 0..3 {
+        let assigned = world.assign(&defining(&format!("c{number}"), &sets, 2, 1)).await.unwrap();
+        let addresses = ips(&assigned);
+        let first = if number < 2 { "10.1.0.1" } else { "10.2.0.1" };
+        assert!(addresses[0].starts_with(first) && addresses[1].starts_with("10.1.0.2"), "{addresses:?}");
+        assert!(addresses[2].starts_with("fd00::"), "{addresses:?}");
+        assert_eq!(world.assign(&defining(&format!("c{number}"), &sets, 2, 1)).await.unwrap(), assigned);
+        seen.extend(addresses);
+    }
+    assert_eq!(seen.len(), 9);
+    // The third set is full, and nothing is taken of the others.
+    let before = world.dump().await;
+    let error = world.assign(&defining("c3", &sets, 2, 1)).await.unwrap_err();
+    assert!(error.is_exhaustion(), "{error}");
+    assert_eq!(world.dump().await, before);
+    // A wanted address is that of its set.
+    world.release("a", "c0").await;
+    let mut wanted = defining("c4", &sets, 1, 1);
+    let free = seen.iter().find(|text| text.starts_with("10.1.0.2") && text.len() == 9).unwrap();
+    let free = world.assign(&defining("c5", &sets, 2, 1)).await.map(|assigned| assigned[1].ip).unwrap_or(ip(free));
+    world.release("a", "c5").await;
+    wanted.wanted.these = vec![free];
+    let addresses = ips(&world.assign(&wanted).await.unwrap());
+    assert!(addresses[0] == free.to_string() && !addresses[1].starts_with("10.1.0.2"), "{addresses:?}");
+    world.check().await;
+}
+
+#[tokio::test]
+async fn subnets_can_change_their_places() {
+    let world = World::new().await;
+    let named = |cidr: &str, name: &str| PoolDefinition { name: name.into(), ..set(0, &[(cidr, "")]).remove(0) };
+    let define = async |container: &str, define: Vec<PoolDefinition>| {
+        world.assign(&defining(container, &[define], 1, 0)).await.map(|assigned| assigned[0].pool.to_string())
+    };
+    assert_eq!(define("c0", vec![named("10.1.0.0/24", "net")]).await.unwrap(), "10.1.0.0/24");
+    let turned = vec![named("10.2.0.0/24", "net"), named("10.1.0.0/24", "net-2")];
+    assert_eq!(define("c1", turned).await.unwrap(), "10.2.0.0/24");
+    let inventory = world.ipam.inventory(soon()).await.unwrap();
+    let names: Vec<_> = inventory.pools.iter().map(|pool| pool.name().to_owned()).collect();
+    assert_eq!(names, ["net", "net-2"]);
+    // A pool that the configuration has given up keeps its name.
+    let error = define("c2", vec![named("10.3.0.0/24", "net")]).await.unwrap_err();
+    assert!(error.to_string().contains("its pool net has 10.1.0.0/24"), "{error}");
+}
+
+#[tokio::test]
+async fn a_free_network_is_chosen_once() {
+    let world = World::new().await;
+    world.add_pool("other", "10.200.0.0/24").await;
+    let auto = |container: &str| {
+        let taken = Some(vec!["10.200.1.0/24".parse().unwrap()]);
+        let one = |cidr: &str, name: &str| PoolDefinition {
+            name: name.into(),
+            free_of: taken.clone(),
+            ..set(0, &[(cidr, "")]).remove(0)
+        };
+        defining(container, &[vec![one("0.0.0.0/24", "net"), one("::/64", "net-ipv6")]], 1, 1)
+    };
+    // Two first ones at once agree.
+    let (one, two) = (auto("c0"), auto("c1"));
+    let (one, two) = tokio::join!(world.assign(&one), world.assign(&two));
+    let (one, two) = (one.unwrap(), two.unwrap());
+    assert_eq!((one[0].pool, one[1].pool), (two[0].pool, two[1].pool));
+    assert_eq!((one[0].pool.to_string().as_str(), one[0].gateway), ("10.200.2.0/24", Some(ip("10.200.2.1"))));
+    assert!(one[1].ip.to_string().starts_with("fd") && one[1].pool.prefix_len() == 64);
+    // What the machine uses later changes nothing.
+    let mut later = auto("c2");
+    later.define[0].free_of = Some(vec!["10.0.0.0/8".parse().unwrap()]);
+    assert_eq!(world.assign(&later).await.unwrap()[0].pool, one[0].pool);
+    later.define[0].name = "another".into();
+    later.define[0].free_of = Some(vec!["10.0.0.0/8".parse().unwrap(), "172.16.0.0/12".parse().unwrap()]);
+    later.attachment = attachment("a", "c3");
+    let error = world.assign(&later).await.unwrap_err();
+    assert!(error.to_string().contains("there is no free private network of /24"), "{error}");
+    world.check().await;
+}
+
+/// Hints that never forget.
+#[derive(Debug, Default)]
+struct Memory {
+    used: Mutex<Vec<IpNet>>,
+    full: Mutex<Vec<IpNet>>,
+}
+
+impl Hints for Memory {
+    fn recall(&self, _: &Attachment) -> Vec<IpNet> {
+        self.used.lock().unwrap().clone()
+    }
+
+    fn remember(&self, _: &Attachment, blocks: &[IpNet]) {
+        *self.used.lock().unwrap() = blocks.to_vec();
+    }
+
+    fn recall_full_pools(&self, _: &Attachment) -> Vec<IpNet> {
+        self.full.lock().unwrap().clone()
+    }
+
+    fn remember_full_pools(&self, _: &Attachment, pools: &[IpNet]) {
+        self.full.lock().unwrap().extend(pools);
+    }
+}
+
+#[tokio::test]
+async fn a_full_pool_costs_no_round_trip_and_a_stale_hint_refuses_nothing() {
+    let world = world().await;
+    let memory = Arc::new(Memory::default());
+    let counting = Counting::new(Arc::clone(&world.store));
+    let ipam = World::on(Arc::new(counting.clone()), Nodes::Registered).ipam;
+    let ipam = ipam.with_hints(Arc::clone(&memory) as Arc<dyn Hints>);
+    let trips = async |container: &str| {
+        counting.take();
+        let assigned = ipam.assign(&bridged(container, &["one", "big"]), soon()).await.unwrap();
+        (counting.take().round_trips(), assigned[0].pool.to_string())
+    };
+    for number in 0..6 {
+        trips(&format!("c{number}")).await;
+    }
+    for number in 6..9 {
+        assert_eq!(trips(&format!("c{number}")).await, (2, "10.3.0.0/24".into()), "{number}");
+    }
+    assert_eq!(*memory.full.lock().unwrap(), ["10.1.0.0/29".parse().unwrap()], "noted once");
+    // All are said to be full: all are tried, in order.
+    world.release("a", "c0").await;
+    memory.full.lock().unwrap().push("10.3.0.0/24".parse().unwrap());
+    assert_eq!(trips("again").await.1, "10.1.0.0/29");
+    // The last address is found behind a wrong hint.
+    world.release("a", "c1").await;
+    *memory.full.lock().unwrap() = vec!["10.1.0.0/29".parse().unwrap()];
+    let mut alone = bridged("last", &["one", "two"]);
+    for number in 0..5 {
+        ipam.assign(&bridged(&format!("t{number}"), &["two"]), soon()).await.unwrap();
+    }
+    assert_eq!(ipam.assign(&alone, soon()).await.unwrap()[0].pool.to_string(), "10.1.0.0/29");
+    alone.attachment = attachment("a", "none");
+    assert!(ipam.assign(&alone, soon()).await.unwrap_err().is_exhaustion());
+    world.check().await;
+}
