@@ -68,7 +68,7 @@ async fn each_gateway_is_that_of_its_pool() {
         Some(ip("10.1.0.1")),
         "the other pool's is configured"
     );
-    let mut request = AssignRequest { v4_pools: vec!["two".into(), "one".into()], ..request };
+    request.v4_pools = vec!["two".into(), "one".into()];
     request.attachment = attachment("a", "c1");
     assert_eq!(world.assign(&request).await.unwrap()[0].gateway, Some(ip("10.2.0.6")));
     request.attachment = attachment("a", "c2");
