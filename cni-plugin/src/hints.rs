@@ -53,7 +53,7 @@ struct Full {
     written: BTreeMap<IpNet, i64>,
 }
 
-/// What was full.
+/// The kind of things that were full.
 #[derive(Clone, Copy)]
 enum What {
     Blocks,
@@ -109,7 +109,7 @@ impl FileHints {
         }
     }
 
-    /// What was full, and since when, if that is not too long ago.
+    /// The full blocks or pools, and since when, if that is not too long ago.
     fn full_at(&self, what: What, attachment: &Attachment, now: u64) -> Option<Full> {
         let full: Full = self.read(&self.name_of(what, attachment), attachment, MAX_FULL_BYTES)?;
         (now.checked_sub(full.since)? < FULL_FOR).then_some(full)

@@ -65,7 +65,7 @@ pub enum Error {
         /// The obstacle, pool by pool.
         messages: Vec<String>,
     },
-    /// A bridged network needs exactly one pool of each family.
+    /// A bridged network cannot be served.
     #[error(transparent)]
     Bridge(#[from] BridgeError),
     /// A network whose blocks a caller claims or releases is not in a pool.
@@ -204,7 +204,7 @@ impl fmt::Display for Resource {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BridgeError {
-    /// More than one pool could serve a family.
+    /// More than one pool could serve a family, and the network names none.
     #[error(
         "a bridged network needs exactly one {family} pool, and {} could serve it: {}; name one of them in {}",
         .candidates.len(),

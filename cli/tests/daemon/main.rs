@@ -15,6 +15,7 @@ mod daemon;
 mod disk;
 mod ends;
 mod fake;
+mod fallback;
 mod hand_over;
 mod lab;
 mod late;

@@ -35,7 +35,7 @@ fn a_full_pool_costs_no_further_query() {
         assert_eq!(asks(&lab, &call), (1, 0), "the same again writes nothing");
     }
     assert_eq!(asks(&lab, &Call::new("DEL", "c9", &conf)), (2, 0), "DEL");
-    // What was full is no reason to refuse: the large pool is used up, and the small one has an address again.
+    // A pool that was full is no reason to refuse: the large pool is used up, and the small one has an address again.
     Call::new("DEL", "c0", &conf).ok();
     let mut last = String::new();
     for number in 10..300 {

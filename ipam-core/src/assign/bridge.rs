@@ -1,4 +1,4 @@
-//! Bridged networks: one pool of each family, a gateway, and the addresses that no container may have.
+//! Bridged networks: the gateway of each pool, and the addresses that no container may have.
 //!
 //! A bridge, ptp or macvlan network is a subnet with a network address, a broadcast address and a gateway. The first
 //! assignment for such a network writes them down as an IPReservation, `margay-bridge-<pool>`, in its own commit, with

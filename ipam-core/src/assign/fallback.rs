@@ -36,7 +36,7 @@ impl Assignment<'_> {
                 continue;
             }
             left -= 1;
-            // What another set must keep off is this one's.
+            // One set must keep off the addresses of another.
             self.around.allow_all();
             self.requested_pools(work, family).await?;
             let mut requested: Vec<IpNet> = Vec::new();

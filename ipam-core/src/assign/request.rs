@@ -241,7 +241,8 @@ impl AssignRequest {
     /// From how many blocks of a family its addresses may come in the steady state: one, unless the network has several
     /// pools.
     pub(super) fn likely_blocks(&self, family: Family) -> usize {
-        let pools = if self.bridge.is_some() { self.pools(family).len().max(self.define.len()) } else { 1 };
+        let defined = self.define.iter().filter(|one| Family::of_net(one.cidr) == family).count();
+        let pools = if self.bridge.is_some() { self.pools(family).len().max(defined) } else { 1 };
         pools.clamp(1, MOST_LIKELY)
     }
 

@@ -175,7 +175,7 @@ async fn a_free_network_is_chosen_once() {
     assert_eq!((one[0].pool, one[1].pool), (two[0].pool, two[1].pool));
     assert_eq!((one[0].pool.to_string().as_str(), one[0].gateway), ("10.200.2.0/24", Some(ip("10.200.2.1"))));
     assert!(one[1].ip.to_string().starts_with("fd") && one[1].pool.prefix_len() == 64);
-    // What the machine uses later changes nothing.
+    // Later routes of the machine change nothing.
     let mut later = auto("c2");
     later.define[0].free_of = Some(vec!["10.0.0.0/8".parse().unwrap()]);
     assert_eq!(world.assign(&later).await.unwrap()[0].pool, one[0].pool);

@@ -30,7 +30,7 @@ pub(super) fn overlapping(
     pools.iter().filter_map(foreign).collect()
 }
 
-/// True for a route that a network on the pool has made, as far as can be told: one to a single address, to a block, or to
+/// True for a route that a network on the pool has made, as far as a route shows that: one to a single address, to a block, or to
 /// the interface that has the pool's subnet.
 fn is_own(pool: IpNet, route: &Route, is_bridge: impl Fn(&str) -> bool) -> bool {
     let begins = |names: &[&str]| names.iter().any(|name| route.device.starts_with(name));

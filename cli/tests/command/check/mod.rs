@@ -158,3 +158,20 @@ fn two_networks_with_two_stores_and_the_same_addresses() {
     let what = answer["findings"][0]["what"].as_str().unwrap();
     assert!(what.contains("10.65.4.0/24") && what.contains("10.65.0.0/16") && what.contains("redb:///"), "{what}");
 }
+
+/// A pool that is a half of a network to which this machine has a route.
+#[test]
+fn a_route_that_leads_a_pools_addresses_elsewhere() {
+    let routes = host::all_routes().unwrap();
+    let route = routes.iter().find(|route| route.net.addr().is_ipv4() && (8..=28).contains(&route.net.prefix_len()));
+    let route = route.expect("this test needs a route to an IPv4 network");
+    let half = ipnet::IpNet::new(route.net.network(), route.net.prefix_len() + 1).unwrap();
+    let [lab, _] = Lab::each();
+    lab.margay(&format!("pool create half {half}")).answer();
+    let run = check(&lab, "-o json");
+    assert_eq!(run.code, 0, "a warning is no problem: {}", run.err);
+    let answer: Value = serde_json::from_str(&run.out).unwrap();
+    assert_eq!(codes(&answer), ["NET-02"]);
+    let what = answer["findings"][0]["what"].as_str().unwrap();
+    assert!(what.contains(&format!("{} dev {}", route.net, route.device)), "{what}");
+}
