@@ -57,7 +57,7 @@ impl Assignment<'_> {
         let mut addresses: Vec<(IpAddr, IpNet)> =
             self.held.iter().filter(of_pools).take(wanted).map(|held| (held.ip, held.block)).collect();
         if addresses.len() < wanted {
-            addresses.extend(self.take_kept(work, family, &pools).await?);
+            addresses.extend(self.take_kept(work, family, &pools, |_| true).await?);
         }
         if addresses.len() < wanted {
             let pools: Vec<&Pool> = pools.iter().collect();

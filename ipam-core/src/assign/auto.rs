@@ -64,36 +64,55 @@ enum NextBlock {
 }
 
 impl Pass<'_> {
-    /// Assigns all that is wanted.
+    /// Assigns all that is wanted: free addresses, and if those are not enough, addresses that have waited for their
+    /// workload for too long.
     ///
     /// # Errors
     /// `Exhausted`, `BlockLimit` or `NoNewBlocks` if there is not enough.
     pub(super) async fn run(&self, work: &mut Workset<'_>) -> Result<Vec<(IpAddr, IpNet)>> {
         let mut taken = Vec::new();
-        let mut own = self.take_from_own(work, &mut taken).await?;
+        if let Err(short) = self.take_free(work, &mut taken).await {
+            if !short.is_exhaustion() {
+                return Err(short);
+            }
+            self.take_overdue(work, &mut taken).await?;
+            if taken.len() < self.wanted {
+                return Err(short);
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Assigns as many free addresses as are wanted.
+    ///
+    /// # Errors
+    /// Those of [`Self::run`].
+    pub(super) async fn run_on_free(&self, work: &mut Workset<'_>) -> Result<Vec<(IpAddr, IpNet)>> {
+        let mut taken = Vec::new();
+        self.take_free(work, &mut taken).await?;
+        Ok(taken)
+    }
+
+    async fn take_free(&self, work: &mut Workset<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
+        let mut own = self.take_from_own(work, taken).await?;
         if taken.len() < self.wanted {
-            own += self.take_from_other(work, &mut taken).await?;
+            own += self.take_from_other(work, taken).await?;
         }
         while taken.len() < self.wanted {
             let may_claim = self.around.config.auto_allocate_blocks() && own < self.limit();
             match self.claim(work, may_claim).await? {
                 NextBlock::Block(cidr) => {
                     own += 1;
-                    self.take(work, cidr, &mut taken).await?;
+                    self.take(work, cidr, taken).await?;
                 }
                 NextBlock::Borrow(cidr) => {
                     self.move_for(work, cidr).await?;
-                    self.take(work, cidr, &mut taken).await?;
+                    self.take(work, cidr, taken).await?;
                 }
-                NextBlock::Nothing => {
-                    self.take_overdue(work, &mut taken).await?;
-                    if taken.len() < self.wanted {
-                        return Err(self.short(taken.len(), own));
-                    }
-                }
+                NextBlock::Nothing => return Err(self.short(taken.len(), own)),
             }
         }
-        Ok(taken)
+        Ok(())
     }
 
     /// How many blocks the host may have.

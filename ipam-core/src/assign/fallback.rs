@@ -80,12 +80,20 @@ impl Assignment<'_> {
             self.add(work, *ip, *block, pool, gateway).await?;
         }
         for _ in held.len()..wanted {
-            self.first_with_room(work, family, &pools, requested).await?;
+            let kept = self.take_kept(work, family, &pools, is_of_set).await?;
+            match kept.and_then(|(ip, block)| Some((ip, block, pool_holding(&pools, block)?))) {
+                Some((ip, block, pool)) => {
+                    let gateway = self.prepare_bridge(work, pool, self.gateway_in(pool, requested)).await?;
+                    self.add(work, ip, block, pool, gateway).await?;
+                }
+                None => self.first_with_room(work, family, &pools, requested).await?,
+            }
         }
         Ok(())
     }
 
-    /// Assigns an address of the first of these pools that has room.
+    /// Assigns an address of the first of these pools that has room; if none has, one that has waited for its workload for
+    /// too long.
     async fn first_with_room(
         &mut self,
         work: &mut Workset<'_>,
@@ -96,19 +104,16 @@ impl Assignment<'_> {
         let attachment = &self.request.attachment;
         let known = if pools.len() > 1 { self.ipam.recall_full_pools(attachment) } else { Vec::new() };
         let (last, first): (Vec<&Pool>, Vec<&Pool>) = pools.iter().partition(|pool| known.contains(&pool.cidr()));
-        let (mut full, mut refused) = (Vec::new(), None);
+        let (mut full, mut gateways, mut refused) = (Vec::new(), Vec::new(), None);
         for pool in first.into_iter().chain(last) {
             let gateway = self.prepare_bridge(work, pool, self.gateway_in(pool, requested)).await?;
-            let taken = self.pass(family, 1, &[pool]).run(work).await;
+            let taken = self.pass(family, 1, &[pool]).run_on_free(work).await;
             match taken {
                 Ok(taken) => {
                     if !full.is_empty() {
                         self.ipam.remember_full_pools(attachment, &full);
                     }
-                    for (ip, block) in taken {
-                        self.add(work, ip, block, pool, gateway).await?;
-                    }
-                    return Ok(());
+                    return self.add_new(work, family, &taken, pool, gateway).await;
                 }
                 // The limit of blocks is what an operator can change: it is reported before the lack of room.
                 Err(error) if error.is_exhaustion() => {
@@ -116,8 +121,16 @@ impl Assignment<'_> {
                         refused = Some(error);
                     }
                     full.push(pool.cidr());
+                    gateways.push((pool, gateway));
                 }
                 Err(error) => return Err(error),
+            }
+        }
+        for (pool, gateway) in gateways {
+            let mut taken = Vec::new();
+            self.pass(family, 1, &[pool]).take_overdue(work, &mut taken).await?;
+            if !taken.is_empty() {
+                return self.add_new(work, family, &taken, pool, gateway).await;
             }
         }
         let all: Vec<&Pool> = pools.iter().collect();
@@ -125,6 +138,22 @@ impl Assignment<'_> {
             Some(Error::Exhausted { .. }) | None => self.pass(family, 1, &all).short(0, 0),
             Some(error) => error,
         })
+    }
+
+    /// Adds addresses that the attachment has got now.
+    async fn add_new(
+        &mut self,
+        work: &mut Workset<'_>,
+        family: Family,
+        taken: &[(IpAddr, IpNet)],
+        pool: &Pool,
+        gateway: Option<IpAddr>,
+    ) -> Result<()> {
+        self.keep_new(family, taken);
+        for (ip, block) in taken {
+            self.add(work, *ip, *block, pool, gateway).await?;
+        }
+        Ok(())
     }
 
     async fn add(

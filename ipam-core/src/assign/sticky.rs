@@ -94,18 +94,20 @@ impl Assignment<'_> {
         self.kept.as_ref().map_or(&self.holder, |kept| &kept.plain)
     }
 
-    /// Takes the address of a family that the workload keeps, if it is in one of these pools and to be had.
+    /// Takes the address of a family that the workload keeps, if it is in one of these pools and to be had. Addresses that
+    /// are none of the wanted ones stay as they are.
     pub(super) async fn take_kept(
         &mut self,
         work: &mut Workset<'_>,
         family: Family,
         pools: &[Pool],
+        is_wanted: impl Fn(IpAddr) -> bool,
     ) -> Result<Option<(IpAddr, IpNet)>> {
         let Some(mut kept) = self.kept.take() else { return Ok(None) };
         let attachment = &self.request.attachment;
         let mut taken = None;
         for ip in kept.record.of(family, &attachment.network, &attachment.interface) {
-            if self.answer.iter().any(|assigned| assigned.ip == ip) {
+            if !is_wanted(ip) || self.answer.iter().any(|assigned| assigned.ip == ip) {
                 continue;
             }
             let pool = self.around.pools.iter().find(|pool| pool.cidr().contains(&ip));

@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ipam_core::assign::{AssignRequest, Bridge, Gateway, PoolDefinition, Wanted};
 use ipam_core::attachment::Attachment;
 use ipam_core::hints::Hints;
+use ipam_core::sticky::Sticky;
 use ipam_core::{BridgeError, Error, Nodes};
 use ipnet::IpNet;
 use kv::wrap::Counting;
@@ -246,4 +248,64 @@ async fn a_full_pool_costs_no_round_trip_and_a_stale_hint_refuses_nothing() {
     alone.attachment = attachment("a", "none");
     assert!(ipam.assign(&alone, soon()).await.unwrap_err().is_exhaustion());
     world.check().await;
+}
+
+#[tokio::test]
+async fn a_workload_keeps_its_address_in_whichever_pool_it_is() {
+    let world = world().await;
+    let sticky = |container: &str| {
+        let mut request = bridged(container, &["one", "two"]);
+        request.sticky = Some(Sticky { name: "w".into(), wait: Some(Duration::from_secs(60)) });
+        request
+    };
+    let own = world.assign(&sticky("w1")).await.unwrap()[0].ip;
+    world.release("a", "w1").await;
+    world.pass(3600);
+    // What has waited for too long in the first pool comes after all that is free in the second.
+    for number in 0..9 {
+        let assigned = world.assign(&bridged(&format!("c{number}"), &["one", "two"])).await.unwrap();
+        assert_ne!(assigned[0].ip, own);
+    }
+    let last = world.assign(&bridged("c9", &["one", "two"])).await.unwrap();
+    assert_eq!((last[0].ip, last[0].gateway), (own, Some(ip("10.1.0.1"))));
+    world.check().await;
+    // The workload's next address is in the second pool, and stays there although the first one has room.
+    world.release("a", "c8").await;
+    let second = world.assign(&sticky("w2")).await.unwrap();
+    assert_eq!(second[0].gateway, Some(ip("10.2.0.1")));
+    for container in ["w2", "c9", "c0"] {
+        world.release("a", container).await;
+    }
+    assert_eq!(world.assign(&sticky("w3")).await.unwrap(), second);
+    world.check().await;
+}
+
+#[tokio::test]
+async fn a_workload_keeps_an_address_of_each_set() {
+    let world = World::new().await;
+    let set = |set: usize, cidr: &str| PoolDefinition {
+        name: format!("set-{set}"),
+        cidr: cidr.parse().unwrap(),
+        ranges: Vec::new(),
+        set,
+        free_of: None,
+    };
+    let of = |container: &str| {
+        let mut request = bridged(container, &[]);
+        request.wanted = Wanted::any(2, 0);
+        request.define = vec![set(0, "10.5.0.0/28"), set(1, "10.6.0.0/28")];
+        request.sticky = Some(Sticky { name: "w".into(), wait: None });
+        request
+    };
+    let first = world.assign(&of("w1")).await.unwrap();
+    assert_eq!(first.len(), 2);
+    for round in 2..5 {
+        world.release("a", &format!("w{}", round - 1)).await;
+        let mut other = of("other");
+        other.sticky = None;
+        assert!(world.assign(&other).await.unwrap().iter().all(|one| !first.iter().any(|own| own.ip == one.ip)));
+        assert_eq!(world.assign(&of(&format!("w{round}"))).await.unwrap(), first);
+        world.release("a", "other").await;
+        world.check().await;
+    }
 }
