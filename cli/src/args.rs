@@ -11,6 +11,7 @@ mod install;
 mod map;
 mod moving;
 mod pool;
+mod quota;
 mod serve;
 mod settings;
 mod sticky;
@@ -34,6 +35,7 @@ pub(crate) use install::Install;
 pub(crate) use map::{Map, Metrics};
 pub(crate) use moving::{Export, Import, Migrate, Moving, TakeOver, Terms};
 pub(crate) use pool::{Pool, PoolCreate, PoolDelete, Reservation};
+pub(crate) use quota::Quota;
 pub(crate) use serve::Serve;
 pub(crate) use settings::{Configure, Persistence, Split};
 pub(crate) use sticky::{ListKept, Pin, Unpin};
@@ -208,6 +210,9 @@ pub(crate) enum OnStore {
     /// Addresses that are never handed out
     #[command(subcommand, visible_alias = "reservations", after_help = RESERVATION)]
     Reservation(Reservation),
+    /// How many addresses namespaces, networks and nodes may have
+    #[command(subcommand, visible_alias = "quotas", after_help = quota::QUOTA)]
+    Quota(Quota),
     /// Addresses: how many there are, who has them, taking them back
     #[command(subcommand, after_help = IPAM)]
     Ipam(Ipam),

@@ -232,7 +232,7 @@ impl Allocator for StoreAllocator {
         let del = Del::of(request);
         let released = self.with_store(&request.store, Use::Release, async |ipam, deadline| {
             let Some(vm) = &request.vm else { return verbs::release(&ipam, &del, deadline).await };
-            let Del { attachment, old_handle, addresses, endpoint } = &del;
+            let Del { attachment, old_handle, addresses, endpoint, .. } = &del;
             let old_handles = std::slice::from_ref(old_handle);
             let released = Box::pin(ipam.release_vm_pod(vm, attachment, old_handles, addresses, deadline)).await;
             let released = released.map_err(|error| explain(error, Rules::Calico))?;

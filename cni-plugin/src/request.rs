@@ -206,6 +206,8 @@ pub struct DelRequest {
     pub vm: Option<VmPod>,
     /// The stored endpoint to delete along with the release.
     pub endpoint: Option<EndpointOf>,
+    /// The pod's namespace, where the runtime names it.
+    pub namespace: Option<String>,
 }
 
 /// The request of a CHECK.

@@ -325,7 +325,9 @@ impl<'a> Context<'a> {
         let addresses = prev_result::addresses(self.conf.prev_result.as_ref()).unwrap_or_default();
         let attachment = identity.attachment;
         let store = self.store.clone();
-        let done = allocator.del(&DelRequest { store, attachment, old_handle, addresses, vm, endpoint: None });
+        let namespace = identity.pod.map(|(namespace, _)| namespace);
+        let done =
+            allocator.del(&DelRequest { store, attachment, old_handle, addresses, vm, endpoint: None, namespace });
         if let Some(error) = unknown {
             return Err(error);
         }

@@ -26,12 +26,14 @@ pub struct Del {
     pub addresses: Vec<IpAddr>,
     /// The stored endpoint to delete in the same commit.
     pub endpoint: Option<EndpointOf>,
+    /// The pod's namespace, where the runtime names it.
+    pub namespace: Option<String>,
 }
 
 impl Del {
     pub(crate) fn of(request: &DelRequest) -> Self {
-        let DelRequest { attachment, old_handle, addresses, endpoint, .. } = request.clone();
-        Self { attachment, old_handle, addresses, endpoint }
+        let DelRequest { attachment, old_handle, addresses, endpoint, namespace, .. } = request.clone();
+        Self { attachment, old_handle, addresses, endpoint, namespace }
     }
 }
 
@@ -85,9 +87,10 @@ pub(crate) async fn assign(ipam: &Ipam, request: &AssignRequest, deadline: Deadl
 
 /// DEL. The addresses that were released.
 pub(crate) async fn release(ipam: &Ipam, del: &Del, deadline: Deadline) -> Result<Vec<IpAddr>, Failure> {
-    let Del { attachment, old_handle, addresses, endpoint } = del;
-    let old_handles = std::slice::from_ref(old_handle);
-    let released = ipam.release_attachment_of(attachment, old_handles, addresses, endpoint.as_ref(), deadline).await;
+    let Del { attachment, old_handle, addresses, endpoint, namespace } = del;
+    let (old_handles, endpoint, namespace) =
+        (std::slice::from_ref(old_handle), endpoint.as_ref(), namespace.as_deref());
+    let released = ipam.release_attachment_of(attachment, old_handles, addresses, endpoint, namespace, deadline).await;
     released.map_err(|error| explain(error, Rules::Calico))
 }
 

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use crate::document::DocumentError;
 use crate::filling::Filling;
 use crate::model::{
-    ContradictorySettings, InvalidPool, Malformed, NotOwner, OwnerRefusal, ReleaseConflict, UnusableBlock,
+    ContradictorySettings, InvalidPool, Malformed, NotOwner, OwnerRefusal, ReleaseConflict, Subject, UnusableBlock,
 };
 use crate::net::Family;
 use crate::pools::PoolError;
@@ -103,6 +103,9 @@ pub enum Error {
         /// How many more were asked for.
         requested: usize,
     },
+    /// A namespace, a network or a node has as many addresses as it may have.
+    #[error(transparent)]
+    Quota(#[from] QuotaReached),
     /// A virtual machine's pod gets no address.
     #[error(transparent)]
     Vm(#[from] VmError),
@@ -179,6 +182,8 @@ pub enum Resource {
     Handle,
     /// An address that a container holds, by the container's id.
     AddressOfContainer,
+    /// A quota, by its kind and the name of its subject.
+    Quota,
 }
 
 impl Resource {
@@ -196,6 +201,7 @@ impl fmt::Display for Resource {
             Self::Reservation => "reservation",
             Self::Handle => "handle",
             Self::AddressOfContainer => "an address of container",
+            Self::Quota => "quota of",
         })
     }
 }
@@ -285,10 +291,30 @@ pub enum BridgeError {
 }
 
 impl Error {
-    /// True if an assignment failed for want of room: nothing is free where the node may take addresses.
+    /// True if an assignment failed for want of room: nothing is free where the node may take addresses, or a quota is
+    /// used up.
     pub fn is_exhaustion(&self) -> bool {
-        matches!(self, Self::Exhausted { .. } | Self::BlockLimit | Self::NoNewBlocks)
+        matches!(self, Self::Exhausted { .. } | Self::BlockLimit | Self::NoNewBlocks | Self::Quota(_))
     }
+}
+
+/// A quota that is used up.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the quota of {subject} is used up: {used} of {limit} addresses are in use; end containers there, or raise it with: \
+     margay quota set --{} {} N",
+    .subject.kind.as_str(),
+    .subject.name
+)]
+pub struct QuotaReached {
+    /// The subject.
+    pub subject: Subject,
+    /// The number of addresses that it may have.
+    pub limit: u64,
+    /// The number of addresses that it has.
+    pub used: u64,
+    /// True if the node has leftovers of earlier boots that an assignment by the plugin itself may free.
+    pub over_leftovers: bool,
 }
 
 /// Why a virtual machine's pod gets no address. The texts are Calico's.

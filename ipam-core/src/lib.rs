@@ -78,7 +78,7 @@ pub mod workset;
 pub use borrowed::{Borrowed, BorrowedAddress};
 pub use check::{CheckResult, Standing};
 pub use document::{DocumentError, DocumentKind};
-pub use error::{BridgeError, Error, PlaceInUse, Resource, Result, VmError};
+pub use error::{BridgeError, Error, PlaceInUse, QuotaReached, Resource, Result, VmError};
 pub use ipam::{Clock, Ipam, Nodes, Uids};
 pub use release::ReleasedAddresses;
 pub use usage::{Holding, Inventory};

@@ -24,13 +24,15 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Attribute, Block, Document, Handle, Node, Pool, ReleaseRequest, handle_id};
 use crate::sticky::{forget, names_of};
 use crate::surroundings::{decode_all, passes_over, pool_holding, read_config};
-use crate::workset::Workset;
+use crate::workset::{Workset, likely_counters};
 use renamed::Renamed;
 
 /// The most blocks of a handle that are changed in one commit: four of the largest usual ones are a megabyte.
 const MOST_BLOCKS_AT_ONCE: usize = 4;
 /// The most single addresses that are released in one commit: each can have a handle of its own, which is a guard.
 const MOST_ADDRESSES_AT_ONCE: usize = 60;
+/// So often an attempt lowers the counters of quotas. Many that release at once overtake each other there, and none has to.
+const MOST_TRIES_AT_COUNTERS: usize = 3;
 
 /// The outcome of a release of single addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,12 +59,12 @@ impl Ipam {
         old_handles: &[String],
         deadline: Deadline,
     ) -> Result<Vec<IpAddr>> {
-        self.release_attachment_of(attachment, old_handles, &[], None, deadline).await
+        self.release_attachment_of(attachment, old_handles, &[], None, None, deadline).await
     }
 
     /// The same for an attachment for which the caller names these addresses. All that it has is freed, and nothing
-    /// else: the addresses only tell where to read first, which saves a round trip. The attachment's stored endpoint,
-    /// if one is named, is deleted in the same commit.
+    /// else: the addresses only tell where to read first, which saves a round trip, as the pod's namespace does where
+    /// namespaces have quotas. The attachment's stored endpoint, if one is named, is deleted in the same commit.
     ///
     /// # Errors
     /// As [`release_attachment`](Self::release_attachment); a damaged endpoint of a pod.
@@ -72,6 +74,7 @@ impl Ipam {
         old_handles: &[String],
         addresses: &[IpAddr],
         endpoint: Option<&EndpointOf>,
+        namespace: Option<&str>,
         deadline: Deadline,
     ) -> Result<Vec<IpAddr>> {
         self.settle_intents(attachment, deadline).await?;
@@ -79,8 +82,11 @@ impl Ipam {
         let likely = hints::blocks_to_release(&recalled, addresses);
         let handle = attachment.handle();
         let handles: Vec<String> = [handle].into_iter().chain(old_handles.iter().cloned()).collect();
+        let mut tries = 0;
         let (released, kept) = transact!(self, deadline, |tx| {
+            tries += 1;
             let more = likely.iter().map(|cidr| keys::block(*cidr)).chain(endpoint.map(EndpointOf::key));
+            let more = more.chain(likely_counters(&attachment.network, &attachment.node, namespace));
             prefetch(self, tx, &attachment.node, &handles, more).await?;
             if let Some(endpoint) = endpoint {
                 endpoint.delete(tx).await?;
@@ -89,6 +95,9 @@ impl Ipam {
             own.node = self.known_name(tx, &attachment.node).await?;
             let cooldown = read_config(tx).await?.cooldown_seconds();
             let mut work = Workset::new(tx, self.now(), cooldown);
+            if tries > MOST_TRIES_AT_COUNTERS {
+                work.leave_counters().await?;
+            }
             let (gone, renamed) = self.release_own(&mut work, &own, &handles, cooldown).await?;
             let kept = gone.kept.clone();
             Ok(((gone.write(work, &own.node).await?, renamed), kept))

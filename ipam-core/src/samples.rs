@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use kv::{ErrorKind, Key, Range, RangeRequest, Revision, Store};
 use serde::Serialize;
 
-use crate::census::{AddressUse, Census, NodeShare, PoolCensus};
+use crate::census::{AddressUse, Census, NodeShare, PoolCensus, QuotaUse};
 
 /// One number.
 #[derive(Debug, Serialize)]
@@ -43,6 +43,7 @@ impl Samples {
         self.add("margay_blocks_without_pool", "Blocks that lie in no pool.", vec![], census.orphaned.len() as f64);
         self.add("margay_nodes", "Nodes that have blocks or addresses.", vec![], census.nodes.len() as f64);
         self.leaked("node-gone", census.of_gone_nodes());
+        self.of_quotas(&census.quotas);
         let boots = census.nodes.get(node).map(|its| of_earlier_boots(&its.boots, boot));
         self.leaked("earlier-boot", boots.unwrap_or_default());
     }
@@ -73,6 +74,16 @@ impl Samples {
         }
         self.add("margay_blocks_without_pool", "Blocks that lie in no pool.", vec![], share.orphaned as f64);
         self.leaked("earlier-boot", of_earlier_boots(&share.boots, boot));
+        self.of_quotas(&share.quotas);
+    }
+
+    fn of_quotas(&mut self, quotas: &[QuotaUse]) {
+        for QuotaUse { subject, limit, used } in quotas {
+            let labels = || vec![("kind", subject.kind.as_str().to_owned()), ("name", subject.name.clone())];
+            let help = "Addresses that a namespace, a network or a node may have.";
+            self.add("margay_quota_limit", help, labels(), *limit as f64);
+            self.add("margay_quota_used", "Addresses that count against a quota.", labels(), *used as f64);
+        }
     }
 
     fn leaked(&mut self, reason: &str, count: usize) {

@@ -9,6 +9,8 @@
 //! else Calico's next step would leave an address that no handle names. Only when nothing is held any more the entry is
 //! removed, and the block is written too: a writer that was about to write it must start again, and counts anew.
 
+mod quotas;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
@@ -19,6 +21,8 @@ use time::OffsetDateTime;
 use crate::error::{Error, Result};
 use crate::hints::FullBlocks;
 use crate::model::{Affinity, AffinityState, Block, Document, Handle, Owner, keys, same_handle};
+use quotas::Limits;
+pub(crate) use quotas::likely_counters;
 
 /// How many blocks are read in one round trip.
 pub const BLOCKS_AT_ONCE: usize = 16;
@@ -45,6 +49,8 @@ pub struct Workset<'t> {
     claimed: BTreeSet<Key>,
     /// The handles whose addresses were assigned or released, by id, each with the blocks.
     handles: BTreeMap<String, BTreeSet<IpNet>>,
+    /// The quotas, and what is changed for those that have one.
+    limits: Limits,
 }
 
 /// The result of a search at the place of a block.
@@ -73,6 +79,7 @@ impl<'t> Workset<'t> {
             full: FullBlocks::new(),
             claimed: BTreeSet::new(),
             handles: BTreeMap::new(),
+            limits: Limits::default(),
         }
     }
 
@@ -176,14 +183,22 @@ impl<'t> Workset<'t> {
 
     /// Changes a block that is there; the commit will fail if it has changed by then. `None` if it is not there.
     pub async fn change<T>(&mut self, cidr: IpNet, change: impl FnOnce(&mut Block) -> T) -> Result<Option<T>> {
+        self.prepare(cidr).await?;
+        Ok(self.blocks.get_mut(&cidr).and_then(Option::as_mut).map(change))
+    }
+
+    /// Makes a block ready to be changed: it is guarded, and its addresses as they were are noted.
+    async fn prepare(&mut self, cidr: IpNet) -> Result<()> {
         self.block(cidr).await?;
         self.tx.get(&keys::block(cidr)).await?;
-        Ok(self.blocks.get_mut(&cidr).and_then(Option::as_mut).map(|block| {
-            if self.changed.insert(cidr) {
-                self.before.insert(cidr, block.handles());
-            }
-            change(block)
-        }))
+        self.read_quotas().await?;
+        if let Some(Some(block)) = self.blocks.get(&cidr)
+            && self.changed.insert(cidr)
+        {
+            self.before.insert(cidr, block.handles());
+            self.limits.note(block);
+        }
+        Ok(())
     }
 
     /// Adds a block that is not there.
@@ -280,6 +295,7 @@ impl<'t> Workset<'t> {
         for (id, blocks) in std::mem::take(&mut self.handles) {
             self.write_handle(&id, &blocks).await?;
         }
+        self.write_counters().await?;
         for cidr in &self.changed {
             let Some(Some(block)) = self.blocks.get_mut(cidr) else { continue };
             let key = keys::block(*cidr);

@@ -14,6 +14,7 @@ pub mod history;
 pub mod inspect;
 pub mod moving;
 mod pool_deletion;
+mod quotas;
 mod split;
 mod sticky;
 

@@ -211,7 +211,13 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
             let (attachment, address) = own.swap_remove(fastrand::usize(..own.len()));
             // From here on it may be assigned to another container.
             shared.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
-            let del = Del { attachment, old_handle: String::new(), addresses: vec![address], endpoint: None };
+            let del = Del {
+                attachment,
+                old_handle: String::new(),
+                addresses: vec![address],
+                endpoint: None,
+                namespace: None,
+            };
             match ask(shared, Call::Del(del))? {
                 Answer::Released(released) if released == [address] => {}
                 other => return Err(format!("a DEL of {address} came to {other:?}")),

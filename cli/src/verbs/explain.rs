@@ -326,6 +326,7 @@ fn hint(error: &Error, explained: &Explanation) -> Option<String> {
              FILE, or see how it is called: the name is that of the file /var/lib/calico/nodename or of the host, in lower case"
         ),
         Error::NamespaceWanted => "say which one it is with: --namespace NAME".to_owned(),
+        Error::Quota(_) => "see how far all quotas are used with: margay quota list".to_owned(),
         Error::BlockLimit => format!(
             "the node has {own} blocks in these pools and may have {}; to let it have more: margay ipam configure \
              --max-blocks-per-host=N; what happened on it: margay ipam history {}",

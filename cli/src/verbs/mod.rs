@@ -14,6 +14,7 @@ pub(crate) mod moving;
 mod outgoing;
 mod pool;
 mod pool_auto;
+mod quota;
 mod rehearsal;
 mod release;
 mod reservation;
@@ -95,6 +96,7 @@ fn run_of(command: &OnStore) -> Run {
         OnStore::Reservation(args::Reservation::Create { dry_run, .. } | args::Reservation::Delete { dry_run, .. }) => {
             *dry_run
         }
+        OnStore::Quota(args::Quota::Set { dry_run, .. } | args::Quota::Delete { dry_run, .. }) => *dry_run,
         OnStore::Ipam(args::Ipam::Release(release)) => release.dry_run,
         OnStore::Ipam(args::Ipam::Configure(configure)) => configure.dry_run,
         OnStore::Ipam(args::Ipam::Split(split)) => split.dry_run,
@@ -147,7 +149,8 @@ async fn worked_on<T>(
 /// True for a command that reads all blocks.
 fn reads_all(command: &OnStore) -> bool {
     match command {
-        OnStore::Ipam(args::Ipam::Map(_) | args::Ipam::Explain(_) | args::Ipam::List(_)) => true,
+        OnStore::Ipam(args::Ipam::Map(_) | args::Ipam::Explain(_) | args::Ipam::List(_))
+        | OnStore::Quota(args::Quota::List) => true,
         OnStore::Ipam(args::Ipam::Show(show)) => show.ip.is_none(),
         _ => false,
     }
@@ -182,6 +185,13 @@ async fn verb(command: &OnStore, ipam: &Operator) -> Result<Answer> {
         OnStore::Reservation(args::Reservation::List) => reservation::list(ipam, deadline).await,
         OnStore::Reservation(args::Reservation::Delete { name, dry_run }) => {
             reservation::delete(ipam, name, Run::new(*dry_run), deadline).await
+        }
+        OnStore::Quota(args::Quota::Set { of, limit, dry_run }) => {
+            quota::set(ipam, &of.subject(), *limit, Run::new(*dry_run), deadline).await
+        }
+        OnStore::Quota(args::Quota::List) => quota::list(ipam, Deadline::after(READING)).await,
+        OnStore::Quota(args::Quota::Delete { of, dry_run }) => {
+            quota::delete(ipam, &of.subject(), Run::new(*dry_run), deadline).await
         }
         OnStore::Ipam(args::Ipam::Show(Show { ip: Some(ip), .. })) => address::show(ipam, *ip, deadline).await,
         OnStore::Ipam(args::Ipam::Show(Show { show_borrowed: true, .. })) => borrowed::show(ipam).await,

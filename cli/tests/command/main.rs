@@ -22,6 +22,7 @@ mod install;
 mod manual;
 mod map;
 mod moving;
+mod quotas;
 mod reach;
 mod store;
 #[path = "../../../backend-etcd/tests/support/server.rs"]

@@ -22,6 +22,7 @@ mod late;
 mod lost;
 mod never_needed;
 mod programs;
+mod quotas;
 mod role;
 #[path = "../../../backend-etcd/tests/support/server.rs"]
 mod server;

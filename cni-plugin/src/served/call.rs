@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ipam_core::assign::{AssignRequest, Assigned};
-use ipam_core::{CheckResult, Ipam};
+use ipam_core::{CheckResult, Ipam, QuotaReached};
 use kv::Deadline;
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +81,9 @@ impl Answer {
     pub fn of_assignment(request: &AssignRequest, assigned: ipam_core::Result<Vec<Assigned>>) -> Self {
         match assigned {
             Ok(assigned) => Self::Assigned(assigned),
+            Err(error @ ipam_core::Error::Quota(QuotaReached { over_leftovers: false, .. })) => {
+                explain(error, verbs::rules(request)).into()
+            }
             Err(error) if error.is_exhaustion() => Self::ByYourself(error.to_string()),
             Err(error) => explain(error, verbs::rules(request)).into(),
         }

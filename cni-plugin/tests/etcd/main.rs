@@ -27,6 +27,7 @@ mod one_key_only;
 mod process;
 #[path = "../../../conformance/src/proxy.rs"]
 mod proxy;
+mod quotas;
 #[path = "../system/random.rs"]
 mod random;
 mod renamed;
@@ -41,6 +42,8 @@ mod server;
 mod sticky;
 #[path = "../system/sticky_kills.rs"]
 mod sticky_kills;
+#[path = "../system/under_quota.rs"]
+mod under_quota;
 #[path = "../system/victim.rs"]
 mod victim;
 mod ways_in;

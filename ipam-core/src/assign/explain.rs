@@ -7,6 +7,7 @@ use kv::{Content, Deadline, Range, Revision, StoreExt, Transaction};
 
 use super::Assignment;
 use super::request::{AssignRequest, NamespaceLabels, Wanted};
+use crate::attachment::{NAMESPACE, NODE};
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Block, Labels, Owner, Pool, keys};
@@ -15,6 +16,9 @@ use crate::pools::{self, Obstacle, PoolError, PoolQuery};
 use crate::surroundings::{Surroundings, decode_all, read_config};
 use crate::utilization::{Usage, utilization};
 use crate::workset::{Found, Workset};
+
+/// The label of each namespace that has its name.
+const NAMESPACE_NAME: &str = "projectcalico.org/name";
 
 /// How an assignment would go.
 #[derive(Debug)]
@@ -104,7 +108,8 @@ pub enum Source {
 
 impl Ipam {
     /// How an assignment of one address on a node would go: the pools that the address may come from, the reasons
-    /// against the others, and the block that it would come from. Nothing is written. Without `family` it is that of
+    /// against the others, and the block that it would come from. Quotas of the node and of the namespace, whose name is
+    /// one of its labels, are heeded; those of networks are not. Nothing is written. Without `family` it is that of
     /// the pools that are named, else IPv4; without `namespace` the labels of the pod's namespace are not known.
     ///
     /// # Errors
@@ -169,7 +174,9 @@ impl Ipam {
         let pools = pools
             .map(|(pool, stock)| PoolState { obstacle: pools::obstacle(pool, &query), pool: pool.clone(), stock })
             .collect();
-        let (holder, handle) = (Attribute::default(), String::new());
+        let namespace = request.namespace_labels.get(NAMESPACE_NAME).map(|name| (NAMESPACE.to_owned(), name.clone()));
+        let attributes = namespace.into_iter().chain([(NODE.to_owned(), node.clone())]).collect();
+        let (holder, handle) = (Attribute::new(None, attributes), String::new());
         let (held, answer) = (Vec::new(), Vec::new());
         let mut assignment =
             Assignment { ipam: self, request: &request, around: &mut around, holder, handle, held, kept: None, answer };
@@ -245,7 +252,11 @@ fn stocks(around: &Surroundings, blocks: &[Block], host: &Owner) -> Vec<Stock> {
 impl Assignment<'_> {
     /// Assigns one address in memory, and returns its source.
     async fn outcome(&mut self, work: &mut Workset<'_>, family: Family, before: &[Block]) -> Result<Outcome> {
-        match self.any(work, family, 1).await {
+        let done = match self.any(work, family, 1).await {
+            Ok(()) => work.check_quotas(Some(&**self.ipam.store())).await,
+            failed => failed,
+        };
+        match done {
             Ok(()) => {}
             Err(error @ (Error::Store(_) | Error::Malformed(_))) => return Err(error),
             Err(error) => return Ok(Outcome::Refused(error)),

@@ -115,6 +115,7 @@ impl Ipam {
             let mut around = self.read_around(tx, owner, &terms.wanted, vec![keys::handle(handle)]).await?;
             let holder = Attribute::new(Some(handle), attributes.clone());
             let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
+            work.heed_quotas().await?;
             if let Some(most) = most {
                 stay_within(&mut work, handle, &terms.wanted, *most).await?;
             }
@@ -126,6 +127,7 @@ impl Ipam {
             misdated = work.misdated().to_vec();
             done?;
             let answer = assignment.answer;
+            work.check_quotas(Some(&**self.store())).await?;
             work.write().await?;
             Ok(answer)
         });

@@ -32,7 +32,7 @@ use held::renew;
 pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 use sticky::Kept;
 
-use crate::attachment::{Attachment, NODE, Ownership, TIMESTAMP};
+use crate::attachment::{Attachment, NODE, Ownership, TIMESTAMP, namespace_of};
 use crate::error::{Error, Result};
 use crate::gc::{self, Leftover, Leftovers, is_short};
 use crate::hints;
@@ -42,7 +42,7 @@ use crate::net::Family;
 use crate::sticky::Sticky;
 use crate::surroundings::{Surroundings, read_config};
 use crate::timestamps::parse_go_string;
-use crate::workset::Workset;
+use crate::workset::{Workset, likely_counters};
 
 /// The most requested addresses for which blocks of every possible size are read along with the surroundings.
 const MOST_GIVEN_AHEAD: usize = 2;
@@ -58,6 +58,8 @@ struct Findings {
     leftovers: Vec<Leftover>,
     /// The cooldown of released addresses, in seconds.
     cooldown: i64,
+    /// True for an attempt that assigns nothing in the end.
+    is_trial: bool,
 }
 
 impl Ipam {
@@ -71,10 +73,13 @@ impl Ipam {
     /// Those of [`Error`], with Calico's texts.
     pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
         let mut findings = Findings::default();
-        let error = match self.assign_all(slice::from_ref(request), &mut findings, deadline).await {
+        let mut error = match self.assign_all(slice::from_ref(request), &mut findings, deadline).await {
             Ok(done) => return Ok(done.only_answer()),
             Err(error) => error,
         };
+        if let Error::Quota(reached) = &mut error {
+            reached.over_leftovers = !findings.leftovers.is_empty();
+        }
         let assigned = if is_short(&error) {
             Box::pin(self.assign_over_leftovers(request, &findings, error, deadline)).await
         } else {
@@ -194,10 +199,15 @@ impl Ipam {
             let owners = Owner::all_of(node);
             first.extend(likely.iter().flat_map(|cidr| owners.iter().filter_map(|owner| keys::affinity(owner, *cidr))));
         }
+        if let [AssignRequest { attachment, attributes, .. }] = requests {
+            first.extend(likely_counters(&attachment.network, node, namespace_of(attributes)));
+        }
         let mut around = self.read_around(tx, &owner, &wanted, first).await?;
 
         let cooldown = around.config.cooldown_seconds();
         let mut work = Workset::new(tx, self.now(), cooldown);
+        work.heed_quotas().await?;
+        let is_trial = findings.is_trial;
         let mut all = Done::default();
         for request in requests {
             let handle = request.attachment.handle();
@@ -221,7 +231,10 @@ impl Ipam {
             };
             let mut assignment =
                 Assignment { ipam: self, request, around, holder, handle, held, kept, answer: Vec::new() };
-            let done = assignment.all(&mut work).await;
+            let done = match assignment.all(&mut work).await {
+                Ok(()) => work.check_quotas((!is_trial).then_some(&**self.store())).await,
+                failed => failed,
+            };
             assignment.around.allow_all();
             let used = assignment.answer.iter().map(|assigned| assigned.block);
             let mut used = hints::with_used(&findings.used, used);
@@ -234,6 +247,7 @@ impl Ipam {
                     Err(_) => Leftover::in_blocks(work.blocks(), &attachment),
                 },
                 cooldown,
+                is_trial,
             };
             done?;
             let Assignment { answer, held, kept, .. } = assignment;

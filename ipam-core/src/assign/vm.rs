@@ -76,6 +76,7 @@ impl Ipam {
         attributes.extend(known.into_iter().chain(asked_at).map(|(name, value)| (name.to_owned(), value.clone())));
 
         let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
+        work.heed_quotas().await?;
         let holds = VmHolds::read(&mut work, &vm.handle).await?;
         holds.mend(&mut work, &vm.handle).await?;
         let mut kept = Vec::new();
@@ -103,6 +104,9 @@ impl Ipam {
                 let given = self.first_of_vm(&mut work, &mut around, request, wanted, (&vm.handle, holder)).await;
                 *misdated = work.misdated().to_vec();
                 let given = given?;
+                if !given.is_empty() {
+                    work.check_quotas(Some(&**self.store())).await?;
+                }
                 if kept.is_empty() {
                     VmAnswer::First(given)
                 } else {

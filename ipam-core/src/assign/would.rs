@@ -20,7 +20,7 @@ impl Ipam {
     /// # Errors
     /// Those of [`assign`](Self::assign).
     pub async fn would_assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
-        let mut findings = Findings::default();
+        let mut findings = Findings { is_trial: true, ..Findings::default() };
         let refused = match self.try_assign(request, None, &mut findings, deadline).await {
             Err(error) if is_short(&error) && !findings.leftovers.is_empty() && findings.cooldown <= 0 => error,
             done => return done,
@@ -29,7 +29,8 @@ impl Ipam {
         let (boot, up, live) = (boot.clone(), Duration::ZERO, BTreeSet::new());
         let evidence = Evidence { boot, up, live, namespaces: None, within: None };
         let leftovers = Leftovers { found: findings.leftovers, evidence };
-        match self.try_assign(request, Some(&leftovers), &mut Findings::default(), deadline).await {
+        let mut again = Findings { is_trial: true, ..Findings::default() };
+        match self.try_assign(request, Some(&leftovers), &mut again, deadline).await {
             Err(error) if is_short(&error) => Err(refused),
             done => done,
         }

@@ -1,5 +1,6 @@
 //! The use of every address of every block, as of one revision, for a caller that draws or counts it.
 
+mod quotas;
 mod share;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +17,7 @@ use crate::reservations::Reservations;
 use crate::usage::{Reading, reread};
 use crate::utilization::{Tally, Usage};
 
+pub use quotas::QuotaUse;
 pub use share::{NodeShare, PoolShare};
 
 /// The use of an address of a block. An address that is in use and reserved counts as in use.
@@ -86,6 +88,8 @@ pub struct Census {
     pub nodes: BTreeMap<String, NodeCensus>,
     /// The nodes that are registered; empty if none is.
     pub registered: BTreeSet<String>,
+    /// The use of the quotas, by kind and name.
+    pub quotas: Vec<QuotaUse>,
 }
 
 impl Census {
@@ -115,6 +119,7 @@ impl Ipam {
             self.read_all(resources(ResourceKind::IpReservation), &mut reading).await?;
         let nodes: Vec<Node> = self.read_all(resources(ResourceKind::Node), &mut reading).await?;
         let config: Vec<IpamConfig> = self.read_all(Range::Key(keys::config()), &mut reading).await?;
+        let mut quotas = self.read_quotas(&mut reading).await?;
         let (reservations, _) = Reservations::from_documents(&reservations);
         let cooldown = config.first().map_or(0, IpamConfig::cooldown_seconds);
         let now = self.now();
@@ -125,12 +130,14 @@ impl Ipam {
         let mut blocks = Vec::new();
         self.for_each(Range::Prefix(keys::blocks_prefix(None)), &mut reading, |mut block: Block| {
             let place = tally.add(&block);
+            quotas.add(&block);
             _ = block.apply_cooldown(now, cooldown);
             blocks.push((place, census.count(&block, &reservations)));
         })
         .await?;
         blocks.sort_by_key(|(_, block)| block.cidr);
         census.revision = reading.at;
+        census.quotas = quotas.finish();
         let numbers = tally.finish().pools;
         census.pools =
             pools.into_iter().zip(numbers).map(|(pool, counted)| PoolCensus::new(pool, counted.usage)).collect();

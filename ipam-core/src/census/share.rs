@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 use kv::{Deadline, Range, Revision};
 
-use super::{AddressUse, Census};
+use super::{AddressUse, Census, QuotaUse};
 use crate::error::Result;
 use crate::gc::Reach;
 use crate::ipam::Ipam;
@@ -43,6 +43,8 @@ pub struct NodeShare {
     pub orphaned: usize,
     /// How many of its addresses were given in which boot, where that is recorded.
     pub boots: BTreeMap<String, usize>,
+    /// The use of the cluster's quotas, by their counters.
+    pub quotas: Vec<QuotaUse>,
 }
 
 impl Ipam {
@@ -57,11 +59,12 @@ impl Ipam {
         let reservations: Vec<IpReservation> =
             self.read_all(resources(ResourceKind::IpReservation), &mut reading).await?;
         let config: Vec<IpamConfig> = self.read_all(Range::Key(keys::config()), &mut reading).await?;
+        let quotas = self.counted_quotas(&mut reading).await?;
         let (reservations, _) = Reservations::from_documents(&reservations);
         let cooldown = config.first().map_or(0, IpamConfig::cooldown_seconds);
         let now = self.now();
 
-        let mut share = NodeShare { revision: reading.at, ..NodeShare::default() };
+        let mut share = NodeShare { revision: reading.at, quotas, ..NodeShare::default() };
         share.pools = pools.iter().map(|pool| (pool.name().to_owned(), (pool.cidr(), PoolShare::default()))).collect();
         self.read_near(node, reach, deadline, |mut block: Block| {
             _ = block.apply_cooldown(now, cooldown);

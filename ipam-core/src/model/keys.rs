@@ -6,7 +6,7 @@
 use ipnet::IpNet;
 use kv::Key;
 
-use super::Owner;
+use super::{Owner, QuotaKind, Subject};
 use crate::net::Family;
 
 const IPAM: &str = "/calico/ipam/v2/";
@@ -16,6 +16,11 @@ const PROFILES: &str = "profiles";
 
 /// The key under which an embedded store keeps the name of its one node.
 pub const PINNED_NODE: &str = "/margay/v1/node";
+/// The prefix of the keys of the quotas and of their counters.
+pub const QUOTAS_PREFIX: &str = "/margay/v1/quota";
+/// The key of the quotas.
+const QUOTAS: &str = "/margay/v1/quotas";
+const QUOTA_USE: &str = "/margay/v1/quota-use/";
 /// The beginning of the keys of the records of workloads that keep their addresses.
 const STICKY: &str = "/margay/v1/sticky/";
 
@@ -239,6 +244,39 @@ pub fn resources_prefix(kind: ResourceKind) -> Key {
     format!("{RESOURCES}{}/", kind.plural()).into()
 }
 
+/// The key of the quotas.
+pub fn quotas() -> Key {
+    QUOTAS.into()
+}
+
+/// The key of a subject's counter. Of the name, each byte that is no letter, no digit and none of `-_.` is written in
+/// hexadecimal, as in a URL.
+pub fn quota_use(kind: QuotaKind, name: &str) -> Key {
+    let mut key = format!("{QUOTA_USE}{}/", kind.as_str());
+    for byte in name.bytes() {
+        match byte {
+            b'-' | b'_' | b'.' => key.push(char::from(byte)),
+            _ if byte.is_ascii_alphanumeric() => key.push(char::from(byte)),
+            _ => key += &format!("%{byte:02X}"),
+        }
+    }
+    key.into()
+}
+
+/// The subject of the counter that a key is of.
+pub fn parse_quota_use(key: &Key) -> Option<Subject> {
+    let (kind, encoded) = text(key)?.strip_prefix(QUOTA_USE)?.split_once('/')?;
+    let kind = QuotaKind::ALL.into_iter().find(|one| one.as_str() == kind)?;
+    let mut parts = encoded.split('%');
+    let mut name = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        let (byte, rest) = part.split_at_checked(2)?;
+        name.push(u8::from_str_radix(byte, 16).ok()?);
+        name.extend(rest.bytes());
+    }
+    Some(Subject::new(kind, String::from_utf8(name).ok()?)).filter(|subject| quota_use(kind, &subject.name) == *key)
+}
+
 fn one_segment(rest: &str) -> Option<&str> {
     (!rest.is_empty() && !rest.contains('/')).then_some(rest)
 }
@@ -282,6 +320,18 @@ mod tests {
         assert!(!ab.as_bytes().starts_with(a.as_bytes()));
         let own = affinity(&Owner::Host("a".into()), net("10.0.0.0/26")).unwrap();
         assert!(own.as_bytes().starts_with(a.as_bytes()));
+    }
+
+    #[test]
+    fn a_counter_has_a_key_for_any_name() {
+        for name in ["shop", "a/b", "%2F", "grün", "", "*", "a b"] {
+            let key = quota_use(QuotaKind::Network, name);
+            assert_eq!(parse_quota_use(&key), Some(Subject::new(QuotaKind::Network, name)), "{key}");
+        }
+        assert_eq!(quota_use(QuotaKind::Network, "a/b"), "/margay/v1/quota-use/network/a%2Fb".into());
+        for key in ["/margay/v1/quotas", "/margay/v1/quota-use/planet/a", "/margay/v1/quota-use/node/a%2", "/x"] {
+            assert_eq!(parse_quota_use(&key.into()), None, "{key}");
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::ipam::{Ipam, transact};
 use crate::model::{OwnerChange, OwnerUpdate, keys};
 use crate::surroundings::read_config;
 use crate::vm::{Fate, VmHolds, VmPod, is_off, switch_key};
-use crate::workset::Workset;
+use crate::workset::{Workset, likely_counters};
 
 impl Ipam {
     /// Removes a pod from the owners of its virtual machine's addresses. If no owner is left and the machine is being
@@ -41,6 +41,7 @@ impl Ipam {
         let all_handles: Vec<String> = own_handles.iter().chain([&vm.handle]).cloned().collect();
         transact!(self, deadline, |tx| {
             let more = likely.iter().map(|cidr| keys::block(*cidr)).chain([switch_key()]);
+            let more = more.chain(likely_counters(&attachment.network, &attachment.node, Some(&vm.namespace)));
             prefetch(self, tx, &attachment.node, &all_handles, more).await?;
             let mut own = attachment.clone();
             own.node = self.known_name(tx, &attachment.node).await?;

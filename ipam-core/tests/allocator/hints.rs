@@ -116,9 +116,9 @@ async fn a_steady_call_takes_two_round_trips_and_the_first_of_a_host_three() {
     let (c2, c3) = (attachment("a", "c2"), attachment("a", "c3"));
     let assigned = ipam.assign(&any("c2", 1, 0), soon()).await.unwrap();
     assert_eq!(counting.take().round_trips(), 2, "steady");
-    ipam.release_attachment_of(&c2, &handles, &[assigned[0].ip], None, soon()).await.unwrap();
+    ipam.release_attachment_of(&c2, &handles, &[assigned[0].ip], None, None, soon()).await.unwrap();
     assert_eq!(counting.take().round_trips(), 2, "DEL");
-    ipam.release_attachment_of(&c2, &handles, &[assigned[0].ip], None, soon()).await.unwrap();
+    ipam.release_attachment_of(&c2, &handles, &[assigned[0].ip], None, None, soon()).await.unwrap();
     assert_eq!(counting.take().round_trips(), 1, "DEL again");
 
     ipam.assign(&any("c3", 1, 1), soon()).await.unwrap();
@@ -145,7 +145,7 @@ async fn a_given_address_takes_two_round_trips_whatever_is_known() {
             let assigned = ipam.assign(&these(&container, &ips), soon()).await.unwrap();
             assert_eq!(counting.take().round_trips(), 2, "{container}");
             let who = attachment("a", &container);
-            ipam.release_attachment_of(&who, &[], &[assigned[0].ip], None, soon()).await.unwrap();
+            ipam.release_attachment_of(&who, &[], &[assigned[0].ip], None, None, soon()).await.unwrap();
             assert_eq!(counting.take().round_trips(), 2, "DEL {container}");
         }
     }
@@ -254,8 +254,10 @@ async fn drawn_hints_decide_nothing() {
             } else {
                 let said = [ip(&format!("10.0.0.{}", random.u8(0..20)))];
                 let one = plain.ipam.release_attachment(&who, &[], soon()).await.unwrap();
-                let other =
-                    ipam.release_attachment_of(&who, &[], &said[..random.usize(0..2)], None, soon()).await.unwrap();
+                let other = ipam
+                    .release_attachment_of(&who, &[], &said[..random.usize(0..2)], None, None, soon())
+                    .await
+                    .unwrap();
                 assert_eq!(one.len(), other.len(), "seed {seed}, step {step}");
             }
         }

@@ -21,6 +21,7 @@ mod hints;
 mod intents;
 mod lost;
 mod owners;
+mod quotas;
 mod reach;
 mod release;
 mod retire;

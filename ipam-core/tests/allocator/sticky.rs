@@ -240,7 +240,7 @@ async fn a_kept_address_takes_no_further_round_trip() {
     counting.take();
     for round in 1..4 {
         let ends = attachment("a", &format!("c{round}"));
-        ipam.release_attachment_of(&ends, &[], &[own[0].ip], None, soon()).await.unwrap();
+        ipam.release_attachment_of(&ends, &[], &[own[0].ip], None, None, soon()).await.unwrap();
         assert_eq!(counting.take().round_trips(), 2, "DEL");
         assert_eq!(ipam.assign(&add(&format!("c{}", round + 1)), soon()).await.unwrap(), own);
         assert_eq!(counting.take().round_trips(), 2, "ADD");

@@ -33,6 +33,7 @@ pub(crate) fn set(page: &str, heading: &str, machine: &mut Machine) {
             machine.do_all(&["margay pool create main 10.65.0.0/16"]);
             container("web").on("node1").given(sled());
         }
+        ("quotas.md", "Set one") => machine.do_all(&["margay pool create main 10.65.0.0/16"]),
         ("who-had-this-address.md", "History") | ("command-line.md", "ipam history") => history(machine),
         ("who-had-this-address.md", "Why this address, or none") | ("command-line.md", "ipam explain") => {
             pools_of_shops(machine);

@@ -40,9 +40,12 @@ impl Ground {
     }
 
     fn prepared(lab: Lab) -> Self {
-        for args in
-            ["pool create main 10.65.0.0/22", "pool create spare 10.66.0.0/24", "reservation create few 10.65.0.9"]
-        {
+        for args in [
+            "pool create main 10.65.0.0/22",
+            "pool create spare 10.66.0.0/24",
+            "reservation create few 10.65.0.9",
+            "quota set --node node1 100",
+        ] {
             lab.margay(args).answer();
         }
         let ip = lab.assign("net", "c1");

@@ -1,7 +1,9 @@
 //! All pools and nodes.
 
+use std::cmp::Reverse;
+
 use hyper::StatusCode;
-use ipam_core::census::{AddressUse, PoolCensus};
+use ipam_core::census::{AddressUse, PoolCensus, QuotaUse};
 use ipam_core::net::Count;
 use serde::Serialize;
 
@@ -10,6 +12,8 @@ use super::super::answer::{Answer, Failure, json};
 
 /// The most nodes in an answer.
 const NODES: usize = 100;
+/// The most quotas in an answer.
+const QUOTAS: usize = 20;
 
 #[derive(Serialize)]
 struct Overview {
@@ -17,6 +21,9 @@ struct Overview {
     pools: Vec<Pool>,
     nodes: Vec<Node>,
     nodes_total: usize,
+    /// The quotas that are used most.
+    quotas: Vec<Quota>,
+    quotas_total: usize,
     /// The number of blocks that lie in no pool.
     orphaned: usize,
     /// The number of addresses that are held for nodes that are not registered any more.
@@ -46,6 +53,23 @@ struct Node {
     blocks: usize,
     used: usize,
     registered: bool,
+}
+
+#[derive(Serialize)]
+struct Quota {
+    kind: &'static str,
+    name: String,
+    limit: u64,
+    used: u64,
+    percent: u64,
+}
+
+impl Quota {
+    fn of(its: &QuotaUse) -> Self {
+        let QuotaUse { subject, limit, used } = its;
+        let (kind, name) = (subject.kind.as_str(), subject.name.clone());
+        Self { kind, name, limit: *limit, used: *used, percent: its.percent() }
+    }
 }
 
 impl Pool {
@@ -89,11 +113,16 @@ pub(super) async fn answer(shown: &Shown) -> Result<Answer, Failure> {
     nodes.sort_by(|one, other| other.used.cmp(&one.used).then_with(|| one.name.cmp(&other.name)));
     let nodes_total = nodes.len();
     nodes.truncate(NODES);
+    let mut quotas: Vec<Quota> = census.quotas.iter().map(Quota::of).collect();
+    quotas.sort_by_key(|quota| Reverse(quota.percent));
+    quotas.truncate(QUOTAS);
     let overview = Overview {
         revision: census.revision.get(),
         pools: census.pools.iter().map(Pool::of).collect(),
         nodes,
         nodes_total,
+        quotas,
+        quotas_total: census.quotas.len(),
         orphaned: census.orphaned.len(),
         gone: census.of_gone_nodes(),
     };

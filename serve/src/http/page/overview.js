@@ -73,6 +73,17 @@ function nodesPanel(answer) {
     rest > 0 ? h("p", { class: "more" }, `and ${count(rest)} more; search for a node by its name`) : null);
 }
 
+function quotasPanel(answer) {
+  const rows = answer.quotas.map((quota) => [
+    `${quota.kind} ${quota.name}`, count(quota.used), count(quota.limit),
+    quota.percent < 80 ? `${quota.percent}%` : h("span", { class: "badge note" }, `${quota.percent}%`)]);
+  const rest = answer.quotas_total - answer.quotas.length;
+  return h("section", { class: "panel" },
+    h("div", { class: "title" }, h("h2", null, "Quotas"), h("span", null, count(answer.quotas_total))),
+    table("Quotas", ["Of", ["In use", "number"], ["Limit", "number"], ["Part", "number"]], rows),
+    rest > 0 ? h("p", { class: "more" }, `and ${count(rest)} that are used less: margay quota list`) : null);
+}
+
 /** Makes the view. */
 export async function overview({ signal }) {
   const answer = await ask("overview", null, signal);
@@ -102,6 +113,7 @@ export async function overview({ signal }) {
         legend(USES.map(([use]) => use)),
         hints.length ? h("section", { class: "panel" }, h("div", { class: "body" },
           hints.map(([text, number, route]) => h("p", null, link(route, `${text}: ${count(number)}`))))) : null,
+        answer.quotas.length ? quotasPanel(answer) : null,
         answer.nodes.length ? nodesPanel(answer) : null),
       h("section", { class: "panel" },
         h("div", { class: "title" }, h("h2", null, "Latest events"), link("#/events", "All events")), latest)),

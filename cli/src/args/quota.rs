@@ -1,0 +1,88 @@
+//! The arguments of `margay quota`.
+
+use clap::{Args, Subcommand};
+use ipam_core::model::{QuotaKind, Subject};
+
+pub(super) const QUOTA: &str = "\
+Examples:
+  margay quota set --namespace shop 50
+  margay quota list";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Quota {
+    /// Set how many addresses a namespace, a network or a node may have
+    #[command(after_help = "\
+The name * stands for each one without a limit of its own. Addresses in use
+stay in use; only further ones are refused. Each family counts: a container with
+an IPv4 and an IPv6 address has two.
+
+Examples:
+  margay quota set --namespace shop 50
+  margay quota set --namespace '*' 200
+  margay quota set --network storage 1000
+  margay quota set --node node1 110 --dry-run")]
+    Set {
+        #[command(flatten)]
+        of: Of,
+        /// How many addresses
+        #[arg(value_name = "N")]
+        limit: u64,
+        /// Check everything and set nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Show the quotas, and how far they are used
+    #[command(visible_alias = "ls", after_help = "Examples:\n  margay quota list\n  margay quota list -o json")]
+    List,
+    /// Delete a quota
+    #[command(
+        visible_alias = "rm",
+        after_help = "\
+Examples:
+  margay quota delete --namespace shop
+  margay quota delete --namespace '*' --dry-run"
+    )]
+    Delete {
+        #[command(flatten)]
+        of: Of,
+        /// Check everything and delete nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// The subject of a quota.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Of {
+    /// Of the pods of a namespace
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    namespace: Option<String>,
+    /// Of a network, by the name in its configuration
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    network: Option<String>,
+    /// Of a node
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    node: Option<String>,
+}
+
+impl Of {
+    /// The subject.
+    pub(crate) fn subject(&self) -> Subject {
+        let named = [
+            (QuotaKind::Namespace, &self.namespace),
+            (QuotaKind::Network, &self.network),
+            (QuotaKind::Node, &self.node),
+        ];
+        let named = named.into_iter().find_map(|(kind, name)| Some(Subject::new(kind, name.as_ref()?)));
+        named.unwrap_or_else(|| Subject::new(QuotaKind::Node, ""))
+    }
+}
+
+fn name(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("a name has at least one letter".to_owned()),
+        _ if text.chars().any(char::is_control) => Err("a name has no control characters".to_owned()),
+        _ => Ok(text.to_owned()),
+    }
+}

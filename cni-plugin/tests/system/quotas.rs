@@ -1,0 +1,52 @@
+//! Quotas, as a runtime meets them on an embedded store.
+
+use ipam_core::model::{QuotaKind, Subject};
+
+use crate::lab::{ENGINES, Lab};
+use crate::process::Call;
+use crate::under_quota::{is_refused, kills_leave_the_quota_exact, limit, of_shop, shop};
+
+#[test]
+fn a_full_quota_is_an_error_that_says_what_to_do() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.66.0.0/24");
+        let conf = lab.conf("bridge");
+        limit(&lab, &shop(), 1);
+        of_shop("ADD", "c1", &conf).ok();
+        of_shop("ADD", "c1", &conf).ok();
+        let refusal = of_shop("ADD", "c2", &conf).run().refusal();
+        assert_eq!(refusal.code, 999);
+        assert!(refusal.text.contains("margay quota set --namespace shop N"), "{}", refusal.text);
+        lab.add("other").ok();
+        of_shop("DEL", "c1", &conf).ok();
+        of_shop("ADD", "c2", &conf).ok();
+        assert!(is_refused(&of_shop("ADD", "c3", &conf).run()));
+    }
+}
+
+#[test]
+fn status_warns_before_a_quota_bites_and_never_fails_for_it() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.66.0.0/24");
+        let mut conf = lab.conf("bridge");
+        conf["cniVersion"] = "1.1.0".into();
+        limit(&lab, &Subject::new(QuotaKind::Network, "net1"), 5);
+        let status = || Call::new("STATUS", "", &conf).without("CNI_CONTAINERID").without("CNI_IFNAME").ok();
+        for (number, warning) in ["", "", "", "nearly used up", "no address is free"].iter().enumerate() {
+            lab.add(&format!("c{number}")).ok();
+            let log = status().stderr;
+            match warning.is_empty() {
+                true => assert!(!log.contains("quota"), "{number}: {log}"),
+                false => assert!(log.contains("quota") && log.contains(warning), "{number}: {log}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn kills_at_random_moments_never_lead_over_a_quota() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.66.0.0/24");
+        kills_leave_the_quota_exact(&lab, &lab.conf("bridge"));
+    }
+}

@@ -1,0 +1,141 @@
+//! Plugins that are killed at random while a namespace is at its quota. Used on embedded stores and on etcd.
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::Duration;
+
+use datastore::Create;
+use futures::StreamExt;
+use ipam_core::model::{Attribute, Block, Document, QuotaCount, QuotaKind, Quotas, Subject, keys};
+use kv::{EventKind, Range, Revision, StoreExt, WatchRequest};
+use serde_json::Value;
+
+use crate::lab::Lab;
+use crate::process::{Call, Outcome};
+use crate::random::{Random, setting};
+
+const ROUNDS: u64 = 10;
+const CALLERS: u64 = 6;
+
+/// The namespace that has the quota.
+pub(crate) fn shop() -> Subject {
+    Subject::new(QuotaKind::Namespace, "shop")
+}
+
+/// Sets a quota behind everybody's back.
+pub(crate) fn limit(lab: &Lab, subject: &Subject, limit: u64) {
+    lab.with_ipam(Create::Never, async |ipam, _| {
+        let mut quotas = Quotas::default();
+        quotas.set(subject, Some(limit));
+        ipam.store().put(keys::quotas(), quotas.encode().unwrap()).await.unwrap();
+    });
+}
+
+/// A call for a pod of the namespace.
+pub(crate) fn of_shop(verb: &str, container: &str, conf: &Value) -> Call {
+    let pod = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={container}");
+    Call::new(verb, container, conf).with("CNI_ARGS", &pod)
+}
+
+/// Whether the quota refused a call, which must succeed otherwise.
+#[track_caller]
+pub(crate) fn is_refused(outcome: &Outcome) -> bool {
+    if outcome.exit == 0 {
+        return false;
+    }
+    let refusal = outcome.refusal();
+    assert!(refusal.text.contains("the quota of namespace shop is used up"), "{outcome:?}");
+    true
+}
+
+fn held(block: &Block) -> u64 {
+    let is_its = |entry: &Attribute| entry.released_at().is_none() && entry.namespace() == Some("shop");
+    block.allocated().filter(|(_, entry)| is_its(entry)).count() as u64
+}
+
+/// The most addresses that the namespace had at any revision. At none it had more than its counter says.
+fn most_at_once(lab: &Lab, since: Revision) -> u64 {
+    lab.with_ipam(Create::Never, async |ipam, _| {
+        let end = ipam.store().list(Range::All).await.unwrap().revision;
+        let mut changes = ipam.store().watch(WatchRequest::new(Range::All, since.next())).await.unwrap();
+        let (mut blocks, mut counted, mut revision, mut most) = (BTreeMap::new(), 0, since, 0);
+        while revision < end {
+            let batch = changes.next().await.unwrap().unwrap();
+            revision = batch.revision;
+            for event in batch.events {
+                let key = event.kv.key.clone();
+                if key == keys::quota_use(QuotaKind::Namespace, "shop") {
+                    counted = serde_json::from_slice::<QuotaCount>(event.kv.value.as_bytes()).unwrap().used;
+                } else if keys::parse_block(&key).is_some() {
+                    let number = match event.kind {
+                        EventKind::Put => held(&Block::decode(&key, event.kv.value.as_bytes()).unwrap()),
+                        EventKind::Delete => 0,
+                    };
+                    blocks.insert(key, number);
+                }
+            }
+            let now = blocks.values().sum();
+            assert!(now <= counted, "revision {revision}: {now} held, {counted} counted");
+            most = most.max(now);
+        }
+        most
+    })
+}
+
+fn revision(lab: &Lab) -> Revision {
+    lab.with_ipam(Create::Never, async |ipam, _| ipam.store().list(Range::All).await.unwrap().revision)
+}
+
+/// Runs a call, or kills it at a random moment. `None` if it was killed.
+fn perhaps_killed(call: &Call, random: &mut Random) -> Option<Outcome> {
+    if !random.once_in(2) {
+        return Some(call.run());
+    }
+    let mut child = call.start(call.command());
+    thread::sleep(Duration::from_micros(random.below(60_000)));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    None
+}
+
+/// Callers add and delete under a quota, and half of their calls are killed. At no time there were more addresses than the
+/// quota allows, and in the end all of its room is there.
+pub(crate) fn kills_leave_the_quota_exact(lab: &Lab, conf: &Value) {
+    const LIMIT: u64 = 3;
+    limit(lab, &shop(), LIMIT);
+    let since = revision(lab);
+    let seed = setting("MARGAY_CRASH_SEED", 20_261_126);
+    println!("MARGAY_CRASH_SEED={seed}");
+    let refused: u64 = thread::scope(|scope| {
+        let caller = |caller: u64| {
+            let mut random = Random::new(seed, caller);
+            let mut refused = 0;
+            for round in 0..ROUNDS {
+                let container = format!("c{caller}-{round}");
+                let added = perhaps_killed(&of_shop("ADD", &container, conf), &mut random);
+                refused += u64::from(added.as_ref().is_some_and(is_refused));
+                if let Some(deleted) = perhaps_killed(&of_shop("DEL", &container, conf), &mut random) {
+                    assert_eq!(deleted.exit, 0, "{deleted:?}");
+                }
+            }
+            refused
+        };
+        let callers: Vec<_> = (0..CALLERS).map(|number| scope.spawn(move || caller(number))).collect();
+        callers.into_iter().map(|caller| caller.join().unwrap()).sum()
+    });
+    let most = most_at_once(lab, since);
+    println!("{refused} were refused, and {most} had an address at once");
+    assert!(most <= LIMIT);
+    for caller in 0..CALLERS {
+        for round in 0..ROUNDS {
+            of_shop("DEL", &format!("c{caller}-{round}"), conf).ok();
+        }
+    }
+    for number in 0..LIMIT {
+        of_shop("ADD", &format!("last{number}"), conf).ok();
+    }
+    assert!(is_refused(&of_shop("ADD", "more", conf).run()));
+    of_shop("DEL", "last0", conf).ok();
+    of_shop("ADD", "more", conf).ok();
+    assert_eq!(most_at_once(lab, since), LIMIT);
+}

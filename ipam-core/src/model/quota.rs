@@ -1,0 +1,213 @@
+//! Quotas: how many addresses namespaces, networks and nodes may have, and the counters of those that have a limit.
+//!
+//! The quotas are one document, `{"namespaces":{"shop":10,"*":50},"networks":{},"nodes":{}}`. The limit under `*` holds
+//! for each subject without a limit of its own.
+//!
+//! A counter is an upper bound of what its subject has, and is good only with the version of the quotas that it names:
+//! while a subject has no limit, nobody counts. Each change of the quotas makes all counters worthless, and the next
+//! assignment of each subject counts anew.
+
+use std::fmt;
+
+use kv::{Key, Revision, Value};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
+
+use super::codec::{Document, Malformed, from_json, to_json};
+use super::{Attribute, Block};
+use crate::attachment::NETWORK;
+
+/// The kinds of subject that can have a quota.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum QuotaKind {
+    /// A namespace of pods.
+    Namespace,
+    /// A network, by the name in its configuration.
+    Network,
+    /// A node.
+    Node,
+}
+
+impl QuotaKind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Namespace, Self::Network, Self::Node];
+
+    /// The kind in messages, labels and options.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Namespace => "namespace",
+            Self::Network => "network",
+            Self::Node => "node",
+        }
+    }
+
+    fn plural(self) -> &'static str {
+        match self {
+            Self::Namespace => "namespaces",
+            Self::Network => "networks",
+            Self::Node => "nodes",
+        }
+    }
+
+    /// The name of the subject of this kind that an allocation counts for.
+    pub fn name_in(self, entry: &Attribute) -> Option<&str> {
+        match self {
+            Self::Namespace => entry.namespace(),
+            Self::Network => entry.get(NETWORK),
+            Self::Node => entry.node(),
+        }
+    }
+}
+
+/// A namespace, a network or a node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Subject {
+    /// Its kind.
+    pub kind: QuotaKind,
+    /// Its name.
+    pub name: String,
+}
+
+impl Subject {
+    /// The subject of this kind and name.
+    pub fn new(kind: QuotaKind, name: impl Into<String>) -> Self {
+        Self { kind, name: name.into() }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.as_str(), self.name)
+    }
+}
+
+/// The quotas. Kinds that this version does not know are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Quotas(Map<String, Json>);
+
+impl Document for Quotas {
+    fn decode(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
+        let quotas = Self(from_json(key, value)?);
+        for limits in QuotaKind::ALL.into_iter().filter_map(|kind| quotas.0.get(kind.plural())) {
+            if !limits.as_object().is_some_and(|limits| limits.values().all(Json::is_u64)) {
+                return Err(Malformed::new(key, "a limit is not a number of addresses"));
+            }
+        }
+        Ok(quotas)
+    }
+
+    fn encode(&self) -> Result<Value, Malformed> {
+        to_json(&self.0)
+    }
+}
+
+impl Quotas {
+    /// The name that stands for each subject without a limit of its own.
+    pub const ANY_OTHER: &str = "*";
+
+    /// How many addresses a subject may have; `None` for any number.
+    pub fn limit(&self, kind: QuotaKind, name: &str) -> Option<u64> {
+        let limits = self.0.get(kind.plural())?;
+        limits.get(name).or_else(|| limits.get(Self::ANY_OTHER))?.as_u64()
+    }
+
+    /// The limits as they were set, with the one for any other.
+    pub fn all(&self) -> impl Iterator<Item = (Subject, u64)> {
+        QuotaKind::ALL.into_iter().flat_map(|kind| {
+            let limits = self.0.get(kind.plural()).and_then(Json::as_object).into_iter().flatten();
+            limits.filter_map(move |(name, limit)| Some((Subject::new(kind, name), limit.as_u64()?)))
+        })
+    }
+
+    /// True if nothing has a limit.
+    pub fn is_empty(&self) -> bool {
+        self.0.values().all(|limits| limits.as_object().is_some_and(Map::is_empty))
+    }
+
+    /// Sets a limit, or removes it. Returns the one before.
+    pub fn set(&mut self, subject: &Subject, limit: Option<u64>) -> Option<u64> {
+        let limits = self.0.entry(subject.kind.plural()).or_insert_with(|| Json::Object(Map::new())).as_object_mut()?;
+        match limit {
+            Some(limit) => limits.insert(subject.name.clone(), limit.into()),
+            None => limits.remove(&subject.name),
+        }?
+        .as_u64()
+    }
+
+    /// Shows each address of a block that is in use and counts for a subject with a limit, with the subject's kind and
+    /// name and the address's entry. Addresses in cooldown count for nobody.
+    pub fn each_of(&self, block: &Block, mut see: impl FnMut(QuotaKind, &str, &Attribute)) {
+        for (_, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
+            for kind in QuotaKind::ALL {
+                if let Some(name) = kind.name_in(entry).filter(|name| self.limit(kind, name).is_some()) {
+                    see(kind, name, entry);
+                }
+            }
+        }
+    }
+}
+
+/// The counter of a subject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuotaCount {
+    /// An upper bound of the number of its addresses.
+    pub used: u64,
+    /// The revision of the quotas with which the number is good; 0 for none.
+    pub quotas: i64,
+}
+
+impl QuotaCount {
+    /// The number of a stored counter, if it is good with the quotas of this revision. A damaged counter is good with
+    /// none.
+    pub fn good(stored: Option<&Value>, quotas: Revision) -> Option<u64> {
+        let count: Json = serde_json::from_slice(stored?.as_bytes()).ok()?;
+        if count.get("quotas")?.as_i64()? == quotas.get() { count.get("used")?.as_u64() } else { None }
+    }
+
+    /// As it is stored.
+    pub fn encode(self) -> String {
+        format!(r#"{{"used":{},"quotas":{}}}"#, self.used, self.quotas)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quotas(json: &str) -> Result<Quotas, Malformed> {
+        Quotas::decode(&"/q".into(), json.as_bytes())
+    }
+
+    #[test]
+    fn a_limit_of_its_own_comes_before_the_one_for_any_other() {
+        let quotas = quotas(r#"{"namespaces":{"shop":10,"*":50},"nodes":{"a":3}}"#).unwrap();
+        assert_eq!(quotas.limit(QuotaKind::Namespace, "shop"), Some(10));
+        assert_eq!(quotas.limit(QuotaKind::Namespace, "other"), Some(50));
+        assert_eq!(quotas.limit(QuotaKind::Node, "a"), Some(3));
+        assert_eq!(quotas.limit(QuotaKind::Node, "b"), None);
+        assert_eq!(quotas.limit(QuotaKind::Network, "shop"), None);
+        let all: Vec<String> = quotas.all().map(|(subject, limit)| format!("{subject} {limit}")).collect();
+        assert_eq!(all, ["namespace * 50", "namespace shop 10", "node a 3"]);
+    }
+
+    #[test]
+    fn unknown_kinds_stay_and_wrong_limits_are_refused() {
+        let mut kept = quotas(r#"{"planets":{"x":1}}"#).unwrap();
+        let shop = Subject::new(QuotaKind::Namespace, "shop");
+        assert_eq!((kept.set(&shop, Some(2)), kept.set(&shop, None)), (None, Some(2)));
+        assert_eq!(kept.encode().unwrap().as_bytes(), br#"{"namespaces":{},"planets":{"x":1}}"#);
+        for wrong in [r#"{"nodes":{"a":-1}}"#, r#"{"nodes":{"a":"1"}}"#, "[]", ""] {
+            assert!(quotas(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_counter_is_good_with_its_quotas_only() {
+        let stored = Value::from(QuotaCount { used: 3, quotas: 7 }.encode());
+        assert_eq!(QuotaCount::good(Some(&stored), Revision::new(7)), Some(3));
+        assert_eq!(QuotaCount::good(Some(&stored), Revision::new(8)), None);
+        assert_eq!(QuotaCount::good(None, Revision::new(7)), None);
+        assert_eq!(QuotaCount::good(Some(&"?".into()), Revision::new(7)), None);
+    }
+}

@@ -1,0 +1,83 @@
+//! Setting and deleting quotas.
+
+use ipam_core::census::QuotaUse;
+use ipam_core::model::{Document, Quotas, Subject, keys};
+use ipam_core::{Resource, Result, transact};
+use kv::{Deadline, Range, Transaction};
+
+use crate::Operator;
+
+/// The most counters that one commit deletes.
+const MOST_AT_ONCE: usize = 50;
+
+impl Operator {
+    /// Sets how many addresses a subject may have, and returns the limit before. Addresses in use stay in use. The name
+    /// [`Quotas::ANY_OTHER`] stands for each subject without a limit of its own.
+    ///
+    /// # Errors
+    /// Those of the store; quotas that are damaged.
+    pub async fn set_quota(&self, subject: &Subject, limit: u64, deadline: Deadline) -> Result<Option<u64>> {
+        transact!(self, deadline, |tx| {
+            let mut quotas = read(tx).await?;
+            let before = quotas.set(subject, Some(limit));
+            if before != Some(limit) {
+                tx.put(&keys::quotas(), quotas.encode()?)?;
+            }
+            Ok(before)
+        })
+    }
+
+    /// Deletes a quota, with the counters of all that have no limit any more, and returns the limit.
+    ///
+    /// # Errors
+    /// `NotFound`; those of the store; quotas that are damaged.
+    pub async fn delete_quota(&self, subject: &Subject, deadline: Deadline) -> Result<u64> {
+        let limit = transact!(self, deadline, |tx| {
+            let mut quotas = read(tx).await?;
+            let Some(limit) = quotas.set(subject, None) else { return Err(Resource::Quota.not_found(subject)) };
+            if quotas.is_empty() {
+                tx.delete(&keys::quotas())?;
+            } else {
+                tx.put(&keys::quotas(), quotas.encode()?)?;
+            }
+            Ok(limit)
+        })?;
+        while self.sweep_counters(deadline).await? == MOST_AT_ONCE {}
+        Ok(limit)
+    }
+
+    /// Deletes counters of subjects without a limit, and returns how many.
+    async fn sweep_counters(&self, deadline: Deadline) -> Result<usize> {
+        transact!(self, deadline, |tx| {
+            let quotas = read(tx).await?;
+            let mut swept = 0;
+            for key in tx.snapshot_keys(&Range::prefix(keys::QUOTAS_PREFIX)).await? {
+                let Some(subject) = keys::parse_quota_use(&key) else { continue };
+                if swept < MOST_AT_ONCE && quotas.limit(subject.kind, &subject.name).is_none() {
+                    tx.get(&key).await?;
+                    tx.delete(&key)?;
+                    swept += 1;
+                }
+            }
+            Ok(swept)
+        })
+    }
+
+    /// The use of the quotas, counted in all blocks, and the limits for any other subject.
+    ///
+    /// # Errors
+    /// Those of the store; `Timeout` after the deadline.
+    pub async fn quotas(&self, deadline: Deadline) -> Result<(Vec<QuotaUse>, Vec<(Subject, u64)>)> {
+        let quotas = transact!(reading self, deadline, |tx| read(tx).await)?;
+        let others = quotas.all().filter(|(subject, _)| subject.name == Quotas::ANY_OTHER).collect();
+        Ok((self.census(deadline).await?.quotas, others))
+    }
+}
+
+async fn read(tx: &mut Transaction) -> Result<Quotas> {
+    let key = keys::quotas();
+    Ok(match tx.get(&key).await? {
+        Some(value) => Quotas::decode(&key, value.as_bytes())?,
+        None => Quotas::default(),
+    })
+}
