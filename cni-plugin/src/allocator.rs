@@ -25,7 +25,7 @@ use crate::request::{
 use crate::run::Rules;
 use crate::session::Session;
 use crate::sight::Sight;
-use crate::verbs::{self, Check, Del, Gc};
+use crate::verbs::{self, Check, Del, Gc, Quarantine};
 
 /// How long a call on an embedded store may take, from waiting for the store to the answer: as long as one of Calico's
 /// plugin on its cluster.
@@ -288,6 +288,11 @@ impl Allocator for StoreAllocator {
             Failure::Store(error) if *error.kind() == ErrorKind::Missing && makes_store => Ok(()),
             failure => Err(failure.into()),
         })
+    }
+
+    fn quarantine(&self, at: &StoreAt, what: &Quarantine) -> Result<()> {
+        self.with_store(at, Use::Assign, async |ipam, deadline| verbs::quarantine(&ipam, what, deadline).await)?;
+        Ok(())
     }
 
     fn gc(&self, request: &GcRequest) -> Result<Collected> {

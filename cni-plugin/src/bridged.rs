@@ -9,7 +9,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use crate::args::{AddressForm, parse_address};
 use crate::error::{CniError, Result};
 use crate::gojson::{Json, quoted};
-use crate::netconf::NetConf;
+use crate::netconf::{Ipam, NetConf};
+use crate::probing::Probe;
 use crate::request::{Bridged, Gateway, OwnPool};
 use crate::result::{Route, RouteOptions};
 use crate::weights;
@@ -31,6 +32,7 @@ pub(crate) struct BridgedSettings {
     pub(crate) mask: Mask,
     pub(crate) routes: Vec<Route>,
     pub(crate) network: Bridged,
+    pub(crate) probe: Option<Probe>,
 }
 
 /// Refuses the keys that mean nothing on a network of Calico's own plugin, where they could only be a misunderstanding.
@@ -38,16 +40,13 @@ pub(crate) struct BridgedSettings {
 /// # Errors
 /// Code 7.
 pub(crate) fn refuse_on_calico(conf: &NetConf) -> Result<()> {
-    let keys = [
-        ("mask", &conf.ipam.mask),
-        ("gateway", &conf.ipam.gateway),
-        ("routes", &conf.ipam.routes),
-        ("weights", &conf.ipam.weights),
-    ];
+    let Ipam { mask, gateway, routes, weights, probe, .. } = &conf.ipam;
+    let keys =
+        [("mask", mask), ("gateway", gateway), ("routes", routes), ("weights", weights), ("probe", probe)];
     match keys.into_iter().find(|(_, value)| value.is_some()) {
         None => Ok(()),
         Some((key, _)) => Err(CniError::config(format!("ipam.{key} cannot be used with \"type\": \"calico\""))
-            .with_details("remove it: Calico's networks have no common subnet, gateway or routes")),
+            .with_details("remove it: Calico's networks have no common subnet, gateway, routes or wire")),
     }
 }
 
@@ -67,7 +66,8 @@ impl BridgedSettings {
         let mut network =
             Bridged { gateway_v4: default, gateway_v6: default, gateways: Vec::new(), own_pools, weights };
         set_gateways(conf, &of_ranges, &mut network)?;
-        Ok(Self { mask: read_mask(conf.ipam.mask.as_ref())?, routes: read_routes(conf.ipam.routes.as_ref())?, network })
+        let (mask, routes) = (read_mask(conf.ipam.mask.as_ref())?, read_routes(conf.ipam.routes.as_ref())?);
+        Ok(Self { mask, routes, network, probe: Probe::from_conf(conf)? })
     }
 }
 

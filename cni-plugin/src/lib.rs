@@ -33,6 +33,7 @@ mod netns;
 mod panics;
 mod policy_wait;
 mod prev_result;
+mod probing;
 mod request;
 mod result;
 mod run;

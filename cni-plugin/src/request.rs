@@ -21,6 +21,7 @@ use time::OffsetDateTime;
 
 use crate::error::Result;
 use crate::kubernetes::Kubernetes;
+use crate::verbs::Quarantine;
 
 /// Keeps the books of addresses: the work of the verbs once the protocol is settled.
 ///
@@ -57,6 +58,12 @@ pub trait Allocator {
     /// # Errors
     /// The reason why no ADD can be served: the store, or the configuration. It is printed with code 50.
     fn status(&self, request: &AddRequest) -> Result<()>;
+
+    /// Releases addresses of an attachment that devices on the wire have, and puts them into quarantine, at once.
+    ///
+    /// # Errors
+    /// The error is printed as it is.
+    fn quarantine(&self, at: &StoreAt, what: &Quarantine) -> Result<()>;
 
     /// Releases the addresses that the node holds in the network for attachments that are not in the list. If there are
     /// none, or not even a store, that is success. An address that is too young, of unknown age or not ours stays, and

@@ -260,12 +260,17 @@ impl<'a> Context<'a> {
         let begun = Instant::now();
         let sticky = sticky(&self.conf, &args, identity.pod.as_ref(), &self.kubernetes, self.store.patience)?;
         self.hurry(begun.elapsed());
+        let old_handle = identity.old_handle();
         let request = AddRequest { vm, sticky, ..self.add_request(identity, network, wanted) };
         let chosen = request.count_v4 + request.count_v6;
         check_counts(version, &request)?;
         // An ADD without addresses needs no store, as for Calico; a virtual machine may have some.
         let nothing = request.wanted.is_empty() && chosen == 0 && request.vm.is_none();
-        let assigned = if nothing { Vec::new() } else { allocator.add(&request)? };
+        let assigned = match settings.as_ref().and_then(|settings| settings.probe.as_ref()) {
+            _ if nothing => Vec::new(),
+            Some(probe) => probe.add(&request, &old_handle, allocator)?,
+            None => allocator.add(&request)?,
+        };
         let result = match &settings {
             None if is_target => AddResult::calico(&assigned, &request.wanted)?.without_routes(),
             None => AddResult::calico(&assigned, &request.wanted)?,

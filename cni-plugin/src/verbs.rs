@@ -75,6 +75,15 @@ impl Gc {
     }
 }
 
+/// Addresses of an attachment that devices have, each with the reason for its quarantine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quarantine {
+    /// The attachment that has just got them.
+    pub attachment: Attachment,
+    /// The addresses.
+    pub found: Vec<(IpAddr, String)>,
+}
+
 /// The rules of the request's network.
 pub(crate) fn rules(request: &AssignRequest) -> Rules {
     if request.bridge.is_some() { Rules::Bridged } else { Rules::Calico }
@@ -92,6 +101,12 @@ pub(crate) async fn release(ipam: &Ipam, del: &Del, deadline: Deadline) -> Resul
         (std::slice::from_ref(old_handle), endpoint.as_ref(), namespace.as_deref());
     let released = ipam.release_attachment_of(attachment, old_handles, addresses, endpoint, namespace, deadline).await;
     released.map_err(|error| explain(error, Rules::Calico))
+}
+
+/// A step of an ADD with a probe. The addresses that are quarantined.
+pub(crate) async fn quarantine(ipam: &Ipam, what: &Quarantine, deadline: Deadline) -> Result<Vec<IpAddr>, Failure> {
+    let done = ipam.quarantine(&what.attachment, &what.found, deadline).await;
+    done.map_err(|error| explain(error, Rules::Bridged))
 }
 
 /// CHECK.

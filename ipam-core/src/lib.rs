@@ -61,6 +61,7 @@ pub mod model;
 pub mod net;
 mod owners;
 pub mod pools;
+pub mod quarantine;
 mod release;
 pub mod reservations;
 mod resources;

@@ -64,7 +64,7 @@ async fn verb(daemon: &Daemon, generation: u64, asked: Asked, connection: &Owned
     let asker = Asker::new(connection.as_ref(), until(asked.within))?;
     match asked.call {
         Call::Check(_) | Call::Status(_) => Ok(scan(daemon, generation, &asked.call, &asker).await),
-        Call::Add(_) | Call::Del(_) | Call::Gc(_) => {
+        Call::Add(_) | Call::Del(_) | Call::Gc(_) | Call::Quarantine(_) => {
             let (answer, answered) = oneshot::channel();
             let (call, lock_file, begun) = (asked.call, asked.lock_file, Instant::now());
             let job = Job { call, asker, generation, lock_file, begun, answer };

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::allocator::failure::{Failure, explain};
 use crate::error::CniError;
 use crate::request::{Checked, Collected};
-use crate::verbs::{self, Check, Del, Gc};
+use crate::verbs::{self, Check, Del, Gc, Quarantine};
 
 /// A request, and the time for which it is of use.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -38,6 +38,8 @@ pub enum Call {
     Status(Box<AssignRequest>),
     /// GC.
     Gc(Gc),
+    /// A step of an ADD with a probe.
+    Quarantine(Quarantine),
 }
 
 /// The outcome of a verb.
@@ -45,7 +47,7 @@ pub enum Call {
 pub enum Answer {
     /// ADD is done.
     Assigned(Vec<Assigned>),
-    /// DEL is done.
+    /// DEL is done, or a device's addresses are in quarantine.
     Released(Vec<IpAddr>),
     /// CHECK is done.
     Compared(CheckResult),
@@ -99,6 +101,7 @@ impl Call {
             Self::Check(_) => "CHECK",
             Self::Status(_) => "STATUS",
             Self::Gc(_) => "GC",
+            Self::Quarantine(_) => "QUARANTINE",
         }
     }
 
@@ -113,6 +116,7 @@ impl Call {
             }),
             Self::Status(request) => verbs::would_assign(ipam, request, deadline).await.map(|()| Answer::Ready),
             Self::Gc(gc) => verbs::collect(ipam, gc, deadline).await.map(Answer::Collected),
+            Self::Quarantine(what) => verbs::quarantine(ipam, what, deadline).await.map(Answer::Released),
         };
         done.unwrap_or_else(Answer::from)
     }

@@ -16,7 +16,7 @@ use crate::request::{
     AddRequest, Allocator, Assigned, CheckRequest, Checked, Collected, DelRequest, GcRequest, StoreAt,
 };
 use crate::session::Session;
-use crate::verbs::{Check, Del, Gc};
+use crate::verbs::{Check, Del, Gc, Quarantine};
 
 /// The least time for a call by the plugin itself after the daemon had it.
 const LEAST: Duration = Duration::from_secs(1);
@@ -83,7 +83,7 @@ fn of_no_use(location: &Location, answer: &Answer) -> Option<Connection> {
 
 /// The store, with what is left of the time for a call on a cluster: one clock covers the daemon's part and the plugin's. There
 /// is always enough to hear that nothing can be done.
-fn with_time_left(at: &StoreAt, begun: Instant) -> StoreAt {
+pub(crate) fn with_time_left(at: &StoreAt, begun: Instant) -> StoreAt {
     let left = at.patience.saturating_sub(begun.elapsed()).max(LEAST);
     StoreAt { patience: left.min(at.patience), ..at.clone() }
 }
@@ -177,6 +177,18 @@ impl Allocator for Served {
                 self.alone.status(request)
             }
             Came::Lost | Came::Nowhere => self.alone.status(request),
+        }
+    }
+
+    fn quarantine(&self, at: &StoreAt, what: &Quarantine) -> Result<()> {
+        match ask(at, Call::Quarantine(what.clone()), budget(at)) {
+            Came::Answer(Answer::Released(_)) => Ok(()),
+            Came::Answer(Answer::Refused(error)) => Err(error),
+            Came::Answer(other) => {
+                let _announced = of_no_use(&at.location, &other);
+                self.alone.quarantine(at, what)
+            }
+            Came::Lost | Came::Nowhere => self.alone.quarantine(at, what),
         }
     }
 

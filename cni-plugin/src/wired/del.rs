@@ -16,10 +16,13 @@ use crate::allocator::is_no_store;
 use crate::dataplane_grpc::Dataplane;
 use crate::error::{CniError, Code, Result};
 use crate::netns;
-use crate::request::{AddRequest, Allocator, Assigned, CheckRequest, Checked, Collected, DelRequest, GcRequest};
+use crate::request::{
+    AddRequest, Allocator, Assigned, CheckRequest, Checked, Collected, DelRequest, GcRequest, StoreAt,
+};
 use crate::run::Rules;
 use crate::served::Served;
 use crate::session::{Purpose, Session};
+use crate::verbs::Quarantine;
 
 /// An allocator whose DEL deletes the endpoint in the same commit.
 struct WithEndpoint<'e> {
@@ -42,6 +45,10 @@ impl Allocator for WithEndpoint<'_> {
 
     fn status(&self, request: &AddRequest) -> Result<()> {
         self.inner.status(request)
+    }
+
+    fn quarantine(&self, at: &StoreAt, what: &Quarantine) -> Result<()> {
+        self.inner.quarantine(at, what)
     }
 
     fn gc(&self, request: &GcRequest) -> Result<Collected> {

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use cni_plugin::{
     AddRequest, Allocator, Assigned, CheckRequest, Checked, CniError, Collected, DelRequest, Environment, GcRequest,
-    Host, Invocation, Logging, Name, Outcome, Result, run,
+    Host, Invocation, Logging, Name, Outcome, Result, StoreAt, run, verbs::Quarantine,
 };
 use serde_json::Value;
 
@@ -44,6 +44,10 @@ impl Allocator for Scripted {
     fn check(&self, request: &CheckRequest) -> Result<Checked> {
         self.checked.borrow_mut().push(request.clone());
         self.check.clone().unwrap_or_else(unexpected)
+    }
+
+    fn quarantine(&self, _: &StoreAt, _: &Quarantine) -> Result<()> {
+        unexpected()
     }
 
     fn gc(&self, request: &GcRequest) -> Result<Collected> {

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use cni_plugin::{
     AddRequest, Allocator, Assigned, CheckRequest, Checked, Collected, DelRequest, Environment, GcRequest, Host,
-    Invocation, Logging, Name, run,
+    Invocation, Logging, Name, StoreAt, run, verbs::Quarantine,
 };
 use ipam_core::{CheckResult, Standing};
 use serde_json::Value;
@@ -84,6 +84,10 @@ impl Allocator for Pretend {
     }
 
     fn status(&self, _: &AddRequest) -> cni_plugin::Result<()> {
+        Ok(())
+    }
+
+    fn quarantine(&self, _: &StoreAt, _: &Quarantine) -> cni_plugin::Result<()> {
         Ok(())
     }
 

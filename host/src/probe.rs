@@ -1,0 +1,323 @@
+//! Whether a device on the wire of an interface has an address already.
+//!
+//! For IPv4 that is the ARP probe of RFC 5227: a request for the address from the sender address 0.0.0.0, which changes
+//! nobody's ARP table. For IPv6 it is the neighbour solicitation of RFC 4862, from the unspecified address to the group
+//! of the address. Each is sent twice, at the beginning and after half of the time, since one packet may be lost.
+
+use std::fmt;
+use std::fs;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+use nix::sys::socket::{LinkAddr, bind};
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// The kernel's number for Ethernet, in what it says of an interface.
+const ETHERNET: u16 = 1;
+const ARP: u16 = 0x0806;
+const IPV6: u16 = 0x86dd;
+const ICMPV6: u8 = 58;
+const SOLICITATION: u8 = 135;
+const ADVERTISEMENT: u8 = 136;
+/// The option of an advertisement that holds a MAC address.
+const TARGET_MAC: u8 = 2;
+/// How much longer than it should a probe reads packets that have come already.
+const SLACK: Duration = Duration::from_millis(10);
+
+/// The outcome of a probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Probed {
+    /// Nobody answered in time.
+    Silent,
+    /// A device has the address. Its MAC address, as far as the answer tells it.
+    Answered(Option<Mac>),
+    /// Nobody could be asked, for this reason.
+    Unable(String),
+}
+
+/// The address of a device on a wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mac([u8; 6]);
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// Asks on the wire of an interface of this network namespace whether a device has these addresses, all at the same time.
+/// The outcomes are in the order of the addresses. An address that the interface itself has counts as answered by it.
+///
+/// It takes as long as `timeout` unless all addresses are answered before.
+pub fn probe(interface: &str, addresses: &[IpAddr], timeout: Duration) -> Vec<Probed> {
+    let link = match Link::find(interface) {
+        Ok(link) => link,
+        Err(reason) => return vec![Probed::Unable(reason); addresses.len()],
+    };
+    let mut probes: Vec<Probe> = addresses.iter().map(|address| Probe::new(&link, *address)).collect();
+    let begun = Instant::now();
+    for half in 1..=2 {
+        probes.iter_mut().for_each(Probe::send);
+        // While the first one waits, the answers to the others wait in their sockets.
+        probes.iter_mut().for_each(|probe| probe.listen(begun + timeout * half / 2));
+    }
+    probes.into_iter().map(|probe| probe.outcome).collect()
+}
+
+/// An interface that is ready for a probe.
+struct Link {
+    name: String,
+    address: LinkAddr,
+    mac: Mac,
+    /// The addresses that it has.
+    own: Vec<IpAddr>,
+}
+
+impl Link {
+    fn find(name: &str) -> Result<Self, String> {
+        let listed =
+            getifaddrs().map_err(|error| format!("the interfaces of this machine cannot be listed: {error}"))?;
+        let (mut found, mut own) = (None, Vec::new());
+        for one in listed.filter(|one| one.interface_name == name) {
+            let Some(address) = one.address else { continue };
+            if let Some(link) = address.as_link_addr() {
+                found = Some((*link, one.flags));
+            }
+            own.extend(address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip())));
+            own.extend(address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())));
+        }
+        let (address, flags) =
+            found.ok_or_else(|| format!("there is no interface {name} in the plugin's namespace"))?;
+        match address.addr().filter(|_| address.hatype() == ETHERNET) {
+            None => Err(format!("interface {name} is not an Ethernet one")),
+            Some(_) if !flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING) => {
+                Err(format!("the link of interface {name} is down"))
+            }
+            Some(mac) => Ok(Self { name: name.to_owned(), address, mac: Mac(mac), own }),
+        }
+    }
+
+    /// A socket for whole frames on the wire, which gets those of one protocol; those of none if it is 0.
+    fn frames(&self, protocol: u16) -> io::Result<Socket> {
+        let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(protocol.to_be()))))?;
+        bind(socket.as_raw_fd(), &self.address)?;
+        Ok(socket)
+    }
+
+    /// A socket that gets the ICMPv6 messages of the wire.
+    fn messages(&self) -> io::Result<Socket> {
+        let off = fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", self.name));
+        if off.is_ok_and(|off| off.trim() == "1") {
+            return Err(io::Error::other("IPv6 is disabled on it"));
+        }
+        let socket = Socket::new(Domain::IPV6, Type::RAW, Some(Protocol::ICMPV6))?;
+        socket.bind_device(Some(self.name.as_bytes()))?;
+        Ok(socket)
+    }
+}
+
+/// The probe of one address.
+struct Probe {
+    address: IpAddr,
+    own: Mac,
+    /// The question, as a frame.
+    frame: Vec<u8>,
+    /// Where it goes out, and where answers come in; `None` if they are the same.
+    sockets: Option<(Socket, Option<Socket>)>,
+    outcome: Probed,
+}
+
+impl Probe {
+    fn new(link: &Link, address: IpAddr) -> Self {
+        let own = link.mac;
+        let mut probe = Self { address, own, frame: Vec::new(), sockets: None, outcome: Probed::Silent };
+        if link.own.contains(&address) {
+            probe.outcome = Probed::Answered(Some(own));
+            return probe;
+        }
+        let opened = match address {
+            IpAddr::V4(address) => {
+                probe.frame = arp_probe(own, address);
+                link.frames(ARP).map(|socket| (socket, None))
+            }
+            IpAddr::V6(address) => {
+                probe.frame = solicitation(own, address);
+                link.messages().and_then(|messages| Ok((link.frames(0)?, Some(messages))))
+            }
+        };
+        match opened {
+            Ok(sockets) => probe.sockets = Some(sockets),
+            Err(error) => probe.fail(link.name.as_str(), &error),
+        }
+        probe
+    }
+
+    fn fail(&mut self, what: &str, error: &io::Error) {
+        self.outcome = Probed::Unable(format!("{what}: {error}"));
+        self.sockets = None;
+    }
+
+    fn send(&mut self) {
+        let Some((socket, _)) = self.sockets.as_mut().filter(|_| self.outcome == Probed::Silent) else { return };
+        if let Err(error) = socket.write_all(&self.frame) {
+            self.fail("the probe was not sent", &error);
+        }
+    }
+
+    /// Reads what has come, and waits for more until then.
+    fn listen(&mut self, until: Instant) {
+        let mut bytes = [0_u8; 1500];
+        while self.outcome == Probed::Silent {
+            let Some((sender, receiver)) = &mut self.sockets else { return };
+            let socket = receiver.as_mut().unwrap_or(sender);
+            let now = Instant::now();
+            let left = until.saturating_duration_since(now).max(Duration::from_millis(1));
+            let read = socket.set_read_timeout(Some(left)).and_then(|()| socket.read(&mut bytes));
+            match read {
+                Ok(length) => {
+                    let packet = bytes.get(..length).unwrap_or_default();
+                    let answered = match self.address {
+                        IpAddr::V4(address) => arp_sender(packet, address).map(Some),
+                        IpAddr::V6(address) => advertised_by(packet, address),
+                    };
+                    if let Some(mac) = answered.filter(|mac| *mac != Some(self.own)) {
+                        self.outcome = Probed::Answered(mac);
+                    }
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => self.fail("no answer can be read", &error),
+            }
+            if now >= until + SLACK {
+                return;
+            }
+        }
+    }
+}
+
+/// The Ethernet header of a frame.
+fn ethernet(to: [u8; 6], from: Mac, protocol: u16) -> Vec<u8> {
+    [&to[..], &from.0, &protocol.to_be_bytes()].concat()
+}
+
+/// An ARP request for an address from nobody's address, to everybody.
+fn arp_probe(own: Mac, address: Ipv4Addr) -> Vec<u8> {
+    let mut frame = ethernet([0xff; 6], own, ARP);
+    // Ethernet, IPv4, the lengths of their addresses, and a request.
+    frame.extend([0, 1, 8, 0, 6, 4, 0, 1]);
+    frame.extend(own.0);
+    frame.extend([0; 4 + 6]);
+    frame.extend(address.octets());
+    frame
+}
+
+/// The device that sent an ARP frame, request or reply, if it says that it has the address.
+fn arp_sender(frame: &[u8], address: Ipv4Addr) -> Option<Mac> {
+    let is_ours = frame.get(12..20)? == [8, 6, 0, 1, 8, 0, 6, 4] && frame.get(28..32)? == address.octets();
+    let mac = frame.get(22..28).filter(|_| is_ours)?;
+    mac.try_into().ok().map(Mac)
+}
+
+/// A neighbour solicitation for an address from the unspecified address, to the group of the address.
+fn solicitation(own: Mac, address: Ipv6Addr) -> Vec<u8> {
+    let target = address.octets();
+    let [.., a, b, c] = target;
+    let group = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c];
+    let mut message = [&[SOLICITATION, 0, 0, 0, 0, 0, 0, 0][..], &target].concat();
+    let sum = checksum(&[&group[..], &[0, 24, 0, ICMPV6], &message].concat()).to_be_bytes();
+    message.splice(2..4, sum);
+    let mut frame = ethernet([0x33, 0x33, 0xff, a, b, c], own, IPV6);
+    // Version 6, 24 bytes of ICMPv6, and a hop limit that no router's packet has.
+    frame.extend([0x60, 0, 0, 0, 0, 24, ICMPV6, 255]);
+    frame.extend([0; 16]);
+    frame.extend(group);
+    frame.extend(message);
+    frame
+}
+
+/// The device that sent an ICMPv6 message, if it is a neighbour advertisement for the address; its MAC address is in it.
+fn advertised_by(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>> {
+    if *message.first()? != ADVERTISEMENT || message.get(8..24)? != address.octets() {
+        return None;
+    }
+    let mut options = message.get(24..).unwrap_or_default();
+    while let [kind, length, ..] = options {
+        if *kind == TARGET_MAC {
+            return Some(options.get(2..8).and_then(|mac| mac.try_into().ok()).map(Mac));
+        }
+        // No option is shorter than 8 bytes, and one without a length ends the list.
+        let length = usize::from(*length).checked_sub(1).map(|more| 8 + more * 8);
+        options = length.and_then(|length| options.get(length..)).unwrap_or_default();
+    }
+    Some(None)
+}
+
+/// The checksum of RFC 1071 of an even number of bytes. The unspecified source address adds nothing.
+fn checksum(bytes: &[u8]) -> u16 {
+    let words = bytes.as_chunks::<2>().0.iter().map(|word| u32::from(u16::from_be_bytes(*word)));
+    let mut sum: u32 = words.sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !u16::try_from(sum).unwrap_or_default()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on fails")]
+mod tests {
+    use super::*;
+
+    const OWN: Mac = Mac([2, 0, 0, 0, 0, 0x0a]);
+
+    #[test]
+    fn an_arp_probe_names_no_sender() {
+        let address = Ipv4Addr::new(10, 9, 0, 2);
+        let mut frame = arp_probe(OWN, address);
+        assert_eq!((frame.len(), &frame[28..32], &frame[38..42]), (42, &[0; 4][..], &[10, 9, 0, 2][..]));
+        assert_eq!(arp_sender(&frame, address), None, "another one's probe is no answer");
+        frame[28..32].copy_from_slice(&address.octets());
+        assert_eq!(arp_sender(&frame, address).unwrap().to_string(), "02:00:00:00:00:0a");
+        assert_eq!(arp_sender(&frame, Ipv4Addr::new(10, 9, 0, 3)), None);
+        for length in 0..32 {
+            assert_eq!(arp_sender(&frame[..length], address), None, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn a_solicitation_has_the_right_sum() {
+        let frame = solicitation(OWN, "fd00::1:2:3".parse().unwrap());
+        assert_eq!(&frame[..6], [0x33, 0x33, 0xff, 2, 0, 3]);
+        assert_eq!(frame.len(), 14 + 40 + 24);
+        // The sum over a message with its sum is nothing.
+        assert_eq!(checksum(&[&frame[38..54], &[0, 24, 0, ICMPV6], &frame[54..]].concat()), 0);
+    }
+
+    #[test]
+    fn an_advertisement_names_its_sender() {
+        let address: Ipv6Addr = "fd00::2".parse().unwrap();
+        let head = [&[ADVERTISEMENT, 0, 0, 0, 0x20, 0, 0, 0][..], &address.octets()].concat();
+        assert_eq!(advertised_by(&head, address), Some(None));
+        let other = [14, 1, 0, 0, 0, 0, 0, 0];
+        let message = [&head[..], &other, &[TARGET_MAC, 1], &OWN.0].concat();
+        assert_eq!(advertised_by(&message, address), Some(Some(OWN)));
+        assert_eq!(advertised_by(&message, "fd00::3".parse().unwrap()), None);
+        for length in 0..message.len() {
+            advertised_by(&message[..length], address);
+        }
+        assert_eq!(advertised_by(&[&head[..], &[1, 0, 0]].concat(), address), Some(None), "an option without a length");
+    }
+
+    #[test]
+    fn nobody_can_be_asked_where_there_is_no_wire() {
+        let asked = |interface| probe(interface, &["10.9.0.2".parse().unwrap()], Duration::from_millis(1));
+        for (interface, reason) in [("no-such", "there is no interface no-such"), ("lo", "not an Ethernet one")] {
+            let [Probed::Unable(said)] = &asked(interface)[..] else { panic!("{interface} can be asked") };
+            assert!(said.contains(reason), "{said}");
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Addresses that a device outside of the store has: they are reserved until a person releases them, or for a day.
+//!
+//! They stand in an IPReservation of one fixed name, so that every path, other nodes and Calico pass over them; an
+//! annotation says since when and why. An entry that is older than a day goes when the next one comes.
+//!
+//! Guards: the reservation, the blocks that lose an address, and the attachment's handle. So the attachment's address is
+//! released and quarantined at once, or neither happens.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use kv::Deadline;
+use serde::{Deserialize, Serialize};
+use time::{Duration, OffsetDateTime};
+
+use crate::assign::held_by;
+use crate::attachment::{Attachment, Ownership};
+use crate::error::Result;
+use crate::ipam::{Ipam, transact};
+use crate::model::keys::{self, ResourceKind};
+use crate::model::{Document, IpReservation};
+use crate::reservations::{Reservations, parse_entry};
+use crate::surroundings::read_config;
+use crate::timestamps::{age, parse_rfc3339, rfc3339};
+use crate::workset::Workset;
+
+/// The name of the reservation.
+pub const QUARANTINE: &str = "margay-quarantine";
+/// Its annotation: a JSON object of the addresses with their [`Quarantined`].
+const ANNOTATION: &str = "margay.io/quarantine";
+/// The most addresses in it. Each ADD reads them all.
+pub const MOST_QUARANTINED: usize = 256;
+/// How long an address stays at least, unless there are more than the most.
+pub const QUARANTINED_FOR: Duration = Duration::DAY;
+
+/// Why an address is in quarantine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quarantined {
+    /// Since when, as RFC 3339 in UTC.
+    pub since: String,
+    /// The reason.
+    pub reason: String,
+    /// The node that found the device.
+    pub node: String,
+}
+
+/// The quarantined addresses.
+pub type Quarantine = BTreeMap<IpAddr, Quarantined>;
+
+/// The quarantined addresses that one of these reservations records. An address that a person has taken out of the
+/// reservation is none of them.
+pub fn quarantine_of(reservations: &[IpReservation]) -> Quarantine {
+    reservations.iter().find(|one| one.name() == QUARANTINE).map(recorded).unwrap_or_default()
+}
+
+fn recorded(document: &IpReservation) -> Quarantine {
+    let noted = document.resource().annotation(ANNOTATION);
+    let mut noted: Quarantine = noted.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let (reserved, _) = Reservations::from_documents([document]);
+    noted.retain(|ip, _| reserved.contains(*ip));
+    noted
+}
+
+/// Adds addresses to the quarantine. Those whose time is over go, and the oldest of too many, which are returned.
+fn add(document: &mut IpReservation, new: &Quarantine, now: OffsetDateTime) -> Vec<IpAddr> {
+    let before = recorded(document);
+    let is_over =
+        |entry: &Quarantined| parse_rfc3339(&entry.since).is_some_and(|since| age(now, since) >= QUARANTINED_FOR);
+    let mut after: Quarantine =
+        before.iter().filter(|(_, entry)| !is_over(entry)).map(|(ip, entry)| (*ip, entry.clone())).collect();
+    after.extend(new.iter().map(|(ip, entry)| (*ip, entry.clone())));
+    let mut dropped = Vec::new();
+    while after.len() > MOST_QUARANTINED {
+        let Some(ip) = after.iter().min_by_key(|(_, entry)| &entry.since).map(|(ip, _)| *ip) else { break };
+        after.remove(&ip);
+        dropped.push(ip);
+    }
+    record(document, &before, &after);
+    dropped
+}
+
+/// Takes an address out of the quarantine. Returns its entry; `None` if it is not in there.
+pub fn take(document: &mut IpReservation, ip: IpAddr) -> Option<Quarantined> {
+    let before = recorded(document);
+    let mut after = before.clone();
+    let taken = after.remove(&ip)?;
+    record(document, &before, &after);
+    Some(taken)
+}
+
+/// Records the quarantine. Networks that a person has added to the reservation stay.
+fn record(document: &mut IpReservation, before: &Quarantine, after: &Quarantine) {
+    let single = |ip: &IpAddr| IpNet::from(*ip);
+    let mut networks: Vec<IpNet> = document.texts().iter().filter_map(|text| parse_entry(text)).collect();
+    networks.retain(|net| !before.keys().any(|ip| single(ip) == *net));
+    networks.extend(after.keys().map(single));
+    document.set_networks(&networks);
+    document.resource_mut().set_annotation(ANNOTATION, &serde_json::to_string(after).unwrap_or_default());
+}
+
+impl Ipam {
+    /// Takes addresses away from an attachment that has just got them, since a device has them already, each for a
+    /// reason, and puts them into quarantine, in one commit. An address that the attachment does not have, or not any
+    /// more, is passed over. Returns the addresses that are quarantined now.
+    ///
+    /// # Errors
+    /// Those of the store, and damaged documents that stand in the way.
+    pub async fn quarantine(
+        &self,
+        attachment: &Attachment,
+        found: &[(IpAddr, String)],
+        deadline: Deadline,
+    ) -> Result<Vec<IpAddr>> {
+        let handle = attachment.handle();
+        let key = keys::resource(ResourceKind::IpReservation, QUARANTINE);
+        let (done, dropped) = transact!(self, deadline, |tx| {
+            let mut first = self.host_keys(&attachment.node);
+            first.extend([keys::handle(&handle), keys::config(), key.clone()]);
+            tx.prefetch(first, Vec::new()).await?;
+            let mut own = attachment.clone();
+            own.node = self.known_name(tx, &attachment.node).await?;
+            let cooldown = read_config(tx).await?.cooldown_seconds();
+            let now = self.now();
+            let mut work = Workset::new(tx, now, cooldown);
+            let held = held_by(&mut work, &own, None, |claim| claim == Ownership::Own).await?;
+            let mut new = Quarantine::new();
+            for one in &held {
+                let Some((ip, reason)) = found.iter().find(|(ip, _)| *ip == one.ip) else { continue };
+                let release = work.change(one.block, |block| {
+                    block.release_where(now, cooldown, |held, entry| held == *ip && entry.has_handle(&handle))
+                });
+                release.await?;
+                work.touch_handle(&handle, one.block);
+                let (since, reason, node) = (rfc3339(now), reason.clone(), own.node.clone());
+                new.insert(*ip, Quarantined { since, reason, node });
+            }
+            if new.is_empty() {
+                return Ok((Vec::new(), Vec::new()));
+            }
+            let stored = work.tx.get(&key).await?;
+            let stored = stored.map(|value| IpReservation::decode(&key, value.as_bytes())).transpose()?;
+            let mut document = stored.unwrap_or_else(|| IpReservation::new(QUARANTINE, &[], &self.uid(), now));
+            let dropped = add(&mut document, &new, now);
+            work.tx.put(&key, document.encode()?)?;
+            work.write().await?;
+            Ok((new.into_keys().collect::<Vec<_>>(), dropped))
+        })?;
+        if !dropped.is_empty() {
+            tracing::warn!(?dropped, "the quarantine is full, so the oldest addresses leave it");
+        }
+        Ok(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+
+    const NOW: OffsetDateTime = datetime!(2026-01-02 00:00 UTC);
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn since(at: OffsetDateTime) -> Quarantined {
+        Quarantined { since: rfc3339(at), reason: "02:00:00:00:00:01 answered on eth1".into(), node: "n1".into() }
+    }
+
+    fn new(networks: &[&str]) -> IpReservation {
+        let networks: Vec<IpNet> = networks.iter().map(|net| net.parse().unwrap()).collect();
+        IpReservation::new(QUARANTINE, &networks, "u", NOW)
+    }
+
+    #[test]
+    fn an_entry_stays_a_day() {
+        let mut document = new(&["10.9.0.0/24"]);
+        add(&mut document, &[(ip("10.0.0.2"), since(NOW))].into(), NOW);
+        add(&mut document, &[(ip("fd00::2"), since(NOW))].into(), NOW + Duration::hours(23));
+        assert_eq!(document.texts(), ["10.9.0.0/24", "10.0.0.2/32", "fd00::2/128"]);
+        let both = quarantine_of(&[new(&[]), document.clone()][1..]);
+        assert_eq!(both, [(ip("10.0.0.2"), since(NOW)), (ip("fd00::2"), since(NOW))].into());
+        let later = NOW + Duration::DAY;
+        add(&mut document, &[(ip("10.0.0.3"), since(later))].into(), later);
+        assert_eq!(document.texts(), ["10.9.0.0/24", "10.0.0.3/32"], "what a person added stays");
+    }
+
+    #[test]
+    fn the_oldest_go_when_there_are_too_many() {
+        let mut document = new(&[]);
+        let entry = |n: u32| {
+            let seconds = Duration::seconds(i64::from(n));
+            (IpAddr::from((0x0a00_0000 + n).to_be_bytes()), since(NOW + seconds))
+        };
+        let most = u32::try_from(MOST_QUARANTINED).unwrap();
+        assert!(add(&mut document, &(0..most).map(entry).collect(), NOW).is_empty());
+        assert_eq!(add(&mut document, &[entry(most)].into(), NOW), [ip("10.0.0.0")]);
+        assert_eq!((document.texts().len(), recorded(&document).len()), (MOST_QUARANTINED, MOST_QUARANTINED));
+        assert!(document.encode().unwrap().as_bytes().len() < 64 << 10);
+    }
+
+    #[test]
+    fn one_is_taken_out() {
+        let mut document = new(&[]);
+        add(&mut document, &[(ip("10.0.0.2"), since(NOW)), (ip("10.0.0.3"), since(NOW))].into(), NOW);
+        assert_eq!(take(&mut document, ip("10.0.0.2")), Some(since(NOW)));
+        assert_eq!(take(&mut document, ip("10.0.0.2")), None);
+        assert_eq!(document.texts(), ["10.0.0.3/32"]);
+    }
+
+    #[test]
+    fn damage_is_no_entry() {
+        let mut document = new(&["10.0.0.2/32"]);
+        assert!(recorded(&document).is_empty());
+        for damaged in ["", "[]", r#"{"10.0.0.2":7}"#, r#"{"x":{"since":"","reason":"","node":""}}"#] {
+            document.resource_mut().set_annotation(ANNOTATION, damaged);
+            assert!(recorded(&document).is_empty(), "{damaged}");
+            add(&mut document.clone(), &[(ip("10.0.0.3"), since(NOW))].into(), NOW);
+        }
+        let gone = r#"{"10.0.0.3":{"since":"x","reason":"r","node":"n"}}"#;
+        document.resource_mut().set_annotation(ANNOTATION, gone);
+        assert!(recorded(&document).is_empty(), "a person took it out of the reservation");
+    }
+}
