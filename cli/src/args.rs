@@ -12,6 +12,7 @@ mod map;
 mod moving;
 mod pool;
 mod quota;
+mod quarantine;
 mod serve;
 mod settings;
 mod sticky;
@@ -36,6 +37,7 @@ pub(crate) use map::{Map, Metrics};
 pub(crate) use moving::{Export, Import, Migrate, Moving, TakeOver, Terms};
 pub(crate) use pool::{Pool, PoolCreate, PoolDelete, Reservation};
 pub(crate) use quota::Quota;
+pub(crate) use quarantine::Quarantine;
 pub(crate) use serve::Serve;
 pub(crate) use settings::{Configure, Persistence, Split};
 pub(crate) use sticky::{ListKept, Pin, Unpin};
@@ -289,6 +291,9 @@ Examples:
 
 A released address can be handed out at once. Release nothing that a running container still has.")]
     Release(Release),
+    /// Addresses that a probe found in use by a device outside of the store
+    #[command(subcommand, after_help = quarantine::HELP)]
+    Quarantine(Quarantine),
     /// Change the settings that all nodes share
     #[command(after_help = settings::CONFIGURE)]
     Configure(Configure),

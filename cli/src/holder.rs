@@ -5,11 +5,13 @@ use std::fmt::Write;
 use std::net::IpAddr;
 
 use ipam_core::sticky::{STICKY, STICKY_UNTIL};
+use ipam_core::quarantine::Quarantined;
 use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::error::Result;
 use crate::output::printable;
+use crate::quarantine::QuarantineRow;
 
 /// The facts about an address.
 #[derive(Clone, Debug)]
@@ -20,6 +22,8 @@ pub(crate) struct AddressReport {
     pub(crate) pool: Option<String>,
     /// The reservations that cover it.
     pub(crate) reserved_by: Vec<String>,
+    /// Why it is in quarantine, if it is.
+    pub(crate) quarantined: Option<Quarantined>,
     /// The status.
     pub(crate) status: Status,
 }
@@ -70,6 +74,10 @@ impl AddressReport {
         for name in &self.reserved_by {
             answer = answer.note(format!("{} is reserved by reservation {}", self.ip, printable(name)));
         }
+        if let Some(why) = &self.quarantined {
+            let text = QuarantineRow::new(self.ip, why.clone()).text();
+            answer = answer.note(format!("{text}; to end it: margay ipam quarantine release {}", self.ip));
+        }
         Ok(answer)
     }
 
@@ -96,6 +104,7 @@ impl AddressReport {
             in_use: holder.is_some(),
             pool: self.pool.as_deref(),
             reserved_by: &self.reserved_by,
+            quarantined: self.quarantined.as_ref(),
             cooling_down_since,
             holder,
         }
@@ -108,6 +117,8 @@ struct Json<'a> {
     in_use: bool,
     pool: Option<&'a str>,
     reserved_by: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quarantined: Option<&'a Quarantined>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cooling_down_since: Option<&'a str>,
     #[serde(flatten)]
@@ -145,7 +156,8 @@ mod tests {
     use super::*;
 
     fn report(status: Status) -> AddressReport {
-        AddressReport { ip: "10.65.0.5".parse().unwrap(), pool: Some("main".into()), reserved_by: vec![], status }
+        let ip = "10.65.0.5".parse().unwrap();
+        AddressReport { ip, pool: Some("main".into()), reserved_by: vec![], quarantined: None, status }
     }
 
     #[test]

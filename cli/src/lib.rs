@@ -19,6 +19,7 @@ mod manual;
 mod map;
 mod output;
 mod pools;
+mod quarantine;
 mod reservations;
 mod serve;
 mod store;

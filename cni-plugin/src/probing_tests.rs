@@ -184,7 +184,7 @@ fn a_requested_address_has_no_substitute() {
     assert!(error.message().contains("address 10.0.0.9 was requested"), "{error}");
     assert!(books.held.borrow().is_empty() && books.quarantined.borrow().is_empty());
     assert_eq!(add(&books, &request(&[9], 0), &[]).0.unwrap(), ips(&[9]), "once the device is gone");
-    // What the container had before stays its own.
+    // The addresses that the container had before stay its own.
     add(&books, &request(&[8, 9], 0), &[8]).0.unwrap_err();
     assert_eq!(*books.held.borrow(), ips(&[8, 9]).into_iter().collect());
 }

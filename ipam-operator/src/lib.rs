@@ -15,6 +15,7 @@ pub mod inspect;
 pub mod moving;
 mod pool_deletion;
 mod quotas;
+mod quarantine;
 mod split;
 mod sticky;
 

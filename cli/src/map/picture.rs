@@ -42,12 +42,13 @@ pub(crate) fn svg(sections: &[Section], detail: Detail) -> String {
     )
 }
 
-/// The picture in a page of its own, with a text about it.
-pub(crate) fn html(sections: &[Section], detail: Detail, about: &str) -> String {
+/// The picture in a page of its own, with a text about it, and lines below it.
+pub(crate) fn html(sections: &[Section], detail: Detail, about: &str, below: &[String]) -> String {
+    let below: String = below.iter().map(|line| format!("<p>{}</p>\n", escaped(line))).collect();
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>Addresses</title>\n\
          <style>body{{font-family:sans-serif;margin:1em}}svg{{max-width:100%;height:auto}}</style>\n</head>\n<body>\n\
-         <p>{}</p>\n{}</body>\n</html>\n",
+         <p>{}</p>\n{}{below}</body>\n</html>\n",
         escaped(about),
         svg(sections, detail)
     )

@@ -22,7 +22,8 @@ pub(super) async fn show(ipam: &Operator, ip: IpAddr, deadline: Deadline) -> Res
         .filter(|reservation| Reservations::from_documents([*reservation]).0.contains(ip))
         .map(|reservation| reservation.name().to_owned())
         .collect();
-    AddressReport { ip, pool: pool.map(|pool| pool.name().to_owned()), reserved_by, status }.answer()
+    let quarantined = quarantine_of(&reservations).remove(&ip);
+    AddressReport { ip, pool: pool.map(|pool| pool.name().to_owned()), reserved_by, quarantined, status }.answer()
 }
 
 fn status(holding: Holding) -> Status {

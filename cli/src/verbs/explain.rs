@@ -47,6 +47,7 @@ struct PoolReport {
     capacity: Count,
     in_use: Count,
     reserved: Count,
+    quarantined: usize,
     available: Count,
     resting: usize,
     blocks: usize,
@@ -154,7 +155,7 @@ fn labelled(labels: &BTreeMap<String, String>) -> String {
 impl PoolReport {
     fn of(state: &PoolState, node: &BTreeMap<String, String>, namespace: Option<&Labels>) -> Self {
         let PoolState { pool, obstacle, stock, .. } = state;
-        let Stock { usage, in_cooldown, blocks, own_blocks, own_free, .. } = *stock;
+        let Stock { usage, quarantined, in_cooldown, blocks, own_blocks, own_free, .. } = *stock;
         let (word, reason) = match obstacle {
             Ok(None) => (None, stock_text(stock)),
             Ok(Some(obstacle)) => (Some(word(*obstacle)), reason(pool, *obstacle, node, namespace)),
@@ -169,6 +170,7 @@ impl PoolReport {
             capacity: usage.capacity,
             in_use: usage.in_use,
             reserved: usage.reserved,
+            quarantined,
             available: usage.available,
             resting: in_cooldown,
             blocks,
@@ -185,13 +187,16 @@ impl PoolReport {
 
 /// The use of a pool, for people.
 fn stock_text(stock: &Stock) -> String {
-    let Stock { usage, in_cooldown, own_blocks, own_free, .. } = stock;
+    let Stock { usage, quarantined, in_cooldown, own_blocks, own_free, .. } = stock;
     let mut text = format!("{} of {} in use", usage.in_use, usage.capacity);
     if *in_cooldown > 0 {
         _ = write!(text, " ({in_cooldown} in cooldown)");
     }
     if usage.reserved != Count::ZERO {
         _ = write!(text, ", {} reserved", usage.reserved);
+    }
+    if *quarantined > 0 {
+        _ = write!(text, " ({quarantined} in quarantine)");
     }
     let blocks = if *own_blocks == 1 { "block" } else { "blocks" };
     _ = write!(text, "; the node has {own_blocks} {blocks} with {own_free} free");

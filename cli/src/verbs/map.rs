@@ -13,16 +13,20 @@ use crate::args;
 use crate::error::{Failure, Result};
 use crate::map::{Detail, Section, Style, draw, html, sections, svg};
 use crate::output::{Screen, rfc3339, whole_file};
+use crate::quarantine::{QuarantineRow, rows};
 
 #[derive(Serialize)]
 struct Json<'a> {
     revision: i64,
     pools: &'a [Section],
+    quarantined: &'a [QuarantineRow],
 }
 
 /// Draws the blocks.
 pub(super) async fn run(ipam: &Operator, args: &args::Map) -> Result<Answer> {
-    let census = ipam.census(Deadline::after(READING)).await?;
+    let mut census = ipam.census(Deadline::after(READING)).await?;
+    let quarantined = rows(std::mem::take(&mut census.quarantined));
+    let listed: Vec<String> = quarantined.iter().map(QuarantineRow::text).collect();
     let revision = census.revision;
     let sections = sections(census, &args.pool);
     for wanted in &args.pool {
@@ -49,15 +53,15 @@ pub(super) async fn run(ipam: &Operator, args: &args::Map) -> Result<Answer> {
     }
     if let Some(path) = &args.html {
         let about = format!("As of {}, at revision {revision}.", rfc3339(SystemTime::now()));
-        write(path, &html(&sections, detail, &about))?;
+        write(path, &html(&sections, detail, &about, &listed))?;
     }
     let screen = Screen::of_stdout();
     let width = args.width.map_or(screen.width, usize::from);
     let text = match written.is_empty() {
-        true => draw(&sections, Style { width, colours: screen.colours, detail }),
+        true => draw(&sections, Style { width, colours: screen.colours, detail }) + &listed.join("\n"),
         false => written,
     };
-    let answer = Answer::new(text, &Json { revision: revision.get(), pools: &sections })?;
+    let answer = Answer::new(text, &Json { revision: revision.get(), pools: &sections, quarantined: &quarantined })?;
     Ok(match sections.is_empty() {
         true => answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"),
         false => answer,

@@ -15,6 +15,7 @@ mod outgoing;
 mod pool;
 mod pool_auto;
 mod quota;
+mod quarantine;
 mod rehearsal;
 mod release;
 mod reservation;
@@ -29,6 +30,7 @@ use std::time::Duration;
 
 use datastore::{Location, OpenStore, YieldingStore};
 use ipam_core::Nodes;
+use ipam_core::quarantine::quarantine_of;
 use ipam_operator::Operator;
 use kv::{Deadline, Store};
 use rehearsal::Run;
@@ -36,6 +38,7 @@ use rehearsal::Run;
 use crate::answer::Answer;
 use crate::args::{self, OnStore, PoolCreate, Show};
 use crate::error::{Failure, Result};
+use crate::quarantine::note;
 use crate::store::Use;
 use crate::usage::{self, Detail};
 
@@ -75,7 +78,8 @@ pub(crate) async fn run(command: &OnStore, location: &Location, conf_dir: &Path)
         }
         OnStore::Pool(args::Pool::Delete(_))
         | OnStore::Reservation(args::Reservation::Delete { .. })
-        | OnStore::Ipam(args::Ipam::Release(_) | args::Ipam::Unpin(_)) => Use::Release,
+        | OnStore::Ipam(args::Ipam::Release(_) | args::Ipam::Unpin(_))
+        | OnStore::Ipam(args::Ipam::Quarantine(args::Quarantine::Release { .. })) => Use::Release,
         _ => Use::Existing,
     };
     let run = run_of(command);
@@ -98,6 +102,7 @@ fn run_of(command: &OnStore) -> Run {
         }
         OnStore::Quota(args::Quota::Set { dry_run, .. } | args::Quota::Delete { dry_run, .. }) => *dry_run,
         OnStore::Ipam(args::Ipam::Release(release)) => release.dry_run,
+        OnStore::Ipam(args::Ipam::Quarantine(args::Quarantine::Release { dry_run, .. })) => *dry_run,
         OnStore::Ipam(args::Ipam::Configure(configure)) => configure.dry_run,
         OnStore::Ipam(args::Ipam::Split(split)) => split.dry_run,
         OnStore::Ipam(args::Ipam::Pin(pin)) => pin.dry_run,
@@ -198,11 +203,17 @@ async fn verb(command: &OnStore, ipam: &Operator) -> Result<Answer> {
         OnStore::Ipam(args::Ipam::Show(Show { show_configuration: true, .. })) => settings::show(ipam, deadline).await,
         OnStore::Ipam(args::Ipam::Show(Show { show_blocks, .. })) => {
             let detail = if *show_blocks { Detail::Blocks } else { Detail::Pools };
-            usage::answer(&ipam.utilization(Deadline::after(READING)).await?, detail)
+            let answer = usage::answer(&ipam.utilization(Deadline::after(READING)).await?, detail)?;
+            let quarantined = quarantine_of(&ipam.inventory(deadline).await?.reservations);
+            Ok(note(quarantined.len()).into_iter().fold(answer, Answer::note))
         }
         OnStore::Ipam(args::Ipam::Map(what)) => map::run(ipam, what).await,
         OnStore::Ipam(args::Ipam::Explain(args)) => explain::run(ipam, args, deadline).await,
         OnStore::Ipam(args::Ipam::Release(what)) => release::run(ipam, what, deadline).await,
+        OnStore::Ipam(args::Ipam::Quarantine(what)) => match what {
+            args::Quarantine::List => quarantine::list(ipam, deadline).await,
+            args::Quarantine::Release { address, .. } => quarantine::release(ipam, *address, deadline).await,
+        },
         // These verbs open the store by themselves, again and again.
         OnStore::Metrics(_) | OnStore::Ipam(args::Ipam::Check(_) | args::Ipam::History(_)) => {
             Err(Failure::new("internal error: the store is open already"))

@@ -21,6 +21,7 @@ mod lab;
 mod late;
 mod lost;
 mod never_needed;
+mod probe;
 mod programs;
 mod quotas;
 mod role;
@@ -28,5 +29,7 @@ mod role;
 mod server;
 mod sticky;
 mod trust;
+#[path = "../../../cni-plugin/tests/support/wire.rs"]
+mod wire;
 
 use server::Etcd;

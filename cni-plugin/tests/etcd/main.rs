@@ -23,6 +23,7 @@ mod lost_replies;
 mod namespaces;
 mod notes;
 mod one_key_only;
+mod probe;
 #[path = "../system/process.rs"]
 mod process;
 #[path = "../../../conformance/src/proxy.rs"]
@@ -48,5 +49,7 @@ mod under_quota;
 mod victim;
 mod ways_in;
 mod whereabouts;
+#[path = "../support/wire.rs"]
+mod wire;
 
 use server::Etcd;

@@ -20,6 +20,7 @@ mod gc;
 mod hostlocal;
 mod lab;
 mod life;
+mod probe;
 mod process;
 mod quotas;
 mod random;
@@ -33,3 +34,5 @@ mod torture;
 mod under_quota;
 mod victim;
 mod whereabouts;
+#[path = "../support/wire.rs"]
+mod wire;

@@ -13,8 +13,9 @@ use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Block, Labels, Owner, Pool, keys};
 use crate::net::{Count, Family};
 use crate::pools::{self, Obstacle, PoolError, PoolQuery};
+use crate::quarantine::quarantine_of;
 use crate::surroundings::{Surroundings, decode_all, read_config};
-use crate::utilization::{Usage, utilization};
+use crate::utilization::{PoolUsage, Usage, utilization};
 use crate::workset::{Found, Workset};
 
 /// The label of each namespace that has its name.
@@ -62,6 +63,8 @@ pub struct PoolState {
 pub struct Stock {
     /// The numbers of the pool; addresses in cooldown are in use.
     pub usage: Usage,
+    /// The number of its addresses in quarantine; they are reserved.
+    pub quarantined: usize,
     /// The number of its addresses in cooldown.
     pub in_cooldown: usize,
     /// The number of its blocks that are stored.
@@ -233,8 +236,10 @@ impl Ipam {
 /// How full each pool is.
 fn stocks(around: &Surroundings, blocks: &[Block], host: &Owner) -> Vec<Stock> {
     let counted = utilization(&around.pools, blocks, &around.reservations);
-    let mut stocks: Vec<Stock> =
-        counted.pools.iter().map(|pool| Stock { usage: pool.usage, ..Stock::default() }).collect();
+    let quarantined = quarantine_of(&around.reservation_documents);
+    let of_pool = |cidr: IpNet| quarantined.keys().filter(|ip| cidr.contains(*ip)).count();
+    let stock = |pool: &PoolUsage| Stock { usage: pool.usage, quarantined: of_pool(pool.cidr), ..Stock::default() };
+    let mut stocks: Vec<Stock> = counted.pools.iter().map(stock).collect();
     for block in blocks {
         let place = around.pools.iter().position(|pool| pool.cidr().contains(&block.cidr()));
         let Some(stock) = place.and_then(|place| stocks.get_mut(place)) else { continue };

@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::ipam::Ipam;
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{AddressState, Attribute, Block, IpReservation, IpamConfig, Node, Owner, Pool};
+use crate::quarantine::{Quarantine, quarantine_of};
 use crate::reservations::Reservations;
 use crate::usage::{Reading, reread};
 use crate::utilization::{Tally, Usage};
@@ -90,6 +91,8 @@ pub struct Census {
     pub registered: BTreeSet<String>,
     /// The use of the quotas, by kind and name.
     pub quotas: Vec<QuotaUse>,
+    /// The addresses in quarantine.
+    pub quarantined: Quarantine,
 }
 
 impl Census {
@@ -120,13 +123,14 @@ impl Ipam {
         let nodes: Vec<Node> = self.read_all(resources(ResourceKind::Node), &mut reading).await?;
         let config: Vec<IpamConfig> = self.read_all(Range::Key(keys::config()), &mut reading).await?;
         let mut quotas = self.read_quotas(&mut reading).await?;
+        let quarantined = quarantine_of(&reservations);
         let (reservations, _) = Reservations::from_documents(&reservations);
         let cooldown = config.first().map_or(0, IpamConfig::cooldown_seconds);
         let now = self.now();
 
         let mut tally = Tally::new(&pools, &reservations);
-        let mut census =
-            Census { registered: nodes.iter().map(|node| node.name().to_owned()).collect(), ..Census::default() };
+        let registered = nodes.iter().map(|node| node.name().to_owned()).collect();
+        let mut census = Census { registered, quarantined, ..Census::default() };
         let mut blocks = Vec::new();
         self.for_each(Range::Prefix(keys::blocks_prefix(None)), &mut reading, |mut block: Block| {
             let place = tally.add(&block);

@@ -133,6 +133,19 @@ metadata:
     rack: b
 ";
 
+/// The reservation that an ADD with a probe writes.
+const QUARANTINE: &str = r#"
+apiVersion: projectcalico.org/v3
+kind: IPReservation
+metadata:
+  name: margay-quarantine
+  annotations:
+    margay.io/quarantine: >-
+      {"10.88.0.9":{"since":"2026-11-25T09:12:44Z","reason":"02:42:0a:58:00:09 answered on eth1","node":"node1"}}
+spec:
+  reservedCIDRs: [10.88.0.9/32]
+"#;
+
 fn sled() -> Location {
     Location::Sled(PathBuf::from(SLED))
 }
@@ -377,6 +390,10 @@ fn command_line(heading: &str, machine: &mut Machine) {
             machine.clear();
             machine.do_all(&["margay pool create lab 10.88.0.0/24"]);
             container("c1").with("10.88.0.77").given(sled());
+        }
+        "ipam quarantine" => {
+            machine.put("quarantine.yaml", QUARANTINE.to_owned());
+            machine.do_all(&["margay apply -f quarantine.yaml"]);
         }
         "ipam map" => {
             machine.clear();

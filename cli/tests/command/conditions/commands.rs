@@ -75,6 +75,8 @@ pub(crate) const COMMANDS: &[Command] = &[
     changes("ipam pin", "10.65.0.78 shop/web-0"),
     changes("ipam unpin", "10.65.0.79"),
     reads("ipam list", ""),
+    reads("ipam quarantine list", ""),
+    changes("ipam quarantine release", "10.65.0.8"),
     changes("ipam configure", "--ip-cooldown-seconds=60"),
     changes("ipam split", "4 --name main"),
     reads("ipam history", "{ip}"),

@@ -71,7 +71,14 @@ impl Ground {
         fs::create_dir(ground.path("leases")).unwrap();
         fs::write(ground.path("leases").join("10.65.0.200"), "e2\neth0").unwrap();
         let path = |name: &str| ground.path(name).display().to_string();
+        let entry = r#"{"10.65.0.8":{"since":"2026-01-01T00:00:00Z","reason":"a device answered on eth1","node":"n"}}"#;
+        let quarantine = format!(
+            "apiVersion: projectcalico.org/v3\nkind: IPReservation\nmetadata: {{name: margay-quarantine, annotations: \
+             {{margay.io/quarantine: '{entry}'}}}}\nspec: {{reservedCIDRs: [10.65.0.8/32]}}\n"
+        );
+        ground.put("quarantine.yaml", &quarantine);
         for args in [
+            format!("apply -f {}", path("quarantine.yaml")),
             format!("ipam check --report {}", path("report.json")),
             format!("store backup {}", path("backup")),
             format!("export {}", path("export")),

@@ -7,6 +7,7 @@ use hyper::StatusCode;
 use ipam_core::Holding;
 use ipam_core::model::{Attribute, Block, Document, keys};
 use ipam_core::pools::block_of;
+use ipam_core::quarantine::{Quarantined, quarantine_of};
 use ipnet::IpNet;
 use kv::{Deadline, StoreExt};
 use serde::Serialize;
@@ -22,6 +23,9 @@ struct Reported {
     #[serde(flatten)]
     address: Address,
     reserved: bool,
+    /// Why it is in quarantine, if it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quarantined: Option<Quarantined>,
     pool: Option<String>,
     /// The block, if it is there.
     block: Option<String>,
@@ -35,7 +39,8 @@ struct Reported {
 pub(super) async fn answer(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
     let ip: IpAddr = query.parsed("ip")?;
     let deadline = || Deadline::after(shown.limits.answer);
-    let pools = shown.ipam.inventory(deadline()).await?.pools;
+    let inventory = shown.ipam.inventory(deadline()).await?;
+    let pools = &inventory.pools;
     let rules = Rules::read(shown).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
     let reserved = rules.reservations.contains(ip);
@@ -43,6 +48,7 @@ pub(super) async fn answer(shown: &Shown, query: &Query) -> Result<Answer, Failu
     let mut reported = Reported {
         address: Address { ip, used, holder: None, since: None },
         reserved,
+        quarantined: quarantine_of(&inventory.reservations).remove(&ip),
         pool: pool.map(|pool| pool.name().to_owned()),
         block: None,
         owner: None,

@@ -1,10 +1,12 @@
 //! All pools and nodes.
 
 use std::cmp::Reverse;
+use std::net::IpAddr;
 
 use hyper::StatusCode;
 use ipam_core::census::{AddressUse, PoolCensus, QuotaUse};
 use ipam_core::net::Count;
+use ipam_core::quarantine::Quarantined;
 use serde::Serialize;
 
 use super::super::Shown;
@@ -28,6 +30,15 @@ struct Overview {
     orphaned: usize,
     /// The number of addresses that are held for nodes that are not registered any more.
     gone: usize,
+    quarantined: Vec<Quarantine>,
+}
+
+/// An address in quarantine.
+#[derive(Serialize)]
+struct Quarantine {
+    ip: IpAddr,
+    #[serde(flatten)]
+    why: Quarantined,
 }
 
 #[derive(Serialize)]
@@ -125,6 +136,7 @@ pub(super) async fn answer(shown: &Shown) -> Result<Answer, Failure> {
         quotas_total: census.quotas.len(),
         orphaned: census.orphaned.len(),
         gone: census.of_gone_nodes(),
+        quarantined: census.quarantined.iter().map(|(ip, why)| Quarantine { ip: *ip, why: why.clone() }).collect(),
     };
     Ok(json(StatusCode::OK, &overview))
 }

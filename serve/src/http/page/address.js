@@ -39,6 +39,8 @@ export async function address({ rest: ip, signal }) {
       ["Handle", holder?.handle ? h("span", { class: "mono" }, holder.handle) : null],
       ["Network", holder?.network], ["Interface", holder?.interface], ["Node", holder?.node ? nodeLink(holder.node) : null],
       [told.use === "resting" ? "Released" : "Given", told.since ? moment(told.since) : null],
+      ["In quarantine since", told.quarantined ? moment(told.quarantined.since) : null],
+      ["Reason", told.quarantined ? `${told.quarantined.reason} (node ${told.quarantined.node})` : null],
       ["Block", told.block ? blockLink(told.block) : "not claimed by anybody"],
       ["Owner of the block", told.block ? ownerLink(told.owner) : null],
       ["Pool", told.pool ? link(to("pool", told.pool), told.pool) : "none: no pool has this address"]]))),

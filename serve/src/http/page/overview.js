@@ -3,7 +3,7 @@
 import { ask, live } from "./api.js";
 import { empty, h, link, table, to } from "./dom.js";
 import { eventList } from "./events.js";
-import { USES, count, legend, many, nodeLink, share, span } from "./format.js";
+import { USES, addressLink, count, legend, many, moment, nodeLink, share, span } from "./format.js";
 
 /** The most events beside the pools. */
 const LATEST = 10;
@@ -84,6 +84,14 @@ function quotasPanel(answer) {
     rest > 0 ? h("p", { class: "more" }, `and ${count(rest)} that are used less: margay quota list`) : null);
 }
 
+/** The addresses in quarantine: devices that the store does not know have them. */
+function quarantinePanel(quarantined) {
+  const rows = quarantined.map((one) => [addressLink(one.ip), one.reason, nodeLink(one.node), moment(one.since)]);
+  return h("section", { class: "panel" },
+    h("div", { class: "title" }, h("h2", null, "In quarantine"), h("span", null, count(rows.length))),
+    table("In quarantine", ["Address", "Reason", "Found by", ["Since", "nowrap"]], rows));
+}
+
 /** Makes the view. */
 export async function overview({ signal }) {
   const answer = await ask("overview", null, signal);
@@ -114,6 +122,7 @@ export async function overview({ signal }) {
         hints.length ? h("section", { class: "panel" }, h("div", { class: "body" },
           hints.map(([text, number, route]) => h("p", null, link(route, `${text}: ${count(number)}`))))) : null,
         answer.quotas.length ? quotasPanel(answer) : null,
+        answer.quarantined.length ? quarantinePanel(answer.quarantined) : null,
         answer.nodes.length ? nodesPanel(answer) : null),
       h("section", { class: "panel" },
         h("div", { class: "title" }, h("h2", null, "Latest events"), link("#/events", "All events")), latest)),

@@ -1,0 +1,57 @@
+//! Addresses in quarantine, as commands show them.
+
+use std::net::IpAddr;
+
+use ipam_core::quarantine::{Quarantine, Quarantined};
+use serde::Serialize;
+
+use crate::answer::Answer;
+use crate::error::Result;
+use crate::output::{Column, printable, render};
+
+/// An address in quarantine as a row.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct QuarantineRow {
+    address: IpAddr,
+    #[serde(flatten)]
+    why: Quarantined,
+}
+
+#[derive(Serialize)]
+struct Listing<'a> {
+    quarantined: &'a [QuarantineRow],
+}
+
+impl QuarantineRow {
+    pub(crate) fn new(address: IpAddr, why: Quarantined) -> Self {
+        Self { address, why }
+    }
+
+    /// The address with the reason, as a sentence.
+    pub(crate) fn text(&self) -> String {
+        let Quarantined { since, reason, node } = &self.why;
+        printable(&format!("{} is in quarantine since {since}: {reason} (node {node})", self.address))
+    }
+}
+
+/// The rows of a quarantine.
+pub(crate) fn rows(quarantine: Quarantine) -> Vec<QuarantineRow> {
+    quarantine.into_iter().map(|(address, why)| QuarantineRow::new(address, why)).collect()
+}
+
+/// The answer of `ipam quarantine list`.
+pub(crate) fn listing(quarantined: &[QuarantineRow]) -> Result<Answer> {
+    let columns = ["ADDRESS", "SINCE", "REASON", "NODE"].map(Column::Text);
+    let cells = |row: &QuarantineRow| {
+        let Quarantined { since, reason, node } = &row.why;
+        [&row.address.to_string(), since, reason, node].map(|cell| printable(cell)).to_vec()
+    };
+    let text = render(&columns, &quarantined.iter().map(cells).collect::<Vec<_>>());
+    Answer::new(text, &Listing { quarantined })
+}
+
+/// The note about the quarantine in the answers of commands about the whole store.
+pub(crate) fn note(count: usize) -> Option<String> {
+    let addresses = if count == 1 { "address is" } else { "addresses are" };
+    (count > 0).then(|| format!("{count} {addresses} in quarantine; see with: margay ipam quarantine list"))
+}

@@ -1,0 +1,66 @@
+//! A wire with a device on it: a pair of interfaces, one of them in a network namespace of its own. Needs root.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// The wire. It is gone when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    /// The interface of this machine on the wire.
+    pub(crate) interface: String,
+    /// The bridge that the interface is a port of, and the namespace of the device.
+    bridge: String,
+    namespace: String,
+}
+
+impl Wire {
+    /// A wire whose device has these addresses, with their prefix lengths.
+    pub(crate) fn new(addresses: &[&str]) -> Self {
+        let name = format!("w{}x{}", std::process::id() % 1_000_000, NEXT.fetch_add(1, Ordering::Relaxed));
+        let wire = Self { interface: format!("{name}h"), bridge: format!("{name}b"), namespace: name };
+        let Self { interface, namespace, .. } = &wire;
+        ip(&format!("netns add {namespace}"));
+        ip(&format!("link add {interface} type veth peer name dev0 netns {namespace}"));
+        ip(&format!("-n {namespace} link set dev0 up"));
+        ip(&format!("link set {interface} up"));
+        addresses.iter().for_each(|address| wire.device("add", address));
+        wire
+    }
+
+    /// The device gets an address ("add"), or has it no more ("del").
+    pub(crate) fn device(&self, what: &str, address: &str) {
+        let nodad = if what == "add" && address.contains(':') { " nodad" } else { "" };
+        ip(&format!("-n {} address {what} {address} dev dev0{nodad}", self.namespace));
+    }
+
+    /// Makes the wire a part of a bridge of this machine, and returns the bridge's name.
+    pub(crate) fn bridged(&self) -> &str {
+        ip(&format!("link add {} type bridge", self.bridge));
+        ip(&format!("link set {} master {}", self.interface, self.bridge));
+        ip(&format!("link set {} up", self.bridge));
+        &self.bridge
+    }
+
+    /// The device's MAC address.
+    pub(crate) fn mac(&self) -> String {
+        let said = ip(&format!("-n {} -o link show dev dev0", self.namespace));
+        said.split("link/ether ").nth(1).unwrap().split(' ').next().unwrap().to_owned()
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        for words in [["netns", "del", &self.namespace], ["link", "del", &self.bridge]] {
+            let _ = Command::new("ip").args(words).output();
+        }
+    }
+}
+
+fn ip(words: &str) -> String {
+    let output = Command::new("ip").args(words.split(' ')).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "ip {words} failed (this test needs root): {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
