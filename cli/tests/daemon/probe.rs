@@ -31,7 +31,10 @@ fn a_devices_address_is_quarantined_through_the_daemon() {
         assert_eq!(shown["reserved_by"], json!(["margay-quarantine"]));
         assert_eq!(shown["quarantined"]["since"], entry["since"]);
         let explained = lab.margay("ipam explain --node node-1 -o json").ok().json();
-        assert_eq!((&explained["pools"][0]["quarantined"], &explained["pools"][0]["reserved"]), (&json!(1), &json!("3")));
+        assert_eq!(
+            (&explained["pools"][0]["quarantined"], &explained["pools"][0]["reserved"]),
+            (&json!(1), &json!("3"))
+        );
         assert_eq!(lab.margay("ipam map -o json").ok().json()["quarantined"], listed["quarantined"]);
         assert!(lab.margay("ipam map").ok().out.contains(&format!("{first} is in quarantine since")));
         let summary = lab.margay("ipam show").ok();

@@ -2,6 +2,8 @@
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
@@ -26,6 +28,7 @@ impl Wire {
         ip(&format!("-n {namespace} link set dev0 up"));
         ip(&format!("link set {interface} up"));
         addresses.iter().for_each(|address| wire.device("add", address));
+        until_up(interface);
         wire
     }
 
@@ -40,6 +43,7 @@ impl Wire {
         ip(&format!("link add {} type bridge", self.bridge));
         ip(&format!("link set {} master {}", self.interface, self.bridge));
         ip(&format!("link set {} up", self.bridge));
+        until_up(&self.bridge);
         &self.bridge
     }
 
@@ -55,6 +59,16 @@ impl Drop for Wire {
         for words in [["netns", "del", &self.namespace], ["link", "del", &self.bridge]] {
             let _ = Command::new("ip").args(words).output();
         }
+    }
+}
+
+/// Waits for the kernel to say that the link is up, which takes it up to a second.
+fn until_up(interface: &str) {
+    let state = format!("/sys/class/net/{interface}/operstate");
+    let end = Instant::now() + Duration::from_secs(20);
+    while std::fs::read_to_string(&state).unwrap().trim() != "up" {
+        assert!(Instant::now() < end, "{interface} does not come up");
+        sleep(Duration::from_millis(5));
     }
 }
 

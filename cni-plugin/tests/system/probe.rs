@@ -29,7 +29,7 @@ fn conf(lab: &Lab, wire: &Wire, more: &Value) -> Value {
 /// The address that the first container gets in a new store with this pool.
 fn first_of(engine: Engine, pool: &str) -> IpAddr {
     let lab = Lab::with_pool(engine, pool);
-    Call::new("ADD", "c1", &lab.conf_with("macvlan", json!({"assign_ipv6": "true"}))).ok().addresses()[0]
+    Call::new("ADD", "c1", &lab.conf("macvlan")).ok().address()
 }
 
 fn quarantine(lab: &Lab) -> Quarantine {
@@ -117,7 +117,8 @@ fn devices_have_all_that_is_tried() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         let wire = Wire::new(&["10.251.4.2/24", "10.251.4.3/24", "10.251.4.4/24"]);
-        let conf = conf(&lab, &wire, &json!({"subnet": "10.251.4.0/24"}));
+        let range = json!({"subnet": "10.251.4.0/24", "rangeStart": "10.251.4.2", "rangeEnd": "10.251.4.5"});
+        let conf = conf(&lab, &wire, &range);
         // The first call makes the store.
         let refusal = Call::new("ADD", "c1", &conf).run().refusal();
         assert_eq!(refusal.code, 11);

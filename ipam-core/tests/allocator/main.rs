@@ -22,6 +22,7 @@ mod intents;
 mod lost;
 mod owners;
 mod quotas;
+mod quarantine;
 mod reach;
 mod release;
 mod retire;
