@@ -99,7 +99,7 @@ impl Probing<'_> {
         let settled = self.settle(before.clone(), assigned);
         // A container that had addresses before keeps them until its DEL.
         if settled.is_err() && before.is_empty() {
-            let AddRequest { attachment, .. } = self.request.clone();
+            let attachment = self.request.attachment.clone();
             let (store, old_handle) = (with_time_left(&self.request.store, self.begun), self.old_handle.to_owned());
             let del = DelRequest { store, attachment, old_handle, addresses: Vec::new(), vm: None, endpoint: None };
             if let Err(error) = self.by.del(&del) {
@@ -117,16 +117,17 @@ impl Probing<'_> {
     /// The addresses that the attachment has before the ADD: the container itself may answer for these. `None` if that
     /// cannot be known.
     fn held(&self) -> Option<Vec<IpAddr>> {
-        let AddRequest { store, attachment, .. } = self.request.clone();
+        let (store, attachment) = (self.request.store.clone(), self.request.attachment.clone());
         if store.location.path().is_some_and(|path| !path.exists()) {
             return Some(Vec::new());
         }
         let old_handle = self.old_handle.to_owned();
-        match self.by.check(&CheckRequest { store, attachment, old_handle, addresses: Vec::new() }) {
+        let why = match self.by.check(&CheckRequest { store, attachment, old_handle, addresses: Vec::new() }) {
             Ok(Checked::Compared(found)) => return Some(found.held),
-            Ok(Checked::Unknown(why)) => tracing::warn!(why, "not probed: what the container has is not known"),
-            Err(error) => tracing::warn!(%error, "not probed: what the container has is not known"),
-        }
+            Ok(Checked::Unknown(why)) => why,
+            Err(error) => error.to_string(),
+        };
+        tracing::warn!(why, "the address is not probed: what the container has is not known");
         None
     }
 

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use ipam_core::quarantine::quarantine_of;
 use ipam_core::reservations::Reservations;
 use ipam_core::timestamps::rfc3339;
 use ipam_core::{Holding, Inventory};
