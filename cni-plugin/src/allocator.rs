@@ -20,12 +20,12 @@ use crate::host_lock::HostLock;
 use crate::intents::{FileIntents, INTENTS_FOLDER};
 use crate::request::{
     AddRequest, Allocator, Assigned, Bridged, CheckRequest, Checked, Collected, DelRequest, GcRequest, Network,
-    OwnPool, StoreAt,
+    OwnPool, Quarantine, StoreAt,
 };
 use crate::run::Rules;
 use crate::session::Session;
 use crate::sight::Sight;
-use crate::verbs::{self, Check, Del, Gc, Quarantine};
+use crate::verbs::{self, Check, Del, Gc};
 
 /// How long a call on an embedded store may take, from waiting for the store to the answer: as long as one of Calico's
 /// plugin on its cluster.

@@ -60,7 +60,7 @@ pub use kubernetes::Kubernetes;
 pub use panics::install_hook;
 pub use request::{
     AddRequest, Allocator, Assigned, Attachment, Bridged, CheckRequest, Checked, Collected, DelRequest, Gateway,
-    GcRequest, Network, OwnPool, StoreAt, VmPod,
+    GcRequest, Network, OwnPool, Quarantine, StoreAt, VmPod,
 };
 pub use run::{Invocation, Kind, Logging, Name, Outcome, run};
 pub use versions::SUPPORTED;

@@ -11,9 +11,7 @@ use host::Probed;
 use crate::error::{CniError, Code, Result};
 use crate::gojson::Json;
 use crate::netconf::NetConf;
-use crate::request::{AddRequest, Allocator, Assigned, CheckRequest, Checked, DelRequest};
-use crate::served::with_time_left;
-use crate::verbs::Quarantine;
+use crate::request::{AddRequest, Allocator, Assigned, CheckRequest, Checked, DelRequest, Quarantine};
 
 /// The longest wait for an answer, and the wait if the configuration names none, in milliseconds.
 const LONGEST: u64 = 200;
@@ -100,7 +98,7 @@ impl Probing<'_> {
         // A container that had addresses before keeps them until its DEL.
         if settled.is_err() && before.is_empty() {
             let attachment = self.request.attachment.clone();
-            let (store, old_handle) = (with_time_left(&self.request.store, self.begun), self.old_handle.to_owned());
+            let (store, old_handle) = (self.request.store.with_time_left(self.begun), self.old_handle.to_owned());
             let del = DelRequest { store, attachment, old_handle, addresses: Vec::new(), vm: None, endpoint: None };
             if let Err(error) = self.by.del(&del) {
                 tracing::warn!(%error, "the addresses stay assigned until the DEL");
@@ -110,7 +108,7 @@ impl Probing<'_> {
     }
 
     fn assign(&self) -> Result<Vec<Assigned>> {
-        let store = with_time_left(&self.request.store, self.begun);
+        let store = self.request.store.with_time_left(self.begun);
         self.by.add(&AddRequest { store, ..self.request.clone() })
     }
 
@@ -149,7 +147,7 @@ impl Probing<'_> {
                     .with_details("take the address away from the device, or request another one"));
             }
             devices.extend(found.iter().map(|(address, reason)| format!("{address} ({reason})")));
-            let store = with_time_left(&self.request.store, self.begun);
+            let store = self.request.store.with_time_left(self.begun);
             self.by.quarantine(&store, &Quarantine { attachment: self.request.attachment.clone(), found })?;
             if attempt < TRIES {
                 assigned = self.assign()?;

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use datastore::Location;
 use ipam_core::CheckResult;
@@ -21,7 +21,9 @@ use time::OffsetDateTime;
 
 use crate::error::Result;
 use crate::kubernetes::Kubernetes;
-use crate::verbs::Quarantine;
+
+/// The least time for a later step of a call.
+const LEAST: Duration = Duration::from_secs(1);
 
 /// Keeps the books of addresses: the work of the verbs once the protocol is settled.
 ///
@@ -84,6 +86,24 @@ pub struct StoreAt {
     pub lock_file: PathBuf,
     /// How long a call on a cluster's store may take: `datastore_timeout`, or 10 s.
     pub patience: Duration,
+}
+
+impl StoreAt {
+    /// The store, with what is left of the time for a call on a cluster: one clock covers all steps of the call. There is
+    /// always enough to hear that nothing can be done.
+    pub(crate) fn with_time_left(&self, begun: Instant) -> Self {
+        let left = self.patience.saturating_sub(begun.elapsed()).max(LEAST);
+        Self { patience: left.min(self.patience), ..self.clone() }
+    }
+}
+
+/// Addresses of an attachment that devices have, each with the reason for its quarantine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quarantine {
+    /// The attachment that has just got them.
+    pub attachment: Attachment,
+    /// The addresses.
+    pub found: Vec<(IpAddr, String)>,
 }
 
 /// The request of an ADD.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 use crate::allocator::failure::{Failure, advice, explain};
-use crate::request::{CheckRequest, Checked, Collected, DelRequest, GcRequest};
+use crate::request::{CheckRequest, Checked, Collected, DelRequest, GcRequest, Quarantine};
 use crate::run::Rules;
 
 /// The request of a DEL.
@@ -73,15 +73,6 @@ impl Gc {
         let GcRequest { network, node, valid, now, .. } = request.clone();
         Self { network, node, valid, now: now.unix_timestamp_nanos() }
     }
-}
-
-/// Addresses of an attachment that devices have, each with the reason for its quarantine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Quarantine {
-    /// The attachment that has just got them.
-    pub attachment: Attachment,
-    /// The addresses.
-    pub found: Vec<(IpAddr, String)>,
 }
 
 /// The rules of the request's network.

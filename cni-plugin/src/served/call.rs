@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::allocator::failure::{Failure, explain};
 use crate::error::CniError;
-use crate::request::{Checked, Collected};
-use crate::verbs::{self, Check, Del, Gc, Quarantine};
+use crate::request::{Checked, Collected, Quarantine};
+use crate::verbs::{self, Check, Del, Gc};
 
 /// A request, and the time for which it is of use.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -13,13 +13,10 @@ use super::call::{Answer, Asked, Call};
 use crate::allocator::{STATUS_BUDGET, StoreAllocator, answer, assign_request, budget, pools_depend_on_namespace};
 use crate::error::Result;
 use crate::request::{
-    AddRequest, Allocator, Assigned, CheckRequest, Checked, Collected, DelRequest, GcRequest, StoreAt,
+    AddRequest, Allocator, Assigned, CheckRequest, Checked, Collected, DelRequest, GcRequest, Quarantine, StoreAt,
 };
 use crate::session::Session;
-use crate::verbs::{Check, Del, Gc, Quarantine};
-
-/// The least time for a call by the plugin itself after the daemon had it.
-const LEAST: Duration = Duration::from_secs(1);
+use crate::verbs::{Check, Del, Gc};
 
 /// Sends requests to the daemon of a store, if there is one. Otherwise, and whenever the daemon does not do it, the
 /// plugin does it by itself.
@@ -81,13 +78,6 @@ fn of_no_use(location: &Location, answer: &Answer) -> Option<Connection> {
     announce(location)
 }
 
-/// The store, with what is left of the time for a call on a cluster: one clock covers the daemon's part and the plugin's. There
-/// is always enough to hear that nothing can be done.
-pub(crate) fn with_time_left(at: &StoreAt, begun: Instant) -> StoreAt {
-    let left = at.patience.saturating_sub(begun.elapsed()).max(LEAST);
-    StoreAt { patience: left.min(at.patience), ..at.clone() }
-}
-
 impl Served {
     /// The same for a call that has the store open already: what the daemon leaves to the plugin is done in the session.
     pub(crate) fn within(session: Arc<Session>) -> Self {
@@ -97,7 +87,7 @@ impl Served {
     /// ADD by the plugin itself after the daemon had it: what the daemon may have assigned is the answer.
     fn add_again(&self, request: &AddRequest, begun: Instant, answer: Option<&Answer>) -> Result<Vec<Assigned>> {
         let _announced = answer.and_then(|answer| of_no_use(&request.store.location, answer));
-        let request = AddRequest { store: with_time_left(&request.store, begun), ..request.clone() };
+        let request = AddRequest { store: request.store.with_time_left(begun), ..request.clone() };
         self.alone.add_repeated(&request, Repeated::SameAnswer)
     }
 }
@@ -134,7 +124,7 @@ impl Allocator for Served {
             return self.alone.del(request);
         }
         let (at, begun) = (&request.store, Instant::now());
-        let again = || DelRequest { store: with_time_left(at, begun), ..request.clone() };
+        let again = || DelRequest { store: at.with_time_left(begun), ..request.clone() };
         match ask(at, Call::Del(Del::of(request)), budget(at)) {
             Came::Answer(Answer::Released(addresses)) => {
                 tracing::debug!(?addresses, "released");

@@ -12,7 +12,6 @@ use kv::Store;
 
 pub use call::{Answer, Asked, Call};
 pub use client::Served;
-pub(crate) use client::with_time_left;
 
 pub use crate::host_lock::HostLock;
 

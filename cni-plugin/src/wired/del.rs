@@ -17,12 +17,11 @@ use crate::dataplane_grpc::Dataplane;
 use crate::error::{CniError, Code, Result};
 use crate::netns;
 use crate::request::{
-    AddRequest, Allocator, Assigned, CheckRequest, Checked, Collected, DelRequest, GcRequest, StoreAt,
+    AddRequest, Allocator, Assigned, CheckRequest, Checked, Collected, DelRequest, GcRequest, Quarantine, StoreAt,
 };
 use crate::run::Rules;
 use crate::served::Served;
 use crate::session::{Purpose, Session};
-use crate::verbs::Quarantine;
 
 /// An allocator whose DEL deletes the endpoint in the same commit.
 struct WithEndpoint<'e> {

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use cni_plugin::{
     AddRequest, Allocator, Assigned, CheckRequest, Checked, CniError, Collected, DelRequest, Environment, GcRequest,
-    Host, Invocation, Logging, Name, Outcome, Result, StoreAt, run, verbs::Quarantine,
+    Host, Invocation, Logging, Name, Outcome, Quarantine, Result, StoreAt, run,
 };
 use serde_json::Value;
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use cni_plugin::{
     AddRequest, Allocator, Assigned, CheckRequest, Checked, Collected, DelRequest, Environment, GcRequest, Host,
-    Invocation, Logging, Name, StoreAt, run, verbs::Quarantine,
+    Invocation, Logging, Name, Quarantine, StoreAt, run,
 };
 use ipam_core::{CheckResult, Standing};
 use serde_json::Value;
