@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
 
-use ipam_core::sticky::{STICKY, STICKY_UNTIL};
 use ipam_core::quarantine::Quarantined;
+use ipam_core::sticky::{STICKY, STICKY_UNTIL};
 use serde::Serialize;
 
 use crate::answer::Answer;

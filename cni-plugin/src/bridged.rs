@@ -41,8 +41,7 @@ pub(crate) struct BridgedSettings {
 /// Code 7.
 pub(crate) fn refuse_on_calico(conf: &NetConf) -> Result<()> {
     let Ipam { mask, gateway, routes, weights, probe, .. } = &conf.ipam;
-    let keys =
-        [("mask", mask), ("gateway", gateway), ("routes", routes), ("weights", weights), ("probe", probe)];
+    let keys = [("mask", mask), ("gateway", gateway), ("routes", routes), ("weights", weights), ("probe", probe)];
     match keys.into_iter().find(|(_, value)| value.is_some()) {
         None => Ok(()),
         Some((key, _)) => Err(CniError::config(format!("ipam.{key} cannot be used with \"type\": \"calico\""))

@@ -14,8 +14,8 @@ pub mod history;
 pub mod inspect;
 pub mod moving;
 mod pool_deletion;
-mod quotas;
 mod quarantine;
+mod quotas;
 mod split;
 mod sticky;
 
