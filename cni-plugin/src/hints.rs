@@ -244,6 +244,21 @@ mod tests {
     }
 
     #[test]
+    fn full_pools_are_remembered_apart_from_blocks() {
+        let folder = tempfile::tempdir().unwrap();
+        let hints = FullPools(FileHints::new(folder.path(), "redb:///store"));
+        let one = attachment("net", "c1");
+        hints.remember_full_pools(&one, &blocks(&["10.1.0.0/29"]));
+        hints.remember_full_pools(&one, &blocks(&["10.0.0.0/29"]));
+        hints.remember(&one, &blocks(&["10.2.0.0/29"]));
+        assert_eq!(hints.recall_full_pools(&attachment("net", "c2")), blocks(&["10.0.0.0/29", "10.1.0.0/29"]));
+        assert_eq!(hints.recall_full_pools(&attachment("other", "c1")), []);
+        assert!(hints.recall(&one).is_empty() && hints.recall_full(&one).is_empty());
+        let since = hints.0.full_at(What::Pools, &one, unix_now()).unwrap().since;
+        assert!(hints.0.full_at(What::Pools, &one, since + FULL_FOR).is_none());
+    }
+
+    #[test]
     fn what_is_no_hint_is_as_good_as_none_and_written_anew() {
         let folder = tempfile::tempdir().unwrap();
         let hints = FileHints::new(folder.path(), "etcd://h:1");
