@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use host::Probed;
+use ipam_core::attachment::NAMESPACE;
 
 use crate::error::{CniError, Code, Result};
 use crate::gojson::Json;
@@ -99,7 +100,8 @@ impl Probing<'_> {
         if settled.is_err() && before.is_empty() {
             let attachment = self.request.attachment.clone();
             let (store, old_handle) = (self.request.store.with_time_left(self.begun), self.old_handle.to_owned());
-            let del = DelRequest { store, attachment, old_handle, addresses: Vec::new(), vm: None, endpoint: None };
+            let (addresses, namespace) = (Vec::new(), self.request.attributes.get(NAMESPACE).cloned());
+            let del = DelRequest { store, attachment, old_handle, addresses, vm: None, endpoint: None, namespace };
             if let Err(error) = self.by.del(&del) {
                 tracing::warn!(%error, "the addresses stay assigned until the DEL");
             }

@@ -392,7 +392,7 @@ fn command_line(heading: &str, machine: &mut Machine) {
             container("c1").with("10.88.0.77").given(sled());
         }
         "ipam quarantine" => {
-            machine.put("quarantine.yaml", QUARANTINE.to_owned());
+            machine.put("quarantine.yaml", QUARANTINE);
             machine.do_all(&["margay apply -f quarantine.yaml"]);
         }
         "ipam map" => {
