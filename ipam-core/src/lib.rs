@@ -74,6 +74,7 @@ pub mod timestamps;
 pub mod usage;
 pub mod utilization;
 pub mod vm;
+pub mod workloads;
 pub mod workset;
 
 pub use borrowed::{Borrowed, BorrowedAddress};

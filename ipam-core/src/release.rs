@@ -22,8 +22,8 @@ use crate::hints;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Attribute, Block, Document, Handle, Node, Pool, ReleaseRequest, handle_id};
-use crate::sticky::{forget, names_of};
 use crate::surroundings::{decode_all, passes_over, pool_holding, read_config};
+use crate::workloads::{forget, names_of};
 use crate::workset::{Workset, likely_counters};
 use renamed::Renamed;
 

@@ -5,19 +5,16 @@
 //! passes over an entry without a handle: it neither assigns nor collects it. An assignment to a workload of the same name
 //! takes the address again. When nothing else is free, an address whose time is over is assigned to others.
 //!
-//! A record under the workload's name says which addresses it has ([`StickyRecord`]). It changes only when the addresses
+//! A record under the workload's name says which addresses it has ([`StickyRecord`](crate::model::StickyRecord)). It changes only when the addresses
 //! do: neither a release nor an assignment of a kept address writes it.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
-use kv::Transaction;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 use crate::attachment::{INTERFACE, NETWORK};
-use crate::error::{Error, Result};
-use crate::model::{Attribute, Block, Document, StickyRecord, keys};
+use crate::model::Attribute;
 use crate::timestamps::{parse_rfc3339, rfc3339};
 
 /// The attribute that names the workload.
@@ -124,36 +121,4 @@ pub fn entry_of(name: &str, until: Until, network: Option<&str>, interface: Opti
     let attributes =
         [(STICKY, Some(name)), (STICKY_UNTIL, Some(until.as_str())), (NETWORK, network), (INTERFACE, interface)];
     Attribute::new(None, attributes.into_iter().filter_map(of).collect())
-}
-
-/// Reads the record of a workload, guarded; an empty one if there is none, or what is stored is none.
-pub async fn read_record(tx: &mut Transaction, name: &str) -> Result<StickyRecord> {
-    let key = keys::sticky(name);
-    let Some(value) = tx.get(&key).await? else { return Ok(StickyRecord::default()) };
-    Ok(StickyRecord::decode(&key, value.as_bytes()).unwrap_or_else(|error| {
-        tracing::warn!(%error, "passing over the damaged record of a workload's addresses");
-        StickyRecord::default()
-    }))
-}
-
-/// Writes the record of a workload, or deletes it if it is empty.
-pub fn write_record(tx: &mut Transaction, name: &str, record: &StickyRecord) -> Result<()> {
-    let key = keys::sticky(name);
-    if record.addresses.is_empty() {
-        tx.delete(&key)?;
-    } else {
-        tx.put(&key, record.encode().map_err(Error::from)?)?;
-    }
-    Ok(())
-}
-
-/// Removes an address that is the workload's no more from its record.
-pub async fn forget(tx: &mut Transaction, name: &str, address: IpAddr) -> Result<()> {
-    let mut record = read_record(tx, name).await?;
-    if record.remove(address) { write_record(tx, name, &record) } else { Ok(()) }
-}
-
-/// The names of the workloads that keep these addresses of a block.
-pub(crate) fn names_of(block: &Block, addresses: impl Iterator<Item = IpAddr>) -> Vec<(IpAddr, String)> {
-    addresses.filter_map(|ip| Some((ip, block.attributes_of(ip)?.get(STICKY)?.to_owned()))).collect()
 }

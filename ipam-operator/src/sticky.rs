@@ -8,11 +8,10 @@ use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{AddressState, Attribute, Block, IpReservation, Pool, ReleaseRequest, StickyAddress};
 use ipam_core::pools::block_of;
 use ipam_core::reservations::Reservations;
-use ipam_core::sticky::{
-    FOREVER, STICKY, STICKY_FOR, Sticky, Until, entry_of, forget, is_pinned, read_record, waits_until, write_record,
-};
+use ipam_core::sticky::{FOREVER, STICKY, STICKY_FOR, Sticky, Until, entry_of, is_pinned, waits_until};
 use ipam_core::surroundings::{decode_all, read_config};
 use ipam_core::usage::{Reading, reread};
+use ipam_core::workloads::{forget, read_record, write_record};
 use ipam_core::workset::Workset;
 use ipam_core::{Error, Result, transact};
 use ipnet::IpNet;
@@ -166,7 +165,7 @@ impl Operator {
     }
 }
 
-/// What the store says around an address.
+/// The documents around an address.
 struct Around {
     ip: IpAddr,
     pool: Option<Pool>,

@@ -26,7 +26,7 @@ pub(super) struct Assignment<'a> {
     pub(super) holder: Attribute,
     pub(super) handle: String,
     pub(super) held: Vec<Held>,
-    /// What the workload keeps, if it keeps its addresses.
+    /// The addresses of the workload, if it keeps some.
     pub(super) kept: Option<Kept>,
     pub(super) answer: Vec<Assigned>,
 }

@@ -15,8 +15,9 @@ use crate::ipam::Nodes;
 use crate::model::{Attribute, Block, Pool, StickyAddress, StickyRecord};
 use crate::net::Family;
 use crate::pools;
-use crate::sticky::{Until, forget, names_of, read_record, waits_until, write_record};
+use crate::sticky::{Until, waits_until};
 use crate::surroundings::pool_holding;
+use crate::workloads::{forget, names_of, read_record, write_record};
 use crate::workset::{Found, Workset};
 
 /// The addresses that the workload of a request keeps.
@@ -28,7 +29,7 @@ pub(super) struct Kept {
     is_changed: bool,
     /// The holder of an address that the workload does not keep.
     plain: Attribute,
-    /// The families in which the workload's own address is not to be had now: it gets another one, and does not keep it.
+    /// The families in which the workload cannot have its own address now: it gets another one, and does not keep it.
     elsewhere: Vec<Family>,
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::codec::{Document, Malformed, from_json, to_json};
 use crate::net::Family;
 
-/// The document under the key of a workload's name: its addresses, so that one read finds them. What is true of an address
+/// The document under the key of a workload's name: its addresses, so that one read finds them. The state of an address
 /// is recorded in its block; an address that is the workload's no more is passed over.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StickyRecord {

@@ -261,7 +261,7 @@ async fn a_workload_keeps_its_address_in_whichever_pool_it_is() {
     let own = world.assign(&sticky("w1")).await.unwrap()[0].ip;
     world.release("a", "w1").await;
     world.pass(3600);
-    // What has waited for too long in the first pool comes after all that is free in the second.
+    // An overdue address of the first pool comes after all that is free in the second.
     for number in 0..9 {
         let assigned = world.assign(&bridged(&format!("c{number}"), &["one", "two"])).await.unwrap();
         assert_ne!(assigned[0].ip, own);

@@ -1,0 +1,41 @@
+//! The records of workloads that keep their addresses, see [`crate::sticky`].
+
+use std::net::IpAddr;
+
+use kv::Transaction;
+
+use crate::error::Result;
+use crate::model::{Block, Document, StickyRecord, keys};
+use crate::sticky::STICKY;
+
+/// Reads the record of a workload, guarded; an empty one if there is none, or what is stored is none.
+pub async fn read_record(tx: &mut Transaction, name: &str) -> Result<StickyRecord> {
+    let key = keys::sticky(name);
+    let Some(value) = tx.get(&key).await? else { return Ok(StickyRecord::default()) };
+    Ok(StickyRecord::decode(&key, value.as_bytes()).unwrap_or_else(|error| {
+        tracing::warn!(%error, "passing over the damaged record of a workload's addresses");
+        StickyRecord::default()
+    }))
+}
+
+/// Writes the record of a workload, or deletes it if it is empty.
+pub fn write_record(tx: &mut Transaction, name: &str, record: &StickyRecord) -> Result<()> {
+    let key = keys::sticky(name);
+    if record.addresses.is_empty() {
+        tx.delete(&key)?;
+    } else {
+        tx.put(&key, record.encode()?)?;
+    }
+    Ok(())
+}
+
+/// Removes an address that is the workload's no more from its record.
+pub async fn forget(tx: &mut Transaction, name: &str, address: IpAddr) -> Result<()> {
+    let mut record = read_record(tx, name).await?;
+    if record.remove(address) { write_record(tx, name, &record) } else { Ok(()) }
+}
+
+/// The names of the workloads that keep these addresses of a block.
+pub(crate) fn names_of(block: &Block, addresses: impl Iterator<Item = IpAddr>) -> Vec<(IpAddr, String)> {
+    addresses.filter_map(|ip| Some((ip, block.attributes_of(ip)?.get(STICKY)?.to_owned()))).collect()
+}
