@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::hints::FullBlocks;
 use crate::model::{Affinity, AffinityState, Block, Document, Handle, Owner, keys, same_handle};
 use quotas::Limits;
-pub(crate) use quotas::likely_counters;
+pub(crate) use quotas::{each_of, likely_counters};
 
 /// How many blocks are read in one round trip.
 pub const BLOCKS_AT_ONCE: usize = 16;

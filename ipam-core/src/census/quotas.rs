@@ -7,6 +7,7 @@ use kv::{Content, Range, Revision};
 use crate::ipam::Ipam;
 use crate::model::{Block, Document, QuotaCount, Quotas, Subject, keys};
 use crate::usage::Reading;
+use crate::workset::each_of;
 
 /// The use of a quota by one subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +35,7 @@ pub(super) struct QuotaTally {
 
 impl QuotaTally {
     pub(super) fn add(&mut self, block: &Block) {
-        self.quotas.each_of(block, |kind, name, _| *self.counted.entry(Subject::new(kind, name)).or_default() += 1);
+        each_of(&self.quotas, block, |kind, name, _| *self.counted.entry(Subject::new(kind, name)).or_default() += 1);
     }
 
     /// The subjects with a limit of their own, and all that the limit for any other holds for and that have addresses.

@@ -13,8 +13,8 @@ use kv::{Key, Revision, Value};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
+use super::Attribute;
 use super::codec::{Document, Malformed, from_json, to_json};
-use super::{Attribute, Block};
 use crate::attachment::NETWORK;
 
 /// The kinds of subject that can have a quota.
@@ -133,18 +133,6 @@ impl Quotas {
             None => limits.remove(&subject.name),
         }?
         .as_u64()
-    }
-
-    /// Shows each address of a block that is in use and counts for a subject with a limit, with the subject's kind and
-    /// name and the address's entry. Addresses in cooldown count for nobody.
-    pub fn each_of(&self, block: &Block, mut see: impl FnMut(QuotaKind, &str, &Attribute)) {
-        for (_, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
-            for kind in QuotaKind::ALL {
-                if let Some(name) = kind.name_in(entry).filter(|name| self.limit(kind, name).is_some()) {
-                    see(kind, name, entry);
-                }
-            }
-        }
     }
 }
 

@@ -71,9 +71,21 @@ impl Change {
     }
 }
 
+/// Shows each address of a block that is in use and counts for a subject with a limit, with the subject's kind and name
+/// and the address's entry. Addresses in cooldown count for nobody.
+pub(crate) fn each_of(quotas: &Quotas, block: &Block, mut see: impl FnMut(QuotaKind, &str, &Attribute)) {
+    for (_, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
+        for kind in QuotaKind::ALL {
+            if let Some(name) = kind.name_in(entry).filter(|name| quotas.limit(kind, name).is_some()) {
+                see(kind, name, entry);
+            }
+        }
+    }
+}
+
 /// Adds the addresses of a block, or subtracts them.
 fn add(changes: &mut Vec<Change>, quotas: &Quotas, block: &Block, sign: i64) {
-    quotas.each_of(block, |kind, name, entry: &Attribute| {
+    each_of(quotas, block, |kind, name, entry| {
         let (own, other) = if entry.get(NETWORK).is_some() { (sign, 0) } else { (0, sign) };
         match changes.iter_mut().find(|change| change.is_of(kind, name)) {
             Some(change) => (change.own, change.other) = (change.own + own, change.other + other),
@@ -246,7 +258,7 @@ async fn count(store: &dyn Store, quotas: &Quotas, at: Revision, of: &mut [Chang
     while let Some(page) = pages.next(store).await? {
         for kv in page {
             match Block::decode(&kv.key, kv.value.as_bytes()) {
-                Ok(block) => quotas.each_of(&block, |kind, name, _| {
+                Ok(block) => each_of(quotas, &block, |kind, name, _| {
                     let change = of.iter_mut().find(|change| change.is_of(kind, name));
                     if let Some(used) = change.and_then(|change| change.used.as_mut()) {
                         *used += 1;
