@@ -69,6 +69,7 @@ fn documented(rows: &[(String, String)], row: &str) -> BTreeSet<String> {
 const SOMETIMES: &[&str] = &[
     "gateway",
     "namespace_selector",
+    "quarantined",
     "cooling_down_since",
     "handle",
     "attributes",
