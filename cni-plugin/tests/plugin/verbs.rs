@@ -325,6 +325,10 @@ fn a_panic_is_an_error() {
         fn check(&self, _: &cni_plugin::CheckRequest) -> cni_plugin::Result<Checked> {
             std::panic::panic_any(5)
         }
+        fn quarantine(&self, _: &cni_plugin::StoreAt, _: &cni_plugin::Quarantine) -> cni_plugin::Result<()> {
+            unreachable!()
+        }
+
         fn gc(&self, _: &cni_plugin::GcRequest) -> cni_plugin::Result<cni_plugin::Collected> {
             unreachable!()
         }
