@@ -24,6 +24,7 @@ mod hints;
 mod host_lock;
 mod identity;
 mod intents;
+mod invocation;
 mod kubernetes;
 mod kubevirt;
 mod log_file;
@@ -56,11 +57,12 @@ pub use env::Environment;
 pub use error::{CniError, Code, Result};
 pub use identity::Host;
 pub use intents::{FileIntents, INTENTS_FOLDER};
+pub use invocation::{Invocation, Kind, Logging, Name};
 pub use kubernetes::Kubernetes;
 pub use panics::install_hook;
 pub use request::{
     AddRequest, Allocator, Assigned, Attachment, Bridged, CheckRequest, Checked, Collected, DelRequest, Gateway,
     GcRequest, Network, OwnPool, Quarantine, StoreAt, VmPod,
 };
-pub use run::{Invocation, Kind, Logging, Name, Outcome, run};
+pub use run::{Outcome, run};
 pub use versions::SUPPORTED;

@@ -125,9 +125,12 @@ fn request(wanted: &[u8], count_v4: u32) -> AddRequest {
         network: Network::Bridged(Bridged {
             gateway_v4: Gateway::Recorded,
             gateway_v6: Gateway::Recorded,
+            gateways: Vec::new(),
             own_pools: Vec::new(),
+            weights: BTreeMap::new(),
         }),
         vm: None,
+        sticky: None,
     }
 }
 

@@ -1,11 +1,9 @@
 //! The whole program but for process input and output.
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::io::Read;
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::time::Instant;
 
 use datastore::{ConfigError, Location};
@@ -13,11 +11,12 @@ use ipam_core::vm::Role;
 
 use crate::args::{AddressForm, Args};
 use crate::bridged::{BridgedSettings, refuse_on_calico};
-use crate::env::{Call, Environment, OwnNetns, Verb};
+use crate::env::{Call, OwnNetns, Verb};
 use crate::error::{CniError, Code, Result};
 use crate::gc;
 use crate::gojson::Json;
 use crate::identity::{Host, Identity};
+use crate::invocation::{Invocation, Logging, Name};
 use crate::kubernetes::Kubernetes;
 use crate::logging;
 use crate::netconf::{NetConf, check_name};
@@ -32,87 +31,12 @@ use crate::versions;
 use crate::wanted::wanted;
 use crate::weights::choose_first;
 use crate::whereabouts;
-use crate::wired::remover;
 
 /// The most that is read from standard input, in bytes. Real configurations have a few thousand.
 const MAX_STDIN: u64 = 4 << 20;
 
 /// The lock file of Calico's plugins.
 const DEFAULT_LOCK_FILE: &str = "/var/run/calico/ipam.lock";
-
-/// The destination of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Logging {
-    /// To standard error and, if configured, to a file, for the rest of the process.
-    Process,
-    /// Nowhere, or to a place that the caller has arranged.
-    Untouched,
-}
-
-/// All that a call of the plugin depends on, apart from standard input.
-#[derive(Clone, Debug)]
-pub struct Invocation {
-    /// Whether the plugin runs under the name `calico-ipam`.
-    pub name: Name,
-    /// The environment.
-    pub environment: Environment,
-    /// The machine.
-    pub host: Host,
-    /// The destination of the log.
-    pub logging: Logging,
-}
-
-/// The name that the plugin runs under.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Name {
-    /// Its own, or any that is not `calico-ipam`.
-    Margay,
-    /// `calico-ipam` or `calico`: every network is treated as one of Calico's.
-    CalicoIpam,
-}
-
-/// The plugin that the program is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// The main plugin, which wires containers.
-    Main,
-    /// The IPAM plugin.
-    Ipam,
-    /// The second process of a DEL: see [`wired::remover`](crate::wired::remover).
-    Remover,
-}
-
-impl Kind {
-    /// From the first argument of a process, which may be a path: `margay-cni` and `calico` are the main plugin.
-    pub fn from_argument(argument: Option<&OsStr>) -> Self {
-        match argument.and_then(|argument| Path::new(argument).file_name()).and_then(OsStr::to_str) {
-            Some("margay-cni" | "calico") => Self::Main,
-            Some(remover::NAME) => Self::Remover,
-            _ => Self::Ipam,
-        }
-    }
-}
-
-impl Name {
-    /// From the first argument of a process, which may be a path.
-    pub fn from_argument(argument: Option<&OsStr>) -> Self {
-        let file = argument.and_then(|argument| Path::new(argument).file_name());
-        let file = file.and_then(OsStr::to_str);
-        if matches!(file, Some("calico-ipam" | "calico")) { Self::CalicoIpam } else { Self::Margay }
-    }
-}
-
-impl Invocation {
-    /// The invocation of this process.
-    pub fn of_this_process() -> Self {
-        Self {
-            name: Name::from_argument(std::env::args_os().next().as_deref()),
-            environment: Environment::of_this_process(),
-            host: Host::of_this_process(),
-            logging: Logging::Process,
-        }
-    }
-}
 
 /// The output of the process, and its exit status.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -51,7 +51,7 @@ impl Sticky {
     ///
     /// # Errors
     /// The reason.
-    pub fn check_name(name: &str) -> std::result::Result<(), String> {
+    pub fn check_name(name: &str) -> Result<(), String> {
         if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
             return Err(format!("a workload's name has 1 to {MAX_NAME} bytes and no control characters"));
         }

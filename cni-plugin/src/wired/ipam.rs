@@ -15,8 +15,8 @@ use serde::Deserialize;
 use super::ipam_result::IpamResult;
 use crate::error::{CniError, Code, Result};
 use crate::gojson::quoted;
+use crate::invocation::{Invocation, Logging, Name};
 use crate::request::Allocator;
-use crate::run::{Invocation, Logging, Name};
 
 /// How long another program may take. A DHCP server may need a minute.
 const LONGEST: Duration = Duration::from_secs(90);

@@ -32,9 +32,10 @@ use std::time::Duration;
 
 use crate::env::{Call, Verb};
 use crate::error::{CniError, Code, Result};
+use crate::invocation::Invocation;
 use crate::netconf::check_name;
 use crate::panics;
-use crate::run::{Invocation, Outcome, read};
+use crate::run::{Outcome, read};
 use crate::versions;
 
 use self::setup::Setup;

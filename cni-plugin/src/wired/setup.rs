@@ -23,11 +23,12 @@ use crate::env::{Call, OwnNetns, Verb};
 use crate::error::{CniError, Code, Result};
 use crate::gojson::Json;
 use crate::identity::Identity;
+use crate::invocation::{Invocation, Logging, Name};
 use crate::kubernetes::{DefaultRoutes, HostLocal, Kubernetes, default_routes};
 use crate::logging;
 use crate::netns;
 use crate::request::{Allocator, StoreAt};
-use crate::run::{Invocation, Logging, Name, Rules, store_at};
+use crate::run::{Rules, store_at};
 use crate::served::Served;
 use crate::session::Session;
 

@@ -7,7 +7,8 @@ use super::setup::Setup;
 use crate::env::{Call, OwnNetns, Verb};
 use crate::error::{CniError, Code, Result};
 use crate::gojson::Json;
-use crate::run::{Invocation, read};
+use crate::invocation::Invocation;
+use crate::run::read;
 use crate::session::{Purpose, Session};
 
 /// How long the datastore may take.
