@@ -46,7 +46,6 @@ pub(crate) use watch::Watch;
 const EXAMPLES: &str = "\
 Examples:
   margay pool create lab 10.70.0.0/24 --gateway 10.70.0.1
-  margay ipam show --ip 10.65.0.5
   margay ipam check --store redb:///var/lib/margay/ipam.redb -o json
 
 Which store: the first of --store; --config; DATASTORE_TYPE, DATASTORE_PATH and
@@ -126,7 +125,7 @@ pub(crate) struct Cli {
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR", default_value = datastore::DEFAULT_CONF_DIR)]
     pub(crate) cni_conf_dir: PathBuf,
 
-    /// The least important messages that are logged: off, error, warn, info, debug or trace
+    /// The log level, off to trace
     #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = LogLevel::Warn, value_name = "LEVEL")]
     #[arg(hide_possible_values = true)]
     pub(crate) log_level: LogLevel,

@@ -34,7 +34,10 @@ impl Operator {
     pub async fn delete_quota(&self, subject: &Subject, deadline: Deadline) -> Result<u64> {
         let limit = transact!(self, deadline, |tx| {
             let mut quotas = read(tx).await?;
-            let Some(limit) = quotas.set(subject, None) else { return Err(Resource::Quota.not_found(subject)) };
+            let limit = quotas.set(subject, None);
+            if limit.is_none() {
+                return Ok(None);
+            }
             if quotas.is_empty() {
                 tx.delete(&keys::quotas())?;
             } else {
@@ -42,8 +45,9 @@ impl Operator {
             }
             Ok(limit)
         })?;
+        // Also after a deletion that was broken off, which has left counters.
         while self.sweep_counters(deadline).await? == MOST_AT_ONCE {}
-        Ok(limit)
+        limit.ok_or_else(|| Resource::Quota.not_found(subject))
     }
 
     /// Deletes counters of subjects without a limit, and returns how many.

@@ -220,8 +220,8 @@ async fn verb(command: &OnStore, ipam: &Operator) -> Result<Answer> {
         }
         OnStore::Ipam(args::Ipam::Configure(what)) => settings::configure(ipam, what, deadline).await,
         OnStore::Ipam(args::Ipam::Split(what)) => split::run(ipam, what, deadline).await,
-        OnStore::Ipam(args::Ipam::Pin(what)) => sticky::pin(ipam, what, Run::new(what.dry_run), deadline).await,
-        OnStore::Ipam(args::Ipam::Unpin(what)) => sticky::unpin(ipam, what, Run::new(what.dry_run), deadline).await,
+        OnStore::Ipam(args::Ipam::Pin(what)) => sticky::pin(ipam, what, deadline).await,
+        OnStore::Ipam(args::Ipam::Unpin(what)) => sticky::unpin(ipam, what, deadline).await,
         OnStore::Ipam(args::Ipam::List(what)) => sticky::list(ipam, what, Deadline::after(READING)).await,
     }
 }

@@ -6,7 +6,6 @@ use kv::Deadline;
 use serde::Serialize;
 use serde_json::json;
 
-use super::rehearsal::Run;
 use crate::answer::Answer;
 use crate::args::{ListKept, Pin, Unpin};
 use crate::error::Result;
@@ -18,16 +17,11 @@ struct Row<'a> {
     ip: std::net::IpAddr,
     workload: &'a str,
     pinned: bool,
-    /// Until when it waits: a time, or `forever`; absent while it is in use.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Until when it waits: a time, or `forever`; null while it is in use.
     until: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     handle: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     network: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     interface: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     node: Option<&'a str>,
 }
 
@@ -47,11 +41,10 @@ impl<'a> From<&'a KeptAddress> for Row<'a> {
 }
 
 /// Pins an address.
-pub(super) async fn pin(ipam: &Operator, what: &Pin, run: Run, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn pin(ipam: &Operator, what: &Pin, deadline: Deadline) -> Result<Answer> {
     let kept = ipam.pin(what.ip, &what.name, what.network.as_deref(), deadline).await?;
     let (ip, name) = (kept.address, printable(&kept.workload));
-    let begin = if run == Run::Dry { "Dry run: would pin" } else { "Successfully pinned" };
-    let answer = Answer::new(format!("{begin} {ip} to {name}"), &Row::from(&kept))?;
+    let answer = Answer::new(format!("Successfully pinned {ip} to {name}"), &Row::from(&kept))?;
     Ok(match &kept.handle {
         Some(handle) => {
             answer.note(format!("{ip} is in use by {}; it waits for {name} after its release", printable(handle)))
@@ -60,13 +53,11 @@ pub(super) async fn pin(ipam: &Operator, what: &Pin, run: Run, deadline: Deadlin
     })
 }
 
-/// Unpins an address.
-pub(super) async fn unpin(ipam: &Operator, what: &Unpin, run: Run, deadline: Deadline) -> Result<Answer> {
+/// Unpins an address. The answer is what was recorded.
+pub(super) async fn unpin(ipam: &Operator, what: &Unpin, deadline: Deadline) -> Result<Answer> {
     let kept = ipam.unpin(what.ip, deadline).await?;
-    let (ip, name) = (kept.address, printable(&kept.workload));
-    let begin = if run == Run::Dry { "Dry run: would unpin" } else { "Successfully unpinned" };
-    let member = if run == Run::Dry { "would_unpin" } else { "unpinned" };
-    Answer::new(format!("{begin} {ip} from {name}"), &json!({ member: ip, "workload": kept.workload }))
+    let text = format!("Successfully unpinned {} from {}", kept.address, printable(&kept.workload));
+    Answer::new(text, &Row::from(&kept))
 }
 
 /// Lists the addresses that workloads keep.
