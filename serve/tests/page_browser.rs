@@ -319,8 +319,10 @@ fn ten_thousand_blocks(driver: &Driver) {
     drawn(7500);
     let elements = window.value("document.querySelectorAll('*').length").as_u64().unwrap();
     assert!(elements < 1000, "{elements} elements");
-    let asked = window
-        .value("performance.getEntriesByType('resource').filter((one) => one.name.includes('/api/blocks')).length");
+    // A slow machine may ask for the same again meanwhile.
+    let asked = window.value(
+        "new Set(performance.getEntriesByType('resource').map((one) => one.name).filter((name) => name.includes('/api/blocks'))).size",
+    );
     assert_eq!(asked, 1, "all blocks come in one answer");
     window.picture("many");
     window.run("document.getElementById('map').focus()");
