@@ -53,14 +53,14 @@ struct Full {
     written: BTreeMap<IpNet, i64>,
 }
 
-/// The kind of things that were full.
+/// The kind of a file that lists full blocks or pools.
 #[derive(Clone, Copy)]
-enum What {
+enum FullKind {
     Blocks,
     Pools,
 }
 
-impl What {
+impl FullKind {
     fn prefix(self) -> &'static str {
         match self {
             Self::Blocks => "full",
@@ -88,8 +88,8 @@ impl FileHints {
         whole_file::name_of(&[&self.store, &attachment.network, &attachment.node]) + ".json"
     }
 
-    fn name_of(&self, full: What, attachment: &Attachment) -> String {
-        format!("{}-{}", full.prefix(), self.name(attachment))
+    fn full_name(&self, kind: FullKind, attachment: &Attachment) -> String {
+        format!("{}-{}", kind.prefix(), self.name(attachment))
     }
 
     /// The blocks in a file, if it is about this store and the attachment's network and node.
@@ -109,18 +109,19 @@ impl FileHints {
         }
     }
 
-    /// The full blocks or pools, and since when, if that is not too long ago.
-    fn full_at(&self, what: What, attachment: &Attachment, now: u64) -> Option<Full> {
-        let full: Full = self.read(&self.name_of(what, attachment), attachment, MAX_FULL_BYTES)?;
+    /// The full blocks or pools of a file, unless the first of them was read too long ago.
+    fn full_at(&self, kind: FullKind, attachment: &Attachment, now: u64) -> Option<Full> {
+        let full: Full = self.read(&self.full_name(kind, attachment), attachment, MAX_FULL_BYTES)?;
         (now.checked_sub(full.since)? < FULL_FOR).then_some(full)
     }
 
-    fn add_full(&self, what: What, attachment: &Attachment, more: impl Iterator<Item = (IpNet, i64)>) {
+    /// Adds full blocks or pools to those of a file.
+    fn add_full(&self, kind: FullKind, attachment: &Attachment, more: impl Iterator<Item = (IpNet, i64)>) {
         let now = unix_now();
-        let full = self.full_at(what, attachment, now);
+        let full = self.full_at(kind, attachment, now);
         let mut full = full.unwrap_or_else(|| Full { since: now, written: BTreeMap::new() });
         full.written.extend(more);
-        self.write(&self.name_of(what, attachment), attachment, full);
+        self.write(&self.full_name(kind, attachment), attachment, full);
     }
 }
 
@@ -134,7 +135,8 @@ impl Hints for FileHints {
     }
 
     fn recall_full(&self, attachment: &Attachment) -> FullBlocks {
-        let written = self.full_at(What::Blocks, attachment, unix_now()).map(|full| full.written).unwrap_or_default();
+        let written =
+            self.full_at(FullKind::Blocks, attachment, unix_now()).map(|full| full.written).unwrap_or_default();
         written.into_iter().map(|(cidr, written)| (cidr, Revision::new(written))).collect()
     }
 
@@ -154,20 +156,20 @@ impl Hints for FileHints {
 
     fn remember_full(&self, attachment: &Attachment, blocks: &FullBlocks) {
         let written = blocks.iter().map(|(cidr, written)| (*cidr, written.get()));
-        self.add_full(What::Blocks, attachment, written);
+        self.add_full(FullKind::Blocks, attachment, written);
     }
 
     fn recall_full_pools(&self, attachment: &Attachment) -> Vec<IpNet> {
-        let full = self.full_at(What::Pools, attachment, unix_now());
+        let full = self.full_at(FullKind::Pools, attachment, unix_now());
         full.map(|full| full.written.into_keys().collect()).unwrap_or_default()
     }
 
     fn remember_full_pools(&self, attachment: &Attachment, pools: &[IpNet]) {
-        self.add_full(What::Pools, attachment, pools.iter().map(|pool| (*pool, 0)));
+        self.add_full(FullKind::Pools, attachment, pools.iter().map(|pool| (*pool, 0)));
     }
 }
 
-/// The full pools alone: where a store is at hand, nothing else is worth a file.
+/// Hints about full pools alone: an embedded store answers everything else without a round trip.
 #[derive(Debug)]
 pub(crate) struct FullPools(pub(crate) FileHints);
 
@@ -229,17 +231,17 @@ mod tests {
         let one = attachment("net", "c1");
         let full = |text: &str| FullBlocks::from([(text.parse().unwrap(), Revision::new(7))]);
         hints.remember_full(&one, &full("10.0.0.0/26"));
-        let since = hints.full_at(What::Blocks, &one, unix_now()).unwrap().since;
+        let since = hints.full_at(FullKind::Blocks, &one, unix_now()).unwrap().since;
         hints.remember_full(&one, &full("10.0.0.64/26"));
         let mut both = full("10.0.0.0/26");
         both.extend(full("10.0.0.64/26"));
         assert_eq!(hints.recall_full(&one), both);
         assert_eq!(hints.recall_full(&attachment("other", "c1")), FullBlocks::new());
-        assert!(hints.full_at(What::Blocks, &one, since + FULL_FOR - 1).is_some_and(|full| full.since == since));
-        assert!(hints.full_at(What::Blocks, &one, since + FULL_FOR).is_none());
+        assert!(hints.full_at(FullKind::Blocks, &one, since + FULL_FOR - 1).is_some_and(|full| full.since == since));
+        assert!(hints.full_at(FullKind::Blocks, &one, since + FULL_FOR).is_none());
         // A clock that was put back says nothing about how long ago it was.
-        assert!(hints.full_at(What::Blocks, &one, since - 1).is_none());
-        fs::write(folder.path().join(hints.name_of(What::Blocks, &one)), "nonsense").unwrap();
+        assert!(hints.full_at(FullKind::Blocks, &one, since - 1).is_none());
+        fs::write(folder.path().join(hints.full_name(FullKind::Blocks, &one)), "nonsense").unwrap();
         assert_eq!(hints.recall_full(&one), FullBlocks::new());
     }
 
@@ -254,8 +256,8 @@ mod tests {
         assert_eq!(hints.recall_full_pools(&attachment("net", "c2")), blocks(&["10.0.0.0/29", "10.1.0.0/29"]));
         assert_eq!(hints.recall_full_pools(&attachment("other", "c1")), []);
         assert!(hints.recall(&one).is_empty() && hints.recall_full(&one).is_empty());
-        let since = hints.0.full_at(What::Pools, &one, unix_now()).unwrap().since;
-        assert!(hints.0.full_at(What::Pools, &one, since + FULL_FOR).is_none());
+        let since = hints.0.full_at(FullKind::Pools, &one, unix_now()).unwrap().since;
+        assert!(hints.0.full_at(FullKind::Pools, &one, since + FULL_FOR).is_none());
     }
 
     #[test]

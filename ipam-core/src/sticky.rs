@@ -5,8 +5,8 @@
 //! passes over an entry without a handle: it neither assigns nor collects it. An assignment to a workload of the same name
 //! takes the address again. When nothing else is free, an address whose time is over is assigned to others.
 //!
-//! A record under the workload's name says which addresses it has ([`StickyRecord`](crate::model::StickyRecord)). It changes only when the addresses
-//! do: neither a release nor an assignment of a kept address writes it.
+//! A record under the workload's name says which addresses it has ([`StickyRecord`](crate::model::StickyRecord)). It
+//! changes only when the addresses do: neither a release nor an assignment of a kept address writes it.
 
 use std::time::Duration;
 

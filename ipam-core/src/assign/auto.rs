@@ -87,13 +87,7 @@ impl Pass<'_> {
     ///
     /// # Errors
     /// Those of [`Self::run`].
-    pub(super) async fn run_on_free(&self, work: &mut Workset<'_>) -> Result<Vec<(IpAddr, IpNet)>> {
-        let mut taken = Vec::new();
-        self.take_free(work, &mut taken).await?;
-        Ok(taken)
-    }
-
-    async fn take_free(&self, work: &mut Workset<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
+    pub(super) async fn take_free(&self, work: &mut Workset<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let mut own = self.take_from_own(work, taken).await?;
         if taken.len() < self.wanted {
             own += self.take_from_other(work, taken).await?;

@@ -107,9 +107,9 @@ impl Assignment<'_> {
         let (mut full, mut gateways, mut refused) = (Vec::new(), Vec::new(), None);
         for pool in first.into_iter().chain(last) {
             let gateway = self.prepare_bridge(work, pool, self.gateway_in(pool, requested)).await?;
-            let taken = self.pass(family, 1, &[pool]).run_on_free(work).await;
-            match taken {
-                Ok(taken) => {
+            let mut taken = Vec::new();
+            match self.pass(family, 1, &[pool]).take_free(work, &mut taken).await {
+                Ok(()) => {
                     if !full.is_empty() {
                         self.ipam.remember_full_pools(attachment, &full);
                     }

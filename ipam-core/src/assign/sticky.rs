@@ -218,22 +218,20 @@ impl Pass<'_> {
     /// free.
     pub(super) async fn take_overdue(&self, work: &mut Workset<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let in_pools = |block: &&Block| pool_holding(self.pools.iter().copied(), block.cidr()).is_some();
-        let found: Vec<(IpNet, Vec<IpAddr>)> =
-            work.blocks().filter(in_pools).map(|block| (block.cidr(), block.overdue(self.now))).collect();
+        let overdue = |block: &Block| names_of(block, block.overdue(self.now).into_iter());
+        let found: Vec<(IpNet, Vec<(IpAddr, String)>)> =
+            work.blocks().filter(in_pools).map(|block| (block.cidr(), overdue(block))).collect();
         for (cidr, overdue) in found.into_iter().filter(|(_, overdue)| !overdue.is_empty()) {
             if !self.may_take_from(work, cidr).await? {
                 continue;
             }
             self.move_for(work, cidr).await?;
-            for ip in overdue.into_iter().filter(|ip| !self.around.reservations.contains(*ip)) {
+            for (ip, name) in overdue.into_iter().filter(|(ip, _)| !self.around.reservations.contains(*ip)) {
                 if taken.len() == self.wanted {
                     return Ok(());
                 }
-                let Some(block) = work.block(cidr).await? else { break };
-                for (ip, name) in names_of(block, std::iter::once(ip)) {
-                    forget(work.tx, &name, ip).await?;
-                    tracing::info!(%ip, workload = name, "the workload's time is over: its address is assigned anew");
-                }
+                forget(work.tx, &name, ip).await?;
+                tracing::info!(%ip, workload = name, "the workload's time is over: its address is assigned anew");
                 work.change(cidr, |block| block.keep(ip, self.holder)).await?;
                 work.touch_handle(self.handle, cidr);
                 taken.push((ip, cidr));
