@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use ipam_core::timestamps::{parse_rfc3339, rfc3339};
+use ipam_core::timestamps::{parse_rfc3339, parse_span, rfc3339};
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
@@ -50,16 +50,7 @@ impl FromStr for Since {
 
 /// A span of time: a whole number and `s`, `m`, `h` or `d`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || "not a duration such as 90s, 15m, 2h or 3d".to_owned();
-    let unit = match text.chars().last() {
-        Some('s') => 1,
-        Some('m') => 60,
-        Some('h') => 60 * 60,
-        Some('d') => 24 * 60 * 60,
-        _ => return Err(wrong()),
-    };
-    let count: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
-    count.checked_mul(unit).map(Duration::from_secs).ok_or_else(wrong)
+    parse_span(text).ok_or_else(|| "not a duration such as 90s, 15m, 2h or 3d".to_owned())
 }
 
 /// A time in UTC and in this machine's zone: `2026-11-21T10:00:00Z` and `2026-11-21 11:00:00 +01`.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ipam_core::sticky::{MAX_WAIT, Sticky};
+use ipam_core::timestamps::parse_span;
 
 use crate::args::Args;
 use crate::error::{CniError, Result};
@@ -101,10 +102,7 @@ fn wait(text: &str) -> Result<Option<Duration>> {
     if text == "forever" {
         return Ok(None);
     }
-    let seconds = [('s', 1), ('m', 60), ('h', 60 * 60), ('d', 24 * 60 * 60)]
-        .into_iter()
-        .find_map(|(unit, seconds)| text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(seconds));
-    let wait = seconds.map(Duration::from_secs).filter(|wait| !wait.is_zero() && *wait <= MAX_WAIT);
+    let wait = parse_span(text).filter(|wait| !wait.is_zero() && *wait <= MAX_WAIT);
     wait.map(Some).ok_or_else(wrong)
 }
 

@@ -40,6 +40,17 @@ pub fn parse_go_string(text: &str) -> Option<OffsetDateTime> {
     PrimitiveDateTime::parse(text, format).ok().map(PrimitiveDateTime::assume_utc)
 }
 
+/// Reads a span of time: a whole number and `s`, `m`, `h` or `d`. `None` for everything else, and if the
+/// seconds take more than 64 bits.
+pub fn parse_span(text: &str) -> Option<std::time::Duration> {
+    let units = [('s', 1), ('m', 60), ('h', 60 * 60), ('d', 24 * 60 * 60)];
+    let seconds = units.into_iter().find_map(|(unit, seconds)| {
+        let count: u64 = text.strip_suffix(unit)?.parse().ok()?;
+        count.checked_mul(seconds)
+    });
+    seconds.map(std::time::Duration::from_secs)
+}
+
 /// How long ago something was. A time in the future counts as now: clocks of nodes differ, and an age is never
 /// negative.
 pub fn age(now: OffsetDateTime, then: OffsetDateTime) -> Duration {

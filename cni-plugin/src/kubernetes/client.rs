@@ -134,6 +134,6 @@ impl Client {
     }
 }
 
-fn reported(problem: Problem) -> CniError {
+pub(super) fn reported(problem: Problem) -> CniError {
     CniError::new(problem.code, problem.what).with_details(problem.advice)
 }

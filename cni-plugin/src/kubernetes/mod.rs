@@ -141,8 +141,7 @@ impl Kubernetes {
     /// Those of [`Client::pod`](client::Client::pod).
     pub(crate) fn pod(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Pod> {
         let mut client = self.client()?;
-        let asked = block_on(client.pod(namespace, pod, patience.min(LONGEST_WAIT)));
-        asked.map_err(|problem| CniError::new(problem.code, problem.what).with_details(problem.advice))?
+        block_on(client.pod(namespace, pod, patience.min(LONGEST_WAIT))).map_err(client::reported)?
     }
 
     fn ask(&self, namespace: &str, patience: Duration) -> Result<Labels, Problem> {

@@ -31,6 +31,19 @@ pub(super) struct Assignment<'a> {
     pub(super) answer: Vec<Assigned>,
 }
 
+impl<'a> Assignment<'a> {
+    /// An assignment of which nothing is known yet: the holder has no addresses, and no workload keeps any.
+    pub(super) fn new(
+        ipam: &'a Ipam,
+        request: &'a AssignRequest,
+        around: &'a mut Surroundings,
+        holder: Attribute,
+        handle: String,
+    ) -> Self {
+        Self { ipam, request, around, holder, handle, held: Vec::new(), kept: None, answer: Vec::new() }
+    }
+}
+
 impl Assignment<'_> {
     /// Assigns all that is wanted.
     pub(super) async fn all(&mut self, work: &mut Workset<'_>) -> Result<()> {

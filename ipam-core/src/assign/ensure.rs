@@ -64,17 +64,7 @@ impl Ipam {
             let mut around = self.read_around(tx, owner, &terms.wanted, Vec::new()).await?;
             let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
             let (holder, handle) = (Attribute::default(), String::new());
-            let (held, answer) = (Vec::new(), Vec::new());
-            let mut assignment = Assignment {
-                ipam: self,
-                request: terms,
-                around: &mut around,
-                holder,
-                handle,
-                held,
-                kept: None,
-                answer,
-            };
+            let mut assignment = Assignment::new(self, terms, &mut around, holder, handle);
             let mut blocks = Vec::new();
             for family in [Family::V4, Family::V6].into_iter().filter(|family| terms.wanted.all_of(*family) > 0) {
                 blocks.push(assignment.ensure_block(&mut work, family).await?);

@@ -180,9 +180,7 @@ impl Ipam {
         let namespace = request.namespace_labels.get(NAMESPACE_NAME).map(|name| (NAMESPACE.to_owned(), name.clone()));
         let attributes = namespace.into_iter().chain([(NODE.to_owned(), node.clone())]).collect();
         let (holder, handle) = (Attribute::new(None, attributes), String::new());
-        let (held, answer) = (Vec::new(), Vec::new());
-        let mut assignment =
-            Assignment { ipam: self, request: &request, around: &mut around, holder, handle, held, kept: None, answer };
+        let mut assignment = Assignment::new(self, &request, &mut around, holder, handle);
         let block_limit = assignment.pass(family, 1, &[]).limit();
         let outcome = assignment.outcome(&mut work, family, &blocks).await?;
         Ok(Explanation {

@@ -119,10 +119,7 @@ impl Ipam {
             if let Some(most) = most {
                 stay_within(&mut work, handle, &terms.wanted, *most).await?;
             }
-            let (held, answer) = (Vec::new(), Vec::new());
-            let (handle, around) = (handle.clone(), &mut around);
-            let mut assignment =
-                Assignment { ipam: self, request: terms, around, holder, handle, held, kept: None, answer };
+            let mut assignment = Assignment::new(self, terms, &mut around, holder, handle.clone());
             let done = assignment.all(&mut work).await;
             misdated = work.misdated().to_vec();
             done?;

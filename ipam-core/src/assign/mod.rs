@@ -229,8 +229,7 @@ impl Ipam {
                 Some(plain) => Kept::read(&mut work, request, plain).await?,
                 None => None,
             };
-            let mut assignment =
-                Assignment { ipam: self, request, around, holder, handle, held, kept, answer: Vec::new() };
+            let mut assignment = Assignment { held, kept, ..Assignment::new(self, request, around, holder, handle) };
             let done = match assignment.all(&mut work).await {
                 Ok(()) => work.check_quotas((!is_trial).then_some(&**self.store())).await,
                 failed => failed,

@@ -135,9 +135,7 @@ impl Ipam {
             }
         }
         let terms = AssignRequest { wanted, ..request.clone() };
-        let (held, answer) = (Vec::new(), Vec::new());
-        let handle = handle.to_owned();
-        let mut given = Assignment { ipam: self, request: &terms, around, holder, handle, held, kept: None, answer };
+        let mut given = Assignment::new(self, &terms, around, holder, handle.to_owned());
         given.all(work).await?;
         Ok(given.answer)
     }
