@@ -25,6 +25,9 @@ pub(crate) struct Row {
     /// The address; absent if the event is about the block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) address: Option<IpAddr>,
+    /// The length of the prefix that the address stands for; absent if it is an address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prefix_length: Option<u8>,
     /// The block.
     #[serde(serialize_with = "as_text")]
     pub(crate) block: IpNet,
@@ -106,6 +109,7 @@ impl Row {
             time,
             event,
             address: what.address(),
+            prefix_length: happening.prefix_length,
             block: *block,
             holder: what.holder().map(Whose::of),
             from,
@@ -139,7 +143,11 @@ impl Row {
 
     /// The address, or else the block.
     pub(crate) fn place(&self) -> String {
-        self.address.map_or_else(|| self.block.to_string(), |address| address.to_string())
+        match (self.address, self.prefix_length) {
+            (Some(address), Some(length)) => format!("{address}/{length}"),
+            (Some(address), None) => address.to_string(),
+            (None, _) => self.block.to_string(),
+        }
     }
 
     /// The event in one line.

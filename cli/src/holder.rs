@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use ipam_core::quarantine::Quarantined;
 use ipam_core::sticky::{STICKY, STICKY_UNTIL};
+use ipnet::IpNet;
 use serde::Serialize;
 
 use crate::answer::Answer;
@@ -18,6 +19,8 @@ use crate::quarantine::QuarantineRow;
 pub(crate) struct AddressReport {
     /// The address.
     pub(crate) ip: IpAddr,
+    /// The prefix that has it, where the pool has prefixes.
+    pub(crate) prefix: Option<IpNet>,
     /// The pool that has it in its range.
     pub(crate) pool: Option<String>,
     /// The reservations that cover it.
@@ -82,14 +85,17 @@ impl AddressReport {
     }
 
     fn text(&self) -> String {
+        let (kind, name) = match self.prefix {
+            Some(prefix) => ("Prefix", prefix.to_string()),
+            None => ("IP", self.ip.to_string()),
+        };
         match &self.status {
-            Status::Free => format!("{} is not assigned", self.ip),
+            Status::Free => format!("{name} is not assigned"),
             Status::CoolingDown { released_at } => format!(
-                "{} is not assigned: it was released at {} and is in cooldown",
-                self.ip,
+                "{name} is not assigned: it was released at {} and is in cooldown",
                 released_at.as_deref().unwrap_or("an unknown time")
             ),
-            Status::Held(holder) => format!("IP {} is in use\n{}", self.ip, holder.text()),
+            Status::Held(holder) => format!("{kind} {name} is in use\n{}", holder.text()),
         }
     }
 
@@ -101,6 +107,7 @@ impl AddressReport {
         };
         Json {
             ip: self.ip,
+            prefix: self.prefix.map(|prefix| prefix.to_string()),
             in_use: holder.is_some(),
             pool: self.pool.as_deref(),
             reserved_by: &self.reserved_by,
@@ -114,6 +121,8 @@ impl AddressReport {
 #[derive(Serialize)]
 struct Json<'a> {
     ip: IpAddr,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefix: Option<String>,
     in_use: bool,
     pool: Option<&'a str>,
     reserved_by: &'a [String],
@@ -157,7 +166,7 @@ mod tests {
 
     fn report(status: Status) -> AddressReport {
         let ip = "10.65.0.5".parse().unwrap();
-        AddressReport { ip, pool: Some("main".into()), reserved_by: vec![], quarantined: None, status }
+        AddressReport { ip, prefix: None, pool: Some("main".into()), reserved_by: vec![], quarantined: None, status }
     }
 
     #[test]

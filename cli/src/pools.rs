@@ -1,5 +1,7 @@
 //! Pools as `pool list` and `pool create` show them, and the block size of a new pool.
 
+use ipam_core::model::default_block_size;
+use ipam_core::net::Family;
 use ipnet::IpNet;
 use serde::Serialize;
 
@@ -17,6 +19,9 @@ pub(crate) struct PoolRow {
     pub(crate) cidr: IpNet,
     /// The prefix length of its blocks.
     pub(crate) block_size: u8,
+    /// The length of the prefixes that are assigned from it; `None` if it has addresses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prefix_length: Option<u8>,
     /// The selector of the nodes that may use it.
     pub(crate) node_selector: String,
     /// The selector of the namespaces that may use it; empty means all.
@@ -64,7 +69,10 @@ fn row(pool: &PoolRow) -> Vec<String> {
     vec![
         pool.name.clone(),
         pool.cidr.to_string(),
-        format!("/{}", pool.block_size),
+        match pool.prefix_length {
+            Some(length) => format!("/{} of /{length}", pool.block_size),
+            None => format!("/{}", pool.block_size),
+        },
         pool.gateway.clone().unwrap_or_default(),
         pool.node_selector.clone(),
         state.to_owned(),
@@ -78,6 +86,13 @@ pub(crate) struct BlockSize {
     pub(crate) bits: u8,
     /// The reason if it is not the usual size.
     pub(crate) note: Option<String>,
+}
+
+impl BlockSize {
+    /// The usual size.
+    pub(crate) fn usual(cidr: IpNet) -> Self {
+        Self { bits: default_block_size(Family::of_net(cidr)), note: None }
+    }
 }
 
 /// The block size for a pool: the wanted one, else /26 or /122, or the whole pool if it is smaller than that.
@@ -139,6 +154,7 @@ mod tests {
             name: "lab".into(),
             cidr: "10.70.0.0/24".parse().unwrap(),
             block_size: 26,
+            prefix_length: None,
             node_selector: "all()".into(),
             namespace_selector: String::new(),
             assignment_mode: "Automatic".into(),

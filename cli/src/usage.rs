@@ -44,7 +44,8 @@ fn table(utilization: &Utilization, detail: Detail) -> String {
     };
     let mut rows = Vec::new();
     for pool in &utilization.pools {
-        rows.push(row("IP Pool", pool.cidr, &pool.usage));
+        let grouping = pool.prefix_length.map_or_else(|| "IP Pool".to_owned(), |length| format!("Pool of /{length}"));
+        rows.push(row(&grouping, pool.cidr, &pool.usage));
         rows.extend(blocks(&pool.blocks));
     }
     rows.extend(blocks(&utilization.orphaned));
@@ -79,12 +80,14 @@ mod tests {
                 PoolUsage {
                     name: "main".into(),
                     cidr: "10.65.0.0/24".parse().unwrap(),
+                    prefix_length: None,
                     usage: usage(256, 233, 4, 20),
                     blocks: vec![block("10.65.0.0/28", usage(16, 13, 4, 0))],
                 },
                 PoolUsage {
                     name: "wide".into(),
                     cidr: "fd00::/16".parse().unwrap(),
+                    prefix_length: None,
                     usage: usage(1 << 112, 1, 0, (1 << 112) - 1),
                     blocks: vec![],
                 },

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use datastore::{Create, EtcdStore, Location, OpenStore};
 use ipam_core::assign::{AssignRequest, Assigned as Given, Bridge, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 use ipam_core::model::keys;
+use ipam_core::net::nth;
 use ipam_core::{Ipam, Nodes};
+use ipnet::IpNet;
 use kv::{Content, Deadline, ErrorKind, Range, RangeRequest, Store};
 use tokio::runtime::Builder;
 
@@ -379,9 +381,13 @@ fn pool_name(network: &str) -> String {
     network.chars().map(letter).collect::<String>().trim_matches('-').to_owned()
 }
 
+/// What was assigned. The first address of a prefix is that of no host (in IPv6 it is the routers' anycast address), so the
+/// interface gets the second one.
 pub(crate) fn answer(assigned: Given) -> Assigned {
+    let second = |length| nth(IpNet::new(assigned.ip, length).ok()?, 1);
     Assigned {
-        address: assigned.ip,
+        address: assigned.prefix_length.and_then(second).unwrap_or(assigned.ip),
+        prefix_length: assigned.prefix_length,
         block_prefix: assigned.block.prefix_len(),
         pool_prefix: assigned.pool.prefix_len(),
         gateway: assigned.gateway,

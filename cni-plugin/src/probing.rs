@@ -135,7 +135,9 @@ impl Probing<'_> {
     fn settle(&self, mut known: Vec<IpAddr>, mut assigned: Vec<Assigned>) -> Result<Vec<Assigned>> {
         let mut devices = Vec::new();
         for attempt in 1..=TRIES {
-            let mut new: Vec<IpAddr> = assigned.iter().map(|assigned| assigned.address).collect();
+            // A prefix is routed to its container: there is no wire on which another device could have it.
+            let addresses = assigned.iter().filter(|assigned| assigned.prefix_length.is_none());
+            let mut new: Vec<IpAddr> = addresses.map(|assigned| assigned.address).collect();
             new.retain(|address| !known.contains(address));
             let found = self.foreign(&new);
             known.extend(new.iter().filter(|address| !found.iter().any(|(foreign, _)| foreign == *address)));

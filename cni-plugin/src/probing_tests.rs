@@ -64,8 +64,13 @@ impl Allocator for Books {
             *self.last.borrow_mut() += 1;
             held.insert(IpAddr::from([10, 0, 0, *self.last.borrow()]));
         }
-        let assigned =
-            |address: &IpAddr| Assigned { address: *address, block_prefix: 26, pool_prefix: 24, gateway: None };
+        let assigned = |address: &IpAddr| Assigned {
+            address: *address,
+            prefix_length: None,
+            block_prefix: 26,
+            pool_prefix: 24,
+            gateway: None,
+        };
         Ok(held.iter().map(assigned).collect())
     }
 

@@ -289,11 +289,13 @@ pub struct Collected {
     pub unmarked: usize,
 }
 
-/// An address that was assigned.
+/// An address that was assigned, or a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assigned {
-    /// The address.
+    /// The address; of a prefix the one for the interface.
     pub address: IpAddr,
+    /// The length of the prefix; `None` for an address.
+    pub prefix_length: Option<u8>,
     /// The prefix length of the block that it is in; that of a single address if a virtual machine has it already.
     pub block_prefix: u8,
     /// The prefix length of the pool that it is in.

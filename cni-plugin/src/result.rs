@@ -57,7 +57,7 @@ struct Ip {
 
 impl AddResult {
     /// Calico's result: the mask of the block, that of a host for a wanted address, and a route to each address as it is
-    /// printed, host bits included.
+    /// printed, host bits included. A prefix has its own mask.
     ///
     /// # Errors
     /// A prefix length that the allocator cannot mean.
@@ -202,7 +202,7 @@ fn in_order(assigned: &[Assigned], prefix: impl Fn(&Assigned) -> u8) -> Result<V
     let families = [true, false].into_iter();
     let sorted = families.flat_map(|v4| assigned.iter().filter(move |a| a.address.is_ipv4() == v4));
     let ip = |a: &Assigned| {
-        let prefix = prefix(a);
+        let prefix = a.prefix_length.unwrap_or_else(|| prefix(a));
         let address = IpNet::new(a.address, prefix)
             .map_err(|_| CniError::internal(format!("address {} cannot have the prefix length {prefix}", a.address)))?;
         Ok(Ip { address, gateway: a.gateway })

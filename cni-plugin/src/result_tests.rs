@@ -5,7 +5,13 @@ use crate::netconf::NetConf;
 fn assigned(address: &str, gateway: Option<&str>) -> Assigned {
     let address: IpAddr = address.parse().unwrap();
     let (block_prefix, pool_prefix) = if address.is_ipv4() { (26, 16) } else { (122, 64) };
-    Assigned { address, block_prefix, pool_prefix, gateway: gateway.map(|gateway| gateway.parse().unwrap()) }
+    Assigned {
+        address,
+        prefix_length: None,
+        block_prefix,
+        pool_prefix,
+        gateway: gateway.map(|gateway| gateway.parse().unwrap()),
+    }
 }
 
 fn dual() -> [Assigned; 2] {

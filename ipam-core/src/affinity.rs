@@ -171,7 +171,7 @@ impl Ipam {
         let mut work = Workset::new(tx, now, cooldown);
         match work.block(cidr).await?.map(|block| (block.owner(), block.is_empty())) {
             None => {
-                let block = Block::new(cidr, Some(&owner), now, None);
+                let block = Block::of_length(cidr, pool.length(), Some(&owner), now, None);
                 work.create(block?).await?;
             }
             Some((Some(former), _)) if former == owner => {

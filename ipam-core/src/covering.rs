@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 
 use ipnet::IpNet;
-use kv::{Key, Transaction};
+use kv::{Key, Range, Transaction};
 
 use crate::error::Result;
 use crate::hints::possible_blocks;
 use crate::model::{AddressState, Block, Document, Pool, ReleaseRequest, keys};
+use crate::net::Family;
 use crate::pools;
 
 /// How many keys are read in one round trip.
@@ -29,15 +30,33 @@ pub async fn blocks_of(
     let elsewhere = requests.iter().filter(|one| !usual(one).is_some_and(|cidr| has_it(&stored, &cidr, one)));
     let possible: Vec<IpNet> = elsewhere.flat_map(|request| possible_blocks(request.address)).collect();
     stored.read(tx, possible).await?;
+    let of_no_pool: Vec<&ReleaseRequest> = requests.iter().filter(|request| usual(request).is_none()).collect();
+    let prefixes = blocks_of_prefixes(tx, &of_no_pool).await?;
+    stored.read(tx, prefixes.iter().copied()).await?;
     let mut grouped: BTreeMap<IpNet, Vec<ReleaseRequest>> = BTreeMap::new();
     for request in requests {
-        let all = || usual(request).into_iter().chain(possible_blocks(request.address));
+        let around = prefixes.iter().copied().filter(|cidr| cidr.contains(&request.address));
+        let all = || usual(request).into_iter().chain(possible_blocks(request.address)).chain(around.clone());
         let found = all().find(|cidr| has_it(&stored, cidr, request));
         let found = found.or_else(|| all().find(|cidr| stored.standing(*cidr, request).is_some()));
         let cidr = found.or_else(|| usual(request)).unwrap_or_else(|| request.address.into());
         grouped.entry(cidr).or_default().push(request.clone());
     }
     Ok(grouped)
+}
+
+/// The stored blocks of prefixes that have some of these addresses: the pools of these blocks are gone.
+async fn blocks_of_prefixes(tx: &mut Transaction, requests: &[&ReleaseRequest]) -> Result<Vec<IpNet>> {
+    let mut found = Vec::new();
+    for family in [Family::V4, Family::V6] {
+        let addresses = || requests.iter().map(|request| request.address).filter(|ip| Family::of(*ip) == family);
+        if addresses().next().is_some() {
+            let stored = tx.snapshot_keys(&Range::Prefix(keys::blocks_of_prefixes_prefix(family))).await?;
+            let stored = stored.iter().filter_map(keys::parse_block);
+            found.extend(stored.filter(|cidr| addresses().any(|ip| cidr.contains(&ip))));
+        }
+    }
+    Ok(found)
 }
 
 /// Blocks that were read; `None` for what is no block.

@@ -41,6 +41,11 @@ pub enum Error {
     /// A wanted address of a bridged network is reserved.
     #[error("address {0} is reserved, so that no container of a bridged network can have it")]
     Reserved(IpAddr),
+    /// A network of Calico's names a pool of prefixes, in a store that Calico reads.
+    #[error(
+        "pool {0} has prefixes, and Calico's routing knows single addresses only; name the pool in a secondary network"
+    )]
+    PrefixesBesideCalico(String),
     /// A wanted address lies in a block that is not the host's, and affinity is strict.
     #[error(transparent)]
     NotOwner(#[from] NotOwner),
@@ -247,6 +252,15 @@ pub enum BridgeError {
         block: IpNet,
         /// The node that owns the block.
         node: String,
+    },
+    /// A network wants a gateway in a pool of prefixes.
+    #[error(
+        "pool {pool} has prefixes, and each is a network of its own without a gateway; take isGateway, isDefaultGateway \
+         and gateway out of the network's configuration, or name a pool of addresses (ptp needs one)"
+    )]
+    NoGateway {
+        /// The pool's name.
+        pool: String,
     },
     /// A pool of one address has no room for a network.
     #[error("pool {pool} ({cidr}) has a single address, which leaves no room for a gateway; use a larger pool")]

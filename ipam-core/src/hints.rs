@@ -17,6 +17,7 @@ use kv::Revision;
 
 use crate::attachment::Attachment;
 use crate::ipam::Ipam;
+use crate::model::is_of_prefixes;
 use crate::net::Family;
 
 /// The number of remembered blocks: more than Calico lets a host have by default.
@@ -141,6 +142,12 @@ pub(crate) fn blocks_to_release(recalled: &[IpNet], addresses: &[IpAddr]) -> Vec
             None => possible_blocks(*ip),
         });
     blocks.collect()
+}
+
+/// Every block of prefixes that an address can be inside of.
+pub fn possible_blocks_of_prefixes(ip: IpAddr) -> Vec<IpNet> {
+    let family = Family::of(ip);
+    (0..family.bits()).map_while(|length| family.network(ip, length).filter(|net| is_of_prefixes(*net))).collect()
 }
 
 /// Every block that an address can be of: its pool determines which one it is, and is not known before it was read.

@@ -62,6 +62,12 @@ impl Reservations {
         self.of(Family::of(ip)).within(number, number).next().is_some()
     }
 
+    /// True if some address of the network is reserved.
+    pub fn touches(&self, net: IpNet) -> bool {
+        let (first, last) = bounds(net);
+        self.of(Family::of_net(net)).within(first, last).next().is_some()
+    }
+
     /// True if every address of the network is reserved, by one reservation or by several together.
     pub fn covers(&self, net: IpNet) -> bool {
         self.count_in(net) == Count::of_net(net)
@@ -82,6 +88,23 @@ impl Reservations {
         let (first, last) = bounds(net);
         let parts = self.of(Family::of_net(net)).within(first, last);
         parts.fold(Count::ZERO, |sum, (first, last)| sum.plus(Count::of_span(first, last)))
+    }
+
+    /// How many networks of this length in the network have a reserved address.
+    pub fn count_of_length(&self, net: IpNet, length: u8) -> Count {
+        let host_bits = u32::from(Family::of_net(net).bits().saturating_sub(length));
+        if host_bits == 0 {
+            return self.count_in(net);
+        }
+        let (first, last) = bounds(net);
+        let unit = |number: u128| number.checked_shr(host_bits).unwrap_or(0);
+        let mut counted = (Count::ZERO, None);
+        for (first, last) in self.of(Family::of_net(net)).within(first, last) {
+            // Two spans may touch the same network.
+            let first = counted.1.map_or(unit(first), |before: u128| unit(first).max(before + 1));
+            counted = (counted.0.plus(Count::of_span(first, unit(last))), Some(unit(last)));
+        }
+        counted.0
     }
 
     fn of(&self, family: Family) -> &Spans {

@@ -44,6 +44,9 @@ pub struct PoolUsage {
     /// Its network.
     #[serde(serialize_with = "as_text")]
     pub cidr: IpNet,
+    /// The length of its prefixes; `None` if it has addresses. The numbers are of prefixes then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefix_length: Option<u8>,
     /// Its numbers.
     #[serde(flatten)]
     pub usage: Usage,
@@ -127,8 +130,10 @@ struct Counted {
 impl Counted {
     fn new(pool: &Pool, reservations: &Reservations) -> Self {
         let cidr = pool.cidr();
-        let usage = Usage { capacity: Count::of_net(cidr), reserved: reservations.count_in(cidr), ..Usage::default() };
-        let usage = PoolUsage { name: pool.name().to_owned(), cidr, usage, blocks: Vec::new() };
+        let reserved = reservations.count_of_length(cidr, pool.length());
+        let usage = Usage { capacity: pool.capacity(), reserved, ..Usage::default() };
+        let (name, prefix_length) = (pool.name().to_owned(), pool.prefix_length());
+        let usage = PoolUsage { name, cidr, prefix_length, usage, blocks: Vec::new() };
         Self { usage, unreserved: Count::ZERO }
     }
 
@@ -147,7 +152,7 @@ impl Counted {
 
 /// The numbers of a block, and how many of its addresses are in use and not reserved.
 fn block_usage(block: &Block, reservations: &Reservations) -> (BlockUsage, Count) {
-    let reserved = |ip: &IpAddr| reservations.contains(*ip);
+    let reserved = |ip: &IpAddr| block.is_reserved(*ip, reservations);
     let free = block.free_addresses().count();
     let available = block.free_count(reservations);
     let in_use = Count::from(block.capacity()).minus(Count::from(free));
@@ -155,7 +160,7 @@ fn block_usage(block: &Block, reservations: &Reservations) -> (BlockUsage, Count
     let usage = Usage {
         capacity: Count::from(block.capacity()),
         in_use,
-        reserved: reservations.count_in(block.cidr()),
+        reserved: reservations.count_of_length(block.cidr(), block.length()),
         available: Count::from(available),
     };
     (BlockUsage { cidr: block.cidr(), usage }, in_use.minus(Count::from(both)))

@@ -8,7 +8,6 @@ use std::net::IpAddr;
 
 use ipam_core::attachment::{BOOT, INTERFACE, NETWORK, TIMESTAMP, common_name};
 use ipam_core::model::{AddressState, Affinity, AffinityState, Attribute, Block, Document, Owner, keys};
-use ipam_core::net::nth;
 use ipam_core::timestamps::parse_go_string;
 use ipnet::IpNet;
 use kv::{Batch, Event, EventKind, Key, Kv};
@@ -20,8 +19,24 @@ use time::OffsetDateTime;
 pub struct Happening {
     /// The block.
     pub block: IpNet,
+    /// In a block of prefixes their length: an address stands for its prefix. `None` in a block of addresses, and where
+    /// there is no address.
+    pub prefix_length: Option<u8>,
     /// The happening.
     pub what: What,
+}
+
+impl Happening {
+    /// Something that happened to a block.
+    fn of(block: IpNet, what: What) -> Self {
+        Self { block, prefix_length: None, what }
+    }
+
+    /// The address that it is about, or the prefix.
+    pub fn unit(&self) -> Option<IpNet> {
+        let address = self.what.address()?;
+        self.prefix_length.map_or_else(|| Some(address.into()), |length| IpNet::new(address, length).ok())
+    }
 }
 
 /// The happening.
@@ -201,7 +216,7 @@ pub fn of_batch(batch: &Batch) -> Reported {
         let before = event.prev.as_ref().map(decode::<Block>);
         let after = (event.kind == EventKind::Put).then(|| decode::<Block>(&event.kv));
         if after == Some(None) {
-            reported.happenings.push(Happening { block: cidr, what: What::Damaged });
+            reported.happenings.push(Happening::of(cidr, What::Damaged));
         } else {
             reported.happenings.extend(of_block(cidr, before.flatten().as_ref(), after.flatten().as_ref()));
         }
@@ -239,20 +254,26 @@ fn affinity_alone(reported: &Reported) -> impl Fn(&Event) -> Option<Happening> +
                 }
         };
         let is_alone = before != after && !reported.happenings.iter().any(goes_with);
-        is_alone.then_some(Happening { block, what: What::Affinity { owner, state: after } })
+        is_alone.then(|| Happening::of(block, What::Affinity { owner, state: after }))
     }
 }
 
 /// The happenings of a block between two versions; `None` where there is no block.
 pub fn of_block(cidr: IpNet, before: Option<&Block>, after: Option<&Block>) -> Vec<Happening> {
     let (mut gone, mut come) = (Vec::new(), Vec::new());
-    let places = before.into_iter().chain(after).map(Block::capacity).max().unwrap_or(0);
-    for address in (0..places).filter_map(|place| nth(cidr, place as u128)) {
+    let larger = before.into_iter().chain(after).max_by_key(|block| block.capacity());
+    for address in larger.iter().flat_map(|block| block.addresses()) {
         let state = |block: Option<&'_ Block>| block.map_or(State::Free, |block| State::of(block, address));
         of_address(address, state(before), state(after), &mut gone, &mut come);
     }
     let happenings = gone.into_iter().chain(of_owner(before, after)).chain(come);
-    happenings.map(|what| Happening { block: cidr, what }).collect()
+    let length = larger.map(Block::length).filter(|length| *length < cidr.max_prefix_len());
+    happenings
+        .map(|what| Happening {
+            prefix_length: length.filter(|_| what.address().is_some()),
+            ..Happening::of(cidr, what)
+        })
+        .collect()
 }
 
 /// The state of an address.
@@ -333,7 +354,7 @@ pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<Happening>> {
         Ok(block) => Some(of_block(cidr, None, Some(&block))),
         Err(error) => {
             tracing::warn!(%error, "a damaged document");
-            Some(vec![Happening { block: cidr, what: What::Damaged }])
+            Some(vec![Happening::of(cidr, What::Damaged)])
         }
     }
 }

@@ -4,8 +4,9 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use futures::StreamExt;
-use ipam_core::hints::possible_blocks;
+use ipam_core::hints::{possible_blocks, possible_blocks_of_prefixes};
 use ipam_core::model::{Attribute, Owner, keys, same_handle};
+use ipnet::IpNet;
 use kv::{Batch, Key, Prev, Range, Revision, Store, WatchRequest};
 use time::OffsetDateTime;
 use tokio::time::timeout;
@@ -30,27 +31,29 @@ pub enum HistoryOf {
 
 impl From<&str> for HistoryOf {
     fn from(text: &str) -> Self {
-        text.parse().map_or_else(|_| Self::Name(text.to_owned()), Self::Address)
+        let prefix = || text.parse::<IpNet>().map(|net| net.addr());
+        text.parse().or_else(|_| prefix()).map_or_else(|_| Self::Name(text.to_owned()), Self::Address)
     }
 }
 
 impl HistoryOf {
-    /// Where the documents are that can tell of it, and some others.
-    pub fn range(&self) -> Range {
-        let Self::Address(ip) = self else { return Range::Prefix(keys::ipam_prefix()) };
-        let blocks: Vec<Key> = possible_blocks(*ip).into_iter().map(keys::block).collect();
-        match (blocks.iter().min(), blocks.iter().max()) {
-            (Some(first), Some(last)) => Range::FromTo(first.clone(), last.successor()),
-            _ => Range::Prefix(keys::blocks_prefix(None)),
-        }
+    /// Where the documents are that can tell of it, and some others. Where the first range tells nothing, the next one
+    /// may: an address is of a block of addresses, or inside a prefix.
+    pub fn ranges(&self) -> Vec<Range> {
+        let Self::Address(ip) = self else { return vec![Range::Prefix(keys::ipam_prefix())] };
+        let around = |blocks: Vec<IpNet>| {
+            let blocks: Vec<Key> = blocks.into_iter().map(keys::block).collect();
+            let (first, last) = (blocks.iter().min()?.clone(), blocks.iter().max()?);
+            Some(Range::FromTo(first, last.successor()))
+        };
+        [possible_blocks(*ip), possible_blocks_of_prefixes(*ip)].into_iter().filter_map(around).collect()
     }
 
     /// True if what happened concerns it.
     pub fn concerns(&self, happening: &Happening) -> bool {
         if let Self::Address(ip) = self {
-            let of_address = |address: IpAddr| address == *ip;
             let is_damage = happening.what == What::Damaged && happening.block.contains(ip);
-            return is_damage || happening.what.address().is_some_and(of_address);
+            return is_damage || happening.unit().is_some_and(|unit| unit.contains(ip));
         }
         let (has_it, owns_it) = (|entry: &Attribute| self.has(entry), |owner: &Owner| self.owns(owner));
         match &happening.what {
@@ -141,7 +144,11 @@ mod tests {
         };
         let address = "10.0.0.1".parse().unwrap();
         let block = "10.0.0.0/30".parse().unwrap();
-        let assigned = |network| Happening { block, what: What::Assigned { address, holder: entry(network) } };
+        let assigned = |network| Happening {
+            block,
+            prefix_length: None,
+            what: What::Assigned { address, holder: entry(network) },
+        };
         for (name, network, expected) in [
             ("net.a.c1", None, true),
             ("node1", None, true),
@@ -155,7 +162,7 @@ mod tests {
             assert_eq!(HistoryOf::from(name).concerns(&assigned(network)), expected, "{name}");
         }
         let claimed = What::Claimed { owner: Owner::host("node1"), former: Some(Owner::load_balancer()), at: None };
-        let claimed = Happening { block, what: claimed };
+        let claimed = Happening { block, prefix_length: None, what: claimed };
         assert!(HistoryOf::Node("node1".into()).concerns(&claimed) && !HistoryOf::Node("c1".into()).concerns(&claimed));
         assert!(
             HistoryOf::from("node1").concerns(&claimed) && HistoryOf::from("virtual:load-balancer").concerns(&claimed)

@@ -74,6 +74,8 @@ impl Operator {
             let Some(cidr) = around.assignable() else {
                 return Err(Error::Invalid(format!("{ip} is in no pool; see which there are with margay pool list")));
             };
+            let unit = around.unit();
+            let ip = unit.network();
             if let Some(by) = around.reserved_by() {
                 return Err(Error::Invalid(format!(
                     "{ip} is reserved by reservation {by}, so no workload can have it"
@@ -84,7 +86,7 @@ impl Operator {
             let waiting = entry_of(name, Until::Forever, network, None);
             let entry = match work.block(cidr).await?.map(|block| block.lookup(ip)) {
                 None => {
-                    work.create(Block::new(cidr, None, self.now(), None)?).await?;
+                    work.create(Block::of_length(cidr, unit.prefix_len(), None, self.now(), None)?).await?;
                     None
                 }
                 Some(AddressState::Free | AddressState::Outside) => None,
@@ -191,8 +193,13 @@ impl Around {
         self.pool.as_ref().and_then(|pool| block_of(pool, self.ip))
     }
 
+    /// The address, or in a pool of prefixes the prefix that has it.
+    fn unit(&self) -> IpNet {
+        self.pool.as_ref().map_or_else(|| self.ip.into(), |pool| pool.unit_of(self.ip))
+    }
+
     fn reserved_by(&self) -> Option<&str> {
-        let covers = |one: &&IpReservation| Reservations::from_documents([*one]).0.contains(self.ip);
+        let covers = |one: &&IpReservation| Reservations::from_documents([*one]).0.touches(self.unit());
         self.reservations.iter().find(covers).map(IpReservation::name)
     }
 }

@@ -66,6 +66,10 @@ pub(crate) struct PoolCreate {
     #[arg(long, value_name = "BITS")]
     pub(crate) block_size: Option<u8>,
 
+    /// Assign prefixes of this length from the pool instead of addresses, to networks that name it: 64 for a /64 each
+    #[arg(long, value_name = "BITS", conflicts_with_all = ["block_size", "gateway", "auto"])]
+    pub(crate) prefix_length: Option<u8>,
+
     /// For a bridged network: reserve this address as its gateway, and the network and broadcast addresses
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) gateway: Option<IpAddr>,

@@ -17,14 +17,18 @@ use crate::holder::{AddressReport, Holder, Status};
 pub(super) async fn show(ipam: &Operator, ip: IpAddr, deadline: Deadline) -> Result<Answer> {
     let Inventory { pools, reservations } = ipam.inventory(deadline).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
+    let prefix = pool.filter(|pool| pool.prefix_length().is_some()).map(|pool| pool.unit_of(ip));
     let status = status(ipam.holding(ip, deadline).await?);
     let reserved_by = reservations
         .iter()
-        .filter(|reservation| Reservations::from_documents([*reservation]).0.contains(ip))
+        .filter(|reservation| {
+            Reservations::from_documents([*reservation]).0.touches(prefix.unwrap_or_else(|| ip.into()))
+        })
         .map(|reservation| reservation.name().to_owned())
         .collect();
     let quarantined = quarantine_of(&reservations).remove(&ip);
-    AddressReport { ip, pool: pool.map(|pool| pool.name().to_owned()), reserved_by, quarantined, status }.answer()
+    let pool = pool.map(|pool| pool.name().to_owned());
+    AddressReport { ip, prefix, pool, reserved_by, quarantined, status }.answer()
 }
 
 fn status(holding: Holding) -> Status {

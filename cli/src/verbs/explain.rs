@@ -61,6 +61,8 @@ struct OutcomeReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     address: Option<IpAddr>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    prefix_length: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     block: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pool: Option<String>,
@@ -254,24 +256,29 @@ fn reason(pool: &Pool, obstacle: Obstacle, node: &BTreeMap<String, String>, name
 impl OutcomeReport {
     fn of(explained: &Explanation) -> Self {
         match &explained.outcome {
-            Outcome::Given { address, block, pool, free, source } => {
+            Outcome::Given { address, prefix_length, block, pool, free, source } => {
                 let of_pool = |state: &&PoolState| state.pool.cidr() == *pool;
                 let name = explained.pools.iter().find(of_pool).map(|state| state.pool.name().to_owned());
                 let (word, owner, text) = source_text(source, *block, *free);
                 Self {
                     address: Some(*address),
+                    prefix_length: *prefix_length,
                     block: Some(block.to_string()),
                     pool: name,
                     source: Some(word),
                     free_in_block: Some(*free),
                     block_owner: owner,
                     error: None,
-                    text: printable(&format!("it would get {address}, {text}")),
+                    text: printable(&match prefix_length {
+                        Some(length) => format!("it would get the prefix {address}/{length}, {text}"),
+                        None => format!("it would get {address}, {text}"),
+                    }),
                     hint: None,
                 }
             }
             Outcome::Refused(error) => Self {
                 address: None,
+                prefix_length: None,
                 block: None,
                 pool: None,
                 source: None,
@@ -292,7 +299,18 @@ impl OutcomeReport {
     fn of_unknown() -> Self {
         let text = "nothing is known of what would come of it".to_owned();
         let (address, block, pool, source) = (None, None, None, None);
-        Self { address, block, pool, source, free_in_block: None, block_owner: None, error: None, text, hint: None }
+        Self {
+            address,
+            prefix_length: None,
+            block,
+            pool,
+            source,
+            free_in_block: None,
+            block_owner: None,
+            error: None,
+            text,
+            hint: None,
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use datastore::Location;
 use ipam_core::timestamps::rfc3339;
 use ipam_operator::events::{of_batch, of_listed};
 use ipam_operator::history::{HistoryOf, time_of};
-use kv::{Batch, Kv, Revision};
+use kv::{Batch, Kv, Range, Revision};
 use serde::Serialize;
 use time::OffsetDateTime;
 
@@ -54,20 +54,11 @@ pub(crate) async fn run(location: &Location, args: &History) -> Result<Answer> {
         given_up: Vec::new(),
         events: Vec::new(),
     };
-    let mut follower = Follower::new(location, subject.range(), Start::Oldest).await;
-    let read = loop {
-        match follower.read().await {
-            Ok(parts) => {
-                if parts.into_iter().any(|part| report.take(&subject, part)) {
-                    break Ok(());
-                }
-            }
-            Err(failure) => break Err(failure),
+    for range in subject.ranges() {
+        if report.events.is_empty() {
+            report.read(location, &subject, range).await?;
         }
-    };
-    let closed = follower.close().await;
-    read?;
-    closed?;
+    }
     if let Some(since) = args.since {
         report.cut(since.time(OffsetDateTime::now_utc()));
     }
@@ -75,6 +66,23 @@ pub(crate) async fn run(location: &Location, args: &History) -> Result<Answer> {
 }
 
 impl Report {
+    /// Reads what a range tells of the subject.
+    async fn read(&mut self, location: &Location, subject: &HistoryOf, range: Range) -> Result<()> {
+        let mut follower = Follower::new(location, range, Start::Oldest).await;
+        let read = loop {
+            match follower.read().await {
+                Ok(parts) => {
+                    if parts.into_iter().any(|part| self.take(subject, part)) {
+                        break Ok(());
+                    }
+                }
+                Err(failure) => break Err(failure),
+            }
+        };
+        let closed = follower.close().await;
+        read.and(closed)
+    }
+
     /// Adds a part; true if it was the last one.
     fn take(&mut self, subject: &HistoryOf, part: Part) -> bool {
         match part {

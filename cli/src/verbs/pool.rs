@@ -27,7 +27,11 @@ pub(super) async fn create(ipam: &Operator, request: &PoolCreate, deadline: Dead
     let (new, size) = new_pool(request)?;
     let pool = ipam.create_pool(&new, request.gateway, deadline).await?;
     let row = row(&pool, request.gateway.map(|gateway| gateway.to_string()));
-    let mut text = format!("Successfully created pool {}: {} in blocks of /{}", row.name, row.cidr, row.block_size);
+    let (name, cidr) = (&row.name, row.cidr);
+    let mut text = match row.prefix_length {
+        Some(length) => format!("Successfully created pool {name}: {cidr} in prefixes of /{length}"),
+        None => format!("Successfully created pool {name}: {cidr} in blocks of /{}", row.block_size),
+    };
     if let Some(gateway) = &row.gateway {
         text.push_str(&format!(", gateway {gateway}"));
     }
@@ -81,8 +85,14 @@ pub(super) fn advice_in_use(name: &str, is_bridged: bool) -> String {
 /// The pool that the arguments describe.
 fn new_pool(request: &PoolCreate) -> Result<(NewPool, BlockSize)> {
     let cidr = request.cidr.ok_or_else(|| Failure::new("a pool needs a range"))?;
-    let size = block_size(cidr, request.block_size)?;
+    let size = match request.prefix_length {
+        Some(_) => BlockSize::usual(cidr),
+        None => block_size(cidr, request.block_size)?,
+    };
     let mut new = NewPool::new(&request.name, cidr).with_block_size(size.bits);
+    if let Some(length) = request.prefix_length {
+        new = new.with_prefix_length(length);
+    }
     if let Some(selector) = &request.node_selector {
         new = new.with_node_selector(selector);
     }
@@ -100,6 +110,7 @@ fn row(pool: &Pool, gateway: Option<String>) -> PoolRow {
         name: pool.name().to_owned(),
         cidr: pool.cidr(),
         block_size: pool.block_size(),
+        prefix_length: pool.prefix_length(),
         node_selector: match pool.node_selector() {
             "" => "all()".to_owned(),
             selector => selector.to_owned(),

@@ -10,7 +10,7 @@ use serde_json::Value;
 fn allocator() -> Scripted {
     let address = |text: &str, block_prefix, pool_prefix| {
         let address: std::net::IpAddr = text.parse().unwrap();
-        Assigned { address, block_prefix, pool_prefix, gateway: None }
+        Assigned { address, prefix_length: None, block_prefix, pool_prefix, gateway: None }
     };
     Scripted {
         add: Some(Ok(vec![address("10.0.0.5", 26, 24), address("fd00::5", 122, 64)])),

@@ -136,7 +136,13 @@ fn assigned(address: &str) -> cni_plugin::Assigned {
     let net: ipnet::IpNet = address.parse().unwrap();
     // A wanted address is printed as a host's; the prefix of its block does not show.
     let block_prefix = if net.prefix_len() == net.max_prefix_len() { 26 } else { net.prefix_len() };
-    cni_plugin::Assigned { address: net.addr(), block_prefix, pool_prefix: 24, gateway: Some(net.addr()) }
+    cni_plugin::Assigned {
+        address: net.addr(),
+        prefix_length: None,
+        block_prefix,
+        pool_prefix: 24,
+        gateway: Some(net.addr()),
+    }
 }
 
 #[test]

@@ -12,8 +12,13 @@ fn ip(text: &str) -> IpAddr {
 }
 
 fn one_address() -> Scripted {
-    let assigned =
-        Assigned { address: ip("10.0.0.5"), block_prefix: 26, pool_prefix: 24, gateway: Some(ip("10.0.0.1")) };
+    let assigned = Assigned {
+        address: ip("10.0.0.5"),
+        prefix_length: None,
+        block_prefix: 26,
+        pool_prefix: 24,
+        gateway: Some(ip("10.0.0.1")),
+    };
     Scripted { add: Some(Ok(vec![assigned])), del: Some(Ok(())), ..Scripted::default() }
 }
 

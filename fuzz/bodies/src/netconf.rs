@@ -69,7 +69,7 @@ impl Allocator for Pretend {
             .into_iter()
             .map(|address| {
                 let (block_prefix, pool_prefix) = if address.is_ipv4() { (26, 16) } else { (122, 64) };
-                Assigned { address, block_prefix, pool_prefix, gateway: None }
+                Assigned { address, prefix_length: None, block_prefix, pool_prefix, gateway: None }
             })
             .collect())
     }

@@ -64,6 +64,7 @@ impl Assignment<'_> {
         }
         let requested = self.requested_pools(work, family).await?;
         let pools = self.select(family, &requested)?;
+        pools.iter().try_for_each(|pool| self.require_manual(pool))?;
         let of_pools = |held: &&Held| {
             pool_holding(&pools, held.block).is_some() && !self.answer.iter().any(|assigned| assigned.ip == held.ip)
         };
@@ -79,9 +80,9 @@ impl Assignment<'_> {
             addresses.extend(new);
         }
         for (ip, block) in addresses {
-            let pool = pool_holding(&pools, block).map_or(block, Pool::cidr);
-            self.guard_pool(work, pool).await?;
-            self.answer.push(Assigned { ip, block, pool, gateway: None });
+            let Some(pool) = pool_holding(&pools, block) else { continue };
+            self.guard_pool(work, pool.cidr()).await?;
+            self.answer.push(Assigned::of(pool, ip, block, None));
         }
         Ok(())
     }
@@ -101,6 +102,8 @@ impl Assignment<'_> {
     pub(super) async fn this(&mut self, work: &mut Workset<'_>, ip: IpAddr, requested: &[IpNet]) -> Result<Assigned> {
         let pool = pools::pool_of(&self.around.pools, ip, self.request.usage)?.clone();
         self.require_manual(&pool)?;
+        let unit = pool.unit_of(ip);
+        let ip = unit.network();
         let mut gateway = None;
         if self.request.bridge.is_some() {
             // A network that names its pools has no addresses of other pools.
@@ -113,9 +116,9 @@ impl Assignment<'_> {
         if let Some(held) = held
             && self.request.repeated == Repeated::SameAnswer
         {
-            return Ok(Assigned { ip, block: held.block, pool: pool.cidr(), gateway });
+            return Ok(Assigned::of(&pool, ip, held.block, gateway));
         }
-        if self.request.bridge.is_some() && self.around.reservations.contains(ip) {
+        if self.request.bridge.is_some() && self.around.reservations.touches(unit) {
             return Err(Error::Reserved(ip));
         }
         if let Some(block) = pools::block_of(&pool, ip)
@@ -123,10 +126,10 @@ impl Assignment<'_> {
         {
             work.change(block, |block| block.keep(ip, &self.holder)).await?;
             work.touch_handle(&self.handle, block);
-            return Ok(Assigned { ip, block, pool: pool.cidr(), gateway });
+            return Ok(Assigned::of(&pool, ip, block, gateway));
         }
         let block = self.specific().assign(work, ip, &pool).await?;
-        Ok(Assigned { ip, block, pool: pool.cidr(), gateway })
+        Ok(Assigned::of(&pool, ip, block, gateway))
     }
 
     /// Makes a pool ready for a bridged network, and returns its gateway.
@@ -136,6 +139,12 @@ impl Assignment<'_> {
         pool: &Pool,
         wish: Gateway,
     ) -> Result<Option<IpAddr>> {
+        if pool.prefix_length().is_some() {
+            return match wish {
+                Gateway::Recorded => Ok(None),
+                Gateway::First | Gateway::At(_) => Err(BridgeError::NoGateway { pool: pool.name().to_owned() }.into()),
+            };
+        }
         let prepared = bridge::prepare(self.ipam, work, pool, wish).await?;
         if let Some(written) = prepared.written {
             self.around.set_reservation(written);
@@ -178,8 +187,12 @@ impl Assignment<'_> {
         }
     }
 
-    /// Refuses, for a secondary network, a pool from which Calico assigns addresses, too.
+    /// Refuses, for a secondary network, a pool from which Calico assigns addresses, too; and for a network of Calico's
+    /// a pool of prefixes, since Felix routes single addresses only.
     pub(super) fn require_manual(&self, pool: &Pool) -> Result<()> {
+        if pool.prefix_length().is_some() && self.around.beside_calico && self.request.bridge.is_none() {
+            return Err(Error::PrefixesBesideCalico(pool.name().to_owned()));
+        }
         if self.is_secondary() && pool.assignment_mode() != AssignmentMode::Manual {
             return Err(BridgeError::CalicosPool { pool: pool.name().to_owned() }.into());
         }

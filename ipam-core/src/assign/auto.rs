@@ -258,7 +258,10 @@ impl Pass<'_> {
 
     /// Makes a new block of the host's.
     async fn create(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<()> {
-        let block = Block::new(cidr, Some(&self.owner), self.now, self.request.host_reserved.as_ref());
+        let of_prefixes = pool_holding(self.pools.iter().copied(), cidr).and_then(Pool::prefix_length);
+        let length = of_prefixes.unwrap_or(self.family.bits());
+        let reserved = self.request.host_reserved.as_ref();
+        let block = Block::of_length(cidr, length, Some(&self.owner), self.now, reserved);
         work.create(block?).await
     }
 

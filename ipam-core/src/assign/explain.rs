@@ -6,12 +6,12 @@ use ipnet::IpNet;
 use kv::{Content, Deadline, Range, Revision, StoreExt, Transaction};
 
 use super::Assignment;
-use super::request::{AssignRequest, NamespaceLabels, Wanted};
+use super::request::{AssignRequest, Assigned, NamespaceLabels, Wanted};
 use crate::attachment::{NAMESPACE, NODE};
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Block, Labels, Owner, Pool, keys};
-use crate::net::{Count, Family};
+use crate::net::Family;
 use crate::pools::{self, Obstacle, PoolError, PoolQuery};
 use crate::quarantine::quarantine_of;
 use crate::surroundings::{Surroundings, decode_all, read_config};
@@ -81,8 +81,10 @@ pub struct Stock {
 pub enum Outcome {
     /// An address.
     Given {
-        /// The address.
+        /// The address, or the first one of the prefix.
         address: IpAddr,
+        /// The length of the prefix; `None` for an address.
+        prefix_length: Option<u8>,
         /// Its block.
         block: IpNet,
         /// Its pool's network.
@@ -277,10 +279,12 @@ impl Assignment<'_> {
             Some(owner) if is_own_now => Source::TakenOver(owner),
             Some(owner) => Source::Borrowed(owner),
         };
+        let length = assigned.prefix_length.unwrap_or(family.bits());
         let free = found.map_or_else(
-            || usize::try_from(Count::of_net(assigned.block).to_u128().unwrap_or_default()).unwrap_or_default(),
+            || 1_usize.checked_shl(u32::from(length.saturating_sub(assigned.block.prefix_len()))).unwrap_or_default(),
             |block| block.free_count(&self.around.reservations),
         );
-        Ok(Outcome::Given { address: assigned.ip, block: assigned.block, pool: assigned.pool, free, source })
+        let Assigned { ip: address, prefix_length, block, pool, .. } = *assigned;
+        Ok(Outcome::Given { address, prefix_length, block, pool, free, source })
     }
 }

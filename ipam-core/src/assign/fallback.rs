@@ -165,7 +165,7 @@ impl Assignment<'_> {
         gateway: Option<IpAddr>,
     ) -> Result<()> {
         self.guard_pool(work, pool.cidr()).await?;
-        self.answer.push(Assigned { ip, block, pool: pool.cidr(), gateway });
+        self.answer.push(Assigned::of(pool, ip, block, gateway));
         Ok(())
     }
 

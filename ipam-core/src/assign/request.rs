@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::attachment::{Attachment, Names};
-use crate::model::{HostReserved, Labels, Owner, PoolUse};
+use crate::model::{HostReserved, Labels, Owner, Pool, PoolUse};
 use crate::net::Family;
 use crate::sticky::Sticky;
 
@@ -259,15 +259,25 @@ impl AssignRequest {
     }
 }
 
-/// One address of an answer.
+/// One address of an answer, or one prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assigned {
-    /// The address.
+    /// The address; of a prefix the first one.
     pub ip: IpAddr,
+    /// The length of the prefix; `None` for an address.
+    #[serde(default)]
+    pub prefix_length: Option<u8>,
     /// Its block.
     pub block: IpNet,
     /// Its pool's network.
     pub pool: IpNet,
     /// The gateway of its pool, for a bridged network that wants one.
     pub gateway: Option<IpAddr>,
+}
+
+impl Assigned {
+    /// What was assigned of a pool.
+    pub(super) fn of(pool: &Pool, ip: IpAddr, block: IpNet, gateway: Option<IpAddr>) -> Self {
+        Self { ip, prefix_length: pool.prefix_length(), block, pool: pool.cidr(), gateway }
+    }
 }

@@ -35,7 +35,8 @@ impl Specific<'_> {
     pub(super) async fn assign(&self, work: &mut Workset<'_>, ip: IpAddr, pool: &Pool) -> Result<IpNet> {
         let cidr = pools::block_of(pool, ip).ok_or(PoolError::AddressOutside)?;
         if work.block(cidr).await?.is_none() {
-            let block = Block::new(cidr, Some(&self.owner), self.now, self.request.host_reserved.as_ref());
+            let reserved = self.request.host_reserved.as_ref();
+            let block = Block::of_length(cidr, pool.length(), Some(&self.owner), self.now, reserved);
             work.create(block?).await?;
             work.confirm_affinity(&self.owner, cidr).await?;
         }

@@ -121,7 +121,8 @@ impl Assignment<'_> {
                 Found::Absent => State::Gone,
                 Found::Damaged => State::InUse,
             };
-            let may_have = pool_holding(pools, cidr).is_some() && !self.around.reservations.contains(ip);
+            let is_reserved = || pool.is_some_and(|pool| self.around.reservations.touches(pool.unit_of(ip)));
+            let may_have = pool_holding(pools, cidr).is_some() && !is_reserved();
             let former = match state {
                 State::Gone => {
                     kept.is_changed |= kept.record.remove(ip);
@@ -218,7 +219,9 @@ impl Pass<'_> {
     /// free.
     pub(super) async fn take_overdue(&self, work: &mut Workset<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let in_pools = |block: &&Block| pool_holding(self.pools.iter().copied(), block.cidr()).is_some();
-        let overdue = |block: &Block| names_of(block, block.overdue(self.now).into_iter());
+        let is_free = |block: &Block, ip: &IpAddr| !block.is_reserved(*ip, &self.around.reservations);
+        let overdue =
+            |block: &Block| names_of(block, block.overdue(self.now).into_iter().filter(|ip| is_free(block, ip)));
         let found: Vec<(IpNet, Vec<(IpAddr, String)>)> =
             work.blocks().filter(in_pools).map(|block| (block.cidr(), overdue(block))).collect();
         for (cidr, overdue) in found.into_iter().filter(|(_, overdue)| !overdue.is_empty()) {
@@ -226,7 +229,7 @@ impl Pass<'_> {
                 continue;
             }
             self.move_for(work, cidr).await?;
-            for (ip, name) in overdue.into_iter().filter(|(ip, _)| !self.around.reservations.contains(*ip)) {
+            for (ip, name) in overdue {
                 if taken.len() == self.wanted {
                     return Ok(());
                 }

@@ -94,7 +94,7 @@ impl Ipam {
                 block.set_owners(*ip, &vm.handle, &update)
             };
             work.change(*block, set).await?.transpose()?;
-            kept.push(Assigned { ip: *ip, block: *block, pool, gateway: None });
+            kept.push(Assigned { ip: *ip, prefix_length: None, block: *block, pool, gateway: None });
         }
         let answer = match (still_wanted(&request.wanted, &kept), vm.role) {
             (_, Role::Target) if kept.is_empty() => return Err(VmError::NothingToTake(vm.handle.clone()).into()),

@@ -174,7 +174,7 @@ impl Census {
             uses.push(match block.lookup(ip) {
                 AddressState::Assigned(entry) => self.of_holder(entry, host),
                 AddressState::CoolingDown(_) => AddressUse::InCooldown,
-                _ if reservations.contains(ip) => AddressUse::Reserved,
+                _ if block.is_reserved(ip, reservations) => AddressUse::Reserved,
                 _ => AddressUse::Free,
             });
         }

@@ -6,12 +6,14 @@
 use ipnet::IpNet;
 use kv::Key;
 
-use super::{Owner, QuotaKind, Subject};
+use super::{Owner, QuotaKind, Subject, is_of_prefixes};
 use crate::net::Family;
 
 const IPAM: &str = "/calico/ipam/v2/";
 const RESOURCES: &str = "/calico/resources/v3/projectcalico.org/";
 const WORKLOAD_ENDPOINTS: &str = "workloadendpoints";
+/// The segment of the keys of blocks of prefixes.
+const PREFIXES: &str = "prefixes";
 const PROFILES: &str = "profiles";
 
 /// The key under which an embedded store keeps the name of its one node.
@@ -81,24 +83,36 @@ pub fn ipam_prefix() -> Key {
     IPAM.into()
 }
 
-/// The key of a block.
+/// The key of a block. That of a block of prefixes is no key of a block for Calico, which passes over it.
 pub fn block(cidr: IpNet) -> Key {
-    format!("{IPAM}assignment/{}/block/{}", Family::of_net(cidr).key_segment(), net_segment(cidr)).into()
+    let family = Family::of_net(cidr).key_segment();
+    format!("{IPAM}assignment/{family}/{}/{}", kind_of_block(cidr), net_segment(cidr)).into()
+}
+
+/// The segment of a key that says what a block is of.
+fn kind_of_block(cidr: IpNet) -> &'static str {
+    if is_of_prefixes(cidr) { PREFIXES } else { "block" }
 }
 
 /// The block that a key is of.
 pub fn parse_block(key: &Key) -> Option<IpNet> {
     let rest = text(key)?.strip_prefix(IPAM)?.strip_prefix("assignment/")?;
-    let (family, segment) = rest.split_once("/block/")?;
-    parse_net(family, segment)
+    let (family, rest) = rest.split_once('/')?;
+    let (kind, segment) = rest.split_once('/')?;
+    parse_net(family, segment).filter(|cidr| kind == kind_of_block(*cidr))
 }
 
 /// The prefix of the keys of all blocks, or of those of one family.
 pub fn blocks_prefix(family: Option<Family>) -> Key {
     match family {
         None => format!("{IPAM}assignment/").into(),
-        Some(family) => format!("{IPAM}assignment/{}/block/", family.key_segment()).into(),
+        Some(family) => format!("{IPAM}assignment/{}/", family.key_segment()).into(),
     }
+}
+
+/// The prefix of the keys of a family's blocks of prefixes.
+pub fn blocks_of_prefixes_prefix(family: Family) -> Key {
+    format!("{IPAM}assignment/{}/{PREFIXES}/", family.key_segment()).into()
 }
 
 /// The key of the record of a workload's addresses. Names are put into it as they are, slashes and all.
@@ -296,6 +310,7 @@ mod tests {
             block(net("fd80:24e2:f998:72d6:c11:b42f:f17e:a680/122")),
             "/calico/ipam/v2/assignment/ipv6/block/fd80:24e2:f998:72d6:c11:b42f:f17e:a680-122".into()
         );
+        assert_eq!(block(net("2001:db8::/58")), "/calico/ipam/v2/assignment/ipv6/prefixes/2001:db8::-58".into());
         assert_eq!(
             affinity(&Owner::Host("n".into()), net("10.0.0.0/26")),
             Some("/calico/ipam/v2/host/n/ipv4/block/10.0.0.0-26".into())
@@ -341,6 +356,8 @@ mod tests {
             "/calico/ipam/v2/assignment/ipv4/block/10.0.0.0-33",
             "/calico/ipam/v2/assignment/ipv6/block/10.0.0.0-26",
             "/calico/ipam/v2/assignment/ipv4/block/x/10.0.0.0-26",
+            "/calico/ipam/v2/assignment/ipv4/prefixes/10.0.0.0-26",
+            "/calico/ipam/v2/assignment/ipv6/block/2001:db8::-58",
             "/calico/ipam/v2/assignment/ipv4/10.0.0.0-26",
             "/calico/ipam/v2/assignment/ipv4/block/10.0.0.1-26",
             "/calico/ipam/v2/assignment/ipv4/block/10.0.0.0-+26",

@@ -1,6 +1,7 @@
 //! An address pool: a network that is cut into blocks, and its permitted users.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use kv::{Key, Value};
@@ -11,8 +12,9 @@ use super::codec::{Document, Malformed};
 use super::keys::{self, ResourceKind};
 use super::pool_rules::default_block_size;
 use super::pool_spec;
+use super::prefixes::{PREFIX_LENGTH_ANNOTATION, block_size_for};
 use super::resource::{Labels, Resource};
-use crate::net::Family;
+use crate::net::{Count, Family};
 use crate::selector::{Selector, SelectorError};
 
 /// The use for which an address is wanted.
@@ -72,6 +74,8 @@ pub struct NewPool {
     pub cidr: IpNet,
     /// The prefix length of its blocks.
     pub block_size: u8,
+    /// For a pool of prefixes their length; `None` for a pool of addresses.
+    pub prefix_length: Option<u8>,
     /// Which nodes it is for; `all()` for all.
     pub node_selector: String,
     /// Which namespaces it is for; empty for all.
@@ -89,6 +93,7 @@ impl NewPool {
             name: name.into(),
             cidr,
             block_size: default_block_size(Family::of_net(cidr)),
+            prefix_length: None,
             node_selector: "all()".to_owned(),
             namespace_selector: String::new(),
             allowed_uses: vec![PoolUse::Workload, PoolUse::Tunnel],
@@ -100,6 +105,14 @@ impl NewPool {
     #[must_use]
     pub fn with_block_size(mut self, block_size: u8) -> Self {
         self.block_size = block_size;
+        self
+    }
+
+    /// Makes it a pool of prefixes of this length. Only networks that name it get some.
+    #[must_use]
+    pub fn with_prefix_length(mut self, length: u8) -> Self {
+        self.prefix_length = Some(length);
+        self.assignment_mode = AssignmentMode::Manual;
         self
     }
 
@@ -138,6 +151,7 @@ pub struct Pool {
     resource: Resource,
     cidr: IpNet,
     block_size: u8,
+    prefix_length: Option<u8>,
 }
 
 impl Pool {
@@ -151,6 +165,9 @@ impl Pool {
         spec.insert("vxlanMode".to_owned(), "Never".into());
         spec.insert("ipipMode".to_owned(), "Never".into());
         resource.set_part("spec", serde_json::Value::Object(spec));
+        if let Some(length) = new.prefix_length {
+            resource.set_annotation(PREFIX_LENGTH_ANNOTATION, &length.to_string());
+        }
         Self::read(&keys::resource(ResourceKind::IpPool, &new.name), resource)
     }
 
@@ -176,7 +193,16 @@ impl Pool {
                 .ok_or_else(|| Malformed::new(key, format_args!("the pool's block size {size} is no prefix length")))?,
         };
         let block_size = if block_size == 0 { default_block_size(Family::of_net(cidr)) } else { block_size };
-        Ok(Self { resource, cidr: cidr.trunc(), block_size })
+        let mut pool = Self { resource, cidr: cidr.trunc(), block_size, prefix_length: None };
+        if let Some(text) = pool.resource.annotation(PREFIX_LENGTH_ANNOTATION) {
+            let wrong = |reason: &dyn fmt::Display| {
+                Malformed::new(key, format_args!("the annotation {PREFIX_LENGTH_ANNOTATION} is {text:?}: {reason}"))
+            };
+            let length = text.parse().map_err(|_| wrong(&"a prefix length is a number, for example 64"))?;
+            pool.block_size = block_size_for(pool.cidr, length).map_err(|reason| wrong(&reason))?;
+            pool.prefix_length = Some(length);
+        }
+        Ok(pool)
     }
 
     /// The name.
@@ -197,6 +223,26 @@ impl Pool {
     /// The prefix length of its blocks.
     pub fn block_size(&self) -> u8 {
         self.block_size
+    }
+
+    /// For a pool of prefixes their length; `None` for a pool of addresses.
+    pub fn prefix_length(&self) -> Option<u8> {
+        self.prefix_length
+    }
+
+    /// The length of what is assigned: that of its prefixes, or of a single address.
+    pub fn length(&self) -> u8 {
+        self.prefix_length.unwrap_or(self.family().bits())
+    }
+
+    /// How many addresses it has, or prefixes.
+    pub fn capacity(&self) -> Count {
+        1_u128.checked_shl(u32::from(self.length() - self.cidr.prefix_len())).map_or(Count::ALL, Count::new)
+    }
+
+    /// The prefix of the pool that has an address, or the address itself.
+    pub fn unit_of(&self, ip: IpAddr) -> IpNet {
+        self.family().network(ip, self.length()).unwrap_or_else(|| ip.into())
     }
 
     /// The whole resource.

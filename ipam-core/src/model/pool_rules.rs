@@ -4,7 +4,8 @@ use std::fmt;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::pool::{NewPool, Pool, PoolUse};
+use super::pool::{AssignmentMode, NewPool, Pool, PoolUse};
+use super::prefixes::block_size_for;
 use super::resource::check_name;
 use crate::net::{Family, overlap};
 use crate::selector::Selector;
@@ -71,7 +72,11 @@ pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPoo
     if new.cidr != stored.cidr() {
         return Err(InvalidPool::new("IPPool.CIDR", new.cidr, "IPPool CIDR cannot be modified"));
     }
-    if new.block_size != stored.block_size() {
+    if new.prefix_length != stored.prefix_length() {
+        let length = new.prefix_length.map_or(String::new(), |length| length.to_string());
+        return Err(InvalidPool::new("IPPool.PrefixLength", length, "the length of the prefixes cannot be modified"));
+    }
+    if new.prefix_length.is_none() && new.block_size != stored.block_size() {
         return Err(InvalidPool::new("IPPool.BlockSize", new.block_size, "IPPool BlockSize cannot be modified"));
     }
     if stored.allows(PoolUse::LoadBalancer) && !new.allowed_uses.contains(&PoolUse::LoadBalancer) {
@@ -105,6 +110,16 @@ fn check_network(cidr: IpNet) -> Result<(), InvalidPool> {
 }
 
 fn check_block_size(new: &NewPool) -> Result<(), InvalidPool> {
+    if let Some(length) = new.prefix_length {
+        return match block_size_for(new.cidr, length) {
+            Ok(_) if new.assignment_mode == AssignmentMode::Manual => Ok(()),
+            Ok(_) => {
+                let reason = "a pool of prefixes must have the assignment mode Manual";
+                Err(InvalidPool::new("IPPool.AssignmentMode", new.assignment_mode.as_str(), reason))
+            }
+            Err(reason) => Err(InvalidPool::new("IPPool.PrefixLength", length, reason)),
+        };
+    }
     let sizes = Family::of_net(new.cidr).block_sizes();
     if !sizes.contains(&new.block_size) {
         let reason = format!("block size must be between {} and {}", sizes.start(), sizes.end());
@@ -154,7 +169,8 @@ fn check_neighbours(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result<(
                 .to_string();
         return Err(InvalidPool::new("IPPool.CIDR", new.cidr, reason));
     }
-    let odd = |block: &&IpNet| overlap(**block, new.cidr) && block.prefix_len() != new.block_size;
+    let size = new.prefix_length.and_then(|length| block_size_for(new.cidr, length).ok()).unwrap_or(new.block_size);
+    let odd = |block: &&IpNet| overlap(**block, new.cidr) && block.prefix_len() != size;
     if let Some(block) = blocks.iter().find(odd) {
         let reason = format_args!("block {block} of another size exists inside").to_string();
         return Err(InvalidPool::new("IPPool.BlockSize", new.block_size, reason));

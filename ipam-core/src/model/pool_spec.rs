@@ -5,7 +5,7 @@ use std::fmt::Display;
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
-use super::pool::{AssignmentMode, NewPool, PoolUse};
+use super::pool::{AssignmentMode, NewPool, Pool, PoolUse};
 use super::pool_rules::{InvalidPool, default_block_size};
 use crate::net::Family;
 
@@ -34,23 +34,33 @@ const SWITCHES: [(&str, &str); 3] = [
 type Object = Map<String, Value>;
 
 /// Reads a spec, and returns the pool that it describes and the spec as it is stored: with the defaults, and without
-/// fields that are off. A spec without a block size gets this one, or else the default.
+/// fields that are off. `prefix_length` is the annotation [`super::PREFIX_LENGTH_ANNOTATION`]. Without it the pool has
+/// that of the stored pool, and a spec without a block size has its block size, or else the default.
 ///
 /// # Errors
 /// [`InvalidPool`] for a field that is of another type or has a value that it cannot have, and for tunnels that do not
 /// go together. The other rules are those of [`super::check_new_pool`].
-pub fn read_pool_spec(name: &str, written: &Object, block_size: Option<u8>) -> Result<(NewPool, Object), InvalidPool> {
+pub fn read_pool_spec(
+    name: &str,
+    written: &Object,
+    prefix_length: Option<&str>,
+    stored_pool: Option<&Pool>,
+) -> Result<(NewPool, Object), InvalidPool> {
     let cidr = network(written)?;
     let ipip = one_of(written, "ipipMode", "IPPool.IPIPMode", &["Never", "Always", "CrossSubnet"])?;
     let vxlan = one_of(written, "vxlanMode", "IPPool.VXLANMode", &["Never", "Always", "CrossSubnet"])?;
     check_tunnels(cidr, ipip, vxlan)?;
     let mode = one_of(written, "assignmentMode", "IPPool.AssignmentMode", &["Automatic", "Manual"])?;
+    let block_size = stored_pool.filter(|pool| pool.prefix_length().is_none()).map(Pool::block_size);
     let usual = block_size.unwrap_or_else(|| default_block_size(Family::of_net(cidr)));
+    let not_a_length = |text| InvalidPool::new("IPPool.PrefixLength", text, "must be a number, for example 64");
+    let length = prefix_length.map(|text| text.parse().map_err(|_| not_a_length(text))).transpose()?;
     let node_selector = text(written, "nodeSelector", "IPPool.NodeSelector")?;
     let new = NewPool {
         name: name.to_owned(),
         cidr,
         block_size: size(written, Family::of_net(cidr))?.unwrap_or(usual),
+        prefix_length: length.or_else(|| stored_pool?.prefix_length()),
         node_selector: if node_selector.is_empty() { "all()" } else { node_selector }.to_owned(),
         namespace_selector: text(written, "namespaceSelector", "IPPool.NamespaceSelector")?.to_owned(),
         allowed_uses: uses(written)?,
@@ -166,11 +176,13 @@ fn field<'a>(written: &'a Object, name: &str) -> Option<&'a Value> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use time::OffsetDateTime;
 
     use super::*;
+    use crate::model::check_changed_pool;
 
     fn read(spec: Value) -> Result<(NewPool, Object), InvalidPool> {
-        read_pool_spec("p", spec.as_object().unwrap(), None)
+        read_pool_spec("p", spec.as_object().unwrap(), None, None)
     }
 
     #[test]
@@ -189,8 +201,19 @@ mod tests {
         assert_eq!((new.block_size, new.assignment_mode), (120, AssignmentMode::Manual));
         assert_eq!((&spec["cidr"], &spec["ipipMode"]), (&json!("fd00::/64"), &json!("Never")));
         assert_eq!((&spec["disabled"], &spec["namespaceSelector"]), (&json!(true), &json!("has(b)")));
-        let kept = read_pool_spec("p", json!({"cidr": "10.0.0.0/16", "blockSize": 0}).as_object().unwrap(), Some(28));
-        assert_eq!(kept.unwrap().0.block_size, 28);
+        let made = |new: NewPool| Pool::new(&new, "u", OffsetDateTime::UNIX_EPOCH).unwrap();
+        let again = |pool: &Pool, length: Option<&str>| {
+            let spec = json!({"cidr": pool.cidr().to_string(), "blockSize": 0, "assignmentMode": "Manual"});
+            read_pool_spec("p", spec.as_object().unwrap(), length, Some(pool)).map(|(new, _)| new)
+        };
+        let plain = made(NewPool::new("p", "10.0.0.0/16".parse().unwrap()).with_block_size(28));
+        assert_eq!(again(&plain, None).unwrap().block_size, 28);
+        let prefixes = made(NewPool::new("p", "2001:db8::/48".parse().unwrap()).with_prefix_length(64));
+        assert_eq!(again(&prefixes, None).unwrap(), again(&prefixes, Some("64")).unwrap());
+        assert_eq!(check_changed_pool(&again(&prefixes, None).unwrap(), &prefixes), Ok(()));
+        let changed = check_changed_pool(&again(&prefixes, Some("60")).unwrap(), &prefixes).unwrap_err();
+        assert_eq!(changed.field(), "IPPool.PrefixLength");
+        assert_eq!(again(&prefixes, Some("/64")).unwrap_err().field(), "IPPool.PrefixLength");
     }
 
     #[test]

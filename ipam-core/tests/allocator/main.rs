@@ -21,6 +21,7 @@ mod hints;
 mod intents;
 mod lost;
 mod owners;
+mod prefixes;
 mod quarantine;
 mod quotas;
 mod reach;

@@ -1,7 +1,9 @@
 //! A document that somebody has written.
 
 use ipam_core::Error;
-use ipam_core::model::{check_name, check_new_pool, read_pool_spec};
+use ipam_core::model::{
+    InvalidPool, NewPool, PREFIX_LENGTH_ANNOTATION, Pool, check_name, check_new_pool, read_pool_spec,
+};
 use serde_json::Value;
 
 use super::{API_VERSION, DEFAULT_NAMESPACE, DocumentError, DocumentKind, Object, SETTINGS_NAME};
@@ -135,11 +137,19 @@ impl Manifest {
     pub fn check(&self) -> Result<(), Error> {
         self.check_name()?;
         if self.kind == DocumentKind::Pool {
-            let new = read_pool_spec(&self.name, &self.spec(), None).map(|(new, _)| new);
-            let checked = new.and_then(|new| check_new_pool(&new, &[], &[]));
+            let checked = self.new_pool(None).and_then(|(new, _)| check_new_pool(&new, &[], &[]));
             return Ok(checked?);
         }
         Ok(())
+    }
+
+    /// The pool that the document describes, and its spec as it is stored. What it does not say is that of the pool that is
+    /// stored.
+    pub(super) fn new_pool(&self, stored: Option<&Pool>) -> Result<(NewPool, Object), InvalidPool> {
+        let metadata = self.metadata();
+        let annotations = metadata.get("annotations").and_then(Value::as_object);
+        let length = annotations.and_then(|all| all.get(PREFIX_LENGTH_ANNOTATION)).and_then(Value::as_str);
+        read_pool_spec(&self.name, &self.spec(), length, stored)
     }
 
     /// The spec; an empty one if there is none.

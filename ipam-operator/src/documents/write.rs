@@ -2,7 +2,7 @@
 
 use ipam_core::Result;
 use ipam_core::affinity::ReleaseIf;
-use ipam_core::model::{Document, IpamConfig, Malformed, POOL_FIELDS, Pool, check_changed_pool, read_pool_spec};
+use ipam_core::model::{Document, IpamConfig, Malformed, POOL_FIELDS, Pool, check_changed_pool};
 use ipam_core::transact;
 use kv::{Deadline, Key, Revision, Transaction};
 
@@ -106,8 +106,7 @@ impl Operator {
         stored: Option<&[u8]>,
     ) -> Result<kv::Value> {
         let old = stored.map(|value| Pool::decode(key, value)).transpose()?;
-        let size = old.as_ref().map(Pool::block_size);
-        let (new, spec) = read_pool_spec(manifest.name(), &manifest.spec(), size)?;
+        let (new, spec) = manifest.new_pool(old.as_ref())?;
         match &old {
             Some(old) => check_changed_pool(&new, old)?,
             None => self.check_beside_others(tx, &new).await?,

@@ -40,6 +40,8 @@ struct About {
     owner_is_gone: bool,
     /// Which ordinals are allocated, a bit for each.
     allocated: Box<[u64]>,
+    /// How many bits of an address an ordinal does not tell: those inside a prefix.
+    host_bits: u8,
 }
 
 /// Whether a block was read.
@@ -76,12 +78,13 @@ impl Inspector {
     fn inspect(&mut self, cidr: IpNet, stored: &StoredBlock) {
         let (block, flaws) = (stored.block(), stored.flaws());
         let is_sound = flaws.dangling.is_empty();
-        tell_flaws(cidr, &flaws, &mut self.done.findings);
+        tell_flaws(block, &flaws, &mut self.done.findings);
         let owner = block.owner();
         let owner_is_gone = owner.as_ref().and_then(Owner::node).is_some_and(|node| self.around.is_gone(node));
         self.find_place(cidr, is_sound && block.is_empty());
         self.find_owner(block, owner.as_ref(), owner_is_gone, is_sound);
-        let about = About { owner, has_affinity: false, owner_is_gone, allocated: bits(block) };
+        let host_bits = block.family().bits() - block.length();
+        let about = About { owner, has_affinity: false, owner_is_gone, allocated: bits(block), host_bits };
         let index = self.blocks.note(cidr, Some(about));
         self.inspect_addresses(block, index);
         if self.done.cluster.is_some() {
@@ -228,7 +231,8 @@ fn allocated(block: &Block, ip: IpAddr, entry: &Attribute, borrowed: bool, node_
     }
 }
 
-fn tell_flaws(cidr: IpNet, flaws: &Flaws, findings: &mut Vec<Finding>) {
+fn tell_flaws(block: &Block, flaws: &Flaws, findings: &mut Vec<Finding>) {
+    let cidr = block.cidr();
     let is_sound = flaws.dangling.is_empty();
     let lists = [
         (Code::DanglingAllocation, &flaws.dangling, "given out to nobody who is on record"),
@@ -237,7 +241,7 @@ fn tell_flaws(cidr: IpNet, flaws: &Flaws, findings: &mut Vec<Finding>) {
         (Code::QueuedButHeld, &flaws.taken, "held and in the queue"),
     ];
     for (code, ordinals, what) in lists {
-        if let Some(first) = ordinals.first().and_then(|ordinal| nth(cidr, *ordinal as u128)) {
+        if let Some(first) = ordinals.first().and_then(|ordinal| block.address(*ordinal)) {
             let what = format!("{} {what}, the first is {first}", addresses(ordinals.len() as u64));
             findings.push(Finding::new(code, Subject::Block(cidr), what).mendable(is_sound));
         }
@@ -258,11 +262,8 @@ fn tell_flaws(cidr: IpNet, flaws: &Flaws, findings: &mut Vec<Finding>) {
 /// Which ordinals of a block are allocated.
 fn bits(block: &Block) -> Box<[u64]> {
     let mut bits = vec![0_u64; block.capacity().div_ceil(64)];
-    let first = bounds(block.cidr()).0;
-    for (ip, _) in block.allocated() {
-        let ordinal = ipam_core::net::number(ip) - first;
-        let word = usize::try_from(ordinal / 64).ok().and_then(|word| bits.get_mut(word));
-        if let Some(word) = word {
+    for ordinal in block.allocated().filter_map(|(ip, _)| block.ordinal(ip)) {
+        if let Some(word) = bits.get_mut(ordinal / 64) {
             *word |= 1 << (ordinal % 64);
         }
     }
@@ -270,6 +271,11 @@ fn bits(block: &Block) -> Box<[u64]> {
 }
 
 impl About {
+    /// The allocated ordinals.
+    fn ordinals(&self) -> impl Iterator<Item = u128> {
+        (0..self.allocated.len() as u128 * 64).filter(|ordinal| self.has(*ordinal))
+    }
+
     fn has(&self, ordinal: u128) -> bool {
         let word = usize::try_from(ordinal / 64).ok().and_then(|word| self.allocated.get(word));
         word.is_some_and(|word| word >> (ordinal % 64) & 1 == 1)
@@ -364,10 +370,11 @@ impl Blocks {
 /// Finds the addresses that are given out in both of two blocks.
 fn find_twice(outer: &Note, inner: &Note, findings: &mut Vec<Finding>) {
     let (Some(out), Some(within)) = (&outer.about, &inner.about) else { return };
-    let (first, last) = bounds(inner.cidr);
-    let distance = first - bounds(outer.cidr).0;
-    for ordinal in (0..=last - first).filter(|ordinal| within.has(*ordinal) && out.has(distance + ordinal)) {
-        if let Some(ip) = nth(inner.cidr, ordinal) {
+    let distance = bounds(inner.cidr).0 - bounds(outer.cidr).0;
+    // The host bits of an ordinal are those of a shorter prefix than the block's: nothing is shifted out.
+    for place in within.ordinals().map(|ordinal| ordinal << within.host_bits) {
+        let is_twice = out.has((distance + place) >> out.host_bits);
+        if let Some(ip) = nth(inner.cidr, place).filter(|_| is_twice) {
             let what = format!("blocks {} and {} both have given it out", outer.cidr, inner.cidr);
             findings.push(Finding::new(Code::AddressTwice, Subject::Address(ip), what));
         }

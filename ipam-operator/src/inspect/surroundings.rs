@@ -113,7 +113,8 @@ impl Surroundings {
         let read = Pool::decode(&kv.key, kv.value.as_bytes());
         let Some(pool) = or_find(read, Code::UnreadablePool, subject(), findings) else { return };
         let (cidr, size) = (pool.cidr(), pool.block_size());
-        if !Family::of_net(cidr).block_sizes().contains(&size) || size < cidr.prefix_len() {
+        let is_size = pool.prefix_length().is_some() || Family::of_net(cidr).block_sizes().contains(&size);
+        if !is_size || size < cidr.prefix_len() {
             let what = format!("a pool {cidr} cannot have blocks of /{size}");
             findings.push(Finding::new(Code::BrokenPool, subject(), what));
         }

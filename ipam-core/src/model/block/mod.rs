@@ -20,7 +20,7 @@ use super::attribute::Attribute;
 use super::codec::{Field, net_text};
 use super::kept::{Kept, Net, read_keeping};
 use super::owner::Owner;
-use crate::net::{Count, Family};
+use crate::net::Family;
 use crate::reservations::Reservations;
 use crate::timestamps::{Stamp, age, unix_nanos};
 
@@ -38,7 +38,8 @@ pub const MAX_BLOCK_ADDRESSES: usize = 1 << 16;
 
 /// The document under a block's key.
 ///
-/// Addresses are named by their ordinal: how many places after the first one of the block they are. An ordinal is
+/// Addresses are named by their ordinal: how many places after the first one of the block they are. In a block of
+/// prefixes ([`super::is_of_prefixes`]) an ordinal is that of a prefix, which its first address stands for. An ordinal is
 /// either allocated, pointing at its [`Attribute`], or in the list of free ones, which is a queue: the head is
 /// assigned, a released ordinal goes to the end.
 ///
@@ -115,9 +116,9 @@ pub struct Cooldown {
     pub moved: usize,
 }
 
-/// The number of addresses of a block, where a block can have so many.
-fn capacity_of(cidr: IpNet) -> Option<usize> {
-    let count = usize::try_from(Count::of_net(cidr).to_u128()?).ok()?;
+/// How many networks of this length a block has, where a block can have so many: addresses or prefixes.
+fn capacity_of(cidr: IpNet, length: u8) -> Option<usize> {
+    let count = 1_usize.checked_shl(u32::from(length.checked_sub(cidr.prefix_len())?))?;
     (count <= MAX_BLOCK_ADDRESSES).then_some(count)
 }
 
@@ -133,8 +134,22 @@ impl Block {
         now: OffsetDateTime,
         reserved: Option<&HostReserved>,
     ) -> Result<Self, UnusableBlock> {
+        Self::of_length(cidr, Family::of_net(cidr).bits(), owner, now, reserved)
+    }
+
+    /// The same for a block of prefixes of this length, as a pool of prefixes has it.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_length(
+        cidr: IpNet,
+        length: u8,
+        owner: Option<&Owner>,
+        now: OffsetDateTime,
+        reserved: Option<&HostReserved>,
+    ) -> Result<Self, UnusableBlock> {
         let cidr = cidr.trunc();
-        let size = capacity_of(cidr).ok_or(UnusableBlock::TooLarge(cidr))?;
+        let size = capacity_of(cidr, length).ok_or(UnusableBlock::TooLarge(cidr))?;
         let mut block = Self {
             cidr,
             affinity: Field::Null,
@@ -184,9 +199,28 @@ impl Block {
         Family::of_net(self.cidr)
     }
 
-    /// How many addresses it has.
+    /// How many addresses it has, or prefixes.
     pub fn capacity(&self) -> usize {
         self.allocations.len()
+    }
+
+    /// The length of what an ordinal stands for: that of a single address, or of a prefix.
+    pub fn length(&self) -> u8 {
+        self.family().bits() - self.host_bits()
+    }
+
+    /// The network that an ordinal stands for: a single address, or a prefix.
+    pub fn unit_of(&self, ip: IpAddr) -> Option<IpNet> {
+        let first = self.address(self.ordinal(ip)?)?;
+        self.family().network(first, self.length())
+    }
+
+    /// True if the address is reserved, or some of its prefix is.
+    pub fn is_reserved(&self, ip: IpAddr, reservations: &Reservations) -> bool {
+        match self.host_bits() {
+            0 => reservations.contains(ip),
+            _ => self.unit_of(ip).is_some_and(|prefix| reservations.touches(prefix)),
+        }
     }
 
     /// The owner.
@@ -308,7 +342,7 @@ impl Block {
 
     /// The number of addresses that could be assigned now: free ones that are not reserved.
     pub fn free_count(&self, reservations: &Reservations) -> usize {
-        self.free_addresses().filter(|ip| !reservations.contains(*ip)).count()
+        self.free_addresses().filter(|ip| !self.is_reserved(*ip, reservations)).count()
     }
 
     /// True if each address of the block has a holder, so that none becomes free unless the block is written.
@@ -333,7 +367,7 @@ impl Block {
             if taken.len() == wanted {
                 break;
             }
-            if let Some(ip) = self.address(ordinal).filter(|ip| !reservations.contains(*ip)) {
+            if let Some(ip) = self.address(ordinal).filter(|ip| !self.is_reserved(*ip, reservations)) {
                 taken.push(ordinal);
                 addresses.push(ip);
             }

@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use kv::{Key, Value};
 use smol_str::format_smolstr;
 
-use super::{Attribute, Block, Field, capacity_of};
+use super::{Attribute, Block, Field, MAX_BLOCK_ADDRESSES, capacity_of};
 use crate::model::codec::{Document, Malformed, from_json, to_json_of};
 use crate::model::keys;
+use crate::model::prefixes::{is_of_prefixes, length_in_block};
 use crate::net::{nth, number};
 
 /// The usual lengths of a block without its entries, and of an entry: the buffer of a written block seldom grows.
@@ -16,16 +17,23 @@ const BYTES_OF_ENTRY: usize = 320;
 
 impl Block {
     /// The ordinal of an address; `None` if it is not of this block.
-    pub(super) fn ordinal(&self, ip: IpAddr) -> Option<usize> {
+    pub fn ordinal(&self, ip: IpAddr) -> Option<usize> {
         if !self.cidr.contains(&ip) {
             return None;
         }
-        usize::try_from(number(ip).checked_sub(number(self.cidr.network()))?).ok()
+        let distance = number(ip).checked_sub(number(self.cidr.network()))?;
+        usize::try_from(distance.checked_shr(self.host_bits().into())?).ok()
     }
 
     /// The address of an ordinal; `None` if it lies outside.
-    pub(super) fn address(&self, ordinal: usize) -> Option<IpAddr> {
-        nth(self.cidr, ordinal as u128)
+    pub fn address(&self, ordinal: usize) -> Option<IpAddr> {
+        nth(self.cidr, (ordinal as u128).checked_shl(self.host_bits().into())?)
+    }
+
+    /// How many bits of an address its ordinal does not tell: none, or what a prefix leaves free.
+    pub(super) fn host_bits(&self) -> u8 {
+        let bits = self.family().bits() - self.cidr.prefix_len();
+        bits.saturating_sub(self.allocations.len().checked_ilog2().and_then(|of| u8::try_from(of).ok()).unwrap_or(0))
     }
 
     /// The entries that allocations point at.
@@ -107,18 +115,28 @@ impl Block {
         if keys::parse_block(key) != Some(self.cidr) {
             return Err(Malformed::new(key, format_args!("the block inside is {}", self.cidr)));
         }
-        let size = capacity_of(self.cidr)
-            .ok_or_else(|| Malformed::new(key, format_args!("block {} has too many addresses", self.cidr)))?;
-        if self.allocations.len() != size {
-            let found = self.allocations.len();
-            return Err(Malformed::new(key, format_args!("{found} allocations for {size} addresses")));
-        }
+        self.check_size(key)?;
         let entries = self.attributes().len();
         if let Some(index) = self.allocations.iter().flatten().find(|index| **index >= entries) {
             return Err(Malformed::new(key, format_args!("an allocation points at attribute {index} of {entries}")));
         }
         self.heal_queue();
         Ok(())
+    }
+
+    /// Checks that there are as many allocations as addresses, or as prefixes of some length.
+    pub(super) fn check_size(&self, key: &Key) -> Result<(), Malformed> {
+        let (found, cidr) = (self.allocations.len(), self.cidr);
+        if found <= MAX_BLOCK_ADDRESSES && length_in_block(cidr, found).is_some() {
+            return Ok(());
+        }
+        if is_of_prefixes(cidr) {
+            return Err(Malformed::new(key, format_args!("block {cidr} cannot have {found} prefixes")));
+        }
+        match capacity_of(cidr, self.family().bits()) {
+            Some(size) => Err(Malformed::new(key, format_args!("{found} allocations for {size} addresses"))),
+            None => Err(Malformed::new(key, format_args!("block {cidr} has too many addresses"))),
+        }
     }
 
     fn heal_queue(&mut self) {

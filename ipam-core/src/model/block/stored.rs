@@ -3,7 +3,7 @@
 use kv::Key;
 use smol_str::SmolStr;
 
-use super::{Block, capacity_of};
+use super::Block;
 use crate::model::codec::{Malformed, from_json};
 
 /// A block of which nothing was healed. Of the invariant of [`Block`] only the number of allocations holds.
@@ -45,14 +45,8 @@ impl StoredBlock {
     pub fn read(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
         let mut block: Block = from_json(key, value)?;
         block.cidr = block.cidr.trunc();
-        let (found, cidr) = (block.allocations.len(), block.cidr);
-        match capacity_of(cidr) {
-            None => Err(Malformed::new(key, format_args!("block {cidr} has too many addresses"))),
-            Some(size) if size != found => {
-                Err(Malformed::new(key, format_args!("{found} allocations for {size} addresses")))
-            }
-            Some(_) => Ok(Self(block)),
-        }
+        block.check_size(key)?;
+        Ok(Self(block))
     }
 
     /// The block, for reading only.

@@ -51,10 +51,10 @@ impl Whose {
         })
     }
 
-    fn range(&self) -> Range {
+    fn ranges(&self) -> Vec<Range> {
         match self {
-            Self::Known(subject) => subject.range(),
-            Self::Pod(_) => Range::Prefix(keys::blocks_prefix(None)),
+            Self::Known(subject) => subject.ranges(),
+            Self::Pod(_) => vec![Range::Prefix(keys::blocks_prefix(None))],
         }
     }
 
@@ -87,19 +87,23 @@ async fn history(shown: &Shown, whose: &Whose) -> Result<String, Failure> {
 
 async fn read(shown: &Shown, whose: &Whose) -> kv::Result<Reported> {
     let store = &*shown.store;
-    let range = whose.range();
     let newest = store.range(RangeRequest::new(Range::Key(keys::config())).with_content(Content::CountOnly)).await?;
     let oldest = oldest_revision(store, newest.revision).await?;
     let mut reported = Reported { oldest_revision: oldest.get(), ..Reported::default() };
-    // First the state at the beginning, then the changes after it.
-    let mut pages = Pages::new(range.clone(), oldest);
-    while let Some(page) = pages.next(store).await? {
-        for kv in page {
-            let listed = of_listed(&kv.key, kv.value.as_bytes()).unwrap_or_default();
-            listed.iter().filter(|one| whose.concerns(one)).for_each(|one| reported.add(Row::listed(oldest, one)));
+    for range in whose.ranges() {
+        if !reported.events.is_empty() {
+            break;
         }
+        // First the state at the beginning, then the changes after it.
+        let mut pages = Pages::new(range.clone(), oldest);
+        while let Some(page) = pages.next(store).await? {
+            for kv in page {
+                let listed = of_listed(&kv.key, kv.value.as_bytes()).unwrap_or_default();
+                listed.iter().filter(|one| whose.concerns(one)).for_each(|one| reported.add(Row::listed(oldest, one)));
+            }
+        }
+        past::since(store, &range, oldest.next(), |batch| reported.happened(batch, whose)).await?;
     }
-    past::since(store, &range, oldest.next(), |batch| reported.happened(batch, whose)).await?;
     let everything = Range::Prefix(keys::ipam_prefix());
     reported.oldest_time = time_after(store, &everything, oldest).await?.map(rfc3339);
     Ok(reported)

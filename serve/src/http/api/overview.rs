@@ -46,6 +46,9 @@ struct Pool {
     name: String,
     cidr: String,
     block_size: u8,
+    /// The length of its prefixes; absent if it has addresses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefix_length: Option<u8>,
     enabled: bool,
     capacity: Count,
     used: usize,
@@ -96,6 +99,7 @@ impl Pool {
             name: pool.name().to_owned(),
             cidr: pool.cidr().to_string(),
             block_size: pool.block_size(),
+            prefix_length: pool.prefix_length(),
             enabled: pool.is_enabled(),
             capacity: usage.capacity,
             used,

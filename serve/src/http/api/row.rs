@@ -78,7 +78,7 @@ impl Address {
                 Self { ip, used, holder: Some(Whose::of(entry)), since }
             }
             AddressState::CoolingDown(since) => Self { since: Some(rfc3339(since)), ..free(Use::InCooldown) },
-            _ if reservations.contains(ip) => free(Use::Reserved),
+            _ if block.is_reserved(ip, reservations) => free(Use::Reserved),
             _ => free(Use::Free),
         }
     }
@@ -93,6 +93,8 @@ pub(super) struct Row {
     event: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     address: Option<IpAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefix_length: Option<u8>,
     block: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     holder: Option<Whose>,
@@ -131,6 +133,7 @@ impl Row {
             time: time.map(rfc3339),
             event,
             address: what.address(),
+            prefix_length: happening.prefix_length,
             block: block.to_string(),
             holder: what.holder().map(Whose::of),
             from,

@@ -1,0 +1,103 @@
+//! Pools of prefixes: what is assigned from them is a network, for example a /64, instead of a single address.
+//!
+//! Such a pool is cut into blocks like any other one, and an ordinal of a block is a prefix. A prefix goes by its first
+//! address wherever an address stands: in an answer, a request, a handle's block, a report. Any address inside means
+//! the same prefix.
+//!
+//! A block of prefixes is larger than any block of addresses can be. That tells the two apart, and each has keys of its
+//! own: Calico passes over those of prefixes.
+
+use ipnet::IpNet;
+
+use crate::net::Family;
+
+/// The annotation of a pool that says how long its prefixes are, in decimal: `64`. Calico keeps it, and assigns nothing
+/// from the pool, since the assignment mode is manual.
+pub const PREFIX_LENGTH_ANNOTATION: &str = "margay.io/prefix-length";
+
+/// A block has 64 prefixes, unless it must be larger.
+const BITS_OF_BLOCK: u8 = 6;
+/// The host bits that a prefix has at least: an address for the container, and one more.
+const FEWEST_HOST_BITS: u8 = 2;
+
+/// True for a block of prefixes.
+pub fn is_of_prefixes(block: IpNet) -> bool {
+    block.prefix_len() <= largest_length(Family::of_net(block))
+}
+
+/// The longest prefix length of a block of prefixes.
+fn largest_length(family: Family) -> u8 {
+    family.block_sizes().start() - 1
+}
+
+/// The prefix length of the blocks of a pool of prefixes.
+///
+/// # Errors
+/// The reason why a pool cannot have prefixes of this length.
+pub fn block_size_for(pool: IpNet, length: u8) -> Result<u8, String> {
+    let family = Family::of_net(pool);
+    let longest = family.bits() - FEWEST_HOST_BITS;
+    if length < pool.prefix_len() || length > longest {
+        return Err(format!("prefixes of {pool} have a length from /{} to /{longest}", pool.prefix_len()));
+    }
+    let largest = largest_length(family);
+    if pool.prefix_len() > largest {
+        return Err(format!("a pool of {family} prefixes has a length of /{largest} at most"));
+    }
+    Ok(length.saturating_sub(BITS_OF_BLOCK).clamp(pool.prefix_len(), largest))
+}
+
+/// The length of what the ordinals of a block mean, by the number of ordinals: that of a single address, or of a prefix.
+/// `None` if a block of this network cannot have so many.
+pub(super) fn length_in_block(block: IpNet, ordinals: usize) -> Option<u8> {
+    let bits = Family::of_net(block).bits();
+    let length = block.prefix_len().checked_add(u8::try_from(ordinals.checked_ilog2()?).ok()?)?;
+    let is_length = if is_of_prefixes(block) { length <= bits - FEWEST_HOST_BITS } else { length == bits };
+    (ordinals.is_power_of_two() && is_length).then_some(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size(pool: &str, length: u8) -> Result<u8, String> {
+        block_size_for(pool.parse().unwrap(), length)
+    }
+
+    #[test]
+    fn a_block_has_64_prefixes_or_what_tells_it_from_a_block_of_addresses() {
+        assert_eq!(size("2001:db8::/48", 64), Ok(58));
+        assert_eq!(size("2001:db8::/60", 64), Ok(60));
+        assert_eq!(size("2001:db8::/64", 64), Ok(64));
+        assert_eq!(size("2001:db8::/48", 80), Ok(74));
+        assert_eq!(size("2001:db8::/96", 124), Ok(115));
+        assert_eq!(size("10.0.0.0/8", 24), Ok(18));
+        assert_eq!(size("10.64.0.0/16", 28), Ok(19));
+        assert_eq!(size("10.0.0.0/8", 10), Ok(8));
+        for (pool, length, reason) in [
+            ("2001:db8::/48", 40, "from /48 to /126"),
+            ("2001:db8::/48", 127, "from /48 to /126"),
+            ("2001:db8::/120", 124, "/115 at most"),
+            ("10.0.0.0/20", 28, "/19 at most"),
+            ("10.0.0.0/16", 31, "from /16 to /30"),
+        ] {
+            let error = size(pool, length).unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_number_of_ordinals_says_what_they_mean() {
+        let length = |block: &str, ordinals| length_in_block(block.parse().unwrap(), ordinals);
+        assert_eq!(length("10.0.0.0/26", 64), Some(32));
+        assert_eq!(length("2001:db8::/122", 64), Some(128));
+        assert_eq!(length("2001:db8::/58", 64), Some(64));
+        assert_eq!(length("2001:db8::/64", 1), Some(64));
+        assert_eq!(length("10.0.0.0/19", 512), Some(28));
+        for (block, ordinals) in
+            [("10.0.0.0/26", 32), ("10.0.0.0/26", 0), ("2001:db8::/58", 63), ("10.0.0.0/19", 8192), ("::/58", 0)]
+        {
+            assert_eq!(length(block, ordinals), None, "{block} {ordinals}");
+        }
+    }
+}
