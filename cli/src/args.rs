@@ -35,7 +35,7 @@ pub(crate) use history::History;
 pub(crate) use install::Install;
 pub(crate) use map::{Map, Metrics};
 pub(crate) use moving::{Export, Import, Migrate, Moving, TakeOver, Terms};
-pub(crate) use pool::{Pool, PoolCreate, PoolDelete, Reservation};
+pub(crate) use pool::{AssignPrefix, Pool, PoolCreate, PoolDelete, Reservation};
 pub(crate) use quarantine::Quarantine;
 pub(crate) use quota::Quota;
 pub(crate) use serve::Serve;
@@ -305,6 +305,9 @@ A released address can be handed out at once. Release nothing that a running con
     /// Show from which pool and block a container on a node would get its address, or why it would get none
     #[command(after_help = explain::HELP)]
     Explain(Explain),
+    /// Assign a prefix of a pool to a node, which keeps it
+    #[command(after_help = pool::ASSIGN_PREFIX)]
+    AssignPrefix(AssignPrefix),
     /// Keep an address for the workload of a name, for ever
     #[command(after_help = sticky::PIN_HELP)]
     Pin(Pin),

@@ -42,11 +42,17 @@ impl Route {
     }
 }
 
+/// The member of a result that names the assigned prefixes. CNI has none for them, and passes over members that it does not
+/// know.
+pub(crate) const PREFIXES: &str = "margay.io/prefixes";
+
 /// The addresses and routes of a result, IPv4 first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct AddResult {
     ips: Vec<Ip>,
     routes: Vec<Route>,
+    /// The prefixes of which some of the addresses are.
+    prefixes: Vec<IpNet>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -66,7 +72,7 @@ impl AddResult {
         let ips = in_order(assigned, prefix)?;
         let ips: Vec<_> = ips.into_iter().map(|ip| Ip { gateway: None, ..ip }).collect();
         let routes = ips.iter().map(|ip| Route::to(ip.address)).collect();
-        Ok(Self { ips, routes })
+        Ok(Self { ips, routes, prefixes: prefixes(assigned) })
     }
 
     /// The same without routes: Calico's answer to the target of a migration, whose traffic must still go to the
@@ -89,7 +95,7 @@ impl AddResult {
         let mut ips = in_order(assigned, prefix)?;
         // host-local's results have the order of the sets of ranges.
         ips.sort_by_key(|ip| settings.network.set_of(ip.address.addr()));
-        Ok(Self { ips, routes: settings.routes.clone() })
+        Ok(Self { ips, routes: settings.routes.clone(), prefixes: prefixes(assigned) })
     }
 
     /// The JSON in a version that the plugin speaks: indented by four, without a newline at the end.
@@ -162,6 +168,8 @@ impl AddResult {
             ips: Vec<Ip>,
             #[serde(skip_serializing_if = "<[_]>::is_empty")]
             routes: &'a [Route],
+            #[serde(rename = "margay.io/prefixes", skip_serializing_if = "<[_]>::is_empty")]
+            prefixes: &'a [IpNet],
             #[serde(skip_serializing_if = "Option::is_none")]
             dns: Option<Dns>,
         }
@@ -172,7 +180,8 @@ impl AddResult {
             gateway: ip.gateway,
         };
         let dns = (form == Form::Before100).then_some(Dns {});
-        gojson::indented(&Printed { version, ips: self.ips.iter().map(ip).collect(), routes: &self.routes, dns })
+        let ips = self.ips.iter().map(ip).collect();
+        gojson::indented(&Printed { version, ips, routes: &self.routes, prefixes: &self.prefixes, dns })
     }
 }
 
@@ -192,6 +201,11 @@ struct Dns {}
 /// The error of results before 0.3.0 that have no address.
 pub(crate) fn no_addresses() -> CniError {
     CniError::internal("cannot convert: no valid IP addresses")
+}
+
+fn prefixes(assigned: &[Assigned]) -> Vec<IpNet> {
+    let prefix = |one: &Assigned| IpNet::new(one.address, one.prefix_length?).ok();
+    assigned.iter().filter_map(prefix).map(|prefix| prefix.trunc()).collect()
 }
 
 fn host_prefix(address: IpAddr) -> u8 {

@@ -13,6 +13,7 @@ pub mod forecast;
 pub mod history;
 pub mod inspect;
 pub mod moving;
+mod node_prefix;
 mod pool_deletion;
 mod quarantine;
 mod quotas;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use ipam_core::{Ipam, Nodes};
 use kv::Store;
 
+pub use node_prefix::NodePrefix;
 pub use pool_deletion::InUse;
 pub use split::{Split, Which};
 pub use sticky::KeptAddress;

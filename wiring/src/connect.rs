@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use netlink_packet_route::AddressFamily;
 
 use crate::error::{Errno, Error};
@@ -122,7 +123,9 @@ impl Work {
         self.set_up_host(&host, &host_end)?;
         self.container.enter()?;
         self.furnish(&host, &host_end, &pair)?;
-        routes::add_on_host(&host, &plan.host_interface, host_end.index, &plan.addresses)?;
+        let addresses = plan.addresses.iter().copied().map(IpNet::from);
+        let reached: Vec<IpNet> = addresses.chain(plan.prefixes.iter().copied()).collect();
+        routes::add_on_host(&host, &plan.host_interface, host_end.index, &reached)?;
         self.in_time()?;
         let mac = mac_text(plan.mac.as_ref().unwrap_or(&pair.end.mac));
         Ok((Wired { mac }, pair))
@@ -287,6 +290,10 @@ impl Work {
         for address in &plan.addresses {
             let failure = format!("failed to add IP addr to {:?}", plan.interface);
             requests.push(messages::address(index, *address).or(failure));
+        }
+        for prefix in &plan.prefixes {
+            let failure = format!("failed to add route for what the container does not use of {prefix}");
+            requests.push(messages::unreachable(*prefix).or(failure));
         }
         pair.container.all(&requests)?;
 

@@ -157,15 +157,26 @@ pub(crate) fn route_via(destination: IpNet, next_hop: IpAddr, index: u32) -> Req
     new_route(destination, index, RouteScope::Universe, Some(next_hop))
 }
 
-fn new_route(destination: IpNet, index: u32, scope: RouteScope, next_hop: Option<IpAddr>) -> Request {
+/// Makes the main table refuse packets to a network, unless a route to a part of it takes them.
+pub(crate) fn unreachable(destination: IpNet) -> Request {
+    let message = route_message(destination, RouteScope::Universe, RouteType::Unreachable);
+    Request::change(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, &message)
+}
+
+fn route_message(destination: IpNet, scope: RouteScope, kind: RouteType) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family(destination.addr());
     message.header.destination_prefix_length = destination.prefix_len();
     message.header.table = RouteHeader::RT_TABLE_MAIN;
     message.header.protocol = RouteProtocol::Boot;
     message.header.scope = scope;
-    message.header.kind = RouteType::Unicast;
+    message.header.kind = kind;
     message.attributes = vec![RouteAttribute::Destination(RouteAddress::from(destination.addr()))];
+    message
+}
+
+fn new_route(destination: IpNet, index: u32, scope: RouteScope, next_hop: Option<IpAddr>) -> Request {
+    let mut message = route_message(destination, scope, RouteType::Unicast);
     message.attributes.extend(next_hop.map(|hop| RouteAttribute::Gateway(RouteAddress::from(hop))));
     message.attributes.push(RouteAttribute::Oif(index));
     Request::change(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &message)

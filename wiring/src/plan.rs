@@ -27,6 +27,9 @@ pub struct Plan {
     pub mac: Option<Vec<u8>>,
     /// The addresses of the container, as /32 and /128, in the order in which they are assigned.
     pub addresses: Vec<IpAddr>,
+    /// Networks that the container has for itself: the host routes them to it, and what the container does not use of one
+    /// is unreachable, so that packets to it do not go back and forth.
+    pub prefixes: Vec<IpNet>,
     /// Where the container sends packets to the host. A route is used only if there is an address of its family.
     pub routes: Vec<IpNet>,
     /// Whether the container forwards packets between its interfaces.

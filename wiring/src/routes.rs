@@ -1,7 +1,5 @@
 //! The routes by which the host reaches a container.
 
-use std::net::IpAddr;
-
 use ipnet::IpNet;
 use netlink_packet_route::AddressFamily;
 use nix::libc::{RT_SCOPE_HOST, RT_SCOPE_LINK, RT_SCOPE_NOWHERE, RT_SCOPE_SITE, RT_SCOPE_UNIVERSE, RT_TABLE_MAIN};
@@ -11,7 +9,7 @@ use crate::messages;
 use crate::netlink::{Request, Socket};
 use crate::replies::{self, Link, Route};
 
-/// Adds a route for each address that leads to the host's end of a pair.
+/// Adds a route for each address and prefix that leads to the host's end of a pair.
 ///
 /// Felix adds the same routes, and may be faster: a route that is there already is fine. Unlike Calico's plugin, this goes
 /// on with the other addresses then, and adds routes also where that leaves them to Felix.
@@ -19,14 +17,12 @@ use crate::replies::{self, Link, Route};
 /// # Errors
 ///
 /// Another interface has a route with the same destination, or the kernel refuses the route.
-pub(crate) fn add_on_host(host: &Socket, name: &str, index: u32, addresses: &[IpAddr]) -> Result<(), Error> {
-    let requests: Vec<Request> =
-        addresses.iter().map(|address| messages::route(IpNet::from(*address), index)).collect();
+pub(crate) fn add_on_host(host: &Socket, name: &str, index: u32, reached: &[IpNet]) -> Result<(), Error> {
+    let requests: Vec<Request> = reached.iter().map(|network| messages::route(*network, index)).collect();
     let failed =
         |reason: String| Error::failed(&format!("error adding host side routes for interface: {name}, error"), reason);
     let answers = host.exchange(&requests).map_err(|errno| failed(errno.to_string()))?;
-    for (address, answer) in addresses.iter().zip(answers) {
-        let destination = IpNet::from(*address);
+    for (&destination, answer) in reached.iter().zip(answers) {
         match answer {
             Ok(_) => {}
             Err(Errno::EXISTS) => conflict(host, name, index, destination).map_err(failed)?,

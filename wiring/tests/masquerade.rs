@@ -113,6 +113,7 @@ impl Place {
                 device: Device::Veth,
                 mac: None,
                 addresses: vec![address],
+                prefixes: Vec::new(),
                 routes: nets(&["0.0.0.0/0", "::/0"]),
                 forwarding: Forwarding::Off,
                 next_hop: NextHop::Known,

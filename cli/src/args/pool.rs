@@ -167,3 +167,28 @@ mod tests {
         assert!(cidr_or_address("10.0.0.0/33").is_err());
     }
 }
+
+pub(crate) const ASSIGN_PREFIX: &str = "\
+Examples:
+  margay ipam assign-prefix racks --node node1
+  margay ipam assign-prefix racks --node node1 -o json | jq -r .prefix
+  margay ipam assign-prefix racks --node node1 --dry-run
+
+The pool has prefixes (margay pool create NAME CIDR --prefix-length BITS). A node that has one of the pool keeps it: the
+command says the same again. To release it: margay ipam release --handle HANDLE, with the handle that the command says.";
+
+/// The arguments of `ipam assign-prefix`.
+#[derive(Debug, Args)]
+pub(crate) struct AssignPrefix {
+    /// The pool's name
+    #[arg(value_name = "POOL")]
+    pub(crate) pool: String,
+
+    /// The node
+    #[arg(long, value_name = "NODE")]
+    pub(crate) node: String,
+
+    /// Only say what would be done
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}

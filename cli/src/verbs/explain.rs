@@ -259,7 +259,8 @@ impl OutcomeReport {
             Outcome::Given { address, prefix_length, block, pool, free, source } => {
                 let of_pool = |state: &&PoolState| state.pool.cidr() == *pool;
                 let name = explained.pools.iter().find(of_pool).map(|state| state.pool.name().to_owned());
-                let (word, owner, text) = source_text(source, *block, *free);
+                let names = if prefix_length.is_some() { ["prefix", "prefixes"] } else { ["address", "addresses"] };
+                let (word, owner, text) = source_text(source, *block, *free, names);
                 Self {
                     address: Some(*address),
                     prefix_length: *prefix_length,
@@ -315,8 +316,13 @@ impl OutcomeReport {
 }
 
 /// The source of an address: a word for programs, the other owner of the block, and a sentence.
-fn source_text(source: &Source, block: IpNet, free: usize) -> (&'static str, Option<String>, String) {
-    let free = if free == 1 { "1 address free".to_owned() } else { format!("{free} addresses free") };
+fn source_text(
+    source: &Source,
+    block: IpNet,
+    free: usize,
+    [one, many]: [&str; 2],
+) -> (&'static str, Option<String>, String) {
+    let free = if free == 1 { format!("1 {one} free") } else { format!("{free} {many} free") };
     match source {
         Source::Own => ("own", None, format!("from block {block} of the node's own, with {free}")),
         Source::New => ("new", None, format!("from a new block that the node would claim: {block}, with {free}")),

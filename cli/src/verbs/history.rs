@@ -162,7 +162,7 @@ impl Report {
 
 fn cells(row: &Row) -> Vec<String> {
     let [utc, local] = row.time.map_or_else(|| ["unknown".to_owned(), String::new()], both);
-    let address = row.address.map(|address| address.to_string()).unwrap_or_default();
+    let address = row.address.map(|_| row.place()).unwrap_or_default();
     let block = row.block.to_string();
     vec![row.revision.to_string(), utc, local, row.event.to_owned(), address, row.who(), row.node(), block]
 }

@@ -105,6 +105,7 @@ fn run_of(command: &OnStore) -> Run {
         OnStore::Ipam(args::Ipam::Quarantine(args::Quarantine::Release { dry_run, .. })) => *dry_run,
         OnStore::Ipam(args::Ipam::Configure(configure)) => configure.dry_run,
         OnStore::Ipam(args::Ipam::Split(split)) => split.dry_run,
+        OnStore::Ipam(args::Ipam::AssignPrefix(what)) => what.dry_run,
         OnStore::Ipam(args::Ipam::Pin(pin)) => pin.dry_run,
         OnStore::Ipam(args::Ipam::Unpin(unpin)) => unpin.dry_run,
         _ => false,
@@ -220,6 +221,7 @@ async fn verb(command: &OnStore, ipam: &Operator) -> Result<Answer> {
         }
         OnStore::Ipam(args::Ipam::Configure(what)) => settings::configure(ipam, what, deadline).await,
         OnStore::Ipam(args::Ipam::Split(what)) => split::run(ipam, what, deadline).await,
+        OnStore::Ipam(args::Ipam::AssignPrefix(what)) => pool::assign_prefix(ipam, what, deadline).await,
         OnStore::Ipam(args::Ipam::Pin(what)) => sticky::pin(ipam, what, deadline).await,
         OnStore::Ipam(args::Ipam::Unpin(what)) => sticky::unpin(ipam, what, deadline).await,
         OnStore::Ipam(args::Ipam::List(what)) => sticky::list(ipam, what, Deadline::after(READING)).await,

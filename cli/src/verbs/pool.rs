@@ -3,13 +3,14 @@
 use ipam_core::assign::bridge::{self, GATEWAY_ANNOTATION, reservation_name};
 use ipam_core::model::{AssignmentMode, IpReservation, NewPool, Pool, check_new_pool};
 use ipam_core::{Error, Inventory};
-use ipam_operator::{InUse, Operator};
+use ipam_operator::{InUse, NodePrefix, Operator};
 use kv::Deadline;
 use serde_json::json;
 
 use crate::answer::Answer;
-use crate::args::{Bridged, PoolCreate, PoolDelete};
+use crate::args::{AssignPrefix, Bridged, PoolCreate, PoolDelete};
 use crate::error::{Failure, Result};
+use crate::output::printable;
 use crate::pools::{BlockSize, PoolRow, block_size, listing};
 
 /// Checks the request without the store, so that a wrong request makes no store.
@@ -64,6 +65,18 @@ pub(super) async fn delete(ipam: &Operator, args: &PoolDelete, deadline: Deadlin
         return Answer::new(format!("Dry run: would delete pool {name}"), &json!({ "would_delete": name }));
     }
     Answer::new(format!("Successfully deleted pool {name}"), &json!({ "deleted": name }))
+}
+
+/// Assigns a prefix of a pool to a node.
+pub(super) async fn assign_prefix(ipam: &Operator, what: &AssignPrefix, deadline: Deadline) -> Result<Answer> {
+    let (pool, node) = (&what.pool, &what.node);
+    let NodePrefix { prefix, handle, is_new } = ipam.assign_node_prefix(pool, node, deadline).await?;
+    let text = match is_new {
+        true => format!("Successfully assigned {prefix} of pool {pool} to node {} ({handle})", printable(node)),
+        false => format!("Node {} has {prefix} of pool {pool} already ({handle})", printable(node)),
+    };
+    let prefix = prefix.to_string();
+    Answer::new(text, &json!({ "prefix": prefix, "pool": pool, "node": node, "handle": handle, "new": is_new }))
 }
 
 /// The fate of a pool in use.

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::ipam_result::IpamResult;
 use crate::error::Result;
 use crate::gojson;
-use crate::result::no_addresses;
+use crate::result::{PREFIXES, no_addresses};
 use crate::versions;
 
 /// The answer to an ADD.
@@ -82,7 +82,8 @@ impl Answer<'_> {
         let mut printed = Map::new();
         printed.insert("cniVersion".to_owned(), version.into());
         printed.insert("interfaces".to_owned(), interfaces.into());
-        for (name, list) in [("ips", ips), ("routes", self.assigned.routes.clone())] {
+        let prefixes = self.assigned.prefixes.iter().map(|prefix| prefix.to_string().into()).collect();
+        for (name, list) in [("ips", ips), ("routes", self.assigned.routes.clone()), (PREFIXES, prefixes)] {
             if !list.is_empty() {
                 printed.insert(name.to_owned(), list.into());
             }

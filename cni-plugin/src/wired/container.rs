@@ -76,13 +76,15 @@ fn wire(add: &mut Add<'_, '_>, profiles: Vec<String>) -> Result<String> {
         return Err(CniError::internal("IPAM plugin returned no IP addresses in result"));
     }
     facts.addresses = assigned.addresses();
-    let plan = setup.plan(facts.interface.clone(), &facts.addresses);
+    let mut plan = setup.plan(facts.interface.clone(), &facts.addresses);
+    plan.prefixes.clone_from(&assigned.prefixes);
     let made = interfaces::make(add, plan, &assigned, &BTreeMap::new(), &name, &mut facts);
     let stored = made.and_then(|()| add.store(&name, &facts).inspect_err(|_| interfaces::unmake(add)));
     stored.inspect_err(|_| add.release(&plugin, &assigned))?;
     if add.found.is_some() {
         // A repeated ADD answers with the addresses alone, as Calico's.
-        assigned = IpamResult::of_addresses(&facts.addresses);
+        let prefixes = assigned.prefixes;
+        assigned = IpamResult { prefixes, ..IpamResult::of_addresses(&facts.addresses) };
     }
     add.answer(&assigned, &facts.interface, &facts.mac)
 }

@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use crate::error::{CniError, Result};
+use crate::result::PREFIXES;
 
 /// The result of an IPAM plugin. Routes, names of servers and interfaces are passed on as they are.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -16,6 +17,8 @@ pub(super) struct IpamResult {
     /// The object `dns`, unless it is empty.
     pub(super) dns: Option<Value>,
     pub(super) interfaces: Vec<Value>,
+    /// The prefixes that were assigned: each has an address in `ips`, and the rest of it is the container's, too.
+    pub(super) prefixes: Vec<IpNet>,
 }
 
 /// An address of a result.
@@ -35,6 +38,10 @@ impl IpamResult {
         let result: Value = serde_json::from_slice(text).map_err(|error| wrong(error.to_string()))?;
         let Value::Object(members) = &result else { return Err(wrong("the result is no object".to_owned())) };
         let mut parsed = Self { dns: dns(members.get("dns")), ..Self::default() };
+        for prefix in list(members.get(PREFIXES)).map_err(wrong)? {
+            let text = prefix.as_str().unwrap_or_default();
+            parsed.prefixes.push(text.parse().map_err(|_| wrong(format!("invalid CIDR address: {text}")))?);
+        }
         if members.contains_key("ip4") || members.contains_key("ip6") {
             for family in ["ip4", "ip6"].iter().filter_map(|name| members.get(*name)).filter(|value| value.is_object())
             {
@@ -109,11 +116,24 @@ mod tests {
         .unwrap();
         assert_eq!((old.ips.len(), old.routes.len(), old.dns.is_some()), (2, 1, true));
         assert_eq!(IpamResult::parse(b"{}").unwrap(), IpamResult::default());
+        let prefix = IpamResult::parse(
+            br#"{"ips":[{"address":"2001:db8:0:5::1/64"}],"margay.io/prefixes":["2001:db8:0:5::/64"]}"#,
+        )
+        .unwrap();
+        assert_eq!(prefix.prefixes, ["2001:db8:0:5::/64".parse().unwrap()]);
     }
 
     #[test]
     fn garbage_is_an_error() {
-        for text in ["", "no json here", "[]", r#"{"ips":5}"#, r#"{"ips":[{}]}"#, r#"{"ips":[{"address":"x"}]}"#] {
+        for text in [
+            "",
+            "no json here",
+            "[]",
+            r#"{"ips":5}"#,
+            r#"{"ips":[{}]}"#,
+            r#"{"ips":[{"address":"x"}]}"#,
+            r#"{"margay.io/prefixes":[7]}"#,
+        ] {
             let error = IpamResult::parse(text.as_bytes()).unwrap_err();
             assert!(error.message().starts_with("failed to unmarshal raw result: "), "{text}: {error}");
         }

@@ -68,6 +68,7 @@ fn wire(
     check_endpoint(name, facts).map_err(CniError::internal)?;
     let mut plan = add.setup.plan(facts.interface.clone(), &facts.addresses);
     plan.routes.clone_from(&wanted.routes);
+    plan.prefixes.clone_from(&assigned.prefixes);
     plan.mac = wanted.facts.mac.as_ref().map(|mac| mac.bytes.clone());
     interfaces::make(add, plan, assigned, &wanted.facts.annotations, name, facts)?;
     if let (Some(mac), Ok(Dataplane::Linux)) = (&wanted.facts.mac, add.setup.dataplane()) {

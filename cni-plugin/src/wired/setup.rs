@@ -202,6 +202,7 @@ impl<'a> Setup<'a> {
             device: self.device,
             mac: None,
             addresses: addresses.to_vec(),
+            prefixes: Vec::new(),
             routes: default_routes(),
             forwarding: if self.conf.allow_ip_forwarding { Forwarding::On } else { Forwarding::Off },
             next_hop: if self.is_alone() { NextHop::Known } else { NextHop::Asked },

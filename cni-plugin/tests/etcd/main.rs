@@ -23,6 +23,9 @@ mod lost_replies;
 mod namespaces;
 mod notes;
 mod one_key_only;
+#[path = "../system/prefix_kills.rs"]
+mod prefix_kills;
+mod prefixes;
 mod probe;
 #[path = "../system/process.rs"]
 mod process;

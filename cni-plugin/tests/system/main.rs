@@ -20,6 +20,8 @@ mod gc;
 mod hostlocal;
 mod lab;
 mod life;
+mod prefix_kills;
+mod prefixes;
 mod probe;
 mod process;
 mod quotas;

@@ -1,6 +1,6 @@
 //! Cases without a recording: killed calls, many calls at once, CHECK, GC and STATUS, and a store that does not answer.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,8 @@ pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
         on(Kind::Etcd, Mode::InProcess, "status", status),
         on(Kind::Sled, Mode::InProcess, "status", status),
         on(Kind::Redb, Mode::InProcess, "containers_reach_each_other", containers_reach_each_other),
+        on(Kind::Redb, Mode::InProcess, "a_prefix_is_routed_to_its_container", a_prefix_is_routed_to_its_container),
+        on(Kind::Sled, Mode::Child, "a_prefix_is_routed_to_its_container", a_prefix_is_routed_to_its_container),
         on(Kind::Redb, Mode::InProcess, "nat_outgoing", nat_outgoing),
         on(Kind::Sled, Mode::Child, "nat_outgoing", nat_outgoing),
         on(Kind::Etcd, Mode::InProcess, "nat_outgoing_is_felixs", nat_outgoing_is_felixs),
@@ -239,6 +241,32 @@ fn containers_reach_each_other(stage: &mut Stage) {
     for target in [address, "192.0.2.1"] {
         shell(&format!("ip netns exec a ping -c 1 -W 5 {target}"));
     }
+}
+
+/// The host sends what is for any address of a prefix to its container, which refuses what it does not use itself.
+fn a_prefix_is_routed_to_its_container(stage: &mut Stage) {
+    let pool = json!({
+        "kind": "IPPool", "apiVersion": "projectcalico.org/v3",
+        "metadata": {"name": "prefixes", "annotations": {"margay.io/prefix-length": "64"}},
+        "spec": {"cidr": "2001:db8:7::/48", "assignmentMode": "Manual"},
+    });
+    let key = "/calico/resources/v3/projectcalico.org/ippools/prefixes";
+    stage.books.put_all(&BTreeMap::from([(key.to_owned(), pool)]));
+    let ipam = json!({"type": "calico-ipam", "assign_ipv6": "true", "ipv6_pools": ["prefixes"]});
+    let added = call(stage, "ADD", "c1", "a", &json!({"ipam": ipam})).run(PATIENCE);
+    let result = succeed(&added);
+    let prefix = result["margay.io/prefixes"][0].as_str().unwrap().strip_suffix("::/64").unwrap();
+    assert_eq!(result["ips"][1]["address"], format!("{prefix}::1/128"), "{result}");
+    shell("ip -6 addr add 2001:db8:9::1/128 dev lo");
+    let ping = |host: &str| format!("ping -6 -c 1 -W 5 -I 2001:db8:9::1 {host}");
+    shell(&ping(&format!("{prefix}::1")));
+    shell(&format!("ip netns exec a ip -6 addr add {prefix}:ab::5/128 dev eth0 nodad"));
+    shell(&ping(&format!("{prefix}:ab::5")));
+    let refused = format!("{} | grep -q -i unreachable", ping(&format!("{prefix}:ab::6")));
+    shell(&format!("! ping -6 -c 1 -W 1 -I 2001:db8:9::1 {prefix}:ab::6 >/dev/null; {refused}"));
+    assert_eq!(call(stage, "DEL", "c1", "a", &json!({"ipam": ipam})).run(PATIENCE).outcome["exit"], 0);
+    shell(&format!("! ip -6 route | grep {prefix}"));
+    nothing_left(stage, "after DEL");
 }
 
 /// Containers reach a world that knows no way to them if their pool has `natOutgoing`, and each other as before.

@@ -190,7 +190,8 @@ impl Assignment<'_> {
     /// Refuses, for a secondary network, a pool from which Calico assigns addresses, too; and for a network of Calico's
     /// a pool of prefixes, since Felix routes single addresses only.
     pub(super) fn require_manual(&self, pool: &Pool) -> Result<()> {
-        if pool.prefix_length().is_some() && self.around.beside_calico && self.request.bridge.is_none() {
+        let is_calicos = self.request.bridge.is_none() && !self.request.attachment.container.is_empty();
+        if pool.prefix_length().is_some() && self.around.beside_calico && is_calicos {
             return Err(Error::PrefixesBesideCalico(pool.name().to_owned()));
         }
         if self.is_secondary() && pool.assignment_mode() != AssignmentMode::Manual {

@@ -14,6 +14,7 @@ use ipam_core::model::{
 };
 use ipam_core::timestamps::parse_go_string;
 use ipam_core::vm::is_vms;
+use ipnet::IpNet;
 use kv::{Kv, Transaction};
 use time::{Duration, OffsetDateTime};
 
@@ -119,9 +120,10 @@ impl Endpoints {
         None
     }
 
-    /// Looks at an address that is not free.
-    pub(super) fn see(&mut self, ip: IpAddr, entry: &Attribute) {
-        for ((_, note), standing) in self.standings.range_mut((ip, 0)..=(ip, usize::MAX)) {
+    /// Looks at an address or a prefix that is not free.
+    pub(super) fn see(&mut self, unit: IpNet, entry: &Attribute) {
+        let inside = (unit.network(), 0)..=(unit.broadcast(), usize::MAX);
+        for ((_, note), standing) in self.standings.range_mut(inside) {
             if let Some(note) = self.notes.get(*note) {
                 let seen = note.standing(entry);
                 if seen > *standing {

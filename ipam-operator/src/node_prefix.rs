@@ -1,0 +1,76 @@
+//! A prefix for a node itself, for example a /80 from which another program of the node assigns addresses.
+
+use std::collections::BTreeMap;
+
+use ipam_core::assign::{HandleRequest, Wanted};
+use ipam_core::attachment::OWN_NODE;
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{Owner, PoolUse};
+use ipam_core::net::Family;
+use ipam_core::{Error, Nodes, Resource, Result};
+use ipnet::IpNet;
+use kv::{Deadline, StoreExt};
+
+use crate::Operator;
+
+/// A prefix that a node has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodePrefix {
+    /// The prefix.
+    pub prefix: IpNet,
+    /// The handle that holds it.
+    pub handle: String,
+    /// False if the node had it already.
+    pub is_new: bool,
+}
+
+impl Operator {
+    /// Assigns a prefix of a pool to a node. A node that has one of this pool keeps it. It stays until its handle is
+    /// released.
+    ///
+    /// Guards: as [`ipam_core::Ipam::assign_to_handle`].
+    ///
+    /// # Errors
+    /// `NotFound` for the pool; `UnknownNode` where nodes are registered; `Invalid` for a pool of addresses; those of
+    /// [`ipam_core::Ipam::assign_to_handle`].
+    pub async fn assign_node_prefix(&self, pool: &str, node: &str, deadline: Deadline) -> Result<NodePrefix> {
+        let pools = self.inventory(deadline).await?.pools;
+        let found = pools.iter().find(|one| one.name() == pool);
+        let found = found.ok_or_else(|| Resource::Pool.not_found(pool))?;
+        if found.prefix_length().is_none() {
+            return Err(Error::Invalid(format!(
+                "pool {pool} has addresses and no prefixes; see which pools have some with: margay pool list"
+            )));
+        }
+        let is_known = self.nodes() == Nodes::FirstSeen
+            || self.store().get(keys::resource(ResourceKind::Node, node)).await?.is_some();
+        if !is_known {
+            return Err(Error::UnknownNode(node.to_owned()));
+        }
+        let handle = format!("margay-node-prefix.{pool}.{node}");
+        let wanted = match found.family() {
+            Family::V4 => Wanted::any(1, 0),
+            Family::V6 => Wanted::any(0, 1),
+        };
+        // Calico's routing must not take the block for one of the node's pods.
+        let request = HandleRequest::new(handle.as_str(), Owner::secondary(node), wanted)
+            .with_pools(found.family(), [pool])
+            .with_most_per_family(1)
+            .with_usage(PoolUse::Workload)
+            .with_attributes(BTreeMap::from([(OWN_NODE.to_owned(), node.to_owned())]));
+        match self.assign_to_handle(&request, deadline).await {
+            Ok(assigned) => {
+                let prefix = assigned.first().map(|one| found.unit_of(one.ip));
+                let prefix = prefix.ok_or_else(|| Resource::Handle.not_found(&handle))?;
+                Ok(NodePrefix { prefix, handle, is_new: true })
+            }
+            Err(Error::HandleLimit { .. }) => {
+                let held = self.addresses_of_handle(&handle, deadline).await?;
+                let prefix = held.first().map(|ip| found.unit_of(*ip));
+                let prefix = prefix.ok_or_else(|| Resource::Handle.not_found(&handle))?;
+                Ok(NodePrefix { prefix, handle, is_new: false })
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
