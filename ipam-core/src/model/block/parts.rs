@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use kv::{Key, Value};
 use smol_str::format_smolstr;
 
-use super::{Attribute, Block, Field, MAX_BLOCK_ADDRESSES, capacity_of};
+use super::{Attribute, Block, Field, MAX_BLOCK_ADDRESSES};
 use crate::model::codec::{Document, Malformed, from_json, to_json_of};
 use crate::model::keys;
 use crate::model::prefixes::{is_of_prefixes, length_in_block};
-use crate::net::{nth, number};
+use crate::net::{Count, nth, number};
 
 /// The usual lengths of a block without its entries, and of an entry: the buffer of a written block seldom grows.
 const BYTES: usize = 1024;
@@ -133,10 +133,7 @@ impl Block {
         if is_of_prefixes(cidr) {
             return Err(Malformed::new(key, format_args!("block {cidr} cannot have {found} prefixes")));
         }
-        match capacity_of(cidr, self.family().bits()) {
-            Some(size) => Err(Malformed::new(key, format_args!("{found} allocations for {size} addresses"))),
-            None => Err(Malformed::new(key, format_args!("block {cidr} has too many addresses"))),
-        }
+        Err(Malformed::new(key, format_args!("{found} allocations for {} addresses", Count::of_net(cidr))))
     }
 
     fn heal_queue(&mut self) {
