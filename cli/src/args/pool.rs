@@ -13,7 +13,7 @@ pub(crate) enum Pool {
     #[command(after_help = "\
 Examples:
   margay pool create main 10.65.0.0/16
-  margay pool create main6 fd00:10:65::/48 --block-size 122
+  margay pool create pods fd00:10:65::/48 --prefix-length 64
   margay pool create lab 10.70.0.0/24 --gateway 10.70.0.1
   margay pool create lab --auto /24
   margay pool create racks-b 10.80.0.0/16 --node-selector \"rack == 'b'\"")]
@@ -56,17 +56,15 @@ pub(crate) struct PoolCreate {
     #[arg(value_parser = cidr, required_unless_present = "auto")]
     pub(crate) cidr: Option<IpNet>,
 
-    /// Choose a private range of this prefix length, 16 to 30 for IPv4 and 48 to 126 for IPv6, that collides with no pool, and
-    /// with no route or network of this machine
+    /// Choose a private range of this prefix length (IPv4 16 to 30, IPv6 48 to 126) that no pool, route or network here has
     #[arg(long, value_name = "BITS", value_parser = auto_bits, conflicts_with_all = ["cidr", "gateway"])]
     pub(crate) auto: Option<u8>,
 
-    /// The prefix length of the blocks that nodes take from the pool: 20 to 32, for IPv6 116 to 128 [default: 26, for
-    /// IPv6 122, or the whole pool if it is smaller]
+    /// The prefix length of the blocks that nodes take: 20 to 32, for IPv6 116 to 128 [default: 26 or 122, or a smaller pool]
     #[arg(long, value_name = "BITS")]
     pub(crate) block_size: Option<u8>,
 
-    /// Assign prefixes of this length from the pool instead of addresses, to networks that name it: 64 for a /64 each
+    /// Assign prefixes of this length instead of addresses
     #[arg(long, value_name = "BITS", conflicts_with_all = ["block_size", "gateway", "auto"])]
     pub(crate) prefix_length: Option<u8>,
 

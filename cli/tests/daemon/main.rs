@@ -21,6 +21,8 @@ mod lab;
 mod late;
 mod lost;
 mod never_needed;
+mod prefixes;
+mod prefixes;
 mod probe;
 mod programs;
 mod quotas;

@@ -82,7 +82,7 @@ impl Ipam {
         let mut kept = Vec::new();
         for (ip, block) in &holds.addresses {
             let pool = around.pools.iter().find(|pool| pool.cidr().contains(ip));
-            let pool = pool.ok_or(VmError::OutsidePools(*ip))?.cidr();
+            let answer = Assigned::of(pool.ok_or(VmError::OutsidePools(*ip))?, *ip, *block, None);
             let own = OwnerChange::to(attributes.clone());
             let set = |block: &mut Block| {
                 let is_active = block.attributes_of(*ip).is_some_and(|entry| vm.is_named_by(entry.attributes()));
@@ -94,7 +94,7 @@ impl Ipam {
                 block.set_owners(*ip, &vm.handle, &update)
             };
             work.change(*block, set).await?.transpose()?;
-            kept.push(Assigned { ip: *ip, prefix_length: None, block: *block, pool, gateway: None });
+            kept.push(answer);
         }
         let answer = match (still_wanted(&request.wanted, &kept), vm.role) {
             (_, Role::Target) if kept.is_empty() => return Err(VmError::NothingToTake(vm.handle.clone()).into()),

@@ -5,6 +5,7 @@ mod documents;
 mod filling;
 mod inspect;
 mod pools;
+mod prefixes;
 mod reading;
 mod secondary;
 mod vm;

@@ -72,6 +72,7 @@ pub(crate) const COMMANDS: &[Command] = &[
     changes("ipam release", "--handle net.c1"),
     changes("ipam release", "--container c1"),
     changes("ipam release", "--from-report {dir}/report.json"),
+    changes("ipam assign-prefix", "racks --node vm1"),
     changes("ipam pin", "10.65.0.78 shop/web-0"),
     changes("ipam unpin", "10.65.0.79"),
     reads("ipam list", ""),

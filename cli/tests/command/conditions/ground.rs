@@ -43,6 +43,7 @@ impl Ground {
         for args in [
             "pool create main 10.65.0.0/22",
             "pool create spare 10.66.0.0/24",
+            "pool create racks fd00:7::/48 --prefix-length 80",
             "reservation create few 10.65.0.9",
             "quota set --node node1 100",
         ] {

@@ -69,6 +69,8 @@ fn documented(rows: &[(String, String)], row: &str) -> BTreeSet<String> {
 const SOMETIMES: &[&str] = &[
     "gateway",
     "namespace_selector",
+    "prefix",
+    "prefix_length",
     "quarantined",
     "cooling_down_since",
     "handle",

@@ -70,7 +70,7 @@ function numbers(pool) {
   const told = USES.filter(([use]) => use === "used" || use === "free" || Number(pool[use]) > 0);
   return h("dl", { class: "numbers" },
     told.map(([use, name]) => h("div", null, h("dt", null, h("i", { class: `swatch ${use}` }), name), h("dd", null, count(pool[use])))),
-    h("div", null, h("dt", null, "Addresses"), h("dd", null, count(pool.capacity))),
+    h("div", null, h("dt", null, pool.prefix_length ? `Prefixes of /${pool.prefix_length}` : "Addresses"), h("dd", null, count(pool.capacity))),
     h("div", null, h("dt", null, "Blocks"), h("dd", null, count(pool.blocks), " ", h("small", null, `${count(pool.full)} full`))));
 }
 

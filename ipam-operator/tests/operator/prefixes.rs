@@ -1,0 +1,102 @@
+//! Pools of prefixes, as an operator sees them.
+
+use std::collections::BTreeMap;
+
+use ipam_core::Error;
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::model::{Attribute, Block, Document, NewPool, Owner, keys};
+use ipam_operator::events::of_listed;
+use ipam_operator::history::HistoryOf;
+use ipam_operator::inspect::{Code, Finding, Keep};
+use ipnet::IpNet;
+use kv::{Range, StoreExt};
+
+use crate::Operated;
+use crate::world::{World, attachment, soon};
+
+async fn world() -> World {
+    let world = World::new().await;
+    world.add(NewPool::new("p", "2001:db8::/48".parse().unwrap()).with_prefix_length(64)).await;
+    world
+}
+
+async fn assign(world: &World, container: &str) -> IpNet {
+    let mut request = AssignRequest::new(attachment("a", container), Wanted::any(0, 1));
+    request.v6_pools = vec!["p".to_owned()];
+    let assigned = world.assign(&request).await.unwrap();
+    IpNet::new(assigned[0].ip, 64).unwrap()
+}
+
+#[tokio::test]
+async fn a_node_keeps_its_prefix() {
+    let world = world().await;
+    let operator = world.operator();
+    let first = operator.assign_node_prefix("p", "a", soon()).await.unwrap();
+    assert!(first.is_new && first.prefix.prefix_len() == 64);
+    let again = operator.assign_node_prefix("p", "a", soon()).await.unwrap();
+    assert_eq!((again.prefix, again.is_new), (first.prefix, false));
+    let other = operator.assign_node_prefix("p", "b", soon()).await.unwrap();
+    assert!(other.is_new && other.prefix != first.prefix);
+    world.check().await;
+    let error = operator.assign_node_prefix("p", "nobody", soon()).await.unwrap_err();
+    assert!(matches!(error, Error::UnknownNode(_)), "{error}");
+    assert!(operator.assign_node_prefix("q", "a", soon()).await.unwrap_err().to_string().contains("pool q"));
+    world.add_pool("v6", "fd00::/120").await;
+    let error = operator.assign_node_prefix("v6", "a", soon()).await.unwrap_err();
+    assert!(error.to_string().contains("pool v6 has addresses and no prefixes"), "{error}");
+    operator.release_by_handle(&first.handle, soon()).await.unwrap();
+    assert!(operator.assign_node_prefix("p", "a", soon()).await.unwrap().is_new);
+}
+
+#[tokio::test]
+async fn beside_calico_a_nodes_prefix_is_in_no_block_of_the_node() {
+    let world = world().await;
+    world.store.put(keys::cluster_information(), "{}").await.unwrap();
+    let given = world.operator().assign_node_prefix("p", "a", soon()).await.unwrap();
+    let kvs = world.dump().await;
+    let block = kvs.iter().find(|kv| keys::parse_block(&kv.key).is_some_and(|cidr| cidr.contains(&given.prefix)));
+    let block = Block::decode(&block.unwrap().key, block.unwrap().value.as_bytes()).unwrap();
+    assert_eq!(block.owner(), Some(Owner::secondary("a")));
+}
+
+#[tokio::test]
+async fn history_knows_a_prefix_by_any_address_inside() {
+    let world = world().await;
+    let given = assign(&world, "c1").await;
+    let IpNet::V6(net) = given else { panic!("{given}") };
+    let inside = HistoryOf::from(net.broadcast().to_string().as_str());
+    let whole = HistoryOf::from(given.to_string().as_str());
+    let other = HistoryOf::from("2001:db9::1");
+    let ranges = inside.ranges();
+    let mut found = 0;
+    for kv in world.store.list(Range::All).await.unwrap().kvs {
+        for happening in of_listed(&kv.key, kv.value.as_bytes()).unwrap_or_default() {
+            if happening.unit() == Some(given) {
+                found += 1;
+                assert!(inside.concerns(&happening) && whole.concerns(&happening) && !other.concerns(&happening));
+                assert!(!ranges[0].contains(kv.key.as_bytes()) && ranges[1].contains(kv.key.as_bytes()));
+            }
+        }
+    }
+    assert_eq!(found, 1);
+}
+
+/// A block inside another one, which a foreign writer made: each prefix that both have is found, and that at once.
+#[tokio::test]
+async fn a_check_finds_what_two_blocks_have_assigned() {
+    let world = world().await;
+    let given = assign(&world, "c1").await;
+    assert!(inspect(&world).await.is_empty());
+    let inner: IpNet = IpNet::new(given.addr(), 62).unwrap().trunc();
+    let mut block = Block::of_length(inner, 64, None, world.ipam.now(), None).unwrap();
+    let holder = Attribute::new(Some("foreign"), BTreeMap::new());
+    block.assign_specific(given.addr(), &holder).unwrap();
+    world.put(keys::block(inner), &block).await;
+    let found = inspect(&world).await;
+    let twice = found.iter().filter(|one| one.code == Code::AddressTwice).map(|one| one.subject.to_string());
+    assert_eq!(twice.collect::<Vec<_>>(), [format!("address {}", given.addr())]);
+}
+
+async fn inspect(world: &World) -> Vec<Finding> {
+    world.operator().inspect(Keep::Findings, soon()).await.unwrap().findings
+}
