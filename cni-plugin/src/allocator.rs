@@ -381,7 +381,7 @@ fn pool_name(network: &str) -> String {
     network.chars().map(letter).collect::<String>().trim_matches('-').to_owned()
 }
 
-/// What was assigned. The first address of a prefix is that of no host (in IPv6 it is the routers' anycast address), so the
+/// An assignment as the protocol layer has it. The first address of a prefix is that of no host (in IPv6 it is the routers' anycast address), so the
 /// interface gets the second one.
 pub(crate) fn answer(assigned: Given) -> Assigned {
     let second = |length| nth(IpNet::new(assigned.ip, length).ok()?, 1);

@@ -22,7 +22,6 @@ mod late;
 mod lost;
 mod never_needed;
 mod prefixes;
-mod prefixes;
 mod probe;
 mod programs;
 mod quotas;

@@ -276,7 +276,7 @@ pub struct Assigned {
 }
 
 impl Assigned {
-    /// What was assigned of a pool.
+    /// An address or a prefix of this pool.
     pub(super) fn of(pool: &Pool, ip: IpAddr, block: IpNet, gateway: Option<IpAddr>) -> Self {
         Self { ip, prefix_length: pool.prefix_length(), block, pool: pool.cidr(), gateway }
     }

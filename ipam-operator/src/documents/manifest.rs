@@ -143,8 +143,8 @@ impl Manifest {
         Ok(())
     }
 
-    /// The pool that the document describes, and its spec as it is stored. What it does not say is that of the pool that is
-    /// stored.
+    /// The pool that the document describes, and its spec as it is stored. The stored pool has what the document does not
+    /// say.
     pub(super) fn new_pool(&self, stored: Option<&Pool>) -> Result<(NewPool, Object), InvalidPool> {
         let metadata = self.metadata();
         let annotations = metadata.get("annotations").and_then(Value::as_object);

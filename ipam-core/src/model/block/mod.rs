@@ -7,6 +7,7 @@ mod release;
 mod secondary;
 mod sticky;
 mod stored;
+mod units;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -28,6 +29,7 @@ pub use owners::{ExpectedOwner, OtherOwner, OwnerChange, OwnerRefusal, OwnerUpda
 pub use refusals::{AlreadyAssigned, NotOwner, UnusableBlock};
 pub use release::{ReleaseConflict, ReleaseConflictKind, ReleaseRequest, Released};
 pub use stored::{Flaws, StoredBlock};
+use units::capacity_of;
 
 /// The handle of the addresses that a Windows host keeps for itself in each of its blocks. They do not make a block
 /// used. Compared without regard to case.
@@ -116,12 +118,6 @@ pub struct Cooldown {
     pub moved: usize,
 }
 
-/// How many networks of this length a block has, where a block can have so many: addresses or prefixes.
-fn capacity_of(cidr: IpNet, length: u8) -> Option<usize> {
-    let count = 1_usize.checked_shl(u32::from(length.checked_sub(cidr.prefix_len())?))?;
-    (count <= MAX_BLOCK_ADDRESSES).then_some(count)
-}
-
 impl Block {
     /// A new block with all addresses free, but for those that the host keeps for itself. Its sequence numbers start at
     /// the time in nanoseconds, so that a block that is deleted and made again never repeats one.
@@ -197,30 +193,6 @@ impl Block {
     /// The family of its addresses.
     pub fn family(&self) -> Family {
         Family::of_net(self.cidr)
-    }
-
-    /// How many addresses it has, or prefixes.
-    pub fn capacity(&self) -> usize {
-        self.allocations.len()
-    }
-
-    /// The length of what an ordinal stands for: that of a single address, or of a prefix.
-    pub fn length(&self) -> u8 {
-        self.family().bits() - self.host_bits()
-    }
-
-    /// The network that an ordinal stands for: a single address, or a prefix.
-    pub fn unit_of(&self, ip: IpAddr) -> Option<IpNet> {
-        let first = self.address(self.ordinal(ip)?)?;
-        self.family().network(first, self.length())
-    }
-
-    /// True if the address is reserved, or some of its prefix is.
-    pub fn is_reserved(&self, ip: IpAddr, reservations: &Reservations) -> bool {
-        match self.host_bits() {
-            0 => reservations.contains(ip),
-            _ => self.unit_of(ip).is_some_and(|prefix| reservations.touches(prefix)),
-        }
     }
 
     /// The owner.

@@ -1,41 +1,17 @@
-//! The parts of the operations on a block: ordinals, entries, sequence numbers, and the check after reading.
-
-use std::net::IpAddr;
+//! The parts of the operations on a block: entries, sequence numbers, and the check after reading.
 
 use kv::{Key, Value};
 use smol_str::format_smolstr;
 
-use super::{Attribute, Block, Field, MAX_BLOCK_ADDRESSES};
+use super::{Attribute, Block, Field};
 use crate::model::codec::{Document, Malformed, from_json, to_json_of};
 use crate::model::keys;
-use crate::model::prefixes::{is_of_prefixes, length_in_block};
-use crate::net::{Count, nth, number};
 
 /// The usual lengths of a block without its entries, and of an entry: the buffer of a written block seldom grows.
 const BYTES: usize = 1024;
 const BYTES_OF_ENTRY: usize = 320;
 
 impl Block {
-    /// The ordinal of an address; `None` if it is not of this block.
-    pub fn ordinal(&self, ip: IpAddr) -> Option<usize> {
-        if !self.cidr.contains(&ip) {
-            return None;
-        }
-        let distance = number(ip).checked_sub(number(self.cidr.network()))?;
-        usize::try_from(distance.checked_shr(self.host_bits().into())?).ok()
-    }
-
-    /// The address of an ordinal; `None` if it lies outside.
-    pub fn address(&self, ordinal: usize) -> Option<IpAddr> {
-        nth(self.cidr, (ordinal as u128).checked_shl(self.host_bits().into())?)
-    }
-
-    /// How many bits of an address its ordinal does not tell: none, or what a prefix leaves free.
-    pub(super) fn host_bits(&self) -> u8 {
-        let bits = self.family().bits() - self.cidr.prefix_len();
-        bits.saturating_sub(self.allocations.len().checked_ilog2().and_then(|of| u8::try_from(of).ok()).unwrap_or(0))
-    }
-
     /// The entries that allocations point at.
     pub(super) fn attributes(&self) -> &[Attribute] {
         self.attributes.get().map_or(&[], Vec::as_slice)
@@ -122,18 +98,6 @@ impl Block {
         }
         self.heal_queue();
         Ok(())
-    }
-
-    /// Checks that there are as many allocations as addresses, or as prefixes of some length.
-    pub(super) fn check_size(&self, key: &Key) -> Result<(), Malformed> {
-        let (found, cidr) = (self.allocations.len(), self.cidr);
-        if found <= MAX_BLOCK_ADDRESSES && length_in_block(cidr, found).is_some() {
-            return Ok(());
-        }
-        if is_of_prefixes(cidr) {
-            return Err(Malformed::new(key, format_args!("block {cidr} cannot have {found} prefixes")));
-        }
-        Err(Malformed::new(key, format_args!("{found} allocations for {} addresses", Count::of_net(cidr))))
     }
 
     fn heal_queue(&mut self) {
