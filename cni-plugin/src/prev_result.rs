@@ -2,9 +2,12 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+
 use crate::args::{AddressForm, parse_address};
 use crate::error::{CniError, Code, Result};
 use crate::gojson::Json;
+use crate::result::PREFIXES;
 
 /// The addresses in a result of CNI 0.3.0 or later; none if there is no result or it has none.
 ///
@@ -25,4 +28,10 @@ pub(crate) fn addresses(result: Option<&Json>) -> Result<Vec<IpAddr>> {
             .collect(),
         Some(_) => Err(wrong()),
     }
+}
+
+/// The prefixes that a result names; none in a result of another program.
+pub(crate) fn prefixes(result: Option<&Json>) -> Vec<IpNet> {
+    let Some(Json::Array(prefixes)) = result.and_then(|result| result.member(PREFIXES)) else { return Vec::new() };
+    prefixes.iter().filter_map(|prefix| prefix.as_str()?.parse().ok()).collect()
 }

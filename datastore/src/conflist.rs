@@ -82,7 +82,7 @@ pub fn networks(dir: &Path) -> (Vec<Network>, Vec<String>) {
 
 /// The addresses in a plugin's section: `subnet` and `ranges` as for host-local, `range` and `ipRanges` as for whereabouts, and
 /// pools.
-fn subnets(conf: &Map<String, Value>) -> Vec<String> {
+pub(crate) fn subnets(conf: &Map<String, Value>) -> Vec<String> {
     let Some(ipam) = field(conf, "ipam").and_then(Value::as_object) else { return Vec::new() };
     let list = |name| field(ipam, name).and_then(Value::as_array).into_iter().flatten();
     let ranges = list("ranges").filter_map(Value::as_array).flatten().filter_map(Value::as_object);
@@ -106,7 +106,7 @@ pub(crate) fn scan(dir: &Path) -> Found {
 
 /// Goes through the plugins of every `.conflist`, `.conf` and `.json` file, in the order of the files' names, and returns
 /// what could not be read.
-fn each_plugin(dir: &Path, mut visit: impl FnMut(&Path, &Value)) -> Vec<String> {
+pub(crate) fn each_plugin(dir: &Path, mut visit: impl FnMut(&Path, &Value)) -> Vec<String> {
     let mut files = match configuration_files(dir) {
         Ok(files) => files,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),

@@ -22,6 +22,7 @@ mod location;
 mod netconf;
 mod open;
 mod operator;
+mod runtimes;
 pub mod served;
 mod settings;
 mod yielding;
@@ -40,4 +41,5 @@ pub use open::{
     reach_in_place_to_release, reach_to_release,
 };
 pub use operator::{Chosen, Source, all_for_operator, for_operator};
+pub use runtimes::runtime_subnets;
 pub use yielding::{LEAST_HOLD, YieldingStore};

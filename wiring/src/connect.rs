@@ -4,7 +4,6 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ipnet::IpNet;
 use netlink_packet_route::AddressFamily;
 
 use crate::error::{Errno, Error};
@@ -123,9 +122,7 @@ impl Work {
         self.set_up_host(&host, &host_end)?;
         self.container.enter()?;
         self.furnish(&host, &host_end, &pair)?;
-        let addresses = plan.addresses.iter().copied().map(IpNet::from);
-        let reached: Vec<IpNet> = addresses.chain(plan.prefixes.iter().copied()).collect();
-        routes::add_on_host(&host, &plan.host_interface, host_end.index, &reached)?;
+        routes::add_on_host(&host, &plan.host_interface, host_end.index, &plan.reached())?;
         self.in_time()?;
         let mac = mac_text(plan.mac.as_ref().unwrap_or(&pair.end.mac));
         Ok((Wired { mac }, pair))

@@ -72,8 +72,7 @@ impl Look {
             let there = |to: IpNet, route: &Route| {
                 route.destination == to && route.index == Some(link.index) && scope_is_link(route)
             };
-            for address in self.plan.addresses.clone().into_iter().filter(|it| messages::family(*it) == family) {
-                let to = IpNet::from(address);
+            for to in self.plan.reached().into_iter().filter(|to| messages::family(to.addr()) == family) {
                 if !routes.iter().any(|route| there(to, route)) {
                     self.differ(format!("the route to {to} by {name} is missing on the host"));
                 }

@@ -87,6 +87,12 @@ impl Forwarding {
 }
 
 impl Plan {
+    /// The networks that the host routes to the container: each address, and each prefix.
+    pub(crate) fn reached(&self) -> Vec<IpNet> {
+        let addresses = self.addresses.iter().copied().map(IpNet::from);
+        addresses.chain(self.prefixes.iter().copied()).collect()
+    }
+
     pub(crate) fn has_ipv4(&self) -> bool {
         self.addresses.iter().any(IpAddr::is_ipv4)
     }

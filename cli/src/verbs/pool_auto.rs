@@ -1,6 +1,5 @@
 //! `margay pool create NAME --auto BITS`: a range that collides with nothing that this machine knows.
 
-use std::fs;
 use std::path::Path;
 
 use datastore::Location;
@@ -9,7 +8,6 @@ use ipam_core::net::overlap;
 use ipam_operator::Operator;
 use ipnet::IpNet;
 use kv::Deadline;
-use serde_json::Value;
 
 use super::{PATIENCE, pool, run_of, with_ipam};
 use crate::answer::Answer;
@@ -17,8 +15,6 @@ use crate::args::{OnStore, PoolCreate};
 use crate::error::{Failure, Result};
 use crate::store::Use;
 
-/// The folders in which podman keeps its networks.
-const PODMAN: [&str; 2] = ["/etc/containers/networks", "/usr/share/containers/networks"];
 /// The attempts, as another process may make a pool meanwhile.
 const ATTEMPTS: usize = 3;
 
@@ -70,41 +66,8 @@ fn used_here(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
         notes.push(format!("the routes of this machine could not be read: {error}"));
         Vec::new()
     });
-    let (networks, unread) = datastore::networks(conf_dir);
+    let (networks, unread) = datastore::runtime_subnets(conf_dir);
     notes.extend(unread);
-    used.extend(networks.iter().flat_map(|network| &network.subnets).filter_map(|text| text.parse::<IpNet>().ok()));
-    used.extend(PODMAN.iter().flat_map(|folder| podmans(Path::new(folder))));
+    used.extend(networks);
     (used, notes)
-}
-
-/// The subnets of podman's networks, one file each.
-fn podmans(folder: &Path) -> Vec<IpNet> {
-    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let documents = files.filter_map(|path| serde_json::from_slice::<Value>(&fs::read(path).ok()?).ok());
-    documents
-        .flat_map(|document| {
-            let subnets = document["subnets"].as_array().cloned().unwrap_or_default();
-            subnets.into_iter().filter_map(|subnet| subnet["subnet"].as_str()?.parse().ok())
-        })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn podmans_networks_are_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
-        write(
-            "a.json",
-            r#"{"name":"a","subnets":[{"subnet":"10.89.0.0/24","gateway":"10.89.0.1"},{"subnet":"fd89::/64"}]}"#,
-        );
-        write("b.json", "garbage");
-        write("c.json", r#"{"name":"c","subnets":null}"#);
-        let found: Vec<String> = podmans(folder.path()).iter().map(ToString::to_string).collect();
-        assert_eq!(found, ["10.89.0.0/24", "fd89::/64"]);
-        assert!(podmans(Path::new("/no/such/folder")).is_empty());
-    }
 }

@@ -46,6 +46,7 @@ pub(super) fn check(setup: &Setup<'_>) -> Result<String> {
         let mut plan = setup.plan(endpoint.interface().to_owned(), &endpoint.addresses());
         endpoint.endpoint().clone_into(&mut plan.interface);
         plan.routes = setup.routes()?;
+        plan.prefixes = prev_result::prefixes(setup.conf.net.prev_result.as_ref());
         plan.mac = Mac::read(endpoint.mac()).ok().map(|mac| mac.bytes);
         wrong.extend(wiring::inspect(&setup.netns(), &plan, Instant::now() + WIRING)?);
     }

@@ -264,6 +264,12 @@ fn a_prefix_is_routed_to_its_container(stage: &mut Stage) {
     shell(&ping(&format!("{prefix}:ab::5")));
     let refused = format!("{} | grep -q -i unreachable", ping(&format!("{prefix}:ab::6")));
     shell(&format!("! ping -6 -c 1 -W 1 -I 2001:db8:9::1 {prefix}:ab::6 >/dev/null; {refused}"));
+    let again = json!({"ipam": ipam, "prevResult": result});
+    succeed(&call(stage, "CHECK", "c1", "a", &again).run(PATIENCE));
+    shell(&format!("ip -6 route del {prefix}::/64"));
+    let lost = call(stage, "CHECK", "c1", "a", &again).run(PATIENCE);
+    let text = format!("the route to {prefix}::/64 by calic1 is missing on the host");
+    assert!(lost.outcome.to_string().contains(&text), "{}", lost.outcome);
     assert_eq!(call(stage, "DEL", "c1", "a", &json!({"ipam": ipam})).run(PATIENCE).outcome["exit"], 0);
     shell(&format!("! ip -6 route | grep {prefix}"));
     let scan = stage.scan();
