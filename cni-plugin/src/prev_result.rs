@@ -7,7 +7,6 @@ use ipnet::IpNet;
 use crate::args::{AddressForm, parse_address};
 use crate::error::{CniError, Code, Result};
 use crate::gojson::Json;
-use crate::result::PREFIXES;
 
 /// The addresses in a result of CNI 0.3.0 or later; none if there is no result or it has none.
 ///
@@ -30,8 +29,10 @@ pub(crate) fn addresses(result: Option<&Json>) -> Result<Vec<IpAddr>> {
     }
 }
 
-/// The prefixes that a result names; none in a result of another program.
+/// The prefixes in a result of the main plugin, which shows single addresses as /32 and /128. Runtimes pass on the members that
+/// CNI knows, and no others.
 pub(crate) fn prefixes(result: Option<&Json>) -> Vec<IpNet> {
-    let Some(Json::Array(prefixes)) = result.and_then(|result| result.member(PREFIXES)) else { return Vec::new() };
-    prefixes.iter().filter_map(|prefix| prefix.as_str()?.parse().ok()).collect()
+    let Some(Json::Array(ips)) = result.and_then(|result| result.member("ips")) else { return Vec::new() };
+    let networks = ips.iter().filter_map(|ip| ip.member("address")?.as_str()?.parse::<IpNet>().ok());
+    networks.filter(|net| net.prefix_len() < net.max_prefix_len()).map(|net| net.trunc()).collect()
 }

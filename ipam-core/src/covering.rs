@@ -8,7 +8,7 @@ use kv::{Key, Range, Transaction};
 
 use crate::error::Result;
 use crate::hints::possible_blocks;
-use crate::model::{AddressState, Block, Document, Pool, ReleaseRequest, keys};
+use crate::model::{AddressState, Block, Document, Pool, ReleaseRequest, is_of_prefixes, keys};
 use crate::net::Family;
 use crate::pools;
 
@@ -30,8 +30,12 @@ pub async fn blocks_of(
     let elsewhere = requests.iter().filter(|one| !usual(one).is_some_and(|cidr| has_it(&stored, &cidr, one)));
     let possible: Vec<IpNet> = elsewhere.flat_map(|request| possible_blocks(request.address)).collect();
     stored.read(tx, possible).await?;
-    let of_no_pool: Vec<&ReleaseRequest> = requests.iter().filter(|request| usual(request).is_none()).collect();
-    let prefixes = blocks_of_prefixes(tx, &of_no_pool).await?;
+    let is_found = |request: &ReleaseRequest| {
+        let mut all = usual(request).into_iter().chain(possible_blocks(request.address));
+        all.any(|cidr| has_it(&stored, &cidr, request)) || usual(request).is_some_and(is_of_prefixes)
+    };
+    let not_found: Vec<&ReleaseRequest> = requests.iter().filter(|request| !is_found(request)).collect();
+    let prefixes = blocks_of_prefixes(tx, &not_found).await?;
     stored.read(tx, prefixes.iter().copied()).await?;
     let mut grouped: BTreeMap<IpNet, Vec<ReleaseRequest>> = BTreeMap::new();
     for request in requests {
@@ -45,7 +49,7 @@ pub async fn blocks_of(
     Ok(grouped)
 }
 
-/// The stored blocks of prefixes that have some of these addresses: the pools of these blocks are gone.
+/// The stored blocks of prefixes that have some of these addresses: the pools of these blocks are gone, or have addresses now.
 async fn blocks_of_prefixes(tx: &mut Transaction, requests: &[&ReleaseRequest]) -> Result<Vec<IpNet>> {
     let mut found = Vec::new();
     for family in [Family::V4, Family::V6] {

@@ -178,7 +178,7 @@ impl Ipam {
                 AddressState::Assigned(entry) => Holding::Held(entry.clone()),
                 AddressState::CoolingDown(_) => block
                     .allocated()
-                    .find(|(held, _)| *held == ip)
+                    .find(|(held, _)| *held == block.first_of(ip))
                     .map_or(Holding::Free, |(_, entry)| Holding::InCooldown(entry.clone())),
                 AddressState::Free | AddressState::Outside => Holding::Free,
             })

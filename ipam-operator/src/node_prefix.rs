@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ipam_core::assign::{HandleRequest, Wanted};
 use ipam_core::attachment::OWN_NODE;
 use ipam_core::model::keys::{self, ResourceKind};
-use ipam_core::model::{Owner, PoolUse};
+use ipam_core::model::{Owner, PoolUse, node_prefix_handle};
 use ipam_core::net::Family;
 use ipam_core::{Error, Nodes, Resource, Result};
 use ipnet::IpNet;
@@ -47,7 +47,7 @@ impl Operator {
         if !is_known {
             return Err(Error::UnknownNode(node.to_owned()));
         }
-        let handle = format!("margay-node-prefix.{pool}.{node}");
+        let handle = node_prefix_handle(pool, node);
         let wanted = match found.family() {
             Family::V4 => Wanted::any(1, 0),
             Family::V6 => Wanted::any(0, 1),
@@ -66,7 +66,7 @@ impl Operator {
             }
             Err(Error::HandleLimit { .. }) => {
                 let held = self.addresses_of_handle(&handle, deadline).await?;
-                let prefix = held.first().map(|ip| found.unit_of(*ip));
+                let prefix = held.iter().find(|ip| found.cidr().contains(*ip)).map(|ip| found.unit_of(*ip));
                 let prefix = prefix.ok_or_else(|| Resource::Handle.not_found(&handle))?;
                 Ok(NodePrefix { prefix, handle, is_new: false })
             }

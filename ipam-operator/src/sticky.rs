@@ -128,7 +128,10 @@ impl Operator {
             let cooldown = read_config(tx).await?.cooldown_seconds();
             let mut work = Workset::new(tx, self.now(), cooldown);
             let kept = match cidr {
-                Some(cidr) => work.block(cidr).await?.and_then(|block| KeptAddress::of(ip, block.attributes_of(ip)?)),
+                Some(cidr) => {
+                    let kept = |block: &Block| KeptAddress::of(block.first_of(ip), block.attributes_of(ip)?);
+                    work.block(cidr).await?.and_then(kept)
+                }
                 None => None,
             };
             let (Some(kept), Some(cidr)) = (kept, cidr) else {
@@ -136,6 +139,7 @@ impl Operator {
                     "no workload keeps {ip}; see which there are with margay ipam list"
                 )));
             };
+            let ip = work.block(cidr).await?.map_or(ip, |block| block.first_of(ip));
             let (now, request) = (self.now(), [ReleaseRequest::new(ip)]);
             if kept.until.is_some() {
                 work.change(cidr, |block| block.release_addresses(&request, now, cooldown)).await?.transpose()?;

@@ -140,9 +140,9 @@ fn check_list(
 /// Why a node is this very machine under another name; `None` if it is not.
 fn here(estate: &Estate, evidence: &Evidence) -> Option<String> {
     let of_endpoints = estate.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
-    let mut addresses = estate.holds.iter().map(|hold| &hold.address).chain(of_endpoints);
-    if let Some(address) = addresses.find(|address| evidence.live.contains(address)) {
-        return Some(format!("an interface of this machine has its address {address}"));
+    let mut units = estate.holds.iter().map(|hold| hold.unit).chain(of_endpoints.map(|ip| IpNet::from(*ip)));
+    if let Some(unit) = units.find(|unit| evidence.is_on_an_interface(*unit)) {
+        return Some(format!("an interface of this machine has its address {}", unit.addr()));
     }
     let of_this_boot = estate.holds.iter().find(|hold| hold.boot() == Some(evidence.boot.as_str()))?;
     Some(format!("its address {} was given in this very boot of this machine", of_this_boot.address))

@@ -41,7 +41,7 @@ impl Answer<'_> {
         printed.insert("cniVersion".to_owned(), version.into());
         for (name, is_v4) in [("ip4", true), ("ip6", false)] {
             let Some(ip) = self.assigned.ips.iter().find(|ip| ip.network.addr().is_ipv4() == is_v4) else { continue };
-            let host = ipnet::IpNet::from(ip.network.addr());
+            let host = self.assigned.unit_of(ip.network.addr());
             let mut family = Map::from_iter([("ip".to_owned(), Value::from(host.to_string()))]);
             let of_family = |route: &&Value| {
                 let dst = route.get("dst").and_then(Value::as_str);
@@ -71,7 +71,7 @@ impl Answer<'_> {
         let container = interfaces.len() - 1;
         let ip = |ip: &super::ipam_result::Ip| {
             let address = ip.network.addr();
-            let network = ipnet::IpNet::from(address).to_string();
+            let network = self.assigned.unit_of(address).to_string();
             let mut printed = json!({ "address": network, "interface": container });
             if let (Value::Object(printed), true) = (&mut printed, is_old) {
                 printed.insert("version".to_owned(), if address.is_ipv4() { "4" } else { "6" }.into());

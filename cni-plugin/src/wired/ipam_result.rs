@@ -64,6 +64,13 @@ impl IpamResult {
         Self { ips: ips.collect(), ..Self::default() }
     }
 
+    /// An address as a result of ADD shows it: with the length of its prefix, or as a single one.
+    pub(super) fn unit_of(&self, address: IpAddr) -> IpNet {
+        let prefix = self.prefixes.iter().find(|prefix| prefix.contains(&address));
+        let length = prefix.map(|prefix| IpNet::new(address, prefix.prefix_len()));
+        length.and_then(|net| net.ok()).unwrap_or_else(|| address.into())
+    }
+
     /// The addresses alone.
     pub(super) fn addresses(&self) -> Vec<IpAddr> {
         self.ips.iter().map(|ip| ip.network.addr()).collect()

@@ -206,7 +206,10 @@ fn assign_these(add: &mut Add<'_, '_>, plugin: &IpamPlugin, addresses: &[IpAddr]
             false => Ok(assigned),
         });
         match assigned {
-            Ok(assigned) => all.ips.extend(assigned.ips),
+            Ok(assigned) => {
+                all.ips.extend(assigned.ips);
+                all.prefixes.extend(assigned.prefixes);
+            }
             Err(error) => {
                 add.release(plugin, &all);
                 let message = format!("error getting IP from IPAM: {}", error.message());

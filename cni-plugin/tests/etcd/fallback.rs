@@ -5,8 +5,9 @@ use std::thread;
 
 use serde_json::{Value, json};
 
+use crate::kills::nobody_shares;
 use crate::lab::Lab;
-use crate::process::Call;
+use crate::process::{Call, Outcome};
 use crate::round_trips::asks;
 
 /// A bridge network whose addresses are these.
@@ -67,6 +68,22 @@ fn weights_cost_no_further_query() {
     for number in 8..14 {
         assert_eq!(asks(&lab, &Call::new("ADD", &format!("c{number}"), &conf)), (2, 0), "ADD {number}");
     }
+}
+
+#[test]
+fn callers_that_are_killed_leave_both_pools_whole() {
+    let lab = Lab::start();
+    lab.pool("one", "10.81.0.0/29");
+    lab.pool("two", "10.82.0.0/29");
+    let conf = conf(&lab, json!({"ipv4_pools": ["one", "two"]}));
+    nobody_shares(&conf, Outcome::address);
+    lab.nothing_is_left();
+    let mut given = BTreeSet::new();
+    for number in 0..10 {
+        given.insert(Call::new("ADD", &format!("c{number}"), &conf).ok().address());
+    }
+    assert_eq!(given.len(), 10, "both pools are used up before an ADD fails");
+    Call::new("ADD", "c10", &conf).run().refusal();
 }
 
 #[test]

@@ -16,6 +16,8 @@ mod dns;
 mod fallback;
 mod faults;
 mod filling;
+#[path = "../system/kills.rs"]
+mod kills;
 mod lab;
 mod late;
 mod lock;
@@ -23,8 +25,8 @@ mod lost_replies;
 mod namespaces;
 mod notes;
 mod one_key_only;
-#[path = "../system/prefix_kills.rs"]
-mod prefix_kills;
+#[path = "../system/prefix_pools.rs"]
+mod prefix_pools;
 mod prefixes;
 mod probe;
 #[path = "../system/process.rs"]

@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
+use crate::kills::nobody_shares;
 use crate::lab::Lab;
-use crate::prefix_kills::{no_prefix_twice, pool, prefix};
+use crate::prefix_pools::{pool, prefix};
 use crate::process::Call;
 use crate::round_trips::asks;
 
@@ -31,7 +32,7 @@ fn a_prefix_costs_as_many_requests_as_an_address() {
 fn no_prefix_twice_while_plugins_are_killed() {
     let lab = Lab::start();
     pool(&lab, "pods", "2001:db8::/60", 64);
-    no_prefix_twice(&conf(&lab));
+    nobody_shares(&conf(&lab), prefix);
     assert!(lab.books().held.is_empty(), "{:?}", lab.books());
     lab.no_notes_are_left();
 }

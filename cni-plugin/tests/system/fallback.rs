@@ -2,16 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Mutex;
 use std::thread;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::hostlocal::{host_local, shape};
+use crate::kills::nobody_shares;
 use crate::lab::{ENGINES, Engine, Lab};
-use crate::process::Call;
-use crate::random::Random;
+use crate::process::{Call, Outcome};
 
 /// Two pools of five addresses each.
 fn lab(engine: Engine) -> Lab {
@@ -164,33 +162,7 @@ fn a_network_chooses_a_subnet_once() {
 fn killed(engine: Engine) {
     let lab = lab(engine);
     let conf = lab.conf_with("bridge", json!({"ipv4_pools": ["lab", "more"]}));
-    let held: Mutex<BTreeMap<IpAddr, String>> = Mutex::default();
-    thread::scope(|scope| {
-        for caller in 0..6_u64 {
-            let (conf, held) = (&conf, &held);
-            scope.spawn(move || {
-                let mut random = Random::new(29, caller);
-                for round in 0..25 {
-                    let container = format!("k{caller}-{round}");
-                    let add = Call::new("ADD", &container, conf);
-                    if random.once_in(3) {
-                        let mut child = add.start(add.command());
-                        thread::sleep(Duration::from_millis(random.below(30)));
-                        let _ = child.kill();
-                        child.wait().unwrap();
-                    } else if let outcome = add.run()
-                        && outcome.exit == 0
-                    {
-                        let before = held.lock().unwrap().insert(outcome.address(), container.clone());
-                        assert_eq!(before, None, "{outcome:?}");
-                        thread::sleep(Duration::from_millis(random.below(20)));
-                        held.lock().unwrap().remove(&outcome.address());
-                    }
-                    Call::new("DEL", &container, conf).ok();
-                }
-            });
-        }
-    });
+    nobody_shares(&conf, Outcome::address);
     lab.nothing_is_left();
     let given: BTreeSet<String> = all(|container| Call::new("ADD", container, &conf))
         .iter()

@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
+use crate::kills::nobody_shares;
 use crate::lab::{ENGINES, Lab, after};
-use crate::prefix_kills::{no_prefix_twice, pool, prefix};
+use crate::prefix_pools::{pool, prefix};
 use crate::process::Call;
 use crate::sticky_kills::{call, workloads_keep_their_addresses};
 
@@ -66,7 +67,7 @@ fn no_prefix_twice_while_plugins_are_killed() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         pool(&lab, "pods", "2001:db8::/60", 64);
-        no_prefix_twice(&conf(&lab, json!({})));
+        nobody_shares(&conf(&lab, json!({})), prefix);
         assert!(lab.books().held.is_empty(), "{:?}", lab.books());
     }
 }

@@ -12,7 +12,7 @@ use super::sticky::Kept;
 use super::{bridge, define};
 use crate::error::{BridgeError, Error, Result};
 use crate::ipam::Ipam;
-use crate::model::{AssignmentMode, Attribute, Owner, Pool, keys};
+use crate::model::{AssignmentMode, Attribute, Block, Owner, PREFIX_LENGTH_ANNOTATION, Pool, keys};
 use crate::net::Family;
 use crate::pools::{self, PoolError, PoolQuery};
 use crate::surroundings::{Surroundings, pool_holding};
@@ -50,6 +50,21 @@ impl Assignment<'_> {
         self.these(work, &self.request.wanted.these).await?;
         for family in [Family::V4, Family::V6] {
             self.any(work, family, self.request.wanted.any_of(family)).await?;
+        }
+        self.check_lengths(work).await
+    }
+
+    /// Checks that each block has what its pool assigns: the length of a pool's prefixes may have been changed behind our
+    /// back.
+    async fn check_lengths(&self, work: &mut Workset<'_>) -> Result<()> {
+        for Assigned { ip, prefix_length, block, pool, .. } in &self.answer {
+            let length = prefix_length.unwrap_or(Family::of(*ip).bits());
+            if let Some(found) = work.block(*block).await?.map(Block::length).filter(|found| *found != length) {
+                return Err(Error::Invalid(format!(
+                    "pool {pool} assigns networks of /{length}, and its block {block} has some of /{found}; make the pool's \
+                     annotation {PREFIX_LENGTH_ANNOTATION} what it was, with: margay apply"
+                )));
+            }
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use kv::{Range, Revision};
 use time::{Duration, OffsetDateTime};
 
 use super::request::AssignRequest;
-use super::search::{Places, existing, walk};
+use super::search::{Places, existing, refuse_among_prefixes, walk};
 use crate::error::{Error, Result};
 use crate::ipam::Ipam;
 use crate::model::{Attribute, Block, Owner, Pool, keys};
@@ -251,17 +251,25 @@ impl Pass<'_> {
 
     async fn has_room(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
         Ok(match work.find(cidr).await? {
-            Found::There(block) => block.free_count(&self.around.reservations) > 0,
+            Found::There(block) => {
+                block.length() == self.length_in(cidr) && block.free_count(&self.around.reservations) > 0
+            }
             Found::Absent | Found::Damaged => false,
         })
     }
 
+    /// The length of what the pool of a block assigns: that of its prefixes, or of a single address.
+    fn length_in(&self, cidr: IpNet) -> u8 {
+        pool_holding(self.pools.iter().copied(), cidr).map_or(self.family.bits(), Pool::length)
+    }
+
     /// Makes a new block of the host's.
     async fn create(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<()> {
-        let of_prefixes = pool_holding(self.pools.iter().copied(), cidr).and_then(Pool::prefix_length);
-        let length = of_prefixes.unwrap_or(self.family.bits());
+        if let Some(pool) = pool_holding(self.pools.iter().copied(), cidr) {
+            refuse_among_prefixes(work, pool).await?;
+        }
         let reserved = self.request.host_reserved.as_ref();
-        let block = Block::of_length(cidr, length, Some(&self.owner), self.now, reserved);
+        let block = Block::of_length(cidr, self.length_in(cidr), Some(&self.owner), self.now, reserved);
         work.create(block?).await
     }
 
@@ -353,7 +361,7 @@ impl Pass<'_> {
     /// The use of a stored block.
     async fn judge(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<Verdict> {
         let Found::There(block) = work.find(cidr).await? else { return Ok(Verdict::Nothing) };
-        if block.free_count(&self.around.reservations) == 0 {
+        if block.length() != self.length_in(cidr) || block.free_count(&self.around.reservations) == 0 {
             return Ok(Verdict::Nothing);
         }
         let owner = block.owner();

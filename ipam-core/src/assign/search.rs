@@ -6,8 +6,9 @@ use ipnet::IpNet;
 use kv::{Key, Range};
 use time::OffsetDateTime;
 
-use crate::error::Result;
-use crate::model::{Pool, keys};
+use crate::error::{Error, Result};
+use crate::model::{AssignmentMode, PREFIX_LENGTH_ANNOTATION, Pool, keys};
+use crate::net::overlap;
 use crate::pools;
 use crate::reservations::Reservations;
 use crate::timestamps::unix_nanos;
@@ -86,4 +87,22 @@ pub(super) async fn existing(work: &mut Workset<'_>, pool: &Pool, walk: pools::B
     let stored: Vec<Key> = work.tx.snapshot_keys(&range).await?;
     let blocks = stored.iter().filter_map(keys::parse_block);
     Ok(blocks.filter(|cidr| pool.cidr().contains(cidr)).collect())
+}
+
+/// Refuses a new block of addresses in a pool that has blocks of prefixes: the annotation of the pool got lost. Only
+/// pools that networks name can have had prefixes.
+pub(super) async fn refuse_among_prefixes(work: &mut Workset<'_>, pool: &Pool) -> Result<()> {
+    if pool.prefix_length().is_some() || pool.assignment_mode() != AssignmentMode::Manual {
+        return Ok(());
+    }
+    let stored = Range::Prefix(keys::blocks_of_prefixes_prefix(pool.family()));
+    let stored = work.tx.snapshot_keys(&stored).await?;
+    if let Some(other) = stored.iter().filter_map(keys::parse_block).find(|other| overlap(*other, pool.cidr())) {
+        return Err(Error::Invalid(format!(
+            "pool {name} has addresses now, and prefixes of it are stored in block {other}; write its annotation \
+             {PREFIX_LENGTH_ANNOTATION} again, as it was, with: margay apply",
+            name = pool.name()
+        )));
+    }
+    Ok(())
 }

@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use time::OffsetDateTime;
 
 use super::request::AssignRequest;
+use super::search::refuse_among_prefixes;
 use super::secondary;
 use crate::error::{BridgeError, Error, Result};
 use crate::model::{Attribute, Block, Owner, Pool};
@@ -35,6 +36,7 @@ impl Specific<'_> {
     pub(super) async fn assign(&self, work: &mut Workset<'_>, ip: IpAddr, pool: &Pool) -> Result<IpNet> {
         let cidr = pools::block_of(pool, ip).ok_or(PoolError::AddressOutside)?;
         if work.block(cidr).await?.is_none() {
+            refuse_among_prefixes(work, pool).await?;
             let reserved = self.request.host_reserved.as_ref();
             let block = Block::of_length(cidr, pool.length(), Some(&self.owner), self.now, reserved);
             work.create(block?).await?;

@@ -70,7 +70,7 @@ pub(super) fn verdict(allocations: &[&Allocation], evidence: &Evidence, began: O
     let is_of_this_boot = |one: &Allocation| one.boot.as_ref() == Some(&evidence.boot);
     // The name of a namespace means nothing in another boot.
     let presence = |one: &Allocation| if is_earlier(one) { Presence::Unknown } else { evidence.presence(one) };
-    let is_live = |one: &Allocation| evidence.live.contains(&one.address) || presence(one) == Presence::There;
+    let is_live = |one: &Allocation| evidence.is_on_an_interface(one.unit) || presence(one) == Presence::There;
     let any = |is_so: &dyn Fn(&Allocation) -> bool| allocations.iter().any(|one| is_so(one));
     let all = |is_so: &dyn Fn(&Allocation) -> bool| allocations.iter().all(|one| is_so(one));
     if any(&is_live) {

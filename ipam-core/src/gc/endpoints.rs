@@ -60,7 +60,8 @@ impl NodeEndpoint {
 
     /// True if it is the endpoint of an attachment: of its interface, or of its address.
     fn is_of(&self, one: &Allocation) -> bool {
-        self.container == one.container && (self.interface == one.interface || self.addresses.contains(&one.address))
+        self.container == one.container
+            && (self.interface == one.interface || self.addresses.iter().any(|ip| one.unit.contains(ip)))
     }
 }
 

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Range, Transaction};
 
 use super::endpoints::NodeEndpoint;
-use super::hand_over::tunnels_in;
+use super::hand_over::named_handles_in;
 use super::hold::Hold;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes};
@@ -34,7 +34,7 @@ pub struct Part {
     pub has_affinity: bool,
     /// How many addresses of it are recorded for the node.
     pub addresses: usize,
-    /// The handles of the node's tunnels that have addresses of it.
+    /// The handles of the node's tunnels, and of its own prefixes, that have addresses of it.
     pub tunnels: Vec<String>,
     /// How long the block is as it is stored.
     pub(super) bytes: usize,
@@ -139,7 +139,7 @@ impl Estates {
         }
         for node in &concerned {
             if wanted(&self.known, node) {
-                let tunnels = tunnels_in(block, node).map(|kind| format!("{kind}{node}")).collect();
+                let tunnels = named_handles_in(block, node).iter().map(|kind| format!("{kind}{node}")).collect();
                 let part = self.estate(node).part(cidr);
                 (part.bytes, part.tunnels) = (bytes, tunnels);
             }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use ipnet::IpNet;
 
 /// The state of the machine, gathered after [`Holdings`](super::Holdings) were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,13 @@ pub struct Evidence {
     /// The process id namespace in which the look was made, unless that is the machine's first: nothing outside of it was
     /// seen.
     pub within: Option<String>,
+}
+
+impl Evidence {
+    /// True if an interface has the address, or one of the prefix.
+    pub fn is_on_an_interface(&self, unit: IpNet) -> bool {
+        self.live.range(unit.network()..=unit.broadcast()).next().is_some()
+    }
 }
 
 /// A source of evidence, asked only if an assignment finds no room.

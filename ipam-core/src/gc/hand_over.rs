@@ -2,10 +2,11 @@
 //! containers. They keep their addresses.
 //!
 //! Each commit makes whole blocks the other node's: owner, affinity, what is recorded with the addresses, and the handles
-//! of tunnels, which have the node's name in them. A store whose one node is pinned pins the new name in the same commit, so
+//! of tunnels and of the node's own prefixes, which have the node's name in them. A store whose one node is pinned pins the new name in the same commit, so
 //! that a DEL finds what the commit has moved. Guards: the blocks, the affinities, the handles that change, and that the
 //! old node is not registered.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -16,7 +17,7 @@ use crate::affinity::drop_legacy_in;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Block, Owner};
+use crate::model::{Attribute, Block, Owner, beginning_of_node_prefix};
 use crate::surroundings::read_config;
 use crate::workset::{Found, Workset};
 
@@ -45,9 +46,15 @@ pub struct HandedOver {
     pub handles: Vec<(String, String)>,
 }
 
-/// The kinds of tunnels of a node that have an address in a block.
-pub(super) fn tunnels_in(block: &Block, node: &str) -> impl Iterator<Item = &'static str> {
-    TUNNELS.into_iter().filter(move |kind| !block.ips_by_handle(&format!("{kind}{node}")).is_empty())
+/// The beginnings of the handles that end with the node's name and have something in a block: those of its tunnels, and of
+/// the prefixes that it has itself.
+pub(super) fn named_handles_in(block: &Block, node: &str) -> BTreeSet<String> {
+    let beginning = |entry: &Attribute| {
+        let handle = entry.handle()?;
+        let of_tunnel = TUNNELS.into_iter().find(|kind| handle.strip_prefix(kind) == Some(node));
+        of_tunnel.or_else(|| beginning_of_node_prefix(handle, node)).map(str::to_owned)
+    };
+    block.allocated().filter_map(|(_, entry)| beginning(entry)).collect()
 }
 
 /// The addresses of a block that are recorded for a node, also as a second owner.
@@ -143,16 +150,16 @@ async fn hand_over_block(
     cidr: IpNet,
     done: &mut HandedOver,
 ) -> Result<()> {
-    let (heir, addresses, tunnels) = match work.find(cidr).await? {
+    let (heir, addresses, named) = match work.find(cidr).await? {
         Found::Damaged => return Ok(()),
-        Found::Absent => (None, Vec::new(), Vec::new()),
+        Found::Absent => (None, Vec::new(), BTreeSet::new()),
         Found::There(block) => {
             let heir = block.owner().and_then(|owner| owner.renamed(old, new));
-            (heir, recorded_for(block, old), tunnels_in(block, old).collect::<Vec<_>>())
+            (heir, recorded_for(block, old), named_handles_in(block, old))
         }
     };
-    if heir.is_some() || !addresses.is_empty() || !tunnels.is_empty() {
-        let handles: Vec<_> = tunnels.iter().map(|kind| (format!("{kind}{old}"), format!("{kind}{new}"))).collect();
+    if heir.is_some() || !addresses.is_empty() || !named.is_empty() {
+        let handles: Vec<_> = named.iter().map(|kind| (format!("{kind}{old}"), format!("{kind}{new}"))).collect();
         let renamed = work.change(cidr, |block| {
             block.rename_node(old, new);
             handles.iter().for_each(|(before, after)| block.rename_handle(before, after));

@@ -22,8 +22,10 @@ const MOST_AT_ONCE: usize = 64;
 /// An address that somebody holds, with all that tells this very assignment of it from a later one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// The address.
+    /// The address; of a prefix the first one.
     pub address: IpAddr,
+    /// The address as a network, or the whole prefix.
+    pub unit: IpNet,
     /// The block that it is in.
     pub block: IpNet,
     /// The handle that it is held under, if there is one.
@@ -41,6 +43,7 @@ impl Hold {
     pub(super) fn of(block: &Block, address: IpAddr, entry: &Attribute) -> Self {
         Self {
             address,
+            unit: block.unit_of(address).unwrap_or_else(|| address.into()),
             block: block.cidr(),
             handle: entry.handle().filter(|handle| !handle.is_empty()).map(str::to_owned),
             sequence_number: block.sequence_number_of(address),
@@ -96,6 +99,7 @@ impl From<&Allocation> for Hold {
     fn from(one: &Allocation) -> Self {
         Self {
             address: one.address,
+            unit: one.unit,
             block: one.block,
             handle: Some(one.handle.clone()),
             sequence_number: one.sequence_number,

@@ -57,8 +57,10 @@ pub const TYPE: &str = "type";
 /// An address that a node holds for an attachment, with our attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// The address.
+    /// The address; of a prefix the first one.
     pub address: IpAddr,
+    /// The address as a network, or the whole prefix.
+    pub unit: IpNet,
     /// The block that it is in.
     pub block: IpNet,
     /// The handle that it is held under.
@@ -125,6 +127,7 @@ impl Allocation {
         };
         Kind::Ours(Box::new(Self {
             address,
+            unit: block.unit_of(address).unwrap_or_else(|| address.into()),
             block: block.cidr(),
             handle: handle.to_owned(),
             sequence_number: block.sequence_number_of(address),

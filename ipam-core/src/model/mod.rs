@@ -46,7 +46,9 @@ pub use owner::Owner;
 pub use pool::{AssignmentMode, NewPool, Pool, PoolUse};
 pub use pool_rules::{InvalidPool, check_changed_pool, check_new_pool, default_block_size, fitting_block_size};
 pub use pool_spec::{POOL_FIELDS, read_pool_spec};
-pub use prefixes::{PREFIX_LENGTH_ANNOTATION, block_size_for, is_of_prefixes};
+pub use prefixes::{
+    PREFIX_LENGTH_ANNOTATION, beginning_of_node_prefix, block_size_for, is_of_prefixes, node_prefix_handle,
+};
 pub use profile::new_profile;
 pub use quota::{QuotaCount, QuotaKind, Quotas, Subject};
 pub use reservation::IpReservation;

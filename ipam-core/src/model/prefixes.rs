@@ -15,6 +15,19 @@ use crate::net::Family;
 /// from the pool, since the assignment mode is manual.
 pub const PREFIX_LENGTH_ANNOTATION: &str = "margay.io/prefix-length";
 
+/// The beginning of the handles of the prefixes that nodes have.
+const NODE_PREFIX: &str = "margay-node-prefix.";
+
+/// The handle of the prefix of a pool that a node has. No name of a pool or of a node has the sign between them.
+pub fn node_prefix_handle(pool: &str, node: &str) -> String {
+    format!("{NODE_PREFIX}{pool}@{node}")
+}
+
+/// The beginning of a handle that [`node_prefix_handle`] has made for a node: all before the node's name.
+pub fn beginning_of_node_prefix<'h>(handle: &'h str, node: &str) -> Option<&'h str> {
+    handle.strip_suffix(node).filter(|rest| rest.starts_with(NODE_PREFIX) && rest.ends_with('@'))
+}
+
 /// A block has 64 prefixes, unless it must be larger.
 const BITS_OF_BLOCK: u8 = 6;
 /// The host bits that a prefix has at least: an address for the container, and one more.
@@ -84,6 +97,15 @@ mod tests {
             let error = size(pool, length).unwrap_err();
             assert!(error.contains(reason), "{error}");
         }
+    }
+
+    #[test]
+    fn the_handle_of_a_nodes_prefix_names_one_node() {
+        assert_ne!(node_prefix_handle("a.b", "c"), node_prefix_handle("a", "b.c"));
+        let handle = node_prefix_handle("racks", "node.1");
+        assert_eq!(beginning_of_node_prefix(&handle, "node.1"), Some("margay-node-prefix.racks@"));
+        assert_eq!(beginning_of_node_prefix(&handle, "1"), None);
+        assert_eq!(beginning_of_node_prefix("net.c@node.1", "node.1"), None);
     }
 
     #[test]

@@ -1,11 +1,17 @@
 //! Pools of prefixes.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipam_core::assign::{AssignRequest, Assigned, Bridge, Gateway, Wanted};
-use ipam_core::model::{Block, Document, NewPool, Owner, ReleaseRequest, keys};
+use ipam_core::assign::{AssignRequest, Assigned, Bridge, Gateway, HandleRequest, Wanted};
+use ipam_core::gc::{Evidence, judge};
+use ipam_core::model::{
+    AssignmentMode, Block, Document, IpamConfig, NewPool, Owner, Pool, PoolUse, ReleaseRequest, keys,
+    node_prefix_handle,
+};
+use ipam_core::net::Family;
 use ipam_core::sticky::Sticky;
 use ipam_core::{BridgeError, Error, Holding, Resource, Result, Standing};
 use ipnet::IpNet;
@@ -232,4 +238,106 @@ async fn many_callers_and_faults_give_no_prefix_twice() {
     }
     let end = every_revision_is_consistent(&quiet, start).await;
     assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none()), "nobody holds anything");
+}
+
+/// The interface of a container has another address of the prefix than the one that stands for it.
+#[tokio::test]
+async fn a_prefix_on_an_interface_is_not_collected() {
+    let world = world("2001:db8::/48").await;
+    let given = prefix(&world, "a", "c1").await.unwrap();
+    let holdings = world.ipam.holdings("a", soon()).await.unwrap();
+    let judged = |live: IpAddr| {
+        let evidence = Evidence {
+            boot: "boot0002".into(),
+            up: Duration::from_secs(60),
+            live: [live].into(),
+            namespaces: Some(BTreeSet::new()),
+            within: None,
+        };
+        let judged = judge(&holdings, &evidence, None);
+        (judged.live.len(), judged.earlier.len())
+    };
+    assert_eq!(judged(ip(&format!("{}1", given.addr()))), (1, 0));
+    assert_eq!(judged(ip("2001:db9::1")), (0, 1));
+}
+
+#[tokio::test]
+async fn any_address_inside_is_in_cooldown_with_the_prefix() {
+    let world = world("2001:db8::/48").await;
+    world.configure(IpamConfig::default().with_cooldown_seconds(60)).await;
+    let given = prefix(&world, "a", "c1").await.unwrap();
+    world.release("a", "c1").await;
+    let inside = ip(&format!("{}5", given.addr()));
+    assert!(matches!(world.ipam.holding(inside, soon()).await.unwrap(), Holding::InCooldown(_)));
+    assert!(matches!(world.ipam.attributes_of(inside, soon()).await.unwrap_err(), Error::CoolingDown(_)));
+}
+
+#[tokio::test]
+async fn a_release_by_addresses_inside_forgets_the_workload() {
+    let world = world("2001:db8::/48").await;
+    let mut request = request("a", "c1");
+    request.sticky = Some(Sticky { name: "w".into(), wait: None });
+    let given = net(&world.assign(&request).await.unwrap()[0]);
+    let inside = ["5", "6"].map(|end| ReleaseRequest::new(ip(&format!("{}{end}", given.addr()))));
+    let done = world.ipam.release_ips(&inside, soon()).await.unwrap();
+    assert_eq!(done.released, [given.addr()]);
+    assert!(world.store.get(keys::sticky("w")).await.unwrap().is_none());
+    world.check().await;
+}
+
+/// `calicoctl replace` drops annotations that its file does not have.
+#[tokio::test]
+async fn a_pool_that_lost_its_annotation_assigns_nothing() {
+    let world = world("2001:db8::/48").await;
+    let given = prefix(&world, "a", "c1").await.unwrap();
+    let plain = NewPool::new("p", "2001:db8::/48".parse().unwrap()).with_assignment_mode(AssignmentMode::Manual);
+    let plain = Pool::new(&plain, "u", world.ipam.now()).unwrap();
+    world.put(keys::resource(keys::ResourceKind::IpPool, "p"), &plain).await;
+    let inside = ip(&format!("{}5", given.addr()));
+    let mut wanted = request("a", "c2");
+    wanted.wanted = Wanted::these([inside]);
+    for request in [request("a", "c2"), wanted] {
+        let refused = world.assign(&request).await.unwrap_err().to_string();
+        assert!(
+            refused.contains("pool p has addresses now") && refused.contains("margay.io/prefix-length"),
+            "{refused}"
+        );
+    }
+    assert!(matches!(world.ipam.holding(inside, soon()).await.unwrap(), Holding::Held(_)));
+    let compared = world.ipam.compare(&attachment("a", "c1"), &[], &[inside], soon()).await.unwrap();
+    assert_eq!(compared.standings, [(inside, Standing::Own)], "a failing CHECK would end the container");
+    assert_eq!(world.release("a", "c1").await, [given.addr()]);
+}
+
+/// A pool that was deleted behind our back and made again, with prefixes of another length in blocks of the same size.
+#[tokio::test]
+async fn a_block_of_another_length_is_left_alone() {
+    let world = world("2001:db8::/60").await;
+    prefix(&world, "a", "c1").await.unwrap();
+    let other = NewPool::new("p", "2001:db8::/60".parse().unwrap()).with_prefix_length(62);
+    let other = Pool::new(&other, "u", world.ipam.now()).unwrap();
+    world.put(keys::resource(keys::ResourceKind::IpPool, "p"), &other).await;
+    for container in ["c1", "c2"] {
+        let mut request = request("a", container);
+        assert!(world.assign(&request).await.is_err(), "{container}");
+        request.wanted = Wanted::these([ip("2001:db8:0:4::1")]);
+        let refused = world.assign(&request).await.unwrap_err().to_string();
+        assert!(refused.contains("networks of /62") && refused.contains("some of /64"), "{refused}");
+    }
+    world.check().await;
+}
+
+#[tokio::test]
+async fn a_nodes_own_prefix_goes_to_its_heir() {
+    let world = world("2001:db8::/48").await;
+    let handle = |node: &str| node_prefix_handle("p", node);
+    let request = HandleRequest::new(handle("gone"), Owner::secondary("gone"), Wanted::any(0, 1))
+        .with_pools(Family::V6, ["p"])
+        .with_usage(PoolUse::Workload)
+        .with_attributes([("margay.io/node".to_owned(), "gone".to_owned())].into());
+    let given = world.ipam.assign_to_handle(&request, soon()).await.unwrap();
+    let done = world.ipam.hand_over("gone", "b", &[given[0].block], soon()).await.unwrap();
+    assert_eq!(done.handles, [(handle("gone"), handle("b"))]);
+    assert_eq!(world.ipam.addresses_of_handle(&handle("b"), soon()).await.unwrap(), [given[0].ip]);
+    world.check().await;
 }

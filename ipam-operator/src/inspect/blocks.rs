@@ -81,7 +81,7 @@ impl Inspector {
         tell_flaws(block, &flaws, &mut self.done.findings);
         let owner = block.owner();
         let owner_is_gone = owner.as_ref().and_then(Owner::node).is_some_and(|node| self.around.is_gone(node));
-        self.find_place(cidr, is_sound && block.is_empty());
+        self.find_place(cidr, block.length(), is_sound && block.is_empty());
         self.find_owner(block, owner.as_ref(), owner_is_gone, is_sound);
         let host_bits = block.family().bits() - block.length();
         let about = About { owner, has_affinity: false, owner_is_gone, allocated: bits(block), host_bits };
@@ -94,9 +94,13 @@ impl Inspector {
     }
 
     /// Compares a block with the pools.
-    fn find_place(&mut self, cidr: IpNet, is_empty: bool) {
+    fn find_place(&mut self, cidr: IpNet, length: u8, is_empty: bool) {
         let (code, what) = match self.around.pool_of(cidr) {
             None => (Code::BlockOutsidePools, "no pool has it".to_owned()),
+            Some(pool) if pool.prefix_length().is_some() && pool.length() != length => (
+                Code::BlockOfOtherSize,
+                format!("pool {} has prefixes of /{}, and the block of /{length}", pool.name(), pool.length()),
+            ),
             Some(pool) if pool.block_size() != cidr.prefix_len() => {
                 (Code::BlockOfOtherSize, format!("pool {} has blocks of /{}", pool.name(), pool.block_size()))
             }
@@ -163,7 +167,7 @@ impl Inspector {
             None if waits_until(entry).is_some() => {}
             None => seen.without_handle.note(ip),
         }
-        if self.around.reserved().contains(ip) {
+        if block.is_reserved(ip, self.around.reserved()) {
             seen.reserved.note(ip);
         }
         let Some(node) = entry.node() else { return (false, false) };

@@ -194,6 +194,8 @@ pub struct Inspection {
     pub counts: Counts,
     /// The networks of the pools, by name.
     pub pools: Vec<(String, IpNet)>,
+    /// The lengths of the prefixes of those pools that have some.
+    pub prefix_lengths: BTreeMap<IpNet, u8>,
     /// The cluster; `None` where Calico has not noted anything.
     pub cluster: Option<Cluster>,
     /// The addresses that are not free, block by block, if they were asked for.

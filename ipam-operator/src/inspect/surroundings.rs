@@ -84,6 +84,8 @@ impl Surroundings {
         done.counts.reservations = self.reservations.len();
         done.counts.nodes = self.nodes.len();
         done.pools = self.pools.iter().map(|pool| (pool.name().to_owned(), pool.cidr())).collect();
+        let lengths = self.pools.iter().filter_map(|pool| Some((pool.cidr(), pool.prefix_length()?)));
+        done.prefix_lengths = lengths.collect();
         let findings = &mut done.findings;
         self.find_overlaps(findings);
         for skipped in Reservations::from_documents(&self.reservations).1 {

@@ -49,6 +49,33 @@ async fn a_node_keeps_its_prefix() {
 }
 
 #[tokio::test]
+async fn names_with_dots_are_told_apart() {
+    let world = world().await;
+    world.add(NewPool::new("a.b", "2001:db9::/48".parse().unwrap()).with_prefix_length(64)).await;
+    world.add(NewPool::new("a", "2001:dba::/48".parse().unwrap()).with_prefix_length(80)).await;
+    for node in ["c", "b.c"] {
+        world.add_node(node, &[]).await;
+    }
+    let operator = world.operator();
+    let one = operator.assign_node_prefix("a.b", "c", soon()).await.unwrap();
+    let other = operator.assign_node_prefix("a", "b.c", soon()).await.unwrap();
+    assert!(one.is_new && other.is_new && one.handle != other.handle);
+    assert_eq!((one.prefix.prefix_len(), other.prefix.prefix_len()), (64, 80));
+}
+
+#[tokio::test]
+async fn a_pin_is_known_by_any_address_inside() {
+    let world = world().await;
+    let operator = world.operator();
+    let [first, second] = ["2001:db8:0:7::1", "2001:db8:0:7:8::9"].map(|text| text.parse().unwrap());
+    let pinned = operator.pin(first, "shop/router", None, soon()).await.unwrap();
+    assert_eq!(pinned.address, "2001:db8:0:7::".parse::<std::net::IpAddr>().unwrap());
+    assert_eq!(operator.unpin(second, soon()).await.unwrap().address, pinned.address);
+    assert!(operator.kept_addresses(soon()).await.unwrap().is_empty());
+    assert!(world.store.get(keys::sticky("shop/router")).await.unwrap().is_none());
+}
+
+#[tokio::test]
 async fn beside_calico_a_nodes_prefix_is_in_no_block_of_the_node() {
     let world = world().await;
     world.store.put(keys::cluster_information(), "{}").await.unwrap();

@@ -49,7 +49,11 @@ pub(super) async fn run(args: &Check, conf_dir: &Path, location: &Location) -> R
     let (others, mut notes) = networks::overlapping(location, inspection, conf_dir).await;
     inspection.findings.extend(others);
     match host::all_routes() {
-        Ok(all) => inspection.findings.extend(routes::overlapping(&inspection.pools, &all, routes::is_bridge)),
+        Ok(all) => {
+            let Inspection { pools, prefix_lengths, .. } = &*inspection;
+            let found = routes::overlapping(pools, prefix_lengths, &all, routes::is_bridge);
+            inspection.findings.extend(found);
+        }
         Err(error) => notes.push(format!("the routes of this machine could not be read: {error}")),
     }
     inspection.findings.sort_unstable();

@@ -1,6 +1,7 @@
 //! Routes of this machine that lead addresses of a pool elsewhere: to another network of a VPN, of Docker or of the
 //! machine's own, whose addresses the containers then cannot reach, or the other way round.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use host::Route;
@@ -13,14 +14,17 @@ const FOREIGN: [&str; 9] = ["docker", "virbr", "podman", "lxcbr", "lxdbr", "wg",
 /// How the names of Calico's interfaces begin.
 const CALICOS: [&str; 4] = ["cali", "tunl0", "vxlan", "wireguard.cali"];
 
-/// The findings: for each pool the routes that are not its own. `is_bridge` says of an interface whether it is a bridge.
+/// The findings: for each pool the routes that are not its own. `lengths` has the lengths of prefixes, by pool. `is_bridge` says of an interface whether it is a bridge.
 pub(super) fn overlapping(
     pools: &[(String, IpNet)],
+    lengths: &BTreeMap<IpNet, u8>,
     routes: &[Route],
     is_bridge: impl Fn(&str) -> bool,
 ) -> Vec<Finding> {
     let foreign = |(name, pool): &(String, IpNet)| {
-        let routes = routes.iter().filter(|route| overlap(route.net, *pool) && !is_own(*pool, route, &is_bridge));
+        let length = lengths.get(pool).copied().unwrap_or(pool.max_prefix_len());
+        let routes =
+            routes.iter().filter(|route| overlap(route.net, *pool) && !is_own(*pool, length, route, &is_bridge));
         let texts: Vec<String> = routes.map(|route| format!("{} dev {}", route.net, route.device)).collect();
         (!texts.is_empty()).then(|| {
             let what = format!("pool {name} ({pool}) overlaps with: {}", texts.join(", "));
@@ -30,9 +34,9 @@ pub(super) fn overlapping(
     pools.iter().filter_map(foreign).collect()
 }
 
-/// True for a route that a network on the pool has made, as far as a route shows that: one to a single address, to a block, or to
-/// the interface that has the pool's subnet.
-fn is_own(pool: IpNet, route: &Route, is_bridge: impl Fn(&str) -> bool) -> bool {
+/// True for a route that a network on the pool has made, as far as a route shows that: one to a single address or prefix, to a
+/// block, or to the interface that has the pool's subnet. `length` is that of what the pool assigns.
+fn is_own(pool: IpNet, length: u8, route: &Route, is_bridge: impl Fn(&str) -> bool) -> bool {
     let begins = |names: &[&str]| names.iter().any(|name| route.device.starts_with(name));
     let is_inside = pool.contains(&route.net);
     let longest = route.net.max_prefix_len();
@@ -40,7 +44,7 @@ fn is_own(pool: IpNet, route: &Route, is_bridge: impl Fn(&str) -> bool) -> bool 
         return false;
     }
     // Calico's routes to the blocks of other nodes lead through a gateway. Most blocks have 64 addresses.
-    let is_block = route.has_gateway && route.net.prefix_len() + 6 >= longest;
+    let is_block = route.has_gateway && route.net.prefix_len() + 6 >= length;
     let is_small = route.net.prefix_len() == longest || route.drops || is_block || begins(&CALICOS);
     let is_interface = route.net == pool || is_bridge(&route.device);
     is_small || (is_interface && !route.has_gateway && !begins(&FOREIGN))
@@ -57,8 +61,11 @@ mod tests {
 
     fn found(pool: &str, net: &str, device: &str, has_gateway: bool) -> bool {
         let route = Route { net: net.parse().unwrap(), device: device.into(), has_gateway, drops: device == "*" };
-        let pools = [("lab".to_owned(), pool.parse().unwrap())];
-        let findings = overlapping(&pools, &[route], |device| device.starts_with("cni") || device == "docker0");
+        let pool: IpNet = pool.parse().unwrap();
+        let lengths = BTreeMap::from([("fd89::/48".parse().unwrap(), 64)]);
+        let pools = [("lab".to_owned(), pool)];
+        let findings =
+            overlapping(&pools, &lengths, &[route], |device| device.starts_with("cni") || device == "docker0");
         assert!(findings.iter().all(|finding| finding.what.contains(&format!("{net} dev {device}"))));
         !findings.is_empty()
     }
@@ -97,5 +104,6 @@ mod tests {
             assert!(!found("10.88.0.0/16", net, device, has_gateway), "{net} {device}");
         }
         assert!(!found("fd88::/64", "fd88::/64", "cni0", false));
+        assert!(!found("fd89::/48", "fd89:0:0:7::/64", "eth0", true), "a router's, to a prefix");
     }
 }

@@ -148,7 +148,7 @@ impl Block {
         for request in requests {
             let address = request.address;
             match self.check_request(request)? {
-                true => held.insert(address),
+                true => held.insert(self.first_of(address)),
                 false => unallocated.insert(address),
             };
         }

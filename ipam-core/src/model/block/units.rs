@@ -34,6 +34,11 @@ impl Block {
         self.family().network(first, self.length())
     }
 
+    /// The address that stands for an address in this block: of a prefix the first one.
+    pub fn first_of(&self, ip: IpAddr) -> IpAddr {
+        self.ordinal(ip).and_then(|ordinal| self.address(ordinal)).unwrap_or(ip)
+    }
+
     /// True if the address is reserved, or some of its prefix is.
     pub fn is_reserved(&self, ip: IpAddr, reservations: &Reservations) -> bool {
         match self.host_bits() {

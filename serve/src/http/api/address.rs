@@ -43,7 +43,8 @@ pub(super) async fn answer(shown: &Shown, query: &Query) -> Result<Answer, Failu
     let pools = &inventory.pools;
     let rules = Rules::read(shown).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
-    let reserved = rules.reservations.contains(ip);
+    let unit = pool.map_or_else(|| ip.into(), |pool| pool.unit_of(ip));
+    let reserved = rules.reservations.touches(unit);
     let used = if reserved { Use::Reserved } else { Use::Free };
     let mut reported = Reported {
         address: Address { ip, used, holder: None, since: None },

@@ -76,7 +76,11 @@ async fn search(shown: &Shown, text: &str) -> Result<String, Failure> {
         && let Some(block) = ipam_core::pools::block_of(pool, ip)
     {
         // An address that nobody has is one that somebody may look for, too.
-        let used = if rules.reservations.contains(ip) { super::row::Use::Reserved } else { super::row::Use::Free };
+        let used = if rules.reservations.touches(pool.unit_of(ip)) {
+            super::row::Use::Reserved
+        } else {
+            super::row::Use::Free
+        };
         let address = Address { ip, used, holder: None, since: None };
         found.addresses.push(Placed { block: block.to_string(), address });
     }

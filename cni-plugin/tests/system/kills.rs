@@ -1,0 +1,54 @@
+//! Containers that are made and removed again and again while their plugins are killed; the same on every store.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::Mutex;
+use std::thread::{self, sleep};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::process::{Call, Outcome};
+use crate::random::Random;
+
+const CALLERS: u64 = 6;
+const ROUNDS: u64 = 25;
+/// A call takes some milliseconds alone and tens of them in a crowd.
+const KILL_WITHIN: u64 = 30;
+/// For so long a container lives at most.
+const LIFE: u64 = 20;
+
+/// A third of the ADDs is killed, and each container gets a DEL; an ADD may find no room. No two containers that live at
+/// once may have the same of what `has` finds in their results.
+pub(crate) fn nobody_shares<T: Ord + Debug + Send>(conf: &Value, has: impl Fn(&Outcome) -> T + Sync) {
+    let living: Mutex<BTreeMap<T, String>> = Mutex::default();
+    thread::scope(|scope| {
+        for caller in 0..CALLERS {
+            let (living, has) = (&living, &has);
+            scope.spawn(move || {
+                let mut random = Random::new(29, caller);
+                let mut answered = 0;
+                for round in 0..ROUNDS {
+                    let container = format!("k{caller}-{round}");
+                    let add = Call::new("ADD", &container, conf);
+                    if random.once_in(3) {
+                        let mut child = add.start(add.command());
+                        sleep(Duration::from_millis(random.below(KILL_WITHIN)));
+                        let _ = child.kill();
+                        child.wait().unwrap();
+                    } else if let outcome = add.run()
+                        && outcome.exit == 0
+                    {
+                        answered += 1;
+                        let before = living.lock().unwrap().insert(has(&outcome), container.clone());
+                        assert_eq!(before, None, "{outcome:?}");
+                        sleep(Duration::from_millis(random.below(LIFE)));
+                        living.lock().unwrap().remove(&has(&outcome));
+                    }
+                    Call::new("DEL", &container, conf).ok();
+                }
+                assert!(answered > 0, "caller {caller} had no answer");
+            });
+        }
+    });
+}
